@@ -1,10 +1,10 @@
 """A corpus of hanging jobs: programs of parallel ranks, run to a standstill with faults injected.
 
-A seed gives a job (tensor, pipeline, data and expert parallel groups), one or two faults or none,
-and what is wrong with the dumps besides: rings that overran, files that are missing, clocks that
-are off. `run` plays the job with the rules of a device queue: an op begins when all before it on
-its rank are over, and completes when all members began it. What can be known from the dumps is
-decided from the state of the simulation, by whose heads a fault holds up; never by the engine.
+A seed gives a job (tensor, pipeline, data and expert parallel groups), up to two faults, and damage
+to its dumps: rings that overran, missing files, clocks that are off. `run` plays the job with the
+rules of a device queue: an op begins when all earlier ops of its rank are over, and completes when
+all members have begun it. What can be known from the dumps is decided from the state of the
+simulation, by the ops that a fault holds up; never by the engine.
 """
 
 from __future__ import annotations
@@ -100,6 +100,12 @@ class Job:
     steps: dict[int, list[Step]] = field(default_factory=dict)
 
 
+_KINDS = (
+    *(Fault.CPU_STUCK, Fault.CPU_STUCK, Fault.ALONE, Fault.SIZE, Fault.OP, Fault.ORDER),
+    Fault.NETWORK,
+)
+_KINDS_WITH_TIMING = (Fault.DEVICE, Fault.DEVICE)
+
 # -- making jobs -----------------------------------------------------------------------------
 
 
@@ -119,7 +125,7 @@ def job(seed: int, world: int | None = None) -> Job:
     made.timing = backend == "nccl" and dice.random() < 0.4
     if backend == "gloo":
         made.ahead = 1
-    kinds = _kinds(made)
+    kinds = _KINDS + _KINDS_WITH_TIMING * made.timing
     wanted = dice.choice([0, 1, 1, 1, 1, 1, 1, 2, 2, 2]) if seed % 50 else 0
     for _ in range(wanted):
         injected = _inject(dice, made, dice.choice(kinds))
@@ -127,12 +133,6 @@ def job(seed: int, world: int | None = None) -> Job:
             made.faults.append(injected)
     _spoil(dice, made)
     return made
-
-
-def _kinds(made: Job) -> list[Fault]:
-    kinds = [Fault.CPU_STUCK, Fault.CPU_STUCK, Fault.ALONE, Fault.SIZE, Fault.OP, Fault.ORDER]
-    kinds.append(Fault.NETWORK)
-    return [*kinds, Fault.DEVICE, Fault.DEVICE] if made.timing else kinds
 
 
 def _groups(world: int, tp: int, pp: int) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -183,7 +183,7 @@ def _programs(
                         op = "recv" if dst == at else "send"
                         program.append(Op(group, op, number, src, dst))
                         if dst == at:
-                            program += _compute(seqs, group_of[rank])
+                            program.append(_next(seqs, group_of[rank]["TENSOR"], "all_reduce"))
                 continue
             program.append(_next(seqs, group, name))
         programs[rank] = program
@@ -205,10 +205,6 @@ def _iteration(dice: random.Random, pp: int) -> Iterator[tuple[str, str]]:
     if dice.random() < 0.6:
         yield "default_pg", "all_reduce"
     yield "DATA", "_all_gather_base"
-
-
-def _compute(seqs: dict[str, int], groups: dict[str, str]) -> list[Op]:
-    return [_next(seqs, groups["TENSOR"], "all_reduce")]
 
 
 def _next(seqs: dict[str, int], group: str, name: str) -> Op:
@@ -253,7 +249,7 @@ def _can_swap(made: Job, one: Op, other: Op) -> bool:
 
 
 def _spoil(dice: random.Random, made: Job) -> None:
-    """What is wrong with the dumps."""
+    """Damage the dumps."""
     if dice.random() < 0.25:
         lost = dice.randint(1, max(1, made.world // 8))
         made.missing = frozenset(dice.sample(range(made.world), lost))
@@ -275,7 +271,7 @@ def _spoil(dice: random.Random, made: Job) -> None:
 
 
 def run(made: Job) -> None:
-    """Play until nothing moves."""
+    """Play until nothing changes."""
     play = _Play(made)
     while play.round():
         pass
@@ -297,7 +293,9 @@ class _Play:
                     program[injected.at : injected.at + 2]
                 )
         self._dead = {
-            _target(made, injected) for injected in made.faults if injected.fault is Fault.NETWORK
+            _op_of(made, injected).key
+            for injected in made.faults
+            if injected.fault is Fault.NETWORK
         }
         self._over = dict.fromkeys(range(made.world), 0)
         self._began: dict[Key, list[tuple[int, Step]]] = {}
@@ -305,7 +303,7 @@ class _Play:
         self.steps: dict[int, list[Step]] = {rank: [] for rank in range(made.world)}
 
     def round(self) -> bool:
-        """True when something moved."""
+        """True if any op was enqueued, begun or completed."""
         self._now += ROUND_MS
         moved = [self._enqueue(rank) | self._begin(rank) for rank in range(self._made.world)]
         return any([*moved, *[self._complete(key) for key in list(self._began)]])
@@ -350,23 +348,19 @@ class _Play:
         return True
 
 
-def _target(made: Job, one: Injected) -> Key:
-    return made.programs[one.rank][one.at].key
-
-
 # -- what can be known -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """`named`: who must be named. `tolerated`: who may be, by what was injected."""
+    """`named`: ranks that must be named. `tolerated`: ranks that may be named."""
 
     named: frozenset[int]
     tolerated: frozenset[int]
     decidable: bool
     stuck: bool
     came: tuple[Injected, ...]
-    """Faults that came about; others were held up by them."""
+    """Faults that took effect; they held up the others."""
 
 
 def truth(made: Job) -> Truth:
@@ -379,8 +373,8 @@ def truth(made: Job) -> Truth:
     clear = all(seen for _, _, seen in came)
     wrong = [injected for injected, _, _ in came if injected.fault in (Fault.SIZE, Fault.OP)]
     if len(came) > 1:
-        # What is held up by another fault too is not a first cause, and a mismatch, of each group
-        # the first, speaks for all that it holds up.
+        # An op that another fault holds up too is no first cause; of mismatches, the first one of
+        # each group explains all that it holds up.
         clear &= all(injected.fault is not Fault.NETWORK for injected, _, _ in came)
         named -= {r for injected, ranks, _ in came if injected.fault is Fault.ORDER for r in ranks}
         named |= {
@@ -388,14 +382,10 @@ def truth(made: Job) -> Truth:
         }
     if wrong:
         first: dict[str, int] = {}
-        for injected in wrong:
-            op = made.programs[injected.rank][injected.at]
+        ops = [(injected, _op_of(made, injected)) for injected in wrong]
+        for _, op in ops:
             first[op.group] = min(op.seq, first.get(op.group, op.seq))
-        foremost = [
-            injected
-            for injected in wrong
-            if _op_of(made, injected).seq == first[_op_of(made, injected).group]
-        ]
+        foremost = [injected for injected, op in ops if op.seq == first[op.group]]
         named = {injected.rank for injected in foremost}
         for injected in foremost:
             members = set(made.groups[_op_of(made, injected).group][1])
@@ -403,7 +393,7 @@ def truth(made: Job) -> Truth:
                 clear = False  # no majority: all of them are named
                 tolerated |= members
     if not next(iter(made.groups)).isdecimal() and (made.active_only or made.ring < 100):
-        clear = False  # the last word on a group may be a counter that belongs to no known group
+        clear = False  # the newest counters may belong to an unknown group
     return Truth(
         frozenset(named),
         frozenset(tolerated),
@@ -424,10 +414,10 @@ def _head(made: Job, rank: int) -> Step | None:
 def _evidence(
     made: Job, injected: Injected, heads: dict[int, Step | None], dumped: set[int]
 ) -> tuple[set[int], bool, bool]:
-    """Whom it is about, whether it came about at all, and whether the dumps show it."""
+    """The ranks of the fault, whether it took effect, and whether the dumps show it."""
     steps = made.steps[injected.rank]
     members = set(made.groups[made.programs[injected.rank][injected.at].group][1])
-    key = _target(made, injected)
+    key = _op_of(made, injected).key
 
     def waits(rank: int) -> bool:
         head = heads[rank]
@@ -445,20 +435,14 @@ def _evidence(
             seen = injected.rank in dumped and bool(held & dumped)
             return {injected.rank}, came and bool(held), seen
         case Fault.ALONE:
-            head = heads[injected.rank]
-            came = _is_at(steps, injected.at, head) and _all_began(made, key)
+            came = _is_at(steps, injected.at, heads[injected.rank]) and _all_began(made, key)
             others = [r for r in members - {injected.rank} if r in dumped and _ended(made, r, key)]
             return {injected.rank}, came, injected.rank in dumped and bool(others)
         case Fault.DEVICE:
-            head = heads[injected.rank]
-            came = _is_at(steps, injected.at, head)
-            started = [r for r in members - {injected.rank} if waits(r) and _began(made, r, key)]
-            any_started = [r for r in members - {injected.rank} if _began(made, r, key)]
-            return (
-                {injected.rank},
-                came and bool(any_started),
-                injected.rank in dumped and bool(started),
-            )
+            came = _is_at(steps, injected.at, heads[injected.rank])
+            started = [r for r in members - {injected.rank} if _began(made, r, key)]
+            seen = injected.rank in dumped and any(map(waits, started))
+            return {injected.rank}, came and bool(started), seen
         case Fault.SIZE | Fault.OP:
             callers = {r for r in members if any(s.op.key == key for s in made.steps[r])}
             came = injected.rank in callers and len(callers) > 1
@@ -471,7 +455,7 @@ def _evidence(
 
 
 def _meet(made: Job, op: Op) -> set[int]:
-    """Who takes part in an op."""
+    """The members of an op."""
     ranks = made.groups[op.group][1]
     return {ranks[op.src], ranks[op.dst]} if op.is_p2p else set(ranks)
 
@@ -495,7 +479,7 @@ def _ended(made: Job, rank: int, key: Key) -> bool:
 def _order_evidence(
     made: Job, injected: Injected, heads: dict[int, Step | None], dumped: set[int]
 ) -> tuple[set[int], bool, bool]:
-    """Those in one of the two ops while the rank is in the other; all of them make the circle."""
+    """The ranks in one of the two ops while the rank is in the other; together a circle."""
     first, second = made.programs[injected.rank][injected.at : injected.at + 2]
     head = heads[injected.rank]
     if head is None or head.op.key != second.key:
@@ -507,7 +491,7 @@ def _order_evidence(
         if other is not None and other.op.key == first.key:
             circle.add(rank)
     seen = circle <= dumped
-    if made.ahead > 1:  # all others came, so that the order of devices is all that is left
+    if made.ahead > 1:  # all others joined, so only the order of devices shows it
         others = {*made.groups[first.group][1], *made.groups[second.group][1]}
         seen = others <= dumped and all(
             any(step.op.key == op.key for step in made.steps[rank])
@@ -582,7 +566,7 @@ def _rows(made: Job, rank: int, pg_ids: dict[str, int]) -> list[Row]:
 
 
 def _parts(made: Job, op: Op, row: Row) -> list[Row]:
-    """An uneven gather as NCCL's recorder shows it: a part a member, and the end."""
+    """An uneven gather as NCCL's recorder shows it: a part for each member, and the end."""
     desc, ranks = made.groups[op.group]
     if desc != "DATA" or op.name != "_all_gather_base" or not row.name.endswith("_all_gather_base"):
         return [row]
@@ -621,7 +605,7 @@ def _write_state(made: Job, step: Step, row: Row, skew: float) -> None:
 
 
 def _status(rows: Sequence[Row], pg_ids: dict[str, int]) -> dict[int, Status]:
-    """As NCCL keeps it: P2P ops write into the same counters."""
+    """As NCCL counts: P2P ops use the same counters."""
     status = {pg_id: Status() for pg_id in pg_ids.values()}
     for row in rows:
         assert row.pg_id is not None

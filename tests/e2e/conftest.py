@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.world.daemons import JOBS, first_line, running
+
 HAS_TORCH = importlib.util.find_spec("torch") is not None
-JOBS = Path(__file__).parent / "jobs"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -31,31 +31,17 @@ class StandingRank:
     process: subprocess.Popen[str]
     socket: Path
 
-    def stop(self) -> None:
-        """Returns once the process has stopped."""
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
-
 
 @pytest.fixture
 def standing_rank(tmp_path: Path) -> Iterator[Callable[[str], StandingRank]]:
     """Starts ranks that are stuck in a ``sleep`` or in a C call that holds the ``gil``."""
-    started: list[subprocess.Popen[str]] = []
+    with ExitStack() as stack:
 
-    def start(how: str) -> StandingRank:
-        socket = tmp_path / f"{len(started)}.sock"
-        process = subprocess.Popen(
-            [sys.executable, str(JOBS / "standing_rank.py"), str(socket), how],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        started.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "standing\n"
-        return StandingRank(process, socket)
+        def start(how: str) -> StandingRank:
+            socket = tmp_path / f"{how}.sock"
+            command = [sys.executable, str(JOBS / "standing_rank.py"), str(socket), how]
+            process = stack.enter_context(running(command))
+            assert first_line(process) == "standing\n"
+            return StandingRank(process, socket)
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+        yield start

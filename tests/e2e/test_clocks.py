@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,11 +23,10 @@ import pytest
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
 from frd.cli.commands.demo.stage import Addresses, Stage
-from tests.world.daemons import frd, free_port, metric, until
+from tests.world.daemons import JOBS, findings, frd, free_port, metric, rank_environment, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
-JOBS = Path(__file__).parent / "jobs"
 WORLD = 4
 LATE = 3
 SHIFT_S = 2.5
@@ -46,13 +44,7 @@ class TwoNodes(Stage):
 
     def begin(self, extra_s: float) -> None:
         self.addresses = self.start_service()
-        common = os.environ | {
-            "FRD_JOB": self.job,
-            "WORLD_SIZE": str(WORLD),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-            "OMP_NUM_THREADS": "1",
-        }
+        common = os.environ | rank_environment(0, WORLD, free_port()) | {"FRD_JOB": self.job}
         script = [str(JOBS / "steady.py"), "0.02", str(LATE), str(extra_s), str(self.stop_file)]
         half = [sys.executable, str(JOBS / "half.py"), self.addresses.grpc]
         true = [*half, str(self.folder / "true"), "0,1", *script]
@@ -91,8 +83,7 @@ class TwoNodes(Stage):
         return f"the nodes were {self.nodes()}"
 
     def findings(self) -> list[dict[str, Any]]:
-        found = Client(self.addresses.http).get("/api/v1/findings")["findings"]
-        return list(found)
+        return findings(Client(self.addresses.http))
 
     def metric(self, series: str) -> float:
         return metric(self.addresses.http, series)
@@ -139,8 +130,8 @@ def late_ranks(stage: TwoNodes) -> list[int]:
 
 
 def test_two_clocks_one_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One node is 2.5 s ahead and drifts, is set 3 s further ahead and back again in mid-run: who
-    is late is reported as on one clock, as is the rank that hangs in the end, and nothing else."""
+    """One node is 2.5 s ahead and drifts, and is set 3 s further ahead and back again in mid-run:
+    the late rank, and later the rank that hangs, are reported as on one clock, and nothing else."""
     monkeypatch.setenv("FRD_POLICY__STRAGGLER_WINDOW_S", "10")
     with two_nodes(stall_after_s=3.0) as stage:
         stage.begin(extra_s=0.1)
@@ -153,13 +144,13 @@ def test_two_clocks_one_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
 
         until(lambda: late_ranks(stage) == [LATE], stage.described)
 
-        # A step ahead, and one back: said, counted, healed.
+        # A step ahead, and one back: logged, counted, corrected.
         for steps, shift_s in enumerate((SHIFT_S + 3.0, SHIFT_S), 1):
             stage.set_clock(shift_s)
             until(lambda n=steps: stage.metric("frd_clock_steps_total") == n, stage.described)  # type: ignore[misc]
             until(lambda: aligned(stage), stage.described)
-            said = "clock of .*: unsynchronized: stepped; its offset moved by [-+]3.00. s"
-            assert len(re.findall(said, stage.log("service"))) == steps
+            line = "clock of .*: unsynchronized: stepped; its offset moved by [-+]3.00. s"
+            assert len(re.findall(line, stage.log("service"))) == steps
             time.sleep(4.0)  # longer than a stall need be
             assert late_ranks(stage) == [LATE]
         assert stage.metric("frd_nodes_unsynchronized") == 0

@@ -10,12 +10,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd.cli.commands.demo.stage import Stage
 from tests.world import nvml
-from tests.world.daemons import free_port, until
+from tests.world.daemons import agent_command, free_address, running, until
 from tests.world.nvml import GIB, Driver, uuid
 from tests.world.prometheus import ROOT, Prometheus
 
@@ -74,10 +72,14 @@ def substituted(expression: str) -> str:
 
 
 @contextmanager
-def playing(
-    play: Callable[[], None], over: threading.Event, job: Sequence[ScriptedRank]
-) -> Iterator[None]:
-    """The ranks of `job` act in a thread that runs `play`, which returns soon after `over`."""
+def playing(job: Sequence[ScriptedRank], turn: Callable[[], None]) -> Iterator[None]:
+    """A thread calls `turn` ten times a second, in which the ranks of `job` act."""
+    over = threading.Event()
+
+    def play() -> None:
+        while not over.wait(0.1):
+            turn()
+
     player = threading.Thread(target=play)
     player.start()
     try:
@@ -89,8 +91,12 @@ def playing(
             rank.close()
 
 
-@contextmanager
-def ranks(run_dir: Path) -> Iterator[None]:
+def leave(rank: ScriptedRank) -> None:
+    rank.leave()
+    rank.entries[-1]["time_discovered_completed_ns"] = time.time_ns()
+
+
+def hanging_ranks(run_dir: Path) -> AbstractContextManager[None]:
     """They complete ten collectives a second for four seconds; then one joins no more.
 
     All live in this process, so only one can have the GPU on which the driver sees it.
@@ -99,62 +105,38 @@ def ranks(run_dir: Path) -> Iterator[None]:
     job[0].identity["devices"] = [GPU]
     job[0].publish_identity()
     held = (UUID(GPU.removeprefix("GPU-")).bytes, 80 * GIB, 8 * GIB, 9 * GIB, 9 * GIB, 0)
-    over = threading.Event()
+    began = time.monotonic()
 
-    def play() -> None:
-        began = time.monotonic()
-        while not over.wait(0.1):
-            hangs = time.monotonic() - began > 4.0
-            for rank in job:
-                if not hangs:
-                    rank.enter()
-                    rank.leave()
-                    rank.entries[-1]["time_discovered_completed_ns"] = time.time_ns()
-                elif rank is not job[LATE] and rank.seq == rank.completed:
-                    rank.enter()
-                rank.publish()
-            job[0].publish_memory([held])
+    def turn() -> None:
+        hangs = time.monotonic() - began > 4.0
+        for rank in job:
+            if not hangs:
+                rank.enter()
+                leave(rank)
+            elif rank is not job[LATE] and rank.seq == rank.completed:
+                rank.enter()
+            rank.publish()
+        job[0].publish_memory([held])
 
-    with playing(play, over, job):
-        yield
+    return playing(job, turn)
 
 
-@contextmanager
-def uneven_ranks(run_dir: Path) -> Iterator[None]:
+def uneven_ranks(run_dir: Path) -> AbstractContextManager[None]:
     """They complete five collectives a second; to each of them one rank comes 100 ms late."""
     job = [ScriptedRank(run_dir, rank, RANKS, job=UNEVEN) for rank in range(RANKS)]
-    over = threading.Event()
 
-    def play() -> None:
-        while not over.wait(0.1):
-            for rank in job:
-                if rank is not job[LATE]:
-                    rank.enter()
-                rank.publish()
-            over.wait(0.1)
-            job[LATE].enter()
-            for rank in job:
-                rank.leave()
-                rank.entries[-1]["time_discovered_completed_ns"] = time.time_ns()
-                rank.publish()
+    def turn() -> None:
+        for rank in job:
+            if rank is not job[LATE]:
+                rank.enter()
+            rank.publish()
+        time.sleep(0.1)
+        job[LATE].enter()
+        for rank in job:
+            leave(rank)
+            rank.publish()
 
-    with playing(play, over, job):
-        yield
-
-
-@contextmanager
-def agent(service: str, run_dir: Path, driver: Driver, library: Path | None) -> Iterator[str]:
-    """A real agent; yields where its metrics are."""
-    address = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "frd_agent", "run", "--service", service]
-    command += ["--run-dir", str(run_dir), "--metrics", address]
-    environment = driver.environment(library) if library is not None else {}
-    process = subprocess.Popen(command, env=os.environ | environment)
-    try:
-        yield address
-    finally:
-        process.terminate()
-        process.wait(20)
+    return playing(job, turn)
 
 
 @pytest.fixture(scope="module")
@@ -172,12 +154,15 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             patch.setenv("FRD_NOTIFY", json.dumps([{"name": "dead", "url": DEAD_WEBHOOK}]))
             service = stage.start_service()
         run_dir = folder / "run"
-        metrics = stack.enter_context(agent(service.grpc, run_dir, driver, library))
+        metrics = free_address()
+        flags = ("--service", service.grpc, "--metrics", metrics)
+        environment = driver.environment(library) if library is not None else {}
+        stack.enter_context(running(agent_command(run_dir, *flags), env=environment))
         started = stack.enter_context(Prometheus(folder, service.http, agents=[metrics]))
         until(lambda: started.query("frd_agent_connected == 1"), "a first scrape")
         stack.enter_context(uneven_ranks(run_dir))
         until(lambda: started.query(f"frd_suspect{{{STRAGGLER}}}"), "the straggler")
-        stack.enter_context(ranks(run_dir))
+        stack.enter_context(hanging_ranks(run_dir))
         until(lambda: started.query(f'frd_suspect{{job="{JOB}"}}'), "the hang")
         yield started
 

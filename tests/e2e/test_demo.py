@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from tests.world.daemons import run_program
+from tests.world.daemons import frd, run_program
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
-
-
-def demo(
-    *arguments: str, environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return run_program([sys.executable, "-m", "frd", "demo", *arguments], env=environment)
 
 
 @pytest.fixture
@@ -38,7 +30,8 @@ IN_SOAK = frozenset({"wrong_order", "mismatch", "killed", "frozen", "straggler",
 def marks(name: str) -> list[pytest.MarkDecorator]:
     if name in ("memory", "oom"):
         return [pytest.mark.alone, pytest.mark.soak]
-    return [pytest.mark.soak] if name in IN_SOAK else []
+    # `test_missing_rank_shows_the_line` plays that one.
+    return [pytest.mark.soak] if name in {*IN_SOAK, "missing_rank"} else []
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in SCENARIOS])
@@ -50,35 +43,39 @@ def test_scenario_names_the_injected_ranks(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(IN_SOAK))
 def test_scripted_ranks_stand_in_for_torch(name: str, folder: Path) -> None:
-    """Where torch cannot be had, scripted ranks take its place and the truth is the same."""
+    """Where torch is absent, scripted ranks take its place and the truth is the same."""
     assert "scripted" in check(name, folder, "--scripted")
 
 
 def check(name: str, folder: Path, *arguments: str) -> str:
     """Returns what the demo wrote to stderr."""
     own = os.environ | {"TMPDIR": str(folder)}
-    result = demo("--scenario", name, "--json", *arguments, environment=own)
+    result = frd("demo", "--scenario", name, "--json", *arguments, env=own)
     assert result.returncode == 0, result.stderr + result.stdout
-    said = json.loads(result.stdout)
+    findings = json.loads(result.stdout)["findings"]
     expected = SCENARIOS[name].expected
     if expected is None:
-        assert said["findings"] == []
+        assert findings == []
     else:
-        (finding,) = (f for f in said["findings"] if f["kind"] not in expected.other_kinds)
+        (finding,) = (f for f in findings if f["kind"] not in expected.other_kinds)
         assert sorted(s["rank"] for s in finding["suspects"]) == expected.suspects(4)
         assert finding["victims"] == expected.victims(4)
         assert (finding["state"] == "closed") == SCENARIOS[name].recovers
-    assert list(folder.glob("frd-demo-*")) == []
-    listing = run_program(["ps", "-eo", "args"], check=True)
-    assert str(folder) not in listing.stdout
+    assert_nothing_is_left(folder)
     return result.stderr
 
 
-def test_missing_rank_shows_the_line(tmp_path: Path) -> None:
+def assert_nothing_is_left(folder: Path) -> None:
+    assert list(folder.glob("frd-demo-*")) == []
+    assert str(folder) not in run_program(["ps", "-eo", "args"], check=True).stdout
+
+
+def test_missing_rank_shows_the_line(folder: Path) -> None:
     """The default scenario shows a person the stuck rank and the line in which it is stuck."""
-    result = demo()
+    result = frd("demo", env=os.environ | {"TMPDIR": str(folder)})
     assert result.returncode == 0, result.stderr + result.stdout
     assert "rank 2" in result.stdout
     assert "in load_batch" in result.stdout
     assert "frd_suspect{" in result.stdout
     assert result.stdout.splitlines()[-1].startswith("next: `frd up` here, and in another")
+    assert_nothing_is_left(folder)

@@ -14,8 +14,7 @@ import pytest
 
 from frd.flight.decode import parse
 from frd_agent.recorder.worker_server import HandlerFailed, Handlers, Refused, Silent
-
-needs_torch = pytest.mark.torch
+from tests.world.daemons import freeze
 
 
 async def failure(ask: Awaitable[bytes]) -> Exception:
@@ -24,7 +23,7 @@ async def failure(ask: Awaitable[bytes]) -> Exception:
     return caught.value
 
 
-@needs_torch
+@pytest.mark.torch
 async def test_a_rank_answers(standing_rank: Callable[[str], Any]) -> None:
     """A rank lists its handlers, dumps its ring, and says which question it does not know."""
     handlers = Handlers(standing_rank("sleep").socket)
@@ -38,7 +37,7 @@ async def test_a_rank_answers(standing_rank: Callable[[str], Any]) -> None:
     assert "more than 1000 bytes" in str(await failure(small.ask("fr_trace_json")))
 
 
-@needs_torch
+@pytest.mark.torch
 async def test_a_held_gil_does_not_silence_the_ring(standing_rank: Callable[[str], Any]) -> None:
     """While a C call holds the GIL the ring can be dumped, but no traceback."""
     handlers = Handlers(standing_rank("gil").socket)
@@ -47,14 +46,14 @@ async def test_a_held_gil_does_not_silence_the_ring(standing_rank: Callable[[str
     assert len(parse(await handlers.ask("fr_trace_json"), source="rank").entries) == 50
 
 
-@needs_torch
+@pytest.mark.torch
 async def test_a_stopped_rank_is_silent_then_well_then_gone(
     standing_rank: Callable[[str], Any],
 ) -> None:
     """SIGSTOP is silence however often we ask, SIGCONT ends it, and SIGKILL is a refusal."""
     rank = standing_rank("sleep")
     handlers = Handlers(rank.socket)
-    rank.stop()
+    freeze(rank.process)
     for _ in range(15):  # more often than the server's accept queue is long
         begun = time.monotonic()
         assert isinstance(await failure(handlers.ask("ping", timeout_s=0.05)), Silent)
@@ -88,7 +87,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "said"),
+    ("answer", "error", "expected"),
     [
         (OK + b"Content-Length: 9\r\n\r\nabc", HandlerFailed, "cut off"),
         (OK, HandlerFailed, "cut off"),
@@ -107,7 +106,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
     ],
 )
 async def test_odd_servers(
-    tmp_path: Path, answer: bytes, error: type[Exception] | None, said: str
+    tmp_path: Path, answer: bytes, error: type[Exception] | None, expected: str
 ) -> None:
     """Whatever a server sends, the answer is read, or refused with the reason, within bounds."""
 
@@ -118,13 +117,13 @@ async def test_odd_servers(
 
     path = tmp_path / "odd.sock"
     async with await asyncio.start_unix_server(serve, path):
-        asked = Handlers(path, max_bytes=1_000_000).ask("ping")
+        asking = Handlers(path, max_bytes=1_000_000).ask("ping")
         if error is None:
-            assert (await asked).decode() == said
+            assert (await asking).decode() == expected
         else:
-            failed = await failure(asked)
+            failed = await failure(asking)
             assert isinstance(failed, error)
-            assert said in str(failed)
+            assert expected in str(failed)
 
 
 async def test_a_trickle_is_silence(tmp_path: Path) -> None:

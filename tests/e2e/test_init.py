@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import ssl
 import subprocess
 import sys
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 
 from frd.cli import FAILED, USAGE, run
 from frd.service.access.grants import Role, Tokens
-from tests.world.daemons import free_port, until
+from tests.world.daemons import first_line, free_port, running, until
 
 pytestmark = pytest.mark.timeout(120)
 FILES = {"frd.toml", "tokens", "agent-token", "reader-token", "operator-token"}
@@ -30,38 +30,34 @@ def printed(text: str, program: str) -> list[str]:
     return shlex.split(line)
 
 
-def start(command: list[str], log: Path) -> subprocess.Popen[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("FRD_")}
-    with log.open("w") as stderr:
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=env)
-
-
 def test_what_init_writes_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command lines that it prints, typed: the agent reports, `frd status` shows it, Prometheus
-    gets metrics. An agent without the certificate, or with another role's token, gets nowhere."""
+    """The command lines that it prints work: the agent reports, `frd status` shows it, Prometheus
+    gets metrics. An agent with the token of another role is refused."""
     folder = tmp_path / "conf"
     assert run(["init", str(folder), "--tls", "--host", "127.0.0.1"]) == 0
     output = capsys.readouterr().out
     assert {path.name for path in folder.iterdir()} == FILES | CERTIFICATES
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     grpc, http = free_port(), free_port()
-    moved = [("--grpc", f"127.0.0.1:{grpc}"), ("--http", f"127.0.0.1:{http}")]
-    serve = [*printed(output, "frd serve"), *(word for pair in moved for word in pair)]
-    serve += ["--data-dir", str(tmp_path / "data")]
+    serve = [*printed(output, "frd serve"), "--data-dir", str(tmp_path / "data")]
+    serve += ["--grpc", f"127.0.0.1:{grpc}", "--http", f"127.0.0.1:{http}"]
     agent = printed(output.replace(":9373", f":{grpc}"), "frd-agent run")
     agent += ["--run-dir", str(tmp_path / "run"), "--metrics", "off"]
     status = printed(output.replace(":9374", f":{http}"), "frd status")
-    processes = [start([sys.executable, "-m", *serve], tmp_path / "serve.log")]
-    try:
-        ready = processes[0].stdout
-        assert ready is not None
-        assert json.loads(ready.readline())["http"].endswith(f":{http}")
+    with ExitStack() as stack:
+
+        def start(command: list[str], log: str) -> subprocess.Popen[str]:
+            python = [sys.executable, "-m", command[0].replace("-", "_"), *command[1:]]
+            process = running(python, without=("FRD_",), log=tmp_path / log)
+            return stack.enter_context(process)
+
+        service = start(serve, "serve.log")
+        assert json.loads(first_line(service))["http"].endswith(f":{http}")
         impostor = [word.replace("agent-token", "reader-token") for word in agent]
         at = impostor.index("--run-dir") + 1
         impostor[at] = str(tmp_path / "run2")
-        for command, log in ((agent, "agent.log"), (impostor, "impostor.log")):
-            command[0] = "frd_agent"
-            processes.append(start([sys.executable, "-m", *command], tmp_path / log))
+        start(agent, "agent.log")
+        start(impostor, "impostor.log")
 
         def watching() -> dict[str, Any]:
             assert run([*status[1:], "--json"]) == 0
@@ -81,11 +77,6 @@ def test_what_init_writes_works(tmp_path: Path, capsys: pytest.CaptureFixture[st
             assert b"frd_build_info" in answer.read()
         assert run([*status[1:-2], "--tls"]) == FAILED, "without the authority"
         capsys.readouterr()
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.communicate(timeout=30)
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

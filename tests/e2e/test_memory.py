@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from frd.cli import FINDINGS_PRESENT
-from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from frd.cli.commands.demo.stage import Stage, watch
-from tests.world.daemons import run_program, watched
+from frd.cli.commands.demo.stage import Stage
+from tests.world.daemons import findings, frd, until, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.alone, pytest.mark.timeout(120)]
 WITHIN_S = 80.0
@@ -28,26 +25,10 @@ def claim(finding: Mapping[str, Any]) -> tuple[Any, ...]:
     return finding["id"], finding["kind"], finding["opened_at"], suspects, finding["victims"]
 
 
-def first_finding(client: Client, stage: Stage) -> dict[str, Any]:
-    for _ in watch(0.1, WITHIN_S):
-        if findings := client.get("/api/v1/findings")["findings"]:
-            (finding,) = findings
-            return dict(finding)
-    pytest.fail(stage.log("agent") + stage.log("service") + stage.log("rank2"))
-
-
 def crossed_at(stage: Stage) -> float:
     """When rank 2 had kept what counts as a rise, by its own clock, which is the service's."""
     (at,) = re.findall(r"64 MiB kept at (\d+)", stage.log("rank2"))
     return int(at) / 1e9
-
-
-def replayed(journal: Path) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "frd", "replay", str(journal), "--json"]
-    done = run_program(command)
-    assert done.returncode == FINDINGS_PRESENT, done.stderr
-    findings: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
-    return findings
 
 
 def test_the_rank_whose_host_memory_grows_is_named(
@@ -56,7 +37,10 @@ def test_the_rank_whose_host_memory_grows_is_named(
     """One of four ranks keeps its batches: it alone is named, soon, and as host memory; the status
     shows it rise; and the journal says the same."""
     with watched(SCENARIOS["memory"], 4, 10.0) as (stage, client):
-        finding = first_finding(client, stage)
+        logs = ("agent", "service", "rank2")
+        (finding,) = until(
+            lambda: findings(client), lambda: "".join(map(stage.log, logs)), WITHIN_S
+        )
         opened_at = datetime.fromisoformat(finding["opened_at"]).timestamp()
         took_s = opened_at - crossed_at(stage)
         record_property("seconds_from_crossing_to_finding", round(took_s, 3))
@@ -72,5 +56,7 @@ def test_the_rank_whose_host_memory_grows_is_named(
         assert set(host) == {0, 1, 2, 3}
         assert host[2]["used_bytes"] == max(m["used_bytes"] for m in host.values())
         time.sleep(0.5)  # the journal is written a tick later
-        (again,) = replayed(stage.folder / "data" / "journal")
+        done = frd("replay", stage.folder / "data" / "journal", "--json")
+        assert done.returncode == FINDINGS_PRESENT, done.stderr
+        (again,) = json.loads(done.stdout)["findings"]
         assert claim(again) == claim(finding)

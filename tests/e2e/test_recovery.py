@@ -1,4 +1,4 @@
-"""What frd says after its own parts, or the job, were killed and came back."""
+"""What frd reports after its own parts, or the job, were killed and started again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,17 +17,11 @@ from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
 from tests.world import daemons
-from tests.world.daemons import watched
+from tests.world.daemons import JOBS, exec_command, findings, running, watched
 
-JOBS = Path(__file__).parent / "jobs"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
 until = partial(daemons.until, ignoring=FrdError)
 """Services go and come back here."""
-
-
-def findings(client: Client) -> list[Mapping[str, Any]]:
-    found: list[Mapping[str, Any]] = client.get("/api/v1/findings")["findings"]
-    return found
 
 
 def group(client: Client, job: str, label: str = "default_pg") -> Mapping[str, Any]:
@@ -43,8 +36,9 @@ def kill(process: subprocess.Popen[bytes] | None) -> None:
     process.wait()
 
 
-def test_agent_killed_counts_nothing_twice() -> None:
-    """SIGKILL the agent of a healthy job: ranks run on, a new agent's rows are not recounted."""
+def test_killed_daemons_leave_a_healthy_job_alone() -> None:
+    """SIGKILL for the agent: ranks run on, and the next agent's rows are not counted again. SIGKILL
+    for the service: ranks and agent run on, and SIGTERM ends the agent with exit code 0."""
     with Stage(SCENARIOS["healthy"], 2, 3.0) as stage:
         addresses = stage.start_service()
         client = Client(addresses.http)
@@ -61,11 +55,6 @@ def test_agent_killed_counts_nothing_twice() -> None:
         assert seen["matched"] <= seen["completed"]
         assert findings(client) == []
 
-
-def test_agent_of_a_dead_service_keeps_the_ranks_running() -> None:
-    """SIGKILL the service of a healthy job and never restart it: the ranks do not notice."""
-    with watched(SCENARIOS["healthy"], 2, 3.0) as (stage, client):
-        until(lambda: group(client, stage.job)["completed"] > 100, "100 steps", 40)
         kill(stage.service)
         time.sleep(3)
         assert all(rank.poll() is None for rank in stage.ranks)
@@ -79,14 +68,9 @@ def test_restarted_job_starts_clean() -> None:
     """torchrun restarts a job after a killed rank: the old attempt's finding closes."""
     with watched(SCENARIOS["healthy"], 4, 3.0, job=False) as (stage, client):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
-        job = subprocess.Popen(
-            [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(stage.run_dir), "--"]
-            + [*torchrun, "--max-restarts", "1", "--rdzv-id", "phoenix"]
-            + ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-            + [str(JOBS / "restarts.py")],
-            stderr=subprocess.DEVNULL,
-        )
-        try:
+        torchrun += ["--max-restarts", "1", "--rdzv-id", "phoenix", "--rdzv-backend", "c10d"]
+        torchrun += ["--rdzv-endpoint", "localhost:0", str(JOBS / "restarts.py")]
+        with running(exec_command(stage.run_dir, *torchrun)) as job:
             until(lambda: client.get("/api/v1/jobs/phoenix")["attempt"] == 1, "attempt 1", 60)
             until(lambda: group(client, "phoenix")["completed"] > 100, "100 steps of attempt 1", 40)
             assert all(f["state"] == "closed" for f in findings(client))
@@ -96,6 +80,3 @@ def test_restarted_job_starts_clean() -> None:
             assert job.wait(60) == 0
             time.sleep(3)
             assert [f for f in findings(client) if f["attempt"] == 1] == []
-        finally:
-            job.kill()
-            job.wait()

@@ -15,6 +15,7 @@ from frd.flight.stacks.places import activity_of
 from frd_agent.ranks.stacks.outside import StackText
 from frd_agent.ranks.stacks.reader import StackReader
 from frd_agent.recorder.worker_server import Handlers
+from tests.world.daemons import freeze
 
 pytestmark = pytest.mark.torch
 
@@ -43,7 +44,7 @@ def test_a_rank_that_cannot_answer(standing_rank: Callable[[str], Any], how: str
     """A held GIL and SIGSTOP are read from outside, with a note on what was tried before."""
     rank = standing_rank("gil" if how == "gil" else "sleep")
     if how == "stopped":
-        rank.stop()
+        freeze(rank.process)
     stack = read(StackReader(rank.process.pid, Handlers(rank.socket)), handler_timeout_s=0.3)
     if stack.source == "proc" and "ermission" in stack.text:
         pytest.skip("py-spy may not read other processes here")

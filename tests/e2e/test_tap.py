@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
 
 import pytest
 
@@ -25,87 +20,10 @@ from frd_agent.ranks import tap_files
 from frd_agent.ranks.stacks.reader import StackReader
 from frd_agent.ranks.tap_counters import CountersFile, Publication
 from frd_agent.recorder.worker_server import Handlers
-from tests.world.daemons import free_port, until
+from tests.world.daemons import until
+from tests.world.puppets import everywhere, puppets
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
-
-PUPPET = Path(__file__).parent / "jobs" / "puppet.py"
-EXEC = "import sys; from frd_agent.exec import exec_command; exec_command(sys.argv[1:])"
-
-
-class Puppet:
-    """One rank. With a run directory it is started by `exec`, without one as it is."""
-
-    def __init__(
-        self,
-        rank: int,
-        world: int,
-        port: int,
-        run_dir: Path | None,
-        stderr: int | IO[Any] = subprocess.PIPE,
-        **environ: str,
-    ) -> None:
-        command = [sys.executable, str(PUPPET)]
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("FRD_", "SLURM_"))}
-        env |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-        if run_dir is not None:
-            env["FRD_RUN_DIR"] = str(run_dir)
-            command = [sys.executable, "-c", EXEC, *command]
-        self.process = subprocess.Popen(
-            command, env=env | environ, stdin=-1, stdout=-1, stderr=stderr, text=True
-        )
-
-    def send(self, command: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> str:
-        """What it printed before its `done`."""
-        assert self.process.stdout is not None
-        printed = []
-        while (line := self.process.stdout.readline()) != "done\n":
-            assert line, f"rank is gone: {self.process.communicate()[1]}"
-            printed.append(line)
-        return "".join(printed)
-
-    def do(self, command: str) -> str:
-        self.send(command)
-        return self.answer()
-
-    def leave(self, command: str = "") -> tuple[int, str, str]:
-        """Its last command, at whose end it ends; returns exit code, stdout and stderr.
-
-        Process groups are destroyed first: torch alone, without the tap, now and then aborts at the
-        end of an interpreter that still has some.
-        """
-        self.do("destroy")
-        if command:
-            self.send(command)
-        return self.end()
-
-    def end(self) -> tuple[int, str, str]:
-        stdout, stderr = self.process.communicate(timeout=30)
-        return self.process.returncode, stdout, stderr or ""
-
-
-@contextlib.contextmanager
-def puppets(world: int, run_dir: Path | None, **more: Any) -> Iterator[list[Puppet]]:
-    port = free_port()
-    ranks = [Puppet(rank, world, port, run_dir, **more) for rank in range(world)]
-    try:
-        yield ranks
-    finally:
-        for rank in ranks:
-            rank.process.kill()
-            rank.process.communicate()
-
-
-def everywhere(ranks: list[Puppet], command: str) -> list[str]:
-    for rank in ranks:
-        rank.send(command)
-    return [rank.answer() for rank in ranks]
 
 
 def identities(run_dir: Path, count: int) -> list[tap_files.TapIdentity]:
@@ -114,8 +32,8 @@ def identities(run_dir: Path, count: int) -> list[tap_files.TapIdentity]:
     def whole() -> list[tap_files.TapIdentity]:
         found = tap_files.scan(run_dir)
         assert not [file.problem for file in found if file.problem]
-        who = [file.identity for file in found if file.identity is not None]
-        return sorted(who, key=lambda i: i.info.rank) if len(who) == count else []
+        known = [file.identity for file in found if file.identity is not None]
+        return sorted(known, key=lambda i: i.info.rank) if len(known) == count else []
 
     return until(whole, within_s=10)
 
@@ -125,9 +43,9 @@ def identity(run_dir: Path) -> tap_files.TapIdentity:
 
 
 def counted(shm: CountersFile, ops: int) -> Publication | None:
-    """A sample of one group, once that has enqueued so many.
+    """A sample of one group, once it has enqueued so many ops.
 
-    Not completed: Gloo's threads retire ops out of order, and the last to speak sets the counter.
+    Not completed: Gloo's threads retire ops out of order, and the last one sets the counter.
     """
     sample = shm.read()
     done = sample is not None and [row.enqueued for row in sample.counters.values()] == [ops]
@@ -210,7 +128,7 @@ def test_counters_go_stale_while_the_socket_answers(tmp_path: Path) -> None:
 def test_an_end_leaves_a_record(
     tmp_path: Path, command: str, code: int, kind: str, detail: str
 ) -> None:
-    """The program's end, by itself or by an exception, is on record, and its socket is gone."""
+    """A program that ends, with or without an exception, leaves an exit record and no socket."""
     with puppets(1, tmp_path) as [rank]:
         rank.do("init")
         identity(tmp_path)
@@ -297,10 +215,10 @@ def test_an_unusable_run_directory_changes_nothing_but_stderr(tmp_path: Path, la
 
     def run(run_dir: Path | None) -> tuple[int, str, list[str]]:
         with puppets(1, run_dir) as [rank]:
-            said = rank.do("init") + rank.do("reduce 3")
+            printed = rank.do("init") + rank.do("reduce 3")
             time.sleep(1)  # the tap's chance to fail
             code, stdout, stderr = rank.leave(last)
-            return code, said + stdout, [li for li in stderr.splitlines() if "frd:" in li]
+            return code, printed + stdout, [li for li in stderr.splitlines() if "frd:" in li]
 
     (tmp_path / "file").touch()
     code, stdout, lines = run(tmp_path / "file" / "run")

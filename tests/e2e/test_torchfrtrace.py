@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,11 +10,10 @@ import pytest
 
 from frd.flight.load import load_dump
 from frd.flight.write import write_pickle
-from tests.world.daemons import run_program
+from tests.world.daemons import JOBS, run_program, running
 
 pytestmark = pytest.mark.torch
 
-JOBS = Path(__file__).parent / "jobs"
 MEMBERSHIP = {"0": ("default_pg", (0, 1)), "1": ("pair", (0, 1))}
 
 
@@ -24,13 +22,11 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both forms of the dumps of two real Gloo ranks."""
     folder = tmp_path_factory.mktemp("raw")
     command = [sys.executable, str(JOBS / "gloo_pair.py")]
-    ranks = [subprocess.Popen([*command, str(rank), str(folder)]) for rank in (0, 1)]
-    try:
-        assert [rank.wait(60) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    with (
+        running([*command, "0", str(folder)]) as first,
+        running([*command, "1", str(folder)]) as second,
+    ):
+        assert [rank.wait(60) for rank in (first, second)] == [0, 0]
     return folder
 
 
@@ -54,9 +50,9 @@ def rewritten(raw: Path, form: str, into: Path) -> Path:
 def test_torchfrtrace_matches_gloo_collectives(raw: Path, form: str, tmp_path: Path) -> None:
     """The collectives of a healthy pair all match, where the native dumps crash the tool."""
     folder = rewritten(raw, form, tmp_path)
-    said = torchfrtrace(folder)
-    assert "mismatch" not in said.lower()
-    assert "missing" not in said.lower()
+    output = torchfrtrace(folder).lower()
+    assert "mismatch" not in output
+    assert "missing" not in output
 
 
 @pytest.mark.skipif(
@@ -64,9 +60,9 @@ def test_torchfrtrace_matches_gloo_collectives(raw: Path, form: str, tmp_path: P
 )
 def test_torchfrtrace_prints_gloo_entries(raw: Path, tmp_path: Path) -> None:
     """The table of entries shows both ranks with what they recorded."""
-    said = torchfrtrace(rewritten(raw, "json", tmp_path), "-j")
-    assert "Rank 0" in said
-    assert said.count("broadcast(input_sizes=[[2, 3]], state=scheduled)") == 6
+    output = torchfrtrace(rewritten(raw, "json", tmp_path), "-j")
+    assert "Rank 0" in output
+    assert output.count("broadcast(input_sizes=[[2, 3]], state=scheduled)") == 6
 
 
 def test_json_and_pickle_of_one_ring_agree(raw: Path) -> None:

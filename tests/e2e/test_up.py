@@ -16,30 +16,19 @@ from typing import Any
 import pytest
 
 from frd.cli.client import Client
-from tests.world.daemons import run_program
+from tests.world.daemons import first_line, frd, running
 
 pytestmark = pytest.mark.timeout(90)
 
 
 @contextmanager
 def up(folder: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """The running command and what it said."""
+    """The running command and its first line."""
     ports = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--agent-metrics", "off"]
     places = ["--data-dir", str(folder / "data"), "--run-dir", str(folder / "run")]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "frd", "up", "--json", *ports, *places],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert process.stdout is not None
-        yield process, json.loads(process.stdout.readline())
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    command = [sys.executable, "-m", "frd", "up", "--json", *ports, *places]
+    with running(command, stderr=subprocess.PIPE) as process:
+        yield process, json.loads(first_line(process))
 
 
 def children(pid: int) -> dict[str, int]:
@@ -55,9 +44,9 @@ def gone(pid: int) -> bool:
 
 def test_it_serves_until_sigterm(tmp_path: Path) -> None:
     """Both daemons answer, and SIGTERM ends all three with exit code 0 within ten seconds."""
-    with up(tmp_path) as (process, said):
-        assert said["run_dir"] == str(tmp_path / "run")
-        assert Client(said["http"]).get("/api/v1/jobs")["jobs"] == []
+    with up(tmp_path) as (process, line):
+        assert line["run_dir"] == str(tmp_path / "run")
+        assert Client(line["http"]).get("/api/v1/jobs")["jobs"] == []
         pids = children(process.pid)
         assert set(pids) == {"frd", "frd_agent"}
         began = time.monotonic()
@@ -83,7 +72,7 @@ def test_one_does_not_outlive_the_other(tmp_path: Path, victim: str) -> None:
 def test_a_service_that_cannot_start(tmp_path: Path) -> None:
     """The service's own line says why, and the command fails."""
     (tmp_path / "bad.toml").write_text("[policy]\nstall_after_s = 0\n")
-    run = run_program([sys.executable, "-m", "frd", "up", "--config", str(tmp_path / "bad.toml")])
+    run = frd("up", "--config", tmp_path / "bad.toml")
     assert run.returncode == 1
     assert "policy.stall_after_s" in run.stderr
     assert "up: the service did not start" in run.stderr

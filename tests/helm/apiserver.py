@@ -8,16 +8,15 @@ refuses to change anything.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
 from tests.helm.chart import Object, helm
+from tests.world.http_server import Reply, answering
 
 _KIND: Final = {"group": "", "kind": "Secret", "version": "v1"}
 _CALL: Final = {
@@ -73,32 +72,19 @@ def _serving(present: Secrets) -> Iterator[dict[str, str]]:
         metadata = secret["metadata"] | {"annotations": _OWNED}
         answers[f"/api/v1/namespaces/{namespace}/secrets/{name}"] = secret | {"metadata": metadata}
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answer = answers.get(self.path.partition("?")[0])
-            body = json.dumps(_ABSENT | {"code": 404} if answer is None else answer).encode()
-            self.send_response(404 if answer is None else 200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(path: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        found = answers.get(path.partition("?")[0])
+        as_json = {"Content-Type": "application/json"}
+        if found is None:
+            return Reply(404, json.dumps(_ABSENT | {"code": 404}).encode(), as_json)
+        return Reply(200, json.dumps(found).encode(), as_json)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Silence."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with answering(answer) as port:
         yield {
             "namespace": "frd",
             "storage_driver": "memory",
-            "kubeconfig_content": _kubeconfig(f"http://127.0.0.1:{server.server_port}"),
+            "kubeconfig_content": _kubeconfig(f"http://127.0.0.1:{port}"),
         }
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def _kubeconfig(address: str) -> str:

@@ -1,4 +1,4 @@
-"""Laws of first causes, over random layouts, random programs and random pictures."""
+"""Laws of first causes, over random layouts, random programs and random snapshots."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def hang(layout: Layout, culprit: int, stop_at: int, run_ahead: int) -> tuple[Sc
     """Run the job until nothing moves; `culprit` stops before its op number `stop_at`.
 
     A rank enqueues up to `run_ahead` ops beyond the one that its device is at; an op completes
-    when all of its members have it at the head. Returns the scene and who is stuck in something.
+    when all of its members have it at the head. Returns the scene and the ranks that are stuck.
     """
     programs = {r: [op for op in layout.ops if r in op.members] for r in range(layout.world)}
     programs[culprit] = programs[culprit][:stop_at]
@@ -161,7 +161,7 @@ def hangs(draw: st.DrawFn) -> tuple[Scene, set[int], int, Reason]:
 @given(hangs())
 @settings(max_examples=150, deadline=None)
 def test_one_missing_rank_is_found_exactly(case: tuple[Scene, set[int], int, Reason]) -> None:
-    """Wherever one rank of a parallel job stops, it alone is named, and all who wait suffer."""
+    """Wherever one rank of a parallel job stops, it alone is named; all that wait are victims."""
     scene, stuck, culprit, reason = case
     diagnoses = scene.find()
     if not stuck:
@@ -216,7 +216,7 @@ def test_the_numbers_of_ranks_do_not_matter(
         (number[rank], name, number[peer], send, count, since)
         for rank, name, peer, send, count, since in scene.channels
     ]
-    other.standings = {number[rank]: one for rank, one in scene.standings.items()}
+    other.standings = {number[rank]: of for rank, of in scene.standings.items()}
     for diagnosis in other.find():
         assert named(diagnosis) == {number[culprit]: reason}
     victims = set().union(*(diagnosis.victims for diagnosis in other.find()))
@@ -225,7 +225,7 @@ def test_the_numbers_of_ranks_do_not_matter(
 
 @st.composite
 def wild_scenes(draw: st.DrawFn) -> Scene:
-    """Any picture whatever, sensible or not."""
+    """Any snapshot, consistent or not."""
     world = draw(st.integers(1, 6))
     scene = Scene(world)
     for at in range(draw(st.integers(0, 4))):
@@ -254,8 +254,8 @@ def wild_scenes(draw: st.DrawFn) -> Scene:
     return scene
 
 
-def nobody_waits_for(scene: Scene, rank: int) -> bool:
-    """The rank is in nothing, and joined all that any of its peers has joined."""
+def is_in_no_wait(scene: Scene, rank: int) -> bool:
+    """The rank is in no op, and has joined all collectives that any of its peers has joined."""
     for name, members in scene.groups.items():
         if rank not in members:
             continue
@@ -269,19 +269,19 @@ def nobody_waits_for(scene: Scene, rank: int) -> bool:
 
 @given(wild_scenes())
 @settings(max_examples=300, deadline=None)
-def test_a_rank_that_nobody_waits_for_is_never_named(scene: Scene) -> None:
-    """In any picture at all, who holds nobody up is no suspect; and nobody is named twice."""
+def test_a_rank_that_no_rank_waits_for_is_never_named(scene: Scene) -> None:
+    """In any snapshot, a rank that delays no other rank is no suspect; no rank is named twice."""
     diagnoses = scene.find()
     suspects = [suspect.rank for diagnosis in diagnoses for suspect in diagnosis.suspects]
     assert len(suspects) == len(set(suspects))
-    assert not any(nobody_waits_for(scene, rank) for rank in suspects)
+    assert not any(is_in_no_wait(scene, rank) for rank in suspects)
     for diagnosis in diagnoses:
         assert not set(named(diagnosis)) & {*diagnosis.victims, *diagnosis.unknown}
 
 
 @given(wild_scenes())
 @settings(max_examples=300, deadline=None)
-def test_who_is_not_heard_of_is_never_stuck(scene: Scene) -> None:
+def test_a_rank_without_fresh_telemetry_is_never_stuck(scene: Scene) -> None:
     """Missing, late or torn telemetry makes a rank unreachable or unknown, never `cpu_stuck`."""
     for diagnosis in scene.find():
         for suspect in diagnosis.suspects:

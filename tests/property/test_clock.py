@@ -1,4 +1,4 @@
-"""Whatever clocks and networks do, the truth lies in the interval; and no node can break that."""
+"""Whatever clocks and networks do, the true offset is in the interval; no message changes that."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SEEDS = seeds(500)
 
 
 def host(dice: random.Random, steepest: int) -> Host:
-    """Drifts, is slewed, steps and sleeps as the dice have it, never by more than is possible."""
+    """Drifts, is slewed, steps and sleeps at random, within the limits of real hosts."""
     born = Host(
         Clock(
             dice.randrange(1, 10**16), dice.choice((-steepest, dice.randint(-steepest, steepest)))
@@ -66,7 +66,7 @@ def host(dice: random.Random, steepest: int) -> Host:
 
 
 def network(dice: random.Random) -> Network:
-    """From a good network to a bad one, either way with its own delays; some lose pings."""
+    """Good or bad, with different delays in each direction; some lose pings."""
     slow = 10 ** dice.uniform(0, 1.6)
     there, back = (
         Path(
@@ -81,7 +81,7 @@ def network(dice: random.Random) -> Network:
 
 @dataclass
 class Life:
-    """An agent's pings from the first second on, and what was claimed of stamps meanwhile."""
+    """An agent's pings from the first second on, and the uncertainties claimed for stamps."""
 
     seed: int
     claims: list[int] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Life:
         return Agent(self.node, self.service, self.network, self.table, self.dice)
 
     def _ask(self, agent: Agent, since: int, now: int) -> None:
-        """Of stamps of the last moments, and of any made since the session began."""
+        """Align stamps of the last moments, and of any time since the session began."""
         alignment = agent.alignment(now)
         ages = [int(10 ** self.dice.uniform(5, 10.8)) for _ in range(4)]
         for made in (*(now - age for age in ages), self.dice.randrange(since, now + 1)):
@@ -140,11 +140,11 @@ class Life:
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_the_truth_lies_in_the_interval(block: int) -> None:
+def test_the_true_offset_is_in_the_interval(block: int) -> None:
     """Hundreds of lives: drift to 100 ppm that changes, slew of 500 ppm and more, steps from a
     microsecond to seconds of either side, asymmetric and heavy-tailed delays, lost pings, silence
-    for a minute, agents that restart, hosts that sleep: never is a stamp further off than claimed,
-    and of most something is claimed, a few milliseconds at that."""
+    for a minute, agents that restart, hosts that sleep: no stamp is further off than claimed, and
+    for most stamps an uncertainty of a few milliseconds is claimed."""
     claims: list[int] = []
     unclaimed = contradictions = 0
     for seed in range(block * SEEDS, (block + 1) * SEEDS):
@@ -166,10 +166,10 @@ steps = st.tuples(
 )
 
 
-def exchanges(told: list[tuple[int, int, int, int]], ppb: int) -> list[Exchange]:
+def exchanges(drawn: list[tuple[int, int, int, int]], ppb: int) -> list[Exchange]:
     raw, service = Clock(7 * S, ppb), Clock(5 * S)
     at, made = S, []
-    for pause, there, back, held in told:
+    for pause, there, back, held in drawn:
         at += pause
         came, went = at + there, at + there + held
         made.append(
@@ -186,11 +186,11 @@ def exchanges(told: list[tuple[int, int, int, int]], ppb: int) -> list[Exchange]
 
 @given(st.lists(steps, min_size=2, max_size=30), st.integers(-100_000, 100_000), st.data())
 def test_more_exchanges_never_widen_the_interval(
-    told: list[tuple[int, int, int, int]], ppb: int, data: st.DataObject
+    drawn: list[tuple[int, int, int, int]], ppb: int, data: st.DataObject
 ) -> None:
     """Any exchanges, and any subset of them that begins with the first: all of them together bound
     at least as well, at every later moment."""
-    made = exchanges(told, ppb)
+    made = exchanges(drawn, ppb)
     fewer = [x for x in made[1:] if data.draw(st.booleans())]
     all_of_them, some = OffsetBounds(made[0]), OffsetBounds(made[0])
     assert all(all_of_them.narrow(x) for x in made[1:])
@@ -206,11 +206,11 @@ def test_more_exchanges_never_widen_the_interval(
     st.lists(st.integers(-20 * MS, 20 * MS), min_size=60, max_size=60),
 )
 def test_an_exchange_never_makes_an_estimate_less_certain(
-    told: list[tuple[int, int, int, int]], ppb: int, wishes: list[int]
+    drawn: list[tuple[int, int, int, int]], ppb: int, wishes: list[int]
 ) -> None:
-    """Wherever the estimates would like to be: what is claimed just after an exchange, before
-    that was learned from and then; whole nanoseconds are rounded."""
-    made = exchanges(told, ppb)
+    """For any preferred estimate: the uncertainty just after an exchange is not larger than without
+    it, apart from rounding to nanoseconds."""
+    made = exchanges(drawn, ppb)
     bounds = OffsetBounds(made[0])
     for x in made[1:]:
         near = x.t2 - x.t1
@@ -222,7 +222,7 @@ def test_an_exchange_never_makes_an_estimate_less_certain(
         assert estimate - after <= low <= high <= estimate + after
 
 
-# -- whatever is told ----------------------------------------------------------------------------
+# -- any numbers ---------------------------------------------------------------------------------
 
 extreme = st.one_of(
     st.integers(-2, 2),
@@ -243,16 +243,16 @@ extreme = st.one_of(
     ),
     st.lists(extreme, max_size=8),
 )
-def test_nothing_that_is_told_breaks_a_clock(told: list[Any], stamps: list[int]) -> None:
-    """Numbers without any sense: refused or not, there is an alignment, it can be written down and
-    read, and it aligns any stamp, one by one as all at once."""
+def test_no_message_breaks_a_clock(messages: list[Any], stamps: list[int]) -> None:
+    """Any numbers, refused or not: there is an alignment, it can be encoded and decoded, and it
+    aligns single stamps as it aligns columns."""
     clock, table = NodeClock(), ServiceTable()
     table.read(ServiceRawNs(10 * S), AlignedNs(EPOCH), 100)
-    for number, one in enumerate(told):
-        if isinstance(one, tuple):
-            clock.exchange(Exchange(*one))
+    for number, message in enumerate(messages):
+        if isinstance(message, tuple):
+            clock.exchange(Exchange(*message))
         else:
-            columns = np.array(one, np.int64).reshape(-1, 3)
+            columns = np.array(message, np.int64).reshape(-1, 3)
             clock.readings(columns[:, 0], columns[:, 1], columns[:, 2])
         clock.one_way(NodeNs(EPOCH), AlignedNs(EPOCH + number))
         alignment = clock.alignment(ServiceRawNs(11 * S), table)
@@ -267,7 +267,7 @@ def test_nothing_that_is_told_breaks_a_clock(told: list[Any], stamps: list[int])
 
 @given(st.lists(st.tuples(st.integers(0, 200 * S), st.integers(0, 3)), min_size=1, max_size=40))
 def test_columns_are_aligned_as_single_times_are(ages: list[tuple[int, int]]) -> None:
-    """A clock that has stepped forward and back, and stamps from all of its past and future."""
+    """A clock has stepped forward and back; stamps are from all of its past and future."""
     dice = random.Random(1)
     node, service = Host(Clock(3 * S, 20_000), Clock(EPOCH)), Host(Clock(S), Clock(EPOCH))
     node.step(40 * S, 3 * S)

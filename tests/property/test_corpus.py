@@ -1,6 +1,6 @@
-"""A thousand generated incidents, and what must be said of each of them.
+"""A thousand generated incidents, and the findings that each of them must give.
 
-Worlds are small but for a few of up to 1,024 ranks, so that the whole runs in well under a minute.
+Worlds are small except for a few of up to 1,024 ranks, so all run in well under a minute.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Outcome:
 
     @property
     def is_exact(self) -> bool:
-        """All first causes and nobody else, each for what was done to it."""
+        """All first causes and no other rank are named, each for the injected fault."""
         if not self.truth.named <= self.named <= self.truth.tolerated:
             return False
         findings = self.analysis.findings
@@ -69,20 +69,20 @@ def outcomes() -> Sequence[Outcome]:
     return [outcome(seed) for seed in range(SEEDS)]
 
 
-def told(outcomes: Sequence[Outcome]) -> str:
+def listed(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(map(str, outcomes))
 
 
 def test_first_causes_are_exact(outcomes: Sequence[Outcome]) -> None:
-    """Where the dumps decide it, exactly the injected ranks are named, for the right reason."""
+    """If the dumps decide it, exactly the injected ranks are named, for the right reason."""
     decidable = [one for one in outcomes if one.truth.decidable]
     wrong = [one for one in decidable if not one.is_exact]
     assert len(decidable) > SEEDS * 0.7
-    assert len(wrong) <= len(decidable) * 0.01, told(wrong)
+    assert len(wrong) <= len(decidable) * 0.01, listed(wrong)
 
 
 def test_no_healthy_rank_is_named_with_certainty(outcomes: Sequence[Outcome]) -> None:
-    """High confidence is for ranks to which something was done, in every job."""
+    """In every job, only ranks with an injected fault are named with high confidence."""
     wrong = [
         one
         for one in outcomes
@@ -90,20 +90,20 @@ def test_no_healthy_rank_is_named_with_certainty(outcomes: Sequence[Outcome]) ->
         for suspect in finding.suspects
         if suspect.confidence is Confidence.HIGH and suspect.rank not in one.truth.tolerated
     ]
-    assert not wrong, told(wrong)
+    assert not wrong, listed(wrong)
 
 
-def test_a_hang_is_told_and_health_is_told(outcomes: Sequence[Outcome]) -> None:
-    """Jobs that stand still have a finding; of those that ended well nothing is claimed."""
+def test_a_hang_is_found_and_health_is_reported(outcomes: Sequence[Outcome]) -> None:
+    """Jobs that hang have a finding; jobs that ended well have none, and the summary says so."""
     wrong = [one for one in outcomes if one.analysis.fault is not one.truth.stuck]
-    assert not wrong, told(wrong)
+    assert not wrong, listed(wrong)
     well = [one for one in outcomes if not one.truth.stuck]
     assert len(well) > SEEDS * 0.03
     assert all("no communication fault" in one.analysis.summary for one in well)
 
 
 def test_a_rank_without_a_dump_is_never_named(outcomes: Sequence[Outcome]) -> None:
-    """Missing files make ranks unknown, and an incident that they could explain less certain."""
+    """Missing files make ranks unknown; a finding that they could explain lists them."""
     for one in outcomes:
         assert not one.named & one.job.missing, str(one)
         assert set(one.analysis.missing_ranks) == one.job.missing
@@ -112,7 +112,7 @@ def test_a_rank_without_a_dump_is_never_named(outcomes: Sequence[Outcome]) -> No
 
 
 def test_victims_are_never_suspects(outcomes: Sequence[Outcome]) -> None:
-    """Of each finding, nobody is both; and what waits is told."""
+    """No rank of a finding is both; each finding has a collective and a summary."""
     for one in outcomes:
         for finding in one.analysis.findings:
             assert not {s.rank for s in finding.suspects} & set(finding.victims), str(one)
@@ -121,7 +121,7 @@ def test_victims_are_never_suspects(outcomes: Sequence[Outcome]) -> None:
 
 
 def test_every_fault_is_in_the_corpus_alone_and_in_pairs(outcomes: Sequence[Outcome]) -> None:
-    """The corpus does not quietly shrink to what is easy."""
+    """The corpus does not shrink to the easy cases."""
     for fault in Fault:
         alone = [one for one in outcomes if [f.fault for f in one.job.faults] == [fault]]
         paired = [one for one in outcomes if fault in [f.fault for f in one.job.faults[:2]]]

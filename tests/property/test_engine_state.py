@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Story:
-    """What the ranks of a small job told: batches of rows by rank."""
+    """What the ranks of a small job report: batches of rows by rank."""
 
     world: int
     groups: tuple[tuple[int, ...], ...]
@@ -132,7 +132,7 @@ def feed(attempt: Attempt, rank: int, rows: tuple[Row, ...], *, replay: bool = F
     )
 
 
-def stands(attempt: Attempt, rank: int, rows: list[Row]) -> None:
+def feed_watermarks(attempt: Attempt, rank: int, rows: list[Row]) -> None:
     """A watermark message that is true after these rows of the rank."""
     groups = sorted({row.group for row in rows})
 
@@ -146,8 +146,8 @@ def stands(attempt: Attempt, rank: int, rows: list[Row]) -> None:
     observe.watermarks(attempt, marks, rank, NOW, NOW)
 
 
-def told(attempt: Attempt) -> tuple[object, ...]:
-    """All that does not depend on when the attempt was asked.
+def state(attempt: Attempt) -> tuple[object, ...]:
+    """All state that does not depend on the time of the question.
 
     Skew is summed over ops: a collective whose members disagree on the op has the first one's.
     """
@@ -176,42 +176,42 @@ def test_order_across_ranks_does_not_matter(story: Story, dice: Random) -> None:
         for batch in batches:
             feed(straight, rank, batch)
     shuffled = new_attempt(story)
-    heard: list[list[Row]] = [[] for _ in story.batches]
+    reported: list[list[Row]] = [[] for _ in story.batches]
     left = {rank: list(batches) for rank, batches in enumerate(story.batches)}
     while left := {rank: batches for rank, batches in left.items() if batches}:
         rank = dice.choice(sorted(left))
         batch = left[rank].pop(0)
-        heard[rank] += batch
+        reported[rank] += batch
         if dice.random() < 0.3:
-            stands(shuffled, rank, heard[rank])
+            feed_watermarks(shuffled, rank, reported[rank])
         feed(shuffled, rank, batch)
         if dice.random() < 0.5:
             shuffled.stalls(NOW)
-    assert told(shuffled) == told(straight)
+    assert state(shuffled) == state(straight)
 
 
 @settings(max_examples=60, deadline=None)
 @given(stories(), st.floats(0, 1))
 def test_replay_changes_nothing(story: Story, part: float) -> None:
-    """After any part of the story, anything told before may be told again, from any row on."""
+    """After any part of the story, rows that were reported may be sent again, from any row on."""
     attempt = new_attempt(story)
     for rank, batches in enumerate(story.batches):
         known: tuple[Row, ...] = ()
         for batch in batches:
             feed(attempt, rank, batch)
             known += batch
-        before = told(attempt)
+        before = state(attempt)
         again = known[round(part * len(known)) :]
         applied = feed(attempt, rank, again, replay=True)
         assert (applied.joined, applied.completed) == (0, 0)
         assert applied.duplicates == len(again)
-        assert told(attempt) == before
+        assert state(attempt) == before
 
 
 @settings(max_examples=60, deadline=None)
 @given(stories())
 def test_matched_and_open_add_up(story: Story) -> None:
-    """Each collective that anybody joined is either matched by all members or still open."""
+    """Each collective that some rank joined is either matched by all members or still open."""
     attempt = new_attempt(story)
     for rank, batches in enumerate(story.batches):
         for batch in batches:
@@ -226,7 +226,7 @@ def test_matched_and_open_add_up(story: Story) -> None:
 @settings(max_examples=60, deadline=None)
 @given(stories(), st.integers(16, 64), st.integers(16, 32))
 def test_nothing_grows_past_its_limit(story: Story, limit: int, per_group: int) -> None:
-    """With room for hardly anything, everything is still accepted, and what was dropped counted."""
+    """With very small limits every row is accepted, and dropped collectives are counted."""
     policy = Policy(max_open_collectives=limit, max_open_collectives_per_group=per_group)
     attempt = new_attempt(story, policy)
     for rank, batches in enumerate(story.batches):

@@ -1,4 +1,4 @@
-"""Laws of the journal: damage never turns into records that nobody wrote."""
+"""Laws of the journal: damage never turns into records that were not written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watermarks that are gathered leave the engine as those that are applied one by one would."""
+"""Buffered watermarks leave the engine in the same state as watermarks applied one by one."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ rows = st.lists(
 messages = st.lists(st.tuples(rows, st.integers(-5, 5)), max_size=6)
 
 
-def columns(told: list[tuple[int, int, int]], pairs: Int32s) -> WatermarkRows:
+def columns(drawn: list[tuple[int, int, int]], pairs: Int32s) -> WatermarkRows:
     """Rows of (rank, enqueued, how many of these are outstanding) of one group."""
-    rank = np.array([row[0] for row in told], np.int32)
-    enqueued = np.array([row[1] for row in told], np.int64)
-    outstanding = np.array([row[2] for row in told], np.int64)
+    rank = np.array([row[0] for row in drawn], np.int32)
+    enqueued = np.array([row[1] for row in drawn], np.int64)
+    outstanding = np.array([row[2] for row in drawn], np.int64)
     return WatermarkRows(
         pair=pairs[rank],
         enqueued=enqueued,
-        started=np.full(len(told), -1, np.int64),
+        started=np.full(len(drawn), -1, np.int64),
         completed=np.maximum(enqueued - outstanding, -1),
         head_created_ns=np.where(outstanding > 0, NOW - 10_000 + enqueued, 0),
         seen_rank=rank,
-        as_of_ns=np.full(len(told), NOW - 5_000, np.int64),
+        as_of_ns=np.full(len(drawn), NOW - 5_000, np.int64),
     )
 
 
 def alignment(offset_ns: int) -> Alignment:
-    """With an odd offset, one by which heads lie before the line and get twice the offset."""
+    """With an odd offset, heads are before the line and get twice the offset."""
     line = guess(NodeNs(NOW), AlignedNs(NOW + offset_ns))
     if not offset_ns % 2:
         return line
@@ -50,19 +50,19 @@ def alignment(offset_ns: int) -> Alignment:
     return line._replace(line_from_ns=NOW - 8_000, segments=(early,))
 
 
-def told(sent: list[tuple[list[tuple[int, int, int]], int]], *, at_once: bool) -> object:
+def state_after(sent: list[tuple[list[tuple[int, int, int]], int]], *, buffered: bool) -> object:
     engine = Engine(Policy())
     attempt = engine.attempt(AttemptKey("job", 0), WORLD, NOW)
     for rank in range(WORLD):
         attempt.rank(RankInfo(rank, WORLD, "n", "b", rank), NOW)
     group = attempt.group(GroupInfo("0", "default_pg", tuple(range(WORLD))))
     pairs = np.array([attempt.pair(rank, group) for rank in range(WORLD)], np.int32)
-    marks = WatermarkBuffer()
+    buffer = WatermarkBuffer()
     for rows, offset_ns in sent:
-        marks.add(attempt, columns(rows, pairs), alignment(offset_ns))
-        if not at_once:
-            marks.flush(NOW)
-    marks.flush(NOW)
+        buffer.add(attempt, columns(rows, pairs), alignment(offset_ns))
+        if not buffered:
+            buffer.flush(NOW)
+    buffer.flush(NOW)
     snapshot = attempt.snapshot(NOW)
     group_now = snapshot.groups[0]
     parts = (group_now.enqueued, group_now.completed, group_now.head_since, snapshot.as_of)
@@ -71,6 +71,6 @@ def told(sent: list[tuple[list[tuple[int, int, int]], int]], *, at_once: bool) -
 
 
 @given(messages)
-def test_gathering_changes_nothing(sent: list[tuple[list[tuple[int, int, int]], int]]) -> None:
-    """Messages with repeated rows and different clock offsets, at once and one by one."""
-    assert told(sent, at_once=True) == told(sent, at_once=False)
+def test_buffering_changes_nothing(sent: list[tuple[list[tuple[int, int, int]], int]]) -> None:
+    """Messages with repeated rows and different clock offsets, buffered and one by one."""
+    assert state_after(sent, buffered=True) == state_after(sent, buffered=False)

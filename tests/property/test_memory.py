@@ -47,7 +47,7 @@ class Rise:
 class Simulated:
     nodes: Sequence[Node]
     injected: int
-    """The rank that rises first; -1 nobody does."""
+    """The rank that rises first; -1 if none rises."""
     certain: bool
     """It leads by more than clocks, samples, noise and pauses leave open."""
 
@@ -68,7 +68,7 @@ class Dice:
         self._unsure = rng.random() < 0.2
 
     def onsets(self) -> tuple[int, dict[int, float]]:
-        """Who is first, and when each one that rises at all begins to."""
+        """The first rank, and when each rank that rises begins to."""
         rng = self._rng
         first = int(rng.integers(self.ranks))
         others = rng.permutation(np.delete(np.arange(self.ranks), first))
@@ -175,7 +175,7 @@ class _Feed:
 
 
 def judge(job: Simulated, *, until: int = UNTIL, backwards: bool = False) -> History:
-    """What the engine says while the job runs; agents report in one order or in the other."""
+    """The engine's reports while the job runs; agents send in one order or in the other."""
     memory, feeds = Memory(POLICY), []
     history = History(memory)
     for node in job.nodes:
@@ -213,7 +213,7 @@ PARTS = 2
 @pytest.mark.parametrize("part", range(PARTS))
 def test_the_first_is_named(part: int) -> None:
     """The injected rank is among the first in 99 of 100 jobs, and the only one when its lead is
-    certain; who was named once stays named, and nobody else is ever called certain."""
+    certain; a rank that is named stays named, and no other rank is ever named with certainty."""
     mine = range(part, SEEDS, PARTS)
     missed = []
     for seed in mine:
@@ -252,7 +252,7 @@ def test_a_prefix_says_what_the_whole_said_then() -> None:
 
 
 def test_the_order_of_agents_does_not_matter() -> None:
-    """Within a tick, whose batch comes first changes nothing."""
+    """Within a tick, the order of batches changes nothing."""
     for seed in range(30):
         job = simulate(seed)
         assert judge(job).versions == judge(job, backwards=True).versions, f"seed {seed}"

@@ -14,7 +14,7 @@ SECOND = 1_000_000_000
 
 
 def job(dice: random.Random, clocks: int, ops: int) -> tuple[list[int], Samples]:
-    """True offsets, and completed calls of ops whose members came and left as they liked."""
+    """True offsets, and completed calls of ops whose members join and leave at random times."""
     offsets = [dice.randint(-5 * SECOND, 5 * SECOND) for _ in range(clocks)]
     rows = []
     for op in range(ops):
@@ -31,19 +31,19 @@ def job(dice: random.Random, clocks: int, ops: int) -> tuple[list[int], Samples]
 @given(st.randoms(use_true_random=False), st.integers(2, 6), st.integers(1, 12), st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_the_true_offset_is_within_the_bounds(
-    dice: random.Random, clocks: int, ops: int, told: bool
+    dice: random.Random, clocks: int, ops: int, offset_known: bool
 ) -> None:
-    """With or without offsets that a folder tells, and nobody is called a liar."""
+    """With or without an offset in the folder's metadata; no clock is reported as wrong."""
     offsets, samples = job(dice, clocks, ops)
     true = np.array(offsets)
     low, high, centre = np.full(clocks, -FAR), np.full(clocks, FAR), np.zeros(clocks, np.int64)
-    if told:
+    if offset_known:
         reach = dice.randint(0, SECOND)
         centre[0] = true[0] + dice.randint(-reach, reach)
         low[0], high[0] = centre[0] - reach, centre[0] + reach
     bounds = bound(centre, low, high, samples)
     assert not bounds.off_by_ns.any()
-    if not told:  # they count from some clock's own time
+    if not offset_known:  # offsets are relative to some clock's own time
         (at,) = np.flatnonzero((bounds.low == 0) & (bounds.high == 0))[:1]
         true = true - true[at]
     assert ((bounds.low <= true) & (true <= bounds.high)).all()
@@ -52,7 +52,7 @@ def test_the_true_offset_is_within_the_bounds(
 @given(st.randoms(use_true_random=False), st.integers(2, 5), st.integers(2, 10))
 @settings(max_examples=100, deadline=None)
 def test_more_collectives_never_widen_a_bound(dice: random.Random, clocks: int, ops: int) -> None:
-    """What one more op tells can only be added to what the others told."""
+    """One more op only adds information."""
     offsets, samples = job(dice, clocks, ops)
     low, high, centre = np.full(clocks, -FAR), np.full(clocks, FAR), np.zeros(clocks, np.int64)
     low[0] = high[0] = centre[0] = offsets[0]

@@ -1,4 +1,4 @@
-"""Laws of the accumulators: whatever order ranks tell in, a slot says what a list would."""
+"""Laws of the accumulators: whatever order ranks report in, a slot has what a sorted list has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from frd.engine.matching.open_collectives import NEVER, OpenCollectives, Retired
 SEQS = 6
 
 
-def told(
+def retired(
     created: list[list[int]], done: list[list[int]], node_of: list[int], order: list[int]
 ) -> RetiredCollectives:
     """One group in which each rank joins and completes `SEQS` collectives; ranks in `order`."""
@@ -31,13 +31,13 @@ def told(
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_who_was_last_and_what_would_be_without_it(ranks: int, nodes: int, seed: int) -> None:
-    """Arrivals and completions, many at the same time, some unknown: as sorting them all says."""
+    """Arrivals and completions, many at the same time, some unknown: the same as after sorting."""
     dice = Random(seed)
     node_of = [dice.randrange(nodes) for _ in range(ranks)]
     span = dice.choice([3, 10**9])
     created = [[1 + dice.randrange(span) for _ in range(SEQS)] for _ in range(ranks)]
     done = [[dice.choice([0, 1 + dice.randrange(span)]) for _ in range(SEQS)] for _ in created]
-    closed = told(created, done, node_of, dice.sample(range(ranks), ranks))
+    closed = retired(created, done, node_of, dice.sample(range(ranks), ranks))
     assert closed.joined.tolist() == [ranks] * SEQS
     for at in range(SEQS):
         arrivals = [created[rank][at] for rank in range(ranks)]

@@ -52,4 +52,4 @@ def test_peers_share_a_number_and_p2p_has_none() -> None:
     assert min(one[:3]) > 0
     assert one[3:] == [0, 0]
     assert collectives.find(collectives[1].group.group_id, collectives[1].seq) == 1
-    assert collectives.find("nobody", 5) == -1
+    assert collectives.find("unknown", 5) == -1

@@ -1,4 +1,4 @@
-"""Laws of lateness: chance names nobody, and clocks within their bounds change nothing."""
+"""Laws of lateness: chance names no rank, and clocks within their bounds change nothing."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def layers_of(world: int, depth: int) -> list[Layer]:
     st.sampled_from([1, 2, 8]),
     st.integers(0, 2**32 - 1),
 )
-def test_who_is_late_by_chance_is_no_straggler(
+def test_a_rank_that_is_late_by_chance_is_no_straggler(
     world: int, depth: int, kind: str, per_node: int, seed: int
 ) -> None:
-    """Every rank works unevenly, none more than the others; some meet once more, without any work
-    before it. Nobody is named in two minutes."""
+    """Every rank works unevenly, none more than the others; some ranks have one more collective,
+    without work before it. No rank is named in two minutes."""
     dice, layers = np.random.default_rng(seed), layers_of(world, depth)
     layers.append([sorted(dice.choice(world, dice.integers(2, world + 1), replace=False).tolist())])
 

@@ -72,7 +72,7 @@ def naming() -> Naming:
 
 @given(steps=STEPS, capacity=st.integers(1, 40))
 @settings(max_examples=150, deadline=None)
-def test_every_transition_is_told_once_and_in_order(
+def test_every_transition_is_reported_once_and_in_order(
     steps: list[tuple[str, int]], capacity: int
 ) -> None:
     """Ops of three groups start and end in any order; entries are overwritten between dumps."""
@@ -135,7 +135,7 @@ def test_without_overrun_nothing_is_missing(steps: list[tuple[str, int]]) -> Non
             assert reported[name, entry.collective_seq_id] == expected
 
 
-def test_a_dump_taken_twice_tells_nothing_new() -> None:
+def test_a_dump_taken_twice_reports_nothing_new() -> None:
     """The same dump a second time reports nothing."""
     recorder, tracker, names = Recorder(100), RecorderTracker(), naming()
     recorder.enter(0)

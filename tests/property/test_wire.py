@@ -1,4 +1,4 @@
-"""Laws of the wire: what is encoded comes back, and nothing but `WireError` comes of the rest."""
+"""Laws of the wire: encoded events are decoded again; all other bytes give a `WireError`."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ ANY = st.integers(-(2**63), 2**63 - 1)
 
 @st.composite
 def memory_batches(draw: st.DrawFn) -> MemoryColumns:
-    """Of values the wire checks nothing: a mad series must not end the stream."""
+    """The wire does not check values: a series with odd values must not end the stream."""
     series = draw(st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True))
     moments = draw(st.integers(0, 4))
     return MemoryColumns(
@@ -239,7 +239,7 @@ def only_a_wire_error(decode: Callable[[bytes], object], data: bytes) -> bool:
 
 @given(events)
 def test_round_trip(event: AgentEvent) -> None:
-    """Whatever an agent may say comes back as it was said."""
+    """Any event of an agent is the same after encoding and decoding."""
     assert plain(ready().decode(encode_agent(event))) == plain(event)
 
 

@@ -1,8 +1,8 @@
-"""One agent process: the production's pure parts, turned by simulated time.
+"""One agent process: the production's pure parts, driven by simulated time.
 
 What `frd_agent.agent` and `frd_agent.uplink.stream` do around those parts with tasks, sockets and
-files is done here with actions of the kernel: look at the clocks, look at the ranks, say what there
-is to say while the wire takes it.
+files is done here with actions of the kernel: read the clocks, read the ranks, send messages while
+the wire accepts them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REFUSALS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an agent may hold, and what the wire takes before a write waits."""
+    """Limits of an agent's buffers, and of the bytes on the wire before a write waits."""
 
     outbox_rows: int = 400_000
     memory_bytes: int = 8 * 1024 * 1024
@@ -48,7 +48,7 @@ class Limits:
 
 
 class SimAgent:
-    """One process of the agent of one node. `stop` ends it without a word."""
+    """One process of the agent of one node."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class SimAgent:
         self._dice = dice
         self._host = host
         self._processes = processes
-        """Of the node; the world adds to it."""
+        """Rank processes of the node; the world adds new ones."""
         self._around = around
         hello = ClockHello(boot_id, self.session)
         self.clock = Clock(
@@ -134,12 +134,12 @@ class SimAgent:
 
     def _find_processes(self) -> None:
         now = self.kernel.now
-        lives = {process.key for process in self._processes if process.rank.alive}
+        alive = {process.key for process in self._processes if process.rank.alive}
         for process in self._processes:
             if process.info.pid in self.watched or not process.has_files:
                 continue
-            is_news = process.died_at is not None and now - process.died_at < _NEWS
-            if process.rank.alive or is_news or process.key in lives:
+            died_lately = process.died_at is not None and now - process.died_at < _NEWS
+            if process.rank.alive or died_lately or process.key in alive:
                 self.watched[process.info.pid] = Watched(process, self)
 
     def _forget_files(self) -> None:
@@ -185,7 +185,7 @@ class SimAgent:
         self.conn.up.send(encode_agent(hello))
 
     def lost(self) -> None:
-        """The stream is gone, and this side knows."""
+        """The agent notices that its stream has ended."""
         if self.conn is not None and not self._stopped:
             self.conn, self._welcome = None, False
             self._lost()
@@ -225,7 +225,7 @@ class SimAgent:
         self.lost()
 
     def pump(self) -> None:
-        """Say what there is to say, as far as the wire takes it."""
+        """Send pending messages, as far as the wire accepts them."""
         if (conn := self.conn) is None or not self._welcome or self._stopped:
             return
         while conn.up.bytes < self.limits.window_bytes:
@@ -244,7 +244,7 @@ class SimAgent:
             self.lost()
 
     def say_goodbye(self) -> None:
-        """SIGTERM: what is left, and goodbye."""
+        """SIGTERM: send the rest, and a goodbye."""
         if self.conn is not None and self._welcome:
             self._round_at = -S
             self.pump()

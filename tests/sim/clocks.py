@@ -1,7 +1,6 @@
-"""The clocks of simulated hosts: constant, drifting, noisy, stepping; the truth stays true time.
+"""The clocks of simulated hosts, drawn at random; `tests.world.clocks` has the clocks themselves.
 
-The lines themselves are those of `tests.world.clocks`. True time counts nanoseconds from the
-beginning of the world.
+True time is nanoseconds since the beginning of the world.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from frd_agent.uplink.node_clock import ClockReading
 from tests.world.clocks import EPOCH, Clock, Host, S
 
 BOOTED: Final = 50_000 * S
-"""What raw clocks show at the beginning, more or less."""
+"""What raw clocks show at the beginning, about."""
 _DRIFT_PPB: Final = 50_000
 
 
@@ -28,7 +27,7 @@ def draw_host(dice: random.Random) -> Host:
 
 
 def read_clocks(host: Host, at: int, dice: random.Random) -> ClockReading:
-    """Both clocks at `at`, the real one a little later, as a busy kernel has it."""
+    """Both clocks at `at`; the real one is read a little later, as on a busy machine."""
     slack = dice.randrange(50, 400) if dice.random() < 0.98 else dice.randrange(400, 200_000)
     real = host.real(at + dice.randrange(slack))
     return ClockReading(NodeRawNs(host.raw(at)), NodeNs(real), slack + 1)

@@ -26,10 +26,10 @@ class Effects:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._outages: list[Injected] = []
-        """Networks that fail with the next collective."""
+        """Network faults that begin with the next collective."""
         self._stragglers: list[Injected] = []
         self._frozen: list[Meeting] = []
-        """Of Gloo, complete but for a member that is stopped."""
+        """Meetings of Gloo in which all members are present, but one is stopped."""
 
     # -- injection and healing -----------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class Effects:
                 return False
             case FaultKind.MEMORY_SPIKE | FaultKind.LEAK | FaultKind.OOM:
                 return True
-            case FaultKind.IN_COLLECTIVE_ALONE | FaultKind.NETWORK:  # who is in it, waits
+            case FaultKind.IN_COLLECTIVE_ALONE | FaultKind.NETWORK:  # ranks that are in it wait
                 return True
             case _:
                 return any(
@@ -114,7 +114,7 @@ class Effects:
                 )
 
     def _hangs(self, rank: SimRank) -> bool:
-        """What its device is at will never end, whatever the rank does."""
+        """True if the op on its device never ends, whatever the rank does."""
         path: set[int] = set()
         """Ranks of which each waits for the next."""
         free: set[int] = set()
@@ -167,10 +167,10 @@ class Effects:
         rank.device.rise(rise)
         injected.undo = lambda: rise.give_back(job.now)
 
-    # -- when the device comes to an op, or an op ends -----------------------------------------
+    # -- when a device starts an op, or an op ends ---------------------------------------------
 
     def blocks(self, rank: SimRank, record: Record) -> bool:
-        """A kernel before the op does not end; Gloo has none."""
+        """A kernel before the op does not end; Gloo has no kernels."""
         op = record.op
         if op.is_p2p or op.size < 2 or op.group.backend == "gloo":
             return False
@@ -183,7 +183,7 @@ class Effects:
         return False
 
     def keeps(self, record: Record) -> bool:
-        """All others complete it, but not this rank."""
+        """All other members complete it, this rank does not."""
         if record.op.is_p2p or record.op.size < 2:
             return False
         for injected in record.rank.snares:
@@ -195,7 +195,7 @@ class Effects:
         return False
 
     def holds_up(self, meeting: Meeting) -> bool:
-        """Nobody completes it, for now."""
+        """No member completes it, for now."""
         if self._outages and not meeting.op.is_p2p and meeting.size > 1:
             injected = self._outages.pop(0)
             befall(injected, meeting.present[0].rank, self._job.now, at_head=True)
@@ -229,7 +229,7 @@ class Effects:
     # -- when a step begins --------------------------------------------------------------------
 
     def late_ns(self, rank: SimRank) -> int:
-        """By how much a straggler is."""
+        """By how much a straggler is late."""
         late = 0
         for injected in rank.drags:
             if injected.began is None:
@@ -277,14 +277,14 @@ def _is_stuck(rank: SimRank, now: int) -> bool:
 
 
 def _absent(head: Record) -> set[int]:
-    """The ranks that have not come to it."""
+    """The members whose device is not at it."""
     op, meeting = head.op, head.meeting
     here = {record.rank.rank for record in meeting.present} if meeting else set()
     return set((op.src, op.dst) if op.is_p2p else op.group.ranks) - here
 
 
 def _is_at(rank: SimRank, injected: Injected) -> bool:
-    """Its device has come to what is stuck, and is there still."""
+    """Its device is at the stuck op."""
     head = rank.head
     if head is None or not head.ready_at or head.op.group.name != injected.group:
         return False

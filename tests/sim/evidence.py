@@ -27,22 +27,22 @@ _HANGS: Final = frozenset(FaultKind) - {
 _SEEN_BY_PEERS: Final = frozenset(
     {FaultKind.DEVICE_STUCK, FaultKind.IN_COLLECTIVE_ALONE, FaultKind.ORDER, FaultKind.P2P_STUCK}
 )
-"""It takes peers that come to the same and go on, and not peers that something else holds."""
+"""Visible only if peers come to the same op and go on, not if something else holds them."""
 _SEEN_IN_ENTRIES: Final = _SEEN_BY_PEERS | {FaultKind.MISMATCH}
 _LOOKS: Final = 5 * S
-"""From when a wait is long enough until telemetry has confirmed that; and until clocks are known
-once wire and machines are well."""
+"""From when a wait is long enough until telemetry has confirmed that; and until clocks are known,
+once wire and machines work."""
 _WINDOW: Final = round(POLICY.straggler_window_s * S)
 _STRETCH: Final = _WINDOW * 5 // 6
-"""Some window holds any stretch of this length, and most of its parts are in there."""
+"""Some window contains any stretch of this length."""
 _SETTLES: Final = round(POLICY.telemetry_late_s * S) + _WINDOW // 6 + 2 * _LOOKS
 _NATS: Final = 25.0
-"""Who is last so often is not by chance."""
+"""A rank that is last so often is not last by chance."""
 _WARMS_UP: Final = round(POLICY.memory_warmup_s * S) + 2 * S
 _PACED: Final = 4 * S
-"""A rise that lasts so long has a rate, and is no jump to another level."""
+"""A rise that lasts so long has a rate; a shorter one is a jump to another level."""
 _LEAKS: Final = round(POLICY.memory_leak_window_s * S) * 3 // 2
-"""A line through so much of it is straight."""
+"""A rise for so long is recognized as a line."""
 
 
 class Evidence:
@@ -50,15 +50,15 @@ class Evidence:
         self._world = world
         self._lost_rows = 0
         self._whole_since = 0
-        """No row was lost since then."""
+        """True time of the last lost row."""
         self._served_since = 0
-        """By the same process of the service."""
+        """True time of the start of this service process."""
 
     def restarted(self) -> None:
         self._served_since = self._world.kernel.now
 
     def look(self) -> None:
-        """At what agents say that they have lost."""
+        """Sum up the rows that agents count as lost."""
         lost = 0
         for node in self._world.nodes:
             for agent in node.sessions:
@@ -68,7 +68,7 @@ class Evidence:
             self._lost_rows, self._whole_since = lost, self._world.kernel.now
 
     def known_by(self, injected: Injected) -> int:
-        """If it can be known at all."""
+        """True time from which the fault can be known, if at all."""
         began = injected.began or 0
         match injected.fault.kind:
             case FaultKind.STRAGGLER:
@@ -79,7 +79,7 @@ class Evidence:
                 return began
 
     def is_enough(self, injected: Injected, run: Run) -> bool:
-        """It can be known, from `known_by` on at the latest."""
+        """True if the fault can be known, from `known_by` on at the latest."""
         if not run.job.is_felt(injected):
             return False
         assert injected.began is not None
@@ -98,19 +98,19 @@ class Evidence:
                 return not hidden and (is_loss or _shows_a_wait(injected, run))
 
     def _clear_since(self, began: int) -> int:
-        """Since it began, and machines and wire were well, every row has come."""
+        """Since then every row has arrived: it has begun, and machines and wire work."""
         well = max(self._served_since, self._world.troubles.well_since)
         return max(began, self._whole_since, well) + _LOOKS
 
     def _is_reported(self, injected: Injected, run: Run) -> bool:
-        """An agent was there when an allocation failed."""
+        """An agent was running when an allocation failed."""
         (number,) = injected.fault.ranks
         agent = self._world.nodes[run.job.ranks[number].node].agent
         return agent is not None and not agent.samples.dropped and agent.born < injected.at
 
     def _saw(self, injected: Injected, run: Run) -> bool:
-        """Agent and service had seen what is usual of the rank's memory when it began to rise, and
-        looked on until it rose no more: to hear of it when that is long over is no use."""
+        """Agent and service had seen the rank's usual memory before it began to rise, and watched
+        until the rise was over: telemetry that arrives long after that does not count."""
         (number,) = injected.fault.ranks
         rank = run.job.ranks[number]
         agent = self._world.nodes[rank.node].agent
@@ -126,7 +126,7 @@ class Evidence:
 
 
 def _beyond_chance(injected: Injected, since: int) -> bool:
-    """Chance does not make one of so many the last so often (Chernoff's bound)."""
+    """By chance, one of so many ranks is not the last so often (Chernoff's bound)."""
     for group in {group for group, _ in injected.kept_waiting}:
         mine, others = (
             [at for of, at in waits if of is group and at >= since]
@@ -150,7 +150,7 @@ def _nats(mine: int, others: int, chance: float) -> float:
 
 
 def _is_rise(injected: Injected, run: Run) -> bool:
-    """Memory gets short, or rises for long enough to see where that leads."""
+    """Memory gets short, or rises for long enough."""
     (number,) = injected.fault.ranks
     memory = run.job.ranks[number].memory()
     needed = _LEAKS if injected.fault.kind is FaultKind.LEAK else _PACED
@@ -204,7 +204,7 @@ def _shows_a_wait(injected: Injected, run: Run) -> bool:
 
 
 def _is_erased(injected: Injected, run: Run) -> bool:
-    """Recorders were reset about when it began."""
+    """Recorders were reset at about the time it began."""
     assert injected.began is not None
     return injected.fault.kind in _SEEN_IN_ENTRIES and any(
         other.fault.kind is FaultKind.RECORDER_RESET

@@ -1,4 +1,4 @@
-"""What can go wrong in a simulated job, and what an expert would say of it afterwards."""
+"""Faults of a simulated job, and what an expert would conclude about each of them."""
 
 from __future__ import annotations
 
@@ -42,41 +42,41 @@ class FaultKind(StrEnum):
     OOM = "oom"
     RECORDER_RESET = "recorder_reset"
     NEW_GROUP = "new_group"
-    """A subgroup is made while training: no fault, and nothing to be confused by."""
+    """A subgroup is made while training: no fault, and it must not look like one."""
 
 
 INCURABLE: Final = frozenset(
     {FaultKind.CRASH, FaultKind.CRASH_RECORDED, FaultKind.MISMATCH, FaultKind.ORDER}
 )
-"""Once they have begun, they end with the job."""
+"""Faults that end only with the job, once they have begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     kind: FaultKind
     ranks: tuple[int, ...]
-    """The victims of the fault, which makes them the first cause. None where it is the network's;
-    the members of a new group."""
+    """The ranks with the fault, which are the first cause; none for a network fault. For a new
+    group, its members."""
 
 
 @dataclass(slots=True, eq=False)
 class Injected:
-    """A fault that was injected, and what became of it."""
+    """A fault that was injected, and its effects."""
 
     fault: Fault
     at: int
     """True time of the injection."""
     began: int | None = None
-    """True time when it took effect: the rank failed to come, the op hung."""
+    """True time when it took effect: the rank did not join, or the op hung."""
     healed: int | None = None
     group: str = ""
-    """Name of the group that is stuck; empty where none is."""
+    """Name of the group that is stuck; empty if none is."""
     seq: int = -1
-    """Of what is stuck there; -1 where it is a send or a receive."""
+    """Seq of the stuck collective; -1 for a send or a receive."""
     culprits: frozenset[int] = frozenset()
     """The ranks that an expert would name."""
     may_name: frozenset[int] = frozenset()
-    """Ranks that may rightly be named too: the rest of a circle, the other one of two that do not
+    """Other ranks that may be named: the rest of a circle, the other of two ranks that do not
     match, and ranks that wait in ops that no recorder shows."""
     is_idle: bool = False
     """The job already hung at that point, so the fault had no effect."""
@@ -85,16 +85,16 @@ class Injected:
     kept_waiting: list[tuple[Group, int]] = field(default_factory=list, repr=False)
     """The collectives in which all others waited for it alone: group, and when it joined."""
     rivals: list[tuple[Group, int]] = field(default_factory=list, repr=False)
-    """The collectives in which they waited for a rank that it may have delayed elsewhere."""
+    """The collectives in which others waited for a rank that the straggler may have delayed."""
     lasts_ns: int = 0
     """How long memory rises."""
     undo: Callable[[], None] | None = field(default=None, repr=False)
-    """What heals it."""
+    """Heals it."""
 
 
 def befall(injected: Injected, rank: SimRank, now: int, *, at_head: bool = False) -> None:
-    """It takes effect. `at_head`: on what the rank's device is at; else on what its program comes
-    to next."""
+    """The fault takes effect: `at_head` on the op of the rank's device, else on the next op of its
+    program."""
     injected.began = now
     if at_head and rank.head is not None:
         op, seq = rank.head.op, rank.head.seq
@@ -105,7 +105,7 @@ def befall(injected: Injected, rank: SimRank, now: int, *, at_head: bool = False
 
 
 def draw_fault(dice: random.Random, plan: JobPlan, job: Job) -> Fault | None:
-    """One that can happen to this job now; None if the one that was drawn cannot."""
+    """A fault that can happen to this job now; None if the fault that was drawn cannot."""
     kind = dice.choice(tuple(FaultKind))
     if kind is FaultKind.NETWORK:
         return Fault(kind, ())
@@ -142,8 +142,8 @@ def _is_able(kind: FaultKind, plan: JobPlan, rank: SimRank) -> bool:
 
 
 def swaps(tasks: Tasks, at: int) -> frozenset[int]:
-    """The ranks that would wait for each other, if one did this and the next task of its program in
-    the opposite order; none where that does no harm."""
+    """The ranks that would wait for each other if one did this and the next task of its program in
+    the opposite order; none if that order is harmless."""
     if at + 1 >= len(tasks):
         return frozenset()
     one, other = tasks[at].op, tasks[at + 1].op

@@ -26,8 +26,6 @@ from tests.sim.ranks import RUNS, Meeting, SimRank
 from tests.sim.recorder import Record
 from tests.sim.traps import Traps
 
-__all__ = ["Job", "SimRank", "Wall"]
-
 Wall: TypeAlias = Callable[[int], int]
 """True time to CLOCK_REALTIME of a node; asked at the moment of an event, with rising times."""
 
@@ -51,7 +49,7 @@ class Job:
         self._heap: list[tuple[int, int, Callable[[Any], None], Any]] = []
         self._number = 0
         self._meetings: dict[tuple[object, ...], Meeting] = {}
-        """Meetings that some member has still to join."""
+        """Meetings that not all members have joined."""
         self._unnoticed: list[list[Record]] = [[] for _ in range(plan.nodes)]
         """What has completed since a node's watchdogs looked."""
         self._phase = [dice.randrange(_WATCHDOG_NS) for _ in range(plan.nodes)]
@@ -86,7 +84,7 @@ class Job:
         self._effects.inject(injected)
 
     def heal(self, injected: Injected) -> None:
-        """Now. A rank that died, a mismatch and an order deadlock have no healing: see `end`."""
+        """Now. A rank that died, a mismatch and an order deadlock cannot be healed: see `end`."""
         self._effects.heal(injected)
 
     def is_felt(self, injected: Injected) -> bool:
@@ -111,7 +109,7 @@ class Job:
         heapq.heappush(self._heap, (self.now + delay, self._number, action, subject))
 
     def die(self, rank: SimRank, last_words: tuple[Any, str] | None) -> None:
-        """Its device dies with it, in the middle of whatever it is at."""
+        """Its device ends with it, in the middle of an op or not."""
         rank.ended_ns = NodeNs(self.wall_ns(rank.node))
         if last_words is None:
             rank.wait_status = signal.SIGKILL
@@ -231,7 +229,7 @@ class Job:
             self.after(meeting.ready_at + op.span_ns - self.now, self.complete, meeting)
 
     def complete(self, meeting: Meeting) -> None:
-        """All have come, and it has taken its time."""
+        """All members have joined, and its time is over."""
         if meeting.is_broken or self._effects.holds_up(meeting):
             return
         for record in meeting.present:
@@ -240,7 +238,7 @@ class Job:
         meeting.present = []
 
     def finish(self, record: Record) -> None:
-        """The device of a rank is through with what it was at."""
+        """The device of a rank completes an op."""
         rank = record.rank
         record.done_at = record.seat.freed_at = self.now
         rank.queue.popleft()
@@ -262,7 +260,7 @@ class Job:
         self.after(_WATCHDOG_NS - elapsed, self._notice, node)
 
     def _notice(self, node: int) -> None:
-        """NCCL's watchdogs, those of all ranks of a node together."""
+        """NCCL's watchdogs of all ranks of a node look for completed ops."""
         wall_ns = self.wall_ns(node)
         late = []
         for record in self._unnoticed[node]:

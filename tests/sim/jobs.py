@@ -1,4 +1,4 @@
-"""Small simulated jobs for tests, whole and broken, and what can be asked of them."""
+"""Small simulated jobs for tests, healthy and broken, and questions about them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from frd.flight.decode import parse
 from tests.sim.faults import Fault, FaultKind, Injected
-from tests.sim.job import Job, SimRank
+from tests.sim.job import Job
 from tests.sim.ops import S
 from tests.sim.programs import JobPlan
+from tests.sim.ranks import SimRank
 
 EPOCH = 1_790_000_000 * S
 PLAN = JobPlan(
@@ -40,7 +41,7 @@ def entries(rank: SimRank) -> list[tuple[str, int, int, bool]]:
 
 
 def broken(plan: JobPlan, kind: FaultKind, rank: int = 5) -> tuple[Job, Injected]:
-    """A job 20 s after the fault, when every rank that it can make wait does wait."""
+    """A job 40 s after the fault, when all ranks that it can delay are waiting."""
     job = job_of(plan)
     job.advance(20 * S)
     job.inject(Fault(kind, () if kind is FaultKind.NETWORK else (rank,)))
@@ -49,7 +50,7 @@ def broken(plan: JobPlan, kind: FaultKind, rank: int = 5) -> tuple[Job, Injected
 
 
 def waiting(job: Job, injected: Injected) -> set[int]:
-    """Who is at what is stuck."""
+    """The ranks whose device is at the stuck op."""
     heads = {rank.rank: rank.head for rank in job.ranks if rank.alive and rank.head is not None}
     return {
         rank

@@ -1,4 +1,4 @@
-"""Simulated time: what happens next, and nothing else."""
+"""Simulated time: a queue of actions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Action = Callable[[], None]
 
 
 class Kernel:
-    """True time in nanoseconds since the beginning; actions happen in order of time, then of
-    planning, so that a run depends on nothing but what is planned."""
+    """True time in nanoseconds since the beginning. Actions happen in order of time, then of
+    planning, so that a run is deterministic."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -27,7 +27,7 @@ class Kernel:
         self.at(self.now + delay, action)
 
     def run(self, until: int) -> None:
-        """Let happen all that is planned up to and including `until`."""
+        """Run all actions up to and including `until`."""
         while self._heap and self._heap[0][0] <= until:
             self.now, _, action = heapq.heappop(self._heap)
             self.steps += 1

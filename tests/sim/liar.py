@@ -1,6 +1,6 @@
-"""What an agent says that no agent would: broken, out of range, impossible, or simply untrue.
+"""False messages of an agent: malformed, out of range, impossible, or simply untrue.
 
-A lie may harm the liar's own ranks. It must not harm those of others.
+They may harm the agent's own ranks. They must not harm the ranks of other agents.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 _Lie: TypeAlias = Callable[[random.Random, int], bytes]
-"""A message of a node whose wall clock shows so much."""
+"""Dice and the node's wall clock to a message."""
 
 
 def lie(world: World, number: int, dice: random.Random) -> None:

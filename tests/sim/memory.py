@@ -1,6 +1,6 @@
 """GPU memory of one simulated rank: a plateau with a sawtooth, and what faults add to it.
 
-A function of true time, so that asking costs nothing between two asks and changes nothing.
+A function of true time: reading it changes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.sim.ops import S
 GIB: Final = 1 << 30
 _TOTAL: Final = 80 * GIB
 _CONTEXT: Final = GIB // 2
-"""Of CUDA and its libraries, in addition to the allocator."""
+"""CUDA and its libraries, in addition to the allocator."""
 _FILLS_NS: Final = 3 * S
 """How long a program takes to allocate its weights and optimizer state."""
 
@@ -33,7 +33,7 @@ class OomError:
 
 @dataclass(frozen=True, slots=True)
 class MemoryOfRank:
-    """What the tap and NVML would read now; all in bytes. Every rank has its own device."""
+    """What the tap and NVML read; all in bytes. Every rank has its own device."""
 
     uuid: bytes
     """Of the device."""
@@ -88,19 +88,19 @@ class Memory:
         self._rises.append(rise)
 
     def room(self, now: int) -> int:
-        """What is left of the device even when the sawtooth is at its highest."""
+        """Free bytes of the device when the sawtooth is at its highest."""
         mine = sum(rise.at(now) for rise in self._rises)
         return max(_TOTAL - self._base - self._saw - _CONTEXT - mine, 0)
 
     def fail(self, now: int, wall_ns: int) -> str:
-        """An allocation fails. In torch's words."""
+        """An allocation fails; returns torch's message."""
         free = self.room(now)
         requested = free + 2 * GIB
         self._errors += (OomError(len(self._errors) + 1, wall_ns, requested, free),)
         return f"CUDA out of memory. Tried to allocate {requested / GIB:.2f} GiB. GPU 0 has"
 
     def at(self, now: int, *, alive: bool) -> MemoryOfRank:
-        """Of a rank that is gone, only what others hold on its device."""
+        """If the rank is gone, only what other processes hold on its device."""
         foreign = sum(rise.at(now) for rise in self._rises if not rise.is_own)
         if not alive:
             return MemoryOfRank(self._uuid, 0, 0, 0, foreign, _TOTAL, self._errors)

@@ -1,8 +1,8 @@
 """The wire between one agent and the service, as TCP behaves: late, cut, slow, broken, in order.
 
-A stream loses nothing and reorders nothing while it lives; what breaks it is a reset, or a
-partition that outlasts both sides' patience. Either side may notice long before the other: then
-what is on its way still arrives, and an old stream's words mix with those of its successor.
+A stream neither loses nor reorders data while it is open; a reset breaks it, or a partition that
+outlasts the timeouts of both sides. One side may notice long before the other: then data that is on
+its way still arrives, and messages of an old stream mix with those of its successor.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ class Pipe:
 
 
 class Surroundings(Protocol):
-    """What an agent finds around it."""
+    """The world as an agent sees it."""
 
     def settle(self) -> None:
-        """The ranks are as they are now."""
+        """Advance the jobs to the present."""
 
     def dial(self, agent: SimAgent) -> Conn | None:
         """A connection to the service; None if no service answers."""
@@ -123,7 +123,7 @@ class Conn:
 
     def __init__(self, kernel: Kernel, link: Link, agent: SimAgent, service: Service) -> None:
         self.agent, self.service = agent, service
-        self.stream = service.open()
+        self.stream = service.streams.open()
         self.is_open = True
         """On the service's side."""
         self.up = Pipe(kernel, link, link.there, self._take, lambda: link.message_ns)
@@ -151,19 +151,19 @@ class Conn:
             self._pongs.send(pong)
 
     def flush(self) -> None:
-        """Write what is to be written."""
+        """Send what the stream has for the agent."""
         if self.is_open and self.stream.wake.is_set():
             self.stream.wake.clear()
             for event in self.stream.take_outgoing():
                 self._down.send(encode_service(event))
 
     def end_at_service(self) -> None:
-        """It notices that the stream is over."""
+        """The service notices that the stream is over."""
         if self.is_open:
             self.is_open = False
             self.up.close()
             self.pings.close()
-            self.service.close(self.stream)
+            self.service.streams.close(self.stream)
             lost_at = max(self._kernel.now, self._link.cut_until) + _LAST_WORDS
             self._kernel.at(lost_at, self.lose)
 

@@ -1,4 +1,4 @@
-"""What ranks do together: groups, ops and the tasks of programs, in the words of recorders."""
+"""Groups, ops and the tasks of programs, with the names that recorders use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MS: Final = 1_000_000
 S: Final = 1_000_000_000
 
 ENQUEUE_NS: Final = 200_000
-"""What it costs a program to enqueue an op."""
+"""Time that a program needs to enqueue an op."""
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
@@ -28,27 +28,27 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Op:
-    """Something that ranks do together, in a group; the same object on all who do it alike."""
+    """A collective, send or receive; the same object on all ranks that call it alike."""
 
     group: Group
     name: str
-    """As recorders call it."""
+    """As recorders name it."""
     inputs: Shapes
     outputs: Shapes
     dtype: str
     span_ns: int
-    """From when the last has come until it is complete."""
+    """From the last join to completion."""
     src: int = -1
     dst: int = -1
     """Global ranks, of a send or receive."""
     is_send: bool = False
     parts: tuple[Op, ...] = ()
-    """Recorded before it, under the same number: it is what ends them all."""
+    """Recorded before it, under the same number; its end is the end of all."""
     is_part: bool = False
     is_foul: bool = False
     """It does not match what the others pass, so it never completes."""
     text: bytes = b""
-    """The part that all its entries share, made at the first request."""
+    """The text that all its entries share, made at the first request."""
 
     @property
     def is_p2p(self) -> bool:
@@ -56,7 +56,7 @@ class Op:
 
     @property
     def size(self) -> int:
-        """How many ranks it takes."""
+        """Number of members."""
         return 2 if self.dst >= 0 else len(self.group.ranks)
 
 
@@ -65,11 +65,11 @@ class Task:
     """One thing that a rank's program does."""
 
     op: Op | None
-    """None: wait until the device has done all that was enqueued."""
+    """None: wait until the device has completed all enqueued ops."""
     cpu_ns: int
-    """The program computes so long before it."""
+    """Computing time of the program before it."""
     device_ns: int
-    """And the device, once it has nothing else to do."""
+    """Computing time of the device before it."""
 
 
 Tasks: TypeAlias = tuple[Task, ...]
@@ -85,7 +85,7 @@ class Program:
     prologue: Tasks
     step: Tasks
     checkpoint: Tasks
-    """What follows every so many steps."""
+    """Follows every `checkpoint_every` steps."""
 
 
 def all_reduce(group: Group, elements: int, dtype: str = "BFloat16") -> Op:
@@ -94,7 +94,7 @@ def all_reduce(group: Group, elements: int, dtype: str = "BFloat16") -> Op:
 
 
 def message(group: Group, src: int, dst: int, *, is_send: bool, batched: bool) -> Op:
-    """One end of it; of global ranks."""
+    """One end of a message between global ranks."""
     shapes = ((64, 1_024),)
     name = "send" if is_send else "recv"
     op = Op(group, name, shapes, shapes, "BFloat16", 3 * MS, src, dst, is_send)
@@ -105,7 +105,7 @@ def message(group: Group, src: int, dst: int, *, is_send: bool, batched: bool) -
 
 
 def collective(group: Group, what: str) -> Op:
-    """What a program calls `what`, as the recorders of its backend have it."""
+    """The collective `what` of a program, as the recorders of its backend show it."""
     many, is_gloo = len(group.ranks), group.backend == "gloo"
     shard, whole = ((32, 1_024),), ((32 * many, 1_024),)
     match what:

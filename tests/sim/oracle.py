@@ -1,9 +1,9 @@
-"""Knows what really happened, and compares what the service says with it.
+"""Knows what really happened, and compares the service's findings with it.
 
-Safety is checked at every evaluation: no uninvolved rank is blamed, nothing that was published is
-taken back, no row is lost without being counted, nothing grows past its limit. Once
-machines and wire are well, what is wrong with the job has to be found; once that is well too, every
-finding has to close. What is asked for is what an expert would say, not what the engine does.
+Safety is checked at every evaluation: no uninvolved rank is blamed, no published cause is taken
+back, no row is lost without being counted, nothing grows past its limit. Once machines and wire
+work, faults of the job must be found; once the job works too, every finding must close. The
+expected result is what an expert would say, not what the engine does.
 """
 
 from __future__ import annotations
@@ -34,43 +34,41 @@ from tests.sim.evidence import Evidence
 from tests.sim.faults import FaultKind, Injected
 
 if TYPE_CHECKING:
+    from tests.sim.agent import SimAgent
     from tests.sim.service import Service
-    from tests.sim.world import Run, World
+    from tests.sim.watched import Watched
+    from tests.sim.world import Node, Run, World
 
-_GONE: Final = frozenset({Reason.EXITED, Reason.UNREACHABLE})
-_EXPECTED: Final[dict[FaultKind, tuple[frozenset[Kind], frozenset[Reason]]]] = {
-    FaultKind.CPU_STUCK: (frozenset({Kind.STALL}), frozenset({Reason.CPU_STUCK})),
-    FaultKind.GIL_HELD: (frozenset({Kind.STALL}), frozenset({Reason.CPU_STUCK})),
-    FaultKind.P2P_STUCK: (frozenset({Kind.STALL}), frozenset({Reason.CPU_STUCK})),
-    FaultKind.STOPPED: (frozenset({Kind.STALL}), frozenset({Reason.UNREACHABLE})),
-    FaultKind.CRASH: (frozenset({Kind.STALL, Kind.RANK_LOST}), frozenset({Reason.EXITED})),
-    FaultKind.CRASH_RECORDED: (frozenset({Kind.STALL, Kind.RANK_LOST}), frozenset({Reason.EXITED})),
-    FaultKind.IN_COLLECTIVE_ALONE: (
-        frozenset({Kind.STALL}),
-        frozenset({Reason.IN_COLLECTIVE_ALONE}),
-    ),
-    FaultKind.DEVICE_STUCK: (frozenset({Kind.STALL}), frozenset({Reason.DEVICE_STUCK})),
-    FaultKind.MISMATCH: (frozenset({Kind.MISMATCH, Kind.STALL}), frozenset({Reason.MISMATCH})),
-    FaultKind.ORDER: (frozenset({Kind.ORDER, Kind.STALL}), frozenset({Reason.ORDER})),
-    FaultKind.NETWORK: (frozenset({Kind.STALL}), frozenset({Reason.NETWORK_OR_DEVICE})),
-    FaultKind.STRAGGLER: (frozenset({Kind.STRAGGLER}), frozenset({Reason.LATE})),
-    FaultKind.MEMORY_SPIKE: (frozenset({Kind.MEMORY_SPIKE, Kind.OOM}), frozenset({Reason.MEMORY})),
-    FaultKind.LEAK: (frozenset({Kind.MEMORY_SPIKE, Kind.OOM}), frozenset({Reason.MEMORY})),
-    FaultKind.OOM: (frozenset({Kind.OOM, Kind.MEMORY_SPIKE}), frozenset({Reason.MEMORY})),
+_EXPECTED: Final[dict[FaultKind, tuple[Reason, set[Kind]]]] = {
+    FaultKind.CPU_STUCK: (Reason.CPU_STUCK, {Kind.STALL}),
+    FaultKind.GIL_HELD: (Reason.CPU_STUCK, {Kind.STALL}),
+    FaultKind.P2P_STUCK: (Reason.CPU_STUCK, {Kind.STALL}),
+    FaultKind.STOPPED: (Reason.UNREACHABLE, {Kind.STALL}),
+    FaultKind.CRASH: (Reason.EXITED, {Kind.STALL, Kind.RANK_LOST}),
+    FaultKind.CRASH_RECORDED: (Reason.EXITED, {Kind.STALL, Kind.RANK_LOST}),
+    FaultKind.IN_COLLECTIVE_ALONE: (Reason.IN_COLLECTIVE_ALONE, {Kind.STALL}),
+    FaultKind.DEVICE_STUCK: (Reason.DEVICE_STUCK, {Kind.STALL}),
+    FaultKind.MISMATCH: (Reason.MISMATCH, {Kind.MISMATCH, Kind.STALL}),
+    FaultKind.ORDER: (Reason.ORDER, {Kind.ORDER, Kind.STALL}),
+    FaultKind.NETWORK: (Reason.NETWORK_OR_DEVICE, {Kind.STALL}),
+    FaultKind.STRAGGLER: (Reason.LATE, {Kind.STRAGGLER}),
+    FaultKind.MEMORY_SPIKE: (Reason.MEMORY, {Kind.MEMORY_SPIKE, Kind.OOM}),
+    FaultKind.LEAK: (Reason.MEMORY, {Kind.MEMORY_SPIKE, Kind.OOM}),
+    FaultKind.OOM: (Reason.MEMORY, {Kind.OOM, Kind.MEMORY_SPIKE}),
 }
-"""Kinds of finding and reasons by which each fault may be named; others are no faults. A finding
-keeps its kind: one that opened as a stall, when too little was known, may name the reason later."""
+"""The reason and the kinds of finding by which each fault may be named; other kinds are no faults.
+A finding keeps its kind: it may open as a stall, before enough is known, and get a reason later."""
 _OF_INCIDENTS: Final = frozenset({Kind.STALL, Kind.MISMATCH, Kind.ORDER, Kind.RANK_LOST})
-"""Kinds whose cause, once it is certain, is for life."""
+"""Kinds whose cause stays, once it is certain."""
 _OFTEN: Final = 4
-"""More findings of one kind about the same ranks than this are a finding that flaps."""
+"""More findings of one kind about the same ranks are a flapping finding."""
 _REPLAYED: Final = 2
-"""One world in so many is lived again from its journal, which takes a fifth of its time."""
+"""One world in so many is replayed from its journal, which takes a fifth of its time."""
 _ABOUT_RANKS: Final = frozenset(Kind) - {Kind.TELEMETRY_GAP, Kind.CLOCK_UNSYNCHRONIZED}
 
 
 class Violation(AssertionError):
-    """A promise was broken: which one, in a word or two, and how."""
+    """A promise was broken: `promise` names it in a word or two."""
 
     def __init__(self, promise: str, how: str) -> None:
         super().__init__(f"{promise}: {how}")
@@ -124,7 +122,7 @@ class Oracle:
             self._check_blame(event.finding)
 
     def restarted(self, service: Service) -> None:
-        """What was published is still known, but for what a full disk did not take."""
+        """Published findings are still known, except those that a full disk did not store."""
         self._evidence.restarted()
         stored = {finding.id for finding in service.findings.open_findings()}
         opened = {f.id for f in self.findings.values() if f.state is FindingState.OPEN}
@@ -135,7 +133,7 @@ class Oracle:
             del self.findings[finding_id]
 
     def _follow(self, event: FindingEvent) -> None:
-        """Ids live once: opened, updated, closed."""
+        """The life of an id: opened once, updated, closed once."""
         finding, known = event.finding, self.findings.get(event.finding.id)
         if event.change is Change.OPENED:
             if known is not None and not self._world.disk_was_full:
@@ -180,7 +178,7 @@ class Oracle:
         return guilty | {rank.rank for rank in run.job.ranks if rank.node in liars}
 
     def check_now(self) -> None:
-        """What holds at any time."""
+        """Limits, which hold at any time."""
         self._evidence.look()
         world = self._world
         for node in world.nodes:
@@ -195,40 +193,37 @@ class Oracle:
 
     def check_rows(self) -> None:
         """Recorded = applied + dropped, to the last row, for every agent that ever ran; while an
-        agent lives and the wire is well, nothing waits either. False revisions cost an agent its
-        rows."""
+        agent lives and the wire works, no row waits. False revisions cost a lying agent its rows.
+        """
         for number, node in enumerate(self._world.nodes):
-            if number in self._world.troubles.liars:
-                continue
-            for agent in node.sessions:
-                for watched in agent.watched.values():
-                    queue = agent.outbox._queues.get(watched.number)
-                    rows = self._rows[agent.session, watched.process.info.pid]
-                    if queue is None:
-                        continue
-                    waiting = sum(
-                        max(batch.first_revision + len(batch) - 1
-                            - max(batch.first_revision - 1, rows.last), 0)
-                        for batch in queue.batches
-                    )  # fmt: skip
-                    dropped = agent.outbox.dropped.get(watched.number, 0)
-                    lost = watched.recorded - rows.applied - waiting
-                    who = f"rank {watched.process.info.rank} of {node.name}"
-                    if queue.acked > rows.last:
-                        raise Violation(
-                            "acknowledged",
-                            f"{who}: acknowledged {queue.acked}, applied {rows.last}",
-                        )
-                    if not 0 <= lost <= dropped:
-                        raise Violation("rows lost", f"{who}: {lost} rows lost, {dropped} counted")
-                    if agent is node.agent and waiting:
-                        raise Violation("rows wait", f"{who}: {waiting} rows still wait")
+            if number not in self._world.troubles.liars:
+                for agent in node.sessions:
+                    for watched in agent.watched.values():
+                        self._check_rows_of(watched, agent, node)
+
+    def _check_rows_of(self, watched: Watched, agent: SimAgent, node: Node) -> None:
+        if (queue := agent.outbox._queues.get(watched.number)) is None:
+            return
+        info = watched.process.info
+        rows = self._rows[agent.session, info.pid]
+        ranges = [(b.first_revision, b.first_revision + len(b) - 1) for b in queue.batches]
+        waiting = sum(max(last - max(first - 1, rows.last), 0) for first, last in ranges)
+        dropped = agent.outbox.dropped.get(watched.number, 0)
+        lost = watched.recorded - rows.applied - waiting
+        of = f"rank {info.rank} of {node.name}"
+        if queue.acked > rows.last:
+            raise Violation(
+                "acknowledged", f"{of}: {queue.acked} acknowledged, {rows.last} applied"
+            )
+        if not 0 <= lost <= dropped:
+            raise Violation("rows lost", f"{of}: {lost} rows lost, {dropped} counted")
+        if agent is node.agent and waiting:
+            raise Violation("rows wait", f"{of}: {waiting} rows still wait")
 
     # -- liveness ------------------------------------------------------------------------------
 
     def check_found(self) -> None:
-        """Every fault of the present job that is still there and can be known has been named, and
-        rightly.
+        """Every fault of the present job that is not healed and can be known is named rightly.
 
         Nothing can be known of a rank whose agent has lied, nor of the ranks that wait with it. A
         collective that all members have joined and none completes may be due to another fault.
@@ -247,28 +242,23 @@ class Oracle:
                 )
 
     def known_by(self) -> int:
-        """When there is evidence of every fault of the present job."""
+        """True time when there is evidence of every fault of the present job."""
         job = self._world.runs[-1].job
         felt = [injected for injected in job.injected if job.is_felt(injected)]
         return max(map(self._evidence.known_by, felt), default=0)
 
     def _is_found(self, injected: Injected, run: Run) -> bool:
-        kinds, reasons = _EXPECTED[injected.fault.kind]
-        # Who waits in a send that no recorder shows looks like who never came.
+        reason, kinds = _EXPECTED[injected.fault.kind]
+        # A rank that waits in a send that no recorder shows looks like a rank that never joined.
         hidden = injected.may_name if run.job.plan.hides_p2p else frozenset()
-        looks = reasons | {Reason.CPU_STUCK}
-        for finding in self.findings.values():
-            if finding.kind not in kinds or finding.attempt != run.key.attempt:
-                continue
-            if finding.reason in reasons and not injected.culprits:
-                return True
-            if any(
-                (s.reason in reasons and s.rank in injected.culprits)
-                or (s.reason in looks and s.rank in hidden)
-                for s in finding.suspects
-            ):  # fmt: skip
-                return True
-        return False
+        named = {(rank, reason) for rank in injected.culprits | hidden}
+        named |= {(rank, Reason.CPU_STUCK) for rank in hidden}
+        return any(
+            not named.isdisjoint(_labels(finding))
+            or (finding.reason is reason and not injected.culprits)
+            for finding in self.findings.values()
+            if finding.kind in kinds and finding.attempt == run.key.attempt
+        )
 
     def check_closed(self) -> None:
         """Every finding is closed, with two exceptions.

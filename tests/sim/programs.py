@@ -1,8 +1,8 @@
-"""What the ranks of a simulated job run: its size, its groups, and what one step asks of each rank.
+"""The programs of a simulated job: its size, its groups, and one training step of each rank.
 
 A step is a pipeline's: micro-batches forward and then backward, with the collectives of tensor and
 expert parallelism inside each stage, and those of data parallelism at the end. Its order has no
-circles even where every send waits for its receive, so a job that nothing happens to never stops.
+circles even if every send waits for its receive, so a job without faults never stops.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tests.sim.ops import (
 
 _WORLDS: Final = (4, *[8] * 8, *[12] * 4, *[16] * 6, 24, 24, 32, 32, 64)
 _DATA_SHARE: Final = 0.15
-"""Of a step: the program makes its input."""
+"""Share of a step in which the program makes its input."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """Everything about a job that is settled before it starts."""
+    """Everything about a job that is fixed before it starts."""
 
     world: int
     ranks_per_node: int
@@ -76,7 +76,7 @@ class JobPlan:
 
     @property
     def hides_p2p(self) -> bool:
-        """Ranks wait in sends and receives that no recorder shows."""
+        """True if ranks wait in sends and receives that no recorder shows."""
         return self.backend == "gloo" and self.pipeline > 1
 
 
@@ -148,7 +148,7 @@ class Programs:
         self._ops: dict[tuple[Group, str], Op] = {}
 
     def new_group(self, desc: str, ranks: tuple[int, ...] | range, backend: str = "") -> Group:
-        """Named as torch does: by a number that all ranks count alike."""
+        """Named as torch does it: by a number that all ranks count alike."""
         name = str(self._names)
         self._names += 1
         return Group(name, desc, tuple(ranks), backend or self._plan.backend)
@@ -156,7 +156,7 @@ class Programs:
     def _groups(
         self, desc: str, key: Callable[[int], object], *, when: bool = True
     ) -> dict[int, Group]:
-        """One group for all ranks of the same key, by rank; none for ranks that are alone."""
+        """One group for all ranks of the same key, by rank; no group of a single rank."""
         alike: dict[object, list[int]] = {}
         for rank in range(self._plan.world) if when else ():
             alike.setdefault(key(rank), []).append(rank)

@@ -1,7 +1,7 @@
 """A rank of a simulated job, as its agent can see it, and the meetings in which ranks wait.
 
-A rank is a program that enqueues ops, a device that does them one after another, and the recorders
-of its ops. The job advances them.
+A rank is a program that enqueues ops, a device that does them in order, and the recorders of its
+ops. The job advances them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RUNS: Final = -1
 
 
 class Meeting:
-    """One collective, or one send with its receive: complete some time after all have come."""
+    """One collective, or one send with its receive: complete some time after all members joined."""
 
     __slots__ = ("is_broken", "op", "present", "ready_at", "size")
 
@@ -34,9 +34,9 @@ class Meeting:
         self.op = op
         self.size = op.size
         self.present: list[Record] = []
-        """Of those whose device has come to it."""
+        """Of members whose device is at it."""
         self.ready_at = 0
-        """When the last device comes, of those that are on their way."""
+        """When the last of these devices starts it."""
         self.is_broken = False
         """It will never complete."""
 
@@ -74,11 +74,11 @@ class SimRank:
         """Index of the task that the program is at."""
         self.step = -1
         self.queue: deque[Record] = deque()
-        """What the device has to do; it is at the first."""
+        """Ops of the device; it is at the first."""
         self.needs = RUNS
         """The program goes on once `queue` is as short as this."""
         self.pause_ns = 0
-        """And then computes so long."""
+        """How long it then computes."""
         self.seats: dict[Group, Seat] = {}
         self.traps: list[Injected] = []
         """Faults that wait for the program."""
@@ -115,11 +115,11 @@ class SimRank:
 
     @property
     def head(self) -> Record | None:
-        """What its device is at."""
+        """The op that its device is at."""
         return self.queue[0] if self.queue else None
 
     def next_op(self) -> Op:
-        """What its program comes to next."""
+        """The next op of its program."""
         ops = [task.op for task in (*self.tasks[self.at :], *self.program.step) if task.op]
         return ops[0]
 

@@ -1,7 +1,7 @@
 """The Flight Recorder of a simulated rank: a ring of records, and the dumps that torch makes of it.
 
-The recorders of NCCL and Gloo differ in almost everything but the format, and what NCCL's recorder
-says of an op that its watchdog has not looked at depends on the time of the dump; both are here.
+The recorders of NCCL and Gloo differ in almost everything except the format. What NCCL's recorder
+shows of an op that its watchdog has not yet looked at depends on the time of the dump.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ENTRY: Final = (
 
 
 class Seat:
-    """One rank's place in one group, and what it counts there."""
+    """One rank's counters in one group."""
 
     __slots__ = (
         "completed", "enqueued", "freed_at", "group", "is_known", "messages", "op_id", "p2p_seq",
@@ -57,7 +57,7 @@ class Seat:
 
 
 class Record:
-    """One op of one rank, from its enqueueing on; an entry of the ring, where the ring has it."""
+    """One op of one rank, from enqueueing on, and its entry in the ring."""
 
     __slots__ = (
         "came_at", "completed_ns", "created_ns", "device_ns", "done_at", "meeting", "number", "op",
@@ -70,22 +70,22 @@ class Record:
         self.op = op
         self.created_ns = created_ns
         self.came_at = 0
-        """The same in true time."""
+        """`created_ns` in true time."""
         self.device_ns = device_ns
         self.record_id = 0
         self.seq = seat.seq
         self.p2p_seq = seat.p2p_seq
         self.op_id = seat.op_id
         self.number = seat.enqueued
-        """What `pg_status` calls it."""
+        """Its number in `pg_status`."""
         self.meeting: Meeting | None = None
         self.ready_at = 0
-        """True time when the device starts it; 0 while others are before it."""
+        """True time when the device starts it; 0 while ops are before it."""
         self.done_at = 0
         """True time when it was complete."""
         self.started_ns = 0
         self.completed_ns = 0
-        """When the watchdog noticed; then nothing of it changes any more."""
+        """When the watchdog noticed; the entry does not change afterwards."""
         self.text = b""
 
 
@@ -119,7 +119,7 @@ class Recorder:
         self._next_id = 0
 
     def status(self, now: int, head: Record | None) -> dict[int, Status]:
-        """`pg_status`; `head` is what the device is at."""
+        """`pg_status`; `head` is the op on the device."""
         at_work = head.seat if self.timing and head and 0 < head.ready_at <= now else None
         return {
             seat.pg_id: Status(
@@ -132,7 +132,7 @@ class Recorder:
         }
 
     def dump(self, now: int, wall_ns: int, head: Record | None) -> bytes:
-        """All that the ring has, as torch's handler writes it at `now`."""
+        """The ring, as torch's handler writes it at `now`."""
         status = {
             str(pg_id): {
                 "last_enqueued_collective": str(of.enqueued),
@@ -152,7 +152,7 @@ class Recorder:
         return b"".join((*parts, b"}"))
 
     def _shown(self, now: int) -> Iterable[Record]:
-        """Gloo counts an op, and a little later writes its entry."""
+        """Gloo counts an op, and writes its entry a little later."""
         if self._is_gloo and len(self._ring) > 1 and self._ring[-1].ready_at > now - _TEARS_NS:
             return itertools.islice(self._ring, len(self._ring) - 1)
         return self._ring
@@ -163,7 +163,7 @@ class Recorder:
         return b",".join(seat.group.config or _config_of(seat.group) for seat in self.seats)
 
     def _gloo_entry(self, record: Record, now: int, wall_ns: int) -> bytes:
-        """`retired` is all that it records of the end, a little later than the counters."""
+        """Of the end, Gloo records only `retired`, a little later than the counters."""
         is_retired = 0 < record.done_at < now - _TEARS_NS
         text = _format(record, b"scheduled", 0, 0, is_retired, b"")
         if is_retired:
@@ -203,7 +203,7 @@ def _format(
 
 
 def _text_of(op: Op) -> bytes:
-    """What all entries of `op` say alike."""
+    """The text that all entries of `op` share."""
     group = op.group
     name = f"{group.backend}:{op.name}"
     if op.name in ("send", "recv"):

@@ -19,12 +19,12 @@ from tests.sim.world import Summary, World
 
 _MEMORY_FOLDER: Final = Path("/dev/shm")
 _SEEDS_A_PROCESS: Final = 200
-"""Then another takes its place: the worlds must not share more than the code."""
+"""Then another process takes its place: worlds must share nothing but the code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A world that broke a promise, or frd with it."""
+    """A world in which a promise was broken, or an exception was raised."""
 
     seed: int
     what: str
@@ -36,7 +36,7 @@ class Failure:
 
 
 def command(seed: int, world: int | None = None) -> str:
-    """What repeats a world, and makes it smaller."""
+    """The command that repeats a world and makes it smaller."""
     more = "" if world is None else f" --world {world}"
     return f".venv/bin/python -m tests.sim --seed {seed}{more} --shrink"
 
@@ -53,7 +53,7 @@ def live(seed: int, *, only: Collection[int] | None = None, world: int | None = 
 
 
 def quiet() -> None:
-    """What frd logs of all that goes wrong in a world is no news."""
+    """Log nothing: worlds are full of faults."""
     logging.disable(logging.CRITICAL)
 
 
@@ -79,7 +79,7 @@ def attempt_all(seeds: Iterable[int], jobs: int) -> Iterator[Summary | Failure]:
 
 
 def shrink(seed: int, world: int | None = None) -> list[int]:
-    """Numbers of the events of which none can be left out, if the same promise is to break."""
+    """The fewest events, by number, with which the same promise is broken."""
     numbers = [event.number for event in draw(seed, world).events]
     broken = _broken(seed, numbers, world)
     for number in list(numbers):
@@ -90,7 +90,7 @@ def shrink(seed: int, world: int | None = None) -> list[int]:
 
 
 def _broken(seed: int, only: Collection[int], world: int | None) -> str:
-    """Which promise; empty when none is."""
+    """The broken promise; empty if none is broken."""
     try:
         live(seed, only=only, world=world)
     except Violation as violation:
@@ -102,7 +102,7 @@ def _broken(seed: int, only: Collection[int], world: int | None) -> str:
 
 @dataclass(slots=True)
 class Sum:
-    """Of many worlds."""
+    """The sum of many worlds."""
 
     seeds: int = 0
     steps: int = 0

@@ -1,7 +1,7 @@
-"""What happens in a world: drawn from its seed, printed as a line, and reduced on request.
+"""The events of a world, drawn from its seed.
 
-Every event has its own dice, so that leaving one out changes the others as little as possible; a
-failing world can therefore be reduced.
+Every event has its own dice, so that leaving one out changes the others as little as possible; this
+is how a failing world is reduced.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ POLICY: Final = Policy(
     memory_settle_s=20.0,
     memory_leak_window_s=30.0,
 )
-"""As the default, but what takes minutes takes seconds: a world lives for two minutes."""
+"""The defaults, with seconds instead of minutes: a world lives for two minutes."""
 _SMALL: Final = 8
 _USUAL: Final = 64
 _SMALLER: Final = 0.75
-"""So many of the larger worlds are small ones instead: those find as much, and more of them live in
-an hour. Those beyond the usual are rare as they are."""
+"""So many of the larger worlds are small ones instead: small worlds find as much in less time.
+Worlds beyond the usual size are rare anyway."""
 WARM: Final = 10 * S
 LAST: Final = 45 * S
-"""Nothing begins later, and what troubles machines and wire ends in time."""
+"""Nothing begins later, and troubles of machines and wire end in time."""
 
 
 class Trouble(StrEnum):
-    """What happens to agents, the service, the wire and clocks."""
+    """Faults of agents, the service, the wire and clocks."""
 
     AGENT_KILLED = "agent_killed"
     AGENT_RESTARTED = "agent_restarted"
-    """In good order, by SIGTERM."""
+    """By SIGTERM."""
     SERVICE_KILLED = "service_killed"
     SERVICE_RESTARTED = "service_restarted"
     PARTITION = "partition"
@@ -57,7 +57,7 @@ class Trouble(StrEnum):
     """NTP sets the wall clock of a node."""
     SERVICE_STEP = "service_step"
     LIAR = "liar"
-    """An agent sends what no agent would."""
+    """An agent sends false messages."""
     JOB_RESTARTED = "job_restarted"
 
 

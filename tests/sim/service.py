@@ -1,8 +1,8 @@
 """The service without its sockets: everything behind the gRPC handlers is the production's own.
 
 Engine, sessions, clocks, journal, findings database and evaluator are the real ones, put together
-as `frd.service.app` does it; the simulation hands in the time and the messages. A crash drops all
-that is in memory and tears the end off the journal; the next life starts from the same directory.
+as `frd.service.app` does it; the simulation provides time and messages. A crash drops all memory
+and the end of the journal; the next process starts from the same directory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Inline(ThreadPoolExecutor):
 
 
 class Disk:
-    """The data directory, which outlives every process of the service; and its event loop."""
+    """The data directory and the event loop, which outlive every process of the service."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -89,7 +89,7 @@ class Disk:
 class Service:
     """One process of the service.
 
-    `applied` is called with every message that was applied, `published` of what becomes visible.
+    `applied` is called with every message that was applied, `published` with findings that change.
     """
 
     def __init__(
@@ -134,13 +134,13 @@ class Service:
     def raw(self) -> ServiceRawNs:
         return ServiceRawNs(self._host.raw(self._true_now()))
 
-    # -- what its tasks do ---------------------------------------------------------------------
+    # -- its periodic tasks --------------------------------------------------------------------
 
     def evaluate(self) -> None:
         """
         Raises:
             Exception: a fault of the engine, which the real service survives and the simulation
-                does not forgive.
+                does not.
         """
         self._fill_disk()
         self._disk.run(self.evaluator.evaluate())
@@ -157,18 +157,18 @@ class Service:
         self._published(events, self.evaluator.state.status_view)
 
     def _fill_disk(self) -> None:
-        """SQLite's own way to be out of space: no page more than there are."""
+        """SQLite's own limit of space: no page more than there are."""
         writer: sqlite3.Connection = self.findings._writer
         (pages,) = writer.execute("PRAGMA page_count").fetchone()
         writer.execute(f"PRAGMA max_page_count = {pages if self._disk.full else 1 << 30}")
 
     def stop(self) -> None:
-        """In order: a last evaluation, and everything is written."""
+        """A last evaluation, and all data is written."""
         self.evaluate()
         self._close()
 
     def crash(self) -> None:
-        """What is in memory is gone; the journal's thread may finish, see `Disk.tear`."""
+        """Memory is lost; the journal's thread may finish, see `Disk.tear`."""
         with self._disk.journal_kept():
             self._close()
 
@@ -178,11 +178,8 @@ class Service:
 
     # -- streams -------------------------------------------------------------------------------
 
-    def open(self) -> Stream:
-        return self.streams.open()
-
     def take(self, stream: Stream, data: bytes) -> bool:
-        """One message, as `Ingest` takes it; False when the stream is over."""
+        """One message, handled like in `Ingest`; False if the stream is over."""
         try:
             event = self.streams.take(stream, data)
         except FrdError as error:
@@ -192,9 +189,6 @@ class Service:
             return False
         self._applied(stream, event, data)
         return not isinstance(event, Goodbye)
-
-    def close(self, stream: Stream) -> None:
-        self.streams.close(stream)
 
 
 class ClockStream:
@@ -206,7 +200,7 @@ class ClockStream:
         self._key = ("", "")
 
     def take(self, data: bytes) -> bytes | None:
-        """The answer to one message; None when there is none."""
+        """The answer to one message, if it has one."""
         service = self._service
         received = service.raw()
         ping = decode_clock(data)

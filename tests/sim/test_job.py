@@ -1,4 +1,4 @@
-"""The simulated job by itself: it is what it says, byte for byte; it never stops unless broken."""
+"""The simulated job by itself: deterministic, and it never stops without a fault."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_one_seed_is_one_job(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_healthy_job_never_stops(seed: int) -> None:
-    """Whatever its plan, each rank takes step after step, and none is ahead by more than one."""
+    """With any plan, each rank goes from step to step, and none is ahead by more than one."""
     plan = draw_plan(random.Random(seed), world=(7, 8, 12, 16, 32)[seed % 5])
     job = job_of(plan, seed)
     for second in range(20, 60, 13):
@@ -53,7 +53,7 @@ def test_a_healthy_job_never_stops(seed: int) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_members_of_a_group_record_the_same(plan: JobPlan) -> None:
-    """All members of a group join the same seqs of it, with the same op, and in the same order."""
+    """All members of a group join the same seqs, with the same op and in the same order."""
     job = job_of(replace(plan, ring=10_000))
     job.advance(30 * S)
     seen: dict[str, list[list[tuple[object, ...]]]] = {}
@@ -76,7 +76,7 @@ def test_members_of_a_group_record_the_same(plan: JobPlan) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_dumps_show_what_was_recorded(plan: JobPlan) -> None:
-    """A ring that never overruns shows every entry; one that does shows the last, and no holes."""
+    """A large ring shows every entry; a ring that overruns shows the last ones, without holes."""
     whole, small = job_of(replace(plan, ring=10_000)), job_of(replace(plan, ring=32))
     for job in (whole, small):
         job.advance(40 * S)
@@ -90,7 +90,7 @@ def test_dumps_show_what_was_recorded(plan: JobPlan) -> None:
 
 
 def test_numbers_of_processes_differ() -> None:
-    """Ranks agree neither on record ids nor on the ids of their groups, nor on those of P2P ops."""
+    """Ranks differ in record ids and in the ids of their groups."""
     job = job_of(replace(PLAN, ring=10_000))
     job.advance(30 * S)
     by_seq: dict[tuple[str, int], set[tuple[int, int]]] = {}
@@ -120,7 +120,7 @@ def test_batches_end_with_an_entry_of_their_own() -> None:
 
 
 def test_states_come_in_their_order() -> None:
-    """With timing on, what is in flight is scheduled, then started; what is over has all times."""
+    """With timing, an op in flight is scheduled, then started; a completed op has all times."""
     job, _ = broken(PLAN, FaultKind.NETWORK)
     states: Counter[str] = Counter()
     for rank in job.ranks:
@@ -156,7 +156,7 @@ def test_gloo_hides_sends_and_receives() -> None:
 
 
 def test_counters_are_those_of_the_dump() -> None:
-    """What the tap would publish is what a dump of the same moment says, for every recorder."""
+    """The tap's counters equal those of a dump of the same moment, for every recorder."""
     for plan in PLANS:
         job = job_of(plan)
         job.advance(30 * S)

@@ -1,5 +1,4 @@
-"""Each fault of a simulated job takes effect and makes the same ranks wait as in a real job; only
-the collectives themselves decide which ranks."""
+"""Each fault of a simulated job makes the same ranks wait as in a real job."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _HANGS = (
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("kind", _HANGS)
-def test_who_does_not_come_is_waited_for(plan: JobPlan, kind: FaultKind) -> None:
+def test_a_missing_rank_is_waited_for(plan: JobPlan, kind: FaultKind) -> None:
     """Its peers join the collective that the rank does not join, and in the end all ranks wait."""
     job, injected = broken(plan, kind)
     victim = job.ranks[5]
@@ -71,7 +70,7 @@ HEALED = (
     ],
 )
 def test_what_hangs_goes_on_when_healed(plan: JobPlan, kind: FaultKind) -> None:
-    """A job hangs, is healed, and goes on as if nothing had happened."""
+    """A job hangs, is healed, and goes on."""
     job, injected = broken(plan, kind)
     assert injected.began is not None
     assert not moves(job)
@@ -86,10 +85,10 @@ def test_what_hangs_goes_on_when_healed(plan: JobPlan, kind: FaultKind) -> None:
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("first", [FaultKind.CPU_STUCK, FaultKind.NETWORK])
 @pytest.mark.parametrize("second", [FaultKind.CRASH, FaultKind.STOPPED])
-def test_who_is_struck_where_all_hang_is_not_felt(
+def test_a_second_fault_of_a_hanging_job_is_not_felt(
     plan: JobPlan, first: FaultKind, second: FaultKind
 ) -> None:
-    """A job hangs; what then happens to a waiting rank makes no difference to the fault."""
+    """A job hangs; another fault of a waiting rank has no effect."""
     job, injected = broken(plan, first)
     job.inject(Fault(second, (2,)))
     job.advance(job.now + 20 * S)
@@ -110,7 +109,7 @@ def test_left_inside(plan: JobPlan) -> None:
 
 
 def test_a_device_that_does_not_start() -> None:
-    """A rank has joined, and the devices of its peers have started what its own has not."""
+    """A rank has joined; the devices of its peers have started the op, its own has not."""
     job, injected = broken(PLAN, FaultKind.DEVICE_STUCK)
     peers = waiting(job, injected)
     assert peers
@@ -127,7 +126,7 @@ def test_a_device_that_does_not_start() -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_all_joined_and_none_completes(plan: JobPlan) -> None:
-    """A network fails: every member is in it, and no rank is to blame."""
+    """A network fails: every member is in the collective, and no rank is a culprit."""
     job, injected = broken(plan, FaultKind.NETWORK)
     member = next(iter(waiting(job, injected)))
     group = next(g for g in job.ranks[member].groups if g.name == injected.group)
@@ -138,7 +137,7 @@ def test_all_joined_and_none_completes(plan: JobPlan) -> None:
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("seed", range(4))
 def test_one_passes_something_else(plan: JobPlan, seed: int) -> None:
-    """All members but one pass the same, and it never completes."""
+    """All members but one pass the same arguments, and the collective never completes."""
     job = job_of(plan, seed)
     job.advance(20 * S)
     job.inject(Fault(FaultKind.MISMATCH, (5,)))
@@ -188,7 +187,7 @@ def test_a_stage_that_never_sends(plan: JobPlan) -> None:
 
 
 def test_a_straggler_is_late_and_recovers() -> None:
-    """Each step takes longer by what one rank is late, until it is quick again."""
+    """Each step takes longer by the delay of one rank, until it is healed."""
     job = job_of(FLAT)
     job.advance(20 * S)
     before = job.ranks[0].step
@@ -205,7 +204,7 @@ def test_a_straggler_is_late_and_recovers() -> None:
 
 
 def test_a_fault_that_comes_too_late_never_begins() -> None:
-    """In a job that hangs, no rank gets to where the next fault would be."""
+    """In a job that hangs, no rank reaches the op of the next fault."""
     job, first = broken(PLAN, FaultKind.CPU_STUCK)
     for kind in (FaultKind.MISMATCH, FaultKind.P2P_STUCK, FaultKind.NETWORK, FaultKind.STRAGGLER):
         job.inject(Fault(kind, () if kind is FaultKind.NETWORK else (2,)))
@@ -222,7 +221,7 @@ def test_a_fault_that_comes_too_late_never_begins() -> None:
 
 @pytest.mark.parametrize("kind", [FaultKind.MEMORY_SPIKE, FaultKind.LEAK])
 def test_memory_rises_on_one_rank(kind: FaultKind) -> None:
-    """What one rank holds rises by gigabytes and comes back, while the job goes on."""
+    """The memory of one rank rises by gigabytes and falls again, while the job goes on."""
     job = job_of(PLAN)
     job.advance(20 * S)
     before = [rank.memory() for rank in job.ranks]
@@ -283,7 +282,7 @@ def test_a_group_made_while_training(plan: JobPlan) -> None:
 
 
 def test_a_job_that_is_ended() -> None:
-    """Everybody exits cleanly, but for a rank that is stopped."""
+    """All ranks exit cleanly, except one that is stopped."""
     job, _ = broken(PLAN, FaultKind.STOPPED)
     job.end()
     assert not any(rank.alive for rank in job.ranks)

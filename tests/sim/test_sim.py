@@ -1,4 +1,4 @@
-"""Simulated clusters: the worlds that found bugs, and what a run promises.
+"""Simulated clusters: the worlds that found bugs, and the promises of a run.
 
 The first worlds live in `tests/frozen`, thousands more in `make sim SEEDS=10000`.
 """
@@ -51,7 +51,7 @@ MISSED: dict[int, str] = {
 
 @pytest.mark.parametrize("seed", REGRESSIONS)
 def test_a_world_keeps_every_promise(seed: int) -> None:
-    """Whatever happens to agents, service, wire, clocks and job: the oracle has nothing to say."""
+    """With any faults of agents, service, wire, clocks and job, no promise is broken."""
     try:
         live(seed)
     except Exception as error:
@@ -67,7 +67,7 @@ def test_a_fault_is_missed(seed: int) -> None:
 
 
 def test_a_large_job() -> None:
-    """Hundreds of ranks in tensor, pipeline, data and expert groups, and little troubles them.
+    """Hundreds of ranks in tensor, pipeline, data and expert groups, with few troubles.
 
     Thousands take minutes: `python -m tests.sim --seed 1 --world 2048`.
     """
@@ -75,7 +75,7 @@ def test_a_large_job() -> None:
 
 
 def test_a_seed_is_a_run_byte_for_byte() -> None:
-    """Another process, with another hash seed, hears and says exactly the same."""
+    """Another process, with another hash seed, exchanges exactly the same messages."""
     program = "from tests.sim.run import live; print(live(7).digest)"
     digests = {
         run_program(
@@ -90,6 +90,6 @@ def test_a_seed_is_a_run_byte_for_byte() -> None:
 
 
 def test_events_can_be_left_out() -> None:
-    """A world without its events is another, healthy one: that is how a failing one shrinks."""
+    """A world without its events is healthy; failing worlds are reduced in this way."""
     seed = next(seed for seed in range(100) if len(draw(seed).events) > 3)
     assert live(seed, only=()).findings == {}

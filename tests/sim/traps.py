@@ -1,4 +1,4 @@
-"""Faults that wait until the program of their rank comes to an op, and what they do to it then."""
+"""Faults that wait until the program of their rank comes to an op, and their effects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Traps:
         self._job = job
 
     def spring(self, rank: SimRank) -> bool:
-        """The traps of a rank. True when its program does not go on."""
+        """Trigger the traps of a rank; True if its program does not go on."""
         for injected in list(rank.traps):
             op = rank.tasks[rank.at].op
             if op is not None and op.size > 1 and _springs(injected.fault.kind, rank, op):
@@ -77,7 +77,7 @@ class Traps:
                 foul = replace(op, inputs=shapes, outputs=shapes)
         foul.is_foul, foul.text, foul.parts = True, b"", ()
         _replace_tasks(rank, replace(rank.tasks[rank.at], op=foul))
-        if op.size == 2:  # nothing shows which is wrong
+        if op.size == 2:  # nothing shows which of the two is wrong
             injected.may_name = frozenset(op.group.ranks) - injected.culprits
 
     def _exhaust(self, rank: SimRank, injected: Injected) -> None:
@@ -122,6 +122,6 @@ def _springs(kind: FaultKind, rank: SimRank, op: Op) -> bool:
 
 
 def _replace_tasks(rank: SimRank, *tasks: Task) -> None:
-    """From the one that the program is at; in this step only."""
+    """From the present task on; in this step only."""
     at = rank.at
     rank.tasks = (*rank.tasks[:at], *tasks, *rank.tasks[at + len(tasks) :])

@@ -1,4 +1,4 @@
-"""How each trouble comes about, and how it ends."""
+"""How each trouble begins, and how it ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 _PATIENCE: Final = (20 * S, 40 * S)
-"""How long a side waits for a peer that says nothing."""
+"""Timeouts for a peer that sends nothing."""
 
 
 class Troubles:
@@ -25,7 +25,7 @@ class Troubles:
         self.liars: set[int] = set()
         """Nodes whose agents have lied."""
         self.well_since = 0
-        """Nothing was wrong with machines and wire since then, if ever."""
+        """Machines and wire work since then."""
 
     def happen(self, event: Event) -> None:
         world = self._world
@@ -60,7 +60,7 @@ class Troubles:
                 world.restart_job()
 
     def heal(self) -> None:
-        """Machines and wire are well from now on."""
+        """Machines and wire work from now on."""
         world = self._world
         self.well_since = min(self.well_since, world.kernel.now)
         world.disk.full = False
@@ -71,7 +71,7 @@ class Troubles:
             world.start_agent(node)
 
     def _some(self, share: float, dice: random.Random) -> list[int]:
-        """That share of the nodes, one at least."""
+        """That share of the nodes, at least one."""
         nodes = len(self._world.nodes)
         return sorted(dice.sample(range(nodes), max(round(share * nodes), 1)))
 
@@ -140,5 +140,5 @@ class Troubles:
 
 
 def _jump(dice: random.Random) -> int:
-    """From steps that no detector would notice to steps that every detector must."""
+    """From steps that no detector can notice to steps that every detector must notice."""
     return round(dice.choice((-1, 1)) * 10 ** dice.uniform(-5, 1) * S)

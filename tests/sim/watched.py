@@ -1,7 +1,7 @@
-"""One rank under watch: what the agent's `Rank` does around the pure parts, in simulated time.
+"""One watched rank: what the agent's `Rank` does around its pure parts, in simulated time.
 
-Counters are published, rings are asked for and read (as bytes, by the production's `Recorders`),
-and the rank's position is put into the current state, all at the turns of the agent.
+At each turn of the agent, counters are published, rings are requested and read (as bytes, by the
+production's `Recorders`), and the rank's progress is put into the current state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from frd_agent.recorder.rank_progress import live_progress, raw_counters
 from frd_agent.recorder.recorders import Recorders
 from frd_agent.recorder.rows import columns
 from frd_agent.recorder.worker_server import Refused, Silent
-from tests.sim.job import SimRank
+from tests.sim.ranks import SimRank
 from tests.world.clocks import S
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class _Socket:
 
 
 class Watched:
-    """One rank under watch, as `frd_agent.ranks.rank.Rank` has it."""
+    """One watched rank, like `frd_agent.ranks.rank.Rank`."""
 
     def __init__(self, process: Process, agent: SimAgent) -> None:
         self.process = process
@@ -109,14 +109,12 @@ class Watched:
         self._is_exact = False
         self._state, self._since_ns = RankState.LIVE, agent.wall_ns()
         self._saw_it_alive = process.rank.alive
-        """If so, it learns of the end immediately and from the kernel, as by a pidfd."""
+        """If so, the agent learns of the end immediately and from the kernel, as by a pidfd."""
         self._silent = False
         self._errors = 0
         self.is_over = False
         self.recorded = 0
         """Rows given to the outbox."""
-        self.joined = 0
-        """Of these, rows that say that the rank joined something."""
         self.lost = 0
         """Entries that were overwritten before they were read."""
         series = (SeriesKind.DEVICE_USED, SeriesKind.TORCH_RESERVED, SeriesKind.TORCH_ALLOCATED)
@@ -202,7 +200,6 @@ class Watched:
         if reading.rows:
             self._agent.outbox.record(columns(self.number, 0, reading.rows))
             self.recorded += len(reading.rows)
-            self.joined += sum(row[3] & 1 for row in reading.rows)
         self.lost += reading.lost
         self._watch.dumped(raw_counters(self._recorders.trackers), reading.entries)
         if reading.unread:
@@ -256,7 +253,7 @@ class Watched:
 
 
 def _finish(work: Coroutine[Any, Any, Any]) -> Any:
-    """Nothing in it waits: the simulated rank answers immediately."""
+    """Run a coroutine that never waits: the simulated rank answers immediately."""
     try:
         work.send(None)
     except StopIteration as end:

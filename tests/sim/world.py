@@ -1,8 +1,8 @@
-"""One world: a job on its nodes, an agent on each, the service, the wire, and what happens to them.
+"""One world: a job on its nodes, an agent on each, the service, the wire, and their faults.
 
-A world lives in three parts. First faults and troubles happen; then machines and wire are
-well again, and the remaining faults of the job have to be found; then the job recovers too, or is
-restarted, and every finding has to close.
+A world has three phases. First faults and troubles happen; then machines and wire work again, and
+the remaining faults of the job must be found; then the job recovers too, or is restarted, and every
+finding must close.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ EVALUATE: Final = S // 4
 _ACKNOWLEDGE: Final = S // 5
 _CLOCKS: Final = S // 2
 _TAKES_EFFECT: Final = 6 * S
-"""Two steps of the slowest job: what happened last has had its consequences."""
+"""Two steps of the slowest job: the last event has had its effects."""
 _FOUND_WITHIN: Final = 30 * S
 _CLOSED_WITHIN: Final = 75 * S
-"""A straggler is one until a window shows it in time."""
-_TOLD_WITHIN: Final = 20 * S
+"""A straggler's finding closes only after a window in which it was in time."""
+_REPORTED_WITHIN: Final = 20 * S
 JOB: Final = "train"
 
 
@@ -65,7 +65,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a world was, for people and for the sum over thousands of them."""
+    """A finished world, for people and for the sum over thousands of them."""
 
     seed: int
     digest: str
@@ -121,7 +121,7 @@ class World:
             self._recover()
             self._wait_for(self.oracle.check_closed, _CLOSED_WITHIN)
             self._end_job()
-            self._wait_for(self.oracle.check_rows, _TOLD_WITHIN)
+            self._wait_for(self.oracle.check_rows, _REPORTED_WITHIN)
             self._end()
             self.oracle.check_replay(self.disk.folder)
         finally:
@@ -147,7 +147,7 @@ class World:
     def _wait_for(
         self, check: Callable[[], None], within: int, until: Callable[[], int] = int
     ) -> None:
-        """The promise has so long to come true, and longer where it must."""
+        """Check until it passes: for `within`, and at least until the time that `until` returns."""
         deadline = self.kernel.now + within
         while True:
             self.kernel.run(self.kernel.now + S)
@@ -197,7 +197,7 @@ class World:
     # -- its parts -----------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """The ranks are as they are now."""
+        """Advance the jobs to the present."""
         now = self.kernel.now
         for run in self.runs:
             run.job.advance(now)

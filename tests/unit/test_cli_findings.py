@@ -237,8 +237,7 @@ def test_a_live_picture_keeps_its_last_line(service: Service, command: str) -> N
         snapshot = text.partition("last heard 0.4 s ago")[0]  # the first of several
         assert "more lines: enlarge the window" in snapshot
         assert len(snapshot.splitlines()) <= 8
-        service.server.shutdown()
-        service.server.server_close()
+        service.stop()
         shown(terminal, b"nothing listens there")
         shown(terminal, b"is old")
         process.send_signal(signal.SIGINT)

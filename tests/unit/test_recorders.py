@@ -9,9 +9,9 @@ from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.recorders import Recorders
 from frd_agent.uplink.dictionary import Dictionary
 from tests.sim.faults import Fault, FaultKind
-from tests.sim.job import SimRank
 from tests.sim.jobs import EPOCH, PLAN, job_of
 from tests.sim.ops import S
+from tests.sim.ranks import SimRank
 
 
 class _Server:

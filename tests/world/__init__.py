@@ -19,7 +19,8 @@ With sockets or processes:
   `training`; `account` compares what they recorded with the journal.
 - `streams.serving`: a real service process, `peer`: a scripted agent of it. `collector.serving`: a
   scripted service for a real agent, which `collector.agent` starts.
-- `http_api`: the real HTTP API over a fixed state; `http_service`: a scripted API for commands.
+- `http_api`: the real HTTP API over a fixed state; `http_service`: a scripted API for commands, one
+  of the servers that `http_server.answering` starts.
 - `proxy.Proxy`, `prometheus`, `webhook.Receiver`, `certs.Authority`, `nvml`: a network with faults,
   Prometheus and Alertmanager, a receiver of notifications, certificates, a scripted NVIDIA driver.
 """

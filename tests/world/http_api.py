@@ -161,19 +161,9 @@ class Client:
         content_type: str = "",
         origin: str = "",
     ) -> Answer:
-        headers = [(b"host", b"frd"), (b"content-type", content_type.encode())]
+        headers = {"host": "frd", "content-type": content_type}
         if origin:
-            headers.append((b"origin", origin.encode()))
-        return asyncio.run(self._send(method, path, query, body, headers))
-
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        query: str,
-        body: bytes,
-        given: list[tuple[bytes, bytes]],
-    ) -> Answer:
+            headers["origin"] = origin
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -183,10 +173,13 @@ class Client:
             "path": path,
             "raw_path": path.encode(),
             "query_string": query.encode(),
-            "headers": given,
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 9374),
         }
+        return asyncio.run(self._answer(scope, body))
+
+    async def _answer(self, scope: dict[str, Any], body: bytes) -> Answer:
         sent: list[dict[str, Any]] = []
         received = iter([{"type": "http.request", "body": body, "more_body": False}])
 

@@ -1,17 +1,16 @@
-"""A little HTTP server that speaks as the service does, for tests of the commands."""
+"""A scripted HTTP API of the service, for tests of the commands."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from frd.cli import run
+from tests.world.http_server import Reply, answering
 
 FINDING = {
     "id": "ab12",
@@ -151,49 +150,32 @@ def says_status(service: Service, *ended: Any, findings: Any = (FINDING,)) -> No
 
 
 class Service:
-    """Answers by path; remembers what it was asked."""
+    """Answers by path; remembers paths and bodies of requests."""
 
     def __init__(self) -> None:
+        self.address = ""
+        self.stop: Callable[[], None]
+        """Nothing listens at the address afterwards."""
         self.answers: dict[str, tuple[int, bytes]] = {}
         self.asked: list[tuple[str, bytes]] = []
-        service = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.reply(b"")
-
-            def do_POST(self) -> None:
-                self.reply(self.rfile.read(int(self.headers["Content-Length"])))
-
-            def reply(self, body: bytes) -> None:
-                service.asked.append((self.path, body))
-                missing = json.dumps({"error": "path: unknown: look elsewhere"}).encode()
-                status, data = service.answers.get(self.path, (404, missing))
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Silence: the tests look at `asked`."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"127.0.0.1:{self.server.server_port}"
 
     def says(self, path: str, value: object, status: int = 200) -> None:
         data = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.answers[path] = (status, data)
 
+    def reply(self, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        self.asked.append((path, body))
+        missing = json.dumps({"error": "path: unknown: look elsewhere"}).encode()
+        return Reply(*self.answers.get(path, (404, missing)))
+
 
 @contextlib.contextmanager
 def serving() -> Iterator[Service]:
     service = Service()
-    thread = threading.Thread(target=service.server.serve_forever, args=(0.01,))
-    thread.start()
-    yield service
-    service.server.shutdown()
-    service.server.server_close()
-    thread.join()
+    with contextlib.ExitStack() as stack:
+        service.address = f"127.0.0.1:{stack.enter_context(answering(service.reply))}"
+        service.stop = stack.close
+        yield service
 
 
 def frd(service: Service, *arguments: str) -> int:

@@ -12,7 +12,7 @@ from frd.cli import BLIND, FAILED, FINDINGS_PRESENT
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
-from tests.world.daemons import frd, until
+from tests.world.daemons import findings, frd, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -20,28 +20,28 @@ WATCHING = "watching 1 job, 2 ranks, 1 agent; last heard "
 
 
 def test_an_agent_is_killed_under_a_healthy_job() -> None:
-    """Before the agent comes, while it watches, after it is killed, and when it is back: four
+    """Before the agent starts, while it watches, after it is killed, and after its restart: four
     answers of `frd findings` about one healthy job. Then one of its ranks is stopped, and a user
-    who knows why closes the finding by hand: it does not come back, and a replay agrees."""
+    closes the finding by hand: it does not open again, and a replay agrees."""
     with Stage(SCENARIOS["healthy"], 2, 3.0) as stage:
         addresses = stage.start_service()
-        client, asked = Client(addresses.http), ("findings", "--http", addresses.http)
+        client, command = Client(addresses.http), ("findings", "--http", addresses.http)
 
         def watching() -> dict[str, Any]:
             seen: dict[str, Any] = client.get("/api/v1/findings")["watching"]
             return seen
 
-        before = frd(*asked)
+        before = frd(*command)
         assert before.returncode == BLIND
         assert "blind: no agent has connected since the service started" in before.stdout
         stage.start_agent(addresses)
         stage.start_job()
 
         until(lambda: watching()["ranks"] == 2 and not watching()["blind"], str(watching()))
-        well = frd(*asked)
+        well = frd(*command)
         assert well.returncode == 0
         assert well.stdout.startswith(f"no findings\n{WATCHING}")
-        typo = frd(*asked, "--job", "TYPO")
+        typo = frd(*command, "--job", "TYPO")
         assert (typo.returncode, typo.stdout) == (FAILED, "")
         assert typo.stderr == (
             "frd: error: job: 'TYPO': unknown to this service: it knows 'demo-healthy'\n"
@@ -51,17 +51,17 @@ def test_an_agent_is_killed_under_a_healthy_job() -> None:
         stage.agent.kill()
         stage.agent.wait()
         until(lambda: watching()["blind"])
-        blind = frd(*asked)
+        blind = frd(*command)
         assert blind.returncode == BLIND
-        said = " ".join(blind.stdout.split())
-        assert "no findings, but frd does not see everything blind: demo-healthy: " in said
-        assert "is gone, last heard" in said
-        assert "no agent watches ranks 0-1" in said
+        shown = " ".join(blind.stdout.split())
+        assert "no findings, but frd does not see everything blind: demo-healthy: " in shown
+        assert "is gone, last heard" in shown
+        assert "no agent watches ranks 0-1" in shown
         assert "blind: demo-healthy" in frd("status", "--http", addresses.http).stdout
 
         stage.start_agent(addresses)
         until(lambda: watching()["ranks"] == 2 and not watching()["blind"])
-        assert frd(*asked).returncode == 0
+        assert frd(*command).returncode == 0
 
         _close_by_hand(stage, client)
 
@@ -69,7 +69,7 @@ def test_an_agent_is_killed_under_a_healthy_job() -> None:
 def _close_by_hand(stage: Stage, client: Client) -> None:
     http = client.address
     stage.ranks[1].send_signal(signal.SIGSTOP)
-    (finding,) = until(lambda: client.get("/api/v1/findings")["findings"])
+    (finding,) = until(lambda: findings(client))
     whole = frd("findings", finding["id"][:8], "--http", http)
     assert whole.returncode == FINDINGS_PRESENT
     assert "UTC  opened" in whole.stdout

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from frd.cli.commands.demo.scenarios import Scenario
-from tests.world.daemons import frd, until, watched
+from tests.world.daemons import JOBS, frd, until, watched
 
-JOBS = Path(__file__).parents[1] / "jobs"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 STALL_AFTER_S = 60.0
@@ -37,9 +36,9 @@ def dump(http: str, folder: Path) -> Path:
 
 
 def test_a_checkpoint_is_no_hang_until_it_lasts(tmp_path: Path) -> None:
-    """Rank 0 saves while rank 1 waits in a barrier. A first dump claims nothing, with and without
+    """Rank 0 saves while rank 1 waits in a barrier. A first dump proves no hang, with and without
     the metadata of `frd dump`; a second one, seconds later, proves a hang if the threshold is that
-    low; once rank 0 is back there is no finding."""
+    low; once rank 0 goes on there is no finding."""
     saving, started = tmp_path / "saving", tmp_path / "started"
     script = Scenario("checkpoint", "", str(JOBS / "checkpoint.py"))
     with watched(script, 2, STALL_AFTER_S, [str(saving), str(started)]) as (stage, client):

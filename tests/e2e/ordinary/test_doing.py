@@ -9,9 +9,8 @@ import pytest
 
 from frd.cli.commands.demo.scenarios import Scenario
 from frd_agent.ranks.stacks.outside import NoStack, _py_spy
-from tests.world.daemons import frd, until, watched
+from tests.world.daemons import JOBS, findings, frd, until, watched
 
-JOBS = Path(__file__).parents[1] / "jobs"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 
@@ -35,13 +34,13 @@ def test_a_stuck_worker_a_checkpoint_and_a_busy_rank(tmp_path: Path) -> None:
     with watched(script, 4, 4.0, [str(tmp_path / "pipe")]) as (_, client):
 
         def all_named() -> tuple[dict[str, Any], dict[int, Any]] | None:
-            for finding in client.get("/api/v1/findings")["findings"]:
+            for finding in findings(client):
                 suspects = {suspect["rank"]: suspect for suspect in finding["suspects"]}
                 if set(suspects) == {1, 2, 3} and all(s.get("doing") for s in suspects.values()):
                     return finding, suspects
             return None
 
-        finding, suspects = until(all_named, lambda: str(client.get("/api/v1/findings")))
+        finding, suspects = until(all_named, lambda: str(findings(client)))
         waits, saves, computes = (suspects[rank] for rank in (1, 2, 3))
         place = f"doing.py:{line_of('time.sleep(600)')}"
         stuck = waits["workers"][0]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +18,8 @@ from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
 from tests.world import daemons
+from tests.world.daemons import JOBS, exec_command, findings, rank_environment, running, watched
 
-JOB = Path(__file__).parents[1] / "jobs" / "endings.py"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240), pytest.mark.xdist_group("endings")]
 until = partial(daemons.until, ignoring=FrdError)
 
@@ -32,63 +31,40 @@ _JUDGED_S = 5.0
 class Jobs:
     """One service and one agent for all jobs of this module."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        addresses = stage.start_service()
-        stage.start_agent(addresses)
-        self.client = Client(addresses.http)
-        self.running: list[subprocess.Popen[str]] = []
+    def __init__(self, stage: Stage, client: Client, stack: ExitStack) -> None:
+        self.stage, self.client = stage, client
+        self._stack = stack
 
     def start(self, mode: str, name: str = "", *, world: int = 3, torchrun: bool = False) -> Job:
-        job = Job(self, mode, name or mode, world, torchrun=torchrun)
-        self.running += job.processes
-        return job
+        return Job(self, self._stack, mode, name or mode, world, torchrun=torchrun)
 
-    def findings(self, job: str) -> Sequence[Finding]:
-        found: Sequence[Finding] = self.client.get("/api/v1/findings", {"job": job})["findings"]
-        return found
-
-    def stop(self) -> None:
-        for process in self.running:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+    def findings(self, job: str) -> list[dict[str, Any]]:
+        return findings(self.client, job=job)
 
 
 class Job:
-    def __init__(self, jobs: Jobs, mode: str, name: str, world: int, *, torchrun: bool) -> None:
+    """The ranks of `jobs/endings.py` in a mode, below torchrun or a process each."""
+
+    def __init__(
+        self, jobs: Jobs, stack: ExitStack, mode: str, name: str, world: int, *, torchrun: bool
+    ) -> None:
         self.jobs, self.name, self.world = jobs, name, world
-        tap = [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(jobs.stage.run_dir)]
-        environment = os.environ | {"FRD_JOB": name, "OMP_NUM_THREADS": "1"}
+        python, script = [sys.executable], [str(JOBS / "endings.py"), mode]
+        environments: list[dict[str, str]] = [{"OMP_NUM_THREADS": "1"}]
         if torchrun:
-            launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            launcher += ["--nproc-per-node", str(world)]
-            self.processes = [self._spawn([*tap, "--", *launcher, str(JOB), mode], environment)]
-            return
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(daemons.free_port())}
-        environment |= {"WORLD_SIZE": str(world)}
-        command = [*tap, "--", sys.executable, str(JOB), mode]
+            python += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+        else:
+            port = daemons.free_port()
+            environments = [rank_environment(rank, world, port) for rank in range(world)]
+        command = exec_command(jobs.stage.run_dir, *python, *script)
         self.processes = [
-            self._spawn(command, environment | {"RANK": str(r)}) for r in range(world)
+            stack.enter_context(running(command, env={**environment, "FRD_JOB": name}))
+            for environment in environments
         ]
 
-    @staticmethod
-    def _spawn(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-
     def steps(self) -> Job:
-        """Once its ranks step together, and the service knows them all."""
-        out = self.processes[0].stdout
-        assert out is not None
-        assert "steps" in out.readline()
+        """Wait until the ranks step together, and the service knows them all."""
+        assert "steps" in daemons.first_line(self.processes[0])
         api = f"/api/v1/jobs/{self.name}"
         until(lambda: len(self.jobs.client.get(api)["ranks"]) == self.world, f"{self.name}: ranks")
         return self
@@ -107,7 +83,7 @@ class Job:
         return self.once(lambda finding: True, "a finding")
 
     def once(self, is_settled: Callable[[Finding], bool], what: str) -> Finding:
-        """The job's only finding, once this is true of it: a finding may change as ranks report."""
+        """The job's only finding, once `is_settled`: a finding may change as ranks report."""
 
         def settled() -> Finding | None:
             findings = self.jobs.findings(self.name)
@@ -122,12 +98,8 @@ class Job:
 
 @pytest.fixture(scope="module")
 def jobs() -> Iterator[Jobs]:
-    with Stage(SCENARIOS["healthy"], 0, 3.0) as stage:
-        them = Jobs(stage)
-        try:
-            yield them
-        finally:
-            them.stop()
+    with watched(SCENARIOS["healthy"], 0, 3.0, job=False) as (stage, client), ExitStack() as stack:
+        yield Jobs(stage, client, stack)
 
 
 def suspects(finding: Finding) -> list[tuple[int, str, str]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -16,7 +14,7 @@ from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.errors import FrdError
 from tests.world import daemons
-from tests.world.daemons import watched
+from tests.world.daemons import exec_command, running, watched
 
 WAYS = Path(__file__).with_name("ways_to_end.py")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
@@ -68,26 +66,27 @@ EXPECTED: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 
 def test_every_way_to_end_is_reported(tmp_path: Path) -> None:
-    """Ranks leave one after another: by themselves, by sys.exit, of an exception, by os._exit, by
-    signals with and without a handler. The agent reports what the kernel reports to their
-    parent, with the exception and its line, and in their order, although the parent collects each
-    one immediately (if the kernel is new enough)."""
+    """Ranks end one after another: by themselves, by sys.exit, an exception, os._exit, and signals
+    with and without a handler. The agent reports the status that the kernel gives their parent, the
+    exception and its line, and their order, although the parent collects each one immediately (if
+    the kernel is new enough)."""
     world = len(EXPECTED)
     with watched(SCENARIOS["healthy"], world, 60.0, job=False) as (stage, client):
-        with running(stage.run_dir, tmp_path) as job:
+        command = exec_command(stage.run_dir, sys.executable, WAYS, tmp_path)
+        environment = {"FRD_JOB": "ways", "OMP_NUM_THREADS": "1"}
+        with running(command, env=environment, without=("FRD_",)) as job:
             until(lambda: len(ranks(client)) == world, "all ranks", 60)
-            assert job.stdout is not None
             truth = {}
             for rank in range(world):
                 (tmp_path / str(rank)).touch()
-                number, status = job.stdout.readline().split()
+                number, status = daemons.first_line(job).split()
                 truth[int(number)] = int(status)
             until(lambda: all(r["exit"] for r in ranks(client).values()), "all ends", 20)
         seen = ranks(client)
-        for rank, (state, text, said) in enumerate(EXPECTED):
+        for rank, (state, text, fields) in enumerate(EXPECTED):
             how = seen[rank]["exit"]
             assert (seen[rank]["state"], seen[rank]["detail"]) == (state, text)
-            assert {key: how[key] for key in said} == said, how
+            assert {key: how[key] for key in fields} == fields, how
             assert wait_status(how) == truth[rank] & ~0x80, how
         assert [how["rank"] for how in sorted(seen.values(), key=at)] == list(range(world))
         log = stage.log("agent")
@@ -108,16 +107,3 @@ def wait_status(how: Mapping[str, Any]) -> int:
     """What the API says, in the kernel's encoding."""
     status: int | None = how["status"]
     return int(how["signal"]) if status is None else status << 8
-
-
-def running(run_dir: Path, folder: Path) -> subprocess.Popen[str]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("FRD_")}
-    environment |= {"FRD_JOB": "ways", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(run_dir), "--"]
-        + [sys.executable, str(WAYS), str(folder)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Addresses, Stage
-from tests.world.daemons import fetch, free_port, until
+from tests.world.daemons import JOBS, fetch, free_address, get, until
 
-JOB = Path(__file__).parents[1] / "jobs/checkpoints.py"
 STALL_AFTER_S = 2.0
 CHECKPOINT_S = 5.0
 CRITICAL_AFTER_S = 12.0
@@ -26,7 +23,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 @pytest.fixture
 def stage() -> Iterator[Stage]:
     scenario = replace(
-        SCENARIOS["slow"], script=str(JOB), policy={"critical_after_s": CRITICAL_AFTER_S}
+        SCENARIOS["slow"],
+        script=str(JOBS / "checkpoints.py"),
+        policy={"critical_after_s": CRITICAL_AFTER_S},
     )
     with Stage(scenario, 2, STALL_AFTER_S, []) as stage:
         yield stage
@@ -34,7 +33,7 @@ def stage() -> Iterator[Stage]:
 
 def findings(http: str) -> list[dict[str, Any]]:
     """Oldest first."""
-    found: list[dict[str, Any]] = json.loads(fetch(http, "/api/v1/findings"))["findings"]
+    found: list[dict[str, Any]] = get(http, "/api/v1/findings")["findings"]
     return found[::-1]
 
 
@@ -53,10 +52,10 @@ def run_to_end(stage: Stage, http: str, *arguments: str) -> None:
 
 
 def test_checkpoints_over_three_starts_and_a_restart_of_the_service(stage: Stage) -> None:
-    """Checkpoints of 5 s with a threshold of 2 s: the very first one is a warning, the next ones
-    nothing, in later starts too, though the service is restarted between. In the end the job hangs
-    for real: that is found, as a warning first, and becomes critical."""
-    ports = Addresses(f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}")
+    """Checkpoints of 5 s with a threshold of 2 s: the first one is a warning, later ones are not,
+    also after a restart of the job and of the service. Then the job hangs: the finding opens as a
+    warning and becomes critical."""
+    ports = Addresses(free_address(), free_address())
     http = stage.start_service(ports).http
     stage.start_agent(ports)
     run_to_end(stage, http, "2", f"{CHECKPOINT_S}")

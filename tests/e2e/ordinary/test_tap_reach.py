@@ -1,14 +1,11 @@
-"""The tap reaches the ranks that people really start, and it is said where it does not."""
+"""The tap reaches ranks however people start them; where it does not, frd says so."""
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import json
 import os
 import re
-import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -23,22 +20,32 @@ from frd_agent.launch import commands
 from frd_agent.launch.run_lock import Holder, RunLock, holder
 from frd_agent.launch.watch import LaunchWatch
 from frd_agent.ranks import tap_files
-from tests.world.daemons import free_port, run_program, until, watched
+from tests.world.daemons import (
+    JOBS,
+    end,
+    first_line,
+    free_address,
+    free_port,
+    run_program,
+    running,
+    until,
+    watched,
+)
 
-JOBS = Path(__file__).parents[1] / "jobs"
 AGENT = [sys.executable, "-m", "frd_agent"]
+OURS = ("FRD_", "SLURM_", "PYTHON", "TORCH_", "RANK", "LOCAL_RANK", "XDG_")
+"""Prefixes of variables that a test's own environment must not set."""
 pytestmark = pytest.mark.timeout(150)
 
 
 def environ(run_dir: Path, **more: str) -> dict[str, str]:
-    own = ("FRD_", "SLURM_", "PYTHON", "TORCH_", "RANK", "LOCAL_RANK", "XDG_")
-    base = {k: v for k, v in os.environ.items() if not k.startswith(own)}
+    base = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     return base | {"FRD_RUN_DIR": str(run_dir), "OMP_NUM_THREADS": "1"} | more
 
 
 def living(run_dir: Path, count: int) -> list[tap_files.TapIdentity]:
     found = [file.identity for file in tap_files.scan(run_dir) if file.identity is not None]
-    ordered = sorted(found, key=lambda who: who.info.rank)
+    ordered = sorted(found, key=lambda identity: identity.info.rank)
     return ordered if len(ordered) == count else []
 
 
@@ -50,20 +57,14 @@ def test_forked_ranks_below_a_script_that_replaces_pythonpath(tmp_path: Path) ->
     launcher, the workers of the data loaders and the helpers are no ranks. exec says that no agent
     watches, and torch does not complain about old names of variables.
     """
-    run_dir, end, port = tmp_path / "run", tmp_path / "end", free_port()
+    run_dir, stop, port = tmp_path / "run", tmp_path / "end", free_port()
     script = tmp_path / "launch.sh"
     script.write_text(f'PYTHONPATH=/opt/mine "{sys.executable}" "{JOBS}/forked.py" "$@"\n')
-    process = subprocess.Popen(
-        [*AGENT, "exec", "--", "bash", str(script), str(port), str(end)],
-        env=environ(run_dir),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
+    launch = [*AGENT, "exec", "--", "bash", str(script), str(port), str(stop)]
+    pipe = subprocess.PIPE
+    with running(launch, env=environ(run_dir), without=OURS, stderr=pipe) as process:
         ranks = until(lambda: living(run_dir, 2), "two ranks")
-        assert [who.attempt.job for who in ranks] == [
+        assert [rank.attempt.job for rank in ranks] == [
             f"launch-{getpass.getuser()}@{socket.gethostname()}:{port}"
         ] * 2
         time.sleep(2)  # the helpers' chance to be taken for ranks
@@ -71,15 +72,11 @@ def test_forked_ranks_below_a_script_that_replaces_pythonpath(tmp_path: Path) ->
         [command] = commands.running(str(run_dir))
         assert (command.pid, command.words) == (process.pid, f"bash {script}")
         assert commands.untapped(command, 0.0)[1] == []
-        end.touch()
+        stop.touch()
         stdout, stderr = process.communicate(timeout=60)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
     assert process.returncode == 0, stderr
     helpers = dict(re.findall(r"rank (\d) (\d+) helper", stdout))
-    assert helpers == {str(who.info.rank): str(who.info.pid) for who in ranks}
+    assert helpers == {str(rank.info.rank): str(rank.info.pid) for rank in ranks}
     assert re.findall(r"worker (.*)", stdout) != []
     assert "frd-tap" not in stdout
     assert "variables TORCH_FR_DUMP_TEMP_FILE\n" in stdout
@@ -88,7 +85,7 @@ def test_forked_ranks_below_a_script_that_replaces_pythonpath(tmp_path: Path) ->
         f"frd: warning: exec: {run_dir}: no agent watches this directory yet: start `frd up` or "
         "`frd-agent run`, or name the agent's directory with --run-dir or FRD_RUN_DIR"
     ]
-    assert [who.exit is not None for who in living(run_dir, 2)] == [True, True]
+    assert [rank.exit is not None for rank in living(run_dir, 2)] == [True, True]
     assert commands.running(str(run_dir)) == []
 
 
@@ -103,41 +100,29 @@ def test_ranks_that_the_tap_cannot_reach_are_reported(
     agent = RunLock(run_dir, Holder())
     assert agent.keep(0.0)
     code = "import torch, sys; print('up', flush=True); sys.stdin.read()"
-    process = subprocess.Popen(
-        [*AGENT, "exec", "--", "env", "-i", sys.executable, "-c", code],
-        env=environ(run_dir),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
+    command = [*AGENT, "exec", "--", "env", "-i", sys.executable, "-c", code]
+    pipe = subprocess.PIPE
+    options = {"env": environ(run_dir), "without": OURS, "stdin": pipe, "stderr": pipe}
+    with running(command, **options) as process:
+        assert first_line(process) == "up\n"
         watch._judge(commands.running(str(run_dir)), set())
         stderr = process.communicate("")[1]
-    finally:
-        agent.close()
-        process.kill()
-        process.communicate()
+    agent.close()
     assert stderr == "", "an agent watches"
     assert f"pid {process.pid} (" in caplog.text
     assert "has loaded torch without the tap, so its rank is not watched" in caplog.text
 
 
 def test_an_agent_in_another_directory_is_named(tmp_path: Path) -> None:
-    """The agent watches the session's directory; a command from cron, which knows no session, says
-    where the agent is. Without the agent it says that there is none."""
+    """The agent watches the session's directory. A command from cron, which knows no session, says
+    where the agent is; without the agent it says that there is none."""
     session, other = tmp_path / "session", tmp_path / "other"
     session.mkdir()
-    agent = subprocess.Popen(
-        [*AGENT, "run", "--metrics", "off", "--service", f"127.0.0.1:{free_port()}"],
-        env=environ(session / "frd", XDG_RUNTIME_DIR=str(session)),
-        stderr=subprocess.PIPE,
-    )
-    try:
-        said = until(lambda: holder(session / "frd"))
-        assert (said.pid, said.version) == (agent.pid, __version__)
+    command = [*AGENT, "run", "--metrics", "off", "--service", free_address()]
+    own = environ(session / "frd", XDG_RUNTIME_DIR=str(session))
+    with running(command, env=own, without=OURS) as agent:
+        found = until(lambda: holder(session / "frd"))
+        assert (found.pid, found.version) == (agent.pid, __version__)
 
         def start(run_dir: Path) -> str:
             env = environ(run_dir, XDG_RUNTIME_DIR=str(session))
@@ -146,13 +131,8 @@ def test_an_agent_in_another_directory_is_named(tmp_path: Path) -> None:
 
         assert start(session / "frd") == ""
         assert f"no agent watches this directory, one watches {session}/frd: say" in start(other)
-        agent.kill()
-        agent.wait()
+        end(agent)
         assert "no agent watches this directory yet" in start(session / "frd")
-    finally:
-        agent.kill()
-        agent.communicate()
-        shutil.rmtree(session, ignore_errors=True)
 
 
 @pytest.mark.torch
@@ -183,7 +163,7 @@ def test_the_doctor_finds_what_is_broken(tmp_path: Path) -> None:
         stage.agent.kill()
         stage.agent.wait()
         broken = run_program(
-            [*doctor, "--http", f"127.0.0.1:{free_port()}", "--", "bash", "run.sh"],
+            [*doctor, "--http", free_address(), "--", "bash", "run.sh"],
             env=env | {"TORCH_FR_BUFFER_SIZE": "0", "PATH": f"{Path(sys.executable).parent}:/bin"},
         )
     assert broken.returncode == 1

@@ -3,52 +3,33 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from frd_agent.launch.run_lock import holder
-from tests.world.daemons import free_port, run_program, until
-
-
-@contextmanager
-def agent(log: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("ab") as stderr:
-        command = [sys.executable, "-m", "frd_agent", "run", *flags]
-        process = subprocess.Popen(command, stderr=stderr)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+from tests.world.daemons import agent_command, free_address, run_program, running, until
 
 
 def test_a_second_agent_on_a_node(tmp_path: Path) -> None:
     """The second agent finds the metrics port taken: it warns and watches its own directory. A
     third one on the first one's directory ends and names the pid of the agent that is there."""
-    service = ("--service", f"127.0.0.1:{free_port()}")
-    metrics = ("--metrics", f"127.0.0.1:{free_port()}")
+    service = ("--service", free_address())
+    metrics = ("--metrics", free_address())
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()
-    log = tmp_path / "log"
+    logs = [tmp_path / "log", tmp_path / "log of second"]
     with (
-        agent(log, "--run-dir", str(one), *service, *metrics) as first,
-        agent(tmp_path / "of_second", "--run-dir", str(two), *service, *metrics) as second,
+        running(agent_command(one, *service, *metrics), log=logs[0]) as first,
+        running(agent_command(two, *service, *metrics), log=logs[1]) as second,
     ):
-        until(lambda: (found := holder(one)) and found.pid == first.pid, log.read_text)
-        until(lambda: "watching" in (tmp_path / "of_second").read_text())
-        until(lambda: "watching" in log.read_text())
-        said = log.read_text() + (tmp_path / "of_second").read_text()
-        assert f"{metrics[1]}: Address already in use: this agent serves no /metrics" in said
-        assert "--metrics HOST:PORT" in said
-        assert "`frd serve`" in said  # what to do about a service that is not reachable
-        assert "failed to connect to all addresses" not in said
-        third = run_program(
-            [sys.executable, "-m", "frd_agent", "run", "--run-dir", str(one), *service]
-        )
+        until(lambda: (found := holder(one)) and found.pid == first.pid, logs[0].read_text)
+        until(lambda: all("watching" in log.read_text() for log in logs))
+        logged = "".join(log.read_text() for log in logs)
+        assert f"{metrics[1]}: Address already in use: this agent serves no /metrics" in logged
+        assert "--metrics HOST:PORT" in logged
+        assert "`frd serve`" in logged  # what to do about a service that is not reachable
+        assert "failed to connect to all addresses" not in logged
+        third = run_program(agent_command(one, *service))
         assert third.returncode == 1
         last = third.stderr.strip().splitlines()[-1]
         assert last.startswith(f"frd: error: run_dir: {one}: agent pid {first.pid} on ")
@@ -58,11 +39,11 @@ def test_a_second_agent_on_a_node(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_is_replaced(tmp_path: Path) -> None:
-    """An agent gets SIGTERM, and its successor starts at the same moment: it waits its turn."""
-    flags = ("--run-dir", str(tmp_path), "--metrics", "off", "--service", "127.0.0.1:9")
-    with agent(tmp_path / "log", *flags) as first:
+    """An agent gets SIGTERM and its successor starts at the same moment: the successor waits."""
+    command = agent_command(tmp_path, "--service", "127.0.0.1:9")
+    with running(command) as first:
         until(lambda: (found := holder(tmp_path)) and found.pid == first.pid)
-        with agent(tmp_path / "log", *flags) as second:
+        with running(command) as second:
             first.send_signal(signal.SIGTERM)
             until(lambda: (found := holder(tmp_path)) and found.pid == second.pid)
             assert first.wait(10) == 0

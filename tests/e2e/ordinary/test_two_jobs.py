@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,34 +19,34 @@ from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
 from tests.world import daemons
-from tests.world.daemons import run_program, watched
+from tests.world.daemons import (
+    JOBS,
+    exec_command,
+    findings,
+    frd,
+    free_port,
+    rank_environment,
+    running,
+    watched,
+)
 
-STEADY = str(Path(__file__).parents[1] / "jobs" / "steady.py")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 until = partial(daemons.until, ignoring=FrdError)
 
 
 @contextmanager
-def launched(stage: Stage, name: str, stop: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+def launched(stage: Stage, name: str, stop: Path) -> Iterator[list[subprocess.Popen[str]]]:
     """A job of two ranks that goes on until it is killed; rank 1 stops while `stop` exists."""
-    where = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(daemons.free_port()),
-        "OMP_NUM_THREADS": "1",
-    }
-    tap = [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(stage.run_dir)]
-    command = [*tap, "--job", name, "--", sys.executable, STEADY, "0.05", "1", "0", str(stop)]
-    ranks = []
-    try:
-        for rank in ("0", "1"):
-            env = os.environ | where | {"RANK": rank, "LOCAL_RANK": rank}
-            ranks.append(subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL))
-        yield ranks
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+    port = free_port()
+    script = (sys.executable, JOBS / "steady.py", 0.05, 1, 0, stop)
+    command = exec_command(stage.run_dir, *script)
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                running(command, env=rank_environment(rank, 2, port) | {"FRD_JOB": name})
+            )
+            for rank in range(2)
+        ]
 
 
 def pids(client: Client, job: str) -> list[int]:
@@ -55,7 +54,7 @@ def pids(client: Client, job: str) -> list[int]:
     return [rank["pid"] for rank in ranks if rank["state"] == "live"]
 
 
-def moves(client: Client, job: str, ranks: list[subprocess.Popen[bytes]]) -> bool:
+def moves(client: Client, job: str, ranks: list[subprocess.Popen[str]]) -> bool:
     """These processes are the job's ranks, and complete collectives."""
     if pids(client, job) != [process.pid for process in ranks]:
         return False
@@ -66,15 +65,10 @@ def moves(client: Client, job: str, ranks: list[subprocess.Popen[bytes]]) -> boo
     )
 
 
-def said(stage: Stage, client: Client, command: str) -> str:
-    asked = [sys.executable, "-m", "frd", command, "--http", client.address]
-    return run_program(asked).stdout
-
-
 def test_two_jobs_of_one_name_and_one_that_hangs(tmp_path: Path) -> None:
     """Two jobs called train run on one node, and a third job hangs: the agent's stream goes on, the
-    hang is named within the normal time, the second train is refused and said so in words; when the
-    first one ends, the second is watched."""
+    hang is named within the normal time, and a warning says that the second train is refused; when
+    the first one ends, the second is watched."""
     stop, never = tmp_path / "stop", tmp_path / "never"
     with (
         watched(SCENARIOS["healthy"], 2, 5.0, job=False) as (stage, client),
@@ -98,12 +92,12 @@ def test_two_jobs_of_one_name_and_one_that_hangs(tmp_path: Path) -> None:
             assert client.get("/api/v1/findings")["warnings"] == [warning]
             assert client.get("/api/v1/findings", {"job": "other"})["warnings"] == []
             for command in ("status", "findings"):
-                words = " ".join(said(stage, client, command).split())
+                words = " ".join(frd(command, "--http", client.address).stdout.split())
                 assert "give each its own --job" in words
             assert moves(client, "train", first)
 
             stop.touch()
-            (finding,) = until(lambda: client.get("/api/v1/findings")["findings"])
+            (finding,) = until(lambda: findings(client))
             assert finding["job"] == "other"
             (suspect,) = finding["suspects"]
             assert (suspect["rank"], suspect["reason"]) == (1, "cpu_stuck")
@@ -118,5 +112,5 @@ def test_two_jobs_of_one_name_and_one_that_hangs(tmp_path: Path) -> None:
             assert 'frd_job_name_conflicts{job="train"} 0.0' in metrics
             assert len(re.findall(": connected", stage.log("agent"))) == 1, stage.log("agent")
             assert "two running jobs are called train" in stage.log("agent")
-            found = client.get("/api/v1/findings")["findings"]
+            found = findings(client)
             assert {f["job"] for f in found if f["state"] == "open"} == {"other"}, json.dumps(found)
