@@ -55,6 +55,11 @@ class Rendered:
         (found,) = (o for o in self.of(kind) if name in ("", o["metadata"]["name"]))
         return found
 
+    def pod(self, kind: str = "StatefulSet") -> Object:
+        """The pod's spec of the only object of this kind."""
+        spec: Object = self.one(kind)["spec"]["template"]["spec"]
+        return spec
+
     def pods(self) -> Iterator[tuple[str, Object]]:
         """Every pod's spec, with the name of what brings it."""
         for thing in self.objects:

@@ -95,7 +95,7 @@ def test_it_does_not_run_as_root() -> None:
     """The user is a number, which runAsNonRoot can check, and the one of the chart."""
     (user,) = final("USER")
     uid, _, gid = user.text.partition(":")
-    pod = render().one("StatefulSet")["spec"]["template"]["spec"]["securityContext"]
+    pod = render().pod()["securityContext"]
     assert (int(uid), int(gid)) == (pod["runAsUser"], pod["runAsGroup"])
     assert not [step for step in final("RUN") if "root" in step.text]
 

@@ -234,9 +234,9 @@ def test_the_default_install_is_not_privileged() -> None:
 
 def test_the_daemonset_takes_only_what_is_asked_for() -> None:
     """On: a directory of the host, as root without capabilities; more when values say more."""
-    pod = render(OPTIONS["daemonset"]).one("DaemonSet")["spec"]["template"]["spec"]
+    pod = render(OPTIONS["daemonset"]).pod("DaemonSet")
     assert privileges(pod) == ["frd", "frd-tap: root", "frd-agent: root"]
-    pod = render(OPTIONS["tracing"]).one("DaemonSet")["spec"]["template"]["spec"]
+    pod = render(OPTIONS["tracing"]).pod("DaemonSet")
     assert {"hostPID", "frd-agent: capabilities"} <= set(privileges(pod))
 
 
@@ -254,7 +254,7 @@ def test_webhooks_may_be_reached_where_there_are_any() -> None:
     rendered = render(OPTIONS["webhook"])
     policy = rendered.one("NetworkPolicy")["spec"]
     assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 443}
-    pod = rendered.one("StatefulSet")["spec"]["template"]["spec"]
+    pod = rendered.pod()
     (mounted,) = [v for v in pod["volumes"] if v["name"] == "notify"]
     assert mounted["secret"]["secretName"] == "chat"
 
@@ -322,22 +322,22 @@ def added(pod: Object, container: Object) -> Values:
 
 def test_extras_are_in_the_container_that_they_are_meant_for() -> None:
     """Those of the service are its own; the agent's are in the sidecar and in the DaemonSet."""
-    pod = render(OPTIONS["extras"]).one("StatefulSet")["spec"]["template"]["spec"]
+    pod = render(OPTIONS["extras"]).pod()
     assert added(pod, pod["containers"][0]) == EXTRAS
     pod = recipe(OPTIONS["extras of the sidecar"])
     assert added(pod, pod["initContainers"][1]) == EXTRAS
     rendered = render(OPTIONS["extras of the daemonset"])
-    pod = rendered.one("DaemonSet")["spec"]["template"]["spec"]
+    pod = rendered.pod("DaemonSet")
     assert added(pod, pod["containers"][0]) == EXTRAS
-    pod = rendered.one("StatefulSet")["spec"]["template"]["spec"]
+    pod = rendered.pod()
     assert not any(added(pod, pod["containers"][0]).values())
 
 
 def test_ports_agree_wherever_they_are_named() -> None:
     """Services, policies and monitors name ports that the pods have."""
     rendered = render(EVERYTHING)
-    spec = rendered.one("StatefulSet")["spec"]["template"]["spec"]
-    agent = rendered.one("DaemonSet")["spec"]["template"]["spec"]
+    spec = rendered.pod()
+    agent = rendered.pod("DaemonSet")
     (container,), (agents,) = spec["containers"], agent["containers"]
     ports = {p["name"]: p["containerPort"] for p in container["ports"]}
     assert ports == {"grpc": 19373, "http": 9374}

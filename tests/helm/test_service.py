@@ -46,14 +46,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def container(rendered: Rendered) -> Object:
-    (found,) = rendered.one("StatefulSet")["spec"]["template"]["spec"]["containers"]
+    (found,) = rendered.pod()["containers"]
     assert isinstance(found, dict)
     return found
 
 
 def mounted(rendered: Rendered, root: Path) -> str:
     """Puts the pod's files below `root`; its configuration, with paths that lead there."""
-    pod = rendered.one("StatefulSet")["spec"]["template"]["spec"]
+    pod = rendered.pod()
     sources = [v["projected"]["sources"] for v in pod["volumes"] if "projected" in v]
     for source in (source["secret"] for found in sources for source in found):
         data = rendered.one("Secret", source["name"])["data"]

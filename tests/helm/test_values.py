@@ -147,5 +147,5 @@ def test_chart_and_package_have_one_version() -> None:
     """The image that the chart asks for is the one of this package."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
     assert chart["appVersion"] == frd.__version__
-    (container,) = render().one("StatefulSet")["spec"]["template"]["spec"]["containers"]
+    (container,) = render().pod()["containers"]
     assert container["image"] == f"frd:{frd.__version__}"

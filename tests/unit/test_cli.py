@@ -47,6 +47,12 @@ def tar_of(files: Mapping[str, bytes]) -> bytes:
     return out.getvalue()
 
 
+def says_dump(service: Service, tar: bytes) -> None:
+    """A dump of the job `train` is taken, and its archive is `tar`."""
+    service.says("/api/v1/jobs/train/dumps", {"id": "d-1"}, 201)
+    service.says("/api/v1/dumps/d-1", tar)
+
+
 DUMP = {
     "summary.json": json.dumps({"answered": [0, 1, 3], "failed": {"2": "no answer"}}).encode(),
     "train/rank_0": b"pickle",
@@ -55,18 +61,6 @@ DUMP = {
 
 
 # -- how commands end --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["bogus"], ["findings", "--wach"], ["dump"], ["dump", "-o", "x", "--ranks", "3-1"], ["check"]],
-)
-def test_wrong_usage_is_one_line_and_exit_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A mistyped command line names the help to read."""
-    assert run(arguments) == USAGE
-    assert "--help`" in error_of(capsys)
 
 
 def test_a_service_that_is_not_there_is_one_line_and_exit_1(
@@ -268,8 +262,7 @@ def test_a_dump_becomes_a_folder(
 ) -> None:
     """The only job is dumped, --ranks is normalized, and ranks without an answer are listed."""
     service.says("/api/v1/jobs", {"jobs": [job_line("train")]})
-    service.says("/api/v1/jobs/train/dumps", {"id": "d-1"}, 201)
-    service.says("/api/v1/dumps/d-1", tar_of(DUMP))
+    says_dump(service, tar_of(DUMP))
     folder = tmp_path / "new" / "out"
     assert frd(service, "dump", "--ranks", "3,0-1,2", "--stacks", "-o", str(folder)) == 0
     asked = dict(service.asked)["/api/v1/jobs/train/dumps"]
@@ -291,8 +284,7 @@ def test_the_only_job_that_runs_is_dumped(service: Service, tmp_path: Path) -> N
     """Two jobs have ended, in one of them a rank is still seen to have exited; one runs."""
     over = [job_line("old", ended=True), job_line("crashed", exited=2)]
     service.says("/api/v1/jobs", {"jobs": [*over, job_line("train", live=1, silent=1)]})
-    service.says("/api/v1/jobs/train/dumps", {"id": "d-1"}, 201)
-    service.says("/api/v1/dumps/d-1", tar_of(DUMP))
+    says_dump(service, tar_of(DUMP))
     assert frd(service, "dump", "-o", str(tmp_path / "out")) == 0
 
 
@@ -325,33 +317,37 @@ def test_nothing_is_overwritten(
     assert service.asked == []
 
 
+OLD = job_line("old", ended=True)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "said"),
+    [
+        ([job_line("b"), OLD, job_line("a")], "job: a, b: several jobs run: choose one with --job"),
+        (
+            [OLD, job_line("older", ended=True)],
+            "job: old, older: several jobs have ended and none runs: choose",
+        ),
+        ([job_line("a"), job_line("b\x1b]0;owned\x07")], r"b\x1b]0;owned\x07: several jobs run"),
+    ],
+)
 def test_several_jobs_need_a_choice(
-    service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    service: Service,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    jobs: list[dict[str, object]],
+    said: str,
 ) -> None:
-    """frd does not guess which job is meant: those that run are listed, or all that ended."""
-    ended = job_line("old", ended=True)
-    service.says("/api/v1/jobs", {"jobs": [job_line("b"), ended, job_line("a")]})
+    """frd does not guess: running jobs are listed, or all that ended, with escape codes as text."""
+    service.says("/api/v1/jobs", {"jobs": jobs})
     assert frd(service, "dump", "-o", str(tmp_path / "out")) == FAILED
-    assert "job: a, b: several jobs run: choose one with --job" in error_of(capsys)
-    service.says("/api/v1/jobs", {"jobs": [ended, job_line("older", ended=True)]})
-    assert frd(service, "dump", "-o", str(tmp_path / "out")) == FAILED
-    assert "job: old, older: several jobs have ended and none runs: choose" in error_of(capsys)
-
-
-def test_a_job_cannot_steer_the_terminal(
-    service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two jobs, one with escape codes for a name: the error line shows them as text."""
-    service.says("/api/v1/jobs", {"jobs": [job_line("a"), job_line("b\x1b]0;owned\x07")]})
-    assert frd(service, "dump", "-o", str(tmp_path / "d")) == FAILED
-    assert r"b\x1b]0;owned\x07: several jobs run: choose one" in error_of(capsys)
+    assert said in error_of(capsys)
 
 
 def test_a_dump_that_nobody_answered_fails(service: Service, tmp_path: Path) -> None:
     """The folder says why; the exit code says that it holds no dump."""
     unanswered = {"summary.json": json.dumps({"answered": [], "failed": {"0": "gone"}}).encode()}
-    service.says("/api/v1/jobs/train/dumps", {"id": "d-1"}, 201)
-    service.says("/api/v1/dumps/d-1", tar_of(unanswered))
+    says_dump(service, tar_of(unanswered))
     assert frd(service, "dump", "--job", "train", "-o", str(tmp_path / "out")) == FAILED
     assert (tmp_path / "out/summary.json").exists()
 
@@ -383,8 +379,7 @@ def test_a_hostile_or_broken_tar_leaves_nothing(
     service: Service, tmp_path: Path, tar: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No link, no device, nothing outside the folder, and no half a folder."""
-    service.says("/api/v1/jobs/train/dumps", {"id": "d-1"}, 201)
-    service.says("/api/v1/dumps/d-1", tar)
+    says_dump(service, tar)
     inside = tmp_path / "inside"
     assert frd(service, "dump", "--job", "train", "-o", str(inside / "out")) == FAILED
     error_of(capsys)

@@ -26,6 +26,8 @@ BIN = Path(sys.executable).parent
         ("frd findings export --format x", "--format: 'x' is not one of 'json', 'csv': see `frd"),
         ("frd findings ab12 --bogus", "--bogus: no such option: see `frd findings show --help`"),
         ("frd findings close ab12", "--because: missing: see `frd findings close --help`"),
+        ("frd check", "--config: missing: see `frd check --help`"),
+        ("frd dump -o x --ranks 3-1", "--ranks: '3-1': the range must run upwards: see `frd dump"),
         ("frd dump", "-o / --output: missing: see `frd dump --help`"),
         ("frd analyze --ranks", "--ranks: needs a value: see `frd analyze --help`"),
         ("frd status x", "x: unexpected argument: see `frd status --help`"),
