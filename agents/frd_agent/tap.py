@@ -275,11 +275,11 @@ def _run(stop: threading.Event, inherited: Mapping[int, int] | None) -> None:
             return
         tap = Tap(c10d, os.environ)
         tap.serve()
-        groups, memory, counters = Pace(TICK_S), Pace(TICK_S), Pace(PUBLISH_S)
+        groups, memory, counters = Throttle(TICK_S), Throttle(TICK_S), Throttle(PUBLISH_S)
         while not stop.is_set():
-            memory.take(tap.publish_memory)
-            groups.take(tap.follow_groups)
-            counters.take(tap.publish_counters)
+            memory.run(tap.publish_memory)
+            groups.run(tap.follow_groups)
+            counters.run(tap.publish_counters)
             stop.wait(TICK_S - time.time() % TICK_S)
     except Exception as error:
         _complain("start", error)
@@ -288,14 +288,14 @@ def _run(stop: threading.Event, inherited: Mapping[int, int] | None) -> None:
             tap.close()
 
 
-class Pace:
+class Throttle:
     """Calls a publication at an interval that depends on its cost."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._due = 0.0
 
-    def take(self, publish: Callable[[], None]) -> None:
+    def run(self, publish: Callable[[], None]) -> None:
         """Call `publish` if it is due. After a failure it is tried again: a disk may recover."""
         now = time.monotonic()
         if now < self._due:
@@ -413,21 +413,25 @@ def _backends(group: Any, config: str) -> list[str]:
 
 
 class Allocator:
-    """torch's CUDA allocator, only where the program itself has initialized CUDA."""
+    """torch's CUDA allocator, only where the program itself has initialized CUDA, and the
+    allocations that failed because memory was exhausted."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[bytes, int]] = {}
         """UUID and size of the devices that this rank has used."""
         self._rescan_at = 0.0
         self._usable = True
-        self._errors = Errors()
+        self._failed: deque[tuple[int, int, int, int, int]] = deque(maxlen=MAX_ERRORS)
+        """Number, time, device index, bytes requested, bytes free."""
+        self._numbers = itertools.count(1)
+        self._observing = False
 
     def read(self) -> list[Device] | None:
         """None if there is nothing to read."""
         cuda = sys.modules.get("torch.cuda")
         if not self._usable or cuda is None or not cuda.is_initialized():
             return None
-        self._errors.observe()
+        self._observe()
         try:
             return self._read(cuda)
         except Exception:
@@ -466,8 +470,24 @@ class Allocator:
         unknown = (bytes(16), 0)
         return [
             (number, at_ns, self._known.get(device, unknown)[0], requested, free)
-            for number, at_ns, device, requested, free in self._errors.latest()
+            for number, at_ns, device, requested, free in list(self._failed)
         ]
+
+    def _observe(self) -> None:
+        """Once; torch keeps the observer as long as the process lives."""
+        if not self._observing:
+            self._observing = True
+            torch = sys.modules.get("torch._C")
+            attach = getattr(torch, "_cuda_attach_out_of_memory_observer", None)
+            if attach is not None:
+                with contextlib.suppress(Exception):  # a replaced allocator that has no observers
+                    attach(self.record_error)
+
+    def record_error(self, device: int, requested: int, _device_total: int, free: int) -> None:
+        """torch calls this in the thread whose allocation fails. An error here would reach the
+        program, so only the exception of a signal handler passes: it is the program's own."""
+        with contextlib.suppress(Exception):
+            self._failed.append((next(self._numbers), time.time_ns(), device, requested, free))
 
 
 def _device(properties: Any) -> tuple[bytes, int]:
@@ -482,35 +502,6 @@ def _device(properties: Any) -> tuple[bytes, int]:
 def spelled(uuid: bytes) -> str:
     digits = uuid.hex()
     return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
-
-
-class Errors:
-    """Allocations that failed because memory was exhausted, as torch reports them."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[int, int, int, int, int]] = deque(maxlen=MAX_ERRORS)
-        """Number, time, device index, bytes requested, bytes free."""
-        self._numbers = itertools.count(1)
-        self._observing = False
-
-    def observe(self) -> None:
-        """Once; torch keeps the observer as long as the process lives."""
-        if not self._observing:
-            self._observing = True
-            torch = sys.modules.get("torch._C")
-            attach = getattr(torch, "_cuda_attach_out_of_memory_observer", None)
-            if attach is not None:
-                with contextlib.suppress(Exception):  # a replaced allocator that has no observers
-                    attach(self.record)
-
-    def record(self, device: int, requested: int, _device_total: int, free: int) -> None:
-        """torch calls this in the thread whose allocation fails. An error here would reach the
-        program, so only the exception of a signal handler passes: it is the program's own."""
-        with contextlib.suppress(Exception):
-            self._seen.append((next(self._numbers), time.time_ns(), device, requested, free))
-
-    def latest(self) -> list[tuple[int, int, int, int, int]]:
-        return list(self._seen)
 
 
 class Counters:

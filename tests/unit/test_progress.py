@@ -46,7 +46,7 @@ def test_agent_and_offline_analysis_agree_on_the_corpus(first: int) -> None:
                 for name, pair in known_pairs(rows, rank, marks.first_seq)
             }
             mine = channels.rank == rank
-            seen = channel_columns(0, tracker.open_entries)
+            seen = channel_columns(0, tracker.open.items)
             assert sorted(
                 zip(
                     [names[group] for group in seen.group.tolist()],

@@ -283,10 +283,10 @@ def test_an_observer_that_cannot_be_attached_changes_nothing(
 def test_nothing_raises_into_a_failing_allocation(cuda: Cuda) -> None:
     """Whatever torch passes to the observer, the program sees its own error and no other."""
     cuda.initialized = True
-    errors = tap.Errors()
-    errors.record(*([object()] * 4))  # type: ignore[arg-type]
-    errors._seen = None  # type: ignore[assignment]
-    errors.record(0, 1, 2, 3)
+    allocator = tap.Allocator()
+    allocator.record_error(*([object()] * 4))  # type: ignore[arg-type]
+    allocator._failed = None  # type: ignore[assignment]
+    allocator.record_error(0, 1, 2, 3)
 
 
 def test_what_costs_more_is_published_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,8 +300,8 @@ def test_what_costs_more_is_published_more_rarely(monkeypatch: pytest.MonkeyPatc
         done.append(now[0])
         spent[0] += 0.004
 
-    pace = tap.Pace(0.2)
+    throttle = tap.Throttle(0.2)
     for _ in range(30):
-        pace.take(publish)
+        throttle.run(publish)
         now[0] += 0.2
     assert done == pytest.approx([100, 102, 104])

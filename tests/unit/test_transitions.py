@@ -76,7 +76,7 @@ class Ring:
 
     @property
     def channels(self) -> ChannelColumns:
-        return channel_columns(9, self.tracker.open_entries)
+        return channel_columns(9, self.tracker.open.items)
 
     @property
     def is_blind(self) -> bool:
@@ -84,7 +84,7 @@ class Ring:
 
     @property
     def is_waiting(self) -> bool:
-        return self.tracker.is_waiting
+        return self.tracker.open.is_waiting
 
     @property
     def seen_until_ns(self) -> int:
@@ -292,7 +292,7 @@ def test_what_is_left_of_a_coalesced_collective_is_not_compared(ring: Ring) -> N
     diff = ring.read(left, end, nccl(4, 3, "scheduled"))
     assert diff.lost == 1
     assert changes(diff) == [(3, J)]
-    assert [row[1] for row in ring.tracker.in_flight()] == [3]
+    assert [row[1] for row in ring.tracker.open.rows()] == [3]
     done = nccl(3, 2, profiling_name="nccl:coalesced")
     diff = ring.read(left, done, nccl(4, 3, "scheduled"))
     assert changes(diff) == [(2, C)]
@@ -467,7 +467,7 @@ def test_a_destroyed_group_has_nothing_outstanding(ring: Ring) -> None:
     ring.read(gloo(0, 1, done=False))
     ring.tracker.close(lambda name: name == "0")
     assert ring.watermarks == [GroupWatermarks(1, -1, 1)]
-    assert ring.tracker.in_flight() == []
+    assert ring.tracker.open.rows() == []
 
 
 def test_times_that_the_wire_cannot_carry_are_cut() -> None:

@@ -59,7 +59,7 @@ class FileRank:
         current = self._shared.current
         for progress in tracker.groups:
             current.set_watermarks(self.number, progress.group, progress.watermarks)
-        open_entries = chain.from_iterable(one.open_entries for one in self._trackers.values())
+        open_entries = chain.from_iterable(one.open.items for one in self._trackers.values())
         current.set_channels(channel_columns(self.number, open_entries))
         current.set_as_of(self.number, NodeNs(tracker.seen_until_ns))
         current.set_status(
@@ -73,7 +73,7 @@ class FileRank:
         )
 
     def in_flight(self) -> EntryColumns | None:
-        rows = [row for tracker in self._trackers.values() for row in tracker.in_flight()]
+        rows = [row for tracker in self._trackers.values() for row in tracker.open.rows()]
         return columns(self.number, 0, rows) if rows else None
 
 

@@ -77,7 +77,7 @@ class Rank:
         self._shared = shared
         socket = None if file.socket_path is None else sockets.address(file.socket_path)
         handlers = None if socket is None else Handlers(socket, _DUMP_TIMEOUT_S)
-        self._recorders = Recorders(handlers, identity.info.torch_version) if handlers else None
+        self.recorders = Recorders(handlers, identity.torch_version)
         self._schedule = PollSchedule(shared.policy)
         self._task: asyncio.Task[None] | None = None
         self._shown = (0, 0, 0)
@@ -106,17 +106,15 @@ class Rank:
         self.naming = Naming(shared.dictionary, self._attempt)
         self._state, self._since_ns = RankState.LIVE, identity.started_at_ns
         self._lost = 0
-        if self._recorders is not None:
-            self._recorders.begin_attempt()
+        self.recorders.begin_attempt()
         self._learn_groups()
 
     def _learn_groups(self) -> None:
         self.naming.replace(self.identity.groups)
         for group in self.naming.all_groups():
             self._shared.current.expect(self.number, group)
-        if self._recorders is not None:
-            present = {group.name for group in self.identity.groups}
-            self._recorders.close(lambda name: name not in present)
+        present = {group.name for group in self.identity.groups}
+        self.recorders.close(lambda name: name not in present)
 
     def renew(self, file: TapFile, identity: TapIdentity, now_ns: NodeNs) -> None:
         """The tap has written another identity."""
@@ -171,7 +169,7 @@ class Rank:
         self._update_schedule(now_s)
         self._judge(vital, now_ns)
         why = self._schedule.due(now_s)
-        if why is not None and self._task is None and self._recorders is not None:
+        if why is not None and self._task is None and self.recorders.has_socket:
             self._shared.stats.dumps[why.value] += 1
             self._schedule.asked(now_s)
             self._task = asyncio.create_task(self._poll_recorders())
@@ -183,12 +181,10 @@ class Rank:
 
     def _show(self) -> bool:
         """Update the rank's current state; False if its counters are incomplete."""
-        if self._recorders is None:
-            return False
         counters = self.counters
-        shown = self._recorders.revision, counters.published_mono_ns, counters.published_at_ns
+        shown = self.recorders.revision, counters.published_mono_ns, counters.published_at_ns
         if shown != self._shown:
-            trackers = self._recorders.trackers
+            trackers = self.recorders.trackers
             progress = live_progress(trackers, counters.counters, counters.published_at_ns)
             self._shared.current.set_progress(self.number, progress)
             self._shown, self._is_exact = shown, progress.exact
@@ -198,10 +194,10 @@ class Rank:
         """The tap writes the counters after its exit record. If they do not show how far the rank
         came, only the state before its end is known."""
         record, counters = self.identity.exit, self.counters
-        if self._recorders is None or record is None or counters.published_at_ns < record.at_ns:
+        if record is None or counters.published_at_ns < record.at_ns:
             self._show()
             return
-        trackers = self._recorders.trackers
+        trackers = self.recorders.trackers
         progress = final_progress(trackers, counters.counters, counters.published_at_ns)
         if progress is not None:
             self._shared.current.set_progress(self.number, progress)
@@ -209,18 +205,17 @@ class Rank:
     def set_back(self, by_ns: int) -> None:
         """The wall clock was set back by `by_ns`: shift times that are compared with later ones."""
         self.counters.set_back(by_ns)
-        if self._recorders is not None:
-            self._recorders.set_back(by_ns)
+        self.recorders.set_back(by_ns)
 
     def _judge(self, vital: Vital, now_ns: NodeNs) -> None:
         """Report whether the rank is live or silent, as text for users."""
         is_stale, since_ns = self._schedule.is_stale, self.counters.published_at_ns or now_ns
         if vital is Vital.STOPPED and self._schedule.age_s > _STOPPED_AGE_S:
             self._report(RankState.SILENT, since_ns, self.process.describe())
-        elif is_stale and (self._silent or self._recorders is None):
+        elif is_stale and (self._silent or not self.recorders.has_socket):
             asked = "its socket does not answer" if self._silent else "it has no socket"
             self._report(RankState.SILENT, since_ns, f"{self.process.describe()}; {asked}")
-        elif self._recorders is None:
+        elif not self.recorders.has_socket:
             detail = f"recorder out of reach: {self.identity.socket_error}"
             self._report(RankState.LIVE, now_ns, detail)
         else:
@@ -281,10 +276,10 @@ class Rank:
             ServiceUnavailable: the rank is gone (`Refused`) or silent (`Silent`).
             HandlerFailed: it has no recorder, or reports an error.
         """
-        if self._recorders is None:
+        if not self.recorders.has_socket:
             raise HandlerFailed(f"{self}: no socket: {self.identity.socket_error}")
         try:
-            reading = await self._recorders.read(self.naming, timeout_s)
+            reading = await self.recorders.read(self.naming, timeout_s)
         except Silent:
             self._silent = True
             raise
@@ -297,10 +292,10 @@ class Rank:
             self._shared.outbox.record(columns(self.number, 0, reading.rows))
         self._lost += reading.lost
         self._shared.stats.dropped_rows["overrun"] += reading.lost
-        self._schedule.dumped(raw_counters(self._recorders.trackers), reading.entries)
+        self._schedule.dumped(raw_counters(self.recorders.trackers), reading.entries)
         if reading.unread:
             self._schedule.retry()
-        self._shared.current.set_channels(self._recorders.channels(self.number))
+        self._shared.current.set_channels(self.recorders.channels(self.number))
         for problem in reading.problems:
             self._complain(problem)
         return reading.dumps
@@ -311,10 +306,6 @@ class Rank:
             self._complained = True
             log.warning("%s: %s", self, message)
 
-    def kept(self) -> list[KeptDump]:
-        """The last dumps, for when the rank does not answer."""
-        return self._recorders.kept() if self._recorders else []
-
     def in_flight(self) -> EntryColumns | None:
-        rows = self._recorders.in_flight() if self._recorders else []
+        rows = self.recorders.in_flight()
         return columns(self.number, 0, rows) if rows else None

@@ -27,10 +27,11 @@ class OpenEntries:
 
     @property
     def is_waiting(self) -> bool:
+        """The rank is in a collective, a send or a receive."""
         return any(item.peer is not None or item.is_call for item in self.items)
 
     def rows(self) -> list[Row]:
-        """A row for each open call."""
+        """A row for each collective that is not over, for a service without state."""
         return [
             [
                 item.progress.group,

@@ -32,7 +32,7 @@ def live_progress(
 ) -> RankProgress:
     """`raw`: the tap's counters, None if it publishes none that can be read."""
     watermarks: list[tuple[int, GroupWatermarks]] = []
-    seems_idle = not any(tracker.is_waiting for tracker in trackers)
+    seems_idle = not any(tracker.open.is_waiting for tracker in trackers)
     as_of: int | None = None
     exact = raw is not None and bool(trackers)
     for tracker in trackers:

@@ -81,12 +81,13 @@ class Reading:
 class Recorders:
     def __init__(
         self,
-        handlers: WorkerServer,
+        handlers: WorkerServer | None,
         torch_version: str,
         *,
         wall_ns: Callable[[], int] = time.time_ns,
         mono_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        """`handlers` is None if the rank has no socket: then nothing is ever read."""
         self._handlers = handlers
         self._torch_version = torch_version
         self._wall_ns = wall_ns
@@ -101,14 +102,20 @@ class Recorders:
         self._reading = asyncio.Lock()
         """An older dump must not be read after a newer one."""
 
+    @property
+    def has_socket(self) -> bool:
+        return self._handlers is not None
+
     async def read(self, naming: Naming, timeout_s: float) -> Reading:
         """Raises:
         ServiceUnavailable: the rank is gone (`Refused`) or silent (`Silent`).
         HandlerFailed: it has no recorder, or reports an error.
         """
+        if (handlers := self._handlers) is None:
+            raise HandlerFailed("it has no socket")
         async with self._reading:
             if not self.trackers:
-                offered = await self._handlers.names()
+                offered = await handlers.names()
                 self.trackers = {
                     RecorderTracker(handler.number): handler for handler in self._offered(offered)
                 }
@@ -116,7 +123,7 @@ class Recorders:
                     raise HandlerFailed("no recorder among its handlers: is it an old torch?")
             reading = Reading()
             for tracker in list(self.trackers):
-                await self._read_recorder(tracker, naming, timeout_s, reading)
+                await self._read_recorder(handlers, tracker, naming, timeout_s, reading)
             return reading
 
     def _offered(self, names: tuple[str, ...]) -> list[_Handler]:
@@ -126,12 +133,17 @@ class Recorders:
         return handlers
 
     async def _read_recorder(
-        self, tracker: RecorderTracker, naming: Naming, timeout_s: float, reading: Reading
+        self,
+        handlers: WorkerServer,
+        tracker: RecorderTracker,
+        naming: Naming,
+        timeout_s: float,
+        reading: Reading,
     ) -> None:
         handler = self.trackers[tracker]
         asked_mono_ns = self._mono_ns()
         try:
-            data = await self._handlers.ask(handler.name, timeout_s=timeout_s, **handler.params)
+            data = await handlers.ask(handler.name, timeout_s=timeout_s, **handler.params)
             # Time of the request by the present wall clock: the clock may have been set meanwhile.
             taken_at_ns = NodeNs(self._wall_ns() - (self._mono_ns() - asked_mono_ns))
             dump = parse(data, source=handler.name)
@@ -191,11 +203,11 @@ class Recorders:
             tracker.close(gone)
 
     def in_flight(self) -> list[Row]:
-        return [row for tracker in self.trackers for row in tracker.in_flight()]
+        return [row for tracker in self.trackers for row in tracker.open.rows()]
 
     def channels(self, number: int) -> ChannelColumns:
         """Sends and receives in flight."""
-        entries = chain.from_iterable(tracker.open_entries for tracker in self.trackers)
+        entries = chain.from_iterable(tracker.open.items for tracker in self.trackers)
         return channel_columns(number, entries)
 
     def kept(self) -> list[KeptDump]:

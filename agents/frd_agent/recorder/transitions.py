@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 from frd.flight.entry import Dump, Entry, Status
 from frd.flight.names import parse_profiling_name
 from frd.flight.progress import counts_ops, counts_seqs
-from frd_agent.recorder.group_progress import GroupProgress, OpenEntry
+from frd_agent.recorder.group_progress import GroupProgress
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.open_entries import OpenEntries
 from frd_agent.recorder.resets import Resets
@@ -69,7 +69,7 @@ class RecorderTracker:
         """`taken_at_ns` of the last dump after which `is_blind` was false."""
         self.capacity = 0
         """The most entries that a dump ever had."""
-        self._open = OpenEntries()
+        self.open = OpenEntries()
         self._resets = Resets()
         self._last_id = -1
         self._last_created_ns = 0
@@ -87,20 +87,6 @@ class RecorderTracker:
     def is_whole(self) -> bool:
         """The last dump showed all that the recorder knew, and all of it has been read."""
         return not (self.held or self.torn)
-
-    @property
-    def is_waiting(self) -> bool:
-        """The rank is in a collective, a send or a receive."""
-        return self._open.is_waiting
-
-    def in_flight(self) -> list[Row]:
-        """Rows of collectives that were joined and are not over, for a service without state."""
-        return self._open.rows()
-
-    @property
-    def open_entries(self) -> Sequence[OpenEntry]:
-        """Oldest first."""
-        return self._open.items
 
     def new_groups(self, dump: Dump, taken_at_ns: int) -> dict[str, bool]:
         """Names of groups that `apply` has not seen; True for a name that an earlier group had.
@@ -121,13 +107,13 @@ class RecorderTracker:
         self._groups.clear()
         self._present.clear()
         self._resets.clear()
-        self._open.items.clear()
+        self.open.items.clear()
 
     def close(self, gone: Callable[[str], bool]) -> None:
         """Close the groups that the rank has destroyed: it waits for nothing in them."""
         for (_, name, _), progress in self._groups.items():
             if not progress.closed and gone(name):
-                self._open.close(progress)
+                self.open.close(progress)
 
     def apply(self, dump: Dump, taken_at_ns: int, names: Naming) -> Diff:
         """`taken_at_ns`: the node's time just before the rank was asked for this dump."""
@@ -138,9 +124,9 @@ class RecorderTracker:
         fresh, reset = self._unread(entries, taken_at_ns)
         if reset or not entries:
             # No later entry shows the end of an op that is open now; only the counters show it.
-            sends = {item.progress.pg_id for item in self._open.items if item.peer is not None}
+            sends = {item.progress.pg_id for item in self.open.items if item.peer is not None}
             self._resets.begin(self.status, before if self.is_whole else {}, sends)
-            self._open.orphan()
+            self.open.orphan()
         if reset:
             self._last_id, self.capacity = -1, 0
         self._prune()
@@ -148,21 +134,21 @@ class RecorderTracker:
         self.capacity = max(self.capacity, len(entries))
         lost = self._lost(fresh, reset=reset) if not partial else 0
         whole = partial or not fresh or fresh[0].record_id in (0, self._last_id + 1)
-        self._open.look(
+        self.open.look(
             lambda record_id: _find(entries, record_id),
             self.status,
             absent_is_over=partial and not dump.warnings,
         )
         self._past |= self._passed(_keys(fresh))
         replaced: list[GroupProgress] = []
-        rows = self._open.read(
+        rows = self.open.read(
             fresh,
             lambda entry: self._progress_of(entry, names, replaced),
             names,
             may_lack=not whole,
         )
         for former in replaced:
-            self._open.close(former)
+            self.open.close(former)
         for entry in fresh[-1:]:
             self._last_id, self._last_created_ns = entry.record_id, entry.time_created_ns
         self._resets.read({entry.pg_id for entry in fresh})
@@ -239,17 +225,17 @@ class RecorderTracker:
             progress.pg_id in moved
             and counts_ops(progress.backend)
             and not progress.closed
-            and self._open.is_behind(progress, self.status[progress.pg_id])
+            and self.open.is_behind(progress, self.status[progress.pg_id])
             for progress in self.groups
         )
 
     def _end_orphans(self) -> None:
         """Sends and receives from before a reset that may be over."""
         over = set(self._resets.take_ended(self.status))
-        if self._open.done_created_ns:
-            over |= self._resets.take_given_up(self._open.done_created_ns)
+        if self.open.done_created_ns:
+            over |= self._resets.take_given_up(self.open.done_created_ns)
         if over:
-            self._open.forget_orphaned_sends(over)
+            self.open.forget_orphaned_sends(over)
 
     # -- groups --------------------------------------------------------------------------------
 

@@ -117,7 +117,7 @@ async def _find(rank: Rank | FileRank, files: Sequence[DumpFile], budget_s: floa
                     return _chosen(await rank.ask(budget_s), "")
         except (FrdError, TimeoutError) as error:
             refusal = error
-        if kept := rank.kept():
+        if kept := rank.recorders.kept():
             newest = max(dump.taken_at_ns for dump in kept)
             if not files or files[0].written_at_ns <= newest:
                 return _chosen(kept, f", kept from {utc_text(newest)}")
