@@ -128,7 +128,7 @@ def shared() -> RankContext:
     )
 
 
-def test_a_rank_without_a_tap_is_told_from_its_file(tmp_path: Path) -> None:
+def test_a_rank_without_a_tap_is_reported_from_its_file(tmp_path: Path) -> None:
     """Rows, watermarks, membership and the moment of writing all come from the file."""
     files, common = DumpFiles([tmp_path]), shared()
     (tmp_path / "rank_1").write_bytes(a_dump(3, done=False))

@@ -107,11 +107,11 @@ def test_children_without_py_spy(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     stack = asyncio.run(StackReader(parent.pid, None).read())
-    told = activity_of(stack.text + read(parent.pid))
-    assert told.note == "install py-spy in the agent's environment to see its Python stack"
+    activity = activity_of(stack.text + read(parent.pid))
+    assert activity.note == "install py-spy in the agent's environment to see its Python stack"
     assert f"{ADVICE}install py-spy" in stack.text
-    assert all(one.stack[0].startswith("in the kernel: ") for one in told.workers)
-    assert len(told.workers) == 2
+    assert all(one.stack[0].startswith("in the kernel: ") for one in activity.workers)
+    assert len(activity.workers) == 2
 
 
 def test_advice() -> None:
@@ -138,7 +138,7 @@ def test_a_rank_of_very_many_children(start: Start) -> None:
 
 
 def test_a_process_that_computes_and_one_that_waits(start: Start) -> None:
-    """Busy is who uses a processor, or would if there were one; idle who sleeps or is stopped."""
+    """A process is busy if it uses a processor, and idle if it sleeps or is stopped."""
     busy = start("print('ready', flush=True)\nwhile True: pass")
     idle = start("import time\nprint('ready', flush=True)\ntime.sleep(300)")
 
@@ -157,7 +157,7 @@ def test_a_process_that_computes_and_one_that_waits(start: Start) -> None:
 
 
 def test_a_process_that_is_gone_has_no_usage() -> None:
-    """Nothing is said of it."""
+    """It has no usage line."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     meter = Meter(process.pid)

@@ -1,4 +1,4 @@
-"""How a process ended, of its own record and of the kernel's status."""
+"""How a process ended, by the tap's record and the kernel's status."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ FAILED = ExitRecord("exception", "KeyboardInterruptError: no", NodeNs(7))
 def test_record_and_status(
     record: ExitRecord | None, wait_status: int | None, kind: ExitKind, text: str
 ) -> None:
-    """Either may be missing; together they name the kind, the signal, and what to tell people."""
+    """Either may be missing; together they give the kind, the signal and the text."""
     how = exit_info(record, wait_status)
     assert (how.kind, exit_text(how)) == (kind, text)
     assert state_after(how) is (RankState.FINISHED if kind is ExitKind.CLEAN else RankState.EXITED)
@@ -86,20 +86,20 @@ of shard 3
 
 def test_an_exception_of_a_data_loader_worker() -> None:
     """torch raises it again in the rank with the worker's traceback as its message: the worker's
-    own exception and line are told. A text that is none is passed over."""
+    own exception and line are reported. A text without a traceback is ignored."""
     frames = (
         ExitFrame("/venv/lib/python3.11/site-packages/torch/utils/data/x.py", 3, "_next"),
         ExitFrame("/home/me/train.py", 40, "<module>"),
     )
-    said = "ValueError: Caught ValueError in DataLoader worker process 0."
-    how = exit_info(ExitRecord("exception", said, NodeNs(7), frames, ORIGINAL), 1 << 8)
+    message = "ValueError: Caught ValueError in DataLoader worker process 0."
+    how = exit_info(ExitRecord("exception", message, NodeNs(7), frames, ORIGINAL), 1 << 8)
     assert how.exception == "ValueError: bad sample 7, in DataLoader worker process 0"
     assert how.where == "train.py:28 __getitem__"
-    how = exit_info(ExitRecord("exception", said, NodeNs(7), frames, "nonsense"), 1 << 8)
-    assert (how.exception, how.where) == (said, "train.py:40 <module>")
+    how = exit_info(ExitRecord("exception", message, NodeNs(7), frames, "nonsense"), 1 << 8)
+    assert (how.exception, how.where) == (message, "train.py:40 <module>")
 
 
-def test_the_place_and_the_note_are_told() -> None:
+def test_the_place_and_the_note_are_in_the_text() -> None:
     """An exception comes with the line that raised it, and any end with a note."""
     how = ExitInfo(ExitKind.EXCEPTION, 0, 1, "RuntimeError: bad batch", "train.py:88 load_batch")
     assert exit_text(how) == "RuntimeError: bad batch (train.py:88 load_batch)"

@@ -1,4 +1,4 @@
-"""What `frd-agent exec` reads from a command, leaves in the run directory, and is told there."""
+"""What `frd-agent exec` reads from a command, and its files in the run directory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ME = pwd.getpwuid(os.getuid()).pw_name
     ],
 )
 def test_a_job_is_called_by_its_program(typed: str, program: str) -> None:
-    """Script or module, whoever launches it, and the user."""
+    """Script or module, whatever launches it, and the user."""
     assert command_line.default_job(shlex.split(typed)) == f"{program}-{ME}"
 
 
@@ -77,7 +77,7 @@ def test_arguments_are_not_repeated() -> None:
     assert command_line.brief(["run", "s3://key:secret@host/b.py"]) == "run b.py"
 
 
-def test_reruns_count_and_neighbours_have_names_of_their_own(tmp_path: Path) -> None:
+def test_reruns_count_and_neighbours_have_other_names(tmp_path: Path) -> None:
     """A run that is over makes the next one a new attempt; one that is alive, a second job, unless
     the user named both the same."""
     code = "import sys; from frd_agent.launch import runs; "

@@ -1,4 +1,4 @@
-"""Exit records of ranks that died for want of memory, and of others."""
+"""Exit records of ranks whose memory was exhausted, and of others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CPU_ALLOCATOR = (
     ],
 )
 def test_an_allocation_that_failed_is_an_event(detail: str, requested: int) -> None:
-    """What Python, numpy, torch and the system call it, with the size where it is told."""
+    """What Python, numpy, torch and the system call it, with the size where the message has it."""
     event = out_of_memory(ExitRecord("exception", detail, NodeNs(7)), rank=3)
     assert event is not None
     assert (event.rank, event.kind, event.at_ns) == (3, MemoryEventKind.OOM, 7)
@@ -44,6 +44,6 @@ def test_an_allocation_that_failed_is_an_event(detail: str, requested: int) -> N
     ],
     ids=lambda record: f"{record.kind} {record.detail[:20]}",
 )
-def test_other_ends_are_none(record: ExitRecord) -> None:
-    """A clean exit, other exceptions, and devices, of which torch's observer tells."""
+def test_other_ends_are_not_out_of_memory(record: ExitRecord) -> None:
+    """A clean exit, other exceptions, and devices, which torch's observer reports."""
     assert out_of_memory(record, rank=3) is None

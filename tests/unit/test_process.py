@@ -53,7 +53,7 @@ def test_a_process_runs_stops_and_goes(child: subprocess.Popen[bytes]) -> None:
 
 
 def test_the_pidfd_becomes_readable_at_the_end(child: subprocess.Popen[bytes]) -> None:
-    """Who waits on the pidfd hears of the death at once, without being the parent."""
+    """A process that is not the parent sees the death immediately by waiting on the pidfd."""
     import select
 
     process = Process.pin(child.pid)
@@ -70,8 +70,8 @@ def test_the_pidfd_becomes_readable_at_the_end(child: subprocess.Popen[bytes]) -
 def test_the_status_is_known_before_and_after_its_parent_collects_it(
     child: subprocess.Popen[bytes],
 ) -> None:
-    """A zombie's status stands in /proc; that of a process nobody looked at in time is told by its
-    pidfd. The time of the end is that of the first look."""
+    """The status of a zombie is in /proc. After its parent has collected it, the pidfd has the
+    status. The time of the end is that of the first look."""
     early, late = Process.pin(child.pid), Process.pin(child.pid)
     assert early is not None
     assert late is not None
@@ -92,35 +92,34 @@ def test_the_status_is_known_before_and_after_its_parent_collects_it(
 
 def test_a_status_that_proc_hides(child: subprocess.Popen[bytes]) -> None:
     """To a reader without permission /proc says that every zombie left with 0. The reader does not
-    believe it: the process counts as running until its parent has collected it and its pidfd tells,
-    or for a second."""
+    believe it: the process counts as running until the pidfd has the status, or for a second."""
     if os.geteuid() != 0:
         pytest.skip("only root can give up its permissions")
-    from_nobody, to_nobody = (os.pipe() for _ in range(2))
+    from_other, to_other = (os.pipe() for _ in range(2))
 
     def watch() -> None:
         os.setresuid(65534, 65534, 65534)
         process = Process.pin(child.pid)
         assert process is not None
-        os.write(from_nobody[1], b"pinned\n")
+        os.write(from_other[1], b"pinned\n")
         until(lambda: "Z" in process.describe())
-        os.write(from_nobody[1], told(process))
-        os.read(to_nobody[0], 1)
+        os.write(from_other[1], state_of(process))
+        os.read(to_other[0], 1)
         until(lambda: process.look() is Vital.GONE)
-        os.write(from_nobody[1], told(process))
+        os.write(from_other[1], state_of(process))
 
-    def told(process: Process) -> bytes:
+    def state_of(process: Process) -> bytes:
         vital, end = process.look(), process.end
         return f"{vital.name} {end.wait_status if end else ''}\n".encode()
 
-    with forked(watch), open(from_nobody[0]) as said:
-        assert said.readline() == "pinned\n"
+    with forked(watch), open(from_other[0]) as lines:
+        assert lines.readline() == "pinned\n"
         child.kill()
-        assert said.readline() == "RUNNING None\n"
+        assert lines.readline() == "RUNNING None\n"
         child.wait()
-        os.write(to_nobody[1], b"x")
-        assert said.readline() == f"GONE {9 if LINUX >= (6, 15) else None}\n"
-    for fd in (from_nobody[1], *to_nobody):
+        os.write(to_other[1], b"x")
+        assert lines.readline() == f"GONE {9 if LINUX >= (6, 15) else None}\n"
+    for fd in (from_other[1], *to_other):
         os.close(fd)
 
 
@@ -167,8 +166,8 @@ def test_a_name_with_spaces_and_parentheses(tmp_path: Path) -> None:
     assert read_stat(8, tmp_path) is None
 
 
-def test_short_of_descriptors_nobody_is_dead(child: subprocess.Popen[bytes]) -> None:
-    """An agent that can open no file says so, and does not take what it cannot see for gone."""
+def test_short_of_descriptors_no_process_is_dead(child: subprocess.Popen[bytes]) -> None:
+    """An agent that cannot open files does not take a process that it cannot see for gone."""
     process = Process.pin(child.pid)
     assert process is not None
     with descriptors(left=0):
@@ -197,11 +196,11 @@ def descriptors(left: int) -> Iterator[None]:
 
 
 def test_who_listens_on_a_socket(tmp_path: Path) -> None:
-    """The kernel names the listener, in our own pid namespace; nobody is nobody."""
+    """The kernel names the process that listens, in our own pid namespace."""
     path = str(tmp_path / "rank.sock")
-    assert listener(path) is Listener.NOBODY
+    assert listener(path) is Listener.NONE
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen(1)
         assert listener(path) == os.getpid()
-    assert listener(path) is Listener.NOBODY
+    assert listener(path) is Listener.NONE

@@ -180,7 +180,7 @@ def last(tracker: RecorderTracker, status: Status) -> RankProgress | None:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_the_last_counters_of_a_process_tell_how_far_it_came(backend: str) -> None:
+def test_the_last_counters_of_a_process_show_how_far_it_came(backend: str) -> None:
     """Ten more collectives came after the last dump, then the process ended."""
     tracker = tracker_of([op(i, i + 1, backend=backend) for i in range(30)], Status(30, -1, 30))
     assert last(tracker, Status(40, -1, 40)) == RankProgress(
@@ -194,7 +194,7 @@ def test_the_last_counters_of_a_process_tell_how_far_it_came(backend: str) -> No
     assert inside.watermarks == [(0, GroupWatermarks(40, -1, 39, PUBLISHED))]
 
 
-def test_the_last_counters_do_not_tell_sends_from_collectives() -> None:
+def test_the_last_counters_do_not_separate_sends_from_collectives() -> None:
     """Gloo has counted a send among the ops of the group, so later progress is unknown."""
     tracker = tracker_of([op(0, 1), op(1, 2, op_id=3)], Status(3, -1, 3))
     assert last(tracker, Status(5, -1, 5)) is None

@@ -25,9 +25,9 @@ class _Server:
         return self._rank.dump(name)
 
 
-def test_a_reset_recorder_is_read_again_beside_another() -> None:
-    """NCCL's recorder is reset; Gloo's beside it, which has nothing new, does not keep the agent
-    from ever reading NCCL's again."""
+def test_a_reset_recorder_is_read_although_another_has_nothing_new() -> None:
+    """NCCL's recorder is reset; Gloo's has nothing new, which does not keep the agent from
+    reading NCCL's again."""
     job = job_of(PLAN)
     rank = job.ranks[0]
     dictionary = Dictionary()

@@ -1,4 +1,4 @@
-"""Which ranks of a run directory an agent takes up, and what it keeps of the others."""
+"""Which ranks of a run directory an agent watches, and what it keeps of the others."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.unit.test_taps import TOKEN, identity
 WRITTEN_NS = 1_700_000_000_000_000_000
 
 
-def test_what_an_old_job_left_behind_is_cleared_away_and_not_told(tmp_path: Path) -> None:
-    """The files are a week old, their process is long gone: nobody hears of that job again."""
+def test_files_of_an_old_job_are_removed_and_not_reported(tmp_path: Path) -> None:
+    """The files are a week old, their process is long gone: that job is not reported again."""
     path = tmp_path / f"{TOKEN}.json"
     path.write_text(json.dumps(identity(pid=2**22 + 1, socket=None)))
     os.utime(path, ns=(WRITTEN_NS, WRITTEN_NS))
@@ -31,9 +31,9 @@ def test_what_an_old_job_left_behind_is_cleared_away_and_not_told(tmp_path: Path
     assert common.current.next_statuses() is None
 
 
-def test_a_rank_that_cannot_be_looked_at_is_not_dead(tmp_path: Path) -> None:
-    """The agent is short of descriptors when a rank comes: its files stay, and it is taken up as
-    soon as it can be looked at."""
+def test_a_rank_that_cannot_be_read_is_not_dead(tmp_path: Path) -> None:
+    """The agent is short of descriptors when a rank comes: its files stay, and it is watched as
+    soon as it can be read."""
     path = tmp_path / f"{TOKEN}.json"
     path.write_text(
         json.dumps(identity(pid=os.getpid(), socket=None, started_at_ns=time.time_ns()))
@@ -48,7 +48,7 @@ def test_a_rank_that_cannot_be_looked_at_is_not_dead(tmp_path: Path) -> None:
     roster.close()
 
 
-def test_files_stay_until_what_was_told_of_an_end_must_have_come_through(tmp_path: Path) -> None:
+def test_files_stay_until_the_end_must_have_been_received(tmp_path: Path) -> None:
     """The stream may be dead without the agent knowing, and the next agent has only the files."""
     path = tmp_path / f"{TOKEN}.json"
     path.write_text(json.dumps(identity(pid=2**22 + 1, socket=None)))
@@ -74,10 +74,10 @@ def _publish(run_dir: Path, token: str, run: str, *, started_at_ns: int, pid: in
     (run_dir / f"{token}.json").write_text(json.dumps(said))
 
 
-def test_the_end_of_a_rank_is_told_unless_its_own_run_goes_on(tmp_path: Path) -> None:
-    """A rank is gone and a later process of that rank lives: of the same run, the end is no news;
-    of another launch of the job, the service must hear that the first one has ended."""
-    for run, is_told in (("vm:1", False), ("vm:2", True)):
+def test_the_end_of_a_rank_is_reported_unless_its_own_run_goes_on(tmp_path: Path) -> None:
+    """A rank is gone and a later process of that rank lives: in the same run, the end is not
+    reported; in another launch of the job, the service must know that the first one has ended."""
+    for run, is_reported in (("vm:1", False), ("vm:2", True)):
         common, now_ns = shared(), time.time_ns()
         folder = tmp_path / run
         folder.mkdir()
@@ -88,10 +88,10 @@ def test_the_end_of_a_rank_is_told_unless_its_own_run_goes_on(tmp_path: Path) ->
         (later,) = roster.update(NodeNs(now_ns))
         assert later.process.was_alive
         roster.end(former, NodeNs(now_ns))
-        told = common.current.next_statuses()
-        ranks = {status.rank for status in told.statuses} if told is not None else set()
-        assert (former.number in ranks) == is_told
-        assert (former in roster) == is_told
+        statuses = common.current.next_statuses()
+        ranks = {status.rank for status in statuses.statuses} if statuses is not None else set()
+        assert (former.number in ranks) == is_reported
+        assert (former in roster) == is_reported
         roster.close()
 
 

@@ -41,7 +41,7 @@ def test_the_holder_is_seen_for_as_long_as_it_lives(tmp_path: Path) -> None:
     assert holder(tmp_path) is None
 
 
-def test_a_second_agent_is_told_who_the_first_is(tmp_path: Path) -> None:
+def test_a_second_agent_names_the_first(tmp_path: Path) -> None:
     """The second agent waits for a moment, then ends with the first one's pid in its error."""
     first, second = lock(tmp_path), lock(tmp_path, pid=41)
     assert first.keep(0.0)
@@ -63,7 +63,7 @@ def _hold_and_die(run_dir: Path, ready: object) -> None:
 
 
 def test_a_killed_agent_holds_nothing(tmp_path: Path) -> None:
-    """The process that held the lock is gone without a goodbye: another agent takes it at once."""
+    """The process that held the lock was killed: another agent takes it immediately."""
     child = multiprocessing.get_context("spawn").Process(target=_hold_and_die, args=(tmp_path, 0))
     child.start()
     child.join()
@@ -90,7 +90,7 @@ def test_the_lock_follows_the_directory(tmp_path: Path) -> None:
 def test_what_cannot_be_locked_costs_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Something else lies in the lock's place: the agent says so once and goes on."""
+    """The lock's path is a link: the agent logs that once and goes on."""
     (tmp_path / NAME).symlink_to(tmp_path / "elsewhere")
     agent = lock(tmp_path)
     with caplog.at_level(logging.WARNING):
@@ -103,7 +103,7 @@ def test_what_cannot_be_locked_costs_one_warning(
 
 
 def test_nonsense_in_the_file_is_an_agent_without_a_name(tmp_path: Path) -> None:
-    """The content is not the agent's: the lock itself still tells that somebody watches."""
+    """The content is not the agent's: the lock itself still shows that an agent watches."""
     agent = lock(tmp_path)
     assert agent.keep(0.0)
     (tmp_path / NAME).write_bytes(b"\xff{")

@@ -61,7 +61,7 @@ def test_job(environ: dict[str, str], init_method: str | None, job: str) -> None
     ],
 )
 def test_attempt(environ: dict[str, str], attempt: int) -> None:
-    """Restarts are counted by whoever restarts, on top of the runs; what is no number is passed
+    """Restarts are counted by the launcher, on top of the runs; what is no number is passed
     over."""
     assert tap.attempt_of(environ) == attempt
 
@@ -104,5 +104,5 @@ def test_the_default_directory_must_be_private(tmp_path: Path) -> None:
 def test_a_run_is_where_its_ranks_meet(
     environ: dict[str, str], init_method: str | None, run: str
 ) -> None:
-    """Whatever the job is called: two launches that run at once cannot meet at one place."""
+    """Whatever the job is called: two launches that run together cannot meet at one address."""
     assert tap.run_of(environ, init_method) == run

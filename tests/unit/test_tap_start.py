@@ -65,7 +65,7 @@ INSTALLED = (PACKAGE.parent / "frd_tap.pth").read_text()
 
 
 def isolated(code: str, fake_torch: Path, run_dir: str | None, *options: str) -> str:
-    """What an interpreter prints that has frd installed beside `fake_torch`, and no PYTHONPATH."""
+    """What an interpreter prints that has frd and `fake_torch` installed, and no PYTHONPATH."""
     start = f"import sys; sys.path[:0] = [{str(PACKAGE.parent)!r}, {str(fake_torch)!r}]\n"
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "FRD_"))}
     env |= {"PYTHONPATH": "/opt/mine"} | ({"FRD_RUN_DIR": run_dir} if run_dir else {})
@@ -173,7 +173,7 @@ def test_python_39_takes_it(fake_torch: Path) -> None:
 
 
 def test_a_tap_that_cannot_be_loaded_is_one_line(fake_torch: Path, tmp_path: Path) -> None:
-    """Half an installation: torch is imported all the same."""
+    """Half an installation: torch is imported nevertheless."""
     lone = tmp_path / "agent" / "_site"
     shutil.copytree(SITE, lone, ignore=shutil.ignore_patterns("__pycache__"))
     said = python("import torch.distributed; print('on')", lone, fake_torch).splitlines()
@@ -214,7 +214,7 @@ def test_exec_leaves_what_the_user_has_set(tmp_path: Path) -> None:
 
 
 def test_exec_sets_what_the_user_has_not(tmp_path: Path) -> None:
-    """Ring, dump files beside the taps, timing and job on request."""
+    """Ring, dump files in the run directory, timing and job on request."""
     run_dir = tmp_path / "run"
     env = environment({}, str(run_dir), timing=True, job="j")
     assert env["PYTHONPATH"] == str(SITE)
@@ -245,7 +245,7 @@ def test_exec_becomes_the_command(tmp_path: Path) -> None:
     assert (process.returncode, stderr) == (7, "")
 
 
-def test_a_command_that_is_none(tmp_path: Path) -> None:
+def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     """The error names it; nothing was started."""
     with pytest.raises(FrdError, match=r"exec: no command"):
         exec_command([])

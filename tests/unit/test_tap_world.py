@@ -100,7 +100,7 @@ def test_a_group_half_destroyed_is_left_out(world: World) -> None:
 
 
 def test_reinitialization_is_another_generation(world: World) -> None:
-    """Destroyed and made anew with the very same members, even between two looks."""
+    """Destroyed and created again with the same members, even between two looks."""
     known = membership(world)
     world.destroy()
     assert known.changed()
@@ -142,7 +142,7 @@ def test_backends_in_use(config: str, devices: tuple[str, ...], backends: list[s
 
 
 def test_an_inherited_group_makes_no_rank(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forked child has its parent's groups; a default group of its own makes it a rank."""
+    """A forked child has its parent's groups; only its own default group makes it a rank."""
     c10d = SimpleNamespace(_world=world)
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", c10d)
     monkeypatch.setattr(tap, "WAIT_LONG_S", 0.001)
@@ -237,7 +237,9 @@ def test_allocator_is_asked_only_where_cuda_is_in_use(cuda: Cuda) -> None:
     assert cuda.asked == [1]
 
 
-def test_an_allocator_without_counters_is_none(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocator_without_counters_is_left_alone(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pluggable allocator raises; it is asked once and then left alone."""
     cuda.initialized = True
     monkeypatch.setattr(cuda, "memory_stats_as_nested_dict", lambda device: {})
@@ -248,7 +250,7 @@ def test_an_allocator_without_counters_is_none(cuda: Cuda, monkeypatch: pytest.M
 
 
 def test_out_of_memory_errors_are_seen_as_they_happen(cuda: Cuda) -> None:
-    """torch tells its one observer what was asked for; the last sixteen errors are kept."""
+    """torch calls the observer with the size of the request; the last sixteen errors are kept."""
     cuda.initialized = True
     allocator = tap.Allocator()
     allocator.read()

@@ -51,7 +51,7 @@ def write(directory: Path, **changes: Any) -> Path:
 
 
 def test_the_agent_names_the_node(tmp_path: Path) -> None:
-    """An agent that was told its node's name puts it in the place of what the rank saw."""
+    """A name of the node in the agent's configuration replaces the host name that the rank saw."""
     write(tmp_path)
     (named,) = tap_files.scan(tmp_path, node="gpu-17")
     assert named.identity is not None
@@ -74,8 +74,8 @@ def test_an_identity_is_read(tmp_path: Path) -> None:
 
 
 def test_an_exit_record_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the tap writes of an exception arrives: innermost frames first, and not without end; odd
-    characters, a message that cannot be had and a file of another tap's version do no harm."""
+    """The frames of an exception arrive innermost first and up to the limit; odd characters and an
+    exception that cannot be printed do no harm."""
 
     def dive(depth: int) -> None:
         if depth == 0:
@@ -96,20 +96,19 @@ def test_an_exit_record_with_its_traceback(tmp_path: Path, monkeypatch: pytest.M
         raised = error
     for name, value in (("type", Odd), ("value", raised), ("traceback", raised.__traceback__)):
         monkeypatch.setattr(sys, f"last_{name}", value, raising=False)
-    record = tap._exit_record(9)
-    write(tmp_path, exit=record)
+    write(tmp_path, exit=tap._exit_record(9))
     (file,) = tap_files.scan(tmp_path)
     assert file.identity is not None, file.problem
-    told = file.identity.exit
-    assert told is not None
-    assert (told.kind, told.detail, told.at_ns) == ("exception", "Odd: \\udcff first line", 9)
-    assert len(told.frames) == tap.MAX_FRAMES
+    record = file.identity.exit
+    assert record is not None
+    assert (record.kind, record.detail, record.at_ns) == ("exception", "Odd: \\udcff first line", 9)
+    assert len(record.frames) == tap.MAX_FRAMES
     line = dive.__code__.co_firstlineno
-    assert [(frame.name, frame.line) for frame in told.frames[:2]] == [
+    assert [(frame.name, frame.line) for frame in record.frames[:2]] == [
         ("dive", line + 2),
         ("dive", line + 3),
     ]
-    assert told.frames[0].file == __file__
+    assert record.frames[0].file == __file__
     monkeypatch.setattr(sys, "last_type", Mute)
     monkeypatch.setattr(sys, "last_value", Mute())
     monkeypatch.setattr(sys, "last_traceback", None)
@@ -119,12 +118,15 @@ def test_an_exit_record_with_its_traceback(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("first", "is_told"), [(KeyboardInterrupt, True), (KeyError, False), (SystemExit, False)]
+    ("first", "is_interrupted"), [(KeyboardInterrupt, True), (KeyError, False), (SystemExit, False)]
 )
 def test_an_exception_after_an_interrupt(
-    first: type[BaseException], is_told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    first: type[BaseException],
+    is_interrupted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """Ctrl-C in the middle of a save ends in the error of a broken file: the record says so."""
+    """Ctrl-C during a save ends in an error about a broken file: the record says both."""
     try:
         try:
             try:
@@ -141,7 +143,7 @@ def test_an_exception_after_an_interrupt(
     (file,) = tap_files.scan(tmp_path)
     assert file.identity is not None, file.problem
     assert file.identity.exit is not None
-    assert file.identity.exit.interrupted == is_told
+    assert file.identity.exit.interrupted == is_interrupted
 
 
 @pytest.mark.parametrize(
@@ -199,8 +201,8 @@ def test_no_directory_has_no_taps(tmp_path: Path) -> None:
     assert tap_files.scan(tmp_path / "none") == []
 
 
-def test_a_directory_that_is_none_is_a_problem(tmp_path: Path) -> None:
-    """An agent that was given a file to watch says so, or it would be blind in silence."""
+def test_a_file_instead_of_a_directory_is_a_problem(tmp_path: Path) -> None:
+    """An agent whose run directory is a file reports that; it would see no rank."""
     (tmp_path / "file").touch()
     (file,) = tap_files.scan(tmp_path / "file")
     assert (file.identity, str(tmp_path / "file") in file.problem) == (None, True)
@@ -264,7 +266,7 @@ def test_more_groups_than_rows_are_marked(tmp_path: Path) -> None:
     assert len(sample.counters) == tap.CAPACITY
 
 
-def test_torn_and_foreign_counters_are_none(tmp_path: Path) -> None:
+def test_torn_and_foreign_counters_are_refused(tmp_path: Path) -> None:
     """A byte of another publication, a writer in the middle, a truncated file, another's file."""
     files = tap.Files(str(tmp_path), TOKEN)
     files.write_counters(1, 2, [(tap.GENERIC, 0, 9, -1, 8)])

@@ -96,7 +96,7 @@ def ring() -> Ring:
     return Ring()
 
 
-def test_a_first_dump_tells_each_entry_once(ring: Ring) -> None:
+def test_a_first_dump_reports_each_entry_once(ring: Ring) -> None:
     """The first dump of a recorder: done entries are joined and completed in one row."""
     entries = [gloo(0, 1), gloo(1, 2), gloo(2, 3, done=False)]
     assert changes(ring.read(*entries)) == [(1, J | C), (2, J | C), (3, J)]
@@ -104,7 +104,7 @@ def test_a_first_dump_tells_each_entry_once(ring: Ring) -> None:
     assert ring.watermarks == [GroupWatermarks(3, -1, 2, T0 + 2000)]
 
 
-def test_a_completion_comes_as_a_row_of_its_own(ring: Ring) -> None:
+def test_a_completion_comes_as_a_separate_row(ring: Ring) -> None:
     """An entry is open in one dump and retired in the next."""
     ring.read(gloo(0, 1, done=False))
     diff = ring.read(gloo(0, 1), gloo(1, 2))
@@ -260,7 +260,7 @@ def test_nccl_retired_without_completed_has_failed(ring: Ring) -> None:
     assert ring.watermarks == [GroupWatermarks(2, -1, 1, T0 + 1000)]
 
 
-def test_starts_are_told_where_timing_is_on(ring: Ring) -> None:
+def test_starts_are_reported_where_timing_is_on(ring: Ring) -> None:
     """With timing the device's start of an op is a transition, and a watermark."""
     ring.read(nccl(0, 1, "scheduled"))
     started = nccl(0, 1, "started", time_discovered_started_ns=T0 + 5)
@@ -298,7 +298,7 @@ def test_what_is_left_of_a_coalesced_collective_is_not_compared(ring: Ring) -> N
     assert changes(diff) == [(2, C)]
 
 
-def test_the_end_of_what_was_cut_is_told_in_its_turn(ring: Ring) -> None:
+def test_the_end_of_what_was_cut_is_reported_in_its_turn(ring: Ring) -> None:
     """A partly overwritten collective is over, and later ones of the same dump too."""
     ring.read(nccl(0, 1))
     left = nccl(2, 2, profiling_name="nccl:_broadcast_oop", input_sizes=((5,),))
@@ -360,7 +360,7 @@ def test_a_recorder_that_shows_active_entries_only(ring: Ring) -> None:
 
 
 def test_a_group_that_is_set_up_again_is_another_group(ring: Ring) -> None:
-    """A name comes back under another pg_id: its seqs start anew and the old group is closed."""
+    """A name comes back under another pg_id: its seqs start again and the old group is closed."""
     ring.read(gloo(0, 1, done=False))
     reborn = gloo(1, 1, pg_id=4, process_group=("0", ""))
     assert ring.tracker.new_groups(dump([gloo(0, 1, done=False), reborn]), LATER) == {"0": True}
@@ -371,7 +371,7 @@ def test_a_group_that_is_set_up_again_is_another_group(ring: Ring) -> None:
     assert ring.names._dictionary.groups[latter.group].info.name == "0~1"
 
 
-def test_nobody_waits_for_sends_of_a_group_that_was_set_up_again(ring: Ring) -> None:
+def test_sends_of_a_group_that_was_set_up_again_are_not_awaited(ring: Ring) -> None:
     """The entry of an old group's send stays in the recorder and is never completed."""
     send = nccl(0, 0, "scheduled", profiling_name="nccl:send 0->1", is_p2p=True)
     ring.read(send)
@@ -402,8 +402,8 @@ def test_two_backends_of_one_group_count_apart(ring: Ring) -> None:
     """cpu:gloo,cuda:nccl: each backend counts its own seqs, so the service sees two groups."""
     ring.names.replace([TapGroup("0", (0, 1), "default_pg", "gloo,nccl")])
     diff = ring.read(gloo(0, 1), nccl(1, 1, pg_id=1, process_group=("0", "")))
-    told_names = {ring.names._dictionary.groups[row[0]].info.name for row in diff.rows}
-    assert told_names == {"0/gloo", "0/nccl"}
+    group_names = {ring.names._dictionary.groups[row[0]].info.name for row in diff.rows}
+    assert group_names == {"0/gloo", "0/nccl"}
 
 
 def test_p2p_ops_become_channels() -> None:

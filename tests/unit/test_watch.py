@@ -67,7 +67,7 @@ def test_rest_over_an_op_in_flight_is_read_once() -> None:
 
 
 def test_a_dump_without_counters_covers_what_was_seen_before_it() -> None:
-    """A recorder's dump holds no pg_status: rest is read once all the same."""
+    """A recorder's dump holds no pg_status: rest is read once nevertheless."""
     watch = watch_of(raw(10))
     watch.see(raw(11, 10), 0.2, exact=True, now=3.0)
     assert watch.due(4.0) is Why.STILL
@@ -99,8 +99,8 @@ def test_a_moving_rank_is_read_as_often_as_its_ring_is_small() -> None:
     assert large.due(6.5) is Why.REFRESH
 
 
-def test_stale_counters_send_us_to_the_socket_every_few_seconds() -> None:
-    """The GIL is held: the tap is silent, the socket is asked at once and then now and again."""
+def test_stale_counters_lead_to_the_socket_every_few_seconds() -> None:
+    """The GIL is held: the tap is silent, the socket is asked now and then every few seconds."""
     watch = watch_of(raw(10))
     watch.see(raw(10), 1.9, exact=True, now=2.9)
     assert watch.due(2.9) is None

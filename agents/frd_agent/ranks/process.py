@@ -172,7 +172,7 @@ class Process:
 class Listener(Enum):
     """Why the process that listens on a socket has no pid."""
 
-    NOBODY = "nobody"
+    NONE = "none"
     """The connection is refused, or the file does not exist."""
     ELSEWHERE = "elsewhere"
     """A process in a pid namespace that the agent cannot see."""
@@ -193,7 +193,7 @@ def listener(address: str) -> int | Listener:
         except BlockingIOError:
             return Listener.ELSEWHERE  # its backlog is full: a process listens
         except OSError:
-            return Listener.NOBODY
+            return Listener.NONE
         raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
     pid: int = _PEERCRED.unpack(raw)[0]
     return pid if pid > 0 else Listener.ELSEWHERE

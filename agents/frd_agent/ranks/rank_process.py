@@ -22,7 +22,7 @@ class RankProcess:
             OSError: as `read_stat`.
         """
         self._socket = socket
-        owner = Listener.NOBODY if socket is None else listener(socket)
+        owner = Listener.NONE if socket is None else listener(socket)
         self._is_elsewhere = owner is Listener.ELSEWHERE
         self.pinned: Process | None = None
         """None if it is in another pid namespace, or ended before the agent saw it."""
@@ -41,7 +41,7 @@ class RankProcess:
         """The socket of an invisible process is tried only if there is a reason (`suspicious`)."""
         if self.pinned is not None:
             return self.pinned.look()
-        is_gone = suspicious and self._socket and listener(self._socket) is Listener.NOBODY
+        is_gone = suspicious and self._socket and listener(self._socket) is Listener.NONE
         return Vital.GONE if is_gone or not self._is_elsewhere else Vital.RUNNING
 
     def describe(self) -> str:

@@ -29,7 +29,9 @@ class Resets:
         self._rests_since: dict[int, int] = {}
         """When the counters were first seen as they are."""
 
-    def see(self, status: Mapping[int, Status], before: Mapping[int, Status], at_ns: int) -> None:
+    def observe(
+        self, status: Mapping[int, Status], before: Mapping[int, Status], at_ns: int
+    ) -> None:
         """The counters of a dump, and of the one before."""
         for pg_id, raw in status.items():
             if raw != before.get(pg_id):
@@ -48,7 +50,7 @@ class Resets:
         for pg_id in orphaned:
             self._orphaned_at.setdefault(pg_id, known.get(pg_id, _NOTHING_KNOWN))
 
-    def read(self, pg_ids: Iterable[int]) -> None:
+    def mark_read(self, pg_ids: Iterable[int]) -> None:
         """Entries of these groups have been read since."""
         for pg_id in pg_ids:
             self._unread_since.pop(pg_id, None)
@@ -78,7 +80,7 @@ class Resets:
             self._orphaned_at.pop(pg_id, None)
         return given_up
 
-    def hide(
+    def may_hide_op(
         self, status: Mapping[int, Status], before: Mapping[int, Status], closed: Collection[int]
     ) -> bool:
         """The rank may be in an op that was never read. It is not once the counters of the group

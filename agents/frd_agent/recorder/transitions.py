@@ -120,7 +120,7 @@ class RecorderTracker:
         entries = dump.entries
         self.taken_at_ns = taken_at_ns
         before, self.status = self.status, dump.status
-        self._resets.see(self.status, before, taken_at_ns)
+        self._resets.observe(self.status, before, taken_at_ns)
         fresh, reset = self._unread(entries, taken_at_ns)
         if reset or not entries:
             # No later entry shows the end of an op that is open now; only the counters show it.
@@ -151,7 +151,7 @@ class RecorderTracker:
             self.open.close(former)
         for entry in fresh[-1:]:
             self._last_id, self._last_created_ns = entry.record_id, entry.time_created_ns
-        self._resets.read({entry.pg_id for entry in fresh})
+        self._resets.mark_read({entry.pg_id for entry in fresh})
         self._end_orphans()
         self.held = bool(entries) and self._last_id < entries[-1].record_id
         if self.held:
@@ -159,7 +159,7 @@ class RecorderTracker:
             self.taken_at_ns = min(taken_at_ns, entries[unread].time_created_ns - 1)
         self.torn = self._is_torn(before)
         closed = {progress.pg_id for progress in self.groups if progress.closed}
-        self.is_blind = self._resets.hide(self.status, before, closed)
+        self.is_blind = self._resets.may_hide_op(self.status, before, closed)
         if not self.is_blind:
             self.seen_until_ns = self.taken_at_ns
         return Diff(rows, lost, reset)
