@@ -10,7 +10,10 @@ value that its field's note names.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from frd.flight.entry import Frame, Status
 from frd.flight.names import Name
@@ -18,6 +21,7 @@ from frd.model import (
     Activity,
     AlignedNs,
     AttemptKey,
+    Bools,
     Float64s,
     GroupInfo,
     Int32s,
@@ -88,6 +92,15 @@ class RankTrace:
 
     def __len__(self) -> int:
         return len(self.seq)
+
+    def take(self, rows: Int64s | Bools) -> RankTrace:
+        """The columns of some rows."""
+        columns: dict[str, Any] = {
+            name: column[rows]
+            for name in self.__slots__
+            if isinstance(column := getattr(self, name), np.ndarray)
+        }
+        return replace(self, **columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,23 +20,12 @@ from frd.flight.trace import RankTrace, Trace
 from frd.forms import finding_json, utc_text
 from frd.model import Finding, GroupInfo, Kind, RankInfo
 from frd.offline.analysis.clocks import clocks_of
-from frd.offline.analysis.collectives import Collective, Collectives, collectives_of
+from frd.offline.analysis.collectives import Collectives, collectives_of
 from frd.offline.analysis.durations import STALL_AFTER_S, dump_times_of, last_dump_ns
 from frd.offline.analysis.matching import matched_collectives
 from frd.offline.analysis.rows import RankRows, Rows, rows_of
 from frd.offline.analysis.verdict import Waiting, clock_findings, judge
 from frd.offline.analysis.watermarks import pair_watermarks
-
-__all__ = [
-    "Analysis",
-    "Collective",
-    "Collectives",
-    "DumpReport",
-    "GroupReport",
-    "RankReport",
-    "Waiting",
-    "analyze",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +128,7 @@ class Analysis:
                 for f, w in zip(self.findings, self.waiting, strict=False)
             ],
             "ranks": {
-                str(rank): {
-                    "entries": report.entries,
-                    "first_record_id": report.first_record_id,
-                    "last_record_id": report.last_record_id,
-                }
+                str(rank): _fields(report, "entries", "first_record_id", "last_record_id")
                 for rank, report in sorted(self.ranks.items())
             },
             "groups": [
@@ -151,11 +136,7 @@ class Analysis:
                     "group": g.label,
                     "group_id": g.info.group_id,
                     "ranks": list(g.info.ranks),
-                    "first_seq": g.first_seq,
-                    "last_seq": g.last_seq,
-                    "matched": g.matched,
-                    "open": g.open,
-                    "mismatched": g.mismatched,
+                    **_fields(g, "first_seq", "last_seq", "matched", "open", "mismatched"),
                 }
                 for g in self.groups
             ],
@@ -180,6 +161,10 @@ class Analysis:
             "fault": self.fault,
             "summary": self.summary,
         }
+
+
+def _fields(report: RankReport | GroupReport, *names: str) -> dict[str, Any]:
+    return {name: getattr(report, name) for name in names}
 
 
 def analyze(

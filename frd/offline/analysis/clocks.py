@@ -42,10 +42,12 @@ class Domain:
     name: str
     """The node, or ``rank 7`` if its node is unknown."""
     ranks: tuple[int, ...]
-    offset_ns: int
+    offset_ns: int = 0
     """To add to its times."""
-    uncertainty_ns: int | None
+    uncertainty_ns: int | None = None
     """How far off the offset is at most; None where nothing bounds it."""
+    is_given: bool = False
+    """The folder has the offset."""
     off_by_ns: int = 0
     """Not 0: collectives prove it wrong, at least by this."""
 
@@ -82,50 +84,34 @@ class Clocks:
 
 
 def clocks_of(rows: Rows) -> Clocks:
-    members = _members({rank: one.trace for rank, one in rows.ranks.items()})
-    taken_at = rows.trace.taken_at
-    given = [
-        _given_clock([rows.ranks[rank].trace for rank in ranks], taken_at) for _, ranks in members
-    ]
-    if len(members) < 2:
-        one = [Domain(name, ranks, given[0].offset_ns, 0) for name, ranks in members]
-        return Clocks.of(one, "one node, one clock")
-    return _compared(members, given, _samples(rows, members))
+    given = list(_given_clocks(rows))
+    if len(given) < 2:
+        return Clocks.of([replace(one, uncertainty_ns=0) for one in given], "one node, one clock")
+    return _compared(given, _samples(rows, given))
 
 
-@dataclass(frozen=True, slots=True)
-class _GivenClock:
-    """The clock of a rank as stored in the folder."""
-
-    offset_ns: int = 0
-    uncertainty_ns: int | None = None
-    is_given: bool = False
-
-
-def _members(traces: Mapping[int, RankTrace]) -> list[tuple[str, tuple[int, ...]]]:
-    """Names of clocks and the ranks that share them."""
+def _given_clocks(rows: Rows) -> Iterator[Domain]:
+    """The clocks as stored in the folder; ranks of one boot of a node share one."""
     found: dict[str, list[RankTrace]] = {}
-    for rank, trace in traces.items():
-        boot_id = trace.info.boot_id if trace.info is not None else ""
-        found.setdefault(boot_id or f"rank {rank}", []).append(trace)
-    return [
-        (
-            same[0].info.node if same[0].info is not None and same[0].info.node else key,
-            tuple(trace.rank for trace in same),
-        )
-        for key, same in found.items()
-    ]
+    for rank, one in rows.ranks.items():
+        boot_id = one.trace.info.boot_id if one.trace.info is not None else ""
+        found.setdefault(boot_id or f"rank {rank}", []).append(one.trace)
+    for key, traces in found.items():
+        info = traces[0].info
+        name = info.node if info is not None and info.node else key
+        domain = Domain(name, tuple(trace.rank for trace in traces))
+        yield _most_exact(domain, traces, rows.trace.taken_at)
 
 
-def _given_clock(traces: Sequence[RankTrace], taken_at: AlignedNs | None) -> _GivenClock:
-    """The most exact value that the ranks of a node had when the dumps were taken; before that the
-    clock may have drifted."""
+def _most_exact(domain: Domain, traces: Sequence[RankTrace], taken_at: AlignedNs | None) -> Domain:
+    """With the most exact value that a rank of the node had when the dumps were taken; before that
+    the clock may have drifted."""
     known = [
-        _GivenClock(trace.clock_offset_ns, trace.clock_uncertainty_ns, True)
+        replace(domain, offset_ns=offset, uncertainty_ns=trace.clock_uncertainty_ns, is_given=True)
         for trace in traces
-        if trace.clock_offset_ns is not None
+        if (offset := trace.clock_offset_ns) is not None
     ]
-    best = min(known, key=lambda one: _or_far(one.uncertainty_ns), default=_GivenClock())
+    best = min(known, key=lambda one: _or_far(one.uncertainty_ns), default=domain)
     if best.uncertainty_ns is None or taken_at is None:
         return best
     latest = max(int(trace.created_ns.max(initial=0)) for trace in traces) + best.offset_ns
@@ -137,9 +123,7 @@ def _or_far(uncertainty_ns: int | None) -> int:
     return int(FAR) if uncertainty_ns is None else uncertainty_ns
 
 
-def _compared(
-    members: Sequence[tuple[str, tuple[int, ...]]], given: Sequence[_GivenClock], samples: Samples
-) -> Clocks:
+def _compared(given: Sequence[Domain], samples: Samples) -> Clocks:
     centre = np.array([one.offset_ns for one in given], np.int64)
     known = np.array([one.uncertainty_ns is not None for one in given])
     reach = np.array([_or_far(one.uncertainty_ns) for one in given], np.int64)
@@ -151,21 +135,18 @@ def _compared(
     offset = np.where(inside | ~is_bounded, np.clip(centre, bounds.low, bounds.high), middle)
     reach = np.maximum(offset - bounds.low, bounds.high - offset)
     domains = [
-        Domain(
-            name,
-            ranks,
-            int(offset[at]),
-            int(reach[at]) if is_bounded[at] else None,
-            int(bounds.off_by_ns[at]),
+        replace(
+            one,
+            offset_ns=int(offset[at]),
+            uncertainty_ns=int(reach[at]) if is_bounded[at] else None,
+            off_by_ns=int(bounds.off_by_ns[at]),
         )
-        for at, (name, ranks) in enumerate(members)
+        for at, one in enumerate(given)
     ]
     return Clocks.of(domains, "; ".join(_sources(domains, given, bounds)))
 
 
-def _sources(
-    domains: Sequence[Domain], given: Sequence[_GivenClock], bounds: Bounds
-) -> Iterator[str]:
+def _sources(domains: Sequence[Domain], given: Sequence[Domain], bounds: Bounds) -> Iterator[str]:
     """For each way in which clocks are known how exact it is, and of how many."""
     ways: dict[str, list[int]] = {}
     for one, what in zip(domains, given, strict=True):
@@ -176,7 +157,7 @@ def _sources(
         elif one.uncertainty_ns is not None:
             noun = "collective" if bounds.collectives == 1 else "collectives"
             way = f"estimated from {bounds.collectives} {noun}"
-        elif what.is_given:
+        elif one.is_given:
             way = "given by the dump, without an uncertainty"
         else:
             way = "unsynchronized: no collective that completed at a known time"
@@ -187,12 +168,12 @@ def _sources(
         yield f"{count}{way}{exact}"
 
 
-def _samples(rows: Rows, members: Sequence[tuple[str, tuple[int, ...]]]) -> Samples:
+def _samples(rows: Rows, domains: Sequence[Domain]) -> Samples:
     """Completed calls that bound clocks, each widened by what its clock may have drifted since."""
     calls = rows.calls
     clock_of = np.zeros(int(rows.pair_rank.max(initial=0)) + 1, np.int64)
-    for number, (_, ranks) in enumerate(members):
-        clock_of[list(ranks)] = number
+    for number, domain in enumerate(domains):
+        clock_of[list(domain.ranks)] = number
     synchronizing = np.array([is_synchronizing(s.op) for s in rows.signatures], np.bool_)
     none = np.empty(0, np.int64)
     if not len(calls):
@@ -207,7 +188,7 @@ def _samples(rows: Rows, members: Sequence[tuple[str, tuple[int, ...]]]) -> Samp
     at = np.flatnonzero(use & synchronizing[calls.signature])
     clock: Int64s = clock_of[rows.pair_rank[calls.pair[at]]]
     joined, completed = calls.created_ns[at], calls.completed_ns[at]
-    latest = np.zeros(len(members), np.int64)
+    latest = np.zeros(len(domains), np.int64)
     np.maximum.at(latest, clock, completed)
     drift = ((latest[clock] - joined) * _DRIFT).astype(np.int64)
     collective = series[at].astype(np.int64) * _ENOUGH + age[at]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -66,12 +66,12 @@ def numbered(
     for group in np.unique(np.concatenate([ranks[rank].group for rank in mine])).tolist():
         groups[group] = GroupInfo(groups[group].name, "", groups[group].ranks)
     seqs = {rank: ranks[rank].seq.copy() for rank in mine}
-    lost: dict[int, list[Int64s]] = {rank: [] for rank in mine}
+    kept = {rank: np.ones(len(ranks[rank]), np.bool_) for rank in mine}
     for group in range(len(groups)):
         rings = [ring for rank in mine if (ring := _ring(ranks[rank], group, of_two)) is not None]
         for ring, first in _placed(rings):
             if first is None:
-                lost[ring.rank].append(ring.rows)
+                kept[ring.rank][ring.rows] = False
                 warnings.append(
                     f"{ranks[ring.rank].source}: group {groups[group].label!r}: {len(ring.rows)} "
                     "entries cannot be numbered, its ring has overrun: left out, use a larger "
@@ -80,7 +80,7 @@ def numbered(
             else:
                 seqs[ring.rank][ring.rows] = first + np.arange(len(ring.rows))
     for rank in mine:
-        ranks[rank] = _without(replace(ranks[rank], seq=seqs[rank]), lost[rank])
+        ranks[rank] = replace(ranks[rank], seq=seqs[rank]).take(kept[rank])
 
 
 def _ring(trace: RankTrace, group: int, of_two: Bools) -> _Ring | None:
@@ -122,16 +122,3 @@ def _place(ring: _Ring, known: _Ring) -> int | None:
         if agree >= _AGREE and (best is None or (-agree, apart) < best):
             best, place = (-agree, apart), first
     return place
-
-
-def _without(trace: RankTrace, rows: list[Int64s]) -> RankTrace:
-    if not rows:
-        return trace
-    keep = np.ones(len(trace), np.bool_)
-    keep[np.concatenate(rows)] = False
-    columns: dict[str, Any] = {
-        name: column[keep]
-        for name in RankTrace.__slots__
-        if isinstance(column := getattr(trace, name), np.ndarray)
-    }
-    return replace(trace, **columns)

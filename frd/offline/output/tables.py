@@ -16,10 +16,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from frd.flight.names import Name
-from frd.flight.trace import STATES, RankTrace
+from frd.flight.trace import STATES, RankTrace, Trace
 from frd.forms import finding_json
-from frd.model import Finding, Int64s, Signature
-from frd.offline.analysis.analyze import Analysis, Collective, RankReport
+from frd.model import GroupInfo, Int64s, Signature
+from frd.offline.analysis.analyze import Analysis, RankReport
+from frd.offline.analysis.collectives import Collective
 from frd.offline.output.cell_text import frame_text
 
 Batch: TypeAlias = Sequence[Sequence[Any]]
@@ -66,7 +67,7 @@ def collectives(analysis: Analysis, chosen: Iterable[int] | None = None) -> Tabl
     numbers = range(len(analysis.collectives)) if chosen is None else chosen
     return Table(
         "collectives",
-        {"id": "int"} | {name: kind for name, (kind, _) in _COLLECTIVE.items()},
+        {"id": "int", **_types(_COLLECTIVE)},
         lambda: _collective_batches(analysis, iter(numbers)),
     )
 
@@ -78,7 +79,7 @@ def entries(
 ) -> Table:
     """`ranks` (all by default) and, of each, the rows that `chosen` gives (all by default)."""
     which = sorted(analysis.trace.ranks) if ranks is None else list(ranks)
-    return Table("entries", _ENTRY, lambda: _entry_batches(analysis, which, chosen))
+    return Table("entries", _types(_ENTRY), lambda: _entry_batches(analysis, which, chosen))
 
 
 # -- tables of objects -------------------------------------------------------------------------
@@ -86,10 +87,14 @@ def entries(
 _Columns: TypeAlias = Mapping[str, tuple[str, Callable[[Any], Any]]]
 
 
+def _types(columns: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
+    return {name: kind for name, (kind, _) in columns.items()}
+
+
 def _of_objects(name: str, items: Sequence[Any], columns: _Columns) -> Table:
     return Table(
         name,
-        {column: kind for column, (kind, _) in columns.items()},
+        _types(columns),
         lambda: iter([_values(items, columns)]) if items else iter(()),
     )
 
@@ -102,13 +107,9 @@ def _shapes(sizes: Sequence[Sequence[int]]) -> list[list[int]]:
     return [list(size) for size in sizes]
 
 
-def _kind(finding: Finding) -> str:
-    return finding.kind.value
-
-
 _FINDING: _Columns = {
     "id": ("str", lambda f: f.id),
-    "kind": ("str", _kind),
+    "kind": ("str", lambda f: f.kind.value),
     "summary": ("str", lambda f: f.summary),
     "suspects": ("int[]", lambda f: [s.rank for s in f.suspects]),
     "victims": ("int[]", lambda f: list(f.victims)),
@@ -163,6 +164,10 @@ def _known(number: int) -> int | None:
     return None if number < 0 else number
 
 
+def _or_none(number: int) -> int | None:
+    return number or None
+
+
 # -- collectives -------------------------------------------------------------------------------
 
 _COLLECTIVE: _Columns = {
@@ -202,83 +207,90 @@ def _collective_batches(analysis: Analysis, numbers: Iterator[int]) -> Iterator[
 
 # -- entries -----------------------------------------------------------------------------------
 
-_ENTRY = {
-    "rank": "int",
-    "record_id": "int",
-    "collective_id": "int",
-    "process_group": "str",
-    "pg_desc": "str",
-    "group": "int",
-    "pg_id": "int",
-    "collective_seq_id": "int",
-    "p2p_seq_id": "int",
-    "op_id": "int",
-    "is_p2p": "bool",
-    "backend": "str",
-    "op": "str",
-    "src": "int",
-    "dst": "int",
-    "input_sizes": "int[][]",
-    "output_sizes": "int[][]",
-    "input_dtypes": "str[]",
-    "output_dtypes": "str[]",
-    "state": "str",
-    "retired": "bool",
-    "time_created_ns": "int",
-    "time_discovered_started_ns": "int",
-    "time_discovered_completed_ns": "int",
-    "duration_ms": "float",
-    "timeout_ms": "int",
-    "thread": "str",
-    "stack_id": "int",
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """Some entries of one rank."""
+
+    of: RankTrace
+    collective: Int64s
+    trace: Trace
+
+
+_Column: TypeAlias = Callable[[_Entries], Sequence[Any]]
+
+
+def _column(name: str, value: Callable[[Any], Any] | None = None) -> _Column:
+    """A column of the trace, each of its numbers through `value`."""
+
+    def column(e: _Entries) -> list[Any]:
+        numbers = getattr(e.of, name).tolist()
+        return numbers if value is None else [*map(value, numbers)]
+
+    return column
+
+
+def _group(value: Callable[[GroupInfo], Any]) -> _Column:
+    return lambda e: [value(e.trace.groups[at]) for at in e.of.group.tolist()]
+
+
+def _name(value: Callable[[Name], Any]) -> _Column:
+    return lambda e: [value(e.trace.names[at]) for at in e.of.name.tolist()]
+
+
+def _signature(value: Callable[[Signature], Any]) -> _Column:
+    return lambda e: [value(e.trace.signatures[at]) for at in e.of.signature.tolist()]
+
+
+def _thread(e: _Entries) -> list[str | None]:
+    return [e.trace.threads[at] if at >= 0 else None for at in e.of.thread.tolist()]
+
+
+_ENTRY: Mapping[str, tuple[str, _Column]] = {
+    "rank": ("int", lambda e: [e.of.rank] * len(e.of)),
+    "record_id": ("int", _column("record_id")),
+    "collective_id": ("int", lambda e: [_known(at) for at in e.collective.tolist()]),
+    "process_group": ("str", _group(lambda group: group.name)),
+    "pg_desc": ("str", _group(lambda group: group.desc)),
+    "group": ("int", _column("group")),
+    "pg_id": ("int", _column("pg_id")),
+    "collective_seq_id": ("int", _column("seq")),
+    "p2p_seq_id": ("int", _column("p2p_seq")),
+    "op_id": ("int", _column("op_id")),
+    "is_p2p": ("bool", _column("is_p2p", bool)),
+    "backend": ("str", _name(lambda name: name.backend)),
+    "op": ("str", _name(lambda name: name.op)),
+    "src": ("int", _name(lambda name: name.src)),
+    "dst": ("int", _name(lambda name: name.dst)),
+    "input_sizes": ("int[][]", _signature(lambda s: _shapes(s.input_sizes))),
+    "output_sizes": ("int[][]", _signature(lambda s: _shapes(s.output_sizes))),
+    "input_dtypes": ("str[]", _signature(lambda s: list(s.input_dtypes))),
+    "output_dtypes": ("str[]", _signature(lambda s: list(s.output_dtypes))),
+    "state": ("str", _column("state", STATES.__getitem__)),
+    "retired": ("bool", _column("retired", bool)),
+    "time_created_ns": ("int", _column("created_ns", _or_none)),
+    "time_discovered_started_ns": ("int", _column("started_ns", _or_none)),
+    "time_discovered_completed_ns": ("int", _column("completed_ns", _or_none)),
+    "duration_ms": (
+        "float",
+        lambda e: [None if isnan(d) else d for d in e.of.duration_ms.tolist()],
+    ),
+    "timeout_ms": ("int", _column("timeout_ms")),
+    "thread": (
+        "str",
+        lambda e: [e.trace.threads[at] if at >= 0 else None for at in e.of.thread.tolist()],
+    ),
+    "stack_id": ("int", _column("stack", _known)),
 }
 
 
 def _entry_batches(
     analysis: Analysis, ranks: Sequence[int], chosen: Callable[[RankTrace], Int64s] | None
 ) -> Iterator[Batch]:
-    trace = analysis.trace
     for rank in ranks:
-        of = trace.ranks[rank]
+        of = analysis.trace.ranks[rank]
         rows = np.arange(len(of)) if chosen is None else chosen(of)
-        if not len(rows):
-            continue
-        groups = [trace.groups[at] for at in of.group[rows].tolist()]
-        names: list[Name] = [trace.names[at] for at in of.name[rows].tolist()]
-        signatures: list[Signature] = [trace.signatures[at] for at in of.signature[rows].tolist()]
-        threads = [trace.threads[at] if at >= 0 else None for at in of.thread[rows].tolist()]
-        durations = of.duration_ms[rows].tolist()
-        yield [
-            [rank] * len(rows),
-            of.record_id[rows].tolist(),
-            [_known(at) for at in analysis.collectives.of_entries(rank)[rows].tolist()],
-            [group.name for group in groups],
-            [group.desc for group in groups],
-            of.group[rows].tolist(),
-            of.pg_id[rows].tolist(),
-            of.seq[rows].tolist(),
-            of.p2p_seq[rows].tolist(),
-            of.op_id[rows].tolist(),
-            of.is_p2p[rows].astype(np.bool_).tolist(),
-            [name.backend for name in names],
-            [name.op for name in names],
-            [name.src for name in names],
-            [name.dst for name in names],
-            [_shapes(signature.input_sizes) for signature in signatures],
-            [_shapes(signature.output_sizes) for signature in signatures],
-            [list(signature.input_dtypes) for signature in signatures],
-            [list(signature.output_dtypes) for signature in signatures],
-            [STATES[state] for state in of.state[rows].tolist()],
-            of.retired[rows].astype(np.bool_).tolist(),
-            _times(of.created_ns[rows]),
-            _times(of.started_ns[rows]),
-            _times(of.completed_ns[rows]),
-            [None if isnan(value) else value for value in durations],
-            of.timeout_ms[rows].tolist(),
-            threads,
-            [_known(at) for at in of.stack[rows].tolist()],
-        ]
-
-
-def _times(column: Int64s) -> list[int | None]:
-    return [at or None for at in column.tolist()]
+        if len(rows):
+            collective = analysis.collectives.of_entries(rank)[rows]
+            some = _Entries(of.take(rows), collective, analysis.trace)
+            yield [column(some) for _, column in _ENTRY.values()]
