@@ -10,6 +10,7 @@ evaluation then counts as stale.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -123,11 +124,9 @@ class Evaluator:
         """Evaluate until `stop`. A fault of the engine is logged, shows as staleness, and does
         not end the service: streams, dumps and earlier findings still work."""
         while not self._stopping:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
             self._wake.clear()
             try:
                 await self.evaluate()
@@ -147,9 +146,7 @@ class Evaluator:
     async def evaluate(self) -> None:
         now = self._now()
         evidence, self._evidence = self._evidence, []
-        events: list[FindingEvent] = []
-        for finding_id, item in evidence:
-            events += self._engine.attach(finding_id, item)
+        events = [event for one in evidence for event in self._engine.attach(*one)]
         dismissals, self._dismissals = self._dismissals, []
         dismissed = [(done, self._dismiss(dismissal, now)) for dismissal, done in dismissals]
         events += [event for _, closing in dismissed for event in closing]
@@ -207,12 +204,10 @@ class Evaluator:
         except Exception as error:  # any error: it must not hold a finding back
             self._log_store_error(str(error) or repr(error))
             return
-        for finding_id, event in unsaved.items():
-            if self._unsaved.get(finding_id) is event:
-                del self._unsaved[finding_id]
-        for job, learned in pauses.items():
-            if self._unsaved_pauses.get(job) is learned:
-                del self._unsaved_pauses[job]
+        # Others may have come meanwhile.
+        self._unsaved = {id_: e for id_, e in self._unsaved.items() if unsaved.get(id_) is not e}
+        learned = self._unsaved_pauses.items()
+        self._unsaved_pauses = {job: one for job, one in learned if pauses.get(job) is not one}
 
     def _log_store_error(self, why: str) -> None:
         if not self.store_errors:

@@ -13,6 +13,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -44,22 +45,19 @@ SAMPLES: Final = "memory"
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class Stream:
     """A stream: its session, its clock, and the events to write."""
 
-    __slots__ = ("clock", "closing", "id", "logged_refused", "outgoing", "session",
-                 "wake")  # fmt: skip
-
-    def __init__(self, session: Session) -> None:
-        self.id = session.stream
-        self.session = session
-        self.clock: AgentClock | None = None
-        """Known after its Hello."""
-        self.outgoing: list[ServiceEvent] = []
-        self.wake = asyncio.Event()
-        """Set when there is something to write."""
-        self.closing = False
-        self.logged_refused = False
+    id: int
+    session: Session
+    clock: AgentClock | None = None
+    """Known after its Hello."""
+    outgoing: list[ServiceEvent] = field(default_factory=list)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when there is something to write."""
+    closing: bool = False
+    logged_refused: bool = False
 
     def send(self, event: ServiceEvent) -> None:
         self.outgoing.append(event)
@@ -124,7 +122,8 @@ class Streams:
 
     def open(self) -> Stream:
         """A new stream, before its first message."""
-        return Stream(Session(self._shared, next(self._ids)))
+        number = next(self._ids)
+        return Stream(number, Session(self._shared, number))
 
     def take(self, stream: Stream, data: bytes) -> AgentEvent:
         """Apply one message, then record it in the journal.
@@ -144,15 +143,16 @@ class Streams:
                 if refused := session.take_refused_samples():
                     self._refuse_samples(stream, refused)
             case Declare():
-                self._adopt_all(stream)
+                self._adopt(stream)
             case Hello():
                 self._greet(stream, event, now)
             case _:
                 pass
         self.nodes.heard(session.key, now)
         self._journal_writer.message(stream.id, now, data, event)
-        if stream.clock is not None and isinstance(event, Hello):
-            self._resume(stream, stream.clock)
+        clock = stream.clock if isinstance(event, Hello) else None
+        if clock is not None and clock.used is not session.alignment:
+            self._align(stream, clock.used)  # known from an earlier stream of the session
         return event
 
     def close(self, stream: Stream) -> None:
@@ -186,11 +186,6 @@ class Streams:
         self._journal_writer.opened(stream.id, now)
         stream.send(Welcome(PROTOCOL, self._version, self._instance, MAX_MESSAGE_BYTES))
 
-    def _resume(self, stream: Stream, clock: AgentClock) -> None:
-        """Use the clock that is known from an earlier stream of the session."""
-        if clock.used is not stream.session.alignment:
-            self._align(stream, clock.used)
-
     def _align(self, stream: Stream, alignment: Alignment) -> None:
         stream.session.align(alignment)
         self._journal_writer.aligned(stream.id, self._now(), encode(alignment))
@@ -198,30 +193,25 @@ class Streams:
     def settle(self, now: AlignedNs) -> None:
         """Admit runs whose name has become free; see `JobRuns.settle`."""
         if self.runs.settle(now):
-            self._adopt_all()
+            self._adopt()
         warnings = self.runs.warnings(now)
         for warning in set(warnings) - self._warned:
             log.warning("%s", warning.text)
         self._warned = set(warnings)
 
-    def _adopt_all(self, speaking: Stream | None = None) -> None:
+    def _adopt(self, *declaring: Stream) -> None:
         """Assign ranks that have entered the engine to their streams.
 
         A declaration on one stream may have admitted ranks of other streams.
         """
-        if speaking is not None:
-            self._adopt(speaking)
-        for number in self.runs.take_changed():
-            if (stream := self._streams.get(number)) is not None:
-                self._adopt(stream)
-
-    def _adopt(self, stream: Stream) -> None:
-        session = stream.session
-        new = self.owners.claim(session)
-        self.nodes.hosts(session.key, ((rank.key, rank.info.rank) for rank in new))
-        if session.declared.must_resync:
-            session.declared.must_resync = False
-            stream.send(Resync("another run of the job has ended: this run is watched now"))
+        changed = [self._streams.get(number) for number in self.runs.take_changed()]
+        for stream in filter(None, (*declaring, *changed)):
+            declared, key = stream.session.declared, stream.session.key
+            new = self.owners.claim(stream.session)
+            self.nodes.hosts(key, ((rank.key, rank.info.rank) for rank in new))
+            if declared.must_resync:
+                declared.must_resync = False
+                stream.send(Resync("another run of the job has ended: this run is watched now"))
 
     def _refuse_samples(self, stream: Stream, count: int) -> None:
         """Count refused samples and log them once per stream. Its other samples are used."""
