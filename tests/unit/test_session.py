@@ -24,20 +24,29 @@ from frd.model import (
     RankStatus,
 )
 from frd.service.clocks.agent_clocks import guess
-from frd.service.ingest import revisions as ledger_module
+from frd.service.ingest import revisions as revisions_module
 from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.shared import RankOwners
 from frd.wire.messages import AttemptDecl, Declare, GroupDecl, RankDecl, Statuses
 from frd_agent.uplink.outbox import part
 from tests.world.messages import p2p_ops, watermarks
-from tests.world.sessions import KEY, NOW, OFFSET, S, Service, entries
+from tests.world.sessions import KEY, NOW, OFFSET, S, Service, Stream, entries
 
 KILLED = ExitInfo(ExitKind.SIGNAL, 9)
 
 
-def test_rows_are_applied_and_acknowledged_once() -> None:
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+def stream(service: Service) -> Stream:
+    return service.stream()
+
+
+def test_rows_are_applied_and_acknowledged_once(stream: Stream) -> None:
     """Two batches of one rank, then one of another: each rank's last revision is acknowledged."""
-    stream = Service().stream()
     stream.send(entries(1, range(5)))
     stream.send(entries(6, range(5, 8)))
     stream.send(entries(1, range(2), rank=1))
@@ -47,9 +56,8 @@ def test_rows_are_applied_and_acknowledged_once() -> None:
     assert max(group.enqueued for group in stream.service.view().groups) == 7
 
 
-def test_a_reconnect_resends_and_nothing_counts_twice() -> None:
+def test_a_reconnect_resends_and_nothing_counts_twice(service: Service) -> None:
     """The same agent resends from revision 3 after a reconnect: only what is new is applied."""
-    service = Service()
     service.stream().send(entries(1, range(5)))
     again = service.stream()
     again.send(entries(3, range(2, 9)))
@@ -94,9 +102,8 @@ def test_nobody_comes_in_the_future() -> None:
     assert paired(Service(), [now], [now + 3600 * S]) == 0.0
 
 
-def test_another_agent_process_tells_all_anew() -> None:
+def test_another_agent_process_tells_all_anew(service: Service) -> None:
     """The agent restarts and reads the ring from its start: known rows are duplicates."""
-    service = Service()
     service.stream("first").send(entries(1, range(5)))
     second = service.stream("second")
     second.send(entries(1, range(7)))
@@ -104,9 +111,8 @@ def test_another_agent_process_tells_all_anew() -> None:
     assert second.session.take_acks() == {0: 7}
 
 
-def test_unnumbered_rows_are_a_resync() -> None:
+def test_unnumbered_rows_are_a_resync(stream: Stream) -> None:
     """In-flight entries sent again have no revision: applied once, never acknowledged."""
-    stream = Service().stream()
     stream.send(entries(1, range(5)))
     stream.session.take_acks()
     stream.send(entries(0, range(4, 6)))
@@ -114,18 +120,16 @@ def test_unnumbered_rows_are_a_resync() -> None:
     assert stream.session.take_acks() == {}
 
 
-def test_a_restarted_rank_begins_again() -> None:
+def test_a_restarted_rank_begins_again(service: Service) -> None:
     """Another process of the same rank, in the same attempt, counts from 0 and is believed."""
-    service = Service()
     service.stream(pid=10).send(entries(1, range(5)))
     restarted = service.stream(pid=20)
     restarted.send(entries(1, range(3)))
     assert restarted.session.entries == 3
 
 
-def test_backwards_is_refused_and_changes_nothing() -> None:
+def test_backwards_is_refused_and_changes_nothing(stream: Stream) -> None:
     """Fresh rows whose seq does not rise are refused naming the field; no row of them counts."""
-    stream = Service().stream()
     stream.send(entries(1, range(5, 8)))
     with pytest.raises(WireError) as caught:
         stream.send(entries(4, range(4, 9)))
@@ -134,9 +138,8 @@ def test_backwards_is_refused_and_changes_nothing() -> None:
     assert stream.session.take_acks() == {0: 3}
 
 
-def test_a_rank_outside_the_group_is_refused() -> None:
+def test_a_rank_outside_the_group_is_refused(stream: Stream) -> None:
     """Rank 3 says that it joined a collective of a group of ranks 0 and 1."""
-    stream = Service().stream()
     with pytest.raises(WireError, match=r"entries\.group: rank 3 is no member of group 'TENSOR'"):
         stream.send(entries(1, range(2), rank=1, group=1))
 
@@ -149,10 +152,8 @@ def test_limits_of_the_engine_end_the_stream() -> None:
         stream.send(Declare(attempts=(AttemptDecl(1, AttemptKey("other", 0), 4),)))
 
 
-def test_node_times_become_aligned() -> None:
+def test_node_times_become_aligned(service: Service, stream: Stream) -> None:
     """The node's clock is 100 s behind: waiting and freshness come out on the service's clock."""
-    service = Service()
-    stream = service.stream()
     since = stream.node_now()
     service.now += 3 * S
     stream.watermarks(7, 6, since)
@@ -161,53 +162,44 @@ def test_node_times_become_aligned() -> None:
     assert view.waiting_s == pytest.approx(3.0, abs=0.01)
 
 
-def test_watermarks_are_of_whom_they_name() -> None:
+def test_watermarks_are_of_whom_they_name(service: Service, stream: Stream) -> None:
     """One message is about rank 0, the next one, of the same size, about rank 3."""
-    service = Service()
-    stream = service.stream()
     for index, seq in ((0, 7), (1, 5)):
         stream.watermarks(seq, seq - 1, stream.node_now(), index)
     assert service.rank(0).waiting_in == "collective #7 on default_pg"
     assert service.rank(3).waiting_in == "collective #5 on default_pg"
 
 
-def test_who_waits_for_nothing_waits_since_never() -> None:
+def test_who_waits_for_nothing_waits_since_never(service: Service) -> None:
     """A time that there is none of is sent as 0, and is not aligned like any other."""
-    service = Service()
     service.stream().watermarks(7, 7, NodeNs(0))
     service.shared.watermarks.flush(AlignedNs(service.now))
     attempt = service.engine.attempt(KEY, 4, AlignedNs(service.now))
     assert attempt.snapshot(AlignedNs(service.now)).groups[0].head_since.tolist() == [0] * 4
 
 
-def test_an_agent_cannot_know_the_future() -> None:
+def test_an_agent_cannot_know_the_future(service: Service, stream: Stream) -> None:
     """A node whose clock runs wild claims to know the next hour: it is believed up to now."""
-    service = Service()
-    stream = service.stream()
     now = stream.node_now()
     stream.send(watermarks([], seen=[0], as_of=now + 3600 * S, sent=now))
     assert service.rank(0).as_of == service.now
 
 
-def test_nobody_waits_since_the_future() -> None:
+def test_nobody_waits_since_the_future(service: Service, stream: Stream) -> None:
     """The node's clock is set an hour ahead, which no ping has told yet: the wait begins now."""
-    service = Service()
-    stream = service.stream()
-    stream.watermarks(7, 6, NodeNs(stream.node_now() + 3600 * S))
+    stream.watermarks(7, 6, stream.ago(-3600))
     assert service.rank(0).waiting_s == 0
     service.now += 2 * S
     assert service.rank(0).waiting_s == pytest.approx(2.0, abs=0.01)
 
 
-def test_an_alignment_counts_from_then_on() -> None:
+def test_an_alignment_counts_from_then_on(service: Service, stream: Stream) -> None:
     """The node's clock turns out to be 99 s behind, not 100: what comes later is aligned so."""
-    service = Service()
-    stream = service.stream()
     service.now += 10 * S
-    stream.watermarks(7, 6, NodeNs(service.now - OFFSET - 3 * S))
+    stream.watermarks(7, 6, stream.ago(3))
     assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
     stream.session.align(guess(NodeNs(NOW - 99 * S), AlignedNs(NOW)))
-    stream.watermarks(7, 6, NodeNs(service.now - OFFSET - 3 * S))
+    stream.watermarks(7, 6, stream.ago(3))
     assert service.rank(0).waiting_s == pytest.approx(4.0, abs=0.01)
 
 
@@ -222,15 +214,12 @@ def bounded(offset: int, steps: int = 0) -> Alignment:
     )
 
 
-def test_what_waits_is_aligned_again_when_more_is_known() -> None:
+def test_what_waits_is_aligned_again_when_more_is_known(service: Service, stream: Stream) -> None:
     """A rank waits for 3 s in a collective and for 2 s in a send, both told by a first guess that
     was a second off; between the two the clock became known. Their order is that of the node."""
-    service = Service()
-    stream = service.stream()
     service.now += 10 * S
-    now = NodeNs(service.now - OFFSET)
-    stream.watermarks(7, 6, NodeNs(now - 3 * S))
-    stream.channel(NodeNs(now - 2 * S))
+    stream.watermarks(7, 6, stream.ago(3))
+    stream.channel(stream.ago(2))
     assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
     stream.session.align(bounded(OFFSET - 5 * S))
     assert service.rank(0).waiting_s == pytest.approx(8.0, abs=0.01)
@@ -241,55 +230,48 @@ def test_what_waits_is_aligned_again_when_more_is_known() -> None:
     assert service.rank(0).waiting_s == 0  # nobody waits since the future
 
 
-def test_times_of_before_a_step_stay_as_they_were_aligned() -> None:
+def test_times_of_before_a_step_stay_as_they_were_aligned(service: Service, stream: Stream) -> None:
     """The node's clock is set: what it showed before says nothing of the new one."""
-    service = Service()
-    stream = service.stream()
     service.now += 10 * S
     stream.session.align(bounded(OFFSET))
-    stream.watermarks(7, 6, NodeNs(service.now - OFFSET - 3 * S))
-    stream.channel(NodeNs(service.now - OFFSET - 2 * S))
+    stream.watermarks(7, 6, stream.ago(3))
+    stream.channel(stream.ago(2))
     stepped = bounded(OFFSET + 9 * S, steps=1)
     for alignment in (stepped, stepped._replace(line_ns=OFFSET + 8 * S)):
         stream.session.align(alignment)
         assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
-    stream.watermarks(7, 6, NodeNs(service.now - OFFSET - 12 * S))
+    stream.watermarks(7, 6, stream.ago(12))
     assert service.rank(0).waiting_s == pytest.approx(4.0, abs=0.01)
 
 
-def test_a_step_and_what_is_learned_after_it_in_one_tick() -> None:
+def test_a_step_and_what_is_learned_after_it_in_one_tick(service: Service, stream: Stream) -> None:
     """The node's clock is set, and a ping tells more of it before anything was applied."""
-    service = Service()
-    stream = service.stream()
     service.now += 10 * S
     stream.session.align(bounded(OFFSET))
-    stream.watermarks(7, 6, NodeNs(service.now - OFFSET - 3 * S))
+    stream.watermarks(7, 6, stream.ago(3))
     stepped = bounded(OFFSET + 9 * S, steps=1)
     stream.session.align(stepped)
     stream.session.align(stepped._replace(line_ns=OFFSET + 8 * S))
     assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
 
 
-def test_a_clock_aligns_its_own_ranks_only() -> None:
+def test_a_clock_aligns_its_own_ranks_only(service: Service) -> None:
     """Another agent has taken the ranks over, under another clock; the first still has a stream."""
-    service = Service()
     first = service.stream("a")
     second = service.stream("b")
     service.now += 10 * S
-    second.watermarks(7, 6, NodeNs(service.now - OFFSET - 3 * S))
+    second.watermarks(7, 6, second.ago(3))
     first.session.align(bounded(OFFSET - 5 * S))
     assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
     second.session.align(bounded(OFFSET - 5 * S))
     assert service.rank(0).waiting_s == pytest.approx(8.0, abs=0.01)
 
 
-def test_a_row_that_comes_after_its_watermark_changes_no_head() -> None:
+def test_a_row_after_its_watermark_changes_no_head(service: Service, stream: Stream) -> None:
     """The agent tells that the rank waits in 7, then the rows up to 7, then its clock is known."""
-    service = Service()
-    stream = service.stream()
     stream.send(entries(1, range(6, 7)))
     service.now += 10 * S
-    stream.watermarks(7, 6, NodeNs(service.now - OFFSET - 3 * S))
+    stream.watermarks(7, 6, stream.ago(3))
     assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
     joined = replace(entries(2, range(7, 8)), flags=np.full(1, 1, np.uint8))
     stream.send(joined)
@@ -297,22 +279,18 @@ def test_a_row_that_comes_after_its_watermark_changes_no_head() -> None:
     assert service.rank(0).waiting_s == pytest.approx(8.0, abs=0.01)
 
 
-def test_an_unknown_clock_aligns_nothing_again() -> None:
+def test_an_unknown_clock_aligns_nothing_again(service: Service, stream: Stream) -> None:
     """A clock that was known is lost: what was aligned by it is as good as it can be."""
-    service = Service()
-    stream = service.stream()
     stream.session.align(bounded(OFFSET))
     service.now += 10 * S
-    stream.watermarks(7, 6, NodeNs(service.now - OFFSET - 3 * S))
-    lost = guess(NodeNs(service.now - OFFSET - 2 * S), AlignedNs(service.now))
+    stream.watermarks(7, 6, stream.ago(3))
+    lost = guess(stream.ago(2), AlignedNs(service.now))
     stream.session.align(lost)
     assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
 
 
-def test_the_engine_hears_how_good_a_clock_is_now() -> None:
+def test_the_engine_hears_how_good_a_clock_is_now(service: Service, stream: Stream) -> None:
     """A ping bounds a clock that nothing had bounded: to a few milliseconds."""
-    service = Service()
-    stream = service.stream()
     attempt = service.engine.attempt(KEY, 4, AlignedNs(NOW))
     assert attempt.snapshot(AlignedNs(NOW)).moment(0, AlignedNs(NOW)).uncertainty_ns is None
     stream.session.align(bounded(OFFSET)._replace(now_ns=AlignedNs(NOW)))
@@ -323,39 +301,35 @@ def test_the_engine_hears_how_good_a_clock_is_now() -> None:
 
 def test_ranks_of_one_agent_share_a_clock() -> None:
     """Its streams, one after the other, have one number; another process has another one."""
-    ledger = Revisions()
-    first, other = ledger.session_number(("boot", "a")), ledger.session_number(("boot", "b"))
+    revisions = Revisions()
+    first, other = revisions.session_number(("boot", "a")), revisions.session_number(("boot", "b"))
     assert first != other
-    assert ledger.session_number(("boot", "a")) == first
+    assert revisions.session_number(("boot", "a")) == first
 
 
 def test_ever_new_sessions_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent restarts for ever: those who have a stream now and then keep their numbers."""
-    monkeypatch.setattr(ledger_module, "MAX_SESSIONS", 8)
-    ledger = Revisions()
-    mine = ledger.session_number(("boot", "mine"))
+    monkeypatch.setattr(revisions_module, "MAX_SESSIONS", 8)
+    revisions = Revisions()
+    mine = revisions.session_number(("boot", "mine"))
     others = set()
     for i in range(100):
-        others.add(ledger.session_number(("boot", str(i))))
-        assert ledger.session_number(("boot", "mine")) == mine
+        others.add(revisions.session_number(("boot", str(i))))
+        assert revisions.session_number(("boot", "mine")) == mine
     assert len(others) == 100
-    assert ledger.session_number(("boot", "0")) not in others
+    assert revisions.session_number(("boot", "0")) not in others
 
 
-def test_a_late_message_shows_as_lag() -> None:
+def test_a_late_message_shows_as_lag(service: Service, stream: Stream) -> None:
     """A message that was sent two seconds before it is applied counts as two seconds of lag."""
-    service = Service()
-    stream = service.stream()
     sent = stream.node_now()
     service.now += 2 * S
     stream.send(watermarks([], seen=[], as_of=0, sent=sent))
     assert stream.session.lag_ns == 2 * S
 
 
-def test_statuses_and_channels_reach_the_engine() -> None:
+def test_statuses_and_channels_reach_the_engine(service: Service, stream: Stream) -> None:
     """A killed rank is shown as exited under its global rank; its channels are taken."""
-    service = Service()
-    stream = service.stream()
     stream.send(p2p_ops(1, (0, 0, True, 1, stream.node_now())))
     status = RankStatus(1, RankState.EXITED, stream.node_now(), "killed", 0, KILLED)
     stream.send(Statuses((status,)))
@@ -365,9 +339,8 @@ def test_statuses_and_channels_reach_the_engine() -> None:
     assert shown.rank == 3
 
 
-def test_an_old_stream_that_ends_late_takes_nothing_away() -> None:
+def test_an_old_stream_that_ends_late_takes_nothing_away(service: Service) -> None:
     """The agent has reconnected before its old stream ends: its ranks have not lost it."""
-    service = Service()
     owners = RankOwners()
     old, new = service.stream(), service.stream()
     owners.claim(old.session)
@@ -378,9 +351,8 @@ def test_an_old_stream_that_ends_late_takes_nothing_away() -> None:
     assert owners.of(KEY, 3) is None
 
 
-def test_a_rank_that_is_declared_later_has_the_next_index() -> None:
+def test_a_rank_that_is_declared_later_has_the_next_index(service: Service) -> None:
     """Dumps are asked for by it: the third rank of a stream is not its first."""
-    service = Service()
     owners = RankOwners()
     stream = service.stream()
     owners.claim(stream.session)
@@ -391,9 +363,8 @@ def test_a_rank_that_is_declared_later_has_the_next_index() -> None:
     assert owners.of(KEY, 0) == (stream.session, 0)
 
 
-def test_the_ledger_forgets_with_the_engine() -> None:
+def test_revisions_are_forgotten_with_the_engine(service: Service) -> None:
     """When an attempt is forgotten, its revisions are too."""
-    service = Service()
     service.stream().send(entries(1, range(5)))
     assert service.shared.revisions.ranks(KEY) == {0, 3}
     service.shared.revisions.keep(set())
@@ -402,18 +373,17 @@ def test_the_ledger_forgets_with_the_engine() -> None:
 
 def test_a_rank_that_restarts_for_ever_fills_no_memory() -> None:
     """Thousands of processes of one rank in one attempt: few of them are remembered."""
-    ledger = Revisions()
+    revisions = Revisions()
     for pid in range(1000):
-        ledger.of_process(KEY, RankInfo(0, 4, "n", "boot", pid), "s").applied = pid
-    last = ledger.of_process(KEY, RankInfo(0, 4, "n", "boot", 998), "s")
+        revisions.of_process(KEY, RankInfo(0, 4, "n", "boot", pid), "s").applied = pid
+    last = revisions.of_process(KEY, RankInfo(0, 4, "n", "boot", 998), "s")
     assert last.applied == 998
-    assert ledger.of_process(KEY, RankInfo(0, 4, "n", "boot", 3), "s").applied == 0
-    assert ledger.ranks(KEY) == {0}
+    assert revisions.of_process(KEY, RankInfo(0, 4, "n", "boot", 3), "s").applied == 0
+    assert revisions.ranks(KEY) == {0}
 
 
-def test_what_no_agent_read_is_counted_when_another_takes_over() -> None:
+def test_what_no_agent_read_is_counted_when_another_takes_over(service: Service) -> None:
     """An agent dies, the next one comes in time; then the ring forgets 8 to 10 before a third."""
-    service = Service()
     service.stream("a").send(entries(1, range(5)))
     second = service.stream("b")
     second.send(entries(1, range(3, 5)))
@@ -425,9 +395,8 @@ def test_what_no_agent_read_is_counted_when_another_takes_over() -> None:
     assert service.view().gap_entries == 3
 
 
-def test_groups_that_are_not_counted_each_by_itself_have_no_gaps() -> None:
+def test_groups_that_are_not_counted_each_by_itself_have_no_gaps(service: Service) -> None:
     """torchcomms numbers the ops of all groups together, so a group's numbers have holes."""
-    service = Service()
     service.stream("a").send(entries(1, range(5)))
     second = service.stream("b")
     second.send(replace(entries(1, range(8, 10)), seq=np.array([8, 11])))

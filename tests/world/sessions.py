@@ -89,6 +89,10 @@ class Stream:
     def node_now(self) -> NodeNs:
         return NodeNs(self.service.now - OFFSET)
 
+    def ago(self, seconds: float) -> NodeNs:
+        """A time of the node's clock."""
+        return NodeNs(self.node_now() - round(seconds * S))
+
     def send(self, event: AgentEvent) -> None:
         self.session.receive(encode_agent(event), AlignedNs(self.service.now))
 

@@ -321,14 +321,7 @@ def _after(batch: EntryColumns, applied: int) -> EntryColumns:
 def _without(columns: WatermarkColumns, superseded: Iterable[int]) -> WatermarkColumns:
     """The columns without ranks that another process has taken over."""
     gone = np.fromiter(superseded, np.uint32)
-    keep, seen = ~np.isin(columns.rank, gone), ~np.isin(columns.seen_rank, gone)
-    return WatermarkColumns(
-        rank=columns.rank[keep],
-        group=columns.group[keep],
-        enqueued=columns.enqueued[keep],
-        started=columns.started[keep],
-        completed=columns.completed[keep],
-        head_created_ns=columns.head_created_ns[keep],
-        seen_rank=columns.seen_rank[seen],
-        as_of_ns=columns.as_of_ns[seen],
-    )
+    rows, seen = ~np.isin(columns.rank, gone), ~np.isin(columns.seen_rank, gone)
+    keep = dict.fromkeys((c.name for c in fields(columns)), rows)
+    keep |= {"seen_rank": seen, "as_of_ns": seen}
+    return WatermarkColumns(**{name: getattr(columns, name)[some] for name, some in keep.items()})
