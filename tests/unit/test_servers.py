@@ -95,32 +95,29 @@ async def fetch(
     return int(line.split()[1])
 
 
-def test_tokens_on_http(tmp_path: Path) -> None:
+async def test_tokens_on_http(tmp_path: Path) -> None:
     """Health and runbooks are open; the rest wants a token; dumps and closing the operator's."""
     path = tmp_path / "tokens"
     path.write_text(f"{TOKEN}\n{READER} role=reader\n")
     refused: Counter[str] = Counter()
-
-    async def ask() -> list[int]:
-        guarded = HttpGuard(APP, Tokens(path), refused)
-        async with http(HttpServer(guarded, "127.0.0.1:0")) as where:
-            return [
-                await fetch(where, "/-/healthy"),
-                await fetch(where, "/runbooks/FrdDown.md"),
-                await fetch(where),
-                await fetch(where, token=READER),
-                await fetch(where, "/api/v1/dumps/x", token=READER),
-                await fetch(where, "/api/v1/jobs/x/dumps", method="POST", token=READER),
-                await fetch(where, "/api/v1/findings/x/close", method="POST", token=READER),
-                await fetch(where, "/api/v1/dumps/x", token=TOKEN),
-                await fetch(where, "/api/v1/jobs/x/dumps", method="POST", token=TOKEN),
-            ]
-
-    assert asyncio.run(ask()) == [200, 200, 401, 200, 403, 403, 403, 200, 200]
+    guarded = HttpGuard(APP, Tokens(path), refused)
+    async with http(HttpServer(guarded, "127.0.0.1:0")) as where:
+        for target, method, token, status in (
+            ("/-/healthy", "GET", "", 200),
+            ("/runbooks/FrdDown.md", "GET", "", 200),
+            ("/metrics", "GET", "", 401),
+            ("/metrics", "GET", READER, 200),
+            ("/api/v1/dumps/x", "GET", READER, 403),
+            ("/api/v1/jobs/x/dumps", "POST", READER, 403),
+            ("/api/v1/findings/x/close", "POST", READER, 403),
+            ("/api/v1/dumps/x", "GET", TOKEN, 200),
+            ("/api/v1/jobs/x/dumps", "POST", TOKEN, 200),
+        ):
+            assert await fetch(where, target, method=method, token=token) == status
     assert refused == {"token": 1, "role": 3}
 
 
-def test_certificates_on_http_are_read_again(tmp_path: Path) -> None:
+async def test_certificates_on_http_are_read_again(tmp_path: Path) -> None:
     """Files that change are served at the next handshake; a pair that does not fit is not."""
     ours, theirs = Authority(tmp_path), Authority(tmp_path, "other")
     files = ours.issue("service")
@@ -132,22 +129,17 @@ def test_certificates_on_http_are_read_again(tmp_path: Path) -> None:
         except ssl.SSLCertVerificationError:
             return False
 
-    async def ask() -> list[bool]:
-        server = HttpServer(APP, "127.0.0.1:0", Certificates(tls(files)))
-        async with http(server) as where:
-            said = [await trusts(where, ours), await trusts(where, theirs)]
-            next_files = theirs.issue("next")
-            files.cert.write_bytes(next_files.cert.read_bytes())  # its key is still the old one
-            said.append(await trusts(where, ours))
-            files.key.write_bytes(next_files.key.read_bytes())
-            said += [await trusts(where, ours), await trusts(where, theirs)]
-            return said
-
-    assert asyncio.run(ask()) == [True, False, True, False, True]
+    async with http(HttpServer(APP, "127.0.0.1:0", Certificates(tls(files)))) as where:
+        assert (await trusts(where, ours), await trusts(where, theirs)) == (True, False)
+        new = theirs.issue("next")
+        files.cert.write_bytes(new.cert.read_bytes())  # its key is still the old one
+        assert await trusts(where, ours)
+        files.key.write_bytes(new.key.read_bytes())
+        assert (await trusts(where, ours), await trusts(where, theirs)) == (False, True)
 
 
-def test_client_certificates_on_http(tmp_path: Path) -> None:
-    """Who shows none, or one of another authority, does not get to ask."""
+async def test_client_certificates_on_http(tmp_path: Path) -> None:
+    """A client without a certificate, or with one of another authority, gets no answer."""
     ours, theirs = Authority(tmp_path), Authority(tmp_path, "other")
     mine, foreign = ours.issue("me", "me"), theirs.issue("foreign", "me")
     certificates = Certificates(tls(ours.issue("service"), http_client_ca_file=ours.ca))
@@ -161,80 +153,63 @@ def test_client_certificates_on_http(tmp_path: Path) -> None:
         except (OSError, IndexError):  # at once, or when the refusal comes
             return 0
 
-    async def all_three() -> list[int]:
-        async with http(HttpServer(APP, "127.0.0.1:0", certificates)) as where:
-            return [await ask(where, shown) for shown in (mine, None, foreign)]
-
-    assert asyncio.run(all_three()) == [200, 0, 0]
+    async with http(HttpServer(APP, "127.0.0.1:0", certificates)) as where:
+        assert [await ask(where, shown) for shown in (mine, None, foreign)] == [200, 0, 0]
 
 
-def test_peers_that_do_not_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peers_that_do_not_finish(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a request, nothing at all, and more connections than one host may have: all closed."""
     monkeypatch.setattr(servers, "_REQUEST_S", 0.3)
 
-    async def ask() -> tuple[list[bytes], int, Counter[str]]:
-        server = HttpServer(APP, "127.0.0.1:0", connections_per_peer=4)
-        async with http(server) as where:
-            opened = [await asyncio.open_connection(*where) for _ in range(6)]
-            for _, writer in opened[:2]:
-                writer.write(b"GET /metrics HTTP/1.1\r\nHos")
-            ends = [await _rest(reader) for reader, _ in opened]
-            for _, writer in opened:
-                writer.close()
-            return ends, await fetch(where), server.refused
-
-    ends, after, refused = asyncio.run(ask())
-    assert ends == [b""] * 6
-    assert after == 200
-    assert refused == {"slow": 4, "connections": 2}
+    server = HttpServer(APP, "127.0.0.1:0", connections_per_peer=4)
+    async with http(server) as where:
+        opened = [await asyncio.open_connection(*where) for _ in range(6)]
+        for _, writer in opened[:2]:
+            writer.write(b"GET /metrics HTTP/1.1\r\nHos")
+        assert [await _rest(*connection) for connection in opened] == [b""] * 6
+        assert await fetch(where) == 200
+    assert server.refused == {"slow": 4, "connections": 2}
 
 
-def test_a_peer_that_owes_the_rest_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is answered already and goes on with a body that never ends: closed all the same."""
+async def test_a_request_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request is answered already, but its body never ends: the connection is closed."""
     monkeypatch.setattr(servers, "_REQUEST_S", 0.3)
 
-    async def ask() -> tuple[bytes, Counter[str]]:
-        server = HttpServer(APP, "127.0.0.1:0")
-        async with http(server) as where:
-            reader, writer = await asyncio.open_connection(*where)
-            writer.write(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"a")
-            end = await _rest(reader)
-            writer.close()
-            return end, server.refused
-
-    end, refused = asyncio.run(ask())
-    assert end in (b"", b"Method Not Allowed")
-    assert refused == {"slow": 1}
+    server = HttpServer(APP, "127.0.0.1:0")
+    async with http(server) as where:
+        reader, writer = await asyncio.open_connection(*where)
+        writer.write(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"a")
+        assert await _rest(reader, writer) in (b"", b"Method Not Allowed")
+    assert server.refused == {"slow": 1}
 
 
-def test_nobody_leaves_http() -> None:
-    """An upgrade to WebSockets is not taken, whatever uvicorn finds installed: the connection stays
-    counted as its host's."""
+async def test_no_upgrade_to_websockets() -> None:
+    """Whatever uvicorn finds installed, the connection is still counted as its host's."""
     head = (
         b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
         b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
     )
 
-    async def ask() -> tuple[bytes, object]:
-        server = HttpServer(APP, "127.0.0.1:0")
-        async with http(server) as where:
-            reader, writer = await asyncio.open_connection(*where)
-            writer.write(head)
-            line = await reader.readline()
-            writer.close()
-            assert server._server is not None
-            return line, server._server.config.ws_protocol_class
-
-    assert asyncio.run(ask()) == (b"HTTP/1.1 200 OK\r\n", None)
+    server = HttpServer(APP, "127.0.0.1:0")
+    async with http(server) as where:
+        reader, writer = await asyncio.open_connection(*where)
+        writer.write(head)
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        writer.close()
+        assert server._server is not None
+        assert server._server.config.ws_protocol_class is None
 
 
-async def _rest(reader: asyncio.StreamReader) -> bytes:
+async def _rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """What the server sends until it closes the connection."""
     try:
         return await asyncio.wait_for(reader.read(), 10)
     except ConnectionError:
         return b""
+    finally:
+        writer.close()
 
 
 # -- gRPC --------------------------------------------------------------------------------------
@@ -259,7 +234,7 @@ async def _echo(_: AsyncIterator[bytes], context: Context) -> None:
 
 
 async def call(address: str, credentials: grpc.ChannelCredentials) -> bytes | None:
-    """What the server says; None when it lets nobody in."""
+    """What the server sends; None if it refuses the call."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.secure_channel(address, credentials, options) as channel:
         try:
@@ -277,78 +252,62 @@ def shown(authority: Authority, files: Files | None = None) -> grpc.ChannelCrede
     return grpc.ssl_channel_credentials(ca, files.key.read_bytes(), files.cert.read_bytes())
 
 
-def test_client_certificates_on_grpc(tmp_path: Path) -> None:
-    """Ours gets in and its names are known; none, a foreign one and an expired one do not."""
+async def test_client_certificates_on_grpc(tmp_path: Path) -> None:
+    """Only our certificate is accepted, and its names are known."""
     ours, theirs = Authority(tmp_path), Authority(tmp_path, "other")
     certificates = Certificates(tls(ours.issue("service"), client_ca_file=ours.ca))
     mine = ours.issue("me", "urn:frd:job:a")
     expired = ours.issue("late", "me", expired=True)
 
-    async def ask() -> list[bytes | None]:
-        async with grpc_server(_echo, certificates) as address:
-            return [
-                await call(address, shown(ours, mine)),
-                await call(address, shown(ours)),
-                await call(address, shown(ours, theirs.issue("foreign", "me"))),
-                await call(address, shown(ours, expired)),
-            ]
-
-    assert asyncio.run(ask()) == [b"urn:frd:job:a", None, None, None]
+    async with grpc_server(_echo, certificates) as address:
+        assert await call(address, shown(ours, mine)) == b"urn:frd:job:a"
+        for files in (None, theirs.issue("foreign", "me"), expired):
+            assert await call(address, shown(ours, files)) is None
     assert certificates.handshakes >= 4
 
 
-def test_certificates_on_grpc_are_read_again(tmp_path: Path) -> None:
+async def test_certificates_on_grpc_are_read_again(tmp_path: Path) -> None:
     """Sixty-four handshakes at once with the files unchanged, then others with new ones."""
     ours, theirs = Authority(tmp_path), Authority(tmp_path, "other")
     files = ours.issue("service")
 
-    async def ask() -> tuple[set[bytes | None], bytes | None, bytes | None]:
-        async with grpc_server(_echo, Certificates(tls(files))) as address:
-            before = await asyncio.gather(*(call(address, shown(ours)) for _ in range(64)))
-            new = theirs.issue("next")
-            files.cert.write_bytes(new.cert.read_bytes())
-            files.key.write_bytes(new.key.read_bytes())
-            return set(before), await call(address, shown(ours)), await call(address, shown(theirs))
+    async with grpc_server(_echo, Certificates(tls(files))) as address:
+        before = await asyncio.gather(*(call(address, shown(ours)) for _ in range(64)))
+        assert set(before) == {b""}
+        new = theirs.issue("next")
+        files.cert.write_bytes(new.cert.read_bytes())
+        files.key.write_bytes(new.key.read_bytes())
+        assert await call(address, shown(ours)) is None
+        assert await call(address, shown(theirs)) == b""
 
-    assert asyncio.run(ask()) == ({b""}, None, b"")
 
-
-def test_garbage_on_the_agents_port(tmp_path: Path) -> None:
-    """Bytes that are no TLS end their own connection and nothing else."""
+async def test_garbage_on_the_agents_port(tmp_path: Path) -> None:
+    """Bytes that are not TLS end only their connection."""
     ours = Authority(tmp_path)
-
-    async def ask() -> bytes | None:
-        async with grpc_server(_echo, Certificates(tls(ours.issue("service")))) as address:
-            port = int(address.rpartition(":")[2])
-            for junk in (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 4096, b"PRI * HTTP/2.0\r\n\r\n"):
-                with socket.create_connection(("127.0.0.1", port)) as connection:
-                    connection.sendall(junk)
-            return await call(address, shown(ours))
-
-    assert asyncio.run(ask()) == b""
+    async with grpc_server(_echo, Certificates(tls(ours.issue("service")))) as address:
+        port = int(address.rpartition(":")[2])
+        for junk in (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 4096, b"PRI * HTTP/2.0\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(junk)
+        assert await call(address, shown(ours)) == b""
 
 
-def test_connections_that_never_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that speaks HTTP/2 but opens no stream is sent away: nobody asked who it is."""
+async def test_connections_without_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that speaks HTTP/2 but opens no stream is disconnected: it was not authenticated."""
     idle = "grpc.max_connection_idle_ms"
     assert dict(SERVER_OPTIONS)[idle] == 30_000
     quick = {**dict(SERVER_OPTIONS), idle: 200}
     monkeypatch.setattr(servers, "SERVER_OPTIONS", tuple(quick.items()))
 
-    async def ask() -> bytes:
-        async with grpc_server(_echo, None) as address:
-            port = int(address.rpartition(":")[2])
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
-            end = await _rest(reader)
-            writer.close()
-            return end
-
-    assert b"connection idle" in asyncio.run(ask())
+    async with grpc_server(_echo, None) as address:
+        port = int(address.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+        assert b"connection idle" in await _rest(reader, writer)
 
 
 def test_a_key_with_a_password(tmp_path: Path) -> None:
-    """Nobody is asked for it, or the service would wait for a terminal: the start ends."""
+    """OpenSSL does not ask the terminal for it, which would block the start."""
     files = Authority(tmp_path).issue("service")
     key = load_pem_private_key(files.key.read_bytes(), None)
     locked = BestAvailableEncryption(b"secret")
@@ -382,12 +341,12 @@ def test_a_key_with_a_password(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_cannot_be_used(tmp_path: Path, key: str, text: str) -> None:
-    """The start ends with the key's name, and a missing file is told as one."""
+    """The error begins with the key, and says if a file is missing."""
     ours = Authority(tmp_path)
     good = tls(ours.issue("service"), client_ca_file=ours.ca, http_client_ca_file=ours.ca)
     (tmp_path / "bad").write_text(text)
-    told = "cert_file" if key == "key_file" else key  # a key is judged with its certificate
-    with pytest.raises(ConfigError, match=rf"^tls\.{told}: "):
+    named = "cert_file" if key == "key_file" else key  # a key is checked with its certificate
+    with pytest.raises(ConfigError, match=rf"^tls\.{named}: "):
         Certificates(replace(good, **{key: tmp_path / "bad"}))
     with pytest.raises(ConfigError, match=rf"^tls\.{key}: .*No such file"):
         Certificates(replace(good, **{key: tmp_path / "nowhere"}))
