@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def test_the_same_incident_does_not_come_back() -> None:
 
 
 def test_only_an_open_finding_can_be_closed() -> None:
-    """Twice, or an id that nobody knows: nothing happens."""
+    """A second time, or with an unknown id, nothing happens."""
     job = hanging(7)
     found = job.only()
     assert job.engine.dismiss("nothing", job.now, "x") == []
@@ -45,7 +46,7 @@ def test_only_an_open_finding_can_be_closed() -> None:
     assert job.engine.dismiss(found.id, job.now, "y") == []
 
 
-def test_other_findings_of_the_job_are_heard() -> None:
+def test_other_findings_of_the_job_go_on() -> None:
     """Two separate hangs: closing one by hand leaves the other open and changing."""
     job = Job(4).group("a", [0, 1]).group("b", [2, 3])
     job.all_reduce("a", 0).all_reduce("b", 0).run(1)
@@ -59,7 +60,7 @@ def test_other_findings_of_the_job_are_heard() -> None:
 
 
 def test_evidence_that_comes_later_is_kept_with_the_closed_finding() -> None:
-    """A dump under way when somebody closes the finding is named by it all the same."""
+    """A finding is closed while its dump is taken: it names the dump nevertheless."""
     job = hanging(7)
     found = job.only()
     job.engine.dismiss(found.id, job.now, "x")
@@ -78,18 +79,15 @@ def test_a_lost_rank_can_be_dismissed() -> None:
     assert [e.change for e in job.run(30) if e.change is Change.OPENED] == []
 
 
-def test_it_is_stored_and_in_the_journal(tmp_path: Path) -> None:
-    """Whoever closes it gets the closed finding once it is published and stored."""
+async def test_it_is_stored_and_in_the_journal(tmp_path: Path) -> None:
+    """The caller gets the closed finding once it is published and stored."""
     bench = Evaluated(tmp_path)
-
-    async def scene() -> None:
+    with contextlib.closing(bench):
         bench.hang()
         await bench.evaluator.evaluate()
         (opened,) = bench.published
-        asking = asyncio.create_task(
-            bench.evaluator.dismiss(Dismissal(opened.finding.id, "a known pause"))
-        )
-        unknown = asyncio.create_task(bench.evaluator.dismiss(Dismissal("nothing", "x")))
+        dismissals = (Dismissal(opened.finding.id, "a known pause"), Dismissal("nothing", "x"))
+        asking, unknown = (asyncio.create_task(bench.evaluator.dismiss(d)) for d in dismissals)
         await asyncio.sleep(0)
         bench.pass_s(1)
         await bench.evaluator.evaluate()
@@ -99,11 +97,6 @@ def test_it_is_stored_and_in_the_journal(tmp_path: Path) -> None:
         assert bench.evaluator.state.open_findings() == []
         assert bench.store.get(closed.id) == closed
         assert await unknown is None
-
-    try:
-        asyncio.run(scene())
-    finally:
-        bench.close()
     records = list(read(tmp_path / "journal", pytest.fail))
     (record,) = [r for r in records if r.kind is RecordKind.DISMISSED]
     assert decode_payload(record.payload, Dismissal).because == "a known pause"
@@ -119,11 +112,8 @@ def test_a_replay_closes_it_too(tmp_path: Path) -> None:
     records.insert(cut, Record(RecordKind.DISMISSED, at, 0, dismissal))
     result = replay(read(recorded(tmp_path / "b", records), pytest.fail), pytest.fail)
     (found,) = result.findings
-    assert (found.id, found.closed_at, found.close_reason) == (
-        opened.id,
-        at,
-        "closed by hand: known",
-    )
+    reason = "closed by hand: known"
+    assert (found.id, found.closed_at, found.close_reason) == (opened.id, at, reason)
 
 
 def test_a_replay_that_does_not_know_the_finding_says_so(tmp_path: Path) -> None:
