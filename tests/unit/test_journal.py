@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -68,6 +69,14 @@ def write(target: Journal, records: Iterable[Record]) -> None:
         target.append([record])
 
 
+def written(folder: Path, records: Iterable[Record], **options: Any) -> Journal:
+    """A journal of `records`, closed."""
+    target = journal(folder, **options)
+    write(target, records)
+    target.close()
+    return target
+
+
 def replayed(path: Path) -> tuple[list[Record], list[str]]:
     warnings: list[str] = []
     return list(read(path, warnings.append)), warnings
@@ -110,9 +119,7 @@ def test_records_come_back_in_order(tmp_path: Path) -> None:
 
 def test_a_segment_replays_alone(tmp_path: Path) -> None:
     """A segment read without the older ones begins with a START and the declarations."""
-    target = journal(tmp_path, preamble=lambda: [HELLO])
-    write(target, (message(n) for n in range(30)))
-    target.close()
+    written(tmp_path, (message(n) for n in range(30)), preamble=lambda: [HELLO])
     records, warnings = replayed(segments(tmp_path)[2])
     assert [r.kind for r in records[:2]] == [RecordKind.START, RecordKind.MESSAGE]
     assert records[1] == HELLO
@@ -135,9 +142,7 @@ def test_a_journal_is_read_while_it_is_written(tmp_path: Path) -> None:
 
 def test_segments_that_go_while_they_are_read(tmp_path: Path) -> None:
     """The writer deletes what the reader has not reached: a warning, and the next preamble."""
-    target = journal(tmp_path, preamble=lambda: [HELLO])
-    write(target, (message(n) for n in range(30)))
-    target.close()
+    written(tmp_path, (message(n) for n in range(30)), preamble=lambda: [HELLO])
     warnings: list[str] = []
     reading = read(tmp_path, warnings.append)
     next(reading)
@@ -218,9 +223,7 @@ def test_a_power_loss_tears_the_log(tmp_path: Path) -> None:
     first.close()
     path.write_bytes(files[path])
     log.write_bytes(files[log][:-3])
-    second = journal(tmp_path, preamble=lambda: [HELLO])
-    write(second, [message(3)])
-    second.close()
+    written(tmp_path, [message(3)], preamble=lambda: [HELLO])
     assert replayed(tmp_path) == ([START, message(1), START, HELLO, message(3)], [])
 
 
@@ -234,9 +237,7 @@ def test_a_segment_that_was_only_begun(tmp_path: Path, content: bytes | None) ->
             db.execute("PRAGMA journal_mode = WAL")
     else:
         empty.write_bytes(content)
-    last = journal(tmp_path)
-    write(last, [message(1)])
-    last.close()
+    written(tmp_path, [message(1)])
     records, warnings = replayed(tmp_path)
     assert records == [START, START, message(1)]
     assert warnings == [f"journal: {empty}: the segment is empty"]
@@ -259,9 +260,7 @@ def test_a_killed_writer_loses_nothing_that_was_appended(tmp_path: Path) -> None
 
 def test_missing_segment_is_said(tmp_path: Path) -> None:
     """A gap in the numbers is reported, and reading goes on from the next preamble."""
-    target = journal(tmp_path, preamble=lambda: [HELLO])
-    write(target, (message(n) for n in range(30)))
-    target.close()
+    written(tmp_path, (message(n) for n in range(30)), preamble=lambda: [HELLO])
     segments(tmp_path)[1].unlink()
     records, warnings = replayed(tmp_path)
     assert [r.kind for r in records].count(RecordKind.START) == 2
@@ -280,9 +279,7 @@ def test_missing_segment_is_said(tmp_path: Path) -> None:
 )
 def test_damage_is_an_error_after_a_clean_prefix(tmp_path: Path, change: str, what: str) -> None:
     """A row that changed gives the records before it, then an error that names it."""
-    target = journal(tmp_path, segment_bytes=100_000)
-    write(target, (message(n) for n in range(10)))
-    target.close()
+    written(tmp_path, (message(n) for n in range(10)), segment_bytes=100_000)
     (path,) = segments(tmp_path)
     execute(path, f"{change} WHERE id = 6")
     got: list[Record] = []
@@ -316,9 +313,7 @@ def forge(segment: Path, body: bytes) -> None:
 )
 def test_a_foreign_row_is_refused(tmp_path: Path, body: bytes, what: str) -> None:
     """It does not unpack, unpacks to more than any row may, or is newer than this frd."""
-    target = journal(tmp_path)
-    write(target, [message(1)])
-    target.close()
+    written(tmp_path, [message(1)])
     forge(segments(tmp_path)[0], body)
     with pytest.raises(StoreError, match=f"row 2.*{what}"):
         replayed(tmp_path)

@@ -64,15 +64,19 @@ PROMISED = {
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def scraped(state: ServiceState) -> Series:
-    """Every sample of a scrape by name and labels; a series that comes twice is an error."""
+def parsed(text: str) -> Series:
+    """Every sample by name and labels; a series that comes twice is an error."""
     series: Series = {}
-    for family in text_string_to_metric_families(render(state).decode()):
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
             key = (sample.name, frozenset(sample.labels.items()))
             assert key not in series
             series[key] = sample.value
     return series
+
+
+def scraped(state: ServiceState) -> Series:
+    return parsed(render(state).decode())
 
 
 def value(series: Series, name: str, **labels: str) -> float | None:
@@ -157,45 +161,44 @@ def test_promised_names_and_labels() -> None:
     assert {"process_resident_memory_bytes", "process_cpu_seconds_total"} <= own
 
 
+STALLED = """
+frd_build_info{version="1.2.3"} 1
+frd_ranks{job="train",state="live"} 2
+frd_ranks{job="train",state="exited"} 1
+frd_ranks{job="train",state="silent"} 0
+frd_nodes{job="train",state="reporting"} 1
+frd_nodes{job="train",state="late"} 1
+frd_agents_expected{job="train"} 2
+frd_agents_reporting{job="train"} 1
+frd_stall_seconds{job="train",group="default_pg"} 12
+frd_stalled_collectives{job="train",group="tp"} 0
+frd_stall_threshold_seconds{job="train",group="tp"} 25
+frd_group_open_collectives{job="train",group="tp"} 2
+frd_findings_open{job="train",kind="stall"} 1
+frd_findings_total{job="train",kind="stall"} 7
+frd_suspect{job="train",kind="stall",finding="0000000000000001",rank="0",node="node-a",\
+reason="cpu_stuck"} 1
+frd_clock_offset_seconds{node="node-a"} 0.25
+frd_clock_steps_total{node="node-a"} 1
+frd_clock_refused_total{reason="backwards"} 0
+frd_nodes_unsynchronized{job="train"} 2
+frd_telemetry_gap_entries_total{job="train"} 3
+frd_ingest_entries_total 1000
+frd_ingest_duplicate_entries_total 30
+frd_ingest_refused_total{reason="length"} 2
+frd_ingest_refused_total{reason="new_word"} 1
+frd_evicted_total{what="collectives"} 6
+frd_evicted_total{what="journal_segments"} 0
+frd_last_evaluation_timestamp_seconds 1800000000
+"""
+
+
 def test_values_of_a_stalled_job() -> None:
     """A job with a stall shows its groups, ranks, agents, findings and suspects."""
     got = scraped(full_state())
-    assert value(got, "frd_build_info", version="1.2.3") == 1
-    assert value(got, "frd_ranks", job="train", state="live") == 2
-    assert value(got, "frd_ranks", job="train", state="exited") == 1
-    assert value(got, "frd_ranks", job="train", state="silent") == 0
-    assert value(got, "frd_nodes", job="train", state="reporting") == 1
-    assert value(got, "frd_nodes", job="train", state="late") == 1
-    assert value(got, "frd_agents_expected", job="train") == 2
-    assert value(got, "frd_agents_reporting", job="train") == 1
-    assert value(got, "frd_stall_seconds", job="train", group="default_pg") == 12
-    assert value(got, "frd_stalled_collectives", job="train", group="tp") == 0
-    assert value(got, "frd_stall_threshold_seconds", job="train", group="tp") == 25
-    assert value(got, "frd_group_open_collectives", job="train", group="tp") == 2
-    assert value(got, "frd_findings_open", job="train", kind="stall") == 1
-    assert value(got, "frd_findings_total", job="train", kind="stall") == 7
-    suspect = {
-        "job": "train",
-        "kind": "stall",
-        "finding": stall().id,
-        "rank": "0",
-        "node": "node-a",
-        "reason": "cpu_stuck",
-    }
-    assert value(got, "frd_suspect", **suspect) == 1
-    assert value(got, "frd_clock_offset_seconds", node="node-a") == 0.25
+    expected = parsed(STALLED)
+    assert {key: got.get(key) for key in expected} == expected
     assert value(got, "frd_clock_uncertainty_seconds", node="node-a") is None
-    assert value(got, "frd_clock_steps_total", node="node-a") == 1
-    assert value(got, "frd_clock_refused_total", reason="backwards") == 0
-    assert value(got, "frd_nodes_unsynchronized", job="train") == 2
-    assert value(got, "frd_telemetry_gap_entries_total", job="train") == 3
-    assert value(got, "frd_ingest_entries_total") == 1000
-    assert value(got, "frd_ingest_duplicate_entries_total") == 30
-    assert value(got, "frd_ingest_refused_total", reason="length") == 2
-    assert value(got, "frd_ingest_refused_total", reason="new_word") == 1
-    assert value(got, "frd_evicted_total", what="collectives") == 6
-    assert value(got, "frd_evicted_total", what="journal_segments") == 0
-    assert value(got, "frd_last_evaluation_timestamp_seconds") == 1_800_000_000
 
 
 def test_histograms_are_cumulative() -> None:
