@@ -31,7 +31,7 @@ def test_a_token_alone_may_do_everything(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", f"Basic {ALL}", ALL, f"Bearer {ALL}x"])
 def test_others_may_do_nothing(tmp_path: Path, header: str | None) -> None:
-    """No header, another scheme and another token are all the same: nobody."""
+    """No header, another scheme and another token: there is no grant."""
     assert tokens(tmp_path / "tokens", ALL).grant(header) is None
 
 
@@ -63,7 +63,7 @@ def test_limits_behind_a_token(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_used_ends_the_start(tmp_path: Path, line: str, said: str) -> None:
-    """A bad line is told by its number, and its token is not told."""
+    """The error gives the number of the bad line, but not its token."""
     with pytest.raises(ConfigError, match=r"^auth\.token_file: ") as caught:
         tokens(tmp_path / "tokens", line)
     assert said in str(caught.value)
@@ -84,7 +84,7 @@ def test_a_file_that_is_too_large_is_not_cut_off(tmp_path: Path) -> None:
 
 
 def test_tokens_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A new token works at once and the old one no more; a broken file changes nothing."""
+    """A new token is valid immediately, the old one no longer; a broken file changes nothing."""
     path = tmp_path / "tokens"
     known = tokens(path, ALL)
     _replace(path, AGENT)

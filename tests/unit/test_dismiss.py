@@ -20,7 +20,7 @@ from tests.world.job import Job, hanging
 
 
 def test_the_same_incident_does_not_come_back() -> None:
-    """Dismissed while it lasts: no event for a minute, its end is none either; a new hang is."""
+    """Dismissed while it lasts: no event for a minute, nor at its end; a new hang opens one."""
     job = hanging(7)
     found = job.only()
     (event,) = job.engine.dismiss(found.id, job.now, "closed by hand: a known pause")

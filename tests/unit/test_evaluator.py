@@ -1,4 +1,4 @@
-"""Findings on their way out: stored first, but never silenced by a disk or by another job."""
+"""Findings are stored, then published; a disk or another job cannot hold them back."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ async def test_a_disk_that_does_not_answer_delays_no_alert(
     assert [f.id for f in bench.store.open_findings()] == [bench.published[0].finding.id]
 
 
-def test_a_fault_in_one_job_silences_no_other(bench: Evaluated) -> None:
-    """The tables of another job are damaged: the hang is told, and the evaluation is stale."""
+def test_a_fault_in_one_job_does_not_affect_others(bench: Evaluated) -> None:
+    """The tables of another job are damaged: the hang is published, and the evaluation is stale."""
     other = Job(2, engine=bench.job.engine, now=bench.job.now, name="another")
     other.attempt.stalls = None  # type: ignore[assignment,method-assign]
     bench.hang()

@@ -186,7 +186,7 @@ def test_killed_process_loses_nothing_saved(tmp_path: Path) -> None:
     store.close()
 
 
-def test_readers_beside_a_writer(store: FindingStore) -> None:
+def test_readers_and_a_writer(store: FindingStore) -> None:
     """Threads that read while another writes see whole findings and no lock error."""
     errors: list[BaseException] = []
     done = threading.Event()

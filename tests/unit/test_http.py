@@ -142,9 +142,9 @@ def test_memory_of_the_ranks_asked_for(client: Client) -> None:
     memory = MemoryView(series, used, 2 * used, recent, 2.0)
     view = dataclasses.replace(job_view("train", world_size=12), memory=memory)
     client.service.state = ServiceState(StatusView(NOW, [view], []))
-    for query, told in (("", 6), ("memory=all", 12), ("memory=3-9", 7)):
+    for query, count in (("", 6), ("memory=all", 12), ("memory=3-9", 7)):
         job = client.get("/api/v1/jobs/train", query).json
-        assert len(job["memory"]["series"]) == told, query
+        assert len(job["memory"]["series"]) == count, query
     assert client.get("/api/v1/jobs/train", "memory=12").status == 400
     assert client.get("/api/v1/jobs/train", "memory=x").status == 400
 
@@ -188,16 +188,16 @@ def test_history(client: Client) -> None:
 
 def test_what_is_watched(client: Client) -> None:
     """Jobs and findings carry the version of their form and what is watched, of all jobs or one."""
-    told = client.get("/api/v1/findings").json
-    assert told["api_version"] == 1
-    assert told["watching"] == {
+    found = client.get("/api/v1/findings").json
+    assert found["api_version"] == 1
+    assert found["watching"] == {
         "jobs": 4,
         "ranks": 8,
         "agents": 1,
         "last_heard_s": 0.5,
         "blind": [],
     }
-    assert client.get("/api/v1/jobs").json["watching"] == told["watching"]
+    assert client.get("/api/v1/jobs").json["watching"] == found["watching"]
     assert client.get("/api/v1/findings", "job=train").json["watching"]["ranks"] == 2
     client.service.now = AlignedNs(NOW + 6 * SECOND)
     (reason,) = client.get("/api/v1/jobs").json["watching"]["blind"]
@@ -257,10 +257,10 @@ def test_taking_and_fetching_a_dump(client: Client) -> None:
     )
     assert answer.status == 201
     assert client.service.asked == [(AttemptKey("train", 1), (0, 1), True, 1.0)]
-    told = answer.json
-    assert told["answered"] == [0]
-    assert told["failed"] == {"1": "no answer within 1 s"}
-    tar = client.get(f"/api/v1/dumps/{told['id']}")
+    dump = answer.json
+    assert dump["answered"] == [0]
+    assert dump["failed"] == {"1": "no answer within 1 s"}
+    tar = client.get(f"/api/v1/dumps/{dump['id']}")
     assert (tar.status, tar.content_type) == (200, "application/x-tar")
     with tarfile.open(fileobj=io.BytesIO(tar.body)) as archive:
         assert archive.getnames() == ["summary.json", "train/rank_0"]
@@ -305,7 +305,7 @@ def test_large_body(client: Client) -> None:
 
 
 def test_agents_that_are_gone(client: Client) -> None:
-    """A dump that nobody can answer is a 503 with the reason."""
+    """A dump that no agent can answer is a 503 with the reason."""
     answer = client.post("/api/v1/jobs/gone/dumps", {})
     assert answer.status == 503
     assert "none of job 'gone' is connected" in answer.json["error"]

@@ -60,7 +60,7 @@ def memory(service: Service) -> MemoryView:
 
 
 def test_samples_reach_the_series_of_their_rank() -> None:
-    """A batch names two of three series by stream index: they are told under the global ranks."""
+    """A batch names two of three series by stream index: they are shown under the global ranks."""
     service = Service()
     stream = declared(service.stream())
     stream.send(samples(stream, [2, 0], [[3 * GIB, 4 * GIB], [GIB, -1]]))
@@ -89,7 +89,7 @@ def test_times_are_intervals_on_the_services_clock(monkeypatch: pytest.MonkeyPat
 
 
 def test_values_that_cannot_be_true_are_counted_and_the_others_count() -> None:
-    """A driver tells minus two and a petabyte: both are refused, the series beside them goes on."""
+    """A driver reports minus two and a petabyte: both are refused, other series are applied."""
     service = Service()
     stream = declared(service.stream())
     stream.send(samples(stream, [0, 1], [[-2, 1 << 51], [GIB, 2 * GIB]]))
@@ -114,7 +114,7 @@ def test_what_is_sent_again_after_a_reconnect_is_no_fault() -> None:
 
 
 def test_attempts_of_one_stream_are_kept_apart() -> None:
-    """Rank 0 of two jobs on one node: each has a memory of its own; one batch is of one job."""
+    """Rank 0 of two jobs on one node: each has its own memory; one batch is of one job."""
     service = Service()
     stream = declared(service.stream())
     stream.send(

@@ -224,7 +224,7 @@ def test_known_series_start_at_zero() -> None:
 
 
 def test_suspect_series_ends_with_the_finding() -> None:
-    """A closed finding has no series of its own and is not open, but its job's zeros stay."""
+    """A closed finding has no series and is not counted as open, but its job's zeros stay."""
     closed = dataclasses.replace(stall(), state=FindingState.CLOSED, closed_at=NOW)
     got = scraped(service_state(findings=[closed]))
     assert not [key for key in got if "finding" in dict(key[1])]

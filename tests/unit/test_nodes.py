@@ -1,4 +1,4 @@
-"""Which agents are missed: those that hosted a rank nobody else has taken over."""
+"""Which agents are missing: those that hosted a rank that no other agent has taken over."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Agents:
     """Streams come and go; agent `s` of host `h` is written ``h/s``."""
 
     def __init__(self, **ranks: list[int]) -> None:
-        """An agent on a host of its own for each of `ranks`."""
+        """An agent on its own host for each of `ranks`."""
         self.nodes = Nodes()
         self._streams = 0
         self._open: dict[str, int] = {}
@@ -22,7 +22,7 @@ class Agents:
             self.connect(f"{host}/1", hosted)
 
     def connect(self, agent: str, ranks: list[int], jobs: str = "job other") -> None:
-        """`jobs`: of which it may tell."""
+        """`jobs`: those that it may report."""
         self._streams += 1
         self._open[agent] = self._streams
         key = self.key(agent)
@@ -75,7 +75,7 @@ def test_an_agent_that_hosted_nothing_leaves_nothing() -> None:
 
 
 def test_two_agents_of_one_host_are_two() -> None:
-    """Each watches ranks of its own; when one goes, it is missed though the other is there."""
+    """Each watches its own ranks; when one goes, it is missing though the other is there."""
     agents = Agents(a=[0, 1])
     agents.connect("a/2", [2, 3])
     assert agents.listed == [("a", True, (0, 1)), ("a", True, (2, 3))]
@@ -84,7 +84,7 @@ def test_two_agents_of_one_host_are_two() -> None:
 
 
 def test_an_agent_that_is_started_again_is_the_same() -> None:
-    """It is gone, a rank of its host dies, it is back and tells of the other one."""
+    """It is gone, a rank of its host dies, it is back and reports the other one."""
     agents = Agents(a=[0, 1], b=[2])
     agents.leave("a/1")
     agents.connect("a/2", [1])
@@ -112,7 +112,7 @@ def test_two_agents_of_one_host_start_again() -> None:
 
 
 def test_a_stream_that_breaks_is_not_another_agent() -> None:
-    """The connection is lost and made again under the same session, twice at once."""
+    """The connection is lost and made again under the same session, twice at a time."""
     agents = Agents(a=[0])
     agents.leave("a/1")
     agents.connect("a/1", [0])
@@ -122,7 +122,7 @@ def test_a_stream_that_breaks_is_not_another_agent() -> None:
 
 def test_an_agent_of_another_job_is_no_successor() -> None:
     """Two pods share a host; one's agent is gone. A new agent whose token is for other jobs neither
-    takes its place nor, by a rank that both may tell of, its other ranks."""
+    takes its place nor, by a rank that both may report, its other ranks."""
     agents = Agents(a=[0, 1])
     agents.leave("a/1")
     agents.connect("a/2", [], jobs="other")

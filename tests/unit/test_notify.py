@@ -118,7 +118,7 @@ def test_a_chat_gets_text_with_suspects_and_what_to_type(
 def test_a_receiver_that_was_down_gets_it_when_it_is_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody listens, then somebody does: everything comes in order, the log has two lines, and
+    """No server listens, then one does: everything comes in order, the log has two lines, and
     none of them says where the messages go."""
     caplog.set_level(logging.DEBUG)
     port = free_port()
@@ -291,8 +291,8 @@ def test_a_reload_keeps_the_queues_of_targets_that_stay(tmp_path: Path, receiver
     """What waits for a target that stays is sent; a new one hears of what comes."""
     receiver.status = 500
     stays = NotifyTarget(name="stays", url=receiver.url)
-    nobody = f"http://127.0.0.1:{free_port()}/"
-    scene = Scene(tmp_path, stays, NotifyTarget(name="goes", url=nobody))
+    closed = f"http://127.0.0.1:{free_port()}/"
+    scene = Scene(tmp_path, stays, NotifyTarget(name="goes", url=closed))
     scene.hang()
     with Receiver() as second:
         scene.notifier.adopt([stays, NotifyTarget(name="new", url=second.url)])

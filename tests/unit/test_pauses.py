@@ -1,4 +1,4 @@
-"""What a job has learned of its own pauses: kept by its name, over attempts and restarts."""
+"""The learned pauses of a job: kept by its name, over attempts and restarts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def started(engine: Engine, attempt: int, now: AlignedNs = START, name: str = "j
     return job.group("dp", range(4))
 
 
-def told(job: Job) -> list[tuple[Change, Severity | None]]:
+def changes(job: Job) -> list[tuple[Change, Severity | None]]:
     return [(event.change, event.finding.severity) for event in job.events]
 
 
@@ -75,14 +75,14 @@ ONE_WARNING = [(Change.OPENED, Severity.WARNING), (Change.CLOSED, Severity.WARNI
 # -- runs of a job -----------------------------------------------------------------------------
 
 
-def test_a_checkpoint_is_told_of_once_in_the_life_of_a_job() -> None:
+def test_a_checkpoint_is_reported_once_in_the_life_of_a_job() -> None:
     """Checkpoints of 25 s over three starts and a restart: one warning, at the very first one."""
     first = trained(started(Engine(POLICY), 0))
-    assert told(first) == ONE_WARNING
+    assert changes(first) == ONE_WARNING
     second = trained(started(first.engine, 1, first.now))
-    assert told(second) == []
+    assert changes(second) == []
     third = trained(started(later(second.engine), 0, AlignedNs(second.now + DAY)))
-    assert told(third) == []
+    assert changes(third) == []
 
 
 def test_a_hang_is_still_found_in_a_job_that_pauses() -> None:
@@ -105,7 +105,7 @@ def test_other_jobs_have_pauses_of_their_own() -> None:
 
 
 def test_a_hang_that_ends_with_the_job_teaches_nothing() -> None:
-    """Rank 0 hangs until everybody is killed: the next attempt is watched as closely as before."""
+    """Rank 0 hangs until all ranks are killed: the next attempt is watched as closely as before."""
     job = started(Engine(POLICY), 0)
     job.all_reduce("dp", 0).run(1)
     job.join("dp", [1, 2, 3], 1).run(40)
@@ -117,7 +117,7 @@ def test_a_hang_that_ends_with_the_job_teaches_nothing() -> None:
 
 
 def test_a_wait_that_all_ranks_end_to_leave_teaches_nothing() -> None:
-    """An interrupt frees rank 0, which comes to the collective before everybody exits."""
+    """An interrupt frees rank 0, which comes to the collective before all ranks exit."""
     job = started(Engine(POLICY), 0)
     job.all_reduce("dp", 0).run(1)
     job.join("dp", [1, 2, 3], 1).run(40)
@@ -129,7 +129,7 @@ def test_a_wait_that_all_ranks_end_to_leave_teaches_nothing() -> None:
 
 
 def test_only_waits_after_which_the_job_went_on_are_kept() -> None:
-    """A job that has pauses ends in a longer wait: later it is told of the pauses alone."""
+    """A job that has pauses ends in a longer wait: only the pauses are kept."""
     job = trained(started(Engine(POLICY), 0))
     job.join("dp", [1, 2, 3], 20).run(60)
     job.join("dp", [0], 20).complete("dp", range(4), 20).run(700)
@@ -138,7 +138,7 @@ def test_only_waits_after_which_the_job_went_on_are_kept() -> None:
 
 
 def test_a_service_that_restarts_in_a_run_does_not_count_a_wait_twice() -> None:
-    """The agents tell the new process of the wait again: it is still one that was seen once."""
+    """The agents report the wait again to the new process: it still counts once."""
     job = started(Engine(POLICY), 0)
     job.all_reduce("dp", 0).run(1)
     job.join("dp", [1, 2, 3], 1).run(25)
@@ -161,8 +161,8 @@ def test_what_was_learned_has_the_ceiling_of_the_policy() -> None:
     assert threshold_s(started(engine, 0, AlignedNs(START + DAY))) == 600
 
 
-def test_what_is_told_is_news() -> None:
-    """A pause that is usual is not told each time: the store and the journal are spared."""
+def test_only_new_pauses_are_stored() -> None:
+    """A pause that is usual is not stored each time."""
     job = trained(started(Engine(POLICY), 0), 2)
     assert [one.job for one in job.engine.take_learned()] == ["job"]
     trained(started(job.engine, 1, job.now), 8)
@@ -199,7 +199,7 @@ def test_waits_unite_in_any_order() -> None:
 
 
 def test_what_is_kept_is_bounded_and_ages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of too many jobs, groups and waits the most telling stay; after two weeks nothing does."""
+    """Of too many jobs, groups and waits the most useful stay; after two weeks none does."""
     monkeypatch.setattr(usual_waits, "KEPT_JOBS", 3)
     known = LearnedPauses()
     for number in range(5):
@@ -216,7 +216,7 @@ def test_what_is_kept_is_bounded_and_ages(monkeypatch: pytest.MonkeyPatch) -> No
     assert set(kept) == {(f"g{group}", 4) for group in range(24, 40)}
     assert {len(waits) for waits in kept.values()} == {usual_waits.KEPT_WAITS}
     assert known.of("job4", AlignedNs(15 * DAY)) == {}
-    assert known.of("nobody", AlignedNs(0)) == {}
+    assert known.of("other", AlignedNs(0)) == {}
 
 
 @pytest.mark.parametrize("name", ["train", "ü\n\ud800", ""])
@@ -287,7 +287,7 @@ class Service:
         self.store.close()
 
 
-def test_the_service_keeps_what_it_learned_and_the_journal_tells_it(tmp_path: Path) -> None:
+def test_the_service_keeps_what_it_learned_and_the_journal_has_it(tmp_path: Path) -> None:
     """The second process begins with what the first one stored, and its journal says so first."""
     first = Service(tmp_path, START)
     first.run(0)
@@ -295,7 +295,7 @@ def test_the_service_keeps_what_it_learned_and_the_journal_tells_it(tmp_path: Pa
     first.stop()
     second = Service(tmp_path, AlignedNs(first.now + DAY))
     assert second.engine.learned == learned
-    assert told(second.run(1)) == []
+    assert changes(second.run(1)) == []
     second.stop()
     records = list(read(tmp_path / "journal", pytest.fail))
     (again,) = [n for n, record in enumerate(records) if record.kind is RecordKind.START][1:]
@@ -321,7 +321,7 @@ def test_a_replay_begins_attempts_as_the_service_did(tmp_path: Path) -> None:
 
 
 def test_clocks_that_are_not_known_yet_teach_no_pause() -> None:
-    """The clocks of two nodes are 30 s apart, and collectives come before anybody knows that."""
+    """The clocks of two nodes are 30 s apart, which the service learns after some collectives."""
     job = Job(4, POLICY).group("dp", range(4))
     for node in range(2):
         job.attempt.clocks.set([2 * node, 2 * node + 1], node, None, job.now)

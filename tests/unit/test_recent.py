@@ -18,7 +18,7 @@ def test_the_worst_is_remembered_for_a_window() -> None:
 
 
 def test_a_clock_that_is_set_back_does_not_keep_an_old_worst() -> None:
-    """After a step of the service's clock by an hour the past is not held against the present."""
+    """After a step of the service's clock by an hour the old peak no longer counts."""
     recent = RecentPeak()
     recent.add(7.0, 10_000.0)
     assert recent.value(6_400.0) == 0.0

@@ -86,8 +86,8 @@ def test_the_order_of_a_batch_stays(tmp_path: Path) -> None:
 
 
 def test_each_segment_begins_with_the_live_streams(tmp_path: Path) -> None:
-    """The journal fills several segments; each alone tells what the live streams declared, and what
-    was known of jobs."""
+    """The journal fills several segments; each alone has the declarations of the live streams, and
+    the learned pauses."""
     journal = start(tmp_path, segment_bytes=40_000, total_bytes=1_000_000)
     for stream in (1, 2):
         journal.opened(stream, AlignedNs(2))

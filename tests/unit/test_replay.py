@@ -1,4 +1,4 @@
-"""Replay: a journal alone gives what the service would have said."""
+"""Replay: a journal alone gives the findings of the service."""
 
 from __future__ import annotations
 
@@ -190,9 +190,9 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`frd replay` prints the findings and exits with 3 when there are any."""
     folder = recorded(tmp_path / "stall", list(incident()))
     assert run(["replay", str(folder), "--json"]) == FINDINGS_PRESENT
-    told = json.loads(capsys.readouterr().out)
-    assert [s["rank"] for s in told["findings"][0]["suspects"]] == [2]
-    assert told["warnings"] == []
+    shown = json.loads(capsys.readouterr().out)
+    assert [s["rank"] for s in shown["findings"][0]["suspects"]] == [2]
+    assert shown["warnings"] == []
     assert run(["replay", str(segments(folder)[0])]) == FINDINGS_PRESENT
     assert "rank 2" in capsys.readouterr().out
     healthy = recorded(tmp_path / "healthy", list(incident(until_s=2)))
@@ -214,15 +214,15 @@ def test_command_for_one_job_and_since(tmp_path: Path, capsys: pytest.CaptureFix
     assert run(["replay", closed, "--since", utc_text(AlignedNs(at + 1_000_000))]) == 0
 
 
-def test_progress_is_told_in_bytes(tmp_path: Path) -> None:
+def test_progress_is_in_bytes(tmp_path: Path) -> None:
     """Reading ends at the last byte of the last segment, and never goes back."""
     folder = recorded(tmp_path, list(incident(40)), segment_bytes=3000)
     size = sum(segment.stat().st_size for segment in segments(folder))
-    told: list[tuple[int, int]] = []
-    list(read(folder, pytest.fail, lambda done, total: told.append((done, total))))
-    assert told == sorted(told)
-    assert len(told) >= len(segments(folder)) > 1
-    assert told[-1] == (size, size)
+    seen: list[tuple[int, int]] = []
+    list(read(folder, pytest.fail, lambda done, total: seen.append((done, total))))
+    assert seen == sorted(seen)
+    assert len(seen) >= len(segments(folder)) > 1
+    assert seen[-1] == (size, size)
 
 
 def test_command_on_what_is_no_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

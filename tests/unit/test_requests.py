@@ -23,7 +23,7 @@ def collect(inquiry: Inquiry, timeout_s: float = 0.0) -> list[Answer]:
 
 
 def test_pieces_come_in_order_under_the_global_rank() -> None:
-    """A stack in two pieces and one that failed: both ranks are answered, nobody waits."""
+    """A stack in two pieces and one that failed: both ranks are answered, and the inquiry ends."""
     inquiry = Inquiry(1, TARGETS, [Part.STACK])
     inquiry.take(1, part(0, b"a", last=False))
     inquiry.take(2, part(3, error="no such process"))
@@ -36,7 +36,7 @@ def test_pieces_come_in_order_under_the_global_rank() -> None:
     assert [(a.rank, a.error) for a in answers if a.rank == 9] == [(9, "no such process")]
 
 
-def test_the_deadline_answers_for_who_is_silent() -> None:
+def test_the_deadline_answers_for_silent_agents() -> None:
     """One agent never answers: at the deadline its rank fails, by name of the time it had."""
     inquiry = Inquiry(1, TARGETS, [Part.STACK])
     inquiry.take(1, part(0, b"a"))
@@ -45,7 +45,7 @@ def test_the_deadline_answers_for_who_is_silent() -> None:
 
 
 def test_a_stream_that_ends_answers_for_its_ranks() -> None:
-    """An agent goes away while it is being asked: its ranks fail at once, the others do not."""
+    """An agent goes away while it is being asked: its ranks fail immediately, the others do not."""
     inquiry = Inquiry(1, TARGETS, [Part.DUMP, Part.STACK])
     inquiry.fail("the agent's stream ended", 2)
     inquiry.take(1, part(0, b"a"))
@@ -59,7 +59,7 @@ def test_a_stream_that_ends_answers_for_its_ranks() -> None:
 
 
 def test_answers_to_nothing_are_dropped() -> None:
-    """Another stream's word on a rank, an unknown index, and words after the last one: dropped."""
+    """A part from another stream, of an unknown index, or after the last one is dropped."""
     inquiry = Inquiry(1, TARGETS, [Part.STACK])
     inquiry.take(2, part(0, b"not yours"))
     inquiry.take(1, part(7, b"unknown"))
@@ -70,7 +70,7 @@ def test_answers_to_nothing_are_dropped() -> None:
     assert [(a.rank, a.data) for a in collect(inquiry)] == [(4, b"a"), (9, b"b")]
 
 
-def test_a_rank_that_never_stops_talking() -> None:
+def test_a_dump_without_end() -> None:
     """A dump without end is cut off at the limit, with an error in place of its last piece."""
     inquiry = Inquiry(1, TARGETS[:1], [Part.STACK])
     piece = bytes(1024 * 1024)

@@ -166,7 +166,7 @@ def test_a_restarted_rank_of_the_same_run_leaves_no_ghost() -> None:
 
 
 def test_a_process_that_goes_on_in_the_next_attempt_has_not_ended() -> None:
-    """A rank sets up its groups anew: it leaves the first attempt, and its run lives on."""
+    """A rank sets up its groups again: it leaves the first attempt, and its run lives on."""
     job, agent = Job(), Reporter()
     assert job.declare("vm:1", 0, 27, agent)
     later = AttemptKey("train", 1)

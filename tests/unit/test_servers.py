@@ -150,7 +150,7 @@ async def test_client_certificates_on_http(tmp_path: Path) -> None:
             context.load_cert_chain(shown.cert, shown.key)
         try:
             return await fetch(where, context=context)
-        except (OSError, IndexError):  # at once, or when the refusal comes
+        except (OSError, IndexError):  # immediately, or when the refusal arrives
             return 0
 
     async with http(HttpServer(APP, "127.0.0.1:0", certificates)) as where:
@@ -267,7 +267,7 @@ async def test_client_certificates_on_grpc(tmp_path: Path) -> None:
 
 
 async def test_certificates_on_grpc_are_read_again(tmp_path: Path) -> None:
-    """Sixty-four handshakes at once with the files unchanged, then others with new ones."""
+    """Sixty-four simultaneous handshakes with the files unchanged, then others with new ones."""
     ours, theirs = Authority(tmp_path), Authority(tmp_path, "other")
     files = ours.issue("service")
 

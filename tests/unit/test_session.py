@@ -75,8 +75,8 @@ def test_a_reconnect_resends_and_nothing_counts_twice(service: Service) -> None:
 def paired(
     service: Service, came: Sequence[int], peer_came: Sequence[int], *, known: int = 0
 ) -> float:
-    """Two ranks come to as many collectives of their own at these node times, of which the first
-    one's are sent again after `known` rows; the skew of all in seconds."""
+    """Two ranks join collectives of a new group at these node times; those of the first rank are
+    sent again after `known` rows. Returns the skew of all in seconds."""
     stream = service.stream()
     stream.send(Declare(groups=(GroupDecl(2, 0, GroupInfo("8", "PAIR", (0, 3))),)))
     rows = replace(entries(1, range(len(came)), group=2), created_ns=np.array(came))
@@ -96,13 +96,13 @@ def test_what_is_cut_off_leaves_the_rest_as_it_was() -> None:
     assert paired(Service(), came, late, known=2) == pytest.approx(15.0)
 
 
-def test_nobody_comes_in_the_future() -> None:
+def test_no_rank_joins_in_the_future() -> None:
     """The node's clock runs wild: what it says of an hour from now has happened by now."""
     now = NOW - OFFSET
     assert paired(Service(), [now], [now + 3600 * S]) == 0.0
 
 
-def test_another_agent_process_tells_all_anew(service: Service) -> None:
+def test_another_agent_process_sends_all_again(service: Service) -> None:
     """The agent restarts and reads the ring from its start: known rows are duplicates."""
     service.stream("first").send(entries(1, range(5)))
     second = service.stream("second")
@@ -162,7 +162,7 @@ def test_node_times_become_aligned(service: Service, stream: Stream) -> None:
     assert view.waiting_s == pytest.approx(3.0, abs=0.01)
 
 
-def test_watermarks_are_of_whom_they_name(service: Service, stream: Stream) -> None:
+def test_watermarks_are_of_the_ranks_they_name(service: Service, stream: Stream) -> None:
     """One message is about rank 0, the next one, of the same size, about rank 3."""
     for index, seq in ((0, 7), (1, 5)):
         stream.watermarks(seq, seq - 1, stream.node_now(), index)
@@ -185,8 +185,8 @@ def test_an_agent_cannot_know_the_future(service: Service, stream: Stream) -> No
     assert service.rank(0).as_of == service.now
 
 
-def test_nobody_waits_since_the_future(service: Service, stream: Stream) -> None:
-    """The node's clock is set an hour ahead, which no ping has told yet: the wait begins now."""
+def test_no_rank_waits_since_the_future(service: Service, stream: Stream) -> None:
+    """The node's clock is set an hour ahead, which no ping has shown yet: the wait begins now."""
     stream.watermarks(7, 6, stream.ago(-3600))
     assert service.rank(0).waiting_s == 0
     service.now += 2 * S
@@ -215,8 +215,8 @@ def bounded(offset: int, steps: int = 0) -> Alignment:
 
 
 def test_what_waits_is_aligned_again_when_more_is_known(service: Service, stream: Stream) -> None:
-    """A rank waits for 3 s in a collective and for 2 s in a send, both told by a first guess that
-    was a second off; between the two the clock became known. Their order is that of the node."""
+    """A rank waits for 3 s in a collective and for 2 s in a send; both were aligned by a first
+    guess, then the clock becomes known. Their order is that of the node."""
     service.now += 10 * S
     stream.watermarks(7, 6, stream.ago(3))
     stream.channel(stream.ago(2))
@@ -227,7 +227,7 @@ def test_what_waits_is_aligned_again_when_more_is_known(service: Service, stream
     since = [op.since for op in Waits(snapshot).ops(0)]
     assert [service.now - at for at in since] == [8 * S, 7 * S]
     stream.session.align(bounded(OFFSET + 9 * S))
-    assert service.rank(0).waiting_s == 0  # nobody waits since the future
+    assert service.rank(0).waiting_s == 0  # no rank waits since the future
 
 
 def test_times_of_before_a_step_stay_as_they_were_aligned(service: Service, stream: Stream) -> None:
@@ -245,7 +245,7 @@ def test_times_of_before_a_step_stay_as_they_were_aligned(service: Service, stre
 
 
 def test_a_step_and_what_is_learned_after_it_in_one_tick(service: Service, stream: Stream) -> None:
-    """The node's clock is set, and a ping tells more of it before anything was applied."""
+    """The node's clock is set, and a ping shows more of it before anything was applied."""
     service.now += 10 * S
     stream.session.align(bounded(OFFSET))
     stream.watermarks(7, 6, stream.ago(3))
@@ -268,7 +268,7 @@ def test_a_clock_aligns_its_own_ranks_only(service: Service) -> None:
 
 
 def test_a_row_after_its_watermark_changes_no_head(service: Service, stream: Stream) -> None:
-    """The agent tells that the rank waits in 7, then the rows up to 7, then its clock is known."""
+    """The agent reports a wait in 7, then the rows up to 7; then its clock becomes known."""
     stream.send(entries(1, range(6, 7)))
     service.now += 10 * S
     stream.watermarks(7, 6, stream.ago(3))
@@ -294,9 +294,9 @@ def test_the_engine_hears_how_good_a_clock_is_now(service: Service, stream: Stre
     attempt = service.engine.attempt(KEY, 4, AlignedNs(NOW))
     assert attempt.snapshot(AlignedNs(NOW)).moment(0, AlignedNs(NOW)).uncertainty_ns is None
     stream.session.align(bounded(OFFSET)._replace(now_ns=AlignedNs(NOW)))
-    told = attempt.snapshot(AlignedNs(NOW)).moment(0, AlignedNs(NOW)).uncertainty_ns
-    assert told is not None
-    assert 1000 <= told < 10_000_000
+    known = attempt.snapshot(AlignedNs(NOW)).moment(0, AlignedNs(NOW)).uncertainty_ns
+    assert known is not None
+    assert 1000 <= known < 10_000_000
 
 
 def test_ranks_of_one_agent_share_a_clock() -> None:
@@ -308,7 +308,7 @@ def test_ranks_of_one_agent_share_a_clock() -> None:
 
 
 def test_ever_new_sessions_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent restarts for ever: those who have a stream now and then keep their numbers."""
+    """An agent restarts for ever: sessions that open a stream now and then keep their numbers."""
     monkeypatch.setattr(revisions_module, "MAX_SESSIONS", 8)
     revisions = Revisions()
     mine = revisions.session_number(("boot", "mine"))
@@ -388,7 +388,7 @@ def test_what_no_agent_read_is_counted_when_another_takes_over(service: Service)
     second = service.stream("b")
     second.send(entries(1, range(3, 5)))
     assert service.view().gap_entries == 0
-    second.send(entries(3, range(6, 8)))  # its own losses it tells itself
+    second.send(entries(3, range(6, 8)))  # an agent counts its own losses
     assert service.view().gap_entries == 0
     third = service.stream("c")
     third.send(entries(1, range(11, 14)))

@@ -65,7 +65,7 @@ class Agent:
         at = NodeNs(self.service.now - OFFSET)
         self.send(Statuses(tuple(RankStatus(i, RankState.EXITED, at, "killed") for i in indexes)))
 
-    def stands(self, index: int, enqueued: int) -> None:
+    def reports_progress(self, index: int, enqueued: int) -> None:
         """Watermarks of the rank of that stream index."""
         now = self.service.now - OFFSET
         group = index // 2
@@ -91,7 +91,7 @@ def test_what_the_second_run_reports_is_dropped_and_acknowledged() -> None:
     agent = Agent(service, (FIRST, SECOND))
     agent.send(entries(1, range(5)))
     agent.send(entries(1, range(90), rank=2, group=1))
-    agent.stands(2, 89)
+    agent.reports_progress(2, 89)
     agent.ends(3)
     assert agent.session.take_acks() == {0: 5, 2: 90}
     assert agent.session.entries == 5
@@ -115,7 +115,7 @@ def test_the_second_run_counts_once_the_first_has_ended() -> None:
     assert agent.session.declared.take_entered() == [0, 1, 2, 3]
     assert pids(service) == [110, 113]
     assert enqueued(service) == -1
-    agent.stands(2, 89)
+    agent.reports_progress(2, 89)
     agent.send(entries(91, range(90, 95), rank=2, group=1))
     assert enqueued(service) == 94
     agent.ends(0, 1)  # as after a reconnect: of processes that are not the ranks any more

@@ -46,8 +46,8 @@ LIVE, FINISHED = RankState.LIVE, RankState.FINISHED
 def test_a_watched_job_is_counted() -> None:
     """Two agents, three ranks of which one has finished: nothing is blind."""
     job = attempt([LIVE, RankState.SILENT, FINISHED])
-    told = watching_json(state([job], [node("a", (0, 2)), node("b", (1,), heard_s=2.0)]))
-    assert told == {"jobs": 1, "ranks": 2, "agents": 2, "last_heard_s": 0.4, "blind": []}
+    shown = watching_json(state([job], [node("a", (0, 2)), node("b", (1,), heard_s=2.0)]))
+    assert shown == {"jobs": 1, "ranks": 2, "agents": 2, "last_heard_s": 0.4, "blind": []}
 
 
 def test_no_agent_at_all() -> None:
@@ -64,12 +64,12 @@ def test_an_agent_is_gone_under_ranks_that_had_not_ended() -> None:
     """The sentence names job, node, age and ranks; ranks that finished are not missed."""
     job = attempt([LIVE, LIVE, LIVE, FINISHED])
     nodes = [node("a", (0,)), node("b", (1, 2, 3), up=False, heard_s=185.0)]
-    told = watching_json(state([job], nodes))
-    assert told["blind"] == [
+    shown = watching_json(state([job], nodes))
+    assert shown["blind"] == [
         "train: the agent on b is gone, last heard 3 min ago, no agent watches ranks 1-2: "
         "start `frd-agent run` there"
     ]
-    assert (told["jobs"], told["ranks"], told["agents"]) == (1, 1, 1)
+    assert (shown["jobs"], shown["ranks"], shown["agents"]) == (1, 1, 1)
 
 
 def test_many_agents_are_one_sentence() -> None:
@@ -86,15 +86,15 @@ def test_an_agent_that_is_silent_or_expected() -> None:
     (text,) = blind(state([attempt([LIVE, LIVE])], nodes))
     assert "the agent on b is silent, last heard 15 s ago, no agent watches rank 1: see" in text
     expected = {"train": 3, "never started": 1}
-    told = blind(state([attempt([LIVE])], [node("a", (0,))], expected_agents=expected))
-    assert told == [
+    shown = blind(state([attempt([LIVE])], [node("a", (0,))], expected_agents=expected))
+    assert shown == [
         "train: 1 of 3 expected agents have been seen: start `frd-agent run` there",
     ]
     over = state([attempt([FINISHED])], [node("a", (0,))], expected_agents=expected)
     assert blind(over) == []
 
 
-def test_ranks_that_nobody_has_seen() -> None:
+def test_ranks_that_have_not_been_seen() -> None:
     """Half of a job starts without frd: what is seen of the other half is not the whole."""
     (text,) = blind(state([attempt([LIVE, LIVE], world=4)], [node("a", (0, 1))]))
     assert text.startswith("train: ranks 2-3 of 4 have not been seen: do they start with")
@@ -107,8 +107,8 @@ def test_one_job_only() -> None:
     seen = state([attempt([LIVE]), other], nodes)
     assert blind(seen, "train") == []
     assert len(blind(seen)) == len(blind(seen, "other")) == 1
-    told = watching_json(seen, job="train")
-    assert (told["jobs"], told["ranks"], told["agents"]) == (1, 1, 1)
+    shown = watching_json(seen, job="train")
+    assert (shown["jobs"], shown["ranks"], shown["agents"]) == (1, 1, 1)
 
 
 def test_durations_are_what_people_say() -> None:
