@@ -120,7 +120,6 @@ def _claim(ranks: _Ranks, summary: str) -> Claim:
 
 def _sharing_clocks(snapshot: Snapshot, ranks: tuple[int, int]) -> _Ranks:
     """All ranks that share a clock with one of these."""
-    assert snapshot.clocks is not None
     node = snapshot.clocks.node
     return tuple(snapshot.rank[np.isin(node, node[np.isin(snapshot.rank, ranks)])].tolist())
 

@@ -87,8 +87,7 @@ class Engine:
             if evaluation.over_at is None and (
                 attempt.presence.all_gone() or not attempt.presence.has_agents
             ):
-                attempt.start_over(info.world_size)
-                self._pending += evaluation.tracker.close_all(now, "the job started again")
+                self.start_over(attempt, info.world_size, now)
         return attempt.rank(info, now)
 
     def start_over(self, attempt: Attempt, world_size: int, now: AlignedNs) -> None:

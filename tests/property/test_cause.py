@@ -182,7 +182,7 @@ def test_the_order_of_groups_and_rows_does_not_matter(
 ) -> None:
     """Shuffled groups, channels and stall rows give the same suspects, victims and evidence."""
     scene = case[0]
-    before = [(v.suspects, v.victims, v.since, v.op) for v in scene.find()]
+    before = [(v.suspects, v.victims, v.since, v.collective.op) for v in scene.find()]
     names = list(scene.groups)
     chance.shuffle(names)
     scene.groups = {name: scene.groups[name] for name in names}
@@ -197,7 +197,7 @@ def test_the_order_of_groups_and_rows_does_not_matter(
         since=stalls.since[order],
     )
     after = diagnose(scene.snapshot(), shuffled)
-    assert [(v.suspects, v.victims, v.since, v.op) for v in after] == before
+    assert [(v.suspects, v.victims, v.since, v.collective.op) for v in after] == before
 
 
 @given(hangs(), st.randoms(use_true_random=False))

@@ -1,5 +1,4 @@
-"""What the arrivals of single collectives tell: who is charged, and what clocks have to do with
-it."""
+"""What the arrivals of single collectives show: which rank is charged, and how clocks matter."""
 
 from __future__ import annotations
 
@@ -65,8 +64,8 @@ def closed(came_ms: dict[int, float], *, freed_ms: float = 0) -> RetiredCollecti
 
 def charged(of: RankTable, one: RetiredCollectives) -> dict[int, float]:
     """Culprits and the milliseconds that each cost."""
-    told = charges(one, YES, of, clocks(of))
-    return dict(zip(told.culprit.tolist(), (told.lost_ns / MS).tolist(), strict=True))
+    charged = charges(one, YES, of, clocks(of))
+    return dict(zip(charged.culprit.tolist(), (charged.lost_ns / MS).tolist(), strict=True))
 
 
 # -- who is charged ------------------------------------------------------------------------------
@@ -77,14 +76,14 @@ def test_a_rank_is_charged_for_its_own_part_and_its_node_for_the_rest() -> None:
     assert charged(ranks(), closed({0: 0, 1: 1, 2: 11, 3: 16})) == {3: 5, as_culprit(1): 10}
 
 
-def test_time_in_which_a_device_was_busy_is_lost_to_nobody() -> None:
+def test_time_in_which_a_device_was_busy_is_lost_to_no_rank() -> None:
     """The collective before was over 4 ms before the last rank came, though others came earlier."""
     assert charged(ranks(), closed({0: 0, 1: 0, 2: 0, 3: 10}, freed_ms=6)) == {3: 4}
     assert charged(ranks(), closed({0: 0, 1: 0, 2: 0, 3: 10}, freed_ms=9.5)) == {}
 
 
 @pytest.mark.parametrize(("ms", "costs"), [(2.9, {}), (3.1, {3: 3.1})])
-def test_nobody_is_charged_for_less_than_clocks_may_be_off(
+def test_no_rank_is_charged_for_less_than_clocks_may_be_off(
     ms: float, costs: dict[int, float]
 ) -> None:
     """The clock of the late rank's node is known to 1 ms, as is the group's worst; and 1 ms is
@@ -113,12 +112,12 @@ def test_a_group_on_one_node_needs_no_clock() -> None:
 # -- how long members waited ---------------------------------------------------------------------
 
 
-def test_members_waited_for_the_last_and_where_clocks_do_not_compare_for_somebody() -> None:
+def test_members_waited_for_the_last_and_where_clocks_do_not_compare_for_an_unknown_rank() -> None:
     """The first waited 12 ms and the last but one 8, which is 10 on an average."""
     one = closed({0: 0, 1: 2, 2: 4, 3: 12})
-    for fair, whom in ((YES, 3), (~YES, NOBODY)):
-        told = waits(one, YES, fair)
-        assert (told.culprit.tolist(), told.lost_ns.tolist()) == ([whom], [10 * MS])
+    for fair, culprit in ((YES, 3), (~YES, NOBODY)):
+        waited = waits(one, YES, fair)
+        assert (waited.culprit.tolist(), waited.lost_ns.tolist()) == ([culprit], [10 * MS])
 
 
 # -- clocks --------------------------------------------------------------------------------------
@@ -138,14 +137,14 @@ def test_clocks_contradict_each_other_beyond_what_both_may_be_off(
 
 
 def test_what_a_hint_says_of_a_clock_allows_for_the_other() -> None:
-    """Done 4 ms before the last came: the one clock was told at least 1 ms early, for the other may
+    """Done 4 ms before the last came: the one clock is at least 1 ms early, because the other may
     be 3 ms off; and the other at least 2 ms late, for the one may be 2 ms off."""
     assert hint(-4).early_least_ns == 1 * MS
     assert hint(-4).late_most_ns == -2 * MS
 
 
-def test_what_was_told_under_another_guess_at_the_clock_is_not_compared() -> None:
-    """Two ranks of one node, whose clock is guessed at anew between what one and the other tell."""
+def test_times_aligned_with_another_estimate_of_the_clock_is_not_compared() -> None:
+    """Two ranks of one node, whose clock is estimated again between the reports of the two."""
     of = ranks()
     for at in (0, 1000 * MS):
         of.set_clock(np.array([0, 1]), 0, UNKNOWN_NS, AlignedNs(T + at))

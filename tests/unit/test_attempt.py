@@ -91,7 +91,7 @@ def test_declarations_have_limits(
 
 
 def test_a_new_process_of_a_rank_starts_with_nothing_known() -> None:
-    """The rank came back as another process: its seqs begin anew, and it is live."""
+    """The rank came back as another process: its seqs begin again, and it is live."""
     job = Job()
     for rank in job.ranks:
         job.entries(rank, [1, 2, 3])
@@ -273,7 +273,7 @@ def test_unknown_completion_times_make_no_duration() -> None:
 
 
 def test_joining_and_completing_may_come_apart() -> None:
-    """A batch joins 1..3 and completes 1..2 in rows of their own, interleaved over groups."""
+    """A batch joins 1..3 and completes 1..2 in separate rows, interleaved over groups."""
     job = Job(world=2)
     other = job.attempt.group(GroupInfo("1", "other", (0, 1)))
     a, b = job.group, other

@@ -56,7 +56,7 @@ def test_a_hang_of_a_job_that_runs_again_is_found() -> None:
 
 
 def test_attempts_that_count_from_zero_again_are_watched() -> None:
-    """Attempts 0 and 1 fail; the user starts the job anew, which calls itself attempt 0 again."""
+    """Attempts 0 and 1 fail; the user starts the job again, which calls itself attempt 0 again."""
     job = finish(Job(4, POLICY))
     job = finish(again(job, attempt=1))
     third = hang(Job(4, engine=job.engine, now=job.now, first_pid=900))
@@ -74,7 +74,7 @@ def test_an_old_process_does_not_take_its_job_back() -> None:
     assert {key: view.superseded for key, view in views(second).items()} == {0: True, 1: False}
 
 
-def test_ranks_of_an_attempt_that_was_forgotten_must_be_declared_anew() -> None:
+def test_ranks_of_an_attempt_that_was_forgotten_must_be_declared_again() -> None:
     """A stream outlives the attempt it declared; what it says of new ranks is not lost silently."""
     job = finish(Job(4, POLICY))
     job.run(90)
@@ -93,7 +93,7 @@ def test_a_world_that_grows_is_no_error() -> None:
 
 
 def test_an_attempt_without_agents_ends() -> None:
-    """Its nodes are gone without a word: first it hangs, then nobody expects anything of it."""
+    """Its nodes vanish without a report: first it hangs, then nothing is expected of it."""
     job = hang(Job(4, POLICY))
     assert job.open()
     job.attempt.connection(range(4), False)

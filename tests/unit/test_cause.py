@@ -26,8 +26,9 @@ def test_a_rank_in_no_collective_is_stuck_in_its_program() -> None:
     (suspect,) = diagnosis.suspects
     assert suspect.confidence is Confidence.HIGH
     assert suspect.evidence == "last joined seq 6 of dp; heartbeat 12 s old: the GIL may be held"
-    assert (diagnosis.instance, diagnosis.op) == (Instance(0, 7), "all_reduce")
-    assert (diagnosis.waiting, diagnosis.missing) == ((0, 1, 3), (2,))
+    ref = diagnosis.collective
+    assert (diagnosis.instance, ref.op) == (Instance(0, 7), "all_reduce")
+    assert (ref.waiting_ranks, ref.missing_ranks) == ((0, 1, 3), (2,))
     assert (diagnosis.victims, diagnosis.unknown) == ((0, 1, 3), ())
 
 
@@ -71,7 +72,7 @@ def test_a_rank_that_exited_after_it_completed_is_no_cause() -> None:
 
 
 def ending(finished_age: float, **rank_one: object) -> Diagnosis:
-    """0 to 2 have been inside dp and pp for 12 seconds; then 3, with whom they were, finished."""
+    """0 to 2 have been inside dp and pp for 12 seconds; then 3, the other member, finished."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
     scene.group("pp", [2, 3]).flying(2, "pp", 3, send=True, age=12)
     scene.rank(3, state=RankState.FINISHED, state_age=finished_age, as_of_age=finished_age)
@@ -130,7 +131,7 @@ def test_a_moving_rank_is_not_named_if_another_is_stuck() -> None:
     scene.group("pair", [1, 3]).passed("pair", 80, [3]).waits("pair", 81, [1], 0.2)
     diagnosis = scene.only()
     assert named(diagnosis) == {2: Reason.CPU_STUCK}
-    assert diagnosis.missing == (1, 2)
+    assert diagnosis.collective.missing_ranks == (1, 2)
 
 
 def test_an_agent_that_is_gone_makes_a_rank_unreachable() -> None:
@@ -212,7 +213,7 @@ def test_a_culprit_outside_the_groups_that_most_wait_in() -> None:
 
 
 def test_two_independent_roots_are_two_incidents() -> None:
-    """Two disjoint groups wait, each for a rank of its own."""
+    """Two disjoint groups wait, each for another rank."""
     scene = Scene(4).group("a", [0, 1]).group("b", [2, 3]).waits("a", 1, [0]).waits("b", 9, [3], 20)
     first, second = scene.find()
     assert named(first) == {2: Reason.CPU_STUCK}

@@ -152,7 +152,7 @@ def test_a_chain_of_pipeline_stages_leads_to_the_one_that_does_nothing() -> None
     diagnosis = scene.only()
     assert named(diagnosis) == {3: Reason.CPU_STUCK}
     assert diagnosis.victims == (0, 1, 2)
-    assert diagnosis.op == "send 2->3"
+    assert diagnosis.collective.op == "send 2->3"
     assert diagnosis.suspects[0].evidence == "has posted no recv that matches rank 2 on pp"
 
 

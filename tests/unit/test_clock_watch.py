@@ -1,4 +1,4 @@
-"""What collectives tell of clocks, and when people are told."""
+"""What collectives show of clocks, and when a finding says so."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_times_that_agree_are_no_news() -> None:
 
 
 def test_a_better_clock_bounds_a_worse_one() -> None:
-    """Node 1 is known to 10 ms only: ops that end 0.3 ms after their last member came tell more."""
+    """Node 1 is known to 10 ms only: ops end 0.3 ms after their last member came: a bound."""
     job = race()
     job.attempt.clocks.set([2, 3], 1, 10 * MS, job.now)
     go_on(job, 5)
@@ -60,7 +60,7 @@ def test_a_better_clock_bounds_a_worse_one() -> None:
     assert job.attempt.take_clock_hints() == []
 
 
-def test_a_clock_that_lies_contradicts_the_other() -> None:
+def test_a_clock_that_is_wrong_contradicts_the_other() -> None:
     """Node 1 is 5 ms ahead of what it says: node 0 completes before node 1 comes."""
     job = race()
     job.clock_error[2:] = 5 * MS
@@ -71,7 +71,7 @@ def test_a_clock_that_lies_contradicts_the_other() -> None:
     assert worst.slack_ns == pytest.approx(-5 * MS, abs=MS)
 
 
-def test_an_unknown_clock_tells_nothing() -> None:
+def test_an_unknown_clock_gives_no_hint() -> None:
     """An unsynchronized node has no bound that could be clamped or contradicted."""
     job = race()
     job.clock_error[2:] = 5 * MS
@@ -80,7 +80,7 @@ def test_an_unknown_clock_tells_nothing() -> None:
     assert job.attempt.take_clock_hints() == []
 
 
-def test_what_was_told_before_a_clock_healed_does_not_count() -> None:
+def test_times_from_before_a_clock_was_set_right_does_not_count() -> None:
     """Rows from before the clock of node 1 was known are aligned by what is not believed now."""
     job = race()
     job.clock_error[2:] = 5 * MS
@@ -96,7 +96,7 @@ def test_what_was_told_before_a_clock_healed_does_not_count() -> None:
 
 
 def test_nodes_that_contradict_each_other_are_both_named() -> None:
-    """Node 1 lies by 5 ms for a while; the finding names both nodes, and closes when it is over."""
+    """Node 1 is off by 5 ms for a while; the finding names both nodes, and closes afterwards."""
     job = race()
     job.clock_error[2:] = 5 * MS
     (opened,) = go_on(job, 10)
@@ -112,7 +112,7 @@ def test_nodes_that_contradict_each_other_are_both_named() -> None:
 
 
 def test_one_contradiction_is_a_step() -> None:
-    """For half a second times are off, as in the middle of a step: nobody is told."""
+    """For half a second times are off, as in the middle of a step: no finding."""
     job = race()
     job.clock_error[2:] = 5 * MS
     go_on(job, 0.5)
@@ -120,7 +120,7 @@ def test_one_contradiction_is_a_step() -> None:
     assert go_on(job, 30) == []
 
 
-def test_a_node_that_stays_unknown_is_told_of() -> None:
+def test_a_node_that_stays_unknown_is_reported() -> None:
     """Not in the first 20 s; then until its clock is known."""
     job = race()
     job.attempt.clocks.set([2, 3], 1, None, job.now)
@@ -134,7 +134,7 @@ def test_a_node_that_stays_unknown_is_told_of() -> None:
     assert closed.finding.close_reason == "the clocks agree again"
 
 
-def test_a_node_whose_agent_is_gone_is_not_told_of() -> None:
+def test_a_node_whose_agent_is_gone_is_not_reported() -> None:
     """Nothing is known of its clock because nothing is known of it at all."""
     job = race()
     job.attempt.clocks.set([2, 3], 1, None, job.now)
@@ -143,7 +143,7 @@ def test_a_node_whose_agent_is_gone_is_not_told_of() -> None:
 
 
 def test_a_single_node_needs_no_clock() -> None:
-    """All ranks share one clock, and nobody is compared with it."""
+    """All ranks share one clock, so none is compared with it."""
     job = race()
     job.attempt.clocks.set(range(4), 1, None, job.now)
     assert go_on(job, 40) == []

@@ -1,4 +1,4 @@
-"""Completions that come in batches of their own, as they do where ops last."""
+"""Completions that come in separate batches, as they do where ops last."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Ops:
         self.job = Job(policy=policy)
         self.attempt = self.job.attempt
 
-    def tell(self, rank: int, seqs: Iterable[int], flags: int) -> None:
+    def report(self, rank: int, seqs: Iterable[int], flags: int) -> None:
         seq = np.array([*seqs])
         ended = (at(0.25) + seq * S) * bool(flags & Flags.COMPLETED)
         observe.entries(
@@ -34,41 +34,41 @@ class Ops:
         return self.attempt.view(at(10))
 
 
-def test_when_an_op_ended_is_learned_whenever_it_is_told() -> None:
-    """Three ops join in one batch and complete in another: as long as if told at once."""
-    apart, at_once = Ops(), Ops()
+def test_when_an_op_ended_is_learned_whenever_it_is_reported() -> None:
+    """Three ops join in one batch and complete in another: as long as if reported together."""
+    apart, together = Ops(), Ops()
     for rank in range(4):
-        apart.tell(rank, (1, 2, 3), Flags.JOINED)
-        at_once.tell(rank, (1, 2, 3), Flags.JOINED | Flags.COMPLETED)
+        apart.report(rank, (1, 2, 3), Flags.JOINED)
+        together.report(rank, (1, 2, 3), Flags.JOINED | Flags.COMPLETED)
     assert apart.view().duration == {}
     for rank in range(4):
-        apart.tell(rank, (1, 2), Flags.COMPLETED)
-        apart.tell(rank, (3,), Flags.COMPLETED)
-    told = apart.view().duration["all_reduce"]
-    assert told == at_once.view().duration["all_reduce"]
-    assert sum(told.counts) == 3
-    assert told.total == pytest.approx(3 / 4)
+        apart.report(rank, (1, 2), Flags.COMPLETED)
+        apart.report(rank, (3,), Flags.COMPLETED)
+    duration = apart.view().duration["all_reduce"]
+    assert duration == together.view().duration["all_reduce"]
+    assert sum(duration.counts) == 3
+    assert duration.total == pytest.approx(3 / 4)
 
 
 def test_ends_of_ops_that_are_kept_no_more_are_passed_over() -> None:
-    """More are open than are kept: how long ops last is told by those that are, and truly."""
+    """More are open than are kept: how long ops last is known from the others, and right."""
     job = Ops(Policy(max_open_collectives=64, max_open_collectives_per_group=64))
     for rank in range(4):
-        job.tell(rank, range(1, 201), Flags.JOINED)
+        job.report(rank, range(1, 201), Flags.JOINED)
     for rank in range(4):
-        job.tell(rank, range(1, 201), Flags.COMPLETED)
-    told = job.view().duration["all_reduce"]
-    kept = sum(told.counts)
+        job.report(rank, range(1, 201), Flags.COMPLETED)
+    duration = job.view().duration["all_reduce"]
+    kept = sum(duration.counts)
     assert 0 < kept <= 64
-    assert told.total == pytest.approx(kept / 4)
+    assert duration.total == pytest.approx(kept / 4)
 
 
-def test_what_retires_by_the_thousand_is_learned_from_at_once() -> None:
+def test_what_retires_by_the_thousand_is_learned_from_together() -> None:
     """Nobody looks for a while: what is over does not pile up, and all of it is counted."""
     job = Ops()
     for first in range(1, 40_000, 1_000):
         for rank in range(4):
-            job.tell(rank, range(first, first + 1_000), Flags.JOINED | Flags.COMPLETED)
+            job.report(rank, range(first, first + 1_000), Flags.JOINED | Flags.COMPLETED)
         assert sum(map(len, job.attempt._collectives._retired)) <= 8_192
     view = job.view()
     assert view.groups[0].matched == 40_000
@@ -90,7 +90,7 @@ def test_rows_that_come_after_the_watermarks_that_passed_them() -> None:
     job = Ops()
     row = (job.attempt.pair(0, job.job.group), 12, -1, 11, at(12))
     observe.watermarks(job.attempt, [row], 0, at(13), at(13))
-    job.tell(0, range(5, 11), Flags.JOINED)
+    job.report(0, range(5, 11), Flags.JOINED)
     (group,) = job.attempt.snapshot(at(13)).groups
     assert (group.enqueued[0], group.completed[0]) == (12, 11)
     assert group.head_since[0] == at(12)

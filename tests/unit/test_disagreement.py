@@ -32,7 +32,7 @@ def hung(passed: dict[int, str | Signature], order: Iterable[int]) -> Finding:
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_another_op_in_any_order_of_arrival(order: tuple[int, ...]) -> None:
-    """Rank 2 calls broadcast: summary and evidence say so, whoever came first."""
+    """Rank 2 calls broadcast: summary and evidence say so, whichever rank came first."""
     finding = hung({0: "all_reduce", 1: "all_reduce", 2: "broadcast"}, order)
     assert finding.kind is Kind.MISMATCH
     words = "called broadcast where ranks 0-1 called all_reduce (#249 on default_pg)"
@@ -44,17 +44,17 @@ def test_another_op_in_any_order_of_arrival(order: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
 @pytest.mark.parametrize(
-    ("odd", "told"),
+    ("odd", "sentence"),
     [
         (sig("Half"), "rank 2 passed float16 where ranks 0-1 passed float32"),
         (sig(size=8), "rank 2 passed [[8]] where ranks 0-1 passed [[4]]"),
         (sig("Long", 8), "rank 2 passed int64 of [[8]] where ranks 0-1 passed float32 of [[4]]"),
     ],
 )
-def test_another_type_or_size(odd: Signature, told: str, order: tuple[int, ...]) -> None:
-    """Types by torch's names; only what differs is told."""
+def test_another_type_or_size(odd: Signature, sentence: str, order: tuple[int, ...]) -> None:
+    """Types by torch's names; only what differs is mentioned."""
     finding = hung({0: sig(), 1: sig(), 2: odd}, order)
-    assert finding.disagreement == f"{told} to all_reduce #249 on default_pg"
+    assert finding.disagreement == f"{sentence} to all_reduce #249 on default_pg"
     assert GLOO not in finding.suspects[0].evidence
 
 
@@ -63,8 +63,8 @@ def test_no_majority(order: tuple[int, ...]) -> None:
     """Both sides are listed, and all ranks are suspects with what each of them did."""
     finding = hung({0: sig(), 1: sig("Half"), 2: sig("Half"), 3: sig()}, order)
     where = "to all_reduce #249 on default_pg"
-    told = "ranks 0,3 passed float32, ranks 1-2 passed float16"
-    assert finding.disagreement == f"{told} {where}"
+    sentence = "ranks 0,3 passed float32, ranks 1-2 passed float16"
+    assert finding.disagreement == f"{sentence} {where}"
     assert {s.rank: s.evidence for s in finding.suspects} == {
         0: f"passed float32 where ranks 1-2 passed float16 {where}",
         1: f"passed float16 where ranks 0,3 passed float32 {where}",
@@ -74,7 +74,7 @@ def test_no_majority(order: tuple[int, ...]) -> None:
 
 
 def test_several_odd_ones() -> None:
-    """Each of them is told, the majority last."""
+    """Each of them is listed, the majority last."""
     passed: dict[int, str | Signature] = dict.fromkeys(range(4), sig())
     passed |= {4: sig(op="broadcast"), 5: sig(op="all_gather"), 6: sig("Half")}
     assert hung(passed, passed).disagreement == (
@@ -89,13 +89,13 @@ def test_a_mismatch_that_completes_gives_wrong_numbers() -> None:
     job.run(1)
     for rank, passed in enumerate((sig(), sig(), sig("Int"))):
         job.join("dp", [rank], 1, passed).complete("dp", [rank], 1, passed)
-    told = "rank 2 passed int32 where ranks 0-1 passed float32 to all_reduce #1 on dp"
+    sentence = "rank 2 passed int32 where ranks 0-1 passed float32 to all_reduce #1 on dp"
     job.run(2)
-    assert job.only().disagreement == told  # it may have been an error that ended it
+    assert job.only().disagreement == sentence  # it may have been an error that ended it
     job.all_reduce("dp", 2)
     job.run(2)
     finding = job.only()
-    assert finding.disagreement == f"{told}; {WRONG_RESULT}"
+    assert finding.disagreement == f"{sentence}; {WRONG_RESULT}"
     assert finding.summary == finding.disagreement
 
 
@@ -108,13 +108,13 @@ def test_another_order() -> None:
     job.run(10)
     finding = job.only()
     assert finding.kind is Kind.ORDER
-    told = "rank 3 went into all_reduce on default_pg while ranks 0-2 are in all_to_all on ep"
-    assert finding.disagreement == told
-    assert finding.summary.startswith(f"{told}, and they wait for each other: ")
+    sentence = "rank 3 went into all_reduce on default_pg while ranks 0-2 are in all_to_all on ep"
+    assert finding.disagreement == sentence
+    assert finding.summary.startswith(f"{sentence}, and they wait for each other: ")
 
 
 def test_another_order_of_two() -> None:
-    """With no usual order, each rank is told with where it is."""
+    """With no usual order, each rank is listed with where it is."""
     job = Job(2).group("a", range(2)).group("b", range(2)).all_reduce("a", 0).all_reduce("b", 0)
     job.run(1)
     job.join("a", [0], 1).join("b", [1], 1)

@@ -158,7 +158,7 @@ def spread(job: Job, ends: Iterable[tuple[int, ExitInfo]], every_s: float) -> No
 
 @pytest.mark.parametrize("first", [CTRL_C, RESET, BAD_BATCH])
 def test_ctrl_c_of_a_healthy_job_is_no_loss(first: ExitInfo) -> None:
-    """Some ranks tell of KeyboardInterrupt, others first of the peers that they lost by it, or of
+    """Some ranks report KeyboardInterrupt, others first the peers that they lost by it, or
     what their own cleaning up ran into."""
     job = running().join("dp", range(4), 4)
     ends = [(1, first), (0, RESET), (3, CTRL_C), (2, RESET)]
@@ -356,7 +356,7 @@ def test_if_each_rank_blames_a_peer_no_rank_is_named() -> None:
 
 
 def test_no_rank_is_named_if_the_progress_of_the_finished_rank_is_unknown() -> None:
-    """Rank 0 finishes, but its last counters do not tell what it joined; all others lose it."""
+    """Rank 0 finishes, but its last counters do not show what it joined; all others lose it."""
     job = running()
     leave(job, 0, CLEAN)
     spread(job, [(1, RESET), (2, RESET), (3, RESET)], 0.5)
@@ -373,7 +373,7 @@ def test_one_that_blames_a_peer_while_all_others_run_on_is_named_with_low_confid
     assert named(job.only()) == [(3, Reason.EXITED, Confidence.LOW)]
 
 
-def test_a_restored_loss_of_which_no_agent_tells_closes_within_a_minute() -> None:
+def test_a_restored_loss_that_no_agent_reports_closes_within_a_minute() -> None:
     """The service restarts after a crash; agent and job are gone for good."""
     job = running().join("dp", [0, 2, 3], 4)
     leave(job, 1, KILL)

@@ -33,7 +33,7 @@ OTHERS = Finding("00112233445566aa", Kind.STALL, FindingState.OPEN, "other", 0, 
 # -- room for findings ---------------------------------------------------------------------------
 
 
-def test_of_two_incidents_one_is_told_where_there_is_room_for_one() -> None:
+def test_of_two_incidents_one_is_reported_where_there_is_room_for_one() -> None:
     """Two groups wait; one finding may be open: the second opens when the first is over."""
     job = Job(4, Policy(stall_after_s=5, max_findings=1)).group("a", [0, 1]).group("b", [2, 3])
     job.join("a", [0], 0).join("b", [3], 0)
@@ -44,7 +44,7 @@ def test_of_two_incidents_one_is_told_where_there_is_room_for_one() -> None:
     assert [suspect.rank for suspect in job.only().suspects] == [2]
 
 
-def test_no_straggler_is_told_where_there_is_no_room() -> None:
+def test_no_straggler_is_reported_where_there_is_no_room() -> None:
     """Another job's finding takes the only place: rank 2 is late all the time, and it is silent."""
     race = Race(4, [[range(4)]], policy=Policy(max_findings=1))
     race.engine.restore([OTHERS], race.now)
@@ -53,7 +53,7 @@ def test_no_straggler_is_told_where_there_is_no_room() -> None:
     assert [finding.id for finding in race.open()] == [OTHERS.id]
 
 
-def test_no_clock_is_told_of_where_there_is_no_room() -> None:
+def test_no_clock_is_reported_where_there_is_no_room() -> None:
     """The same with a node whose clock stays unknown."""
     policy = Policy(max_findings=1, clock_unsynchronized_after_s=5)
     race = Race(4, [[range(4)]], per_node=2, uncertainty_ns=50_000, policy=policy)
@@ -92,7 +92,7 @@ def test_an_attempt_that_is_forgotten_leaves_its_finding() -> None:
 
 
 def test_a_late_process_of_an_old_attempt_does_not_revive_it() -> None:
-    """Attempt 1 runs when a rank of attempt 0 appears that nobody had seen: 1 is the job still."""
+    """Attempt 1 runs when an unknown rank of attempt 0 appears: 1 is still the job."""
     old = Job(2).group("dp", [0, 1])
     old.run(1)
     for rank in (0, 1):
@@ -114,8 +114,8 @@ def test_only_what_is_open_is_taken_up_again() -> None:
     assert [finding.id for finding in engine.status_view(START).findings] == [OTHERS.id]
 
 
-def test_what_collectives_tell_of_clocks_is_taken_once() -> None:
-    """Of the attempts there are, beside a finding of one that has not come back yet."""
+def test_clock_hints_are_taken_once() -> None:
+    """Of the attempts that exist, next to a finding of one that has not come back yet."""
     race = Race(4, [[range(4)]], per_node=2, uncertainty_ns=50_000, lasts_ns=300_000)
     race.engine.restore([OTHERS], race.now)
     race.clock_error[:] = 0
@@ -126,7 +126,7 @@ def test_what_collectives_tell_of_clocks_is_taken_once() -> None:
     assert list(race.engine.take_clock_hints()) == []
 
 
-def test_ranks_of_one_node_tell_nothing_of_its_clock() -> None:
+def test_ranks_of_one_node_show_nothing_of_its_clock() -> None:
     """Whoever of them is early or late: it is the same clock."""
     race = Race(4, [[range(4)]], per_node=4, uncertainty_ns=10_000_000, lasts_ns=300_000)
     race.run(late(2, steps=40, by_s=0.001))
@@ -142,7 +142,7 @@ def opened_after_s(race: Race) -> float:
 
 
 def test_what_was_seen_of_lateness_outlives_another_threshold() -> None:
-    """`stall_after_s` is changed in the middle of a window: the straggler is told no later."""
+    """`stall_after_s` is changed in the middle of a window: the straggler is reported no later."""
     policy = Policy(straggler_window_s=20)
     whole, halves = (Race(4, [[range(4)]], policy=policy) for _ in range(2))
     whole.run(late(2, steps=600))
@@ -162,8 +162,8 @@ def test_a_policy_holds_for_attempts_that_come_back() -> None:
     assert Change.OPENED in changes(job.run(7))
 
 
-def leak_told_after_s(policy: Policy, other: Policy, at_s: int) -> int:
-    """When a leak of one rank is told, with another policy from a moment on."""
+def leak_reported_after_s(policy: Policy, other: Policy, at_s: int) -> int:
+    """When a leak of one rank is reported; the policy changes at a given second."""
     memory = Memory(policy)
     series = np.array([memory.series(SeriesInfo(0, SeriesKind.DEVICE_USED, "GPU-0"))], np.int32)
     for second in range(300):
@@ -182,9 +182,10 @@ def leak_told_after_s(policy: Policy, other: Policy, at_s: int) -> int:
 
 
 def test_what_was_seen_of_a_leak_outlives_another_threshold() -> None:
-    """What has no part in leaks changes: told when it would be; their window does: seen anew."""
+    """If a threshold that has no part in leaks changes, the report is not delayed; if their window
+    does, it starts again."""
     policy = Policy(memory_warmup_s=10, memory_leak_window_s=96)
-    usual = leak_told_after_s(policy, policy, -1)
+    usual = leak_reported_after_s(policy, policy, -1)
     assert usual < 200
-    assert leak_told_after_s(policy, replace(policy, memory_settle_s=77), 90) == usual
-    assert leak_told_after_s(policy, replace(policy, memory_leak_window_s=120), 90) > usual
+    assert leak_reported_after_s(policy, replace(policy, memory_settle_s=77), 90) == usual
+    assert leak_reported_after_s(policy, replace(policy, memory_leak_window_s=120), 90) > usual

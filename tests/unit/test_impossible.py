@@ -1,4 +1,4 @@
-"""What agents tell that cannot be: it opens nothing, and hides nothing that is true."""
+"""Reports of agents that cannot be true: they open nothing, and hide nothing that is true."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def running() -> Job:
     return job
 
 
-def test_nobody_is_done_with_what_others_never_came_to() -> None:
-    """An agent claims that rank 0 has long been waiting in seq 2^40; its peers, who all tell of
+def test_no_rank_completed_what_others_never_joined() -> None:
+    """An agent claims that rank 0 has long been waiting in seq 2^40; its peers, which all report
     now, are at seq 3."""
     job = running()
     job.marks["dp", 0] = [1 << 40, -1, (1 << 40) - 1, job.now - 600_000_000_000]
@@ -27,7 +27,7 @@ def test_nobody_is_done_with_what_others_never_came_to() -> None:
     assert job.findings() == []
 
 
-def test_a_stall_is_found_beside_an_impossible_one() -> None:
+def test_a_stall_is_found_next_to_an_impossible_one() -> None:
     """Rank 0 is said to be at seq 100; 1 and 2 wait in seq 4 for rank 3."""
     job = running()
     job.marks["dp", 0] = [100, -1, 99, job.now - 600_000_000_000]
@@ -49,7 +49,7 @@ def test_who_is_said_to_be_beyond_all_others_closes_no_circle() -> None:
     assert job.only().unknown == (0,)
 
 
-def test_of_whom_nothing_is_known_came_to_what_others_are_done_with() -> None:
+def test_an_unknown_rank_joined_what_others_completed() -> None:
     """Nothing was ever read of rank 3 in the group, and the others are done with what takes all
     four: it came, and may have come to seq 4, too."""
     job = Job(4).group("dp", range(4))
@@ -62,7 +62,7 @@ def test_of_whom_nothing_is_known_came_to_what_others_are_done_with() -> None:
 
 
 @pytest.mark.parametrize("seq", [0, 4])
-def test_a_timeout_that_ends_a_rank_convicts_nobody(seq: int) -> None:
+def test_a_timeout_that_ends_a_rank_convicts_no_rank(seq: int) -> None:
     """Rank 3 never came; the watchdogs of 0 and 1 call the op completed and end their ranks."""
     job = Job(4).group("dp", range(4))
     for done in range(seq):
@@ -80,7 +80,7 @@ def test_a_timeout_that_ends_a_rank_convicts_nobody(seq: int) -> None:
     assert [(b.rank, b.confidence) for b in diagnosis.suspects] == [(3, Confidence.HIGH)]
 
 
-def test_what_only_an_agent_before_has_told_disproves_nothing() -> None:
+def test_what_only_an_earlier_agent_reported_disproves_nothing() -> None:
     """The agent of rank 3 was away while dp went on, and the next one finds nothing of it; then 3
     does not come any more."""
     job = Job(4).group("dp", range(4)).group("tp", [2, 3])
@@ -105,7 +105,7 @@ def test_what_only_an_agent_before_has_told_disproves_nothing() -> None:
 
 def test_what_an_agent_took_along_is_not_waited_for_for_ever() -> None:
     """Rank 0 came to seq 4 when its agent died; the next one, which finds nothing of the group in
-    the ring, does not tell. What it does tell counts."""
+    the ring, does not report. What it does report counts."""
     job = running()
     job.attempt.clocks.set([0, 1], 1, 0, job.now)
     job.attempt.clocks.set([2, 3], 2, 0, job.now)
@@ -113,10 +113,10 @@ def test_what_an_agent_took_along_is_not_waited_for_for_ever() -> None:
     job.join("dp", [0], 4)
     job.run(1)
     job.attempt.clocks.set([0, 1], 3, 0, job.now)
-    told, job.marks["dp", 0] = job.marks["dp", 0], [-1, -1, -1, 0]
+    reported, job.marks["dp", 0] = job.marks["dp", 0], [-1, -1, -1, 0]
     job.run(30)
     assert job.findings() == []
-    job.marks["dp", 0] = told
+    job.marks["dp", 0] = reported
     job.run(1)
     assert job.only().suspects
 
@@ -136,7 +136,7 @@ def test_what_comes_late_of_an_agent_before_is_not_of_the_next_one() -> None:
 
 
 def test_the_root_of_a_broadcast_may_be_done_before_all_have_come() -> None:
-    """Rank 0 has sent seq 4 and waits in seq 5 for everybody; rank 3 came to neither."""
+    """Rank 0 has sent seq 4 and waits in seq 5 for all ranks; rank 3 joined neither."""
     job = running()
     job.join("dp", [0, 1, 2], 4, "broadcast").complete("dp", [0, 1, 2], 4, "broadcast")
     job.run(1)
@@ -146,8 +146,8 @@ def test_the_root_of_a_broadcast_may_be_done_before_all_have_come() -> None:
 
 
 def test_memory_of_a_rank_that_an_earlier_run_had() -> None:
-    """The job has ended and runs again under its name, which a stream that tells of the end has
-    not heard of: the series that it declares is of nobody known, and no fault."""
+    """The job has ended and runs again under its name, which a stream that reports the end has
+    not heard of: the series that it declares is of an unknown rank, and no fault."""
     job = Job(2)
     for rank in range(2):
         job.status(rank, RankState.FINISHED)

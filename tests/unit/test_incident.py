@@ -86,7 +86,7 @@ def test_one_incident_over_two_layers_of_groups_is_one_finding() -> None:
 
 
 def test_two_incidents_are_two_findings() -> None:
-    """Disjoint groups, each with a missing rank of its own."""
+    """Disjoint groups, each with another missing rank."""
     job = Job(4).group("a", [0, 1]).group("b", [2, 3])
     job.join("a", [0], 0).join("b", [3], 0)
     job.run(8)

@@ -1,4 +1,4 @@
-"""Where one incident ends and another begins: stalls beside stalls, and around lost ranks."""
+"""Where one incident ends and another begins: several stalls, and stalls around lost ranks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_receives_of_one_group_are_findings_of_their_own() -> None:
     assert {finding.id: [s.rank for s in finding.suspects] for finding in job.open()} == named
 
 
-def test_what_stands_still_after_a_loss_is_the_loss() -> None:
+def test_what_waits_after_a_loss_is_the_loss() -> None:
     """2 is killed; then 1, alive, does not come to another group any more: still one finding."""
     job = Job(4).group("dp", range(4)).group("tp", [0, 1])
     job.all_reduce("dp", 0).all_reduce("tp", 0)
@@ -100,7 +100,7 @@ def test_stalls_that_share_what_comes_after_them_stay_apart() -> None:
 
 
 def test_an_agent_that_goes_away_does_not_take_an_incident_apart() -> None:
-    """2 does not come, and everybody waits for it, two by two; then nobody speaks for 4 and 5: what
+    """2 does not come, and all wait for it, two by two; then no agent reports 4 and 5: what
     waits for them is part of what was known before, and is again when they are back."""
     job = Job(8).group("dp", range(0, 8, 2))
     for rank in range(0, 8, 2):
@@ -121,7 +121,7 @@ def test_an_agent_that_goes_away_does_not_take_an_incident_apart() -> None:
 
 def test_it_is_not_the_network_at_first_sight() -> None:
     """All have joined, and have waited long when it is seen first; half a second later it is
-    over, as when a job goes on and agents tell of it one by one."""
+    over, as when a job goes on and agents report it one by one."""
     job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
     job.run(1)
     job.join("dp", range(4), 1)

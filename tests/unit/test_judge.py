@@ -96,7 +96,7 @@ def test_a_bad_minute_is_no_habit() -> None:
 
 
 def test_all_ranks_of_a_node_are_the_node() -> None:
-    """2 and 3 are late alike, each for itself: their node is told once, with both."""
+    """2 and 3 are late alike, each for itself: their node is named once, with both."""
     (one,) = judged([WORLD], [Lost(0, 2, 200, 12), Lost(0, 3, 200, 12)]).stragglers
     assert (one.culprit, one.ranks) == (as_culprit(1), (2, 3))
 
@@ -109,21 +109,21 @@ def test_a_slow_rank_makes_no_slow_node() -> None:
 
 
 def test_a_rank_is_not_excused_by_who_waited_for_it_elsewhere() -> None:
-    """3 keeps a second group waiting as long as the first, and nobody else does."""
+    """3 keeps a second group waiting as long as the first, and no other rank does."""
     groups = [(0, 1, 2, 3), (3, 4, 5)]
     assert culprits(judged(groups, [Lost(0, 3, 200, 12), Lost(1, 3, 200, 12)])) == [3]
 
 
 def test_a_rank_that_waited_elsewhere_is_excused() -> None:
-    """3 is late in the first group, and the second one, without most of those whom it keeps
-    waiting, has waited for 4."""
+    """3 is late in the first group, and the second one, without most of the ranks that it
+    keeps waiting, has waited for 4."""
     groups = [(0, 1, 2, 3), (3, 4, 5)]
-    told = judged(groups, [Lost(0, 3, 200, 12), Lost(1, 4, 200, 12)])
-    assert culprits(told) == [4]
-    assert told.held_up == {3}
+    judgement = judged(groups, [Lost(0, 3, 200, 12), Lost(1, 4, 200, 12)])
+    assert culprits(judgement) == [4]
+    assert judgement.held_up == {3}
 
 
-def test_a_group_that_holds_all_who_wait_excuses_nobody() -> None:
+def test_a_group_of_all_ranks_that_wait_excuses_no_rank() -> None:
     """3 is late in a group of four, and in one of all eight members wait for each other by turns:
     those four together."""
     by_turns = [Lost(1, rank, 200, 3) for rank in WORLD]

@@ -11,6 +11,7 @@ from frd.engine.clocks.uncertain_time import UNKNOWN_NS, RankClocks, UncertainTi
 from frd.engine.findings import builder
 from frd.engine.hangs.claims import claim_of
 from frd.engine.hangs.diagnosis import diagnose
+from frd.engine.hangs.exits import exits
 from frd.engine.hangs.lost_ranks import first_lost
 from frd.engine.hangs.ops_in_flight import Waits
 from frd.engine.hangs.rank_evidence import RankEvidence
@@ -77,7 +78,7 @@ def two_gone(apart_ms: float) -> Scene:
     return scene.rank(5, state=RankState.EXITED, state_age=9.0 - apart_ms / 1e3)
 
 
-def told(snapshot: Snapshot, scene: Scene) -> Finding:
+def finding_of(snapshot: Snapshot, scene: Scene) -> Finding:
     (diagnosis,) = diagnose(snapshot, scene.stalls())
     claim = claim_of(snapshot, diagnosis, Policy())
     finding = Finding(
@@ -97,14 +98,14 @@ NODES = [0, 0, 0, 1, 1, 1]
 
 
 def first_ranks(snapshot: Snapshot) -> list[int]:
-    loss = first_lost(snapshot, Policy())
+    loss = first_lost(snapshot, exits(snapshot), Policy())
     return [one.rank for one in loss.exits] if loss is not None else []
 
 
-def test_a_tie_is_told_as_one() -> None:
+def test_a_tie_is_named_as_one() -> None:
     """2 ms lie between them, their clocks are known to 1.2 ms each: neither was first."""
     scene = two_gone(2.0)
-    finding = told(under(scene.snapshot(), NODES, [1.2] * 6), scene)
+    finding = finding_of(under(scene.snapshot(), NODES, [1.2] * 6), scene)
     assert [(s.rank, s.tied) for s in finding.suspects] == [(2, True), (5, True)]
     assert [s.onset_at for s in finding.suspects] == [ago(9.0), ago(8.998)]
     assert [s.onset_uncertainty_s for s in finding.suspects] == [0.0012, 0.0012]
@@ -115,15 +116,15 @@ def test_a_tie_is_told_as_one() -> None:
 def test_an_order_beyond_doubt_is_no_tie() -> None:
     """The same with clocks known to 0.9 ms each: 2 was first."""
     scene = two_gone(2.0)
-    finding = told(under(scene.snapshot(), NODES, [0.9] * 6), scene)
+    finding = finding_of(under(scene.snapshot(), NODES, [0.9] * 6), scene)
     assert [(s.rank, s.tied) for s in finding.suspects] == [(2, False), (5, False)]
     assert "at the same time" not in finding.summary
 
 
-def test_an_unknown_clock_is_told_as_one() -> None:
+def test_an_unknown_clock_is_named_as_one() -> None:
     """Node 1 is unsynchronized: seconds apart, and still no order."""
     scene = two_gone(3_000)
-    finding = told(under(scene.snapshot(), NODES, [0.1] * 3 + [None] * 3), scene)
+    finding = finding_of(under(scene.snapshot(), NODES, [0.1] * 3 + [None] * 3), scene)
     assert [s.tied for s in finding.suspects] == [True, True]
     assert [s.onset_uncertainty_s for s in finding.suspects] == [0.0001, None]
     assert finding.summary.endswith("; their clocks are not exact enough to say which was first")
@@ -142,8 +143,8 @@ def test_who_was_lost_first_is_known_as_well_as_clocks_are(
 def test_absence_is_proven_beyond_what_clocks_may_be_off(
     within_ms: float | None, proven: bool
 ) -> None:
-    """Rank 5 was last heard of 500 ms after rank 0 came to what 5 has not come to; a clock that
-    nobody bounds is taken at its word."""
+    """Rank 5 was last heard of 500 ms after rank 0 came to what 5 has not come to; an
+    unbounded clock is used as it is."""
     scene = Scene(6).group("dp", range(6)).waits("dp", 7, range(5), age=2.0)
     snapshot = under(scene.rank(5, as_of_age=1.5).snapshot(), NODES, [within_ms] * 6)
     ranks = RankEvidence(Waits(snapshot), late_s=10.0)
@@ -163,7 +164,7 @@ def test_when_not_all_can_be_named_the_surest_are() -> None:
     ]
 
 
-# -- whose word it is ----------------------------------------------------------------------------
+# -- which agent reports it ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -186,11 +187,11 @@ def test_one_agent_alone_does_not_convict_a_rank_of_another(
 
 
 @pytest.mark.parametrize(("connected", "lost"), [(True, [0]), (False, [])])
-def test_a_loss_is_told_although_nothing_shows_what_the_others_do(
+def test_a_loss_is_reported_although_nothing_shows_what_the_others_do(
     connected: bool, lost: list[int]
 ) -> None:
     """Rank 0 ended a minute ago; of rank 1 nothing was read since before, though its agent would
-    have told of an end."""
+    have reported an end."""
     scene = Scene(2).rank(0, state=RankState.EXITED, state_age=60, detail="RuntimeError: CUDA")
     scene.rank(1, as_of_age=70, connected=connected)
     assert first_ranks(scene.snapshot()) == lost

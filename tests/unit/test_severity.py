@@ -28,7 +28,7 @@ def again(finding: Finding) -> Finding:
 
 
 def test_a_stall_becomes_critical_once_and_stays_so() -> None:
-    """It opens as a warning, is told again 20 s later as critical, and closes as critical."""
+    """It opens as a warning, is reported again 20 s later as critical, and closes as critical."""
     job = hanging(7, policy=POLICY)
     assert severities(job) == [(OPENED, WARNING)]
     opened_at = job.only().opened_at
@@ -48,7 +48,7 @@ def test_a_stall_becomes_critical_once_and_stays_so() -> None:
 
 
 def test_a_stall_that_passes_was_a_warning() -> None:
-    """Rank 2 comes after 20 s, 15 s after the finding opened: nothing critical is ever told."""
+    """Rank 2 comes after 20 s, 15 s after the finding opened: nothing critical is ever reported."""
     job = hanging(20, policy=POLICY)
     job.join("dp", [2], 1).complete("dp", range(4), 1)
     job.run(60)
@@ -68,7 +68,7 @@ def test_a_hang_goes_on_over_a_restart_of_the_service() -> None:
     before = job.only()
     job.restart_service()
     job.run(40)
-    assert job.only().severity is WARNING, "nobody has seen it since"
+    assert job.only().severity is WARNING, "no look has shown it since"
     job.reconnect(range(4))
     job.run(2)
     assert (job.only().id, job.only().severity) == (before.id, CRITICAL)
@@ -82,7 +82,7 @@ def test_what_ended_while_the_service_was_down_does_not_become_critical() -> Non
     job.marks.update({("dp", rank): [5, -1, 5, 0] for rank in range(4)})
     job.reconnect([2, 3])
     job.run(5)
-    assert job.only().severity is WARNING, "those who waited have not told yet"
+    assert job.only().severity is WARNING, "the ranks that waited have not reported yet"
     job.reconnect([0, 1])
     job.run(5)
     assert severities(job) == [(OPENED, WARNING), (CLOSED, WARNING)]
@@ -97,13 +97,13 @@ def test_a_lost_rank_becomes_critical_while_the_others_run_on() -> None:
     assert (job.only().kind, job.only().severity) == (Kind.RANK_LOST, WARNING)
     job.restart_service()
     job.run(40)
-    assert changes(job.events) == [OPENED], "nobody has seen since that it is gone"
+    assert changes(job.events) == [OPENED], "no look has shown since that it is gone"
     job.reconnect(range(4))
     job.run(2)
     assert severities(job) == [(OPENED, WARNING), (UPDATED, CRITICAL)]
 
 
-def test_a_loss_of_nobody_in_particular_becomes_critical_after_a_restart_too() -> None:
+def test_a_loss_that_names_no_rank_becomes_critical_after_a_restart_too() -> None:
     """Five of eight ranks end, each blames a peer, and the others run on."""
     job = Job(8, POLICY).group("dp", range(8)).all_reduce("dp", 0)
     job.run(1)

@@ -24,7 +24,7 @@ ACROSS = [[rank, rank + 8] for rank in range(8)]
 
 
 def even(world: int, mean_s: float = 0.05, jitter_s: float = 0.0005) -> Work:
-    """Everybody works about as long as everybody else."""
+    """All ranks work about equally long."""
     dice = np.random.default_rng(5)
     return lambda step, layer: dice.normal(mean_s, jitter_s, world)
 
@@ -75,7 +75,7 @@ def lost_between(came: Int64s, rank: int, first: int, last: int) -> float:
 
 
 @pytest.mark.parametrize("per_node", [1, 4, 8])
-def test_two_stragglers_of_one_group_are_told_apart(per_node: int) -> None:
+def test_two_stragglers_of_one_group_are_distinguished(per_node: int) -> None:
     """Rank 3 is 200 ms late every tenth time, rank 5 5 ms each time; the job knows what it lost."""
     work = slower(slower(even(8, jitter_s=0.0002), [3], 0.2, every=10), [5], 0.005)
     came = arrivals(8, [[range(8)]], 1_800, work)
@@ -87,8 +87,8 @@ def test_two_stragglers_of_one_group_are_told_apart(per_node: int) -> None:
         assert (finding.kind, suspect.reason) == (Kind.STRAGGLER, Reason.LATE)
         assert suspect.confidence is Confidence.HIGH
         assert finding.lost_s is not None
-        told_until = (race.now - START) // (10 * S) * 10 * S - 10 * S
-        truth = lost_between(came[0], suspect.rank, 0, told_until)
+        reported_until = (race.now - START) // (10 * S) * 10 * S - 10 * S
+        truth = lost_between(came[0], suspect.rank, 0, reported_until)
         assert finding.lost_s == pytest.approx(truth, rel=0.1)
         assert finding.victims == tuple(r for r in range(8) if r != suspect.rank)
         assert f"layer0 has waited {finding.lost_s:.1f} s for it" in finding.summary
@@ -149,7 +149,7 @@ def test_a_group_of_silent_members_may_have_held_anybody_up() -> None:
     assert named(race) == [(3,)]
 
 
-def test_a_group_that_holds_everybody_excuses_nobody() -> None:
+def test_a_group_of_all_ranks_excuses_no_rank() -> None:
     """Two groups of all ranks in turn; 3 is late in one of them, 5 in the other."""
     work = slower(slower(even(8), [3], 0.02, layer=0), [5], 0.02, layer=1)
     assert named(raced(8, [[range(8)], [range(8)]], work)) == [(3,), (5,)]
@@ -171,7 +171,7 @@ def test_a_slow_rank_of_a_node_is_not_the_node() -> None:
     assert named(raced(16, [HALVES, ACROSS, WORLD], work, per_node=8)) == [(9,)]
 
 
-def test_whoever_comes_before_a_slow_rank_may_be_of_its_node() -> None:
+def test_the_rank_before_a_slow_rank_may_be_of_its_node() -> None:
     """Work is so uneven that the last but one is seldom close; that it often shares the node of the
     slow rank says nothing of the node."""
     work = slower(even(8, 0.05, 0.02), [5], 0.2)
@@ -180,7 +180,7 @@ def test_whoever_comes_before_a_slow_rank_may_be_of_its_node() -> None:
 
 
 @pytest.mark.parametrize("moved", [range(8), range(1), range(16)])
-def test_what_was_counted_of_a_clock_that_is_gone_is_held_against_nobody(moved: range) -> None:
+def test_lateness_by_a_clock_that_is_gone_accuses_no_rank(moved: range) -> None:
     """A new agent gives the ranks of a slow node, or one of them, or all that there are, a new
     clock: what comes later counts for that."""
     work = slower(even(16), range(8), 0.02)
@@ -226,14 +226,14 @@ def test_lateness_that_costs_little_is_no_straggler() -> None:
     assert race.run(came) == []
 
 
-def test_clocks_that_may_be_off_by_as_much_accuse_nobody() -> None:
+def test_clocks_that_may_be_off_by_as_much_accuse_no_rank() -> None:
     """A rank on another node is 5 ms late, and the clocks are known to 4 ms only."""
     work = slower(even(4), [3], 0.005)
     assert raced(4, [[range(4)]], work, per_node=1, uncertainty_ns=4 * MS).events == []
     assert named(raced(4, [[range(4)]], work, per_node=1, uncertainty_ns=MS)) == [(3,)]
 
 
-def test_an_unknown_clock_accuses_nobody() -> None:
+def test_an_unknown_clock_accuses_no_rank() -> None:
     """One of two nodes is unsynchronized: groups across them are not judged, those inside are."""
     work = slower(even(16), [12], 0.03)
     for layers, ranks in (([WORLD], []), ([HALVES], [(12,)])):
@@ -244,7 +244,7 @@ def test_an_unknown_clock_accuses_nobody() -> None:
 
 
 def test_ops_that_do_not_wait_for_all_say_nothing() -> None:
-    """Who comes late to a broadcast keeps nobody waiting, if it only receives."""
+    """A rank that is late for a broadcast keeps no other waiting if it only receives."""
     came = arrivals(4, [[range(4)]], 1_800, slower(even(4), [2], 0.05))
     race = Race(4, [[range(4)]], op="broadcast")
     assert race.run(came) == []
@@ -259,8 +259,8 @@ def straggling(seconds: float = 100, policy: Policy | None = None) -> tuple[Race
     return race, finding
 
 
-def test_it_is_told_within_a_window_and_kept_up_to_date() -> None:
-    """Opened within a minute, told again once a minute; who asks hears the latest sum."""
+def test_it_is_reported_within_a_window_and_kept_up_to_date() -> None:
+    """Opened within a minute, reported again once a minute; a query shows the latest sum."""
     race, finding = straggling(seconds=240)
     (opened, *updates) = race.events
     assert opened.change is Change.OPENED

@@ -33,7 +33,7 @@ def doing(phrase: str, *stack: str) -> Finding:
 
 
 @pytest.mark.parametrize(
-    ("frame", "told"),
+    ("frame", "place_text"),
     [
         ("train.py:88 in load_batch", "train.py:88 load_batch"),
         ("/srv/app/train.py:88 load_batch", "train.py:88 load_batch"),
@@ -42,21 +42,21 @@ def doing(phrase: str, *stack: str) -> Finding:
         ("no frame at all", "no frame at all"),
     ],
 )
-def test_the_place_that_a_frame_names(frame: str, told: str) -> None:
-    """Folders are left out; what is no frame is told as it is."""
-    assert place(frame) == told
+def test_the_place_that_a_frame_names(frame: str, place_text: str) -> None:
+    """Folders are left out; what is no frame is shown as it is."""
+    assert place(frame) == place_text
 
 
 def test_nothing_unprintable_passes() -> None:
     """Control characters, terminal escapes, direction overrides and surrogates are replaced."""
-    told = clean("a\x00b\x1b[31mc\u202ed\udcffe\nf\tg")
-    assert told == "a\ufffdb\ufffd[31mc\ufffdd\ufffde f g"
+    cleaned = clean("a\x00b\x1b[31mc\u202ed\udcffe\nf\tg")
+    assert cleaned == "a\ufffdb\ufffd[31mc\ufffdd\ufffde f g"
     assert clean("x" * 1000).endswith("…")
     assert len(clean("x" * 1000)) == 300
 
 
 @pytest.mark.parametrize(
-    ("finding", "told"),
+    ("finding", "summary"),
     [
         (
             replace(STALL, suspects=(suspect(2, Reason.CPU_STUCK, "train.py:88 in load_batch"),)),
@@ -193,6 +193,6 @@ def test_nothing_unprintable_passes() -> None:
         ),
     ],
 )
-def test_summaries(finding: Finding, told: str) -> None:
-    """One line for each kind of finding: what waits, for how long, for whom, and where that is."""
-    assert summarize(finding) == told
+def test_summaries(finding: Finding, summary: str) -> None:
+    """One line for each kind of finding: what waits, how long, for which rank, and where it is."""
+    assert summarize(finding) == summary

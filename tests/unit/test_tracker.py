@@ -81,7 +81,7 @@ def test_a_subject_is_one_finding_from_its_opening_to_its_end() -> None:
 
 
 def test_changes_between_two_updates_are_no_event() -> None:
-    """An event at most every 10 s; a snapshot shows the newest version all the same."""
+    """An event at most every 10 s; a snapshot shows the newest version nevertheless."""
     life = Life(replace(LIFE, update_every_s=10))
     life.look(1, claim(3))
     assert life.look(2, claim(3, "was very late")) == []
@@ -90,7 +90,7 @@ def test_changes_between_two_updates_are_no_event() -> None:
 
 
 def test_a_possible_claim_opens_when_it_has_lasted() -> None:
-    """Seen for 1.5 s without a break, also if it grows meanwhile; a break starts anew."""
+    """Seen for 1.5 s without a break, also if it grows meanwhile; a break starts again."""
     life = Life(replace(LIFE, confirm_s=1.5))
     possible = claim(3, status=ClaimStatus.UNCONFIRMED)
     larger = replace(possible, anchors=frozenset({3, 4}))

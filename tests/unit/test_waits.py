@@ -10,7 +10,7 @@ from tests.world.scene import Scene, ago
 
 
 def test_an_op_of_unknown_age_is_younger_than_any_other() -> None:
-    """Nobody told since when rank 0 is in tp: what it waits in is what it is known to wait in."""
+    """It is unknown since when rank 0 is in tp: its head is the op of known age."""
     scene = Scene(2).group("tp", [0, 1]).group("dp", [0, 1])
     scene.waits("tp", 3, [0]).waits("dp", 7, [0])
     scene.marks["tp", 0].since = 0
@@ -19,7 +19,7 @@ def test_an_op_of_unknown_age_is_younger_than_any_other() -> None:
 
 
 def test_who_came_first_and_who_came_last() -> None:
-    """Three of four are inside; 2 came first, 3 last, and when 1 did nobody told."""
+    """Three of four are inside; 2 came first, 3 last, and when 1 did is unknown."""
     scene = Scene(4).group("dp", range(4)).passed("dp", 6, [0])
     scene.waits("dp", 7, [1]).waits("dp", 7, [2], 12).waits("dp", 7, [3], 9)
     scene.marks["dp", 1].since = 0

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from frd.engine.clocks.uncertain_time import RankClocks
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
 from frd.engine.state.snapshot import (
     ChannelSnapshot,
@@ -158,6 +159,7 @@ class Scene:
             channels=self._channel_picture(names),
             mismatches=self.facts,
             moved_at=np.array([ago(s.moved_age) for s in seen], np.int64),
+            clocks=RankClocks(np.zeros(len(ranks), np.int32), np.zeros(len(ranks), np.int64)),
             exits={r: s.exit for r, s in zip(ranks, seen, strict=True) if s.exit is not None},
         )
 
@@ -172,8 +174,8 @@ class Scene:
             completed=np.array([mark.completed for mark in marks], np.int64),
             head_since=np.array([mark.since for mark in marks], np.int64),
             ops=lambda seq: self.ops.get((name, seq), "all_reduce"),
-            hidden=np.array([(name, rank) in self.hidden for rank in self.groups[name]]),
-            forgotten=np.array([(name, rank) in self.forgotten for rank in self.groups[name]]),
+            hidden=np.array([(name, rank) in self.hidden for rank in members], np.bool_),
+            forgotten=np.array([(name, rank) in self.forgotten for rank in members], np.bool_),
             moved_at=np.array([mark.moved for mark in marks], np.int64),
             threshold_s=self.threshold_s,
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from frd.engine.clocks.uncertain_time import UncertainTime, ties
 from frd.engine.findings import text
@@ -14,9 +14,11 @@ from frd.engine.state.snapshot import Snapshot
 from frd.model import (
     AlignedNs,
     AttemptKey,
+    CollectiveRef,
     Confidence,
     Finding,
     FindingState,
+    GroupInfo,
     Kind,
     Reason,
     Suspect,
@@ -26,11 +28,6 @@ CONFIDENCES: Final = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 """Ascending."""
 CERTAIN: Final = CONFIDENCES.index(Confidence.HIGH)
 """What `surest` returns when a suspect is named with high confidence."""
-
-
-class _HasConfidence(Protocol):
-    @property
-    def confidence(self) -> Confidence: ...
 
 
 def finding_id(key: AttemptKey, kind: Kind, about: str, opened_at: AlignedNs) -> str:
@@ -87,13 +84,36 @@ def begun_by(suspects: Sequence[Suspect], at: AlignedNs) -> tuple[Suspect, ...]:
     )
 
 
-def began_after(suspect: Suspect, opened_at: AlignedNs, as_of: Callable[[int], int]) -> bool:
+def began_after(suspect: Suspect, opened_at: AlignedNs, as_of: Mapping[int, int]) -> bool:
     """True if it certainly began later. The end of a rank may be as old as its last report."""
     if suspect.onset_at is None or suspect.onset_at <= opened_at:
         return False
     if suspect.reason is Reason.UNREACHABLE or suspect.reason is Reason.EXITED:
-        return as_of(suspect.rank) > opened_at
+        return as_of.get(suspect.rank, 0) > opened_at
     return True
+
+
+def collective_ref(
+    info: GroupInfo, seq: int, op: str, waiting: Iterable[int], missing: Iterable[int]
+) -> CollectiveRef:
+    return CollectiveRef(
+        group=text.clean(info.label),
+        group_id=info.group_id,
+        group_size=len(info.ranks),
+        seq=seq,
+        op=text.clean(op),
+        waiting_ranks=tuple(waiting),
+        missing_ranks=tuple(missing),
+        waited_s=0.0,
+    )
+
+
+def suspect(
+    snapshot: Snapshot, rank: int, reason: Reason, confidence: Confidence, *evidence: str
+) -> Suspect:
+    """A suspect; parts of its evidence that are empty are left out."""
+    node = node_of(snapshot, rank)
+    return Suspect(rank, node, reason, confidence, "; ".join(filter(None, evidence)))
 
 
 def node_of(snapshot: Snapshot, rank: int) -> str:
@@ -101,7 +121,7 @@ def node_of(snapshot: Snapshot, rank: int) -> str:
     return text.clean(info.node) if info is not None else ""
 
 
-def surest(suspects: Sequence[_HasConfidence]) -> int:
+def surest(suspects: Iterable[Suspect]) -> int:
     """The highest confidence of any suspect, as an index of `CONFIDENCES`; -1 for no suspects."""
     return max((CONFIDENCES.index(s.confidence) for s in suspects), default=-1)
 

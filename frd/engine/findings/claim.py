@@ -66,10 +66,6 @@ class Claim:
     """Every rank that it names has exited."""
 
 
-def _unknown_as_of(rank: int) -> int:
-    return 0
-
-
 @dataclass(frozen=True, slots=True)
 class Look:
     """What a detector saw at one moment, and what the tracker may ask about that moment."""
@@ -82,8 +78,8 @@ class Look:
     """Anchors that still hold although no claim carries them."""
     exited: frozenset[int] = frozenset()
     """Ranks whose exit needs an explanation. A finding about one does not pass."""
-    as_of: Callable[[int], int] = _unknown_as_of
-    """Aligned ns up to which everything is known of a rank."""
+    as_of: Mapping[int, int] = field(default_factory=dict)
+    """Aligned ns up to which everything is known of each rank."""
     ended_by: Callable[[Collection[int], Collection[int], AlignedNs], str] = (
         lambda ranks, named, after: ""
     )
@@ -142,10 +138,10 @@ def anchors_by_collective(finding: Finding) -> Anchors:
 def severity_of(kind: Kind, lasted_s: float, critical_after_s: float) -> Severity:
     """How urgent a finding is that has been open for `lasted_s`.
 
-    A job that stands still for a while may be healthy: a checkpoint, an evaluation, a launcher that
-    ends one rank after another. A finding about ranks that wait or are gone is therefore a warning
-    first, and critical once it has lasted. Memory that has run out is critical from the start. All
-    other findings stay warnings, because the job goes on.
+    A job that makes no progress for a while may be healthy: a checkpoint, an evaluation, a launcher
+    that ends one rank after another. A finding about ranks that wait or are gone is therefore a
+    warning first, and critical once it has lasted. Memory that has run out is critical from the
+    start. All other findings stay warnings, because the job goes on.
     """
     match kind:
         case Kind.STALL | Kind.ORDER | Kind.MISMATCH | Kind.RANK_LOST:

@@ -147,7 +147,7 @@ class OpenFinding:
         ref = self.finding.collective
         if self.restored_at is None or ref is None:
             return True
-        return all(look.as_of(rank) > self.restored_at for rank in ref.waiting_ranks)
+        return all(look.as_of.get(rank, 0) > self.restored_at for rank in ref.waiting_ranks)
 
     def is_succeeded_by(self, claim: Claim, now: AlignedNs, life: Lifetime) -> bool:
         """The job went on: the suspects of this finding came, and for a while `claim` has named
@@ -160,13 +160,10 @@ class OpenFinding:
             return False
         if not self.successors.have_lasted(claim.suspects, now):
             return False
-        if not claim.suspects:
-            return not self._is_certain
-        return builder.surest(claim.suspects) == builder.surest(self.suspects)
-
-    @property
-    def _is_certain(self) -> bool:
-        return builder.surest(self.suspects) == builder.CERTAIN
+        known = builder.surest(self.suspects)
+        return (
+            builder.surest(claim.suspects) == known if claim.suspects else known < builder.CERTAIN
+        )
 
     # -- changes -----------------------------------------------------------------------------
 

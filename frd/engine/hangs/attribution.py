@@ -1,4 +1,4 @@
-"""From the end of a chain of waits to suspects: reason, confidence and evidence.
+"""From the end of a chain of waits to suspects: reason, confidence, evidence, and since when.
 
 Confidence is high only when the evidence is fresh, complete and of the kind that leaves no other
 explanation; each function says what lowers it.
@@ -7,53 +7,38 @@ explanation; each function says what lowers it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import assert_never
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TypeAlias, assert_never
 
 from frd.engine.clocks.uncertain_time import UncertainTime
-from frd.engine.findings import text
+from frd.engine.findings import builder, text
 from frd.engine.hangs import disagreements
 from frd.engine.hangs.exits import Manner, how_it_ended, manner_of
-from frd.engine.hangs.ops_in_flight import Instance
+from frd.engine.hangs.ops_in_flight import Instance, Op
 from frd.engine.hangs.root_causes import Root
 from frd.engine.hangs.wait_graph import Graph
 from frd.engine.hangs.wait_nodes import Ending, Member, TelemetryFault, UnknownRank, Wait
 from frd.engine.state.snapshot import Mismatch
 from frd.forms import utc_text
-from frd.model import AlignedNs, Confidence, RankState, Reason
+from frd.model import UNKNOWN_SEQ, AlignedNs, Confidence, RankState, Reason, Suspect
 
 _STOPPED = ("stopped", "zombie", "state t", "state z")
 """Words in an agent's evidence for a process that provably does not run."""
 
-
-@dataclass(frozen=True, slots=True)
-class SuspectRank:
-    """One suspect and the evidence against it."""
-
-    rank: int
-    reason: Reason
-    confidence: Confidence
-    evidence: str
-    began: UncertainTime
-    """As far as the snapshot shows, on the clock of the rank that reported it."""
-
-    @property
-    def onset(self) -> AlignedNs:
-        return self.began.at
+Dated: TypeAlias = tuple[Suspect, UncertainTime]
+"""A suspect, and when it began as far as the snapshot shows: a time on the clock of the rank that
+reported it, so that `builder.timed` can compare it with those of other suspects."""
 
 
-def suspects_of(
-    graph: Graph, root: Root, held_up: Sequence[Wait], mismatch: Mismatch | None
-) -> list[SuspectRank]:
-    """The suspects of one root; `held_up` are the waits that lead straight to it, oldest first,
-    and `mismatch` is what its members do not agree on, for a mismatch."""
+def suspects_of(graph: Graph, root: Root, held_up: Sequence[Wait]) -> list[Dated]:
+    """The suspects of one root; `held_up` are the waits that lead straight to it, oldest first."""
     node = root.nodes[0]
     match root.ending:
         case Ending.ORDER:
             return _circle(graph, root)
-        case Ending.MISMATCH if mismatch is not None:
-            return _minority(graph, mismatch)
+        case Ending.MISMATCH if isinstance(node, Wait):
+            return _minority(graph, graph.mismatches[node.instance])
         case Ending.ALONE | Ending.DEVICE if isinstance(node, Wait):
             return _left_inside(graph, node.instance, root.ending)
         case Ending.GONE if isinstance(node, Member):
@@ -68,25 +53,33 @@ def suspects_of(
 
 def op_of(graph: Graph, instance: Instance) -> str:
     if instance.is_p2p:
-        return f"send {_end(instance.src)}->{_end(instance.dst)}"
+        src, dst = (str(end) if end >= 0 else "?" for end in (instance.src, instance.dst))
+        return f"send {src}->{dst}"
     return graph.snapshot.groups[instance.group].ops(instance.seq)
 
 
-def describe(graph: Graph, instance: Instance) -> str:
+def _describe(graph: Graph, instance: Instance, *, numbered: bool = True) -> str:
     label = graph.snapshot.groups[instance.group].info.label
-    return text.collective(op_of(graph, instance), instance.seq, label)
+    seq = instance.seq if numbered else UNKNOWN_SEQ
+    return text.collective(op_of(graph, instance), seq, label)
 
 
-def _end(rank: int) -> str:
-    return str(rank) if rank >= 0 else "?"
+def _dated(
+    graph: Graph,
+    rank: int,
+    reason: Reason,
+    confidence: Confidence,
+    began: UncertainTime,
+    *evidence: str,
+) -> Dated:
+    return builder.suspect(graph.snapshot, rank, reason, confidence, *evidence), began
 
 
-def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait]) -> SuspectRank:
+def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait]) -> Dated:
     """High if the rank is provably in no collective and has been absent for long: a rank that was
     in another op may have left it a moment ago."""
     began = _onset(graph, held_up)
     words = [_last_joined(graph, rank, held_up, fresh=True)]
-    row = graph.waits.row(rank)
     if ending is Ending.MOVING:
         words.append("it is still active in other groups")
         confidence = Confidence.MEDIUM
@@ -97,12 +90,11 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
         proven = as_of - began.at >= threshold_ns / 2 and rested_ns >= threshold_ns
         proven = proven and not graph.waits.has_forgotten(rank)
         confidence = Confidence.HIGH if proven else Confidence.MEDIUM
-    if graph.snapshot.detail[row]:
-        words.append(text.clean(graph.snapshot.detail[row]))
-    return SuspectRank(rank, Reason.CPU_STUCK, confidence, "; ".join(filter(None, words)), began)
+    words.append(text.clean(graph.snapshot.detail[graph.waits.row(rank)]))
+    return _dated(graph, rank, Reason.CPU_STUCK, confidence, began, *words)
 
 
-def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> SuspectRank:
+def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
     """High if the agent has positive evidence. A recorder that does not answer is not enough, and a
     rank whose exception blames a peer is hardly the first cause."""
     snapshot, row = graph.snapshot, graph.waits.row(rank)
@@ -124,10 +116,10 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> SuspectRank:
                 confidence = Confidence.LOW
     words.append(_last_joined(graph, rank, held_up, fresh=False))
     began = snapshot.moment(rank, since) if since > 0 else _onset(graph, held_up)
-    return SuspectRank(rank, reason, confidence, "; ".join(filter(None, words)), began)
+    return _dated(graph, rank, reason, confidence, began, *words)
 
 
-def _silence(graph: Graph, unknown: UnknownRank, held_up: Sequence[Wait]) -> list[SuspectRank]:
+def _silence(graph: Graph, unknown: UnknownRank, held_up: Sequence[Wait]) -> list[Dated]:
     """An agent that stopped reporting is weak evidence; any other doubt is no evidence."""
     match unknown.fault:
         case TelemetryFault.DISCONNECTED:
@@ -138,19 +130,17 @@ def _silence(graph: Graph, unknown: UnknownRank, held_up: Sequence[Wait]) -> lis
             return []
         case _ as never:
             assert_never(never)
-    reported_at = utc_text(graph.ranks.as_of(unknown.rank))
-    words = [f"{unknown.fault.value}; last report at {reported_at}"]
-    words.append(_last_joined(graph, unknown.rank, held_up, fresh=False))
-    began = _onset(graph, held_up)
-    evidence = "; ".join(filter(None, words))
-    return [SuspectRank(unknown.rank, Reason.UNREACHABLE, confidence, evidence, began)]
+    rank, began = unknown.rank, _onset(graph, held_up)
+    words = [f"{unknown.fault.value}; last report at {utc_text(graph.ranks.as_of(rank))}"]
+    words.append(_last_joined(graph, rank, held_up, fresh=False))
+    return [_dated(graph, rank, Reason.UNREACHABLE, confidence, began, *words)]
 
 
-def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[SuspectRank]:
+def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Dated]:
     """Confidence is HIGH only if the stuck ranks are a minority, and the ranks that are ahead are
     reported by two agents or by the stuck rank's own agent. A single other agent may be wrong."""
     attendance = graph.waits.attendance(instance)
-    what = describe(graph, instance)
+    what = _describe(graph, instance)
     if ending is Ending.ALONE:
         reason = Reason.IN_COLLECTIVE_ALONE
         stuck, ahead = graph.stuck_inside(attendance, attendance.done_at), attendance.done
@@ -171,42 +161,46 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Suspe
         confidence = Confidence.HIGH if certain else Confidence.MEDIUM
         since = next(op.since for op in graph.waits.ops(rank) if op.instance == instance)
         began = graph.snapshot.moment(rank, since)
-        suspects.append(SuspectRank(rank, reason, confidence, words, began))
+        suspects.append(_dated(graph, rank, reason, confidence, began, words))
     return suspects
 
 
-def _circle(graph: Graph, root: Root) -> list[SuspectRank]:
+def _circle(graph: Graph, root: Root) -> list[Dated]:
     """Each rank with its own order: the op it is in, and the ops in which others wait for it. Ranks
     that do what most ranks do are less likely to be wrong."""
     waits = sorted(
         (n for n in root.nodes if isinstance(n, Wait)), key=lambda w: (w.instance, w.rank)
     )
-    heads = {n.rank: graph.waits.head(n.rank) for n in root.nodes if isinstance(n, Member)}
-    [(most, count)] = Counter(head.instance for head in heads.values() if head).most_common(1)
+    heads = _heads(graph, root)
+    [(most, count)] = Counter(head.instance for head in heads.values()).most_common(1)
     usual = most if 2 * count > len(heads) else None
     suspects = []
     for rank, head in sorted(heads.items()):
-        if head is None:
-            continue
+        mine = {op.instance for op in graph.waits.ops(rank)}
         after: list[str] = []
         never: list[str] = []
         for wait in waits:
-            if wait.instance == head.instance or Member(rank) not in graph.edges[wait]:
-                continue
-            mine = any(op.instance == wait.instance for op in graph.waits.ops(rank))
-            (after if mine else never).append(describe(graph, wait.instance))
-        words = [f"is in {describe(graph, head.instance)}"]
+            if wait.instance != head.instance and Member(rank) in graph.edges[wait]:
+                entered = wait.instance in mine
+                (after if entered else never).append(_describe(graph, wait.instance))
+        words = [f"is in {_describe(graph, head.instance)}"]
         if after:
             words.append(f"which it entered before {' and '.join(after)}")
         if never:
             words.append(f"and has not joined {' and '.join(never)}")
         began = graph.snapshot.moment(rank, head.since)
         confidence = Confidence.MEDIUM if head.instance == usual else Confidence.HIGH
-        suspects.append(SuspectRank(rank, Reason.ORDER, confidence, ", ".join(words), began))
+        suspects.append(_dated(graph, rank, Reason.ORDER, confidence, began, ", ".join(words)))
     return suspects
 
 
-def _minority(graph: Graph, mismatch: Mismatch) -> list[SuspectRank]:
+def _heads(graph: Graph, root: Root) -> dict[int, Op]:
+    """What each rank of a circle is in."""
+    members = [node.rank for node in root.nodes if isinstance(node, Member)]
+    return {rank: head for rank in members if (head := graph.waits.head(rank)) is not None}
+
+
+def _minority(graph: Graph, mismatch: Mismatch) -> list[Dated]:
     """All ranks outside the largest class, if that is a true majority of all members; else all."""
     majority = disagreements.has_majority(mismatch)
     began = graph.onset(Wait(Instance(mismatch.group, mismatch.seq)))
@@ -214,52 +208,34 @@ def _minority(graph: Graph, mismatch: Mismatch) -> list[SuspectRank]:
     named = mismatch.classes[1:] if majority else mismatch.classes
     if len(mismatch.classes) == 1:  # their sums do not add up, and it is unknown whose is wrong
         confidence, named = Confidence.LOW, mismatch.classes
-    label = graph.snapshot.groups[mismatch.group].info.label
-    completed = has_completed(graph, mismatch)
-    return [
-        SuspectRank(
-            rank,
-            Reason.MISMATCH,
-            confidence,
-            disagreements.of_rank(mismatch, rank, label, completed=completed),
-            began,
-        )
-        for _, ranks in named
-        for rank in ranks
-    ]
-
-
-def has_completed(graph: Graph, mismatch: Mismatch) -> bool:
-    """All members completed the collective and went on to a later one: no error stopped them."""
     group = graph.snapshot.groups[mismatch.group]
-    done = (group.completed >= mismatch.seq) & (group.enqueued > mismatch.seq)
-    return bool(len(done)) and bool(done.all())
+    suspects = []
+    for alike in named:
+        words = disagreements.of_class(mismatch, alike, group)
+        suspects += [
+            _dated(graph, rank, Reason.MISMATCH, confidence, began, words) for rank in alike[1]
+        ]
+    return suspects
 
 
-def disagree(graph: Graph, root: Root, mismatch: Mismatch | None) -> str:
+def disagree(graph: Graph, root: Root) -> str:
     """One sentence on what each rank did, for ranks that disagree; empty for others."""
-    if root.ending is Ending.MISMATCH and mismatch is not None:
-        label = graph.snapshot.groups[mismatch.group].info.label
-        completed = has_completed(graph, mismatch)
-        return disagreements.of_mismatch(mismatch, label, completed=completed)
+    if root.ending is Ending.MISMATCH and isinstance(node := root.nodes[0], Wait):
+        mismatch = graph.mismatches[node.instance]
+        return disagreements.of_mismatch(mismatch, graph.snapshot.groups[mismatch.group])
     if root.ending is not Ending.ORDER:
         return ""
     members: dict[Instance, list[int]] = {}
-    for node in root.nodes:
-        if isinstance(node, Member) and (head := graph.waits.head(node.rank)) is not None:
-            members.setdefault(head.instance, []).append(node.rank)
-    heads = sorted(members.items(), key=lambda item: (len(item[1]), item[1]))
-    most = max(map(len, members.values()), default=0)
-    named = [(_without_number(graph, instance), ranks) for instance, ranks in heads]
-    return disagreements.of_order(named, has_usual=2 * most > sum(map(len, members.values())))
+    for rank, head in _heads(graph, root).items():
+        members.setdefault(head.instance, []).append(rank)
+    named = [
+        (_describe(graph, instance, numbered=False), ranks)
+        for instance, ranks in sorted(members.items(), key=lambda item: (len(item[1]), item[1]))
+    ]
+    return disagreements.of_order(named)
 
 
-def _without_number(graph: Graph, instance: Instance) -> str:
-    label = graph.snapshot.groups[instance.group].info.label
-    return text.collective(op_of(graph, instance), -1, label)
-
-
-def lowered(suspects: Sequence[SuspectRank]) -> list[SuspectRank]:
+def lowered(suspects: Iterable[Suspect]) -> list[Suspect]:
     """The same with at most medium confidence, for an incident that is not fully seen."""
     return [
         replace(suspect, confidence=Confidence.MEDIUM)
@@ -281,12 +257,13 @@ def _last_joined(graph: Graph, rank: int, held_up: Sequence[Wait], *, fresh: boo
     if not held_up:
         return ""
     instance = held_up[0].instance
-    label = text.clean(graph.snapshot.groups[instance.group].info.label)
+    group = graph.snapshot.groups[instance.group]
+    label = text.clean(group.info.label)
     if instance.is_p2p:
         way = "recv" if rank == instance.dst else "send"
         other = instance.peer_of(rank)
         return f"has posted no {way} that matches rank {other} on {label}" if fresh else ""
-    enqueued = graph.waits.enqueued(instance.group, rank)
-    if enqueued < 0:
+    row = group.row(rank)
+    if row < 0 or group.enqueued[row] < 0:
         return f"has not joined a collective of {label} yet" if fresh else ""
-    return f"last {'joined' if fresh else 'seen at'} seq {enqueued} of {label}"
+    return f"last {'joined' if fresh else 'seen at'} seq {group.enqueued[row]} of {label}"

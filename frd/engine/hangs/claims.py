@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from frd.engine.findings import builder, text
-from frd.engine.findings.claim import Claim, ClaimStatus, anchor_of
+from frd.engine.findings.claim import Claim, ClaimStatus, Known, anchor_of
 from frd.engine.hangs.diagnosis import Diagnosis
 from frd.engine.hangs.exits import SEEN_LATE_NS, TOGETHER_NS, Exit, Manner
 from frd.engine.hangs.lost_ranks import STOP_TAKES_S, Loss, judged_after_s
@@ -20,6 +20,7 @@ from frd.model import (
     AlignedNs,
     Bools,
     CollectiveRef,
+    Confidence,
     Int32s,
     Kind,
     RankState,
@@ -36,9 +37,9 @@ _OLD_NEWS_NS: Final = 30_000_000_000
 def claim_of(
     snapshot: Snapshot, diagnosis: Diagnosis, policy: Policy, gone: Sequence[Exit] = ()
 ) -> Claim:
-    ref = collective_of(snapshot, diagnosis)
+    ref = replace(diagnosis.collective, waited_s=(snapshot.now - diagnosis.since) / 1e9)
     stuck = {(snapshot.groups[g].info.group_id, seq, rank) for g, seq, rank in diagnosis.stalled}
-    named = frozenset(suspect.rank for suspect in diagnosis.suspects)
+    named = frozenset(diagnosis.onsets)
     return Claim(
         kind=diagnosis.kind,
         about=f"{ref.group_id}/{ref.seq if ref.seq >= 0 else ref.op}",
@@ -48,7 +49,7 @@ def claim_of(
         reason=diagnosis.reason,
         collective=ref,
         groups_held_up=_labels_of(snapshot, diagnosis),
-        suspects=_suspects_of(snapshot, diagnosis, policy.max_suspects),
+        suspects=_suspects_of(diagnosis, policy.max_suspects),
         named=named,
         victims=diagnosis.victims,
         unknown=diagnosis.unknown,
@@ -64,30 +65,15 @@ def _status(
     nothing. Other claims are confirmed unless reports of different age could fake them."""
     if diagnosis.kind is Kind.MISMATCH:
         return ClaimStatus.CONFIRMED
-    named = {suspect.rank for suspect in diagnosis.suspects}
     judged_s = judged_after_s(policy)
     if any(
-        exited.rank in named
+        exited.rank in diagnosis.onsets
         and (now - exited.at) / 1e9 <= (STOP_TAKES_S if exited.manner is Manner.ASKED else judged_s)
         for exited in gone
     ):
         return ClaimStatus.CONTINUING
     reasons = {suspect.reason for suspect in diagnosis.suspects}
     return ClaimStatus.CONFIRMED if reasons and not reasons & _PASSING else ClaimStatus.UNCONFIRMED
-
-
-def collective_of(snapshot: Snapshot, diagnosis: Diagnosis) -> CollectiveRef:
-    info = snapshot.groups[diagnosis.instance.group].info
-    return CollectiveRef(
-        group=text.clean(info.label),
-        group_id=info.group_id,
-        group_size=len(info.ranks),
-        seq=diagnosis.instance.seq,
-        op=text.clean(diagnosis.op),
-        waiting_ranks=diagnosis.waiting,
-        missing_ranks=diagnosis.missing,
-        waited_s=(snapshot.now - diagnosis.since) / 1e9,
-    )
 
 
 def _labels_of(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[str, ...]:
@@ -97,107 +83,99 @@ def _labels_of(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[str, ...]:
     return tuple(dict.fromkeys(labels))
 
 
-def _suspects_of(snapshot: Snapshot, diagnosis: Diagnosis, most: int) -> tuple[Suspect, ...]:
+def _suspects_of(diagnosis: Diagnosis, most: int) -> tuple[Suspect, ...]:
     sure = sorted(
         diagnosis.suspects, key=lambda suspect: -builder.CONFIDENCES.index(suspect.confidence)
     )[:most]
     kept = {suspect.rank for suspect in sure}
-    named = [suspect for suspect in diagnosis.suspects if suspect.rank in kept]
-    suspects = [
-        Suspect(b.rank, builder.node_of(snapshot, b.rank), b.reason, b.confidence, b.evidence)
-        for b in named
-    ]
-    return builder.timed(suspects, [suspect.began for suspect in named])
+    suspects = [suspect for suspect in diagnosis.suspects if suspect.rank in kept]
+    return builder.timed(suspects, [diagnosis.onsets[suspect.rank] for suspect in suspects])
 
 
 # -- exits ---------------------------------------------------------------------------------------
 
 
 def claim_of_loss(
-    snapshot: Snapshot,
-    loss: Loss,
-    gone: Sequence[Exit],
-    policy: Policy,
-    reported: Collection[tuple[int, AlignedNs]],
+    snapshot: Snapshot, loss: Loss, bad: Sequence[Exit], policy: Policy, known: Known
 ) -> Claim | None:
     """The claim about exits that are news and not reported yet; None if there are none."""
     fresh = [
         exited
-        for exited in loss.exits or gone
+        for exited in loss.exits or bad
         if exited.at >= snapshot.created_at - _OLD_NEWS_NS
-        and (exited.rank, exited.at) not in reported
+        and (exited.rank, exited.at) not in known.reported_exits
     ]
     if not fresh:
         return None
-    if loss.exits:
-        loss = replace(loss, exits=tuple(fresh))
-    named = {exited.rank for exited in loss.exits}
-    others = {*range(snapshot.world_size), *snapshot.rank.tolist()} - named
-    if not named:  # each rank that exited blames a peer
-        others = {exited.rank for exited in gone}
-    ref = held_up_by(snapshot, loss.exits)
+    lost = fresh if loss.exits else []  # else each rank that exited blames a peer
+    named = {exited.rank for exited in lost}
+    world = {*range(snapshot.world_size), *snapshot.rank.tolist()}
+    victims = world - named if named else {exited.rank for exited in bad}
+    ref = held_up_by(snapshot, bad, named)
     return Claim(
         kind=Kind.RANK_LOST,
         about=fold_ranks(named),
         anchors=frozenset({anchor_of(ref)} - {None}),
-        since=min((exited.at for exited in loss.exits), default=snapshot.now),
+        since=min((exited.at for exited in lost), default=snapshot.now),
         collective=ref,
         groups_held_up=(ref.group,) if ref is not None else (),
-        suspects=_suspects_of_loss(snapshot, loss, policy.max_suspects),
+        suspects=_suspects_of_loss(snapshot, lost[: policy.max_suspects], loss.confidence),
         named=frozenset(named),
-        victims=tuple(sorted(others)),
+        victims=tuple(sorted(victims)),
         exits=frozenset((exited.rank, exited.at) for exited in fresh),
     )
 
 
-def _suspects_of_loss(snapshot: Snapshot, loss: Loss, most: int) -> tuple[Suspect, ...]:
-    exits = loss.exits[:most]
+def _suspects_of_loss(
+    snapshot: Snapshot, lost: Sequence[Exit], confidence: Confidence
+) -> tuple[Suspect, ...]:
     suspects = [
-        Suspect(
+        builder.suspect(
+            snapshot,
             exited.rank,
-            builder.node_of(snapshot, exited.rank),
             Reason.EXITED,
-            loss.confidence,
+            confidence,
             _exit_text(snapshot, exited),
+            text.clean(exited.how.note),
         )
-        for exited in exits
+        for exited in lost
     ]
-    return builder.timed(suspects, [exited.seen for exited in exits], TOGETHER_NS)
+    return builder.timed(suspects, [exited.seen for exited in lost], TOGETHER_NS)
 
 
 def _exit_text(snapshot: Snapshot, exited: Exit) -> str:
     """``was killed by SIGKILL at 10:02:11 (last joined all_reduce #249 on default_pg)``."""
     words = f"{text.ended(exited.how)} at {clock_text(exited.at)}"
-    if last := _last_joined(snapshot, exited.rank, exited.at):
-        words += f" ({last})"
-    return f"{words}; {text.clean(exited.how.note)}" if exited.how.note else words
+    last = _last_joined(snapshot, exited.rank, exited.at)
+    return f"{words} ({last})" if last else words
 
 
 def _last_joined(snapshot: Snapshot, rank: int, ended_at: AlignedNs) -> str:
     """The last collective that a rank is known to have joined, in the group it joined last."""
-    found: tuple[int, int, GroupSnapshot] | None = None
-    for group in snapshot.groups:
-        at = int(np.searchsorted(group.members, rank))
-        if at == len(group.members) or group.members[at] != rank or group.enqueued[at] < 0:
-            continue
-        moved = int(group.moved_at[at]) if group.moved_at is not None else 0
-        if found is None or (moved, len(group.members)) > (found[0], len(found[2].members)):
-            found = moved, int(group.enqueued[at]), group
-    if found is None:
+    joined = [
+        (int(group.moved_at[row]), len(group.members), int(group.enqueued[row]), group)
+        for group in snapshot.groups
+        if (row := group.row(rank)) >= 0 and group.enqueued[row] >= 0
+    ]
+    if not joined:
         return ""
-    _, seq, group = found
+    *_, seq, group = max(joined, key=lambda found: found[:2])
     way = "last joined" if _is_known_to_end(snapshot, rank, ended_at) else "last seen in"
     op = group.ops(seq)  # forgotten once all members have completed it
     what = text.collective(op, seq, group.info.label)
     return f"{way} {what if op else f'#{seq} on {text.clean(group.info.label)}'}"
 
 
-def held_up_by(snapshot: Snapshot, lost: Sequence[Exit]) -> CollectiveRef | None:
-    """The collective in which most ranks wait for one of these, or waited until it failed."""
+def held_up_by(
+    snapshot: Snapshot, bad: Sequence[Exit], named: Collection[int]
+) -> CollectiveRef | None:
+    """The collective in which most ranks wait for a lost rank of `named`, or waited until it
+    failed."""
+    lost = [exited for exited in bad if exited.rank in named]
     if not lost:
         return None
     ranks = [exited.rank for exited in lost]
-    live = snapshot.rank[[state is RankState.LIVE for state in snapshot.state]]
+    live = snapshot.rank[snapshot.in_state(RankState.LIVE)]
     known = {exited.rank for exited in lost if _is_known_to_end(snapshot, exited.rank, exited.at)}
     found = [
         ref
@@ -224,21 +202,13 @@ def _waits_in(
         return None
     if not len(waiting):
         return None
-    return CollectiveRef(
-        group=text.clean(group.info.label),
-        group_id=group.info.group_id,
-        group_size=len(group.info.ranks),
-        seq=seq,
-        op=text.clean(group.ops(seq)),
-        waiting_ranks=tuple(waiting.tolist()),
-        missing_ranks=tuple(group.members[lost].tolist()),
-        waited_s=0.0,
-    )
+    missing = group.members[lost].tolist()
+    return builder.collective_ref(group.info, seq, group.ops(seq), waiting.tolist(), missing)
 
 
 def _is_known_to_end(snapshot: Snapshot, rank: int, ended_at: AlignedNs) -> bool:
     """Everything that the rank did until its end is known."""
-    return bool(snapshot.as_of[int(np.searchsorted(snapshot.rank, rank))] >= ended_at)
+    return bool(snapshot.as_of[snapshot.row(rank)] >= ended_at)
 
 
 def ended_by(

@@ -8,22 +8,20 @@ receive its reports.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
-import numpy as np
-
-from frd.engine.findings.claim import Claim, Known, Lifetime, Look, anchors_by_collective
+from frd.engine.findings.claim import Known, Lifetime, Look, anchors_by_collective
 from frd.engine.hangs.claims import claim_of, claim_of_loss, ended_by, held_up_by
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
-from frd.engine.hangs.exits import Exit, bad_exits
+from frd.engine.hangs.exits import exits
 from frd.engine.hangs.lost_ranks import first_lost
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Mismatch, Snapshot, StallTable
 from frd.engine.tick import Tick
-from frd.model import AlignedNs, CollectiveRef, Kind
+from frd.model import AlignedNs, Kind
 
 _CONFIRM_S: Final = 1.5
 """How long a claim must last if reports of different age could fake it."""
@@ -77,7 +75,7 @@ class HangDetector:
 
     def last_look(self, snapshot: Snapshot, known: Known) -> Look:
         """How this attempt ended, now that another attempt of the job has begun."""
-        return _look(snapshot, bad_exits(snapshot), self._policy, known, final=True)
+        return look_at(snapshot, None, (), self._policy, known)
 
     def _ripe(
         self, mismatches: Sequence[Mismatch], stalled: StallTable, now: AlignedNs
@@ -102,45 +100,25 @@ class HangDetector:
 
 def look_at(
     snapshot: Snapshot,
-    stalled: StallTable,
+    stalled: StallTable | None,
     diagnoses: Iterable[Diagnosis],
     policy: Policy,
     known: Known,
 ) -> Look:
-    """What the tracker needs of one look."""
-    gone = bad_exits(snapshot)
-    look = _look(snapshot, gone, policy, known, final=False)
-    stuck = {
-        (snapshot.groups[group].info.group_id, seq, rank)
-        for group, seq, rank in set(stalled.rows())
-    }
-    incidents = [claim_of(snapshot, diagnosis, policy, gone) for diagnosis in diagnoses]
-    return replace(look, claims=(*incidents, *look.claims), still_stuck=frozenset(stuck))
-
-
-def _look(
-    snapshot: Snapshot, gone: Sequence[Exit], policy: Policy, known: Known, *, final: bool
-) -> Look:
-    claim: Claim | None = None
-    if gone and (loss := first_lost(snapshot, policy, final=final)) is not None:
-        claim = claim_of_loss(snapshot, loss, gone, policy, known.reported_exits)
+    """What the tracker needs of one look; `stalled` is None at the last look at an attempt."""
+    gone = exits(snapshot)
+    bad = [exited for exited in gone if exited.is_bad]
+    claims = [claim_of(snapshot, diagnosis, policy, bad) for diagnosis in diagnoses]
+    loss = first_lost(snapshot, gone, policy, final=stalled is None)
+    if loss is not None and (lost := claim_of_loss(snapshot, loss, bad, policy, known)) is not None:
+        claims.append(lost)
+    stuck = set(stalled.rows()) if stalled is not None else ()
     return Look(
         at=snapshot.now,
-        claims=(claim,) if claim is not None else (),
-        exited=frozenset(exited.rank for exited in gone),
-        as_of=partial(_as_of, snapshot),
-        ended_by=partial(ended_by, gone),
-        held_up_by=partial(_held_up_by, snapshot, gone),
+        claims=claims,
+        still_stuck=frozenset((snapshot.groups[op.group].info.group_id, *op[1:]) for op in stuck),
+        exited=frozenset(exited.rank for exited in bad),
+        as_of=dict(zip(snapshot.rank.tolist(), snapshot.as_of.tolist(), strict=True)),
+        ended_by=partial(ended_by, bad),
+        held_up_by=partial(held_up_by, snapshot, bad),
     )
-
-
-def _as_of(snapshot: Snapshot, rank: int) -> int:
-    row = int(np.searchsorted(snapshot.rank, rank))
-    is_known = row < len(snapshot.rank) and snapshot.rank[row] == rank
-    return int(snapshot.as_of[row]) if is_known else 0
-
-
-def _held_up_by(
-    snapshot: Snapshot, gone: Sequence[Exit], ranks: Collection[int]
-) -> CollectiveRef | None:
-    return held_up_by(snapshot, [exited for exited in gone if exited.rank in ranks])

@@ -11,18 +11,20 @@ does not answer; if all ranks have joined and none completes, no rank at all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frd.engine.hangs.attribution import SuspectRank, disagree, lowered, op_of, suspects_of
+from frd.engine.clocks.uncertain_time import UncertainTime
+from frd.engine.findings import builder
+from frd.engine.hangs.attribution import Dated, disagree, lowered, op_of, suspects_of
 from frd.engine.hangs.ops_in_flight import Instance, Waits
 from frd.engine.hangs.root_causes import DEFINITE, Incident, Root, incidents
 from frd.engine.hangs.wait_graph import Graph
 from frd.engine.hangs.wait_nodes import Ending, Node, UnknownRank, Wait
 from frd.engine.state.snapshot import Mismatch, Snapshot, StalledOp, StallTable
-from frd.model import AlignedNs, Int32s, Kind, Reason
+from frd.model import AlignedNs, CollectiveRef, Int32s, Kind, Reason, Suspect
 
 _FOREMOST = (
     frozenset({Ending.MISMATCH}),
@@ -47,15 +49,16 @@ class Diagnosis:
     instance: Instance
     """What it is about: the oldest stalled op that waits directly for a suspect, a collective
     where there is one."""
-    op: str
+    collective: CollectiveRef
+    """The same for people."""
     since: AlignedNs
-    """When the first rank began to wait in `instance`."""
-    waiting: tuple[int, ...]
-    missing: tuple[int, ...]
+    """When the first rank began to wait in it."""
     stalled: tuple[StalledOp, ...]
     """All that is stalled in the incident, oldest first."""
-    suspects: tuple[SuspectRank, ...]
+    suspects: tuple[Suspect, ...]
     """Sorted by onset; empty if no rank can be named."""
+    onsets: Mapping[int, UncertainTime]
+    """When each suspect began, by rank; see `attribution.Dated`."""
     victims: tuple[int, ...]
     unknown: tuple[int, ...]
     """Ranks that are waited for and about which nothing can be claimed."""
@@ -70,14 +73,14 @@ def diagnose(snapshot: Snapshot, stalled: StallTable, late_s: float = 5.0) -> li
     those that are not to be reported yet.
     """
     mismatches = _first_mismatches(snapshot.mismatches)
-    graph = Graph(Waits(snapshot), late_s, mismatches.keys())
+    graph = Graph(Waits(snapshot), late_s, mismatches)
     starts = _starts(graph, stalled.rank)
     for instance in mismatches:
         starts.setdefault(Wait(instance), set())
     diagnoses = [
         diagnosis
         for incident in incidents(graph, starts)
-        if (diagnosis := _judge(graph, incident, mismatches, stalled, starts)) is not None
+        if (diagnosis := _judge(graph, incident, stalled, starts)) is not None
     ]
     return _merged_by_rank(
         sorted(diagnoses, key=lambda diagnosis: (diagnosis.since, diagnosis.instance))
@@ -107,7 +110,6 @@ def _starts(graph: Graph, stalled: Int32s) -> dict[Wait, set[int]]:
 def _judge(
     graph: Graph,
     incident: Incident,
-    mismatches: Mapping[Instance, Mismatch],
     stalled: StallTable,
     starts: Mapping[Wait, set[int]],
 ) -> Diagnosis | None:
@@ -117,38 +119,35 @@ def _judge(
         return None
     held_up = _held_up(graph, incident)
     starting = set().union(*(starts[wait] for wait in incident.starts))
-    suspects = _suspects(graph, roots, held_up, mismatches)
-    named = {suspect.rank for suspect in suspects}
-    unknown = {n.rank for n in incident.nodes if isinstance(n, UnknownRank)} - named
-    victims = (starting | _waiting_anywhere(graph, incident)) - named - unknown
-    rows = _rows(stalled, starting)
-    about = _about(graph, roots, held_up, {op for op, _ in rows})
-    waiting, missing = _attendance(graph, about)
+    dated = _suspects(graph, roots, held_up)
+    suspects = [suspect for suspect, _ in dated]
+    onsets = {suspect.rank: began for suspect, began in dated}
+    unknown = {n.rank for n in incident.nodes if isinstance(n, UnknownRank)} - onsets.keys()
+    victims = (starting | _waiting_anywhere(graph, incident)) - onsets.keys() - unknown
+    stalled_ops = _stalled_ops(stalled, starting)
+    about = _about(graph, roots, held_up, stalled_ops)
     return Diagnosis(
         kind=_kind(roots),
         reason=Reason.NETWORK_OR_DEVICE if roots[0].ending is Ending.NO_RANK else None,
         instance=about.instance,
-        op=_op(graph, about.instance, mismatches),
+        collective=_collective(graph, about),
         since=graph.since(about),
-        waiting=waiting,
-        missing=missing,
-        stalled=tuple(op for op, _ in rows),
+        stalled=tuple(stalled_ops),
         suspects=tuple(lowered(suspects) if unknown else suspects),
+        onsets=onsets,
         victims=tuple(sorted(victims)),
         unknown=tuple(sorted(unknown)),
-        disagreement=next(filter(None, (_disagree(graph, root, mismatches) for root in roots)), ""),
+        disagreement=next(filter(None, (disagree(graph, root) for root in roots)), ""),
     )
 
 
-def _op(graph: Graph, instance: Instance, mismatches: Mapping[Instance, Mismatch]) -> str:
-    """If members disagree, the op that most of them called, whichever was seen first."""
-    mismatch = mismatches.get(instance)
-    return op_of(graph, instance) if mismatch is None else mismatch.classes[0][0].op
-
-
-def _disagree(graph: Graph, root: Root, mismatches: Mapping[Instance, Mismatch]) -> str:
-    node = root.nodes[0]
-    return disagree(graph, root, mismatches.get(node.instance) if isinstance(node, Wait) else None)
+def _collective(graph: Graph, wait: Wait) -> CollectiveRef:
+    """If members disagree, its op is what most of them called, whichever was seen first."""
+    group, seq, *_ = wait.instance
+    mismatch = graph.mismatches.get(wait.instance)
+    op = op_of(graph, wait.instance) if mismatch is None else mismatch.classes[0][0].op
+    waiting, missing = _attendance(graph, wait)
+    return builder.collective_ref(graph.snapshot.groups[group].info, seq, op, waiting, missing)
 
 
 def _foremost(graph: Graph, incident: Incident) -> list[Root]:
@@ -186,17 +185,16 @@ def _suspects(
     graph: Graph,
     roots: Sequence[Root],
     held_up: Mapping[Node, list[Wait]],
-    mismatches: Mapping[Instance, Mismatch],
-) -> list[SuspectRank]:
+) -> list[Dated]:
     """Sorted by onset. A rank that several roots name is listed once, with its earliest onset."""
-    suspects: list[SuspectRank] = []
-    for root in roots:
-        node = root.nodes[0]
-        mismatch = mismatches.get(node.instance) if isinstance(node, Wait) else None
-        suspects += suspects_of(graph, root, held_up.get(node, []), mismatch)
-    by_rank: dict[int, SuspectRank] = {}
-    for suspect in sorted(suspects, key=lambda suspect: (suspect.onset, suspect.rank)):
-        by_rank.setdefault(suspect.rank, suspect)
+    found = [
+        dated
+        for root in roots
+        for dated in suspects_of(graph, root, held_up.get(root.nodes[0], []))
+    ]
+    by_rank: dict[int, Dated] = {}
+    for suspect, began in sorted(found, key=lambda dated: (dated[1].at, dated[0].rank)):
+        by_rank.setdefault(suspect.rank, (suspect, began))
     return list(by_rank.values())
 
 
@@ -220,20 +218,20 @@ def _attendance(graph: Graph, wait: Wait) -> tuple[tuple[int, ...], tuple[int, .
     return tuple(inside.tolist()), tuple(attendance.absent.tolist())
 
 
-def _rows(stalled: StallTable, ranks: set[int]) -> list[tuple[StalledOp, int]]:
-    """What of these ranks is stalled, with its age, oldest first."""
+def _stalled_ops(stalled: StallTable, ranks: set[int]) -> list[StalledOp]:
+    """What of these ranks is stalled, oldest first."""
     selected = np.isin(stalled.rank, np.fromiter(ranks, np.int64, len(ranks)))
     oldest: dict[StalledOp, int] = {}
     for op, since in zip(stalled.rows(selected), stalled.since[selected].tolist(), strict=True):
         oldest[op] = min(since, oldest.get(op, since))
-    return sorted(oldest.items(), key=lambda item: (item[1], item[0]))
+    return sorted(oldest, key=lambda op: (oldest[op], op))
 
 
 def _about(
     graph: Graph,
     roots: Sequence[Root],
     held_up: Mapping[Node, list[Wait]],
-    stalled: set[StalledOp],
+    stalled: Collection[StalledOp],
 ) -> Wait:
     """The first stalled op that waits directly for a root; else the first op that does."""
     direct = [
@@ -257,9 +255,8 @@ def _merged_by_rank(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
     """Diagnoses that name the same rank are one incident; the oldest is kept."""
     kept: list[Diagnosis] = []
     for diagnosis in diagnoses:
-        named = {suspect.rank for suspect in diagnosis.suspects}
         for at, other in enumerate(kept):
-            if named & {suspect.rank for suspect in other.suspects}:
+            if diagnosis.onsets.keys() & other.onsets.keys():
                 kept[at] = _joined(other, diagnosis)
                 break
         else:
@@ -268,16 +265,14 @@ def _merged_by_rank(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
 
 
 def _joined(first: Diagnosis, second: Diagnosis) -> Diagnosis:
-    known = {suspect.rank for suspect in first.suspects}
-    suspects = (
-        *first.suspects,
-        *(suspect for suspect in second.suspects if suspect.rank not in known),
-    )
-    named = {suspect.rank for suspect in suspects}
+    others = (suspect for suspect in second.suspects if suspect.rank not in first.onsets)
+    suspects = (*first.suspects, *others)
+    onsets = {**second.onsets, **first.onsets}
     return replace(
         first,
         stalled=tuple(dict.fromkeys((*first.stalled, *second.stalled))),
         suspects=suspects,
-        victims=tuple(sorted({*first.victims, *second.victims} - named)),
-        unknown=tuple(sorted({*first.unknown, *second.unknown} - named)),
+        onsets=onsets,
+        victims=tuple(sorted({*first.victims, *second.victims} - onsets.keys())),
+        unknown=tuple(sorted({*first.unknown, *second.unknown} - onsets.keys())),
     )

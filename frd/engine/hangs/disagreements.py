@@ -11,7 +11,7 @@ from typing import Final
 
 from frd.engine.findings import text
 from frd.engine.matching import signature_rules
-from frd.engine.state.snapshot import Mismatch
+from frd.engine.state.snapshot import GroupSnapshot, Mismatch
 from frd.model import Signature
 
 _MOST: Final = 3
@@ -41,48 +41,51 @@ def has_majority(mismatch: Mismatch) -> bool:
     return 2 * sizes[0] > sum(sizes)
 
 
-def of_mismatch(mismatch: Mismatch, label: str, *, completed: bool) -> str:
+def of_mismatch(mismatch: Mismatch, group: GroupSnapshot) -> str:
     """``rank 2 passed float16 where ranks 0-1 passed float32 to all_reduce #7 on default_pg``"""
     usual, *odd = mismatch.classes
-    words = _Words(mismatch, label)
+    words = _Words(mismatch, group.info.label)
     if not odd:
-        what = text.collective(usual[0].op, mismatch.seq, label)
-        return _with_result(
-            f"sizes in {what} contradict each other: {mismatch.detail}", completed=completed
-        )
+        what = text.collective(usual[0].op, mismatch.seq, group.info.label)
+        sentence = f"sizes in {what} contradict each other: {mismatch.detail}"
+        return _with_result(sentence, mismatch, group)
     clauses = [f"{text.ranks(ranks)} {words.did(signature)}" for signature, ranks in odd[:_MOST]]
     if len(odd) > _MOST:
         clauses.append(f"{sum(len(ranks) for _, ranks in odd[_MOST:])} more did something else")
     mine = f"{text.ranks(usual[1])} {words.did(usual[0])}"
     if has_majority(mismatch):
-        return _with_result(f"{' and '.join(clauses)} where {mine}{words.where}", completed)
-    return _with_result(f"{', '.join([mine, *clauses])}{words.where}", completed)
+        sentence = f"{' and '.join(clauses)} where {mine}{words.where}"
+    else:
+        sentence = f"{', '.join([mine, *clauses])}{words.where}"
+    return _with_result(sentence, mismatch, group)
 
 
-def of_rank(mismatch: Mismatch, rank: int, label: str, *, completed: bool) -> str:
-    """What one rank did: ``called broadcast where ranks 0-1 called all_reduce (#249 on dp)``."""
-    words = _Words(mismatch, label)
-    signature, ranks = next(
-        (signature, ranks) for signature, ranks in mismatch.classes if rank in ranks
-    )
-    others = [(signature, theirs) for signature, theirs in mismatch.classes if theirs != ranks]
+def of_class(
+    mismatch: Mismatch, alike: tuple[Signature, tuple[int, ...]], group: GroupSnapshot
+) -> str:
+    """What the ranks of one class did: ``called broadcast where ranks 0-1 called all_reduce (#249
+    on dp)``."""
+    words = _Words(mismatch, group.info.label)
+    signature = alike[0]
     sentence = f"passed {text.clean(signature.op)}; {mismatch.detail}"
+    others = [other for other in mismatch.classes if other != alike]
     if others:
         other, theirs = others[0]
         sentence = f"{words.did(signature)} where {text.ranks(theirs)} {words.did(other)}"
         sentence += words.where
         if wrong := signature_rules.self_contradiction(signature, mismatch.group_size):
             sentence += f"; {wrong}"
-    return _with_result(sentence, completed) + (f"; {GLOO}" if _of_gloo(mismatch) else "")
+    return _with_result(sentence, mismatch, group) + (f"; {GLOO}" if _of_gloo(mismatch) else "")
 
 
-def of_order(heads: Sequence[tuple[str, Sequence[int]]], *, has_usual: bool) -> str:
+def of_order(heads: Sequence[tuple[str, Sequence[int]]]) -> str:
     """``rank 3 went into all_reduce on dp while ranks 0-2 are in all_to_all on ep``.
 
-    `heads` lists which ranks are in what, the usual op last.
+    `heads` lists which ranks are in what, the op with the most ranks last.
     """
     clauses = [f"{text.ranks(ranks)} {_is(ranks)} in {what}" for what, ranks in heads]
-    if not has_usual:
+    sizes = [len(ranks) for _, ranks in heads]
+    if 2 * sizes[-1] <= sum(sizes):
         return ", ".join(clauses)
     odd = [f"{text.ranks(ranks)} went into {what}" for what, ranks in heads[:-1]]
     return f"{' and '.join(odd)} while {clauses[-1]}"
@@ -92,9 +95,12 @@ def _is(ranks: Sequence[int]) -> str:
     return "is" if len(ranks) == 1 else "are"
 
 
-def _with_result(sentence: str, completed: bool) -> str:
+def _with_result(sentence: str, mismatch: Mismatch, group: GroupSnapshot) -> str:
+    """The sentence and, where all members completed the collective and went on to a later one, so
+    that no error stopped them, what that means."""
     sentence = text.clean(sentence, _MOST_CHARS)
-    return f"{sentence}; {WRONG_RESULT}" if completed else sentence
+    done = (group.completed >= mismatch.seq) & (group.enqueued > mismatch.seq)
+    return f"{sentence}; {WRONG_RESULT}" if len(done) and done.all() else sentence
 
 
 def _of_gloo(mismatch: Mismatch) -> bool:

@@ -143,11 +143,6 @@ def exits(snapshot: Snapshot) -> list[Exit]:
     return sorted(found, key=lambda exited: (exited.at, exited.rank))
 
 
-def bad_exits(snapshot: Snapshot) -> list[Exit]:
-    """The `exits` that need an explanation."""
-    return [exited for exited in exits(snapshot) if exited.is_bad]
-
-
 def _known_to_end(snapshot: Snapshot) -> set[int]:
     """Ranks that finished and are known to their end. Agents of version 0.1 do not report how far
     a rank came at its end."""
@@ -168,8 +163,6 @@ def _deserters(snapshot: Snapshot, known: set[int]) -> set[int]:
     found: set[int] = set()
     for group in snapshot.groups:
         behind = group.enqueued < group.enqueued.max(initial=UNKNOWN_SEQ)
-        behind &= group.enqueued > UNKNOWN_SEQ
-        if group.hidden is not None:
-            behind &= ~group.hidden
+        behind &= (group.enqueued > UNKNOWN_SEQ) & ~group.hidden
         found.update(known.intersection(group.members[behind].tolist()))
     return found

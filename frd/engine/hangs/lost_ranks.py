@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.hangs.exits import SEEN_LATE_NS, TOGETHER_NS, Exit, Manner, exits
+from frd.engine.hangs.exits import SEEN_LATE_NS, TOGETHER_NS, Exit, Manner
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.model import AlignedNs, Confidence, ExitKind, RankState
@@ -41,10 +41,11 @@ def judged_after_s(policy: Policy) -> float:
     return policy.loss_grace_s + SEEN_LATE_NS / 1e9
 
 
-def first_lost(snapshot: Snapshot, policy: Policy, *, final: bool = False) -> Loss | None:
-    """The lost ranks; None if there are none, or it is too early to judge. `final`: there is
-    nothing to wait for, because another attempt of the job has begun."""
-    gone = exits(snapshot)
+def first_lost(
+    snapshot: Snapshot, gone: Sequence[Exit], policy: Policy, *, final: bool = False
+) -> Loss | None:
+    """The lost ranks of all `exits`; None if there are none, or it is too early to judge. `final`:
+    there is nothing to wait for, because another attempt of the job has begun."""
     bad = [exited for exited in gone if exited.is_bad]
     if not bad:
         return None
@@ -67,7 +68,7 @@ def first_lost(snapshot: Snapshot, policy: Policy, *, final: bool = False) -> Lo
         and not any(_explains(stop, exited, has_reacted=has_reacted) for stop in first_stops)
     ]
     if causes:
-        return _first_cause(snapshot, gone, causes, first_stops, policy, final=final)
+        return _first_cause(snapshot, gone, causes, first_stops, policy, is_over=is_over)
     if stops:
         return _stopped(snapshot, gone, stops)
     if waited_s < judged_after_s(policy) and not is_over:
@@ -95,7 +96,7 @@ def _first_cause(
     stops: Sequence[Exit],
     policy: Policy,
     *,
-    final: bool,
+    is_over: bool,
 ) -> Loss | None:
     bad = [exited for exited in gone if exited.is_bad]
     until = causes[0].at + round(policy.loss_grace_s * 1e9) + SEEN_LATE_NS
@@ -108,16 +109,19 @@ def _first_cause(
     if not rare:
         return None
     manner = min(exited.manner for exited in rare)
-    likely = [exited for exited in rare if exited.manner is manner]
-    first = [exited for exited in likely if not likely[0].seen.is_before(exited.seen, TOGETHER_NS)]
+    first = _first_of([exited for exited in rare if exited.manner is manner])
     crashed = [exited for exited in first if exited.how.kind is ExitKind.SIGNAL]
     first = crashed or first  # a program may react to a peer with its own exception
-    if not (
-        _others_run_on(snapshot, bad[0].at, policy) or _others_died(snapshot, bad, first, final)
-    ):
+    others_died = is_over and _others_died(bad, first)
+    if not others_died and not _others_run_on(snapshot, bad[0].at, policy):
         return None
     is_sure = manner is not Manner.ABORTED and _have_order(first[0], (*first, *stops))
     return Loss(tuple(first), Confidence.HIGH if is_sure else Confidence.MEDIUM)
+
+
+def _first_of(exits: Sequence[Exit]) -> list[Exit]:
+    """The first of exits in the order of time, and those that have no order with it."""
+    return [exited for exited in exits if not exits[0].seen.is_before(exited.seen, TOGETHER_NS)]
 
 
 def _have_order(exited: Exit, others: Iterable[Exit]) -> bool:
@@ -145,10 +149,7 @@ def _stopped(snapshot: Snapshot, gone: Sequence[Exit], stops: Sequence[Exit]) ->
         return None
     if not _run_on(snapshot, AlignedNs(stops[0].at + round(STOP_TAKES_S * 1e9))):
         return None
-    first = tuple(
-        exited for exited in stops if not stops[0].seen.is_before(exited.seen, TOGETHER_NS)
-    )
-    return Loss(first, Confidence.HIGH)
+    return Loss(tuple(_first_of(stops)), Confidence.HIGH)
 
 
 def _blame_a_peer(
@@ -163,8 +164,7 @@ def _blame_a_peer(
         return Loss((), Confidence.LOW)
     if not _others_run_on(snapshot, bad[0].at, policy):
         return None
-    first = tuple(exited for exited in bad if not bad[0].seen.is_before(exited.seen, TOGETHER_NS))
-    return Loss(first, Confidence.LOW)
+    return Loss(tuple(_first_of(bad)), Confidence.LOW)
 
 
 def _others_run_on(snapshot: Snapshot, first_at: AlignedNs, policy: Policy) -> bool:
@@ -177,20 +177,14 @@ def _others_run_on(snapshot: Snapshot, first_at: AlignedNs, policy: Policy) -> b
 
 
 def _run_on(snapshot: Snapshot, since: AlignedNs, *, trusted: bool = False) -> bool:
-    running = np.array([state is RankState.LIVE for state in snapshot.state], np.bool_)
     heard = snapshot.as_of >= since
     if trusted:
         heard = heard | snapshot.connected
-    return bool(np.any(running & heard))
+    return bool(np.any(snapshot.in_state(RankState.LIVE) & heard))
 
 
-def _others_died(
-    snapshot: Snapshot, bad: Sequence[Exit], first: Sequence[Exit], final: bool
-) -> bool:
-    """All are gone, and others of them later or for another reason: they died of it."""
-    gone = (RankState.EXITED, RankState.FINISHED)
-    if not final and any(state not in gone for state in snapshot.state):
-        return False
+def _others_died(bad: Sequence[Exit], first: Sequence[Exit]) -> bool:
+    """Other ranks ended later or for another reason: they died of it."""
     ranks = {exited.rank for exited in first}
     others = [exited for exited in bad if exited.rank not in ranks]
     return any(

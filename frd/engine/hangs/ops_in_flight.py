@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from frd.engine.state.snapshot import GroupSnapshot, Snapshot
+from frd.engine.state.snapshot import Snapshot
 from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, Int32s, Int64s
 
 _UNKNOWN_AGE = np.int64(np.iinfo(np.int64).max)
@@ -99,22 +99,12 @@ class Waits:
         self._first = np.zeros(len(groups) + 1, dtype=np.int64)
         np.cumsum([len(g.members) for g in groups], out=self._first[1:])
         self._group = np.repeat(np.arange(len(groups), dtype=np.int64), np.diff(self._first))
-        self._rank = _column(groups, [g.members for g in groups])
-        self._enqueued = _column(groups, [g.enqueued for g in groups])
-        self._started = _column(groups, [g.started for g in groups])
-        self._completed = _column(groups, [g.completed for g in groups])
-        self._since = _column(groups, [g.head_since for g in groups])
-        self._hidden = np.zeros(len(self._rank), np.bool_)
-        self._forgotten = np.zeros(len(self._rank), np.bool_)
-        self._moved_at = np.zeros(len(self._rank), np.int64)
-        for at, group in enumerate(groups):
-            rows = slice(self._first[at], self._first[at + 1])
-            if group.hidden is not None:
-                self._hidden[rows] = group.hidden
-            if group.forgotten is not None:
-                self._forgotten[rows] = group.forgotten
-            if group.moved_at is not None:
-                self._moved_at[rows] = group.moved_at
+        self._rank = _joined([g.members for g in groups], np.int32)
+        self._enqueued = _joined([g.enqueued for g in groups])
+        self._started = _joined([g.started for g in groups])
+        self._completed = _joined([g.completed for g in groups])
+        self._since = _joined([g.head_since for g in groups])
+        self._forgotten = _joined([g.forgotten for g in groups], np.bool_)
         self._forgetting = frozenset(self._rank[self._forgotten].tolist())
         self._index_ops()
         timed_ranks = np.unique(self._rank[self._started > UNKNOWN_SEQ])
@@ -126,7 +116,7 @@ class Waits:
         pairs = np.flatnonzero((self._enqueued > self._completed) & ~self._forgotten)
         channels = self.snapshot.channels
         flying = np.flatnonzero(channels.in_flight > 0)
-        rank = np.concatenate([self._rank[pairs], channels.rank[flying].astype(np.int64)])
+        rank = np.concatenate([self._rank[pairs], channels.rank[flying]])
         since = np.concatenate([self._since[pairs], channels.since[flying]])
         source = np.concatenate([pairs, flying + len(self._rank)])
         order = np.lexsort((source, np.where(since > 0, since, _UNKNOWN_AGE), rank))
@@ -196,23 +186,20 @@ class Waits:
         return known
 
     def _attend(self, collective: Instance) -> Attendance:
+        group, seq = self.snapshot.groups[collective.group], collective.seq
         rows = slice(self._first[collective.group], self._first[collective.group + 1])
-        seq = collective.seq
-        rank = self._rank[rows].astype(np.int32)
-        enqueued, started = self._enqueued[rows], self._started[rows]
-        completed, since = self._completed[rows], self._since[rows]
-        done = completed >= seq
-        came = (enqueued >= seq) & ~done
-        lost = came & self._forgotten[rows]
+        rank = group.members
+        done = group.completed >= seq
+        came = (group.enqueued >= seq) & ~done
+        lost = came & group.forgotten
         absent = ~done & ~came | lost
         joined = came & ~lost
-        inside = joined & (completed + 1 == seq)
-        known = np.flatnonzero(inside & (since > 0))
-        joined_at = since[known]
-        moved_at, begun = self._moved_at[rows], started >= seq
+        inside = joined & (group.completed + 1 == seq)
+        known = np.flatnonzero(inside & (group.head_since > 0))
+        joined_at, begun = group.head_since[known], group.started >= seq
         return Attendance(
             absent=rank[absent],
-            hidden=rank[absent & self._hidden[rows] | lost],
+            hidden=rank[absent & group.hidden | lost],
             behind=rank[joined & ~inside],
             inside=rank[inside],
             done=rank[done],
@@ -223,8 +210,8 @@ class Waits:
             first_since=AlignedNs(int(joined_at.min()) if len(known) else 0),
             first=int(rank[known[joined_at.argmin()]]) if len(known) else -1,
             last_since=AlignedNs(int(joined_at.max()) if len(known) else 0),
-            started_at=_first_of(moved_at[begun]),
-            done_at=_first_of(moved_at[done]),
+            started_at=_first_of(group.moved_at[begun]),
+            done_at=_first_of(group.moved_at[done]),
         )
 
     def is_paired(self, channel: Instance, rank: int) -> bool:
@@ -234,14 +221,6 @@ class Waits:
             return True
         counterparts = (channel, Instance(channel.group, UNKNOWN_SEQ, -1, peer))
         return any(op.instance in counterparts for op in self.ops(peer))
-
-    def enqueued(self, group: int, rank: int) -> int:
-        """The last seq of a group that a rank joined, `UNKNOWN_SEQ` when none."""
-        members = self._rank[self._first[group] : self._first[group + 1]]
-        at = int(np.searchsorted(members, rank))
-        if at == len(members) or members[at] != rank:
-            return UNKNOWN_SEQ
-        return int(self._enqueued[int(self._first[group]) + at])
 
     def has_forgotten(self, rank: int) -> bool:
         """In some group it is unknown which op the rank is in, or whether it has completed it."""
@@ -256,7 +235,5 @@ def _first_of(times: Int64s) -> AlignedNs:
     return AlignedNs(int(times.min()) if len(times) else 0)
 
 
-def _column(groups: Sequence[GroupSnapshot], parts: Sequence[npt.NDArray[np.integer]]) -> Int64s:
-    if not groups:
-        return np.zeros(0, dtype=np.int64)
-    return np.concatenate(parts).astype(np.int64, copy=False)
+def _joined(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike = np.int64) -> Any:
+    return np.concatenate([np.zeros(0, dtype), *parts])

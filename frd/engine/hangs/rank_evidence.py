@@ -49,8 +49,7 @@ class RankEvidence:
 
     def moved_at(self, rank: int) -> int:
         """When a watermark of the rank last advanced; 0 if never, or unknown."""
-        moved_at = self.snapshot.moved_at
-        return 0 if moved_at is None else int(moved_at[self._waits.row(rank)])
+        return int(self.snapshot.moved_at[self._waits.row(rank)])
 
     def moved_lately(self, rank: int) -> bool:
         """The rank moved shortly before its last report; nothing is known of the time since."""
@@ -99,6 +98,5 @@ class RankEvidence:
         return self.present(rank)
 
     def agents_of(self, ranks: Iterable[int] | Int32s) -> set[int]:
-        """Numbers of the agents that report these ranks; one if agents are not distinguished."""
-        clocks = self.snapshot.clocks
-        return {int(clocks.node[self._waits.row(int(r))]) if clocks else -1 for r in ranks}
+        """Numbers of the agents that report these ranks."""
+        return {int(self.snapshot.clocks.node[self._waits.row(int(rank))]) for rank in ranks}

@@ -6,6 +6,7 @@ to, or that concern the same rank or op, belong to one *incident*.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -44,15 +45,19 @@ def incidents(graph: Graph, starts: Collection[Wait]) -> list[Incident]:
         parts = components(graph.edges)
     sinks = [part for part in parts if _is_sink(graph, part) or _is_deadlock(graph, part)]
     leads_to = _reachable_sinks(graph, parts, sinks)
-    union = _Union()
-    for start in starts:
-        union.join(("sink", at) for at in leads_to[start])
-    for at, sink in enumerate(sinks):
-        union.join([("sink", at), *(_concerns(node) for node in sink)])
+    connected: list[tuple[int, Hashable]] = [
+        (at, start) for start in starts for at in leads_to[start]
+    ]
+    connected += [(at, _concerns(node)) for at, sink in enumerate(sinks) for node in sink]
+    neighbours: dict[Hashable, list[Hashable]] = defaultdict(list)
+    for at, other in connected:
+        neighbours["sink", at].append(other)
+        neighbours[other].append(("sink", at))
+    incident_of = {node: at for at, part in enumerate(components(neighbours)) for node in part}
 
-    grouped: dict[Hashable, tuple[list[Wait], set[int]]] = {}
+    grouped: dict[int, tuple[list[Wait], set[int]]] = {}
     for start in starts:
-        some, ends = grouped.setdefault(union.find(("sink", min(leads_to[start]))), ([], set()))
+        some, ends = grouped.setdefault(incident_of[start], ([], set()))
         some.append(start)
         ends.update(leads_to[start])
     return [
@@ -154,22 +159,3 @@ def _concerns(node: Node) -> Hashable:
             return instance
         case Member(rank) | UnknownRank(rank, _):
             return rank
-
-
-class _Union:
-    """Disjoint sets of hashable things, by path halving."""
-
-    def __init__(self) -> None:
-        self._parent: dict[Hashable, Hashable] = {}
-
-    def find(self, item: Hashable) -> Hashable:
-        self._parent.setdefault(item, item)
-        while self._parent[item] != item:
-            self._parent[item] = self._parent[self._parent[item]]
-            item = self._parent[item]
-        return item
-
-    def join(self, items: Iterable[Hashable]) -> None:
-        first, *rest = items
-        for item in rest:
-            self._parent[self.find(item)] = self.find(first)

@@ -11,7 +11,7 @@ leads to an `UnknownRank`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,7 +29,7 @@ from frd.engine.hangs.wait_nodes import (
     wait_of,
 )
 from frd.engine.matching.signature_rules import is_synchronizing
-from frd.engine.state.snapshot import Snapshot
+from frd.engine.state.snapshot import Mismatch, Snapshot
 from frd.model import AlignedNs, Int32s
 
 _NOTICED_NS = 1_000_000_000
@@ -43,7 +43,7 @@ class Graph:
     waits: Waits
     late_s: float
     """Telemetry older than this proves nothing."""
-    mismatched: Collection[Instance] = ()
+    mismatches: Mapping[Instance, Mismatch]
     """Collectives whose members do not agree."""
     edges: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
     endings: dict[Node, Ending] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Graph:
         return (), Ending.NO_RANK
 
     def _expand_collective(self, wait: Wait) -> tuple[tuple[Node, ...], Ending | None]:
-        if wait.instance in self.mismatched:
+        if wait.instance in self.mismatches:
             return (), Ending.MISMATCH
         attendance = self.waits.attendance(wait.instance)
         unstarted = attendance.inside[attendance.timed & ~attendance.started]

@@ -86,11 +86,11 @@ def _doing(snapshot: Snapshot, rank: int, onset: int) -> str:
     inside: tuple[int, str] | None = None
     joined: tuple[int, str] | None = None
     for group in snapshot.groups:
-        at = int(group.members.searchsorted(rank))
-        if at == len(group.members) or group.members[at] != rank:
+        row = group.row(rank)
+        if row < 0:
             continue
-        enqueued, completed = int(group.enqueued[at]), int(group.completed[at])
-        since, label = int(group.head_since[at]), clean(group.info.label)
+        enqueued, completed = int(group.enqueued[row]), int(group.completed[row])
+        since, label = int(group.head_since[row]), clean(group.info.label)
         if enqueued > completed and 0 < since <= onset:
             seq = completed + 1
             if inside is None or since < inside[0]:

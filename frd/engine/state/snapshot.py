@@ -46,20 +46,23 @@ class GroupSnapshot:
     completed: Int64s
     head_since: Int64s
     """Aligned ns at which the member enqueued its oldest outstanding collective; 0 for none."""
-    ops: Callable[[int], str] = field(default=lambda seq: "")
-    """The op of a seq of this group, empty when unknown."""
-    hidden: Bools | None = None
+    moved_at: Int64s
+    """Aligned ns by which the member had reached `started` and `completed`; 0 when unknown."""
+    hidden: Bools
     """Members that may be further than their watermarks say (a dump file may have lost its entries
-    of a group): their absence proves nothing. None: no member."""
-    forgotten: Bools | None = None
+    of a group): their absence proves nothing."""
+    forgotten: Bools
     """Members whose open op may be over: the agent session that reported it is gone, and so are the
     entries; or their watermarks were impossible and are cut. They wait in nothing, and it is not
-    certain that they are in no other op. None: no member."""
-    moved_at: Int64s | None = None
-    """Aligned ns by which the member had reached `started` and `completed`; 0, or None for all,
-    when unknown."""
-    threshold_s: float = 10.0
+    certain that they are in no other op."""
+    ops: Callable[[int], str]
+    """The op of a seq of this group, empty when unknown."""
+    threshold_s: float
     """How long a wait in this group may take before it is a stall."""
+
+    def row(self, rank: int) -> int:
+        """The row of a member, -1 when the rank is not in the group."""
+        return _row(self.members, rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +118,14 @@ class Snapshot:
     """The stream of the rank's agent is up (always true offline)."""
     gap: Bools
     """Rows of the rank are known to be missing, so that its absence proves less."""
+    moved_at: Int64s
+    """Aligned ns at which a watermark of the rank last advanced, 0 when it never did or that is
+    unknown (a dump file has no history)."""
+    clocks: RankClocks
     info: Mapping[int, RankInfo]
     groups: Sequence[GroupSnapshot]
     channels: ChannelSnapshot
     mismatches: Sequence[Mismatch] = ()
-    clocks: RankClocks | None = None
-    """None when all times are of one clock, or of clocks without uncertainty."""
-    moved_at: Int64s | None = None
-    """Aligned ns at which a watermark of the rank last advanced, 0 when it never did; None when
-    unknown (a dump file has no history)."""
     exits: Mapping[int, ExitInfo] = field(default_factory=dict)
     """How processes that are gone ended, by rank, as far as their agents know."""
     created_at: int = 0
@@ -131,14 +133,23 @@ class Snapshot:
     p2p_ranks: Set[int] = frozenset()
     """Ranks that ever had a P2P op in flight."""
 
+    def row(self, rank: int) -> int:
+        """The row of a rank in the rank arrays, -1 when it was never declared."""
+        return _row(self.rank, rank)
+
+    def in_state(self, *states: RankState) -> Bools:
+        """The ranks in one of these states, as a mask of the rank arrays."""
+        return np.array([state in states for state in self.state], np.bool_)
+
     def moment(self, rank: int, at: AlignedNs) -> UncertainTime:
         """A time of the clock of `rank`; without bounds when the rank is unknown."""
-        if self.clocks is None:
-            return UncertainTime(at, 0, 0)
-        row = int(np.searchsorted(self.rank, rank))
-        if row == len(self.rank) or self.rank[row] != rank:
-            return UncertainTime(at, -1, None)
-        return self.clocks.moment(row, at)
+        row = self.row(rank)
+        return self.clocks.moment(row, at) if row >= 0 else UncertainTime(at, -1, None)
+
+
+def _row(ranks: Int32s, rank: int) -> int:
+    row = int(np.searchsorted(ranks, rank))
+    return row if row < len(ranks) and ranks[row] == rank else -1
 
 
 class StalledOp(NamedTuple):

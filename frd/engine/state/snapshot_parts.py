@@ -202,11 +202,11 @@ def groups(
             started[start:end],
             done[start:end],
             head[start:end],
+            moved[start:end],
+            hidden[start:end],
+            forgotten[start:end],
             op,
-            hidden=hidden[start:end],
-            forgotten=forgotten[start:end],
-            moved_at=moved[start:end],
-            threshold_s=threshold_s,
+            threshold_s,
         )
         for info, start, end, op, threshold_s in zip(
             table.infos, bounds, bounds[1:], ops, thresholds_s, strict=False

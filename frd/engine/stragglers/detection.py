@@ -48,7 +48,6 @@ class Topology:
     """Which rank of a snapshot is in which group and on which node."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        assert snapshot.clocks is not None
         self._snapshot = snapshot
         self.node = np.full(int(snapshot.rank.max(initial=-1)) + 1, -1, np.int32)
         """By rank; -1 where the clock of the node is not known yet."""

@@ -18,7 +18,7 @@ from frd.engine.state.snapshot import Snapshot
 from frd.engine.stragglers.detection import CHANCE_NATS, Judgement, Late, Straggler, judge
 from frd.engine.tick import Tick
 from frd.forms import span_text
-from frd.model import Confidence, Finding, Kind, Reason, Suspect
+from frd.model import Confidence, Finding, Kind, Reason
 
 _NO_LONGER = "no longer late"
 
@@ -135,9 +135,9 @@ class StragglerDetector:
             status=status,
             groups_held_up=labels,
             suspects=tuple(
-                Suspect(
+                builder.suspect(
+                    snapshot,
                     rank,
-                    builder.node_of(snapshot, rank),
                     Reason.LATE,
                     confidence,
                     _evidence(straggler, rank, labels, window, snapshot),

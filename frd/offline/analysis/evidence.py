@@ -73,7 +73,7 @@ def _of_mismatch(rows: Rows, snapshot: Snapshot, verdict: Diagnosis) -> list[str
     if len(set(map(_but_dtypes, (signature for signature, _ in classes)))) == 1 and len(dtypes) > 1:
         notes.append(", ".join(dtypes))
     backend = rows.series[of].backend
-    if classes and not verdict.waiting:
+    if classes and not verdict.collective.waiting_ranks:
         knows = judges(backend)  # Gloo's recorder has the end, but not whether it succeeded
         ended = "it completed, so" if knows else "no rank waits in it any more: unless it failed,"
         notes.append(f"{ended} its result is wrong")
@@ -101,13 +101,15 @@ def _with_onsets(
 
     Absence is known from the waiting ranks, so the least exact of their clocks counts.
     """
-    onset = {blame.rank: blame.onset for blame in verdict.suspects}
-    involved = {suspect.rank for suspect in suspects} | {*verdict.waiting, *verdict.victims}
+    waiting = verdict.collective.waiting_ranks
+    involved = {suspect.rank for suspect in suspects}.union(waiting, verdict.victims)
     bounds = [clocks.uncertainty_ns.get(rank) for rank in involved]
     known = [bound for bound in bounds if bound is not None]
     bound = max(known, default=0) if len(known) == len(bounds) else None
     # Even on one node it is not known whose clock it was, so each is a separate clock.
-    moments = [UncertainTime(onset[suspect.rank], suspect.rank, bound) for suspect in suspects]
+    moments = [
+        UncertainTime(verdict.onsets[suspect.rank].at, suspect.rank, bound) for suspect in suspects
+    ]
     return builder.timed(suspects, moments)
 
 

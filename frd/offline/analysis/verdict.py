@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from frd.engine.clocks.uncertain_time import RankClocks
 from frd.engine.findings import builder, text
-from frd.engine.hangs.claims import collective_of
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
 from frd.engine.state.snapshot import GroupSnapshot, Snapshot, StallTable
 from frd.flight.trace import Trace
@@ -115,7 +115,7 @@ def judge(
             for diagnosis, lasted in zip(diagnoses, waiting, strict=True)
         ),
         waiting,
-        tuple(_unproven_text(rows, snapshot, v, _waiting(v, stalls, durations)) for v in unproven),
+        tuple(_unproven_text(rows, v, _waiting(v, stalls, durations)) for v in unproven),
     )
 
 
@@ -165,12 +165,10 @@ def _is_open(diagnosis: Diagnosis, waiting: Waiting) -> bool:
 
 def _is_covered(candidate: Diagnosis, diagnoses: Sequence[Diagnosis]) -> bool:
     """True if a diagnosis concerns some of the ranks of the candidate."""
-    mine = {*_named(candidate), *candidate.waiting}
-    return any(mine & {*_named(one), *one.waiting, *one.victims} for one in diagnoses)
-
-
-def _named(diagnosis: Diagnosis) -> set[int]:
-    return {suspect.rank for suspect in diagnosis.suspects}
+    mine = {*candidate.onsets, *candidate.collective.waiting_ranks}
+    return any(
+        mine & {*one.onsets, *one.collective.waiting_ranks, *one.victims} for one in diagnoses
+    )
 
 
 def _waiting(diagnosis: Diagnosis, stalls: StallTable, durations: WaitDurations) -> Waiting:
@@ -190,14 +188,12 @@ def _waiting(diagnosis: Diagnosis, stalls: StallTable, durations: WaitDurations)
     )
 
 
-def _unproven_text(rows: Rows, snapshot: Snapshot, diagnosis: Diagnosis, waiting: Waiting) -> str:
+def _unproven_text(rows: Rows, diagnosis: Diagnosis, waiting: Waiting) -> str:
     """``rank 0 had kept rank 1 waiting for 0.6 s when dumped (...); take another dump ...``."""
-    named = sorted(_named(diagnosis))
-    waiters = (
-        sorted({*diagnosis.waiting, *diagnosis.victims}.difference(named)) or diagnosis.waiting
-    )
-    about = collective_of(snapshot, diagnosis)
-    what = text.collective(about.op, about.seq, about.group)
+    named, ref = sorted(diagnosis.onsets), diagnosis.collective
+    victims = sorted({*ref.waiting_ranks, *diagnosis.victims}.difference(named))
+    waiters = victims or ref.waiting_ranks
+    what = text.collective(ref.op, ref.seq, ref.group)
     lasted = _lasted_text(waiting)
     if named:
         kept = f"{text.ranks(named)} had kept {text.ranks(waiters)} waiting for {lasted}"
@@ -244,6 +240,8 @@ def _snapshot(
         detail=[""] * count,
         connected=np.ones(count, np.bool_),
         gap=np.zeros(count, np.bool_),
+        moved_at=np.zeros(count, np.int64),
+        clocks=RankClocks(np.zeros(count, np.int32), np.zeros(count, np.int64)),
         info={r: one.trace.info for r, one in rows.ranks.items() if one.trace.info is not None},
         groups=[
             GroupSnapshot(
@@ -253,8 +251,10 @@ def _snapshot(
                 started=watermarks.started[series.pairs],
                 completed=watermarks.completed[series.pairs],
                 head_since=watermarks.head_since[series.pairs],
-                ops=_ops(rows, matched, of),
+                moved_at=np.zeros(len(series.members), np.int64),
                 hidden=watermarks.hidden[series.pairs],
+                forgotten=np.zeros(len(series.members), np.bool_),
+                ops=_ops(rows, matched, of),
                 threshold_s=0.0,
             )
             for of, series in enumerate(rows.series)
