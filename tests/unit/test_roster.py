@@ -11,9 +11,8 @@ import pytest
 
 from frd.model import NodeNs
 from frd_agent.ranks.roster import Roster
-from tests.unit.test_agent_files import shared
 from tests.unit.test_process import descriptors
-from tests.unit.test_taps import TOKEN, identity
+from tests.world.run_dir import TOKEN, identity, shared
 
 WRITTEN_NS = 1_700_000_000_000_000_000
 

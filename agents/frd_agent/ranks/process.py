@@ -86,25 +86,18 @@ class Process:
         Raises:
             OSError: as `read_stat`.
         """
-        pidfd = None
-        with contextlib.suppress(OSError, AttributeError):
-            pidfd = os.pidfd_open(pid)
-        try:
+        with contextlib.ExitStack() as opened:
+            pidfd = None
+            with contextlib.suppress(OSError, AttributeError):
+                pidfd = os.pidfd_open(pid)
+                opened.callback(os.close, pidfd)
             stat = read_stat(pid)
-        except OSError:
-            if pidfd is not None:
-                os.close(pidfd)
-            raise
-        inherited = (
-            stat is not None
-            and not_after_ns is not None
-            and started_at(stat) > not_after_ns + _START_SLACK_NS
-        )
-        if stat is None or stat.vital is Vital.GONE or inherited:
-            if pidfd is not None:
-                os.close(pidfd)
-            return None
-        return cls(pid, stat, pidfd)
+            if stat is None or stat.vital is Vital.GONE:
+                return None
+            if not_after_ns is not None and started_at(stat) > not_after_ns + _START_SLACK_NS:
+                return None
+            opened.pop_all()
+            return cls(pid, stat, pidfd)
 
     def look(self) -> Vital:
         try:

@@ -17,31 +17,7 @@ from frd.model import AttemptKey, NodeNs
 from frd_agent import tap
 from frd_agent.ranks import tap_files
 from frd_agent.ranks.tap_counters import CountersFile, parse_counters
-
-TOKEN = "0123456789ab"
-
-
-def identity(**changes: Any) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "token": TOKEN,
-        "job": "j",
-        "attempt": 2,
-        "rank": 1,
-        "local_rank": 1,
-        "world_size": 4,
-        "pid": 4711,
-        "host": "n1",
-        "boot_id": "b",
-        "torch_version": "2.13.0",
-        "backends": ["gloo"],
-        "devices": ["GPU-x"],
-        "started_at_ns": 5,
-        "socket": f"{TOKEN}.sock",
-        "shm": f"{TOKEN}.shm",
-        "groups": [{"name": "0", "desc": "default_pg", "ranks": [0, 1, 2, 3], "backend": "gloo"}],
-        "exit": None,
-    } | changes
+from tests.world.run_dir import TOKEN, identity
 
 
 def write(directory: Path, **changes: Any) -> Path:

@@ -13,14 +13,9 @@ from frd.errors import DumpError
 from frd.flight.entry import Dump, Entry
 from frd.flight.write import write_pickle
 from frd.model import AttemptKey, RankState
-from frd_agent.counters import Counters
 from frd_agent.ranks.dump_files import DumpFiles
 from frd_agent.ranks.file_rank import FileRank
-from frd_agent.ranks.poll_schedule import PollPolicy
-from frd_agent.ranks.rank import RankContext
-from frd_agent.uplink.current_state import CurrentState
-from frd_agent.uplink.dictionary import Dictionary
-from frd_agent.uplink.outbox import Outbox
+from tests.world.run_dir import shared
 
 
 def a_dump(entries: int, done: bool = True) -> bytes:
@@ -111,21 +106,6 @@ def test_a_number_that_is_no_rank_is_refused(tmp_path: Path) -> None:
     (path,) = files.changed()
     with pytest.raises(DumpError, match="no rank"):
         files.read(path)
-
-
-def shared() -> RankContext:
-    import asyncio
-
-    dictionary = Dictionary()
-    return RankContext(
-        dictionary=dictionary,
-        outbox=Outbox(1000, 100_000),
-        current=CurrentState(dictionary.attempt_of),
-        stats=Counters(),
-        policy=PollPolicy(),
-        dumping=asyncio.Semaphore(1),
-        wake=lambda: None,
-    )
 
 
 def test_a_rank_without_a_tap_is_reported_from_its_file(tmp_path: Path) -> None:

@@ -18,11 +18,18 @@ def dumped(watch: PollSchedule, counters: TapCounters, now: float, entries: int 
     watch.dumped(counters, entries)
 
 
+def due(
+    watch: PollSchedule, now: float, counters: TapCounters | None, age_s: float, exact: bool = True
+) -> Why | None:
+    """The decision after a look at the counters."""
+    watch.see(counters, age_s, exact=exact, now=now)
+    return watch.due(now)
+
+
 def watch_of(counters: TapCounters, now: float = 0.0) -> PollSchedule:
     """A watch whose first dump has just come."""
     watch = PollSchedule(POLICY)
-    watch.see(counters, 0.1, exact=False, now=now)
-    assert watch.due(now) is Why.FIRST
+    assert due(watch, now, counters, 0.1, exact=False) is Why.FIRST
     dumped(watch, counters, now)
     watch.see(counters, 0.1, exact=True, now=now)
     return watch
@@ -39,27 +46,22 @@ def test_a_rank_at_rest_is_left_alone() -> None:
 def test_a_ring_that_fills_is_read() -> None:
     """Six hundred of a thousand entries are new: the ring is read before it overruns."""
     watch = watch_of(raw(10))
-    watch.see(raw(609), 0.1, exact=True, now=1.5)
-    assert watch.due(1.5) is None
-    watch.see(raw(610), 0.1, exact=True, now=1.6)
-    assert watch.due(1.6) is Why.FILL
+    assert due(watch, 1.5, raw(609), 0.1) is None
+    assert due(watch, 1.6, raw(610), 0.1) is Why.FILL
 
 
 def test_entries_of_all_groups_fill_the_same_ring() -> None:
     """Two groups of one recorder share its ring; another recorder has its own."""
     watch = watch_of(raw(0))
     moved = {(0, 0): Status(400, -1, 400), (0, 1): Status(201, -1, 201), (1, 5): Status(9, -1, 9)}
-    watch.see(moved, 0.1, exact=True, now=1.5)
-    assert watch.due(1.5) is Why.FILL
+    assert due(watch, 1.5, moved, 0.1) is Why.FILL
 
 
 def test_rest_over_an_op_in_flight_is_read_once() -> None:
     """A rank enters a collective and stays: after a second it is read, and then not again."""
     watch = watch_of(raw(10))
-    watch.see(raw(11, 10), 0.2, exact=True, now=1.2)
-    assert watch.due(1.2) is None
-    watch.see(raw(11, 10), 0.9, exact=True, now=2.1)
-    assert watch.due(2.1) is Why.STILL
+    assert due(watch, 1.2, raw(11, 10), 0.2) is None
+    assert due(watch, 2.1, raw(11, 10), 0.9) is Why.STILL
     dumped(watch, raw(11, 10), 2.1)
     for second in range(4, 60):
         watch.see(raw(11, 10), 0.5, exact=True, now=float(second))
@@ -72,8 +74,7 @@ def test_a_dump_without_counters_covers_what_was_seen_before_it() -> None:
     watch.see(raw(11, 10), 0.2, exact=True, now=3.0)
     assert watch.due(4.0) is Why.STILL
     dumped(watch, {}, 4.0)
-    watch.see(raw(11, 10), 0.5, exact=True, now=9.0)
-    assert watch.due(9.0) is None
+    assert due(watch, 9.0, raw(11, 10), 0.5) is None
 
 
 def test_rest_with_nothing_in_flight_is_read_too() -> None:
@@ -90,20 +91,17 @@ def test_a_moving_rank_is_read_as_often_as_its_ring_is_small() -> None:
     small, large = watch_of(raw(10)), watch_of(raw(10))
     dumped(large, raw(10), 0.0, entries=2000)
     for watch in (small, large):
-        watch.see(raw(20), 0.1, exact=False, now=1.9)
-        assert watch.due(1.9) is None
+        assert due(watch, 1.9, raw(20), 0.1, exact=False) is None
         watch.see(raw(21), 0.1, exact=False, now=2.0)
     assert small.due(2.0) is Why.REFRESH
     assert large.due(2.0) is None
-    large.see(raw(30), 0.1, exact=False, now=6.5)
-    assert large.due(6.5) is Why.REFRESH
+    assert due(large, 6.5, raw(30), 0.1, exact=False) is Why.REFRESH
 
 
 def test_stale_counters_lead_to_the_socket_every_few_seconds() -> None:
     """The GIL is held: the tap is silent, the socket is asked now and then every few seconds."""
     watch = watch_of(raw(10))
-    watch.see(raw(10), 1.9, exact=True, now=2.9)
-    assert watch.due(2.9) is None
+    assert due(watch, 2.9, raw(10), 1.9) is None
     watch.see(raw(10), 2.1, exact=True, now=3.1)
     assert watch.is_stale
     assert watch.due(3.1) is Why.STALE
@@ -122,31 +120,26 @@ def test_a_tap_that_publishes_rarely_is_not_stale_between_two_publications() -> 
 def test_a_rank_without_counters_is_stale() -> None:
     """The counters file cannot be read: the socket is all there is."""
     watch = watch_of(raw(10))
-    watch.see(None, 0.0, exact=False, now=4.0)
-    assert watch.due(4.0) is Why.STALE
+    assert due(watch, 4.0, None, 0.0, exact=False) is Why.STALE
 
 
 def test_never_twice_within_a_second() -> None:
     """Whatever happens, a rank is asked at most once a second."""
     watch = watch_of(raw(10))
     watch.retry()
-    watch.see(raw(900), 9.0, exact=False, now=0.9)
-    assert watch.due(0.9) is None
+    assert due(watch, 0.9, raw(900), 9.0, exact=False) is None
     assert watch.due(1.0) is Why.RETRY
 
 
 def test_a_recorder_without_counters_is_read_regularly() -> None:
     """nccl2 publishes no counters: nothing says when something is new."""
     watch = watch_of(raw(10))
-    watch.see(raw(10), 0.1, exact=False, now=2.0)
-    assert watch.due(2.0) is Why.REFRESH
+    assert due(watch, 2.0, raw(10), 0.1, exact=False) is Why.REFRESH
 
 
 def test_a_ring_larger_than_the_default_is_learnt_from_its_dumps() -> None:
     """A user gave the recorder 20,000 entries: a share of that is the mark."""
     watch = watch_of(raw(10))
     dumped(watch, raw(10), 0.0, entries=20_000)
-    watch.see(raw(9_000), 0.1, exact=True, now=5.0)
-    assert watch.due(5.0) is None
-    watch.see(raw(12_010), 0.1, exact=True, now=5.5)
-    assert watch.due(5.5) is Why.FILL
+    assert due(watch, 5.0, raw(9_000), 0.1) is None
+    assert due(watch, 5.5, raw(12_010), 0.1) is Why.FILL

@@ -1,0 +1,51 @@
+"""A run directory by hand: the identity that a tap publishes, and what an agent's ranks share."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from frd_agent.counters import Counters
+from frd_agent.ranks.poll_schedule import PollPolicy
+from frd_agent.ranks.rank import RankContext
+from frd_agent.uplink.current_state import CurrentState
+from frd_agent.uplink.dictionary import Dictionary
+from frd_agent.uplink.outbox import Outbox
+
+TOKEN = "0123456789ab"
+
+
+def identity(**changes: Any) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "token": TOKEN,
+        "job": "j",
+        "attempt": 2,
+        "rank": 1,
+        "local_rank": 1,
+        "world_size": 4,
+        "pid": 4711,
+        "host": "n1",
+        "boot_id": "b",
+        "torch_version": "2.13.0",
+        "backends": ["gloo"],
+        "devices": ["GPU-x"],
+        "started_at_ns": 5,
+        "socket": f"{TOKEN}.sock",
+        "shm": f"{TOKEN}.shm",
+        "groups": [{"name": "0", "desc": "default_pg", "ranks": [0, 1, 2, 3], "backend": "gloo"}],
+        "exit": None,
+    } | changes
+
+
+def shared() -> RankContext:
+    dictionary = Dictionary()
+    return RankContext(
+        dictionary=dictionary,
+        outbox=Outbox(1000, 100_000),
+        current=CurrentState(dictionary.attempt_of),
+        stats=Counters(),
+        policy=PollPolicy(),
+        dumping=asyncio.Semaphore(1),
+        wake=lambda: None,
+    )
