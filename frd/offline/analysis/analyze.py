@@ -1,8 +1,8 @@
 """The verdict on a folder of dumps: findings, and the collectives, groups and ranks behind them.
 
-`analyze` asks the same wait-for engine and the same match rules as the live service does; what is
-said here is only how dump files become what that engine looks at. All answers are frozen values.
-Columns stay columns: a `Collective` is made on request.
+`analyze` uses the wait graph and the match rules of the live service; this package only turns dump
+files into a snapshot for them. All results are frozen values. A `Collective` is made on request
+from columns.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class RankReport:
     """-1 when the dump has no entries."""
     last_record_id: int
     overran: bool
-    """Older entries were overwritten: what is before the first one is not known."""
+    """Entries before the first one were overwritten."""
     active_only: bool
-    """The dump shows what was in flight and nothing else."""
+    """The dump has only the ops that were in flight."""
     resets: int
-    """How often the recorder was reset within the dump; only what is after the last counts."""
+    """Resets of the recorder within the dump; only entries after the last reset count."""
     waiting_in: str
     """``all_reduce #7 on default_pg``: its oldest op in flight, empty when there is none."""
     missing_fields: tuple[str, ...] = ()
@@ -85,11 +85,11 @@ class DumpReport:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What a folder of dumps says. `findings` are the same objects as the service's."""
+    """The verdict on a folder of dumps. `findings` are of the class that the service uses."""
 
     trace: Trace
     findings: Sequence[Finding]
-    """Oldest first; at last those about clocks."""
+    """Oldest first; findings about clocks are last."""
     groups: Sequence[GroupReport]
     """Parallel to `Trace.groups`."""
     ranks: Mapping[int, RankReport]
@@ -100,22 +100,22 @@ class Analysis:
     clock_offsets_ns: Mapping[int, int]
     """By rank: added to its node's times to get aligned ones."""
     clock_uncertainties_ns: Mapping[int, int | None]
-    """By rank: how far off its aligned times are at most; None where nothing bounds it."""
+    """By rank: bound on the error of aligned times; None if nothing bounds it."""
     clock_source: str
-    """Where the offsets come from and how exact they are, for people."""
+    """Source of the offsets and how exact they are, for people."""
     fault: bool
     """False: the dumps show no communication fault."""
     summary: str
     """The verdict in one line."""
     waiting: Sequence[Waiting] = field(default=())
-    """How long the waits of a finding had lasted when dumped; parallel to the first of `findings`,
-    those about the job."""
+    """How long the waits of a finding had lasted when dumped; parallel to the findings about the
+    job, which are the first of `findings`."""
     not_proven: Sequence[str] = field(default=())
     """Waits too young to be a hang when the dumps were taken, for people."""
     stall_after_s: float = STALL_AFTER_S
     """How long a wait must have lasted to be a hang."""
     dumps: Sequence[DumpReport] = field(default=())
-    """All dumps of the job that were looked at, oldest first; the last one is judged."""
+    """All dumps of the job that were read, oldest first; the last one is judged."""
     warnings: Sequence[str] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
@@ -170,11 +170,11 @@ def _fields(report: RankReport | GroupReport, *names: str) -> dict[str, Any]:
 def analyze(
     trace: Trace, *, stall_after_s: float | None = None, earlier: Sequence[Trace] = ()
 ) -> Analysis:
-    """What the dumps of a trace say together.
+    """The verdict on the dumps of a trace.
 
     Args:
-        stall_after_s: how long a wait must have lasted to be a hang; without it as long as for the
-            service that took the dumps, else `STALL_AFTER_S`.
+        stall_after_s: how long a wait must have lasted to be a hang; by default the threshold of
+            the service that took the dumps, else `STALL_AFTER_S`.
         earlier: older dumps of the same job, oldest first.
     """
     if stall_after_s is None:
@@ -192,7 +192,7 @@ def analyze(
     )
     findings = (*verdict.findings, *clock_findings(rows, clocks, dump_times.known_at))
     collectives = collectives_of(rows, watermarks, matched)
-    missing = _without_dump(trace)
+    missing = _missing_ranks(trace)
     return Analysis(
         trace=trace,
         findings=findings,
@@ -213,7 +213,7 @@ def analyze(
     )
 
 
-def _without_dump(trace: Trace) -> tuple[int, ...]:
+def _missing_ranks(trace: Trace) -> tuple[int, ...]:
     expected = set(range(trace.world_size)).union(*(info.ranks for info in trace.groups))
     return tuple(sorted(expected - set(trace.ranks)))
 
@@ -240,7 +240,7 @@ def _summary(
 
 
 def _groups(trace: Trace, collectives: Collectives) -> list[GroupReport]:
-    """One a group of the trace; the backends of a group are counted together."""
+    """A report per group of the trace; the backends of a group are counted together."""
     c, count = collectives, len(trace.groups)
     first = np.full(count, np.iinfo(np.int64).max)
     last = np.full(count, -1, np.int64)
@@ -284,12 +284,12 @@ def _rank(one: RankRows, snapshot: Snapshot, head: Op | None) -> RankReport:
         overran=one.overran,
         active_only=one.active_only,
         resets=one.resets,
-        waiting_in=_what(snapshot, head) if head is not None else "",
+        waiting_in=_waiting_in(snapshot, head) if head is not None else "",
         missing_fields=_missing_fields(trace),
     )
 
 
-def _what(snapshot: Snapshot, head: Op) -> str:
+def _waiting_in(snapshot: Snapshot, head: Op) -> str:
     of = head.instance
     group = snapshot.groups[of.group]
     if not of.is_p2p:

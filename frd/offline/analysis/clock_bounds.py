@@ -1,10 +1,10 @@
 """Bounds on the offsets of clocks, from collectives that no rank can complete alone.
 
-Of such an op every member's completion is later than every member's joining. With offsets o to add
-to a clock's own times, ``joined_i + o_i <= completed_j + o_j`` for all members i and j. Clocks of
-which something is known pass it on to those that share an op with them, a few rounds far; intervals
-only ever shrink. Where one would be empty, some clock is not what it says, or has stepped: the
-clocks that most others disagree with are left out, and the rest start again.
+Every member joins such an op before any member completes it. With offsets o to add to a clock's own
+times, ``joined_i + o_i <= completed_j + o_j`` for all members i and j. Bounds propagate from known
+clocks to clocks that share an op with them, for a few rounds; intervals only shrink. If an interval
+would be empty, a clock is wrong or has stepped: the clocks that most others contradict are left
+out, and the rest start again.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from frd.model import Bools, Float64s, Int64s
 FAR = np.int64(1 << 61)
 """Beyond any time in nanoseconds since the epoch; a difference with one still fits."""
 _ROUNDS = 8
-"""How far bounds travel: from known clocks to those that share an op with them, and on."""
+"""Rounds of propagation."""
 _TRIALS = 16
-"""How often the worst clocks are left out, before all that disagree are."""
+"""How often the worst clocks are left out, before all contradicting clocks are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Samples:
 
     @property
     def collectives(self) -> int:
-        """How many of them say something about two clocks."""
+        """How many of them involve two clocks."""
         if not len(self):
             return 0
         one, other = np.full((2, int(self.collective.max()) + 1), -1)
@@ -58,13 +58,13 @@ class Bounds:
     low: Int64s
     high: Int64s
     off_by_ns: Int64s
-    """0, or how far off a clock is at least that fits no offset; its bounds are open then."""
+    """The least error of a clock that fits no offset, whose bounds are then open; else 0."""
     collectives: int
     """How many were used."""
 
 
 def bound(given: Int64s, low: Int64s, high: Int64s, samples: Samples) -> Bounds:
-    """What collectives make of offsets within ``[low, high]``.
+    """Offsets within ``[low, high]``, narrowed by collectives.
 
     If no offset is bounded, offsets count from the clock with the most samples, which
     keeps its `given` offset.
@@ -81,8 +81,8 @@ def bound(given: Int64s, low: Int64s, high: Int64s, samples: Samples) -> Bounds:
         found = _settle(lows, highs, used)
         if not found.is_crossed.any():
             break
-        liars = found.is_crossed if trial == _TRIALS else _liars(found, base)
-        off_by[liars] = int((found.low - found.high)[found.is_crossed].max())
+        faulty = found.is_crossed if trial == _TRIALS else _faulty(found, base)
+        off_by[faulty] = int((found.low - found.high)[found.is_crossed].max())
     return Bounds(found.low, found.high, off_by, used.collectives)
 
 
@@ -90,9 +90,9 @@ def bound(given: Int64s, low: Int64s, high: Int64s, samples: Samples) -> Bounds:
 class _Settled:
     low: Int64s
     high: Int64s
-    against: Float64s
-    """How much speaks against each clock: of every collective that cannot be, those on the other
-    side, shared among those on its own."""
+    contradictions: Float64s
+    """By clock: of every impossible collective, the calls on the other side, divided by the number
+    of calls on the clock's side."""
 
     @property
     def is_crossed(self) -> Bools:
@@ -103,9 +103,9 @@ class _Settled:
 def _settle(low: Int64s, high: Int64s, samples: Samples) -> _Settled:
     """Shrink until nothing changes, or two bounds cross."""
     clock, of, count = samples.clock, samples.collective, len(low)
-    against = np.zeros(count)
+    contradictions = np.zeros(count)
     if not len(samples):
-        return _Settled(low, high, against)
+        return _Settled(low, high, contradictions)
     for _ in range(_ROUNDS):
         # The last to join and the first to complete, as far as clocks are known.
         joined = np.full(int(of.max()) + 1, -FAR)
@@ -124,22 +124,22 @@ def _settle(low: Int64s, high: Int64s, samples: Samples) -> _Settled:
             for mine, others in ((late, early), (early, late)):
                 sides = [np.bincount(of[side], minlength=len(joined)) for side in (mine, others)]
                 weight = sides[1][of[mine]] / sides[0][of[mine]]
-                against += np.bincount(clock[mine], weight, minlength=count)
+                contradictions += np.bincount(clock[mine], weight, minlength=count)
             break
         if np.array_equal(before, (low, high)):
             break
-    return _Settled(low, high, against)
+    return _Settled(low, high, contradictions)
 
 
-def _liars(found: _Settled, base: int) -> Bools:
-    """Of clocks whose bounds cross those to leave out."""
+def _faulty(found: _Settled, base: int) -> Bools:
+    """The clocks to leave out when bounds cross."""
     crossed = found.is_crossed
-    if found.against.any():
-        worst: Bools = found.against == found.against.max()
+    if found.contradictions.any():
+        worst: Bools = found.contradictions == found.contradictions.max()
         return worst
     reached = (found.low > -FAR) | (found.high < FAR)
-    liars = crossed.copy()
+    faulty = crossed.copy()
     if base >= 0 and 2 * crossed.sum() >= reached.sum():
         # Most disagree with the reference clock. Of two clocks it is unknown which is wrong.
-        liars = reached if reached.sum() == 2 else np.arange(len(crossed)) == base
-    return liars
+        faulty = reached if reached.sum() == 2 else np.arange(len(crossed)) == base
+    return faulty

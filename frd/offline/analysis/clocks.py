@@ -1,13 +1,12 @@
 """One clock for a folder of dumps: what to add to each rank's times, and how far that may be off.
 
 Folders of `frd dump` have both. A node without them is compared with the others by their
-collectives: of an op that no rank can complete alone, no member completed before the last
-one joined. That bounds a clock's offset from both sides; in `frd.offline.analysis.clock_bounds` the
-bounds travel from clocks that are known, or else from one that all others are measured by. Inside
-of its bounds a clock keeps its own time, for the clocks of a cluster are usually kept right;
-outside of them it is wrong, and the middle is taken. They also check the folder's values: a clock
-that contradicts them is unsynchronized, and nothing follows from its times being before or after
-another's.
+collectives: if no rank can complete an op alone, no member completed it before the last one joined.
+That bounds a clock's offset from both sides. `frd.offline.analysis.clock_bounds` propagates the
+bounds from known clocks, or else from one reference clock. Within its bounds a clock keeps its own
+time, because the clocks of a cluster are usually synchronized; outside of them it is wrong, and the
+middle is taken. The bounds also check the folder's values: a clock that contradicts them is
+unsynchronized, and its times are not compared with those of other clocks.
 
 Ranks of one node (by boot id) share a clock; without identities each rank has its own. The times of
 one rank among themselves never change.
@@ -28,11 +27,11 @@ from frd.offline.analysis.clock_bounds import FAR, Bounds, Samples, bound
 from frd.offline.analysis.rows import Rows
 
 _ENOUGH = 32
-"""Completed collectives of each (rank, series) that are looked at: the latest."""
+"""The latest completed collectives of each (rank, series) that are used."""
 _KEPT_NS = 25_000_000
-"""A clock of which nothing is known and that nothing contradicts is taken to be kept this well."""
+"""Assumed uncertainty of a clock without bounds that nothing contradicts."""
 _DRIFT = 100e-6
-"""How fast a clock may go astray while nothing compares it."""
+"""Drift of a clock since its last comparison, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +65,11 @@ class Clocks:
     uncertainty_ns: Mapping[int, int | None]
     """By rank."""
     source: str
-    """Where they come from and how exact they are, for people."""
+    """Source of the offsets and how exact they are, for people."""
 
     slack_ns: Mapping[int, int]
-    """By rank: how far off its clock is taken to be where orders must not be wrong, but too little
-    is known of most clocks to refuse all of them."""
+    """By rank: assumed uncertainty, for comparisons that must not be wrong but cannot do without
+    clocks that nothing bounds."""
 
     @classmethod
     def of(cls, domains: Sequence[Domain], source: str) -> Clocks:
@@ -147,7 +146,7 @@ def _compared(given: Sequence[Domain], samples: Samples) -> Clocks:
 
 
 def _sources(domains: Sequence[Domain], given: Sequence[Domain], bounds: Bounds) -> Iterator[str]:
-    """For each way in which clocks are known how exact it is, and of how many."""
+    """For each source of offsets: how exact it is, and how many clocks it has."""
     ways: dict[str, list[int]] = {}
     for one, what in zip(domains, given, strict=True):
         if one.off_by_ns:
@@ -169,7 +168,7 @@ def _sources(domains: Sequence[Domain], given: Sequence[Domain], bounds: Bounds)
 
 
 def _samples(rows: Rows, domains: Sequence[Domain]) -> Samples:
-    """Completed calls that bound clocks, each widened by what its clock may have drifted since."""
+    """Completed calls that bound clocks, each widened by the drift of its clock since."""
     calls = rows.calls
     clock_of = np.zeros(int(rows.pair_rank.max(initial=0)) + 1, np.int64)
     for number, domain in enumerate(domains):
@@ -182,7 +181,7 @@ def _samples(rows: Rows, domains: Sequence[Domain]) -> Samples:
     newest = np.full(len(rows.pair_rank), np.int64(-1))
     np.maximum.at(newest, calls.pair, calls.seq)
     last = np.full(len(rows.series), FAR)
-    np.minimum.at(last, series, newest[calls.pair])  # that all who recorded any have come to
+    np.minimum.at(last, series, newest[calls.pair])  # that all ranks with calls have joined
     age = last[series] - calls.seq
     use = (calls.completed_ns > 0) & (calls.created_ns > 0) & (age >= 0) & (age < _ENOUGH)
     at = np.flatnonzero(use & synchronizing[calls.signature])

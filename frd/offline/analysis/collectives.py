@@ -7,7 +7,7 @@ P2P ops are no collectives: they pair by channel, see `frd.offline.analysis.chan
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import overload
@@ -106,9 +106,6 @@ class Collectives(Sequence[Collective]):
             raise IndexError(f"collective: {at}: there are {len(self)}")
         return self._collective(at % len(self))
 
-    def __iter__(self) -> Iterator[Collective]:
-        return (self[at] for at in range(len(self)))
-
     def calls(self, at: int) -> Int64s:
         """The calls of one collective. The first use sorts all calls."""
         if not self._order:
@@ -163,8 +160,11 @@ class Collectives(Sequence[Collective]):
         signature = rows.signatures[int(self.signature[at])]
         fact = fact_of(rows, matched, at, mine)
         wrong = fact.classes if 2 * len(fact.classes[0][1]) <= len(ranks) else fact.classes[1:]
-        first = int(mine[int(np.argmax(calls.signature[mine] == self.signature[at]))])
-        frames = next((f for call in mine.tolist() if (f := self._frames(rows, call))), ())
+        first = int(np.argmax(calls.signature[mine] == self.signature[at]))
+        traces = [rows.ranks[rank].trace for rank in ranks.tolist()]
+        entered, last = calls.first_row[mine].tolist(), calls.last_row[mine].tolist()
+        stacks = [int(one.stack[row]) for one, row in zip(traces, entered, strict=True)]
+        stack = next((stack for stack in stacks if stack >= 0), -1)
         return Collective(
             group=series.info,
             seq=seq,
@@ -185,27 +185,14 @@ class Collectives(Sequence[Collective]):
             difference=fact.detail if self.mismatch[at] else "",
             input_numel=sum(prod(size) for size in signature.input_sizes),
             output_numel=sum(prod(size) for size in signature.output_sizes),
-            record_ids=dict(
-                zip(ranks.tolist(), (self._record(rows, c) for c in mine.tolist()), strict=True)
-            ),
-            state=self._state(rows, first),
+            record_ids={
+                one.rank: int(one.record_id[row]) for one, row in zip(traces, last, strict=True)
+            },
+            state=STATES[int(traces[first].state[last[first]])],
             first_created_ns=int(self.first_created_ns[at]),
             last_created_ns=int(self.last_created_ns[at]),
-            frames=frames,
+            frames=rows.trace.stacks[stack] if stack >= 0 else (),
         )
-
-    def _frames(self, rows: Rows, call: int) -> tuple[Frame, ...]:
-        trace = rows.ranks[int(rows.pair_rank[rows.calls.pair[call]])].trace
-        stack = int(trace.stack[int(rows.calls.first_row[call])])
-        return rows.trace.stacks[stack] if stack >= 0 else ()
-
-    def _record(self, rows: Rows, call: int) -> int:
-        trace = rows.ranks[int(rows.pair_rank[rows.calls.pair[call]])].trace
-        return int(trace.record_id[int(rows.calls.last_row[call])])
-
-    def _state(self, rows: Rows, call: int) -> str:
-        trace = rows.ranks[int(rows.pair_rank[rows.calls.pair[call]])].trace
-        return STATES[int(trace.state[int(rows.calls.last_row[call])])]
 
 
 def known_absent(rows: Rows, watermarks: PairWatermarks, pairs: slice, seq: int) -> Bools:

@@ -5,18 +5,18 @@ hang from a checkpoint. Nothing in a dump says when it was taken, so every lengt
 Its lower end is what the dumps prove; its upper end is what the folder allows, and is open when the
 folder does not have it.
 
-- A dump is not older than its newest record, nor than the moment at which `frd dump` asked for it.
-- It is not younger than its file, nor than the answer that brought it.
-- A collective that a member waits in, or has not come to, was still open when that member's dump
-  was taken. Of all these dumps the latest counts.
+- A dump was taken after its newest record, and after `frd dump` requested it.
+- It was taken before its file was written, and before its answer was sent.
+- A collective that a member waits in, or has not joined, was still open when that member's dump was
+  taken. The latest of these dumps counts.
 - A wait that an earlier dump shows too is at least as old as the time between the two dumps.
-- An op that the watchdog gave up had outlasted its own timeout.
+- An op that the watchdog gave up had waited for longer than its timeout.
 
-A wait is *young* when even its upper end is below the stall threshold. What rests on young waits
-alone is not proven. Without an upper end nothing is young: such dumps are those of a job that
-stopped, otherwise they would not have been kept. In between, torch may have taken the dumps when
-the op timed out. If the files are older than that, they were taken of a running job, and how long
-the wait had lasted stays open.
+A wait is *young* if its upper end is below the stall threshold. A finding that rests on young waits
+alone is not proven. Without an upper end no wait is young: such dumps are from a job that stopped,
+otherwise they would not have been kept. In between, torch may have taken the dumps when the op
+timed out. If the files are older than that, they are from a running job, and the length of the wait
+is unknown.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DumpTimes:
     latest: Int64s
     """`FAR` when nothing bounds it."""
     slack: Int64s
-    """How far off the clock of the rank may be when it is compared with the clock of another."""
+    """How far off the clock of the rank may be when it is compared with that of another rank."""
 
     def rows(self, ranks: Int64s) -> Int64s:
         """Indexes of ranks that have a dump."""
@@ -73,7 +73,7 @@ class WaitDurations:
     at_least: Int64s
     at_most: Int64s
     """`FAR` when nothing bounds it."""
-    patience: Int64s
+    stalled_after: Int64s
     """How long such an op may wait before it counts as stalled: the stall threshold, or the op's
     own timeout if that is shorter."""
     timeout: Int64s
@@ -81,7 +81,7 @@ class WaitDurations:
 
     @property
     def is_young(self) -> Bools:
-        young: Bools = self.at_most < self.patience
+        young: Bools = self.at_most < self.stalled_after
         return young
 
 
@@ -128,15 +128,15 @@ def wait_durations_of(
     timed = since > 0
     at_least = np.where(timed, np.maximum(earliest - since, 0), 0)
     at_most = np.where(timed & (latest < FAR), np.maximum(latest - since, 0), FAR)
-    patience = np.full(len(since), round(stall_after_s * 1e9), np.int64)
+    stalled_after = np.full(len(since), round(stall_after_s * 1e9), np.int64)
     timeout = _timeouts(rows)
     limit = np.array([timeout.get(rank, 0) for rank in stalls.rank.tolist()], np.int64)
-    patience = np.where(limit > 0, np.minimum(patience, limit), patience)
+    stalled_after = np.where(limit > 0, np.minimum(stalled_after, limit), stalled_after)
     at_least = np.where(gave_up, np.maximum(at_least, np.minimum(limit, at_most)), at_least)
-    at_most = np.where(gave_up, np.maximum(at_most, patience), at_most)
+    at_most = np.where(gave_up, np.maximum(at_most, stalled_after), at_most)
     if earlier:
-        at_least = np.maximum(at_least, _apart(rows, snapshot, stalls, earlier))
-    return WaitDurations(at_least, np.maximum(at_most, at_least), patience, limit)
+        at_least = np.maximum(at_least, _since_earlier(rows, snapshot, stalls, earlier))
+    return WaitDurations(at_least, np.maximum(at_most, at_least), stalled_after, limit)
 
 
 # -- the waits themselves ----------------------------------------------------------------------
@@ -167,7 +167,7 @@ def _heads(
         rank = int(rows.pair_rank[calls.pair[call]])
         trace = rows.ranks[rank].trace
         if not trace.retired[row]:
-            continue  # the times of what its watchdog still watches are those of the dump
+            continue  # the watchdog still watches the op: its times are those of the dump
         over = int(trace.completed_ns[row])
         if behind[call] == 0 and over > 0:
             before[stall] = over + clocks.offset_ns.get(rank, 0)
@@ -220,7 +220,9 @@ def _shown_until(
     return earliest, latest
 
 
-def _apart(rows: Rows, snapshot: Snapshot, stalls: StallTable, earlier: Sequence[Trace]) -> Int64s:
+def _since_earlier(
+    rows: Rows, snapshot: Snapshot, stalls: StallTable, earlier: Sequence[Trace]
+) -> Int64s:
     """Time from the first dump that shows each wait to the one that is analyzed, in ns.
 
     An op is the same when it has the same group, number and time of enqueue.
@@ -242,7 +244,7 @@ def _apart(rows: Rows, snapshot: Snapshot, stalls: StallTable, earlier: Sequence
 def _in_flight(
     trace: RankTrace, whole: Trace, earlier: Sequence[Trace]
 ) -> Mapping[tuple[str, int, int], int]:
-    """What a rank had in flight in earlier dumps, and how long before this one; ns."""
+    """The ops that a rank had in flight in earlier dumps, with ns from that dump to this one."""
     found: dict[tuple[str, int, int], int] = {}
     for other in earlier:
         if (before := other.ranks.get(trace.rank)) is None:

@@ -1,4 +1,4 @@
-"""From a verdict to a finding: what the entries, the stacks and the identities of a folder add."""
+"""From a diagnosis to a finding: evidence from entries, stacks and identities of the folder."""
 
 from __future__ import annotations
 
@@ -27,41 +27,43 @@ _RECORD_NO_P2P = frozenset({_GLOO})
 
 
 def finding_of(
-    rows: Rows, snapshot: Snapshot, verdict: Diagnosis, clocks: Clocks, *, is_open: bool = False
+    rows: Rows, snapshot: Snapshot, diagnosis: Diagnosis, clocks: Clocks, *, is_open: bool = False
 ) -> Finding:
-    """A verdict with the stack frames that entries and the folder know; `is_open` when the job may
-    have been healthy after all, so that no rank is named with high confidence."""
+    """A diagnosis with stack frames of entries and of the folder.
+
+    `is_open`: the job may have been healthy, so that no rank is named with high confidence.
+    """
     if is_open:
-        verdict = replace(verdict, suspects=tuple(lowered(verdict.suspects)))
-    claim = claim_of(snapshot, verdict, _POLICY)
+        diagnosis = replace(diagnosis, suspects=tuple(lowered(diagnosis.suspects)))
+    claim = claim_of(snapshot, diagnosis, _POLICY)
     opened = builder.finding_of(snapshot.key, claim, snapshot.now)
     attachments = Attachments()
     for suspect in opened.suspects:
         attachments.add(Evidence(suspect.rank, rows.trace.standing.get(suspect.rank)))
     opened = attachments.attached_to(opened, opened.suspects)
-    of, seq = verdict.instance.group, verdict.instance.seq
+    of, seq = diagnosis.instance.group, diagnosis.instance.seq
     suspects = [
         _last_seen(rows, suspect)
         if suspect.reason is Reason.CPU_STUCK
         else _as_entered(suspect, stack_of(rows, suspect.rank, of, seq))
         for suspect in opened.suspects
     ]
-    if verdict.kind is Kind.MISMATCH and (notes := _of_mismatch(rows, snapshot, verdict)):
+    if diagnosis.kind is Kind.MISMATCH and (notes := _of_mismatch(rows, snapshot, diagnosis)):
         suspects = [
             replace(suspect, evidence="; ".join((suspect.evidence, *notes))) for suspect in suspects
         ]
     finding = replace(
         opened,
         severity=None,
-        suspects=_with_onsets(suspects, verdict, clocks),
+        suspects=_with_onsets(suspects, diagnosis, clocks),
         witness=_witness(rows, of, seq, opened),
     )
     return replace(finding, summary=text.summarize(finding, timed=False))
 
 
-def _of_mismatch(rows: Rows, snapshot: Snapshot, verdict: Diagnosis) -> list[str]:
-    """What follows from it, and what the recorder may have called by another name."""
-    of, seq = verdict.instance.group, verdict.instance.seq
+def _of_mismatch(rows: Rows, snapshot: Snapshot, diagnosis: Diagnosis) -> list[str]:
+    """Notes on a mismatch: dtypes, consequence, and what else the recorder may have meant."""
+    of, seq = diagnosis.instance.group, diagnosis.instance.seq
     facts = (f.classes for f in snapshot.mismatches if (f.group, f.seq) == (of, seq))
     classes = next(facts, ())
     notes = []
@@ -70,10 +72,10 @@ def _of_mismatch(rows: Rows, snapshot: Snapshot, verdict: Diagnosis) -> list[str
         for signature, ranks in classes
         if (dtypes := _dtypes(signature))
     ]
-    if len(set(map(_but_dtypes, (signature for signature, _ in classes)))) == 1 and len(dtypes) > 1:
+    if len({_without_dtypes(signature) for signature, _ in classes}) == 1 and len(dtypes) > 1:
         notes.append(", ".join(dtypes))
     backend = rows.series[of].backend
-    if classes and not verdict.collective.waiting_ranks:
+    if classes and not diagnosis.collective.waiting_ranks:
         knows = judges(backend)  # Gloo's recorder has the end, but not whether it succeeded
         ended = "it completed, so" if knows else "no rank waits in it any more: unless it failed,"
         notes.append(f"{ended} its result is wrong")
@@ -90,25 +92,26 @@ def _dtypes(signature: Signature) -> str:
     return before if before == after or not after else f"{before} to {after}"
 
 
-def _but_dtypes(signature: Signature) -> Signature:
+def _without_dtypes(signature: Signature) -> Signature:
     return replace(signature, input_dtypes=(), output_dtypes=())
 
 
 def _with_onsets(
-    suspects: Sequence[Suspect], verdict: Diagnosis, clocks: Clocks
+    suspects: Sequence[Suspect], diagnosis: Diagnosis, clocks: Clocks
 ) -> tuple[Suspect, ...]:
-    """Each with the time since when it is missed, and whether that orders it with the others.
+    """Each with its onset, and whether that orders it with the others.
 
-    Absence is known from the waiting ranks, so the least exact of their clocks counts.
+    A rank's absence is seen by the waiting ranks, so the least exact of their clocks counts.
     """
-    waiting = verdict.collective.waiting_ranks
-    involved = {suspect.rank for suspect in suspects}.union(waiting, verdict.victims)
+    waiting = diagnosis.collective.waiting_ranks
+    involved = {suspect.rank for suspect in suspects}.union(waiting, diagnosis.victims)
     bounds = [clocks.uncertainty_ns.get(rank) for rank in involved]
     known = [bound for bound in bounds if bound is not None]
     bound = max(known, default=0) if len(known) == len(bounds) else None
-    # Even on one node it is not known whose clock it was, so each is a separate clock.
+    # It is unknown which rank's clock gave the time, so each onset is on a separate clock.
     moments = [
-        UncertainTime(verdict.onsets[suspect.rank].at, suspect.rank, bound) for suspect in suspects
+        UncertainTime(diagnosis.onsets[suspect.rank].at, suspect.rank, bound)
+        for suspect in suspects
     ]
     return builder.timed(suspects, moments)
 
@@ -122,7 +125,7 @@ def _as_entered(suspect: Suspect, stack: tuple[str, ...]) -> Suspect:
 
 
 def _last_seen(rows: Rows, suspect: Suspect) -> Suspect:
-    """No entry has its current line, but the line of its last op is known."""
+    """Adds the last op of a rank that has not joined, with its line if no current line is known."""
     one = rows.ranks[suspect.rank]
     words = [suspect.evidence]
     confidence = suspect.confidence
@@ -140,7 +143,7 @@ def _last_seen(rows: Rows, suspect: Suspect) -> Suspect:
 
 
 def _sends_unseen(rows: Rows, one: RankRows) -> bool:
-    """Ops of a group are numbered on while no entry shows them: P2P that Gloo does not record."""
+    """True if op numbers of a group advance without entries: P2P ops that Gloo does not record."""
     for of in np.unique(one.series).tolist():
         if rows.series[of].backend in _RECORD_NO_P2P:
             row = one.current[one.series == of]
@@ -160,7 +163,7 @@ def _witness(rows: Rows, of: int, seq: int, finding: Finding) -> Witness | None:
 
 
 def stack_of(rows: Rows, rank: int, of: int, seq: int) -> tuple[str, ...]:
-    """From where a rank entered a collective, or its oldest P2P op of the group; user's first."""
+    """Where a rank entered a collective, or its oldest P2P op of the group, innermost first."""
     if rank not in rows.ranks:
         return ()
     one = rows.ranks[rank]

@@ -1,4 +1,4 @@
-"""Which calls belong together, and which of those disagree: the engine's match rules on columns.
+"""Joins calls to collectives and finds disagreements, by the engine's match rules on columns.
 
 Every collective that any dump holds is a row of `MatchedCollectives`. A rank is compared only with
 ranks whose dumps show the call: a buffer that was overwritten proves nothing.
@@ -39,7 +39,7 @@ class MatchedCollectives:
     disagree: Bools
     """Members passed different signatures."""
     surplus: Int64s
-    """Elements that the inputs of an all_to_all hold in excess of its outputs, over all members."""
+    """Elements of all inputs of an all_to_all minus elements of all outputs."""
     contradiction: Bools
     """All agree on sizes that break the rule of the op."""
     of_call: Int32s
@@ -65,7 +65,7 @@ def matched_collectives(
     np.maximum.at(last, of_call, created_ns)
     signature = np.zeros(count, np.int32)
     earliest = created_ns == first[of_call]
-    for these in (calls.cut, ~calls.cut, earliest & ~calls.cut):  # the last word counts
+    for these in (calls.cut, ~calls.cut, earliest & ~calls.cut):  # the last assignment counts
         signature[of_call[these]] = calls.signature[these]
     over = calls.done | (calls.seq <= watermarks.completed[calls.pair])
     classes = _classes(rows)

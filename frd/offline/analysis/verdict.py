@@ -1,10 +1,10 @@
 """From rows and watermarks to findings: build a snapshot, ask the engine, add evidence of entries.
 
 A dump is complete up to the moment at which it was taken: an op that it does not show had not
-happened. The engine is asked twice. The first time every wait counts, as if the dumps were from a
-job that has stopped: the result is the candidates. The second time, waits that are known to be
-young (`frd.offline.analysis.durations`) do not count, and each dump is as old as it is known to be.
-A candidate that the second answer does not confirm is not proven: the job may have been healthy.
+happened. The engine runs twice. The first time every wait counts, as if the dumps were from a job
+that has stopped: the result is the candidates. The second time, waits that are known to be young
+(`frd.offline.analysis.durations`) do not count, and each dump has its known time. A candidate that
+the second run does not confirm is not proven: the job may have been healthy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from frd.offline.analysis.matching import MatchedCollectives, facts_of
 from frd.offline.analysis.rows import Rows
 from frd.offline.analysis.watermarks import PairWatermarks
 
-_LAST_WORD_NS = 3_600_000_000_000
+_VALID_NS = 3_600_000_000_000
 """How long a dump stays valid after the latest moment of the trace: longer than any threshold."""
 _EXACT_S = 0.25
 """A shorter interval is shown as one number."""
@@ -61,8 +61,8 @@ class Waiting:
     is_proven: bool
     """At least as long as the stall threshold."""
     is_before_timeout: bool = False
-    """The dumps were taken before the op could have timed out: not by torch, but by a person who
-    looked at a job that ran."""
+    """The dumps were taken before the op could have timed out, so not by torch at the timeout: the
+    job was running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def judge(
         candidates = diagnoses
         timed = _as_old_as_known(snapshot, dump_times, stall_after_s)
         diagnoses = _proven(candidates, timed, stalls, ~durations.is_young)
-        unproven = [one for one in candidates if not _is_covered(one, diagnoses)]
+        unproven = [one for one in candidates if not _is_confirmed(one, diagnoses)]
     waiting = tuple(_waiting(diagnosis, stalls, durations) for diagnosis in diagnoses)
     return Verdict(
         snapshot,
@@ -125,9 +125,9 @@ def judge(
 def _as_old_as_known(snapshot: Snapshot, dump_times: DumpTimes, stall_after_s: float) -> Snapshot:
     """The snapshot with the times at which the dumps were taken, where these are known, and with
     this stall threshold."""
-    last_word = snapshot.now + _LAST_WORD_NS
+    valid_until = snapshot.now + _VALID_NS
     at = dump_times.rows(snapshot.rank.astype(np.int64))
-    as_of = np.where(dump_times.latest[at] < FAR, dump_times.latest[at], last_word)
+    as_of = np.where(dump_times.latest[at] < FAR, dump_times.latest[at], valid_until)
     now = AlignedNs(int(as_of.max(initial=snapshot.now)))
     groups = [replace(group, threshold_s=stall_after_s) for group in snapshot.groups]
     return replace(snapshot, as_of=as_of, now=now, groups=groups)
@@ -163,8 +163,8 @@ def _is_open(diagnosis: Diagnosis, waiting: Waiting) -> bool:
     return not _is_timeless(diagnosis) and not waiting.is_proven and waiting.is_before_timeout
 
 
-def _is_covered(candidate: Diagnosis, diagnoses: Sequence[Diagnosis]) -> bool:
-    """True if a diagnosis concerns some of the ranks of the candidate."""
+def _is_confirmed(candidate: Diagnosis, diagnoses: Sequence[Diagnosis]) -> bool:
+    """True if a diagnosis involves a rank of the candidate."""
     mine = {*candidate.onsets, *candidate.collective.waiting_ranks}
     return any(
         mine & {*one.onsets, *one.collective.waiting_ranks, *one.victims} for one in diagnoses
@@ -183,7 +183,7 @@ def _waiting(diagnosis: Diagnosis, stalls: StallTable, durations: WaitDurations)
     return Waiting(
         int(least.max()) / 1e9,
         None if most.max() >= FAR else int(most.max()) / 1e9,
-        bool((least >= durations.patience[rows]).any()),
+        bool((least >= durations.stalled_after[rows]).any()),
         bool((most < durations.timeout[rows]).all()),
     )
 
@@ -234,7 +234,7 @@ def _snapshot(
         now=now,
         world_size=rows.trace.world_size,
         rank=ranks,
-        as_of=np.full(count, now + _LAST_WORD_NS, np.int64),
+        as_of=np.full(count, now + _VALID_NS, np.int64),
         state=[RankState.LIVE] * count,
         state_since=np.zeros(count, np.int64),
         detail=[""] * count,

@@ -1,10 +1,10 @@
-"""How far each member of each series came: the watermarks of dump files.
+"""How far each member of each series has come: the watermarks of dump files.
 
 `frd.flight.progress` reads them from the entries. Where a dump has no entry of a series, its
 `pg_status` may help. The keys of `pg_status` are numbers of the process: the rank's own entries
-translate them, or the order of creation if all group names are numbers; never another rank. Numbers
-that may count something else (Gloo counts ops, NCCL writes P2P ops into the same counters) are not
-used. A member without any information is *hidden*: its absence proves nothing.
+translate them, or the order of creation if all group names are numbers; never those of another
+rank. Counters that may count other ops too (Gloo counts all ops, NCCL writes P2P ops into the same
+counters) are not used. A member without any information is *hidden*: its absence proves nothing.
 """
 
 from __future__ import annotations
@@ -164,9 +164,9 @@ def _by_order(rows: Rows, series: list[int], keys: list[int]) -> dict[int, int]:
 def _doubt_implausible(rows: Rows, watermarks: PairWatermarks) -> None:
     """Hides members whose watermarks have no entry and contradict those of their peers.
 
-    A counter counted something else if it says that a member completed a call that no peer has
-    joined. A recorder was reset or switched off if it shows no call that all members must have
-    joined because a peer completed it.
+    A counter counts other ops if by its value a member completed a call that no peer has joined. A
+    recorder was reset or switched off if it shows no call that all members must have joined because
+    a peer completed it.
     """
     joined_by_all = _joined_by_all(rows)
     for of, series in enumerate(rows.series):
