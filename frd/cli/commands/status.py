@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 from rich.console import RenderableType
@@ -28,6 +27,8 @@ from frd.forms import fold_ranks
 from frd.usage import examples, plain
 
 MAX_ENDED = 20
+_Object: TypeAlias = Mapping[str, Any]
+_Ranks: TypeAlias = tuple[int, ...] | None
 
 
 @click.command(
@@ -53,7 +54,7 @@ def command(
     unfolded: bool,
     watch: bool,
     memory: bool,
-    ranks: tuple[int, ...] | None,
+    ranks: _Ranks,
     as_json: bool,
 ) -> None:
     """Show open findings, jobs, groups, ranks, memory and clocks.
@@ -63,75 +64,62 @@ def command(
     """
     if as_json and watch:
         raise click.UsageError("--watch: cannot be combined with --json: leave one out")
-    memory_of = "all" if memory else None if ranks is None else fold_ranks(ranks)
-    look = functools.partial(_look, client, job, ranks, memory_of, unfolded=unfolded or as_json)
+    wanted = "all" if memory else fold_ranks(ranks) if ranks is not None else None
+    unfolded = unfolded or as_json or job is not None
+    look = functools.partial(_look, client, job, ranks, wanted, unfolded)
     if as_json:
-        seen = look()
-        others = {key: value for key, value in seen.findings.items() if key != "findings"}
-        print_json({**others, "jobs": seen.jobs})
+        answer, jobs, _ = look()
+        others = {key: value for key, value in answer.items() if key != "findings"}
+        print_json({**others, "jobs": jobs})
     elif watch:
-        live.watch(console(), lambda: _picture(look()))
+        live.watch(console(), lambda: _picture(*look()))
     else:
-        console().print(_picture(look()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    findings: Mapping[str, Any]
-    """The answer with the open findings, which says what is watched, too."""
-    jobs: Sequence[Mapping[str, Any]]
-    """In full."""
-    ended: Sequence[Mapping[str, Any]]
-    """A line of the list of jobs each."""
+        console().print(_picture(*look()))
 
 
 def _look(
-    client: Client,
-    job: str | None,
-    ranks: tuple[int, ...] | None,
-    memory_of: str | None,
-    *,
-    unfolded: bool,
-) -> _Seen:
-    """`memory_of`: ranks of which all memory is asked for; None: those that the service chooses."""
+    client: Client, job: str | None, ranks: _Ranks, memory: str | None, unfolded: bool
+) -> tuple[_Object, Sequence[_Object], Sequence[_Object]]:
+    """The answer with the open findings; jobs in full; of ended jobs, their line of the list.
+
+    `memory`: ranks whose memory is asked for; None: those that the service chooses.
+    """
     known = client.get("/api/v1/jobs")["jobs"]
     lines = [line for line in known if job in (None, line["job"])]
     if job is not None and not lines:
         raise unknown_job(job, [line["job"] for line in known])
-    unfolded = unfolded or job is not None
     folded = [x for x in lines if x["ended"] and not x["open_findings"] and not unfolded]
     jobs = [
-        _with_ranks(client.get(job_path(line["job"]), {"memory": memory_of}), ranks)
+        _with_ranks(client.get(job_path(line["job"]), {"memory": memory}), ranks)
         for line in lines
         if line not in folded
     ]
-    findings = client.get("/api/v1/findings", {"job": job, "state": "open"})
-    return _Seen(findings, jobs, folded)
+    return client.get("/api/v1/findings", {"job": job, "state": "open"}), jobs, folded
 
 
-def _with_ranks(job: Mapping[str, Any], ranks: tuple[int, ...] | None) -> Mapping[str, Any]:
+def _with_ranks(job: _Object, ranks: _Ranks) -> _Object:
     if ranks is None:
         return job
     return {**job, "ranks": [rank for rank in job["ranks"] if rank["rank"] in ranks]}
 
 
-def _picture(seen: _Seen) -> Picture:
+def _picture(answer: _Object, jobs: Sequence[_Object], ended: Sequence[_Object]) -> Picture:
     """Open findings first, then each job, then what frd watches."""
     # All times are on the service's clock; services of older versions do not report it.
-    at = seen.findings.get("at")
+    at = answer.get("at")
     now = datetime.fromisoformat(at) if at else datetime.now(UTC)
-    body: list[RenderableType] = [*_findings(seen.findings["findings"], now)]
-    for job in sorted(seen.jobs, key=lambda job: not job["findings"]):  # a window may be too low
+    body: list[RenderableType] = [*_findings(answer["findings"], now)]
+    for job in sorted(jobs, key=lambda job: not job["findings"]):  # a window may be too low
         body += ("", *_job(job))
-    body += [_ended(line) for line in seen.ended[:MAX_ENDED]]
-    if len(seen.ended) > MAX_ENDED:
-        body.append(f"and {len(seen.ended) - MAX_ENDED} more that ended: --all")
-    if not seen.jobs and not seen.ended:
+    body += [_ended(line) for line in ended[:MAX_ENDED]]
+    if len(ended) > MAX_ENDED:
+        body.append(f"and {len(ended) - MAX_ENDED} more that ended: --all")
+    if not jobs and not ended:
         body.append("no jobs: no rank has been seen yet")
-    return Picture(body, ["", *last_lines(seen.findings)])
+    return Picture(body, ["", *last_lines(answer)])
 
 
-def _ended(line: Mapping[str, Any]) -> Text:
+def _ended(line: _Object) -> Text:
     """``train  attempt 0 ended, 4 ranks (3 finished, 1 exited), last heard 2 h 5 min ago``."""
     states = ", ".join(f"{count} {state}" for state, count in line["ranks"].items())
     size = line["world_size"] or sum(line["ranks"].values())
@@ -142,7 +130,7 @@ def _ended(line: Mapping[str, Any]) -> Text:
     )
 
 
-def _job(job: Mapping[str, Any]) -> Sequence[RenderableType]:
+def _job(job: _Object) -> Sequence[RenderableType]:
     parts: list[RenderableType] = [
         _title(job),
         ranks_table(job["ranks"], _suspects(job["findings"])),
@@ -156,7 +144,7 @@ def _job(job: Mapping[str, Any]) -> Sequence[RenderableType]:
     return parts
 
 
-def _suspects(findings: Sequence[Mapping[str, Any]]) -> Mapping[int, str]:
+def _suspects(findings: Sequence[_Object]) -> Mapping[int, str]:
     """By rank: which open finding suspects it."""
     return {
         suspect["rank"]: f"suspect in {finding['id'][:8]}"
@@ -165,14 +153,14 @@ def _suspects(findings: Sequence[Mapping[str, Any]]) -> Mapping[int, str]:
     }
 
 
-def _title(job: Mapping[str, Any]) -> Text:
+def _title(job: _Object) -> Text:
     text = Text(plain(job["job"]), style="bold")
     ended = ", ended" if job["ended"] else ""
     size = job["world_size"] or len(job["ranks"])
     return text.append(f"  attempt {job['attempt']}{ended}, {size} ranks", style="not bold")
 
 
-def _findings(findings: Sequence[Mapping[str, Any]], now: datetime) -> Sequence[Text]:
+def _findings(findings: Sequence[_Object], now: datetime) -> Sequence[Text]:
     """A line each, the newest last, and how to see all of one."""
     lines = []
     for one in sorted(findings, key=lambda finding: str(finding["opened_at"])):
