@@ -1,8 +1,7 @@
-"""As much of a Kubernetes API server as Helm asks for when it renders Secrets against a cluster.
+"""The part of a Kubernetes API server that Helm needs to render Secrets against a cluster.
 
-`helm template` asks no cluster, so what the chart keeps on upgrade (`lookup`) shows only against
-one. No real API server runs here; this one knows Secrets, remembers those that are put in, and
-refuses to change anything.
+`helm template` uses no cluster, so only an installation against one shows what the chart keeps on
+upgrade (`lookup`). No real API server runs here; this one serves the given Secrets, read-only.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ Secrets = dict[tuple[str, str], Object]
 
 
 def install(chart: Path, values: Mapping[str, Any], present: Secrets) -> Secrets:
-    """The Secrets that `helm install` of a chart of nothing else sends, where these are present.
+    """The Secrets that `helm install` sends to a cluster that has the Secrets `present`.
 
     Raises:
-        helm.HelmError: Helm does.
+        helm.HelmError: the installation fails.
     """
     with _serving(present) as config, helm.Config(**config) as cluster:
         release = cluster.install(chart, "frd", dict(values), dry_run="server")

@@ -1,7 +1,7 @@
-"""The chart, rendered by Helm's own code, and its objects held to their schemas.
+"""Renders the chart with Helm's own code, and checks its objects against their schemas.
 
-Helm comes as a library (helm-python-sdk). Its `Chart.render` does not pass on a cluster's version
-and APIs, which the function below it takes; so that one call is made here, by its private door.
+Helm is a library here (helm-python-sdk). Its `Chart.render` does not pass on a cluster's version
+and APIs, so `_render` calls the private function below it, which takes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ helm = pytest.importorskip("helm_python", reason="helm_python is absent (helm-py
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm/frd"
 NEWEST = "1.37"
-"""Of the versions whose schemas kubernetes-validate has."""
+"""The newest version whose schemas kubernetes-validate has."""
 OPERATOR = "monitoring.coreos.com/v1"
 CERT_MANAGER = "cert-manager.io/v1"
 
@@ -36,7 +36,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What Helm asks of a cluster."""
+    """The properties of a cluster that templates may ask for."""
 
     version: str = NEWEST
     apis: tuple[str, ...] = (OPERATOR, CERT_MANAGER)
@@ -51,7 +51,7 @@ class Rendered:
         return [thing for thing in self.objects if thing["kind"] == kind]
 
     def one(self, kind: str, name: str = "") -> Object:
-        """The only one of its kind, or the one with this name."""
+        """The only object of this kind, or the one with this name."""
         (found,) = (o for o in self.of(kind) if name in ("", o["metadata"]["name"]))
         return found
 
@@ -61,7 +61,7 @@ class Rendered:
         return spec
 
     def pods(self) -> Iterator[tuple[str, Object]]:
-        """Every pod's spec, with the name of what brings it."""
+        """The spec of every pod, with the name of the object that creates it."""
         for thing in self.objects:
             if thing["kind"] == "Pod":
                 yield thing["metadata"]["name"], thing["spec"]
@@ -77,11 +77,11 @@ def render(
     namespace: str = "frd",
     chart: Path = CHART,
 ) -> Rendered:
-    """What `helm install` would send.
+    """The objects and notes of `helm install`.
 
     Raises:
         helm.HelmValuesError: the schema refuses the values.
-        helm.HelmRenderError: a template does.
+        helm.HelmRenderError: a template refuses them.
     """
     options = {
         "name": name,
@@ -105,7 +105,7 @@ def _render(path: Path, values: str, options: str) -> str:
 
 
 def recipe(values: Mapping[str, Any] | None = None) -> Object:
-    """The part of a pod's spec that the notes show."""
+    """The part of a pod's spec that the notes ask users to add."""
     blocks = re.split(r"\n\n(?=\S)", render(values).notes)
     (block,) = (block for block in blocks if "containers:" in block)
     part: Object = yaml.safe_load(textwrap.dedent(block.partition("\n\n")[2]))
@@ -117,7 +117,7 @@ def containers(pod: Object) -> list[Object]:
 
 
 def check(thing: Object, version: str = NEWEST) -> None:
-    """Would the API server take it? Raises what jsonschema raises."""
+    """Check the object against its schema; raises the errors of jsonschema."""
     _check(json.dumps(thing, sort_keys=True), version)
 
 

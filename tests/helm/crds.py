@@ -1,8 +1,8 @@
-"""What the operators ask of the objects of theirs that the chart and the examples make.
+"""Schemas of the custom resources of the chart and the examples.
 
-Kubernetes' own schemas do not know custom resources, and the operators' definitions are long; so
-here are, written by hand, the fields that are used here, the required ones named. They catch a
-field that is misspelt or out of place, not every rule of an operator.
+Kubernetes' own schemas have no custom resources, and the operators' definitions are long. These
+schemas are written by hand and have only the fields that are used here. They find a misspelt or
+misplaced field, not a violation of every rule of an operator.
 """
 
 from __future__ import annotations

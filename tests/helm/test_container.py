@@ -55,7 +55,7 @@ def final(name: str) -> list[Step]:
 
 
 def context(target: Path) -> Path:
-    """The build context: what .dockerignore lets through, the last matching line deciding."""
+    """The build context after .dockerignore, where the last matching line counts."""
     lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     patterns = [line for line in lines if line and not line.startswith("#")]
     assert patterns[0] == "*", "what is not named is not sent"
@@ -82,7 +82,7 @@ def context(target: Path) -> Path:
 
 
 def test_two_stages_of_one_pinned_base() -> None:
-    """Nothing of the build but its result is in the image, and the base is named to the patch."""
+    """The final image has only the result of the build; the base is pinned to a patch release."""
     images = [step.words[0] for step in steps() if step.name == "FROM"]
     assert len(images) == 2
     assert len(set(images)) == 1
@@ -92,7 +92,7 @@ def test_two_stages_of_one_pinned_base() -> None:
 
 
 def test_it_does_not_run_as_root() -> None:
-    """The user is a number, which runAsNonRoot can check, and the one of the chart."""
+    """The user is numeric, which runAsNonRoot can check, and the same as in the chart."""
     (user,) = final("USER")
     uid, _, gid = user.text.partition(":")
     pod = render().pod()["securityContext"]
@@ -101,7 +101,7 @@ def test_it_does_not_run_as_root() -> None:
 
 
 def test_the_ports_are_frds() -> None:
-    """What is exposed is what the service and the agent listen on by default."""
+    """The exposed ports are the default ports of service and agent."""
     (exposed,) = final("EXPOSE")
     rendered = render({"agent": {"daemonset": {"enabled": True}}})
     used = {
@@ -114,7 +114,7 @@ def test_the_ports_are_frds() -> None:
 
 
 def test_every_pin_of_the_image_is_a_tested_one() -> None:
-    """The constraints name a version for each dependency, in files that make installs."""
+    """The constraints pin each dependency, in files that `make` installs from."""
     (install,) = (step for step in steps() if "pip install" in step.text)
     words = install.words
     path = ROOT / words[words.index("--constraint") + 1]
@@ -127,7 +127,7 @@ def test_every_pin_of_the_image_is_a_tested_one() -> None:
         assert re.search(rf"^{name}==", pins, re.MULTILINE), name
 
 
-def test_the_tap_lies_where_the_chart_copies_it_from(tmp_path: Path) -> None:
+def test_the_tap_is_where_the_chart_copies_it_from(tmp_path: Path) -> None:
     """The init container's `cp -r /opt/frd/tap` finds tap.py and _site in one folder."""
     sent = context(tmp_path)
     copied = {step.words[1]: step.words[0] for step in final("COPY") if len(step.words) == 2}
@@ -169,7 +169,7 @@ def test_what_the_build_installs_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["frd", "frd-agent"])
 def test_the_chart_runs_programs_that_the_image_has(name: str) -> None:
-    """Both are entry points of the package, and the only ones that pods call."""
+    """Both are entry points of the package; pods call no other program of it."""
     assert name in PYPROJECT["project"]["scripts"]
     rendered = render({"agent": {"daemonset": {"enabled": True}}})
     called = {c["command"][0] for _, pod in rendered.pods() for c in containers(pod)}

@@ -1,4 +1,4 @@
-"""What the pages about Kubernetes show can be typed: Helm takes the values, frd the options."""
+"""The commands of the pages about Kubernetes work: Helm takes the values, frd the options."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def typed() -> Iterator[list[str]]:
 
 
 def values(words: list[str]) -> dict[str, Any]:
-    """What the `--set` options of a line say, by Helm's own rules."""
+    """The values of the `--set` options of a line, parsed by Helm."""
     given = [after for word, after in pairwise(words) if word == "--set"]
     parsed: dict[str, Any] = helm.parse_set_string(",".join(given)) if given else {}
     return parsed
@@ -53,7 +53,7 @@ def assert_frd_takes(words: list[str]) -> None:
     assert given <= options(program, sub), words
 
 
-def test_every_line_can_be_typed() -> None:
+def test_every_command_line_is_valid() -> None:
     """Helm renders the chart with the values of the line; kubectl runs commands that frd has."""
     seen = set()
     for words in typed():
@@ -89,7 +89,7 @@ def test_the_values_that_the_page_shows_are_taken() -> None:
 
 
 def test_the_secrets_that_are_read_by_hand_exist() -> None:
-    """The keys that kubectl is asked for are in the Secrets that the chart makes."""
+    """The keys that `kubectl get secret` reads are in the chart's Secrets."""
     asked = 0
     for words in typed():
         if words[0] == "kubectl" and words[3:5] == ["get", "secret"]:

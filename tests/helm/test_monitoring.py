@@ -1,4 +1,4 @@
-"""Monitors, rules and dashboards as the chart brings them to Prometheus and Grafana."""
+"""Monitors, rules and dashboards of the chart, for Prometheus and Grafana."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def groups(rendered: Rendered) -> list[Object]:
 
 
 LOCAL = "http://127.0.0.1:9374/runbooks/"
-"""Where the files of the chart have the runbooks."""
+"""Base URL of runbooks in the files of the chart."""
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ LOCAL = "http://127.0.0.1:9374/runbooks/"
 def test_the_rules_are_the_files_with_links_of_this_release(
     values: dict[str, Any], base: str
 ) -> None:
-    """Every group of every file is there, in order; only where runbooks lie is the release's."""
+    """Every group of every file is present, in order; only the links to runbooks change."""
     texts = [path.read_text("utf-8").replace(LOCAL, base) for path in RULES]
     expected = [group for text in texts for group in yaml.safe_load(text)["groups"]]
     assert groups(render(values)) == expected
@@ -69,7 +69,7 @@ RULE_CHANGES: dict[str, Any] = {
 
 
 def test_rules_change_as_the_values_say() -> None:
-    """Each by alert and shipped severity: off, later, of another severity; the rest as shipped."""
+    """By alert and shipped severity: off, later, or another severity; other rules are unchanged."""
     shipped = {
         (rule["alert"], rule["labels"]["severity"]): rule
         for group in groups(render())
@@ -96,7 +96,7 @@ def test_rules_change_as_the_values_say() -> None:
 
 
 def test_with_all_rules_off_there_is_no_rule_object() -> None:
-    """A PrometheusRule whose groups have no rules would be refused."""
+    """The operator would refuse a PrometheusRule without rules."""
     off: dict[str, dict[str, Any]] = {}
     for group in groups(render()):
         for rule in group["rules"]:
@@ -109,7 +109,7 @@ def test_with_all_rules_off_there_is_no_rule_object() -> None:
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is absent (prometheus)")
 @pytest.mark.parametrize("values", [{}, {"prometheusRule": RULE_CHANGES}], ids=["shipped", "mine"])
 def test_prometheus_takes_the_rendered_rules(values: dict[str, Any], tmp_path: Path) -> None:
-    """What the operator would write to disk passes promtool."""
+    """promtool accepts the rules that the operator would write to disk."""
     spec = render(values).one("PrometheusRule")["spec"]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
     command = ["promtool", "check", "rules", str(tmp_path / "rules.yaml")]
@@ -118,7 +118,7 @@ def test_prometheus_takes_the_rendered_rules(values: dict[str, Any], tmp_path: P
 
 
 def test_one_value_labels_all_that_prometheus_selects() -> None:
-    """Monitors and rules carry the label, nothing else does; without it the notes say so."""
+    """Only monitors and rules have the label; without the value the notes mention it."""
     rendered = render({"monitoring": {"labels": {"release": "prom"}}})
     labelled = {o["kind"] for o in rendered.objects if "release" in o["metadata"]["labels"]}
     assert labelled == {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
@@ -128,14 +128,14 @@ def test_one_value_labels_all_that_prometheus_selects() -> None:
 
 @pytest.mark.parametrize("kind", ["ServiceMonitor", "PodMonitor"])
 def test_the_job_label_stays_the_training_job(kind: str) -> None:
-    """Without honorLabels the alerts would name the scrape job."""
+    """Without honorLabels the label `job` of alerts would be the scrape job."""
     spec = render().one(kind)["spec"]
     (endpoint,) = spec.get("endpoints") or spec["podMetricsEndpoints"]
     assert endpoint["honorLabels"] is True
 
 
 def test_prometheus_shows_the_readers_token_and_checks_the_certificate() -> None:
-    """The Secrets and keys that the monitor names exist, under the name in the certificate."""
+    """The Secrets and keys of the monitor exist, and its server name is in the certificate."""
     rendered = render()
     (endpoint,) = rendered.one("ServiceMonitor")["spec"]["endpoints"]
     assert (endpoint["scheme"], endpoint["tlsConfig"]["serverName"]) == ("https", "frd.frd.svc")
@@ -144,7 +144,7 @@ def test_prometheus_shows_the_readers_token_and_checks_the_certificate() -> None
 
 
 def test_an_insecure_service_is_scraped_in_plain_text() -> None:
-    """Neither a certificate nor a token is asked of a service that has none."""
+    """The monitor of a service without TLS and tokens has neither."""
     (endpoint,) = render({"insecure": True}).one("ServiceMonitor")["spec"]["endpoints"]
     assert endpoint["scheme"] == "http"
     assert not {"tlsConfig", "authorization"} & set(endpoint)
@@ -161,7 +161,7 @@ def with_dashboards(folder: Path, dashboards: dict[str, Any]) -> Path:
 
 
 def test_each_dashboard_is_a_config_map(tmp_path: Path) -> None:
-    """Names are made fit, Grafana's own braces stay, and the sidecar's label is on it."""
+    """Names are valid, Grafana's braces stay, and the ConfigMap has the sidecar's label."""
     dashboards = {
         "job_overview.json": {"title": "Job {{job}}", "legend": "{{ rank }}"},
         "health.json": {"title": "Health"},
@@ -173,14 +173,14 @@ def test_each_dashboard_is_a_config_map(tmp_path: Path) -> None:
         assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
-def test_a_chart_without_dashboards_is_whole(tmp_path: Path) -> None:
-    """An empty folder brings none."""
+def test_a_chart_without_dashboards_renders(tmp_path: Path) -> None:
+    """An empty folder gives no ConfigMap."""
     rendered = render(chart=with_dashboards(tmp_path, {}))
     assert [thing["metadata"]["name"] for thing in rendered.of("ConfigMap")] == ["frd"]
 
 
 def test_the_shipped_dashboards_fit() -> None:
-    """Every file is there but for its links to runbooks, below what a ConfigMap may hold."""
+    """Every file is present, with changed links to runbooks, and fits a ConfigMap."""
     files = {
         path.name: path.read_text("utf-8").replace(LOCAL, "https://frd.frd.svc:9374/runbooks/")
         for path in (CHART / "dashboards").glob("*.json")

@@ -1,4 +1,4 @@
-"""What the chart sends to a cluster: valid for every option, and nothing privileged by default."""
+"""The chart's objects are valid with every option, and need no privilege by default."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def labels(thing: Object) -> dict[str, str]:
 
 
 def assert_sound(rendered: Rendered, version: str) -> None:
-    """What holds for whatever the chart renders."""
+    """Checks that hold for all values."""
     ids = [(o["kind"], o["metadata"]["namespace"], o["metadata"]["name"]) for o in rendered.objects]
     assert len(set(ids)) == len(ids)
     for thing in rendered.objects:
@@ -148,7 +148,7 @@ def assert_sound(rendered: Rendered, version: str) -> None:
 
 @pytest.mark.parametrize("values", OPTIONS.values(), ids=OPTIONS)
 def test_each_option_alone_renders_valid_objects(values: Values) -> None:
-    """With any one option set, every object passes its schema."""
+    """With each option, every object passes its schema."""
     assert_sound(render(values), "1.37")
 
 
@@ -160,8 +160,8 @@ def test_every_version_of_kubernetes_takes_it(values: Values, version: str) -> N
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
-def test_helm_finds_nothing_to_complain_about(values: Values) -> None:
-    """`helm lint --strict` is silent but for the icon that the chart does not have."""
+def test_helm_lint_has_no_complaint(values: Values) -> None:
+    """`helm lint --strict` only recommends an icon."""
     report = helm.lint(CHART, values, strict=True, kube_version="v1.33.0")
     assert [m["error"] for m in report["messages"]] == ["icon is recommended"]
     assert report["errors"] == []
@@ -178,7 +178,7 @@ def test_without_operators_only_kubernetes_own_objects_are_sent() -> None:
     assert "by hand" in " ".join(rendered.notes.split())
 
 
-def test_cert_manager_is_asked_for_where_it_is() -> None:
+def test_a_missing_cert_manager_is_an_error() -> None:
     """Without cert-manager the installation fails; no pod waits for its Secret for ever."""
     values = OPTIONS["cert-manager"]
     assert render(values).one("Certificate")["spec"]["issuerRef"]["name"] == "ca"
@@ -189,7 +189,7 @@ def test_cert_manager_is_asked_for_where_it_is() -> None:
 
 
 def privileges(pod: Object) -> list[str]:
-    """Whatever a pod has beyond the restricted Pod Security Standard."""
+    """What a pod has beyond the restricted Pod Security Standard."""
     found = [key for key in ("hostPID", "hostNetwork", "hostIPC") if pod.get(key)]
     found += [v["name"] for v in pod.get("volumes", ()) if "hostPath" in v]
     for container in containers(pod):
@@ -233,7 +233,7 @@ def test_the_default_install_is_not_privileged() -> None:
 
 
 def test_the_daemonset_takes_only_what_is_asked_for() -> None:
-    """On: a directory of the host, as root without capabilities; more when values say more."""
+    """By default a directory of the host, as root without capabilities; more only by values."""
     pod = render(OPTIONS["daemonset"]).pod("DaemonSet")
     assert privileges(pod) == ["frd", "frd-tap: root", "frd-agent: root"]
     pod = render(OPTIONS["tracing"]).pod("DaemonSet")
@@ -241,7 +241,7 @@ def test_the_daemonset_takes_only_what_is_asked_for() -> None:
 
 
 def test_the_policy_allows_only_dns_out_and_agents_and_readers_in() -> None:
-    """The policy lets DNS out, gRPC and HTTP in from pods, and nothing else."""
+    """The policy allows DNS out, gRPC and HTTP in from pods, and nothing else."""
     spec = render().one("NetworkPolicy")["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     assert [rule["ports"][0]["port"] for rule in spec["ingress"]] == ["grpc", "http"]
@@ -249,8 +249,8 @@ def test_the_policy_allows_only_dns_out_and_agents_and_readers_in() -> None:
     assert {port["port"] for rule in spec["egress"] for port in rule["ports"]} == {53}
 
 
-def test_webhooks_may_be_reached_where_there_are_any() -> None:
-    """The policy lets the service out to port 443, and the Secret is a folder of the pod."""
+def test_the_policy_allows_configured_webhooks() -> None:
+    """The policy allows port 443 out, and the Secret is a volume of the pod."""
     rendered = render(OPTIONS["webhook"])
     policy = rendered.one("NetworkPolicy")["spec"]
     assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 443}
@@ -263,8 +263,8 @@ def selects(selector: dict[str, str], thing: Object) -> bool:
     return selector.items() <= labels(thing).items()
 
 
-def test_selectors_find_what_they_mean_and_nothing_else() -> None:
-    """Service, budget and policies select the service's pod; the agents' select the agents'."""
+def test_selectors_select_the_right_pods_only() -> None:
+    """Service, budget and policies select the service's pod; those of agents select agents."""
     rendered = render(EVERYTHING)
     service = rendered.one("StatefulSet")["spec"]["template"]
     agent = rendered.one("DaemonSet")["spec"]["template"]
@@ -281,7 +281,7 @@ def test_selectors_find_what_they_mean_and_nothing_else() -> None:
 
 
 def test_the_ingress_leads_to_http() -> None:
-    """Every host leads whole to the Service's port for people, which the Service has."""
+    """Every host leads, for all paths, to the HTTP port of the Service."""
     rendered = render(OPTIONS["ingress"])
     spec = rendered.one("Ingress")["spec"]
     assert [rule["host"] for rule in spec["rules"]] == ["frd.example", "frd.team.example"]
@@ -311,7 +311,7 @@ def test_the_notes_warn_of_an_ingress_that_is_open() -> None:
 
 
 def added(pod: Object, container: Object) -> Values:
-    """What a container has of EXTRAS, by the values' names."""
+    """The parts of EXTRAS that a container has, by the names of the values."""
     extras = (("extraEnv", "env"), ("extraArgs", "command"), ("extraVolumeMounts", "volumeMounts"))
     found = {
         value: [given for given in EXTRAS[value] if given in container[key]]
@@ -320,7 +320,7 @@ def added(pod: Object, container: Object) -> Values:
     return found | {"extraVolumes": [v for v in EXTRAS["extraVolumes"] if v in pod["volumes"]]}
 
 
-def test_extras_are_in_the_container_that_they_are_meant_for() -> None:
+def test_extras_are_in_the_right_container() -> None:
     """Those of the service are its own; the agent's are in the sidecar and in the DaemonSet."""
     pod = render(OPTIONS["extras"]).pod()
     assert added(pod, pod["containers"][0]) == EXTRAS
@@ -353,7 +353,7 @@ def test_ports_agree_wherever_they_are_named() -> None:
 
 
 def test_the_service_monitor_finds_the_service_once() -> None:
-    """Of the two Services only one has the port that the monitor asks for."""
+    """Only one of the two Services has the port that the monitor scrapes."""
     rendered = render()
     monitor = rendered.one("ServiceMonitor")["spec"]
     (endpoint,) = monitor["endpoints"]
@@ -366,8 +366,8 @@ def test_the_service_monitor_finds_the_service_once() -> None:
     assert found == ["frd"]
 
 
-def test_two_releases_do_not_meet() -> None:
-    """In one namespace nothing of theirs shares a name, and no selector crosses."""
+def test_two_releases_share_nothing() -> None:
+    """In one namespace their objects have different names, and no selector selects both."""
     given = {key: v for key, v in EVERYTHING.items() if key not in ("fullnameOverride", "tls")}
     one, two = (render(given | {"auth": {}}, name=name) for name in ("one", "two"))
     names = [{(o["kind"], o["metadata"]["name"]) for o in r.objects} for r in (one, two)]
@@ -378,7 +378,7 @@ def test_two_releases_do_not_meet() -> None:
 
 
 def test_a_changed_configuration_restarts_the_service() -> None:
-    """The pod's checksum follows the configuration, and nothing else."""
+    """The pod's checksum changes with the configuration only."""
 
     def checksum(values: Values) -> str:
         template = render(values).one("StatefulSet")["spec"]["template"]

@@ -1,4 +1,4 @@
-"""Certificates and tokens that the chart makes itself: once, and kept from then on."""
+"""Certificates and tokens that the chart generates: once, and then kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TLS, TOKENS, AGENT = ("frd", "frd-tls"), ("frd", "frd-tokens"), ("frd", "frd-age
 
 @pytest.fixture(scope="module")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The chart with nothing but its Secrets, which is all that the API server here knows."""
+    """The chart with only its Secrets, the only objects that the API server here has."""
     copy = tmp_path_factory.mktemp("chart") / "frd"
     shutil.copytree(CHART, copy)
     shutil.rmtree(copy / "templates/tests")
@@ -32,7 +32,7 @@ def data(secrets: Secrets) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def test_an_upgrade_keeps_what_the_install_made(chart: Path) -> None:
-    """The same certificate and tokens the second time, and others in another cluster."""
+    """An upgrade keeps certificate and tokens; another cluster gets different ones."""
     first = install(chart, {}, present={})
     assert first.keys() == {TLS, TOKENS, AGENT}
     assert data(install(chart, {}, first)) == data(first)
@@ -40,7 +40,7 @@ def test_an_upgrade_keeps_what_the_install_made(chart: Path) -> None:
 
 
 def test_a_new_namespace_gets_what_the_others_have(chart: Path) -> None:
-    """Naming one more namespace of jobs changes nothing for the agents that run."""
+    """One more namespace of jobs changes nothing for running agents."""
     first = install(chart, {}, {})
     more = install(chart, {"agent": {"namespaces": ["training"]}}, first)
     assert data(more) == data(first) | {("training", "frd-agent"): first[AGENT]["data"]}
@@ -64,8 +64,8 @@ def test_a_lost_secret_of_the_agents_is_made_again(chart: Path) -> None:
     assert data(install(chart, {}, rest)) == data(first)
 
 
-def test_each_token_opens_what_its_name_says(tmp_path: Path) -> None:
-    """The service reads the tokens file, and grants each kind of peer its own role only."""
+def test_each_token_grants_the_role_of_its_name(tmp_path: Path) -> None:
+    """The service reads the tokens file, and grants each token one role."""
     secret = render().one("Secret", "frd-tokens")["data"]
     plain = {key: base64.b64decode(value).decode() for key, value in secret.items()}
     (tmp_path / "tokens").write_text(plain.pop("tokens"))
@@ -80,7 +80,7 @@ def test_each_token_opens_what_its_name_says(tmp_path: Path) -> None:
 
 
 def test_your_own_secrets_are_only_named() -> None:
-    """With both given, the chart makes none, and the notes ask for the agents'."""
+    """With both given, the chart makes no Secret, and the notes ask for the agents' Secret."""
     values = {"tls": {"source": "secret", "secretName": "mine"}, "auth": {"secretName": "t"}}
     rendered = render(values)
     assert rendered.of("Secret") == []

@@ -1,4 +1,4 @@
-"""The service that the chart starts, started: its file, its Secrets, its probes, its hook pod."""
+"""The service runs with the chart's configuration and Secrets; its probes and hook pod work."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def container(rendered: Rendered) -> Object:
 
 
 def mounted(rendered: Rendered, root: Path) -> str:
-    """Puts the pod's files below `root`; its configuration, with paths that lead there."""
+    """Write the pod's files below `root`; returns its configuration with paths below `root`."""
     pod = rendered.pod()
     sources = [v["projected"]["sources"] for v in pod["volumes"] if "projected" in v]
     for source in (source["secret"] for found in sources for source in found):
@@ -68,7 +68,7 @@ def mounted(rendered: Rendered, root: Path) -> str:
 
 @pytest.mark.parametrize("values", OPTIONS.values(), ids=OPTIONS)
 def test_the_service_takes_its_file(values: dict[str, Any], tmp_path: Path) -> None:
-    """`frd serve` would start beyond loopback with it: every key known, every file mounted."""
+    """`frd serve` accepts the file: every key is known, every file is mounted."""
     rendered = render(values)
     (tmp_path / "frd.toml").write_text(mounted(rendered, tmp_path))
     loaded = config.load(tmp_path / "frd.toml")
@@ -97,7 +97,7 @@ def test_the_service_takes_its_file(values: dict[str, Any], tmp_path: Path) -> N
 def test_messages_link_to_the_runbooks_of_this_release(
     values: dict[str, Any], runbooks: str, tmp_path: Path
 ) -> None:
-    """A webhook that names no address of its own gets the one that alerts get."""
+    """A webhook without `runbook_url` gets the address that alerts have."""
     own = {"name": "own", "url": "http://h/", "runbook_url": "http://mine/"}
     targets = {"config": {"notify": [{"name": "chat", "url": "http://h/"}, own]}}
     (tmp_path / "frd.toml").write_text(mounted(render(values | targets), tmp_path))
@@ -106,7 +106,7 @@ def test_messages_link_to_the_runbooks_of_this_release(
 
 
 def test_the_command_line_is_frds() -> None:
-    """The container's command and its option exist, and so does the folder that it names."""
+    """The container's command and option exist, and the folder that it names is mounted."""
     found = container(render())
     name, sub, option = found["command"]
     command = cli.get_command(click.Context(cli), sub)
@@ -167,7 +167,7 @@ def running(
             process.terminate()
 
 
-def test_the_kubelet_gets_its_answers(running: Running) -> None:
+def test_probes_are_answered(running: Running) -> None:
     """Every probe's path answers without a token, under the scheme that the probe uses."""
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         asked = container(running.rendered)[probe]["httpGet"]
@@ -176,14 +176,14 @@ def test_the_kubelet_gets_its_answers(running: Running) -> None:
 
 
 def test_prometheus_gets_metrics_with_the_readers_token(running: Running) -> None:
-    """The token in the monitor's Secret opens /metrics; none does not, nor does the agents'."""
+    """/metrics takes the token of the monitor's Secret, and refuses no token and the agents'."""
     assert "frd_build_info" in running.get("/metrics", running.token("reader"))[1]
     assert running.get("/metrics")[0] == 401
     assert running.get("/metrics", running.token("agent"))[0] in (401, 403)
     assert running.get("/api/v1/findings", running.token("operator"))[0] == 200
 
 
-def test_the_sidecar_gets_in(running: Running, tmp_path: Path) -> None:
+def test_the_sidecar_connects(running: Running, tmp_path: Path) -> None:
     """The agent's own command line, with the files of its Secret, connects to the service."""
     credentials = tmp_path / "frd"
     credentials.mkdir()
@@ -219,7 +219,7 @@ def is_connected(address: str) -> bool:
 
 def test_commands_work_in_the_pod(running: Running) -> None:
     """`kubectl exec frd-0 -- frd findings` finds certificate and token by the pod's variables; no
-    agent has connected yet, which has an exit code of its own."""
+    agent has connected yet, so the exit code is that of a blind frd."""
     env = {
         variable["name"]: variable["value"].replace("/etc/frd", f"{running.root}/etc/frd")
         for variable in container(running.rendered)["env"]
@@ -234,7 +234,7 @@ def test_commands_work_in_the_pod(running: Running) -> None:
 
 
 def test_the_hook_pod_says_ready(running: Running) -> None:
-    """Its own command, against the running service, with the CA that it would mount."""
+    """The hook's command succeeds against the running service, with the mounted CA."""
     pod = running.rendered.one("Pod")["spec"]
     (hook,) = pod["containers"]
     env = {variable["name"]: variable["value"] for variable in hook["env"]}
@@ -249,7 +249,7 @@ def test_the_hook_pod_says_ready(running: Running) -> None:
 
 
 def test_the_certificate_has_every_name_of_the_service(tmp_path: Path) -> None:
-    """Agents, Prometheus and a port-forward call it by names that the certificate has."""
+    """The certificate has the names that agents, Prometheus and a port-forward use."""
     data = render().one("Secret", "frd-tls")["data"]
     for name in ("ca.crt", "tls.crt", "tls.key"):
         (tmp_path / name).write_bytes(base64.b64decode(data[name]))

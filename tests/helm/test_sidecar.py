@@ -33,7 +33,7 @@ LABELS = {
     "JobSet": "jobset.sigs.k8s.io/jobset-name",
     "PyTorchJob": "training.kubeflow.org/job-name",
 }
-"""What each kind's controller puts on all pods of one job."""
+"""Label that each kind's controller sets on all pods of a job."""
 
 
 def templates(thing: Any) -> Iterator[Object]:
@@ -61,7 +61,7 @@ def variables(container: Object) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_the_recipe_applied(path: Path) -> None:
-    """Agent, volumes and variables are the chart's, word for word; the rest is the job's."""
+    """Agent, volumes and variables are exactly those of the chart's notes."""
     shown, (kind, template) = recipe(), example(path)
     pod = template["spec"]
     for key in ("initContainers", "volumes", "shareProcessNamespace"):
@@ -78,7 +78,7 @@ def test_an_example_is_the_recipe_applied(path: Path) -> None:
 @pytest.mark.parametrize("version", ["1.29", "1.33", "1.37"])
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_examples_pods_are_valid(path: Path, version: str) -> None:
-    """The pod passes Kubernetes' schema, and so does each object around it, or its model."""
+    """The pod and every object around it pass their schemas."""
     _, template = example(path)
     metadata = {"name": "train-0"} | template["metadata"]
     check({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
@@ -100,7 +100,7 @@ def test_ranks_and_agent_are_one_user(path: Path) -> None:
 
 
 def test_the_recipe_asks_for_nothing_privileged() -> None:
-    """A namespace that enforces the restricted standard takes the sidecar."""
+    """A namespace with the restricted Pod Security Standard accepts the sidecar."""
     for container in recipe()["initContainers"]:
         context = container["securityContext"]
         assert context["runAsNonRoot"]
@@ -112,8 +112,8 @@ def test_the_recipe_asks_for_nothing_privileged() -> None:
     assert root["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_the_sidecar_outlives_and_never_holds_up_the_ranks() -> None:
-    """It is a native sidecar without probes, and a Guaranteed pod stays one."""
+def test_the_sidecar_outlives_the_ranks_and_never_delays_them() -> None:
+    """It is a native sidecar without probes, and a pod stays in class Guaranteed."""
     _, agent = recipe()["initContainers"]
     assert agent["restartPolicy"] == "Always"
     assert not [key for key in agent if key.endswith("Probe")]
@@ -136,7 +136,7 @@ def test_the_recipe_sets_what_exec_would(tmp_path: Path) -> None:
 
 
 def test_the_copied_tap_starts(tmp_path: Path) -> None:
-    """The init container's command, run, gives a tap that torch.distributed brings to life."""
+    """The init container's command copies a tap that starts with torch.distributed."""
     image = tmp_path / "opt/frd/tap"
     shutil.copytree(PACKAGE / "_site", image / "_site")
     shutil.copy(PACKAGE / "tap.py", image)
@@ -161,15 +161,15 @@ def test_the_copied_tap_starts(tmp_path: Path) -> None:
     assert "frd-tap" in done.stdout
 
 
-def test_a_missing_image_part_does_not_hold_up_the_pod(tmp_path: Path) -> None:
-    """When the copy fails, the container still ends well, and the ranks start without a tap."""
+def test_a_failed_copy_does_not_stop_the_pod(tmp_path: Path) -> None:
+    """If the copy fails, the container still succeeds, and the ranks start without a tap."""
     program, flag, script = recipe()["initContainers"][0]["command"]
     script = script.replace("/opt/frd", f"{tmp_path}/no").replace("/run/frd", f"{tmp_path}/no")
     subprocess.run([program, flag, script], check=True, stderr=subprocess.DEVNULL)
 
 
 def test_the_agent_takes_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys in agent.config reach the agent as its own variables."""
+    """Keys in agent.config become variables of the agent."""
     values = {"agent": {"config": {"poll_s": 1, "outbox_rows": 5000, "log_level": "debug"}}}
     for name, value in variables(recipe(values)["initContainers"][1]).items():
         monkeypatch.setenv(name, value)
@@ -178,14 +178,14 @@ def test_the_agent_takes_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_tls_the_agent_needs_no_secret() -> None:
-    """An insecure release mounts nothing and asks for no file."""
+    """An insecure release mounts no Secret and needs no file."""
     shown = recipe({"insecure": True})
     assert [volume["name"] for volume in shown["volumes"]] == ["frd"]
     assert not [word for word in shown["initContainers"][1]["command"] if "-file" in word]
 
 
 def test_the_agents_secret_is_where_the_jobs_are() -> None:
-    """Each namespace gets the CA and the agents' token, and nothing that opens more."""
+    """Each namespace gets the CA and the agents' token, and no other credential."""
     rendered = render({"agent": {"namespaces": ["training"]}})
     secrets = [s for s in rendered.of("Secret") if s["metadata"]["name"] == "frd-agent"]
     assert {secret["metadata"]["namespace"] for secret in secrets} == {"frd", "training"}
@@ -196,13 +196,13 @@ def test_the_agents_secret_is_where_the_jobs_are() -> None:
 
 
 def test_the_notes_warn_a_cluster_without_native_sidecars() -> None:
-    """Before 1.29 an init container that never ends would hold the pod for ever."""
+    """Before 1.29 an init container that never ends would block the pod for ever."""
     assert 'see "Before 1.29"' in render(cluster=Cluster("1.28")).notes
     assert 'see "Before 1.29"' not in render(cluster=Cluster("1.29")).notes
 
 
-def test_with_the_daemonset_the_notes_show_its_way() -> None:
-    """Pods then share the host's directory and bring no agent of their own."""
+def test_with_the_daemonset_the_notes_show_the_shared_directory() -> None:
+    """Pods share the host's directory and have no agent container."""
     shown = recipe({"agent": {"daemonset": {"enabled": True, "hostPath": "/srv/frd"}}})
     assert "initContainers" not in shown
     assert shown["volumes"] == [{"name": "frd", "hostPath": {"path": "/srv/frd"}}]

@@ -24,7 +24,7 @@ KUBERNETES_OWN = {
     "requests",
     "securityContext",
 }
-"""Objects whose insides are Kubernetes' (or Helm's) to judge."""
+"""Objects that Kubernetes (or Helm) validates."""
 WHOLE = {"podSecurityContext", "securityContext", "resources", "agent.resources"}
 """Shown in one row of the table."""
 MAPS = {"dashboards.additionalLabels", "dashboards.annotations"}
@@ -52,7 +52,7 @@ LEAVES = dict(leaves(VALUES))
 
 @pytest.mark.parametrize("key", LEAVES)
 def test_a_misspelt_value_is_refused_by_its_name(key: str) -> None:
-    """One letter too many, anywhere, and Helm says which."""
+    """With one extra letter in any key, Helm names the key."""
     section, _, name = f"{key}x".rpartition(".")
     with helm.Chart.load(CHART) as chart, pytest.raises(helm.HelmValuesError) as refused:
         chart.validate_schema(nested(f"{key}x", LEAVES[key]))
@@ -90,18 +90,18 @@ def test_a_misspelt_value_is_refused_by_its_name(key: str) -> None:
     ],
 )
 def test_a_value_that_cannot_work_is_refused(key: str, value: Any, named: str) -> None:
-    """Wrong keys of frd itself, wrong kinds, wrong numbers: before anything is installed."""
+    """Unknown keys of frd, wrong types and wrong numbers fail before the installation."""
     with pytest.raises(helm.HelmValuesError, match=named):
         render(nested(key, value))
 
 
-def test_the_chart_may_be_a_part_of_another() -> None:
-    """Helm hands the parent's `global` down; that is no misspelt value."""
+def test_the_chart_may_be_a_dependency_of_another() -> None:
+    """Helm passes the parent's `global` to the chart; the schema accepts it."""
     render({"global": {"anything": 1}})
 
 
-def test_the_schema_is_closed_wherever_it_is_ours() -> None:
-    """No object but Kubernetes' own takes keys that it does not name."""
+def test_the_schema_refuses_unknown_keys_of_frds_own_objects() -> None:
+    """Only Kubernetes' own objects accept keys that the schema does not name."""
 
     def walk(part: dict[str, Any], name: str) -> None:
         if part.get("type") == "object" and name not in KUBERNETES_OWN:
@@ -116,7 +116,7 @@ def test_the_schema_is_closed_wherever_it_is_ours() -> None:
 
 
 def test_the_schema_names_no_value_that_is_not_there() -> None:
-    """values.yaml shows every value that the schema would take, but for the keys of frd itself."""
+    """values.yaml has every value of the schema, except the keys of frd itself."""
 
     def walk(part: dict[str, Any], values: dict[str, Any], prefix: str) -> None:
         for key, inner in part.get("properties", {}).items():
@@ -144,7 +144,7 @@ def test_every_value_has_its_row() -> None:
 
 
 def test_chart_and_package_have_one_version() -> None:
-    """The image that the chart asks for is the one of this package."""
+    """The default image of the chart has the version of this package."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
     assert chart["appVersion"] == frd.__version__
     (container,) = render().pod()["containers"]

@@ -1,4 +1,4 @@
-"""The `frd` command against a little HTTP server that speaks as the service does."""
+"""The `frd` command against a small HTTP server that answers like the service."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ DUMP = {
 # -- how commands end --------------------------------------------------------------------------
 
 
-def test_a_service_that_is_not_there_is_one_line_and_exit_1(
+def test_an_absent_service_is_one_line_and_exit_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Nothing listens: the line says where, and how to start or name the service."""
@@ -115,7 +115,7 @@ def test_a_url_that_is_no_address_is_refused(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_full_disk_is_one_line() -> None:
-    """Output that cannot be written is an error, not a traceback, and is not tried again."""
+    """Output that cannot be written is an error of one line, and is not written again."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-c", "import frd.cli; frd.cli.main()", "completion", "bash"],
@@ -165,22 +165,22 @@ def test_the_service_is_quoted_when_it_refuses(service: Service) -> None:
 
 @pytest.mark.parametrize(("status", "body"), [(500, b"<html>"), (200, b"<html>"), (200, b"\xff")])
 def test_another_server_is_recognized(service: Service, status: int, body: bytes) -> None:
-    """HTTP without frd behind it says that the address is wrong."""
+    """The error for another HTTP server says to check the address."""
     service.says("/api/v1/jobs", body, status)
     with pytest.raises(FrdError, match="name the HTTP address of `frd serve`"):
         Client(service.address).get("/api/v1/jobs")
 
 
-def test_a_server_that_says_nothing_is_given_up() -> None:
-    """A port that accepts and stays silent costs the timeout, no more."""
+def test_a_silent_server_is_a_timeout() -> None:
+    """A port that accepts and never answers costs the timeout."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = Client(f"127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.05)
         with pytest.raises(ServiceUnavailable, match=r"no answer within 0\.05 s"):
             client.get("/api/v1/jobs")
 
 
-def test_a_server_that_speaks_something_else_is_given_up() -> None:
-    """The gRPC port instead of the HTTP port is a clear line, not a stack trace."""
+def test_a_server_of_another_protocol_is_an_error() -> None:
+    """The gRPC port instead of the HTTP port gives a clear error."""
     with socket.create_server(("127.0.0.1", 0)) as other:
 
         def answer() -> None:
@@ -244,7 +244,7 @@ def test_an_export_that_breaks_off_leaves_no_file(
     assert not (tmp_path / "f").exists()
 
 
-def test_options_of_export_stand_behind_it(
+def test_options_of_export_come_after_it(
     service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An option before the subcommand would be ignored, so it is refused."""
@@ -311,7 +311,7 @@ def test_a_finding_without_a_dump_says_so(
 def test_nothing_is_overwritten(
     service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An existing folder is refused before any rank is bothered."""
+    """An existing folder is refused before any request."""
     assert frd(service, "dump", "-o", str(tmp_path)) == FAILED
     assert "exists: nothing is overwritten" in error_of(capsys)
     assert service.asked == []
@@ -344,8 +344,8 @@ def test_several_jobs_need_a_choice(
     assert said in error_of(capsys)
 
 
-def test_a_dump_that_nobody_answered_fails(service: Service, tmp_path: Path) -> None:
-    """The folder says why; the exit code says that it holds no dump."""
+def test_a_dump_without_any_answer_fails(service: Service, tmp_path: Path) -> None:
+    """The folder has the reasons; the exit code shows that it has no dump."""
     unanswered = {"summary.json": json.dumps({"answered": [], "failed": {"0": "gone"}}).encode()}
     says_dump(service, tar_of(unanswered))
     assert frd(service, "dump", "--job", "train", "-o", str(tmp_path / "out")) == FAILED
@@ -378,7 +378,7 @@ def hostile_tar(**attributes: Any) -> bytes:
 def test_a_hostile_or_broken_tar_leaves_nothing(
     service: Service, tmp_path: Path, tar: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No link, no device, nothing outside the folder, and no half a folder."""
+    """No link, no device, nothing outside the folder, and no partial folder."""
     says_dump(service, tar)
     inside = tmp_path / "inside"
     assert frd(service, "dump", "--job", "train", "-o", str(inside / "out")) == FAILED

@@ -69,7 +69,7 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
 def test_a_mistake_in_the_file_is_one_line_that_begins_with_the_key(
     tmp_path: Path, text: str, message: str
 ) -> None:
-    """A person reads what is wrong with which key, and what to write instead."""
+    """The error says what is wrong with which key, and what to write."""
     with pytest.raises(ConfigError) as caught:
         config.load(written(tmp_path, text))
     assert str(caught.value).startswith(message)
@@ -102,7 +102,7 @@ def test_a_file_that_is_absent_is_named(tmp_path: Path) -> None:
 def test_a_mistake_in_the_environment_is_reported_too(
     monkeypatch: pytest.MonkeyPatch, variable: str, message: str
 ) -> None:
-    """A variable that looks like a key but is none does not pass for one."""
+    """A variable that looks like a key but is not one is an error."""
     monkeypatch.setenv(variable, "{3")
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
         config.load()
@@ -111,7 +111,7 @@ def test_a_mistake_in_the_environment_is_reported_too(
 def test_variables_that_are_not_configuration_are_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The tap's variables and Kubernetes' service links are no mistakes of the service."""
+    """The tap's variables and Kubernetes' service links are ignored."""
     for name in ("FRD_JOB", "FRD_RUN_DIR", "FRD_PORT_9373_TCP", "FRD_SERVICE_HOST"):
         monkeypatch.setenv(name, "x")
     assert config.load() == config.Config()
@@ -125,7 +125,7 @@ def test_toml_of_a_configuration_gives_it_back(tmp_path: Path) -> None:
 
 
 def test_a_relative_state_home_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As the XDG specification wants it."""
+    """The XDG specification requires it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert config.load().data_dir == tmp_path / "frd"
     monkeypatch.setenv("XDG_STATE_HOME", "here")
@@ -133,7 +133,7 @@ def test_a_relative_state_home_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_an_address_to_listen_on_may_be_a_url() -> None:
-    """What people paste is taken; TLS that is asked for and not set up is an error."""
+    """A pasted URL works; https without a certificate is an error."""
     assert config.load(flags={"http": "http://127.0.0.1:80/"}).http == "127.0.0.1:80"
     assert config.load(flags={"grpc": "http://127.0.0.1"}).grpc == "127.0.0.1:9373"
     with pytest.raises(ConfigError, match=r"^http: https://.*: needs a certificate: set tls"):

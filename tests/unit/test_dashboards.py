@@ -1,4 +1,4 @@
-"""The shipped dashboards: as generated, and whole. Their queries run in tests/e2e."""
+"""The shipped dashboards are as generated, and complete. Their queries run in tests/e2e."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def links(node: Any) -> Iterator[str]:
             yield from links(inner)
 
 
-def test_the_committed_files_are_fresh() -> None:
+def test_the_committed_files_are_as_generated() -> None:
     """helm/frd/dashboards is what scripts/dashboards makes."""
     assert list(FOLDER.glob("*.json"))
     assert stale() == []
@@ -46,7 +46,7 @@ def test_the_committed_files_are_fresh() -> None:
 
 @pytest.mark.parametrize("panel", PANELS)
 def test_a_panel_explains_itself(panel: dict[str, Any]) -> None:
-    """Each says what it means, in which unit, and what an empty one means; lines have names."""
+    """Each has a description, a unit, a text for no data, and names for its lines."""
     assert panel["description"].endswith(".")
     defaults = panel["fieldConfig"]["defaults"]
     assert defaults["noValue"]
@@ -96,7 +96,7 @@ def test_the_name_of_a_job_leads_to_a_dashboard_that_there_is() -> None:
 
 @pytest.mark.parametrize("panel", TABLES)
 def test_a_tables_columns_are_those_of_its_queries(panel: dict[str, Any]) -> None:
-    """A renamed or formatted column exists, so that no setting is about nothing."""
+    """Every renamed or formatted column exists."""
     (organize,) = (t["options"] for t in panel["transformations"] if t["id"] == "organize")
     refs = [target["refId"] for target in panel["targets"]]
     values = ["Value"] if len(refs) == 1 else [f"Value #{ref}" for ref in refs]
@@ -109,7 +109,7 @@ def test_a_tables_columns_are_those_of_its_queries(panel: dict[str, Any]) -> Non
 
 
 def query(name: str, title: str, ref_id: str = "A") -> str:
-    """What a panel asks about all jobs."""
+    """The query of a panel, for all jobs."""
     (found,) = (
         target["expr"]
         for panel in DASHBOARDS[name]["panels"]
@@ -166,7 +166,7 @@ ASKED: list[tuple[str, dict[str, float]]] = [
 @pytest.mark.prometheus
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is absent (prometheus)")
 def test_tables_show_severity_age_and_the_fullest_gpu(tmp_path: Path) -> None:
-    """What the longer queries answer at 100 s, by Prometheus' own engine."""
+    """The answers of the longer queries at 100 s, by Prometheus' own engine."""
     expected = [
         {
             "expr": expression,
@@ -187,7 +187,7 @@ def test_tables_show_severity_age_and_the_fullest_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_links_lead_to_runbooks(name: str) -> None:
-    """A link is the address that the chart replaces, and a page that exists."""
+    """A link has the address that the chart replaces, and a page that exists."""
     found = list(links(DASHBOARDS[name]))
     assert found
     for url in found:

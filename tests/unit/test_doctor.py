@@ -30,7 +30,7 @@ def found(cmd: list[str], run_dir: Path) -> dict[str, checks.Check]:
 
 
 def test_the_python_of_a_command_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Named, in a script's first line, or not to be known."""
+    """By name, from a script's first line, or unknown."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{Path(sys.executable).parent}:/usr/bin:/bin")
     script = tmp_path / "torchrun"
     script.write_text(f"#!{sys.executable}\n")
@@ -66,7 +66,7 @@ def test_a_recorder_that_is_off(
 
 
 def test_a_torch_that_is_broken(torch: Path, tmp_path: Path) -> None:
-    """Its own error is shown."""
+    """The error of the import is shown."""
     (torch / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.12: no such')")
     said = found([sys.executable], tmp_path / "run")
     assert said["tap"].state is State.FAILED

@@ -64,7 +64,7 @@ def test_the_title_says_how_severe_it_is() -> None:
     assert "[31m" in drawn(critical, terminal=True)
 
 
-def test_a_stall_says_who_why_and_who_waits() -> None:
+def test_a_stall_shows_suspect_reason_and_victims() -> None:
     """The verdict comes first; suspect, reason, evidence, stack and folded victims follow."""
     text = drawn(STALL)
     lines = text.splitlines()
@@ -84,7 +84,7 @@ def test_a_stall_says_who_why_and_who_waits() -> None:
     assert "\x1b" not in text
 
 
-def test_a_finding_without_a_suspect_says_nobody() -> None:
+def test_a_finding_without_a_suspect_says_why() -> None:
     """If all ranks joined and none completes, no rank is shown as the cause."""
     no_suspect = {**STALL, "suspects": [], "reason": "network_or_device", "groups_held_up": []}
     assert "none: all ranks joined and none completes: network or devices (network_or" in drawn(
@@ -92,13 +92,13 @@ def test_a_finding_without_a_suspect_says_nobody() -> None:
     )
 
 
-def test_every_reason_is_told_in_words() -> None:
-    """A name such as cpu_stuck says little at night."""
+def test_every_reason_has_a_phrase() -> None:
+    """A name such as cpu_stuck alone explains little."""
     assert set(REASONS) == set(Reason)
 
 
-def test_what_others_add_to_a_finding_is_drawn() -> None:
-    """What the rank does, the stacks of its worker processes, how it ended."""
+def test_activity_workers_and_ending_are_shown() -> None:
+    """What the rank is doing, the stacks of its worker processes, how the job ended."""
     frame, doing = "__getitem__ (train.py:28)", "waits for its DataLoader worker pid 22219"
     worker = {"pid": 22219, "name": "pt_data_worker", "stack": [frame]}
     suspect = {**STALL["suspects"][0], "doing": doing, "workers": [worker]}
@@ -146,7 +146,7 @@ def test_a_finding_with_the_fewest_keys_is_drawn() -> None:
     assert "the job went on" in text
 
 
-def test_names_cannot_steer_the_terminal() -> None:
+def test_names_cannot_control_the_terminal() -> None:
     """Escapes, markup, line breaks and lone surrogates in names and frames stay visible text."""
     nasty = "\x1b[2Jx[red]\n\u202e\udc80"
     suspect = {**STALL["suspects"][0], "stack": [nasty], "evidence": nasty, "node": nasty}

@@ -1,5 +1,4 @@
-"""What is mistyped is one line that names what, which, and where to read on; what can be typed is
-completed."""
+"""A usage error is one line with the command whose help to read; shells complete commands."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def test_a_usage_error_is_one_line(
 
 
 def test_a_program_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither does anything by itself: its help, on stderr, and exit code 2."""
+    """Without a command, both print their help to stderr; exit code 2."""
     for start, program in ((run, "frd"), (run_cli, "frd-agent")):
         assert start([]) == USAGE
         out, err = capsys.readouterr()
@@ -86,7 +85,7 @@ def test_bash_completes_commands_and_options() -> None:
 def test_completion_scripts_are_for_both_programs(
     shell: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each script names both, and the variables by which click is asked."""
+    """Each script names both programs, with the variables that call click's completion."""
     assert run(["completion", shell]) == 0
     out = capsys.readouterr().out
     for word in (f"_FRD_COMPLETE={shell}_complete", f"_FRD_AGENT_COMPLETE={shell}_complete"):
