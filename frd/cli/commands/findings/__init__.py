@@ -15,6 +15,7 @@ from typing import Any
 import click
 import msgspec
 from click.core import ParameterSource
+from rich.console import RenderableType
 from rich.text import Text
 
 from frd.cli import BLIND, FINDINGS_PRESENT
@@ -23,7 +24,7 @@ from frd.cli.commands.findings.export import export
 from frd.cli.commands.findings.one import close, show
 from frd.cli.options import console, json_option, print_json, service_options, since_option
 from frd.cli.screens.finding_panel import finding_panel
-from frd.cli.screens.live import Picture, watch
+from frd.cli.screens.live import EVERY_S, Picture, watch
 from frd.cli.screens.watching import last_lines
 from frd.errors import ServiceUnavailable
 from frd.usage import examples
@@ -173,6 +174,13 @@ def _watch(client: Client, query: _Query, as_json: bool) -> int:
 def _follow(client: Client, query: _Query, as_json: bool) -> None:
     """For a pipe: print each finding that is new or has changed, and what is watched whenever frd
     becomes blind or sees everything again."""
+
+    def show(value: object, *drawn: RenderableType) -> None:
+        if as_json:
+            click.echo(msgspec.json.encode(value).decode("utf-8"))
+        else:
+            console().print(*drawn, sep="\n")
+
     shown: dict[str, Mapping[str, Any]] = {}
     blind: Sequence[str] | None = [] if as_json else None
     silent = False
@@ -184,32 +192,14 @@ def _follow(client: Client, query: _Query, as_json: bool) -> None:
             if not silent:
                 click.echo(f"frd: warning: {error}", err=True)
             silent = True
-            time.sleep(1.0)
+            time.sleep(EVERY_S)
             continue
         for finding in reversed(answer["findings"]):
             is_news = finding["id"] in shown or query["state"] in (None, finding["state"])
             if is_news and shown.get(finding["id"]) != finding:
                 shown[finding["id"]] = finding
-                _print_finding(finding, as_json)
+                show(finding, finding_panel(finding))
         if (seen := list(_blind(answer))) != blind:
             blind = seen
-            _print_watching(answer, as_json)
-        time.sleep(1.0)
-
-
-def _print_finding(finding: Mapping[str, Any], as_json: bool) -> None:
-    if as_json:
-        _print_line(finding)
-    else:
-        console().print(finding_panel(finding))
-
-
-def _print_watching(answer: Mapping[str, Any], as_json: bool) -> None:
-    if as_json:
-        _print_line({"watching": answer["watching"]})
-    else:
-        console().print(*last_lines(answer), sep="\n")
-
-
-def _print_line(value: object) -> None:
-    click.echo(msgspec.json.encode(value).decode("utf-8"))
+            show({"watching": answer.get("watching")}, *last_lines(answer))
+        time.sleep(EVERY_S)
