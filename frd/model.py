@@ -282,7 +282,7 @@ class SeriesInfo:
 class MemoryColumns:
     """Samples of S series at T times; each value was read between its begin and its end."""
 
-    series: UInt32s | Int32s
+    series: UInt32s | Int32s | Int64s
     """(S,) the sender's dictionary indexes on the wire, the engine's handles behind it."""
     capacity: Int64s
     """(S,) bytes: what the series can rise to; 0 unknown."""

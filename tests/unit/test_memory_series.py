@@ -11,10 +11,11 @@ from frd.engine.memory.onset import current_rises
 from frd.engine.memory.series import KINDS, Series
 from frd.engine.memory.trend import FLOORS, Trend
 from frd.engine.policy import Policy
-from frd.model import Int32s, Int64s, SeriesKind
+from frd.model import Int64s, MemoryColumns, SeriesKind
 from tests.world.memory import EPOCH, GIB, MIB, Curve, S, level, plus, ramp, step
 
 ROW: Int64s = np.zeros(1, np.int64)
+ROW_AND_NEXT: Int64s = np.arange(2, dtype=np.int64)
 POLICY = Policy(memory_warmup_s=10)
 
 
@@ -96,7 +97,7 @@ def fed(*curves: Curve, until: float, kinds: tuple[SeriesKind, ...] = ()) -> Ser
     """Series of rank 0 on one device, the first one of the whole, read ten times a second."""
     made = Series(POLICY)
     made.reserve(len(curves))
-    row = np.arange(len(curves))
+    row: Int64s = np.arange(len(curves))
     for at in row.tolist():
         kind = kinds[at] if kinds else SeriesKind.DEVICE_USED
         made.rank[at], made.kind[at] = 0, KINDS.index(kind)
@@ -107,7 +108,7 @@ def fed(*curves: Curve, until: float, kinds: tuple[SeriesKind, ...] = ()) -> Ser
         times = second + np.arange(5) / 10
         begin = np.tile(EPOCH + np.round(times * S).astype(np.int64), (len(curves), 1))
         values = np.stack([curve(times).astype(np.int64) for curve in curves])
-        made.apply(row, capacity, begin, begin + S // 1000, values)
+        made.apply(MemoryColumns(row, capacity, begin, begin + S // 1000, values))
     return made
 
 
@@ -115,7 +116,8 @@ def test_a_rise_that_says_something_is_a_share_of_what_there_is() -> None:
     """Of 80 GiB 64 MiB say nothing; of a device of 4 GiB they do."""
     made = fed(level(40), until=1)
     assert made.visible[0] == 80 * GIB // 200
-    made.apply(ROW, ROW + 4 * GIB, *(ROW[None] + EPOCH + 2 * S,) * 2, ROW[None] + GIB)
+    later = ROW[None] + EPOCH + 2 * S
+    made.apply(MemoryColumns(ROW, ROW + 4 * GIB, later, later, ROW[None] + GIB))
     assert made.visible[0] == POLICY.memory_min_rise_bytes
 
 
@@ -157,7 +159,7 @@ def inbox(rows: int) -> tuple[Inbox, Series]:
 
 def put(box: Inbox, rows: list[int], at: tuple[int, ...], values: list[list[int]]) -> int:
     row, capacity = np.array(rows, np.int64), np.full(len(rows), 64 * GIB)
-    return box.put(row, capacity, *moments(*at), np.array(values, np.int64))
+    return box.put(MemoryColumns(row, capacity, *moments(*at), np.array(values, np.int64)))
 
 
 def test_the_last_moment_sent_again_is_passed_over() -> None:
@@ -185,7 +187,6 @@ def test_a_value_may_be_up_to_four_times_its_own_capacity() -> None:
     box, series = inbox(2)
     capacity: Int64s = np.array([10, 100], np.int64) * GIB
     values: Int64s = np.array([[41], [90]], np.int64) * GIB
-    rows: Int32s = np.arange(2, dtype=np.int32)
-    assert box.put(rows.astype(np.int64), capacity, *moments(1), values) == 1
+    assert box.put(MemoryColumns(ROW_AND_NEXT, capacity, *moments(1), values)) == 1
     box.flush()
     assert series.value.tolist()[:2] == [-1, 90 * GIB]

@@ -108,29 +108,33 @@ class Memory:
         are of the future. It only checks and keeps the samples; `advance` evaluates those of all
         nodes together.
         """
-        row, capacity = columns.series.astype(np.int64), columns.capacity
-        begin, end, values = columns.begin_ns, columns.end_ns, columns.values
-        if not values.size:
-            return 0
         refused = 0
+        begin, end, values = columns.begin_ns, columns.end_ns, columns.values
         if (ahead := begin > now + _AHEAD_NS).any():
             refused = int((values[:, ahead] != -1).sum())
             begin, end, values = begin[~ahead], end[~ahead], values[:, ~ahead]
-        known = row >= 0
-        if not known.any() or not values.size:
-            return refused
-        if not known.all():
+        row, capacity = columns.series.astype(np.int64), columns.capacity
+        if not (known := row >= 0).all():
             row, capacity, values = row[known], capacity[known], values[known]
-        return refused + self._inbox.put(row, capacity, begin, end, values)
+        if not values.size:
+            return refused
+        return refused + self._inbox.put(MemoryColumns(row, capacity, begin, end, values))
 
     def observe_table(self, columns: MemoryColumns) -> int:
         """The same for series of many nodes, each with its own moments: `begin_ns` and `end_ns` are
         (S, T) too, of no more than two seconds. Times go on where no sample is, and do not fall."""
-        row, known = columns.series.astype(np.int64), columns.series >= 0
-        if not known.any():
+        known = np.flatnonzero(columns.series >= 0)
+        if not len(known):
             return 0
-        begin, end, values = columns.begin_ns[known], columns.end_ns[known], columns.values[known]
-        return self._inbox.put_table(row[known], columns.capacity[known], begin, end, values)
+        return self._inbox.put_table(
+            MemoryColumns(
+                columns.series[known].astype(np.int64),
+                columns.capacity[known],
+                columns.begin_ns[known],
+                columns.end_ns[known],
+                columns.values[known],
+            )
+        )
 
     def event(self, event: MemoryEvent, at: AlignedNs, uncertainty_ns: int, now: AlignedNs) -> None:
         """An allocation failed, the kernel killed, a device is lost: at most `uncertainty_ns`

@@ -6,14 +6,15 @@ then those of all agents are stacked and applied in a few passes over long colum
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from frd.engine.memory.baseline import BIN_NS
 from frd.engine.memory.series import Series
-from frd.model import Bools, Int32s, Int64s
+from frd.engine.state.tables import GrowingColumns, column
+from frd.model import Bools, Int32s, Int64s, MemoryColumns
 
 MAX_BYTES: Final = 1 << 50
 """More is no memory."""
@@ -27,39 +28,34 @@ _MOST_WAITING: Final = 4_000_000
 """When more values wait, they are applied immediately."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    row: Int64s
-    capacity: Int64s
-    begin: Int64s
-    end: Int64s
-    values: Int64s
+class Inbox(GrowingColumns):
+    """Takes batches in the order of time, whose `series` are rows."""
 
-
-class Inbox:
-    """Takes batches in the order of time."""
+    _newest: Int64s = column(np.int64)
+    """Begin of the last moment taken, by row."""
+    _turn: Int32s = column(np.int32)
+    """Batches of a row that wait."""
 
     def __init__(self, series: Series) -> None:
+        super().__init__()
         self._series = series
-        self._newest: Int64s = np.zeros(0, np.int64)
-        """Begin of the last moment taken, by row."""
-        self._turn: Int32s = np.zeros(0, np.int32)
-        """Batches of a row that wait."""
-        self._waiting: dict[tuple[int, int], list[_Batch]] = {}
+        self._waiting: dict[tuple[int, int], list[MemoryColumns]] = {}
         """By turn, and number of moments."""
         self._values = 0
 
     def forget(self, row: Int64s) -> None:
-        self._reserve()
+        self.reserve(self._series.count)
         self._newest[row] = 0
 
-    def put(self, row: Int64s, capacity: Int64s, begin: Int64s, end: Int64s, values: Int64s) -> int:
-        """Samples of S series at T moments; returns how many are refused.
+    def put(self, columns: MemoryColumns) -> int:
+        """Samples of S series at the same T moments; returns how many are refused.
 
         Moments that came before are passed over: after a reconnect an agent sends some again.
         """
-        self._reserve()
+        self.reserve(self._series.count)
         refused = 0
+        row, capacity, values = columns.series, columns.capacity, columns.values
+        begin, end = columns.begin_ns, columns.end_ns
         previous = int(_highest(self._newest.take(row)))
         if not _is_rising(begin, end, previous):
             good = _rising(begin, end, previous)
@@ -67,69 +63,60 @@ class Inbox:
             begin, end, values = begin[good], end[good], values[:, good]
             if not len(begin):
                 return refused
-        least = int(_lowest(values, axis=None))
         # Hardly any value is above the least capacity; those are looked at one by one.
-        if least < -1 or int(_highest(values, axis=None)) > int(_lowest(capacity)):
-            limit = _limits(capacity)
-            bad = (values < -1) | (values > limit[:, None])
+        is_odd = int(_lowest(values, axis=None)) < -1
+        if is_odd or int(_highest(values, axis=None)) > int(_lowest(capacity)):
+            bad = (values < -1) | (values > _limits(capacity)[:, None])
             refused += int(bad.sum())
             values = np.where(bad, -1, values)
             capacity = np.maximum(capacity, 0)
-            least = -1
-        if least < 0:
-            has = (values >= 0).any(axis=1)
-            row, capacity, values = row[has], capacity[has], values[has]
-            if not len(row):
-                return refused
-        self._newest[row] = begin[-1]
-        self._split(row, capacity, begin, end, values)
+        columns = _with_samples(MemoryColumns(row, capacity, begin, end, values))
+        if len(columns.series):
+            self._newest[columns.series] = begin[-1]
+            self._split(columns)
         return refused
 
-    def put_table(
-        self, row: Int64s, capacity: Int64s, begin: Int64s, end: Int64s, values: Int64s
-    ) -> int:
+    def put_table(self, columns: MemoryColumns) -> int:
         """Samples of S series, each with its own T times within two seconds: all (S, T).
 
         For recorded samples of many nodes; they are applied immediately. A place without a sample
         holds -1; times never fall. Returns how many are refused.
         """
-        self._reserve()
+        self.reserve(self._series.count)
         self.flush()
-        limit = _limits(capacity)
+        row, values = columns.series, columns.values
+        begin, end = columns.begin_ns, columns.end_ns
         before = np.concatenate((self._newest[row][:, None], begin[:, :-1]), axis=1)
-        bad = (values < -1) | (values > limit[:, None])
+        bad = (values < -1) | (values > _limits(columns.capacity)[:, None])
         bad |= (values >= 0) & ((begin > end) | (begin <= before))
-        refused = int(bad.sum())
-        if refused:
-            values = np.where(bad, -1, values)
-        if values.min() < 0 and not (has := (values >= 0).any(axis=1)).all():
-            row, capacity = row[has], capacity[has]
-            begin, end, values = begin[has], end[has], values[has]
-        if len(row):
-            self._newest[row] = begin[:, -1]
-            self._series.apply(row, np.maximum(capacity, 0), begin, end, values)
-        return refused
+        values, capacity = np.where(bad, -1, values), np.maximum(columns.capacity, 0)
+        columns = _with_samples(MemoryColumns(row, capacity, begin, end, values))
+        if len(columns.series):
+            self._newest[columns.series] = columns.begin_ns[:, -1]
+            self._series.apply(columns)
+        return int(bad.sum())
 
-    def _split(
-        self, row: Int64s, capacity: Int64s, begin: Int64s, end: Int64s, values: Int64s
-    ) -> None:
+    def _split(self, columns: MemoryColumns) -> None:
         """In pieces that are short in number and time, each of them series with a sample."""
-        start, moments = 0, len(begin)
-        while start < moments:
-            stop = min(start + _MOST_MOMENTS, moments)
+        start, begin = 0, columns.begin_ns
+        while start < len(begin):
+            stop = min(start + _MOST_MOMENTS, len(begin))
             if begin[stop - 1] - begin[start] >= BIN_NS:
                 stop = int(begin.searchsorted(begin[start] + BIN_NS))
-            piece, piece_row, piece_capacity = values[:, start:stop], row, capacity
-            if int(_lowest(piece, axis=None)) < 0:
-                has = (piece >= 0).any(axis=1)
-                piece, piece_row, piece_capacity = piece[has], row[has], capacity[has]
-            if len(piece_row):
-                turn = int(_highest(self._turn.take(row)))
-                self._turn[row] = turn + 1
-                batch = _Batch(piece_row, piece_capacity, begin[start:stop], end[start:stop], piece)
-                self._waiting.setdefault((turn, stop - start), []).append(batch)
+            piece = _with_samples(
+                replace(
+                    columns,
+                    begin_ns=begin[start:stop],
+                    end_ns=columns.end_ns[start:stop],
+                    values=columns.values[:, start:stop],
+                )
+            )
+            if len(piece.series):
+                turn = int(_highest(self._turn.take(columns.series)))
+                self._turn[columns.series] = turn + 1
+                self._waiting.setdefault((turn, stop - start), []).append(piece)
             start = stop
-        self._values += values.size
+        self._values += columns.values.size
         if self._values > _MOST_WAITING:
             self.flush()
 
@@ -137,26 +124,32 @@ class Inbox:
         """Apply all that waits."""
         if not self._waiting:
             return
-        for (_, moments), batches in sorted(self._waiting.items(), key=lambda item: item[0]):
-            counts = [len(batch.row) for batch in batches]
+        for _, batches in sorted(self._waiting.items(), key=lambda item: item[0]):
+            counts = [len(batch.series) for batch in batches]
             times = np.repeat(np.arange(len(batches)), counts)
-            self._series.apply(
-                np.concatenate([batch.row for batch in batches]),
-                np.concatenate([batch.capacity for batch in batches]),
-                np.concatenate([batch.begin for batch in batches]).reshape(-1, moments)[times],
-                np.concatenate([batch.end for batch in batches]).reshape(-1, moments)[times],
-                np.concatenate([batch.values for batch in batches]),
+            series, capacity, values = (
+                np.concatenate([getattr(batch, name) for batch in batches])
+                for name in ("series", "capacity", "values")
             )
+            begin = np.stack([batch.begin_ns for batch in batches])[times]
+            end = np.stack([batch.end_ns for batch in batches])[times]
+            self._series.apply(MemoryColumns(series, capacity, begin, end, values))
         self._waiting.clear()
         self._turn[:] = 0
         self._values = 0
 
-    def _reserve(self) -> None:
-        known, capacity = len(self._newest), len(self._series.rank)
-        if capacity > known:
-            more = capacity - known
-            self._newest = np.concatenate((self._newest, np.zeros(more, np.int64)))
-            self._turn = np.concatenate((self._turn, np.zeros(more, np.int32)))
+
+def _with_samples(columns: MemoryColumns) -> MemoryColumns:
+    """Only the series that have a sample; times may be those of all series, or of each."""
+    if int(_lowest(columns.values, axis=None)) >= 0:
+        return columns
+    has = (columns.values >= 0).any(axis=1)
+    begin, end = columns.begin_ns, columns.end_ns
+    if begin.ndim > 1:
+        begin, end = begin[has], end[has]
+    return MemoryColumns(
+        columns.series[has], columns.capacity[has], begin, end, columns.values[has]
+    )
 
 
 def _limits(capacity: Int64s) -> Int64s:

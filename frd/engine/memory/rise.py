@@ -45,15 +45,15 @@ class MemoryRise:
     onset: tuple[int, int]
     """The interval (aligned ns) in which it began, as wide as the uncertainty of the clocks and the
     time between two samples make it."""
-    risen_bytes: int
-    """Beyond the highest usual level; 0 when the rank only reported to be out of memory."""
-    took_s: float
-    """Since the onset."""
-    bytes_per_s: float
-    """Recent rate; 0 if it does not change."""
-    headroom_bytes: int
-    """What is left of the capacity, whichever process uses it; -1 unknown."""
     attribution: Attribution
+    risen_bytes: int = 0
+    """Beyond the highest usual level; 0 when the rank only reported to be out of memory."""
+    took_s: float = 0.0
+    """Since the onset."""
+    bytes_per_s: float = 0.0
+    """Recent rate; 0 if it does not change."""
+    headroom_bytes: int = -1
+    """What is left of the capacity, whichever process uses it; -1 unknown."""
     requested_bytes: int = 0
     """Size of the request that failed; 0 if none did, or unknown."""
     out_of_memory: bool = False
@@ -110,10 +110,6 @@ def failed_rise(rank: int, onset: tuple[int, int], failures: Sequence[Failure]) 
         rank=rank,
         device=failure.event.device,
         onset=onset,
-        risen_bytes=0,
-        took_s=0.0,
-        bytes_per_s=0.0,
-        headroom_bytes=-1,
         attribution=Attribution.HOST if failure.on_host else Attribution.ALLOCATOR,
         requested_bytes=_requested(failures),
         out_of_memory=True,

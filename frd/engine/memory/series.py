@@ -26,7 +26,7 @@ from frd.engine.memory.baseline import BIN_NS, MOST, SECOND, Bins
 from frd.engine.memory.trend import Trend
 from frd.engine.policy import Policy
 from frd.engine.state.tables import GrowingColumns, column
-from frd.model import Bools, Float64s, Int32s, Int64s, SeriesInfo, SeriesKind
+from frd.model import Bools, Float64s, Int32s, Int64s, MemoryColumns, SeriesInfo, SeriesKind
 
 _SLACK: Final = 0.5
 """Share of what a series usually moves,"""
@@ -109,13 +109,9 @@ class Series(GrowingColumns):
     mark: Int64s = column(np.int64)
     mark_at: Int64s = column(np.int64)
     """When it last grew by enough to say that it grows."""
-    t1: Int64s = column(np.int64)
-    v1: Int64s = column(np.int64)
-    """The peak as it was a little while ago, and twice and three times as long ago."""
-    t2: Int64s = column(np.int64)
-    v2: Int64s = column(np.int64)
-    t3: Int64s = column(np.int64)
-    v3: Int64s = column(np.int64)
+    paced_at: Int64s = column(np.int64, 0, 3)
+    paced: Int64s = column(np.int64, 0, 3)
+    """The peak when its pace was last measured, and the two times before."""
     rate: Float64s = column(np.float64)
     """Bytes a second, lately and steadily; a jump has none."""
     hot: Int64s = column(np.int64)
@@ -144,6 +140,10 @@ class Series(GrowingColumns):
             self.trend.reserve(self.count)
         self._policy = policy
 
+    @property
+    def _warmup_ns(self) -> int:
+        return round(self._policy.memory_warmup_s * SECOND)
+
     def reserve(self, count: int) -> None:
         super().reserve(count)
         self.bins.reserve(count)
@@ -158,14 +158,14 @@ class Series(GrowingColumns):
 
     # -- samples -----------------------------------------------------------------------------
 
-    def apply(
-        self, row: Int64s, capacity: Int64s, begin: Int64s, end: Int64s, values: Int64s
-    ) -> None:
-        """Samples of n different series at T moments: (n,), (n,), and three times (n, T).
+    def apply(self, columns: MemoryColumns) -> None:
+        """Samples of n different series, each at its own T moments: times and values are (n, T).
 
         A value of -1 is no sample; every row has one.
         """
         self.revision += 1
+        row, values = columns.series.astype(np.int64, copy=False), columns.values
+        begin, end = columns.begin_ns, columns.end_ns
         n, moments = values.shape
         has = values >= 0
         count = has.sum(axis=1)
@@ -180,7 +180,7 @@ class Series(GrowingColumns):
         full = first_begin - self.bin_begin[row] >= BIN_NS
         if full.any():
             self._turn(row[full], first_begin[full])
-        self._measure(row, capacity)
+        self._measure(row, columns.capacity)
         top = values.max(axis=1)
         self.begin[row], self.end[row] = last_begin, last_end
         self.value[row], self.top[row] = values[at, last], top
@@ -242,8 +242,9 @@ class Series(GrowingColumns):
 
     def _begin_rise(self, row: Int64s, at: Int64s, value: Int64s) -> None:
         self.mark[row], self.mark_at[row] = value, at
-        self.t1[row], self.v1[row] = at, value
-        self.t2[row] = self.t3[row] = self.hot[row] = self.incident[row] = 0
+        self.paced_at[row] = 0
+        self.paced_at[row, 0], self.paced[row, 0] = at, value
+        self.hot[row] = self.incident[row] = 0
         self.rate[row] = 0.0
 
     def _end_rise(self, row: Int64s, was_small: Bools, lo: Int64s) -> None:
@@ -257,17 +258,16 @@ class Series(GrowingColumns):
 
         The fastest of a batch counts (`paced` has had one), for stairs rise now and then only.
         """
-        due = rising & (now - self.t1[row] >= _RATE_STEP_NS)
+        due = rising & (now - self.paced_at[row, 0] >= _RATE_STEP_NS)
         if not due.any():
             return
         row, now, peak, again = row[due], now[due], peak[due], paced[due]
         paced |= due
-        self.t3[row], self.v3[row] = self.t2[row], self.v2[row]
-        self.t2[row], self.v2[row] = self.t1[row], self.v1[row]
-        self.t1[row], self.v1[row] = now, peak
-        short = (peak - self.v2[row]) / (now - self.t2[row])
-        long = (peak - self.v3[row]) / (now - self.t3[row])
-        rate = np.where(self.t3[row] > 0, np.minimum(short, long), 0.0) * SECOND
+        before, was = self.paced_at[row, :2], self.paced[row, :2]
+        self.paced_at[row] = np.column_stack((now, before))
+        self.paced[row] = np.column_stack((peak, was))
+        rates = (peak[:, None] - was) / (now[:, None] - before)
+        rate = np.where(before[:, 1] > 0, rates.min(axis=1), 0.0) * SECOND
         self.rate[row] = np.where(again, np.maximum(rate, self.rate[row]), rate)
 
     # -- what has become of rises ------------------------------------------------------------
@@ -299,13 +299,11 @@ class Series(GrowingColumns):
 
     def is_young(self, row: Int64s) -> Bools:
         """True during warm-up, and for a rise that began then and has not had time to stop."""
-        warmup_ns = round(self._policy.memory_warmup_s * SECOND)
         age = self.begin[row] - self.first[row]
-        return (age < warmup_ns) | (self._began_young(row) & (age < 2 * warmup_ns))
+        return (age < self._warmup_ns) | (self._began_young(row) & (age < 2 * self._warmup_ns))
 
     def _began_young(self, row: Int64s) -> Bools:
-        warmup_ns = round(self._policy.memory_warmup_s * SECOND)
-        return self.rising[row] & (self.lo[row] - self.first[row] < warmup_ns)
+        return self.rising[row] & (self.lo[row] - self.first[row] < self._warmup_ns)
 
     def risen(self, row: Int64s) -> Int64s:
         """Beyond the usual level, now."""
@@ -359,8 +357,7 @@ class Series(GrowingColumns):
 
     def _learn(self, row: Int64s) -> None:
         """Compute the band from the bins; without bins it stays."""
-        warmup_ns = round(self._policy.memory_warmup_s * SECOND)
-        usual = self.bins.usual(row, self.first[row] + warmup_ns)
+        usual = self.bins.usual(row, self.first[row] + self._warmup_ns)
         row, moves = usual.row, usual.high - usual.low
         least = self._policy.memory_min_rise_bytes // _SLACK_OF_MIN
         share = _SLACK + _SLACK_BINS / usual.bins
