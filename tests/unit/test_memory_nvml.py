@@ -7,12 +7,13 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from frd.model import MemoryEventKind, SeriesKind
-from frd_agent.memory.gpu.devices import Answer, Devices
+from frd_agent.memory.gpu.devices import Devices
 from frd_agent.memory.gpu.gpus import Gpus, PidSpace, owners
 from frd_agent.memory.gpu.nvml import RETRY_S, Look, Nvml
 from frd_agent.memory.target import NO_SAMPLE, Part, Target
@@ -265,13 +266,13 @@ def test_an_answer_that_nobody_understands_is_not_the_last(
     driver.write()
     odd = Devices(Odd())
     odd.start()
-    found: list[Answer] = []
+    found: list[Look] = []
 
     def seen() -> bool:
         odd.ask()
         if (answer := odd.take(0.1)) is not None:
             found.append(answer)
-        return bool(found and found[-1].look.devices)
+        return bool(found and found[-1].devices)
 
     until(seen)
     odd.stop()
@@ -282,7 +283,7 @@ def test_a_call_that_hangs_holds_up_nobody(driver: Driver, devices: Devices) -> 
     """Nobody waits for it longer than asked; its answer, when it comes, is of its own time."""
     driver.devices = {uuid(0): (GIB, 80 * GIB)}
     driver.write()
-    answers: list[Answer] = []
+    answers: list[Look] = []
 
     def answered() -> bool:
         devices.ask()
@@ -304,7 +305,7 @@ def test_a_call_that_hangs_holds_up_nobody(driver: Driver, devices: Devices) -> 
     until(answered)
     late = answers[-1]
     assert late.begin_ns < asked_by_ns < late.end_ns
-    assert len(late.look.devices) == 1
+    assert len(late.devices) == 1
     until(lambda: devices.silent_s == 0)
 
 
@@ -364,7 +365,7 @@ def test_an_agent_in_a_container_trusts_no_number_alone(tmp_path: Path) -> None:
 
 
 def read(gpus: Gpus, look: Look, targets: list[Target]) -> Part:
-    return gpus.read(Answer(1, 2, look), targets)
+    return gpus.read(replace(look, begin_ns=1, end_ns=2), targets)
 
 
 def test_devices_become_series_of_the_ranks_that_use_them(driver: Driver, tmp_path: Path) -> None:

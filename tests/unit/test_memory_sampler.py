@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -14,7 +15,7 @@ from frd.model import MemoryColumns, MemoryEventKind, SeriesInfo, SeriesKind
 from frd_agent import tap
 from frd_agent.memory import allocator, watch
 from frd_agent.memory.allocator import Allocators
-from frd_agent.memory.gpu.devices import Answer
+from frd_agent.memory.gpu.devices import Devices
 from frd_agent.memory.gpu.gpus import Gpus, PidSpace
 from frd_agent.memory.gpu.nvml import DeviceReading, Look
 from frd_agent.memory.host.node_memory import NodeMemory
@@ -160,17 +161,17 @@ class Driver:
     """`Devices` whose answers the test gives."""
 
     def __init__(self) -> None:
-        self.answers: list[Answer] = []
+        self.answers: list[Look] = []
 
     def ask(self) -> bool:
         return True
 
-    def take(self, timeout_s: float) -> Answer | None:
+    def take(self, timeout_s: float) -> Look | None:
         return self.answers.pop(0) if self.answers else None
 
     def say(self, begin_ns: int, used: int) -> None:
         device = DeviceReading(GPU, used, 80 * GIB, {os.getpid(): used - GIB})
-        self.answers.append(Answer(begin_ns, time.time_ns(), Look((device,))))
+        self.answers.append(Look((device,), {}, begin_ns, time.time_ns()))
 
 
 class Node:
@@ -180,7 +181,7 @@ class Node:
         self.samples = Samples(1 << 20, self._number)
         node = NodeMemory(ProcessMemory(), lambda pid: None, machine_bytes=64 * GIB)
         gpus = Gpus(PidSpace(initial=True))
-        self.sampler = Sampler(self.samples, node, gpus, self.driver)
+        self.sampler = Sampler(self.samples, node, gpus, cast(Devices, self.driver))
 
     def _number(self, series: SeriesInfo) -> int:
         if series not in self.series:

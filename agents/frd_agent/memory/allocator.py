@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from frd.model import MemoryEvent, MemoryEventKind, NodeNs, SeriesInfo, SeriesKind
@@ -75,36 +74,16 @@ def parse(raw: bytes) -> Publication | None:
     )
 
 
-class _File:
+class _Rank:
     """The allocator's part of one rank's counters file."""
 
-    def __init__(self, path: Path, now_s: float) -> None:
-        self._file = KeptOpen(path)
-        self._last = b""
-        """Its beginning, which has another number in each publication."""
-        self._moved_at = now_s
-        self.close = self._file.close
-
-    def read(self, now_s: float) -> Publication | None:
-        """None when there is nothing new."""
-        for _ in range(_TORN_READS):
-            raw = self._file.read(tap.MEMORY_SIZE, tap.MEMORY_AT)
-            if raw[: tap.PREFIX.size] == self._last:
-                break
-            if (found := parse(raw)) is not None:
-                self._last = raw[: tap.PREFIX.size]
-                self._moved_at = now_s
-                return found
-        if now_s - self._moved_at > _STILL_S:
-            self._moved_at, self._last = now_s, b""
-            self._file.close()
-        return None
-
-
-class _Rank:
     def __init__(self, target: Target, now_s: float, now_ns: int) -> None:
         self.target = target
-        self._file = _File(target.shm_path, now_s)
+        self._file = KeptOpen(target.shm_path)
+        self.close = self._file.close
+        self._last = b""
+        """How the file began; each publication has another number there."""
+        self._moved_at = now_s
         self._news_from_ns = now_ns - _NEWS_NS
         self._last_error: int | None = None
         """Number of the last reported error."""
@@ -112,9 +91,9 @@ class _Rank:
         """Errors of each device, for a torch that has no observers."""
 
     def read(self, now_s: float, names: Mapping[bytes, str]) -> Part | None:
-        """`names`: how the driver spells the devices that it knows."""
-        found = self._file.read(now_s)
-        if found is None:
+        """`names`: how the driver spells the devices that it knows. None when there is nothing
+        new."""
+        if (found := self._published(now_s)) is None:
             return None
         part = Part(found.begin_ns, found.end_ns)
         for device in found.devices:
@@ -130,8 +109,18 @@ class _Rank:
         part.events = list(self._events(found, names))
         return part
 
-    def close(self) -> None:
-        self._file.close()
+    def _published(self, now_s: float) -> Publication | None:
+        for _ in range(_TORN_READS):
+            raw = self._file.read(tap.MEMORY_SIZE, tap.MEMORY_AT)
+            if raw[: tap.PREFIX.size] == self._last:
+                break
+            if (found := parse(raw)) is not None:
+                self._last, self._moved_at = raw[: tap.PREFIX.size], now_s
+                return found
+        if now_s - self._moved_at > _STILL_S:
+            self._moved_at, self._last = now_s, b""
+            self._file.close()
+        return None
 
     def _events(self, found: Publication, names: Mapping[bytes, str]) -> Iterable[MemoryEvent]:
         for error in found.errors:

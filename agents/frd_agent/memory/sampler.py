@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from frd_agent.memory.allocator import Allocators
-from frd_agent.memory.gpu.devices import Answer
+from frd_agent.memory.gpu.devices import Devices
 from frd_agent.memory.gpu.gpus import Gpus
 from frd_agent.memory.host.node_memory import NodeMemory
 from frd_agent.memory.samples import Samples
@@ -26,18 +26,10 @@ _OLDEST_NS: Final = 60_000_000_000
 """Older readings, and those of the future, are of a clock that was set, or of a broken file."""
 
 
-class Driver(Protocol):
-    """`frd_agent.memory.gpu.devices.Devices`."""
-
-    def ask(self) -> bool: ...
-
-    def take(self, timeout_s: float) -> Answer | None: ...
-
-
 class Sampler:
     """Lives on one thread."""
 
-    def __init__(self, samples: Samples, node: NodeMemory, gpus: Gpus, driver: Driver) -> None:
+    def __init__(self, samples: Samples, node: NodeMemory, gpus: Gpus, driver: Devices) -> None:
         self._samples = samples
         self._node = node
         self._gpus = gpus
@@ -54,8 +46,8 @@ class Sampler:
         self._driver.ask()
         self._node.read(targets, now_s, moment)
         parts = self._allocators.read(targets, self._gpus.names, now_s, moment.begin_ns)
-        while (answer := self._driver.take(_DRIVER_S)) is not None:
-            parts.append(self._gpus.read(answer, targets))
+        while (look := self._driver.take(_DRIVER_S)) is not None:
+            parts.append(self._gpus.read(look, targets))
         moment.end_ns = time.time_ns()
         if moment.begin_ns <= self._last_ns:
             self._last_ns = 0
@@ -65,7 +57,10 @@ class Sampler:
         urgent = self._keep(moment, late=False)
         for part in sorted(late, key=lambda part: part.begin_ns):
             urgent |= self._keep(part, late=True)
-        return self._deliver([*parts, moment]) or urgent
+        events = [event for part in (*parts, moment) for event in part.events]
+        for event in events:
+            self._samples.event(event)
+        return bool(events) or urgent
 
     def close(self) -> None:
         self._allocators.close()
@@ -85,12 +80,6 @@ class Sampler:
         if not now_ns - _OLDEST_NS < moment.begin_ns <= moment.end_ns <= now_ns:
             return False
         return self._samples.add(moment.begin_ns, moment.end_ns, moment.readings, late=late)
-
-    def _deliver(self, sources: Sequence[Part]) -> bool:
-        events = [event for source in sources for event in source.events]
-        for event in events:
-            self._samples.event(event)
-        return bool(events)
 
     def _follow(self, targets: Sequence[Target]) -> None:
         ranks = frozenset((target.attempt, target.number) for target in targets)

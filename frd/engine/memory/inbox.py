@@ -66,7 +66,7 @@ class Inbox(GrowingColumns):
         # Hardly any value is above the least capacity; those are looked at one by one.
         is_odd = int(_lowest(values, axis=None)) < -1
         if is_odd or int(_highest(values, axis=None)) > int(_lowest(capacity)):
-            bad = (values < -1) | (values > _limits(capacity)[:, None])
+            bad = (values < -1) | (values > limits(capacity)[:, None])
             refused += int(bad.sum())
             values = np.where(bad, -1, values)
             capacity = np.maximum(capacity, 0)
@@ -87,7 +87,7 @@ class Inbox(GrowingColumns):
         row, values = columns.series, columns.values
         begin, end = columns.begin_ns, columns.end_ns
         before = np.concatenate((self._newest[row][:, None], begin[:, :-1]), axis=1)
-        bad = (values < -1) | (values > _limits(columns.capacity)[:, None])
+        bad = (values < -1) | (values > limits(columns.capacity)[:, None])
         bad |= (values >= 0) & ((begin > end) | (begin <= before))
         values, capacity = np.where(bad, -1, values), np.maximum(columns.capacity, 0)
         columns = _with_samples(MemoryColumns(row, capacity, begin, end, values))
@@ -152,7 +152,7 @@ def _with_samples(columns: MemoryColumns) -> MemoryColumns:
     )
 
 
-def _limits(capacity: Int64s) -> Int64s:
+def limits(capacity: Int64s) -> Int64s:
     """The largest value that each series may have."""
     known = np.minimum(capacity, MAX_BYTES) * _MAX_OF_CAPACITY
     return np.where(capacity > 0, np.minimum(known, MAX_BYTES), MAX_BYTES)

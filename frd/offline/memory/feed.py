@@ -104,8 +104,6 @@ class Feed:
     def __init__(
         self, recorded: Recorded, lanes: Sequence[Lane], attempt: Attempt, uncertainty_ns: int
     ) -> None:
-        self.refused = 0
-        """Values that the engine did not take."""
         self._recorded = recorded
         self._lanes = lanes
         self._attempt = attempt
@@ -165,7 +163,7 @@ class Feed:
             end_ns=np.repeat(end, _COLUMNS, axis=0),
             values=values.transpose(0, 2, 1).reshape(-1, shape[1]),
         )
-        self.refused += self._attempt.memory.observe_table(columns)
+        self._attempt.memory.observe_table(columns)
 
     def _declare(self, at: int, now: AlignedNs) -> None:
         """The series of a lane that begins: by column of `Recorded.values`, -1 for none."""

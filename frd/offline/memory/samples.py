@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from frd.engine.memory.inbox import limits
 from frd.model import Bools, Int32s, Int64s
 from frd.offline.memory.telemetry import (
     KNOWN_VERSIONS,
@@ -29,9 +30,6 @@ from frd.offline.memory.telemetry import (
 
 MAX_ROWS: Final = 1 << 21
 """About 100 MB, and three times that while they are sorted."""
-MAX_BYTES: Final = 1 << 50
-"""Of one counter; more is nonsense."""
-_MAX_OF_CAPACITY: Final = 4
 _LAST_NS: Final = 1 << 62
 _FIRST_BIN_NS: Final = 1_000_000
 _SETTLE_ROWS: Final = 1 << 15
@@ -263,8 +261,7 @@ class Samples:
     def _purge(self, counters: Int64s) -> None:
         """Counters that cannot be true become unknown, in place."""
         negative = (counters < 0) & (counters != NONE)
-        total = counters[:, TOTAL:]
-        absurd = (counters > MAX_BYTES) | ((total > 0) & (counters // _MAX_OF_CAPACITY > total))
+        absurd = counters > limits(counters[:, TOTAL])[:, None]
         self._count("negative", negative)
         self._count("absurdly large", absurd)
         counters[negative | absurd] = NONE

@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
 from frd_agent.memory.gpu.nvml import Look, Nvml
@@ -25,19 +25,11 @@ SHARE: Final = 1 / 100
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    begin_ns: int
-    """CLOCK_REALTIME, as `end_ns`."""
-    end_ns: int
-    look: Look
-
-
 class Devices:
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
         self._wanted = threading.Event()
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Look] = queue.SimpleQueue()
         self._asked_at: float | None = None
         self._rest_until = 0.0
         self._stopped = False
@@ -61,7 +53,7 @@ class Devices:
         self._wanted.set()
         return True
 
-    def take(self, timeout_s: float) -> Answer | None:
+    def take(self, timeout_s: float) -> Look | None:
         """The next answer, each is given once; waits for one while a look is under way."""
         try:
             return self._answers.get(self._asked_at is not None, timeout_s)
@@ -88,6 +80,6 @@ class Devices:
                 if not self._failing:
                     log.exception("NVIDIA driver: an answer could not be read")
                 self._failing, look = True, Look()
-            self._answers.put(Answer(begin_ns, time.time_ns(), look))
+            self._answers.put(replace(look, begin_ns=begin_ns, end_ns=time.time_ns()))
             self._rest_until = time.monotonic() + (time.thread_time() - before) / SHARE
             self._asked_at = None

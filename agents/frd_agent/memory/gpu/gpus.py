@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from frd.model import MemoryEvent, MemoryEventKind, NodeNs, SeriesInfo, SeriesKind
-from frd_agent.memory.gpu.devices import Answer
-from frd_agent.memory.gpu.nvml import DeviceReading
+from frd_agent.memory.gpu.nvml import DeviceReading, Look
 from frd_agent.memory.target import Part, Reading, Target
 
 _INITIAL_NAMESPACE: Final = 0xEFFFFFFC
@@ -103,14 +102,14 @@ class Gpus:
         self._uses: dict[str, _Use] = {}
         """By device."""
 
-    def read(self, answer: Answer, targets: Sequence[Target]) -> Part:
+    def read(self, look: Look, targets: Sequence[Target]) -> Part:
         self._follow(targets)
-        self.devices = answer.look.devices
-        part = Part(answer.begin_ns, answer.end_ns)
+        self.devices = look.devices
+        part = Part(look.begin_ns, look.end_ns)
         for device in self.devices:
             part.readings += self._readings(device)
-        for uuid, why in answer.look.lost.items():
-            part.events += self._lost(uuid, why, answer.end_ns)
+        for uuid, why in look.lost.items():
+            part.events += self._lost(uuid, why, look.end_ns)
         return part
 
     def _follow(self, targets: Sequence[Target]) -> None:

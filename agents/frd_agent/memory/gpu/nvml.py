@@ -46,6 +46,9 @@ class Look:
     devices: tuple[DeviceReading, ...] = ()
     lost: Mapping[str, str] = field(default_factory=dict)
     """Devices lost since the last read: reason by UUID."""
+    begin_ns: int = 0
+    """CLOCK_REALTIME, as `end_ns`: they were read in between."""
+    end_ns: int = 0
 
 
 @dataclass(slots=True)
