@@ -65,7 +65,7 @@ def test_clocks_of_hosts_are_not_trusted_beyond_what_is_said(tmp_path: Path) -> 
 
 
 def test_two_processes_on_one_rank(tmp_path: Path) -> None:
-    """Both sample at once, and the second one's memory rises: the rank is named, and it is said."""
+    """Both sample at the same time, and the second one's memory rises: a warning, and the rank."""
     rows = [
         Row(0, CALM),
         Row(1, level(20), source="train"),
@@ -77,7 +77,7 @@ def test_two_processes_on_one_rank(tmp_path: Path) -> None:
     assert any("rank 1: several processes together" in note for note in found.warnings)
 
 
-def test_a_process_that_takes_over_starts_anew(tmp_path: Path) -> None:
+def test_a_process_that_takes_over_has_no_past(tmp_path: Path) -> None:
     """After a restart the memory of another process fills from nothing: that is no rise."""
     events = [
         event(at / 10, pid=1 + (at >= 1000), device_used_bytes=min(at % 1000, 300) * GIB // 10)
@@ -89,13 +89,13 @@ def test_a_process_that_takes_over_starts_anew(tmp_path: Path) -> None:
 
 
 def test_host_memory(tmp_path: Path) -> None:
-    """A tracker without a GPU tells of the process on the host, and so does the finding."""
+    """A tracker without a GPU samples the process on the host; the finding is about that."""
     found = analyzed(tmp_path, job(CALM, CLIMB, kind=SeriesKind.HOST_USED))
     assert "host memory of rank 1 rose first" in found.summary
     assert found.jobs[0].ranks[1].what == "host"
 
 
-def test_only_the_allocator_is_told(tmp_path: Path) -> None:
+def test_only_the_allocator_is_sampled(tmp_path: Path) -> None:
     """Version 4 may leave the device open: what torch holds is enough."""
     found = analyzed(tmp_path, job(CALM, CLIMB, kind=SeriesKind.TORCH_ALLOCATED))
     assert suspects(found.findings[0]) == [1]
@@ -116,7 +116,7 @@ def test_a_failed_allocation(tmp_path: Path) -> None:
 # -- ranks and jobs --------------------------------------------------------------------------------
 
 
-def test_missing_ranks_are_told(tmp_path: Path) -> None:
+def test_missing_ranks_are_listed(tmp_path: Path) -> None:
     """A world of eight, of which three sent files."""
     events = [event(at / 10, rank=rank, world_size=8) for at in range(50) for rank in (0, 3, 7)]
     found = frd.load_memory([write(tmp_path / "a.jsonl", events)])
@@ -152,7 +152,7 @@ def test_jobs_without_a_name_are_called_like_their_folder(tmp_path: Path) -> Non
     assert frd.load_memory([path]).jobs[0].job == "run 7"
 
 
-def test_what_was_left_out_is_told(tmp_path: Path) -> None:
+def test_what_was_left_out_is_a_warning(tmp_path: Path) -> None:
     """Bad lines, other events, refused counters, unknown versions, files that are not there."""
     events = [event(0), event(1, device_used_bytes=-1), event(2, event_type="peak")]
     path = write(tmp_path / "a.jsonl", [*events, event(3, schema_version=9)])
@@ -197,7 +197,7 @@ look at    frd analyze --memory job/rank_1.jsonl job/rank_2.jsonl --json"""
 def test_the_first_screen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The verdict, who stands where, what is not known; as an engineer reads it at night."""
+    """The verdict, the memory of each rank, and what is not known, for an engineer at night."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     of_job(job(CALM, CLIMB, LATER), tmp_path / "job")
@@ -210,12 +210,12 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The keys of a folder's analysis, and those that only memory has."""
     files = of_job(job(CALM, CLIMB), tmp_path / "job")
     assert run(["analyze", "--memory", *map(str, files), "--json"]) == FINDINGS_PRESENT
-    told = json.loads(capsys.readouterr().out)
-    assert told["findings"][0]["suspects"][0]["reason"] == "memory"
-    assert told["ranks"]["1"]["samples"] == 450
-    assert told["ranks"]["1"]["peak_bytes"] > 68 * GIB
-    assert (told["groups"], told["missing_ranks"], told["warnings"]) == ([], [], [])
-    assert told["jobs"] == [
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["findings"][0]["suspects"][0]["reason"] == "memory"
+    assert printed["ranks"]["1"]["samples"] == 450
+    assert printed["ranks"]["1"]["peak_bytes"] > 68 * GIB
+    assert (printed["groups"], printed["missing_ranks"], printed["warnings"]) == ([], [], [])
+    assert printed["jobs"] == [
         {"job": "llama", "world_size": 2, "ranks": [0, 1], "missing_ranks": [], "hosts": ["n0"]}
     ]
 

@@ -133,7 +133,7 @@ def test_a_line_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "line 9: " in warnings[1]
 
 
-def test_many_bad_lines_are_told_by_the_handful(tmp_path: Path) -> None:
+def test_of_many_bad_lines_a_few_are_listed(tmp_path: Path) -> None:
     """A log that is no telemetry at all gives a screen of warnings, not a book."""
     recorded, warnings = read(write(tmp_path / "a.log", b"INFO hello\n" * 5_000))
     assert not len(recorded.stream)
@@ -187,7 +187,7 @@ def test_counters_that_cannot_be_true_are_refused_and_counted(tmp_path: Path) ->
 
 
 def test_other_events_are_counted(tmp_path: Path) -> None:
-    """Allocations and warnings are no samples; those that tell of a failed allocation are kept."""
+    """Allocations and warnings are no samples; those of a failed allocation are kept."""
     kinds = ["allocation", "allocation", "peak", "oom", "sample"]
     path = write(tmp_path / "a.jsonl", [event(at, event_type=k) for at, k in enumerate(kinds)])
     recorded, _ = read(path)

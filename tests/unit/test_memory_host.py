@@ -98,7 +98,7 @@ def test_children_count_with_what_they_do_not_share(proc: Proc, host: ProcessMem
 
 
 def test_a_spawned_child_shares_nothing(proc: Proc, host: ProcessMemory) -> None:
-    """After an exec all of its pages are its own; a stack that may not be seen tells no exec."""
+    """After an exec all of its pages are its own; a stack that may not be read proves no exec."""
     proc.rank(10, anon=1000 * PAGE // KIB)
     proc.child(11, 10, private=300, stack=8888)
     host.look_around([10], 0.0)
@@ -121,7 +121,7 @@ def test_children_are_looked_for_now_and_then(proc: Proc, host: ProcessMemory) -
 
 
 def test_a_process_that_is_gone_has_no_memory(proc: Proc, host: ProcessMemory) -> None:
-    """No such process; a zombie; a kernel that does not tell."""
+    """No such process; a zombie; a kernel without these counters."""
     proc.write(11, "status", "Name:\tx\nState:\tZ (zombie)\n")
     host.look_around([10, 11], 0.0)
     assert (host.used(10), host.used(11), host.used(12)) == (NO_SAMPLE,) * 3
@@ -183,7 +183,7 @@ def legacy(root: Path, path: str, used: int, limit: int) -> Path:
 
 
 def test_the_nearest_limit_counts(proc: Proc, tmp_path: Path) -> None:
-    """A pod's limit stands above its container; files that are cached are not used."""
+    """The limit is that of the pod, above its container; cached files are not used memory."""
     unified(tmp_path, "pods/a/box", used=5000)
     pod = unified(tmp_path, "pods/a", used=7000, limit=str(8 * GIB), kills=2)
     unified(tmp_path, "pods", used=10**9, limit=str(16 * GIB))
@@ -201,14 +201,14 @@ def test_the_nearest_limit_counts(proc: Proc, tmp_path: Path) -> None:
 
 
 def test_where_nothing_is_limited_the_ranks_own_cgroup_counts(proc: Proc, tmp_path: Path) -> None:
-    """A session on a workstation; a limit beyond the machine's memory is none."""
+    """A session on a workstation; a limit beyond the machine's memory counts as no limit."""
     leaf = unified(tmp_path, "user/session", used=5000, limit=str(64 * GIB))
     proc.write(10, "cgroup", "0::/user/session\n")
     assert cgroup.find(10, proc.path, tmp_path) == cgroup.Cgroup(leaf, 0, cgroup._V2)
 
 
 def test_the_old_interface_is_read_too(proc: Proc, tmp_path: Path) -> None:
-    """Version 1 beside a version 2 that has no memory controller, as Debian 10 mounts them."""
+    """Version 1, and a version 2 without a memory controller, as Debian 10 mounts them."""
     job = legacy(tmp_path, "slurm/job_7", used=1000, limit=4 * GIB)
     legacy(tmp_path, "slurm", used=9000, limit=9_223_372_036_854_771_712)
     proc.write(10, "cgroup", "5:cpuset:/\n4:cpu,memory:/slurm/job_7\n0::/init.scope\n")
@@ -219,7 +219,7 @@ def test_the_old_interface_is_read_too(proc: Proc, tmp_path: Path) -> None:
 
 
 def test_a_container_sees_its_cgroup_under_no_name(proc: Proc, tmp_path: Path) -> None:
-    """The path is the host's, what is mounted is the container's own; beside it nothing is seen."""
+    """The path is the host's; only the container's own cgroup is mounted."""
     unified(tmp_path, ".", used=3000, limit=str(2 * GIB))
     proc.write(10, "cgroup", "0::/kubepods/pod1/box\n")
     found = cgroup.find(10, proc.path, tmp_path)
@@ -257,7 +257,7 @@ def read(node: NodeMemory, targets: list[Target], now_s: float) -> Part:
 def test_ranks_of_one_cgroup_share_its_reading(
     proc: Proc, host: ProcessMemory, tmp_path: Path
 ) -> None:
-    """Each has a series of its own, with the cgroup's limit; read twice a second, ten times not."""
+    """Each rank has a series with the cgroup's limit, read twice a second and not ten times."""
     for pid in (10, 20, 30):
         proc.rank(pid, anon=pid)
     folder = unified(tmp_path, "box", used=9000, limit=str(GIB))

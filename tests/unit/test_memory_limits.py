@@ -78,7 +78,7 @@ def test_more_samples_than_may_wait_do_not_wait() -> None:
 
 
 def test_series_that_were_turned_away_do_not_hide_others() -> None:
-    """A batch, or a table, tells of two series, of which one or none has a place."""
+    """A batch has two series, of which one was accepted; a table has one, which was not."""
     memory = made(1)
     assert observe(memory, [-1, 0], [0.1], np.array([[5], [6]])) == 0
     none = np.array([-1], np.int32)
@@ -111,7 +111,7 @@ def test_failures_without_a_rise_are_over_in_the_end() -> None:
     ]
 
 
-def test_a_failure_told_late_beside_more_than_a_finding_lists() -> None:
+def test_a_late_failure_of_more_ranks_than_a_finding_lists() -> None:
     """Three ranks fail together and one agent is slow: all may be first, two are described."""
     memory = made(3, max_suspects=2)
     for rank in (0, 1):

@@ -71,7 +71,7 @@ def test_eight_devices_with_their_processes(driver: Driver) -> None:
 
 
 def test_processes_are_listed_when_use_has_changed_and_once_a_second(driver: Driver) -> None:
-    """In between the last list stands: nothing costs the driver more."""
+    """In between the last list is used: no other call costs the driver more."""
     nvml = Nvml()
 
     def processes(now_s: float) -> dict[int, int]:
@@ -93,7 +93,7 @@ def test_processes_are_listed_when_use_has_changed_and_once_a_second(driver: Dri
 
 
 def test_instances_stand_in_the_place_of_their_device(driver: Driver) -> None:
-    """A divided GPU is two devices of their own size, whose places need not be the first ones."""
+    """A divided GPU is two devices with separate sizes, whose places need not be the first ones."""
     one, two = uuid(1, "MIG"), uuid(2, "MIG")
     driver.devices = {uuid(0): (50 * GIB, 80 * GIB), uuid(9): (GIB, 80 * GIB)}
     driver.instances = {one: (0, 1, 5 * GIB, 20 * GIB), two: (0, 4, 6 * GIB, 40 * GIB)}
@@ -108,7 +108,7 @@ def test_instances_stand_in_the_place_of_their_device(driver: Driver) -> None:
     assert devices[1].processes == {100: 5 * GIB}
 
 
-def test_a_device_that_falls_off_the_bus_is_told_once(
+def test_a_device_that_falls_off_the_bus_is_reported_once(
     driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The others go on; when it is back a minute later, so is its series."""
@@ -153,7 +153,7 @@ def test_an_error_that_passes_is_no_loss(driver: Driver) -> None:
 def test_processes_that_may_not_be_seen_are_none(
     driver: Driver, caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
-    """Permission denied, or a driver that keeps no such list: devices are seen all the same, and
+    """Permission denied, or a driver that keeps no such list: devices are still seen, and
     one line says what is not."""
     driver.devices = {uuid(0): (GIB, 80 * GIB)}
     driver.processes = [(uuid(0), "compute", 100, GIB)]
@@ -201,7 +201,7 @@ def test_a_driver_that_is_loaded_later_is_found(
     assert len(nvml.look(RETRY_S).devices) == 1
 
 
-def test_a_driver_that_forgot_us_is_opened_anew(driver: Driver) -> None:
+def test_a_driver_that_was_reset_is_opened_again(driver: Driver) -> None:
     """Reset under our feet: its calls say that they are not initialized, of every device."""
     driver.devices = {uuid(number): (GIB, 80 * GIB) for number in range(2)}
     driver.write()
@@ -248,10 +248,10 @@ def devices(driver: Driver) -> Iterator[Devices]:
     found.stop()
 
 
-def test_an_answer_that_nobody_understands_is_not_the_last(
+def test_an_answer_that_cannot_be_read_is_not_the_last(
     driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """pynvml raises something of its own, more than once: a line, and the thread asks on."""
+    """pynvml raises an unforeseen error twice: one log line, and the thread goes on."""
 
     class Odd(Nvml):
         looks = 0
@@ -279,8 +279,8 @@ def test_an_answer_that_nobody_understands_is_not_the_last(
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
 
 
-def test_a_call_that_hangs_holds_up_nobody(driver: Driver, devices: Devices) -> None:
-    """Nobody waits for it longer than asked; its answer, when it comes, is of its own time."""
+def test_a_call_that_hangs_delays_no_caller(driver: Driver, devices: Devices) -> None:
+    """A caller waits no longer than it asked for; the late answer has the times of its call."""
     driver.devices = {uuid(0): (GIB, 80 * GIB)}
     driver.write()
     answers: list[Look] = []
@@ -342,11 +342,11 @@ def test_an_agent_of_the_host_knows_processes_by_their_number(tmp_path: Path) ->
     ]
     assert owners(uuid(0), [100, 4711], ranks, space) == {0: 100, 1: 4711}
     assert owners(uuid(1), [4712], ranks, space) == {2: 4712}
-    assert owners(uuid(0), [999, 998], ranks, space) == {}, "somebody else's"
+    assert owners(uuid(0), [999, 998], ranks, space) == {}, "of other processes"
 
 
-def test_two_containers_that_look_alike_are_not_told_apart(tmp_path: Path) -> None:
-    """Both call themselves 12 and use the same device: nobody is guessed."""
+def test_two_containers_that_look_alike_are_not_distinguished(tmp_path: Path) -> None:
+    """Both ranks have pid 12 and use the same device: neither is guessed."""
     status = Status(tmp_path)
     status.write(4711, 4711, 12)
     status.write(4712, 4712, 12)

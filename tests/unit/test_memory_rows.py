@@ -22,7 +22,7 @@ def memory(*series: tuple[SeriesInfo, int, list[int]]) -> MemoryView:
 
 
 def test_the_worst_are_one_series_a_rank_and_few() -> None:
-    """Ten ranks with two series each: the fullest series of the fullest ranks are told."""
+    """Ten ranks with two series each: the fullest series of the fullest ranks are listed."""
     view = memory(
         *(
             (SeriesInfo(rank, kind, "GPU-1"), 80, [used, used])
@@ -33,9 +33,9 @@ def test_the_worst_are_one_series_a_rank_and_few() -> None:
             )
         )
     )
-    told = memory_json(view, None)
-    assert told["ranks"] == 10
-    assert [(row["rank"], row["kind"]) for row in told["series"]] == [
+    listed = memory_json(view, None)
+    assert listed["ranks"] == 10
+    assert [(row["rank"], row["kind"]) for row in listed["series"]] == [
         (rank, "device_used") for rank in range(9, 9 - MAX_WORST, -1)
     ]
 
@@ -50,8 +50,8 @@ def test_a_rank_that_rises_is_worse_than_one_that_is_full_and_still() -> None:
     assert [row["rank"] for row in memory_json(view, None)["series"]] == [1, 0, 2]
 
 
-def test_what_the_ranks_of_a_node_share_tells_no_rank_apart() -> None:
-    """The cgroup of two ranks is fuller than either: they are told by their own memory."""
+def test_what_the_ranks_of_a_node_share_orders_no_ranks() -> None:
+    """The cgroup of two ranks is fuller than either: their own memory orders them."""
     view = memory(
         (SeriesInfo(0, SeriesKind.CGROUP_USED), 32, [30, 31]),
         (SeriesInfo(0, SeriesKind.HOST_USED), 32, [4, 4]),
@@ -59,8 +59,8 @@ def test_what_the_ranks_of_a_node_share_tells_no_rank_apart() -> None:
         (SeriesInfo(1, SeriesKind.HOST_USED), 32, [25, 26]),
         (SeriesInfo(2, SeriesKind.CGROUP_USED), 32, [30, 31]),
     )
-    told = memory_json(view, None)["series"]
-    assert [(row["rank"], row["kind"]) for row in told] == [
+    listed = memory_json(view, None)["series"]
+    assert [(row["rank"], row["kind"]) for row in listed] == [
         (1, "host_used"),
         (0, "host_used"),
         (2, "cgroup_used"),
@@ -74,9 +74,9 @@ def test_ranks_asked_for_come_with_all_they_have() -> None:
         (SeriesInfo(1, SeriesKind.DEVICE_USED, "GPU-1"), 80, [7, 8]),
         (SeriesInfo(1, SeriesKind.HOST_USED), 0, [-1, -1]),
     )
-    told = memory_json(view, {1})
-    assert told["ranks"] == 1
-    assert told["series"] == [
+    listed = memory_json(view, {1})
+    assert listed["ranks"] == 1
+    assert listed["series"] == [
         {
             "rank": 1,
             "kind": "device_used",

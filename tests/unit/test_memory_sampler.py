@@ -111,8 +111,8 @@ def test_a_file_that_was_swept_away_comes_back(rank: Rank) -> None:
     ranks.close()
 
 
-def test_an_error_is_told_once_with_what_was_asked_for(rank: Rank) -> None:
-    """Those of the last minute are told by an agent that has just come; older ones were told."""
+def test_an_error_is_reported_once_with_its_size(rank: Rank) -> None:
+    """A new agent reports those of the last minute; an earlier agent reported the older ones."""
     old, fresh = (1, NOW - 100 * S, UUID, 1, 0), (2, NOW - S, UUID, 3 * GIB, GIB)
     rank.publish(NOW, GIB, [old, fresh], count=2)
     ranks = Allocators()
@@ -130,8 +130,8 @@ def test_an_error_is_told_once_with_what_was_asked_for(rank: Rank) -> None:
     ranks.close()
 
 
-def test_an_old_torch_tells_errors_by_their_count(rank: Rank) -> None:
-    """Without an observer nobody knows what was asked for, but that it failed is seen."""
+def test_an_old_torch_only_counts_its_errors(rank: Rank) -> None:
+    """Without an observer the size of the request is unknown, but the failure is reported."""
     ranks = Allocators()
     rank.publish(NOW, GIB, count=4)
     (part,) = ranks.read([rank.target], {}, 0.0, NOW)
@@ -204,7 +204,7 @@ def node() -> Iterator[Node]:
 
 
 def test_all_sources_are_one_moment(rank: Rank, node: Node) -> None:
-    """Host, allocator and driver at once: it begins with the first and ends with the last."""
+    """Host, allocator and driver together: it begins with the first and ends with the last."""
     published_ns = time.time_ns()
     rank.publish(published_ns, 20 * GIB)
     node.driver.say(time.time_ns(), 30 * GIB)
@@ -236,7 +236,7 @@ def test_what_was_not_read_has_no_sample(rank: Rank, node: Node) -> None:
 
 
 def test_a_late_answer_widens_no_moment(rank: Rank, node: Node) -> None:
-    """The driver took two seconds: its values stand in a moment of their own, as wide as that."""
+    """The driver took two seconds: its values are a separate moment, two seconds wide."""
     asked_ns = time.time_ns() - 2 * S
     node.sampler.round([rank.target])
     node.driver.say(asked_ns, 30 * GIB)
@@ -266,13 +266,13 @@ def test_errors_and_jumps_do_not_wait(tmp_path: Path, rank: Rank, node: Node) ->
     assert not node.sampler.round([rank.target])
     rank.publish(time.time_ns(), 24 * GIB, [(1, time.time_ns(), UUID, GIB, 0)])
     assert node.sampler.round([rank.target])
-    told = node.samples.next_events()
-    assert told is not None
-    assert [event.requested_bytes for event in told.events] == [GIB]
+    sent = node.samples.next_events()
+    assert sent is not None
+    assert [event.requested_bytes for event in sent.events] == [GIB]
 
 
 def test_a_rank_that_went_on_as_another_has_other_series(rank: Rank, node: Node) -> None:
-    """A process that sets up its groups anew has another number, and begins anew."""
+    """A process that sets up its groups again has another number, and its series begin again."""
     node.sampler.round([rank.target])
     other = Target(5, 1, os.getpid(), os.getpid(), (GPU,), rank.target.shm_path, moving=True)
     node.sampler.round([other])
@@ -286,7 +286,7 @@ def test_a_rank_that_went_on_as_another_has_other_series(rank: Rank, node: Node)
 def test_rounds_follow_the_taps(
     monkeypatch: pytest.MonkeyPatch, period_s: float, now_s: float
 ) -> None:
-    """25 ms after a multiple of the period on the wall clock, and never at once again."""
+    """25 ms after a multiple of the period on the wall clock, and never immediately again."""
     monkeypatch.setattr(watch, "time", SimpleNamespace(time=lambda: 1_790_000_000 + now_s))
     wait_s = watch._until_next(period_s)
     phase = (1_790_000_000 + now_s + wait_s - 0.025) / period_s

@@ -90,7 +90,7 @@ def test_columns_of_a_rank_that_is_gone_are_gone() -> None:
 
 
 def test_values_that_cannot_be_true_are_not_sent() -> None:
-    """A driver that says a pebibyte, or less than nothing; a moment of nothing else is none."""
+    """A driver reports a pebibyte, or a negative size; a moment with no other values is dropped."""
     kept = samples()
     add(kept, 0, reading(HOST[0], ABSURD_BYTES), reading(HOST[1], -7), reading(HOST[2], 1))
     add(kept, 100, reading(HOST[0], 2**64 - 1))
@@ -98,7 +98,7 @@ def test_values_that_cannot_be_true_are_not_sent() -> None:
 
 
 def test_equal_series_are_one_column_whatever_the_object() -> None:
-    """A source that makes its series anew goes on in the column it had."""
+    """A source that creates its series again goes on in the same column."""
     kept = samples()
     for at in (0, 100):
         add(kept, at, reading(SeriesInfo(0, SeriesKind.HOST_USED), at))
@@ -124,8 +124,8 @@ def test_moments_rise_and_late_ones_stand_apart() -> None:
 
 
 def test_a_jump_is_urgent_and_the_swing_of_tensors_is_not() -> None:
-    """64 MiB, or a 64th of what there is; measured from the last jump, so that a slow climb tells
-    itself now and then."""
+    """64 MiB, or a 64th of what there is; measured from the last jump, so that a slow climb is
+    reported now and then."""
     kept = samples()
     assert not add(kept, 0, reading(HOST[0], GIB, capacity=4 * GIB), reading(TENSORS, 0))
     assert not add(kept, 1, reading(TENSORS, 30 * GIB))
@@ -138,12 +138,12 @@ def test_a_jump_is_urgent_and_the_swing_of_tensors_is_not() -> None:
     assert not kept.urgent
 
 
-def test_a_jump_is_told_once() -> None:
+def test_a_jump_is_reported_once() -> None:
     """The value stays where it has jumped to, and jumps back later."""
     kept = samples()
     jumps = [GIB, 3 * GIB, 3 * GIB, 3 * GIB + 1, GIB]
-    told = [add(kept, at, reading(HOST[0], value)) for at, value in enumerate(jumps)]
-    assert told == [False, True, False, False, True]
+    jumped = [add(kept, at, reading(HOST[0], value)) for at, value in enumerate(jumps)]
+    assert jumped == [False, True, False, False, True]
 
 
 def test_what_is_passed_over_keeps_its_turn() -> None:
@@ -186,12 +186,12 @@ def test_events_go_out_once_a_stream() -> None:
     event = MemoryEvent(0, MemoryEventKind.OOM, NodeNs(START), "GPU-1", GIB)
     kept.event(event)
     assert kept.urgent
-    told = kept.next_events()
-    assert told is not None
-    assert told.events == (event,)
+    sent = kept.next_events()
+    assert sent is not None
+    assert sent.events == (event,)
     assert kept.next_events() is None
     kept.rewind()
-    assert kept.next_events() == told
+    assert kept.next_events() == sent
 
 
 def test_nothing_grows_past_its_bounds() -> None:

@@ -122,7 +122,7 @@ def test_a_rise_that_says_something_is_a_share_of_what_there_is() -> None:
 
 
 def test_a_jump_has_no_rate() -> None:
-    """A slow rise, in which 20 GiB come at once, and which then goes on as it was: a second later
+    """A slow rise, with one jump of 20 GiB, which then goes on as before: a second later
     the rate is that of the slow rise."""
     curve = plus(level(10), ramp(30, 0.5), step(33, 20))
     rate = fed(curve, until=34.0).rate[0]
@@ -182,8 +182,8 @@ def test_batches_of_one_series_are_applied_one_after_another() -> None:
 
 
 def test_a_value_may_be_up_to_four_times_its_own_capacity() -> None:
-    """A small device and a large one in a batch: what the large one holds is none of the small
-    one's business."""
+    """A small device and a large one in a batch: each
+    has its own limit."""
     box, series = inbox(2)
     capacity: Int64s = np.array([10, 100], np.int64) * GIB
     values: Int64s = np.array([[41], [90]], np.int64) * GIB

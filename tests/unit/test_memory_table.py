@@ -66,7 +66,7 @@ def _table(job: Job, second: int) -> tuple[Int64s, Int64s, Int64s]:
 
 
 def test_a_table_says_what_batches_say() -> None:
-    """Ranks that sample at moments of their own, one late, one with a gap: the same reports."""
+    """Each rank samples at its own moments, one late, one with a gap: the same incidents."""
 
     def found(versions: list[MemoryIncident]) -> list[object]:
         return [(one.number, one.over, one.ranks, one.victims, one.limit) for one in versions]

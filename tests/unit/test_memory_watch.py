@@ -106,7 +106,7 @@ def test_what_people_read() -> None:
 
 
 def test_where_the_rank_was_longest_when_it_began() -> None:
-    """It waits in two groups: the one that it entered first is told."""
+    """It waits in two groups: the evidence names the one that it entered first."""
     job = Job(CALM, plus(CALM, ramp(20, 3)))
     job.join(1, 5, 18.5, Flags.JOINED, "tp")
     job.join(1, 7, 18.0, Flags.JOINED, "dp")
@@ -116,7 +116,7 @@ def test_where_the_rank_was_longest_when_it_began() -> None:
 
 
 def test_where_the_rank_was_last_before_it_began() -> None:
-    """It is in no collective: the last one that it joined is told."""
+    """It is in no collective: the evidence names the last one that it joined."""
     job = Job(CALM, plus(CALM, ramp(20, 3)))
     job.join(1, 5, 18.0, Flags.JOINED | Flags.COMPLETED, "tp")
     job.join(1, 9, 18.2, Flags.JOINED | Flags.COMPLETED, "dp")
@@ -126,7 +126,7 @@ def test_where_the_rank_was_last_before_it_began() -> None:
 
 
 def test_where_the_rank_came_afterwards_is_not_where_it_was() -> None:
-    """It joined a collective after its memory had begun to rise: that is told as its last one."""
+    """It joined a collective after its memory had begun to rise: that is its last one."""
     job = Job(CALM, plus(CALM, ramp(20, 3)))
     job.join(1, 6, 20.7, Flags.JOINED, "dp")
     [opened, *_] = job.run(24)
@@ -137,14 +137,14 @@ def test_the_form_of_a_finding() -> None:
     """Kind, suspect and reason as every finding has them, and read back the same."""
     job = Job(CALM, plus(CALM, ramp(20, 3)))
     [opened, *_] = job.run(24)
-    told = finding_json(opened.finding)
-    assert told["kind"] == "memory_spike"
-    assert [(s["rank"], s["reason"]) for s in told["suspects"]] == [(1, "memory")]
-    assert "collective" not in told
-    assert finding_json(finding_from_json(told)) == told
+    data = finding_json(opened.finding)
+    assert data["kind"] == "memory_spike"
+    assert [(s["rank"], s["reason"]) for s in data["suspects"]] == [(1, "memory")]
+    assert "collective" not in data
+    assert finding_json(finding_from_json(data)) == data
 
 
-def test_all_together_are_nobodys_fault() -> None:
+def test_when_all_rise_together_no_rank_is_a_suspect() -> None:
     """A common cause has no suspect; the finding carries the reason itself."""
     job = Job(*(plus(CALM, step(20, 13)) for _ in range(4)))
     [opened, *_] = job.run(24)
@@ -181,14 +181,14 @@ def test_out_of_memory() -> None:
     assert "an allocation failed" in oom.suspects[0].evidence
 
 
-def test_out_of_memory_is_told_though_there_is_no_room_for_another() -> None:
+def test_an_oom_takes_the_place_of_its_spike() -> None:
     """Only one finding may be open: that of the spike makes room for what it has become."""
     job = Job(CALM, plus(CALM, ramp(20, 3)), max_findings=1)
     job.run(24)
     kill = MemoryEvent(1, MemoryEventKind.OOM_KILL, NodeNs(0))
     job.attempt.memory.event(kill, at(24.5), S // 1000, at(24.5))
-    told = [(event.change, event.finding.kind) for event in job.run(26)]
-    assert told[-2:] == [(Change.CLOSED, Kind.MEMORY_SPIKE), (Change.OPENED, Kind.OOM)]
+    changes = [(event.change, event.finding.kind) for event in job.run(26)]
+    assert changes[-2:] == [(Change.CLOSED, Kind.MEMORY_SPIKE), (Change.OPENED, Kind.OOM)]
 
 
 def test_where_there_is_no_room_nothing_opens() -> None:

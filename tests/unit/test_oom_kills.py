@@ -1,4 +1,4 @@
-"""Whether the kernel killed for want of memory where a rank ran."""
+"""Whether the kernel's out-of-memory killer was active where a rank ran."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_without_a_cgroup_the_node_counts(node: Node) -> None:
     assert elsewhere.text() == f"{KILLER} 1 process on its node while it ran"
 
 
-def test_where_nobody_counts_nothing_is_said(node: Node) -> None:
+def test_without_a_counter_there_is_no_text(node: Node) -> None:
     """Kernels before 4.13 have no such line; a file that cannot be read is as good as none."""
     (node.group / "memory.events").write_text("oom 5\n")
     (node.proc / "vmstat").write_text("pgfault 1\n")
@@ -69,5 +69,5 @@ def test_where_nobody_counts_nothing_is_said(node: Node) -> None:
 
 
 def test_the_kernel_of_this_machine() -> None:
-    """It counts somewhere, and nobody is killed now."""
+    """There is a counter, and it does not rise."""
     assert until(lambda: OomKills(os.getpid()).text()).startswith(f"{KILLER} no process ")

@@ -121,7 +121,7 @@ def test_values_that_cannot_be_true_come_through() -> None:
 
 
 def test_series_are_declared_in_order_for_known_ranks() -> None:
-    """An index that leaves a hole, a rank that nobody declared, a kind of another release."""
+    """An index that leaves a hole, a rank that was not declared, a kind of another release."""
     for series, expected in (
         (pb.Series(index=5, rank_index=0, kind=HOST), ("declare.series.index", "unknown_index")),
         (

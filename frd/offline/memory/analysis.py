@@ -32,7 +32,7 @@ CLOCK_UNCERTAINTY_S: Final = 1.0
 within twice that are a tie."""
 _WARMUP_SHARE: Final = 0.25
 """Of a short record so much, at most, is taken for the job's start, in which memory may rise."""
-_MOST_TOLD: Final = 8
+_MOST_LISTED: Final = 8
 """Things of one kind that a warning names."""
 
 Progress = Callable[[int, int], None]
@@ -267,12 +267,12 @@ def _rank(recorded: Recorded, lanes: Sequence[Lane]) -> MemoryRank:
 def _notes(recorded: Recorded) -> Iterator[str]:
     """What was left out of the files, or changed."""
     if recorded.others:
-        kinds = ", ".join(f"{n:,} {kind}" for kind, n in recorded.others.most_common(_MOST_TOLD))
+        kinds = ", ".join(f"{n:,} {kind}" for kind, n in recorded.others.most_common(_MOST_LISTED))
         yield f"{recorded.others.total():,} events are no samples ({kinds}): left out"
     if recorded.refused:
-        reasons = ", ".join(f"{n:,} {why}" for why, n in recorded.refused.most_common(_MOST_TOLD))
+        reasons = ", ".join(f"{n:,} {why}" for why, n in recorded.refused.most_common(_MOST_LISTED))
         yield f"{recorded.refused.total():,} values refused: {reasons}"
-    for version in recorded.later_versions[:_MOST_TOLD]:
+    for version in recorded.later_versions[:_MOST_LISTED]:
         yield f"schema_version {version}: read as {KNOWN_VERSIONS[-1]}, the latest known here"
     if recorded.bin_ns:
         yield (

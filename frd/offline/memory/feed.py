@@ -187,7 +187,7 @@ class Feed:
         return self._declared[stream.rank]
 
     def _fail(self, now: AlignedNs) -> None:
-        """Tell of failed allocations up to now."""
+        """Report the allocations that have failed by now."""
         while self._ooms and self._ooms[0].at_ns <= now:
             oom = self._ooms.popleft()
             self._process(oom.stream, now, is_next=False)
