@@ -1,7 +1,7 @@
-"""Any dump as columns; one that PyTorch pickled at a tenth of the cost of its entries as objects.
+"""Any dump as columns. One that PyTorch pickled costs a tenth of its entries as objects.
 
-The entries that `lockstep` reads become columns without ever having been objects. Their values obey
-the same schema as all others: where one does not, the file goes the usual way, which says so.
+The entries that `lockstep` reads become columns directly. Their values are checked against the same
+schema; if one fails, the usual parser reads the file and reports the error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from frd.flight.trace import SCHEDULED
 from frd.model import Int64s
 
 _MAX_TABLE = 1 << 20
-"""Entries of a table that is quicker than sorting."""
+"""Entries of a lookup table that is faster than sorting."""
 _MANDATORY = ("record_id", "collective_seq_id", "process_group", "profiling_name")
 _UNSIGNED = [at for at, name in enumerate(WIDE) if name not in ("pg_id", "timeout_ms")]
 """Rows of numbers that may not be negative."""
@@ -50,7 +50,7 @@ _BARE: dict[str, Any] = {
 
 
 class _Odd(Exception):
-    """A value that the schema does not admit."""
+    """A value does not match the schema."""
 
 
 def parse_columns(
@@ -86,10 +86,10 @@ def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> 
         raise _Odd
     narrow = np.full((len(NARROW), len(found)), -1, np.int32)
     tiny = np.zeros((len(TINY), len(found)), np.uint8)
-    indexes, of_two = _indexes(found, known_groups(dump, into), budget, into)
+    indexes, is_p2p_kind = _indexes(found, known_groups(dump, into), budget, into)
     for at, name in enumerate(NARROW):
         narrow[at, rows] = indexes.get(name, -1)
-    tiny[0, rows] = of_two
+    tiny[0, rows] = is_p2p_kind
     tiny[0, :-1] |= numbers["is_p2p"].astype(np.uint8) if "is_p2p" in numbers else np.uint8(0)
     if (state := found.repeated.get("state")) is not None:
         tiny[1, rows] = _looked_up(state, [STATE_OF.get(word, SCHEDULED) for word in state.values])
@@ -102,7 +102,7 @@ def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> 
 
 
 def _check(found: InStep) -> None:
-    """What the schema of an entry demands of these columns."""
+    """Raises `_Odd` if the columns do not match the schema of an entry."""
     if not all(name in found.numbers or name in found.repeated for name in _MANDATORY):
         raise _Odd
     for name, column in found.repeated.items():
@@ -114,7 +114,7 @@ def _check(found: InStep) -> None:
 def _indexes(
     found: InStep, known: Mapping[str, int], budget: Budget, into: Dictionaries
 ) -> tuple[dict[str, Int64s], Int64s]:
-    """The dictionary columns, and which rows are of two ranks, by their names."""
+    """The dictionary columns, and which rows are P2P ops by their names."""
     columns = found.repeated
     groups = _pairs(columns["process_group"], columns["process_group[1]"])
     spelled = columns["profiling_name"]
@@ -163,5 +163,5 @@ def _looked_up(column: Repeated[Any], to: list[int]) -> Int64s:
 
 
 def _all_rows(found: InStep, value: Any) -> Repeated[Any]:
-    """A column that the dump has not, of one value."""
+    """A column of one value, for a key that the dump does not have."""
     return Repeated(np.zeros(len(found.rows), np.int64), [value])

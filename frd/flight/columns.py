@@ -41,7 +41,7 @@ FIELD_OF = {
     "started_ns": "time_discovered_started_ns",
     "completed_ns": "time_discovered_completed_ns",
 }
-"""What dumps call a column that has another name here."""
+"""Keys of a dump whose columns have another name."""
 
 STATE_OF = {word: number for number, word in enumerate(STATES)}
 """Every other word counts as scheduled: it claims the least."""
@@ -74,7 +74,7 @@ def _groups() -> Values[GroupInfo]:
 
 @dataclass(frozen=True, slots=True)
 class Dictionaries:
-    """What the index columns point into; the fields have the order of `NARROW`."""
+    """The tables of the index columns; the fields have the order of `NARROW`."""
 
     groups: Values[GroupInfo] = field(default_factory=_groups)
     names: Values[Name] = field(default_factory=Values)
@@ -104,7 +104,7 @@ class Dictionaries:
 class FileColumns:
     """The rows of one dump in recording order, in blocks: (column, row), C-contiguous.
 
-    Few big arrays rather than many small ones, because they travel between processes.
+    A few large arrays instead of many small ones, because processes exchange them.
     """
 
     version: str

@@ -6,8 +6,8 @@ strings, one bad entry among two thousand) takes the second way, entry by entry:
 become warnings that name their index, the rest goes on. Only a file that is no dump at all, or one
 of another major version, is an error.
 
-Input is hostile until it has proved otherwise. Its size is bounded before anything looks at it,
-packed or not, and the work it may cause is bounded by its size.
+Input may be hostile. Its size, packed and unpacked, is bounded before it is parsed, and the work
+that it may cause is bounded by its size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FREE_ELEMENTS = 1_000_000
 """Elements that a pickle may hold beyond its own size in bytes, see `Budget`."""
 
 _REMEMBERED = 256 * 1024
-"""Characters of a list of ranks that is worth remembering, and no danger to the memory."""
+"""Characters of the longest list of ranks that is cached."""
 
 _GZIP = b"\x1f\x8b"
 PICKLE = b"\x80"
@@ -154,9 +154,9 @@ def lenient(document: Any, size: int, source: str) -> Dump:
 class Budget:
     """Bounds the work that one dump may cause, by its good entries and by its bad ones.
 
-    A pickle can name one list a million times in two bytes each, and we walk it every time. In an
-    honest dump an element of a container takes at least a byte of the file, but for the three of a
-    stack frame, which is named in two.
+    A pickle can refer to one list a million times in two bytes each, and each reference costs time.
+    In a valid dump an element of a container takes at least a byte of the file, except the three of
+    a stack frame, which is referred to in two.
     """
 
     def __init__(self, size: int, source: str) -> None:
@@ -223,7 +223,7 @@ def _entry(fields: Any) -> Entry:
 
 
 def _repaired(fields: Any) -> Any:
-    """What other recorders and older formats write, in the terms of the present format."""
+    """Values of other recorders and older formats, in the present format."""
     if not isinstance(fields, dict):
         return fields
     known = {name: value for name, value in fields.items() if value is not None}
@@ -268,7 +268,7 @@ def _supported(version: Any, source: str) -> str:
 
 
 def _groups(config: Any, warnings: list[str]) -> Iterator[tuple[str, GroupInfo]]:
-    """Groups of known membership. Gloo's one, nameless and empty, is passed over in silence."""
+    """Groups of known membership. Gloo's group, which has no name and no members, is skipped."""
     if not isinstance(config, Mapping):
         return
     for name, raw in config.items():

@@ -1,8 +1,8 @@
-"""What a Flight Recorder dump says, in one shape for every version and backend.
+"""A Flight Recorder dump in one shape for every version and backend.
 
 The names are PyTorch's own, so that a field here and a field in a dump are the same thing. Absent
 times are 0 whatever the format wrote (0, null, nothing). Nothing is interpreted: whether a
-``retired`` entry completed depends on the backend, and the reader who cares must know it.
+``retired`` entry completed depends on the backend (`frd.flight.progress`).
 """
 
 from __future__ import annotations
@@ -116,4 +116,4 @@ class Dump:
     status: dict[int, Status] = field(default_factory=dict)
     """By `pg_id`."""
     warnings: tuple[str, ...] = ()
-    """What was left out, and why."""
+    """Each names what was left out, and why."""

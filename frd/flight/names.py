@@ -1,4 +1,4 @@
-"""What an entry's `profiling_name` says, and what its peers must agree with.
+"""Parses an entry's `profiling_name`.
 
 ``nccl:send 0->3``, ``nccl:recv 3<-0`` and ``recv 1<-?`` name group-local ranks, everything else is
 a backend and an op. Unknown names are kept as they are: they match by equality.
@@ -21,9 +21,9 @@ _JUDGES = frozenset({"nccl", "ncclx", "nccl2", "rccl", "rcclx", "xccl"})
 
 
 def judges(backend: str) -> bool:
-    """The backend's recorder knows completion, so `retired` without it means: given up.
+    """The backend's recorder knows completion: an op `retired` without it was given up.
 
-    With any other, Gloo for one, `retired` is the only sign of the end, good or bad.
+    With other recorders, for example Gloo's, `retired` is the only sign of the end, good or bad.
     """
     return backend in _JUDGES
 

@@ -1,4 +1,4 @@
-"""What a folder of dumps says, as columns: the offline counterpart of the wire's batches.
+"""A folder of dumps as columns: the offline counterpart of the wire's batches.
 
 A dump of 2,000 entries as Python objects costs milliseconds and megabytes; as numpy columns over
 shared dictionaries it costs a fraction. A `RankTrace` holds the rows of one rank in recording
@@ -120,7 +120,7 @@ class Trace:
     world_size: int
     """Maximum over identities and groups; 0 if unknown."""
     warnings: Sequence[str] = ()
-    """What was left out, and why; each names a file."""
+    """Each names a file that was left out, and why."""
     standing: Mapping[int, Activity] = field(default_factory=dict)
     """What a rank's program was doing when the dump was taken, if the folder holds its stack."""
     taken_at: AlignedNs | None = None

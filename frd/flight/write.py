@@ -1,9 +1,9 @@
 """A `Dump` in PyTorch's own pickle layout, so that PyTorch's own tools read it.
 
 torchfrtrace wants what only a pickle has (``None`` for absent times, a tuple for the group, the
-``entries`` key even when empty) and dies of a group that `pg_config` does not describe, which is
-every group of a Gloo dump. So the caller says who the members are. Nothing else is made up: states,
-times and `retired` go out as they came in.
+``entries`` key even when empty) and stops at a group that `pg_config` does not describe, which is
+every group of a Gloo dump, so the caller passes the members. Nothing else is invented: states,
+times and `retired` are written as they were read.
 """
 
 from __future__ import annotations

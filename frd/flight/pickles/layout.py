@@ -1,4 +1,4 @@
-"""How PyTorch lays the entries of a dump out in a pickle, learned from the first entry of a file.
+"""The layout of entries in a pickle of PyTorch, found from the first entry of a file.
 
 Every entry is a dict of the same keys in the same order. A string is written in full where it is
 first used, which defines a number for it, and as a reference to that number from then on; so the
@@ -116,7 +116,7 @@ def _defined(data: bytes, at: int) -> tuple[bytes, int] | None:
 
 
 def _steps(keys: list[tuple[str, bytes]]) -> list[Step]:
-    """Empty when no program can be made of `keys`."""
+    """Empty if a tree is the last of `keys`, so that its end is unknown."""
     names = [name for name, _ in keys]
     if OPTIONAL in names and _BEFORE_OPTIONAL in names:
         optional = keys.pop(names.index(OPTIONAL))

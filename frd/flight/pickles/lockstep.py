@@ -1,17 +1,17 @@
-"""Decodes a torch pickle of thousands of entries together instead of one after another.
+"""Decodes thousands of entries of a torch pickle together instead of one after another.
 
-PyTorch pickles every entry by the same program; only numbers and references differ. `Walk` runs
-that program once, on all entries in step. What repeats (stacks, shapes, names) is recognized by its
-bytes or its number and decoded once. It takes a fraction of the time of unpickling, makes no object
-an entry, and executes nothing.
+PyTorch pickles every entry with the same sequence of opcodes; only numbers and references differ.
+`Walk` runs that sequence once, on all entries in step. Repeated values (stacks, shapes, names) are
+recognized by their bytes or their number and decoded once. That takes a fraction of the time of
+unpickling, makes no object per entry, and executes nothing.
 
 An entry that differs in any way (the first use of a string or a stack, which defines it; an odd
-value) is left as it is. What is left, with the head of the file, is itself a small pickle: the
-restricted loader loads it, and together with it the values that the entries in step refer to.
+value) is left as it is. These entries, with the head of the file, are a small pickle: the
+restricted loader loads it, together with the values that the entries in step refer to.
 
-A file of another layout, or with anything wrong in it, gives None: the usual parser then reads it,
-and knows what to say. One thing is taken on trust, that a number is defined once, as PyTorch does
-it: in a damaged file where it is not, this way and the usual one may both be wrong, differently.
+A file of another layout, or with an error, gives None: the usual parser then reads it and reports
+the error. One thing is not checked: that each memo number is defined once, as PyTorch does. In a
+damaged file where it is not, this parser and the usual one may both be wrong, differently.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from frd.flight.pickles.walk import Repeated, Walk
 from frd.model import Float64s, Int64s
 
 MIN_ENTRIES: Final = 64
-"""Fewer are unpickled in no time."""
+"""Fewer are unpickled fast enough."""
 
 _TREE = re.compile(rb"(?s:[\](e]|h.|j.{4}|K.|M..|J.{4}|\x8a\x08.{8})*+")
 """Lists of numbers and references, with keys between them. Nothing is defined in them."""
@@ -42,11 +42,11 @@ class InStep:
     """A dump, most of its entries as columns."""
 
     document: Any
-    """All else of the dump, as plain values, with the entries that are not in step."""
+    """The rest of the dump as plain values, with the entries that are not in step."""
     rows: Int64s
-    """Which entries are read, and those of `repeated`."""
+    """The entries in step, which are the rows of `repeated`."""
     apart: Int64s
-    """Which entries are in `document`; the last one always is."""
+    """The entries in `document`; the last one always is."""
     numbers: dict[str, Int64s]
     """Numbers; flags (0 and 1); 0 for None. Of all entries but the last; of one in `document`,
     meaningless."""
@@ -54,14 +54,14 @@ class InStep:
     """Likewise; NaN where an entry has none."""
     repeated: dict[str, Repeated[Any]]
     """Texts (a pair is `name` and `name[1]`), and trees: dicts of the key and of those of the trees
-    behind it. Nothing is known of the types of what the file refers to."""
+    behind it. The types of referenced values are not checked."""
 
     def __len__(self) -> int:
         return len(self.rows) + len(self.apart)
 
 
 def read(data: bytes, source: str) -> InStep | None:
-    """The dump in `data`, None when it is not laid out as PyTorch does it, or not sound."""
+    """The dump in `data`; None if it has another layout than PyTorch's, or an error."""
     layout = layout_of(data)
     if layout is None:
         return None

@@ -29,7 +29,7 @@ class TorchPickler:
         return b"\x80\x02" + self._encode(value) + self._put() + b"."
 
     def _encode(self, value: Any) -> bytes:
-        # By how often they occur: a pickle of thousands of entries has a hundred thousand values.
+        # In order of frequency: thousands of entries have a hundred thousand values.
         kind = type(value)
         if kind is str:
             return self._strings.get(value) or self._spelled(value)

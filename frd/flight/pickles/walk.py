@@ -1,9 +1,9 @@
-"""Decodes all entries of a torch pickle together: one program, with a position in each entry.
+"""Decodes all entries of a torch pickle together: one sequence of steps, a position in each entry.
 
-numpy carries the positions. At each step every entry must have the expected key, and an operand of
-the expected kind behind it; one that has not falls out of step, and so does one whose program does
-not end exactly where the next entry begins. What is left has been read as surely as by a pickle's
-own machine, since each step is the only way to read what is there.
+The positions are a numpy array. At each step every entry must have the expected key, followed by an
+operand of the expected kind; an entry that does not, or whose last step does not end exactly where
+the next entry begins, is out of step. All others are read as correctly as by a pickle machine,
+because each step is the only way to read these bytes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ T = TypeVar("T")
 MAX_TREE = 512
 """Bytes of a stack or of the shapes of one op that are looked at together."""
 _PAD = 1_024
-"""A position that runs over the end stays within these bytes: no program is as long."""
+"""A position that runs over the end stays within these bytes: no entry has as many."""
 
 
 def _operands(opcodes: dict[bytes, int]) -> Int64s:
-    """Bytes of the operand of each opcode, -1 for one that may not stand there."""
+    """Bytes of the operand of each opcode, -1 for an opcode that is not expected."""
     table = np.full(256, -1, np.int64)
     for opcode, size in opcodes.items():
         table[opcode[0]] = size
@@ -46,7 +46,7 @@ _FACTORS = np.array(
 
 @cache
 def _masks(words: int) -> npt.NDArray[np.uint64]:
-    """By number of bytes, up to those of so many words: ones where these are, and zeros."""
+    """By number of bytes, up to that of so many words: a mask of these bytes."""
     sizes = np.arange(8 * words + 1)
     ones = np.where(np.arange(8 * words) < sizes[:, None], 255, 0).astype(np.uint8)
     return ones.view("<u8")
@@ -109,7 +109,7 @@ class Walk:
         self.fits &= self._at == self._ends
 
     def alike(self, begin: Int64s, end: Int64s) -> Repeated[bytes | None]:
-        """The bytes between positions; None for those that are too long, or unlike their likes."""
+        """The bytes between positions; None if they are too long, or if two share one hash."""
         size = end - begin
         longest = int(size.max(initial=1))
         if longest > MAX_TREE:
@@ -117,7 +117,7 @@ class Walk:
             longest = MAX_TREE
         rows = self._padded(begin, size, -(-longest // 8))
         words = rows.view("<u8").reshape(len(rows), -1)
-        # Equal bytes have equal sums; unequal ones hardly ever, and are found out below.
+        # Equal bytes have equal sums; unequal bytes with equal sums are found below.
         sums = words @ _FACTORS[: words.shape[1]]
         _, first, index = np.unique(sums, return_index=True, return_inverse=True)
         same = words == rows[first[index]].view("<u8").reshape(words.shape)
@@ -171,7 +171,7 @@ class Walk:
         return self._number_of_any_size(operands)
 
     def _number_of_one_size(self, token: bytes, operands: Int64s) -> Int64s | None:
-        """When all entries in step have one opcode there, as they nearly always do; else None."""
+        """For the usual case that all entries in step have the same opcode; else None."""
         before = len(token) + 1
         head = self._words[self._at]
         here = head & _low(before)
@@ -242,7 +242,7 @@ class Walk:
         return np.where(there, value, np.nan)
 
     def _tree(self, until: bytes) -> tuple[Int64s, Int64s]:
-        """Up to the key behind. What only looks like that key throws the entry out of step."""
+        """Up to the next key. Bytes that only look like that key put the entry out of step."""
         ends = self._find(until)
         ends = np.append(ends, len(self._bytes) - _PAD)
         begin = self._at

@@ -1,9 +1,8 @@
-"""A word for what a rank is doing, where its stack shows a place that is known.
+"""A phrase for what a rank is doing, if its stack shows a known place.
 
-One table says it: frames of these functions in these files, anywhere on the stack of the main
-thread, mean this. Its order decides where several match, because a checkpoint also waits in
-collectives and a debugger may stop anywhere. What only C code knows (`Work.wait`, `Tensor.item`)
-leaves no frame, so nothing is said of it.
+One table: frames of these functions in these files, anywhere on the stack of the main thread. If
+several match, the first in the table is used, because a checkpoint also waits in collectives and a
+debugger may stop anywhere. Calls of C code (`Work.wait`, `Tensor.item`) leave no frame.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def _waits_for_thread(
 def _waits_for_data(
     frame: StackFrame, process: ProcessStack, children: Sequence[ProcessStack]
 ) -> str:
-    """The workers that work on a batch hold it up; an idle one has nothing to do."""
+    """Names the workers that work on a batch; an idle one delays nothing."""
     loaders = [child for child in children if _is_loader(child)]
     working = {child.pid: where for child in loaders if (where := _works_at(child))}
     if loaders and all(map(_is_idle, loaders)):
@@ -106,7 +105,7 @@ def _is_idle(child: ProcessStack) -> bool:
 
 
 def _works_at(child: ProcessStack) -> str:
-    """Empty for a worker that is idle, or of which too little is known."""
+    """Empty for a worker that is idle or whose place is unknown."""
     if child.main:
         return "" if _is_idle(child) else child.own[0].place
     return child.kernel if "disk sleep" in child.kernel else ""
@@ -189,17 +188,17 @@ _PLACES: Final = (
 
 
 def doing(process: ProcessStack, children: Sequence[ProcessStack] = ()) -> str:
-    """A phrase for what the main thread is in; empty for a place that is not known."""
+    """A phrase for where the main thread is; empty for an unknown place."""
     for place in _PLACES:
         for frame in process.main:
             if place.holds(frame):
-                said = place.phrase
-                return said if isinstance(said, str) else said(frame, process, children)
+                phrase = place.phrase
+                return phrase if isinstance(phrase, str) else phrase(frame, process, children)
     return "collecting garbage" if process.collects else ""
 
 
 def activity_of(text: str) -> Activity:
-    """What the text of a rank's stack says, see `Activity`; all of it empty for a text without."""
+    """The activity that the text of a rank's stack shows; empty for a text without a stack."""
     process, *children = processes(text)
     busy = "busy" if process.usage.startswith("busy") else ""
     workers = sorted(

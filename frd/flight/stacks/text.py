@@ -68,7 +68,7 @@ class StackFrame:
 
 @dataclass(slots=True)
 class ProcessStack:
-    """What the text says of one process."""
+    """One process in the text."""
 
     pid: int = 0
     """0: of the rank itself."""
@@ -86,8 +86,8 @@ class ProcessStack:
 
     @property
     def own(self) -> list[StackFrame]:
-        """The user's frames of the main thread; where there are none, those of installed packages
-        other than torch; where there are none either, all."""
+        """The user's frames of the main thread; without any, those of installed packages other than
+        torch; without these, all."""
         return own_of(self.main)
 
     @property

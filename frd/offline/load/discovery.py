@@ -1,12 +1,12 @@
 """Which files of a folder are the dumps of which ranks.
 
 A dump does not contain its rank: its file name does. Names are a prefix, the rank, and perhaps an
-ending (``.json``, ``.gz``); the prefix is the one that most files share and whose files look like
-dumps. Subfolders are hosts and mean nothing else. In a folder that `frd dump` made, the files next
-to the dumps (job, identities, stacks, ranks without an answer) are used, too.
+ending (``.json``, ``.gz``); the prefix is the one whose files look like dumps and that most files
+share. Subfolders are hosts and have no other meaning. In a folder that `frd dump` made, the files
+next to the dumps (job, identities, stacks, ranks without an answer) are used, too.
 
 Only names, sizes and the first bytes are read here. Links to folders are not followed, and
-the number of files is bounded, because a user will name ``/``.
+the number of files is bounded, because a user may name ``/``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _ENDING = r"(?:\.(?:json|pkl|pickle|bin|dump|gz))*"
 _NAME = re.compile(rf"(?P<prefix>.*?)(?P<rank>\d{{1,9}}){_ENDING}", re.DOTALL)
 _FIRST_BYTES = (b"\x80", b"{", b"[", b"\x1f\x8b")
 _WORDS = (b"pg_config", b"pg_status", b"profiling_name", b"comm_lib_version", b"nccl_version")
-"""At least one of them is near the beginning of a dump that is not compressed."""
+"""At least one of them is in the first bytes of a dump that is not compressed."""
 _HEAD_BYTES = 64 * 1024
 _OF_THE_KERNEL = frozenset({"/dev", "/proc", "/sys"})
 _SAMPLES = 4
-"""Files of one prefix of which one must look like a dump."""
+"""Files of each prefix that are checked for words of a dump."""
 _MAX_OLDER = 8
-"""How many are named of what earlier attempts may have left in thousands."""
+"""Left-out files that are named in warnings; earlier attempts may have left thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _names(folder: Path, warnings: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def searched(parent: str, folders: Iterable[str]) -> list[str]:
-    """Which folders of `parent` may hold dumps, in order: not those of the kernel."""
+    """Folders of `parent` that may hold dumps, in order; none of the kernel's."""
     return sorted(
         name
         for name in folders
@@ -150,11 +150,10 @@ def _keep_one_prefix(candidates: dict[str, list[tuple[int, Path]]], warnings: li
 
 
 def _likeness(path: Path) -> int:
-    """How much a file looks like a dump: 2 when words of the format are in it, 1 when it begins as
-    some dumps do, 0 otherwise."""
+    """2 if the file has words of the format, 1 if only its first byte is that of a dump, else 0."""
     try:
         if not path.is_file():
-            return 0  # a device may do something when it is opened, a pipe waits
+            return 0  # opening a device may have an effect, a pipe blocks
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             head = file.read(_HEAD_BYTES) or b""
     except OSError:
@@ -190,8 +189,8 @@ def _warn_of_some(texts: list[str], what: str, warnings: list[str]) -> None:
 def _together(
     folder: Path, found: Sequence[tuple[int, Path]], older: list[str]
 ) -> list[tuple[int, Path]]:
-    """Of all files below a folder, those of one job: subfolders are hosts as long as their ranks
-    differ, and other dumps where they are the same; of these the newest is taken."""
+    """The files of one job below a folder. Subfolders with different ranks are hosts; subfolders
+    with the same ranks are several dumps, of which the newest is taken."""
     parts: dict[str, list[tuple[int, Path]]] = defaultdict(list)
     for rank, path in found:
         inside = path.relative_to(folder).parts

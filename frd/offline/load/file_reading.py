@@ -1,4 +1,4 @@
-"""One dump file read: what a reader answers, wherever it runs."""
+"""Reads one dump file into a `Reading`, in this process or in a reader process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from frd.flight.load import load_columns
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One file's answer."""
+    """The columns of one file, or the error."""
 
     reader: int
     """Whose dictionaries the columns index."""
@@ -23,7 +23,7 @@ class Reading:
     """None when the file cannot be read."""
     error: str = ""
     gained: Sequence[list[Any]] = ()
-    """Values that the reader's dictionaries have gained since its last answer, by table."""
+    """New values of the reader's dictionaries since its last file, by table."""
 
 
 class Reader:

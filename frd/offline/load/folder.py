@@ -1,9 +1,9 @@
 """A folder of dumps as one `Trace`.
 
-Files are read by all cores, each into columns over dictionaries of its reader; here the readers'
-dictionaries become one, and indexes are translated as columns arrive. Group members that are
-missing in one dump are completed from others. Nothing is matched or judged here. A file that cannot
-be read is a warning that names it.
+Files are read by all cores, each into columns over dictionaries of its reader; this module joins
+the dictionaries and translates the indexes. Group members that are missing in one dump are
+completed from others. Nothing is matched or judged here. A file that cannot be read is a warning
+that names it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from frd.offline.load.reader_pool import read_all
 from frd.offline.load.torchcomms import numbered
 
 Progress = Callable[[int, int], None]
-"""Hears how many files are done, of how many."""
+"""Called with the number of files that are done, and of all."""
 
 MAX_WARNINGS_A_FILE = 8
 
@@ -111,7 +111,7 @@ class _Join:
         )
 
     def trace(self) -> Trace:
-        """All that was added.
+        """The trace of all readings.
 
         Raises:
             DumpError: none of the files could be read.
@@ -166,7 +166,7 @@ class _Join:
 
 
 class _Lookup:
-    """From one reader's indexes to the trace's."""
+    """Translates indexes of one reader to those of the trace."""
 
     def __init__(self, into: Dictionaries) -> None:
         self._into = into
@@ -186,14 +186,14 @@ class _Lookup:
             self._of_replica.clear()
 
     def translate(self, narrow: Int32s, first: int, replica_size: int | None) -> list[Int32s]:
-        """`narrow` in the trace's terms; `first` is the lowest rank of the rank's replica group."""
+        """`narrow` with indexes of the trace; `first`: the lowest rank of the replica group."""
         groups, *others = self._to
         if first and replica_size is not None:
             groups = self._shifted(first, replica_size)
         return [to[row] for to, row in zip((groups, *others), narrow, strict=True)]
 
     def _shifted(self, first: int, replica_size: int) -> Int32s:
-        """Groups as a later torchft replica means them, which numbers its ranks from 0."""
+        """Groups of a later torchft replica, which numbers its ranks from 0, with global ranks."""
         if (found := self._of_replica.get(first)) is None:
             indexes = []
             for info in self._groups:

@@ -1,7 +1,7 @@
 """Reads the files that `frd dump` writes with the dumps: job, time, identities, stacks.
 
-`rank_<rank>.json` and `summary.json` may have been edited, so they are
-parsed strictly and bounded in size; an unexpected value is a warning.
+`rank_<rank>.json` and `summary.json` may have been edited, so they are parsed strictly and bounded
+in size; an unexpected value is a warning.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Selects the dumps to analyze from the given folders: those of one job, oldest first.
 
 A folder may be one dump, or hold several of `frd dump`, of one job or of many. Dumps of one attempt
-of one job belong together: the last one is judged, and the earlier ones say what waited already.
+of one job belong together: the last one is judged, and earlier ones show which ops waited already.
 Jobs are never mixed: of several jobs the one that was dumped last is used, and the output lists
 what was left out.
 """
@@ -21,7 +21,7 @@ from frd.offline.load.folder import Progress, load_trace
 from frd.offline.load.frd_dump import SUMMARY, DumpFolder, made_by_frd
 
 MAX_DUMPS = 8
-"""Dumps of one job that are looked at, the newest."""
+"""The newest dumps of one job, which are read."""
 _MAX_NAMED = 4
 """Folders that a warning names."""
 

@@ -24,7 +24,7 @@ from frd.offline.load.file_reading import Reader, Reading
 
 MAX_READERS = 16
 SMALL_BYTES = 4 * 1024 * 1024
-"""So few bytes do no harm to the memory of this process, whatever they hold, and take no time."""
+"""Files of fewer bytes in all are read in this process: they fit its memory whatever they hold."""
 _PIPE_BYTES = 1 << 20
 _MAX_DEATHS = 64
 
@@ -121,12 +121,12 @@ class _Process:
 
 
 def _environment() -> dict[str, str]:
-    """Where the caller finds its modules, a reader finds them too; one thread is enough for it."""
+    """A reader finds modules where the caller does, and numpy in it uses one thread."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def _widen(descriptor: int) -> None:
-    """A bigger pipe: fewer changes between processes. Where that is refused, none."""
+    """A larger pipe means fewer switches between processes; optional."""
     with suppress(AttributeError, OSError):
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

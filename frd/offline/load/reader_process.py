@@ -1,7 +1,7 @@
 """The reader process: file names in on stdin, columns out on stdout, until stdin ends.
 
-It is the place where files of unknown origin are unpacked, so its memory is limited: a file that
-needs more than any valid dump fails here, without affecting other files.
+Files of unknown origin are unpacked here, so the memory of this process is limited: a file that
+needs more than any valid dump fails without affecting other files.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MAX_MEMORY_BYTES = 2 * 1024**3
 
 def main() -> None:
     _limit_memory()
-    # Dumps hold no cycles, and the collector would look at their thousands of objects for nothing.
+    # Dumps have no reference cycles, so collection would only cost time.
     gc.disable()
     reader = Reader(int(sys.argv[1]))
-    for rank, path in _asked():
+    for rank, path in _requests():
         pickle.dump(reader.read(rank, path), sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
         sys.stdout.buffer.flush()
 
@@ -41,11 +41,11 @@ def _limit_memory() -> None:
         pass  # a system without such limits: the bounds of the parser remain
 
 
-def _asked() -> Iterator[tuple[int, Path]]:
+def _requests() -> Iterator[tuple[int, Path]]:
     rest = b""
     while chunk := os.read(0, 1 << 16):
-        *asked, rest = (rest + chunk).split(b"\0")
-        for line in asked:
+        *requests, rest = (rest + chunk).split(b"\0")
+        for line in requests:
             rank, _, path = line.partition(b" ")
             yield int(rank), Path(os.fsdecode(path))
 

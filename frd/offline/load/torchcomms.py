@@ -1,12 +1,12 @@
 """Sequence numbers for dumps of torchcomms, which numbers ops per process and not per group.
 
 Its recorder has one counter for all communicators of a rank, so the number of a collective differs
-from member to member as soon as they share more than one. What members do agree on is the order
-within a group: the n-th collective of a group is the n-th on every member. Where a ring has lost
-nothing, n is counted from its first record. Where it has, the dump does not say how many
-collectives of each group were lost; then a rank is aligned with the rank that has lost the least,
-where enqueue times are closest and signatures agree. If they do not agree, the rank's entries of
-the group are left out with a warning: a wrong number could accuse a healthy rank.
+from member to member as soon as they share several. Members agree on the order within a group: the
+n-th collective of a group is the n-th on every member. If a ring has lost nothing, n is counted
+from its first record. Otherwise the dump does not have the number of lost collectives by group; the
+rank is then aligned with the rank that has lost the least, where enqueue times are closest and
+signatures agree. If they do not agree, the rank's entries of the group are left out with a warning:
+a wrong number could accuse a healthy rank.
 
 A dump is recognized as one of torchcomms if it has entries but no `pg_status`, and the description
 of every group is the name of the backend.
@@ -27,7 +27,7 @@ from frd.model import Bools, GroupInfo, Int64s
 _AGREE: Final = 0.95
 """Share of collectives with equal signatures at which two rings count as aligned."""
 _NEAR: Final = 4
-"""Places to either side of where the times say that two rings meet."""
+"""Positions that are tried on either side of the one that the times suggest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class _Ring:
     created_ns: Int64s
     signature: Int64s
     is_whole: bool
-    """Nothing of it was overwritten."""
+    """No record was overwritten."""
 
 
 def numbered(
@@ -50,12 +50,12 @@ def numbered(
 ) -> None:
     """Give the collectives in dumps of torchcomms, in `ranks`, numbers that their members share.
 
-    And give its `groups` back their names: a description that all have in common describes none.
+    Clears the description of its `groups`, which is the same for all.
     """
     backends = {name.backend: at for at, name in enumerate(names)}
     desc = np.array([backends.get(info.desc, -1) for info in groups], np.int64)
     backend = np.array([backends[name.backend] for name in names], np.int64)
-    of_two = np.array([name.is_p2p_kind for name in names], np.bool_)
+    is_p2p = np.array([name.is_p2p_kind for name in names], np.bool_)
     mine = [
         rank
         for rank, trace in ranks.items()
@@ -68,7 +68,7 @@ def numbered(
     seqs = {rank: ranks[rank].seq.copy() for rank in mine}
     kept = {rank: np.ones(len(ranks[rank]), np.bool_) for rank in mine}
     for group in range(len(groups)):
-        rings = [ring for rank in mine if (ring := _ring(ranks[rank], group, of_two)) is not None]
+        rings = [ring for rank in mine if (ring := _ring(ranks[rank], group, is_p2p)) is not None]
         for ring, first in _placed(rings):
             if first is None:
                 kept[ring.rank][ring.rows] = False
@@ -83,8 +83,8 @@ def numbered(
         ranks[rank] = replace(ranks[rank], seq=seqs[rank]).take(kept[rank])
 
 
-def _ring(trace: RankTrace, group: int, of_two: Bools) -> _Ring | None:
-    rows = np.flatnonzero((trace.group == group) & ~of_two[trace.name])
+def _ring(trace: RankTrace, group: int, is_p2p: Bools) -> _Ring | None:
+    rows = np.flatnonzero((trace.group == group) & ~is_p2p[trace.name])
     if not len(rows):
         return None
     return _Ring(
@@ -100,14 +100,14 @@ def _placed(rings: list[_Ring]) -> Iterator[tuple[_Ring, int | None]]:
     """Each ring with the number of its first collective, None if it cannot be determined."""
     if not rings:
         return
-    # Of those that lost something, the one that reaches back the farthest.
+    # Of the rings that lost records, the one with the oldest record.
     known = min(rings, key=lambda ring: (not ring.is_whole, int(ring.created_ns[0])))
     for ring in rings:
         yield ring, 0 if ring.is_whole or ring is known else _place(ring, known)
 
 
 def _place(ring: _Ring, known: _Ring) -> int | None:
-    """Which of the collectives of `known` is the first one of `ring`."""
+    """The collective of `known` that is the first one of `ring`."""
     nearest = np.searchsorted(known.created_ns, ring.created_ns)
     about = int(np.median(nearest - np.arange(len(ring.rows))))
     best: tuple[float, float] | None = None

@@ -31,7 +31,7 @@ def sizes_text(signature: Signature) -> str:
 
 
 def frame_text(frame: Frame) -> str:
-    """``train.py:88 in step``, with its folder where the file's own name says little."""
+    """``train.py:88 in step``, with its folder if the file is an ``__init__.py`` or similar."""
     folder, _, file = frame.filename.rpartition("/")
     if file.startswith("__"):
         file = f"{folder.rpartition('/')[2]}/{file}"

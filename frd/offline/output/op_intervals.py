@@ -1,6 +1,6 @@
-"""Ops of one rank as intervals of time: where each ends, in which lane, what ties it to peers.
+"""Ops of one rank as intervals of time: end, lane, and the number shared with peers.
 
-Pure arithmetic on the columns of a `RankTrace`; what a timeline looks like is not known here.
+Pure arithmetic on the columns of a `RankTrace`; knows nothing of timelines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_LANE: Final = -1
 
 
 def ended(trace: RankTrace, names: Sequence[Name]) -> Bools:
-    """Which ops completed: some recorders say so, others only retire what they are done with."""
+    """Which ops completed, by their state or, with some recorders, by `retired`."""
     return progress.states(trace, slice(None), NameFacts.of(names)).done
 
 
@@ -37,9 +37,9 @@ def ends(trace: RankTrace, names: Sequence[Name]) -> Int64s:
 
 
 def lanes(begin: Int64s, end: Int64s, most: int) -> Int64s:
-    """A lane for each interval, in order of `begin`, such that no two in one lane touch.
+    """A lane for each interval, sorted by `begin`, such that intervals in one lane do not touch.
 
-    `NO_LANE` for instants, and for what would need more than `most`.
+    `NO_LANE` for instants, and for intervals that would need more than `most` lanes.
     """
     free_at: list[int] = []
     out = []

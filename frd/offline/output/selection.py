@@ -1,4 +1,4 @@
-"""What `--ranks` and `--groups` pick of an analysis, for tables; the verdict is on all of it."""
+"""The part of an analysis that `--ranks` and `--groups` select for tables."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _SHOWN = 12
 class Selection:
     analysis: Analysis
     ranks: tuple[int, ...]
-    """Those that have a dump."""
+    """Selected ranks that have a dump."""
     without_dump: tuple[int, ...]
     groups: frozenset[int] | None
     """Indexes; None for all."""
     all_ranks: bool
 
     def rows(self, of: RankTrace) -> Int64s:
-        """Of one rank, in recording order."""
+        """The selected rows of one rank, in recording order."""
         if self.groups is None:
             return np.arange(len(of))
         return np.flatnonzero(np.isin(of.group, list(self.groups)))
 
     def collectives(self) -> list[int]:
-        """Indexes of the collectives of these groups that any of these ranks belongs to."""
+        """Indexes of the collectives of selected groups with selected ranks."""
         group = self.analysis.collectives.group
         members = {
             at

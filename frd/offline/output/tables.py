@@ -1,4 +1,4 @@
-"""An analysis as tables, for files and for other tools: what is in which table, under which name.
+"""An analysis as tables, for files and for other tools: names, types and values of columns.
 
 Columns carry PyTorch's own names where they mean the same; a value missing in the dump is None.
 A table comes in batches of columns, entries a rank at a time, so that a million of them are never

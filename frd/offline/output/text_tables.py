@@ -1,7 +1,6 @@
 """Entries and collectives as lines of text: aligned, one a row, as long as they need to be.
 
-Plain text and no boxes, so that grep sees the same text as a person; the caller decides
-what to do with long lines and with characters that a terminal would obey.
+Plain text without boxes, for grep. The caller shortens long lines and replaces control characters.
 """
 
 from __future__ import annotations
@@ -143,10 +142,10 @@ def _verdict(analysis: Analysis, at: int) -> str:
 
 
 def stuck_in(analysis: Analysis, rank: int) -> Bools:
-    """Which entries of a rank the findings are about, of those that had not completed.
+    """Which incomplete entries of a rank the findings are about.
 
-    A P2P op has no seq that peers share: all of the finding's group count. So does what a suspect
-    is in that hangs inside an op.
+    Peers share no seq of a P2P op, so all incomplete P2P ops of the finding's group count; and so
+    does the first incomplete op of a suspect that hangs inside an op.
     """
     of = analysis.trace.ranks[rank]
     waiting = ~ended(of, analysis.trace.names)

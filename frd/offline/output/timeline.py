@@ -2,11 +2,11 @@
 
 One track a rank, below it one a group. A collective is a slice from its enqueue to its discovered
 completion, and arrows lead from each rank to the next one that joined it. What had not completed
-has no end; a stuck op has it in its name. The findings have a separate track on
-top, and the ranks that are the first cause come right below it.
+has no end; the name of a stuck op says so. The findings have a separate track on top, followed by
+the ranks that are the first cause.
 
-Unknown times are not drawn: an op that completed at an unknown time (Gloo's recorder has
-no times), is an instant at its enqueue. So is what has no lane left, where thousands of ops wait.
+Unknown times are not drawn: an op that completed at an unknown time (Gloo's recorder has no times)
+is an instant at its enqueue. So is an op without a lane, if thousands wait.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Progress = Callable[[int, int], None]
 
 
 MAX_LANES: Final = 32
-"""Slices of one rank and group at a time; Perfetto gives up on stacks of some hundreds."""
+"""Simultaneous slices of one rank and group; Perfetto does not draw stacks of some hundreds."""
 _RETIRED: Final = 4
-"""Added to the state of what the recorder is done with."""
+"""Added to the state of retired entries."""
 _CAUSES: Final = 1
 _RANKS: Final = 1 << 24
-"""Where tracks are among their siblings: findings, first causes, then the other ranks."""
+"""Order of tracks: findings, first causes, then the other ranks."""
 
 
 def write_timeline(analysis: Analysis, out: Out, progress: Progress) -> None:
