@@ -163,8 +163,8 @@ class Config(Settings):
     log: LogOptions = LogOptions()
 
 
-LIVE = ("policy", "store", "log", "expected_agents", "notify")
-"""Sections that a running service applies after SIGHUP."""
+LIVE_KEYS = ("policy", "store", "log", "expected_agents", "notify")
+"""Keys and sections that a running service applies after SIGHUP."""
 
 
 def load(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Config:

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 
 from frd import __version__
 from frd.address import split_address
-from frd.config import LIVE, Config, StoreLimits, changed_keys
+from frd.config import LIVE_KEYS, Config, StoreLimits, changed_keys
 from frd.engine.engine import Engine
 from frd.errors import ConfigError, StoreError
 from frd.model import FindingEvent
@@ -193,11 +193,11 @@ class App:
             return
         old = self._config
         for key in changed_keys(old, config):
-            if key.partition(".")[0] in LIVE:
+            if key.partition(".")[0] in LIVE_KEYS:
                 log.info("%s: changed", key)
             else:
                 log.warning("%s: changed: takes effect after a restart", key)
-        self._config = old.model_copy(update={key: getattr(config, key) for key in LIVE})
+        self._config = old.model_copy(update={key: getattr(config, key) for key in LIVE_KEYS})
         self._engine.adopt(config.policy)
         settings = encode_payload(Settings(__version__, config.policy))
         self._journal_writer.adopt(settings, _journal_limits(config.store), self._now())

@@ -329,7 +329,7 @@ def test_one_table_or_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("2", "", Path("f")),
     ]
     assert config.changed_keys(one, two) == ["notify"]
-    assert "notify" in config.LIVE
+    assert "notify" in config.LIVE_KEYS
     by_file = loaded(tmp_path, '[[notify]]\nurl_file = "f"\n')
     assert loaded(tmp_path, config.as_toml(by_file)) == by_file
     monkeypatch.setenv("FRD_NOTIFY", '[{"url": "http://e/", "format": "slack"}]')
