@@ -80,7 +80,8 @@ class Admission:
     def _grant(self, context: Context) -> Grant:
         grant: Grant | None = EVERYTHING
         if self._tokens is not None:
-            grant = self._tokens.grant(_metadata(context, "authorization"))
+            headers = dict(context.invocation_metadata() or ())
+            grant = self._tokens.grant(str(headers.get("authorization", "")))
         if grant is None or not grant.may(Role.AGENT):
             raise WireError(
                 "authorization", "token", "no token that may stream: set the agent's token_file"
@@ -118,10 +119,3 @@ def host_of(peer: str) -> str:
     """The address in gRPC's ``ipv4:127.0.0.1:5000`` or ``ipv6:%5B::1%5D:5000``."""
     _, _, rest = unquote(peer).partition(":")
     return rest.rpartition(":")[0] or peer
-
-
-def _metadata(context: Context, key: str) -> str | None:
-    for name, value in context.invocation_metadata() or ():
-        if name == key:
-            return value if isinstance(value, str) else value.decode("ascii", "replace")
-    return None

@@ -93,64 +93,65 @@ class Notifier:
         self._news = News()
         for target in targets:
             _check_files(target)
-        self._lines = [self._line(target, ()) for target in targets]
+        self._senders = [self._sender(target) for target in targets]
 
     def take_up(self, known: Sequence[Finding]) -> None:
         """`known` were open when the service started: their opening is no news."""
         self._news = News(known)
-        for line in self._lines:
-            line.choice = Choice(line.target, known)
+        for sender in self._senders:
+            sender.choice = Choice(sender.target, known)
 
     def see(self, events: Iterable[FindingEvent]) -> None:
         """Queue messages for changes; does not block."""
         for event in events:
             notices = self._news.of(event)
-            for line in self._lines:
-                if (notice := line.choice.of(notices)) is not None:
-                    line.put(body(notice, line.target, self._own_url()))
+            for sender in self._senders:
+                if (notice := sender.choice.of(notices)) is not None:
+                    sender.put(body(notice, sender.target, self._own_url()))
 
     def adopt(self, targets: Sequence[NotifyTarget]) -> None:
         """Continue with these targets. A target that has not changed keeps its queue; the messages
         of changed and removed targets are dropped."""
         for target in targets:
             _check_files(target)
-        kept = {line.target: line for line in self._lines if line.target in targets}
-        for line in self._lines:
-            if line.target not in kept:
-                line.stop()
-        self._lines = [kept.get(target) or self._line(target, ()) for target in targets]
+        kept = {sender.target: sender for sender in self._senders if sender.target in targets}
+        for sender in self._senders:
+            if sender.target not in kept:
+                sender.stop()
+        self._senders = [kept.get(target) or self._sender(target) for target in targets]
 
     def counted(self) -> Mapping[tuple[str, str], int]:
         """Requests by target and result, zeros included."""
-        zeros = {(line.target.name, result.value): 0 for line in self._lines for result in Result}
+        zeros = {
+            (sender.target.name, result.value): 0 for sender in self._senders for result in Result
+        }
         results = list(self._results.items())  # other threads add to it
         return zeros | {(name, result.value): count for (name, result), count in results}
 
     def close(self) -> None:
         """Give queued messages a few seconds, then end. For a worker thread."""
-        for line in self._lines:
-            line.stop(when_empty=True)
+        for sender in self._senders:
+            sender.stop(when_empty=True)
         deadline = time.monotonic() + _STOP_WITHIN_S
-        for line in self._lines:
-            line.thread.join(max(0.0, deadline - time.monotonic()))
-            line.stop()
+        for sender in self._senders:
+            sender.thread.join(max(0.0, deadline - time.monotonic()))
+            sender.stop()
 
-    def _line(self, target: NotifyTarget, known: Sequence[Finding]) -> _Line:
-        return _Line(target, Choice(target, known), self._results, self._first_pause_s)
+    def _sender(self, target: NotifyTarget) -> _Sender:
+        return _Sender(target, self._results, self._first_pause_s)
 
 
-class _Line:
+class _Sender:
     """One target: its queue, and the thread that empties it."""
 
     def __init__(
         self,
         target: NotifyTarget,
-        choice: Choice,
         results: Counter[tuple[str, Result]],
         first_pause_s: float,
     ) -> None:
         self.target = target
-        self.choice = choice
+        self.choice = Choice(target)
         self._results = results
         self._first_pause_s = first_pause_s
         self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()

@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -25,15 +25,6 @@ _BATCH_BYTES: Final = 4 * 1024 * 1024
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 _Batch: TypeAlias = list[tuple[Record, bool]]
 """Records; the flag is true if the record belongs to its stream's preamble."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Adopt:
-    """The settings and limits of all later records."""
-
-    settings: bytes
-    limits: JournalLimits
-    at: AlignedNs
 
 
 log = logging.getLogger(__name__)
@@ -67,7 +58,8 @@ class JournalWriter:
         self._sent_bytes = 0
         self._written_bytes = 0
         self._overflowed = 0
-        self._batches: queue.SimpleQueue[_Batch | _Adopt | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        """Calls for the thread; None ends it."""
         self._thread = threading.Thread(target=self._write, name="frd-journal", daemon=True)
         self._thread.start()
 
@@ -122,12 +114,12 @@ class JournalWriter:
     def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
         """The settings and limits of all later records."""
         self._hand_over()
-        self._batches.put(_Adopt(settings, limits, at))
+        self._work.put(partial(self._journal.adopt, settings, limits, at))
 
     def close(self) -> None:
         """Write all waiting records and end the thread; this may take as long as the disk does."""
         self._hand_over()
-        self._batches.put(None)
+        self._work.put(None)
         self._thread.join()
 
     def _put(self, record: Record, *, preamble: bool = False) -> None:
@@ -137,7 +129,7 @@ class JournalWriter:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        self._batches.put(self._batch)
+        self._work.put(partial(self._write_batch, self._batch))
         self._sent_bytes += self._batch_bytes
         self._batch, self._batch_bytes = [], 0
 
@@ -145,11 +137,8 @@ class JournalWriter:
 
     def _write(self) -> None:
         logged = ""
-        while (given := self._batches.get()) is not None:
-            if isinstance(given, _Adopt):
-                self._journal.adopt(given.settings, given.limits, given.at)
-            else:
-                self._write_batch(given)
+        while (work := self._work.get()) is not None:
+            work()
             if self._journal.error != logged:
                 logged = self._journal.error
                 log.warning("%s", logged or "journal: written again")
