@@ -32,11 +32,11 @@ def records(path: Path) -> list[Record]:
 def test_what_was_accepted_is_in_the_journal(tmp_path: Path) -> None:
     """A stream's life is written in order, each message as it was received."""
     journal = start(tmp_path)
-    journal.opened(7, AlignedNs(2))
+    journal.record(RecordKind.OPENED, AlignedNs(2), 7)
     journal.message(7, AlignedNs(3), b"hello", HELLO)
     journal.message(7, AlignedNs(4), b"statuses", Statuses(()))
     journal.tick(AlignedNs(5))
-    journal.closed(7, AlignedNs(6))
+    journal.record(RecordKind.CLOSED, AlignedNs(6), 7)
     journal.close()
     assert [(r.kind, r.at, r.stream, r.payload) for r in records(tmp_path)[1:]] == [
         (RecordKind.OPENED, 2, 7, b""),
@@ -58,7 +58,7 @@ def test_small_messages_are_bundled(tmp_path: Path) -> None:
     )
     data = encode_agent(samples)
     journal = start(tmp_path)
-    journal.opened(7, AlignedNs(2))
+    journal.record(RecordKind.OPENED, AlignedNs(2), 7)
     for at in range(1000):
         journal.message(7, AlignedNs(at), data, samples)
     journal.tick(AlignedNs(1000))
@@ -70,15 +70,15 @@ def test_small_messages_are_bundled(tmp_path: Path) -> None:
 def test_the_order_of_a_batch_stays(tmp_path: Path) -> None:
     """Small messages of two streams around a large one, an alignment, a declaration and an end."""
     journal = start(tmp_path)
-    journal.opened(1, AlignedNs(2))
+    journal.record(RecordKind.OPENED, AlignedNs(2), 1)
     journal.message(1, AlignedNs(3), b"small", Statuses(()))
-    journal.aligned(1, AlignedNs(4), b"alignment")
+    journal.record(RecordKind.ALIGNED, AlignedNs(4), 1, b"alignment")
     journal.message(1, AlignedNs(5), b"small", Statuses(()))
     journal.message(2, AlignedNs(6), b"large" * 10_000, Statuses(()))
     journal.message(2, AlignedNs(7), b"small", Statuses(()))
     journal.message(1, AlignedNs(8), b"declare", Declare())
     journal.message(1, AlignedNs(9), b"small", Statuses(()))
-    journal.closed(2, AlignedNs(10))
+    journal.record(RecordKind.CLOSED, AlignedNs(10), 2)
     journal.message(1, AlignedNs(11), b"small", Statuses(()))
     journal.tick(AlignedNs(12))
     journal.close()
@@ -90,14 +90,14 @@ def test_each_segment_begins_with_the_live_streams(tmp_path: Path) -> None:
     the learned pauses."""
     journal = start(tmp_path, segment_bytes=40_000, total_bytes=1_000_000)
     for stream in (1, 2):
-        journal.opened(stream, AlignedNs(2))
+        journal.record(RecordKind.OPENED, AlignedNs(2), stream)
         journal.message(stream, AlignedNs(3), b"hello %d" % stream, HELLO)
         journal.message(stream, AlignedNs(3), b"declare %d" % stream, Declare())
-        journal.aligned(stream, AlignedNs(3), b"at first")
-        journal.aligned(stream, AlignedNs(4), b"later")
-    journal.learned(AlignedNs(4), b"a pause")
-    journal.learned(AlignedNs(4), b"two pauses")
-    journal.closed(1, AlignedNs(4))
+        journal.record(RecordKind.ALIGNED, AlignedNs(3), stream, b"at first")
+        journal.record(RecordKind.ALIGNED, AlignedNs(4), stream, b"later")
+    journal.record(RecordKind.LEARNED, AlignedNs(4), payload=b"a pause")
+    journal.record(RecordKind.LEARNED, AlignedNs(4), payload=b"two pauses")
+    journal.record(RecordKind.CLOSED, AlignedNs(4), 1)
     for at in range(5, 25):
         journal.message(2, AlignedNs(at), bytes(17_000), Statuses(()))
         journal.tick(AlignedNs(at))
@@ -137,7 +137,7 @@ def test_a_disk_that_is_too_slow_costs_rows_not_meaning(
     journal.message(1, AlignedNs(2), b"watermarks", Watermarks(0, columns, NodeNs(1)))
     journal.message(1, AlignedNs(3), b"declare", Declare())
     journal.message(1, AlignedNs(4), b"goodbye", Goodbye(""))
-    journal.closed(1, AlignedNs(5))
+    journal.record(RecordKind.CLOSED, AlignedNs(5), 1)
     journal.close()
     assert journal.dropped == 2
     assert [(r.kind, r.payload) for r in records(tmp_path)[1:]] == [

@@ -26,6 +26,7 @@ from frd.service.journal.payloads import Dismissal, encode_pauses, encode_payloa
 from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
+from frd.store.records import RecordKind
 from frd.views import StatusView
 
 TICK_S: Final = 0.25
@@ -117,8 +118,8 @@ class Evaluator:
         now = self._now()
         self._engine.restore(self._store.open_findings(), now)
         self._engine.recall(self._store.pauses())
-        if learned := self._engine.learned:
-            self._journal_writer.learned(now, encode_pauses(learned))
+        if self._engine.learned:
+            self._record_pauses(now)
 
     async def run(self) -> None:
         """Evaluate until `stop`. A fault of the engine is logged, shows as staleness, and does
@@ -156,7 +157,7 @@ class Evaluator:
         self._journal_writer.tick(now)
         if learned := self._engine.take_learned():
             self._unsaved_pauses |= {one.job: one for one in learned}
-            self._journal_writer.learned(now, encode_pauses(self._engine.learned))
+            self._record_pauses(now)
         faults = self._engine.faults
         if not (events or learned) and now - self.state.status_view.at < PUBLISH_EVERY_S * 1e9:
             state = self.state
@@ -176,8 +177,13 @@ class Evaluator:
     def _dismiss(self, dismissal: Dismissal, now: AlignedNs) -> list[FindingEvent]:
         closing = self._engine.dismiss(dismissal.finding, now, dismissal.close_reason)
         if closing:
-            self._journal_writer.dismissed(now, encode_payload(dismissal))
+            payload = encode_payload(dismissal)
+            self._journal_writer.record(RecordKind.DISMISSED, now, payload=payload)
         return closing
+
+    def _record_pauses(self, now: AlignedNs) -> None:
+        pauses = encode_pauses(self._engine.learned)
+        self._journal_writer.record(RecordKind.LEARNED, now, payload=pauses)
 
     async def _save(self, events: Sequence[FindingEvent]) -> None:
         for event in events:

@@ -26,6 +26,7 @@ from frd.service.ingest.session import Session
 from frd.service.ingest.shared import Shared
 from frd.service.journal.writer import JournalWriter
 from frd.service.metrics.recent_peak import RecentPeak
+from frd.store.records import RecordKind
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     PROTOCOL,
@@ -169,7 +170,7 @@ class Streams:
         self.nodes.disconnected(session.key, stream.id)
         if stream.clock is not None:
             stream.clock.disconnected(stream.id, now)
-        self._journal_writer.closed(stream.id, now)
+        self._journal_writer.record(RecordKind.CLOSED, now, stream.id)
         log.info("agent of %s gone: stream %d", session.hello.node, stream.id)
 
     def _greet(self, stream: Stream, hello: Hello, now: AlignedNs) -> None:
@@ -183,12 +184,12 @@ class Streams:
         self.nodes.connected(
             key, hello.node, stream.clock, stream.id, now, stream.session.declared.may_report
         )
-        self._journal_writer.opened(stream.id, now)
+        self._journal_writer.record(RecordKind.OPENED, now, stream.id)
         stream.send(Welcome(PROTOCOL, self._version, self._instance, MAX_MESSAGE_BYTES))
 
     def _align(self, stream: Stream, alignment: Alignment) -> None:
         stream.session.align(alignment)
-        self._journal_writer.aligned(stream.id, self._now(), encode(alignment))
+        self._journal_writer.record(RecordKind.ALIGNED, self._now(), stream.id, encode(alignment))
 
     def settle(self, now: AlignedNs) -> None:
         """Admit runs whose name has become free; see `JobRuns.settle`."""

@@ -73,13 +73,11 @@ class JournalWriter:
         """Segments deleted to stay within the limits."""
         return self._journal.evicted
 
-    @property
-    def error(self) -> str:
-        """Why the journal drops records; empty if the last write succeeded."""
-        return self._journal.error
-
-    def opened(self, stream: int, at: AlignedNs) -> None:
-        self._put(Record(RecordKind.OPENED, at, stream, b""), preamble=True)
+    def record(
+        self, kind: RecordKind, at: AlignedNs, stream: int = 0, payload: bytes = b""
+    ) -> None:
+        """Anything but a message or a tick; see `RecordKind`."""
+        self._put(Record(kind, at, stream, payload), preamble=kind is RecordKind.OPENED)
 
     def message(self, stream: int, at: AlignedNs, data: bytes, event: AgentEvent) -> None:
         """An accepted message; answers to requests are left out, as a replay does not use them."""
@@ -92,23 +90,9 @@ class JournalWriter:
             return
         self._put(Record(RecordKind.MESSAGE, at, stream, data), preamble=declares)
 
-    def aligned(self, stream: int, at: AlignedNs, alignment: bytes) -> None:
-        self._put(Record(RecordKind.ALIGNED, at, stream, alignment))
-
-    def closed(self, stream: int, at: AlignedNs) -> None:
-        self._put(Record(RecordKind.CLOSED, at, stream, b""))
-
-    def dismissed(self, at: AlignedNs, dismissal: bytes) -> None:
-        """A finding was closed by hand."""
-        self._put(Record(RecordKind.DISMISSED, at, 0, dismissal))
-
-    def learned(self, at: AlignedNs, pauses: bytes) -> None:
-        """The learned pauses with which new attempts begin from now on."""
-        self._put(Record(RecordKind.LEARNED, at, 0, pauses))
-
     def tick(self, at: AlignedNs) -> None:
         """The engine advanced; pass the batch to the thread."""
-        self._put(Record(RecordKind.TICK, at, 0, b""))
+        self.record(RecordKind.TICK, at)
         self._hand_over()
 
     def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
