@@ -1,9 +1,9 @@
-"""How long from a hang to the firing alert, with everything as the documentation sets it up?
+"""Time from a hang to the firing alert, with everything set up as documented.
 
-A real job of two Gloo ranks hangs under a service with its defaults; the real Prometheus and
-Alertmanager run the configuration of docs/metrics.md to the letter, with the shipped rules: only
-addresses and paths are replaced. Measured from the enqueue of the collective that waits to the
-first moment at which Prometheus shows the alert as firing, and to the webhook behind Alertmanager.
+A real job of two Gloo ranks hangs under a service with default settings; the real Prometheus and
+Alertmanager run the configuration of docs/metrics.md with the shipped rules; only addresses and
+paths are replaced. The time begins when the waiting collective is enqueued, and ends when
+Prometheus first shows the alert as firing, and when Alertmanager calls the webhook.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEFAULT_STALL_AFTER_S: Final = Config().policy.stall_after_s
 
 
 def hang(folder: Path) -> dict[str, float]:
-    """One hang: seconds until the alert fires, and until the webhook has it."""
+    """One hang: seconds until the alert fires, and until the webhook is called."""
     arguments = ["--seconds", f"{LATE_S}", "--rank", "1"]
     with Stage(SCENARIOS["slow"], 2, DEFAULT_STALL_AFTER_S, arguments) as stage:
         addresses = stage.start_service()

@@ -1,8 +1,8 @@
-"""How much one service process takes in, and what 2,048 agents cost it while nothing happens.
+"""Entries a second that one service process can take, and the cost of 2,048 idle agents.
 
-Four measurements, each of the real thing, on two processors that all processes share:
+Four measurements on two processors that all processes share:
 simulated agents send pre-made messages through real gRPC into a real `frd serve`; the same
-messages go to a server that throws them away; the same columns go into the engine alone; and
+messages go to a server that discards them; the same columns go into the engine alone; and
 2,048 streams with 8 ranks and 10 groups a rank send their watermarks once a second.
 """
 
@@ -65,7 +65,7 @@ from tests.world.daemons import metric
 RANKS: Final = 8
 """Of a node."""
 NODES: Final = 4
-"""That send entries."""
+"""Nodes that send entries."""
 ROWS: Final = 4_000
 """Entries of one message, 160 KB."""
 LEAD: Final = 4
@@ -81,7 +81,7 @@ SIGNATURE: Final = Signature("nccl", "all_reduce", ((4096,),), ((4096,),), ("Flo
 
 @functools.cache
 def group(name: str, desc: str, ranks: range) -> GroupInfo:
-    """Made once: hundreds of nodes are in the large ones."""
+    """Made once, because hundreds of nodes are members of the large ones."""
     return GroupInfo(name, desc, tuple(ranks))
 
 
@@ -188,7 +188,7 @@ async def _drain(call: StreamCall) -> None:
 
 
 async def send_entries(address: str, messages: int) -> float:
-    """All ranks of `NODES` nodes send `messages` each; gives the seconds that it took."""
+    """All ranks of `NODES` nodes send `messages` each; returns the seconds that it took."""
     nodes = [Node(number, NODES) for number in range(NODES)]
     made = [
         [[encode_agent(node.entries(r, m)) for r in range(RANKS)] for m in range(messages)]
@@ -216,7 +216,7 @@ async def send_entries(address: str, messages: int) -> float:
 
 
 async def discard() -> None:
-    """A server that throws everything away; prints its address."""
+    """A server that discards everything; prints its address."""
 
     async def handle(_: Any, context: Context) -> None:
         while isinstance(await context.read(), bytes):
@@ -231,7 +231,7 @@ async def discard() -> None:
 
 
 def engine_alone(messages: int) -> float:
-    """Entries a second that one engine takes from prepared columns."""
+    """Entries a second that one engine applies from prepared columns."""
     engine = Engine(Policy())
     now = AlignedNs(START_NS + 1_000_000_000_000)
     attempt = engine.attempt(AttemptKey("bench", 0), NODES * RANKS, now)
@@ -262,7 +262,8 @@ def engine_alone(messages: int) -> float:
 
 
 async def trickle(address: str, streams: int) -> None:
-    """`streams` agents that send watermarks once a second until killed; says when all are up."""
+    """`streams` agents that send watermarks once a second until killed; prints a line when all are
+    connected."""
     nodes = [Node(number, streams) for number in range(streams)]
     connected = 0
 
@@ -286,7 +287,7 @@ async def trickle(address: str, streams: int) -> None:
 
 
 def watch(pid: int, http: str, seconds: float) -> dict[str, float]:
-    """What the service costs during `seconds`: processor, worst loop lags, memory."""
+    """The cost of the service during `seconds`: processor time, largest loop lags, memory."""
     lags, rss = [], []
     began, used = time.monotonic(), _cpu_s(pid)
     while time.monotonic() < began + seconds:
@@ -344,7 +345,7 @@ def send(address: str, messages: int) -> float:
 
 
 def throughput(messages: int) -> tuple[float, float]:
-    """Entries a second into the service, and into nothing."""
+    """Entries a second into the service, and into the server that discards them."""
     total = messages * NODES * RANKS * ROWS
     with service() as (_, address, http):
         kept = total / send(address, messages)

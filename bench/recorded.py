@@ -1,4 +1,4 @@
-"""What `frd analyze --memory` takes for recorded samples: a file a rank, one job whose memory ends.
+"""Time of `frd analyze --memory` for recorded samples: a file a rank, one job out of memory.
 
 Runs as a separate process on one core, with the files in the page cache; its start is not counted.
 The fastest of a few runs counts, because the others measure the machine. Each event is one sample
@@ -78,12 +78,12 @@ def _run(files: list[Path]) -> tuple[float, int]:
     ).stdout
     took, rank, rss = text.split()
     if int(rank) != CULPRIT:
-        raise SystemExit(f"recorded: rank {rank} named: not the verdict")  # no figure, then
+        raise SystemExit(f"recorded: rank {rank} named: not the verdict")  # so there is no result
     return float(took), int(rss)
 
 
 def write_files(folder: Path, moments: int) -> list[Path]:
-    """A file a rank; memory flutters, but for the culprit's in the last third."""
+    """A file a rank; memory is noise, except that of the culprit in the last third, which rises."""
     return [_write(folder / f"rank_{rank}.jsonl", rank, moments) for rank in range(RANKS)]
 
 

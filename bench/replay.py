@@ -1,8 +1,8 @@
-"""What a replay costs: processor time of `frd replay` for a minute of a healthy job.
+"""Processor time of `frd replay` for a minute of a healthy job.
 
 Real processes write the journal: a service, an agent, and ranks that follow a script (no torch), at
 the rates of a real job: memory ten times a second, watermarks once, four evaluations. Then it is
-played, several times, and the least processor time counts. `--journal DIR` plays another one.
+replayed several times, and the least processor time counts. `--journal DIR` replays another one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TIMES = 7
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--journal", type=Path, help="play this journal instead of a new one")
+    parser.add_argument("--journal", type=Path, help="replay this journal instead of a new one")
     parser.add_argument("--seconds", type=float, default=30.0, help="how long the job runs")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--json", action="store_true")

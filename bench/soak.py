@@ -1,13 +1,13 @@
 """A service and 64 agents for half an hour while they are killed at random: is anything lost?
 
-All are real processes; each agent watches two scripted ranks of one job, which steps all the time
-and has nothing wrong with it. Agents are killed and started again every few seconds, the service
-now and then in the first half; a quarter of the agents, and the service of the second half, live
-on so that growth of their memory can be seen. With ``--partition`` half of the agents are cut off
-for so long in the middle. What must hold: no rank is ever blamed, every row that a rank recorded is
-accounted for, memory does not grow, and all are reported again after a cut. Exit status 1 if not.
+All are real processes; each agent watches two scripted ranks of one healthy job. Agents are killed
+and restarted every few seconds, the service now and then in the first half; a quarter of the
+agents, and the service of the second half, are not killed, so that growth of their memory shows.
+With ``--partition``, half of the agents are cut off for that time in the middle. Required: no rank
+is ever blamed, every row that a rank recorded is accounted for, memory does not grow, and all ranks
+are reported again after a cut. Exit status 1 if not.
 
-With ``--quiet`` something else, an hour of ordinary life: see `bench.quiet`.
+``--quiet`` runs another test, an hour of normal operation: see `bench.quiet`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from tests.world.proxy import Proxy
 from tests.world.training import Training
 
 RING: Final = 200
-"""Entries: longer than an agent is ever away."""
+"""Entries: more than the ranks record while an agent is away."""
 AGENT_EVERY_S: Final = 6.0
 SERVICE_EVERY_S: Final = 60.0
 AWAY_S: Final = (0.2, 3.0)
 SAMPLE_EVERY_S: Final = 5.0
 SETTLE_S: Final = 60.0
-"""Of a process: what it takes in this time is not growth."""
+"""Growth of a process in this time after its start does not count."""
 PATIENCE_S: Final = 180.0
 UNWRITTEN_S: Final = 12.0
 """Rows are recorded, read by an agent within 7 s and sent; what a service has not handed to the
@@ -56,14 +56,14 @@ MOST_GROWTH: Final = 1024 * 1024
 
 @dataclass
 class Watch:
-    """What was seen along the way."""
+    """Measurements during the run."""
 
     began: float = field(default_factory=time.monotonic)
     kills: Counter[str] = field(default_factory=Counter)
     service_killed_at: list[float] = field(default_factory=list)
     lags_s: list[float] = field(default_factory=list)
     rss: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
-    """By process: when, and how much."""
+    """By process: times and bytes."""
     findings: dict[str, str] = field(default_factory=dict)
     """Summaries by id."""
 
@@ -77,7 +77,7 @@ class Watch:
             self.findings |= {found["id"]: found["summary"] for found in world.findings()}
 
     def growth(self, pid: int) -> float | None:
-        """Bytes a minute, a line through what was seen of a process; None of one too young."""
+        """Bytes a minute, from a line through the samples; None for a young process."""
         seen = self.rss.get(pid, [])
         settled = [(at, size) for at, size in seen if at - seen[0][0] > SETTLE_S]
         if not settled or settled[-1][0] - settled[0][0] < SETTLE_S:
@@ -94,7 +94,7 @@ class Soak:
     proxy: Proxy | None
     watch: Watch = field(default_factory=Watch)
     due: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
-    """Daemons that are to be started again, and when."""
+    """Daemons to restart, and when."""
 
     def __post_init__(self) -> None:
         self.dice = random.Random(self.options.seed)
@@ -139,8 +139,8 @@ class Soak:
             start()
 
     def partition(self, seconds: float) -> dict[str, float]:
-        """Half of the agents are cut off; gives how long until all is as it was: rows and
-        marks, and the lag, of which the metric shows the largest of its last seconds."""
+        """Half of the agents are cut off; returns how long it takes until rows, watermarks and lag
+        are as before. The metric of the lag shows the largest recent value."""
         assert self.proxy is not None
         self.all_reported()
         before = set(self.watch.findings)
@@ -217,7 +217,7 @@ class Soak:
         }
 
     def unwritten(self, account: Account) -> int:
-        """Of the missing collectives those that a killed service may have taken along."""
+        """The missing collectives that may have been lost with a killed service."""
         created = self.training.began_at
         kills = self.watch.service_killed_at
         return sum(
@@ -228,7 +228,7 @@ class Soak:
 
 
 def broken(report: dict[str, Any]) -> list[str]:
-    """The promises that were not kept."""
+    """The requirements that were not met."""
     rows, partition = report["rows"], report["partition"]
     growths = [report[f"{who}_growth_bytes_per_min"] for who in ("service", "agent")]
     kept = {
@@ -244,7 +244,7 @@ def broken(report: dict[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def kept_on_failure() -> Iterator[str]:
-    """A temporary directory; what went wrong is in its logs."""
+    """A temporary directory with the logs."""
     folder = tempfile.mkdtemp(prefix="frd-bench-")
     try:
         yield folder
@@ -256,7 +256,7 @@ def kept_on_failure() -> Iterator[str]:
 
 @contextlib.contextmanager
 def scene(options: argparse.Namespace) -> Iterator[Soak]:
-    """The daemons and the ranks, all of them up."""
+    """The daemons and the ranks, all running."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(kept_on_failure()))
         room = {"FRD_STORE__JOURNAL_BYTES": str(16 * 1024**3), "FRD_LOG__LEVEL": "warning"}

@@ -45,8 +45,7 @@ class IndexColumn:
         """Make `take` and `put` valid for indexes below `count`."""
         if count > len(self._items):
             more = max(count - len(self._items), len(self._items))
-            grown = np.full(more, self._fill, np.int32)
-            self._items = np.concatenate((self._items, grown))
+            self._items = np.pad(self._items, (0, more), constant_values=self._fill)
 
     def put(self, index: int, value: int) -> None:
         self._items[index] = value
@@ -115,18 +114,14 @@ class StreamHandles:
             self._pairs[row, column] = pair
 
     def _grow(self) -> None:
-        rows, columns = self._pairs.shape
-        need_rows, need_columns = len(self.ranks), len(self.groups)
-        if need_rows <= rows and need_columns <= columns:
-            return
-        new_rows = rows if need_rows <= rows else max(need_rows, rows * 2)
-        new_columns = columns if need_columns <= columns else max(need_columns, columns * 2)
-        if need_rows * need_columns > MAX_PAIRS:
+        need = len(self.ranks), len(self.groups)
+        if need[0] * need[1] > MAX_PAIRS:
             raise WireError(
                 "declare.groups",
                 "limit",
-                f"{need_rows} ranks in {need_columns} groups on one stream: use more agents",
+                f"{need[0]} ranks in {need[1]} groups on one stream: use more agents",
             )
-        grown = np.full((new_rows, new_columns), _UNRESOLVED, np.int32)
-        grown[:rows, :columns] = self._pairs
-        self._pairs = grown
+        more = [size if n > size else 0 for n, size in zip(need, self._pairs.shape, strict=True)]
+        if any(more):  # one more than before in either dimension: double it
+            widths = [(0, size) for size in more]
+            self._pairs = np.pad(self._pairs, widths, constant_values=_UNRESOLVED)
