@@ -1,7 +1,7 @@
 """Records stack texts of real ranks in known places: ``python -m tests.stacks [PLACE..]``.
 
-They go to `tests/golden/stacks`, one text a place and means, as the agent would send them, with
-paths that name no machine. To be done again for a torch whose frames differ.
+They go to `tests/golden/stacks`, one text for each place and means, as the agent sends them,
+without paths of this machine. Record them again for a torch with other frames.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _record(place: str, folder: Path) -> None:
     try:
         assert ranks[0].stdout is not None
         assert ranks[0].stdout.readline() == b"standing\n"
-        told = until(lambda: _settled(ranks[0].pid, folder / "0.sock"))
-        for means, text in zip(("handler", "py-spy"), told, strict=True):
+        texts = until(lambda: _settled(ranks[0].pid, folder / "0.sock"))
+        for means, text in zip(("handler", "py-spy"), texts, strict=True):
             (FOLDER / f"{place}.{means}.txt").write_text(_anonymous(text, folder))
             print(place, means, activity_of(text).doing)
     finally:
@@ -75,7 +75,7 @@ async def _look(pid: int, socket: Path) -> tuple[str, str]:
 
 
 def _anonymous(text: str, folder: Path) -> str:
-    for real, told in (
+    for real, public in (
         (str(folder), "/tmp/job"),
         (str(JOB.parent), "/home/u/job"),
         (sysconfig.get_path("purelib"), "/opt/venv/lib/python3.11/site-packages"),
@@ -83,7 +83,7 @@ def _anonymous(text: str, folder: Path) -> str:
         (sys.executable, "/opt/venv/bin/python"),
         (str(Path(sys.executable).resolve()), "/usr/bin/python3.11"),
     ):
-        text = text.replace(real, told)
+        text = text.replace(real, public)
     return text
 
 

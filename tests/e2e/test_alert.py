@@ -38,7 +38,8 @@ def stage() -> Iterator[Stage]:
     reason="absent: prometheus, prometheus-alertmanager",
 )
 def test_a_hang_is_notified_with_its_suspect_and_resolved(stage: Stage, tmp_path: Path) -> None:
-    """A rank is 18 s late: its name comes while it is, with a page to read; later the all-clear."""
+    """A rank is 18 s late: an alert names it meanwhile and links to a runbook; later it
+    resolves."""
     addresses = stage.start_service()
     stage.start_agent(addresses)
     with (
@@ -57,12 +58,12 @@ def test_a_hang_is_notified_with_its_suspect_and_resolved(stage: Stage, tmp_path
         assert waited_s > 0, f"it took longer than {LATE_S:g} s to notify"
 
         (firing,) = fired["alerts"]
-        labels, says = firing["labels"], firing["annotations"]
+        labels, texts = firing["labels"], firing["annotations"]
         assert (labels["job"], labels["rank"], labels["reason"]) == (stage.job, "1", "cpu_stuck")
         assert labels["severity"] == "warning"
-        assert says["summary"] == f"Job {stage.job} hangs: rank 1 is the first cause"
-        assert "collective of group default_pg has waited" in says["description"]
-        with urllib.request.urlopen(says["runbook_url"]) as page:
+        assert texts["summary"] == f"Job {stage.job} hangs: rank 1 is the first cause"
+        assert "collective of group default_pg has waited" in texts["description"]
+        with urllib.request.urlopen(texts["runbook_url"]) as page:
             assert page.read().startswith(f"# {alert}\n".encode())
 
         _, over = until(lambda: notification(webhook, alert, "resolved"), "the all-clear", 150)

@@ -40,7 +40,7 @@ class Pinger:
         self._pong: tuple[int, NodeRawNs] | None = None
 
     async def send(self, **changes: int) -> None:
-        """One ping, with other stamps than the true ones where `changes` says so."""
+        """One ping with the true stamps, except for `changes`."""
         self._number += 1
         raw_ns, real_ns, slack_ns = read_clocks()
         columns = (np.array([value]) for value in (raw_ns, real_ns + self._ahead_ns, slack_ns))
@@ -49,7 +49,7 @@ class Pinger:
             encode_clock(Ping(self._number, sent, Readings(*columns), self._pong))
         )
 
-    async def hear(self) -> None:
+    async def receive(self) -> None:
         data = await asyncio.wait_for(self.call.read(), 20.0)
         assert isinstance(data, bytes), await self.call.details()
         at = raw_now()
@@ -58,7 +58,7 @@ class Pinger:
     async def exchange(self, count: int) -> None:
         for _ in range(count):
             await self.send()
-            await self.hear()
+            await self.receive()
 
     async def why_it_ended(self) -> str:
         with contextlib.suppress(grpc.aio.AioRpcError):
@@ -78,14 +78,14 @@ async def pinger(service: Service, agent: Peer, ahead_s: float = 0.0) -> AsyncIt
 
 
 async def refused(service: Service, reason: str, count: int) -> None:
-    """So many have been counted, or are soon."""
+    """Wait until `count` refusals with this reason are counted."""
     series = f'frd_clock_refused_total{{reason="{reason}"}}'
     await asyncio.to_thread(until, lambda: service.metric(series) >= count)
     assert reason == "flood" or service.metric(series) == count
 
 
 async def clock_of(service: Service, job: str) -> dict[str, Any]:
-    """As soon as it is synchronized."""
+    """The clock of a job's only node, once it is synchronized."""
 
     def known() -> dict[str, Any] | None:
         if job not in [known["job"] for known in service.get("/api/v1/jobs")["jobs"]]:
@@ -98,7 +98,7 @@ async def clock_of(service: Service, job: str) -> dict[str, Any]:
 
 
 async def test_two_agents_of_one_host_have_a_clock_each(service: Service) -> None:
-    """One lives two hours ahead of the other, and its pings come before its rows do."""
+    """One clock is two hours ahead of the other, and its pings come before its rows."""
     async with peer(service, job="a") as one, peer(service, job="b") as other:
         other.node = one.node
         await one.introduce()
@@ -107,7 +107,7 @@ async def test_two_agents_of_one_host_have_a_clock_each(service: Service) -> Non
             await ahead.send()
             await asyncio.sleep(0.2)
             await other.introduce()
-            await ahead.hear()
+            await ahead.receive()
             await ahead.exchange(4)
             clock = await clock_of(service, "a")
             assert abs(clock["clock_offset_s"]) <= clock["clock_uncertainty_s"] < 1.0
@@ -116,7 +116,8 @@ async def test_two_agents_of_one_host_have_a_clock_each(service: Service) -> Non
 
 
 async def test_a_stranger_is_refused(service: Service) -> None:
-    """Pings of a session that never says hello end with a reason; so do those of one that left."""
+    """Pings of a session without a stream of rows end with a reason, before and after that
+    stream."""
     async with peer(service) as agent, pinger(service, agent) as stranger:
         assert "open that one first" in await stranger.why_it_ended()
         await refused(service, "stranger", 1)
@@ -131,7 +132,8 @@ async def test_a_stranger_is_refused(service: Service) -> None:
 
 
 async def test_nonsense_ends_its_own_stream_only(service: Service) -> None:
-    """Numbers that fall and bytes that are no ping: the clock stream ends, its rows go on."""
+    """Bytes that are no ping, and a second hello: the clock stream ends, the stream of rows goes
+    on."""
     async with peer(service) as agent:
         await agent.introduce()
         for nonsense in (b"\xff\xff", encode_clock(ClockHello("boot", "session"))):
@@ -148,14 +150,14 @@ async def test_nonsense_ends_its_own_stream_only(service: Service) -> None:
 
 
 async def test_stamps_that_cannot_be_are_counted(service: Service) -> None:
-    """Pings that were never sent, or before the one before them: not believed, and harmless."""
+    """Pings with a stamp of zero, or one that goes backwards, are refused and harmless."""
     async with peer(service) as agent:
         await agent.introduce()
         async with pinger(service, agent) as liar:
             await liar.exchange(3)
             for reason, sent in (("zero", 0), ("backwards", 1)):
                 await liar.send(sent=sent)
-                await liar.hear()
+                await liar.receive()
                 await liar.exchange(1)
                 await refused(service, reason, 1)
             clock = await clock_of(service, "job")
@@ -163,7 +165,7 @@ async def test_stamps_that_cannot_be_are_counted(service: Service) -> None:
 
 
 async def test_a_flood_is_slowed_down(service: Service) -> None:
-    """A thousand pings in a row: a burst is answered, the rest waits; others are served as ever."""
+    """A thousand pings in a row: a burst is answered, the rest waits; other agents are served."""
     async with peer(service, job="flood") as flooder, peer(service, job="calm") as calm:
         await flooder.introduce()
         await calm.introduce()
@@ -174,4 +176,4 @@ async def test_a_flood_is_slowed_down(service: Service) -> None:
             await clock_of(service, "calm")
             await refused(service, "flood", 1)
             for _ in range(32):
-                await flood.hear()
+                await flood.receive()

@@ -98,7 +98,7 @@ def two_nodes(stall_after_s: float) -> Iterator[TwoNodes]:
 
 
 def aligned(stage: TwoNodes) -> bool:
-    """Both clocks are known, and where the service says that they are."""
+    """Both clocks are known, and their true offsets are within the uncertainty."""
     nodes = stage.nodes()
     if [node["ranks"] for node in nodes] != [[0, 1], [2, 3]]:
         return False

@@ -1,4 +1,4 @@
-"""Daemons that run out of disk, file descriptors or memory, and what frd says meanwhile.
+"""Daemons that run out of disk, file descriptors or memory, and what frd reports meanwhile.
 
 Limits are set on live processes, as an operator or a neighbour may: a disk is filled, a limit is
 lowered. Open streams go on, requests beyond a limit are refused and shown, and all is well again
@@ -90,7 +90,7 @@ def stored(cluster: Cluster) -> dict[str, str]:
 
 @contextmanager
 def no_more_descriptors(daemon: Daemon) -> Iterator[None]:
-    """Those that it has stay open; it can open no other."""
+    """Open descriptors stay open; the process can open no other."""
     limits = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
     yield
@@ -98,8 +98,8 @@ def no_more_descriptors(daemon: Daemon) -> Iterator[None]:
 
 
 def test_a_service_without_descriptors(tmp_path: Path) -> None:
-    """The service may open nothing more: streams that stand go on and a hang is found, a new agent
-    and a new reader wait; they are served once it may again."""
+    """The service can open no more descriptors: open streams go on and a hang is found, a new agent
+    and a new reader wait; they are served once it can again."""
     with scene(tmp_path) as run:
         cluster, training = run.cluster, run.training
         host, _, port = cluster.http.rpartition(":")
@@ -127,8 +127,8 @@ def asked(line: http.client.HTTPConnection) -> list[dict[str, object]]:
 
 
 def test_an_agent_without_descriptors(tmp_path: Path) -> None:
-    """An agent may open nothing more while its ranks live, and one of them hangs: none of them is
-    taken for dead, and once it may open files again the hang is reported correctly."""
+    """An agent can open no more descriptors, and one of its ranks hangs: no rank is reported as
+    exited, and once the agent can open files again the hang is reported correctly."""
     with scene(tmp_path) as run:
         cluster, training = run.cluster, run.training
         with no_more_descriptors(cluster.agents[1]):
@@ -151,11 +151,11 @@ def late_ranks(cluster: Cluster) -> set[int]:
 
 GREEDY: Final = 16
 ROOM_BYTES: Final = 32 * 1024 * 1024
-"""For what they want several hundred megabytes."""
+"""For streams that declare several hundred megabytes."""
 
 
 async def greed(cluster: Cluster, number: int) -> None:
-    """A stream that declares as much as it is let to."""
+    """A stream that declares as much as it can."""
     assert cluster.service.process is not None
     service = Service(cluster.service.process, cluster.grpc, cluster.http)
     async with peer(service, number % 2, f"greedy-{number}", f"greedy-{number}") as one:
@@ -177,8 +177,9 @@ async def greed(cluster: Cluster, number: int) -> None:
 
 
 def test_a_service_without_memory(tmp_path: Path) -> None:
-    """Greedy streams meet a limit on the service's memory: it refuses them or dies, not in silence,
-    and the job is reported as before once there is memory again."""
+    """Greedy streams exceed a limit on the service's memory: it refuses and counts them, or dies,
+    and
+    the job is reported as before once there is memory again."""
     with scene(tmp_path) as run:
         cluster, training = run.cluster, run.training
         pid = cluster.service.pid
@@ -204,7 +205,7 @@ def test_a_service_without_memory(tmp_path: Path) -> None:
 
 
 def suffered(cluster: Cluster) -> bool:
-    """It died, or went on and said so: streams refused as its own fault, or errors in its log."""
+    """It died, refused streams as its own fault, or logged errors."""
     if not cluster.service.is_alive or "MemoryError" in cluster.service.log.read_text():
         return True
     return cluster.metric('frd_ingest_refused_total{reason="fault"}') > 0

@@ -1,8 +1,8 @@
-"""Daemons that are killed, stopped and cut off while ranks go on, and what frd says meanwhile.
+"""Daemons that are killed, stopped and cut off while ranks go on, and what frd reports meanwhile.
 
-Service and agents are real processes, the ranks scripted. Whatever is done to them, no rank is
-blamed for what the network or a daemon did, what really hangs is found, and in the end every
-collective that a rank recorded is accounted for.
+Service and agents are real processes, the ranks are scripted. In every case no rank is blamed for a
+fault of the network or a daemon, real hangs are found, and in the end every collective that a rank
+recorded is accounted for.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_a_frozen_service_blames_no_rank(begin: Begin) -> None:
         cluster.service.thaw()
         run.reported()
         assert cluster.metric("frd_loop_lag_seconds") > seconds - 1
-        until(lambda: cluster.reporting(2), "the agents are not heard")
+        until(lambda: cluster.reporting(2), "the agents do not report")
         assert cluster.findings() == []
     run.accounted()
     assert cluster.findings() == []
@@ -172,7 +172,7 @@ def test_a_cut_network_is_no_stall(begin: Begin) -> None:
 
     throughout(STALL_S + 1, nothing_is_found)
     run.proxy.heal()
-    until(lambda: cluster.reporting(2), "the node is not heard")
+    until(lambda: cluster.reporting(2), "the node does not report")
     run.reported()
     connections = run.proxy.connections
     run.proxy.reset()

@@ -109,7 +109,7 @@ async def agent(service: Service, number: int, hostile: asyncio.Event) -> int:
         while sent < BATCHES * ROWS or not hostile.is_set():
             await peer.send(entries(sent + 1, sent, ROWS))
             sent += ROWS
-            while (await peer.hear_of(Ack, 60)).revisions[0] < sent:
+            while (await peer.receive_a(Ack, 60)).revisions[0] < sent:
                 pass
             await asyncio.sleep(0.2)
         await peer.send(Goodbye("done"))
@@ -228,11 +228,11 @@ def test_a_token_is_good_for_its_jobs(service: Service) -> None:
         async with line(service, token, shown) as channel:
             peer = Peer(open_stream(channel, metadata=bearer(token)), 0, "s", job)
             await peer.send(peer.hello())
-            assert isinstance(await peer.hear(), Welcome)
+            assert isinstance(await peer.receive(), Welcome)
             await peer.send(peer.declare())
             if job == "mine":  # The other stream may be over already, and a write to it fails.
                 await peer.send(entries(1, 0, 1))
-            event = await peer.hear()
+            event = await peer.receive()
             if isinstance(event, Refusal):
                 assert event.reason == "job"
             return type(event)

@@ -35,7 +35,7 @@ def test_the_rank_whose_host_memory_grows_is_named(
     record_property: Callable[[str, object], None],
 ) -> None:
     """One of four ranks keeps its batches: it alone is named, soon, and as host memory; the status
-    shows it rise; and the journal says the same."""
+    shows the rise, and a replay of the journal gives the same finding."""
     with watched(SCENARIOS["memory"], 4, 10.0) as (stage, client):
         logs = ("agent", "service", "rank2")
         (finding,) = until(

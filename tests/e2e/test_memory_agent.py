@@ -95,7 +95,7 @@ async def test_a_job_on_gpus_is_seen_from_outside(
                 shown = scrape(metrics)
                 return shown if shown["frd_rank_gpu_memory_bytes", "1"] == 29 * GIB else None
 
-            shown = await asyncio.to_thread(until, shown_at_last)
+            shown = await asyncio.to_thread(until, shown_at_last, lambda: fetch(metrics), 20)
             assert shown["frd_gpu_memory_used_bytes", uuid(1)] == 30 * GIB
             assert shown["frd_gpu_memory_total_bytes", uuid(1)] == 80 * GIB
             assert shown["frd_rank_host_memory_bytes", "0"] > 50 * MIB

@@ -65,8 +65,9 @@ S = 1_000_000_000
 
 @pytest.mark.timeout(180)
 def test_stragglers_are_named_with_the_time_that_was_lost(tmp_path: Path) -> None:
-    """Rank 1 sleeps 200 ms before every tenth all_reduce, rank 3 20 ms before each: both are named,
-    no other rank is, and what frd says was lost to each is what the ranks' own clocks say."""
+    """Rank 1 sleeps 200 ms before every tenth all_reduce, rank 3 20 ms before each: only these two
+    are
+    named, and the time lost to each equals the loss by the ranks' own clocks."""
     policy = {
         "straggler_window_s": WINDOW_S,
         "straggler_min_lost_s": 0.5,

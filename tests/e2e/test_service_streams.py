@@ -87,7 +87,7 @@ async def refused(service: Service, messages: list[bytes]) -> Refusal:
         await bad.introduce()
         for message in messages:
             await bad.call.write(message)
-        refusal: Refusal = await bad.hear_of(Refusal)
+        refusal: Refusal = await bad.receive_a(Refusal)
         assert await bad.call.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert await bad.call.details() == refusal.message
     return refusal
@@ -111,7 +111,7 @@ async def test_bad_input_ends_its_own_stream_only(serve: Callable[..., Service])
             assert refusal.message.startswith(f"{field}: "), name
             await good.send(entries(revision, revision - 1, 10))
             revision += 10
-            assert (await good.hear_of(Ack)).revisions == {0: revision - 1}
+            assert (await good.receive_a(Ack)).revisions == {0: revision - 1}
             await counted(service, series, before + 1)
 
 
@@ -120,7 +120,7 @@ async def test_another_version_learns_both_versions(serve: Callable[..., Service
     service = serve()
     async with peer(service) as other:
         await other.send(replace(other.hello(), protocol=99))
-        refusal = await other.hear()
+        refusal = await other.receive()
         assert isinstance(refusal, Refusal)
         assert refusal.message.startswith("hello.protocol: 99 where this service speaks 1")
 
@@ -150,7 +150,7 @@ async def test_64_streams(serve: Callable[..., Service]) -> None:
             await one.introduce()
             for batch in range(batches):
                 await one.send(entries(1 + batch * rows, batch * rows, rows))
-            while (await one.hear_of(Ack)).revisions.get(0) != batches * rows:
+            while (await one.receive_a(Ack)).revisions.get(0) != batches * rows:
                 pass
             await one.send(Goodbye("done"))
 
@@ -169,7 +169,7 @@ def test_nothing_counts_twice(serve: Callable[..., Service]) -> None:
             await agent.introduce()
             await agent.send(*batches)
             last = batches[-1].first_revision + len(batches[-1]) - 1
-            while (await agent.hear_of(Ack)).revisions.get(0) != last:
+            while (await agent.receive_a(Ack)).revisions.get(0) != last:
                 pass
             await agent.send(Goodbye("test"))
 
@@ -201,7 +201,7 @@ STACK = b"""Thread 0x00007f0000000000 (most recent call first):
 async def answer(agent: Peer) -> None:
     """The ranks of node 1 send a stack that is not UTF-8 and a dump in two parts; node 0 fails."""
     while True:
-        request: Request = await agent.hear_of(Request, within_s=60)
+        request: Request = await agent.receive_a(Request, within_s=60)
         for index in request.rank_indexes:
             part = ResponsePart(request.request_id, index, Part.STACK, b"", True)
             if agent.node == 0:

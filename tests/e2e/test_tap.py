@@ -70,19 +70,23 @@ def test_ranks_below_exec_are_published(tmp_path: Path) -> None:
     with puppets(2, run_dir, FRD_JOB="job-7", TORCHELASTIC_RESTART_COUNT="3") as ranks:
         everywhere(ranks, "init")
         everywhere(ranks, "reduce 5")
-        for rank, who in enumerate(identities(run_dir, 2)):
-            assert (who.attempt.job, who.attempt.attempt) == ("job-7", 3)
-            assert (who.info.rank, who.info.local_rank, who.info.world_size) == (rank, rank, 2)
-            assert who.info.pid == ranks[rank].process.pid
-            assert who.info.backends == ("gloo",)
-            assert [g.ranks for g in who.groups] == [(0, 1)]
-            assert (who.groups[0].name, who.groups[0].desc) == ("0", "default_pg")
-            assert who.exit is None
-            with contextlib.closing(CountersFile(run_dir / f"{who.token}.shm")) as shm:
+        for rank, published in enumerate(identities(run_dir, 2)):
+            assert (published.attempt.job, published.attempt.attempt) == ("job-7", 3)
+            assert (published.info.rank, published.info.local_rank, published.info.world_size) == (
+                rank,
+                rank,
+                2,
+            )
+            assert published.info.pid == ranks[rank].process.pid
+            assert published.info.backends == ("gloo",)
+            assert [g.ranks for g in published.groups] == [(0, 1)]
+            assert (published.groups[0].name, published.groups[0].desc) == ("0", "default_pg")
+            assert published.exit is None
+            with contextlib.closing(CountersFile(run_dir / f"{published.token}.shm")) as shm:
                 sample = until(partial(counted, shm, 5), within_s=10)
                 assert [recorder for recorder, _ in sample.counters] == [tap.GENERIC]
                 assert abs(sample.published_at_ns - time.time_ns()) < 5e9
-            dump = json.loads(ask(str(run_dir / f"{who.token}.sock"), "fr_trace_json"))
+            dump = json.loads(ask(str(run_dir / f"{published.token}.sock"), "fr_trace_json"))
             assert len(dump["entries"]) == 5
         modes = {path.stat().st_mode & 0o777 for path in run_dir.iterdir() if path.is_file()}
         assert modes == {0o600}
@@ -109,15 +113,15 @@ def test_counters_go_stale_while_the_socket_answers(tmp_path: Path) -> None:
     """A rank that holds the GIL stops publishing, but its recorder can be read."""
     with puppets(1, tmp_path) as [rank]:
         rank.do("init")
-        who = identity(tmp_path)
-        with contextlib.closing(CountersFile(tmp_path / f"{who.token}.shm")) as shm:
+        published = identity(tmp_path)
+        with contextlib.closing(CountersFile(tmp_path / f"{published.token}.shm")) as shm:
             until(shm.read, within_s=10)
             rank.send("hold 4")
             time.sleep(2.5)
             sample = shm.read()
             assert sample is not None
             assert time.time_ns() - sample.published_at_ns > 1.3e9
-            assert json.loads(ask(str(tmp_path / f"{who.token}.sock"), "fr_trace_json"))
+            assert json.loads(ask(str(tmp_path / f"{published.token}.sock"), "fr_trace_json"))
         rank.answer()
 
 
@@ -133,10 +137,10 @@ def test_an_end_leaves_a_record(
         rank.do("init")
         identity(tmp_path)
         assert rank.leave(command)[0] == code
-        who = identity(tmp_path)
-        assert who.exit is not None
-        assert (who.exit.kind, who.exit.detail) == (kind, detail)
-        assert who.socket is None
+        published = identity(tmp_path)
+        assert published.exit is not None
+        assert (published.exit.kind, published.exit.detail) == (kind, detail)
+        assert published.socket is None
         assert not list(tmp_path.glob("*.sock"))
 
 
@@ -155,11 +159,11 @@ def test_forked_children_are_not_ranks(tmp_path: Path) -> None:
     """Data loader workers run no tap; a child's end takes neither server nor record from a rank."""
     with puppets(1, tmp_path) as [rank]:
         rank.do("init")
-        who = identity(tmp_path)
+        published = identity(tmp_path)
         assert "frd-tap" not in rank.do("load")
         rank.do("destroy")  # torch itself cannot end a forked child that inherits a process group
         assert rank.do("fork") == "child 0\n"
-        assert ask(str(tmp_path / f"{who.token}.sock"), "ping")
+        assert ask(str(tmp_path / f"{published.token}.sock"), "ping")
         assert identity(tmp_path).exit is None
         assert rank.end()[0] == 0
 
@@ -167,9 +171,9 @@ def test_forked_children_are_not_ranks(tmp_path: Path) -> None:
 def test_questions_at_the_end_do_no_harm(tmp_path: Path) -> None:
     """Three agents ask for stacks without pause while the interpreter ends: exit code 0."""
 
-    async def ask_on(who: tap_files.TapIdentity, pid: int, over: threading.Event) -> int:
-        shm = tmp_path / f"{who.token}.shm"
-        handlers = Handlers(tmp_path / f"{who.token}.sock")
+    async def ask_on(published: tap_files.TapIdentity, pid: int, over: threading.Event) -> int:
+        shm = tmp_path / f"{published.token}.shm"
+        handlers = Handlers(tmp_path / f"{published.token}.sock")
 
         async def agent() -> int:
             answered = 0
@@ -186,9 +190,9 @@ def test_questions_at_the_end_do_no_harm(tmp_path: Path) -> None:
     with puppets(1, tmp_path) as [rank], ThreadPoolExecutor(1) as pool:
         try:
             rank.do("init")
-            who = identity(tmp_path)
-            until((tmp_path / f"{who.token}.sock").exists, within_s=10)
-            asking = pool.submit(asyncio.run, ask_on(who, rank.process.pid, over))
+            published = identity(tmp_path)
+            until((tmp_path / f"{published.token}.sock").exists, within_s=10)
+            asking = pool.submit(asyncio.run, ask_on(published, rank.process.pid, over))
             time.sleep(1)
             code, _, stderr = rank.leave()
         finally:
@@ -202,10 +206,10 @@ def test_a_run_directory_with_a_long_name(tmp_path: Path) -> None:
     run_dir = tmp_path / ("long" * 30) / "run"
     with puppets(1, run_dir) as [rank]:
         rank.do("init")
-        who = identity(run_dir)
-        assert who.socket is not None
+        published = identity(run_dir)
+        assert published.socket is not None
         sockets = tap_files.SocketDir(run_dir)
-        assert ask(sockets.address(run_dir / who.socket), "ping")
+        assert ask(sockets.address(run_dir / published.socket), "ping")
         sockets.close()
 
 

@@ -194,7 +194,7 @@ class SimAgent:
         delay_s = self._backoff.next_s((self.kernel.now - self._began) / S)
         self.kernel.after(max(round(delay_s * 1e9), MS), self._connect)
 
-    def hear(self, data: bytes) -> None:
+    def receive(self, data: bytes) -> None:
         """A message of the service."""
         match event := decode_service(data):
             case Welcome():
@@ -277,6 +277,6 @@ class SimAgent:
             self.kernel.after(10 * MS, lambda: self._ping(conn, again=False))
             self.kernel.after(pause, lambda: self._ping(conn, again=True))
 
-    def hear_pong(self, data: bytes) -> None:
+    def receive_pong(self, data: bytes) -> None:
         number, _ = decode_pong(data)
         self._pong = number, self.mono_ns()

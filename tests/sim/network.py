@@ -128,8 +128,8 @@ class Conn:
         """On the service's side."""
         self.up = Pipe(kernel, link, link.there, self._take, lambda: link.message_ns)
         self.pings = Pipe(kernel, link, link.there, self._ping)
-        self._down = Pipe(kernel, link, link.back, agent.hear)
-        self._pongs = Pipe(kernel, link, link.back, agent.hear_pong)
+        self._down = Pipe(kernel, link, link.back, agent.receive)
+        self._pongs = Pipe(kernel, link, link.back, agent.receive_pong)
         self._kernel = kernel
         self._link = link
         self._clock = ClockStream(service)

@@ -236,9 +236,9 @@ class Oracle:
             is_alone = injected.fault.kind is not FaultKind.NETWORK or len(still) <= 1
             is_hidden = bool(self._world.troubles.liars) or not is_alone
             if not is_hidden and self._evidence.is_enough(injected, run):
-                said = [f.summary for f in self.findings.values()]
+                summaries = [f.summary for f in self.findings.values()]
                 raise Violation(
-                    f"not found, {injected.fault.kind}", f"{injected}: what was said: {said}"
+                    f"not found, {injected.fault.kind}", f"{injected}: findings: {summaries}"
                 )
 
     def known_by(self) -> int:

@@ -123,6 +123,14 @@ def test_moments_rise_and_late_ones_stand_apart() -> None:
     assert only(batches(kept)).values.tolist() == [[7]]
 
 
+def test_the_newest_value_is_shown_late_or_not() -> None:
+    """A series is read late once, on time afterwards, and late again: always the last value."""
+    kept = samples()
+    for at, late in ((0, True), (100, False), (200, True)):
+        add(kept, at, reading(HOST[0], at), reading(HOST[1], 7), late=late)
+        assert kept.latest() == {HOST[0]: at, HOST[1]: 7}
+
+
 def test_a_jump_is_urgent_and_the_swing_of_tensors_is_not() -> None:
     """64 MiB, or a 64th of what there is; measured from the last jump, so that a slow climb is
     reported now and then."""

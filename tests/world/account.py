@@ -89,10 +89,10 @@ def account(
     for rank, last in joined.items():
         of_rank = by_rank.get(rank, _RankRows())
         lacking, beyond = [], []
-        for said, truth in ((of_rank.joined, last), (of_rank.completed, completed[rank])):
-            seqs = np.concatenate([np.empty(0, np.int64), *said])
+        for batches, last_true in ((of_rank.joined, last), (of_rank.completed, completed[rank])):
+            seqs = np.concatenate([np.empty(0, np.int64), *batches])
             known = np.unique(seqs)
-            expected = np.arange(1, truth + 1)
+            expected = np.arange(1, last_true + 1)
             applied += len(known)
             repeated += len(seqs) - len(known)
             lacking.append(np.setdiff1d(expected, known, assume_unique=True))

@@ -77,13 +77,13 @@ class Job:
         group: int | None = None,
         as_of: float = 0.0,
     ) -> None:
-        """A watermark row of one rank, known to be true up to `as_of`."""
+        """A watermark row of one rank, true up to `as_of`."""
         pair = self.attempt.pair(rank, self.group if group is None else group)
         row = (pair, enqueued, UNKNOWN_SEQ, completed, 0 if head is None else at(head))
         observe.watermarks(self.attempt, [row], rank, at(as_of), at(as_of))
 
     def hears(self, as_of: float, ranks: Sequence[int] | None = None) -> None:
-        """Nothing changed, but the ranks are heard of."""
+        """The ranks report again, without a change."""
         seen = self.ranks if ranks is None else ranks
         observe.watermarks(self.attempt, [], seen, at(as_of), at(as_of))
 

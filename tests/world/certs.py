@@ -1,4 +1,4 @@
-"""Certificates made on the spot: an authority, and what it signs."""
+"""A certificate authority and its certificates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Files:
 
 
 class Authority:
-    """`ca` is the file of its certificate."""
+    """`ca` is the file of the authority's certificate."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
         self.ca = folder / f"{name}.pem"

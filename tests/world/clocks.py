@@ -1,7 +1,7 @@
 """Hosts whose clocks drift, slew, step and stop, and networks between them; the truth is known.
 
-Simulated time is whole nanoseconds since the simulation began. A clock is a line of straight
-pieces, so that what it shows at any moment is exact, and its past can be asked again.
+Simulated time is whole nanoseconds since the simulation began. A clock is piecewise linear, so its
+value is exact at any time, past times included.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Clock:
         return self._value[i] + passed + passed * self._ppb[i] // S
 
     def change(self, at: int, ppb: int | None = None, jump: int = 0) -> None:
-        """From `at`, after all changes before, it runs at another rate, or shows `jump` more."""
+        """From `at`, which is after all earlier changes, run at another rate, or show `jump`
+        more."""
         self._value.append(self(at) + jump)
         self._ppb.append(self._ppb[-1] if ppb is None else ppb)
         self._from.append(at)
@@ -48,8 +49,7 @@ class Clock:
 
 @dataclass
 class Host:
-    """Both clocks of a host; `events` are the moments at which one of them did what no bound on
-    drift and slew explains."""
+    """Both clocks of a host; `events` are the times of steps and stops."""
 
     raw: Clock
     real: Clock
@@ -81,11 +81,11 @@ class Host:
 
 @dataclass(frozen=True)
 class Path:
-    """One way from node to service, or back."""
+    """One direction between node and service."""
 
     least: int
     mean: int
-    """Of what exponentially comes on top."""
+    """Mean of an exponential delay added to `least`."""
     tail: float = 0.0
     """Share of messages that take up to a thousand times longer."""
 
@@ -104,8 +104,8 @@ class Network:
 
 
 class Agent:
-    """One agent session, and what the service makes of its messages. `table` is the service's own,
-    which all agents share."""
+    """One agent session, and the service's `NodeClock` of it. All agents share the service's
+    `table`."""
 
     def __init__(
         self, node: Host, service: Host, network: Network, table: ServiceTable, dice: random.Random
@@ -115,23 +115,23 @@ class Agent:
         self.clock = NodeClock()
         self.refused: list[Refusal] = []
         self.reading_times: list[int] = []
-        """When the readings that the service has were made."""
+        """Times of the readings that the service has."""
         self.exchanged_at = 0
-        """When the last exchange that the service has began."""
+        """Begin of the last exchange that the service has."""
         self._readings: list[tuple[int, int, int, int]] = []
         self._came = self._back = 0
-        """Messages of one stream overtake none."""
+        """Messages of one stream keep their order."""
         self._pong: Exchange | None = None
 
     def read(self, at: int) -> None:
-        """Both clocks, the real one a little late."""
+        """Read both clocks, the real one a little later."""
         slack = self.dice.randrange(50, 400)
         real_at = at + self.dice.randrange(slack)
         if not self._readings or at > self._readings[-1][0]:
             self._readings.append((at, self.node.raw(at), self.node.real(real_at), slack + 1))
 
     def ping(self, at: int) -> int:
-        """Sent at `at`; gives when the service had learned from it, or would have."""
+        """Send a ping at `at`; returns when the service has learned from it, or would have."""
         came = max(self.service.awake(at + self.network.there.delay(self.dice)), self._came + 1)
         if self.dice.random() < self.network.lost:
             return came
@@ -156,7 +156,7 @@ class Agent:
         )
 
     def _deliver(self, at: int) -> None:
-        """What the ping carries: readings, and when the last pong came."""
+        """Deliver the content of a ping: readings, and the arrival of the last pong."""
         readings, self._readings = self._readings[-64:], []
         if readings:
             columns = np.array(readings, np.int64)
@@ -176,7 +176,7 @@ class Agent:
         return self.clock.alignment(ServiceRawNs(self.service.raw(at)), self.table)
 
     def error(self, alignment: Alignment, at: int) -> tuple[int, int | None]:
-        """Of a node stamp made at `at`: how far it is aligned from the truth, and the bound."""
+        """Error and uncertainty of an aligned node stamp of `at`."""
         stamp = NodeNs(self.node.real(at))
         aligned = alignment.one_to_aligned(stamp)
         return aligned - self.service.real(at), alignment.uncertainty_ns(stamp)

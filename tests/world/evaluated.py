@@ -18,7 +18,7 @@ from tests.world.job import Job
 
 
 class Evaluated:
-    """Four ranks of one group; `see` hears of findings as `published` does."""
+    """Four ranks of one group; `see` is called with findings that are published."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Evaluated:
         self.job.report()
 
     def hang(self) -> None:
-        """Rank 2 does not come; the next evaluation opens a finding."""
+        """Rank 2 does not join; the next evaluation opens a finding."""
         self.job.join("dp", [0, 1, 3], 1)
         self.pass_s(6)
 

@@ -120,7 +120,8 @@ class Job:
         how: ExitInfo | None = None,
         at: int | None = None,
     ) -> Job:
-        """The rank's agent says so, of now or of `at`; who is not live does not report any more."""
+        """A status from the rank's agent, now or as of `at`; a rank that is not live stops
+        reporting."""
         if state is not RankState.LIVE:
             self.reporting.discard(rank)
         at_ns = NodeNs(self.now if at is None else at)
@@ -142,7 +143,7 @@ class Job:
     # -- time --------------------------------------------------------------------------------
 
     def run(self, seconds: float) -> list[FindingEvent]:
-        """Let time pass; returns what became of findings, which `events` collects."""
+        """Let time pass; returns the events of findings, which `events` collects."""
         news: list[FindingEvent] = []
         for _ in range(round(seconds / STEP_S)):
             self.now = AlignedNs(self.now + round(STEP_S * 1e9))
@@ -161,7 +162,7 @@ class Job:
         observe.watermarks(self.attempt, rows, sorted(self.reporting), as_of, self.now)
 
     def restart_service(self) -> None:
-        """Another engine, which gets the open findings back; no agent has reported to it yet."""
+        """Another engine with the open findings; no agent has reported to it yet."""
         kept = self.open()
         self.engine = Engine(self.engine.policy)
         self.engine.restore(kept, self.now)

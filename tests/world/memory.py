@@ -1,7 +1,7 @@
 """Simulated jobs whose memory is known: curves of each rank, samplers and clocks as they are.
 
-A `Sampler` reads the curves of one rank at its own times on a clock that may be wrong by up to what
-it says; `play` feeds what they read to `frd.engine.memory`, second by second, as agents would.
+A `Sampler` reads the curves of one rank at its own times, on a clock with an error within its
+uncertainty; `play` feeds the samples to `frd.engine.memory`, second by second, as agents do.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def stairs(start: float, gib: float, every: float) -> Curve:
 
 
 def saw(gib: float, period: float) -> Curve:
-    """Activations: up and down again in each step, with a short peak."""
+    """Activations: they rise and fall in each step, with a short peak."""
     return lambda t: (1 - np.abs(2 * ((t / period) % 1) - 1)) ** 2 * gib * GIB
 
 

@@ -40,7 +40,7 @@ def preload(folder: Path) -> None:
 
 @dataclass
 class Driver:
-    """What the driver says from now on; `write` after every change."""
+    """Answers of the driver from the next `write` on."""
 
     script: Path
     devices: dict[str, tuple[int, int]] = field(default_factory=dict)

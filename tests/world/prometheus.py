@@ -65,8 +65,7 @@ class _Daemon:
 class Prometheus(_Daemon):
     """Scrapes and evaluates once a second, by the shipped rules.
 
-    With `as_documented`, what people copy runs to the letter: of docs/metrics.md and of the rules
-    only addresses and paths are replaced.
+    With `as_documented`, only addresses and paths of docs/metrics.md and of the rules are replaced.
     """
 
     def __init__(
@@ -107,10 +106,10 @@ class Prometheus(_Daemon):
         return self
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series of an instant query, while it does not answer: none.
+        """The series of an instant query; none while Prometheus does not answer.
 
         Raises:
-            ValueError: it does not parse, or cannot be computed.
+            ValueError: the query does not parse, or cannot be computed.
         """
         url = f"http://{self.address}/api/v1/query?{urlencode({'query': expression})}"
         try:
@@ -146,7 +145,8 @@ class Alertmanager(_Daemon):
 
 
 def notification(webhook: Receiver, alert: str, status: str) -> tuple[float, dict[str, Any]] | None:
-    """The first one of this alert that is ``firing`` or ``resolved``, and when it arrived."""
+    """The first notification of this alert with the status ``firing`` or ``resolved``, and its
+    time."""
     for at, content in zip(webhook.times, list(webhook.received), strict=False):
         if content["groupLabels"]["alertname"] == alert and content["status"] == status:
             return at, content

@@ -23,17 +23,17 @@ from frd.address import split_address
 
 _CHUNK_BYTES: Final = 16 * 1024
 _CHUNKS: Final = 16
-"""Of one direction of one connection that may wait here."""
+"""Chunks that may wait, in one direction of one connection."""
 _START_S: Final = 10.0
 
 
 @dataclass(slots=True)
 class Way:
-    """One direction. Changes hold for what comes afterwards."""
+    """One direction. Changes apply to later data."""
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
-    """On top of the delay, anywhere up to this; what came first still leaves first."""
+    """Added to the delay, at random up to this; the order of data is kept."""
     bytes_per_s: float = math.inf
 
 
@@ -45,7 +45,7 @@ class Proxy:
         self.there = Way()
         self.back = Way()
         self.connections = 0
-        """That were ever made."""
+        """All connections that were ever made."""
         self._target = split_address(target)
         self._dice = random.Random(seed)
         self._loop = asyncio.new_event_loop()
@@ -67,19 +67,19 @@ class Proxy:
         self._thread.join()
 
     def cut(self) -> None:
-        """From now on nothing passes; the connections stay, and new ones get no answer."""
+        """From now on nothing passes; connections stay open, and new ones get no answer."""
         self._call(self._passing.clear)
 
     def heal(self) -> None:
-        """What waited goes on its way, and all that follows."""
+        """Data passes again, first the data that waited."""
         self._call(self._passing.set)
 
     def reset(self) -> None:
-        """Both ends of every connection hear that it is gone, and what waited is lost."""
+        """Reset every connection; data that waited is lost."""
         self._call(self._abort)
 
     def _call(self, what: Callable[[], None]) -> None:
-        """Returns once it is done."""
+        """Call it in the proxy's thread; returns once it is done."""
         done = threading.Event()
 
         def act() -> None:
@@ -165,7 +165,7 @@ class Proxy:
     async def _take(
         self, reader: asyncio.StreamReader, waiting: asyncio.Queue[tuple[float, bytes]], way: Way
     ) -> None:
-        """What comes, and when it may leave; the end is an empty piece."""
+        """Data, and when it may leave; the end is an empty chunk."""
         last = 0.0
         while True:
             try:

@@ -55,7 +55,7 @@ def arrivals(world: int, layers: Sequence[Layer], steps: int, work: Work) -> lis
 class Race:
     """`per_node` ranks share a clock, which is off by at most `uncertainty_ns`.
 
-    Given `lasts_ns`, completions are reported too, that long after the last member joined.
+    With `lasts_ns`, completions are reported too, that long after the last member joined.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Race:
         self._reported = 0
 
     def run(self, came: Sequence[Int64s]) -> list[FindingEvent]:
-        """Tell of all steps, then let the last ones settle."""
+        """Report all steps, in batches."""
         first, steps = self.now, len(came[0])
         done = 0
         while done < steps:
@@ -115,7 +115,7 @@ class Race:
         return self.events
 
     def settle(self, seconds: float) -> list[FindingEvent]:
-        """Nothing happens for a while; returns what became of findings in it."""
+        """Let time pass without reports; returns the events of findings."""
         news: list[FindingEvent] = []
         for _ in range(round(seconds)):
             self.now = AlignedNs(self.now + S)
@@ -124,7 +124,7 @@ class Race:
         return news
 
     def _advance(self) -> list[FindingEvent]:
-        """What the service would survive, a test does not."""
+        """Raises faults of the engine, which the service survives."""
         events = self.engine.advance(self.now)
         if self.engine.faults:
             raise self.engine.faults[0]

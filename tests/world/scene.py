@@ -79,7 +79,7 @@ class Scene:
     hidden: set[tuple[str, int]] = field(default_factory=set)
     """(group, rank) whose marks are not known."""
     forgotten: set[tuple[str, int]] = field(default_factory=set)
-    """(group, rank) that may be over with what they were in."""
+    """(group, rank) whose op may be over."""
 
     def __post_init__(self) -> None:
         for rank in range(self.world):
@@ -115,7 +115,7 @@ class Scene:
         return self
 
     def moved(self, name: str, ranks: Iterable[int], age: float) -> Scene:
-        """These ranks had come as far as they are by then, and not long before."""
+        """These ranks reached their position `age` seconds ago."""
         for rank in ranks:
             self.marks[name, rank].moved = ago(age)
         return self
@@ -155,15 +155,15 @@ class Scene:
             info={
                 r: RankInfo(r, self.world, f"node{r // 8}", f"boot{r // 8}", r + 1) for r in ranks
             },
-            groups=[self._group_picture(name) for name in names],
-            channels=self._channel_picture(names),
+            groups=[self._group_snapshot(name) for name in names],
+            channels=self._channel_snapshot(names),
             mismatches=self.facts,
             moved_at=np.array([ago(s.moved_age) for s in seen], np.int64),
             clocks=RankClocks(np.zeros(len(ranks), np.int32), np.zeros(len(ranks), np.int64)),
             exits={r: s.exit for r, s in zip(ranks, seen, strict=True) if s.exit is not None},
         )
 
-    def _group_picture(self, name: str) -> GroupSnapshot:
+    def _group_snapshot(self, name: str) -> GroupSnapshot:
         members = self.groups[name]
         marks = [self.marks[name, rank] for rank in members]
         return GroupSnapshot(
@@ -180,7 +180,7 @@ class Scene:
             threshold_s=self.threshold_s,
         )
 
-    def _channel_picture(self, names: Sequence[str]) -> ChannelSnapshot:
+    def _channel_snapshot(self, names: Sequence[str]) -> ChannelSnapshot:
         rows = [
             (rank, names.index(name), peer, send, count, since)
             for rank, name, peer, send, count, since in self.channels

@@ -81,12 +81,12 @@ class Peer:
         for event in events:
             await self.call.write(encode_agent(event))
 
-    async def hear(self, within_s: float = 10.0) -> ServiceEvent | None:
+    async def receive(self, within_s: float = 10.0) -> ServiceEvent | None:
         data = await asyncio.wait_for(self.call.read(), within_s)
         return decode_service(data) if isinstance(data, bytes) else None
 
-    async def hear_of(self, kind: type[Any], within_s: float = 10.0) -> Any:
-        while not isinstance(event := await self.hear(within_s), kind):
+    async def receive_a(self, kind: type[Any], within_s: float = 10.0) -> Any:
+        while not isinstance(event := await self.receive(within_s), kind):
             assert event is not None, f"the stream ended before {kind.__name__}"
         return event
 
@@ -106,7 +106,7 @@ class Peer:
     async def introduce(self) -> None:
         live = tuple(RankStatus(i, RankState.LIVE, NodeNs(time.time_ns())) for i in range(2))
         await self.send(self.hello(), self.declare(), Statuses(live))
-        assert isinstance(await self.hear(), Welcome)
+        assert isinstance(await self.receive(), Welcome)
 
     def watermarks(self, enqueued: tuple[int, int], since_ns: int) -> Watermarks:
         """The ranks have completed seq 6 and some wait in seq 7 `since_ns`."""

@@ -56,7 +56,7 @@ def lines(events: Iterable[dict[str, Any]]) -> bytes:
 
 
 def write(path: Path, data: bytes | Iterable[dict[str, Any]]) -> Path:
-    """Gzipped where the name says so."""
+    """Gzipped if the name ends with ``.gz``."""
     text = data if isinstance(data, bytes) else lines(data)
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     return path

@@ -1,8 +1,8 @@
 """A training job of scripted ranks that knows the truth about itself.
 
-Its ranks step together from a thread of this process: all of them enter a collective, and only when
-the last one has come do they leave it. A rank that is held does not come. What each of them has
-recorded is what an account of a run starts from.
+Its ranks step together in a thread of this process: all of them enter a collective, and leave it
+when the last one has entered. A rank that is held does not enter. An account of a run compares the
+journal with what each rank has recorded.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PUBLISH_EVERY_S: Final = 0.5
 class Training:
     """The ranks of `run_dirs` in turn, `each` in every one, at up to `rate` steps a second.
 
-    They rest until `go_on`: entries that a recorder drops before its agent first reads it are no
-    loss, and would not balance.
+    They rest until `go_on`: entries that a recorder drops before its agent first reads it would not
+    balance.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Training:
             list(closing.map(ScriptedRank.close, self.ranks))
 
     def hold(self, rank: int) -> int:
-        """From now on `rank` enters nothing; the seq that it will be missing in."""
+        """From now on `rank` enters nothing; returns the seq that it will be missing in."""
         with self._turn:
             self._held.add(rank)
             return self.ranks[rank].seq + 1

@@ -87,6 +87,8 @@ class Samples:
             if table is None:
                 table = self._tables[attempt, late] = Table(attempt, late)
             values = table.values(some)
+            if other := self._tables.get((attempt, not late)):
+                other.hide(some)
             if begin_ns > table.last_ns and (values != NO_SAMPLE).any():
                 table.last_ns = begin_ns
                 jumped |= table.jumps(values)

@@ -63,6 +63,12 @@ class Table:
         np.copyto(self.shown[1], values, where=values != NO_SAMPLE)
         return values
 
+    def hide(self, readings: Sequence[Reading]) -> None:
+        """The other table of the attempt has newer values of these series."""
+        for reading in readings:
+            if (place := self._place.get(reading.series)) is not None:
+                self.shown[1][place] = NO_SAMPLE
+
     def _places(self, readings: Sequence[Reading]) -> list[int] | None:
         """None when a reading has no column yet, or one of another capacity."""
         find, capacity = self._place.get, self.layout.capacity

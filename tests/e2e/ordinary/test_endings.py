@@ -1,4 +1,4 @@
-"""How real jobs end, and what frd says: the first rank that ended, or nothing."""
+"""How real jobs end: frd names the first rank that ended, or reports nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ until = partial(daemons.until, ignoring=FrdError)
 
 Finding = Mapping[str, Any]
 _JUDGED_S = 5.0
-"""After the end of a job, by when whatever is to be said of it has been said."""
+"""After so long no finding about a job that has ended is still to come."""
 
 
 class Jobs:
@@ -155,7 +155,7 @@ def test_the_first_to_go_is_the_cause(jobs: Jobs) -> None:
 
 
 def names_rank_1(begin: str, finding: Finding) -> bool:
-    """The finding says that rank 1 ended in this way, and that ranks 0 and 2 are its victims."""
+    """Rank 1 ended in this way, and ranks 0 and 2 are its victims."""
     return (
         suspects(finding) == [(1, "exited", "high")]
         and finding["victims"] == [0, 2]

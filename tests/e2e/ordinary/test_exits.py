@@ -62,7 +62,7 @@ EXPECTED: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"kind": "exception", "status": 1, "where": LOADS},
     ),
 )
-"""State, text and what the API says of each way, by rank."""
+"""State, text and fields of the API for each way, by rank."""
 
 
 def test_every_way_to_end_is_reported(tmp_path: Path) -> None:
@@ -104,6 +104,6 @@ def at(rank: Mapping[str, Any]) -> str:
 
 
 def wait_status(how: Mapping[str, Any]) -> int:
-    """What the API says, in the kernel's encoding."""
+    """The exit of the API, in the kernel's encoding."""
     status: int | None = how["status"]
     return int(how["signal"]) if status is None else status << 8

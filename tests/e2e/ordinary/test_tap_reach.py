@@ -54,8 +54,8 @@ def test_forked_ranks_below_a_script_that_replaces_pythonpath(tmp_path: Path) ->
     """A shell script sets PYTHONPATH and starts a launcher that forks two ranks; no agent watches.
 
     Both ranks are published, under the names of script and user, and leave exit records; the
-    launcher, the workers of the data loaders and the helpers are no ranks. exec says that no agent
-    watches, and torch does not complain about old names of variables.
+    launcher, the workers of the data loaders and the helpers are no ranks. exec warns that no agent
+    watches, and torch does not warn about old names of variables.
     """
     run_dir, stop, port = tmp_path / "run", tmp_path / "end", free_port()
     script = tmp_path / "launch.sh"
@@ -142,12 +142,12 @@ def test_the_doctor_finds_what_is_broken(tmp_path: Path) -> None:
     doctor = [sys.executable, "-m", "frd", "doctor"]
     with watched(SCENARIOS["healthy"], 2, 3.0, job=False) as (stage, client):
 
-        def hears() -> bool:
+        def knows_the_clock() -> bool:
             return 'frd_clock_uncertainty_seconds{node="' in client.text("/metrics")
 
         env = environ(stage.run_dir)
         stage.run_dir.mkdir(mode=0o700, exist_ok=True)
-        until(hears, "the agent's clock")
+        until(knows_the_clock, "the agent's clock")
         until(lambda: holder(stage.run_dir))
         well = run_program(
             [*doctor, "--http", client.address, "--json", "--", sys.executable, "train.py"], env=env
