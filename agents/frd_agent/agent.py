@@ -167,10 +167,10 @@ class Agent:
             log.warning("%s", error)
 
     async def _take_lock(self) -> None:
-        """Touch nothing while another agent, which may be about to end, watches the directory.
+        """Wait while another agent, which may be about to end, watches the directory.
 
         Raises:
-            RunDirBusy: it goes on.
+            RunDirBusy: the other agent does not end.
         """
         while not self._lock.keep(time.monotonic()) and self._lock.is_busy:
             if self._stop.is_set():

@@ -33,14 +33,14 @@ class AgentCollector(Collector):
         outbox: Outbox,
         samples: Samples,
         view: Callable[[], MemoryView],
-        who: Callable[[int], tuple[str, int]],
+        job_and_rank: Callable[[int], tuple[str, int]],
     ) -> None:
-        """`who` gives job and rank of a number of the dictionary."""
+        """`job_and_rank` takes a rank's number in the dictionary."""
         self._stats = stats
         self._outbox = outbox
         self._samples = samples
         self._view = view
-        self._who = who
+        self._job_and_rank = job_and_rank
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats
@@ -79,11 +79,11 @@ class AgentCollector(Collector):
             ),
             sum_value=stats.poll_sum_s,
         )
-        yield from memory_metrics(self._view(), self._who)
+        yield from memory_metrics(self._view(), self._job_and_rank)
 
 
 Values: TypeAlias = float | Mapping[str, float]
-"""One value, or one by the value of the only label."""
+"""One value, or a value for each value of the only label."""
 
 
 def _gauge(name: str, text: str, values: Values, label: str = "") -> GaugeMetricFamily:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -53,15 +52,7 @@ def counted(shm: CountersFile, ops: int) -> Publication | None:
 
 
 def ask(address: str, handler: str) -> bytes:
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(5)
-        client.connect(address)
-        head = f"POST /handler/{handler} HTTP/1.1\r\nHost: localhost\r\n"
-        client.sendall(f"{head}Connection: close\r\nContent-Length: 0\r\n\r\n".encode())
-        received = b""
-        while chunk := client.recv(65536):
-            received += chunk
-        return received.partition(b"\r\n\r\n")[2]
+    return asyncio.run(Handlers(address).ask(handler))
 
 
 def test_ranks_below_exec_are_published(tmp_path: Path) -> None:

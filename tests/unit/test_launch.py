@@ -188,8 +188,8 @@ def test_a_command_whose_rank_is_watched_is_settled(
     found = [commands.Untapped(7, "python train.py")]
     monkeypatch.setattr(commands, "untapped", lambda command, _grace_s: ({command.pid}, found))
     watched, blind = LaunchWatch(tmp_path, set), LaunchWatch(tmp_path, set)
-    watched._judge(commands.running(str(tmp_path)), {os.getpid()})
+    watched._check(commands.running(str(tmp_path)), {os.getpid()})
     assert caplog.text == ""
-    blind._judge(commands.running(str(tmp_path)), {1})
+    blind._check(commands.running(str(tmp_path)), {1})
     assert "pid 7 (python train.py), started by `frd-agent exec -- torchrun" in caplog.text
     assert watched._settled == blind._settled != set()

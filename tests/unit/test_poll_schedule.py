@@ -13,86 +13,90 @@ def raw(enqueued: int, completed: int | None = None, group: int = 0) -> TapCount
     return {(0, group): Status(enqueued, -1, enqueued if completed is None else completed)}
 
 
-def dumped(watch: PollSchedule, counters: TapCounters, now: float, entries: int = 100) -> None:
-    watch.asked(now)
-    watch.dumped(counters, entries)
+def dumped(schedule: PollSchedule, counters: TapCounters, now: float, entries: int = 100) -> None:
+    schedule.asked(now)
+    schedule.dumped(counters, entries)
 
 
 def due(
-    watch: PollSchedule, now: float, counters: TapCounters | None, age_s: float, exact: bool = True
+    schedule: PollSchedule,
+    now: float,
+    counters: TapCounters | None,
+    age_s: float,
+    exact: bool = True,
 ) -> Why | None:
     """The decision after a look at the counters."""
-    watch.see(counters, age_s, exact=exact, now=now)
-    return watch.due(now)
+    schedule.see(counters, age_s, exact=exact, now=now)
+    return schedule.due(now)
 
 
-def watch_of(counters: TapCounters, now: float = 0.0) -> PollSchedule:
-    """A watch whose first dump has just come."""
-    watch = PollSchedule(POLICY)
-    assert due(watch, now, counters, 0.1, exact=False) is Why.FIRST
-    dumped(watch, counters, now)
-    watch.see(counters, 0.1, exact=True, now=now)
-    return watch
+def schedule_of(counters: TapCounters, now: float = 0.0) -> PollSchedule:
+    """A schedule whose first dump has just come."""
+    schedule = PollSchedule(POLICY)
+    assert due(schedule, now, counters, 0.1, exact=False) is Why.FIRST
+    dumped(schedule, counters, now)
+    schedule.see(counters, 0.1, exact=True, now=now)
+    return schedule
 
 
 def test_a_rank_at_rest_is_left_alone() -> None:
     """Nothing happens for a minute (a checkpoint): no dump is asked for."""
-    watch = watch_of(raw(10))
+    schedule = schedule_of(raw(10))
     for second in range(1, 60):
-        watch.see(raw(10), 0.5, exact=True, now=float(second))
-        assert watch.due(float(second)) is None
+        schedule.see(raw(10), 0.5, exact=True, now=float(second))
+        assert schedule.due(float(second)) is None
 
 
 def test_a_ring_that_fills_is_read() -> None:
     """Six hundred of a thousand entries are new: the ring is read before it overruns."""
-    watch = watch_of(raw(10))
-    assert due(watch, 1.5, raw(609), 0.1) is None
-    assert due(watch, 1.6, raw(610), 0.1) is Why.FILL
+    schedule = schedule_of(raw(10))
+    assert due(schedule, 1.5, raw(609), 0.1) is None
+    assert due(schedule, 1.6, raw(610), 0.1) is Why.FILL
 
 
 def test_entries_of_all_groups_fill_the_same_ring() -> None:
     """Two groups of one recorder share its ring; another recorder has its own."""
-    watch = watch_of(raw(0))
+    schedule = schedule_of(raw(0))
     moved = {(0, 0): Status(400, -1, 400), (0, 1): Status(201, -1, 201), (1, 5): Status(9, -1, 9)}
-    assert due(watch, 1.5, moved, 0.1) is Why.FILL
+    assert due(schedule, 1.5, moved, 0.1) is Why.FILL
 
 
 def test_rest_over_an_op_in_flight_is_read_once() -> None:
     """A rank enters a collective and stays: after a second it is read, and then not again."""
-    watch = watch_of(raw(10))
-    assert due(watch, 1.2, raw(11, 10), 0.2) is None
-    assert due(watch, 2.1, raw(11, 10), 0.9) is Why.STILL
-    dumped(watch, raw(11, 10), 2.1)
+    schedule = schedule_of(raw(10))
+    assert due(schedule, 1.2, raw(11, 10), 0.2) is None
+    assert due(schedule, 2.1, raw(11, 10), 0.9) is Why.STILL
+    dumped(schedule, raw(11, 10), 2.1)
     for second in range(4, 60):
-        watch.see(raw(11, 10), 0.5, exact=True, now=float(second))
-        assert watch.due(float(second)) is None
+        schedule.see(raw(11, 10), 0.5, exact=True, now=float(second))
+        assert schedule.due(float(second)) is None
 
 
 def test_a_dump_without_counters_covers_what_was_seen_before_it() -> None:
     """A recorder's dump holds no pg_status: rest is read once nevertheless."""
-    watch = watch_of(raw(10))
-    watch.see(raw(11, 10), 0.2, exact=True, now=3.0)
-    assert watch.due(4.0) is Why.STILL
-    dumped(watch, {}, 4.0)
-    assert due(watch, 9.0, raw(11, 10), 0.5) is None
+    schedule = schedule_of(raw(10))
+    schedule.see(raw(11, 10), 0.2, exact=True, now=3.0)
+    assert schedule.due(4.0) is Why.STILL
+    dumped(schedule, {}, 4.0)
+    assert due(schedule, 9.0, raw(11, 10), 0.5) is None
 
 
 def test_rest_with_nothing_in_flight_is_read_too() -> None:
     """A rank has done more and rests: only a dump proves where, but not one for every step."""
-    watch = watch_of(raw(10))
-    dumped(watch, raw(10), 0.0, entries=2000)
-    watch.see(raw(12), 0.1, exact=False, now=1.5)
-    assert watch.due(2.9) is None
-    assert watch.due(3.0) is Why.STILL
+    schedule = schedule_of(raw(10))
+    dumped(schedule, raw(10), 0.0, entries=2000)
+    schedule.see(raw(12), 0.1, exact=False, now=1.5)
+    assert schedule.due(2.9) is None
+    assert schedule.due(3.0) is Why.STILL
 
 
 def test_a_moving_rank_is_read_as_often_as_its_ring_is_small() -> None:
     """Refreshing takes half a percent of a core: 2 s for few entries, at most 6.5 s for 2,000."""
-    small, large = watch_of(raw(10)), watch_of(raw(10))
+    small, large = schedule_of(raw(10)), schedule_of(raw(10))
     dumped(large, raw(10), 0.0, entries=2000)
-    for watch in (small, large):
-        assert due(watch, 1.9, raw(20), 0.1, exact=False) is None
-        watch.see(raw(21), 0.1, exact=False, now=2.0)
+    for schedule in (small, large):
+        assert due(schedule, 1.9, raw(20), 0.1, exact=False) is None
+        schedule.see(raw(21), 0.1, exact=False, now=2.0)
     assert small.due(2.0) is Why.REFRESH
     assert large.due(2.0) is None
     assert due(large, 6.5, raw(30), 0.1, exact=False) is Why.REFRESH
@@ -100,46 +104,46 @@ def test_a_moving_rank_is_read_as_often_as_its_ring_is_small() -> None:
 
 def test_stale_counters_lead_to_the_socket_every_few_seconds() -> None:
     """The GIL is held: the tap is silent, the socket is asked now and then every few seconds."""
-    watch = watch_of(raw(10))
-    assert due(watch, 2.9, raw(10), 1.9) is None
-    watch.see(raw(10), 2.1, exact=True, now=3.1)
-    assert watch.is_stale
-    assert watch.due(3.1) is Why.STALE
-    watch.asked(3.1)
-    assert watch.due(6.0) is None
-    assert watch.due(6.2) is Why.STALE
+    schedule = schedule_of(raw(10))
+    assert due(schedule, 2.9, raw(10), 1.9) is None
+    schedule.see(raw(10), 2.1, exact=True, now=3.1)
+    assert schedule.is_stale
+    assert schedule.due(3.1) is Why.STALE
+    schedule.asked(3.1)
+    assert schedule.due(6.0) is None
+    assert schedule.due(6.2) is Why.STALE
 
 
 def test_a_tap_that_publishes_rarely_is_not_stale_between_two_publications() -> None:
     """With a thousand groups publishing takes long, so the tap does it every four seconds."""
-    watch = watch_of(raw(10))
-    watch.see(raw(10), 5.0, exact=True, now=5.0, every_s=4.0)
-    assert not watch.is_stale
+    schedule = schedule_of(raw(10))
+    schedule.see(raw(10), 5.0, exact=True, now=5.0, every_s=4.0)
+    assert not schedule.is_stale
 
 
 def test_a_rank_without_counters_is_stale() -> None:
     """The counters file cannot be read: the socket is all there is."""
-    watch = watch_of(raw(10))
-    assert due(watch, 4.0, None, 0.0, exact=False) is Why.STALE
+    schedule = schedule_of(raw(10))
+    assert due(schedule, 4.0, None, 0.0, exact=False) is Why.STALE
 
 
 def test_never_twice_within_a_second() -> None:
     """Whatever happens, a rank is asked at most once a second."""
-    watch = watch_of(raw(10))
-    watch.retry()
-    assert due(watch, 0.9, raw(900), 9.0, exact=False) is None
-    assert watch.due(1.0) is Why.RETRY
+    schedule = schedule_of(raw(10))
+    schedule.retry()
+    assert due(schedule, 0.9, raw(900), 9.0, exact=False) is None
+    assert schedule.due(1.0) is Why.RETRY
 
 
 def test_a_recorder_without_counters_is_read_regularly() -> None:
     """nccl2 publishes no counters: nothing says when something is new."""
-    watch = watch_of(raw(10))
-    assert due(watch, 2.0, raw(10), 0.1, exact=False) is Why.REFRESH
+    schedule = schedule_of(raw(10))
+    assert due(schedule, 2.0, raw(10), 0.1, exact=False) is Why.REFRESH
 
 
 def test_a_ring_larger_than_the_default_is_learnt_from_its_dumps() -> None:
     """A user gave the recorder 20,000 entries: a share of that is the mark."""
-    watch = watch_of(raw(10))
-    dumped(watch, raw(10), 0.0, entries=20_000)
-    assert due(watch, 5.0, raw(9_000), 0.1) is None
-    assert due(watch, 5.5, raw(12_010), 0.1) is Why.FILL
+    schedule = schedule_of(raw(10))
+    dumped(schedule, raw(10), 0.0, entries=20_000)
+    assert due(schedule, 5.0, raw(9_000), 0.1) is None
+    assert due(schedule, 5.5, raw(12_010), 0.1) is Why.FILL

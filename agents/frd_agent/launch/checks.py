@@ -140,13 +140,13 @@ def _same_tap(path: str) -> Check:
 
 def _variables(shown: Mapping[str, str]) -> Check:
     size = next((shown[name] for name in _RING if name in shown), None)
-    said = ", ".join(f"{name}={value}" for name, value in shown.items()) or "none"
+    text = ", ".join(f"{name}={value}" for name, value in shown.items()) or "none"
     if size == "0":
         return Check.failed(
             "variables",
-            f"{said}: switches torch's Flight Recorder off: unset it, or set a size such as 2000",
+            f"{text}: switches torch's Flight Recorder off: unset it, or set a size such as 2000",
         )
-    return Check.ok("variables", said)
+    return Check.ok("variables", text)
 
 
 def _answer_of(python: str, code: str, env: Mapping[str, str]) -> dict[str, Any] | str:
@@ -205,8 +205,8 @@ def _agent(directory: str, agent: Holder | None) -> Check:
 def _untapped(directory: str) -> Iterator[Check]:
     """Checks of the commands that already run here."""
     for command in commands.running(directory):
-        if lost := commands.untapped(command)[1]:
-            named = ", ".join(f"pid {process.pid} ({process.words})" for process in lost[:4])
+        if found := commands.untapped(command)[1]:
+            named = ", ".join(f"pid {process.pid} ({process.words})" for process in found[:4])
             yield Check.failed(
                 "running command",
                 f"{command.words} (pid {command.pid}): torch runs without the tap in {named}: does "

@@ -1,10 +1,10 @@
-"""Commands that `frd-agent exec` has started in a run directory, and torch that runs without a tap.
+"""Commands that `frd-agent exec` has started in a run directory, and ranks that lack the tap.
 
 exec writes one small file per command, named by its pid, which is also the command's. The agent
 removes the file when the command has ended. A process below a command that has loaded torch and has
-no thread called `frd-tap` is one that the tap did not reach: its rank would not be watched,
-silently. Forked children share their parent's program and have no tap unless multiprocessing made
-them, so they are not counted.
+no thread called `frd-tap` was not reached by the tap: its rank would not be watched, silently.
+Forked children share their parent's program and have no tap unless multiprocessing made them, so
+they are not counted.
 """
 
 from __future__ import annotations

@@ -55,25 +55,25 @@ class LaunchWatch:
         self._met = {command: self._met.get(command, now) for command in running}
         fresh = [command for command in running if command not in self._settled]
         if fresh:
-            await asyncio.to_thread(self._judge, fresh, self._living())
+            await asyncio.to_thread(self._check, fresh, self._living())
         new = any(now - self._met[command] < 60 for command in fresh)
         self._look_at = now + (_LOOK_S if new or not fresh else _LOOK_LATER_S)
 
-    def _judge(self, fresh: list[commands.Command], living: set[int]) -> None:
+    def _check(self, fresh: list[commands.Command], living: set[int]) -> None:
         """Off the event loop: this reads all of /proc."""
         for command in fresh:
-            pids, lost = commands.untapped(command, self._grace_s)
+            pids, found = commands.untapped(command, self._grace_s)
             if pids & living:
                 self._settled.add(command)
                 continue
-            if lost:
+            if found:
                 self._settled.add(command)
-                log.warning("%s", warning(command, lost))
+                log.warning("%s", warning(command, found))
 
 
-def warning(command: commands.Command, lost: list[commands.Untapped]) -> str:
-    first = lost[0]
-    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+def warning(command: commands.Command, found: list[commands.Untapped]) -> str:
+    first = found[0]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return (
         f"pid {first.pid}{more} ({first.words}), started by `frd-agent exec -- {command.words}`: "
         "has loaded torch without the tap, so its rank is not watched: does the launch script "

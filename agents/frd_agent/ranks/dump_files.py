@@ -50,7 +50,7 @@ class DumpFiles:
 
     def changed(self) -> list[Path]:
         """Files that have changed since they were read, but not since the last call."""
-        seen = dict(self._look())
+        seen = dict(self._list())
         settled = [
             path
             for path, stamp in seen.items()
@@ -79,7 +79,7 @@ class DumpFiles:
     def kept(self, path: Path) -> DumpFile | None:
         return self._kept.get(path)
 
-    def _look(self) -> list[tuple[Path, _Stamp]]:
+    def _list(self) -> list[tuple[Path, _Stamp]]:
         found: list[tuple[Path, _Stamp]] = []
         for folder in self._folders:
             try:

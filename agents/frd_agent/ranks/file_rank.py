@@ -147,7 +147,6 @@ class DumpWatch:
         candidates = [
             rank
             for rank in self._roster
-            if rank.identity.info.rank == file.rank
-            and rank.identity.started_at_ns <= file.written_at_ns
+            if rank.identity.rank == file.rank and rank.identity.started_at_ns <= file.written_at_ns
         ]
         return max(candidates, key=lambda rank: rank.identity.started_at_ns, default=None)

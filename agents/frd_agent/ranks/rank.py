@@ -1,4 +1,4 @@
-"""One rank process under watch: reads its counters, requests dumps, sees when it is gone.
+"""One rank process under watch: reads its counters, requests dumps, detects its end.
 
 Pure parts take all decisions (`poll_schedule`: when to request a dump; `transitions`: what is new;
 `rank_progress`: how far the rank has come). This is the shell that feeds them and passes their
@@ -80,8 +80,8 @@ class Rank:
         self.recorders = Recorders(handlers, identity.torch_version)
         self._schedule = PollSchedule(shared.policy)
         self._task: asyncio.Task[None] | None = None
-        self._shown = (0, 0, 0)
-        """Versions of the inputs of the current state, which is updated only when they change."""
+        self._progress_inputs = (0, 0, 0)
+        """Versions; the progress is computed again when one changes."""
         self._is_exact = False
         self._silent = False
         self._note = ""
@@ -95,12 +95,12 @@ class Rank:
 
     def __str__(self) -> str:
         key = self.identity.attempt
-        return f"rank {self.identity.info.rank} of {key.job} attempt {key.attempt}"
+        return f"rank {self.identity.rank} of {key.job} attempt {key.attempt}"
 
     def _begin_attempt(self) -> None:
         shared, identity = self._shared, self.identity
         self._attempt = shared.dictionary.attempt(
-            identity.attempt, identity.info.world_size, identity.run
+            identity.attempt, identity.world_size, identity.run
         )
         self.number = shared.dictionary.rank(self._attempt, identity.info)
         self.naming = Naming(shared.dictionary, self._attempt)
@@ -120,7 +120,7 @@ class Rank:
         """The tap has written another identity."""
         was = self.identity
         self.file, self.identity = file, identity
-        if (was.attempt, was.info.rank) == (identity.attempt, identity.info.rank):
+        if (was.attempt, was.info.rank) == (identity.attempt, identity.rank):
             self._learn_groups()
             return
         self._report(RankState.FINISHED, now_ns, f"went on as {self}")
@@ -136,7 +136,7 @@ class Rank:
 
     @property
     def pid(self) -> int:
-        return self.process.pinned.pid if self.process.pinned else self.identity.info.pid
+        return self.process.pinned.pid if self.process.pinned else self.identity.pid
 
     def target(self, now_s: float) -> Target:
         """The rank as the memory samplers see it."""
@@ -144,13 +144,13 @@ class Rank:
             number=self.number,
             attempt=self._attempt,
             pid=self.process.pinned.pid if self.process.pinned else None,
-            said_pid=self.identity.info.pid,
-            devices=self.identity.info.devices,
+            said_pid=self.identity.pid,
+            devices=self.identity.devices,
             shm_path=self.file.shm_path,
             moving=self._schedule.rested_s(now_s) < _MOVING_S,
         )
 
-    # -- a turn --------------------------------------------------------------------------------
+    # -- a poll --------------------------------------------------------------------------------
 
     @property
     def is_gone(self) -> bool:
@@ -167,7 +167,7 @@ class Rank:
         if vital is Vital.GONE:
             return False
         self._update_schedule(now_s)
-        self._judge(vital, now_ns)
+        self._report_liveness(vital, now_ns)
         why = self._schedule.due(now_s)
         if why is not None and self._task is None and self.recorders.has_socket:
             self._shared.stats.dumps[why.value] += 1
@@ -177,25 +177,25 @@ class Rank:
 
     def _update_schedule(self, now_s: float) -> None:
         raw, age_s, every_s = self.counters.counters, self.counters.age_s, self.counters.every_s
-        self._schedule.see(raw, age_s, exact=self._show(), now=now_s, every_s=every_s)
+        self._schedule.see(raw, age_s, exact=self._update_progress(), now=now_s, every_s=every_s)
 
-    def _show(self) -> bool:
+    def _update_progress(self) -> bool:
         """Update the rank's current state; False if its counters are incomplete."""
         counters = self.counters
         shown = self.recorders.revision, counters.published_mono_ns, counters.published_at_ns
-        if shown != self._shown:
+        if shown != self._progress_inputs:
             trackers = self.recorders.trackers
             progress = live_progress(trackers, counters.counters, counters.published_at_ns)
             self._shared.current.set_progress(self.number, progress)
-            self._shown, self._is_exact = shown, progress.exact
+            self._progress_inputs, self._is_exact = shown, progress.exact
         return self._is_exact
 
-    def _show_last(self) -> None:
+    def _update_last_progress(self) -> None:
         """The tap writes the counters after its exit record. If they do not show how far the rank
         came, only the state before its end is known."""
         record, counters = self.identity.exit, self.counters
         if record is None or counters.published_at_ns < record.at_ns:
-            self._show()
+            self._update_progress()
             return
         trackers = self.recorders.trackers
         progress = final_progress(trackers, counters.counters, counters.published_at_ns)
@@ -207,7 +207,7 @@ class Rank:
         self.counters.set_back(by_ns)
         self.recorders.set_back(by_ns)
 
-    def _judge(self, vital: Vital, now_ns: NodeNs) -> None:
+    def _report_liveness(self, vital: Vital, now_ns: NodeNs) -> None:
         """Report whether the rank is live or silent, as text for users."""
         is_stale, since_ns = self._schedule.is_stale, self.counters.published_at_ns or now_ns
         if vital is Vital.STOPPED and self._schedule.age_s > _STOPPED_AGE_S:
@@ -238,7 +238,7 @@ class Rank:
 
     def end(self, now_ns: NodeNs) -> None:
         """The process is gone: report its last counters and its end."""
-        self._show_last()
+        self._update_last_progress()
         self.gone_at_ns = now_ns
         how, at_ns = self.process.ended(self.identity, now_ns)
         self._report(state_after(how), at_ns, exit_text(how), how)
@@ -257,7 +257,7 @@ class Rank:
             async with self._shared.dumping:
                 await self.ask(_DUMP_TIMEOUT_S)
         except ServiceUnavailable:
-            pass  # gone or silent: the next turn judges
+            pass  # gone or silent: the next poll reports it
         except HandlerFailed as error:
             self._complain(str(error))
         except Exception:

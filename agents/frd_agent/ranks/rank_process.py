@@ -29,7 +29,7 @@ class RankProcess:
         if isinstance(owner, int):
             self.pinned = Process.pin(owner)
         elif not self._is_elsewhere:
-            self.pinned = Process.pin(identity.info.pid, identity.started_at_ns)
+            self.pinned = Process.pin(identity.pid, identity.started_at_ns)
         self._oom_kills = OomKills(self.pinned.pid) if self.pinned else None
 
     @property

@@ -57,7 +57,7 @@ class Roster:
                 continue
             known = self._ranks.get(file.identity.token)
             if known is None:
-                if (rank := self._meet(file, file.identity)) is not None:
+                if (rank := self._open(file, file.identity)) is not None:
                     new.append(rank)
             elif known.file is not file and not known.files_removed:
                 known.renew(file, file.identity, now_ns)
@@ -83,7 +83,7 @@ class Roster:
         identity = rank.identity
         for other in self:
             later = other.identity
-            is_same = (later.attempt, later.info.rank) == (identity.attempt, identity.info.rank)
+            is_same = (later.attempt, later.info.rank) == (identity.attempt, identity.rank)
             if is_same and later.started_at_ns > identity.started_at_ns:
                 yield other
 
@@ -109,11 +109,11 @@ class Roster:
             rank.process.close()
         self._sockets.close()
 
-    # -- coming --------------------------------------------------------------------------------
+    # -- new ranks -----------------------------------------------------------------------------
 
-    def _meet(self, file: TapFile, identity: TapIdentity) -> Rank | None:
-        """None when that takes what this process is short of, such as descriptors: the next turn
-        tries again. A process that cannot be read must not be reported as dead."""
+    def _open(self, file: TapFile, identity: TapIdentity) -> Rank | None:
+        """None if this process is short of descriptors or memory: the next update tries again. A
+        process that cannot be read must not be reported as dead."""
         try:
             rank = Rank(file, identity, self._shared, self._sockets)
         except OSError as error:
@@ -140,22 +140,20 @@ class Roster:
 
     def _warn_of_namesake(self, rank: Rank) -> None:
         """Once for each run: the service watches only one of two running jobs with one name."""
-        me = rank.identity
+        job, run = rank.identity.attempt.job, rank.identity.run
+        if not run or (job, run) in self._namesakes:
+            return
         for other in self:
-            it = other.identity
-            same = (it.attempt.job, it.info.rank) == (me.attempt.job, me.info.rank)
-            if not same or it.run == me.run or other.is_gone or not me.run or not it.run:
-                continue
-            if (me.attempt.job, me.run) not in self._namesakes:
-                self._namesakes.add((me.attempt.job, me.run))
+            identity = other.identity
+            same = (identity.attempt.job, identity.rank) == (job, rank.identity.rank)
+            if same and identity.run not in ("", run) and not other.is_gone:
+                self._namesakes.add((job, run))
                 log.warning(
                     "two running jobs are called %s (pids %d, %d): "
                     "only one of them is watched: give each its own --job",
-                    me.attempt.job,
-                    other.pid,
-                    rank.pid,
+                    *(job, other.pid, rank.pid),
                 )
-            return
+                return
 
     def _is_news(self, rank: Rank, now_ns: NodeNs) -> bool:
         changed_s = max(now_ns - rank.file.stamp[1], 0) / 1e9
@@ -173,7 +171,7 @@ class Roster:
         self._problems[file.path] = file.stamp
         self._shared.stats.refused_files["identity"] += 1
 
-    # -- going ---------------------------------------------------------------------------------
+    # -- old ranks -----------------------------------------------------------------------------
 
     def _remove_files(self, rank: Rank) -> None:
         if rank.files_removed:

@@ -109,7 +109,7 @@ class Handlers:
     async def _connect(self, connection: socket.socket) -> None:
         """Waits while the server's accept queue is full, which asyncio takes for connected.
 
-        The queue of a stopped process fills up with our own earlier questions.
+        The queue of a stopped process fills up with the agent's own earlier requests.
         """
         while True:
             try:
@@ -147,9 +147,9 @@ class Handlers:
         if len(body) > self.max_bytes:
             raise self._too_large(target)
         if response.status != 200:
-            said = body[:200].decode("utf-8", "replace").strip()
+            message = body[:200].decode("utf-8", "replace").strip()
             raise HandlerFailed(
-                f"{self.path}: {target}: HTTP {response.status}: {said}", response.status
+                f"{self.path}: {target}: HTTP {response.status}: {message}", response.status
             )
         return body
 

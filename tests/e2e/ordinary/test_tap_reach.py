@@ -105,7 +105,7 @@ def test_ranks_that_the_tap_cannot_reach_are_reported(
     options = {"env": environ(run_dir), "without": OURS, "stdin": pipe, "stderr": pipe}
     with running(command, **options) as process:
         assert first_line(process) == "up\n"
-        watch._judge(commands.running(str(run_dir)), set())
+        watch._check(commands.running(str(run_dir)), set())
         stderr = process.communicate("")[1]
     agent.close()
     assert stderr == "", "an agent watches"
