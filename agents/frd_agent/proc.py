@@ -49,7 +49,7 @@ def read_stat(pid: int, proc: Path = PROC) -> Stat | None:
     """None when there is no such process (or none that we may see).
 
     Raises:
-        OSError: this process is short of descriptors or memory, which says nothing about the other process.
+        OSError: this process is short of descriptors or memory; nothing follows for the other.
     """
     try:
         with open(f"{proc}/{pid}/stat", "rb", buffering=0) as file:

@@ -9,14 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frd.flight.entry import Dump, Entry
-from frd.model import AttemptKey, Flags
-from frd_agent.ranks.tap_files import TapGroup
-from frd_agent.recorder.naming import Naming
+from frd.model import Flags
 from frd_agent.recorder.transitions import RecorderTracker
-from frd_agent.uplink.dictionary import Dictionary
+from tests.world.entries import T0, naming
 
-T0 = 1_700_000_000_000_000_000
-JOB = AttemptKey("job", 0)
 LATER = T0 + 10**15
 
 STEPS = st.lists(
@@ -61,13 +57,6 @@ class Recorder:
     def dump(self) -> Dump:
         tracker = self.entries[-self.capacity :]
         return Dump(version="2.10", entries=tuple(tracker))
-
-
-def naming() -> Naming:
-    dictionary = Dictionary()
-    names = Naming(dictionary, dictionary.attempt(JOB, 0))
-    names.replace(TapGroup(str(g), (0, 1)) for g in range(3))
-    return names
 
 
 @given(steps=STEPS, capacity=st.integers(1, 40))

@@ -12,7 +12,7 @@ from frd_agent.counters import Counters
 from frd_agent.recorder.transitions import RecorderTracker
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.node_clock import STEP_NS, Clock, ClockReading, read_clocks
-from tests.unit.test_transitions import naming
+from tests.world.entries import naming
 
 S = 1_000_000_000
 MS = 1_000_000

@@ -2,93 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
-from frd.flight.entry import Dump, Entry, Status
-from frd.model import AttemptKey, ChannelColumns, Flags
+from frd.model import Flags
 from frd.wire.messages import YEAR_2200_NS
 from frd_agent.ranks.tap_files import TapGroup
 from frd_agent.recorder.group_progress import GroupWatermarks
-from frd_agent.recorder.naming import Naming
-from frd_agent.recorder.rows import channel_columns, columns
-from frd_agent.recorder.transitions import Diff, RecorderTracker
-from frd_agent.uplink.dictionary import Dictionary
+from frd_agent.recorder.rows import columns
+from tests.world.entries import LATER, T0, Ring, changes, dump, gloo, naming, nccl
 
 J, S, C, F = Flags.JOINED, Flags.STARTED, Flags.COMPLETED, Flags.FAILED
-T0 = 1_700_000_000_000_000_000
-JOB = AttemptKey("job", 0)
-LATER = T0 + 10**12
-
-
-def naming(ranks: Sequence[int] = (0, 1, 2, 3)) -> Naming:
-    dictionary = Dictionary()
-    known = Naming(dictionary, dictionary.attempt(JOB, 0))
-    known.replace(TapGroup(name, tuple(ranks), f"group {name}") for name in "01")
-    return known
-
-
-def gloo(record_id: int, seq: int, *, done: bool = True, pg_id: int = 0, **more: Any) -> Entry:
-    fields: dict[str, Any] = {
-        "record_id": record_id,
-        "process_group": (str(pg_id), ""),
-        "profiling_name": "gloo:all_reduce",
-        "collective_seq_id": seq,
-        "pg_id": pg_id,
-        "op_id": seq,
-        "time_created_ns": T0 + record_id * 1000,
-        "retired": done,
-    }
-    return Entry(**fields | more)
-
-
-def nccl(record_id: int, seq: int, state: str = "completed", **more: Any) -> Entry:
-    more = {"profiling_name": "nccl:all_reduce", "state": state} | more
-    return gloo(record_id, seq, done=state == "completed", **more)
-
-
-def dump(entries: Iterable[Entry], **status: tuple[int, int, int]) -> Dump:
-    return Dump(
-        version="2.10",
-        entries=tuple(entries),
-        status={int(key[1:]): Status(*numbers) for key, numbers in status.items()},
-    )
-
-
-def changes(diff: Diff) -> list[tuple[int, Flags]]:
-    return [(row[1], Flags(row[3])) for row in diff.rows]
-
-
-class Ring:
-    """A recorder that is read again and again."""
-
-    def __init__(self, ranks: Sequence[int] = (0, 1, 2, 3)) -> None:
-        self.tracker, self.names = RecorderTracker(), naming(ranks)
-
-    def read(self, *entries: Entry, at: int = LATER, **status: tuple[int, int, int]) -> Diff:
-        return self.tracker.apply(dump(entries, **status), at, self.names)
-
-    @property
-    def watermarks(self) -> list[GroupWatermarks]:
-        return [progress.watermarks for progress in self.tracker.groups]
-
-    @property
-    def channels(self) -> ChannelColumns:
-        return channel_columns(9, self.tracker.open.items)
-
-    @property
-    def is_blind(self) -> bool:
-        return self.tracker.is_blind
-
-    @property
-    def is_waiting(self) -> bool:
-        return self.tracker.open.is_waiting
-
-    @property
-    def seen_until_ns(self) -> int:
-        return self.tracker.seen_until_ns
 
 
 @pytest.fixture
@@ -99,25 +24,23 @@ def ring() -> Ring:
 def test_a_first_dump_reports_each_entry_once(ring: Ring) -> None:
     """The first dump of a recorder: done entries are joined and completed in one row."""
     entries = [gloo(0, 1), gloo(1, 2), gloo(2, 3, done=False)]
-    assert changes(ring.read(*entries)) == [(1, J | C), (2, J | C), (3, J)]
-    assert changes(ring.read(*entries)) == []
+    assert ring.changes(*entries) == [(1, J | C), (2, J | C), (3, J)]
+    assert ring.changes(*entries) == []
     assert ring.watermarks == [GroupWatermarks(3, -1, 2, T0 + 2000)]
 
 
 def test_a_completion_comes_as_a_separate_row(ring: Ring) -> None:
     """An entry is open in one dump and retired in the next."""
     ring.read(gloo(0, 1, done=False))
-    diff = ring.read(gloo(0, 1), gloo(1, 2))
-    assert changes(diff) == [(1, C), (2, J | C)]
+    assert ring.changes(gloo(0, 1), gloo(1, 2)) == [(1, C), (2, J | C)]
     assert ring.watermarks == [GroupWatermarks(2, -1, 2)]
 
 
 def test_completions_wait_for_their_turn(ring: Ring) -> None:
     """Gloo's second thread finishes seq 2 first: its end is reported only after seq 1 ended."""
-    first = ring.read(gloo(0, 1, done=False), gloo(1, 2))
-    assert changes(first) == [(1, J), (2, J)]
+    assert ring.changes(gloo(0, 1, done=False), gloo(1, 2)) == [(1, J), (2, J)]
     assert ring.watermarks == [GroupWatermarks(2, -1, 0, T0)]
-    assert changes(ring.read(gloo(0, 1), gloo(1, 2))) == [(1, C), (2, C)]
+    assert ring.changes(gloo(0, 1), gloo(1, 2)) == [(1, C), (2, C)]
 
 
 def test_an_overrun_is_a_counted_loss_and_no_transition(ring: Ring) -> None:
@@ -135,8 +58,7 @@ def test_an_open_collective_outlives_its_place_in_the_ring(ring: Ring) -> None:
     others = [gloo(i, i, pg_id=1) for i in range(2, 5)]
     ring.read(*others, g0=(1, -1, 0), g1=(4, -1, 4))
     assert ring.watermarks[0] == GroupWatermarks(1, -1, 0, T0)
-    rows = ring.read(*others, g0=(1, -1, 1), g1=(4, -1, 4))
-    assert changes(rows) == [(1, C)]
+    assert ring.changes(*others, g0=(1, -1, 1), g1=(4, -1, 4)) == [(1, C)]
 
 
 def test_a_reset_recorder_is_a_new_epoch_and_no_loss(ring: Ring) -> None:
@@ -153,17 +75,16 @@ def test_a_reset_ends_no_op(ring: Ring) -> None:
     diff = ring.read(other, g0=(2, -1, 1), g1=(1, -1, 1))
     assert diff.reset
     assert ring.watermarks == [GroupWatermarks(2, -1, 1, T0 + 1000), GroupWatermarks(1, -1, 1)]
-    done = ring.read(other, g0=(2, -1, 2), g1=(1, -1, 1))
-    assert changes(done) == [(2, C)]
+    assert ring.changes(other, g0=(2, -1, 2), g1=(1, -1, 1)) == [(2, C)]
 
 
 def test_an_empty_ring_leaves_the_end_to_the_counters(ring: Ring) -> None:
     """A recorder was reset and has recorded nothing since: the op in flight is over when the
     counters show its end, and not before."""
     ring.read(gloo(0, 1, done=False), g0=(1, -1, 0))
-    assert changes(ring.read(g0=(1, -1, 0))) == []
+    assert ring.changes(g0=(1, -1, 0)) == []
     assert ring.watermarks == [GroupWatermarks(1, -1, 0, T0)]
-    assert changes(ring.read(g0=(1, -1, 1))) == [(1, C)]
+    assert ring.changes(g0=(1, -1, 1)) == [(1, C)]
     assert ring.watermarks == [GroupWatermarks(1, -1, 1)]
 
 
@@ -255,8 +176,8 @@ def test_nccl_retired_without_completed_has_failed(ring: Ring) -> None:
     """NCCL's watchdog gives up an op: its failure is reported once, and the op stays open."""
     ring.read(nccl(0, 1), nccl(1, 2, "scheduled"))
     given_up = [nccl(0, 1), nccl(1, 2, "scheduled", retired=True)]
-    assert changes(ring.read(*given_up)) == [(2, F)]
-    assert changes(ring.read(*given_up)) == []
+    assert ring.changes(*given_up) == [(2, F)]
+    assert ring.changes(*given_up) == []
     assert ring.watermarks == [GroupWatermarks(2, -1, 1, T0 + 1000)]
 
 
@@ -294,8 +215,7 @@ def test_what_is_left_of_a_coalesced_collective_is_not_compared(ring: Ring) -> N
     assert changes(diff) == [(3, J)]
     assert [row[1] for row in ring.tracker.open.rows()] == [3]
     done = nccl(3, 2, profiling_name="nccl:coalesced")
-    diff = ring.read(left, done, nccl(4, 3, "scheduled"))
-    assert changes(diff) == [(2, C)]
+    assert ring.changes(left, done, nccl(4, 3, "scheduled")) == [(2, C)]
 
 
 def test_the_end_of_what_was_cut_is_reported_in_its_turn(ring: Ring) -> None:
@@ -303,24 +223,23 @@ def test_the_end_of_what_was_cut_is_reported_in_its_turn(ring: Ring) -> None:
     ring.read(nccl(0, 1))
     left = nccl(2, 2, profiling_name="nccl:_broadcast_oop", input_sizes=((5,),))
     end = nccl(3, 2, profiling_name="nccl:coalesced")
-    diff = ring.read(left, end, nccl(4, 3), nccl(5, 4))
-    assert changes(diff) == [(2, C), (3, J | C), (4, J | C)]
+    assert ring.changes(left, end, nccl(4, 3), nccl(5, 4)) == [(2, C), (3, J | C), (4, J | C)]
 
 
 def test_a_single_op_behind_a_gap_is_whole(ring: Ring) -> None:
     """An entry that is no part of a coalesced collective is complete by itself."""
     ring.read(nccl(0, 1))
-    assert changes(ring.read(nccl(2, 3), nccl(3, 4))) == [(3, J | C), (4, J | C)]
+    assert ring.changes(nccl(2, 3), nccl(3, 4)) == [(3, J | C), (4, J | C)]
 
 
 def test_an_op_that_may_still_grow_is_read_with_the_next_dump(ring: Ring) -> None:
     """A dump falls in the middle of a coalesced collective: neither half is reported."""
     now = T0 + 20_000_000
     part = nccl(1, 2, "scheduled", time_created_ns=now - 10_000_000)
-    assert changes(ring.read(nccl(0, 1, time_created_ns=T0 - 10**9), part, at=now)) == [(1, J | C)]
+    assert ring.changes(nccl(0, 1, time_created_ns=T0 - 10**9), part, at=now) == [(1, J | C)]
     assert ring.tracker.held
     assert ring.tracker.taken_at_ns == now - 10_000_001
-    assert changes(ring.read(part)) == [(2, J)]
+    assert ring.changes(part) == [(2, J)]
     assert not ring.tracker.held
 
 
@@ -328,10 +247,10 @@ def test_a_coalesced_collective_is_over_when_its_last_part_is(ring: Ring) -> Non
     """The first of two entries is done: no end is reported before the closing entry is done."""
     part = {"profiling_name": "nccl:_broadcast_oop"}
     end = nccl(1, 1, "scheduled", profiling_name="nccl:coalesced")
-    assert changes(ring.read(nccl(0, 1, "scheduled", **part), end)) == [(1, J)]
-    assert changes(ring.read(nccl(0, 1, **part), end)) == []
+    assert ring.changes(nccl(0, 1, "scheduled", **part), end) == [(1, J)]
+    assert ring.changes(nccl(0, 1, **part), end) == []
     end = nccl(1, 1, profiling_name="nccl:coalesced")
-    assert changes(ring.read(nccl(0, 1, **part), end)) == [(1, C)]
+    assert ring.changes(nccl(0, 1, **part), end) == [(1, C)]
 
 
 def test_what_is_over_was_started(ring: Ring) -> None:
@@ -364,8 +283,7 @@ def test_a_group_that_is_set_up_again_is_another_group(ring: Ring) -> None:
     ring.read(gloo(0, 1, done=False))
     reborn = gloo(1, 1, pg_id=4, process_group=("0", ""))
     assert ring.tracker.new_groups(dump([gloo(0, 1, done=False), reborn]), LATER) == {"0": True}
-    diff = ring.read(gloo(0, 1, done=False), reborn)
-    assert changes(diff) == [(1, J | C)]
+    assert ring.changes(gloo(0, 1, done=False), reborn) == [(1, J | C)]
     former, latter = ring.tracker.groups
     assert former.watermarks == GroupWatermarks(1, -1, 1)
     assert ring.names._dictionary.groups[latter.group].info.name == "0~1"
@@ -395,7 +313,7 @@ def test_entries_of_an_earlier_attempt_are_not_of_this_one(ring: Ring) -> None:
 def test_a_late_agent_takes_the_last_of_several_groups_of_one_name(ring: Ring) -> None:
     """The first dump shows two groups named 0: only the later one is current."""
     entries = [gloo(0, 1), gloo(1, 2), gloo(2, 1, pg_id=3, process_group=("0", ""))]
-    assert changes(ring.read(*entries)) == [(1, J | C)]
+    assert ring.changes(*entries) == [(1, J | C)]
 
 
 def test_two_backends_of_one_group_count_apart(ring: Ring) -> None:
@@ -479,6 +397,5 @@ def test_times_that_the_wire_cannot_carry_are_cut() -> None:
 
 def test_a_seq_that_the_wire_cannot_carry_is_passed_by(ring: Ring) -> None:
     """One absurd record in a file: the service would refuse the rows of all ranks because of it."""
-    diff = ring.read(gloo(0, 1), gloo(1, 2**60), gloo(2, 2))
-    assert changes(diff) == [(1, J | C), (2, J | C)]
+    assert ring.changes(gloo(0, 1), gloo(1, 2**60), gloo(2, 2)) == [(1, J | C), (2, J | C)]
     assert ring.watermarks == [GroupWatermarks(2, -1, 2)]
