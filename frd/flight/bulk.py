@@ -37,16 +37,16 @@ from frd.model import Int64s
 
 _MAX_TABLE = 1 << 20
 """Entries of a lookup table that is faster than sorting."""
-_MANDATORY = ("record_id", "collective_seq_id", "process_group", "profiling_name")
 _UNSIGNED = [at for at, name in enumerate(WIDE) if name not in ("pg_id", "timeout_ms")]
 """Rows of numbers that may not be negative."""
 _DEFAULTS = {"pg_id": -1}
-_BARE: dict[str, Any] = {
+_MANDATORY: dict[str, Any] = {
     "record_id": 0,
     "process_group": ("", ""),
     "profiling_name": "",
     "collective_seq_id": 0,
 }
+"""The mandatory values of an entry."""
 
 
 class _Odd(Exception):
@@ -141,7 +141,7 @@ def _part(tree: dict[str, Any], keys: Set[str], budget: Budget) -> Entry:
     """An entry of nothing but the values of one tree."""
     if not tree.keys() <= keys:
         raise _Odd
-    return budget.entry(_BARE | tree)
+    return budget.entry(_MANDATORY | tree)
 
 
 def _pairs(left: Repeated[Any], right: Repeated[Any]) -> Repeated[Any]:

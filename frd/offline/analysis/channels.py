@@ -27,7 +27,7 @@ def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelSnapshot:
         if not one.is_p2p.any():
             continue
         at = np.flatnonzero(one.is_p2p)
-        entries, done = one.trace, one.done[at]
+        entries, done = one.trace, one.state.done[at]
         is_open = p2p_in_flight(entries, one.current[at], one.series[at], done, facts)
         for row in at[is_open].tolist():
             of = int(one.series[row])

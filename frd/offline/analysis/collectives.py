@@ -100,11 +100,8 @@ class Collectives(Sequence[Collective]):
     @overload
     def __getitem__(self, at: slice) -> list[Collective]: ...
     def __getitem__(self, at: int | slice) -> Collective | list[Collective]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        if not -len(self) <= at < len(self):
-            raise IndexError(f"collective: {at}: there are {len(self)}")
-        return self._collective(at % len(self))
+        rows = range(len(self))[at]
+        return self._collective(rows) if isinstance(rows, int) else [*map(self._collective, rows)]
 
     def calls(self, at: int) -> Int64s:
         """The calls of one collective. The first use sorts all calls."""

@@ -181,7 +181,7 @@ def _timeouts(rows: Rows) -> Mapping[int, int]:
     """By rank the shortest timeout of what it has in flight, in ns."""
     found = {}
     for rank, one in rows.ranks.items():
-        timeouts = one.trace.timeout_ms[one.current[~one.done]]
+        timeouts = one.trace.timeout_ms[one.current[~one.state.done]]
         if len(timeouts := timeouts[timeouts > 0]):
             found[rank] = int(timeouts.min()) * 1_000_000
     return found
@@ -234,7 +234,7 @@ def _since_earlier(
         if rank not in seen:
             seen[rank] = _in_flight(one.trace, rows.trace, earlier)
         seq = int(stalls.seq[row])
-        for entry in one.current[(one.series == of) & ~one.done].tolist():
+        for entry in one.current[(one.series == of) & ~one.state.done].tolist():
             if seq in (UNKNOWN_SEQ, int(one.trace.seq[entry])):
                 key = _key(rows.trace, one.trace, entry)
                 apart[row] = max(apart[row], seen[rank].get(key, 0))

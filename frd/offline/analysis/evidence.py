@@ -23,7 +23,6 @@ from frd.offline.analysis.rows import RankRows, Rows
 
 _POLICY = Policy(max_suspects=256)
 _GLOO = "gloo"
-_RECORD_NO_P2P = frozenset({_GLOO})
 
 
 def finding_of(
@@ -145,7 +144,7 @@ def _last_seen(rows: Rows, suspect: Suspect) -> Suspect:
 def _sends_unseen(rows: Rows, one: RankRows) -> bool:
     """True if op numbers of a group advance without entries: P2P ops that Gloo does not record."""
     for of in np.unique(one.series).tolist():
-        if rows.series[of].backend in _RECORD_NO_P2P:
+        if rows.series[of].backend == _GLOO:
             row = one.current[one.series == of]
             lead = one.trace.op_id[row] - one.trace.seq[row]
             if len(np.unique(lead)) > 1 or lead[0] > 0:
@@ -167,7 +166,7 @@ def stack_of(rows: Rows, rank: int, of: int, seq: int) -> tuple[str, ...]:
     if rank not in rows.ranks:
         return ()
     one = rows.ranks[rank]
-    mine = (one.series == of) & ~one.done
+    mine = (one.series == of) & ~one.state.done
     if seq >= 0:
         mine = (one.series == of) & (one.trace.seq[one.current] == seq)
     at = np.flatnonzero(mine & (one.is_p2p == (seq < 0)))

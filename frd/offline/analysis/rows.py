@@ -66,10 +66,6 @@ class RankRows:
     has_holes: bool
     """Entries between the first and the last are missing."""
 
-    @property
-    def done(self) -> Bools:
-        return self.state.done
-
 
 @dataclass(frozen=True, slots=True)
 class Rows:

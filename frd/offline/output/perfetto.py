@@ -8,8 +8,9 @@ the few messages that are used here. The writer knows nothing of ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import BufferedIOBase
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
 from frd.v1 import perfetto_pb2 as pb
 
@@ -27,19 +28,13 @@ _KEYS: Final = "debug_annotation_names"
 _TEXTS: Final = "debug_annotation_string_values"
 
 
-class Out(Protocol):
-    """A file to write bytes to."""
-
-    def write(self, data: bytes, /) -> object: ...
-
-
 class TraceWriter:
     """Writes packets to `out`; `flush` writes the last ones.
 
     All times are ns since the epoch; `begins_at_ns` is the first of them.
     """
 
-    def __init__(self, out: Out, begins_at_ns: int) -> None:
+    def __init__(self, out: BufferedIOBase, begins_at_ns: int) -> None:
         self._out = out
         self._trace = pb.Trace()
         self._tracks = 0

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from io import BufferedIOBase
 from typing import Final
 
 import numpy as np
@@ -25,7 +26,7 @@ from frd.model import UNKNOWN_SEQ, Bools, Finding, Int64s
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.output.cell_text import frame_text, op_text, sizes_text
 from frd.offline.output.op_intervals import OPEN, ends, flows, lanes
-from frd.offline.output.perfetto import BEGIN, INSTANT, Out, TraceWriter
+from frd.offline.output.perfetto import BEGIN, INSTANT, TraceWriter
 from frd.offline.output.text_tables import stuck_in
 
 Progress = Callable[[int, int], None]
@@ -41,7 +42,7 @@ _RANKS: Final = 1 << 24
 """Order of tracks: findings, first causes, then the other ranks."""
 
 
-def write_timeline(analysis: Analysis, out: Out, progress: Progress) -> None:
+def write_timeline(analysis: Analysis, out: BufferedIOBase, progress: Progress) -> None:
     """Write the whole timeline to `out`, rank by rank."""
     timeline = _Timeline(analysis, TraceWriter(out, _beginning(analysis)))
     timeline.add_findings()
