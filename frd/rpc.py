@@ -35,8 +35,7 @@ _WINDOWS: Final = (
 CHANNEL_OPTIONS: Final = (
     *_SIZES,
     *_WINDOWS,
-    # Proxies of the environment are for the web: one would see a token that is not encrypted, even
-    # on its way to this very machine.
+    # No proxy of the environment: it would see an unencrypted token, even one for this machine.
     ("grpc.enable_http_proxy", 0),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -46,13 +45,13 @@ CHANNEL_OPTIONS: Final = (
 SERVER_OPTIONS: Final = (
     *_SIZES,
     *_WINDOWS,
-    # Below the client's keepalive time, or the server calls its pings an attack and hangs up.
+    # Below the client's keepalive time, or the server treats the pings as an attack and hangs up.
     ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # A stranger who opens no stream is never asked who he is.
+    # A connection without a stream is never authenticated, so it is closed.
     ("grpc.max_connection_idle_ms", 30_000),
-    # A port that another service holds is an error at start, not a port shared in silence.
+    # A port that another service uses is an error at start; it must not be shared silently.
     ("grpc.so_reuseport", 0),
 )
 
@@ -63,8 +62,8 @@ StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 
 
 def collector(stream: StreamHandler, clock: StreamHandler | None = None) -> grpc.GenericRpcHandler:
-    """A handler for `grpc.aio.Server.add_generic_rpc_handlers`: `stream` serves what agents saw,
-    `clock` their pings; without it the service answers that it has none."""
+    """A handler for `grpc.aio.Server.add_generic_rpc_handlers`: `stream` serves the rows of
+    agents, `clock` their pings; without `clock` the service reports that RPC as unimplemented."""
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         name: grpc.stream_stream_rpc_method_handler(serve)
         for name, serve in ((_STREAM, stream), (_CLOCK, clock))

@@ -144,8 +144,8 @@ def _advice(error: Exception, timeout_s: float) -> str:
             return f"{getattr(error, 'strerror', None) or error}: check the address"
 
 
-def trusting(ca_file: Path | None, cert_file: Path | None) -> ssl.SSLContext:
-    """TLS context: the CA that verifies the service, and the client certificate followed by its
+def tls_context(ca_file: Path | None, cert_file: Path | None) -> ssl.SSLContext:
+    """The context with the CA that verifies the service, and the client certificate followed by its
     key.
 
     Raises:

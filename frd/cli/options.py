@@ -1,4 +1,6 @@
-"""Options and output that several commands share: the service's address, ranks, times, JSON."""
+"""Options and output that several commands share: the service's address, ranks, times, JSON,
+progress.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import functools
 import inspect
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +18,7 @@ import msgspec
 from rich.console import Console
 
 from frd.address import is_loopback, split_address, without_scheme
-from frd.cli.client import Client, trusting
+from frd.cli.client import Client, tls_context
 from frd.credentials import read_token
 from frd.errors import ConfigError
 from frd.forms import unfold_ranks, utc_ns, utc_text
@@ -92,7 +95,7 @@ def _client(
     http, scheme = without_scheme(http, _HTTPS_PORT if is_https else _HTTP_PORT)
     context = None
     if scheme == "https" or tls or tls_ca_file is not None or tls_cert_file is not None:
-        context = trusting(tls_ca_file, tls_cert_file)
+        context = tls_context(tls_ca_file, tls_cert_file)
     if token_file is None:
         return Client(http, tls=context)
     if context is None and not insecure and not is_loopback(split_address(http)[0]):
@@ -166,3 +169,18 @@ def print_json(value: object) -> None:
 def console() -> Console:
     """Rich uses colours and redraws only if stdout is a terminal."""
     return Console(highlight=False, markup=False, emoji=False)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, only if that is a terminal.
+
+    The `with` block gets a function to call with the number done and the total.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    screen = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

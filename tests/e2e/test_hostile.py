@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 
 from frd.address import split_address
-from frd.cli.client import Client, trusting
+from frd.cli.client import Client, tls_context
 from frd.credentials import read_token
 from frd.errors import FrdError
 from frd.rpc import CHANNEL_OPTIONS, open_stream
@@ -73,7 +73,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
     addresses = ("--grpc", "0.0.0.0:0", "--http", "0.0.0.0:0")
     with serving(tmp_path / "data", "--config", config, *addresses) as served:
         grpc, http = (("localhost", split_address(at)[1]) for at in (served.grpc, served.http))
-        tls = trusting(ours.ca, None)
+        tls = tls_context(ours.ca, None)
         client = Client(f"localhost:{http[1]}", tls=tls, token=read_token("--token-file", reader))
         yield Service(served.process.pid, grpc, http, ours, agent, client)
 
@@ -256,7 +256,7 @@ def test_a_reader_reads_and_no_more(service: Service) -> None:
     assert service.client.get("/api/v1/findings")["findings"] == []
     with pytest.raises(FrdError, match="role"):
         service.client.post("/api/v1/jobs/x/dumps", {})
-    stranger = Client(service.client.address, tls=trusting(service.ours.ca, None))
+    stranger = Client(service.client.address, tls=tls_context(service.ours.ca, None))
     with pytest.raises(FrdError, match="token"):
         stranger.get("/api/v1/findings")
     assert stranger.text("/-/healthy")

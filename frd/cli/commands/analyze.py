@@ -15,8 +15,7 @@ from click.core import ParameterSource
 from rich.console import Group
 
 from frd.cli import FINDINGS_PRESENT
-from frd.cli.options import PATH, console, json_option, print_json, ranks_option
-from frd.cli.screens.progress import progress
+from frd.cli.options import PATH, console, json_option, print_json, progress, ranks_option
 from frd.usage import examples, plain
 
 if TYPE_CHECKING:  # the analysis is imported late, so that `--help` and completion are fast

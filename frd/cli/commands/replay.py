@@ -11,9 +11,8 @@ from rich.text import Text
 
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.client import unknown_job
-from frd.cli.options import PATH, console, json_option, print_json, since_option
+from frd.cli.options import PATH, console, json_option, print_json, progress, since_option
 from frd.cli.screens.finding_panel import finding_panel
-from frd.cli.screens.progress import progress
 from frd.forms import finding_json, utc_ns, utc_text
 from frd.service.journal.replay import Replayed, replay
 from frd.store.journal import read

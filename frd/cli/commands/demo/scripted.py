@@ -29,7 +29,7 @@ BATCHES: Final = 40
 
 
 def groups_of(scenario: str, world: int) -> dict[str, tuple[int, ...]]:
-    """Groups of a scenario by description; the position is PyTorch's name of the group."""
+    """Groups of a scenario by description; the index is the group's name in PyTorch."""
     groups = {WORLD: tuple(range(world))}
     bridge, last, half = world - 2, world - 1, (world - 2) // 2
     if scenario == "cascade":
