@@ -223,10 +223,6 @@ def trip(agent: Agent, at: int) -> Exchange:
     return agent.exchange(at, came, went, went + agent.network.back.delay(agent.dice))
 
 
-def columns(rows: list[tuple[int, int, int]]) -> Readings:
-    return Readings(*np.array(rows, np.int64).reshape(-1, 3).T)
-
-
 def learning(seconds: int) -> float:
     """Seconds that one clock takes a second, with four readings and an exchange in it."""
     moment, spent = Moment(), 0.0
@@ -239,10 +235,12 @@ def learning(seconds: int) -> float:
         for agent in running:
             moments = [second * S - quarter * S // 4 for quarter in (3, 2, 1, 0)]
             rows = [(agent.node.raw(at), agent.node.real(at), 200) for at in moments]
-            work.append((agent.clock, columns(rows), trip(agent, second * S - S // 2)))
+            work.append(
+                (agent.clock, list(zip(*rows, strict=True)), trip(agent, second * S - S // 2))
+            )
         began = time.thread_time()
         for clock, readings, (t1, t2, t3, t4) in work:
-            clock.readings(readings.raw_ns, readings.real_ns, readings.slack_ns)
+            clock.readings(*readings)
             clock.exchange(Exchange(t1, t2, t3, t4))
             clock.newest(moment.raw(), table)
         spent += time.thread_time() - began

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 
-from frd.engine.clocks.alignment import FAR_NS, ClockState
+from frd.engine.clocks.alignment import FAR_NS
 from frd.engine.clocks.estimator import (
     MOST_READINGS,
     SILENT_NS,
@@ -44,21 +43,14 @@ class World:
             self.agent.alignment(self.at)
 
     @property
-    def state(self) -> tuple[ClockState, str]:
-        alignment = self.agent.alignment(self.at)
-        return alignment.state, alignment.reason
+    def reason(self) -> str:
+        """Why the clock is unsynchronized; empty otherwise."""
+        return self.agent.alignment(self.at).reason
 
     def off(self, ago: int = 0) -> tuple[int, int | None]:
         """Of a stamp made `ago`: how far it is aligned from the truth, and what is claimed."""
         error, bound = self.agent.error(self.agent.alignment(self.at), self.at - ago)
         return abs(error), bound
-
-
-SYNCHRONIZED = (ClockState.SYNCHRONIZED, "")
-
-
-def unsynchronized(reason: str) -> tuple[ClockState, str]:
-    return ClockState.UNSYNCHRONIZED, reason
 
 
 # -- learning ------------------------------------------------------------------------------------
@@ -72,7 +64,7 @@ def test_nothing_is_known_before_the_first_exchange() -> None:
         world.at += S
         sent = NodeNs(world.node.real(world.at - way_ms * MS))
         clock.one_way(sent, AlignedNs(world.service.real(world.at)))
-    assert world.state == unsynchronized("no exchange yet")
+    assert world.reason == "no exchange yet"
     error, bound = world.off()
     assert abs(error - 7 * MS) < MS
     assert bound is None
@@ -82,7 +74,7 @@ def test_one_exchange_is_enough() -> None:
     """A ping, its pong, and the next ping that tells of it: within half a round trip."""
     world = World()
     world.run(2)
-    assert world.state == SYNCHRONIZED
+    assert world.reason == ""
     error, bound = world.off(MS)
     assert bound is not None
     assert error <= bound < MS
@@ -145,7 +137,7 @@ def test_two_clocks_that_were_read_loosely_bound_less(slack: int) -> None:
     """So much may have passed between the reading of the node's raw clock and of its real one."""
     clock, table = NodeClock(), ServiceTable()
     table.read(ServiceRawNs(12 * S), AlignedNs(EPOCH), 100)
-    assert clock.readings(*readings((11 * S, EPOCH, slack))) is None
+    assert clock.readings([11 * S], [EPOCH], [slack]) is None
     assert clock.exchange(exchange(11 * S)) is None
     half = clock.newest(ServiceRawNs(12 * S), table).half_ns
     assert MS // 2 + slack <= half < MS // 2 + slack + 100 * US
@@ -163,9 +155,9 @@ def test_a_step_of_the_node_starts_anew(step: int) -> None:
     before = world.at
     world.node.step(world.at, step)
     world.run(1)
-    assert world.state == unsynchronized("stepped")
+    assert world.reason == "stepped"
     world.run(2)
-    assert world.state == SYNCHRONIZED
+    assert world.reason == ""
     assert world.agent.clock.steps == 1
     error, bound = world.off()
     assert bound is not None
@@ -202,9 +194,9 @@ def test_a_step_of_the_service() -> None:
     before = world.at - 5 * S
     world.service.step(world.at, 2 * S)
     world.at += MS
-    assert world.state == unsynchronized("stepped")
+    assert world.reason == "stepped"
     world.run(3)
-    assert world.state == SYNCHRONIZED
+    assert world.reason == ""
     assert world.agent.clock.steps == 0
     for ago in (0, world.at - before):
         error, bound = world.off(ago)
@@ -221,9 +213,9 @@ def test_a_host_that_sleeps(real_knows: bool) -> None:
     world.node.sleep(world.at + S // 2, 3600 * S, real_knows=real_knows)
     world.run(3)
     assert world.agent.clock.contradictions == 1
-    assert world.state == unsynchronized("contradiction")
+    assert world.reason == "contradiction"
     world.run(2)
-    assert world.state == SYNCHRONIZED
+    assert world.reason == ""
     error, bound = world.off()
     assert bound is not None
     assert error <= bound < 2 * MS
@@ -237,7 +229,7 @@ def test_what_was_dropped_is_not_in_the_estimate() -> None:
     world.node.sleep(world.at + S // 2, 60 * S, real_knows=True)
     world.run(8)
     assert world.agent.clock.contradictions == 1
-    assert world.state == SYNCHRONIZED
+    assert world.reason == ""
     assert world.off()[0] < 150 * US
 
 
@@ -255,9 +247,9 @@ def test_silence() -> None:
         claims.append(bound)
     assert claims == sorted(claims)
     world.at += SILENT_NS
-    assert world.state == unsynchronized("silent")
+    assert world.reason == "silent"
     world.run(2)
-    assert world.state == SYNCHRONIZED
+    assert world.reason == ""
 
 
 # -- refusals --------------------------------------------------------------------------------------
@@ -287,15 +279,11 @@ def test_exchanges_that_cannot_be(refused: Exchange, why: Refusal) -> None:
     """Refused by name, and nothing changes."""
     clock, table = NodeClock(), ServiceTable()
     table.read(ServiceRawNs(11 * S), AlignedNs(EPOCH), 100)
-    assert clock.readings(*readings((10 * S, EPOCH, 100))) is None
+    assert clock.readings([10 * S], [EPOCH], [100]) is None
     assert clock.exchange(exchange(10 * S)) is None
     before = clock.alignment(ServiceRawNs(12 * S), table)
     assert clock.exchange(refused) is why
     assert clock.alignment(ServiceRawNs(12 * S), table) == before
-
-
-def readings(*rows: tuple[int, int, int]) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], ...]:
-    return tuple(np.array(rows, np.int64).reshape(-1, 3).T)
 
 
 @pytest.mark.parametrize(
@@ -314,33 +302,33 @@ def test_readings_that_cannot_be(row: tuple[int, int, int], why: Refusal) -> Non
     """The whole message is refused, and nothing changes."""
     clock, table = NodeClock(), ServiceTable()
     table.read(ServiceRawNs(11 * S), AlignedNs(EPOCH), 100)
-    assert clock.readings(*readings((10 * S, EPOCH, 100))) is None
+    assert clock.readings([10 * S], [EPOCH], [100]) is None
     assert clock.exchange(exchange(10 * S)) is None
     before = clock.alignment(ServiceRawNs(12 * S), table)
-    assert clock.readings(*readings((11 * S, EPOCH + S, 100), row)) is why
+    assert clock.readings(*zip((11 * S, EPOCH + S, 100), row, strict=True)) is why
     assert clock.alignment(ServiceRawNs(12 * S), table) == before
 
 
 def test_too_many_readings() -> None:
     """More than a message may carry."""
     rows = [(i * S, EPOCH + i * S, 100) for i in range(1, MOST_READINGS + 2)]
-    assert NodeClock().readings(*readings(*rows)) is Refusal.FLOOD
+    assert NodeClock().readings(*zip(*rows, strict=True)) is Refusal.FLOOD
 
 
 def test_refusals_do_not_last_for_ever() -> None:
     """One absurd timestamp was believed because it came first; soon the clock forgets it."""
     clock, table = NodeClock(), ServiceTable()
     table.read(ServiceRawNs(11 * S), AlignedNs(EPOCH), 100)
-    clock.readings(*readings((FAR_NS - 5, EPOCH, 100)))
+    clock.readings([FAR_NS - 5], [EPOCH], [100])
     clock.exchange(exchange(FAR_NS - 2 * S))
     told = []
     for second in range(20, 24 + 2 * START_OVER):
-        told.append(clock.readings(*readings((second * S, EPOCH + second * S, 100))))
+        told.append(clock.readings([second * S], [EPOCH + second * S], [100]))
         clock.exchange(exchange(second * S + MS))
         table.read(ServiceRawNs((second + 1) * S), AlignedNs(EPOCH + second * S), 100)
     assert told.count(Refusal.BACKWARDS) == START_OVER
     alignment = clock.alignment(ServiceRawNs((25 + 2 * START_OVER) * S), table)
-    assert alignment.state is ClockState.SYNCHRONIZED
+    assert not alignment.reason
 
 
 # -- what collectives say ------------------------------------------------------------------------
@@ -388,8 +376,8 @@ def test_a_clock_that_all_others_contradict(peers: int, names: tuple[str, ...]) 
     told = [world.agent.clock.constrain(name, peers, now, most_ns=-5 * S) for name in names]
     assert told[-1] is False
     assert all(told[:-1])
-    assert world.state == unsynchronized("contradiction")
+    assert world.reason == "contradiction"
     assert world.off()[0] < MS
     assert world.off()[1] is None
     world.run(5)
-    assert world.state == SYNCHRONIZED
+    assert world.reason == ""

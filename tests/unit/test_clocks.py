@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from frd.engine.clocks.alignment import Alignment, ClockState
+from frd.engine.clocks.alignment import Alignment
 from frd.engine.clocks.estimator import Exchange
 from frd.engine.matching.clock_hints import ClockHint
 from frd.errors import StoreError
@@ -81,8 +81,9 @@ class Agent:
         return abs(self.clock.used.one_to_aligned(self.wall()) - self.world.now())
 
     @property
-    def state(self) -> tuple[ClockState, str]:
-        return self.clock.used.state, self.clock.used.reason
+    def reason(self) -> str:
+        """Why the clock is unsynchronized; empty otherwise."""
+        return self.clock.used.reason
 
 
 def marks(sent_at: NodeNs, raw: NodeRawNs | None = None) -> Watermarks:
@@ -101,7 +102,7 @@ def test_without_pings_the_fastest_message_counts() -> None:
         world.at += S
         world.clocks.heard(agent.clock, marks(agent.wall(-way_ms * MS)), world.now())
     assert agent.error == 3 * MS
-    assert agent.state == (ClockState.UNSYNCHRONIZED, "no exchange yet")
+    assert agent.reason == "no exchange yet"
     assert claim_ns(agent.clock.used) is None
 
 
@@ -112,7 +113,7 @@ def test_a_few_pings_are_enough() -> None:
     for _ in range(8):
         world.at += 10 * MS
         agent.ping()
-    assert agent.state == (ClockState.SYNCHRONIZED, "")
+    assert agent.reason == ""
     told = len(agent.told)
     for _ in range(60):
         agent.pings(1)
@@ -164,11 +165,11 @@ def test_a_step_is_said_and_healed(step: int) -> None:
     agent.ahead += step
     world.at += S // 4
     agent.read()
-    assert agent.state == (ClockState.UNSYNCHRONIZED, "stepped")
+    assert agent.reason == "stepped"
     assert agent.error < MS
     world.at += S
     agent.ping()
-    assert agent.state == (ClockState.SYNCHRONIZED, "")
+    assert agent.reason == ""
     assert agent.error <= MS // 10
     view = agent.clock.view(world.now())
     assert view.steps == 1
@@ -192,7 +193,7 @@ def test_watermarks_tell_of_the_clock_between_pings() -> None:
     agent.ahead -= 2 * S
     world.at += S
     world.clocks.heard(agent.clock, marks(agent.wall(), agent.raw()), world.now())
-    assert agent.state == (ClockState.UNSYNCHRONIZED, "stepped")
+    assert agent.reason == "stepped"
     assert agent.error < 6 * MS
 
 
@@ -222,7 +223,7 @@ def test_what_is_claimed_of_a_silent_clock_grows() -> None:
         world.clocks.refresh()
         claimed = claim_ns(agent.clock.used)
         assert claimed is None or agent.error <= claimed
-    assert agent.state == (ClockState.UNSYNCHRONIZED, "silent")
+    assert agent.reason == "silent"
 
 
 def test_a_liar_moves_its_own_clock_only() -> None:
@@ -237,8 +238,8 @@ def test_a_liar_moves_its_own_clock_only() -> None:
         exchange = Exchange(liar.raw(-S), ServiceRawNs(world.at), ServiceRawNs(1), NodeRawNs(0))
         world.clocks.learn(liar.clock, liar._readings(), exchange)
     assert honest.error <= MS // 10
-    assert honest.state == (ClockState.SYNCHRONIZED, "")
-    assert liar.state[0] is ClockState.UNSYNCHRONIZED
+    assert honest.reason == ""
+    assert liar.reason
     assert world.clocks.refused.total() >= 60
 
 
@@ -253,7 +254,7 @@ def test_a_session_that_comes_back_is_known() -> None:
     world.clocks.forget(world.now())
     agent.clock = agent.connect(2)
     assert world.clocks.find(agent.key) is agent.clock
-    assert agent.state == (ClockState.SYNCHRONIZED, "")
+    assert agent.reason == ""
     agent.clock.disconnected(1, world.now())
     assert world.clocks.find(agent.key) is agent.clock, "its newer stream is there"
 
@@ -314,13 +315,13 @@ def test_collectives_that_cannot_be_make_both_clocks_unknown() -> None:
         world.at += S
         one.ping()
         other.ping()
-    assert one.state[0] is other.state[0] is ClockState.SYNCHRONIZED
+    assert one.reason == other.reason == ""
     hint = ClockHint(0, 1, -5 * MS, world.now(), MS, MS)
     assert hint.contradicts
     world.clocks.compare(one.clock, other.clock, 2, hint)
-    assert one.state == other.state == (ClockState.UNSYNCHRONIZED, "contradiction")
+    assert one.reason == other.reason == "contradiction"
     one.pings(5)
-    assert one.state[0] is ClockState.SYNCHRONIZED
+    assert one.reason == ""
 
 
 def test_what_a_collective_says_is_said_of_the_right_clock() -> None:
@@ -351,4 +352,4 @@ def test_one_liar_among_many_moves_nobody() -> None:
         one.ping()
         other.ping()
     world.clocks.compare(one.clock, other.clock, 3, ClockHint(0, 1, -5 * MS, world.now(), MS, MS))
-    assert one.state[0] is other.state[0] is ClockState.SYNCHRONIZED
+    assert one.reason == other.reason == ""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from frd.engine.clocks.alignment import Alignment, ClockState, Segment
+from frd.engine.clocks.alignment import Alignment, Segment
 from frd.engine.hangs.ops_in_flight import Waits
 from frd.engine.policy import Policy
 from frd.errors import FrdError, WireError
@@ -207,7 +207,6 @@ def bounded(offset: int, steps: int = 0) -> Alignment:
     """The node's clock is `offset` behind, after so many steps."""
     segment = Segment(NOW - OFFSET - steps, NOW, True, ((NOW - OFFSET, offset, 1000),))
     return guess(NodeNs(NOW - offset), AlignedNs(NOW))._replace(
-        state=ClockState.SYNCHRONIZED,
         reason="",
         segments=(segment,),
         now_ns=AlignedNs(NOW + 10 * S),

@@ -10,8 +10,6 @@ import random
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from frd.engine.clocks.alignment import Alignment
 from frd.engine.clocks.estimator import Exchange, NodeClock, Refusal, ServiceTable
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs
@@ -159,8 +157,8 @@ class Agent:
         """Deliver the content of a ping: readings, and the arrival of the last pong."""
         readings, self._readings = self._readings[-64:], []
         if readings:
-            columns = np.array(readings, np.int64)
-            self._note(self.clock.readings(columns[:, 1], columns[:, 2], columns[:, 3]))
+            _, *columns = zip(*readings, strict=True)
+            self._note(self.clock.readings(*columns))
             self.reading_times += [at for at, *_ in readings]
         if self._pong is not None and self._back <= at:
             self._note(self.clock.exchange(self._pong))

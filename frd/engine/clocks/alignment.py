@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,11 +30,6 @@ because ages are measured with these very clocks."""
 
 Knot: TypeAlias = tuple[int, int, int]
 """Time of the node's real clock, offset, half of the interval's width; all in ns."""
-
-
-class ClockState(StrEnum):
-    SYNCHRONIZED = "synchronized"
-    UNSYNCHRONIZED = "unsynchronized"
 
 
 class Segment(NamedTuple):
@@ -67,7 +61,6 @@ class Segment(NamedTuple):
 
 
 class Alignment(NamedTuple):
-    state: ClockState
     reason: str
     """Why the clock is unsynchronized; empty otherwise."""
     now_ns: AlignedNs
@@ -95,14 +88,14 @@ class Alignment(NamedTuple):
     def is_better_than(self, other: Alignment) -> bool:
         """What `other` has aligned may be aligned again: as much is known now, and of the same
         clock. After that clock was set, its times from before and after look the same."""
-        if self.state is not ClockState.SYNCHRONIZED is other.state:
+        if not other.reason and self.reason:
             return False
         starts = [one.segments[-1].start_ns for one in (self, other) if one.segments]
         return len(set(starts)) < 2
 
     def uncertainty_ns(self, node_ns: int) -> int | None:
         """The offset at this node time is off by so much at most; None when nothing bounds it."""
-        if self.state is not ClockState.SYNCHRONIZED:
+        if self.reason:
             return None
         estimate = self.one_to_aligned(node_ns) - node_ns
         widest = -1

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from frd.engine.clocks.alignment import FAR_NS, GROWTH_PPM, Alignment, ClockState, Segment
+from frd.engine.clocks.alignment import FAR_NS, GROWTH_PPM, Alignment, Segment
 from frd.engine.clocks.collective_bounds import PeerBounds
 from frd.engine.clocks.exchange import (
     DRIFT,
@@ -38,7 +38,7 @@ from frd.engine.clocks.exchange import (
 from frd.engine.clocks.feasible_line import FeasibleLine
 from frd.engine.clocks.history import OffsetHistory
 from frd.engine.clocks.realtime_table import RealtimeTable
-from frd.model import AlignedNs, Int64s, NodeNs, NodeRawNs, ServiceRawNs
+from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs
 
 __all__ = ["MOST_READINGS", "Exchange", "NodeClock", "Refusal", "ServiceTable"]
 
@@ -153,19 +153,12 @@ class NodeClock:
         if self._history is not None:
             self._history.distrust(self._node.last_real)
 
-    def readings(self, raw: Int64s, real: Int64s, slack: Int64s) -> Refusal | None:
-        """The node's clocks side by side, in order; the whole batch is refused when it is bad."""
-        if len(raw) > MOST_READINGS:
-            return Refusal.FLOOD
-        return self._take(raw.tolist(), real.tolist(), slack.tolist())
-
-    def reading(self, raw: NodeRawNs, real: NodeNs, slack_ns: int) -> Refusal | None:
-        """As `readings`, of one."""
-        return self._take([raw], [real], [slack_ns])
-
-    def _take(
+    def readings(
         self, raws: Sequence[int], reals: Sequence[int], slacks: Sequence[int]
     ) -> Refusal | None:
+        """The node's clocks side by side, in order; the whole batch is refused when it is bad."""
+        if len(raws) > MOST_READINGS:
+            return Refusal.FLOOD
         table = self._node
         sane = raws and raws[-1] < FAR_NS and 0 < reals[-1] < FAR_NS
         if sane and table.read_calm(raws, reals, slacks):
@@ -276,7 +269,6 @@ class NodeClock:
         if history is not None and self._newest is not None:
             line, segments = history.line(at_ns - _LINE_NS), history.segments()
         return Alignment(
-            ClockState.UNSYNCHRONIZED if reason else ClockState.SYNCHRONIZED,
             reason,
             now_ns,
             at_ns,

@@ -13,14 +13,15 @@ nothing.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import msgspec
 
-from frd.engine.clocks.alignment import FAR_NS, GROWTH_PPM, Alignment, ClockState
-from frd.engine.clocks.estimator import Exchange, NodeClock, OffsetEstimate, Refusal, ServiceTable
+from frd.engine.clocks.alignment import FAR_NS, GROWTH_PPM, Alignment
+from frd.engine.clocks.estimator import Exchange, NodeClock, OffsetEstimate, ServiceTable
 from frd.engine.clocks.realtime_table import RealtimeTable
 from frd.engine.matching.clock_hints import ClockHint
 from frd.errors import StoreError
@@ -53,7 +54,6 @@ log = logging.getLogger(__name__)
 def guess(sent_at: NodeNs, received_at: AlignedNs) -> Alignment:
     """All that a single message shows."""
     return Alignment(
-        state=ClockState.UNSYNCHRONIZED,
         reason="no exchange yet",
         now_ns=received_at,
         at_ns=sent_at,
@@ -221,49 +221,41 @@ class AgentClocks:
         clock = self._clocks.get(key)
         return clock if clock is not None and clock.is_connected else None
 
-    def refuse(self, reason: str) -> None:
-        self.refused[reason] += 1
-
     def heard(self, clock: AgentClock, marks: Watermarks, received_at: AlignedNs) -> None:
         """A message of the main stream: all that there is to go by without pings, and with them a
         reading of the node's clocks."""
         if not clock.exchanged_at:
             clock.learned.one_way(marks.sent_at_ns, received_at)
         raw = marks.sent_raw_ns
-        if raw is not None and raw > clock.read_at:
-            refusal = clock.learned.reading(raw, marks.sent_at_ns, marks.sent_slack_ns)
-            self._taken(clock, raw, refusal)
+        if raw is not None:
+            self._read_node(clock, [raw], [marks.sent_at_ns], [marks.sent_slack_ns])
         if raw is not None or not clock.exchanged_at:
             clock.conclude(self._read(), self._table)
 
     def learn(self, clock: AgentClock, readings: Readings, exchange: Exchange | None) -> None:
         """What one ping brought: readings of the node, and the end of an earlier exchange."""
-        self._take(clock, readings)
+        columns = readings.raw_ns, readings.real_ns, readings.slack_ns
+        self._read_node(clock, *(column.tolist() for column in columns))
         if exchange is not None:
             refusal = clock.learned.exchange(exchange)
             if refusal is not None:
-                self.refuse(refusal.value)
+                self.refused[refusal.value] += 1
             else:
                 clock.exchanged_at = self._now()
         clock.conclude(self._read(), self._table)
 
-    def _take(self, clock: AgentClock, readings: Readings) -> None:
+    def _read_node(
+        self, clock: AgentClock, raws: list[int], reals: list[int], slacks: list[int]
+    ) -> None:
         """Readings come on two streams, so the newest may be here already."""
-        raw, real, slack = readings.raw_ns, readings.real_ns, readings.slack_ns
-        if not len(raw):
+        new = bisect_right(raws, clock.read_at)
+        if new == len(raws):
             return
-        if raw[0] <= clock.read_at < raw[-1]:
-            later = raw > clock.read_at
-            raw, real, slack = raw[later], real[later], slack[later]
-        elif raw[-1] <= clock.read_at:
-            return
-        self._taken(clock, int(raw[-1]), clock.learned.readings(raw, real, slack))
-
-    def _taken(self, clock: AgentClock, raw_ns: int, refusal: Refusal | None) -> None:
+        refusal = clock.learned.readings(raws[new:], reals[new:], slacks[new:])
         if refusal is None:
-            clock.read_at = raw_ns
+            clock.read_at = raws[-1]
         else:
-            self.refuse(refusal.value)
+            self.refused[refusal.value] += 1
 
     def compare(self, early: AgentClock, late: AgentClock, nodes: int, hint: ClockHint) -> None:
         """A rank of `early` was done with what one of `late` came to last; `nodes` are in all."""

@@ -75,7 +75,8 @@ class Pings:
             with self._admission.admitted(context):
                 await self._serve(context)
         except WireError as error:
-            self._clocks.refuse(STRANGER if isinstance(error, _Stranger) else PROTOCOL)
+            reason = STRANGER if isinstance(error, _Stranger) else PROTOCOL
+            self._clocks.refused[reason] += 1
             if self._admission.is_news(context, error.reason, time.monotonic()):
                 log.warning("clock stream of %s refused: %s", context.peer(), error)
             context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
@@ -101,7 +102,7 @@ class Pings:
             if self._clocks.find(key) is not clock:
                 raise _Stranger("its stream of rows is gone: open that one first")
             if wait_s := bucket.take(1, received / 1e9):
-                self._clocks.refuse(Refusal.FLOOD.value)
+                self._clocks.refused[Refusal.FLOOD.value] += 1
                 await asyncio.sleep(wait_s)
             pong = encode_pong(ping.number, pause_s(self._streams))
             sent = raw_now()
