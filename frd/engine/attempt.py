@@ -23,12 +23,11 @@ from frd.engine.matching.usual_waits import GroupKind, LongWait
 from frd.engine.memory import Memory
 from frd.engine.policy import Policy
 from frd.engine.state import snapshot_parts, status_view, watermarks
+from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.entry_batch import EntryBatch, EntryRows, is_empty
-from frd.engine.state.p2p import P2PChannels
-from frd.engine.state.presence import Presence
 from frd.engine.state.session_clocks import SessionClocks
 from frd.engine.state.snapshot import Snapshot, StallTable
-from frd.engine.state.tables import STATES, GroupTable, PairTable, RankTable
+from frd.engine.state.tables import STATES
 from frd.engine.state.watermarks import WatermarkRows
 from frd.engine.tick import Tick
 from frd.errors import WireError
@@ -77,13 +76,12 @@ class Attempt:
         self.memory = Memory(policy)
         """Observed directly; only its series are declared through the attempt."""
         self._policy = policy
-        self._ranks = RankTable()
-        self._groups = GroupTable()
-        self._pairs = PairTable()
-        self._channels = P2PChannels()
-        self.presence = Presence(self._ranks, self._groups, self._pairs)
-        self.clocks = SessionClocks(self._ranks, self._pairs, self._channels)
-        self._collectives = Collectives(policy, self._ranks, self._groups, self._pairs, pauses, now)
+        self.tables = AttemptTables()
+        """To be read; the attempt writes."""
+        self._ranks, self._groups = self.tables.ranks, self.tables.groups
+        self._pairs, self._channels = self.tables.pairs, self.tables.channels
+        self.clocks = SessionClocks(self.tables)
+        self._collectives = Collectives(policy, self.tables, pauses, now)
 
     def adopt(self, policy: Policy) -> None:
         """See `Engine.adopt`."""
@@ -245,7 +243,7 @@ class Attempt:
         Raises:
             WireError: when a row is of a rank that is not a member of its group.
         """
-        watermarks.observe(self._ranks, self._pairs, rows, now)
+        watermarks.observe(self.tables, rows, now)
         self._observed += 1
 
     def observe_channels(
@@ -290,7 +288,7 @@ class Attempt:
             world_size=self.world_size,
             stalls=self.stalls(now),
             has_mismatches=collectives.disagrees,
-            has_exits=self.presence.has_exits(),
+            has_exits=self.tables.has_exits(),
             unsynchronized=self.clocks.unsynchronized(),
             snapshot=cache(partial(self.snapshot, now)),
             late_window=cache(partial(collectives.lateness.window, now)),
@@ -316,9 +314,7 @@ class Attempt:
         self._collectives.settle(now)
         floor = AlignedNs(now - round(self._policy.stall_after_s * 1e9))
         ends_early = self._collectives.ends_early
-        return snapshot_parts.stalls(
-            self._ranks, self._groups, self._pairs, self._channels, floor, ends_early
-        )
+        return snapshot_parts.stalls(self.tables, floor, ends_early)
 
     def snapshot(self, now: AlignedNs) -> Snapshot:
         """Progress of every rank; immutable."""
@@ -328,9 +324,7 @@ class Attempt:
             key=self.key,
             now=now,
             world_size=self.world_size,
-            groups=snapshot_parts.groups(
-                self._groups, self._pairs, ops, self._ranks, ends_early, now
-            ),
+            groups=snapshot_parts.groups(self.tables, ops, ends_early, now),
             channels=self._channels.snapshot(),
             mismatches=self._collectives.facts(),
             created_at=self.created_at,
@@ -345,16 +339,11 @@ class Attempt:
         return AttemptView(
             key=self.key,
             world_size=self.world_size,
-            ended=self.presence.all_gone(),
+            ended=self.tables.all_gone(),
             ranks=status_view.ranks(
-                self._ranks,
-                self._groups,
-                self._pairs,
-                collectives.signature_of,
-                collectives.signatures.known,
-                now,
+                self.tables, collectives.signature_of, collectives.signatures.known, now
             ),
-            groups=status_view.groups(self._groups, self._ranks, self._pairs, stalls, now),
+            groups=status_view.groups(self.tables, stalls, now),
             skew=collectives.skew.by_op(ops),
             duration=collectives.duration.by_op(ops),
             gap_entries=self.gap_entries,

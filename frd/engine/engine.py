@@ -15,7 +15,7 @@ from frd.engine.evaluation import Evaluation
 from frd.engine.findings.attachments import Evidence
 from frd.engine.findings.open_finding import OpenFinding
 from frd.engine.matching.clock_hints import ClockHint
-from frd.engine.matching.usual_waits import JobPauses, LearnedPauses
+from frd.engine.matching.learned_pauses import JobPauses, LearnedPauses
 from frd.engine.policy import Policy
 from frd.errors import WireError
 from frd.model import (
@@ -85,7 +85,7 @@ class Engine:
         if evaluation.over_at is not None and not attempt.has_seen(info):
             self._supersede(attempt.key, now)
             if evaluation.over_at is None and (
-                attempt.presence.all_gone() or not attempt.presence.has_agents
+                attempt.tables.all_gone() or not attempt.tables.has_agents
             ):
                 self.start_over(attempt, info.world_size, now)
         return attempt.rank(info, now)

@@ -122,7 +122,7 @@ class Evaluation:
             reason = f"no agent has reported on it for {self._policy.deserted_after_s:.0f} s"
             yield from self.tracker.close_all(now, reason)
             return
-        if not attempt.presence.all_gone():
+        if not attempt.tables.all_gone():
             self.ended_at = None
         elif self.ended_at is None:
             self.ended_at = now
@@ -152,7 +152,7 @@ class Evaluation:
         return events + self.tracker.close_all(now, reason)
 
     def _is_abandoned(self, attempt: Attempt, now: AlignedNs) -> bool:
-        if attempt.presence.has_agents:
+        if attempt.tables.has_agents:
             self.deserted_at = None
             return False
         self.deserted_at = self.deserted_at or now

@@ -22,7 +22,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TypeAlias
 
-from frd.engine.matching.usual_waits import KEPT_JOBS, KEPT_NS, JobPauses
+from frd.engine.matching.learned_pauses import KEPT_JOBS, KEPT_NS, JobPauses
 from frd.errors import StoreError
 from frd.forms import finding_from_json, finding_json
 from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState

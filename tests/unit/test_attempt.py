@@ -147,9 +147,9 @@ def test_an_attempt_ends_with_its_last_rank() -> None:
     job = Job(world=2)
     job.status(0, RankState.EXITED, 1)
     job.status(1, RankState.SILENT, 1)
-    assert not job.attempt.presence.all_gone()
+    assert not job.attempt.tables.all_gone()
     job.status(1, RankState.FINISHED, 3)
-    assert job.attempt.presence.all_gone()
+    assert job.attempt.tables.all_gone()
 
 
 def test_a_program_that_runs_ahead_is_not_stalled() -> None:

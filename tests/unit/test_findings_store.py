@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from frd.engine.matching.usual_waits import JobPauses
+from frd.engine.matching.learned_pauses import JobPauses
 from frd.errors import StoreError
 from frd.model import (
     AlignedNs,

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from frd.engine.engine import Engine
-from frd.engine.matching import usual_waits
-from frd.engine.matching.usual_waits import JobPauses, LearnedPauses, LongWait, WaitHistory, united
+from frd.engine.matching import learned_pauses
+from frd.engine.matching.learned_pauses import JobPauses, LearnedPauses
+from frd.engine.matching.usual_waits import LongWait, WaitHistory, united
 from frd.engine.policy import Policy
 from frd.errors import StoreError
 from frd.model import AlignedNs, Change, RankState, Severity
@@ -200,7 +201,7 @@ def test_waits_unite_in_any_order() -> None:
 
 def test_what_is_kept_is_bounded_and_ages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of too many jobs, groups and waits the most useful stay; after two weeks none does."""
-    monkeypatch.setattr(usual_waits, "KEPT_JOBS", 3)
+    monkeypatch.setattr(learned_pauses, "KEPT_JOBS", 3)
     known = LearnedPauses()
     for number in range(5):
         waits = {
@@ -214,7 +215,7 @@ def test_what_is_kept_is_bounded_and_ages(monkeypatch: pytest.MonkeyPatch) -> No
     assert known.evicted == 2
     kept = known.of("job4", AlignedNs(2000 * S))
     assert set(kept) == {(f"g{group}", 4) for group in range(24, 40)}
-    assert {len(waits) for waits in kept.values()} == {usual_waits.KEPT_WAITS}
+    assert {len(waits) for waits in kept.values()} == {learned_pauses.KEPT_WAITS}
     assert known.of("job4", AlignedNs(15 * DAY)) == {}
     assert known.of("other", AlignedNs(0)) == {}
 
@@ -248,7 +249,9 @@ def test_the_store_keeps_the_newest_jobs(tmp_path: Path) -> None:
     old = [JobPauses(f"old{n}", AlignedNs(START - 15 * DAY)) for n in range(3)]
     store.save_pauses(old)
     assert store.pauses() == old
-    new = [JobPauses(f"new{n:03d}", AlignedNs(START + n)) for n in range(usual_waits.KEPT_JOBS + 4)]
+    new = [
+        JobPauses(f"new{n:03d}", AlignedNs(START + n)) for n in range(learned_pauses.KEPT_JOBS + 4)
+    ]
     store.save_pauses(new)
     assert store.pauses() == new[4:]
     store.close()

@@ -1,7 +1,7 @@
 """From entries to collectives: which entries belong together, and whether they agree.
 
 Entry points: `collectives.Collectives` (live matching), `signature_rules` (what each op permits
-to differ), `mismatches` (which ranks disagree), `usual_waits` (stall thresholds), `clock_hints`
-(what collectives show of clocks), `arrivals` and `lateness` (which ranks came late, and how often).
-Memory does not grow with the number of entries.
+to differ), `mismatches` (which ranks disagree), `usual_waits` (stall thresholds), `learned_pauses`
+(waits of a job's earlier attempts), `clock_hints` (what collectives show of clocks), `arrivals` and
+`lateness` (which ranks came late, and how often). Memory does not grow with the number of entries.
 """

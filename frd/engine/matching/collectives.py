@@ -11,62 +11,28 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from frd.engine.matching.arrivals import charges, waits
 from frd.engine.matching.clock_hints import ClockHint, GroupClocks, clock_hints
 from frd.engine.matching.lateness import Lateness
 from frd.engine.matching.mismatches import Mismatches
+from frd.engine.matching.op_histograms import OpHistograms
 from frd.engine.matching.open_collectives import OpenCollectives, RetiredCollectives
 from frd.engine.matching.signature_rules import Signatures
 from frd.engine.matching.usual_waits import GroupKind, LongWait, StallThresholds
 from frd.engine.policy import Policy
+from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.entry_batch import PairRuns, Places
 from frd.engine.state.snapshot import Mismatch
-from frd.engine.state.tables import GroupTable, PairTable, RankTable
 from frd.model import AlignedNs, Bools, Int32s, Int64s
-from frd.views import Histogram
 
-BOUNDS_S: Final = (0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0)
-_BOUNDS_NS: Final = np.array([round(bound * 1e9) for bound in BOUNDS_S])
-_WIDTH: Final = len(BOUNDS_S) + 1
 _MOST_RETIRED: Final = 8_192
 """Retired collectives that wait to be evaluated together."""
 _MOST_HINTS: Final = 1_024
 """Kept until they are taken."""
-
-
-class OpHistograms:
-    """Seconds by op index; rows appear as ops do."""
-
-    def __init__(self) -> None:
-        self._counts: npt.NDArray[np.int64] = np.zeros((0, _WIDTH), np.int64)
-        self._total_ns: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-
-    def add(self, op: Int32s, value_ns: npt.NDArray[Any]) -> None:
-        if not len(op):
-            return
-        if (need := int(op.max()) + 1 - len(self._total_ns)) > 0:
-            self._counts = np.append(self._counts, np.zeros((need, _WIDTH), np.int64), axis=0)
-            self._total_ns = np.append(self._total_ns, np.zeros(need, np.int64))
-        cell = op * _WIDTH + np.searchsorted(_BOUNDS_NS, value_ns)
-        ops = len(self._total_ns)
-        self._counts += np.bincount(cell, minlength=ops * _WIDTH).reshape(ops, _WIDTH)
-        # Whole numbers, so that their sum does not depend on their order.
-        self._total_ns += np.bincount(op, value_ns, minlength=ops).astype(np.int64)
-
-    def by_op(self, names: Sequence[str]) -> dict[str, Histogram]:
-        """Histograms of the ops that have values; `names` are the ops by index."""
-        return {
-            name: Histogram(BOUNDS_S, tuple(counts), total / 1e9)
-            for name, counts, total in zip(
-                names, self._counts.tolist(), self._total_ns.tolist(), strict=False
-            )
-            if any(counts)
-        }
 
 
 class Collectives:
@@ -76,17 +42,15 @@ class Collectives:
     def __init__(
         self,
         policy: Policy,
-        ranks: RankTable,
-        groups: GroupTable,
-        pairs: PairTable,
+        tables: AttemptTables,
         known: Mapping[GroupKind, Sequence[LongWait]],
         now: AlignedNs,
     ) -> None:
         """`known` are long waits of earlier attempts of the job."""
-        self._ranks = ranks
-        self._groups = groups
-        self._pairs = pairs
-        self.thresholds = StallThresholds(policy, groups, known, now)
+        self._ranks = tables.ranks
+        self._groups = tables.groups
+        self._pairs = tables.pairs
+        self.thresholds = StallThresholds(policy, tables.groups, known, now)
         self.signatures = Signatures(policy.max_signatures)
         self.open_collectives = OpenCollectives(
             policy.max_open_collectives, policy.max_open_collectives_per_group
@@ -98,7 +62,7 @@ class Collectives:
         """Bounds of clocks from collectives, until another module takes them."""
         self.contradictions: deque[ClockHint] = deque(maxlen=_MOST_HINTS)
         """The hints that contradict the clocks' uncertainties, for another reader."""
-        self._clocks = GroupClocks.of(0, ranks, pairs)
+        self._clocks = GroupClocks.of(0, tables.ranks, tables.pairs)
         self._clocks_as_of = (-1, -1, -1)
         self._mismatches = Mismatches()
         self._unsettled = False

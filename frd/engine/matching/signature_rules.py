@@ -85,36 +85,20 @@ _RULES: Final = {
     "all_to_all_v_single": Rule.BALANCE,
     "alltoall_base": Rule.BALANCE,
 }
-_GATHERS: Final = frozenset(
-    {
-        "all_gather",
-        "all_gather_single",
-        "_all_gather_base",
-        "all_gather_into_tensor",
-        "all_gather_into_tensor_coalesced",
-        "all_gather_coalesced",
-    }
-)
+_EVEN: Final = (Rule.ALL, Rule.INPUT, Rule.OUTPUT)
+"""Rules by which all members give and take the same number of elements."""
+_GATHERS: Final = frozenset(op for op, of in _RULES.items() if "all_gather" in op and of in _EVEN)
 _SCATTERS: Final = frozenset(
-    {
-        "reduce_scatter",
-        "reduce_scatter_single",
-        "_reduce_scatter_base",
-        "reduce_scatter_tensor",
-        "reduce_scatter_tensor_coalesced",
-    }
+    op for op, of in _RULES.items() if "reduce_scatter" in op and of in _EVEN
 )
-
 _SYNCHRONIZING: Final = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
 """Ops that no rank can complete before every member has joined, by the start of their names."""
 _STRICT: Final = frozenset(
-    op
-    for op, of in _RULES.items()
-    if of in (Rule.ALL, Rule.INPUT, Rule.OUTPUT)
-    and op.strip("_").startswith(
-        ("all_reduce", "allreduce", "all_gather", "reduce_scatter", "barrier")
-    )
+    {op for op in _RULES if op.startswith(("all_reduce", "allreduce", "barrier"))}
+    | _GATHERS
+    | _SCATTERS
 )
+"""See `is_strict`."""
 
 Sizes = tuple[tuple[int, ...], ...]
 
@@ -129,13 +113,8 @@ def match_class(signature: Signature) -> Hashable:
     who = s.backend, s.op
     match rule(s.op):
         case Rule.ALL:
-            return (
-                *who,
-                _counts(s.input_sizes),
-                s.input_dtypes,
-                _counts(s.output_sizes),
-                (s.output_dtypes),
-            )
+            inputs = _counts(s.input_sizes), s.input_dtypes
+            return *who, *inputs, _counts(s.output_sizes), s.output_dtypes
         case Rule.INPUT:
             return *who, _counts(s.input_sizes), s.input_dtypes
         case Rule.OUTPUT:

@@ -9,18 +9,13 @@ is usual up to twice its length; a longer one may have been an accident, and one
 blunt the detector. Collectives that waited through the same minutes (a rank that is late is late
 for all of its buckets) are one wait, as long as the longest of them: where programs run ahead, the
 waits of one step reach into the next, for hours.
-
-A job writes checkpoints in its next run too. So what its attempts have seen is kept by the job's
-name, in bounded memory, and every new attempt begins with it. A wait is kept only if the job went
-on afterwards: what ends with the job teaches nothing.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeAlias
+from operator import attrgetter
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -37,13 +32,6 @@ _EXPIRY_NS: Final = 60_000_000_000
 """How often thresholds are computed again because waits grow old."""
 _TAKE_AGAIN_NS: Final = 600_000_000_000
 """How often waits are returned that raise no threshold: they show that a pause is still usual."""
-KEPT_NS: Final = 14 * 24 * 3600 * 1_000_000_000
-"""A job remembers a wait for so long."""
-KEPT_WAITS: Final = 8
-"""Of a kind of group, for the next attempts."""
-KEPT_KINDS: Final = 16
-"""Of a job."""
-KEPT_JOBS: Final = 256
 _FAR: Final = 1 << 64
 _ONCE_FACTOR: Final = 2.0
 """The next pause may be so much longer than the only one that has been seen."""
@@ -87,12 +75,8 @@ def united(waits: Iterable[LongWait], most: int) -> list[LongWait]:
         else:
             found.append(wait)
     if len(found) > most:
-        found = sorted(sorted(found, key=_length)[-most:])
+        found = sorted(sorted(found, key=attrgetter("length"))[-most:])
     return found
-
-
-def _length(wait: LongWait) -> int:
-    return wait.length
 
 
 class WaitHistory:
@@ -108,7 +92,7 @@ class WaitHistory:
 
     def threshold_ns(self, policy: Policy, now: AlignedNs) -> int:
         self.waits = [w for w in self.waits if now - max(w.end, self._since) <= MEMORY_NS]
-        lengths = sorted(map(_length, self.waits))
+        lengths = sorted(wait.length for wait in self.waits)
         passing = (policy.stall_after_s + policy.critical_after_s) * 1e9
         again = lengths[-2] if len(lengths) > 1 else 0
         once = max((length for length in lengths if length <= passing), default=0)
@@ -214,86 +198,3 @@ class StallThresholds:
             for kind, history in self._history.items()
         }
         return {kind: waits for kind, waits in survived.items() if waits}
-
-
-# -- kept by the job's name --------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class JobPauses:
-    """What the attempts of one job have shown."""
-
-    job: str
-    learned_at: AlignedNs
-    waits: Mapping[GroupKind, Sequence[LongWait]] = field(default_factory=dict)
-
-    def with_more(self, news: Mapping[GroupKind, Sequence[LongWait]], now: AlignedNs) -> JobPauses:
-        """The longest waits of the last weeks, those of an attempt among them."""
-        waits: dict[GroupKind, list[LongWait]] = {}
-        for kind in sorted({*self.waits, *news}):
-            known = [*self.waits.get(kind, ()), *news.get(kind, ())]
-            fresh = [wait for wait in known if now - wait.end <= KEPT_NS]
-            if fresh:
-                waits[kind] = united(fresh, KEPT_WAITS)
-        if len(waits) > KEPT_KINDS:
-            longest = sorted(waits, key=lambda kind: max(map(_length, waits[kind])))
-            waits = {kind: waits[kind] for kind in sorted(longest[-KEPT_KINDS:])}
-        return JobPauses(self.job, now, waits)
-
-    def encode(self) -> str:
-        """ASCII JSON, which carries any label."""
-        groups = [[*kind, waits] for kind, waits in self.waits.items()]
-        document = {"job": self.job, "learned_at": self.learned_at, "groups": groups}
-        return json.dumps(document, separators=(",", ":"))
-
-    @staticmethod
-    def decode(text: str | bytes) -> JobPauses:
-        """
-        Raises:
-            ValueError: `text` is not what `encode` gives.
-        """
-        try:
-            found: dict[str, Any] = json.loads(text)
-            waits = {
-                (str(label), int(size)): [LongWait.of_numbers(*map(int, wait)) for wait in waits]
-                for label, size, waits in found["groups"]
-            }
-            return JobPauses(str(found["job"]), AlignedNs(int(found["learned_at"])), waits)
-        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise ValueError(f"pauses of a job: {error!r}") from None
-
-
-class LearnedPauses:
-    """The pauses of all jobs, those that learned last at the end."""
-
-    def __init__(self) -> None:
-        self.evicted = 0
-        """Jobs that were forgotten to stay within the limit."""
-        self._jobs: dict[str, JobPauses] = {}
-        self._news: dict[str, JobPauses] = {}
-
-    def recall(self, jobs: Iterable[JobPauses]) -> None:
-        """Replace all that is known."""
-        self._jobs = {one.job: one for one in sorted(jobs, key=lambda one: one.learned_at)}
-
-    def learn(
-        self, job: str, waits: Mapping[GroupKind, Sequence[LongWait]], now: AlignedNs
-    ) -> None:
-        known = self._jobs.pop(job, None) or JobPauses(job, now)
-        self._jobs[job] = self._news[job] = known.with_more(waits, now)
-        while len(self._jobs) > KEPT_JOBS:
-            del self._jobs[next(iter(self._jobs))]
-            self.evicted += 1
-
-    def of(self, job: str, now: AlignedNs) -> Mapping[GroupKind, Sequence[LongWait]]:
-        """What a new attempt of the job begins with."""
-        known = self._jobs.get(job)
-        return known.with_more({}, now).waits if known is not None else {}
-
-    def all(self) -> list[JobPauses]:
-        return list(self._jobs.values())
-
-    def take_news(self) -> list[JobPauses]:
-        """Jobs that have learned something since the last call."""
-        news, self._news = self._news, {}
-        return list(news.values())

@@ -12,18 +12,17 @@ import numpy as np
 
 from frd.engine.clocks.uncertain_time import UNKNOWN_NS
 from frd.engine.state import watermarks
-from frd.engine.state.p2p import P2PChannels
-from frd.engine.state.tables import PairTable, RankTable
+from frd.engine.state.attempt_tables import AttemptTables
 from frd.model import AlignedNs, Int32s, Int64s, RankInfo
 
 
 class SessionClocks:
-    def __init__(self, ranks: RankTable, pairs: PairTable, channels: P2PChannels) -> None:
+    def __init__(self, tables: AttemptTables) -> None:
         self.revision = 0
         """Changes when times are aligned again."""
-        self._ranks = ranks
-        self._pairs = pairs
-        self._channels = channels
+        self._ranks = tables.ranks
+        self._pairs = tables.pairs
+        self._channels = tables.channels
 
     def set(
         self, ranks: Sequence[int], session: int, uncertainty_ns: int | None, now: AlignedNs

@@ -12,9 +12,9 @@ from typing import Final, TypeAlias, TypedDict
 import numpy as np
 
 from frd.engine.clocks.uncertain_time import RankClocks
-from frd.engine.state.p2p import P2PChannels
+from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.snapshot import GroupSnapshot, StallTable
-from frd.engine.state.tables import EXITED, LIVE, STATES, GroupTable, PairTable, RankTable
+from frd.engine.state.tables import EXITED, LIVE, STATES, RankTable
 from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, ExitInfo, Int32s, Int64s, RankInfo, RankState
 
 _FAR: Final = np.iinfo(np.int64).max
@@ -28,14 +28,7 @@ EndsEarly: TypeAlias = Callable[[Int32s, Int64s], Bools]
 """Of groups and seqs: whether a member may complete the op before all members have joined it."""
 
 
-def stalls(
-    ranks: RankTable,
-    groups: GroupTable,
-    pairs: PairTable,
-    channels: P2PChannels,
-    latest: AlignedNs,
-    ends_early: EndsEarly,
-) -> StallTable:
+def stalls(tables: AttemptTables, latest: AlignedNs, ends_early: EndsEarly) -> StallTable:
     """Waiting that the ranks' own telemetry confirms to be longer than their group's threshold.
 
     `latest` is the enqueue time of the youngest op that any threshold could call late. A rank that
@@ -44,6 +37,7 @@ def stalls(
     its device is not stalled. Nor is a rank with impossible watermarks; `ends_early` says which
     collectives a member may complete before all members have joined.
     """
+    pairs, channels = tables.pairs, tables.channels
     n = pairs.count
     old = (pairs.enqueued[:n] > pairs.completed[:n]) & (pairs.head[:n] <= latest)
     row = np.flatnonzero(old)
@@ -51,34 +45,32 @@ def stalls(
     if not len(row) and not channels.are_waiting(latest):
         return _NO_STALLS
     since = np.maximum(pairs.head[row], pairs.idle_until[row])
-    stuck = np.flatnonzero(_confirmed(ranks, groups, pairs.rank[row], pairs.group[row], since))
+    stuck = np.flatnonzero(_confirmed(tables, pairs.rank[row], pairs.group[row], since))
     if len(stuck):
-        limit = _limits(ranks, groups, pairs, row[stuck], ends_early)
-        stuck = stuck[completed(groups, pairs, row[stuck]) <= limit]
+        limit = _limits(tables, row[stuck], ends_early)
+        stuck = stuck[completed(tables, row[stuck]) <= limit]
     row = row[stuck]
     p2p = channels.waiting_before(latest)
-    late = _confirmed(ranks, groups, p2p.rank, p2p.group, p2p.since)
+    late = _confirmed(tables, p2p.rank, p2p.group, p2p.since)
     return StallTable(
         np.concatenate((pairs.group[row], p2p.group[late])),
         np.concatenate((pairs.rank[row], p2p.rank[late])),
-        np.concatenate((completed(groups, pairs, row) + 1, np.full(late.sum(), UNKNOWN_SEQ))),
+        np.concatenate((completed(tables, row) + 1, np.full(late.sum(), UNKNOWN_SEQ))),
         np.concatenate((since[stuck], p2p.since[late])),
     )
 
 
-def _confirmed(
-    ranks: RankTable, groups: GroupTable, rank: Int32s, group: Int32s, since: Int64s
-) -> Bools:
+def _confirmed(tables: AttemptTables, rank: Int32s, group: Int32s, since: Int64s) -> Bools:
+    ranks = tables.ranks
     running: Bools = ranks.state[rank] < EXITED
-    return running & (ranks.as_of[rank] - since >= groups.threshold_ns[group])
+    return running & (ranks.as_of[rank] - since >= tables.groups.threshold_ns[group])
 
 
-def _limits(
-    ranks: RankTable, groups: GroupTable, pairs: PairTable, row: Int64s, ends_early: EndsEarly
-) -> Int64s:
+def _limits(tables: AttemptTables, row: Int64s, ends_early: EndsEarly) -> Int64s:
     """The highest seq that each row can have completed: a member cannot complete an op that another
     member, by a later report, has not joined."""
-    group, done = pairs.group[row], completed(groups, pairs, row)
+    groups, pairs = tables.groups, tables.pairs
+    group, done = pairs.group[row], completed(tables, row)
     layout = pairs.layout()
     come = pairs.enqueued[layout.order]
     least = np.zeros(groups.count, np.int64)
@@ -89,16 +81,13 @@ def _limits(
     limit = np.full(len(row), _FAR, np.int64)
     for rows_of_group in np.split(odd, np.flatnonzero(np.diff(group[odd])) + 1) if len(odd) else ():
         members = groups.rows(int(group[rows_of_group[0]]))
-        limit[rows_of_group] = _least_joined(
-            ranks, pairs, members, pairs.done_at[row[rows_of_group]]
-        )
+        limit[rows_of_group] = _least_joined(tables, members, pairs.done_at[row[rows_of_group]])
     return limit
 
 
-def _least_joined(
-    ranks: RankTable, pairs: PairTable, members: slice | list[int], after: Int64s
-) -> Int64s:
+def _least_joined(tables: AttemptTables, members: slice | list[int], after: Int64s) -> Int64s:
     """For each time in `after`: the lowest seq joined by members whose reports are later."""
+    ranks, pairs = tables.ranks, tables.pairs
     rank, come = pairs.rank[members], pairs.enqueued[members]
     known = ranks.knows(rank) & (come > UNKNOWN_SEQ)
     known[known] = pairs.last_session[members][known] == ranks.session[rank[known]]
@@ -108,10 +97,11 @@ def _least_joined(
     return least[np.searchsorted(-as_of[order], -after)]
 
 
-def completed(groups: GroupTable, pairs: PairTable, row: Int64s) -> Int64s:
+def completed(tables: AttemptTables, row: Int64s) -> Int64s:
     """Completed watermarks; a rank in its first collective counts as done with the one before."""
+    pairs = tables.pairs
     marks = pairs.completed[row]
-    first = groups.first_seq[pairs.group[row]]
+    first = tables.groups.first_seq[pairs.group[row]]
     return np.where((marks < 0) & (first <= pairs.enqueued[row]), first - 1, marks)
 
 
@@ -149,17 +139,16 @@ def ranks(table: RankTable) -> RankColumns:
     )
 
 
-def _unheard(
-    table: GroupTable, pairs: PairTable, order: Int64s, done: Int64s, ends_early: EndsEarly
-) -> Bools:
+def _unheard(tables: AttemptTables, order: Int64s, done: Int64s, ends_early: EndsEarly) -> Bools:
     """Members without any report, where others have completed an op that takes all members: these
     members joined it before an agent could report it."""
-    group = pairs.group[order]
-    none = pairs.enqueued[order] == UNKNOWN_SEQ
-    some = np.zeros(table.count, np.bool_)
+    group = tables.pairs.group[order]
+    first = tables.groups.first_seq[group]
+    none = tables.pairs.enqueued[order] == UNKNOWN_SEQ
+    some = np.zeros(tables.groups.count, np.bool_)
     some[group[none]] = True
-    some[group[~none & (done < table.first_seq[group])]] = False  # the first op may be open yet
-    row = np.flatnonzero(some[group] & (done >= table.first_seq[group]))
+    some[group[~none & (done < first)]] = False  # the first op may be open yet
+    row = np.flatnonzero(some[group] & (done >= first))
     row = row[~ends_early(group[row], done[row])]
     some[:] = False
     some[group[row]] = True
@@ -168,27 +157,25 @@ def _unheard(
 
 
 def groups(
-    table: GroupTable,
-    pairs: PairTable,
+    tables: AttemptTables,
     ops: Sequence[Callable[[int], str]],
-    ranks: RankTable,
     ends_early: EndsEarly,
     now: AlignedNs,
 ) -> list[GroupSnapshot]:
     """One snapshot per group, by group handle. Watermarks that are impossible are cut to the
     highest possible seq."""
-    layout = pairs.layout()
-    order = layout.order
+    ranks, table, pairs = tables.ranks, tables.groups, tables.pairs
+    order = pairs.layout().order
     members, enqueued, started = pairs.rank[order], pairs.enqueued[order], pairs.started[order]
-    done, head, moved = completed(table, pairs, order), pairs.head[order], pairs.moved_at[order]
+    done, head, moved = completed(tables, order), pairs.head[order], pairs.moved_at[order]
     rests = np.flatnonzero(pairs.done_at[order] < now - _RESTING_NS)
     rests = rests[ranks.knows(members[rests])]
     rests = rests[ranks.state[members[rests]] == LIVE]  # a timeout completes what never was
-    limit = _limits(ranks, table, pairs, order[rests], ends_early)
+    limit = _limits(tables, order[rests], ends_early)
     false = done[rests] > limit
     odd, most = rests[false], limit[false] - 1  # nor to be done with what the others are in
     enqueued[odd], started[odd], done[odd] = most, np.minimum(started[odd], most), most
-    hidden = _unheard(table, pairs, order, done, ends_early)
+    hidden = _unheard(tables, order, done, ends_early)
     hidden[odd] = True
     forgotten = (enqueued > done) & (head == 0)
     forgotten[odd] = True  # what else such a member is in is not known either

@@ -13,8 +13,8 @@ from typing import Generic, TypeAlias, TypeVar, overload
 import numpy as np
 
 from frd.engine.state import snapshot_parts
+from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.snapshot import StallTable
-from frd.engine.state.tables import GroupTable, PairTable, RankTable
 from frd.model import AlignedNs, Int32s, Int64s, NodeNs, RankState, RankStatus, Signature
 from frd.views import GroupView, RankView
 
@@ -45,14 +45,13 @@ class LazySequence(Sequence[T], Generic[T]):
         return self._make(at % self._count)
 
 
-def groups(
-    table: GroupTable, ranks: RankTable, pairs: PairTable, stalls: StallTable, now: AlignedNs
-) -> Sequence[GroupView]:
+def groups(tables: AttemptTables, stalls: StallTable, now: AlignedNs) -> Sequence[GroupView]:
     """By group handle."""
+    table = tables.groups
     infos, ids = tuple(table.infos), tuple(table.ids)
     matched = table.matched[: table.count].copy()
     threshold_ns = table.threshold_ns[: table.count].copy()
-    highest, lowest, open_count = _progress(table, ranks, pairs)
+    highest, lowest, open_count = _progress(tables)
     oldest = np.full(table.count, now, np.int64)
     np.minimum.at(oldest, stalls.group, stalls.since)
     instances = np.unique(np.stack((stalls.group, stalls.seq)), axis=1)[0]
@@ -76,25 +75,24 @@ def groups(
     return LazySequence(len(infos), make)
 
 
-def _progress(
-    table: GroupTable, ranks: RankTable, pairs: PairTable
-) -> tuple[Int64s, Int64s, Int64s]:
+def _progress(tables: AttemptTables) -> tuple[Int64s, Int64s, Int64s]:
     """By group: highest enqueued, lowest completed, and how many are open between.
 
     A member without any report leaves the lowest completed seq unknown, but opens nothing.
     """
+    table, pairs = tables.groups, tables.pairs
     highest, lowest = np.full((2, table.count), -1, np.int64)
     open_count = np.zeros(table.count, np.int64)
     layout = pairs.layout()
     if len(layout.groups):
         order, starts, of = layout.order, layout.starts, layout.groups
-        done = snapshot_parts.completed(table, pairs, order)
+        done = snapshot_parts.completed(tables, order)
         highest[of] = np.maximum.reduceat(pairs.enqueued[order], starts)
         lowest[of] = np.minimum.reduceat(done, starts)
         # A member that is known, but has not been in the group yet, lacks all that was seen of it.
         top, first = highest[pairs.group[order]], table.first_seq[pairs.group[order]]
         behind = np.where(done < 0, np.minimum(first - 1, top), done)
-        known = ranks.knows(pairs.rank[order])
+        known = tables.ranks.knows(pairs.rank[order])
         open_count[of] = highest[of] - np.minimum.reduceat(np.where(known, behind, top), starts)
     return highest, lowest, np.maximum(open_count, 0)
 
@@ -109,9 +107,8 @@ class _Waits:
     signature: Int64s
 
 
-def _oldest_waits(
-    ranks: RankTable, groups: GroupTable, pairs: PairTable, signature_of: SignatureOf
-) -> _Waits:
+def _oldest_waits(tables: AttemptTables, signature_of: SignatureOf) -> _Waits:
+    ranks, pairs = tables.ranks, tables.pairs
     n = pairs.count
     busy = (pairs.enqueued[:n] > pairs.completed[:n]) & (pairs.head[:n] > 0)
     row = np.flatnonzero(busy)
@@ -123,24 +120,23 @@ def _oldest_waits(
     row = of_rank[of_rank >= 0]
     group, seq, signature = np.full((3, ranks.count), -1, np.int64)
     rank, of = pairs.rank[row], pairs.group[row]
-    inside = snapshot_parts.completed(groups, pairs, row) + 1
+    inside = snapshot_parts.completed(tables, row) + 1
     group[rank], seq[rank], signature[rank] = of, inside, signature_of(of, inside)
     return _Waits(group, seq, since, signature)
 
 
 def ranks(
-    table: RankTable,
-    group_table: GroupTable,
-    pairs: PairTable,
+    tables: AttemptTables,
     signature_of: SignatureOf,
     signatures: Sequence[Signature],
     now: AlignedNs,
 ) -> Sequence[RankView]:
     """Declared ranks, ascending; `signature_of` gives indexes into `signatures`."""
+    table = tables.ranks
     rank, as_of = table.sorted(), table.as_of.copy()
     infos, statuses = dict(table.infos), dict(table.statuses)
-    groups = tuple(group_table.infos)
-    waits = _oldest_waits(table, group_table, pairs, signature_of)
+    groups = tuple(tables.groups.infos)
+    waits = _oldest_waits(tables, signature_of)
 
     def make(at: int) -> RankView:
         r = int(rank[at])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.entry_batch import PairRuns
 from frd.engine.state.tables import PairTable, RankTable
 from frd.errors import WireError
@@ -37,12 +38,13 @@ class WatermarkRows:
     """`head_created_ns` on the node's clock, for `realign`; None: the head stays as it is."""
 
 
-def observe(ranks: RankTable, pairs: PairTable, rows: WatermarkRows, now: AlignedNs) -> None:
+def observe(tables: AttemptTables, rows: WatermarkRows, now: AlignedNs) -> None:
     """Apply a watermark message; a row below what entries showed is stale.
 
     Raises:
         WireError: when a row is of a rank that is not a member of its group.
     """
+    ranks, pairs = tables.ranks, tables.pairs
     if len(rows.pair):
         if rows.pair.min() < 0:
             at = int(rows.pair.argmin())

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Final
 
 from frd.engine.findings.attachments import Evidence
-from frd.engine.matching.usual_waits import JobPauses
+from frd.engine.matching.learned_pauses import JobPauses
 from frd.errors import ServiceUnavailable
 from frd.model import AlignedNs, Change, Finding, FindingEvent, Kind
 from frd.service.ingest.shared import Shared

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from frd.engine.matching.usual_waits import JobPauses
+from frd.engine.matching.learned_pauses import JobPauses
 from frd.engine.policy import Policy
 from frd.errors import StoreError
 
