@@ -183,7 +183,6 @@ def test_when_a_member_came_as_far_as_it_is() -> None:
     job.entries(2, [1, 2], Flags.JOINED, now=3)
     job.entries(2, [1], Flags.STARTED, now=5)
     moved_at = job.attempt.snapshot(at(9)).groups[0].moved_at
-    assert moved_at is not None
     assert moved_at.tolist() == [at(1), at(3), at(5), 0]
 
 
@@ -229,7 +228,6 @@ def test_only_another_word_of_sends_is_a_move() -> None:
     for second, flying, moved_s in ((1, 1, 1), (5, 1, 1), (9, 2, 9), (12, 0, 12), (15, 0, 12)):
         job.sends(3, (2, False, flying, 0), now=second)
         moved_at = job.attempt.snapshot(at(second)).moved_at
-        assert moved_at is not None
         assert moved_at.tolist()[3] == at(moved_s)
 
 

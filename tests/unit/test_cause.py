@@ -9,7 +9,7 @@ from frd.engine.hangs.diagnosis import Diagnosis
 from frd.engine.hangs.ops_in_flight import Instance
 from frd.engine.state.snapshot import StalledOp
 from frd.model import Confidence, Kind, RankState, Reason
-from tests.world.scene import Scene, named
+from tests.world.scene import Scene, blamed, named
 
 
 def missing_two(**rank_two: object) -> Scene:
@@ -104,17 +104,14 @@ def test_a_rank_that_moves_elsewhere_is_named_with_less_confidence() -> None:
     """Rank 2 is missing in dp, but keeps going through its own group with 3."""
     scene = missing_two().group("pair", [2, 3]).passed("pair", 80, [3]).waits("pair", 81, [2], 0.2)
     diagnosis = scene.only()
-    assert named(diagnosis) == {2: Reason.CPU_STUCK}
-    assert diagnosis.suspects[0].confidence is Confidence.MEDIUM
+    assert blamed(diagnosis) == {2: (Reason.CPU_STUCK, Confidence.MEDIUM)}
     assert "still active in other groups" in diagnosis.suspects[0].evidence
 
 
 def test_an_absence_that_has_only_begun_is_not_stuck_for_sure() -> None:
     """Rank 2 was last heard of 1.5 s after the others had come, and the threshold is 5 s."""
     scene = Scene(4).group("dp", range(4)).passed("dp", 6, [2]).waits("dp", 7, [0, 1, 3], 6.0)
-    diagnosis = scene.rank(2, as_of_age=4.5).only()
-    assert named(diagnosis) == {2: Reason.CPU_STUCK}
-    assert diagnosis.suspects[0].confidence is Confidence.MEDIUM
+    assert blamed(scene.rank(2, as_of_age=4.5).only()) == {2: (Reason.CPU_STUCK, Confidence.MEDIUM)}
 
 
 def test_a_rank_between_two_collectives_is_not_called_stuck_for_sure() -> None:
@@ -134,18 +131,18 @@ def test_a_moving_rank_is_not_named_if_another_is_stuck() -> None:
     assert diagnosis.collective.missing_ranks == (1, 2)
 
 
-def test_an_agent_that_is_gone_makes_a_rank_unreachable() -> None:
-    """The stream of the missing rank's agent is down, and there is no other suspect."""
-    diagnosis = missing_two(connected=False, as_of_age=30).only()
-    assert named(diagnosis) == {2: Reason.UNREACHABLE}
-    assert diagnosis.suspects[0].confidence is Confidence.MEDIUM
-
-
-def test_late_telemetry_makes_a_rank_unreachable_at_most() -> None:
-    """Nothing fresh came from the missing rank for 8 s, though its agent is connected."""
-    diagnosis = missing_two(as_of_age=8).only()
-    assert named(diagnosis) == {2: Reason.UNREACHABLE}
-    assert diagnosis.suspects[0].confidence is Confidence.LOW
+@pytest.mark.parametrize(
+    ("changes", "confidence"),
+    [
+        ({"connected": False, "as_of_age": 30}, Confidence.MEDIUM),
+        ({"as_of_age": 8}, Confidence.LOW),
+    ],
+)
+def test_a_rank_without_fresh_telemetry_is_unreachable_at_most(
+    changes: dict[str, object], confidence: Confidence
+) -> None:
+    """The stream of the missing rank's agent is down; or nothing fresh came from it for 8 s."""
+    assert blamed(missing_two(**changes).only()) == {2: (Reason.UNREACHABLE, confidence)}
 
 
 @pytest.mark.parametrize(
@@ -158,9 +155,7 @@ def test_late_telemetry_makes_a_rank_unreachable_at_most() -> None:
 def test_a_rank_of_which_too_little_is_known_is_unknown(changes: dict[str, object]) -> None:
     """The missing rank's telemetry has a gap, or no agent ever reported the rank."""
     diagnosis = missing_two(**changes).only()
-    assert diagnosis.suspects == ()
-    assert diagnosis.unknown == (2,)
-    assert diagnosis.victims == (0, 1, 3)
+    assert (diagnosis.suspects, diagnosis.unknown, diagnosis.victims) == ((), (2,), (0, 1, 3))
 
 
 @pytest.mark.parametrize("gap_rank", [2, 3])
@@ -185,8 +180,7 @@ def test_an_unknown_rank_lowers_the_confidence_in_others() -> None:
     """Ranks 1 and 2 are missing; 2 is provably stuck, of 1 nothing is known."""
     scene = missing_two().passed("dp", 6, [1]).rank(1, declared=False)
     diagnosis = scene.only()
-    assert named(diagnosis) == {2: Reason.CPU_STUCK}
-    assert diagnosis.suspects[0].confidence is Confidence.MEDIUM
+    assert blamed(diagnosis) == {2: (Reason.CPU_STUCK, Confidence.MEDIUM)}
     assert diagnosis.unknown == (1,)
 
 
@@ -278,8 +272,7 @@ def test_a_rank_that_may_have_joined_is_not_absent() -> None:
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4), 100)
     scene.forgotten.add(("dp", 1))
     diagnosis = scene.only()
-    assert diagnosis.suspects == ()
-    assert diagnosis.unknown == (1,)
+    assert (diagnosis.suspects, diagnosis.unknown) == ((), (1,))
 
 
 def test_no_confirmed_wait_is_no_incident() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from frd.engine.matching.signature_rules import is_synchronizing
 from frd.model import Confidence, RankState, Reason
-from tests.world.scene import Scene, named
+from tests.world.scene import Scene, blamed, named
 
 
 def all_joined() -> Scene:
@@ -61,8 +61,7 @@ def test_a_rank_inside_what_its_peers_completed_is_named_alone() -> None:
     """1-3 completed seq 7 and wait in seq 8 for 0, which never came out of seq 7."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0], 13).waits("dp", 8, [1, 2, 3], 12)
     diagnosis = scene.only()
-    assert named(diagnosis) == {0: Reason.IN_COLLECTIVE_ALONE}
-    assert diagnosis.suspects[0].confidence is Confidence.HIGH
+    assert blamed(diagnosis) == {0: (Reason.IN_COLLECTIVE_ALONE, Confidence.HIGH)}
     assert diagnosis.suspects[0].evidence == (
         "still inside all_reduce #7 on dp, which ranks 1-3 completed"
     )
@@ -76,9 +75,7 @@ def recovering(report_age: float) -> Scene:
 
 
 @pytest.mark.parametrize("report_age", [3, 1.5])
-def test_a_rank_may_leave_an_op_after_its_last_report(
-    report_age: float,
-) -> None:
+def test_a_rank_may_leave_an_op_after_its_last_report(report_age: float) -> None:
     """A hang has just ended: the report of 0 is older than those of its peers, or so little newer
     that its recorder may not have noticed the completion."""
     diagnosis = recovering(report_age).only()
@@ -93,8 +90,9 @@ def test_a_rank_that_is_still_inside_well_after_its_peers_completed_is_named() -
 def test_of_two_ranks_left_inside_only_the_one_that_reported_since_is_named() -> None:
     """2 and 3 completed seq 7; 0 reports that it did not, and 1 has not reported since."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0, 1], 13).waits("dp", 8, [2, 3], 12)
-    diagnosis = scene.moved("dp", [2, 3], 2).rank(1, as_of_age=3).only()
-    assert named(diagnosis) == {0: Reason.IN_COLLECTIVE_ALONE}
+    assert named(scene.moved("dp", [2, 3], 2).rank(1, as_of_age=3).only()) == {
+        0: Reason.IN_COLLECTIVE_ALONE
+    }
 
 
 def test_most_of_a_group_left_behind_is_a_weaker_claim() -> None:
@@ -109,8 +107,7 @@ def test_an_op_that_does_not_synchronize_names_no_rank() -> None:
     """0 and 1 completed a broadcast that 2 and 3 are inside: that proves no fault."""
     scene = Scene(4).group("dp", range(4), s7="broadcast").passed("dp", 7, [0, 1])
     diagnosis = scene.waits("dp", 7, [2, 3]).only()
-    assert diagnosis.suspects == ()
-    assert diagnosis.reason is Reason.NETWORK_OR_DEVICE
+    assert (diagnosis.suspects, diagnosis.reason) == ((), Reason.NETWORK_OR_DEVICE)
 
 
 def test_a_device_that_never_started_what_its_peers_started() -> None:
@@ -118,8 +115,7 @@ def test_a_device_that_never_started_what_its_peers_started() -> None:
     scene = all_joined()
     scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2])
     diagnosis = scene.only()
-    assert named(diagnosis) == {2: Reason.DEVICE_STUCK}
-    assert diagnosis.suspects[0].confidence is Confidence.HIGH
+    assert blamed(diagnosis) == {2: (Reason.DEVICE_STUCK, Confidence.HIGH)}
     assert diagnosis.victims == (0, 1, 3)
 
 
@@ -142,8 +138,7 @@ def test_without_recorded_starts_no_device_is_stuck() -> None:
     """2's recorder records no starts: that it has not started proves nothing."""
     scene = all_joined().started("dp", 7, [0, 1, 3])
     diagnosis = scene.only()
-    assert diagnosis.suspects == ()
-    assert diagnosis.reason is Reason.NETWORK_OR_DEVICE
+    assert (diagnosis.suspects, diagnosis.reason) == ((), Reason.NETWORK_OR_DEVICE)
 
 
 def test_a_device_busy_with_another_op_leads_on_to_that() -> None:
@@ -171,8 +166,7 @@ def test_an_op_that_a_late_rank_has_just_joined_is_no_incident() -> None:
 def test_a_rank_left_inside_whose_agent_disconnects_is_unreachable() -> None:
     """0 was left inside seq 7, but its agent is gone: it may have left the op since."""
     scene = Scene(3).group("dp", range(3)).waits("dp", 7, [0], 13).waits("dp", 8, [1, 2], 12)
-    diagnosis = scene.rank(0, connected=False, as_of_age=7).only()
-    assert named(diagnosis) == {0: Reason.UNREACHABLE}
+    assert named(scene.rank(0, connected=False, as_of_age=7).only()) == {0: Reason.UNREACHABLE}
 
 
 @pytest.mark.parametrize(("gone_age", "first"), [(3, Reason.DEVICE_STUCK), (9, Reason.EXITED)])
@@ -191,8 +185,7 @@ def test_a_stuck_device_is_named_although_a_rank_is_unknown() -> None:
     """0 and 1 have started seq 7, the device of 2 has not, and nothing is known of 3."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(3)).rank(3, declared=False)
     diagnosis = scene.started("dp", 7, [0, 1]).started("dp", 6, [2]).only()
-    assert named(diagnosis) == {2: Reason.DEVICE_STUCK}
-    assert diagnosis.suspects[0].confidence is Confidence.MEDIUM
+    assert blamed(diagnosis) == {2: (Reason.DEVICE_STUCK, Confidence.MEDIUM)}
     assert diagnosis.unknown == (3,)
 
 

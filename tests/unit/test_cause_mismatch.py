@@ -8,7 +8,7 @@ from frd.engine.hangs.ops_in_flight import Instance
 from frd.engine.matching.signature_rules import difference
 from frd.engine.state.snapshot import Mismatch
 from frd.model import Confidence, Kind, Reason, Signature
-from tests.world.scene import Scene, named
+from tests.world.scene import Scene, blamed, named
 
 
 def all_reduce(*ranks: int) -> tuple[Signature, tuple[int, ...]]:
@@ -41,8 +41,7 @@ def test_a_rank_that_two_groups_disagree_with_is_one_incident() -> None:
     scene = Scene(4).group("dp", range(4)).group("tp", range(4))
     scene.passed("dp", 7, range(4)).passed("tp", 3, range(4))
     scene.mismatch(odd_broadcast(0, 7, odd=2)).mismatch(odd_broadcast(1, 3, odd=2))
-    diagnosis = scene.only()
-    assert named(diagnosis) == {2: Reason.MISMATCH}
+    assert named(scene.only()) == {2: Reason.MISMATCH}
 
 
 def test_ranks_that_two_groups_disagree_with_apart_are_two() -> None:
@@ -85,8 +84,7 @@ def test_the_minority_of_a_mismatch_is_named() -> None:
     mismatch = Mismatch(0, 7, [all_reduce(0, 1, 3), broadcast(2)], "ops differ", complete=True)
     diagnosis = scene.mismatch(mismatch).only()
     assert diagnosis.kind is Kind.MISMATCH
-    assert named(diagnosis) == {2: Reason.MISMATCH}
-    assert diagnosis.suspects[0].confidence is Confidence.HIGH
+    assert blamed(diagnosis) == {2: (Reason.MISMATCH, Confidence.HIGH)}
     assert diagnosis.victims == (0, 1, 3)
     words = "called broadcast where ranks 0-1,3 called all_reduce (#7 on dp)"
     assert diagnosis.suspects[0].evidence.startswith(words)

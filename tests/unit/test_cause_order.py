@@ -169,8 +169,7 @@ def test_a_paired_receive_leads_to_what_its_rank_is_stuck_in() -> None:
 def test_a_receive_from_any_source_names_no_rank() -> None:
     """1 receives from any sender: no particular rank is missing."""
     diagnosis = Scene(3).group("pp", range(3)).flying(1, "pp", -1, send=False).only()
-    assert diagnosis.suspects == ()
-    assert diagnosis.reason is Reason.NETWORK_OR_DEVICE
+    assert (diagnosis.suspects, diagnosis.reason) == ((), Reason.NETWORK_OR_DEVICE)
 
 
 def test_a_receive_from_any_source_matches_a_send() -> None:

@@ -77,7 +77,7 @@ def judged(
     nodes = RankClocks(np.array(WORLD, np.int32) // 2, np.zeros(len(WORLD), np.int64))
     window = lateness.window(end)
     assert window is not None
-    return judge(window, replace(scene.snapshot(), clocks=nodes), policy)
+    return judge(window, lambda: replace(scene.snapshot(), clocks=nodes), policy)
 
 
 def culprits(of: Judgement) -> list[int]:

@@ -25,6 +25,7 @@ from frd.model import (
     UNKNOWN_SEQ,
     AlignedNs,
     AttemptKey,
+    Confidence,
     ExitInfo,
     Finding,
     GroupInfo,
@@ -227,3 +228,8 @@ class Scene:
 def named(diagnosis: Diagnosis | Finding) -> dict[int, Reason | None]:
     """The suspects: rank and reason."""
     return {suspect.rank: suspect.reason for suspect in diagnosis.suspects}
+
+
+def blamed(diagnosis: Diagnosis | Finding) -> dict[int, tuple[Reason, Confidence]]:
+    """The suspects: rank, reason and confidence."""
+    return {suspect.rank: (suspect.reason, suspect.confidence) for suspect in diagnosis.suspects}

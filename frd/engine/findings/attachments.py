@@ -6,11 +6,13 @@ Attachments are kept apart from the finding's own fields, because every look may
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 from frd.engine.findings import text
 from frd.model import Activity, Finding, Reason, Suspect, Witness, WorkerStack
 
+T = TypeVar("T", Activity, WorkerStack)
 _STACK_LINES = 64
 _MOST_WORKERS = 16
 _WORKER_LINES = 16
@@ -46,7 +48,10 @@ class Attachments:
 
     def add(self, evidence: Evidence) -> None:
         if evidence.rank is not None and evidence.activity is not None:
-            self.activities[evidence.rank] = _cleaned(evidence.activity)
+            activity = _cleaned(evidence.activity, _STACK_LINES)
+            workers = activity.workers[:_MOST_WORKERS]
+            cleaned = tuple(_cleaned(worker, _WORKER_LINES) for worker in workers)
+            self.activities[evidence.rank] = replace(activity, workers=cleaned)
         self.dump = evidence.dump if evidence.dump is not None else self.dump
 
     def attached_to(self, finding: Finding, suspects: Sequence[Suspect]) -> Finding:
@@ -91,27 +96,11 @@ class Attachments:
         return finding.witness
 
 
-def _cleaned(activity: Activity) -> Activity:
+def _cleaned(of: T, lines: int) -> T:
     """Printable and of bounded length, whatever names the job uses."""
-    return Activity(
-        stack=_lines(activity.stack, _STACK_LINES),
-        inside=text.clean(activity.inside),
-        doing=text.clean(activity.doing),
-        usage=text.clean(activity.usage),
-        note=text.clean(activity.note),
-        workers=tuple(
-            WorkerStack(
-                pid=worker.pid,
-                name=text.clean(worker.name),
-                stack=_lines(worker.stack, _WORKER_LINES),
-                inside=text.clean(worker.inside),
-                doing=text.clean(worker.doing),
-                usage=text.clean(worker.usage),
-            )
-            for worker in activity.workers[:_MOST_WORKERS]
-        ),
-    )
-
-
-def _lines(stack: Sequence[str], most: int) -> tuple[str, ...]:
-    return tuple(text.clean(line) for line in stack[:most])
+    words: dict[str, Any] = {
+        name: text.clean(value)
+        for name in [part.name for part in fields(of)]
+        if isinstance(value := getattr(of, name), str)
+    }
+    return replace(of, stack=tuple(map(text.clean, of.stack[:lines])), **words)

@@ -2,8 +2,7 @@
 
 Starts at the ranks whose wait is confirmed, follows the edges of `frd.engine.hangs.wait_graph` to
 the roots of `frd.engine.hangs.root_causes`, and `frd.engine.hangs.attribution` names the ranks
-there. Pure: a snapshot and thresholds in, diagnoses out; the live engine and offline analysis ask
-the same way.
+there. Pure: a snapshot in, diagnoses out; the live engine and offline analysis ask the same way.
 
 It never guesses: if only missing telemetry is left, no rank is named except the one that
 does not answer; if all ranks have joined and none completes, no rank at all.
@@ -20,6 +19,7 @@ from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.findings import builder
 from frd.engine.hangs.attribution import Dated, disagree, lowered, op_of, suspects_of
 from frd.engine.hangs.ops_in_flight import Instance, Waits
+from frd.engine.hangs.rank_evidence import RankEvidence
 from frd.engine.hangs.root_causes import DEFINITE, Incident, Root, incidents
 from frd.engine.hangs.wait_graph import Graph
 from frd.engine.hangs.wait_nodes import Ending, Node, UnknownRank, Wait
@@ -73,7 +73,8 @@ def diagnose(snapshot: Snapshot, stalled: StallTable, late_s: float = 5.0) -> li
     those that are not to be reported yet.
     """
     mismatches = _first_mismatches(snapshot.mismatches)
-    graph = Graph(Waits(snapshot), late_s, mismatches)
+    waits = Waits(snapshot)
+    graph = Graph(waits, RankEvidence(waits, late_s), mismatches)
     starts = _starts(graph, stalled.rank)
     for instance in mismatches:
         starts.setdefault(Wait(instance), set())

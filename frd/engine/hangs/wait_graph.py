@@ -41,8 +41,7 @@ class Graph:
     """The wait-for graph as far as it has been explored. `explore` is its only mutator."""
 
     waits: Waits
-    late_s: float
-    """Telemetry older than this proves nothing."""
+    ranks: RankEvidence
     mismatches: Mapping[Instance, Mismatch]
     """Collectives whose members do not agree."""
     edges: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
@@ -50,10 +49,6 @@ class Graph:
     """What each node without edges is."""
     _held_up: dict[Wait, bool] = field(default_factory=dict)
     """Whether the rank that a wait is for has provably not joined."""
-    ranks: RankEvidence = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.ranks = RankEvidence(self.waits, self.late_s)
 
     @property
     def snapshot(self) -> Snapshot:

@@ -20,7 +20,7 @@ on a circle all are stragglers.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
 from typing import Final, NamedTuple, TypeAlias
@@ -134,11 +134,14 @@ class Judgement:
     """Culprits that other ranks delay."""
 
 
-def judge(window: Window, snapshot: Snapshot, policy: Policy) -> Judgement:
-    topology = Topology(snapshot)
-    lates = _lates(window, topology, policy)
-    if not lates:
+def judge(window: Window, snapshot: Callable[[], Snapshot], policy: Policy) -> Judgement:
+    """The stragglers of a window; a snapshot is taken only if a culprit cost enough."""
+    costly = window.costly(policy.straggler_min_lost_s * 1e9, _MOST_LATE)
+    if not costly:
         return Judgement((), frozenset())
+    topology = Topology(snapshot())
+    found = (_late(window, topology, policy, group, culprit) for group, culprit in costly)
+    lates = [late for late in found if late is not None]
     ends = _ends(lates, window, topology)
     nodes = {late.culprit for late in lates if late.culprit < 0 and late not in ends}
     stragglers = [
@@ -150,13 +153,7 @@ def judge(window: Window, snapshot: Snapshot, policy: Policy) -> Judgement:
     return Judgement(tuple(stragglers), frozenset(held_up))
 
 
-# -- who is late more than chance has it ---------------------------------------------------------
-
-
-def _lates(window: Window, topology: Topology, policy: Policy) -> list[Late]:
-    costly = window.costly(policy.straggler_min_lost_s * 1e9, _MOST_LATE)
-    found = (_late(window, topology, policy, group, culprit) for group, culprit in costly)
-    return [late for late in found if late is not None]
+# -- late more often than by chance ---------------------------------------------------------------
 
 
 def _late(
@@ -238,7 +235,7 @@ def _unlikely(k: int, of: int, chance: float) -> float:
     return of * (share * log(share / chance) + rest)
 
 
-# -- who is held up by others --------------------------------------------------------------------
+# -- delayed by others ----------------------------------------------------------------------------
 
 
 class _Others(NamedTuple):
@@ -304,7 +301,7 @@ def _shared(ranks: Iterable[int] | Int32s, topology: Topology) -> list[int]:
     return [int(handle) for handle in group[count >= min(2, len(groups))]]
 
 
-# -- one straggler, one culprit ------------------------------------------------------------------
+# -- stragglers from late culprits ---------------------------------------------------------------
 
 
 def _stragglers(lates: Sequence[Late], topology: Topology) -> list[Straggler]:

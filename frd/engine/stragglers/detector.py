@@ -76,10 +76,10 @@ class StragglerDetector:
         window = tick.late_window()
         if window is None:
             return None
-        snapshot = tick.snapshot()
-        judgement = judge(window, snapshot, self._policy)
+        judgement = judge(window, tick.snapshot, self._policy)
         if not judgement.stragglers and not known.findings:
             return None
+        snapshot = tick.snapshot()
         self._costs = {
             ranks: self._costs.get(ranks) or _Cost(finding.lost_s or 0.0)
             for finding in known.findings
