@@ -64,6 +64,11 @@ class RankInfo:
     devices: tuple[str, ...] = ()
     """GPU UUIDs."""
 
+    @property
+    def process(self) -> tuple[str, int]:
+        """Identifies the process among those that have had the rank."""
+        return self.boot_id, self.pid
+
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:

@@ -120,7 +120,7 @@ class Attempt:
     def has_seen(self, info: RankInfo) -> bool:
         """The attempt knows this process of the rank, not another one."""
         known = self._ranks.infos.get(info.rank)
-        return known is not None and (known.boot_id, known.pid) == (info.boot_id, info.pid)
+        return known is not None and known.process == info.process
 
     def start_over(self, world_size: int) -> None:
         """The job runs again under the same name: forget the ranks of its last run.

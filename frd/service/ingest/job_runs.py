@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
 from frd.model import AlignedNs, AttemptKey, RankInfo
 
@@ -31,9 +31,6 @@ MAX_RUNS: Final = 64
 """Runs of one job at a time. Further runs are refused and not remembered."""
 MAX_NAMED: Final = 4
 """Processes that one warning lists."""
-
-Process: TypeAlias = tuple[str, int]
-"""Boot id and pid."""
 
 
 class Reporter(Protocol):
@@ -66,10 +63,6 @@ class _Live:
     """Sessions with open streams that have declared the process."""
     left_at: int = 0
     """The time of the last message of a session that declared the process and has ended."""
-
-    @property
-    def process(self) -> Process:
-        return self.info.boot_id, self.info.pid
 
     def is_live(self, now: AlignedNs) -> bool:
         heard_at = max([self.left_at, *(reporter.heard_at for reporter in self.reporters)])
@@ -134,7 +127,7 @@ class JobRuns:
         known.keys.add(key)
         known.reporters.add(reporter)
         live = known.processes.get(info.rank)
-        is_new = live is None or live.process != (info.boot_id, info.pid)
+        is_new = live is None or live.info.process != info.process
         if live is None or is_new:
             live = known.processes[info.rank] = _Live(info)
         live.keys.add(key)
@@ -151,7 +144,7 @@ class JobRuns:
         if known is None:
             return
         live = known.processes.get(info.rank)
-        if live is not None and live.process == (info.boot_id, info.pid):
+        if live is not None and live.info.process == info.process:
             live.keys.discard(key)
             if not live.keys:
                 del known.processes[info.rank]
@@ -282,7 +275,7 @@ def _conflict(one: _Run, other: _Run, now: AlignedNs) -> bool:
 def _overlap(one: _Run, other: _Run) -> bool:
     """True if the runs have different processes for some rank, live or not."""
     return any(
-        one.processes[rank].process != other.processes[rank].process
+        one.processes[rank].info.process != other.processes[rank].info.process
         for rank in one.processes.keys() & other.processes.keys()
     )
 
@@ -290,7 +283,7 @@ def _overlap(one: _Run, other: _Run) -> bool:
 def _clash(one: _Run, other: _Run, rank: int, now: AlignedNs) -> bool:
     """True if both runs have a live process for the rank, and not the same one."""
     mine, theirs = one.processes.get(rank), other.processes.get(rank)
-    if mine is None or theirs is None or mine.process == theirs.process:
+    if mine is None or theirs is None or mine.info.process == theirs.info.process:
         return False
     return mine.is_live(now) and theirs.is_live(now)
 

@@ -168,12 +168,9 @@ class Session:
     def disconnect(self, ranks: Iterable[DeclaredRank], now: AlignedNs) -> None:
         """Called when the stream has ended: `ranks` are reported by no other stream."""
         self._watermarks.flush(now)
-        by_attempt: dict[AttemptKey, list[DeclaredRank]] = {}
         for rank in ranks:
-            by_attempt.setdefault(rank.key, []).append(rank)
-        for gone in by_attempt.values():
-            if (handles := gone[0].attempt.handles) is not None:
-                handles.attempt.connection([rank.info.rank for rank in gone], False)
+            if (handles := rank.attempt.handles) is not None:
+                handles.attempt.connection([rank.info.rank], False)
 
     # -- effects of messages ------------------------------------------------------------------
 

@@ -41,9 +41,9 @@ class RankOwners:
             self._owners[rank.key, rank.info.rank] = (session, index)
             claimed.append(rank)
             if before is not None:
-                former = before[0].ranks[before[1]].info
-                if (former.boot_id, former.pid) != (rank.info.boot_id, rank.info.pid):
-                    before[0].declared.supersede(before[1])
+                former, its_index = before
+                if former.ranks[its_index].info.process != rank.info.process:
+                    former.declared.supersede(its_index)
         return claimed
 
     def release(self, session: Session) -> list[DeclaredRank]:

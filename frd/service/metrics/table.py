@@ -7,6 +7,7 @@ units, ``_total`` for counters, no sequence number, size or stack as a label.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
 from prometheus_client.core import (
@@ -29,144 +30,118 @@ class Spec:
     help: str
 
 
-_GAUGE, _COUNTER, _HISTOGRAM = GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily
+_gauge = partial(Spec, GaugeMetricFamily)
+_counter = partial(Spec, CounterMetricFamily)
+_histogram = partial(Spec, HistogramMetricFamily)
 
 METRICS: Final[dict[str, Spec]] = {
-    "frd_build_info": Spec(_GAUGE, ("version",), "Version of the running service; always 1."),
-    "frd_nodes": Spec(
-        _GAUGE,
+    "frd_build_info": _gauge(("version",), "Version of the running service; always 1."),
+    "frd_nodes": _gauge(
         ("job", "state"),
         "Nodes that host ranks of the job's newest attempt, by state of their agent.",
     ),
-    "frd_ranks": Spec(
-        _GAUGE,
+    "frd_ranks": _gauge(
         ("job", "state"),
         "Ranks of the job's newest attempt, by the last reported state; `unwatched` for a rank "
         "that has not ended and has no reporting agent.",
     ),
-    "frd_job_name_conflicts": Spec(
-        _GAUGE,
-        ("job",),
-        "Running jobs that are not watched because another running job has the same name.",
+    "frd_job_name_conflicts": _gauge(
+        ("job",), "Running jobs that are not watched because another running job has the same name."
     ),
-    "frd_group_open_collectives": Spec(
-        _GAUGE,
+    "frd_group_open_collectives": _gauge(
         ("job", "group"),
         "Collectives that some rank joined and some expected rank has not completed.",
     ),
-    "frd_stalled_collectives": Spec(
-        _GAUGE, ("job", "group"), "Open collectives older than the group's stall threshold."
+    "frd_stalled_collectives": _gauge(
+        ("job", "group"), "Open collectives older than the group's stall threshold."
     ),
-    "frd_stall_seconds": Spec(
-        _GAUGE, ("job", "group"), "Age of the oldest stalled collective, 0 when none is stalled."
+    "frd_stall_seconds": _gauge(
+        ("job", "group"), "Age of the oldest stalled collective, 0 when none is stalled."
     ),
-    "frd_stall_threshold_seconds": Spec(
-        _GAUGE, ("job", "group"), "Stall threshold of the group, learned from the job's pauses."
+    "frd_stall_threshold_seconds": _gauge(
+        ("job", "group"), "Stall threshold of the group, learned from the job's pauses."
     ),
-    "frd_findings_open": Spec(_GAUGE, ("job", "kind"), "Findings that are open now."),
-    "frd_findings_total": Spec(
-        _COUNTER, ("job", "kind"), "Findings opened since the service started."
-    ),
-    "frd_suspect": Spec(
-        _GAUGE,
+    "frd_findings_open": _gauge(("job", "kind"), "Findings that are open now."),
+    "frd_findings_total": _counter(("job", "kind"), "Findings opened since the service started."),
+    "frd_suspect": _gauge(
         ("job", "kind", "finding", "rank", "node", "reason"),
         f"1 for each first cause named by an open finding, at most {MAX_SUSPECTS} a finding.",
     ),
-    "frd_finding_opened_timestamp_seconds": Spec(
-        _GAUGE, ("job", "kind", "finding"), "When each open finding was opened, Unix time."
+    "frd_finding_opened_timestamp_seconds": _gauge(
+        ("job", "kind", "finding"), "When each open finding was opened, Unix time."
     ),
-    "frd_finding_critical": Spec(
-        _GAUGE,
+    "frd_finding_critical": _gauge(
         ("job", "kind", "finding"),
         "1 for each open finding that is critical, 0 for an open finding that is a warning.",
     ),
-    "frd_collectives_matched_total": Spec(
-        _COUNTER, ("job", "group"), "Collectives completed by every member of the group."
+    "frd_collectives_matched_total": _counter(
+        ("job", "group"), "Collectives completed by every member of the group."
     ),
-    "frd_collective_skew_seconds": Spec(
-        _HISTOGRAM,
-        ("job", "op"),
-        "Time between the first and the last member joining a collective.",
+    "frd_collective_skew_seconds": _histogram(
+        ("job", "op"), "Time between the first and the last member joining a collective."
     ),
-    "frd_collective_duration_seconds": Spec(
-        _HISTOGRAM,
+    "frd_collective_duration_seconds": _histogram(
         ("job", "op"),
         "Time between the first member joining a collective and its last known completion.",
     ),
-    "frd_clock_offset_seconds": Spec(
-        _GAUGE, ("node",), "Service clock minus node clock, estimated."
+    "frd_clock_offset_seconds": _gauge(("node",), "Service clock minus node clock, estimated."),
+    "frd_clock_uncertainty_seconds": _gauge(
+        ("node",), "Half the width of the offset's interval, for nodes with a known clock."
     ),
-    "frd_clock_uncertainty_seconds": Spec(
-        _GAUGE, ("node",), "Half the width of the offset's interval, for nodes with a known clock."
+    "frd_clock_steps_total": _counter(
+        ("node",), "Steps of the node's wall clock since its agent started."
     ),
-    "frd_clock_steps_total": Spec(
-        _COUNTER, ("node",), "Steps of the node's wall clock since its agent started."
+    "frd_clock_refused_total": _counter(
+        ("reason",), "Refused timestamps of clock streams, and refused clock streams."
     ),
-    "frd_clock_refused_total": Spec(
-        _COUNTER, ("reason",), "Refused timestamps of clock streams, and refused clock streams."
+    "frd_nodes_unsynchronized": _gauge(
+        ("job",), "Connected nodes with ranks of the job's newest attempt and an unknown clock."
     ),
-    "frd_nodes_unsynchronized": Spec(
-        _GAUGE,
-        ("job",),
-        "Connected nodes with ranks of the job's newest attempt and an unknown clock.",
+    "frd_agents_expected": _gauge(
+        ("job",), "Agents that host ranks of the job's newest attempt, 0 once it ended."
     ),
-    "frd_agents_expected": Spec(
-        _GAUGE, ("job",), "Agents that host ranks of the job's newest attempt, 0 once it ended."
+    "frd_agents_reporting": _gauge(
+        ("job",), "Expected agents that are connected and have reported recently."
     ),
-    "frd_agents_reporting": Spec(
-        _GAUGE, ("job",), "Expected agents that are connected and have reported recently."
+    "frd_ingest_entries_total": _counter((), "Entry rows applied; duplicates do not count."),
+    "frd_ingest_duplicate_entries_total": _counter(
+        (), "Duplicate entry rows, already reported by an earlier agent process."
     ),
-    "frd_ingest_entries_total": Spec(_COUNTER, (), "Entry rows applied; duplicates do not count."),
-    "frd_ingest_duplicate_entries_total": Spec(
-        _COUNTER, (), "Duplicate entry rows, already reported by an earlier agent process."
-    ),
-    "frd_ingest_refused_total": Spec(
-        _COUNTER,
+    "frd_ingest_refused_total": _counter(
         ("reason",),
         "Streams that failed: refused because of an invalid message, or aborted before their end; "
         "`memory`: impossible memory samples; `job_name`: rank processes of a job whose name "
         "another running job has.",
     ),
-    "frd_ingest_throttled_total": Spec(
-        _COUNTER,
-        (),
-        "Messages after which a stream had to wait because it exceeded its rate limit.",
+    "frd_ingest_throttled_total": _counter(
+        (), "Messages after which a stream had to wait because it exceeded its rate limit."
     ),
-    "frd_handshakes_failed_total": Spec(
-        _COUNTER, (), "Connections to the agents' port whose TLS handshake failed (lower bound)."
+    "frd_handshakes_failed_total": _counter(
+        (), "Connections to the agents' port whose TLS handshake failed (lower bound)."
     ),
-    "frd_http_refused_total": Spec(
-        _COUNTER,
+    "frd_http_refused_total": _counter(
         ("reason",),
         "HTTP requests without the required token or role, and connections that the service "
         "closed.",
     ),
-    "frd_ingest_lag_seconds": Spec(
-        _GAUGE,
-        (),
-        "Time from the agent's sending of a message to its processing, slowest recent message.",
+    "frd_ingest_lag_seconds": _gauge(
+        (), "Time from the agent's sending of a message to its processing, slowest recent message."
     ),
-    "frd_telemetry_gap_entries_total": Spec(
-        _COUNTER,
+    "frd_telemetry_gap_entries_total": _counter(
         ("job",),
         "Entries lost to overruns and resets of recorders, full outboxes, or while no agent read.",
     ),
-    "frd_evicted_total": Spec(
-        _COUNTER, ("what",), "Items dropped to stay within a limit of the service, by kind."
+    "frd_evicted_total": _counter(
+        ("what",), "Items dropped to stay within a limit of the service, by kind."
     ),
-    "frd_store_errors_total": Spec(
-        _COUNTER, ("store",), "Writes to the data directory that failed."
-    ),
-    "frd_notifications_total": Spec(
-        _COUNTER,
+    "frd_store_errors_total": _counter(("store",), "Writes to the data directory that failed."),
+    "frd_notifications_total": _counter(
         ("target", "result"),
         "Messages to the webhooks of `[[notify]]`: `sent`, `failed` attempts that are repeated, "
         "`refused` by the receiver, `dropped` because the queue was full or they were too old.",
     ),
-    "frd_loop_lag_seconds": Spec(
-        _GAUGE, (), "Delay of the service's event loop, largest recent value."
-    ),
-    "frd_last_evaluation_timestamp_seconds": Spec(
-        _GAUGE, (), "Time of the engine's last evaluation, Unix time; 0 before the first."
+    "frd_loop_lag_seconds": _gauge((), "Delay of the service's event loop, largest recent value."),
+    "frd_last_evaluation_timestamp_seconds": _gauge(
+        (), "Time of the engine's last evaluation, Unix time; 0 before the first."
     ),
 }
