@@ -101,7 +101,7 @@ def test_mutated_dumps(dump: Dump, data: st.DataObject) -> None:
 @given(st.data(), ANYTHING)
 @settings(max_examples=200)
 def test_one_field_of_any_shape(data: st.DataObject, value: Any) -> None:
-    """Whatever stands in one field of one entry, its neighbours are read unharmed."""
+    """Whatever one field of one entry holds, its neighbours are read unharmed."""
     good = Entry(record_id=1, process_group=("0", "d"), profiling_name="a:b", collective_seq_id=1)
     document = load_plain(
         write_pickle(Dump(version="2.10", entries=(good, good, good))), source="x"

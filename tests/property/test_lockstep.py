@@ -1,4 +1,4 @@
-"""Laws of reading all entries at once: it gives what reading them one by one gives, or nothing."""
+"""Laws of reading all entries together: it gives what reading them one by one gives, or nothing."""
 
 from __future__ import annotations
 

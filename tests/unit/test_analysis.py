@@ -71,7 +71,7 @@ def active_only(status_of_two: dict[int, Status], names: tuple[str, str]) -> Ana
 
 
 def test_counters_of_numbered_groups_are_translated_by_order() -> None:
-    """Rank 2's own ids are 8 and 9; its second group stands at seq 6, so it never came."""
+    """Rank 2's own ids are 8 and 9; its second group is at seq 6, so it never joined."""
     found = active_only({8: Status(40, -1, 40), 9: Status(6, -1, 6)}, ("0", "4"))
     assert suspects(found) == {2: Reason.CPU_STUCK}
     assert found.collectives[0].missing_ranks == (2,)
@@ -86,20 +86,20 @@ def test_ids_of_one_rank_say_nothing_of_another() -> None:
 
 
 def test_counters_that_cannot_be_translated_prove_absence_by_value() -> None:
-    """Hashed names, but no counter of rank 2 stands at 7: it cannot have come and gone."""
+    """Hashed names, but no counter of rank 2 is 7: it cannot have joined and left."""
     found = active_only({8: Status(40, -1, 40), 9: Status(6, -1, 6)}, ("a1f3", "77cd"))
     assert suspects(found) == {2: Reason.CPU_STUCK}
 
 
 def test_counters_that_cannot_be_translated_may_say_nothing() -> None:
-    """Hashed names, and a counter that stands at 7, of whatever group: 2 is unknown."""
+    """Hashed names, and a counter of an unknown group is 7: rank 2 is unknown."""
     found = active_only({8: Status(7, -1, 7), 9: Status(6, -1, 6)}, ("a1f3", "77cd"))
     (finding,) = found.findings
     assert (suspects(found), finding.unknown) == ({}, (2,))
 
 
 def test_a_counter_of_p2p_ops_is_no_seq() -> None:
-    """Rank 1's counter stands at 9,000 sends; it is not taken for collectives it came to."""
+    """Rank 1's counter has 9,000 sends; it is not taken for collectives it came to."""
     folder = Folder().group("0", range(2))
     folder.rank(0, done(1), Row("nccl:send 0->1", 1, p2p=True, p2p_seq=9_000), stuck(2))
     folder.rank(1, status={0: Status(9_000, -1, 9_000)})
@@ -109,7 +109,7 @@ def test_a_counter_of_p2p_ops_is_no_seq() -> None:
 
 
 def test_a_counter_beyond_all_peers_counts_something_else() -> None:
-    """Nobody of the group has come to seq 3; a rank whose counter says 50 is not done with it."""
+    """No member has joined seq 3; a rank whose counter says 50 is not done with it."""
     folder = Folder().group("0", range(3))
     for rank in (0, 1):
         folder.rank(rank, stuck(3), first_record=9)
@@ -170,7 +170,8 @@ def test_only_what_is_after_a_reset_counts() -> None:
 
 
 def test_a_group_that_came_back_under_its_name_counts_from_its_last_start() -> None:
-    """The group was made anew under another id of the process: earlier seqs are another group's."""
+    """The group was created again under another id of the process: earlier seqs are another
+    group's."""
     rows = [done(seq, pg_id=1) for seq in (1, 2, 3)] + [done(1, pg_id=4)]
     folder = Folder().group("0", range(2)).all_ranks(*rows, ranks=[0, 1])
     folder.ranks[0].rows.append(stuck(2, pg_id=4))
@@ -204,7 +205,7 @@ def test_the_first_parts_of_a_series_may_be_lost() -> None:
 
 
 def test_an_op_that_timed_out_is_still_being_waited_in() -> None:
-    """NCCL retires what it gave up; the rank that never came is named all the same."""
+    """NCCL retires what it gave up; the rank that never joined is named nevertheless."""
     folder = Folder().group("0", range(2))
     folder.rank(0, done(1), stuck(2, retired=True)).rank(1, done(1))
     assert suspects(analyze(folder.trace())) == {1: Reason.CPU_STUCK}
@@ -269,11 +270,11 @@ def differing(backend: str, rank_3: Mapping[str, Any], *, hangs: bool) -> str:
 
 
 def test_a_dtype_mismatch_that_completed_gave_wrong_numbers() -> None:
-    """Who passed which type is told, and what became of it."""
+    """The evidence names the ranks that passed each dtype, and the consequence."""
     double = {"in_dtypes": ("Double",), "out_dtypes": ("Double",)}
-    told = differing("nccl", double, hangs=False)
-    assert "ranks 0-2 passed Float, rank 3 passed Double" in told
-    assert "it completed, so its result is wrong" in told
+    evidence = differing("nccl", double, hangs=False)
+    assert "ranks 0-2 passed Float, rank 3 passed Double" in evidence
+    assert "it completed, so its result is wrong" in evidence
     assert "unless it failed, its result is" in differing("gloo", double, hangs=False)
     assert "wrong numbers" not in differing("nccl", double, hangs=True)
 
@@ -291,7 +292,7 @@ def test_gloo_calls_reduce_scatter_by_another_name() -> None:
 
 
 def test_evidence_has_the_users_own_frames() -> None:
-    """The witness tells where it entered, the suspect where its last op was; torch is left out."""
+    """The witness shows where it entered, the suspect where its last op was; torch is left out."""
     folder = Folder().group("0", range(2))
     folder.rank(0, done(1), stuck(2, frames=(INSIDE, LINE)))
     folder.rank(1, done(1, frames=(INSIDE, replace_line(80))))
@@ -303,7 +304,7 @@ def test_evidence_has_the_users_own_frames() -> None:
     )
 
 
-def test_where_a_rank_stood_is_told_when_the_folder_knows() -> None:
+def test_where_a_rank_was_if_the_folder_has_its_stack() -> None:
     """`frd dump --stacks` took the stack of rank 1: that is where it is stuck."""
     folder = Folder(standing={1: Activity(("data.py:7 in load",))}).group("0", range(2))
     folder.rank(0, done(1), stuck(2)).rank(1, done(1))
@@ -312,7 +313,7 @@ def test_where_a_rank_stood_is_told_when_the_folder_knows() -> None:
     assert "data.py:7 load" in finding.summary
 
 
-def test_waiting_times_count_to_the_latest_moment_told() -> None:
+def test_waiting_times_count_to_the_latest_known_time() -> None:
     """Rank 0 joined at 1 s; the last that anybody recorded was at 9.5 s."""
     folder = Folder().group("0", range(2)).group("1", [1])
     folder.rank(0, stuck(1, at=1_000)).rank(1, done(1, "1", at=2_000, completed_at=9_500))
@@ -340,7 +341,7 @@ def test_dumps_without_anything_in_them() -> None:
 
 
 def test_two_incidents_are_two_findings() -> None:
-    """Two groups that share nobody hang for reasons of their own."""
+    """Two groups without a common rank hang for separate reasons."""
     folder = Folder().group("1", [0, 1]).group("2", [2, 3])
     folder.rank(0, stuck(1, "1", at=50)).rank(1)
     folder.rank(2, stuck(1, "2", at=10)).rank(3)
@@ -371,11 +372,11 @@ def test_the_columns_of_collectives() -> None:
 def test_json_has_what_was_promised() -> None:
     """The keys of `frd analyze --json`."""
     folder = Folder().group("0", range(2)).rank(0, stuck(1), first_record=3)
-    told = analyze(folder.trace()).to_json()
-    assert told["ranks"] == {"0": {"entries": 1, "first_record_id": 3, "last_record_id": 3}}
-    assert told["missing_ranks"] == [1]
-    assert told["groups"][0]["open"] == 1
-    assert told["findings"][0]["unknown_ranks"] == [1]
+    document = analyze(folder.trace()).to_json()
+    assert document["ranks"] == {"0": {"entries": 1, "first_record_id": 3, "last_record_id": 3}}
+    assert document["missing_ranks"] == [1]
+    assert document["groups"][0]["open"] == 1
+    assert document["findings"][0]["unknown_ranks"] == [1]
 
 
 def test_absurd_seqs_take_no_memory() -> None:

@@ -119,7 +119,7 @@ def test_no_fault_is_said_and_is_exit_code_0(
 
 
 def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A rank without a dump and a file that is none are on the first screen; nobody is accused."""
+    """A rank without a dump and a file that is none are on the first screen; no rank is accused."""
     folder = dumps(tmp_path / "dumps", hang, ranks=(0, 1, 3))
     (folder / "nccl_trace_rank_2").write_bytes(b"\x80\x02garbage")
     code = run(["analyze", str(folder)])
@@ -206,12 +206,12 @@ def test_collectives_are_a_line_each(hanging: Path, capsys: pytest.CaptureFixtur
 
 def test_json(hanging: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One object: findings as everywhere, ranks, groups, warnings; tables when asked for."""
-    told = json.loads(out_of(capsys, hanging, "--json"))
-    assert told["findings"][0]["suspects"][0]["rank"] == 2
-    assert told["ranks"]["0"] == {"entries": 4, "first_record_id": 0, "last_record_id": 3}
-    assert {group["group"] for group in told["groups"]} == {"default_pg", "TP_0"}
-    assert told["warnings"] == []
-    assert "entries" not in told
+    document = json.loads(out_of(capsys, hanging, "--json"))
+    assert document["findings"][0]["suspects"][0]["rank"] == 2
+    assert document["ranks"]["0"] == {"entries": 4, "first_record_id": 0, "last_record_id": 3}
+    assert {group["group"] for group in document["groups"]} == {"default_pg", "TP_0"}
+    assert document["warnings"] == []
+    assert "entries" not in document
     more = json.loads(out_of(capsys, hanging, "--json", "--entries", "--collectives"))
     assert len(more["entries"]) == 13
     assert more["collectives"][2]["missing_ranks"] == [2]
@@ -225,17 +225,17 @@ def test_one_analysis_in_three_formats(hanging: Path, tmp_path: Path) -> None:
     for file in files.values():
         export(analysis, file)
 
-    told = json.loads(files["json"].read_bytes())
+    document = json.loads(files["json"].read_bytes())
     db = sqlite3.connect(files["sqlite"])
     table = parquet.read_table(files["parquet"])
     assert json.loads(table.schema.metadata[b"frd"]) == analysis.to_json()
-    assert len(told["entries"]) == table.num_rows == 13
+    assert len(document["entries"]) == table.num_rows == 13
     by_arrow = table.drop(["stack"]).to_pylist()
-    assert by_arrow == told["entries"]
+    assert by_arrow == document["entries"]
     assert table["stack"][0].as_py()[1] == "train.py:88 in step"
 
     columns = [row[1] for row in db.execute("pragma table_info(entries)")]
-    assert columns == list(told["entries"][0])
+    assert columns == list(document["entries"][0])
     by_sql = [dict(zip(columns, row, strict=True)) for row in db.execute("select * from entries")]
     assert [row["op"] for row in by_sql] == [row["op"] for row in by_arrow]
     assert json.loads(by_sql[0]["input_sizes"]) == [[4, 8]]
@@ -256,10 +256,10 @@ def test_files_are_written_beside_the_screen_and_never_over(
     output, timeline = tmp_path / "a.sqlite", tmp_path / "t.pftrace.gz"
     arguments = ["analyze", str(hanging), "-o", str(output), "--timeline", str(timeline)]
     assert run(arguments) == FINDINGS_PRESENT
-    told = capsys.readouterr()
-    assert "rank 2" in told.out
-    assert str(output) in told.err
-    assert str(timeline) in told.err
+    printed = capsys.readouterr()
+    assert "rank 2" in printed.out
+    assert str(output) in printed.err
+    assert str(timeline) in printed.err
     assert gzip.decompress(timeline.read_bytes())[:1] == b"\x0a"
     before = output.read_bytes()
     assert run(arguments) == FAILED
@@ -271,7 +271,7 @@ def test_files_are_written_beside_the_screen_and_never_over(
 def test_a_file_that_cannot_be_finished_leaves_nothing(
     hanging: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk fills up half way: the error is told and there is no half file."""
+    """The disk fills up half way: the error is printed and there is no half file."""
     analysis = frd.load(hanging)
 
     def full(*_: object) -> None:
@@ -293,10 +293,10 @@ def test_parquet_without_pyarrow_says_what_to_install(
     """The extra is named before any dump is read."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     code = run(["analyze", str(hanging), "--output", str(tmp_path / "a.parquet")])
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
     assert code == USAGE
-    assert told.out == ""
-    assert "pip install 'frd-daemon[parquet]'" in told.err
+    assert printed.out == ""
+    assert "pip install 'frd-daemon[parquet]'" in printed.err
 
 
 # -- torchft, mistakes -------------------------------------------------------------------------
@@ -311,9 +311,11 @@ def test_replicas_of_torchft(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         entries = [entry(1, group)] + ([] if rank == 2 else [entry(2, group, done=rank < 2)])
         dump = Dump("2.10", entries=tuple(entries), groups={"0": group})
         (folder / f"rank{rank}").write_bytes(write_pickle(dump))
-    told = json.loads(out_of(capsys, folder, "--json", "--transform-ft", "--group-world-size", "2"))
-    assert [group["ranks"] for group in told["groups"]] == [[0, 1], [2, 3]]
-    (finding,) = told["findings"]
+    document = json.loads(
+        out_of(capsys, folder, "--json", "--transform-ft", "--group-world-size", "2")
+    )
+    assert [group["ranks"] for group in document["groups"]] == [[0, 1], [2, 3]]
+    (finding,) = document["findings"]
     assert [suspect["rank"] for suspect in finding["suspects"]] == [2]
     assert finding["victims"] == [3]
 
@@ -333,16 +335,16 @@ def test_replicas_of_torchft(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["--group-world-size", "0"], "x>=1"),
     ],
 )
-def test_wrong_usage_is_told_in_one_line(
+def test_wrong_usage_is_one_line(
     hanging: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     """Exit code 2 and a line that says what to type."""
     assert run(["analyze", str(hanging), *arguments]) == USAGE
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("frd: error: ")
-    assert told.err.count("\n") == 1
-    assert words in told.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("frd: error: ")
+    assert printed.err.count("\n") == 1
+    assert words in printed.err
 
 
 def test_a_folder_without_dumps_is_a_failure(
@@ -354,7 +356,7 @@ def test_a_folder_without_dumps_is_a_failure(
     (other / "notes.txt").write_text("hello")
     for folder in (tmp_path / "absent", other):
         assert run(["analyze", str(folder)]) == FAILED
-        told = capsys.readouterr().err
-        assert told.startswith("frd: error: ")
-        assert str(folder) in told
-        assert told.count("\n") == 1
+        error = capsys.readouterr().err
+        assert error.startswith("frd: error: ")
+        assert str(folder) in error
+        assert error.count("\n") == 1

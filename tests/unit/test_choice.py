@@ -32,8 +32,8 @@ def dump(root: Path, at_s: float, job: str = "llama", attempt: int = 0, **summar
     meta.mkdir()
     at = T0 + round(at_s * SECOND)
     taken_at = f"2026-11-20T10:{int(at_s) // 60:02d}:{int(at_s) % 60:02d}Z"
-    told = {"job": job, "attempt": attempt, "folder": job, "taken_at": taken_at} | summary
-    (root / "summary.json").write_text(json.dumps(told))
+    document = {"job": job, "attempt": attempt, "folder": job, "taken_at": taken_at} | summary
+    (root / "summary.json").write_text(json.dumps(document))
     for rank in range(2):
         (folder / f"rank_{rank}").write_bytes(waiting(rank))
         who = {"rank": rank, "world_size": 2, "node": "n", "boot_id": "b", "pid": 7}
@@ -42,7 +42,7 @@ def dump(root: Path, at_s: float, job: str = "llama", attempt: int = 0, **summar
     return root
 
 
-def told_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, Any]:
+def printed_json(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, Any]:
     code = run(["analyze", "--json", *map(str, arguments)])
     return code, json.loads(capsys.readouterr().out)
 
@@ -50,8 +50,8 @@ def told_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple
 def test_a_young_dump_is_no_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Dumped 0.6 s after the wait began: exit code 0, one line for people, one key for programs."""
     folder = dump(tmp_path / "h", 0.602)
-    code, told = told_of(capsys, folder)
-    assert (code, told["findings"], told["fault"]) == (0, [], False)
+    code, document = printed_json(capsys, folder)
+    assert (code, document["findings"], document["fault"]) == (0, [], False)
     assert run(["analyze", str(folder)]) == 0
     screen = capsys.readouterr().out
     words = " ".join(screen.split())
@@ -66,8 +66,8 @@ def test_the_service_says_what_a_hang_is(
 ) -> None:
     """The dump of a finding of a service that waits for 3 s is a finding here as well."""
     folder = dump(tmp_path / "h", 4, stall_after_s=3.0)
-    assert told_of(capsys, folder)[0] == FINDINGS_PRESENT
-    assert told_of(capsys, folder, "--stall-after", "5")[0] == 0
+    assert printed_json(capsys, folder)[0] == FINDINGS_PRESENT
+    assert printed_json(capsys, folder, "--stall-after", "5")[0] == 0
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -77,11 +77,11 @@ def test_dumps_of_one_job(
     """Named one by one in any order, or by the folder that holds them, the last one is judged."""
     second, first = dump(tmp_path / "a", 61), dump(tmp_path / "b", 0.5)
     folders = [tmp_path] if together else [second, first]
-    code, told = told_of(capsys, *folders)
+    code, document = printed_json(capsys, *folders)
     assert code == FINDINGS_PRESENT
-    assert [Path(one["folder"]) for one in told["dumps"]] == [first, second]
-    assert told["waited"][0]["at_least_s"] == pytest.approx(61, abs=0.01)
-    assert told["warnings"] == []
+    assert [Path(one["folder"]) for one in document["dumps"]] == [first, second]
+    assert document["waited"][0]["at_least_s"] == pytest.approx(61, abs=0.01)
+    assert document["warnings"] == []
     run(["analyze", *map(str, folders)])
     assert "1 dump of the same job, 60.5 s before the one" in " ".join(
         capsys.readouterr().out.split()
@@ -94,9 +94,9 @@ def test_of_several_jobs_the_one_that_was_dumped_last(
     """A tree of dumps: jobs are not mixed, and what is left out is named, and where to look."""
     taken = dump(tmp_path / "x/2", 50)
     others = [dump(tmp_path / "x/1", 20, "bert"), dump(tmp_path / "y", 40, attempt=1)]
-    _, told = told_of(capsys, tmp_path)
-    assert [one["folder"] for one in told["dumps"]] == [str(taken)]
-    (warning,) = told["warnings"]
+    _, document = printed_json(capsys, tmp_path)
+    assert [one["folder"] for one in document["dumps"]] == [str(taken)]
+    (warning,) = document["warnings"]
     assert "took llama attempt 0, which was dumped last" in warning
     assert all(str(other) in warning for other in others)
     run(["analyze", str(tmp_path)])
@@ -138,12 +138,12 @@ def test_files_of_a_dump_that_tells_nothing(
     (tmp_path / "h" / "summary.json").unlink()
     for rank in range(2):
         os.utime(folder / f"rank_{rank}", ns=(T0, T0 + SECOND))
-    assert told_of(capsys, folder)[0] == 0
+    assert printed_json(capsys, folder)[0] == 0
     for rank in range(2):
         os.utime(folder / f"rank_{rank}", ns=(T0, T0 + 86_400 * SECOND))
-    code, told = told_of(capsys, folder)
+    code, document = printed_json(capsys, folder)
     assert code == FINDINGS_PRESENT
-    assert told["waited"][0]["at_least_s"] == 0
+    assert document["waited"][0]["at_least_s"] == 0
     run(["analyze", str(folder)])
     words = " ".join(capsys.readouterr().out.split())
     assert "time they had waited when dumped: at least 0.0 s" in words
@@ -151,11 +151,12 @@ def test_files_of_a_dump_that_tells_nothing(
 
 
 def test_what_a_rank_left_behind_is_as_old_as_its_file(tmp_path: Path) -> None:
-    """The agent found torch's own dump of rank 1: nobody was asked, so it is not of `node_time`."""
+    """The agent found torch's own dump of rank 1: no rank was asked, so it is not of
+    `node_time`."""
     root = dump(tmp_path / "h", 600)
     path = root / "llama.meta" / "rank_1.json"
-    told = json.loads(path.read_text())
-    told |= {"source": "file nccl_trace_rank_1", "taken_at_ns": T0 + 3 * SECOND}
-    path.write_text(json.dumps(told))
+    document = json.loads(path.read_text())
+    document |= {"source": "file nccl_trace_rank_1", "taken_at_ns": T0 + 3 * SECOND}
+    path.write_text(json.dumps(document))
     of = frd.load(root).trace.ranks[1]
     assert (of.dumped_from_ns, of.dumped_until_ns) == (0, T0 + 3 * SECOND)

@@ -59,8 +59,8 @@ def test_a_wait_that_lasted_is_a_finding() -> None:
     assert found.not_proven == ()
     (waiting,) = found.waiting
     assert (waiting.is_proven, waiting.at_least_s) == (True, 30.0)
-    (told,) = found.to_json()["waited"]
-    assert told == {
+    (waited,) = found.to_json()["waited"]
+    assert waited == {
         "finding": found.findings[0].id,
         "at_least_s": 30.0,
         "at_most_s": pytest.approx(30.05),
@@ -80,7 +80,7 @@ def test_the_threshold_is_the_callers_or_the_folders() -> None:
 
 
 def test_dumps_that_do_not_tell_their_time_are_those_of_a_hang() -> None:
-    """Nobody knows when they were taken: the verdict stands, and the open question is told."""
+    """It is unknown when they were taken: the verdict holds, and the open question is reported."""
     found = analyze(checkpoint(None).trace())
     assert suspects(found) == {0: Reason.CPU_STUCK}
     (waiting,) = found.waiting
@@ -168,7 +168,8 @@ def test_dumps_of_ranks_at_different_times() -> None:
 
 
 def test_mismatch_and_order_need_no_time() -> None:
-    """Ranks that disagree, or entered two groups in different orders, are wrong at once."""
+    """Ranks that disagree, or entered two groups in different orders, are wrong however short the
+    wait."""
     taken = (1_100, 1_110)
     folder = Folder().group("0", range(3))
     for rank in (0, 1):
@@ -216,7 +217,7 @@ def test_a_young_wait_beside_a_hang_is_of_the_hang() -> None:
 
 
 def test_two_dumps_prove_what_neither_does_alone() -> None:
-    """Files tell the end of their dumps only; that the same op waits in both proves 60 s."""
+    """Files show only the end of their dumps; that the same op waits in both proves 60 s."""
     first, second = checkpoint((0, 1_900)).trace(), checkpoint((0, 61_900)).trace()
     assert not analyze(first).fault
     alone = analyze(second)

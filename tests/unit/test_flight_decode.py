@@ -279,7 +279,7 @@ def test_unreadable_members_are_a_warning(ranks: Any) -> None:
 
 
 def test_unreadable_status_is_a_warning() -> None:
-    """A status row that cannot be read is left out, those beside it are kept."""
+    """A status row that cannot be read is left out, the others are kept."""
     rows = {"0": {"last_enqueued_collective": "many"}, "x": {}, "2": {}}
     dump = parsed(document(pg_status=rows))
     assert dump.status == {2: Status(-1, -1, -1)}
@@ -333,7 +333,7 @@ def test_load_dump(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_not_read(tmp_path: Path) -> None:
-    """A named pipe in a dump folder, such as torch's own, is refused at once."""
+    """A named pipe in a dump folder, such as torch's own, is refused immediately."""
     os.mkfifo(tmp_path / "rank0.pipe")
     with pytest.raises(DumpError, match="no regular file"):
         load_dump(tmp_path / "rank0.pipe")

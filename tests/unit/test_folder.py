@@ -1,4 +1,4 @@
-"""A folder of dumps, whatever its files are called and whatever else lies there, is one trace."""
+"""A folder of dumps, whatever its files are called and whatever else it holds, is one trace."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def test_the_prefix_is_inferred(tmp_path: Path, pattern: str) -> None:
 
 def test_every_encoding_and_version_in_one_folder(tmp_path: Path) -> None:
     """Ranks may have dumped in other formats and versions; all of them count."""
-    told = document(rows(), ranks=range(4))
-    write(tmp_path, "d_0", as_torch(told))
-    write(tmp_path, "d_1.json", as_json(told | {"version": "2.7"}))
-    write(tmp_path, "d_2.gz", as_gzip(told | {"version": "2.99"}))
-    write(tmp_path, "d_3", pickle.dumps(told, 4))
+    content = document(rows(), ranks=range(4))
+    write(tmp_path, "d_0", as_torch(content))
+    write(tmp_path, "d_1.json", as_json(content | {"version": "2.7"}))
+    write(tmp_path, "d_2.gz", as_gzip(content | {"version": "2.99"}))
+    write(tmp_path, "d_3", pickle.dumps(content, 4))
     trace = load_trace(tmp_path)
     assert [trace.ranks[rank].version for rank in range(4)] == ["2.10", "2.7", "2.99", "2.10"]
     assert len(trace.groups) == len(trace.names) == len(trace.signatures) == 1
@@ -73,7 +73,7 @@ def test_hosts_are_subfolders(tmp_path: Path) -> None:
 
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
-    """Logs and cores beside the dumps are no dumps, however many there are."""
+    """Logs and cores next to the dumps are no dumps, however many there are."""
     for rank in range(3):
         write(tmp_path, f"dump_{rank}")
     for at in range(9):
@@ -146,7 +146,7 @@ def test_numbered_files_of_other_kinds_in_a_tree(tmp_path: Path) -> None:
 
 
 def test_only_the_ranks_asked_for(tmp_path: Path) -> None:
-    """Ranks that nobody asked for are not even opened."""
+    """Files of ranks that were not requested are not opened."""
     for rank in range(4):
         write(tmp_path, f"dump_{rank}", None if rank % 2 else b"broken")
     assert list(load_trace(tmp_path, ranks=[1, 3, 9]).ranks) == [1, 3]
@@ -230,7 +230,7 @@ def test_a_tree_with_pipes_and_nothing_to_read(tmp_path: Path) -> None:
 # -- groups ----------------------------------------------------------------------------------------
 
 
-def test_groups_are_told_apart_by_their_ranks(tmp_path: Path) -> None:
+def test_groups_differ_by_their_ranks(tmp_path: Path) -> None:
     """Disjoint groups may have one name; they are two groups."""
     for rank in range(4):
         first = rank // 2 * 2
@@ -251,7 +251,8 @@ def test_members_that_only_others_tell(tmp_path: Path) -> None:
 
 
 def test_torchft_replicas_get_global_ranks(tmp_path: Path) -> None:
-    """Each replica numbers its ranks from 0; told their size, groups hold ranks as files do."""
+    """Each replica numbers its ranks from 0; with their size given, groups hold ranks as files
+    do."""
     for rank in range(4):
         write(tmp_path, f"d{rank}", as_torch(document(rows(), ranks=(0, 1))))
     assert len(load_trace(tmp_path).groups) == 1
@@ -270,8 +271,8 @@ def dumped(root: Path, **identity: Any) -> Path:
     write(root, "summary.json", json.dumps(summary).encode())
     write(root, "llama/rank_0", pickle.dumps(document(rows()), 2))
     info = {"rank": 0, "world_size": 2, "node": "n1", "boot_id": "b", "pid": 7}
-    told = info | {"clock_offset_s": 0.25, "job": "llama", "warnings": []} | identity
-    write(root, "llama.meta/rank_0.json", json.dumps(told).encode())
+    content = info | {"clock_offset_s": 0.25, "job": "llama", "warnings": []} | identity
+    write(root, "llama.meta/rank_0.json", json.dumps(content).encode())
     stack = 'Thread 0x7 (most recent call first):\n  File "/app/train.py", line 8 in load\n'
     write(root, "llama.meta/rank_0.stack.txt", stack.encode())
     return root

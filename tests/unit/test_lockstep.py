@@ -1,4 +1,4 @@
-"""Reading all entries at once gives what reading one after another gives, and does it."""
+"""Reading all entries together gives what reading one after another gives, and does it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNT = 200
 
 
 def both(data: bytes) -> FileColumns:
-    """Read at once, and compared with one after another."""
+    """Read together, and compared with one after another."""
     at_once, in_turn = Dictionaries(), Dictionaries()
     columns = parse_columns(data, at_once, source="rank 3")
     expected = columns_of(parse(data, source="rank 3"), in_turn)
@@ -94,36 +94,37 @@ def test_nearly_all_entries_are_in_step() -> None:
 
 
 def test_a_flag_that_is_neither_is_none() -> None:
-    """One byte stands where an entry says whether it is over: an empty tuple."""
+    """One byte in place of the flag that says whether an entry is over: an empty tuple."""
     data = as_torch(document([entry(at) for at in range(COUNT)]))
     layout = layout_of(data)
     assert layout is not None
     (token,) = [step.token for step in layout.steps if step.name == "retired"]
     flag = data.index(token + b"\x88", len(data) // 2) + len(token)
-    (told,) = both(data[:flag] + b")" + data[flag + 1 :]).warnings
-    assert "retired" in told
+    (warning,) = both(data[:flag] + b")" + data[flag + 1 :]).warnings
+    assert "retired" in warning
 
 
 def test_an_entry_that_says_more_than_the_first_is_read_by_itself() -> None:
-    """What stands behind the last key that is known might say anything, and change any of it."""
+    """What follows the last known key might say anything, and change any of it."""
     rows = [entry(at, **({"later": at} if at == 77 else {})) for at in range(COUNT)]
     assert apart(as_torch(document(rows))) == [0, 77, COUNT - 1]
 
 
 def test_what_only_sums_up_to_the_same_is_not_the_same() -> None:
-    """Stacks are told apart by sums over their bytes first: two that were made to collide are."""
+    """Stacks are distinguished by sums over their bytes first: two that were made to collide
+    are."""
     mask = (1 << 64) - 1
     factors = [pow(0x9E3779B97F4A7C15, at + 1, 1 << 64) for at in range(2)]
     words = np.array([[1, 2], [1 + factors[1] & mask, 2 - factors[0] & mask]], np.uint64)
     data = words.tobytes()
     walk = Walk(data, Layout(0, [Step("record_id", Kind.NUMBER, b"h\x01")]))
-    told = walk.alike(np.array([0, 16, 0]), np.array([16, 32, 16]))
-    assert [told.values[at] for at in told.index.tolist()] == [data[:16], None, data[:16]]
+    found = walk.alike(np.array([0, 16, 0]), np.array([16, 32, 16]))
+    assert [found.values[at] for at in found.index.tolist()] == [data[:16], None, data[:16]]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 63, 64, 65, 66])
 def test_rings_of_any_size(count: int) -> None:
-    """Whether a ring is worth reading at once changes nothing in what is read."""
+    """Whether a ring is worth reading in step changes nothing in what is read."""
     assert len(both(as_torch(document([entry(at) for at in range(count)])))) == count
     assert len(both(as_torch(document([various(at) for at in range(count)])))) == count
 
@@ -139,7 +140,7 @@ def test_many_groups_make_references_longer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("odd", "warning"),
+    ("odd", "reason"),
     [
         pytest.param({"record_id": -5}, "record_id", id="negative"),
         pytest.param({"profiling_name": 7}, "profiling_name", id="no text"),
@@ -148,18 +149,18 @@ def test_many_groups_make_references_longer() -> None:
         pytest.param({"frames": [{"name": "f"}]}, "frames", id="half a frame"),
     ],
 )
-def test_a_bad_entry_is_named(odd: dict[str, Any], warning: str) -> None:
-    """One bad entry among good ones is left out, and the warning tells its place and field."""
+def test_a_bad_entry_is_named(odd: dict[str, Any], reason: str) -> None:
+    """One bad entry among good ones is left out, and the warning names its place and field."""
     rows = [entry(at, **(odd if at == 77 else {})) for at in range(COUNT)]
     columns = both(as_torch(document(rows)))
     assert len(columns) == COUNT - 1
-    (told,) = columns.warnings
-    assert told.startswith("entry 77: ")
-    assert warning in told
+    (warning,) = columns.warnings
+    assert warning.startswith("entry 77: ")
+    assert reason in warning
 
 
 def test_python_pickles_and_json_are_read_in_turn() -> None:
-    """What is not laid out as PyTorch does it is read all the same."""
+    """A file of another layout than PyTorch's is read, too."""
     rows = document([various(at) for at in range(COUNT)])
     assert lockstep.read(pickle.dumps(rows, 2), "x") is None
     assert len(both(pickle.dumps(rows, 2))) == len(both(as_json(rows))) == COUNT
@@ -174,7 +175,7 @@ class Runs:
 
 
 def test_code_between_the_entries_does_not_run(tmp_path: Path) -> None:
-    """A call hidden among entries in step is refused, wherever it stands."""
+    """A call hidden among entries in step is refused at any position."""
     data = as_torch(document([entry(at) for at in range(COUNT)]))
     call = pickle.dumps(Runs(tmp_path / "trap"), 2)[2:-1] + b"0"
     key = data.index(b"u}(h")

@@ -1,4 +1,4 @@
-"""Whose clock is how far off in a folder of dumps: told, estimated, or known to be wrong."""
+"""Whose clock is how far off in a folder of dumps: given, estimated, or known to be wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def job(*errors_ms: float, steps: int = 8) -> Folder:
     return folder
 
 
-def tell(folder: Folder, rank: int, offset_ms: float, uncertainty_ms: float | None) -> None:
+def given(folder: Folder, rank: int, offset_ms: float, uncertainty_ms: float | None) -> None:
     folder.ranks[rank].offset_ns = round(offset_ms * MS)
     if uncertainty_ms is not None:
         folder.ranks[rank].uncertainty_ns = round(uncertainty_ms * MS)
@@ -34,7 +34,7 @@ def clocks(folder: Folder) -> Clocks:
     return clocks_of(rows_of(folder.trace()))
 
 
-# -- told --------------------------------------------------------------------------------------
+# -- given -------------------------------------------------------------------------------------
 
 
 def test_offsets_of_the_folder_are_used() -> None:
@@ -43,7 +43,7 @@ def test_offsets_of_the_folder_are_used() -> None:
     folder.rank(0, Row("nccl:all_reduce", 1, at=1_000, state="scheduled"))
     folder.rank(1, Row("nccl:all_reduce", 1, at=5_500, state="scheduled"))
     for rank, offset_ms in enumerate((0, -5_000, 0)):
-        tell(folder, rank, offset_ms, 0.12)
+        given(folder, rank, offset_ms, 0.12)
     found = analyze(folder.trace())
     assert found.clock_source == "given by the dump, ±120 µs"
     assert found.collectives[0].first_created_ns == T0 + 500 * MS
@@ -51,10 +51,10 @@ def test_offsets_of_the_folder_are_used() -> None:
 
 
 def test_an_offset_without_a_bound() -> None:
-    """Whoever wrote the folder knew no bound: what collectives tell is one."""
+    """The folder has no bound: collectives give one."""
     folder = job(0, 7_000)
     for rank, offset_ms in enumerate((0, -7_000)):
-        tell(folder, rank, offset_ms, None)
+        given(folder, rank, offset_ms, None)
     assert clocks(folder).offset_ns == {0: 0, 1: -7_000 * MS}
     assert clocks(folder).source == "estimated from 8 collectives, ±20 ms"
     silent = Folder().group("0", range(2)).rank(0, offset_ns=5).rank(1, offset_ns=6)
@@ -67,7 +67,7 @@ def test_clocks_drift_between_the_last_entry_and_the_dump() -> None:
     folder = job(0, 0)
     folder.taken_at = AlignedNs(T0 + 800 * MS + 100_000 * MS)
     for rank in (0, 1):
-        tell(folder, rank, 0, 0.5)
+        given(folder, rank, 0, 0.5)
     assert clocks(folder).source == "given by the dump, ±10 ms"
 
 
@@ -75,7 +75,7 @@ def test_nodes_that_the_folder_does_not_tell_of_are_estimated() -> None:
     """One node's agent had no clock yet: its bounds come from the others, and it is said so."""
     folder = job(0, 0, 3_000)
     for rank in (0, 1):
-        tell(folder, rank, 0, 0.1)
+        given(folder, rank, 0, 0.1)
     found = clocks(folder)
     assert abs(found.offset_ns[2] + 3_000 * MS) <= 20 * MS
     assert found.source == (
@@ -88,7 +88,8 @@ def test_nodes_that_the_folder_does_not_tell_of_are_estimated() -> None:
 
 @pytest.mark.parametrize("error_ms", [-60_000.0, 7_000.0])
 def test_offsets_are_estimated_from_completed_collectives(error_ms: float) -> None:
-    """Nobody completes an all_reduce before the last came: two clocks apart by that cannot be."""
+    """No rank completes an all_reduce before the last one joined: two clocks apart by that cannot
+    be."""
     found = clocks(job(0, error_ms))
     reach = found.uncertainty_ns[1]
     assert reach is not None
@@ -121,7 +122,7 @@ def test_bounds_travel_from_group_to_group() -> None:
 
 
 def test_nothing_completed() -> None:
-    """Gloo tells no times of completion: the nodes' own clocks are all there is."""
+    """Gloo records no times of completion: the nodes' own clocks are all there is."""
     folder = job(0, 7_000)
     for dump in folder.ranks.values():
         for row in dump.rows:
@@ -137,7 +138,7 @@ def test_nothing_completed() -> None:
     ("apart_ms", "uncertainty_ms", "tied"),
     [(30, 10, False), (30, 20, True), (30_000, None, True), (0.5, 0.1, False)],
 )
-def test_an_order_is_told_beyond_both_uncertainties_only(
+def test_an_order_is_known_beyond_both_uncertainties_only(
     apart_ms: float, uncertainty_ms: float | None, tied: bool
 ) -> None:
     """Rank 0 waits for 2 and rank 1 for 3, and rank 4 for both of them: who was missed first?"""
@@ -146,7 +147,7 @@ def test_an_order_is_told_beyond_both_uncertainties_only(
     folder.rank(1, Row("nccl:all_reduce", 1, "2", at=50 + apart_ms, state="scheduled"))
     folder.rank(2).rank(3).rank(4, Row("nccl:all_reduce", 1, "0", at=60, state="scheduled"))
     for rank in range(5):
-        tell(folder, rank, 0, uncertainty_ms)
+        given(folder, rank, 0, uncertainty_ms)
     (finding,) = analyze(folder.trace()).findings
     assert [suspect.rank for suspect in finding.suspects] == [2, 3]
     assert [suspect.tied for suspect in finding.suspects] == [tied, tied]
@@ -156,11 +157,11 @@ def test_an_order_is_told_beyond_both_uncertainties_only(
 # -- wrong -----------------------------------------------------------------------------------------
 
 
-def test_a_told_clock_that_lies_is_the_one_that_is_named() -> None:
+def test_a_given_clock_that_is_wrong_is_named() -> None:
     """Node 2's offset is off by 2.5 s: three others agree on that, and they stay as they are."""
     folder = job(0, 0, 2_500, 0)
     for rank in range(4):
-        tell(folder, rank, 0, 0.1)
+        given(folder, rank, 0, 0.1)
     found = analyze(folder.trace())
     (finding,) = found.findings
     assert finding.kind is Kind.CLOCK_UNSYNCHRONIZED
@@ -195,7 +196,7 @@ def test_of_two_clocks_that_contradict_each_other_nobody_knows_which() -> None:
 
 def test_json_tells_offsets_and_how_exact_they_are() -> None:
     """By rank, in seconds; null where nothing bounds them."""
-    told = analyze(job(0, 7_000).trace()).to_json()["clocks"]
-    assert told["source"].startswith("estimated from 8")
-    assert told["offset_s"]["1"] == pytest.approx(-7.0, abs=0.03)
-    assert told["uncertainty_s"]["1"] == pytest.approx(0.02, abs=0.001)
+    document = analyze(job(0, 7_000).trace()).to_json()["clocks"]
+    assert document["source"].startswith("estimated from 8")
+    assert document["offset_s"]["1"] == pytest.approx(-7.0, abs=0.03)
+    assert document["uncertainty_s"]["1"] == pytest.approx(0.02, abs=0.001)

@@ -46,7 +46,7 @@ def test_what_a_rank_is_doing(place: str, means: str) -> None:
 
 
 def test_collecting_garbage() -> None:
-    """Only the interpreter itself can tell that."""
+    """Only the interpreter itself reports that."""
     assert activity_of(recorded("collect", "handler")).doing == "collecting garbage"
     assert activity_of(recorded("collect", "py-spy")).doing == ""
 

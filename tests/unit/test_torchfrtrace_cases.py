@@ -33,7 +33,7 @@ def row(
 
 
 def analysis(*ranks: list[Row], version: str = "2.10", world: int | None = None) -> Analysis:
-    """Everybody in one group; rank i recorded `ranks[i]`."""
+    """All ranks in one group; rank i recorded `ranks[i]`."""
     folder = Folder().group("0", range(world or len(ranks)))
     for number, rows in enumerate(ranks):
         folder.rank(number, *(replace(one) for one in rows), version=version)
@@ -101,7 +101,7 @@ SQUARE = row("all_reduce")
     ],
 )  # fmt: skip
 def test_what_two_ranks_pass_to_one_collective(one: Row, other: Row, differs: str) -> None:
-    """Two ranks join one collective; what differs, if it may not, is told."""
+    """Two ranks join one collective; what differs, if it may not, is reported."""
     (collective,) = analysis([one], [other]).collectives
     assert differs in collective.difference
     assert collective.pass_check is (differs == "")
@@ -159,7 +159,7 @@ def test_coalesced_ops_are_one_collective() -> None:
 
 
 def test_uneven_all_gathers_are_compared_part_by_part() -> None:
-    """Rank 1 takes [4,4] where rank 0 takes [5,5]: the parts tell, even if the whole adds up."""
+    """Rank 1 takes [4,4] where rank 0 takes [5,5]: the parts show it, even if the sums agree."""
     end = row("ALLGATHER_coalesced")
     one = [row("_broadcast_oop"), row("_broadcast_oop", ((5, 5),), ((5, 5),)), end]
     other = [row("_broadcast_oop"), row("_broadcast_oop"), end]
@@ -212,7 +212,7 @@ def test_the_first_rank_is_not_presumed_innocent() -> None:
 
 
 def test_all_are_named_when_there_is_no_majority() -> None:
-    """Two against two: nobody can say who is right, and nobody is named with certainty."""
+    """Two against two: no majority exists, so no rank is named with certainty."""
     wrong = row("all_reduce", ((5, 4),), ((5, 4),))
     found = analysis([wrong], [wrong], [SQUARE], [SQUARE])
     assert set(suspects(found)) == {0, 1, 2, 3}
@@ -230,7 +230,7 @@ def test_a_lone_receive_concerns_two_ranks() -> None:
 
 
 def test_pairs_match_by_order_not_by_number() -> None:
-    """Both ends of a pair are in flight under different p2p numbers: nobody is missing."""
+    """Both ends of a pair are in flight under different p2p numbers: no rank is missing."""
     folder = Folder().group("0", range(2))
     folder.rank(0, row("send 0->1", p2p=True, p2p_seq=11_981))
     folder.rank(1, row("recv 1<-0", p2p=True, p2p_seq=11_977))
@@ -272,7 +272,7 @@ def test_windows_that_start_at_different_points_miss_nothing() -> None:
 
 
 def test_a_gloo_dump_is_read_like_any_other() -> None:
-    """Gloo tells no members and no states, `retired` is the end; rank 1 never came to seq 2."""
+    """Gloo records no members and no states, `retired` is the end; rank 1 never came to seq 2."""
     folder = Folder(world=3)
     folder.groups["0"] = ("default_pg", ())
     done = Row("gloo:all_reduce", 1, state="scheduled", retired=True)
@@ -284,7 +284,7 @@ def test_a_gloo_dump_is_read_like_any_other() -> None:
 
 
 def test_versions_may_differ_between_ranks() -> None:
-    """An old recorder tells the end of a coalesced series only; its rank is no mismatch for it."""
+    """An old recorder has only the end of a coalesced series; its rank is no mismatch for it."""
     parts = [row("_broadcast_oop", ((4,),), ((4,),)), row("_broadcast_oop", ((5,),), ((5,),))]
     end = row("ALLGATHER_coalesced", ((4,),), ((4,), (5,)))
     folder = Folder().group("0", [0, 1])
@@ -295,7 +295,7 @@ def test_versions_may_differ_between_ranks() -> None:
 
 
 def test_a_rank_without_a_file_is_unknown_and_not_guilty() -> None:
-    """Nobody came to seq 2 but 0 and 1; of rank 2 there is no file."""
+    """Only 0 and 1 joined seq 2; of rank 2 there is no file."""
     done, stuck = Row("nccl:all_reduce", 1), row("all_reduce", seq=2)
     found = analysis([done, stuck], [done, stuck], world=3)
     assert suspects(found) == {}
