@@ -25,8 +25,8 @@ help:
 	@echo "make coverage  lines of engine, parser, outbox and stores that no test runs"
 	@echo "make sim SEEDS=N  simulate N whole clusters with faults; all frozen verdicts"
 	@echo "make soak    end-to-end tests that are too long for make test (10 minutes)"
-	@echo "make mutants MODULE=PATH  mistakes planted in the code: thirty by hand, then mutmut over PATH"
-	@echo "make bench   measure ingest and overhead (several minutes, wants an idle machine)"
+	@echo "make mutants MODULE=PATH  small changes that must fail a test: thirty chosen ones, then mutmut in PATH"
+	@echo "make bench   run the benches (several minutes, on an idle machine)"
 	@echo "make proto   regenerate frd/v1 from proto/"
 	@echo "make dashboards  regenerate helm/frd/dashboards"
 	@echo "make clean   remove everything that make has created"
@@ -99,7 +99,7 @@ clean:
 	@scripts/venv .venv-proto $(PYTHON) requirements/proto.txt
 	@touch $@
 
-# Real ranks need torch; without it the demo and the tests fall back to scripted ones, and say so.
+# Real ranks need torch; without it the demo uses scripted ranks, and tests skip.
 .PHONY: torch
 torch: .venv/installed
 	@scripts/torch .venv requirements/demo.txt

@@ -18,7 +18,9 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
 CEILINGS: Final = Path(__file__).with_suffix(".json")
-SUFFIXES: Final = {".md", ".py", ".proto", ".sh", ".toml", ".tpl", ".txt", ".yaml"}
+SUFFIXES: Final = {
+    *(".md", ".py", ".proto", ".sbatch", ".service", ".sh", ".toml", ".tpl", ".txt", ".yaml")
+}
 EXCEPT: Final = ("frd/v1/", "scripts/words.py", "tests/golden/", "tests/frozen/")
 
 PLAIN: Final = {

@@ -1,4 +1,4 @@
-{{/* Names, labels and what several templates agree on. */}}
+{{/* Names, labels and other parts that several templates share. */}}
 
 {{- define "frd.name" -}}
 {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
@@ -15,14 +15,14 @@
 {{- end }}
 {{- end }}
 
-{{/* What selectors use: never changes in the life of a release. */}}
+{{/* Labels of selectors; they never change during the life of a release. */}}
 {{- define "frd.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "frd.name" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
-{{/* Of every object: (dict "root" $ "component" "service"). */}}
+{{/* Labels of every object: (dict "root" $ "component" "service"). */}}
 {{- define "frd.labels" -}}
 {{ include "frd.selectorLabels" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
@@ -50,7 +50,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end }}
 
-{{/* The name that agents and Prometheus call, and that the certificate has to have. */}}
+{{/* The host name that agents and Prometheus use; the certificate must have it. */}}
 {{- define "frd.host" -}}
 {{ include "frd.fullname" . }}.{{ .Release.Namespace }}.svc
 {{- end }}
@@ -59,7 +59,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{ ternary "http" "https" .Values.insecure }}
 {{- end }}
 
-{{/* Where people reach HTTP: by the Ingress, if there is one. */}}
+{{/* The HTTP address for users: that of the Ingress, if there is one. */}}
 {{- define "frd.address" -}}
 {{- if .Values.ingress.enabled }}
 {{- printf "%s://%s" (ternary "https" "http" (not (empty .Values.ingress.tls))) (first .Values.ingress.hosts) }}
@@ -68,13 +68,13 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end }}
 
-{{/* Where runbooks lie, for readers of alerts, dashboards and messages. */}}
+{{/* Base URL of runbooks, for links of alerts, dashboards and messages. */}}
 {{- define "frd.runbooks" -}}
 {{ default (printf "%s/runbooks" (include "frd.address" .)) .Values.runbookUrl | trimSuffix "/" }}
 {{- end }}
 
-{{/* A file of the chart whose links to runbooks lead where this release has them: the files name a
-     service on the reader's own machine, with its default port. (dict "root" $ "path" path) */}}
+{{/* A file of the chart with the links to runbooks of this release: the file itself has the address of
+     a service on the local machine, with its default port. (dict "root" $ "path" path) */}}
 {{- define "frd.linked" -}}
 {{- .root.Files.Get .path | replace "http://127.0.0.1:9374/runbooks/" (printf "%s/" (include "frd.runbooks" .root)) }}
 {{- end }}
@@ -98,7 +98,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- list $name (printf "%s.%s" $name $space) (printf "%s.%s.svc" $name $space) (printf "%s.%s.svc.cluster.local" $name $space) (printf "*.%s-headless.%s.svc" $name $space) "localhost" | toJson }}
 {{- end }}
 
-{{/* A TOML document of a map whose values are plain, maps of plain ones, or lists of such maps. JSON's scalars are TOML's. */}}
+{{/* A TOML document of a map whose values are scalars, maps of scalars, or lists of such maps. JSON's scalars are valid TOML. */}}
 {{- define "frd.toml" -}}
 {{- range $key, $value := . }}
 {{- if not (or (kindIs "map" $value) (eq $key "notify")) }}

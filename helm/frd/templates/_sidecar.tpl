@@ -1,6 +1,6 @@
 {{/*
-The agent as a sidecar of the ranks: what a pod of a training job needs. Each template takes the chart's
-context, so a chart that depends on this one can use them too, with .Subcharts.frd.
+The agent as a sidecar of the ranks: the parts that a pod of a training job needs. Each template takes the
+chart's context, so a chart that depends on this one can use them too, with .Subcharts.frd.
 */}}
 
 {{- define "frd.agent.command" -}}
@@ -42,7 +42,7 @@ context, so a chart that depends on this one can use them too, with .Subcharts.f
 {{- end }}
 {{- end }}
 
-{{/* A root that owns what it reads needs no capability. */}}
+{{/* Root needs no capability to read files that it owns. */}}
 {{- define "frd.agent.securityContext" -}}
 allowPrivilegeEscalation: false
 capabilities:
