@@ -12,9 +12,10 @@ import pytest
 from frd.errors import DumpError
 from frd.flight.entry import Dump, Entry
 from frd.flight.write import write_pickle
-from frd.model import AttemptKey, RankState
+from frd.model import RankState
 from frd_agent.ranks.dump_files import DumpFiles
-from frd_agent.ranks.file_rank import FileRank
+from frd_agent.ranks.file_rank import DumpWatch
+from frd_agent.ranks.roster import Roster
 from tests.world.run_dir import shared
 
 
@@ -54,7 +55,6 @@ def test_a_file_is_read_once_it_has_stopped_changing(tmp_path: Path) -> None:
     file = files.read(path)
     assert (file.rank, len(file.dump.entries)) == (3, 2)
     assert files.changed() == []
-    assert files.kept(path) is file
 
 
 def test_an_overwritten_file_is_read_again(tmp_path: Path) -> None:
@@ -109,15 +109,17 @@ def test_a_number_that_is_no_rank_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_rank_without_a_tap_is_reported_from_its_file(tmp_path: Path) -> None:
-    """Rows, watermarks, membership and the moment of writing all come from the file."""
+    """Rows, watermarks, membership and the time of writing come from the file, which is kept."""
     files, common = DumpFiles([tmp_path]), shared()
     (tmp_path / "rank_1").write_bytes(a_dump(3, done=False))
     files.changed()
     (path,) = files.changed()
     file = files.read(path)
-    rank = FileRank(file.rank, AttemptKey("dumps", 0), "node", "boot", common)
-    rank.take(file)
-    rank.take(file)
+    watch = DumpWatch(files, Roster(tmp_path, common), common, "dumps", "node", "boot")
+    watch._take(file)
+    watch._take(file)
+    (rank,) = watch.ranks
+    assert watch.files_of(rank.number) == [file]
     assert common.outbox.rows == 3
     assert common.dictionary.groups[0].info.ranks == (0, 1)
     statuses = common.current.next_statuses()

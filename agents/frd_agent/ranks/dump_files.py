@@ -3,7 +3,7 @@
 They are the last dump of a rank that is about to be killed, and the only dumps of ranks without a
 tap. A file contains neither the rank nor the job: the rank is the number at the end of its
 name, the membership is the recorder's own. torch writes in place and overwrites, so a file is read
-once it has stopped changing, and kept in memory while there is room. Nothing of a file is trusted:
+once it has stopped changing. Nothing of a file is trusted:
 a hostile or damaged one is refused, counted and left where it is.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from frd.wire.messages import MAX_WORLD_SIZE
 
 _NAMED: Final = re.compile(r"[^.].*?(?<!\d)(?P<rank>\d+)")
 _MAX_FILES: Final = 4_096
-_MAX_KEPT_ENTRIES: Final = 200_000
 
 _Stamp: TypeAlias = tuple[int, int, int]
 """Inode, modification time, size."""
@@ -46,7 +44,6 @@ class DumpFiles:
         self._folders = folders
         self._seen: dict[Path, _Stamp] = {}
         self._read: dict[Path, _Stamp] = {}
-        self._kept: OrderedDict[Path, DumpFile] = OrderedDict()
 
     def changed(self) -> list[Path]:
         """Files that have changed since they were read, but not since the last call."""
@@ -72,12 +69,7 @@ class DumpFiles:
         # The length first: int() itself refuses very long numbers.
         if named is None or len(named["rank"]) > 7 or int(named["rank"]) >= MAX_WORLD_SIZE:
             raise DumpError(f"{path}: no rank at the end of its name: name it rank_<number>")
-        file = DumpFile(path, int(named["rank"]), NodeNs(stamp[1]), dump)
-        self._keep(file)
-        return file
-
-    def kept(self, path: Path) -> DumpFile | None:
-        return self._kept.get(path)
+        return DumpFile(path, int(named["rank"]), NodeNs(stamp[1]), dump)
 
     def _list(self) -> list[tuple[Path, _Stamp]]:
         found: list[tuple[Path, _Stamp]] = []
@@ -94,12 +86,3 @@ class DumpFiles:
             except OSError:
                 continue  # not there, or not there any more
         return found
-
-    def _keep(self, file: DumpFile) -> None:
-        self._kept[file.path] = file
-        self._kept.move_to_end(file.path)
-        while (
-            len(self._kept) > 1
-            and sum(len(kept.dump.entries) for kept in self._kept.values()) > _MAX_KEPT_ENTRIES
-        ):
-            self._kept.popitem(last=False)

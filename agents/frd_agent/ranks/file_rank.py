@@ -27,7 +27,7 @@ from frd_agent.recorder.transitions import RecorderTracker
 
 _EVERY_S: Final = 1.0
 """How often the folders are listed."""
-_FILES_A_RANK: Final = 4
+_MAX_KEPT_ENTRIES: Final = 200_000
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +85,8 @@ def _recorder(dump: Dump) -> str:
 
 
 class DumpWatch:
-    """Reads new dump files, and keeps them by rank. A file belongs to a rank with a tap where there
-    is one; otherwise it makes a `FileRank`."""
+    """Reads new dump files, and keeps them in memory while there is room. A file belongs to a rank
+    with a tap where there is one; otherwise it makes a `FileRank`."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class DumpWatch:
         self._shared = shared
         self._key = AttemptKey(job, 0)
         self._node, self._boot_id = node, boot_id
-        self._paths: dict[int, list[Path]] = {}
-        """By number of the rank, newest first."""
+        self._kept: dict[Path, tuple[int, DumpFile]] = {}
+        """With the number of its rank, newest last."""
         self._ranks: dict[int, FileRank] = {}
         """By global rank."""
 
@@ -113,8 +113,11 @@ class DumpWatch:
 
     def files_of(self, number: int) -> list[DumpFile]:
         """The files of a rank that are still in memory, newest first."""
-        kept = (self._files.kept(path) for path in self._paths.get(number, ()))
-        return [file for file in kept if file is not None]
+        return [file for owner, file in reversed(self._kept.values()) if owner == number]
+
+    @property
+    def _kept_entries(self) -> int:
+        return sum(len(file.dump.entries) for _, file in self._kept.values())
 
     async def run(self) -> None:
         while True:
@@ -138,8 +141,10 @@ class DumpWatch:
                 self._ranks[file.rank] = rank
             rank.take(file)
             self._shared.wake()
-        paths = [path for path in self._paths.get(rank.number, ()) if path != file.path]
-        self._paths[rank.number] = [file.path, *paths][:_FILES_A_RANK]
+        self._kept.pop(file.path, None)
+        self._kept[file.path] = rank.number, file
+        while len(self._kept) > 1 and self._kept_entries > _MAX_KEPT_ENTRIES:
+            del self._kept[next(iter(self._kept))]
         log.info("%s: dump file %s, %d entries", rank, file.path, len(file.dump.entries))
 
     def _writer_of(self, file: DumpFile) -> Rank | None:
