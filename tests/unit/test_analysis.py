@@ -16,24 +16,12 @@ from frd.model import Activity, Confidence, Kind, Reason
 from frd.offline.analysis.analyze import Analysis, analyze
 from frd.offline.analysis.channels import channels_of
 from frd.offline.analysis.rows import rows_of
-from tests.world.traces import Folder, Row
+from tests.world.traces import Folder, Row, done, suspects, waits
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 
 LINE = Frame("step", "/home/me/train.py", 88)
 INSIDE = Frame("all_reduce", "/usr/lib/python3/site-packages/torch/distributed/c10d.py", 9)
-
-
-def done(seq: int, group: str = "0", at: float | None = None, **of_row: object) -> Row:
-    return Row("nccl:all_reduce", seq, group, at=at, **of_row)  # type: ignore[arg-type]
-
-
-def stuck(seq: int, group: str = "0", at: float | None = None, **of_row: object) -> Row:
-    return Row("nccl:all_reduce", seq, group, at=at, state="scheduled", **of_row)  # type: ignore[arg-type]
-
-
-def suspects(found: Analysis) -> dict[int, Reason]:
-    return {s.rank: s.reason for finding in found.findings for s in finding.suspects}
 
 
 # -- real incidents --------------------------------------------------------------------------
@@ -64,7 +52,7 @@ def active_only(status_of_two: dict[int, Status], names: tuple[str, str]) -> Ana
     """Ranks 0 and 1 wait in seq 7 of the second group; 2 has nothing in flight, only counters."""
     folder = Folder().group(names[0], range(3), "default_pg").group(names[1], range(3), "DATA")
     for rank in (0, 1):
-        folder.rank(rank, stuck(7, names[1], pg_id=5), first_record=90, status={
+        folder.rank(rank, waits(7, names[1], pg_id=5), first_record=90, status={
             3: Status(40, -1, 40), 5: Status(7, -1, 6),
         })  # fmt: skip
     return analyze(folder.rank(2, status=status_of_two).trace())
@@ -101,7 +89,7 @@ def test_counters_that_cannot_be_translated_may_say_nothing() -> None:
 def test_a_counter_of_p2p_ops_is_no_seq() -> None:
     """Rank 1's counter has 9,000 sends; it is not taken for collectives it came to."""
     folder = Folder().group("0", range(2))
-    folder.rank(0, done(1), Row("nccl:send 0->1", 1, p2p=True, p2p_seq=9_000), stuck(2))
+    folder.rank(0, done(1), Row("nccl:send 0->1", 1, p2p=True, p2p_seq=9_000), waits(2))
     folder.rank(1, status={0: Status(9_000, -1, 9_000)})
     (finding,) = analyze(folder.trace()).findings
     assert finding.unknown == (1,)
@@ -112,7 +100,7 @@ def test_a_counter_beyond_all_peers_counts_something_else() -> None:
     """No member has joined seq 3; a rank whose counter says 50 is not done with it."""
     folder = Folder().group("0", range(3))
     for rank in (0, 1):
-        folder.rank(rank, stuck(3), first_record=9)
+        folder.rank(rank, waits(3), first_record=9)
     (finding,) = analyze(folder.rank(2, status={0: Status(50, -1, 50)}).trace()).findings
     assert (finding.unknown, finding.suspects) == ((2,), ())
 
@@ -120,7 +108,7 @@ def test_a_counter_beyond_all_peers_counts_something_else() -> None:
 def test_a_p2p_entry_tells_how_far_its_rank_came() -> None:
     """Rank 1 has a send in flight under seq 4 of the group in which 0 waits in seq 5."""
     folder = Folder().group("0", range(2)).group("1", range(2))
-    folder.rank(0, stuck(5, at=1), first_record=9)
+    folder.rank(0, waits(5, at=1), first_record=9)
     folder.rank(1, Row("nccl:send 1->0", 4, at=2, p2p=True, state="scheduled"), first_record=9)
     found = analyze(folder.trace())
     assert found.collectives[0].missing_ranks == (1,)
@@ -132,7 +120,7 @@ def test_a_p2p_entry_tells_how_far_its_rank_came() -> None:
 def test_a_ring_that_reaches_back_far_enough_proves_absence() -> None:
     """Rank 1 has recorded for 10 s without the group in which 0 has waited for 5 s."""
     folder = Folder().group("abc", range(2)).group("def", [1])
-    folder.rank(0, stuck(8, "abc", at=5_000), first_record=100)
+    folder.rank(0, waits(8, "abc", at=5_000), first_record=100)
     rows = [done(seq, "def", at=seq * 1_000) for seq in range(11)]
     found = analyze(folder.rank(1, *rows, first_record=400).trace())
     assert suspects(found) == {1: Reason.CPU_STUCK}
@@ -141,7 +129,7 @@ def test_a_ring_that_reaches_back_far_enough_proves_absence() -> None:
 def test_a_ring_that_begins_too_late_proves_nothing() -> None:
     """Rank 1's ring begins after 0 began to wait: whatever came before is lost."""
     folder = Folder().group("abc", range(2)).group("def", [1])
-    folder.rank(0, stuck(8, "abc", at=5_000), first_record=100)
+    folder.rank(0, waits(8, "abc", at=5_000), first_record=100)
     rows = [done(seq, "def", at=6_000 + seq) for seq in range(11)]
     (finding,) = analyze(folder.rank(1, *rows, first_record=400).trace()).findings
     assert (finding.unknown, finding.suspects) == ((1,), ())
@@ -151,7 +139,7 @@ def test_a_recorder_without_entries_of_what_it_must_have_joined_was_off() -> Non
     """Rank 2 shows nothing although its peers completed an all_reduce with it."""
     folder = Folder().group("0", range(3))
     for rank in (0, 1):
-        folder.rank(rank, done(1), stuck(2))
+        folder.rank(rank, done(1), waits(2))
     (finding,) = analyze(folder.rank(2).trace()).findings
     assert (finding.unknown, finding.suspects) == ((2,), ())
 
@@ -159,7 +147,7 @@ def test_a_recorder_without_entries_of_what_it_must_have_joined_was_off() -> Non
 def test_only_what_is_after_a_reset_counts() -> None:
     """Record ids begin again: seqs before that are of an earlier life of the groups."""
     before = [done(seq, record_id=seq) for seq in range(50, 60)]
-    after = [done(1, record_id=0), stuck(2, record_id=1)]
+    after = [done(1, record_id=0), waits(2, record_id=1)]
     folder = Folder().group("0", range(2))
     folder.rank(0, *(replace(row) for row in [*before, *after]))
     folder.rank(1, *(replace(row) for row in [*before, done(1, record_id=0)]))
@@ -174,7 +162,7 @@ def test_a_group_that_came_back_under_its_name_counts_from_its_last_start() -> N
     group's."""
     rows = [done(seq, pg_id=1) for seq in (1, 2, 3)] + [done(1, pg_id=4)]
     folder = Folder().group("0", range(2)).all_ranks(*rows, ranks=[0, 1])
-    folder.ranks[0].rows.append(stuck(2, pg_id=4))
+    folder.ranks[0].rows.append(waits(2, pg_id=4))
     found = analyze(folder.trace())
     assert suspects(found) == {1: Reason.CPU_STUCK}
     assert found.groups[0].last_seq == 2
@@ -184,7 +172,7 @@ def test_backends_of_one_group_count_apart() -> None:
     """`cuda:nccl,cpu:gloo`: each numbers its own ops, and the hang is in one of them."""
     gloo = [Row("gloo:broadcast", seq, retired=True, state="scheduled") for seq in (1, 2)]
     folder = Folder().group("0", range(2)).all_ranks(done(1), *gloo, ranks=[0, 1])
-    folder.ranks[0].rows.append(stuck(2))
+    folder.ranks[0].rows.append(waits(2))
     found = analyze(folder.trace())
     assert suspects(found) == {1: Reason.CPU_STUCK}
     assert [(c.group.name, c.seq) for c in found.collectives] == [
@@ -207,7 +195,7 @@ def test_the_first_parts_of_a_series_may_be_lost() -> None:
 def test_an_op_that_timed_out_is_still_being_waited_in() -> None:
     """NCCL retires what it gave up; the rank that never joined is named nevertheless."""
     folder = Folder().group("0", range(2))
-    folder.rank(0, done(1), stuck(2, retired=True)).rank(1, done(1))
+    folder.rank(0, done(1), waits(2, retired=True)).rank(1, done(1))
     assert suspects(analyze(folder.trace())) == {1: Reason.CPU_STUCK}
 
 
@@ -294,7 +282,7 @@ def test_gloo_calls_reduce_scatter_by_another_name() -> None:
 def test_evidence_has_the_users_own_frames() -> None:
     """The witness shows where it entered, the suspect where its last op was; torch is left out."""
     folder = Folder().group("0", range(2))
-    folder.rank(0, done(1), stuck(2, frames=(INSIDE, LINE)))
+    folder.rank(0, done(1), waits(2, frames=(INSIDE, LINE)))
     folder.rank(1, done(1, frames=(INSIDE, replace_line(80))))
     (finding,) = analyze(folder.trace()).findings
     assert finding.witness is not None
@@ -307,7 +295,7 @@ def test_evidence_has_the_users_own_frames() -> None:
 def test_where_a_rank_was_if_the_folder_has_its_stack() -> None:
     """`frd dump --stacks` took the stack of rank 1: that is where it is stuck."""
     folder = Folder(standing={1: Activity(("data.py:7 in load",))}).group("0", range(2))
-    folder.rank(0, done(1), stuck(2)).rank(1, done(1))
+    folder.rank(0, done(1), waits(2)).rank(1, done(1))
     (finding,) = analyze(folder.trace()).findings
     assert finding.suspects[0].stack == ("data.py:7 in load",)
     assert "data.py:7 load" in finding.summary
@@ -316,7 +304,7 @@ def test_where_a_rank_was_if_the_folder_has_its_stack() -> None:
 def test_waiting_times_count_to_the_latest_known_time() -> None:
     """Rank 0 joined at 1 s; the last that anybody recorded was at 9.5 s."""
     folder = Folder().group("0", range(2)).group("1", [1])
-    folder.rank(0, stuck(1, at=1_000)).rank(1, done(1, "1", at=2_000, completed_at=9_500))
+    folder.rank(0, waits(1, at=1_000)).rank(1, done(1, "1", at=2_000, completed_at=9_500))
     (finding,) = analyze(folder.trace()).findings
     assert finding.collective is not None
     assert finding.collective.waited_s == pytest.approx(8.5)
@@ -343,8 +331,8 @@ def test_dumps_without_anything_in_them() -> None:
 def test_two_incidents_are_two_findings() -> None:
     """Two groups without a common rank hang for separate reasons."""
     folder = Folder().group("1", [0, 1]).group("2", [2, 3])
-    folder.rank(0, stuck(1, "1", at=50)).rank(1)
-    folder.rank(2, stuck(1, "2", at=10)).rank(3)
+    folder.rank(0, waits(1, "1", at=50)).rank(1)
+    folder.rank(2, waits(1, "2", at=10)).rank(3)
     found = analyze(folder.trace())
     assert [[s.rank for s in finding.suspects] for finding in found.findings] == [[3], [1]]
     assert "(1 more below)" in found.summary
@@ -353,7 +341,7 @@ def test_two_incidents_are_two_findings() -> None:
 def test_the_columns_of_collectives() -> None:
     """Counts and the objects behind them agree."""
     folder = Folder().group("0", range(3))
-    folder.rank(0, done(1), stuck(2)).rank(1, done(1), stuck(2, ins=[[9]], outs=[[9]]))
+    folder.rank(0, done(1), waits(2)).rank(1, done(1), waits(2, ins=[[9]], outs=[[9]]))
     found = analyze(folder.rank(2, done(1)).trace())
     c = found.collectives
     assert c.joined.tolist() == [3, 2]
@@ -371,7 +359,7 @@ def test_the_columns_of_collectives() -> None:
 
 def test_json_has_what_was_promised() -> None:
     """The keys of `frd analyze --json`."""
-    folder = Folder().group("0", range(2)).rank(0, stuck(1), first_record=3)
+    folder = Folder().group("0", range(2)).rank(0, waits(1), first_record=3)
     document = analyze(folder.trace()).to_json()
     assert document["ranks"] == {"0": {"entries": 1, "first_record_id": 3, "last_record_id": 3}}
     assert document["missing_ranks"] == [1]

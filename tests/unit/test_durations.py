@@ -8,16 +8,8 @@ from typing import Any
 import pytest
 
 from frd.model import Activity, Confidence, Kind, RankInfo, Reason
-from frd.offline.analysis.analyze import Analysis, analyze
-from tests.world.traces import Folder, Row
-
-
-def done(seq: int, group: str = "0", at: float | None = None, **of_row: Any) -> Row:
-    return Row("nccl:all_reduce", seq, group, at=at, **of_row)
-
-
-def waits(seq: int, group: str = "0", at: float | None = None, **of_row: Any) -> Row:
-    return Row("nccl:all_reduce", seq, group, at=at, state="scheduled", **of_row)
+from frd.offline.analysis.analyze import analyze
+from tests.world.traces import Folder, Row, done, suspects, waits
 
 
 def checkpoint(taken: tuple[float, float] | None, **of_wait: Any) -> Folder:
@@ -31,10 +23,6 @@ def checkpoint(taken: tuple[float, float] | None, **of_wait: Any) -> Folder:
 def here(rank: int) -> RankInfo:
     """A rank of the one node, so that there is one clock."""
     return RankInfo(rank, 2, "node0", "boot0", 100 + rank)
-
-
-def suspects(found: Analysis) -> dict[int, Reason]:
-    return {s.rank: s.reason for finding in found.findings for s in finding.suspects}
 
 
 # -- one dump ----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from frd.model import Confidence, Finding, Kind, Reason
 from frd.offline.analysis.analyze import Analysis, analyze
-from tests.world.traces import Folder, Row, Sizes
+from tests.world.traces import Folder, Row, Sizes, suspects
 
 COLLECTIVES = (
     "broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "all_gather", "all_gather_single",
@@ -38,10 +38,6 @@ def analysis(*ranks: list[Row], version: str = "2.10", world: int | None = None)
     for number, rows in enumerate(ranks):
         folder.rank(number, *(replace(one) for one in rows), version=version)
     return analyze(folder.trace())
-
-
-def suspects(found: Analysis) -> dict[int, Reason]:
-    return {s.rank: s.reason for finding in found.findings for s in finding.suspects}
 
 
 def only(found: Analysis) -> Finding:

@@ -12,7 +12,8 @@ from frd.flight.columns import Dictionaries
 from frd.flight.entry import Frame, Status
 from frd.flight.names import parse_profiling_name
 from frd.flight.trace import STATES, RankTrace, Trace
-from frd.model import Activity, AlignedNs, AttemptKey, GroupInfo, RankInfo, Signature
+from frd.model import Activity, AlignedNs, AttemptKey, GroupInfo, RankInfo, Reason, Signature
+from frd.offline.analysis.analyze import Analysis
 
 T0 = 1_700_000_000_000_000_000
 MS = 1_000_000
@@ -169,3 +170,18 @@ def _signature(row: Row, into: Dictionaries) -> int:
         ("Float",) * len(row.outs) if row.out_dtypes is None else row.out_dtypes,
     )
     return into.signatures.index(signature)
+
+
+def done(seq: int, group: str = "0", at: float | None = None, **fields: Any) -> Row:
+    """An all_reduce that is over."""
+    return Row("nccl:all_reduce", seq, group, at=at, **fields)
+
+
+def waits(seq: int, group: str = "0", at: float | None = None, **fields: Any) -> Row:
+    """An all_reduce in flight."""
+    return Row("nccl:all_reduce", seq, group, at=at, state="scheduled", **fields)
+
+
+def suspects(found: Analysis) -> dict[int, Reason]:
+    """By rank, over all findings."""
+    return {s.rank: s.reason for finding in found.findings for s in finding.suspects}
