@@ -20,7 +20,7 @@ T0 = 1_790_000_000 * S
 
 
 class Node:
-    """Two clocks that the test moves, and whoever reads them."""
+    """The two clocks of a node, which the test moves, and the agent's reader of them."""
 
     def __init__(self) -> None:
         self.raw = 5 * S
@@ -40,7 +40,7 @@ class Node:
         self.clock.look()
 
 
-def test_steps_are_told_apart_from_slew() -> None:
+def test_a_step_is_not_slew() -> None:
     """A clock slews by 500 ppm for a while, is set 3 s ahead, runs true, is set 2 s back."""
     node = Node()
     node.passes(0, 0)
@@ -66,7 +66,7 @@ def test_a_slow_reading_is_no_step() -> None:
     assert node.steps == []
 
 
-def test_readings_that_nobody_takes_are_bounded() -> None:
+def test_readings_that_are_not_sent_are_bounded() -> None:
     """The service is away for a minute: the newest readings wait for it."""
     node = Node()
     for _ in range(4 * MAX_READINGS):
@@ -80,13 +80,17 @@ def test_readings_that_nobody_takes_are_bounded() -> None:
 
 
 def test_watermarks_take_the_newest_reading_along() -> None:
-    """What they tell is not told again with a ping, but for a step, which the ping tells whole."""
+    """It is not sent again with a ping, unless the clock stepped: then the ping has all."""
     node = Node()
     node.passes(0, 0)
     node.passes(250 * MS, 250 * MS)
-    told = node.clock.stamp(marks())
-    assert isinstance(told, Watermarks)
-    assert (told.sent_at_ns, told.sent_raw_ns, told.sent_slack_ns) == (node.real, node.raw, 300)
+    stamped = node.clock.stamp(marks())
+    assert isinstance(stamped, Watermarks)
+    assert (stamped.sent_at_ns, stamped.sent_raw_ns, stamped.sent_slack_ns) == (
+        node.real,
+        node.raw,
+        300,
+    )
     assert len(node.clock.take_readings().raw_ns) == 0
     node.real -= 3 * S
     node.clock.stamp(marks())
@@ -117,9 +121,9 @@ def test_what_is_known_of_a_rank_goes_on_after_a_step_back() -> None:
     current.set_as_of(0, NodeNs(T0))
     current.set_back(3600 * S)
     current.set_as_of(0, NodeNs(T0 - 3600 * S + S))
-    told = current.next_watermarks(NodeNs(T0))
-    assert told is not None
-    assert told.columns.as_of_ns.tolist() == [T0 - 3599 * S]
+    message = current.next_watermarks(NodeNs(T0))
+    assert message is not None
+    assert message.columns.as_of_ns.tolist() == [T0 - 3599 * S]
 
 
 def entry(created_ns: int) -> Entry:

@@ -1,4 +1,4 @@
-"""The interval in which the offset of two raw clocks lies, at any time."""
+"""The interval of the offset between two raw clocks, at any time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_of_two_exchanges_each_side_has_the_one_that_binds_more() -> None:
     assert high - low < 2 * MS // 10 + S // DRIFT + MS // 100
 
 
-def test_what_is_told_gets_no_worse_than_it_was_said_to_be() -> None:
+def test_the_error_grows_by_no_more_than_the_drift() -> None:
     """What was once known to a tenth of a millisecond is known to that and the drift since, even
     when the interval that remains is wide on one side."""
     bounds = OffsetBounds(exchange(100 * S, there=MS // 10, back=MS // 10))

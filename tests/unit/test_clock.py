@@ -71,7 +71,7 @@ def test_nothing_is_known_before_the_first_exchange() -> None:
 
 
 def test_one_exchange_is_enough() -> None:
-    """A ping, its pong, and the next ping that tells of it: within half a round trip."""
+    """A ping, its pong, and the next ping, which reports it: within half a round trip."""
     world = World()
     world.run(2)
     assert world.reason == ""
@@ -82,7 +82,7 @@ def test_one_exchange_is_enough() -> None:
 
 @pytest.mark.parametrize("ppb", [-100_000, 0, 20_000, 100_000])
 def test_drift_is_learned(ppb: int) -> None:
-    """A minute on a LAN: microseconds off, and the drift told within a part in a million."""
+    """A minute on a LAN: microseconds off, and the drift within a part in a million."""
     world = World(ppb=ppb)
     world.run(60)
     alignment = world.agent.alignment(world.at)
@@ -147,8 +147,8 @@ def test_two_clocks_that_were_read_loosely_bound_less(slack: int) -> None:
 
 
 @pytest.mark.parametrize("step", [2 * S, -2 * S, 5 * MS])
-def test_a_step_of_the_node_starts_anew(step: int) -> None:
-    """Unsynchronized until an exchange has begun since; then new times are told as well as before,
+def test_a_step_of_the_node_starts_over(step: int) -> None:
+    """Unsynchronized until an exchange has begun since; then new times are as exact as before,
     and those from before the step as they were."""
     world = World()
     world.run(30)
@@ -167,7 +167,7 @@ def test_a_step_of_the_node_starts_anew(step: int) -> None:
 
 def test_times_that_a_clock_showed_twice() -> None:
     """Set back by five minutes: a stamp of just before is taken for what it is until the clock
-    comes there again; then for a later one, and nobody claims that it is right."""
+    comes there again; then for a later one, without a bound."""
     world = World()
     world.run(30)
     made = world.at - 2 * S
@@ -206,7 +206,7 @@ def test_a_step_of_the_service() -> None:
 
 @pytest.mark.parametrize("real_knows", [True, False])
 def test_a_host_that_sleeps(real_knows: bool) -> None:
-    """Its raw clock stands still for an hour: the bounds exclude each other, all is dropped, and a
+    """Its raw clock stops for an hour: the bounds exclude each other, all is dropped, and a
     few exchanges later all is known again."""
     world = World()
     world.run(30)
@@ -223,7 +223,7 @@ def test_a_host_that_sleeps(real_knows: bool) -> None:
 
 def test_what_was_dropped_is_not_in_the_estimate() -> None:
     """A host slept; a few pings later its offset is the middle of what they say, and not at the
-    end that lies nearest to what was believed before."""
+    end nearest to the earlier estimate."""
     world = World(network=Network(Path(500 * US, 0), Path(500 * US, 0)))
     world.run(30)
     world.node.sleep(world.at + S // 2, 60 * S, real_knows=True)
@@ -321,12 +321,12 @@ def test_refusals_do_not_last_for_ever() -> None:
     table.read(ServiceRawNs(11 * S), AlignedNs(EPOCH), 100)
     clock.readings([FAR_NS - 5], [EPOCH], [100])
     clock.exchange(exchange(FAR_NS - 2 * S))
-    told = []
+    refusals = []
     for second in range(20, 24 + 2 * START_OVER):
-        told.append(clock.readings([second * S], [EPOCH + second * S], [100]))
+        refusals.append(clock.readings([second * S], [EPOCH + second * S], [100]))
         clock.exchange(exchange(second * S + MS))
         table.read(ServiceRawNs((second + 1) * S), AlignedNs(EPOCH + second * S), 100)
-    assert told.count(Refusal.BACKWARDS) == START_OVER
+    assert refusals.count(Refusal.BACKWARDS) == START_OVER
     alignment = clock.alignment(ServiceRawNs((25 + 2 * START_OVER) * S), table)
     assert not alignment.reason
 
@@ -357,7 +357,7 @@ def test_others_that_agree_move_an_estimate_but_not_its_interval() -> None:
 
 
 def test_one_liar_among_many_moves_no_honest_clock() -> None:
-    """Its collectives contradict everybody's clock by seconds, again and again; but alone."""
+    """Only its collectives contradict all other clocks, by seconds, again and again."""
     world = World()
     world.run(30)
     now = AlignedNs(world.service.real(world.at))
@@ -369,13 +369,13 @@ def test_one_liar_among_many_moves_no_honest_clock() -> None:
 
 @pytest.mark.parametrize(("peers", "names"), [(7, ("a", "b")), (1, ("a",))])
 def test_a_clock_that_all_others_contradict(peers: int, names: tuple[str, ...]) -> None:
-    """Dropped, and learned anew; of two nodes nobody can tell which is wrong."""
+    """It is dropped and learned again; of two nodes it is not known which is wrong."""
     world = World()
     world.run(30)
     now = AlignedNs(world.service.real(world.at))
-    told = [world.agent.clock.constrain(name, peers, now, most_ns=-5 * S) for name in names]
-    assert told[-1] is False
-    assert all(told[:-1])
+    agreed = [world.agent.clock.constrain(name, peers, now, most_ns=-5 * S) for name in names]
+    assert agreed[-1] is False
+    assert all(agreed[:-1])
     assert world.reason == "contradiction"
     assert world.off()[0] < MS
     assert world.off()[1] is None

@@ -14,7 +14,7 @@ def exchange(at: int, service_ahead: int) -> Exchange:
     return Exchange(*stamps)  # type: ignore[arg-type]
 
 
-def test_exchanges_that_contradict_before_the_node_has_told_its_clocks() -> None:
+def test_exchanges_that_contradict_before_the_first_reading() -> None:
     """Its raw clock jumps by 10 s between two pings: the first is forgotten, others count."""
     clock, table = NodeClock(), ServiceTable()
     table.read(ServiceRawNs(31 * S), AlignedNs(EPOCH), 100)

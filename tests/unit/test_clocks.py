@@ -24,7 +24,7 @@ WALL = 1_790_000_000 * S
 
 
 class World:
-    """A service, and true time, which its clocks tell."""
+    """A service whose clocks show true time."""
 
     def __init__(self) -> None:
         self.at = 1_000 * S
@@ -41,14 +41,14 @@ class Agent:
         self.world = world
         self.key = ("boot", session)
         self.ahead = ahead
-        self.told: list[Alignment] = []
+        self.used: list[Alignment] = []
         self.clock = self.connect(1)
 
     def connect(self, stream: int) -> AgentClock:
         hello = self.wall(-MS)
         first = guess(hello, self.world.now())
         clocks = self.world.clocks
-        return clocks.connected(self.key, "node", first, stream, self.told.append)
+        return clocks.connected(self.key, "node", first, stream, self.used.append)
 
     def raw(self, later: int = 0) -> NodeRawNs:
         return NodeRawNs(self.world.at + later - 700 * S)
@@ -77,7 +77,7 @@ class Agent:
 
     @property
     def error(self) -> int:
-        """How far off a time of now is told."""
+        """How far off the aligned time of now is."""
         return abs(self.clock.used.one_to_aligned(self.wall()) - self.world.now())
 
     @property
@@ -114,14 +114,14 @@ def test_a_few_pings_are_enough() -> None:
         world.at += 10 * MS
         agent.ping()
     assert agent.reason == ""
-    told = len(agent.told)
+    before = len(agent.used)
     for _ in range(60):
         agent.pings(1)
         claimed = claim_ns(agent.clock.used)
         assert claimed is not None
         assert agent.error <= MS // 10
         assert agent.error <= claimed < 4 * MS
-    assert len(agent.told) - told <= 2
+    assert len(agent.used) - before <= 2
 
 
 def test_what_is_claimed_becomes_less_when_more_is_known() -> None:
@@ -140,7 +140,7 @@ def test_what_is_claimed_becomes_less_when_more_is_known() -> None:
 
 
 def test_a_reading_that_came_on_both_streams_is_one() -> None:
-    """Watermarks told of it already; the ping tells of it and of the next one."""
+    """Watermarks have brought it already; the ping brings it again, with the next one."""
     world = World()
     agent = Agent(world)
     agent.pings(2)
@@ -150,8 +150,8 @@ def test_a_reading_that_came_on_both_streams_is_one() -> None:
         raws.append(agent.raw())
         reals.append(agent.wall())
     world.clocks.heard(agent.clock, marks(reals[0], raws[0]), world.now())
-    told = Readings(np.array(raws), np.array(reals), np.array([100, 100]))
-    world.clocks.learn(agent.clock, told, None)
+    both = Readings(np.array(raws), np.array(reals), np.array([100, 100]))
+    world.clocks.learn(agent.clock, both, None)
     assert world.clocks.refused.total() == 0
     assert agent.clock.read_at == raws[1]
 
@@ -176,7 +176,7 @@ def test_a_step_is_said_and_healed(step: int) -> None:
     assert abs(view.offset_s + agent.ahead / S) < 1e-3
 
 
-def test_watermarks_tell_of_the_clock_between_pings() -> None:
+def test_watermarks_carry_readings_between_pings() -> None:
     """A large job pings every ten seconds; its watermarks keep the bound, and show a step."""
     world = World()
     agent = Agent(world)
@@ -188,7 +188,7 @@ def test_watermarks_tell_of_the_clock_between_pings() -> None:
         claimed = claim_ns(agent.clock.used)
         assert claimed is not None
         assert agent.error <= claimed < 6 * MS
-    agent.read()  # what it has told already is no news
+    agent.read()  # what was sent already is no news
     assert world.clocks.refused.total() == 0
     agent.ahead -= 2 * S
     world.at += S
@@ -227,7 +227,7 @@ def test_what_is_claimed_of_a_silent_clock_grows() -> None:
 
 
 def test_a_liar_moves_its_own_clock_only() -> None:
-    """Two agents of one host: one tells of raw times that cannot be, and of a wall clock that runs
+    """Two agents of one host: one sends impossible raw times, and a wall clock that runs
     wild; the other's clock does not move."""
     world = World()
     honest, liar = Agent(world, "honest"), Agent(world, "liar")
@@ -244,7 +244,7 @@ def test_a_liar_moves_its_own_clock_only() -> None:
 
 
 def test_a_session_that_comes_back_is_known() -> None:
-    """The connection breaks for a minute; when the agent is back its clock is known at once."""
+    """The connection breaks for a minute; when the agent is back its clock is known immediately."""
     world = World()
     agent = Agent(world)
     agent.pings(20)
@@ -260,13 +260,13 @@ def test_a_session_that_comes_back_is_known() -> None:
 
 
 def test_a_stream_that_is_gone_is_not_kept() -> None:
-    """Its clock is, for a while; whom the clock told of changes, with all the ranks, is not."""
+    """Its clock is, for a while; the callback, which refers to all ranks, is not."""
     world = World()
     agent = Agent(world)
-    tell = partial(agent.told.append)
-    kept = weakref.ref(tell)
-    world.clocks.connected(agent.key, "node", guess(agent.wall(), world.now()), 2, tell)
-    del tell
+    use = partial(agent.used.append)
+    kept = weakref.ref(use)
+    world.clocks.connected(agent.key, "node", guess(agent.wall(), world.now()), 2, use)
+    del use
     assert kept() is not None
     agent.clock.disconnected(2, world.now())
     assert kept() is None
@@ -293,7 +293,7 @@ def test_sessions_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_alignment_can_be_written_down() -> None:
-    """The journal keeps it whole; what is none is refused."""
+    """The journal keeps it whole; other bytes are refused."""
     world = World()
     agent = Agent(world)
     agent.pings(90)
@@ -307,8 +307,8 @@ def test_an_alignment_can_be_written_down() -> None:
 
 
 def test_collectives_that_cannot_be_make_both_clocks_unknown() -> None:
-    """Of two nodes one was done 5 ms before the other came: what pings taught of both is dropped,
-    for which one lies is not known; the next pings teach it anew."""
+    """One node was done 5 ms before the other came: what pings taught of both is dropped, because
+    either may be wrong; the next pings teach it again."""
     world = World()
     one, other = Agent(world, "one"), Agent(world, "other")
     for _ in range(5):
@@ -325,8 +325,8 @@ def test_collectives_that_cannot_be_make_both_clocks_unknown() -> None:
 
 
 def test_what_a_collective_says_is_said_of_the_right_clock() -> None:
-    """One was done 60 µs before the other came, whose clock is known to 10 µs: so the one was told
-    50 µs too early, as its own pings permit. Of the other nothing new is known."""
+    """One was done 60 µs before the other came, whose clock is known to 10 µs: so the times of the
+    one were 50 µs too early, as its own pings permit. Of the other nothing new is known."""
     world = World()
     one, other = Agent(world, "one"), Agent(world, "other")
     for _ in range(5):
@@ -343,7 +343,7 @@ def test_what_a_collective_says_is_said_of_the_right_clock() -> None:
     assert moved == pytest.approx([50e-6, 0.0], abs=5e-6)
 
 
-def test_one_liar_among_many_moves_nobody() -> None:
+def test_one_liar_among_many_moves_no_other_clock() -> None:
     """The same of three nodes: one word against another is not enough."""
     world = World()
     one, other = Agent(world, "one"), Agent(world, "other")

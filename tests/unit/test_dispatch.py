@@ -115,7 +115,7 @@ def test_rows_come_before_watermarks_and_statuses_last() -> None:
 
 
 def test_watermarks_wait_for_their_round_but_not_behind_a_status() -> None:
-    """Nothing urgent: watermarks keep to their pace. A rank dies: all is said at once."""
+    """Nothing urgent: watermarks keep to their pace. A rank dies: all is sent immediately."""
     agent, service = Agent(), Service()
     agent.dispatch.open(knows_nothing=True)
     agent.current.set_as_of(agent.ranks[0], NOW)
@@ -157,8 +157,8 @@ def test_a_restarted_service_hears_of_open_collectives_first() -> None:
 
 
 def test_a_replay_that_a_stream_did_not_get_is_not_in_the_way_of_the_next() -> None:
-    """The stream to a restarted service breaks at once; on the next one all is told once, without
-    a number, for the service must not take it for what it was once told."""
+    """The stream to a restarted service breaks immediately; the next one sends all rows once, the
+    replay without revisions, because the service must not acknowledge them."""
     agent, first, second = Agent(), Service(), Service()
     agent.dispatch.open(knows_nothing=True)
     agent.outbox.record(agent.rows(0, 4, 5))
@@ -201,7 +201,7 @@ def test_only_what_changed_is_said_again() -> None:
     assert service.listen(agent.dispatch) == []
 
 
-def test_a_stream_is_told_of_a_rank_only_when_it_is_spoken_of() -> None:
+def test_a_rank_is_declared_when_an_event_refers_to_it() -> None:
     """A rank of long ago is forgotten: a new stream never hears of it."""
     agent, service = Agent(), Service()
     for rank in agent.ranks:
@@ -215,7 +215,7 @@ def test_a_stream_is_told_of_a_rank_only_when_it_is_spoken_of() -> None:
     assert agent.dispatch.rank_of(0) == agent.ranks[1]
 
 
-def test_attempts_are_told_apart() -> None:
+def test_a_watermark_message_is_of_one_attempt() -> None:
     """One node runs two jobs: a watermark message speaks of one."""
     agent, service = Agent(), Service()
     other = agent.dictionary.attempt(AttemptKey("other", 0), 1)
@@ -230,7 +230,7 @@ def test_attempts_are_told_apart() -> None:
     ]
 
 
-def test_a_stream_that_has_been_told_much_is_reopened() -> None:
+def test_a_stream_with_many_declarations_is_reopened() -> None:
     """Shapes never repeat: before the service's bound another stream is opened, and old ones go."""
     agent = Agent()
     indexes = StreamIndexes(agent.dictionary, max_signatures=3)
@@ -246,7 +246,7 @@ def test_a_stream_that_has_been_told_much_is_reopened() -> None:
     assert agent.dictionary.signatures[again].signature.input_sizes == ((0,),)
 
 
-def test_a_full_stream_is_followed_by_one_that_tells_what_waits(
+def test_the_stream_after_a_full_one_sends_what_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows that wait for an acknowledgement keep their signatures when old ones go."""
@@ -295,7 +295,7 @@ def host_series(agent: Agent, value: int, at_ns: int, limit: int = 64 << 30) -> 
     agent.samples.add(at_ns, at_ns + 1, [Reading(agent.attempt, agent.host, limit, value)])
 
 
-def test_memory_is_told_last_and_in_the_streams_own_indexes() -> None:
+def test_memory_is_sent_last_and_in_the_streams_indexes() -> None:
     """The second rank is the stream's first, and its series is declared with it."""
     agent, service = Agent(), Service()
     agent.dispatch.open(knows_nothing=True)
@@ -312,7 +312,7 @@ def test_memory_is_told_last_and_in_the_streams_own_indexes() -> None:
 
 
 def test_memory_waits_for_its_round_unless_it_jumped() -> None:
-    """Ten samples a second are one message; a gigabyte more is told at once."""
+    """Ten samples a second are one message; a gigabyte more is sent immediately."""
     agent, service = Agent(), Service()
     agent.dispatch.open(knows_nothing=True)
     host_series(agent, 1 << 30, NOW)
@@ -336,7 +336,7 @@ def test_an_error_of_memory_waits_for_nothing() -> None:
     assert heard[1] == MemoryEvents((MemoryEvent(0, MemoryEventKind.OOM, NOW, "GPU-1", 9),))
 
 
-def test_memory_is_told_again_on_a_new_stream() -> None:
+def test_memory_is_sent_again_on_a_new_stream() -> None:
     """What the last stream was given of late, with its declarations."""
     agent, first, second = Agent(), Service(), Service()
     agent.dispatch.open(knows_nothing=True)

@@ -65,7 +65,7 @@ def test_an_unlucky_minute_says_nothing() -> None:
     assert abs(corridor(quiet + busy).at(100 * S)) < 10 * US
 
 
-def test_a_line_that_nothing_cuts_is_laid_anew_all_the_same() -> None:
+def test_a_line_that_no_point_cuts_is_fitted_again() -> None:
     """A tight half minute, and then another drift under looser points that stay around the line:
     the new drift is learned though no point proves the old one wrong."""
     made = corridor([(i * S, US, -US) for i in range(30)])

@@ -101,7 +101,7 @@ def test_members_may_differ_where_their_op_permits(one: Signature, other: Signat
     ],
 )
 def test_a_difference_that_matters_is_named(one: Signature, other: Signature, words: str) -> None:
-    """Members whose op, sizes or dtypes cannot meet are told apart, and the text says in what."""
+    """Members whose op, sizes or dtypes cannot meet are different, and the text says in what."""
     assert not agree(one, other)
     assert signature_rules.difference(one, other) == words
 
@@ -177,7 +177,7 @@ def test_op_names_do_not_become_labels_without_end() -> None:
     assert signatures.ops[signatures.op[99]] == signature_rules.OTHER_OP
 
 
-def test_who_waits_for_everybody() -> None:
+def test_which_ops_wait_for_all_members() -> None:
     """An all_reduce of something cannot end before all have come; of nothing, or a broadcast, it
     can."""
     assert signature_rules.is_strict(sig("all_reduce"))

@@ -17,7 +17,7 @@ SIZES = [Signature("nccl", "all_reduce", ((size,),), ((size,),)) for size in (4,
 
 
 class Job:
-    """Groups of four ranks each, all of whom have joined up to seq 9."""
+    """Groups of four ranks each; all have joined up to seq 9."""
 
     def __init__(self, groups: int) -> None:
         self.mismatches, self.groups, self.pairs = Mismatches(), GroupTable(), PairTable()
@@ -50,7 +50,7 @@ def test_groups_beyond_those_that_are_remembered_are_counted() -> None:
     assert [fact.group for fact in job.facts()] == list(range(1, MOST_GROUPS + 1))
 
 
-def test_what_was_dropped_once_is_never_told_in_part() -> None:
+def test_what_was_dropped_once_is_never_shown_in_part() -> None:
     """The fifth disagreement has no place; when the others are over, no later row revives it."""
     job = Job(1)
     for seq in range(1, MOST_FACTS_PER_GROUP + 2):

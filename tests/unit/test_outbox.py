@@ -53,7 +53,7 @@ def test_the_oldest_rows_go_when_space_runs_out() -> None:
 
 
 def test_what_is_left_of_a_batch_is_still_the_oldest() -> None:
-    """A batch is dropped in two bits, and the rows of nobody else in between."""
+    """A batch is dropped in two parts, without rows of other ranks in between."""
     outbox = Outbox(6, 10_000)
     outbox.record(rows(0, 1, 2, 3, 4))
     outbox.record(rows(1, 1, 2, 3, 4))
@@ -133,7 +133,7 @@ def test_rows_that_a_service_refuses_can_be_dropped() -> None:
 
 
 def test_the_first_joined_row_that_waits_is_known_by_group() -> None:
-    """A replay must stop short of the rows that will tell the rest."""
+    """A replay must stop short of the rows that will report the rest."""
     outbox = Outbox(100, 10_000)
     outbox.record(rows(0, 4, flags=Flags.COMPLETED))
     outbox.record(rows(0, 5, 6))

@@ -24,7 +24,7 @@ class Host:
 
 
 def test_it_is_the_wall_clock() -> None:
-    """An uneventful minute, and a step forward by an hour that is followed at once."""
+    """An uneventful minute, and a step forward by an hour that is followed immediately."""
     host = Host()
     host.pass_s(60)
     assert host.now() == host.wall

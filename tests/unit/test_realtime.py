@@ -20,7 +20,7 @@ def table(raw: Clock, real: Clock, moments: list[int], spacing: int = 0) -> Real
 @pytest.mark.parametrize("seed", range(20))
 def test_the_truth_is_within(seed: int) -> None:
     """Slew that changes and steps of any size, at most one between two readings: at every moment
-    the true difference is within what is told, before and after a step is seen."""
+    the true difference is within the interval, before and after a step is seen."""
     dice = random.Random(seed)
     raw, real = Clock(7 * S, dice.randint(-90_000, 90_000)), Clock(EPOCH)
     moments = [i * S // 4 for i in range(1, 200)]
@@ -28,10 +28,10 @@ def test_the_truth_is_within(seed: int) -> None:
         at = moments[i] + dice.randrange(1, S // 4)
         jump = int(10 ** dice.uniform(2, 9)) * dice.choice((-1, 0, 1))
         real.change(at, ppb=dice.randint(-500_000, 500_000), jump=jump)
-    told = table(raw, real, moments)
+    readings = table(raw, real, moments)
     for _ in range(500):
         at = dice.randrange(moments[0], moments[-1])
-        ahead, loose = told.ahead(raw(at))
+        ahead, loose = readings.ahead(raw(at))
         assert abs(real(at) - raw(at) - ahead) <= loose + 1
 
 
@@ -52,36 +52,36 @@ def test_a_step_is_no_slew() -> None:
     """What a clock gains is measured since its step only: before, it ran as fast as true time."""
     raw, real = Clock(7 * S), Clock(EPOCH)
     real.change(11 * S - 1, ppb=50_000, jump=-3 * MS)
-    told = table(raw, real, [i * S // 4 for i in range(4, 4 * 17)])
-    assert told.steps == 1
-    assert told.rate == pytest.approx(50e-6, rel=0.01)
+    readings = table(raw, real, [i * S // 4 for i in range(4, 4 * 17)])
+    assert readings.steps == 1
+    assert readings.rate == pytest.approx(50e-6, rel=0.01)
 
 
 def test_beyond_the_last_reading_the_interval_grows() -> None:
     """By 601 parts in a million of the time passed."""
-    told = table(Clock(7 * S), Clock(EPOCH), [S, 2 * S])
-    _, now = told.ahead(9 * S)
-    _, later = told.ahead(19 * S)
+    readings = table(Clock(7 * S), Clock(EPOCH), [S, 2 * S])
+    _, now = readings.ahead(9 * S)
+    _, later = readings.ahead(19 * S)
     assert later - now == 10 * S * SLEW_PPM // 1_000_000
 
 
 def test_calm_readings_are_one() -> None:
     """Four in order without a step leave the last; one that shows a step, or is out of order, and
     none is taken."""
-    told = table(Clock(7 * S), Clock(EPOCH), [S])
+    readings = table(Clock(7 * S), Clock(EPOCH), [S])
     raws, ahead = [9 * S, 10 * S], EPOCH - 7 * S
-    assert told.read_calm(raws, [raw + ahead for raw in raws], [100, 100])
-    assert (len(told), told.last_raw) == (2, 10 * S)
+    assert readings.read_calm(raws, [raw + ahead for raw in raws], [100, 100])
+    assert (len(readings), readings.last_raw) == (2, 10 * S)
     for later in ([11 * S, 10 * S], [10 * S, 11 * S]):
-        assert not told.read_calm(later, [raw + ahead for raw in later], [100, 100])
-    assert not told.read_calm([11 * S], [11 * S + ahead + 200 * US], [100])
-    assert (len(told), told.last_raw) == (2, 10 * S)
+        assert not readings.read_calm(later, [raw + ahead for raw in later], [100, 100])
+    assert not readings.read_calm([11 * S], [11 * S + ahead + 200 * US], [100])
+    assert (len(readings), readings.last_raw) == (2, 10 * S)
 
 
 def test_a_table_reaches_back_as_far_however_often_it_is_read() -> None:
     """A thousand times a second, with a tenth of a second between readings that count."""
-    told = table(Clock(7 * S), Clock(EPOCH), [S + i * MS for i in range(60_000)], S // 10)
-    assert len(told) <= 2 * 256 + 1
-    ahead, loose = told.ahead(told.last_raw - 20 * S)
+    readings = table(Clock(7 * S), Clock(EPOCH), [S + i * MS for i in range(60_000)], S // 10)
+    assert len(readings) <= 2 * 256 + 1
+    ahead, loose = readings.ahead(readings.last_raw - 20 * S)
     assert ahead == EPOCH - 7 * S
     assert loose < 100 * US

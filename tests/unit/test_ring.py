@@ -1,4 +1,4 @@
-"""Accumulator slots: the sliding window, growth, eviction, and what a closed slot tells."""
+"""Accumulator slots: the sliding window, growth, eviction, and what a closed slot shows."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_slot_serves_again_as_new() -> None:
 
 
 def test_when_the_one_before_was_over() -> None:
-    """Known of a collective whose predecessor told its end, be it in this take or an earlier."""
+    """It is known if the end of the collective before was reported, in this take or an earlier."""
     ring = open_collectives()
     slot = join(ring, 0, range(1, 5))
     ring.complete(slot[[0, 2]], i64(900, 700), 0)
@@ -133,7 +133,7 @@ def test_rows_of_what_is_over_find_no_slot() -> None:
 
 
 def test_an_earlier_seq_widens_the_window_downwards() -> None:
-    """A member whose ring reaches further back tells of collectives before the first known."""
+    """A member whose ring reaches further back reports collectives before the first known."""
     ring = open_collectives()
     join(ring, 0, range(50, 60))
     join(ring, 0, range(40, 55))
@@ -174,7 +174,7 @@ def test_completion_times_go_where_their_seq_still_is() -> None:
     assert take(ring, 0, 3).last_completed.tolist() == [30, 31]
 
 
-def test_a_dropped_group_starts_anew() -> None:
+def test_a_dropped_group_starts_over() -> None:
     """After a member was replaced, low seqs open collectives again."""
     ring = open_collectives()
     join(ring, 0, range(1, 20))

@@ -73,11 +73,11 @@ def entries(rows: int = 2, **changes: object) -> EntryColumns:
 
 
 def watermarks(attempt: int = 0, **changes: object) -> Watermarks:
-    told = messages.watermarks(
+    batch = messages.watermarks(
         [0, 1], enqueued=[7, 6], completed=6, head=[NOW, 0], seen=[0, 1], as_of=NOW, sent=NOW,
         attempt=attempt,
     )  # fmt: skip
-    return replace(told, columns=replace(told.columns, **changes))  # type: ignore[arg-type]
+    return replace(batch, columns=replace(batch.columns, **changes))  # type: ignore[arg-type]
 
 
 def channels(**changes: object) -> ChannelColumns:

@@ -34,20 +34,20 @@ PING = Ping(7, NodeRawNs(12 * S), readings(3), (6, NodeRawNs(11 * S)))
 
 
 def test_what_is_sent_arrives() -> None:
-    """A hello, a ping with everything and one with nothing beside itself, and an answer."""
+    """A hello, a ping with everything, a ping with nothing else, and an answer."""
     hello = ClockHello("boot", "session")
     assert decode_clock(encode_clock(hello)) == hello
     for ping in (PING, Ping(1, NodeRawNs(S), readings(0))):
-        told = decode_clock(encode_clock(ping))
-        assert isinstance(told, Ping)
-        assert (told.number, told.sent_raw_ns, told.pong) == (
+        decoded = decode_clock(encode_clock(ping))
+        assert isinstance(decoded, Ping)
+        assert (decoded.number, decoded.sent_raw_ns, decoded.pong) == (
             ping.number,
             ping.sent_raw_ns,
             ping.pong,
         )
         for name in ("raw_ns", "real_ns", "slack_ns"):
             sent = getattr(ping.readings, name)
-            assert getattr(told.readings, name).tolist() == sent.tolist()
+            assert getattr(decoded.readings, name).tolist() == sent.tolist()
     assert decode_pong(encode_pong(7, 1.5)) == (7, 1.5)
 
 

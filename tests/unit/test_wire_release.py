@@ -36,11 +36,11 @@ RELEASES = sorted(GOLDEN.glob("stream-*.binpb"))
 
 
 def frozen(release: Path) -> Any:
-    """The release's file descriptor, in a pool of its own."""
+    """The release's file descriptor, in a separate pool."""
     pool = descriptor_pool.DescriptorPool()
-    told = descriptor_pb2.FileDescriptorProto.FromString(release.read_bytes())
-    pool.Add(told)
-    return pool.FindFileByName(told.name)
+    descriptor = descriptor_pb2.FileDescriptorProto.FromString(release.read_bytes())
+    pool.Add(descriptor)
+    return pool.FindFileByName(descriptor.name)
 
 
 def fields(messages: Any, prefix: str = "") -> Iterator[tuple[str, FieldDescriptor]]:
