@@ -81,7 +81,7 @@ class App:
         self._handshakes = Handshakes()
         self._http_refused: Counter[str] = Counter()
         self._lock = _lock(config.data_dir)
-        shared = Shared(Engine(config.policy))
+        self._shared = shared = Shared(Engine(config.policy))
         self._engine = shared.engine
         self._clocks = AgentClocks(now, raw_now)
         self._pings = Pings(self._clocks, self._admission)
@@ -225,8 +225,8 @@ class App:
             status_view=status_view,
             nodes=self._streams.nodes.views(status_view.at, self._config.policy.telemetry_late_s),
             counters=Counters(
-                entries=self._streams.entries,
-                duplicates=self._streams.duplicates,
+                entries=self._shared.entries,
+                duplicates=self._shared.duplicates,
                 refused={**self._streams.refused, JOB_NAME: self._streams.runs.refused},
                 clock_refused=dict(self._clocks.refused),
                 evicted={

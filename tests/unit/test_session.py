@@ -52,7 +52,7 @@ def test_rows_are_applied_and_acknowledged_once(stream: Stream) -> None:
     stream.send(entries(1, range(2), rank=1))
     assert stream.session.take_acks() == {0: 8, 1: 2}
     assert stream.session.take_acks() == {}
-    assert stream.session.entries == 10
+    assert stream.service.shared.entries == 10
     assert max(group.enqueued for group in stream.service.view().groups) == 7
 
 
@@ -61,14 +61,14 @@ def test_a_reconnect_resends_and_nothing_counts_twice(service: Service) -> None:
     service.stream().send(entries(1, range(5)))
     again = service.stream()
     again.send(entries(3, range(2, 9)))
-    assert (again.session.entries, again.session.duplicates) == (4, 0)
+    assert (service.shared.entries, service.shared.duplicates) == (9, 0)
     assert again.session.take_acks() == {0: 9}
     again.send(entries(3, range(2, 9)))
-    assert again.session.entries == 4
+    assert service.shared.entries == 9
     assert again.session.take_acks() == {0: 9}
     again.send(entries(1, range(5)))
     again.send(entries(9, range(8, 10)))
-    assert again.session.entries == 5
+    assert service.shared.entries == 10
     assert again.session.take_acks() == {0: 10}
 
 
@@ -107,7 +107,7 @@ def test_another_agent_process_sends_all_again(service: Service) -> None:
     service.stream("first").send(entries(1, range(5)))
     second = service.stream("second")
     second.send(entries(1, range(7)))
-    assert (second.session.entries, second.session.duplicates) == (2, 5)
+    assert (service.shared.entries, service.shared.duplicates) == (7, 5)
     assert second.session.take_acks() == {0: 7}
 
 
@@ -116,7 +116,7 @@ def test_unnumbered_rows_are_a_resync(stream: Stream) -> None:
     stream.send(entries(1, range(5)))
     stream.session.take_acks()
     stream.send(entries(0, range(4, 6)))
-    assert stream.session.entries == 6
+    assert stream.service.shared.entries == 6
     assert stream.session.take_acks() == {}
 
 
@@ -125,7 +125,7 @@ def test_a_restarted_rank_begins_again(service: Service) -> None:
     service.stream(pid=10).send(entries(1, range(5)))
     restarted = service.stream(pid=20)
     restarted.send(entries(1, range(3)))
-    assert restarted.session.entries == 3
+    assert service.shared.entries == 8
 
 
 def test_backwards_is_refused_and_changes_nothing(stream: Stream) -> None:
@@ -134,7 +134,7 @@ def test_backwards_is_refused_and_changes_nothing(stream: Stream) -> None:
     with pytest.raises(WireError) as caught:
         stream.send(entries(4, range(4, 9)))
     assert (caught.value.field, caught.value.reason) == ("entries.seq", "backwards")
-    assert stream.session.entries == 3
+    assert stream.service.shared.entries == 3
     assert stream.session.take_acks() == {0: 3}
 
 

@@ -95,7 +95,7 @@ def test_an_agent_of_a_release_is_understood(release: Any) -> None:
         said = old.FromString(encode_agent(event))
         said.DiscardUnknownFields()
         session.receive(said.SerializeToString(), AlignedNs(NOW))
-    assert session.entries == 3
+    assert service.shared.entries == 3
     assert session.take_acks() == {0: 3}
     assert [rank.status.state for rank in service.view().ranks] == [RankState.LIVE]
 

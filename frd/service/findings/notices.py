@@ -137,7 +137,14 @@ def _generic(notice: Notice, runbook: str) -> dict[str, Any]:
 
 def _slack(notice: Notice, runbook: str) -> str:
     finding = notice.finding
-    lines = [f"*{_headline(notice)}*", finding.summary]
+    news: dict[NotifyEvent, str] = {
+        "opened": _severity(finding),
+        "critical": "now critical",
+        "suspect": "first suspect",
+        "closed": "closed",
+    }
+    headline = f"{news[notice.event]}: {finding.kind.value} in job {finding.job}"
+    lines = [f"*{headline}*", finding.summary]
     for suspect in finding.suspects[:_MAX_SUSPECTS]:
         where = f"rank {suspect.rank} on {suspect.node}"
         why = f"{suspect.reason.value}, confidence {suspect.confidence.value}"
@@ -154,22 +161,6 @@ def _slack(notice: Notice, runbook: str) -> str:
         # Not in the middle of an escape.
         text = f"{text[:_MAX_SLACK_CHARS].rpartition(' ')[0]} …"
     return f"{text}\n`{_command(finding)}`\n{html.escape(runbook, quote=False)}"
-
-
-def _headline(notice: Notice) -> str:
-    finding = notice.finding
-    about = f"{finding.kind.value} in job {finding.job}"
-    match notice.event:
-        case "opened":
-            return f"{_severity(finding)}: {about}"
-        case "critical":
-            return f"now critical: {about}"
-        case "suspect":
-            return f"first suspect: {about}"
-        case "closed":
-            return f"closed: {about}"
-        case _:
-            assert_never(notice.event)
 
 
 def _severity(finding: Finding) -> str:

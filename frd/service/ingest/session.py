@@ -70,10 +70,6 @@ class Session:
         self._last_rows: tuple[StreamHandles, UInt32s, UInt32s, Int32s] | None = None
         """Ranks, groups and pairs of the last watermarks; the next message mostly has the same."""
         self._acks: dict[int, int] = {}
-        self.entries = 0
-        """Entry rows applied; duplicates and rows that were applied before are not counted."""
-        self.duplicates = 0
-        """Entry rows that an earlier agent session had reported."""
         self.lag_ns = 0
         """Time from sending to applying of the last watermark message."""
         self._refused_samples = 0
@@ -205,8 +201,8 @@ class Session:
                 session=known.session_number,
                 now=now,
             )
-            self.entries += applied.rows - applied.duplicates
-            self.duplicates += applied.duplicates
+            self._shared.entries += applied.rows - applied.duplicates
+            self._shared.duplicates += applied.duplicates
         if numbered:
             revision.applied = max(revision.applied, last)
             self._acks[batch.rank] = revision.applied

@@ -63,10 +63,14 @@ class RankOwners:
         return self._owners.get((key, rank))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Shared:
     engine: Engine
     watermarks: WatermarkBuffer = field(default_factory=WatermarkBuffer)
     revisions: Revisions = field(default_factory=Revisions)
     runs: JobRuns = field(default_factory=JobRuns)
     owners: RankOwners = field(default_factory=RankOwners)
+    entries: int = 0
+    """Entry rows applied; duplicates and rows that were applied before are not counted."""
+    duplicates: int = 0
+    """Entry rows that an earlier agent session had reported."""

@@ -109,8 +109,6 @@ class Streams:
         self._acking: set[Stream] = set()
         self._warned: set[JobWarning] = set()
         self._kept: frozenset[AttemptKey] = frozenset()
-        self._entries_of_closed = 0
-        self._duplicates_of_closed = 0
         self._lags = RecentPeak()
 
     def __len__(self) -> int:
@@ -159,8 +157,6 @@ class Streams:
     def close(self, stream: Stream) -> None:
         """Called when a stream has ended: ranks without another stream lose their agent."""
         session = stream.session
-        self._entries_of_closed += session.entries
-        self._duplicates_of_closed += session.duplicates
         self._acking.discard(stream)
         if self._streams.pop(stream.id, None) is None or session.hello is None:
             return
@@ -223,18 +219,6 @@ class Streams:
             log.warning("agent of %s: samples of memory refused: %s", hello.node, why)
 
     # -- all of them ---------------------------------------------------------------------------
-
-    @property
-    def entries(self) -> int:
-        """Entry rows applied since the start."""
-        return self._entries_of_closed + sum(s.session.entries for s in self._streams.values())
-
-    @property
-    def duplicates(self) -> int:
-        """Entry rows since the start that repeated an earlier report."""
-        return self._duplicates_of_closed + sum(
-            s.session.duplicates for s in self._streams.values()
-        )
 
     def lag_s(self) -> float:
         """Time from sending to applying, of the slowest recent message."""
