@@ -8,10 +8,10 @@ handshake gets the newest context, because a context in use cannot forget a cert
 
 from __future__ import annotations
 
-import logging
 import ssl
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -19,9 +19,7 @@ import grpc
 from frd.config import TlsFiles
 from frd.credentials import read_credential
 from frd.errors import ConfigError
-from frd.service.access.grants import stamp
-
-log = logging.getLogger(__name__)
+from frd.service.access.reloaded import Reloaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +40,13 @@ class Certificates:
     def __init__(self, files: TlsFiles) -> None:
         self.handshakes = 0
         """Connections that began a handshake with gRPC, which does not report the result."""
-        self._files = files
+        paths = (files.cert_file, files.key_file, files.client_ca_file, files.http_client_ca_file)
+        self._files = Reloaded("certificates", filter(None, paths), partial(_load, files))
         self._lock = threading.Lock()
-        self._stamp = self._look()
-        self._loaded = _load(files)
-        self._given = self._loaded
+        self._given = self._files.content()
 
     def for_grpc(self) -> grpc.ServerCredentials:
-        loaded = self._loaded
+        loaded = self._given
         return grpc.dynamic_ssl_server_credentials(
             _configuration(loaded),
             self._fetch,  # type: ignore[arg-type]  # None: nothing new, as gRPC documents it
@@ -57,40 +54,26 @@ class Certificates:
         )
 
     def for_http(self) -> ssl.SSLContext:
-        context = _load(self._files).http
+        context = self._files.load().http
 
         def swap(socket: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: object) -> None:
-            socket.context = self.refresh().http
+            socket.context = self._files.content().http
 
         context.sni_callback = swap
         return context
 
-    def refresh(self) -> _Loaded:
-        """The content of the files; their previous content while they cannot be used."""
-        with self._lock:
-            found = self._look()
-            if found != self._stamp:
-                self._stamp = found
-                try:
-                    self._loaded = _load(self._files)
-                    log.info("tls: certificates read again")
-                except ConfigError as error:
-                    log.error("%s: the previous certificates stay in use", error)
-            return self._loaded
+    def refresh(self) -> None:
+        """Read the files if they have changed."""
+        self._files.content()
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        loaded = self.refresh()
+        loaded = self._files.content()
         with self._lock:
             self.handshakes += 1
             if loaded is self._given:
                 return None
             self._given = loaded
         return _configuration(loaded)
-
-    def _look(self) -> tuple[object, ...]:
-        files = self._files
-        paths = (files.cert_file, files.key_file, files.client_ca_file, files.http_client_ca_file)
-        return tuple(stamp(path) for path in paths if path is not None)
 
 
 def _configuration(loaded: _Loaded) -> grpc.ServerCertificateConfiguration:

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ from urllib.parse import unquote
 
 from frd.credentials import read_credential
 from frd.errors import ConfigError
+from frd.service.access.reloaded import Reloaded
 
 MIN_TOKEN_CHARS: Final = 16
 JOB_NAME_PREFIX: Final = "urn:frd:job:"
@@ -62,52 +64,28 @@ class Grant:
 EVERYTHING: Final = Grant(frozenset(Role))
 
 
-def stamp(path: Path) -> tuple[int, ...]:
-    """Differs after the file was written or replaced; empty if the file cannot be read."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return ()
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
 class Tokens:
-    """The tokens of a file, read again when it changes.
-
-    Raises:
-        ConfigError: from the constructor, when the file cannot be used. Later, the previous
-            tokens stay valid, and the log says so once for each change of the file.
-    """
+    """The tokens of a file, read again when it changes; see `Reloaded`."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stamp = stamp(path)
-        self._grants = _read(path)
+        self._file = Reloaded("tokens", [path], partial(_read, path))
 
     def grant(self, authorization: str | None) -> Grant | None:
         """The grant of ``Bearer <token>``; None for a missing or unknown token.
 
         Every known token is compared, each in constant time.
         """
-        self.refresh()
+        grants = self._file.content()
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
             return None
         digest = _digest(token.strip())
-        found = [grant for known, grant in self._grants if hmac.compare_digest(known, digest)]
+        found = [grant for known, grant in grants if hmac.compare_digest(known, digest)]
         return found[0] if found else None
 
     def refresh(self) -> None:
         """Read the file if it has changed."""
-        found = stamp(self._path)
-        if found == self._stamp:
-            return
-        self._stamp = found
-        try:
-            self._grants = _read(self._path)
-            log.info("tokens: %s: read again, %d tokens", self._path, len(self._grants))
-        except ConfigError as error:
-            log.error("%s: the previous tokens stay valid", error)
+        self._file.content()
 
 
 def _digest(token: str) -> bytes:
