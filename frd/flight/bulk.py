@@ -26,12 +26,13 @@ from frd.flight.columns import (
     group_index,
     known_groups,
 )
-from frd.flight.decode import MAX_BYTES, PICKLE, Budget, lenient, parse, unpack
+from frd.flight.decode import MAX_BYTES, PICKLE, lenient, parse, unpack
 from frd.flight.entry import SHAPES, Entry
 from frd.flight.names import parse_profiling_name
 from frd.flight.pickles.layout import KINDS, Kind
 from frd.flight.pickles.lockstep import InStep, read
 from frd.flight.pickles.walk import Repeated
+from frd.flight.plain_entries import Budget
 from frd.flight.trace import SCHEDULED
 from frd.model import Int64s
 

@@ -14,29 +14,26 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from frd.errors import DumpError
-from frd.flight.entry import TIMES, Dump, Entry, Int64, Status
+from frd.flight.entry import Dump, Entry, Int64, Status
 from frd.flight.pickles.unpickle import load_plain
+from frd.flight.plain_entries import Budget, extent
 from frd.model import GroupInfo
 
 MAX_BYTES = 256 * 1024 * 1024
 """Default bound on a dump, unpacked: a ring of 100,000 entries with stacks."""
 MAX_WARNINGS = 32
-_FREE_ELEMENTS = 1_000_000
-"""Elements that a pickle may hold beyond its own size in bytes, see `Budget`."""
-
 _REMEMBERED = 256 * 1024
 """Characters of the longest list of ranks that is cached."""
 
 _GZIP = b"\x1f\x8b"
 PICKLE = b"\x80"
-_SIZED = (list, tuple, dict, str)
 _NULL_TIME = re.compile(rb'("time_discovered_(?:started|completed)_ns"\s*:\s*)null')
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
 
@@ -147,96 +144,8 @@ def lenient(document: Any, size: int, source: str) -> Dump:
             warnings.append(f"entry {index}: {error}: left out")
     for table in (header.pg_config, header.pg_status):
         for row in table.values() if isinstance(table, dict) else ():
-            budget.pay(_extent(row))
+            budget.pay(extent(row))
     return _dump(header, tuple(entries), warnings, source)
-
-
-class Budget:
-    """Bounds the work that one dump may cause, by its good entries and by its bad ones.
-
-    A pickle can refer to one list a million times in two bytes each, and each reference costs time.
-    In a valid dump an element of a container takes at least a byte of the file, except the three of
-    a stack frame, which is referred to in two.
-    """
-
-    def __init__(self, size: int, source: str) -> None:
-        self.size = size
-        self._left = 2 * size + _FREE_ELEMENTS
-        self._source = source
-
-    def pay(self, elements: int) -> None:
-        self._left -= elements
-        if self._left < 0:
-            raise DumpError(
-                f"{self._source}: more elements than its size allows: "
-                "no valid dump has them, the file may be malicious"
-            )
-
-    def entry(self, fields: Any) -> Entry:
-        """One entry, paid for: afterwards where the schema bounds the work of one, else before."""
-        if isinstance(fields, dict) and "frames" in fields:
-            self.pay(_frames_extent(fields["frames"]))
-        try:
-            entry = _entry(fields)
-        except msgspec.MsgspecError:
-            self.pay(_extent(fields))
-            raise
-        shapes = entry.input_sizes + entry.output_sizes
-        dtypes = len(entry.input_dtypes) + len(entry.output_dtypes)
-        self.pay(len(fields) + len(shapes) + sum(map(len, shapes)) + dtypes)
-        return entry
-
-
-def _extent(value: Any) -> int:
-    """How many elements `value` has, three levels deep: as far as any schema here looks."""
-    elements = 0
-    level = [value]
-    for _ in range(3):
-        elements += sum(len(item) for item in level if isinstance(item, _SIZED))
-        if elements > _FREE_ELEMENTS:
-            break
-        level = [inner for item in level for inner in _inner(item)]
-    return elements
-
-
-def _frames_extent(frames: Any) -> int:
-    if not isinstance(frames, (list, tuple)):
-        return _extent(frames)
-    return len(frames) + sum(len(frame) for frame in frames if isinstance(frame, _SIZED))
-
-
-def _inner(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, (list, tuple)) else ()
-
-
-def _entry(fields: Any) -> Entry:
-    if isinstance(fields, dict):
-        for name in TIMES:
-            if fields.get(name) is None:
-                fields[name] = 0
-    try:
-        return msgspec.convert(fields, Entry)
-    except msgspec.ValidationError:
-        return msgspec.convert(_repaired(fields), Entry, strict=False)
-
-
-def _repaired(fields: Any) -> Any:
-    """Values of other recorders and older formats, in the present format."""
-    if not isinstance(fields, dict):
-        return fields
-    known = {name: value for name, value in fields.items() if value is not None}
-    for name in ("input_dtypes", "output_dtypes"):
-        if isinstance(dtype := known.get(name), str):
-            known[name] = (dtype,) if dtype else ()
-    if isinstance(group := known.get("process_group"), (list, tuple)):
-        known["process_group"] = tuple(
-            "" if part is None else str(part) if isinstance(part, int) else part for part in group
-        )
-    if isinstance(thread := known.get("thread_id"), int):
-        known["thread_id"] = str(thread)
-    return known
 
 
 def _dump(header: _Header, entries: tuple[Entry, ...], warnings: list[str], source: str) -> Dump:

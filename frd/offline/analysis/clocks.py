@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from frd.engine.findings import builder, text
 from frd.engine.matching.signature_rules import is_synchronizing
 from frd.flight.trace import RankTrace
 from frd.forms import span_text
-from frd.model import AlignedNs, Int64s
+from frd.model import AlignedNs, Finding, FindingState, Int64s, Kind
 from frd.offline.analysis.clock_bounds import FAR, Bounds, Samples, bound
 from frd.offline.analysis.rows import Rows
 
@@ -192,3 +193,24 @@ def _samples(rows: Rows, domains: Sequence[Domain]) -> Samples:
     drift = ((latest[clock] - joined) * _DRIFT).astype(np.int64)
     collective = series[at].astype(np.int64) * _ENOUGH + age[at]
     return Samples(clock, collective, joined - drift, completed + drift)
+
+
+def clock_findings(rows: Rows, clocks: Clocks, now: AlignedNs) -> Iterator[Finding]:
+    """A finding for each clock that contradicts the collectives."""
+    key = rows.trace.key
+    for domain in clocks.domains:
+        if not domain.off_by_ns:
+            continue
+        node = text.clean(domain.name)
+        whose = "" if node == text.ranks(domain.ranks) else f" ({text.ranks(domain.ranks)})"
+        yield Finding(
+            id=builder.finding_id(key, Kind.CLOCK_UNSYNCHRONIZED, domain.name, now),
+            kind=Kind.CLOCK_UNSYNCHRONIZED,
+            state=FindingState.OPEN,
+            job=key.job,
+            attempt=key.attempt,
+            opened_at=now,
+            summary=f"the clock of {node}{whose} is wrong or has stepped, by "
+            f"{span_text(domain.off_by_ns)} or more as its collectives show, so times of its ranks "
+            "are not compared with those of others: check its time synchronization (chrony, PTP)",
+        )

@@ -9,23 +9,21 @@ the second run does not confirm is not proven: the job may have been healthy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from frd.engine.clocks.uncertain_time import RankClocks
-from frd.engine.findings import builder, text
+from frd.engine.findings import text
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
 from frd.engine.state.snapshot import GroupSnapshot, Snapshot, StallTable
 from frd.flight.trace import Trace
-from frd.forms import span_text
 from frd.model import (
     UNKNOWN_SEQ,
     AlignedNs,
     Bools,
     Finding,
-    FindingState,
     Kind,
     RankState,
 )
@@ -284,24 +282,3 @@ def _stalls(rows: Rows, watermarks: PairWatermarks, snapshot: Snapshot) -> Stall
         np.concatenate((watermarks.completed[pair] + 1, np.full(len(p2p.rank), UNKNOWN_SEQ))),
         np.concatenate((watermarks.head_since[pair], p2p.since)),
     )
-
-
-def clock_findings(rows: Rows, clocks: Clocks, now: AlignedNs) -> Iterator[Finding]:
-    """A finding for each clock that contradicts the collectives."""
-    key = rows.trace.key
-    for domain in clocks.domains:
-        if not domain.off_by_ns:
-            continue
-        node = text.clean(domain.name)
-        whose = "" if node == text.ranks(domain.ranks) else f" ({text.ranks(domain.ranks)})"
-        yield Finding(
-            id=builder.finding_id(key, Kind.CLOCK_UNSYNCHRONIZED, domain.name, now),
-            kind=Kind.CLOCK_UNSYNCHRONIZED,
-            state=FindingState.OPEN,
-            job=key.job,
-            attempt=key.attempt,
-            opened_at=now,
-            summary=f"the clock of {node}{whose} is wrong or has stepped, by "
-            f"{span_text(domain.off_by_ns)} or more as its collectives show, so times of its ranks "
-            "are not compared with those of others: check its time synchronization (chrony, PTP)",
-        )

@@ -19,8 +19,9 @@ from frd.flight.names import Name
 from frd.flight.trace import STATES, RankTrace, Trace
 from frd.forms import finding_json
 from frd.model import GroupInfo, Int64s, Signature
-from frd.offline.analysis.analyze import Analysis, RankReport
+from frd.offline.analysis.analyze import Analysis
 from frd.offline.analysis.collectives import Collective
+from frd.offline.analysis.reports import RankReport
 from frd.offline.output.cell_text import frame_text
 
 Batch: TypeAlias = Sequence[Sequence[Any]]

@@ -1,0 +1,107 @@
+"""Entries from plain values, with what other recorders and older formats write.
+
+A pickle can refer to one list from everywhere, so its size does not bound the work that it causes.
+`Budget` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from frd.errors import DumpError
+from frd.flight.entry import TIMES, Entry
+
+_FREE_ELEMENTS = 1_000_000
+"""Elements that a pickle may hold beyond its own size in bytes, see `Budget`."""
+_SIZED = (list, tuple, dict, str)
+
+
+class Budget:
+    """Bounds the work that one dump may cause, by its good entries and by its bad ones.
+
+    A pickle can refer to one list a million times in two bytes each, and each reference costs time.
+    In a valid dump an element of a container takes at least a byte of the file, except the three of
+    a stack frame, which is referred to in two.
+    """
+
+    def __init__(self, size: int, source: str) -> None:
+        self.size = size
+        self._left = 2 * size + _FREE_ELEMENTS
+        self._source = source
+
+    def pay(self, elements: int) -> None:
+        self._left -= elements
+        if self._left < 0:
+            raise DumpError(
+                f"{self._source}: more elements than its size allows: "
+                "no valid dump has them, the file may be malicious"
+            )
+
+    def entry(self, fields: Any) -> Entry:
+        """One entry, paid for: afterwards where the schema bounds the work of one, else before."""
+        if isinstance(fields, dict) and "frames" in fields:
+            self.pay(_frames_extent(fields["frames"]))
+        try:
+            entry = _entry(fields)
+        except msgspec.MsgspecError:
+            self.pay(extent(fields))
+            raise
+        shapes = entry.input_sizes + entry.output_sizes
+        dtypes = len(entry.input_dtypes) + len(entry.output_dtypes)
+        self.pay(len(fields) + len(shapes) + sum(map(len, shapes)) + dtypes)
+        return entry
+
+
+def extent(value: Any) -> int:
+    """How many elements `value` has, three levels deep: as far as any schema here looks."""
+    elements = 0
+    level = [value]
+    for _ in range(3):
+        elements += sum(len(item) for item in level if isinstance(item, _SIZED))
+        if elements > _FREE_ELEMENTS:
+            break
+        level = [inner for item in level for inner in _inner(item)]
+    return elements
+
+
+def _frames_extent(frames: Any) -> int:
+    if not isinstance(frames, (list, tuple)):
+        return extent(frames)
+    return len(frames) + sum(len(frame) for frame in frames if isinstance(frame, _SIZED))
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _entry(fields: Any) -> Entry:
+    if isinstance(fields, dict):
+        for name in TIMES:
+            if fields.get(name) is None:
+                fields[name] = 0
+    try:
+        return msgspec.convert(fields, Entry)
+    except msgspec.ValidationError:
+        return msgspec.convert(_repaired(fields), Entry, strict=False)
+
+
+def _repaired(fields: Any) -> Any:
+    """Values of other recorders and older formats, in the present format."""
+    if not isinstance(fields, dict):
+        return fields
+    known = {name: value for name, value in fields.items() if value is not None}
+    for name in ("input_dtypes", "output_dtypes"):
+        if isinstance(dtype := known.get(name), str):
+            known[name] = (dtype,) if dtype else ()
+    if isinstance(group := known.get("process_group"), (list, tuple)):
+        known["process_group"] = tuple(
+            "" if part is None else str(part) if isinstance(part, int) else part for part in group
+        )
+    if isinstance(thread := known.get("thread_id"), int):
+        known["thread_id"] = str(thread)
+    return known
