@@ -16,15 +16,13 @@ from frd.model import (
     FindingState,
     Int64s,
     Kind,
-    MemoryColumns,
     RankInfo,
     RankState,
     SeriesInfo,
     SeriesKind,
 )
 from tests.world.job import START, Job, changes
-from tests.world.memory import EPOCH, GIB, at
-from tests.world.memory import S as SECOND
+from tests.world.memory import GIB, at, observe
 from tests.world.race import Race, S, arrivals
 
 OTHERS = Finding("00112233445566aa", Kind.STALL, FindingState.OPEN, "other", 0, START)
@@ -165,15 +163,11 @@ def test_a_policy_holds_for_attempts_that_come_back() -> None:
 def leak_reported_after_s(policy: Policy, other: Policy, at_s: int) -> int:
     """When a leak of one rank is reported; the policy changes at a given second."""
     memory = Memory(policy)
-    series = np.array([memory.series(SeriesInfo(0, SeriesKind.DEVICE_USED, "GPU-0"))], np.int32)
+    handle = memory.series(SeriesInfo(0, SeriesKind.DEVICE_USED, "GPU-0"))
     for second in range(300):
         times = second + np.arange(10) / 10
-        values = ((40 + 0.02 * times) * GIB).astype(np.int64)[None]
-        begin = EPOCH + np.round(times * SECOND).astype(np.int64)
-        capacity = np.array([80 * GIB])
-        memory.observe(
-            MemoryColumns(series, capacity, begin, begin + 1_000, values), at(second + 1)
-        )
+        values = ((40 + 0.02 * times) * GIB).astype(np.int64)
+        observe(memory, [handle], times, values, 80 * GIB, now_s=second + 1)
         if memory.advance(at(second + 1)):
             return second
         if second == at_s:

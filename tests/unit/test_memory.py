@@ -13,9 +13,7 @@ from frd.engine.memory.rise import Attribution
 from frd.engine.policy import Policy
 from frd.model import (
     Confidence,
-    Int64s,
     Kind,
-    MemoryColumns,
     MemoryEvent,
     MemoryEventKind,
     NodeNs,
@@ -23,7 +21,6 @@ from frd.model import (
     SeriesKind,
 )
 from tests.world.memory import (
-    EPOCH,
     GIB,
     MIB,
     Curve,
@@ -40,6 +37,7 @@ from tests.world.memory import (
     last_of_each,
     level,
     noise,
+    observe,
     only,
     play,
     plus,
@@ -496,9 +494,8 @@ def test_a_process_that_is_replaced_has_no_past() -> None:
     handle = memory.series(SeriesInfo(0, SeriesKind.HOST_USED))
     history = History(memory)
     for second in range(30):
-        begin = EPOCH + second * S + np.arange(0, S, S // 10)
         size = 2 * GIB + max(0, second - 20) * 4 * GIB
-        observe(memory, handle, begin, np.full(10, size))
+        observe(memory, [handle], second + np.arange(10) / 10, [size] * 10)
         history.advance(at(second + 1))
         if second == 26:
             memory.forget(0)
@@ -510,22 +507,6 @@ def test_a_process_that_is_replaced_has_no_past() -> None:
 
 
 # -- input ---------------------------------------------------------------------------------------
-
-
-def observe(
-    memory: Memory, handle: int, begin: Int64s, values: Int64s, capacity: int = 64 * GIB
-) -> int:
-    """Samples of one series, within its first minute; how many were refused."""
-    return memory.observe(
-        MemoryColumns(
-            np.array([handle], np.int32),
-            np.array([capacity], np.int64),
-            begin.astype(np.int64),
-            begin.astype(np.int64) + S // 1000,
-            values.reshape(1, -1).astype(np.int64),
-        ),
-        at(60),
-    )
 
 
 BAD = {
@@ -542,8 +523,7 @@ def test_values_that_cannot_be(name: str) -> None:
     values, refused = BAD[name]
     memory = Memory(Policy())
     handle = memory.series(SeriesInfo(0, SeriesKind.HOST_USED))
-    times = EPOCH + np.arange(3) * S // 10
-    assert observe(memory, handle, times, np.array(values)) == refused
+    assert observe(memory, [handle], [0, 0.1, 0.2], values) == refused
     memory.advance(at(1))
     assert memory.view().used.tolist() == [3]
 
@@ -552,9 +532,8 @@ def test_times_that_do_not_rise() -> None:
     """Out of order within a batch is refused; what is sent again is passed over."""
     memory = Memory(Policy())
     handle = memory.series(SeriesInfo(0, SeriesKind.HOST_USED))
-    times = EPOCH + np.array([1, 3, 2, 4]) * S // 10
-    assert observe(memory, handle, times, np.array([10, 30, 20, 40])) == 1
-    assert observe(memory, handle, times[:2], np.array([11, 31])) == 0
+    assert observe(memory, [handle], [0.1, 0.3, 0.2, 0.4], [10, 30, 20, 40]) == 1
+    assert observe(memory, [handle], [0.1, 0.3], [11, 31]) == 0
     memory.advance(at(1))
     assert memory.view().used.tolist() == [40]
 
@@ -563,11 +542,10 @@ def test_a_clock_that_was_set_ahead_for_a_moment() -> None:
     """Samples of tomorrow are refused, lest those of today be old until then."""
     memory = Memory(Policy())
     handle = memory.series(SeriesInfo(0, SeriesKind.HOST_USED))
-    tomorrow = 86_400 * S
-    times = EPOCH + np.array([1, 2, tomorrow]) * S // 10
-    assert observe(memory, handle, times, np.array([10, 20, 30])) == 1
-    assert observe(memory, handle, times[:1] + tomorrow, np.array([40])) == 1
-    assert observe(memory, handle, EPOCH + np.array([3]) * S // 10, np.array([50])) == 0
+    tomorrow = 86_400
+    assert observe(memory, [handle], [0.1, 0.2, tomorrow], [10, 20, 30]) == 1
+    assert observe(memory, [handle], [tomorrow + 0.1], [40]) == 1
+    assert observe(memory, [handle], [0.3], [50]) == 0
     memory.advance(at(1))
     assert memory.view().used.tolist() == [50]
 
@@ -592,16 +570,15 @@ def test_series_have_a_limit() -> None:
     assert memory.series(info) == memory.series(info) == 0
     assert memory.series(replace(info, rank=1)) == -1
     assert memory.evicted == {"memory_series": 1}
-    assert observe(memory, -1, EPOCH + np.arange(3) * S, np.arange(3)) == 0
+    assert observe(memory, [-1], [0, 1, 2], [0, 1, 2]) == 0
 
 
 def test_a_view_shows_the_newest_and_some_before() -> None:
     """Sorted by rank, with the highest value of every two seconds."""
     memory = Memory(Policy())
     later, earlier = (memory.series(SeriesInfo(rank, SeriesKind.HOST_USED)) for rank in (1, 0))
-    times, values = EPOCH + np.arange(70) * (S // 10), np.arange(70) * MIB
     for part in np.split(np.arange(70), 7):
-        observe(memory, later, times[part], values[part])
+        observe(memory, [later], part / 10, part * MIB)
         memory.advance(at(7))
     view = memory.view()
     assert [info.rank for info in view.series] == [0, 1]

@@ -7,7 +7,6 @@ import numpy as np
 from frd.engine.memory import Memory
 from frd.engine.policy import Policy
 from frd.model import (
-    Int64s,
     Kind,
     MemoryColumns,
     MemoryEvent,
@@ -16,9 +15,20 @@ from frd.model import (
     SeriesInfo,
 )
 from frd.model import SeriesKind as Series
-from tests.world.memory import EPOCH, GIB, History, Job, Row, S, at, level, play, plus, ramp
-
-CAPACITY = 64 * GIB
+from tests.world.memory import (
+    EPOCH,
+    GIB,
+    History,
+    Job,
+    Row,
+    S,
+    at,
+    level,
+    observe,
+    play,
+    plus,
+    ramp,
+)
 
 
 def made(ranks: int, **limits: float) -> Memory:
@@ -27,14 +37,6 @@ def made(ranks: int, **limits: float) -> Memory:
     for rank in range(ranks):
         memory.series(SeriesInfo(rank, Series.HOST_USED))
     return memory
-
-
-def observe(memory: Memory, handles: list[int], times: list[float], values: Int64s) -> int:
-    """(S, T) values of series at times in seconds; how many were refused."""
-    begin = EPOCH + np.round(np.array(times) * S).astype(np.int64)
-    capacity = np.full(len(handles), CAPACITY, np.int64)
-    series = np.array(handles, np.int32)
-    return memory.observe(MemoryColumns(series, capacity, begin, begin + 1000, values), at(60))
 
 
 def out_of_memory(memory: Memory, rank: int, second: float, reported_at: float) -> None:
@@ -49,8 +51,8 @@ def test_a_batch_of_nonsense_takes_no_place_in_time() -> None:
     """Every value of a batch is refused; later values for the same moments are accepted."""
     memory = made(1)
     times = [0.1, 0.2, 0.3]
-    assert observe(memory, [0], times, np.array([[-2, 1 << 51, -7]])) == 3
-    assert observe(memory, [0], times, np.array([[10, 20, 30]])) == 0
+    assert observe(memory, [0], times, [-2, 1 << 51, -7]) == 3
+    assert observe(memory, [0], times, [10, 20, 30]) == 0
     memory.advance(at(1))
     assert memory.view().used.tolist() == [30]
 
@@ -60,7 +62,7 @@ def test_a_hole_within_a_batch_is_a_hole() -> None:
     memory = made(1)
     times = [n / 2 for n in range(1, 21)]
     values = [2 * GIB if t < 3 else 3 * GIB if t > 7 else -1 for t in times]
-    assert observe(memory, [0], times, np.array([values])) == 0
+    assert observe(memory, [0], times, values) == 0
     assert memory.advance(at(11)) == []
     assert set(memory.view().recent[0].tolist()) == {-1, 2 * GIB, 3 * GIB}
     assert memory.view().used.tolist() == [3 * GIB]
@@ -73,17 +75,17 @@ def test_more_samples_than_may_wait_do_not_wait() -> None:
     assert observe(memory, list(range(2_000)), [n / 1000 for n in range(1_000)], values) == 0
     assert memory.view().used.max() == -1
     assert observe(memory, list(range(2_000)), [1 + n / 1000 for n in range(1_000)], values) == 0
-    assert observe(memory, [5], [3.0], np.array([[9]])) == 0
+    assert observe(memory, [5], [3.0], [9]) == 0
     assert set(memory.view().used.tolist()) == {7, 9}
 
 
 def test_series_that_were_turned_away_do_not_hide_others() -> None:
     """A batch has two series, of which one was accepted; a table has one, which was not."""
     memory = made(1)
-    assert observe(memory, [-1, 0], [0.1], np.array([[5], [6]])) == 0
+    assert observe(memory, [-1, 0], [0.1], [5, 6]) == 0
     none = np.array([-1], np.int32)
     table = np.full((1, 1), EPOCH + S)
-    assert memory.observe_table(MemoryColumns(none, np.array([CAPACITY]), table, table, table)) == 0
+    assert memory.observe_table(MemoryColumns(none, np.array([64 * GIB]), table, table, table)) == 0
     memory.advance(at(1))
     assert memory.view().used.tolist() == [6]
 

@@ -9,7 +9,6 @@ from frd.engine.memory import Memory
 from frd.engine.policy import Policy
 from frd.model import (
     Kind,
-    MemoryColumns,
     MemoryEvent,
     MemoryEventKind,
     NodeNs,
@@ -17,7 +16,6 @@ from frd.model import (
     SeriesKind,
 )
 from tests.world.memory import (
-    EPOCH,
     GIB,
     Failure,
     History,
@@ -29,6 +27,7 @@ from tests.world.memory import (
     ends,
     last_of_each,
     level,
+    observe,
     only,
     play,
     plus,
@@ -68,19 +67,13 @@ def test_a_rank_that_has_just_started_is_not_the_cause_of_what_happens_to_others
 def test_moments_without_a_sample_are_not_within_the_band() -> None:
     """A batch has two ranks; one has no sample in the half second in which its memory rose."""
     memory = Memory(POLICY)
-    handles = np.array([memory.series(SeriesInfo(rank, SeriesKind.HOST_USED)) for rank in (0, 1)])
+    handles = [memory.series(SeriesInfo(rank, SeriesKind.HOST_USED)) for rank in (0, 1)]
     history = History(memory)
     for second in range(40):
-        begin = EPOCH + second * S + np.arange(0, S, S // 10)
         sizes = [2 * GIB] * 10 if second < 30 else [60 * GIB] * 10
         if second == 30:
             sizes[:5] = [-1] * 5
-        values = np.array([[GIB] * 10, sizes])
-        capacity = np.full(2, 64 * GIB)
-        read = begin + S // 1000
-        memory.observe(
-            MemoryColumns(handles.astype(np.int32), capacity, begin, read, values), at(second)
-        )
+        observe(memory, handles, second + np.arange(10) / 10, [GIB] * 10 + sizes)
         history.advance(at(second + 1))
     rise = only(history.versions).rises[1]
     assert seconds(rise.onset[0]) <= 29.9
@@ -107,15 +100,11 @@ def test_the_first_of_two_failures_of_a_rank_counts() -> None:
 def test_headroom_of_a_device_of_unknown_size_is_unknown() -> None:
     """Its memory rises until an allocation fails; no agent reports its capacity."""
     memory = Memory(POLICY)
-    handle = np.array([memory.series(SeriesInfo(0, SeriesKind.DEVICE_USED, "GPU-1"))], np.int32)
+    handle = memory.series(SeriesInfo(0, SeriesKind.DEVICE_USED, "GPU-1"))
     history = History(memory)
     for second in range(30):
-        begin = EPOCH + second * S + np.arange(0, S, S // 10)
-        values = np.full((1, 10), 2 * GIB + max(0, second - 20) * GIB)
-        read = begin + S // 1000
-        memory.observe(
-            MemoryColumns(handle, np.zeros(1, np.int64), begin, read, values), at(second)
-        )
+        size = 2 * GIB + max(0, second - 20) * GIB
+        observe(memory, [handle], second + np.arange(10) / 10, [size] * 10, capacity=0)
         history.advance(at(second + 1))
     event = MemoryEvent(0, MemoryEventKind.OOM, NodeNs(0), "GPU-1", GIB)
     memory.event(event, at(29.9), S // 1000, at(30))

@@ -136,7 +136,7 @@ def test_what_filled_a_device_before_is_not_what_the_process_took() -> None:
     own = plus(level(10), ramp(40, 10, 40))
     kinds = (SeriesKind.DEVICE_USED, SeriesKind.PROCESS_USED)
     made = fed(device, own, until=44, kinds=kinds)
-    assert made.hot[0] > 0
+    assert made.reportable_at[0] > 0
     found = current_rises(made, on_host=False, policy=POLICY)
     assert found.row.tolist() == [0]
     assert (found.hi[0] - EPOCH) / S == pytest.approx(30, abs=0.2)

@@ -23,7 +23,6 @@ from frd.model import (
     Flags,
     GroupInfo,
     Kind,
-    MemoryColumns,
     MemoryEvent,
     MemoryEventKind,
     NodeNs,
@@ -31,8 +30,9 @@ from frd.model import (
     SeriesInfo,
     SeriesKind,
 )
+from tests.world import memory as memory_world
 from tests.world import observe
-from tests.world.memory import EPOCH, GIB, Curve, S, at, level, plus, ramp, step
+from tests.world.memory import GIB, Curve, S, at, level, plus, ramp, step
 from tests.world.observe import rank_info
 
 KEY = AttemptKey("job", 0)
@@ -50,7 +50,7 @@ class Job:
         for rank in range(len(curves)):
             self.engine.rank(self.attempt, rank_info(rank, len(curves), per_node=2), at(0))
             series = SeriesInfo(rank, SeriesKind.HOST_USED)
-            self.handles.append(np.array([self.attempt.memory_series(series)], np.int32))
+            self.handles.append(self.attempt.memory_series(series))
         self.attempt.connection(range(len(curves)), True)
         self.second = 0
 
@@ -58,14 +58,11 @@ class Job:
         events = []
         while self.second < until:
             times = self.second + np.arange(10) / 10
-            begin = EPOCH + np.round(times * S).astype(np.int64)
             self.second += 1
             for handle, curve in zip(self.handles, self.curves, strict=True):
                 values = curve(times).clip(0, 16 * GIB).astype(np.int64)
-                capacity = np.array([16 * GIB])
-                self.attempt.memory.observe(
-                    MemoryColumns(handle, capacity, begin, begin + S // 1000, values[None]),
-                    at(self.second),
+                memory_world.observe(
+                    self.attempt.memory, [handle], times, values, 16 * GIB, now_s=self.second
                 )
             for tick in range(4):
                 events += self.engine.advance(at(self.second + tick / 4))

@@ -135,6 +135,21 @@ def seconds(when: int) -> float:
     return (when - EPOCH) / S
 
 
+def observe(
+    memory: Memory,
+    handles: Sequence[int],
+    times: Sequence[float] | Float64s,
+    values: Sequence[int] | Int64s,
+    capacity: int = 64 * GIB,
+    now_s: float = 60,
+) -> int:
+    """Samples of series, (S, T), at times in seconds; how many were refused."""
+    begin = EPOCH + np.round(np.array(times) * S).astype(np.int64)
+    sizes = np.array(values, np.int64).reshape(len(handles), -1)
+    series, each = np.array(handles, np.int32), np.full(len(handles), capacity, np.int64)
+    return memory.observe(MemoryColumns(series, each, begin, begin + S // 1000, sizes), at(now_s))
+
+
 class History:
     """Every version of the incidents that a memory shows, and when each was first seen."""
 

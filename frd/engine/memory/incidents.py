@@ -99,7 +99,7 @@ class Incidents:
 
     def _add_new(self, rises: Rises, on_host: bool, now: AlignedNs) -> None:
         """Rises that are worth a finding and belong to no incident."""
-        places = np.flatnonzero(rises.hot & (rises.incident == 0))
+        places = np.flatnonzero(rises.reportable & (rises.incident == 0))
         ranks = {(on_host, rank) for rank in rises.rank[places].tolist()}
         self._waiting = {
             key: at for key, at in self._waiting.items() if key[0] != on_host or key in ranks
@@ -109,7 +109,7 @@ class Incidents:
             since = self._waiting.setdefault((on_host, int(rises.rank[trigger])), now)
             covered = Coverage(self._series, on_host)
             if now - since < WAIT_NS and not covered.is_complete(
-                int(self._series.hot[rises.row[trigger]])
+                int(self._series.reportable_at[rises.row[trigger]])
             ):
                 break
             self._new(rises, trigger, covered, on_host, Kind.MEMORY_SPIKE, {})
@@ -236,7 +236,7 @@ class Incidents:
             return f"no allocation has failed for {self._policy.memory_settle_s:.0f} s"
         if bool((series.value[rows] < 0).all()):
             return "its processes were replaced"
-        settled = series.high[rows] + series.visible[rows] >= series.mark[rows]
+        settled = series.high[rows] + series.visible[rows] >= series.grown_to[rows]
         if settled.any():
             return f"memory has not changed for {self._policy.memory_settle_s:.0f} s"
         return "memory fell back"

@@ -52,7 +52,7 @@ class Rises:
     visible: Bools
     young: Bools
     """It began while the rank was warming up."""
-    hot: Bools
+    reportable: Bools
     """Worth a finding, and in none yet."""
     incident: Int32s
 
@@ -82,12 +82,14 @@ def current_rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
     if not len(row):
         start = np.zeros(0, np.int64)
     now, risen = series.end[row], series.peak[row] - series.high[row]
-    grown_ns = now - series.mark_at[row]
-    goes_on = (grown_ns <= _GOES_ON_NS) & (series.mark_at[row] > hi) | (now - hi <= _BEGINS_NS)
+    grown_ns = now - series.grown_at[row]
+    goes_on = (grown_ns <= _GOES_ON_NS) & (series.grown_at[row] > hi) | (now - hi <= _BEGINS_NS)
     mean = risen / np.maximum(now - series.lo[row], 1) * SECOND
     urgent = goes_on & (series.headroom(row) <= _URGENT * policy.memory_horizon_s * mean)
     visible = risen >= series.visible[row]
-    visible &= (series.twice[row] > 0) | (series.hot[row] > 0)  # else its onset may move
+    visible &= (series.twice_at[row] > 0) | (
+        series.reportable_at[row] > 0
+    )  # else its onset may move
     return Rises(
         rank=rank[start],
         row=first_row,
@@ -98,7 +100,7 @@ def current_rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
         urgent=_by_rank(np.logical_or, urgent, start),
         visible=_by_rank(np.logical_or, visible, start),
         young=series.is_young(first_row),
-        hot=_by_rank(np.logical_or, series.hot[row] > 0, start),
+        reportable=_by_rank(np.logical_or, series.reportable_at[row] > 0, start),
         incident=_by_rank(np.maximum, series.incident[row], start),
     )
 
@@ -117,7 +119,7 @@ def _own(series: Series, row: Int64s, lo: Int64s, hi: Int64s) -> Bools:
     most, begun = np.zeros(pools, np.int64), np.full(pools, np.iinfo(np.int64).max)
     np.maximum.at(most, pool[~shared], risen[~shared])
     np.minimum.at(begun, pool[~shared], lo[~shared])
-    reported = np.where(series.hot[row] > 0, series.hot[row], series.end[row])
+    reported = np.where(series.reportable_at[row] > 0, series.reportable_at[row], series.end[row])
     return ~(shared & (2 * most[pool] >= risen) & (begun[pool] <= reported))
 
 
@@ -140,8 +142,8 @@ def with_failures(
     yes, no = np.ones(count, np.bool_), np.zeros(count, np.bool_)
     added = Rises(
         rank[has_no_rise], np.full(count, -1), lo[has_no_rise], hi[has_no_rise],
-        requested[has_no_rise],
-        fresh=yes, urgent=yes, visible=yes, young=no, hot=yes, incident=np.zeros(count, np.int32),
+        requested[has_no_rise], fresh=yes, urgent=yes, visible=yes, young=no, reportable=yes,
+        incident=np.zeros(count, np.int32),
     )  # fmt: skip
     combined = Rises(
         *(
@@ -165,7 +167,7 @@ def matters(rises: Rises, lead: int) -> Bools:
     return (
         rises.visible
         & ~rises.young
-        & (rises.hot | rises.urgent | (rises.risen >= _COMPARABLE * lead))
+        & (rises.reportable | rises.urgent | (rises.risen >= _COMPARABLE * lead))
     )
 
 

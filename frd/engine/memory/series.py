@@ -101,20 +101,20 @@ class Series(GrowingColumns):
     lo: Int64s = column(np.int64)
     hi: Int64s = column(np.int64)
     """End of the first sample beyond the band."""
-    twice: Int64s = column(np.int64)
+    twice_at: Int64s = column(np.int64)
     """End of the first sample beyond the band and its height again; 0 not yet."""
     up_at: Int64s = column(np.int64)
     """End of the last sample that was not a dip."""
     peak: Int64s = column(np.int64)
-    mark: Int64s = column(np.int64)
-    mark_at: Int64s = column(np.int64)
+    grown_to: Int64s = column(np.int64)
+    grown_at: Int64s = column(np.int64)
     """When it last grew by enough to say that it grows."""
     paced_at: Int64s = column(np.int64, 0, 3)
     paced: Int64s = column(np.int64, 0, 3)
     """The peak when its pace was last measured, and the two times before."""
     rate: Float64s = column(np.float64)
     """Bytes a second, lately and steadily; a jump has none."""
-    hot: Int64s = column(np.int64)
+    reportable_at: Int64s = column(np.int64)
     """Since when the rise is worth a finding."""
     incident: Int32s = column(np.int32)
     """Number of the incident that the rise belongs to; 0 none."""
@@ -179,8 +179,8 @@ class Series(GrowingColumns):
         self.gap[row] = np.where(is_new, self.gap[row], (last_begin - self.begin[row]) // count)
         full = first_begin - self.bin_begin[row] >= BIN_NS
         if full.any():
-            self._turn(row[full], first_begin[full])
-        self._measure(row, columns.capacity)
+            self._complete_bins(row[full], first_begin[full])
+        self._set_capacity(row, columns.capacity)
         top = values.max(axis=1)
         self.begin[row], self.end[row] = last_begin, last_end
         self.value[row], self.top[row] = values[at, last], top
@@ -197,7 +197,7 @@ class Series(GrowingColumns):
         self.bin_high[row] = np.maximum(self.bin_high[row], top)
         self.bin_count[row] += count.astype(np.int32)
 
-    def _measure(self, row: Int64s, capacity: Int64s) -> None:
+    def _set_capacity(self, row: Int64s, capacity: Int64s) -> None:
         changed = self.capacity[row] != capacity
         changed |= self.visible[row] == 0
         if changed.any():
@@ -213,7 +213,7 @@ class Series(GrowingColumns):
         band = high + self.slack[row]
         twice_band = 2 * band - self.low[row]
         patience = np.maximum(self.dip[row], (_DIP_GAPS * self.gap[row]).astype(np.int64))
-        rising, lo, hi, twice = self.rising[row], self.lo[row], self.hi[row], self.twice[row]
+        rising, lo, hi, twice = self.rising[row], self.lo[row], self.hi[row], self.twice_at[row]
         peak, up_at, below = self.peak[row], self.up_at[row], self.below[row]
         paced = np.zeros(len(row), np.bool_)
         for b, e, v in zip(begin.T, end.T, values.T, strict=True):
@@ -236,24 +236,26 @@ class Series(GrowingColumns):
             if over.any():
                 rising &= ~over
                 self._end_rise(row[over], (peak - high < visible)[over], lo[over])
-            self._pace(row, e, peak, rising, paced)
-        self.rising[row], self.lo[row], self.hi[row], self.twice[row] = rising, lo, hi, twice
+            self._measure_rates(row, e, peak, rising, paced)
+        self.rising[row], self.lo[row], self.hi[row], self.twice_at[row] = rising, lo, hi, twice
         self.peak[row], self.up_at[row], self.below[row] = peak, up_at, below
 
     def _begin_rise(self, row: Int64s, at: Int64s, value: Int64s) -> None:
-        self.mark[row], self.mark_at[row] = value, at
+        self.grown_to[row], self.grown_at[row] = value, at
         self.paced_at[row] = 0
         self.paced_at[row, 0], self.paced[row, 0] = at, value
-        self.hot[row] = self.incident[row] = 0
+        self.reportable_at[row] = self.incident[row] = 0
         self.rate[row] = 0.0
 
     def _end_rise(self, row: Int64s, was_small: Bools, lo: Int64s) -> None:
         """It fell back. What was hardly a rise is usual."""
-        self.hot[row] = self.incident[row] = 0
+        self.reportable_at[row] = self.incident[row] = 0
         self.bins.accept(row[was_small], lo[was_small])
         self.bin_odd[row[was_small]] = False
 
-    def _pace(self, row: Int64s, now: Int64s, peak: Int64s, rising: Bools, paced: Bools) -> None:
+    def _measure_rates(
+        self, row: Int64s, now: Int64s, peak: Int64s, rising: Bools, paced: Bools
+    ) -> None:
         """How fast it rises: the slower of the last half second or so and the second before.
 
         The fastest of a batch counts (`paced` has had one), for stairs rise now and then only.
@@ -277,9 +279,9 @@ class Series(GrowingColumns):
         policy = self._policy
         row = row[self.rising[row]]
         enough = np.maximum(self.visible[row], (self.peak[row] - self.high[row]) // 4)
-        grows = self.peak[row] > self.mark[row] + enough // _GROWTH_PARTS
-        self.mark[row[grows]] = self.peak[row[grows]]
-        self.mark_at[row[grows]] = self.end[row[grows]]
+        grows = self.peak[row] > self.grown_to[row] + enough // _GROWTH_PARTS
+        self.grown_to[row[grows]] = self.peak[row[grows]]
+        self.grown_at[row[grows]] = self.end[row[grows]]
         young = self.is_young(row)
         risen, left, capacity = self.risen(row), self.headroom(row), self.capacity_of(row)
         large = risen >= policy.memory_min_rise_share * capacity
@@ -287,13 +289,14 @@ class Series(GrowingColumns):
         large &= (risen >= policy.memory_min_rise_bytes) & (capacity > 0)
         high = capacity - left >= policy.memory_high_share * capacity
         soon = left <= policy.memory_horizon_s * self.rate[row]
-        hot = large & (high | (soon & (self.rate[row] > 0))) & ~young & (self.hot[row] == 0)
-        self.hot[row[hot]] = self.end[row[hot]]
+        large &= high | (soon & (self.rate[row] > 0))
+        reportable = row[large & ~young & (self.reportable_at[row] == 0)]
+        self.reportable_at[reportable] = self.end[reportable]
         patience = np.full(len(row), round(policy.memory_link_s * SECOND))
         patience[self.peak[row] - self.high[row] < self.visible[row]] = _SMALL_SETTLE_NS
         patience[self._began_young(row)] = _YOUNG_SETTLE_NS
         patience[self.incident[row] > 0] = round(policy.memory_settle_s * SECOND)
-        settled = row[self.end[row] - self.mark_at[row] > patience]
+        settled = row[self.end[row] - self.grown_at[row] > patience]
         if len(settled):
             self.settle(settled)
 
@@ -321,11 +324,11 @@ class Series(GrowingColumns):
 
     def onset(self, row: Int64s) -> tuple[Int64s, Int64s]:
         """The interval in which each rise began."""
-        lo, hi, twice = self.lo[row], self.hi[row], self.twice[row]
+        lo, hi, twice = self.lo[row], self.hi[row], self.twice_at[row]
         band = self.high[row] + self.slack[row]
-        beyond = np.maximum(self.mark[row] - band, 1)
+        beyond = np.maximum(self.grown_to[row] - band, 1)
         share = np.minimum((band - self.low[row]) / beyond, _DIP_GAPS)
-        slow = np.where(twice > 0, twice - hi, ((self.mark_at[row] - hi) * share).astype(np.int64))
+        slow = np.where(twice > 0, twice - hi, ((self.grown_at[row] - hi) * share).astype(np.int64))
         return lo - _GENTLE * slow, hi
 
     def band_height(self, row: Int64s) -> Int64s:
@@ -336,14 +339,14 @@ class Series(GrowingColumns):
     def settle(self, row: Int64s) -> None:
         """The level that these have risen to is their usual one from now on."""
         self.rising[row] = False
-        self.hot[row] = self.incident[row] = 0
-        self.bins.only(row, self.mark_at[row])
+        self.reportable_at[row] = self.incident[row] = 0
+        self.bins.only(row, self.grown_at[row])
         self.bin_odd[row] = False
-        self._learn(row)
+        self._learn_bands(row)
 
     # -- what is usual -----------------------------------------------------------------------
 
-    def _turn(self, row: Int64s, begin: Int64s) -> None:
+    def _complete_bins(self, row: Int64s, begin: Int64s) -> None:
         """The open bins of these series are complete; new ones begin."""
         low, high = self.bin_low[row], self.bin_high[row]
         was = (self.bin_begin[row], low, high, self.bin_count[row])
@@ -353,9 +356,9 @@ class Series(GrowingColumns):
         self.bin_count[row], self.bin_odd[row] = 0, False
         calm = row[~self.rising[row]]
         if len(calm):
-            self._learn(calm)
+            self._learn_bands(calm)
 
-    def _learn(self, row: Int64s) -> None:
+    def _learn_bands(self, row: Int64s) -> None:
         """Compute the band from the bins; without bins it stays."""
         usual = self.bins.usual(row, self.first[row] + self._warmup_ns)
         row, moves = usual.row, usual.high - usual.low
