@@ -88,7 +88,7 @@ class _Rank:
         self._last_error: int | None = None
         """Number of the last reported error."""
         self._counts: dict[bytes, int] = {}
-        """Errors of each device, for a torch that has no observers."""
+        """Number of errors of each device, for a torch without observers."""
 
     def read(self, now_s: float, names: Mapping[bytes, str]) -> Part | None:
         """`names`: how the driver spells the devices that it knows. None when there is nothing
@@ -172,7 +172,7 @@ class Allocators:
                 self._ranks[number] = _Rank(target, now_s, now_ns)
             parts.append(self._ranks[number].read(now_s, names))
         for number in self._ranks.keys() - living.keys():
-            # Its last publication, at exit, has the error that may have ended it.
+            # Its last publication, at exit, contains the error that may have ended it.
             gone = self._ranks.pop(number)
             parts.append(gone.read(now_s, names))
             gone.close()

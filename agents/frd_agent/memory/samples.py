@@ -22,7 +22,7 @@ from frd_agent.memory.table import Layout, Table
 from frd_agent.memory.target import NO_SAMPLE, Reading
 
 _UNSURE_NS: Final = 40_000_000_000
-"""A stream that broke may have swallowed this much: until keepalive notices, writes succeed."""
+"""A broken stream may have lost this much: writes succeed until keepalive notices the break."""
 _MESSAGE_VALUES: Final = 32_768
 """Of one message: 256 KiB."""
 _MAX_EVENTS: Final = 1_024
@@ -108,7 +108,7 @@ class Samples:
             table.keep(ranks)
 
     def set_back(self) -> None:
-        """The clock was: moments rise from here on."""
+        """The clock was set back: moments rise again from here on."""
         for table in self._tables.values():
             table.last_ns = 0
 

@@ -41,7 +41,7 @@ class Table:
         """The last value that there was of each column; replaced as a whole, for other threads."""
         self._place: dict[SeriesInfo, int] = {}
         self._far: Int64s = np.empty(0, np.int64)
-        """By column: from here on it is a jump."""
+        """By column: a larger change is a jump."""
         self._from: Int64s = np.empty(0, np.int64)
         """By column: the value that a jump is measured from."""
 
@@ -79,7 +79,7 @@ class Table:
         return places
 
     def jumps(self, values: Int64s) -> bool:
-        """Some value is far from where it was when it last jumped, or first was read."""
+        """Some value is far from its value at its last jump, or at its first sample."""
         read = values != NO_SAMPLE
         first = read & (self._from == NO_SAMPLE)
         self._from[first] = values[first]
@@ -104,7 +104,7 @@ class Table:
 
 
 def _far(series: SeriesInfo, capacity: int) -> int:
-    """What tensors take swings by gigabytes in every step of a healthy job, and is no news."""
+    """Tensors swing by gigabytes in every step of a healthy job, so their changes are no jumps."""
     if series.kind is SeriesKind.TORCH_ALLOCATED:
         return ABSURD_BYTES
     return max(_JUMP_BYTES, capacity // _JUMP_SHARE)

@@ -28,7 +28,7 @@ _IDLE_S: Final = 1.0
 _BUSY_S: Final = 10.0
 """How long a jump keeps the rounds quick."""
 SHARE: Final = 1 / 50
-"""Rounds become more rare, to take no more than this of a core."""
+"""Rounds become less frequent if they would use more than this share of a core."""
 _AFTER_TAPS_S: Final = 0.025
 """Rounds come this long after the taps have published (`frd_agent.tap.TICK_S`)."""
 _JOIN_S: Final = 1.0
@@ -76,7 +76,7 @@ class MemoryWatch:
 
     @property
     def view(self) -> MemoryView:
-        """May be looked at from any thread."""
+        """Safe to call from any thread."""
         return MemoryView(self._gpus.devices, self._samples.latest(), self._devices.silent_s)
 
     def _run(self) -> None:
@@ -115,6 +115,6 @@ class MemoryWatch:
 
 
 def _until_next(period_s: float) -> float:
-    """Rounds of all nodes are at the same moments of the wall clock, just after the taps'."""
+    """Rounds of all nodes are at the same wall-clock times, just after the taps publish."""
     past_s = (time.time() - _AFTER_TAPS_S) % period_s
     return period_s - past_s if past_s < period_s * 0.9 else 2 * period_s - past_s

@@ -18,9 +18,9 @@ SECOND: Final = 1_000_000_000
 BIN_NS: Final = 2 * SECOND
 _BINS: Final = 36
 _NEWEST: Final = 4
-"""Bins too young to count as usual, like those of the warm-up,"""
+"""So many newest bins do not count as usual, nor do those of the warm-up,"""
 _ENOUGH: Final = 4
-"""once there are this many others."""
+"""if at least this many others remain."""
 _FEW_SAMPLES: Final = 5
 """Fewer samples do not show what is usual."""
 MOST: Final = np.iinfo(np.int64).max

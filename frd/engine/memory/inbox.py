@@ -1,7 +1,7 @@
 """Batches of samples for the series: checked on arrival, applied together.
 
-Two thousand agents send a small batch each second. Checking one is all that is done when it comes;
-then those of all agents are stacked and applied in a few passes over long columns.
+Two thousand agents send a small batch each second. A batch is only checked when it arrives; later
+the batches of all agents are stacked and applied in a few passes over long columns.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from frd.engine.state.tables import GrowingColumns, column
 from frd.model import Bools, Int32s, Int64s, MemoryColumns
 
 MAX_BYTES: Final = 1 << 50
-"""More is no memory."""
+"""A larger value is refused."""
 _MAX_OF_CAPACITY: Final = 4
-"""A value so many times beyond its capacity is no value."""
+"""A value more than this many times its capacity is refused."""
 _MOST_MOMENTS: Final = 16
 _highest = np.maximum.reduce
 _lowest = np.minimum.reduce

@@ -24,13 +24,13 @@ from frd.model import Bools, Int32s, Int64s
 NEARLY_ALL: Final = 0.8
 """Share of the ranks that counts as nearly all."""
 _COMPARABLE: Final = 0.2
-"""A rise of this part of another's matters as much,"""
+"""A rise of this share of the first reportable one may be the cause,"""
 _URGENT: Final = 10
-"""and so does a smaller one that will exhaust memory within this many times the horizon."""
+"""and so may a smaller one that will exhaust memory within this many times the horizon."""
 _GOES_ON_NS: Final = 2 * SECOND
-"""It has grown within this long, after it began;"""
+"""A rise goes on if it has grown after its onset and within the last two seconds,"""
 _BEGINS_NS: Final = SECOND // 2
-"""or it has only begun."""
+"""or if its onset is younger than this."""
 _FRESH_NS: Final = 5 * SECOND
 """A small rise this young may be the beginning of a large one."""
 

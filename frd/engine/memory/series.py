@@ -52,8 +52,11 @@ HOST_KINDS: Final = frozenset({SeriesKind.HOST_USED, SeriesKind.CGROUP_USED})
 SHARED_KINDS: Final = frozenset({SeriesKind.DEVICE_USED, SeriesKind.CGROUP_USED})
 """Of all processes on the device or in the cgroup; the other kinds are of one process."""
 
-
-_IDENTITY: Final = frozenset({"rank", "kind", "pool", "container", "on_host", "shared", "watched"})
+_KEPT: Final = frozenset(
+    {"rank", "kind", "pool", "container", "on_host", "shared", "watched", "leak_seen", "leak_rate"}
+)
+"""What a series keeps when its rank is another process: its identity; and its leak, which is over
+when the windows of the new process do not confirm it."""
 
 
 class Series(GrowingColumns):
@@ -152,7 +155,7 @@ class Series(GrowingColumns):
     def forget(self, row: Int64s) -> None:
         """Drop all samples of these rows; the series stay declared."""
         self.revision += 1
-        self.clear_rows(row, keep=_IDENTITY)
+        self.clear_rows(row, keep=_KEPT)
         self.bins.clear_rows(row)
         self.trend.clear_rows(row)
 

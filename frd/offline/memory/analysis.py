@@ -33,10 +33,10 @@ within twice that are a tie."""
 _WARMUP_SHARE: Final = 0.25
 """Of a short record so much, at most, is taken for the job's start, in which memory may rise."""
 _MOST_LISTED: Final = 8
-"""Things of one kind that a warning names."""
+"""Entries that a warning lists."""
 
 Progress = Callable[[int, int], None]
-"""Hears how many bytes are read, of how many."""
+"""Called with the bytes that are read, and the bytes of all files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,8 @@ def analyze_memory(
         jobs.append(job)
     if len(jobs) > 1:
         notes.append(f"{len(jobs)} jobs in these files: each is judged by itself")
-    findings = [replace(one, severity=None) for one in findings]  # no alert needs them
+    # A file does not show how urgent a finding was then.
+    findings = [replace(one, severity=None) for one in findings]
     findings.sort(key=lambda one: (one.state is FindingState.CLOSED, one.opened_at))
     return MemoryAnalysis(
         findings=tuple(findings),
@@ -218,8 +219,7 @@ def _findings(
             continue
         room = policy.max_findings - len(found)
         for event in tracker.update(detector.lifetime, look, room=room):
-            # A file does not show how urgent it was then.
-            found[event.finding.id] = replace(event.finding, severity=None)
+            found[event.finding.id] = event.finding
     return list(found.values())
 
 

@@ -2,9 +2,9 @@
 
 A file is never read as a whole, so its size costs no memory. Each chunk is decoded in one call;
 only a chunk with an error is split, and the error is a warning with its line number (in a list:
-event number). A list is cut where an event seems to end: were the cut inside a text or a nested
-value, what is before it would be no JSON, so one that decodes is right. Where none does, brackets
-are counted.
+event number). A list is cut where an event seems to end. If the cut is inside a string or a nested
+value, the part before it is not valid JSON; so a part that decodes was cut correctly. If no part
+decodes, brackets are counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BETWEEN: Final = re.compile(rb"\s*,\s*\{")
 _BETWEEN_EVENTS: Final = b", \t\r\n"
 _TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["{}\[\]]', re.DOTALL)
 _CUTS: Final = 4
-"""Places where an event seems to end that are tried; nested lists have such places too."""
+"""How many places where an event seems to end are tried; nested lists have such places too."""
 _BAD: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 Progress = Callable[[int], None]
@@ -41,7 +41,7 @@ Progress = Callable[[int], None]
 
 
 class EventFile:
-    """The events of one file. Good for one pass."""
+    """The events of one file, which can be read once."""
 
     def __init__(self, path: Path, progress: Progress = lambda at: None) -> None:
         self.path = path

@@ -178,7 +178,7 @@ class Feed:
             )
 
     def _process(self, stream: Stream, now: AlignedNs, *, is_next: bool) -> RankInfo:
-        """Who a rank is: the process of `stream` if it is the `next` one, or the first ever."""
+        """The declared process of a rank: that of `stream` if it is the first one, or `is_next`."""
         process = _process(stream)
         known = self._declared.get(stream.rank)
         if known is None or (is_next and known != process):
@@ -199,7 +199,7 @@ class Feed:
 
 
 def _kinds(stream: Stream, known: Bools) -> Iterator[tuple[SeriesKind, int]]:
-    """What a stream has series of, and in which column of `Recorded.values` they are."""
+    """The series of a stream, each with its column in `Recorded.values`."""
     if stream.of_host:
         yield SeriesKind.HOST_USED, USED if known[USED] else ALLOCATED
         return

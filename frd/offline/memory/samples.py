@@ -1,11 +1,10 @@
 """Samples of many files as columns, in bounded memory and in any order.
 
-Files come one a rank, all ranks in one, or one rank after the other, so rows are kept until all are
-there, and then sorted. So that ten million of them need no more memory than two, rows beyond a
-bound are thinned: of each stream's samples in one bin of time one row is made, which says "at its
-most this much, some time between the first and the last of them". That is true of the samples, and
-an engine that asks between which two looks memory rose gets a true answer, only a less exact one.
-Bins only ever double, and a maximum of maxima is one, so the order of files changes nothing.
+A file may hold one rank, all ranks together, or one rank after another, so rows are kept until all
+files are read, and then sorted. Memory is bounded: if there are more than two million rows, the
+samples of each stream in one bin of time become one row, with the highest value and the times of
+the first and the last sample. The result stays correct: an onset that is found in such rows is an
+interval that contains the true one. Bins only double, so the order of files changes nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ MAX_OOMS: Final = 4_096
 
 
 _REFUSED, _OTHER, _OOM = -1, -2, -3
-"""What becomes of events that are no samples."""
+"""What happens to events that are not samples."""
 
 
 class Stream(NamedTuple):
@@ -146,7 +145,7 @@ class Samples:
         self.identities = Identities()
         self._streams: dict[Stream, int] = {}
         self._fate = np.empty(0, np.int32)
-        """By identity: its stream, or what else becomes of its events."""
+        """By identity: its stream, or `_REFUSED`, `_OTHER`, `_OOM`."""
         self._why: dict[int, str] = {-1: "too many sources"}
         """By identity: why its events are refused."""
         self._waiting: list[Block] = []
@@ -189,7 +188,7 @@ class Samples:
     # -- identities ------------------------------------------------------------------------------
 
     def _learn(self) -> None:
-        """What becomes of the events of identities that are new."""
+        """Decide what happens to the events of new identities."""
         known = self.identities.by_number
         fates = [self._fate_of(at, known[at]) for at in range(len(self._fate), len(known))]
         self._fate = np.concatenate((self._fate, np.array(fates, np.int32)))
@@ -216,7 +215,7 @@ class Samples:
     # -- rows ------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Sort out what is waiting: samples to rows, the rest to counts."""
+        """Turn the waiting events into rows of samples, and count the others."""
         if not self._waiting:
             return
         self._learn()

@@ -3,8 +3,8 @@
 Bytes in, numbers out; files, lines and errors are handled by `frd.offline.memory.event_files`. Of
 an event's twenty fields those are decoded that say whose memory it is and how much, by a struct
 that leaves the rest unread: a million events a second and a core. Versions 2, 3 (which adds
-``session_id``) and 4 (any counter may be null) differ in nothing else, and later ones are read as
-far as they go.
+``session_id``) and 4 (any counter may be null) differ in nothing else. Later versions are read like
+version 4.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from frd.model import Int32s, Int64s
 SAMPLE: Final = "sample"
 KNOWN_VERSIONS: Final = (2, 3, 4)
 NONE: Final = -(1 << 62)
-"""A counter that is missing in the event. Every other negative number is invalid, -1 too."""
+"""A counter that is missing in the event. All other negative numbers are invalid, also -1."""
 ABSURD: Final = 1 << 62
 """Any counter that is too large for a column."""
 MAX_RANKS: Final = 1 << 16
 MAX_IDENTITIES: Final = 65_536
-"""Distinct sources of events in one reading; what more there are comes from no training job."""
+"""Most distinct sources of events that are read; no training job has more."""
 
 ALLOCATED, RESERVED, USED, TOTAL = range(4)
 """Columns of `Block.counters`."""
 
 
 class Event(msgspec.Struct, gc=False):
-    """The part of an event that is read. Raises no questions about the rest."""
+    """The fields of an event that are read; the others are skipped."""
 
     schema_version: int
     timestamp_ns: int
@@ -55,7 +55,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class Identity(NamedTuple):
-    """Whose event it is, and of which kind: all that events of one stream have in common."""
+    """The source and the kind of an event: the fields that all events of one stream share."""
 
     schema_version: int
     event_type: str

@@ -19,7 +19,7 @@ from frd_agent.memory.gpu.nvml import Look, Nvml
 HANGS_S: Final = 5.0
 """A read that takes longer than this is logged."""
 SHARE: Final = 1 / 100
-"""Looks become more rare, to take no more than this of a core."""
+"""Looks become less frequent if they would use more than this share of a core."""
 
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Devices:
         self._wanted.set()
 
     def ask(self) -> bool:
-        """For a look at all devices, unless one is under way or the last one was dear."""
+        """Request a look at all devices, unless one is in progress or the last one cost too much."""
         now_s = time.monotonic()
         if self._asked_at is not None or now_s < self._rest_until:
             return False
@@ -54,7 +54,7 @@ class Devices:
         return True
 
     def take(self, timeout_s: float) -> Look | None:
-        """The next answer, each is given once; waits for one while a look is under way."""
+        """The next look, each once; waits if one is in progress. None if there is none yet."""
         try:
             return self._answers.get(self._asked_at is not None, timeout_s)
         except queue.Empty:
@@ -76,7 +76,7 @@ class Devices:
             begin_ns = time.time_ns()
             try:
                 look = self._nvml.look(time.monotonic())
-            except Exception:  # a binding that does not know its driver; the next look may be well
+            except Exception:  # pynvml cannot read the driver's answer; the next look may work
                 if not self._failing:
                     log.exception("NVIDIA driver: an answer could not be read")
                 self._failing, look = True, Look()

@@ -112,7 +112,7 @@ class Nvml:
             self._close()
 
     def _close(self) -> None:
-        """What is open is of no use any more."""
+        """Close the driver; a later look opens it again."""
         if self._nvml is not None:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
@@ -162,7 +162,7 @@ class Nvml:
         return DeviceReading(device.uuid, used, total, device.processes)
 
     def _processes(self, device: _Device) -> dict[int, int]:
-        """One that computes and draws is on both lists, with the same number."""
+        """By pid. A process that computes and renders is on both lists with the same value."""
         nvml = self._nvml
         used: dict[int, int] = {}
         for ask in (

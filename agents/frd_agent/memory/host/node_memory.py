@@ -18,7 +18,7 @@ _CGROUP_S: Final = 0.5
 _FIND_S: Final = 30.0
 """Interval at which a rank's cgroup and its limit are looked up again."""
 _LINGER_S: Final = 3.0
-"""A cgroup is looked at for a while after its rank is gone: the kernel kills, and then counts."""
+"""A cgroup is read for a while after its rank is gone: the kernel counts a kill after it."""
 
 
 @dataclass(slots=True)

@@ -6,14 +6,14 @@ children (data loaders) only anonymous pages count, because the shared memory in
 over batches is mapped by the parent as well; and of a forked one, which begins with all of its
 parent's pages, those that it has beyond its parent's when it is first seen.
 
-The fair share of every page (PSS) would say it better, and is not asked for: the kernel walks the
-page tables for it, 13 ms for each GiB (measured, 4 KiB pages), under a lock that the rank needs for
+The proportional set size (PSS) would be more exact, but is not read: the kernel walks the page
+tables for it, 13 ms for each GiB (measured, 4 KiB pages), under a lock that the rank needs for
 its own mmap. These counters cost 10 µs for the rank and 2 µs for a child, and no lock. What
 copy-on-write slowly duplicates in forked loaders only the cgroup knows
 (`frd_agent.memory.host.cgroup`).
 
-Files of /proc stay open: that halves the cost, and one that is open never speaks of another process
-that was given the same number.
+Files of /proc stay open: that halves the cost, and an open file never refers to a later process
+with the same pid.
 """
 
 from __future__ import annotations
