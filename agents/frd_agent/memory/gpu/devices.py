@@ -45,7 +45,7 @@ class Devices:
         self._wanted.set()
 
     def ask(self) -> bool:
-        """Request a look at all devices, unless one is in progress or the last one cost too much."""
+        """Request a look at all devices; False while one is in progress, or a rest after it."""
         now_s = time.monotonic()
         if self._asked_at is not None or now_s < self._rest_until:
             return False
