@@ -21,7 +21,7 @@ from frd.engine.policy import Policy
 from frd.errors import FrdError, WireError
 from frd.model import FindingEvent, ServiceRawNs
 from frd.service.clocks.agent_clocks import AgentClocks
-from frd.service.clocks.pings import Asked
+from frd.service.clocks.pings import AnsweredPings
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.evaluator import Evaluator
 from frd.service.ingest.shared import Shared
@@ -196,7 +196,7 @@ class ClockStream:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._asked = Asked()
+        self._answered = AnsweredPings()
         self._key = ("", "")
 
     def take(self, data: bytes) -> bytes | None:
@@ -210,10 +210,10 @@ class ClockStream:
         clock = service._clocks.find(self._key)
         if clock is None:
             return None
-        self._asked.check(ping)
+        self._answered.check(ping)
         pong = encode_pong(ping.number, 1.0)
         sent = service.raw()
-        exchange = self._asked.end(ping)
-        self._asked.begin(ping, received, sent)
+        exchange = self._answered.end(ping)
+        self._answered.begin(ping, received, sent)
         service._clocks.learn(clock, ping.readings, exchange)
         return pong

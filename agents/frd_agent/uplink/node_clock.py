@@ -6,8 +6,10 @@ raw time and see a step where it happened; a step is sent immediately. Watermark
 once a second anyway, carry the newest reading; pings carry the readings not sent yet. Pings are
 stamped with the raw clock, as late as Python allows, and answers as early: a dedicated task waits
 only for answers, because any other work would add delay.
-A burst at connect gives a bound immediately; after that about one a second, more rarely where the
-service has many agents and says so, with jitter, so that a whole job does not ping in step.
+
+A burst of pings at connect gives a bound immediately. After it the agent sends about one ping a
+second, fewer if the service has many agents and asks for a pause, and with jitter, so that a whole
+job does not ping in step.
 
 Errors stay here: the stream of rows is not affected, and pings are tried again.
 """

@@ -5,8 +5,8 @@ node time) was known to lie in an interval. From a knot on, an offset cannot lea
 faster than clocks drift and slew, so every time between knots has its interval, and every time
 after the last one, unless a clock stepped since. A step of a clock, the node's or the service's,
 starts a new segment of knots; nothing is claimed of the times between two segments' knots. When a
-clock steps back it shows the same times twice: such a time is taken for the later one, unless that
-is far in the future, and its interval covers both.
+clock steps back it shows the same times twice: such a time counts as the later one, unless that is
+far in the future, and its interval covers both.
 
 Times of the last seconds lie on one line, which costs a few additions a column. Alignments are
 tuples of plain numbers: thousands are made a second, and some are written down and read again.
@@ -38,9 +38,9 @@ class Segment(NamedTuple):
     start_ns: int
     """The clock showed no less in this segment."""
     end_ns: int
-    """Nor more; of the current segment a generous guess."""
+    """The clock showed no more; for the current segment a generous guess."""
     sure: bool
-    """Without it the knots serve estimates only: something contradicts them, or there are none."""
+    """False: nothing is bounded, because the knots are contradicted, or there are none."""
     knots: tuple[Knot, ...]
     """In order of time."""
 
@@ -86,15 +86,15 @@ class Alignment(NamedTuple):
         return self._line(self.now_ns - self.line_ns)
 
     def is_better_than(self, other: Alignment) -> bool:
-        """What `other` has aligned may be aligned again: as much is known now, and of the same
-        clock. After that clock was set, its times from before and after look the same."""
+        """Times that `other` has aligned should be aligned again with this one: at least as much is
+        known, and the clock was not set in between, which would make earlier times ambiguous."""
         if not other.reason and self.reason:
             return False
         starts = [one.segments[-1].start_ns for one in (self, other) if one.segments]
         return len(set(starts)) < 2
 
     def uncertainty_ns(self, node_ns: int) -> int | None:
-        """The offset at this node time is off by so much at most; None when nothing bounds it."""
+        """Largest error of the offset at this node time; None when nothing bounds it."""
         if self.reason:
             return None
         estimate = self.one_to_aligned(node_ns) - node_ns

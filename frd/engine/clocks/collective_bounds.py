@@ -3,9 +3,9 @@
 Where every output depends on every input, the last member joined before any member was done. If the
 times of two nodes contradict this by more than their uncertainties, one of the clocks is wrong;
 otherwise they bound the offsets. Such bounds rest on the report of another node. They therefore
-never narrow the interval that a node's own exchanges prove, they only move the estimate within it;
-and one peer alone counts only if no other peer could report the same, so that a node with wrong
-times does not move the clocks of the others.
+never narrow the interval that a node's own exchanges prove, but only move the estimate within it.
+A single peer counts only if there is no other peer that could report the same, so that a node with
+wrong times does not move the clocks of the others.
 
 Collectives bound loosely (their ends are found by polling), so these bounds seldom matter; a
 contradiction does.

@@ -10,9 +10,9 @@ the interval's middle because real drift hardly changes.
 Tables of readings (`realtime_table`) lead from the node's real clock to its raw one, and from the
 service's raw clock to aligned time. After a step on either side nothing is claimed, and nothing
 older is used, until an exchange has begun since: a host that slept shows the same signs as one
-whose clock was set. Bounds that exclude each other without a step (a machine was paused, a node
-reports wrong times) drop all that was learned; the newest exchange is the new start, and needs
-others that agree with it.
+whose clock was set. If bounds exclude each other without a step (a machine was paused, a node
+reports wrong times), all that was learned is dropped. The newest exchange is the new start, and
+needs others that agree with it.
 
 No table shows what happened since its last reading: for such times the interval holds unless a
 clock was stepped or stopped just then. Every agent session has a separate clock, so one session
@@ -62,7 +62,7 @@ ServiceTable: TypeAlias = RealtimeTable[ServiceRawNs, AlignedNs]
 
 
 class OffsetEstimate(NamedTuple):
-    """What is known of a clock at one moment, less its past."""
+    """What is known of a clock at one moment, without its past."""
 
     reason: str
     """Why the clock is unsynchronized; empty otherwise."""
@@ -117,7 +117,7 @@ class NodeClock:
         self._least.append((window, delay))
 
     def exchange(self, x: Exchange) -> Refusal | None:
-        """A ping that was answered, in the order of sending; some may be missing."""
+        """An answered ping; exchanges come in the order of sending, and some may be missing."""
         refusal = refuse_exchange(x, self._last)
         if refusal is not None:
             self._refused += 1

@@ -1,13 +1,14 @@
 """Exchanges of timestamps: which are refused, and how they bound the offset of two raw clocks.
 
-A refusal is a value: the sender is wrong, not the program. Refused is what no honest host can send,
-whatever its clocks are set to. Timestamps that contradict earlier ones for a possible reason (the
-host slept, its clock was set) are accepted, and `frd.engine.clocks.estimator` handles them.
+A refusal is a value: the sender is wrong, not the program. Timestamps are refused if no honest host
+can send them, whatever its clocks are set to. Timestamps that contradict earlier ones for a
+possible reason (the host slept, its clock was set) are accepted, and `frd.engine.clocks.estimator`
+handles them.
 
 Raw clocks are neither stepped nor slewed; two of them drift apart by at most 100 ppm, however the
 drift changes. So a bound that held at one time holds at another if it is widened by that much of
-the time between. Of all bounds from one side a single one binds; when a newer exchange binds more,
-it takes its place, and nothing else needs to be remembered.
+the time between. Of all bounds from one side only the tightest matters: a newer exchange that is
+tighter replaces it, and nothing else needs to be remembered.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class RealtimeTable(Generic[Raw, Real]):
     )
 
     def __init__(self, spacing_ns: int = 0, most: int = 256) -> None:
-        """A reading within `spacing_ns` of the previous one is passed over unless it shows a step,
-        so that a table that is read thousands of times a second reaches back as far."""
+        """A reading within `spacing_ns` of the previous one is ignored unless it shows a step, so
+        that a table that is read thousands of times a second reaches back as far."""
         self._spacing = spacing_ns
         self._most = most
         self._raws: list[int] = []
@@ -66,10 +66,11 @@ class RealtimeTable(Generic[Raw, Real]):
         return len(self._raws)
 
     def read(self, raw: Raw, real: Real, slack_ns: int) -> bool:
-        """Both clocks, `real` within `slack_ns` of the moment of `raw`; True when it shows a step.
+        """Add a reading of both clocks, `real` within `slack_ns` of the moment of `raw`; True if it
+        shows a step.
 
-        One that is not later than the last is passed over, and so is one that says less than the
-        last does by now.
+        A reading is ignored if it is not later than the last one, or less exact than the last one
+        is by now.
         """
         ahead = real - raw
         if not self._raws:
@@ -91,8 +92,8 @@ class RealtimeTable(Generic[Raw, Real]):
         return True
 
     def read_calm(self, raws: Sequence[int], reals: Sequence[int], slacks: Sequence[int]) -> bool:
-        """Take readings in a row of which only the last one says anything, because they are in
-        order and nothing happened in between; False: they are not, and none was taken."""
+        """Add only the last of these readings, if they are in order and show no step; otherwise
+        return False and add none."""
         if not raws or not self._raws:
             return False
         at, ahead, slack = self._raws[-1], self._aheads[-1], 0

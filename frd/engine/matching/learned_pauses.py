@@ -1,8 +1,8 @@
 """The long waits that the attempts of a job have shown, kept by the job's name.
 
-A job writes checkpoints in its next run too. So what its attempts have seen is kept in bounded
-memory, and every new attempt begins with it. A wait is kept only if the job went on afterwards:
-what ends with the job teaches nothing.
+A job writes checkpoints in its next run too. Therefore the waits of its attempts are kept, in
+bounded memory, and every new attempt begins with them. A wait is kept only if the job went on
+afterwards: a wait in which the job ended is not a usual one.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from frd.model import AlignedNs
 KEPT_NS: Final = 14 * 24 * 3600 * 1_000_000_000
 """A job remembers a wait for so long."""
 KEPT_WAITS: Final = 8
-"""Of a kind of group, for the next attempts."""
+"""Waits kept per kind of group, for the next attempts."""
 KEPT_KINDS: Final = 16
-"""Of a job."""
+"""Kinds of group kept per job."""
 KEPT_JOBS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class JobPauses:
-    """What the attempts of one job have shown."""
+    """The long waits that the attempts of one job have shown."""
 
     job: str
     learned_at: AlignedNs
     waits: Mapping[GroupKind, Sequence[LongWait]] = field(default_factory=dict)
 
     def with_more(self, news: Mapping[GroupKind, Sequence[LongWait]], now: AlignedNs) -> JobPauses:
-        """The longest waits of the last weeks, those of an attempt among them."""
+        """The longest waits of the last weeks, including `news`, those of an attempt."""
         waits: dict[GroupKind, list[LongWait]] = {}
         for kind in sorted({*self.waits, *news}):
             known = [*self.waits.get(kind, ()), *news.get(kind, ())]

@@ -52,10 +52,8 @@ class _OfGroup:
 
     def refuse(self, seq: int) -> None:
         self.facts.pop(seq, None)
-        self.refused_low, self.refused_high = (
-            min(self.refused_low, seq),
-            max(self.refused_high, seq),
-        )
+        self.refused_low = min(self.refused_low, seq)
+        self.refused_high = max(self.refused_high, seq)
 
 
 class Mismatches:

@@ -1,14 +1,16 @@
 """How long the members of groups usually wait for each other, and the stall threshold of that.
 
 Groups with the same label and size are of one *kind*, and what one of them shows holds for all: a
-checkpoint makes another group wait each time. What teaches is a wait that ended because all members
-came. A wait that is seen twice is usual, whatever its length: the threshold is a multiple of the
-second longest, but no more than some minutes above it, or two outages of a quarter of an hour would
-hide a hang for an hour. A wait that was seen once, and was over before it would have been critical,
-is usual up to twice its length; a longer one may have been an accident, and one bad hour must not
-blunt the detector. Collectives that waited through the same minutes (a rank that is late is late
-for all of its buckets) are one wait, as long as the longest of them: where programs run ahead, the
-waits of one step reach into the next, for hours.
+checkpoint makes another group wait each time. Only waits that ended because all members came are
+learned. A wait that is seen twice is usual, whatever its length: the threshold is a multiple of the
+second longest, but no more than some minutes above it, because otherwise two outages of a quarter
+of an hour would hide a hang for an hour. A wait that was seen once, and ended before it would have
+been critical, is usual up to twice its length; a longer one may have been an accident, and one bad
+hour must not make the detector insensitive.
+
+Collectives that waited through the same minutes (a rank that is late is late for all of its
+buckets) are one wait, as long as the longest of them: where programs run ahead, the waits of one
+step reach into the next, for hours.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ from frd.model import AlignedNs, Bools
 MEMORY_NS: Final = 6 * 3600 * 1_000_000_000
 """An attempt remembers a wait for so long: longer than between two checkpoints of any job."""
 MOST_WAITS: Final = 32
-"""The longest ones, of a kind of group in one attempt."""
+"""Waits kept per kind of group in one attempt: the longest."""
 _EXPIRY_NS: Final = 60_000_000_000
 """How often thresholds are computed again because waits grow old."""
 _TAKE_AGAIN_NS: Final = 600_000_000_000
 """How often waits are returned that raise no threshold: they show that a pause is still usual."""
 _FAR: Final = 1 << 64
 _ONCE_FACTOR: Final = 2.0
-"""The next pause may be so much longer than the only one that has been seen."""
+"""How many times as long as the only known pause the next one may be."""
 
 GroupKind: TypeAlias = tuple[str, int]
 """Label and size of a group."""
@@ -66,7 +68,7 @@ class LongWait(NamedTuple):
 
 
 def united(waits: Iterable[LongWait], most: int) -> list[LongWait]:
-    """Waits that overlap are one; the `most` longest, in the order of time."""
+    """Overlapping waits as one; of these the `most` longest, in the order of time."""
     found: list[LongWait] = []
     for wait in sorted(waits):
         if found and wait.start <= found[-1].end:

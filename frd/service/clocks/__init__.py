@@ -1,5 +1,5 @@
 """Clock streams: pings of agents come in, and the clock of every node is estimated from them.
 
-Entry points: `pings` (the gRPC handler), `agent_clocks.Clocks` (all clocks), `view` (what people
-see), `real_time` (the service's own clock).
+Entry points: `pings` (the gRPC handler), `agent_clocks.Clocks` (all clocks), `view` (for
+users), `real_time` (the service's own clock).
 """

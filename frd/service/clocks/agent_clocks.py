@@ -3,11 +3,10 @@
 Every agent session has its own clock: two agents of one host may have different time namespaces,
 and a malicious agent affects only its own clock. Pings go to `frd.engine.clocks.estimator`; this
 module decides which of its alignments is *in use*: the session's rows are aligned with it, the
-engine gets its quality, and the journal keeps it, so that a replay aligns in the same way. An
-alignment stays in use while it is good enough: clocks cost the journal next to
-nothing.
+engine gets its uncertainty, and the journal keeps it, so that a replay aligns in the same way. An
+alignment stays in use while it is good enough, so that clocks cost the journal almost nothing.
 
-`frd.service.clocks.pings` is the way in from the network; nothing here waits.
+`frd.service.clocks.pings` reads the network; nothing here waits.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from frd.wire.clock import Readings
 from frd.wire.messages import Watermarks
 
 HORIZON_NS: Final = 1_500_000_000
-"""What is in use must hold for so long: until another ping has come."""
+"""An alignment in use must hold for so long: until another ping has come."""
 _MARGIN: Final = 8
-"""What is claimed of it is more than needed, by one part in so many."""
+"""The claimed uncertainty exceeds the needed one by one part in so many."""
 _ROUGH_NS: Final = 1_000_000
-"""An estimate that nothing bounds is not changed for less."""
+"""An estimate without bounds is not changed for less."""
 _LONGEST_NS: Final = 60_000_000_000
 _READ_EVERY_NS: Final = 250_000_000
 _FORGET_NS: Final = 600_000_000_000
@@ -52,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 def guess(sent_at: NodeNs, received_at: AlignedNs) -> Alignment:
-    """All that a single message shows."""
+    """The alignment that a single message allows, without bounds."""
     return Alignment(
         reason="no exchange yet",
         now_ns=received_at,
@@ -67,7 +66,7 @@ def guess(sent_at: NodeNs, received_at: AlignedNs) -> Alignment:
 
 
 def claim_ns(alignment: Alignment) -> int | None:
-    """How far off times of now may be that are aligned with it, for as long as it is in use."""
+    """Uncertainty claimed for present times, valid while the alignment is in use; None: none."""
     now = max(alignment.now_ns - alignment.offset_ns, alignment.at_ns)
     bounds = [alignment.uncertainty_ns(now + later) for later in (0, HORIZON_NS)]
     needed = [bound for bound in bounds if bound is not None]
@@ -75,7 +74,7 @@ def claim_ns(alignment: Alignment) -> int | None:
 
 
 def _needed_ns(newest: OffsetEstimate) -> int:
-    """What would have to be claimed now."""
+    """The uncertainty that would have to be claimed now."""
     later = newest.now_ns - newest.offset_ns - newest.at_ns + HORIZON_NS
     return newest.half_ns + abs(later) * GROWTH_PPM // 1_000_000
 
@@ -141,25 +140,26 @@ class AgentClock:
             self.gone_at = now
 
     def is_older(self, now: AlignedNs, age_ns: int) -> bool:
-        """Nothing has been concluded from it for so long."""
+        """The newest estimate is older than `age_ns`."""
         return now - self._newest.now_ns > age_ns
 
     def conclude(self, raw: ServiceRawNs, table: ServiceTable) -> None:
-        """Something may have been learned, or time has passed."""
+        """Estimate again, because of a message or because time has passed; use another alignment if
+        the one in use is no longer good enough."""
         before, newest = self._newest, self.learned.newest(raw, table)
         self._newest = newest
         if newest.reason != before.reason:
-            self._say(before, newest)
-        if self._serves(newest):
+            self._log_change(before, newest)
+        if self._is_good_enough(newest):
             return
         self.used = self.learned.alignment(raw, table)
         self._claim_ns = claim_ns(self.used)
         if self._use is not None:
             self._use(self.used)
 
-    def _serves(self, newest: OffsetEstimate) -> bool:
-        """What is in use is still good enough: what is claimed of it holds, and is not much more
-        than it need be."""
+    def _is_good_enough(self, newest: OffsetEstimate) -> bool:
+        """The alignment in use is still good enough: its claim holds, and is not much larger than
+        needed."""
         used, claimed = self.used, self._claim_ns
         if used.reason != newest.reason or newest.now_ns - used.now_ns > _LONGEST_NS:
             return False
@@ -170,7 +170,7 @@ class AgentClock:
         needed = _needed_ns(newest)
         return needed + moved <= claimed <= 2 * needed
 
-    def _say(self, before: OffsetEstimate, newest: OffsetEstimate) -> None:
+    def _log_change(self, before: OffsetEstimate, newest: OffsetEstimate) -> None:
         offset_s, moved_s = newest.offset_ns / 1e9, (newest.offset_ns - before.offset_ns) / 1e9
         if newest.reason:
             why = f"unsynchronized: {newest.reason}; its offset moved by {moved_s:+.3f} s"
@@ -222,8 +222,8 @@ class AgentClocks:
         return clock if clock is not None and clock.is_connected else None
 
     def heard(self, clock: AgentClock, marks: Watermarks, received_at: AlignedNs) -> None:
-        """A message of the main stream: all that there is to go by without pings, and with them a
-        reading of the node's clocks."""
+        """A message of the main stream: without pings the only evidence of the clock, with pings
+        one more reading of it."""
         if not clock.exchanged_at:
             clock.learned.one_way(marks.sent_at_ns, received_at)
         raw = marks.sent_raw_ns
@@ -258,7 +258,8 @@ class AgentClocks:
             self.refused[refusal.value] += 1
 
     def compare(self, early: AgentClock, late: AgentClock, nodes: int, hint: ClockHint) -> None:
-        """A rank of `early` was done with what one of `late` came to last; `nodes` are in all."""
+        """Apply a hint: a rank of `early` completed a collective that a rank of `late` joined last.
+        The attempt has `nodes` clocks."""
         for clock, peer, least_ns, most_ns in (
             (early, late.name, hint.early_least_ns, None),
             (late, early.name, None, hint.late_most_ns),
@@ -267,7 +268,7 @@ class AgentClocks:
                 clock.conclude(self._read(), self._table)
 
     def refresh(self) -> None:
-        """Bounds of silent clocks must stay true, so they grow with time."""
+        """Estimate silent clocks again: their uncertainty grows with time."""
         raw, now = self._read(), self._now()
         for clock in self._clocks.values():
             if clock.is_connected and clock.is_older(now, HORIZON_NS):

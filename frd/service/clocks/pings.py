@@ -35,7 +35,7 @@ REASONS: Final = (*(refusal.value for refusal in Refusal), PROTOCOL, STRANGER)
 PINGS_A_SECOND: Final = 256
 """Pings a second of all agents together, without bursts at connect; agents get a pause to match."""
 PAIR: Final = 2
-"""So many an agent sends in a row."""
+"""Pings that an agent sends in a row."""
 BURST: Final = 32
 _A_SECOND: Final = 4.0
 """Pings, beyond the burst."""
@@ -91,14 +91,14 @@ class Pings:
         """
         key = await self._introduce(context)
         clock = await self._find(key)
-        asked = Asked()
+        answered = AnsweredPings()
         bucket = TokenBucket(_A_SECOND, BURST)
         while isinstance(data := await context.read(), bytes):
             received = raw_now()
             ping = decode_clock(data)
             if isinstance(ping, ClockHello):
                 raise WireError("clock.number", "order", "it is 0 again: open a new stream")
-            asked.check(ping)
+            answered.check(ping)
             if self._clocks.find(key) is not clock:
                 raise _Stranger("its stream of rows is gone: open that one first")
             if wait_s := bucket.take(1, received / 1e9):
@@ -107,8 +107,8 @@ class Pings:
             pong = encode_pong(ping.number, pause_s(self._streams))
             sent = raw_now()
             await context.write(pong)
-            exchange = asked.end(ping)
-            asked.begin(ping, received, sent)
+            exchange = answered.end(ping)
+            answered.begin(ping, received, sent)
             self._clocks.learn(clock, ping.readings, exchange)
 
     async def _introduce(self, context: Context) -> SessionKey:
@@ -139,8 +139,8 @@ class _Stranger(WireError):
         super().__init__("clock.session", "order", detail)
 
 
-class Asked:
-    """Answered pings of one stream whose answers the agent may still report."""
+class AnsweredPings:
+    """The answered pings of one stream: the agent has not reported yet when the answers came."""
 
     def __init__(self) -> None:
         self._number = 0

@@ -16,7 +16,7 @@ class ClockView:
 
     newest: OffsetEstimate
     at: AlignedNs
-    """When they look, as far as the clock is concerned."""
+    """The time of the view."""
     exchanged_at: AlignedNs
     """0 before the first exchange."""
     steps: int = 0
@@ -29,7 +29,7 @@ class ClockView:
 
     @property
     def uncertainty_s(self) -> float | None:
-        """The offset is off by so much at most; None while nothing bounds it."""
+        """Largest error of the offset; None while nothing bounds it."""
         if self.newest.reason:
             return None
         return (self.newest.half_ns + self._later_ns * GROWTH_PPM / 1e6) / 1e9
