@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -95,46 +95,48 @@ def _tap(cmd: Sequence[str], env: Mapping[str, str]) -> Iterator[Check]:
     if isinstance(found, str):
         yield Check.failed("tap", f"{python}: {found}")
         return
-    who = f"{python} (Python {found['python_version']}"
+    interpreter = f"{python} (Python {found['python_version']}"
     if found["error"]:
-        yield Check.failed("tap", f"{who}): torch cannot be imported: {found['error']}")
+        yield Check.failed("tap", f"{interpreter}): torch cannot be imported: {found['error']}")
     elif found["torch"] is None:
-        yield Check.warning("tap", f"{who}): has no torch: name the job's own Python: -- PYTHON")
+        yield Check.warning(
+            "tap", f"{interpreter}): has no torch: name the job's own Python: -- PYTHON"
+        )
     elif found["tap"] is None:
         yield Check.failed(
             "tap",
-            f"{who}, torch {found['torch']}): the tap is not loaded: use Python 3.9 or "
+            f"{interpreter}, torch {found['torch']}): the tap is not loaded: use Python 3.9 or "
             "later, and make frd readable for this user there",
         )
     else:
-        who = f"{who}, torch {found['torch']})"
-        yield _reach(python, who, env)
+        interpreter = f"{interpreter}, torch {found['torch']})"
+        yield _reach(python, interpreter, env)
         yield _same_tap(found["tap"])
         yield _variables(found["variables"])
 
 
-def _reach(python: str, who: str, env: Mapping[str, str]) -> Check:
+def _reach(python: str, interpreter: str, env: Mapping[str, str]) -> Check:
     found = _answer_of(python, _REACHED, {**env, "PYTHONPATH": "/nonexistent"})
     if not isinstance(found, str) and found["reached"]:
-        return Check.ok("tap", f"{who}: loads, also where PYTHONPATH is replaced")
+        return Check.ok("tap", f"{interpreter}: loads, also where PYTHONPATH is replaced")
     return Check.warning(
         "tap",
-        f"{who}: loads, but only through PYTHONPATH: a launch script that replaces it switches the "
-        "tap off: install frd in that environment",
+        f"{interpreter}: loads, but only through PYTHONPATH: a launch script that replaces it "
+        "switches the tap off: install frd in that environment",
     )
 
 
 def _same_tap(path: str) -> Check:
-    ours = Path(tap.__file__)
+    own = Path(tap.__file__)
     try:
-        is_same = Path(path).read_bytes() == ours.read_bytes()
+        is_same = Path(path).read_bytes() == own.read_bytes()
     except OSError:
         is_same = False
     if is_same:
         return Check.ok("tap version", "the same as this frd's")
     return Check.warning(
         "tap version",
-        f"{path}: is not of release {ours}: install the same frd in both environments",
+        f"{path}: is not of release {own}: install the same frd in both environments",
     )
 
 
@@ -273,7 +275,5 @@ def as_json(checks: Sequence[Check]) -> dict[str, Any]:
     """``ok`` is false if a check has failed."""
     return {
         "ok": not any(check.state is State.FAILED for check in checks),
-        "checks": [
-            {"name": check.name, "state": check.state.value, "text": check.text} for check in checks
-        ],
+        "checks": [asdict(check) for check in checks],
     }

@@ -117,9 +117,9 @@ def untapped(command: Command, grace_s: float = GRACE_S) -> tuple[set[int], list
         is_forked = parent in pids and words == _text(parent, "cmdline")
         if not words or is_forked or _LIBRARY not in _text(pid, "maps") or _has_tap(pid):
             continue
-        shown = brief(words.decode("utf-8", "replace").rstrip("\0").split("\0"))
+        text = brief(words.decode("utf-8", "replace").rstrip("\0").split("\0"))
         if time.time_ns() - started_at(stats[pid]) > grace_s * 1e9:
-            found.append(Untapped(pid, shown))
+            found.append(Untapped(pid, text))
     return pids, found
 
 

@@ -52,9 +52,9 @@ class Holder:
     version: str = ""
 
     def __str__(self) -> str:
-        who = f"agent pid {self.pid}" if self.pid else "another agent"
+        agent = f"agent pid {self.pid}" if self.pid else "another agent"
         node = f" on {self.node}" if self.node else ""
-        return f"{who}{node}" + (f" (service {self.service})" if self.service else "")
+        return f"{agent}{node}" + (f" (service {self.service})" if self.service else "")
 
 
 class RunDirBusy(FrdError):

@@ -182,12 +182,12 @@ class Rank:
     def _update_progress(self) -> bool:
         """Update the rank's current state; False if its counters are incomplete."""
         counters = self.counters
-        shown = self.recorders.revision, counters.published_mono_ns, counters.published_at_ns
-        if shown != self._progress_inputs:
+        inputs = self.recorders.revision, counters.published_mono_ns, counters.published_at_ns
+        if inputs != self._progress_inputs:
             trackers = self.recorders.trackers
             progress = live_progress(trackers, counters.counters, counters.published_at_ns)
             self._shared.current.set_progress(self.number, progress)
-            self._progress_inputs, self._is_exact = shown, progress.exact
+            self._progress_inputs, self._is_exact = inputs, progress.exact
         return self._is_exact
 
     def _update_last_progress(self) -> None:

@@ -130,8 +130,8 @@ class EntryTable:
         completed_ns = np.where(ended, calls.completed_ns, 0)
         columns = (group, calls.seq, calls.signature, unsent)
         times = (calls.created_ns, started_ns, completed_ns)
-        shown = np.flatnonzero(unsent)
-        shown = shown[np.argsort(calls.first_row[shown], kind="stable")]
+        changed = np.flatnonzero(unsent)
+        changed = changed[np.argsort(calls.first_row[changed], kind="stable")]
         counter = self._update_progress(calls, watermarks)
         kept = {}
         for at in np.flatnonzero(~over).tolist():
@@ -139,7 +139,7 @@ class EntryTable:
             item.started_ns = int(started_ns[at])
             item.sent |= int(flags[at])
             kept[int(calls.first_row[at])] = item
-        return np.stack((*columns, *times), axis=1)[shown].tolist(), kept
+        return np.stack((*columns, *times), axis=1)[changed].tolist(), kept
 
     def _calls(self, names: Naming, *, may_lack: bool) -> Calls:
         """The calls, with the dictionary's signatures. Calls that were open keep their values."""
