@@ -151,8 +151,8 @@ def test_hostile_files_of_commands_and_runs(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
     os.mkfifo(folder / f".{os.getpid()}.tmp")
-    commands.record(str(tmp_path), ["python", "train.py"])
-    assert [command.words for command in commands.running(str(tmp_path))] == ["python train.py"]
+    commands.record(str(tmp_path), ["python", "tr\udcffain.py"])
+    assert [command.words for command in commands.running(str(tmp_path))] == ["python tr?ain.py"]
 
     assert runs.begin(str(tmp_path), "train", must_be_free=True) == ("train", 0)
     (written,) = (tmp_path / "runs").glob("*.json")

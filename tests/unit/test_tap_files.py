@@ -208,6 +208,7 @@ def test_counters_arrive_as_written(tmp_path: Path) -> None:
         assert (sample.published_at_ns, sample.published_mono_ns) == (1, 2)
         assert sample.counters == {(tap.GENERIC, 0): Status(9, -1, 8)}
         assert not sample.overflowed
+        assert shm.read() is sample
         files.write_counters(3, 4, [])
         sample = shm.read()
         assert sample is not None
