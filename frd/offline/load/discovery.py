@@ -102,25 +102,23 @@ def _candidates(
     folder: Path, prefix: str | None, warnings: list[str]
 ) -> dict[str, list[tuple[int, Path]]]:
     """(rank, file) by prefix."""
-    pattern = _pattern(prefix)
-    by_prefix: dict[str, list[tuple[int, Path]]] = defaultdict(list)
-    for seen, (parent, name) in enumerate(_names(folder, warnings)):
-        if seen >= MAX_FILES:
-            warnings.append(f"{folder}: more than {MAX_FILES} files: the others are left out")
-            break
-        if (parts := pattern.fullmatch(name)) is not None:
-            by_prefix[parts["prefix"]].append((int(parts["rank"]), Path(parent, name)))
-    return by_prefix
 
-
-def _names(folder: Path, warnings: list[str]) -> Iterator[tuple[str, str]]:
     def unreadable(error: OSError) -> None:
         warnings.append(f"{error.filename}: {error.strerror}: left out")
 
+    pattern = _pattern(prefix)
+    by_prefix: dict[str, list[tuple[int, Path]]] = defaultdict(list)
+    seen = 0
     for parent, folders, names in os.walk(folder, onerror=unreadable):
         folders[:] = searched(parent, folders)
-        for name in names:
-            yield parent, name
+        for name in names[: MAX_FILES - seen]:
+            if (parts := pattern.fullmatch(name)) is not None:
+                by_prefix[parts["prefix"]].append((int(parts["rank"]), Path(parent, name)))
+        seen += len(names)
+        if seen > MAX_FILES:
+            warnings.append(f"{folder}: more than {MAX_FILES} files: the others are left out")
+            break
+    return by_prefix
 
 
 def searched(parent: str, folders: Iterable[str]) -> list[str]:

@@ -21,7 +21,6 @@ from frd.forms import finding_json
 from frd.model import GroupInfo, Int64s, Signature
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.analysis.collectives import Collective
-from frd.offline.analysis.reports import RankReport
 from frd.offline.output.cell_text import frame_text
 
 Batch: TypeAlias = Sequence[Sequence[Any]]
@@ -138,12 +137,6 @@ _STACK: _Columns = {
 
 
 def _rank(analysis: Analysis) -> _Columns:
-    def offset(report: RankReport) -> int | None:
-        return analysis.clock_offsets_ns.get(report.rank)
-
-    def uncertainty(report: RankReport) -> int | None:
-        return analysis.clock_uncertainties_ns.get(report.rank)
-
     return {
         "rank": ("int", lambda r: r.rank),
         "source": ("str", lambda r: r.source),
@@ -156,8 +149,8 @@ def _rank(analysis: Analysis) -> _Columns:
         "overran": ("bool", lambda r: r.overran),
         "resets": ("int", lambda r: r.resets),
         "waiting_in": ("str", lambda r: r.waiting_in),
-        "clock_offset_ns": ("int", offset),
-        "clock_uncertainty_ns": ("int", uncertainty),
+        "clock_offset_ns": ("int", lambda r: analysis.clock_offsets_ns.get(r.rank)),
+        "clock_uncertainty_ns": ("int", lambda r: analysis.clock_uncertainties_ns.get(r.rank)),
     }
 
 

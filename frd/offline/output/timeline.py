@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from io import BufferedIOBase
 from typing import Final
@@ -51,19 +50,6 @@ def write_timeline(analysis: Analysis, out: BufferedIOBase, progress: Progress) 
         timeline.add_rank(rank)
         progress(number, len(ranks))
     timeline.writer.flush()
-
-
-@dataclass(frozen=True, slots=True)
-class _Ops:
-    """The ops of one rank in one group, in order of time; parallel columns."""
-
-    row: Int64s
-    """Index into the trace of the rank."""
-    end: Int64s
-    """Ns on the clock of the rank; see `op_intervals.ends`."""
-    flow: Int64s
-    """A number that the ops of one collective share; 0 for none."""
-    is_stuck: Bools
 
 
 class _Timeline:
@@ -108,32 +94,38 @@ class _Timeline:
             rows = np.flatnonzero((trace.group == group) & (trace.created_ns > 0))
             rows = rows[np.argsort(trace.created_ns[rows], kind="stable")]
             if len(rows):
-                ops = _Ops(rows, end[rows], flows(collective[rows]), is_stuck[rows])
-                self._add_ops(trace, ops, label, track)
+                flow = flows(collective[rows])
+                self._add_ops(trace.take(rows), end[rows], flow, is_stuck[rows], label, track)
 
-    def _add_ops(self, trace: RankTrace, ops: _Ops, label: str, parent: int) -> None:
-        """Add a slice for each op, or an instant where it has no lane."""
-        rows, writer = ops.row, self.writer
-        offset = self._analysis.clock_offsets_ns.get(trace.rank, 0)
-        lane = lanes(trace.created_ns[rows], ops.end, MAX_LANES)
-        order = int(trace.group[rows[0]])
+    def _add_ops(
+        self, ops: RankTrace, end_ns: Int64s, flow_id: Int64s, stuck: Bools, label: str, parent: int
+    ) -> None:
+        """Add a slice for each op of one group, in order of time, or an instant without a lane.
+
+        `end_ns` is on the clock of the rank, see `op_intervals.ends`; ops of one collective share a
+        `flow_id`, which is 0 for none.
+        """
+        writer = self.writer
+        offset = self._analysis.clock_offsets_ns.get(ops.rank, 0)
+        lane = lanes(ops.created_ns, end_ns, MAX_LANES)
+        order = int(ops.group[0])
         tracks = [
             writer.track(label, parent=parent, order=order)
             for _ in range(max(int(lane.max()) + 1, 1))
         ]
         columns = (
-            trace.created_ns[rows] + offset,
-            ops.end,
+            ops.created_ns + offset,
+            end_ns,
             lane,
-            ops.flow,
-            ops.is_stuck,
-            trace.is_p2p[rows] != 0,
-            trace.name[rows],
-            np.maximum(trace.seq[rows], 0),
-            np.maximum(trace.record_id[rows], 0),
-            trace.signature[rows],
-            trace.state[rows] + _RETIRED * trace.retired[rows],
-            trace.stack[rows],
+            flow_id,
+            stuck,
+            ops.is_p2p != 0,
+            ops.name,
+            np.maximum(ops.seq, 0),
+            np.maximum(ops.record_id, 0),
+            ops.signature,
+            ops.state + _RETIRED * ops.retired,
+            ops.stack,
         )
         for begin, end, at, flow, is_stuck, is_p2p, name, seq, record_id, *texts in zip(
             *(column.tolist() for column in columns), strict=True
