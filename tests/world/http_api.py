@@ -166,16 +166,10 @@ class Client:
             headers["origin"] = origin
         scope = {
             "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
             "method": method,
-            "scheme": "http",
             "path": path,
-            "raw_path": path.encode(),
             "query_string": query.encode(),
             "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-            "client": ("127.0.0.1", 1),
-            "server": ("127.0.0.1", 9374),
         }
         return asyncio.run(self._answer(scope, body))
 

@@ -1,4 +1,5 @@
-"""The journal: accepted input is recorded, so that what the service concluded can be replayed.
+"""The journal: accepted input is recorded, so that the findings of the service can be replayed.
 
-Entry points: `writer` (a separate thread) and `replay.replay`. Storage is `frd.store.journal`.
+Entry points: `writer` (a separate thread), `payloads` (of records) and `replay.replay`. Storage is
+`frd.store.journal`.
 """
