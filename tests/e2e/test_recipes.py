@@ -90,11 +90,12 @@ def test_what_the_readme_says_when_a_job_hangs(typed: dict[str, str], tmp_path: 
     with watched(SCENARIOS["missing_rank"], 4, 3.0) as (stage, client):
         typed |= {"FRD_HTTP": client.address, "FRD_RUN_DIR": str(stage.run_dir)}
         finding = finding_with(client, "dump")["id"]
-        for line in script("frd findings --watch").splitlines():
-            works(line)
-        independent = [script("frd-agent exec").strip(), *script("frd analyze dumps").splitlines()]
+        lines = script("frd findings --watch").splitlines()
+        closes = next(at for at, line in enumerate(lines) if " close " in line)
+        others = [script("frd-agent exec").strip(), *script("frd analyze dumps").splitlines()]
         with ThreadPoolExecutor(3) as pool:
-            list(pool.map(works, independent))
+            list(pool.map(works, lines[:closes]))
+            list(pool.map(works, [*others, *lines[closes:]]))
     exported = (folder / "all.jsonl").read_text().splitlines()
     assert finding in [json.loads(line)["id"] for line in exported]
     assert (folder / "t.pftrace").stat().st_size > 0

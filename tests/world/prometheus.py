@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 import yaml
 
-from tests.world.daemons import fetch, free_port
+from tests.world.daemons import end, free_address, get, start
 from tests.world.webhook import Receiver
 
 ROOT = Path(__file__).parents[2]
@@ -41,25 +41,19 @@ class _Daemon:
 
     def __init__(self, folder: Path, program: str) -> None:
         self.folder = folder
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = free_address()
         self._program = program
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[str] | None = None
 
     def _start(self, config: dict[str, Any], *options: str) -> None:
         path = self.folder / f"{self._program}.yml"
         path.write_text(yaml.safe_dump(config))
         command = [self._program, f"--config.file={path}", f"--web.listen-address={self.address}"]
-        with (self.folder / f"{self._program}.log").open("wb") as log:
-            self._process = subprocess.Popen([*command, *options], stdout=log, stderr=log)
+        self._process = start([*command, *options], log=self.folder / f"{self._program}.log")
 
     def __exit__(self, *_: object) -> None:
         assert self._process is not None
-        self._process.terminate()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end(self._process)
 
 
 class Prometheus(_Daemon):
@@ -155,5 +149,5 @@ def notification(webhook: Receiver, alert: str, status: str) -> tuple[float, dic
 
 def longest_wait_s(http: str, job: str) -> float:
     """How long the first of the waiting ranks of a job has waited."""
-    ranks = json.loads(fetch(http, f"/api/v1/jobs/{job}"))["ranks"]
+    ranks = get(http, f"/api/v1/jobs/{job}")["ranks"]
     return max(float(rank["waiting_s"]) for rank in ranks)
