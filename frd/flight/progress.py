@@ -1,4 +1,4 @@
-"""How far a rank has come: what the entries of its recorder say, as columns.
+"""The progress of a rank, from the entries of its recorder as columns.
 
 The agent reads a live recorder through this module, offline analysis a dump file, and both get the
 same answer. The module decides:
@@ -17,9 +17,9 @@ same answer. The module decides:
   is current. Of several groups with one name, only the one with the highest `pg_id` is current.
 - Counters. `pg_status` holds seqs (NCCL) or op numbers (Gloo); see `counter_of`.
 
-The agent adds what changed since its last dump, and keeps what the recorder has overwritten since.
-Offline analysis adds what the dumps of other ranks prove. Pure arithmetic on numpy columns; a pair
-is one rank in one group, numbered by the caller.
+The agent adds changes since its last dump, and keeps entries that the recorder has overwritten
+since. Offline analysis adds what the dumps of other ranks prove. Pure arithmetic on numpy columns;
+a pair is one rank in one group, numbered by the caller.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NO_CALL: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class NameFacts:
-    """What the names of ops say, as columns over a table of names."""
+    """Facts from the names of ops, as columns over a table of names."""
 
     is_p2p: Bools
     """A send or a receive."""
@@ -87,7 +87,7 @@ def given_up(entries: RankTrace, rows: Int64s | Int32s, facts: NameFacts) -> Boo
 
 
 def resets_of(record_id: Int64s) -> Int64s:
-    """Positions at which a recorder begins again."""
+    """Positions of the first entries after a reset."""
     found: Int64s = np.flatnonzero(np.diff(record_id) <= 0) + 1
     return found
 
@@ -97,7 +97,7 @@ def latest_groups(pg_id: Int64s, name: Int64s | Int32s) -> Bools:
     latest = np.full(int(name.max(initial=0)) + 1, np.iinfo(np.int64).min)
     latest[name] = pg_id
     found: Bools = pg_id == latest[name]
-    if not found.all():  # so far the last one recorded
+    if not found.all():  # the last entry of a name need not be of its latest group
         np.maximum.at(latest, name, pg_id)
         found = pg_id == latest[name]
     return found
@@ -300,10 +300,10 @@ def counts_ops(backend: str) -> bool:
 
 
 def counter_of(backends: Sequence[str], pair: Int32s, seq: Int64s, op_id: Int64s) -> Int64s:
-    """What `pg_status` calls each collective; `NO_COUNTER` where that is not known.
+    """The number of each collective in `pg_status`; `NO_COUNTER` if unknown.
 
     `backends` are by pair. NCCL writes the numbers of its sends and receives into the same
-    counters, so they say nothing of a group that has any.
+    counters, so they are unknown for a group that has any.
     """
     by_seq = np.array([backend in _COUNTS_SEQS for backend in backends], np.bool_)[pair]
     by_op = np.array([backend in _COUNTS_OPS for backend in backends], np.bool_)[pair]
