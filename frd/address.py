@@ -11,7 +11,7 @@ from frd.errors import ConfigError
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` or ``[v6]:port``; port 0 means: any free one.
+    """Host and port of ``host:port`` or ``[v6]:port``; port 0: any free port.
 
     Raises:
         ConfigError: when `text` is not of that form.

@@ -1,8 +1,8 @@
 """The RPCs of frd, taken from the descriptor, with bytes on both sides.
 
-gRPC hands messages through untouched: parsing and checking them is `frd.wire`'s business, which
-can then say what is wrong with one, instead of gRPC dropping the stream. Channel options are here
-because both ends must agree on them.
+gRPC passes messages on as bytes; `frd.wire` parses and checks them, so that an invalid message is
+reported by its field instead of gRPC dropping the stream. Channel options are here because both
+ends must agree on them.
 """
 
 from __future__ import annotations

@@ -85,9 +85,30 @@ def channels(**changes: object) -> ChannelColumns:
     return replace(columns, **changes)  # type: ignore[arg-type]
 
 
+def state_of(rank: int, how: ExitInfo | None = None) -> Statuses:
+    state = RankState.EXITED if how else RankState.LIVE
+    return Statuses((RankStatus(rank, state, NodeNs(NOW), exit=how),))
+
+
 def exited(signal: int = 0, status: int | None = None) -> Statuses:
-    how = ExitInfo(ExitKind.UNKNOWN, signal, status)
-    return Statuses((RankStatus(0, RankState.EXITED, NodeNs(NOW), exit=how),))
+    return state_of(0, ExitInfo(ExitKind.UNKNOWN, signal, status))
+
+
+def attempt(index: int, job: str = "job") -> Declare:
+    return Declare(attempts=(AttemptDecl(index, AttemptKey(job, 1), 4),))
+
+
+def rank(index: int, attempt: int, info: RankInfo) -> Declare:
+    return Declare(ranks=(RankDecl(index, attempt, info),))
+
+
+def group(attempt: int, *ranks: int) -> Declare:
+    return Declare(groups=(GroupDecl(2, attempt, GroupInfo("g", "", ranks)),))
+
+
+def signature(**changes: object) -> Declare:
+    changed = replace(SIGNATURE, **changes)  # type: ignore[arg-type]
+    return Declare(signatures=(SignatureDecl(1, changed),))
 
 
 def declared() -> Decoder:
@@ -167,69 +188,22 @@ def test_hello_without_identity(name: str) -> None:
         (channels(peer=np.array([-2])), "channels.peer", "range"),
         (channels(is_send=np.array([2])), "channels.is_send", "range"),
         (channels(group=np.array([7])), "channels.group", "unknown_index"),
-        (
-            Statuses((RankStatus(7, RankState.LIVE, NodeNs(NOW)),)),
-            "statuses.rank_index",
-            "unknown_index",
-        ),
+        (state_of(7), "statuses.rank_index", "unknown_index"),
         (exited(signal=65), "statuses.exit.signal", "range"),
         (exited(status=256), "statuses.exit.status", "range"),
         (ResponsePart(1, 9, Part.DUMP, b"", True), "response.rank_index", "unknown_index"),
-        (
-            ResponsePart(1, 0, Part.DUMP, bytes(PART_BYTES + 1), True),
-            "response.data",
-            "too_large",
-        ),
-        (
-            Declare(attempts=(AttemptDecl(1, AttemptKey("job", 1), 4),)),
-            "declare.attempts.index",
-            "redefined",
-        ),
-        (
-            Declare(attempts=(AttemptDecl(2, AttemptKey("", 1), 4),)),
-            "declare.attempts.job",
-            "missing",
-        ),
-        (
-            Declare(ranks=(RankDecl(9, 0, RankInfo(1, 4, "n", "b", 1)),)),
-            "declare.ranks.index",
-            "unknown_index",
-        ),
-        (
-            Declare(ranks=(RankDecl(3, 0, RankInfo(4, 0, "n", "b", 1)),)),
-            "declare.ranks.rank",
-            "range",
-        ),
-        (
-            Declare(ranks=(RankDecl(3, 1, RankInfo(8, 8, "n", "b", 1)),)),
-            "declare.ranks.rank",
-            "range",
-        ),
-        (
-            Declare(groups=(GroupDecl(2, 0, GroupInfo("g", "", (0, 4))),)),
-            "declare.groups.ranks",
-            "range",
-        ),
-        (
-            Declare(groups=(GroupDecl(2, 0, GroupInfo("g", "", (1, 1))),)),
-            "declare.groups.ranks",
-            "range",
-        ),
-        (
-            Declare(groups=(GroupDecl(2, 5, GroupInfo("g", "")),)),
-            "declare.groups.attempt_index",
-            "unknown_index",
-        ),
-        (
-            Declare(signatures=(SignatureDecl(1, replace(SIGNATURE, input_sizes=((1,) * 65,))),)),
-            "declare.signatures.input_sizes",
-            "too_large",
-        ),
-        (
-            Declare(signatures=(SignatureDecl(1, replace(SIGNATURE, output_sizes=((-1,),))),)),
-            "declare.signatures.output_sizes",
-            "range",
-        ),
+        (ResponsePart(1, 0, Part.DUMP, bytes(PART_BYTES + 1), True), "response.data", "too_large"),
+        (attempt(1), "declare.attempts.index", "redefined"),
+        (attempt(2, job=""), "declare.attempts.job", "missing"),
+        (rank(9, 0, RankInfo(1, 4, "n", "b", 1)), "declare.ranks.index", "unknown_index"),
+        (rank(3, 0, RankInfo(4, 0, "n", "b", 1)), "declare.ranks.rank", "range"),
+        (rank(3, 1, RankInfo(8, 8, "n", "b", 1)), "declare.ranks.rank", "range"),
+        (rank(3, 1, RankInfo(1, 0, "n", "", 1)), "declare.ranks.boot_id", "missing"),
+        (group(0, 0, 4), "declare.groups.ranks", "range"),
+        (group(0, 1, 1), "declare.groups.ranks", "range"),
+        (group(5), "declare.groups.attempt_index", "unknown_index"),
+        (signature(input_sizes=((1,) * 65,)), "declare.signatures.input_sizes", "too_large"),
+        (signature(output_sizes=((-1,),)), "declare.signatures.output_sizes", "range"),
     ],
 )
 def test_what_is_refused(event: object, field: str, reason: str) -> None:

@@ -111,7 +111,7 @@ class Collectives:
             self._compare(groups[other], slot[other], seq[other], signature[other], rank)
         if self.signatures.any_balanced:
             self.open_collectives.slots.balance[slot] += self.signatures.balance[signature]
-            self._weigh(np.repeat(group, runs.count)[rows], slot, seq)
+            self._check_balance(np.repeat(group, runs.count)[rows], slot, seq)
         self._pairs.joined_row[runs.pair] = runs.last
         return slots if len(slot) == len(slots) else None
 
@@ -147,7 +147,7 @@ class Collectives:
                 int(group[at]), int(seq[at]), int(first[at]), rank, int(signature[at])
             )
 
-    def _weigh(self, group: Int32s, slot: Int64s, seq: Int64s) -> None:
+    def _check_balance(self, group: Int32s, slot: Int64s, seq: Int64s) -> None:
         """Find the all_to_alls that all members joined and whose sizes do not balance."""
         slots = self.open_collectives.slots
         off = (slots.joined[slot] == self._groups.size[group]) & (slots.balance[slot] != 0)
@@ -191,7 +191,7 @@ class Collectives:
             over = np.flatnonzero(passed >= low)
             self._retire(layout.groups[over], passed[over], now)
         if self._retired:
-            self._learn(now)
+            self._evaluate_retired(now)
         if len(self._mismatches):
             self._mismatches.expire(self.open_collectives.windows.done, now)
         self.thresholds.expire(now)
@@ -205,9 +205,9 @@ class Collectives:
         if len(closed):
             self._retired.append(closed)
             if sum(map(len, self._retired)) > _MOST_RETIRED:
-                self._learn(now)
+                self._evaluate_retired(now)
 
-    def _learn(self, now: AlignedNs) -> None:
+    def _evaluate_retired(self, now: AlignedNs) -> None:
         """Evaluate the retired collectives: histograms, thresholds, lateness and clocks.
 
         `full`: all members joined. `fair`: and their arrivals compare, because their clocks are

@@ -1,9 +1,8 @@
 """Members of one collective that do not agree: the slow path of matching.
 
-The ring keeps one signature a collective, the first; only those that differ from it in their match
-class come here, by rank. So memory is spent on anomalies alone, and on few of them: of each group
-the disagreements with the lowest seqs are kept, because what does not match after the first one
-is usually its consequence.
+An accumulator keeps one signature a collective, the first; only signatures of another match class
+come here, by rank. So memory is spent on anomalies only, and on few of them: of each group the
+disagreements with the lowest seqs are kept, because later ones usually follow from the first.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _WIDTH: Final = len(BOUNDS_S) + 1
 
 
 class OpHistograms:
-    """Seconds by op index; rows appear as ops do."""
+    """Histograms by op index; a row is added when its op first has a value."""
 
     def __init__(self) -> None:
         self._counts: Int64s = np.zeros((0, _WIDTH), np.int64)
@@ -32,7 +32,7 @@ class OpHistograms:
         cell = op * _WIDTH + np.searchsorted(_BOUNDS_NS, value_ns)
         ops = len(self._total_ns)
         self._counts += np.bincount(cell, minlength=ops * _WIDTH).reshape(ops, _WIDTH)
-        # Whole numbers, so that their sum does not depend on their order.
+        # Integers, so that the sum does not depend on the order.
         self._total_ns += np.bincount(op, value_ns, minlength=ops).astype(np.int64)
 
     def by_op(self, names: Sequence[str]) -> dict[str, Histogram]:

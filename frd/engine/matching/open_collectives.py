@@ -69,7 +69,7 @@ class SeqWindows(GrowingColumns):
 
 @dataclass(frozen=True, slots=True)
 class RetiredCollectives:
-    """Accumulators taken out of the ring: parallel arrays, one row a collective."""
+    """Accumulators of collectives that are over: parallel arrays, one row a collective."""
 
     group: Int32s
     seq: Int64s
