@@ -285,6 +285,7 @@ class Attempt:
         return Tick(
             now=now,
             revision=self._observed + self.clocks.revision,
+            policy=self._policy,
             world_size=self.world_size,
             stalls=self.stalls(now),
             has_mismatches=collectives.disagrees,

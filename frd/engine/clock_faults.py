@@ -48,16 +48,14 @@ class _Conflict:
 
 
 class ClockDetector:
-    def __init__(self, policy: Policy) -> None:
-        self.adopt(policy)
+    def __init__(self) -> None:
         self._looked_at = AlignedNs(0)
         self._unknown: dict[_Ranks, AlignedNs] = {}
         """Nodes whose clock is unknown, and since when."""
         self._conflicts: dict[_Ranks, _Conflict] = {}
 
-    def adopt(self, policy: Policy) -> None:
-        self._after_ns = round(policy.clock_unsynchronized_after_s * 1e9)
-        self.lifetime = Lifetime(
+    def lifetime(self, policy: Policy) -> Lifetime:
+        return Lifetime(
             kinds=frozenset({Kind.CLOCK_UNSYNCHRONIZED}),
             anchors_of=lambda finding: frozenset({finding.unknown}),
             close_after_s=0.0,
@@ -77,6 +75,7 @@ class ClockDetector:
     def _collect_contradictions(self, tick: Tick) -> None:
         """All contradictions between the same two nodes are one conflict. A conflict that shows no
         more contradictions is forgotten."""
+        after_ns = tick.policy.clock_unsynchronized_after_s * 1e9
         for hint in tick.contradictions():
             ranks = _sharing_clocks(tick.snapshot(), (hint.early_rank, hint.late_rank))
             known = self._conflicts.setdefault(ranks, _Conflict(hint, hint, tick.now))
@@ -84,12 +83,12 @@ class ClockDetector:
         self._conflicts = {
             ranks: conflict
             for ranks, conflict in self._conflicts.items()
-            if tick.now - conflict.seen < self._after_ns
+            if tick.now - conflict.seen < after_ns
         }
 
     def _unknown_clocks(self, tick: Tick) -> Iterator[Claim]:
         for ranks, since in self._unknown.items():
-            if tick.now - since >= self._after_ns:
+            if tick.now - since >= tick.policy.clock_unsynchronized_after_s * 1e9:
                 node = _node(tick.snapshot(), ranks[0])
                 yield _claim(
                     ranks,

@@ -14,7 +14,7 @@ from frd.engine.attempt import Attempt
 from frd.engine.clock_faults import ClockDetector
 from frd.engine.findings.claim import Known, Lifetime, Look
 from frd.engine.findings.tracker import Tracker
-from frd.engine.hangs.detector import HangDetector
+from frd.engine.hangs.detector import HangDetector, look_at
 from frd.engine.hangs.lost_ranks import judged_after_s
 from frd.engine.memory.detector import MemoryDetector
 from frd.engine.policy import Policy
@@ -36,29 +36,26 @@ attempt."""
 class Detector(Protocol):
     """Looks for one sort of trouble. A new detector is one file, and one line in `Evaluation`."""
 
-    @property
-    def lifetime(self) -> Lifetime:
+    def lifetime(self, policy: Policy) -> Lifetime:
         """How its findings open, change and close."""
 
     def evaluate(self, tick: Tick, known: Known) -> Look | None:
         """What is wrong now; None if it is too early to look again."""
-
-    def adopt(self, policy: Policy) -> None:
-        """Look by another policy from now on."""
 
 
 class Evaluation:
     """An attempt with its detectors and its findings."""
 
     def __init__(self, key: AttemptKey, policy: Policy) -> None:
-        self._hangs = HangDetector(policy)
+        self._policy = policy
+        self._hangs = HangDetector()
         self._detectors: list[Detector] = [
             self._hangs,
             MemoryDetector(),
-            StragglerDetector(policy),
-            ClockDetector(policy),
+            StragglerDetector(),
+            ClockDetector(),
         ]
-        self.tracker = Tracker(key, [detector.lifetime for detector in self._detectors])
+        self.tracker = Tracker(key, self._lifetimes())
         self.attempt: Attempt | None = None
         """None while only findings of an earlier process of the service are known."""
         self.superseded_at: AlignedNs | None = None
@@ -67,14 +64,14 @@ class Evaluation:
         """When all of its ranks were gone, or no agent had reported on it for long."""
         self.deserted_at: AlignedNs | None = None
         """Since when no agent reports on any of its ranks."""
-        self._policy = policy
+
+    def _lifetimes(self) -> list[Lifetime]:
+        return [detector.lifetime(self._policy) for detector in self._detectors]
 
     def adopt(self, policy: Policy) -> None:
         """See `Engine.adopt`."""
         self._policy = policy
-        for detector in self._detectors:
-            detector.adopt(policy)
-        self.tracker.adopt([detector.lifetime for detector in self._detectors])
+        self.tracker.adopt(self._lifetimes())
         if self.attempt is not None:
             self.attempt.adopt(policy)
 
@@ -132,8 +129,7 @@ class Evaluation:
             yield from self.tracker.close_all(now, "the attempt ended", but=outlasting)
             return
         tick, most = attempt.tick(now), len(self.tracker) + room
-        for detector in self._detectors:
-            life = detector.lifetime
+        for detector, life in zip(self._detectors, self._lifetimes(), strict=True):
             look = detector.evaluate(tick, self.tracker.known(life.kinds))
             if look is not None:
                 yield from self.tracker.update(life, look, room=most - len(self.tracker))
@@ -144,9 +140,9 @@ class Evaluation:
         judged_ns = judged_after_s(self._policy) * 1e9
         is_fresh = self.ended_at is None or now - self.ended_at <= judged_ns
         if self.attempt is not None and is_fresh:
-            life = self._hangs.lifetime
-            snapshot = self.attempt.snapshot(now)
-            look = self._hangs.last_look(snapshot, self.tracker.known(life.kinds))
+            life = self._hangs.lifetime(self._policy)
+            known = self.tracker.known(life.kinds)
+            look = look_at(self.attempt.snapshot(now), None, (), self._policy, known)
             events += self.tracker.settle(life, look)
         self.superseded_at = now
         return events + self.tracker.close_all(now, reason)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.matching.lateness import Window
 from frd.engine.memory.incident import MemoryIncident
+from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot, StallTable
 from frd.model import AlignedNs
 
@@ -21,6 +22,7 @@ class Tick:
     now: AlignedNs
     revision: int
     """Changes with every observation."""
+    policy: Policy
     world_size: int
     stalls: StallTable
     has_mismatches: bool

@@ -10,7 +10,7 @@ import pytest
 from frd.engine.findings.attachments import Evidence
 from frd.engine.findings.claim import Known
 from frd.engine.findings.tracker import Tracker
-from frd.engine.hangs.detector import lifetime_of, look_at
+from frd.engine.hangs.detector import HangDetector, look_at
 from frd.engine.hangs.diagnosis import Diagnosis
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot, StalledOp, StallTable
@@ -136,7 +136,7 @@ def left_inside() -> tuple[Snapshot, StallTable, Diagnosis]:
 def looked(looks: Sequence[tuple[float, Sequence[Diagnosis]]]) -> list[list[Change]]:
     """Changes of the finding after each look: its time in seconds, and its diagnoses."""
     snapshot, stalls, _ = left_inside()
-    policy, life = Policy(), lifetime_of(Policy())
+    policy, life = Policy(), HangDetector().lifetime(Policy())
     tracker = Tracker(snapshot.key, [life])
     events = []
     for seconds, diagnoses in looks:

@@ -31,32 +31,26 @@ _PAUSE_NS_PER_RANK: Final = 125_000
 """The least time between two looks, per rank of the job."""
 
 
-def lifetime_of(policy: Policy) -> Lifetime:
-    return Lifetime(
-        kinds=frozenset(
-            {Kind.STALL, Kind.MISMATCH, Kind.ORDER, Kind.RANK_LOST, Kind.TELEMETRY_GAP}
-        ),
-        anchors_of=anchors_by_collective,
-        keeps_cause=True,
-        final=frozenset({Kind.RANK_LOST}),
-        confirm_s=_CONFIRM_S,
-        close_after_s=policy.close_after_s,
-        close_reason="the job moved on",
-        critical_after_s=policy.critical_after_s,
-    )
-
-
 class HangDetector:
-    def __init__(self, policy: Policy) -> None:
-        self.adopt(policy)
+    def __init__(self) -> None:
         self._looked_at = AlignedNs(0)
         self._looked_revision = -1
         self._mismatches: dict[tuple[int, int], AlignedNs] = {}
         """(group, seq) of the mismatches that are known, and since when."""
 
-    def adopt(self, policy: Policy) -> None:
-        self._policy = policy
-        self.lifetime = lifetime_of(policy)
+    def lifetime(self, policy: Policy) -> Lifetime:
+        return Lifetime(
+            kinds=frozenset(
+                {Kind.STALL, Kind.MISMATCH, Kind.ORDER, Kind.RANK_LOST, Kind.TELEMETRY_GAP}
+            ),
+            anchors_of=anchors_by_collective,
+            keeps_cause=True,
+            final=frozenset({Kind.RANK_LOST}),
+            confirm_s=_CONFIRM_S,
+            close_after_s=policy.close_after_s,
+            close_reason="the job moved on",
+            critical_after_s=policy.critical_after_s,
+        )
 
     def evaluate(self, tick: Tick, known: Known) -> Look | None:
         if not (len(tick.stalls) or tick.has_mismatches or tick.has_exits or known.findings):
@@ -68,33 +62,26 @@ class HangDetector:
             return None
         self._looked_at, self._looked_revision = tick.now, tick.revision
         snapshot = tick.snapshot()
-        ripe = self._ripe(snapshot.mismatches, tick.stalls, tick.now)
-        snapshot = replace(snapshot, mismatches=ripe)
-        diagnoses = diagnose(snapshot, tick.stalls, self._policy.telemetry_late_s)
-        return look_at(snapshot, tick.stalls, diagnoses, self._policy, known)
+        snapshot = replace(snapshot, mismatches=self._ripe(snapshot.mismatches, tick))
+        diagnoses = diagnose(snapshot, tick.stalls, tick.policy.telemetry_late_s)
+        return look_at(snapshot, tick.stalls, diagnoses, tick.policy, known)
 
-    def last_look(self, snapshot: Snapshot, known: Known) -> Look:
-        """How this attempt ended, now that another attempt of the job has begun."""
-        return look_at(snapshot, None, (), self._policy, known)
-
-    def _ripe(
-        self, mismatches: Sequence[Mismatch], stalled: StallTable, now: AlignedNs
-    ) -> list[Mismatch]:
+    def _ripe(self, mismatches: Sequence[Mismatch], tick: Tick) -> list[Mismatch]:
         """Mismatches that may be claimed: all members joined, or had time to join."""
         self._mismatches = {
             (mismatch.group, mismatch.seq): self._mismatches.get(
-                (mismatch.group, mismatch.seq), now
+                (mismatch.group, mismatch.seq), tick.now
             )
             for mismatch in mismatches
         }
-        stuck = set(zip(stalled.group.tolist(), stalled.seq.tolist(), strict=True))
-        grace_ns = self._policy.mismatch_grace_s * 1e9
+        stuck = set(zip(tick.stalls.group.tolist(), tick.stalls.seq.tolist(), strict=True))
+        grace_ns = tick.policy.mismatch_grace_s * 1e9
         return [
             mismatch
             for mismatch in mismatches
             if mismatch.complete
             or (mismatch.group, mismatch.seq) in stuck
-            or now - self._mismatches[mismatch.group, mismatch.seq] >= grace_ns
+            or tick.now - self._mismatches[mismatch.group, mismatch.seq] >= grace_ns
         ]
 
 

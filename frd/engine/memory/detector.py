@@ -21,20 +21,18 @@ from frd.model import Kind, Reason, Suspect
 class MemoryDetector:
     """Claims what the memory of an attempt shows; the thresholds are in that memory."""
 
-    lifetime = Lifetime(
-        kinds=frozenset({Kind.MEMORY_SPIKE, Kind.OOM}),
-        # No incident of this process continues a finding from before a restart.
-        anchors_of=lambda finding: frozenset({finding.id}),
-    )
-
     def __init__(self) -> None:
         self._claims: dict[int, Claim] = {}
         """What was claimed last, by number of the incident."""
         self._when_named: dict[tuple[int, int], tuple[str, str]] = {}
         """Node of a rank and what it was doing when an incident named it, by number and rank."""
 
-    def adopt(self, policy: Policy) -> None:
-        """Nothing here depends on the policy."""
+    def lifetime(self, policy: Policy) -> Lifetime:
+        return Lifetime(
+            kinds=frozenset({Kind.MEMORY_SPIKE, Kind.OOM}),
+            # No incident of this process continues a finding from before a restart.
+            anchors_of=lambda finding: frozenset({finding.id}),
+        )
 
     def evaluate(self, tick: Tick, known: Known) -> Look | None:
         claims: list[Claim] = []

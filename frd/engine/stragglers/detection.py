@@ -49,12 +49,13 @@ class Topology:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self.node = np.full(int(snapshot.rank.max(initial=-1)) + 1, -1, np.int32)
-        """By rank; -1 where the clock of the node is not known yet."""
-        self.node[snapshot.rank] = snapshot.clocks.node
         members = [group.members for group in snapshot.groups]
-        self._member = np.concatenate(members) if members else np.zeros(0, np.int32)
+        self._member = np.concatenate([snapshot.rank[:0], *members])
         self._group = np.repeat(np.arange(len(members)), list(map(len, members)))
+        ranks = 1 + max(snapshot.rank.max(initial=-1), self._member.max(initial=-1))
+        self.node = np.full(ranks, -1, np.int32)
+        """By rank; -1 where no agent has reported it yet."""
+        self.node[snapshot.rank] = snapshot.clocks.node
 
     def members(self, group: int) -> Int32s:
         return self._snapshot.groups[group].members
@@ -68,9 +69,8 @@ class Topology:
         """The ranks of a culprit: the rank itself, or the group's ranks on that node."""
         if culprit >= 0:
             return np.array([culprit], np.int32)
-        on_node = np.flatnonzero(self.node == as_culprit(culprit))
         members = self.members(group)
-        here: Int32s = members[np.isin(members, on_node)]
+        here: Int32s = members[self.node[members] == as_culprit(culprit)]
         return here
 
     def is_dark(self, group: int) -> bool:
@@ -87,7 +87,8 @@ class Topology:
         snapshot = self._snapshot
         if rank in snapshot.p2p_ranks:
             return True
-        if "gloo" not in snapshot.info[rank].backends:
+        info = snapshot.info.get(rank)
+        if info is None or "gloo" not in info.backends:
             return False
         enqueued = [snapshot.groups[group].enqueued for group in self.groups(rank).tolist()]
         return any(len(members) > 1 and members.max() < 0 for members in enqueued)
@@ -329,7 +330,7 @@ def _stragglers(lates: Sequence[Late], topology: Topology) -> list[Straggler]:
 def _slow_nodes(lates_of: Mapping[int, Sequence[Late]], topology: Topology) -> set[int]:
     """Nodes that are charged themselves and, of several nodes, nodes whose ranks are all late."""
     nodes = {as_culprit(culprit) for culprit in lates_of if culprit < 0}
-    numbers, sizes = np.unique(topology.node, return_counts=True)
+    numbers, sizes = np.unique(topology.node[topology.node >= 0], return_counts=True)
     for number, size in zip(numbers.tolist(), sizes.tolist(), strict=True):
         late = sum(1 for culprit in lates_of if culprit >= 0 and topology.node[culprit] == number)
         if len(numbers) > 1 and size > 1 and late == size:

@@ -56,14 +56,12 @@ class _Cost:
 class StragglerDetector:
     """Judges each window of lateness once."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.adopt(policy)
+    def __init__(self) -> None:
         self._costs: dict[_Ranks, _Cost] = {}
         """Costs of the stragglers that the last look claimed."""
 
-    def adopt(self, policy: Policy) -> None:
-        self._policy = policy
-        self.lifetime = Lifetime(
+    def lifetime(self, policy: Policy) -> Lifetime:
+        return Lifetime(
             kinds=frozenset({Kind.STRAGGLER}),
             anchors_of=lambda finding: _anchors(_ranks_of(finding)),
             update_every_s=policy.straggler_window_s,
@@ -76,7 +74,7 @@ class StragglerDetector:
         window = tick.late_window()
         if window is None:
             return None
-        judgement = judge(window, tick.snapshot, self._policy)
+        judgement = judge(window, tick.snapshot, tick.policy)
         if not judgement.stragglers and not known.findings:
             return None
         snapshot = tick.snapshot()
@@ -86,7 +84,7 @@ class StragglerDetector:
             for ranks in [_ranks_of(finding)]
         }
         stragglers = {
-            straggler.ranks[: self._policy.max_suspects]: straggler
+            straggler.ranks[: tick.policy.max_suspects]: straggler
             for straggler in judgement.stragglers
         }
         claims: list[Claim] = []
@@ -94,7 +92,7 @@ class StragglerDetector:
         for ranks, cost in self._costs.items():
             if ranks in stragglers:
                 continue
-            if reason := self._over(ranks, cost, judgement, window):
+            if reason := self._over(ranks, cost, judgement, window, tick.policy):
                 over[_anchors(ranks)] = reason
             elif cost.straggler is not None:
                 claims.append(self._claim(ranks, cost, ClaimStatus.CONTINUING, window, snapshot))
@@ -105,7 +103,9 @@ class StragglerDetector:
             claims.append(self._claim(ranks, cost, ClaimStatus.CONFIRMED, window, snapshot))
         return Look(tick.now, claims, over)
 
-    def _over(self, ranks: _Ranks, cost: _Cost, judgement: Judgement, window: Window) -> str:
+    def _over(
+        self, ranks: _Ranks, cost: _Cost, judgement: Judgement, window: Window, policy: Policy
+    ) -> str:
         """The reason why a finding that this window does not show is over; empty if it goes on."""
         for straggler in judgement.stragglers:
             if set(ranks) <= set(straggler.ranks):
@@ -115,7 +115,7 @@ class StragglerDetector:
         if cost.straggler is None:
             return ""
         still_ns = cost.add(window, cost.straggler.lates)
-        return _NO_LONGER if 2 * still_ns < self._policy.straggler_min_lost_s * 1e9 else ""
+        return _NO_LONGER if 2 * still_ns < policy.straggler_min_lost_s * 1e9 else ""
 
     def _claim(
         self, ranks: _Ranks, cost: _Cost, status: ClaimStatus, window: Window, snapshot: Snapshot

@@ -212,13 +212,14 @@ def _findings(
     world_size = max(job.world_size, max(job.ranks) + 1)
     attempt = Attempt(AttemptKey(job.job, 0), world_size, policy, AlignedNs(begin))
     detector = MemoryDetector()
-    tracker = Tracker(attempt.key, [detector.lifetime])
+    life = detector.lifetime(policy)
+    tracker = Tracker(attempt.key, [life])
     found: dict[str, Finding] = {}
     for now in Feed(recorded, lanes, attempt, reach_ns).steps():
         if (look := detector.evaluate(attempt.tick(now), Known())) is None:
             continue
         room = policy.max_findings - len(found)
-        for event in tracker.update(detector.lifetime, look, room=room):
+        for event in tracker.update(life, look, room=room):
             found[event.finding.id] = event.finding
     return list(found.values())
 
