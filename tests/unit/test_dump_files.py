@@ -10,36 +10,20 @@ from typing import Any
 import pytest
 
 from frd.errors import DumpError
-from frd.flight.entry import Dump, Entry
 from frd.flight.write import write_pickle
 from frd.model import RankState
 from frd_agent.ranks.dump_files import DumpFiles
 from frd_agent.ranks.file_rank import DumpWatch
 from frd_agent.ranks.roster import Roster
+from tests.world.entries import dump, nccl
 from tests.world.run_dir import shared
 
 
 def a_dump(entries: int, done: bool = True) -> bytes:
-    return write_pickle(
-        Dump(
-            version="2.10",
-            entries=tuple(
-                Entry(
-                    record_id=i,
-                    process_group=("0", "default_pg"),
-                    profiling_name="nccl:all_reduce",
-                    collective_seq_id=i + 1,
-                    pg_id=0,
-                    op_id=i + 1,
-                    time_created_ns=1_700_000_000_000_000_000 + i,
-                    state="completed" if done else "scheduled",
-                    retired=done,
-                )
-                for i in range(entries)
-            ),
-        ),
-        {"0": ("default_pg", (0, 1))},
-    )
+    state = "completed" if done else "scheduled"
+    group = ("0", "default_pg")
+    ops = [nccl(i, i + 1, state, process_group=group) for i in range(entries)]
+    return write_pickle(dump(ops), {"0": ("default_pg", (0, 1))})
 
 
 def test_a_file_is_read_once_it_has_stopped_changing(tmp_path: Path) -> None:

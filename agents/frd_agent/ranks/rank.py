@@ -120,7 +120,7 @@ class Rank:
         """The tap has written another identity."""
         was = self.identity
         self.file, self.identity = file, identity
-        if (was.attempt, was.info.rank) == (identity.attempt, identity.rank):
+        if (was.attempt, was.rank) == (identity.attempt, identity.rank):
             self._learn_groups()
             return
         self._report(RankState.FINISHED, now_ns, f"went on as {self}")
@@ -176,8 +176,8 @@ class Rank:
         return True
 
     def _update_schedule(self, now_s: float) -> None:
-        raw, age_s, every_s = self.counters.counters, self.counters.age_s, self.counters.every_s
-        self._schedule.see(raw, age_s, exact=self._update_progress(), now=now_s, every_s=every_s)
+        status, age_s, every_s = self.counters.status, self.counters.age_s, self.counters.every_s
+        self._schedule.see(status, age_s, exact=self._update_progress(), now=now_s, every_s=every_s)
 
     def _update_progress(self) -> bool:
         """Update the rank's current state; False if its counters are incomplete."""
@@ -185,7 +185,7 @@ class Rank:
         inputs = self.recorders.revision, counters.published_mono_ns, counters.published_at_ns
         if inputs != self._progress_inputs:
             trackers = self.recorders.trackers
-            progress = live_progress(trackers, counters.counters, counters.published_at_ns)
+            progress = live_progress(trackers, counters.status, counters.published_at_ns)
             self._shared.current.set_progress(self.number, progress)
             self._progress_inputs, self._is_exact = inputs, progress.exact
         return self._is_exact
@@ -198,7 +198,7 @@ class Rank:
             self._update_progress()
             return
         trackers = self.recorders.trackers
-        progress = final_progress(trackers, counters.counters, counters.published_at_ns)
+        progress = final_progress(trackers, counters.status, counters.published_at_ns)
         if progress is not None:
             self._shared.current.set_progress(self.number, progress)
 

@@ -67,23 +67,22 @@ class Roster:
 
     def end(self, rank: Rank, now_ns: NodeNs) -> None:
         """The process of `rank` is gone: report it, unless another process replaced it."""
-        if self._successor(rank) is None:
-            rank.end(now_ns)
-        else:
+        if self._has_successor(rank):
             rank.close()
             self._forget(rank)
+        else:
+            rank.end(now_ns)
 
-    def _successor(self, rank: Rank) -> Rank | None:
-        """A later process of the rank in the same run. The service could not distinguish the end of
-        one from the end of the other."""
-        later = (other for other in self._later(rank) if other.identity.run == rank.identity.run)
-        return next(later, None)
+    def _has_successor(self, rank: Rank) -> bool:
+        """The rank has a later process in the same run. The service could not distinguish the end
+        of one from the end of the other."""
+        return any(other.identity.run == rank.identity.run for other in self._later(rank))
 
     def _later(self, rank: Rank) -> Iterator[Rank]:
         identity = rank.identity
         for other in self:
             later = other.identity
-            is_same = (later.attempt, later.info.rank) == (identity.attempt, identity.rank)
+            is_same = (later.attempt, later.rank) == (identity.attempt, identity.rank)
             if is_same and later.started_at_ns > identity.started_at_ns:
                 yield other
 
@@ -131,7 +130,7 @@ class Roster:
             return False
         self._ranks[rank.identity.token] = rank
         for former in self:
-            if former.is_gone and self._successor(former) is not None:
+            if former.is_gone and self._has_successor(former):
                 self._forget(former)  # its end would be taken for that of its successor
         if rank.process.was_alive:
             log.info("%s: found, pid %d on %s", rank, rank.pid, rank.identity.info.node)

@@ -47,8 +47,8 @@ class CountersFile:
         self._latest: Publication | None = None
         self.published_at_ns = NodeNs(0)
         self.published_mono_ns = 0
-        self.counters: TapCounters | None = None
-        """None if there are none, or not all."""
+        self.status: TapCounters | None = None
+        """The counters; None if there are none, or not all."""
         self.every_s = tap.PUBLISH_S
         """Interval between the last two publications."""
         self.close = self._file.close
@@ -80,7 +80,7 @@ class CountersFile:
         self._latest = found
         self.published_at_ns = found.published_at_ns
         self.published_mono_ns = found.published_mono_ns
-        self.counters = None if found.overflowed else found.counters
+        self.status = None if found.overflowed else found.counters
 
     def set_back(self, by_ns: int) -> None:
         """The wall clock was set back by `by_ns`."""
