@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from frd.flight.entry import Dump, Entry
 from frd.model import NodeNs, NodeRawNs, WatermarkColumns
 from frd.wire.clock import MAX_READINGS, ClockHello
 from frd.wire.messages import MAX_SLACK_NS, Goodbye, Watermarks
 from frd_agent.counters import Counters
-from frd_agent.recorder.transitions import RecorderTracker
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.node_clock import STEP_NS, Clock, ClockReading, read_clocks
-from tests.world.entries import naming
+from tests.world.entries import Ring, nccl
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -126,23 +124,10 @@ def test_what_is_known_of_a_rank_goes_on_after_a_step_back() -> None:
     assert message.columns.as_of_ns.tolist() == [T0 - 3599 * S]
 
 
-def entry(created_ns: int) -> Entry:
-    return Entry(
-        record_id=0,
-        process_group=("0", ""),
-        profiling_name="nccl:all_reduce",
-        collective_seq_id=1,
-        pg_id=0,
-        op_id=1,
-        state="scheduled",
-        time_created_ns=created_ns,
-    )
-
-
 def test_an_entry_from_before_a_step_back_is_read() -> None:
     """A rank joins and the clock is set back by an hour: its entry is no younger than the dump."""
     for created, read in ((T0 - MS, 0), (T0 + S, 0), (T0 - S, 1), (T0 + 3600 * S, 1)):
-        tracker = RecorderTracker()
-        dump = Dump(version="2.10", entries=(entry(created),))
-        assert len(tracker.apply(dump, T0, naming()).rows) == read
-        assert tracker.is_whole == bool(read)
+        ring = Ring()
+        diff = ring.read(nccl(0, 1, "scheduled", time_created_ns=created), at=T0)
+        assert len(diff.rows) == read
+        assert ring.tracker.is_whole == bool(read)
