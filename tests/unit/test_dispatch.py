@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -41,6 +40,7 @@ from frd_agent.memory import Samples
 from frd_agent.memory.target import Reading
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rows import columns
+from frd_agent.uplink import dictionary
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary, StreamIndexes
 from frd_agent.uplink.dispatch import Dispatch
@@ -230,10 +230,11 @@ def test_a_watermark_message_is_of_one_attempt() -> None:
     ]
 
 
-def test_a_stream_with_many_declarations_is_reopened() -> None:
+def test_a_stream_with_many_declarations_is_reopened(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shapes never repeat: before the service's bound another stream is opened, and old ones go."""
+    monkeypatch.setattr(dictionary, "MAX_SIGNATURES", 3)
     agent = Agent()
-    indexes = StreamIndexes(agent.dictionary, max_signatures=3)
+    indexes = StreamIndexes(agent.dictionary)
     for size in range(3):
         agent.dictionary.signature(Signature("gloo", "all_reduce", ((size,),)))
         rows = agent.rows(0, size + 1)
@@ -250,9 +251,7 @@ def test_the_stream_after_a_full_one_sends_what_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows that wait for an acknowledgement keep their signatures when old ones go."""
-    monkeypatch.setattr(
-        "frd_agent.uplink.dispatch.StreamIndexes", partial(StreamIndexes, max_signatures=2)
-    )
+    monkeypatch.setattr(dictionary, "MAX_SIGNATURES", 2)
     agent, service = Agent(), Service()
     agent.dispatch.open(knows_nothing=True)
     agent.dictionary.signature(Signature("gloo", "of long ago"))
@@ -267,25 +266,24 @@ def test_the_stream_after_a_full_one_sends_what_waits(
     assert kinds(Service().listen(agent.dispatch)) == ["EntryColumns", "EntryColumns"]
 
 
-def test_declarations_of_any_size_fit_their_messages() -> None:
+def test_declarations_of_any_size_fit_their_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ops with a thousand tensors of 64 dimensions, in groups whose ranks have no pattern."""
-    dictionary = Dictionary()
-    attempt = dictionary.attempt(AttemptKey("big", 0), 16_384)
-    rank = dictionary.rank(attempt, RankInfo(0, 16_384, "node", "boot", 1))
+    monkeypatch.setattr(dictionary, "MAX_SIGNATURE_BYTES", 1 << 24)
+    known = Dictionary()
+    attempt = known.attempt(AttemptKey("big", 0), 16_384)
+    rank = known.rank(attempt, RankInfo(0, 16_384, "node", "boot", 1))
     world = np.arange(16_384)
     groups = [
-        dictionary.group(
-            attempt, GroupInfo(f"g{i}", "", tuple(world[(world**2 + i) % 7 < 3].tolist()))
-        )
+        known.group(attempt, GroupInfo(f"g{i}", "", tuple(world[(world**2 + i) % 7 < 3].tolist())))
         for i in range(30)
     ]
     shapes = ((1 << 60,) * 64,) * 1024
     signatures = [
-        dictionary.signature(Signature("nccl", f"op{i}", shapes, shapes, ("Half",), ("Half",)))
+        known.signature(Signature("nccl", f"op{i}", shapes, shapes, ("Half",), ("Half",)))
         for i in range(15)
     ]
     rows = [[group, i, signatures[i % 15], 1, 1, 0, 0] for i, group in enumerate(groups)]
-    indexes = StreamIndexes(dictionary, max_signature_bytes=1 << 24)
+    indexes = StreamIndexes(known)
     sizes = [len(encode_agent(event)) for event in indexes.translate(columns(rank, 1, rows))]
     assert sum(sizes) > MAX_MESSAGE_BYTES > max(sizes)
     assert indexes.full, "the service bounds what one stream may declare"

@@ -165,15 +165,8 @@ class Dictionary:
 class StreamIndexes:
     """What one stream has declared, and by which indexes."""
 
-    def __init__(
-        self,
-        dictionary: Dictionary,
-        max_signatures: int = MAX_SIGNATURES,
-        max_signature_bytes: int = MAX_SIGNATURE_BYTES,
-    ) -> None:
+    def __init__(self, dictionary: Dictionary) -> None:
         self._dictionary = dictionary
-        self._max_signatures = max_signatures
-        self._max_signature_bytes = max_signature_bytes
         self._indexes = {kind: _Indexes() for kind in _KINDS}
         self._signature_bytes = 0
 
@@ -181,9 +174,9 @@ class StreamIndexes:
     def full(self) -> bool:
         """The agent must open another stream soon."""
         return (
-            len(self._indexes["signatures"]) >= self._max_signatures
+            len(self._indexes["signatures"]) >= MAX_SIGNATURES
             or len(self._indexes["series"]) >= MAX_SERIES
-            or self._signature_bytes >= self._max_signature_bytes
+            or self._signature_bytes >= MAX_SIGNATURE_BYTES
         )
 
     def rank_of(self, stream_index: int) -> int | None:

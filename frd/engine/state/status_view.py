@@ -48,7 +48,7 @@ class LazySequence(Sequence[T], Generic[T]):
 def groups(tables: AttemptTables, stalls: StallTable, now: AlignedNs) -> Sequence[GroupView]:
     """By group handle."""
     table = tables.groups
-    infos, ids = tuple(table.infos), tuple(table.ids)
+    infos = tuple(table.infos)
     matched = table.matched[: table.count].copy()
     threshold_ns = table.threshold_ns[: table.count].copy()
     highest, lowest, open_count = _progress(tables)
@@ -60,7 +60,7 @@ def groups(tables: AttemptTables, stalls: StallTable, now: AlignedNs) -> Sequenc
     def make(group: int) -> GroupView:
         info = infos[group]
         return GroupView(
-            group_id=ids[group],
+            group_id=info.group_id,
             label=info.label,
             size=len(info.ranks),
             open_collectives=int(open_count[group]),

@@ -163,7 +163,6 @@ class GroupTable(GrowingColumns):
     def __init__(self) -> None:
         super().__init__()
         self.infos: list[GroupInfo] = []
-        self.ids: list[str] = []
         self.by_id: dict[str, int] = {}
         self.first_pair: list[int] = []
         self.strangers: dict[int, dict[int, int]] = {}
@@ -173,8 +172,7 @@ class GroupTable(GrowingColumns):
         handle = self.count
         self.reserve(handle + 1)
         self.infos.append(info)
-        self.ids.append(info.group_id)
-        self.by_id[self.ids[-1]] = handle
+        self.by_id[info.group_id] = handle
         self.first_pair.append(first_pair)
         self.size[handle] = len(info.ranks)
         self.threshold_ns[handle] = threshold_ns
