@@ -18,15 +18,7 @@ from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.matching.learned_pauses import JobPauses, LearnedPauses
 from frd.engine.policy import Policy
 from frd.errors import WireError
-from frd.model import (
-    AlignedNs,
-    AttemptKey,
-    Change,
-    Finding,
-    FindingEvent,
-    FindingState,
-    RankInfo,
-)
+from frd.model import AlignedNs, AttemptKey, Change, Finding, FindingEvent, FindingState, RankInfo
 from frd.views import AttemptView, StatusView
 
 

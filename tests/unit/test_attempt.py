@@ -11,14 +11,7 @@ from frd.engine.attempt import Applied, Attempt
 from frd.engine.matching.mismatches import MOST_FACTS_PER_GROUP
 from frd.engine.policy import Policy
 from frd.errors import WireError
-from frd.model import (
-    UNKNOWN_SEQ,
-    AttemptKey,
-    Flags,
-    GroupInfo,
-    RankState,
-    Signature,
-)
+from frd.model import UNKNOWN_SEQ, AttemptKey, Flags, GroupInfo, RankState, Signature
 from tests.world import observe
 from tests.world.attempt import Job, S, at
 from tests.world.observe import rank_info

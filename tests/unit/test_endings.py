@@ -8,16 +8,7 @@ import pytest
 
 from frd.engine.policy import Policy
 from frd.forms import clock_text, finding_from_json, finding_json
-from frd.model import (
-    Change,
-    Confidence,
-    ExitInfo,
-    ExitKind,
-    Finding,
-    Kind,
-    RankState,
-    Reason,
-)
+from frd.model import Change, Confidence, ExitInfo, ExitKind, Finding, Kind, RankState, Reason
 from tests.world.job import Job, changes
 
 CTRL_C = ExitInfo(ExitKind.INTERRUPT, signal=2, exception="KeyboardInterrupt")

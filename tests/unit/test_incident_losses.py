@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from frd.engine.policy import Policy
-from frd.model import (
-    AlignedNs,
-    Change,
-    ExitInfo,
-    ExitKind,
-    Kind,
-    RankState,
-    Reason,
-)
+from frd.model import AlignedNs, Change, ExitInfo, ExitKind, Kind, RankState, Reason
 from tests.world.job import Job, changes, hanging
 from tests.world.scene import named
 

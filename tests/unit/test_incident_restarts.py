@@ -6,12 +6,7 @@ import pytest
 
 from frd.engine.policy import Policy
 from frd.errors import WireError
-from frd.model import (
-    AlignedNs,
-    Change,
-    RankState,
-    Reason,
-)
+from frd.model import AlignedNs, Change, RankState, Reason
 from tests.world.job import Job, changes, hanging
 from tests.world.scene import named
 

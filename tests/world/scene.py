@@ -14,13 +14,7 @@ import numpy as np
 
 from frd.engine.clocks.uncertain_time import RankClocks
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
-from frd.engine.state.snapshot import (
-    ChannelSnapshot,
-    GroupSnapshot,
-    Mismatch,
-    Snapshot,
-    StallTable,
-)
+from frd.engine.state.snapshot import ChannelSnapshot, GroupSnapshot, Mismatch, Snapshot, StallTable
 from frd.model import (
     UNKNOWN_SEQ,
     AlignedNs,

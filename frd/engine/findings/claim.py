@@ -12,15 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias, assert_never
 
-from frd.model import (
-    AlignedNs,
-    CollectiveRef,
-    Finding,
-    Kind,
-    Reason,
-    Severity,
-    Suspect,
-)
+from frd.model import AlignedNs, CollectiveRef, Finding, Kind, Reason, Severity, Suspect
 
 Anchors: TypeAlias = frozenset[Hashable]
 """What stays the same while the same trouble lasts: a collective that is stuck, a set of ranks."""

@@ -15,15 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from frd.engine.findings import builder
 from frd.engine.findings.attachments import Attachments, Evidence
-from frd.engine.findings.claim import (
-    NEVER,
-    Anchors,
-    Claim,
-    Lifetime,
-    Look,
-    anchor_of,
-    severity_of,
-)
+from frd.engine.findings.claim import NEVER, Anchors, Claim, Lifetime, Look, anchor_of, severity_of
 from frd.model import (
     AlignedNs,
     AttemptKey,
