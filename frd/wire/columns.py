@@ -25,7 +25,7 @@ _highest = np.maximum.reduce
 _lowest = np.minimum.reduce
 
 
-def _to(limit: int, allowed: str, unsigned: str = "<u8") -> Check:
+def _below(limit: int, allowed: str, unsigned: str = "<u8") -> Check:
     """From 0 to less than `limit`; `unsigned` is the unsigned type of the column's size. As
     unsigned numbers, negative items are above the limit, so one pass checks both ends."""
     dtype = np.dtype(unsigned)
@@ -38,7 +38,7 @@ def _to(limit: int, allowed: str, unsigned: str = "<u8") -> Check:
     return check
 
 
-def _least(floor: int) -> Check:
+def _at_least(floor: int) -> Check:
     def check(field: str, items: npt.NDArray[Any]) -> None:
         if (lowest := int(_lowest(items))) < floor:
             raise WireError(field, "range", f"{lowest}: send {floor} or more")
@@ -84,10 +84,10 @@ def _columns(message: str, **columns: Items) -> Columns:
 _INT64: Final = Items(np.dtype("<i8"))
 _UINT32: Final = Items(np.dtype("<u4"))
 _UINT8: Final = np.dtype("u1")
-_SEQ: Final = Items(_INT64.dtype, _to(MAX_SEQ, f"0 to {MAX_SEQ - 1}"))
-_TIME: Final = Items(_INT64.dtype, _to(YEAR_2200_NS, "nanoseconds from 1970 to 2200"))
-_SLACK: Final = Items(_INT64.dtype, _to(MAX_SLACK_NS + 1, f"0 to {MAX_SLACK_NS} nanoseconds"))
-_REACHED: Final = Items(_INT64.dtype, _least(UNKNOWN_SEQ))
+_SEQ: Final = Items(_INT64.dtype, _below(MAX_SEQ, f"0 to {MAX_SEQ - 1}"))
+_TIME: Final = Items(_INT64.dtype, _below(YEAR_2200_NS, "nanoseconds from 1970 to 2200"))
+_SLACK: Final = Items(_INT64.dtype, _below(MAX_SLACK_NS + 1, f"0 to {MAX_SLACK_NS} nanoseconds"))
+_REACHED: Final = Items(_INT64.dtype, _at_least(UNKNOWN_SEQ))
 
 ENTRY_COLUMNS: Final = _columns(
     "entries",
@@ -112,8 +112,8 @@ SEEN_COLUMNS: Final = _columns("watermarks", seen_rank=_UINT32, as_of_ns=_TIME)
 CHANNEL_COLUMNS: Final = _columns(
     "channels",
     group=_UINT32,
-    peer=Items(np.dtype("<i4"), _least(-1)),
-    is_send=Items(_UINT8, _to(2, "0 or 1", "u1")),
+    peer=Items(np.dtype("<i4"), _at_least(-1)),
+    is_send=Items(_UINT8, _below(2, "0 or 1", "u1")),
     in_flight=_UINT32,
     head_created_ns=_TIME,
 )
