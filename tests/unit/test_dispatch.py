@@ -40,11 +40,12 @@ from frd_agent.memory import Samples
 from frd_agent.memory.target import Reading
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rows import columns
-from frd_agent.uplink import dictionary
+from frd_agent.uplink import stream_indexes
 from frd_agent.uplink.current_state import CurrentState
-from frd_agent.uplink.dictionary import Dictionary, StreamIndexes
+from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.outbox import Outbox
+from frd_agent.uplink.stream_indexes import StreamIndexes
 from tests.world.messages import entry_columns, p2p_ops
 
 NOW = NodeNs(1_700_000_000_000_000_000)
@@ -232,7 +233,7 @@ def test_a_watermark_message_is_of_one_attempt() -> None:
 
 def test_a_stream_with_many_declarations_is_reopened(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shapes never repeat: before the service's bound another stream is opened, and old ones go."""
-    monkeypatch.setattr(dictionary, "MAX_SIGNATURES", 3)
+    monkeypatch.setattr(stream_indexes, "MAX_SIGNATURES", 3)
     agent = Agent()
     indexes = StreamIndexes(agent.dictionary)
     for size in range(3):
@@ -251,7 +252,7 @@ def test_the_stream_after_a_full_one_sends_what_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows that wait for an acknowledgement keep their signatures when old ones go."""
-    monkeypatch.setattr(dictionary, "MAX_SIGNATURES", 2)
+    monkeypatch.setattr(stream_indexes, "MAX_SIGNATURES", 2)
     agent, service = Agent(), Service()
     agent.dispatch.open(knows_nothing=True)
     agent.dictionary.signature(Signature("gloo", "of long ago"))
@@ -268,7 +269,7 @@ def test_the_stream_after_a_full_one_sends_what_waits(
 
 def test_declarations_of_any_size_fit_their_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ops with a thousand tensors of 64 dimensions, in groups whose ranks have no pattern."""
-    monkeypatch.setattr(dictionary, "MAX_SIGNATURE_BYTES", 1 << 24)
+    monkeypatch.setattr(stream_indexes, "MAX_SIGNATURE_BYTES", 1 << 24)
     known = Dictionary()
     attempt = known.attempt(AttemptKey("big", 0), 16_384)
     rank = known.rank(attempt, RankInfo(0, 16_384, "node", "boot", 1))

@@ -18,8 +18,9 @@ from frd.model import EntryColumns, NodeNs
 from frd.wire.messages import AgentEvent
 from frd_agent.memory import Samples
 from frd_agent.uplink.current_state import CurrentState
-from frd_agent.uplink.dictionary import About, Dictionary, StreamIndexes
+from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.outbox import Outbox, chosen
+from frd_agent.uplink.stream_indexes import About, StreamIndexes
 
 _ROUND_S: Final = 0.9
 """Between two rounds of watermarks; the taps publish once a second."""
