@@ -131,7 +131,7 @@ class OpenFinding:
         if look.at - since < after_s * 1e9:
             return False
         if not look.exited.isdisjoint({*self.named, *self.finding.victims}):
-            return False  # the job did not go on, it fell apart
+            return False  # its ranks exited: the job did not go on
         return self._is_reported(look)
 
     def _is_reported(self, look: Look) -> bool:

@@ -1,5 +1,6 @@
 """Ranks that make their peers wait again and again.
 
 `frd.engine.matching.lateness` counts late ranks by group; `detection` decides by statistics over
-the counts, `detector` claims the result. A rank that another rank delays is not a straggler.
+the counts and the `topology`, `detector` claims the result. A rank that another rank delays is not
+a straggler.
 """
