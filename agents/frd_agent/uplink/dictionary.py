@@ -9,25 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
-from frd.model import (
-    AttemptKey,
-    GroupInfo,
-    RankInfo,
-    SeriesInfo,
-    Signature,
-)
-from frd.wire.messages import (
-    AttemptDecl,
-    GroupDecl,
-    RankDecl,
-    SeriesDecl,
-    SignatureDecl,
-)
-
-if TYPE_CHECKING:
-    pass
+from frd.model import AttemptKey, GroupInfo, RankInfo, SeriesInfo, Signature
+from frd.wire.messages import AttemptDecl, GroupDecl, RankDecl, SeriesDecl, SignatureDecl
 
 _MAX_TENSORS: Final = 1_024
 """Limit per signature; the tensors of all sub-ops of a coalesced collective count."""

@@ -102,11 +102,6 @@ def decode(data: bytes) -> Alignment:
 class AgentClock:
     """The clock of one agent session."""
 
-    __slots__ = (
-        *("_claim_ns", "_newest", "_stream", "_use"),
-        *("exchanged_at", "gone_at", "learned", "name", "read_at", "used"),
-    )
-
     def __init__(self, name: str, first: Alignment) -> None:
         self.name = name
         self.learned = NodeClock()
