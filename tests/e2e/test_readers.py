@@ -20,19 +20,11 @@ from frd.offline.load.file_reading import Reading
 from frd.offline.load.folder import load_trace
 from frd.offline.load.reader_pool import read_all
 from tests.world.daemons import run_program
-from tests.world.dump_files import as_json, as_torch, document, entry
+from tests.world.dump_files import Runs, as_json, as_torch, document, entry
 
 RANKS = 12
 HOSTILE_MEMO = b"\x80\x02Nr\xff\xff\xff\x3f."
 """Asks the unpickler for a memo of eight gigabytes."""
-
-
-class Runs:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.path),)
 
 
 @pytest.fixture(autouse=True)

@@ -41,13 +41,13 @@ SHAPE = st.fixed_dictionaries(
 
 def either_way(data: bytes) -> Any:
     """What `parse` makes of `data`, which `parse_columns` must make of it too."""
-    at_once, in_turn = Dictionaries(), Dictionaries()
+    together, in_turn = Dictionaries(), Dictionaries()
     try:
         expected = spelled_out(columns_of(parse(data, source="x"), in_turn), in_turn)
     except DumpError:
         expected = None
     try:
-        found = spelled_out(parse_columns(data, at_once, source="x"), at_once)
+        found = spelled_out(parse_columns(data, together, source="x"), together)
     except DumpError:
         found = None
     # A number that damage defines a second time means one thing or the other: both are wrong.
@@ -62,7 +62,7 @@ def _defines_twice(data: bytes) -> bool:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(SHAPE, min_size=1, max_size=6), st.integers(66, 150), st.booleans())
-def test_at_once_is_one_by_one(shapes: list[Any], count: int, many_strings: bool) -> None:
+def test_together_is_one_by_one(shapes: list[Any], count: int, many_strings: bool) -> None:
     """A program of a few calls, odd values included, over and over."""
     rows = [entry(at, **shapes[at % len(shapes)]) for at in range(count)]
     config = {str(at): {"name": str(at), "desc": "", "ranks": "[0]"} for at in range(280)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import struct
 import tracemalloc
@@ -14,6 +13,7 @@ import pytest
 from frd.errors import DumpError
 from frd.flight.decode import parse
 from frd.flight.pickles.unpickle import load_plain
+from tests.world.dump_files import Runs
 
 PLAIN: list[Any] = [
     {"version": "2.10", "entries": [{"a": (), "b": (1,), "c": (1, 2), "d": (1, 2, 3, 4)}]},
@@ -21,16 +21,6 @@ PLAIN: list[Any] = [
     ["", "x" * 255, "y" * 256, "z" * 70_000, "gr\u00fcn", "\U0001f525", 1.5, float("inf")],
     [[i] for i in range(300)],
 ]
-
-
-class Runs:
-    """Creates a file when unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.path),)
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from frd.flight.decode import parse
 from frd.flight.pickles import lockstep
 from frd.flight.pickles.layout import Kind, Layout, Step, layout_of
 from frd.flight.pickles.walk import Walk
-from tests.world.dump_files import FRAMES, T0, as_json, as_torch, document, entry, spelled_out
+from tests.world.dump_files import FRAMES, T0, Runs, as_json, as_torch, document, entry, spelled_out
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 COUNT = 200
@@ -25,10 +24,10 @@ COUNT = 200
 
 def both(data: bytes) -> FileColumns:
     """Read together, and compared with one after another."""
-    at_once, in_turn = Dictionaries(), Dictionaries()
-    columns = parse_columns(data, at_once, source="rank 3")
+    together, in_turn = Dictionaries(), Dictionaries()
+    columns = parse_columns(data, together, source="rank 3")
     expected = columns_of(parse(data, source="rank 3"), in_turn)
-    assert spelled_out(columns, at_once) == spelled_out(expected, in_turn)
+    assert spelled_out(columns, together) == spelled_out(expected, in_turn)
     return columns
 
 
@@ -78,7 +77,7 @@ def various(at: int) -> dict[str, Any]:
         ),
     ],
 )
-def test_at_once_is_as_one_after_another(rows: list[dict[str, Any]]) -> None:
+def test_together_is_as_one_after_another(rows: list[dict[str, Any]]) -> None:
     """Whatever the entries hold, both ways give the same columns."""
     data = as_torch(document(rows))
     both(data)
@@ -166,14 +165,6 @@ def test_python_pickles_and_json_are_read_in_turn() -> None:
     assert len(both(pickle.dumps(rows, 2))) == len(both(as_json(rows))) == COUNT
 
 
-class Runs:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.path),)
-
-
 def test_code_between_the_entries_does_not_run(tmp_path: Path) -> None:
     """A call hidden among entries in step is refused at any position."""
     data = as_torch(document([entry(at) for at in range(COUNT)]))
@@ -195,10 +186,10 @@ def test_damage_is_an_error_and_never_a_crash() -> None:
         changed = bytearray(data)
         changed[at] ^= 0x41
         try:
-            at_once = both(bytes(changed))
+            together = both(bytes(changed))
         except DumpError:
             continue
-        assert len(at_once) <= COUNT
+        assert len(together) <= COUNT
 
 
 def test_references_to_what_no_file_can_hold_cost_nothing() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,3 +104,13 @@ def spelled_out(columns: FileColumns, into: Dictionaries) -> list[Any]:
         (columns.version, columns.comm_lib_version, columns.status, columns.warnings),
         [into.groups.items[at] for at in columns.groups],
     ]
+
+
+class Runs:
+    """Makes a folder when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
