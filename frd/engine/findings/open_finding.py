@@ -153,9 +153,9 @@ class OpenFinding:
         if not self.successors.have_lasted(claim.suspects, now):
             return False
         known = builder.surest(self.suspects)
-        return (
-            builder.surest(claim.suspects) == known if claim.suspects else known < builder.CERTAIN
-        )
+        if not claim.suspects:
+            return known < builder.CERTAIN
+        return builder.surest(claim.suspects) == known
 
     # -- changes -----------------------------------------------------------------------------
 
