@@ -64,14 +64,14 @@ def read_stat(pid: int, proc: Path = PROC) -> Stat | None:
     return Stat(fields[0].decode("ascii"), parent, user + system, start, code, stack, status)
 
 
-def read_same(pid: int, start_ticks: int, proc: Path = PROC) -> Stat | None:
+def read_same(pid: int, start_ticks: int) -> Stat | None:
     """The process `pid` that started then; None if it was collected, even if its number is used
     again.
 
     Raises:
         OSError: as `read_stat`.
     """
-    stat = read_stat(pid, proc)
+    stat = read_stat(pid)
     return stat if stat is not None and stat.start_ticks == start_ticks else None
 
 
