@@ -36,7 +36,7 @@ def test_others_may_do_nothing(tmp_path: Path, header: str | None) -> None:
 
 
 def test_limits_behind_a_token(tmp_path: Path) -> None:
-    """An agent's token is good for its jobs only; an operator reads, a reader takes no dump."""
+    """An agent's token is for its jobs only; an operator may read, a reader may not dump."""
     known = tokens(
         tmp_path / "tokens",
         f"{AGENT} role=agent job=llama job=a%20b  # of one team",
@@ -62,7 +62,7 @@ def test_limits_behind_a_token(tmp_path: Path) -> None:
         (f"{ALL} job=x role=agent role=reader", "add role=agent"),
     ],
 )
-def test_what_cannot_be_used_ends_the_start(tmp_path: Path, line: str, said: str) -> None:
+def test_a_bad_line_is_an_error(tmp_path: Path, line: str, said: str) -> None:
     """The error gives the number of the bad line, but not its token."""
     with pytest.raises(ConfigError, match=r"^auth\.token_file: ") as caught:
         tokens(tmp_path / "tokens", line)
@@ -76,8 +76,8 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         Tokens(tmp_path / "nowhere")
 
 
-def test_a_file_that_is_too_large_is_not_cut_off(tmp_path: Path) -> None:
-    """Where it is cut, a token could lose the words that limit it: so the start ends."""
+def test_a_file_that_is_too_large(tmp_path: Path) -> None:
+    """Cut off, a token could lose the words that limit it: an error."""
     line = f"{AGENT} role=agent job=a"
     with pytest.raises(ConfigError, match=r"^auth\.token_file: .*over 4194304 bytes"):
         tokens(tmp_path / "tokens", *[line] * (4 * 1024 * 1024 // len(line)))
@@ -106,7 +106,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def test_a_certificate_narrows() -> None:
-    """Job names in a certificate limit whatever the token says; other names do not matter."""
+    """Job names in a certificate limit the token's jobs; other names have no effect."""
     names = ["node-7.example", "urn:frd:job:a%2Fb", "urn:frd:job:c"]
     assert EVERYTHING.narrowed(["node-7.example"]) == EVERYTHING
     assert EVERYTHING.narrowed(names).jobs == frozenset({"a/b", "c"})

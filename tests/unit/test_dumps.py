@@ -80,7 +80,7 @@ def test_parts_become_files(tmp_path: Path) -> None:
     ["..", ".", "/etc", "a/../b", "a\\b", "", ".hidden", "a\udcffb", "x" * 300, "né w", "a\0b"],
 )
 def test_odd_job_names_stay_inside(tmp_path: Path, job: str) -> None:
-    """A job name that is no plain file name cannot leave the folder; summary.json has it truly."""
+    """A job name that is no plain file name cannot leave the folder; summary.json has the name."""
     store = dump_store(tmp_path / "dumps")
     files = unpacked(store.tar(taken(store, job=job)))
     summary = json.loads(files.pop("summary.json"))
@@ -107,8 +107,8 @@ def test_oldest_go_first_by_count(tmp_path: Path) -> None:
     assert dump_store(tmp_path, max_count=2).ids() == ids[3:]
 
 
-def test_what_was_given_up_takes_no_room(tmp_path: Path) -> None:
-    """A dump is abandoned when it has nearly filled the bound: others fit as before."""
+def test_an_abandoned_dump_takes_no_room(tmp_path: Path) -> None:
+    """A dump that has nearly filled the bound is abandoned: others fit as before."""
     store = dump_store(tmp_path, max_bytes=5_000)
     writer = store.create(AttemptKey("train", 0), NOW)
     writer.add(0, Part.DUMP, b"x" * 4_000, last=False)
@@ -141,7 +141,7 @@ def test_dump_greater_than_the_bound(tmp_path: Path) -> None:
 
 
 def test_a_dump_stays_while_it_is_read(tmp_path: Path) -> None:
-    """A reader gets the whole dump although newer ones push it out meanwhile."""
+    """A reader gets the whole dump although newer ones would evict it."""
     store = dump_store(tmp_path, max_count=1)
     first = taken(store, size=5_000)
     stream = store.tar(first)
@@ -161,7 +161,7 @@ def test_unknown_ids(tmp_path: Path, dump_id: str) -> None:
 
 
 def test_unfinished_dump_of_a_killed_process(tmp_path: Path) -> None:
-    """What a killed process left half done is no dump and is removed at the next start."""
+    """An unfinished dump of a killed process is removed at the next start."""
     dump_store(tmp_path).create(AttemptKey("train", 0), NOW).add(0, Part.DUMP, b"half", last=True)
     assert len(list(tmp_path.iterdir())) == 1
     assert dump_store(tmp_path).ids() == []
@@ -179,8 +179,8 @@ def test_folder_that_cannot_be_used(tmp_path: Path) -> None:
         store.create(AttemptKey("train", 0), NOW)
 
 
-def test_bounds_that_shrink_hold_at_once(tmp_path: Path) -> None:
-    """A configuration that is read again allows less: the oldest dumps go, none is waited for."""
+def test_lower_bounds_hold_immediately(tmp_path: Path) -> None:
+    """The bounds are lowered: the oldest dumps are evicted immediately."""
     store = dump_store(tmp_path)
     ids = [taken(store, at=n, size=2_000) for n in range(4)]
     store.bound(max_count=3, max_bytes=100_000)
@@ -189,8 +189,8 @@ def test_bounds_that_shrink_hold_at_once(tmp_path: Path) -> None:
     assert store.ids() == ids[2:]
 
 
-def test_what_is_no_dump_is_left_alone(tmp_path: Path) -> None:
-    """Somebody's notes and folder in the data directory are neither counted nor evicted."""
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    """A file and a folder of a user are neither counted nor evicted."""
     (tmp_path / "notes").write_text("mine")
     (tmp_path / "My Folder").mkdir()
     store = dump_store(tmp_path, max_count=1)
@@ -199,8 +199,8 @@ def test_what_is_no_dump_is_left_alone(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"notes", "My Folder", kept}
 
 
-def test_a_dump_that_goes_before_it_is_read(tmp_path: Path) -> None:
-    """It was there when it was asked for, and evicted before its first chunk: said, not cut."""
+def test_a_dump_evicted_before_it_is_read(tmp_path: Path) -> None:
+    """It is evicted between the request and its first chunk: an error, not a short tar."""
     store = dump_store(tmp_path, max_count=1)
     first = taken(store)
     stream = store.tar(first)
@@ -211,7 +211,7 @@ def test_a_dump_that_goes_before_it_is_read(tmp_path: Path) -> None:
 
 
 def test_a_dump_stays_until_its_last_reader_is_done(tmp_path: Path) -> None:
-    """Two read the same dump; the first to end does not pull it from under the other."""
+    """Two readers of one dump: it is not evicted when the first one has finished."""
     store = dump_store(tmp_path, max_count=1)
     first = taken(store, size=5_000)
     streams = [store.tar(first), store.tar(first)]
@@ -222,8 +222,8 @@ def test_a_dump_stays_until_its_last_reader_is_done(tmp_path: Path) -> None:
     assert len(unpacked([beginnings[1], *(streams[1] or ())])["train/rank_3"]) == 5_000
 
 
-def test_a_disk_that_is_full_holds_no_room(tmp_path: Path) -> None:
-    """A part that cannot be written is an error, its bytes free again, and what is whole a dump."""
+def test_a_part_that_cannot_be_written(tmp_path: Path) -> None:
+    """The disk is full: an error, the bytes are free again, and the complete parts are a dump."""
     store = dump_store(tmp_path, max_count=2, max_bytes=3_000)
     writer = store.create(AttemptKey("train", 0), NOW)
     (unfinished,) = tmp_path.iterdir()
@@ -234,8 +234,8 @@ def test_a_disk_that_is_full_holds_no_room(tmp_path: Path) -> None:
     assert set(unpacked(store.tar(writer.finish({})))) == {"summary.json", "train/rank_0"}
 
 
-def test_a_disk_that_is_full_at_the_end_leaves_nothing(tmp_path: Path) -> None:
-    """The summary cannot be written: no dump, no remains, and the room for another one."""
+def test_a_summary_that_cannot_be_written(tmp_path: Path) -> None:
+    """The disk is full at the end: no dump, no files, and room for another one."""
     store = dump_store(tmp_path, max_bytes=3_000)
     writer = store.create(AttemptKey("train", 0), NOW)
     (unfinished,) = tmp_path.iterdir()

@@ -111,7 +111,7 @@ def test_query_filters_and_orders(store: FindingStore) -> None:
 
 @pytest.mark.parametrize("name", ["a\udcffb", "\ud800", "né\x00w", "' OR 1=1 --", "\U0001f525"])
 def test_odd_text_survives(store: FindingStore, name: str) -> None:
-    """Job names, groups and stacks that are no UTF-8, or look like SQL, come back unchanged."""
+    """Job names and groups that are not UTF-8, or look like SQL, are read back unchanged."""
     odd = dataclasses.replace(finding(job=name), summary=name, groups_held_up=(name,))
     store.save([opened(odd)])
     assert store.query(job=name) == [odd]
@@ -127,8 +127,8 @@ def test_pages_show_each_finding_once(store: FindingStore) -> None:
     assert seen == [*same, finding(4)]
 
 
-def test_spans_share_no_finding(store: FindingStore) -> None:
-    """What opened on the border of two spans of time is of the later one."""
+def test_spans_of_time_do_not_overlap(store: FindingStore) -> None:
+    """A finding opened at the border of two spans of time belongs to the later one."""
     store.save([opened(finding(n)) for n in (1, 2, 3)])
     border = finding(2).opened_at
     assert store.page(until=border) == [finding(1)]
@@ -144,10 +144,10 @@ def test_spans_share_no_finding(store: FindingStore) -> None:
     ],
     ids=["opened", "updated", "closed"],
 )
-def test_what_people_act_on_is_synced(
+def test_openings_and_closings_are_synced(
     store: FindingStore, event: FindingEvent, synced: bool
 ) -> None:
-    """A power cut must not open again what was closed; the next update replaces a lost one."""
+    """After a power loss a closed finding must not be open again; updates need no sync."""
     said: list[str] = []
     store._writer.set_trace_callback(said.append)
     store.save([event])
@@ -212,7 +212,7 @@ def test_readers_and_a_writer(store: FindingStore) -> None:
 
 
 def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
-    """In a folder that others may look into, with the umask of a login shell, they see nothing."""
+    """With the umask of a login shell, other users cannot read the files."""
     tmp_path.chmod(0o755)
     before = os.umask(0o022)
     try:
@@ -250,8 +250,8 @@ def test_newer_schema(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_database_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
-    """A file of schema version 1 keeps its findings, and takes what is new."""
+def test_a_database_of_an_earlier_version(tmp_path: Path) -> None:
+    """A file of schema version 1 keeps its findings, and stores pauses."""
     path = tmp_path / "db"
     stored = finding()
     with closing(FindingStore(path)) as store:
@@ -288,8 +288,8 @@ def test_full_disk(store: FindingStore) -> None:
     assert store.query() == [finding(1)]
 
 
-def test_a_database_that_another_holds(store: FindingStore) -> None:
-    """Another frd serve writes to it: saving says who may be the cause."""
+def test_a_database_locked_by_another_process(store: FindingStore) -> None:
+    """The error says that another frd serve may be the cause."""
     store._writer.execute("PRAGMA busy_timeout = 0")
     with closing(sqlite3.connect(store.path)) as other:
         other.execute("BEGIN IMMEDIATE")

@@ -43,7 +43,7 @@ def test_metrics(client: Client) -> None:
 
 
 def test_health_and_readiness(client: Client) -> None:
-    """Healthy while it answers at all; not ready as long as there is a reason."""
+    """Healthy whenever it answers; not ready while the last evaluation is stale."""
     assert client.get("/-/healthy").status == 200
     assert client.get("/-/ready").status == 200
     client.service.now = AlignedNs(NOW + 6 * SECOND)
@@ -54,7 +54,7 @@ def test_health_and_readiness(client: Client) -> None:
 
 
 def test_runbooks(client: Client) -> None:
-    """Every page that an alert may link to is there as it is written, and so is their list."""
+    """Every page that an alert may link to is served unchanged, and so is their list."""
     pages = sorted((Path(__file__).parents[2] / "docs/runbooks").glob("*.md"))
     assert pages
     for page in pages:
@@ -136,7 +136,7 @@ def test_job_in_full(client: Client) -> None:
 
 
 def test_memory_of_the_ranks_asked_for(client: Client) -> None:
-    """The worst few by default, `memory=all` or ranks; a rank that the job has not is an error."""
+    """The worst few by default, `memory=all`, or ranks; an unknown rank is an error."""
     series = [SeriesInfo(rank, SeriesKind.HOST_USED) for rank in range(12)]
     used, recent = np.full(12, 1 << 30, np.int64), np.full((12, 4), 1 << 30, np.int64)
     memory = MemoryView(series, used, 2 * used, recent, 2.0)
@@ -150,7 +150,7 @@ def test_memory_of_the_ranks_asked_for(client: Client) -> None:
 
 
 def test_attempts_of_a_job(client: Client) -> None:
-    """The newest attempt by default, another by number, an error for one that is not there."""
+    """The newest attempt by default, another by number, an error for an unknown one."""
     assert client.get("/api/v1/jobs/train").json["attempt"] == 1
     assert client.get("/api/v1/jobs/train").json["findings"] == []
     assert client.get("/api/v1/jobs/train", "attempt=7").status == 404
@@ -228,7 +228,7 @@ def test_findings(client: Client) -> None:
 
 
 def test_closing_by_hand(client: Client) -> None:
-    """With a reason, once; what is unknown or closed already, and no reason, are errors."""
+    """A reason is required; an unknown finding, or one that is closed already, is an error."""
     path = f"/api/v1/findings/{finding(1).id}/close"
     for body, says in (({}, "because"), ({"because": " "}, "say why"), ({"because": 1}, "because")):
         answer = client.post(path, body)
@@ -251,7 +251,7 @@ def test_closing_by_hand(client: Client) -> None:
 
 
 def test_taking_and_fetching_a_dump(client: Client) -> None:
-    """A dump is asked of the newest attempt, answers who did not, and comes as one tar."""
+    """The newest attempt is dumped; the answer lists failed ranks, and the dump is one tar."""
     answer = client.post(
         "/api/v1/jobs/train/dumps", {"ranks": "0-1", "stacks": True, "timeout_s": 1}
     )
@@ -359,7 +359,7 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
 
 
 def test_damaged_store(client: Client) -> None:
-    """A store that fails is a 503 with the store's own words."""
+    """A store that fails is a 503 with the store's error."""
     client.service.store.close()
     answer = client.get("/api/v1/findings")
     assert answer.status == 503

@@ -82,8 +82,8 @@ def replayed(path: Path) -> tuple[list[Record], list[str]]:
     return list(read(path, warnings.append)), warnings
 
 
-def test_a_batch_takes_less_room_and_comes_back(tmp_path: Path) -> None:
-    """Records that say much the same are few bytes on the disk, and themselves when read."""
+def test_a_batch_is_compressed(tmp_path: Path) -> None:
+    """Similar records take few bytes on the disk, and are read back unchanged."""
     target = journal(tmp_path, segment_bytes=10_000)
     sent = [Record(RecordKind.MESSAGE, AlignedNs(NOW + n), 7, bytes(500)) for n in range(10)]
     target.append(sent)
@@ -96,7 +96,7 @@ def test_a_batch_takes_less_room_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_records_of_all_sizes(tmp_path: Path) -> None:
-    """Thousands of small records and a few large ones between them in one batch: all come back."""
+    """Thousands of small records and a few large ones in one batch are all read back."""
     target = journal(tmp_path, segment_bytes=2 * MIB, total_bytes=32 * MIB)
     small = [message(n, size=1) for n in range(3_000)]
     sent = [*small, *(message(n, size=MIB + n) for n in range(6)), *small]
@@ -127,7 +127,7 @@ def test_a_segment_replays_alone(tmp_path: Path) -> None:
 
 
 def test_a_journal_is_read_while_it_is_written(tmp_path: Path) -> None:
-    """A reader sees all batches before the writer closes, and holds up neither writing nor
+    """A reader sees all batches before the writer closes, and delays neither writing nor
     deleting."""
     target = journal(tmp_path, preamble=lambda: [HELLO], segment_bytes=MIB, total_bytes=9 * MIB)
     write(target, (message(n, 5_000) for n in range(40)))
@@ -140,8 +140,9 @@ def test_a_journal_is_read_while_it_is_written(tmp_path: Path) -> None:
     target.close()
 
 
-def test_segments_that_go_while_they_are_read(tmp_path: Path) -> None:
-    """The writer deletes what the reader has not reached: a warning, and the next preamble."""
+def test_segments_deleted_during_a_read(tmp_path: Path) -> None:
+    """The writer deletes segments before the reader reaches them: a warning, then the next
+    preamble."""
     written(tmp_path, (message(n) for n in range(30)), preamble=lambda: [HELLO])
     warnings: list[str] = []
     reading = read(tmp_path, warnings.append)
@@ -152,7 +153,7 @@ def test_segments_that_go_while_they_are_read(tmp_path: Path) -> None:
 
 
 def test_oldest_segments_go_first(tmp_path: Path) -> None:
-    """The folder stays within its bound for ever and the newest records are the ones kept."""
+    """The folder stays within its bound, and the newest records are kept."""
     target = journal(tmp_path, preamble=lambda: [HELLO], segment_bytes=50_000)
     for number in range(700):
         target.append([message(number, size=3_000)])
@@ -167,8 +168,9 @@ def test_oldest_segments_go_first(tmp_path: Path) -> None:
     assert sum(len(record.payload) for record in kept) > MIB / 4
 
 
-def test_what_is_old_goes_though_there_is_room(tmp_path: Path) -> None:
-    """A quiet service for five minutes, a journal of one: its oldest record is little older."""
+def test_old_records_are_deleted(tmp_path: Path) -> None:
+    """Five minutes of rare records in a journal of one minute: its oldest record is little
+    older."""
     second, age_s, target = 1_000_000_000, 60, journal(tmp_path, max_age_s=60.0)
     for number in range(300):
         at = AlignedNs(NOW + number * second)
@@ -201,8 +203,8 @@ def test_settings_that_change_are_recorded(tmp_path: Path) -> None:
     assert records[2].payload == b"others"
 
 
-def test_a_lower_bound_deletes_at_once(tmp_path: Path) -> None:
-    """The service is set to keep less: old segments go with the next batch."""
+def test_a_lower_bound_deletes_immediately(tmp_path: Path) -> None:
+    """The bound is lowered: old segments are deleted with the next batch."""
     target = journal(tmp_path, segment_bytes=100_000, total_bytes=8 * MIB)
     write(target, [message(number, size=10_000) for number in range(400)])
     assert size(tmp_path) > 4 * MIB
@@ -213,8 +215,8 @@ def test_a_lower_bound_deletes_at_once(tmp_path: Path) -> None:
 
 
 def test_a_power_loss_tears_the_log(tmp_path: Path) -> None:
-    """The end of the write-ahead log never reached the disk: what is before it replays, and the
-    next process's records follow a START."""
+    """The end of the write-ahead log is lost: the records before it are read, and those of the
+    next process follow a START."""
     first = journal(tmp_path)
     write(first, [message(1), message(2)])
     (path,) = segments(tmp_path)
@@ -229,7 +231,7 @@ def test_a_power_loss_tears_the_log(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", None])
 def test_a_segment_that_was_only_begun(tmp_path: Path, content: bytes | None) -> None:
-    """A crash came before its first row was written: a warning, and the others are read."""
+    """A crash before the first row was written: a warning, and other segments are read."""
     journal(tmp_path).close()
     empty = tmp_path / "00000002.sqlite3"
     if content is None:
@@ -258,8 +260,8 @@ def test_a_killed_writer_loses_nothing_that_was_appended(tmp_path: Path) -> None
     assert replayed(tmp_path) == ([START, *(message(n) for n in range(50))], [])
 
 
-def test_missing_segment_is_said(tmp_path: Path) -> None:
-    """A gap in the numbers is reported, and reading goes on from the next preamble."""
+def test_a_missing_segment_is_a_warning(tmp_path: Path) -> None:
+    """A gap in the numbers is reported, and reading continues at the next preamble."""
     written(tmp_path, (message(n) for n in range(30)), preamble=lambda: [HELLO])
     segments(tmp_path)[1].unlink()
     records, warnings = replayed(tmp_path)
@@ -278,7 +280,7 @@ def test_missing_segment_is_said(tmp_path: Path) -> None:
     ],
 )
 def test_damage_is_an_error_after_a_clean_prefix(tmp_path: Path, change: str, what: str) -> None:
-    """A row that changed gives the records before it, then an error that names it."""
+    """A damaged row: the records before it, then an error that names it."""
     written(tmp_path, (message(n) for n in range(10)), segment_bytes=100_000)
     (path,) = segments(tmp_path)
     execute(path, f"{change} WHERE id = 6")
@@ -312,7 +314,7 @@ def forge(segment: Path, body: bytes) -> None:
     ids=["no zlib", "a bomb", "no msgpack", "too short", "newer"],
 )
 def test_a_foreign_row_is_refused(tmp_path: Path, body: bytes, what: str) -> None:
-    """It does not unpack, unpacks to more than any row may, or is newer than this frd."""
+    """A row that cannot be decoded, is too large when decompressed, or is of a newer frd."""
     written(tmp_path, [message(1)])
     forge(segments(tmp_path)[0], body)
     with pytest.raises(StoreError, match=f"row 2.*{what}"):
@@ -399,7 +401,7 @@ def test_full_disk_drops_and_recovers(disk: Path) -> None:
 
 
 def test_preamble_too_large_for_the_bound(tmp_path: Path) -> None:
-    """Declarations that would fill the journal switch it off with a reason, not ingest."""
+    """Declarations that exceed the journal's bound stop the journal with a reason, not ingest."""
     declared: list[Record] = []
     target = journal(tmp_path, preamble=lambda: declared)
     declared.append(message(1, size=MIB // 3))
@@ -413,7 +415,7 @@ def test_preamble_too_large_for_the_bound(tmp_path: Path) -> None:
 
 
 def test_record_greater_than_the_bound(tmp_path: Path) -> None:
-    """A record that cannot fit is dropped and counted; what was there stays, within its bound."""
+    """A record that cannot fit is dropped and counted; earlier records stay."""
     target = journal(tmp_path, segment_bytes=MIB)
     write(target, [message(1), message(2, size=2 * MIB)])
     assert target.dropped == 1

@@ -71,7 +71,7 @@ def test_samples_reach_the_series_of_their_rank() -> None:
 
 
 def test_times_are_intervals_on_the_services_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begin and end are aligned and widened by what is not known of the clock."""
+    """Begin and end are aligned and widened by the uncertainty of the clock."""
     service = Service()
     stream = declared(service.stream())
     seen: list[tuple[Int64s, Int64s]] = []
@@ -88,7 +88,7 @@ def test_times_are_intervals_on_the_services_clock(monkeypatch: pytest.MonkeyPat
     assert (end == batch.end_ns + OFFSET + UNKNOWN_UNCERTAINTY_NS).all()
 
 
-def test_values_that_cannot_be_true_are_counted_and_the_others_count() -> None:
+def test_impossible_values_are_counted() -> None:
     """A driver reports minus two and a petabyte: both are refused, other series are applied."""
     service = Service()
     stream = declared(service.stream())
@@ -98,8 +98,8 @@ def test_values_that_cannot_be_true_are_counted_and_the_others_count() -> None:
     assert memory(service).used.tolist()[:2] == [-1, 2 * GIB]
 
 
-def test_what_is_sent_again_after_a_reconnect_is_no_fault() -> None:
-    """An agent does not know what its last stream swallowed: known moments are passed over."""
+def test_samples_sent_again_are_ignored() -> None:
+    """After a reconnect an agent sends samples again: known times are passed over."""
     service = Service()
     stream = declared(service.stream())
     batch = samples(stream, [0], [[GIB, GIB, 2 * GIB]])

@@ -231,8 +231,9 @@ def test_suspect_series_ends_with_the_finding() -> None:
     assert value(got, "frd_findings_open", job="train", kind="stall") == 0
 
 
-def test_a_finding_says_since_when_it_is_open_and_whether_it_is_critical() -> None:
-    """One finding is a warning so far, another is critical; one without suspects shows as well."""
+def test_opening_time_and_severity_of_a_finding() -> None:
+    """One finding is a warning, another is critical; a finding without suspects is exported,
+    too."""
     warning = dataclasses.replace(stall(1, suspects=0), severity=Severity.WARNING)
     critical = dataclasses.replace(stall(2), severity=Severity.CRITICAL)
     got = scraped(service_state(findings=[warning, critical]))
@@ -261,7 +262,7 @@ def test_newest_attempt_only() -> None:
 
 
 def test_configured_agents_are_expected_before_they_were_seen() -> None:
-    """Four agents are configured for a job of which one reports: the service knows it is blind."""
+    """Four agents are configured for a job and one reports: four are expected."""
     state = dataclasses.replace(
         service_state(job_view(), nodes=[agent_of("a")]), expected_agents={"train": 4}
     )
@@ -271,7 +272,7 @@ def test_configured_agents_are_expected_before_they_were_seen() -> None:
 
 
 def test_no_agents_are_expected_of_an_ended_attempt() -> None:
-    """When an attempt has ended, its agents may go without anybody being blind."""
+    """Agents of an ended attempt may disconnect: none is expected, none counts as reporting."""
     got = scraped(service_state(job_view(ended=True), nodes=[agent_of("node-a")]))
     assert value(got, "frd_agents_expected", job="train") == 0
     assert value(got, "frd_agents_reporting", job="train") == 0

@@ -48,8 +48,8 @@ class Agents:
         return sorted((v.boot_id, v.connected, v.ranks.get(KEY, ())) for v in views)
 
 
-def test_an_agent_that_vanished_stays_listed_while_its_attempt_is_remembered() -> None:
-    """One of two agents is gone: it is missing, until the attempt is forgotten."""
+def test_a_lost_agent_stays_listed() -> None:
+    """One of two agents is gone: it is listed until the attempt is forgotten."""
     agents = Agents(a=[0, 1], b=[2, 3])
     agents.leave("b/1")
     assert agents.listed == [("a", True, (0, 1)), ("b", False, (2, 3))]
@@ -57,7 +57,7 @@ def test_an_agent_that_vanished_stays_listed_while_its_attempt_is_remembered() -
     assert agents.listed == [("a", True, ())]
 
 
-def test_a_node_whose_ranks_went_on_elsewhere_is_not_missed() -> None:
+def test_a_node_whose_ranks_moved_is_not_missing() -> None:
     """A node dies, and its ranks are started on another one in the same attempt."""
     agents = Agents(a=[0, 1], b=[2, 3])
     agents.leave("b/1")
@@ -68,7 +68,7 @@ def test_a_node_whose_ranks_went_on_elsewhere_is_not_missed() -> None:
 
 
 def test_an_agent_that_hosted_nothing_leaves_nothing() -> None:
-    """Whoever connects and goes again under ever new names fills no memory."""
+    """Agents that connect with ever new names and host no rank are not remembered."""
     agents = Agents(a=[0], b=[])
     agents.leave("b/1")
     assert agents.listed == [("a", True, (0,))]
@@ -83,16 +83,16 @@ def test_two_agents_of_one_host_are_two() -> None:
     assert agents.listed == [("a", False, (2, 3)), ("a", True, (0, 1))]
 
 
-def test_an_agent_that_is_started_again_is_the_same() -> None:
-    """It is gone, a rank of its host dies, it is back and reports the other one."""
+def test_a_restarted_agent_is_the_same() -> None:
+    """The agent restarts; one of its ranks has died, and it reports the other one."""
     agents = Agents(a=[0, 1], b=[2])
     agents.leave("a/1")
     agents.connect("a/2", [1])
     assert agents.listed == [("a", True, (0, 1)), ("b", True, (2,))]
 
 
-def test_an_agent_that_is_back_before_its_death_is_noticed() -> None:
-    """Its new process connects while its old stream still looks alive, and knows one rank less."""
+def test_a_restart_before_the_old_stream_ends() -> None:
+    """The new process connects while the old stream is still open, and reports one rank less."""
     agents = Agents(a=[0, 1], b=[2])
     agents.connect("a/2", [1])
     assert agents.listed == [("a", True, (0,)), ("a", True, (1,)), ("b", True, (2,))]
@@ -100,8 +100,8 @@ def test_an_agent_that_is_back_before_its_death_is_noticed() -> None:
     assert agents.listed == [("a", True, (0, 1)), ("b", True, (2,))]
 
 
-def test_two_agents_of_one_host_start_again() -> None:
-    """Both vanish and come back in the other order: each has its own ranks again."""
+def test_two_agents_of_one_host_restart() -> None:
+    """Both disconnect and come back in the other order: each has its own ranks again."""
     agents = Agents(a=[0, 1])
     agents.connect("a/2", [2, 3])
     agents.leave("a/1")
@@ -111,8 +111,8 @@ def test_two_agents_of_one_host_start_again() -> None:
     assert agents.listed == [("a", True, (0, 1)), ("a", True, (2, 3))]
 
 
-def test_a_stream_that_breaks_is_not_another_agent() -> None:
-    """The connection is lost and made again under the same session, twice at a time."""
+def test_a_reconnect_is_not_another_agent() -> None:
+    """The connection is lost and opened again under the same session."""
     agents = Agents(a=[0])
     agents.leave("a/1")
     agents.connect("a/1", [0])
@@ -121,8 +121,8 @@ def test_a_stream_that_breaks_is_not_another_agent() -> None:
 
 
 def test_an_agent_of_another_job_is_no_successor() -> None:
-    """Two pods share a host; one's agent is gone. A new agent whose token is for other jobs neither
-    takes its place nor, by a rank that both may report, its other ranks."""
+    """Two pods share a host; the agent of one is gone. A new agent whose token is for other jobs
+    replaces neither that agent nor, through a rank that both may report, its other ranks."""
     agents = Agents(a=[0, 1])
     agents.leave("a/1")
     agents.connect("a/2", [], jobs="other")

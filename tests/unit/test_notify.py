@@ -91,10 +91,8 @@ def test_a_finding_is_sent_when_it_opens_becomes_critical_and_closes(
     assert scene.counted("sent") == 3
 
 
-def test_a_chat_gets_text_with_suspects_and_what_to_type(
-    tmp_path: Path, receiver: Receiver
-) -> None:
-    """Slack's form; characters that would be a mention or a link there are escaped."""
+def test_a_chat_gets_text_with_suspects_and_a_command(tmp_path: Path, receiver: Receiver) -> None:
+    """Slack's form; characters that would be a mention or a link are escaped."""
     target = NotifyTarget(
         url=receiver.url, format="slack", on=("opened",), runbook_url="https://wiki/frd/"
     )
@@ -118,8 +116,8 @@ def test_a_chat_gets_text_with_suspects_and_what_to_type(
 def test_a_receiver_that_was_down_gets_it_when_it_is_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No server listens, then one does: everything comes in order, the log has two lines, and
-    none of them says where the messages go."""
+    """No server listens, then one does: all messages arrive in order, the log has two lines, and
+    no line contains the URL."""
     caplog.set_level(logging.DEBUG)
     port = free_port()
     scene = Scene(tmp_path, NotifyTarget(url=f"http://127.0.0.1:{port}/hook/s3cret"))
@@ -184,10 +182,8 @@ def test_a_queue_drops_its_oldest(
 
 
 @pytest.mark.parametrize("status", [302, 307, 404])
-def test_what_is_refused_is_not_sent_again_or_elsewhere(
-    tmp_path: Path, receiver: Receiver, status: int
-) -> None:
-    """A redirect is not followed, an error of ours not repeated; the next message is tried."""
+def test_refused_messages_are_not_repeated(tmp_path: Path, receiver: Receiver, status: int) -> None:
+    """A redirect is not followed, and a 404 is not repeated; the next message is sent."""
     with Receiver() as elsewhere:
         receiver.status, receiver.location = status, elsewhere.url
         scene = Scene(tmp_path, NotifyTarget(url=receiver.url))
@@ -198,8 +194,8 @@ def test_what_is_refused_is_not_sent_again_or_elsewhere(
         assert scene.counted("failed") == scene.counted("dropped") == 0
 
 
-def test_a_restart_sends_only_what_is_new(tmp_path: Path, receiver: Receiver) -> None:
-    """The service starts again during a hang: no second opening, but the rest of the story."""
+def test_a_restart_sends_only_new_changes(tmp_path: Path, receiver: Receiver) -> None:
+    """The service restarts during a hang: the opening is not sent again, later changes are."""
     target = NotifyTarget(url=receiver.url)
     scene = Scene(tmp_path, target)
     scene.hang()
@@ -232,8 +228,8 @@ def chosen(target: NotifyTarget, *events: FindingEvent) -> list[str]:
     return [notice.event for notice in found if notice is not None]
 
 
-def test_each_target_is_sent_what_it_asked_for(tmp_path: Path) -> None:
-    """By event and by severity; a closing only where the finding is known."""
+def test_each_target_has_its_own_choice(tmp_path: Path) -> None:
+    """By event and by severity; a closing only if the target had a message of the finding."""
     scene = Scene(tmp_path)
     scene.hang()
     finding = scene.published[0].finding
@@ -261,7 +257,7 @@ def test_each_target_is_sent_what_it_asked_for(tmp_path: Path) -> None:
 def test_url_and_headers_come_from_files_that_may_change(
     tmp_path: Path, receiver: Receiver
 ) -> None:
-    """A Secret is mounted as files: what they hold when a message goes is what counts."""
+    """A Secret is mounted as files: their content at the time of sending is used."""
     url, headers = tmp_path / "url", tmp_path / "headers"
     url.write_text(f"{receiver.url}\n")
     headers.write_text("# ours\nAuthorization: Bearer abc\n")
@@ -288,7 +284,7 @@ def test_url_and_headers_come_from_files_that_may_change(
 
 
 def test_a_reload_keeps_the_queues_of_targets_that_stay(tmp_path: Path, receiver: Receiver) -> None:
-    """What waits for a target that stays is sent; a new one hears of what comes."""
+    """Messages of a target that stays are sent; a new target gets later changes."""
     receiver.status = 500
     stays = NotifyTarget(name="stays", url=receiver.url)
     closed = f"http://127.0.0.1:{free_port()}/"
@@ -317,7 +313,7 @@ def loaded(folder: Path, text: str) -> config.Config:
 
 
 def test_one_table_or_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the file and in the environment; nothing that is printed holds the URL."""
+    """In the file and in the environment; no output contains the URL."""
     one = loaded(tmp_path, '[notify]\nurl = "https://h/s3cret"\non = ["closed"]\n')
     assert one.notify == (NotifyTarget("1", "https://h/s3cret", on=("closed",)),)
     for text in (config.as_toml(one), str(config.as_dict(one)), repr(one)):
@@ -353,7 +349,7 @@ def test_one_table_or_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_a_mistake_names_the_key_and_never_the_url(tmp_path: Path, text: str, message: str) -> None:
-    """Whoever sees the error may not be allowed to see the URL."""
+    """A user who sees the error may not be allowed to see the URL."""
     with pytest.raises(ConfigError) as caught:
         loaded(tmp_path, f"[[notify]]\n{text}\n")
     assert str(caught.value).startswith(message)

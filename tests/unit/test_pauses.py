@@ -87,7 +87,7 @@ def test_a_checkpoint_is_reported_once_in_the_life_of_a_job() -> None:
 
 
 def test_a_hang_is_still_found_in_a_job_that_pauses() -> None:
-    """Twice the only pause that was seen, or five times a usual one: no longer is it silent."""
+    """A wait of twice the only known pause, or five times a usual one, is a finding."""
     for checkpoints, within_s in ((1, 50), (3, 125)):
         job = trained(started(Engine(POLICY), 0), checkpoints)
         again = started(later(job.engine), 1, job.now).all_reduce("dp", 0)
@@ -99,8 +99,8 @@ def test_a_hang_is_still_found_in_a_job_that_pauses() -> None:
         assert [s.rank for s in again.only().suspects] == [0]
 
 
-def test_other_jobs_have_pauses_of_their_own() -> None:
-    """What one job does says nothing of a job with another name."""
+def test_pauses_are_of_one_job() -> None:
+    """The pauses of one job do not apply to a job with another name."""
     job = trained(started(Engine(POLICY), 0))
     assert threshold_s(started(job.engine, 0, job.now, name="other")) == 10
 
@@ -186,7 +186,7 @@ def test_waits_of_a_program_that_runs_ahead_do_not_add_up() -> None:
 
 
 def test_waits_unite_in_any_order() -> None:
-    """Overlapping waits are one, whichever is learned first; those that touch nothing stay."""
+    """Overlapping waits unite, in any order of learning; separate waits stay separate."""
     waits = [
         LongWait.of(0, 10),
         LongWait.of(5, 12),
@@ -233,7 +233,7 @@ def test_any_name_is_kept(name: str, tmp_path: Path) -> None:
 
 
 def test_foreign_pauses_are_an_error() -> None:
-    """What is no record of pauses is said to be none."""
+    """A payload that has no pauses is an error."""
     for garbage in (b"x", b"[]", b"{}", b'{"job": 1, "learned_at": "x", "groups": []}', b"\xff"):
         with pytest.raises(StoreError, match="journal: pauses of a job"):
             decode_pauses(garbage)
@@ -244,7 +244,7 @@ def test_foreign_pauses_are_an_error() -> None:
 
 
 def test_the_store_keeps_the_newest_jobs(tmp_path: Path) -> None:
-    """More jobs than are kept, and some from long ago: what learned last stays."""
+    """More jobs than are kept, and some from long ago: the newest stay."""
     store = FindingStore(tmp_path / "db")
     old = [JobPauses(f"old{n}", AlignedNs(START - 15 * DAY)) for n in range(3)]
     store.save_pauses(old)
@@ -291,7 +291,7 @@ class Service:
 
 
 def test_the_service_keeps_what_it_learned_and_the_journal_has_it(tmp_path: Path) -> None:
-    """The second process begins with what the first one stored, and its journal says so first."""
+    """The second process begins with the stored pauses, and its journal begins with them."""
     first = Service(tmp_path, START)
     first.run(0)
     learned = first.engine.learned

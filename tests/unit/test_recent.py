@@ -5,7 +5,7 @@ from __future__ import annotations
 from frd.service.metrics.recent_peak import WINDOW_S, RecentPeak
 
 
-def test_the_worst_is_remembered_for_a_window() -> None:
+def test_the_peak_is_remembered_for_a_window() -> None:
     """A slow message between two scrapes is seen by both, and forgotten after the window."""
     recent = RecentPeak()
     assert recent.value(0.0) == 0.0
@@ -17,7 +17,7 @@ def test_the_worst_is_remembered_for_a_window() -> None:
     assert recent.value(105.0 + WINDOW_S) == 0.0
 
 
-def test_a_clock_that_is_set_back_does_not_keep_an_old_worst() -> None:
+def test_a_clock_that_is_set_back() -> None:
     """After a step of the service's clock by an hour the old peak no longer counts."""
     recent = RecentPeak()
     recent.add(7.0, 10_000.0)

@@ -29,8 +29,8 @@ def records(path: Path) -> list[Record]:
     return found
 
 
-def test_what_was_accepted_is_in_the_journal(tmp_path: Path) -> None:
-    """A stream's life is written in order, each message as it was received."""
+def test_accepted_messages_are_in_the_journal(tmp_path: Path) -> None:
+    """The records of a stream are in order, each message as it was received."""
     journal = start(tmp_path)
     journal.record(RecordKind.OPENED, AlignedNs(2), 7)
     journal.message(7, AlignedNs(3), b"hello", HELLO)
@@ -116,7 +116,7 @@ def test_each_segment_begins_with_the_live_streams(tmp_path: Path) -> None:
     ]
 
 
-def test_old_files_stay_and_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_old_files_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The folder has files of an earlier release: one line in the log says what to do."""
     old = tmp_path / "00000001.frdj"
     old.write_bytes(b"FRDJRN01")
@@ -125,10 +125,8 @@ def test_old_files_stay_and_are_said(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert old.exists()
 
 
-def test_a_disk_that_is_too_slow_costs_rows_not_meaning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More waits than may: messages are dropped and counted, what later ones build on is not."""
+def test_a_slow_disk_drops_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too much is waiting: messages are dropped and counted, except those that later ones need."""
     monkeypatch.setattr(writer, "MAX_WAITING_BYTES", -1)
     none = np.zeros(0, np.int64)
     index = np.zeros(0, np.uint32)

@@ -120,7 +120,7 @@ def replayed(path: Path) -> Replayed:
 
 
 def test_stall_is_found_again(tmp_path: Path) -> None:
-    """The journal of a stall names the rank that never came, under the recorded threshold."""
+    """The journal of a stall names the rank that never joined, with the recorded threshold."""
     result = replayed(recorded(tmp_path, list(incident())))
     (found,) = result.findings
     assert (found.kind, found.state) == (Kind.STALL, FindingState.OPEN)
@@ -130,8 +130,8 @@ def test_stall_is_found_again(tmp_path: Path) -> None:
     assert result.first_at == START
 
 
-def test_replay_of_a_replay_is_equal(tmp_path: Path) -> None:
-    """The same journal gives the same findings, ids and times included, however it is cut."""
+def test_a_replay_does_not_depend_on_segments(tmp_path: Path) -> None:
+    """The same journal gives the same findings, with ids and times, however it is cut."""
     whole = replayed(recorded(tmp_path / "whole", list(incident())))
     cut = replayed(recorded(tmp_path / "cut", list(incident()), segment_bytes=1000))
     assert len(segments(tmp_path / "cut")) > 1
@@ -139,7 +139,7 @@ def test_replay_of_a_replay_is_equal(tmp_path: Path) -> None:
 
 
 def test_oldest_segments_are_gone(tmp_path: Path) -> None:
-    """A segment whose elders were evicted is replayed by what it repeats of the live streams."""
+    """Older segments were evicted: the next one repeats the declarations of live streams."""
     folder = recorded(tmp_path, list(incident(20)), segment_bytes=3000)
     first, *later = segments(folder)
     assert later
@@ -148,8 +148,8 @@ def test_oldest_segments_are_gone(tmp_path: Path) -> None:
     assert [s.rank for s in found.suspects] == [2]
 
 
-def test_what_was_learned_of_a_clock_is_replayed(tmp_path: Path) -> None:
-    """The node's clock ran two seconds ahead, as the service knew: its finding is the same."""
+def test_alignments_are_replayed(tmp_path: Path) -> None:
+    """The node's clock ran two seconds ahead, as the service knew: the finding is the same."""
     true = replayed(recorded(tmp_path / "true", list(incident())))
     ahead = replayed(recorded(tmp_path / "ahead", list(incident(ahead=2 * SECOND))))
     assert ahead.findings == true.findings
@@ -166,8 +166,8 @@ def test_restart_of_the_service(tmp_path: Path) -> None:
     assert second.findings[0].state is FindingState.OPEN
 
 
-def test_lost_records_are_said(tmp_path: Path) -> None:
-    """A message that builds on one that the journal lost ends its stream with a warning."""
+def test_lost_records_are_a_warning(tmp_path: Path) -> None:
+    """A message that depends on a lost one ends its stream with a warning."""
     records = [r for n, r in enumerate(incident()) if n != 3]  # the groups' declaration
     warnings: list[str] = []
     result = replay(read(recorded(tmp_path, records), warnings.append), warnings.append)
@@ -225,7 +225,7 @@ def test_progress_is_in_bytes(tmp_path: Path) -> None:
     assert seen[-1] == (size, size)
 
 
-def test_command_on_what_is_no_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong path is one line on stderr and exit 1."""
+def test_command_on_a_wrong_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A path without a journal is one line on stderr and exit 1."""
     assert run(["replay", str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith("frd: error: journal: ")

@@ -37,7 +37,7 @@ def test_pieces_come_in_order_under_the_global_rank() -> None:
 
 
 def test_the_deadline_answers_for_silent_agents() -> None:
-    """One agent never answers: at the deadline its rank fails, by name of the time it had."""
+    """One agent never answers: at the deadline its rank fails with the time limit."""
     inquiry = Inquiry(1, TARGETS, [Part.STACK])
     inquiry.take(1, part(0, b"a"))
     answers = collect(inquiry, 0.01)

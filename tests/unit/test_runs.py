@@ -48,7 +48,7 @@ class Job:
 
 
 def test_the_second_run_is_refused_as_a_whole_and_named() -> None:
-    """Two launches on one node, their ranks found in any order: the first one counts."""
+    """Two launches on one node, their ranks found in any order: the first one is watched."""
     job, agent = Job(), Reporter()
     assert job.declare("vm:1", 0, 27, agent)
     assert not job.declare("vm:2", 0, 41, agent)
@@ -66,7 +66,7 @@ def test_the_second_run_is_refused_as_a_whole_and_named() -> None:
     assert job.runs.conflicts() == {"train": 1}
 
 
-def test_the_second_run_is_taken_up_when_the_first_has_ended() -> None:
+def test_the_second_run_is_admitted_when_the_first_has_ended() -> None:
     """Both ranks of the first launch end: the second is admitted, and starts the attempt over."""
     job, agent = Job(), Reporter()
     for rank in (0, 1):
@@ -96,9 +96,9 @@ def test_on_two_nodes_the_pids_are_named_with_their_nodes() -> None:
     assert "two running jobs are called train (pid 27 on a, pid 27 on b)" in warning.text
 
 
-def test_a_silent_agent_gives_way_and_comes_back_behind() -> None:
-    """The first run's node is cut off: the second counts after a while, and stays when the first
-    is heard of again."""
+def test_a_run_with_a_silent_agent_is_replaced() -> None:
+    """The node of the first run is cut off: the second run is watched after a while, and stays
+    watched when the node is back."""
     job, one, other = Job(), Reporter(1), Reporter(2)
     job.declare("a:1", 0, 27, one, "a")
     assert not job.declare("b:1", 0, 27, other, "b")
@@ -114,7 +114,7 @@ def test_a_silent_agent_gives_way_and_comes_back_behind() -> None:
 
 
 def test_an_agent_that_reconnects_keeps_its_run() -> None:
-    """The first run's agent is restarted within seconds: the waiting run is not taken up."""
+    """The first run's agent is restarted within seconds: the second run is not admitted."""
     job, one, other = Job(), Reporter(1), Reporter(2)
     job.declare("a:1", 0, 27, one, "a")
     assert not job.declare("b:1", 0, 41, other, "b")
@@ -126,7 +126,7 @@ def test_an_agent_that_reconnects_keeps_its_run() -> None:
     assert other.calls == []
 
 
-def test_parts_of_one_run_may_name_their_place_differently() -> None:
+def test_one_run_may_report_two_addresses() -> None:
     """The master calls itself localhost: its ranks and those of the other node share no rank."""
     job, one, other = Job(), Reporter(1), Reporter(2)
     assert job.declare("a:29500", 0, 27, one, "a")
@@ -136,7 +136,7 @@ def test_parts_of_one_run_may_name_their_place_differently() -> None:
 
 
 def test_the_earlier_run_wins_when_a_conflict_shows_late() -> None:
-    """Of two launches the first ranks that are found differ; then one more rank is found."""
+    """The ranks that are found first differ; then a rank of both runs is found."""
     job, one, other = Job(), Reporter(1), Reporter(2)
     assert job.declare("vm:1", 0, 27, one)
     assert job.declare("vm:2", 1, 42, other)
@@ -146,7 +146,7 @@ def test_the_earlier_run_wins_when_a_conflict_shows_late() -> None:
 
 
 def test_a_job_that_runs_again_is_no_conflict() -> None:
-    """The same job five times, each launch at another port, each ended before the next."""
+    """The same job many times, each launch at another port, each ended before the next."""
     job, agent = Job(), Reporter()
     for turn in range(100):
         assert job.declare(f"vm:{turn}", 0, 100 + turn, agent)
@@ -156,8 +156,8 @@ def test_a_job_that_runs_again_is_no_conflict() -> None:
     assert job.runs.refused == 0
 
 
-def test_a_restarted_rank_of_the_same_run_leaves_no_ghost() -> None:
-    """The agent reports only the new process of a rank; when that ends, the run has ended."""
+def test_a_restarted_rank_of_the_same_run() -> None:
+    """Only the new process of the rank is live; when it ends, the run has ended."""
     job, agent = Job(), Reporter()
     assert job.declare("vm:1", 0, 27, agent)
     assert job.declare("vm:1", 0, 28, agent)
@@ -166,7 +166,7 @@ def test_a_restarted_rank_of_the_same_run_leaves_no_ghost() -> None:
 
 
 def test_a_process_that_goes_on_in_the_next_attempt_has_not_ended() -> None:
-    """A rank sets up its groups again: it leaves the first attempt, and its run lives on."""
+    """A rank sets up its groups again: it leaves the first attempt, and its run continues."""
     job, agent = Job(), Reporter()
     assert job.declare("vm:1", 0, 27, agent)
     later = AttemptKey("train", 1)

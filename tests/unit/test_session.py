@@ -88,7 +88,7 @@ def paired(
     return service.view().skew["all_reduce"].total
 
 
-def test_what_is_cut_off_leaves_the_rest_as_it_was() -> None:
+def test_new_rows_keep_their_times() -> None:
     """Two of five rows are known; the other three have the times that were sent with them."""
     came = [NOW - OFFSET - (50 - 10 * i) * S for i in range(5)]
     late = [at + (1 + i) * S for i, at in enumerate(came)]
@@ -97,7 +97,7 @@ def test_what_is_cut_off_leaves_the_rest_as_it_was() -> None:
 
 
 def test_no_rank_joins_in_the_future() -> None:
-    """The node's clock runs wild: what it says of an hour from now has happened by now."""
+    """The node's clock is an hour ahead: a rank joins now at the latest."""
     now = NOW - OFFSET
     assert paired(Service(), [now], [now + 3600 * S]) == 0.0
 
@@ -121,7 +121,7 @@ def test_unnumbered_rows_are_a_resync(stream: Stream) -> None:
 
 
 def test_a_restarted_rank_begins_again(service: Service) -> None:
-    """Another process of the same rank, in the same attempt, counts from 0 and is believed."""
+    """Another process of the same rank, in the same attempt, counts from 0 and is accepted."""
     service.stream(pid=10).send(entries(1, range(5)))
     restarted = service.stream(pid=20)
     restarted.send(entries(1, range(3)))
@@ -139,13 +139,13 @@ def test_backwards_is_refused_and_changes_nothing(stream: Stream) -> None:
 
 
 def test_a_rank_outside_the_group_is_refused(stream: Stream) -> None:
-    """Rank 3 says that it joined a collective of a group of ranks 0 and 1."""
+    """Rank 3 reports a collective of a group of ranks 0 and 1."""
     with pytest.raises(WireError, match=r"entries\.group: rank 3 is no member of group 'TENSOR'"):
         stream.send(entries(1, range(2), rank=1, group=1))
 
 
 def test_limits_of_the_engine_end_the_stream() -> None:
-    """One attempt more than the policy allows is an error of frd's own kind."""
+    """One attempt more than the policy allows is an FrdError."""
     service = Service(Policy(max_attempts=1))
     stream = service.stream()
     with pytest.raises(FrdError):
@@ -153,7 +153,7 @@ def test_limits_of_the_engine_end_the_stream() -> None:
 
 
 def test_node_times_become_aligned(service: Service, stream: Stream) -> None:
-    """The node's clock is 100 s behind: waiting and freshness come out on the service's clock."""
+    """The node's clock is 100 s behind: times of waits and reports are on the service's clock."""
     since = stream.node_now()
     service.now += 3 * S
     stream.watermarks(7, 6, since)
@@ -170,8 +170,8 @@ def test_watermarks_are_of_the_ranks_they_name(service: Service, stream: Stream)
     assert service.rank(3).waiting_in == "collective #5 on default_pg"
 
 
-def test_who_waits_for_nothing_waits_since_never(service: Service) -> None:
-    """A time that there is none of is sent as 0, and is not aligned like any other."""
+def test_no_wait_has_no_start(service: Service) -> None:
+    """The absent time is sent as 0, and is not aligned."""
     service.stream().watermarks(7, 7, NodeNs(0))
     service.shared.watermarks.flush(AlignedNs(service.now))
     attempt = service.engine.attempt(KEY, 4, AlignedNs(service.now))
@@ -179,7 +179,7 @@ def test_who_waits_for_nothing_waits_since_never(service: Service) -> None:
 
 
 def test_an_agent_cannot_know_the_future(service: Service, stream: Stream) -> None:
-    """A node whose clock runs wild claims to know the next hour: it is believed up to now."""
+    """A node whose clock is an hour ahead reports the ranks as seen now."""
     now = stream.node_now()
     stream.send(watermarks([], seen=[0], as_of=now + 3600 * S, sent=now))
     assert service.rank(0).as_of == service.now
@@ -193,8 +193,8 @@ def test_no_rank_waits_since_the_future(service: Service, stream: Stream) -> Non
     assert service.rank(0).waiting_s == pytest.approx(2.0, abs=0.01)
 
 
-def test_an_alignment_counts_from_then_on(service: Service, stream: Stream) -> None:
-    """The node's clock turns out to be 99 s behind, not 100: what comes later is aligned so."""
+def test_a_new_alignment_applies_to_later_messages(service: Service, stream: Stream) -> None:
+    """The node's clock is 99 s behind, not 100: later times are aligned with that."""
     service.now += 10 * S
     stream.watermarks(7, 6, stream.ago(3))
     assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
@@ -213,7 +213,7 @@ def bounded(offset: int, steps: int = 0) -> Alignment:
     )
 
 
-def test_what_waits_is_aligned_again_when_more_is_known(service: Service, stream: Stream) -> None:
+def test_waits_are_aligned_again(service: Service, stream: Stream) -> None:
     """A rank waits for 3 s in a collective and for 2 s in a send; both were aligned by a first
     guess, then the clock becomes known. Their order is that of the node."""
     service.now += 10 * S
@@ -229,8 +229,8 @@ def test_what_waits_is_aligned_again_when_more_is_known(service: Service, stream
     assert service.rank(0).waiting_s == 0  # no rank waits since the future
 
 
-def test_times_of_before_a_step_stay_as_they_were_aligned(service: Service, stream: Stream) -> None:
-    """The node's clock is set: what it showed before says nothing of the new one."""
+def test_times_before_a_step_are_not_aligned_again(service: Service, stream: Stream) -> None:
+    """The node's clock is set: the new clock does not apply to earlier times."""
     service.now += 10 * S
     stream.session.align(bounded(OFFSET))
     stream.watermarks(7, 6, stream.ago(3))
@@ -243,8 +243,8 @@ def test_times_of_before_a_step_stay_as_they_were_aligned(service: Service, stre
     assert service.rank(0).waiting_s == pytest.approx(4.0, abs=0.01)
 
 
-def test_a_step_and_what_is_learned_after_it_in_one_tick(service: Service, stream: Stream) -> None:
-    """The node's clock is set, and a ping shows more of it before anything was applied."""
+def test_a_step_and_a_ping_in_one_tick(service: Service, stream: Stream) -> None:
+    """The node's clock is set, and a ping shows more of it before anything is applied."""
     service.now += 10 * S
     stream.session.align(bounded(OFFSET))
     stream.watermarks(7, 6, stream.ago(3))
@@ -255,7 +255,7 @@ def test_a_step_and_what_is_learned_after_it_in_one_tick(service: Service, strea
 
 
 def test_a_clock_aligns_its_own_ranks_only(service: Service) -> None:
-    """Another agent has taken the ranks over, under another clock; the first still has a stream."""
+    """Another agent has taken over the ranks, with another clock; the first still has a stream."""
     first = service.stream("a")
     second = service.stream("b")
     service.now += 10 * S
@@ -279,7 +279,7 @@ def test_a_row_after_its_watermark_changes_no_head(service: Service, stream: Str
 
 
 def test_an_unknown_clock_aligns_nothing_again(service: Service, stream: Stream) -> None:
-    """A clock that was known is lost: what was aligned by it is as good as it can be."""
+    """A known clock becomes unknown: earlier times stay as they were aligned."""
     stream.session.align(bounded(OFFSET))
     service.now += 10 * S
     stream.watermarks(7, 6, stream.ago(3))
@@ -288,8 +288,8 @@ def test_an_unknown_clock_aligns_nothing_again(service: Service, stream: Stream)
     assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
 
 
-def test_the_engine_hears_how_good_a_clock_is_now(service: Service, stream: Stream) -> None:
-    """A ping bounds a clock that nothing had bounded: to a few milliseconds."""
+def test_the_engine_gets_the_uncertainty_of_a_clock(service: Service, stream: Stream) -> None:
+    """A ping bounds the clock to a few milliseconds."""
     attempt = service.engine.attempt(KEY, 4, AlignedNs(NOW))
     assert attempt.snapshot(AlignedNs(NOW)).moment(0, AlignedNs(NOW)).uncertainty_ns is None
     stream.session.align(bounded(OFFSET)._replace(now_ns=AlignedNs(NOW)))
@@ -306,7 +306,7 @@ def test_ranks_of_one_agent_share_a_clock() -> None:
     assert revisions.session_number(("boot", "a")) == first
 
 
-def test_ever_new_sessions_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent restarts for ever: sessions that open a stream now and then keep their numbers."""
     monkeypatch.setattr(revisions_module, "MAX_SESSIONS", 8)
     revisions = Revisions()
@@ -338,8 +338,8 @@ def test_statuses_and_channels_reach_the_engine(service: Service, stream: Stream
     assert shown.rank == 3
 
 
-def test_an_old_stream_that_ends_late_takes_nothing_away(service: Service) -> None:
-    """The agent has reconnected before its old stream ends: its ranks have not lost it."""
+def test_an_old_stream_that_ends_late(service: Service) -> None:
+    """The agent has reconnected before its old stream ends: its ranks are still connected."""
     owners = RankOwners()
     old, new = service.stream(), service.stream()
     owners.claim(old.session)
@@ -351,7 +351,7 @@ def test_an_old_stream_that_ends_late_takes_nothing_away(service: Service) -> No
 
 
 def test_a_rank_that_is_declared_later_has_the_next_index(service: Service) -> None:
-    """Dumps are asked for by it: the third rank of a stream is not its first."""
+    """Dumps are requested by index: a third rank of a stream has index 2."""
     owners = RankOwners()
     stream = service.stream()
     owners.claim(stream.session)
@@ -370,7 +370,7 @@ def test_revisions_are_forgotten_with_the_engine(service: Service) -> None:
     assert service.shared.revisions.ranks(KEY) == set()
 
 
-def test_a_rank_that_restarts_for_ever_fills_no_memory() -> None:
+def test_processes_of_a_rank_are_bounded() -> None:
     """Thousands of processes of one rank in one attempt: few of them are remembered."""
     revisions = Revisions()
     for pid in range(1000):
@@ -381,8 +381,9 @@ def test_a_rank_that_restarts_for_ever_fills_no_memory() -> None:
     assert revisions.ranks(KEY) == {0}
 
 
-def test_what_no_agent_read_is_counted_when_another_takes_over(service: Service) -> None:
-    """An agent dies, the next one comes in time; then the ring forgets 8 to 10 before a third."""
+def test_unread_entries_are_counted_at_a_takeover(service: Service) -> None:
+    """An agent dies, and the next one loses nothing; before a third one, 8 to 10 are
+    overwritten."""
     service.stream("a").send(entries(1, range(5)))
     second = service.stream("b")
     second.send(entries(1, range(3, 5)))
@@ -394,8 +395,8 @@ def test_what_no_agent_read_is_counted_when_another_takes_over(service: Service)
     assert service.view().gap_entries == 3
 
 
-def test_groups_that_are_not_counted_each_by_itself_have_no_gaps(service: Service) -> None:
-    """torchcomms numbers the ops of all groups together, so a group's numbers have holes."""
+def test_groups_without_their_own_numbers_have_no_gaps(service: Service) -> None:
+    """torchcomms numbers the ops of all groups together, so the numbers of a group have holes."""
     service.stream("a").send(entries(1, range(5)))
     second = service.stream("b")
     second.send(replace(entries(1, range(8, 10)), seq=np.array([8, 11])))

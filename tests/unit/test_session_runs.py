@@ -85,8 +85,8 @@ def pids(service: Service) -> list[int]:
     return [rank.info.pid for rank in service.view().ranks]
 
 
-def test_what_the_second_run_reports_is_dropped_and_acknowledged() -> None:
-    """Rows, watermarks and ends of the second launch change nothing, and break nothing."""
+def test_reports_of_the_second_run_are_dropped() -> None:
+    """Rows, watermarks and ends of the second launch have no effect; rows are acknowledged."""
     service = Service()
     agent = Agent(service, (FIRST, SECOND))
     agent.send(entries(1, range(5)))
@@ -123,7 +123,7 @@ def test_the_second_run_counts_once_the_first_has_ended() -> None:
 
 
 def test_an_agent_without_runs_keeps_its_stream() -> None:
-    """An older agent reports two live processes of one rank: the later one counts, nothing ends."""
+    """An older agent reports two live processes of one rank: the later one is watched."""
     service = Service()
     owners = RankOwners()
     stream = service.stream()
@@ -140,8 +140,8 @@ def test_an_agent_without_runs_keeps_its_stream() -> None:
     assert enqueued(service) == 4
 
 
-def test_ranks_without_an_agent_that_reports_are_unwatched() -> None:
-    """The agent goes: ranks that had not ended are unwatched since it was last heard of."""
+def test_ranks_without_a_reporting_agent_are_unwatched() -> None:
+    """The agent is gone: ranks that had not ended are unwatched since its last message."""
     service = Service()
     stream = Stream(service, service.session(), "s", 10)
     stream.send(Statuses((RankStatus(1, RankState.FINISHED, stream.node_now()),)))

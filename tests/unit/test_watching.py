@@ -60,8 +60,8 @@ def test_no_agent_at_all() -> None:
     assert "has not evaluated yet" in blind(state(evaluated_at=None))[0]
 
 
-def test_an_agent_is_gone_under_ranks_that_had_not_ended() -> None:
-    """The sentence names job, node, age and ranks; ranks that finished are not missed."""
+def test_an_agent_of_running_ranks_is_gone() -> None:
+    """The sentence names job, node, age and ranks; ranks that finished are not named."""
     job = attempt([LIVE, LIVE, LIVE, FINISHED])
     nodes = [node("a", (0,)), node("b", (1, 2, 3), up=False, heard_s=185.0)]
     shown = watching_json(state([job], nodes))
@@ -95,13 +95,13 @@ def test_an_agent_that_is_silent_or_expected() -> None:
 
 
 def test_ranks_that_have_not_been_seen() -> None:
-    """Half of a job starts without frd: what is seen of the other half is not the whole."""
+    """Half of a job starts without frd: the other half is named."""
     (text,) = blind(state([attempt([LIVE, LIVE], world=4)], [node("a", (0, 1))]))
     assert text.startswith("train: ranks 2-3 of 4 have not been seen: do they start with")
 
 
 def test_one_job_only() -> None:
-    """Another job's gone agent does not concern who asks for this one."""
+    """The gone agent of another job is not mentioned for this job."""
     other = attempt([LIVE], key=AttemptKey("other", 0))
     nodes = [node("a", (0,)), replace(node("b", (), up=False), ranks={other.key: (0,)})]
     seen = state([attempt([LIVE]), other], nodes)
@@ -111,8 +111,8 @@ def test_one_job_only() -> None:
     assert (shown["jobs"], shown["ranks"], shown["agents"]) == (1, 1, 1)
 
 
-def test_durations_are_what_people_say() -> None:
-    """Two units at most, and none that is nought."""
+def test_durations() -> None:
+    """Two units at most, and no unit that is zero."""
     said = {-1: "0.0 s", 0.44: "0.4 s", 9.96: "10 s", 59: "59 s", 59.7: "1 min", 3570: "1 h"}
     said |= {7500: "2 h 5 min", 86_399: "1 d", 273_600: "3 d 4 h", 200: "3 min"}
     assert {seconds: duration_text(seconds) for seconds in said} == said
