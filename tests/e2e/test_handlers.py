@@ -1,4 +1,4 @@
-"""torch's real worker server, well, stuck, stopped and gone; and servers that misbehave."""
+"""torch's real worker server, healthy, stuck, stopped and gone; and servers that misbehave."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def failure(ask: Awaitable[bytes]) -> Exception:
 
 @pytest.mark.torch
 async def test_a_rank_answers(standing_rank: Callable[[str], Any]) -> None:
-    """A rank lists its handlers, dumps its ring, and says which question it does not know."""
+    """A rank lists its handlers and dumps its ring; an unknown handler is an error."""
     handlers = Handlers(standing_rank("sleep").socket)
     assert {"fr_trace_json", "ping", "dump_traceback"} <= set(await handlers.names())
     body = await handlers.ask("fr_trace_json", backend="nccl 2&x=1")
@@ -66,7 +66,7 @@ async def test_a_stopped_rank_is_silent_then_well_then_gone(
 
 
 def test_no_server_listens(tmp_path: Path) -> None:
-    """An absent socket and one that its process left behind are both refusals."""
+    """An absent socket, and a socket without a process, are refusals."""
     left = tmp_path / "left.sock"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(left))
@@ -75,7 +75,7 @@ def test_no_server_listens(tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_no_socket(tmp_path: Path) -> None:
-    """A plain file, or a path longer than the kernel takes, says nothing about the rank."""
+    """A plain file, or a path that is too long for the kernel, is an error that names the path."""
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / ("x" * 120)):
         failed = asyncio.run(failure(Handlers(path).ask("ping")))
@@ -108,7 +108,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 async def test_odd_servers(
     tmp_path: Path, answer: bytes, error: type[Exception] | None, expected: str
 ) -> None:
-    """Whatever a server sends, the answer is read, or refused with the reason, within bounds."""
+    """Any answer of a server is read, or refused with a reason, within limits of size."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

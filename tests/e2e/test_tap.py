@@ -206,7 +206,7 @@ def test_a_run_directory_with_a_long_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("last", ["", "fail x"])
 def test_an_unusable_run_directory_changes_nothing_but_stderr(tmp_path: Path, last: str) -> None:
-    """Output and exit code are those of a run without frd; each part says one line."""
+    """Output and exit code are those of a run without frd; exec and tap warn in one line each."""
 
     def run(run_dir: Path | None) -> tuple[int, str, list[str]]:
         with puppets(1, run_dir) as [rank]:

@@ -1,4 +1,5 @@
-"""The simulated job by itself: deterministic, and it never stops without a fault."""
+"""The simulated job by itself: its dumps look like real ones, and it never stops without a
+fault."""
 
 from __future__ import annotations
 
@@ -11,31 +12,10 @@ import pytest
 from frd.flight.decode import parse
 from frd.flight.names import parse_profiling_name
 from frd_agent import tap
-from tests.sim.faults import FaultKind, draw_fault
+from tests.sim.faults import FaultKind
 from tests.sim.jobs import DEEP, GLOO, PLAN, PLANS, broken, entries, job_of
 from tests.sim.ops import S
 from tests.sim.programs import JobPlan, draw_plan
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_one_seed_is_one_job(seed: int) -> None:
-    """The same seed gives the same dumps, byte for byte, faults and all."""
-
-    def dumps() -> list[bytes]:
-        dice = random.Random(seed)
-        plan = draw_plan(dice, world=8)
-        job = job_of(plan, seed)
-        for second in range(10, 50, 10):
-            job.advance(second * S)
-            if (fault := draw_fault(dice, plan, job)) is not None:
-                job.inject(fault)
-        job.advance(50 * S)
-        alive = [rank for rank in job.ranks if rank.alive]
-        return [
-            rank.dump(h) + repr(rank.counters()).encode() for rank in alive for h in rank.handlers
-        ]
-
-    assert dumps() == dumps()
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -17,6 +17,7 @@ With sockets or processes:
   and job; `findings`, `get` and `metric` read a daemon, `frd` runs the command line.
 - `cluster`: a service and agents that a test kills and starts again, around the scripted ranks of
   `training`; `account` compares what they recorded with the journal.
+- `puppets`: real gloo ranks that do what a test commands.
 - `streams.serving`: a real service process, `peer`: a scripted agent of it. `collector.serving`: a
   scripted service for a real agent, which `collector.agent` starts.
 - `http_api`: the real HTTP API over a fixed state; `http_service`: a scripted API for commands, one

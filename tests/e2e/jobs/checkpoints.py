@@ -1,6 +1,6 @@
-"""Steps, and now and then a checkpoint on rank 0 while all others wait: CHECKPOINTS SECONDS [hang].
+"""Steps, and some checkpoints of rank 0 while all others wait: CHECKPOINTS SECONDS [hang].
 
-At last rank 0 may hang in the middle of its work.
+With ``hang``, rank 0 hangs at the end.
 """
 
 import sys

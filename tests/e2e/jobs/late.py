@@ -1,4 +1,4 @@
-"""Two ranks come late, one now and then by much, one always by little; all write down when."""
+"""Two ranks are late, one rarely by much, one always by little; all ranks record when they join."""
 
 import argparse
 import time

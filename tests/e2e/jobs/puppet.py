@@ -1,6 +1,6 @@
-"""A rank on strings: does what each line on stdin says and answers `done` when it is done.
+"""A rank that executes the commands on its stdin, and prints `done` after each.
 
-An ordinary torch script that knows nothing of frd; the tests of the tap pull the strings.
+An ordinary torch script that knows nothing of frd; `tests.world.puppets` sends the commands.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def overflow() -> None:
 
 
 def child(mib: str) -> None:
-    """A forked one takes memory, and keeps it as long as this process lives."""
+    """A forked child takes memory, and keeps it as long as this process lives."""
     ours, theirs = os.pipe()
     if os.fork() == 0:
         os.close(theirs)

@@ -1,8 +1,8 @@
 """A gloo job that runs until it is killed: all_reduce after all_reduce, each rank at its own pace.
 
-PAUSE seconds between two; rank LATE needs EXTRA seconds more. Once the file STOP exists that rank
-joins no more. Nothing here sleeps: under libfaketime, which the clock's tests put ranks into,
-``time.sleep`` of Python 3.11 and later fails.
+PAUSE seconds between two; rank LATE needs EXTRA seconds more, and joins no more while the file STOP
+exists. Nothing here sleeps: under libfaketime, which the tests of clocks use, ``time.sleep`` of
+Python 3.11 and later fails.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A healthy job that looks odd: subgroups, uneven steps, a long pause of all ranks, and memory that
-grows for a while, on one rank twice as much, and then stays."""
+"""A healthy job with subgroups, uneven steps, a long pause of all ranks, and memory that grows for
+a
+while, on one rank twice as much, and then stays."""
 
 import argparse
 import random

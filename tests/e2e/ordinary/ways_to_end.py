@@ -1,8 +1,8 @@
 """Twelve ranks of one job, each of which ends in a different way on request.
 
 Forked from one process, so that torch is loaded once; `main` waits for them as a launcher does and
-prints how the kernel says they ended. A rank goes when its file appears in the folder that is the
-first argument.
+prints the wait status of each. A rank ends when its file appears in the folder that is the first
+argument.
 """
 
 from __future__ import annotations
