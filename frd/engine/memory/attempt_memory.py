@@ -44,7 +44,6 @@ class Memory:
     """All memory series of one attempt. Handles are ints and stay valid."""
 
     def __init__(self, policy: Policy) -> None:
-        self._limit = policy.max_memory_series
         self._handles: dict[tuple[SeriesInfo, str], int] = {}
         self._pools: dict[tuple[str, str, int], int] = {}
         self._near: dict[tuple[int, int], list[int]] = {}
@@ -53,18 +52,15 @@ class Memory:
         self._series = Series(policy)
         self._inbox = Inbox(self._series)
         numbers = count(1)
-        self._incidents = Incidents(self._series, numbers, policy)
-        self._leaks = Leaks(self._series, numbers, policy)
+        self._incidents = Incidents(self._series, numbers)
+        self._leaks = Leaks(self._series, numbers)
         self._order: Int64s = np.zeros(0, np.int64)
         """Rows sorted by rank; with `_ordered`, what a view needs of each series."""
         self._ordered: tuple[SeriesInfo, ...] = ()
 
     def adopt(self, policy: Policy) -> None:
         """Judge by another policy from now on; see `Engine.adopt`."""
-        self._limit = policy.max_memory_series
         self._series.adopt(policy)
-        self._incidents.adopt(policy)
-        self._leaks.adopt(policy)
 
     def series(self, info: SeriesInfo, *, node: str = "", source: str = "") -> int:
         """The handle of a series; what is known of it stays until its rank is forgotten.
@@ -74,7 +70,7 @@ class Memory:
         """
         handle = self._handles.get((info, source))
         if handle is None:
-            if self._series.count >= self._limit:
+            if self._series.count >= self._series.policy.max_memory_series:
                 self._turned_away += 1
                 return -1
             handle = self._handles[info, source] = self._series.count

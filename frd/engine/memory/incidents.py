@@ -30,7 +30,6 @@ from frd.engine.memory.onset import (
 )
 from frd.engine.memory.rise import Failure, MemoryRise, failed_rise, rise_of
 from frd.engine.memory.series import Series
-from frd.engine.policy import Policy
 from frd.model import AlignedNs, Int64s, Kind
 
 WAIT_NS: Final = SECOND // 2
@@ -50,22 +49,14 @@ _STEADY_FACTOR: Final = 3
 class Incidents:
     """The incidents over the series of one attempt, whose `incident` column it keeps."""
 
-    def __init__(self, series: Series, numbers: Iterator[int], policy: Policy) -> None:
+    def __init__(self, series: Series, numbers: Iterator[int]) -> None:
         self._series = series
         self._numbers = numbers
-        self.adopt(policy)
         self._known: list[MemoryIncident] = []
         """Those that are not over."""
         self._waiting: dict[tuple[bool, int], AlignedNs] = {}
         """Since when the rise of a rank has waited for samples of other ranks."""
         self._failures: list[Failure] = []
-
-    def adopt(self, policy: Policy) -> None:
-        self._calm_at = -1
-        """The revision of the series at the last look, if nothing rises or is awaited: until the
-        series change, there is nothing new."""
-        self._policy = policy
-        self._link_ns = round(policy.memory_link_s * SECOND)
 
     def add_failure(self, failure: Failure) -> None:
         self._failures.append(failure)
@@ -74,12 +65,10 @@ class Incidents:
         """The incidents that there are, and those that are over since the last call. Cheap while
         nothing rises or fails."""
         series = self._series
-        if not (self._known or self._failures):
-            rising = series.rising[: series.count]
-            if series.revision == self._calm_at or not rising.any():
-                return []
+        if not (self._known or self._failures or series.rising[: series.count].any()):
+            return []
         for on_host in (False, True):
-            rises = current_rises(series, on_host=on_host, policy=self._policy)
+            rises = current_rises(series, on_host=on_host, policy=series.policy)
             self._take_failures(rises, on_host, now)
             for incident in self._on_side(on_host):
                 self._update_incident(incident, rises)
@@ -88,8 +77,6 @@ class Incidents:
         for incident in found:
             incident.over = incident.over or self._over(incident, now)
         self._known = [incident for incident in found if not incident.over]
-        is_calm = not (found or self._failures or self._waiting)
-        self._calm_at = series.revision if is_calm else -1
         return found
 
     def _on_side(self, on_host: bool) -> list[MemoryIncident]:
@@ -126,9 +113,9 @@ class Incidents:
     ) -> MemoryIncident:
         """A new incident, which the rise at `trigger` shows."""
         limit = int(rises.hi[trigger])
-        alive = covered.rank[covered.newest >= limit - self._link_ns]
+        alive = covered.rank[covered.newest >= limit - self._series.link_ns]
         ranks = len(np.union1d(alive, rises.rank[trigger]))
-        cause = first_cause(rises, trigger, ranks, self._policy)
+        cause = first_cause(rises, trigger, ranks, self._series.policy)
         limit = int(rises.hi[cause.first].min())
         incident = MemoryIncident(
             number=next(self._numbers),
@@ -158,7 +145,7 @@ class Incidents:
 
     def _is_leak(self, rise: MemoryRise) -> bool:
         mean = rise.risen_bytes / max(rise.took_s, 1e-9)
-        slow = rise.took_s >= self._policy.memory_link_s
+        slow = rise.took_s >= self._series.policy.memory_link_s
         return slow and mean / _STEADY_FACTOR <= rise.bytes_per_s <= mean * _STEADY_FACTOR
 
     def _add_first_ranks(
@@ -171,7 +158,7 @@ class Incidents:
         """Name ranks that may have risen first."""
         for place in places.tolist():
             rank, row = int(rises.rank[place]), int(rises.row[place])
-            if incident.name(rank, row, self._policy.max_suspects):
+            if incident.name(rank, row, self._series.policy.max_suspects):
                 onset, why = (int(rises.lo[place]), int(rises.hi[place])), failures.get(rank, [])
                 incident.rises[rank] = (
                     rise_of(self._series, row, onset, why)
@@ -199,17 +186,18 @@ class Incidents:
 
     def _update_incident(self, incident: MemoryIncident, rises: Rises) -> None:
         """Add ranks that rise now; drop unknown ranks whose new samples show no earlier rise."""
-        free = (rises.incident == 0) & rises.visible & (rises.lo <= incident.last + self._link_ns)
+        link_ns = self._series.link_ns
+        free = (rises.incident == 0) & rises.visible & (rises.lo <= incident.last + link_ns)
         early = rises.lo <= incident.limit
         lead = max((rise.risen_bytes for rise in incident.rises.values()), default=0)
-        can_be_cause = matters(rises, lead) & (rises.hi >= incident.limit - self._link_ns)
+        can_be_cause = matters(rises, lead) & (rises.hi >= incident.limit - link_ns)
         self._add_first_ranks(incident, rises, np.flatnonzero(free & early & can_be_cause), {})
         self._add_victims(incident, rises, np.flatnonzero(free & ~early))
         covered = Coverage(self._series, incident.on_host)
         soon_after = rises.rank[
             (rises.incident == incident.number) & (rises.lo <= incident.limit + _SAME_PHASE_NS)
         ]
-        alive = np.count_nonzero(covered.newest >= incident.limit - self._link_ns)
+        alive = np.count_nonzero(covered.newest >= incident.limit - link_ns)
         incident.nearly_all_rose |= bool(
             len(soon_after) > 2 and len(soon_after) >= NEARLY_ALL * alive
         )
@@ -233,12 +221,12 @@ class Incidents:
         if now < incident.keep_until or bool((series.incident[rows] == incident.number).any()):
             return ""
         if not len(rows):
-            return f"no allocation has failed for {self._policy.memory_settle_s:.0f} s"
+            return f"no allocation has failed for {self._series.policy.memory_settle_s:.0f} s"
         if bool((series.value[rows] < 0).all()):
             return "its processes were replaced"
         settled = series.high[rows] + series.visible[rows] >= series.grown_to[rows]
         if settled.any():
-            return f"memory has not changed for {self._policy.memory_settle_s:.0f} s"
+            return f"memory has not changed for {self._series.policy.memory_settle_s:.0f} s"
         return "memory fell back"
 
     # -- failures ----------------------------------------------------------------------------
@@ -260,7 +248,7 @@ class Incidents:
         related = [
             incident
             for incident in self._on_side(on_host)
-            if at <= incident.last + self._link_ns or incident.rows.keys() & by_rank.keys()
+            if at <= incident.last + self._series.link_ns or incident.rows.keys() & by_rank.keys()
         ]
         incident = next((one for one in related if one.kind is Kind.OOM), None)
         if incident is None:
@@ -272,7 +260,7 @@ class Incidents:
         for rank, failures in by_rank.items():
             self._ran_out(incident, rank, failures)
         incident.last = max(incident.last, at)
-        incident.keep_until = at + round(self._policy.memory_settle_s * SECOND)
+        incident.keep_until = at + round(self._series.policy.memory_settle_s * SECOND)
 
     def _new_oom(
         self, rises: Rises, on_host: bool, by_rank: dict[int, list[Failure]]
@@ -302,7 +290,7 @@ class Incidents:
         if rank not in incident.rows and onset[0] > incident.limit:
             incident.victims.add(rank)
         elif rank not in incident.rows:
-            if incident.name(rank, -1, self._policy.max_suspects):
+            if incident.name(rank, -1, self._series.policy.max_suspects):
                 incident.rises[rank] = failed_rise(rank, onset, failures)
         elif rank in incident.rises:
             row, rise = incident.rows[rank], incident.rises[rank]

@@ -16,7 +16,6 @@ from frd.engine.memory.incident import MemoryIncident
 from frd.engine.memory.onset import NEARLY_ALL
 from frd.engine.memory.rise import leak_rise
 from frd.engine.memory.series import Series
-from frd.engine.policy import Policy
 from frd.model import Bools, Int64s, Kind
 
 _CONFIRMED: Final = 2
@@ -26,14 +25,10 @@ _CONFIRMED: Final = 2
 class Leaks:
     """The leaks over the series of one attempt: one incident for devices, one for hosts."""
 
-    def __init__(self, series: Series, numbers: Iterator[int], policy: Policy) -> None:
+    def __init__(self, series: Series, numbers: Iterator[int]) -> None:
         self._series = series
         self._numbers = numbers
-        self._policy = policy
         self._known: dict[bool, MemoryIncident] = {}
-
-    def adopt(self, policy: Policy) -> None:
-        self._policy = policy
 
     def update(self) -> list[MemoryIncident]:
         """The leaks that there are, and those that are over since the last call."""
@@ -55,7 +50,7 @@ class Leaks:
 
     def _measure(self) -> bool:
         """Judge the series that have a new floor; returns whether there are any."""
-        series, policy = self._series, self._policy
+        series, policy = self._series, self._series.policy
         row = series.trend.take_news()
         row = row[series.watched[row]]
         if not len(row):
@@ -72,7 +67,7 @@ class Leaks:
 
     def _name_ranks(self, incident: MemoryIncident | None, on_host: bool) -> MemoryIncident | None:
         """Name every rank that certainly leaks, in a new incident if there is none."""
-        series, policy = self._series, self._policy
+        series, policy = self._series, self._series.policy
         seen = np.where(self._on_side(on_host), series.leak_seen[: series.count], 0)
         for row in _own(series, np.flatnonzero(seen >= _CONFIRMED)):
             incident = incident or self._new(on_host, np.flatnonzero(seen))

@@ -129,23 +129,26 @@ class Series(GrowingColumns):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
-        self._policy = policy
+        self.policy = policy
         self.infos: list[SeriesInfo] = []
         """By row."""
-        self.revision = 0
-        """Changes with all that could make a rise begin, go on or end."""
         self.bins = Bins()
         self.trend = Trend(policy.memory_leak_window_s)
 
     def adopt(self, policy: Policy) -> None:
-        if policy.memory_leak_window_s != self._policy.memory_leak_window_s:
+        if policy.memory_leak_window_s != self.policy.memory_leak_window_s:
             self.trend = Trend(policy.memory_leak_window_s)
             self.trend.reserve(self.count)
-        self._policy = policy
+        self.policy = policy
+
+    @property
+    def link_ns(self) -> int:
+        """Ranks whose memory begins to rise within this long of each other are one incident."""
+        return round(self.policy.memory_link_s * SECOND)
 
     @property
     def _warmup_ns(self) -> int:
-        return round(self._policy.memory_warmup_s * SECOND)
+        return round(self.policy.memory_warmup_s * SECOND)
 
     def reserve(self, count: int) -> None:
         super().reserve(count)
@@ -154,7 +157,6 @@ class Series(GrowingColumns):
 
     def forget(self, row: Int64s) -> None:
         """Drop all samples of these rows; the series stay declared."""
-        self.revision += 1
         self.clear_rows(row, keep=_KEPT)
         self.bins.clear_rows(row)
         self.trend.clear_rows(row)
@@ -166,7 +168,6 @@ class Series(GrowingColumns):
 
         A value of -1 is no sample; every row has one.
         """
-        self.revision += 1
         row, values = columns.series.astype(np.int64, copy=False), columns.values
         begin, end = columns.begin_ns, columns.end_ns
         n, moments = values.shape
@@ -205,10 +206,10 @@ class Series(GrowingColumns):
         changed |= self.visible[row] == 0
         if changed.any():
             row, capacity = row[changed], capacity[changed]
-            share = min(_SMALL_SHARE, self._policy.memory_min_rise_share)
+            share = min(_SMALL_SHARE, self.policy.memory_min_rise_share)
             small = np.minimum((capacity * share).astype(np.int64), _SMALL_BYTES)
             self.capacity[row] = capacity
-            self.visible[row] = np.maximum(small, self._policy.memory_min_rise_bytes)
+            self.visible[row] = np.maximum(small, self.policy.memory_min_rise_bytes)
 
     def _follow(self, row: Int64s, begin: Int64s, end: Int64s, values: Int64s) -> None:
         """Sample by sample, all these series together: where rises begin, continue and end."""
@@ -279,7 +280,7 @@ class Series(GrowingColumns):
 
     def _judge(self, row: Int64s) -> None:
         """Which of these rises are worth a finding, and which have found their level."""
-        policy = self._policy
+        policy = self.policy
         row = row[self.rising[row]]
         enough = np.maximum(self.visible[row], (self.peak[row] - self.high[row]) // 4)
         grows = self.peak[row] > self.grown_to[row] + enough // _GROWTH_PARTS
@@ -295,7 +296,7 @@ class Series(GrowingColumns):
         large &= high | (soon & (self.rate[row] > 0))
         reportable = row[large & ~young & (self.reportable_at[row] == 0)]
         self.reportable_at[reportable] = self.end[reportable]
-        patience = np.full(len(row), round(policy.memory_link_s * SECOND))
+        patience = np.full(len(row), self.link_ns)
         patience[self.peak[row] - self.high[row] < self.visible[row]] = _SMALL_SETTLE_NS
         patience[self._began_young(row)] = _YOUNG_SETTLE_NS
         patience[self.incident[row] > 0] = round(policy.memory_settle_s * SECOND)
@@ -365,7 +366,7 @@ class Series(GrowingColumns):
         """Compute the band from the bins; without bins it stays."""
         usual = self.bins.usual(row, self.first[row] + self._warmup_ns)
         row, moves = usual.row, usual.high - usual.low
-        least = self._policy.memory_min_rise_bytes // _SLACK_OF_MIN
+        least = self.policy.memory_min_rise_bytes // _SLACK_OF_MIN
         share = _SLACK + _SLACK_BINS / usual.bins
         self.slack[row] = np.maximum((moves * share).astype(np.int64), least)
         self.low[row], self.high[row], self.known[row] = usual.low, usual.high, True

@@ -81,9 +81,10 @@ def owners(
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """Which ranks, by number, use a device; valid until its processes or the ranks change."""
+    """Which ranks, by number, use a device."""
 
-    pids: frozenset[int]
+    known: object
+    """The processes and the ranks from which this follows."""
     ranks: list[int]
     owned: dict[int, int]
     """By rank, which of the device's processes is the rank's."""
@@ -103,28 +104,21 @@ class Gpus:
         """By device."""
 
     def read(self, look: Look, targets: Sequence[Target]) -> Part:
-        self._follow(targets)
+        self._targets = {target.number: target for target in targets}
         self.devices = look.devices
         part = Part(look.begin_ns, look.end_ns)
+        ranks = [(t.number, t.attempt, t.pid, t.said_pid, t.devices) for t in targets]
         for device in self.devices:
-            part.readings += self._readings(device)
+            known = frozenset(device.processes), ranks
+            use = self._uses.get(device.uuid)
+            if use is None or use.known != known:
+                use = self._uses[device.uuid] = self._learn(device, known)
+            part.readings += self._readings(device, use)
         for uuid, why in look.lost.items():
             part.events += self._lost(uuid, why, look.end_ns)
         return part
 
-    def _follow(self, targets: Sequence[Target]) -> None:
-        """The mapping is computed again only if an input has changed."""
-        known = {target.number: target for target in targets}
-        if known.keys() != self._targets.keys() or any(
-            _who(target) != _who(self._targets[number]) for number, target in known.items()
-        ):
-            self._uses.clear()
-        self._targets = known
-
-    def _readings(self, device: DeviceReading) -> Iterator[Reading]:
-        use = self._uses.get(device.uuid)
-        if use is None or use.pids != device.processes.keys():
-            use = self._uses[device.uuid] = self._learn(device)
+    def _readings(self, device: DeviceReading, use: _Use) -> Iterator[Reading]:
         for number in use.ranks:
             yield self._reading(number, SeriesKind.DEVICE_USED, device, device.used)
         for number, pid in use.owned.items():
@@ -135,14 +129,14 @@ class Gpus:
         series = SeriesInfo(number, kind, device.uuid)
         return Reading(self._targets[number].attempt, series, device.total, used)
 
-    def _learn(self, device: DeviceReading) -> _Use:
+    def _learn(self, device: DeviceReading, known: object) -> _Use:
         uuid, targets = device.uuid, list(self._targets.values())
         digits = device_key(uuid).replace("-", "")
         if len(digits) == 32:
             self.names[bytes.fromhex(digits)] = uuid
         owned = owners(uuid, list(device.processes), targets, self._space)
         using = owned.keys() | {target.number for target in users(uuid, targets)}
-        return _Use(frozenset(device.processes), sorted(using), dict(sorted(owned.items())))
+        return _Use(known, sorted(using), dict(sorted(owned.items())))
 
     def _lost(self, uuid: str, why: str, at_ns: int) -> list[MemoryEvent]:
         use = self._uses.pop(uuid, None)
@@ -152,7 +146,3 @@ class Gpus:
             MemoryEvent(number, MemoryEventKind.DEVICE_LOST, NodeNs(at_ns), uuid, detail=why)
             for number in sorted(using & self._targets.keys())
         ]
-
-
-def _who(target: Target) -> tuple[int, int | None, int, tuple[str, ...]]:
-    return target.attempt, target.pid, target.said_pid, target.devices
