@@ -7,16 +7,19 @@ from typing import Final
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from frd.model import SeriesInfo, SeriesKind
+from frd.model import SeriesKind
 from frd_agent.memory.watch import MemoryView
 
 _OF_RANKS: Final = (
+    ("frd_rank_gpu_memory_bytes",
+     "Device memory of the rank's process, torch's allocator and all libraries together.",
+     SeriesKind.PROCESS_USED, ["job", "rank", "gpu"]),
     ("frd_rank_torch_reserved_bytes", "Device memory that torch's allocator of the rank holds.",
-     SeriesKind.TORCH_RESERVED),
+     SeriesKind.TORCH_RESERVED, ["job", "rank"]),
     ("frd_rank_torch_allocated_bytes", "Device memory in tensors of the rank.",
-     SeriesKind.TORCH_ALLOCATED),
+     SeriesKind.TORCH_ALLOCATED, ["job", "rank"]),
     ("frd_rank_host_memory_bytes", "Host memory of the rank's process and its children.",
-     SeriesKind.HOST_USED),
+     SeriesKind.HOST_USED, ["job", "rank"]),
 )  # fmt: skip
 
 
@@ -31,18 +34,10 @@ def memory_metrics(view: MemoryView, who: Callable[[int], tuple[str, int]]) -> I
         total.add_metric([device.uuid], device.total)
     yield used
     yield total
-    own = GaugeMetricFamily(
-        "frd_rank_gpu_memory_bytes",
-        "Device memory of the rank's process, torch's allocator and all libraries together.",
-        labels=["job", "rank", "gpu"],
-    )
-    for (job, rank, gpu), value in _of_devices(view, who).items():
-        own.add_metric([job, str(rank), gpu], value)
-    yield own
-    for name, text, kind in _OF_RANKS:
-        family = GaugeMetricFamily(name, text, labels=["job", "rank"])
-        for (job, rank), value in _of_ranks(view, kind, who).items():
-            family.add_metric([job, str(rank)], value)
+    for name, text, kind, labels in _OF_RANKS:
+        family = GaugeMetricFamily(name, text, labels=labels)
+        for values, used_bytes in _of_ranks(view, kind, who, by_device="gpu" in labels).items():
+            family.add_metric(values, used_bytes)
         yield family
     yield GaugeMetricFamily(
         "frd_agent_driver_silent_seconds",
@@ -51,27 +46,17 @@ def memory_metrics(view: MemoryView, who: Callable[[int], tuple[str, int]]) -> I
     )
 
 
-def _of_devices(
-    view: MemoryView, who: Callable[[int], tuple[str, int]]
-) -> dict[tuple[str, int, str], int]:
-    """Of two attempts that overlap for a moment the newer one counts."""
-    return {
-        (*who(series.rank), series.device): value
-        for series, value in _in_order(view)
-        if series.kind is SeriesKind.PROCESS_USED
-    }
-
-
 def _of_ranks(
-    view: MemoryView, kind: SeriesKind, who: Callable[[int], tuple[str, int]]
-) -> dict[tuple[str, int], int]:
-    """The sum over the devices of a rank."""
-    by_process: dict[int, int] = {}
-    for series, value in _in_order(view):
+    view: MemoryView, kind: SeriesKind, who: Callable[[int], tuple[str, int]], *, by_device: bool
+) -> dict[tuple[str, ...], int]:
+    """By job and rank, and by device or summed over the rank's devices."""
+    sums: dict[tuple[int, str], int] = {}
+    for series, value in view.values.items():
         if series.kind is kind:
-            by_process[series.rank] = by_process.get(series.rank, 0) + value
-    return {who(number): value for number, value in by_process.items()}
-
-
-def _in_order(view: MemoryView) -> list[tuple[SeriesInfo, int]]:
-    return sorted(view.values.items(), key=lambda item: item[0].rank)
+            key = series.rank, series.device if by_device else ""
+            sums[key] = sums.get(key, 0) + value
+    found: dict[tuple[str, ...], int] = {}
+    for (number, device), value in sorted(sums.items()):
+        job, rank = who(number)  # of two attempts that overlap for a moment the newer one counts
+        found[(job, str(rank), device) if by_device else (job, str(rank))] = value
+    return found
