@@ -54,10 +54,11 @@ def _try(number: int) -> str:
 
 
 def _files(mutant: Mutant) -> list[str]:
-    paths = (
-        Path("tests/unit") / name if "/" not in name else name for name in mutant.tests.split()
-    )
-    return [f"{path.parent}/test_{path.name}.py" for path in map(Path, paths)]
+    paths = [Path("tests") / name for name in mutant.tests.split()]
+    return [
+        str(path) if (ROOT / path).is_dir() else f"{path.parent}/test_{path.name}.py"
+        for path in paths
+    ]
 
 
 def _pytest(files: list[str], number: str) -> subprocess.CompletedProcess[str]:

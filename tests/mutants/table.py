@@ -11,8 +11,7 @@ from tests.mutants.edits import Edit, Swap, Without
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`tests` are files of tests/unit, or with their folder, without `test_` and `.py`. One of them
-    must fail."""
+    """`tests` are folders of tests/, or files without `test_` and `.py`. One test must fail."""
 
     package: str
     function: str
@@ -29,33 +28,37 @@ _MATCHING: Final = "frd.engine.matching"
 _HANGS: Final = "frd.engine.hangs"
 _STRAGGLERS: Final = "frd.engine.stragglers"
 _CLOCKS: Final = "frd.engine.clocks"
-_CAUSE: Final = "waits cause cause_inside cause_order cause_mismatch moment incident"
-_LATE: Final = "arrivals judge straggler"
-_MEMORY: Final = "memory_series memory_scenes memory memory_limits"
+_CAUSE: Final = "unit/engine/hangs unit/engine/findings unit/engine/uncertain_order"
+_LATE: Final = "unit/engine/matching unit/engine/stragglers"
+_MEMORY: Final = "unit/engine/memory"
 
 MUTANTS: Final = (
     # -- matching ------------------------------------------------------------------------------
-    Mutant(_MATCHING, "balance", Swap(ast.Sub, ast.Add), "match",
+    Mutant(_MATCHING, "balance", Swap(ast.Sub, ast.Add), "unit/engine/matching",
            "what an all_to_all outputs is added to its input instead of compared with it"),
-    Mutant(_MATCHING, "is_synchronizing", Swap("any", "all"), "match cause_inside",
+    Mutant(_MATCHING, "is_synchronizing", Swap("any", "all"),
+           "unit/engine/matching unit/engine/hangs",
            "a coalesced series is only as strict as its laxest part"),
-    Mutant(_MATCHING, "_arrive", Swap("maximum", "minimum"), "ring tests/property/ring",
+    Mutant(_MATCHING, "_arrive", Swap("maximum", "minimum"),
+           "unit/engine/matching property/open_collectives",
            "the second to last arrival is accumulated as a minimum"),
-    Mutant(_MATCHING, "_span", Swap(ast.Add, ast.Sub), "ring attempt",
+    Mutant(_MATCHING, "_span", Swap(ast.Add, ast.Sub), "unit/engine/matching unit/engine/attempt",
            "a window ends before its last collective"),
-    Mutant(_MATCHING, "OpenCollectives.take", Without("clear_rows"), "ring attempt",
+    Mutant(_MATCHING, "OpenCollectives.take", Without("clear_rows"),
+           "unit/engine/matching unit/engine/attempt",
            "a reused slot starts with the counts of the collective before"),
     Mutant(_MATCHING, "GroupClocks.of", Swap("maximum", "minimum"),
-           "arrivals judge straggler clocks",
+           f"{_LATE} unit/service/agent_clocks",
            "arrivals in a group are compared with the uncertainty of its best clock"),
     Mutant(_MATCHING, "charges", Swap("maximum", "minimum"), _LATE,
            "a rank is charged for time in which the previous collective still ran"),
-    Mutant(_MATCHING, "contradicts", Swap(ast.USub, ast.UAdd), "arrivals clocks",
+    Mutant(_MATCHING, "contradicts", Swap(ast.USub, ast.UAdd),
+           "unit/engine/matching unit/service/agent_clocks",
            "clocks contradict each other while they are within their uncertainty"),
-    Mutant(_MATCHING, "united", Swap(ast.LtE, ast.Lt), "pauses attempt",
+    Mutant(_MATCHING, "united", Swap(ast.LtE, ast.Lt), "unit/engine/matching unit/engine/attempt",
            "one wait that two agents report counts twice"),
     # -- hangs ---------------------------------------------------------------------------------
-    Mutant(_HANGS, "_attend", Swap(ast.Add, ast.Sub), "waits cause cause_inside",
+    Mutant(_HANGS, "_attend", Swap(ast.Add, ast.Sub), "unit/engine/hangs",
            "a rank that completed the seq before is not inside this one"),
     Mutant(_HANGS, "_attend", Swap("argmin", "argmax"), _CAUSE,
            "the last rank to join is named as the first"),
@@ -71,7 +74,8 @@ MUTANTS: Final = (
            "one agent alone convicts a rank of another agent"),
     Mutant(_HANGS, "_gone", Swap("any", "all"), _CAUSE,
            "a process that is known to be stopped is reported as merely silent"),
-    Mutant("frd.engine.findings", "_is_ripe", Swap("min", "max"), "incident tracker attempts",
+    Mutant("frd.engine.findings", "_is_ripe", Swap("min", "max"),
+           "unit/engine/findings unit/engine/attempt_lives",
            "a verdict that grows is never confirmed"),
     # -- stragglers ----------------------------------------------------------------------------
     Mutant(_STRAGGLERS, "_late", Swap("all", "any"), _LATE,
@@ -79,11 +83,11 @@ MUTANTS: Final = (
     Mutant(_STRAGGLERS, "_excuses", Swap(ast.NotEq, ast.Eq), _LATE,
            "a rank is excused by those that waited for it elsewhere"),
     # -- clocks --------------------------------------------------------------------------------
-    Mutant(_CLOCKS, "OffsetBounds.__init__", Swap(ast.Sub, ast.Add), "bounds clock",
+    Mutant(_CLOCKS, "OffsetBounds.__init__", Swap(ast.Sub, ast.Add), "unit/engine/clocks",
            "the first bound on an offset has the wrong sign"),
-    Mutant(_CLOCKS, "OffsetBounds.narrow", Swap(ast.LtE, ast.GtE), "bounds clock",
+    Mutant(_CLOCKS, "OffsetBounds.narrow", Swap(ast.LtE, ast.GtE), "unit/engine/clocks",
            "of two bounds the looser one is kept"),
-    Mutant(_CLOCKS, "_is_cut", Swap(ast.Or, ast.And), "hull clock",
+    Mutant(_CLOCKS, "_is_cut", Swap(ast.Or, ast.And), "unit/engine/clocks",
            "a line stays although one of its sides excludes it"),
     # -- memory --------------------------------------------------------------------------------
     Mutant("frd.engine.memory", "Bins.usual", Swap(ast.Sub, ast.Add), _MEMORY,
@@ -94,12 +98,12 @@ MUTANTS: Final = (
            "of ranks whose onsets overlap the first one seen is the culprit"),
     # -- what carries it -----------------------------------------------------------------------
     Mutant("frd.flight.decode", "_new_group", Swap("sorted", "list"),
-           "flight_decode flight_unpickle tests/property/flight",
+           "unit/flight property/flight",
            "members of a group are in the order of a set"),
-    Mutant("frd.wire.columns", "check_below", Swap(ast.GtE, ast.Gt), "wire",
+    Mutant("frd.wire.columns", "check_below", Swap(ast.GtE, ast.Gt), "unit/wire",
            "the first index that was not declared is accepted"),
-    Mutant("frd_agent.uplink.outbox", "Outbox.ack", Swap(ast.LtE, ast.Lt), "outbox dispatch",
+    Mutant("frd_agent.uplink.outbox", "Outbox.ack", Swap(ast.LtE, ast.Lt), "unit/agent/uplink",
            "the last acknowledged row is sent again, or a row too many is forgotten"),
-    Mutant("frd_agent.memory.samples", "rewind", Swap("reversed", "list"), "memory_samples",
+    Mutant("frd_agent.memory.samples", "rewind", Swap("reversed", "list"), "unit/agent/memory",
            "samples that are sent again go backwards"),
 )  # fmt: skip

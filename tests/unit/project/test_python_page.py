@@ -22,7 +22,7 @@ from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank
 from tests.world.dump_files import as_json, document, entry
 from tests.world.telemetry_files import event, write
 
-PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+PAGE = Path(__file__).parents[3] / "docs" / "python.md"
 TEXT = PAGE.read_text("utf-8")
 PUBLIC = (
     *(RankTrace, Collectives, Collective, Analysis, Trace, RankReport, GroupReport, DumpReport),

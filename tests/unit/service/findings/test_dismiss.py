@@ -14,7 +14,7 @@ from frd.service.journal.payloads import Dismissal, decode_payload, encode_paylo
 from frd.service.journal.replay import replay
 from frd.store.journal import read
 from frd.store.records import Record, RecordKind
-from tests.unit.test_replay import SECOND, START, incident, recorded
+from tests.unit.service.journal.test_replay import SECOND, START, incident, recorded
 from tests.world.evaluated import Evaluated
 from tests.world.job import Job, hanging
 

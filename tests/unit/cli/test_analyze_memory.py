@@ -13,7 +13,7 @@ from frd.cli import FAILED, FINDINGS_PRESENT, USAGE, run
 from frd.errors import TelemetryError
 from frd.model import Confidence, Finding, FindingState, Kind, SeriesKind
 from frd.offline.memory.analysis import MemoryAnalysis
-from tests.unit.test_memory import SCENES
+from tests.unit.engine.memory.test_first_rise import SCENES
 from tests.world.memory import GIB, Job, Row, level, plus, ramp
 from tests.world.telemetry_files import event, of_job, write
 

@@ -23,7 +23,7 @@ from frd.model import GroupInfo
 from frd.offline.output.export import export
 from frd.store.new_path import check_new
 
-TRACES = Path(__file__).parents[3] / "shared" / "traces"
+TRACES = Path(__file__).parents[4] / "shared" / "traces"
 T0 = 1_700_000_000_000_000_000
 WORLD = GroupInfo("0", "default_pg", (0, 1, 2, 3))
 PAIR = GroupInfo("7", "TP_0", (0, 1))

@@ -10,7 +10,7 @@ import pytest
 from frd.flight.stacks.places import MAX_WORKERS, activity_of
 from frd.model import Activity
 
-RECORDED = Path(__file__).parents[1] / "golden" / "stacks"
+RECORDED = Path(__file__).parents[2] / "golden" / "stacks"
 
 SAID = {
     "save": "saving a checkpoint",

@@ -250,11 +250,11 @@ def test_a_killed_writer_loses_nothing_that_was_appended(tmp_path: Path) -> None
     program = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from tests.unit.test_journal import journal, message, write\n"
+        "from tests.unit.store.test_journal import journal, message, write\n"
         "write(journal(Path(sys.argv[1])), [message(n) for n in range(50)])\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=root, check=False)
     assert killed.returncode == -9
     assert replayed(tmp_path) == ([START, *(message(n) for n in range(50))], [])

@@ -11,7 +11,7 @@ import pytest
 
 from frd.model import NodeNs
 from frd_agent.ranks.roster import Roster
-from tests.unit.test_process import descriptors
+from tests.unit.agent.ranks.test_process import descriptors
 from tests.world.run_dir import TOKEN, identity, shared
 
 WRITTEN_NS = 1_700_000_000_000_000_000

@@ -170,16 +170,15 @@ def test_killed_process_loses_nothing_saved(tmp_path: Path) -> None:
     """A process that dies by SIGKILL right after `save` leaves the finding for the next one."""
     path = tmp_path / "findings.sqlite"
     code = (
-        "import os, signal, sys; sys.path[:0] = sys.argv[2:]\n"
+        "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from test_findings_store import finding, opened\n"
+        "from tests.unit.store.test_findings import finding, opened\n"
         "from frd.store.findings import FindingStore\n"
         "FindingStore(Path(sys.argv[1])).save([opened(finding())])\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    died = subprocess.run(
-        [sys.executable, "-c", code, path, str(Path(__file__).parent)], check=False
-    )
+    root = Path(__file__).parents[3]
+    died = subprocess.run([sys.executable, "-c", code, path], cwd=root, check=False)
     assert died.returncode == -9
     store = FindingStore(path)
     assert store.open_findings() == [finding()]

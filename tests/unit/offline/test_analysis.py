@@ -18,7 +18,7 @@ from frd.offline.analysis.channels import channels_of
 from frd.offline.analysis.rows import rows_of
 from tests.world.traces import Folder, Row, done, suspects, waits
 
-TRACES = Path(__file__).parents[3] / "shared" / "traces"
+TRACES = Path(__file__).parents[4] / "shared" / "traces"
 
 LINE = Frame("step", "/home/me/train.py", 88)
 INSIDE = Frame("all_reduce", "/usr/lib/python3/site-packages/torch/distributed/c10d.py", 9)

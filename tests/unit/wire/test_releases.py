@@ -1,7 +1,7 @@
 """Agents of a release keep working with every later service of the same protocol.
 
 `tests/golden/` holds the contract of each release as a compiled descriptor
-(``python -m tests.unit.test_wire_release VERSION`` freezes the present one). An older agent is
+(``python -m tests.unit.wire.test_releases VERSION`` freezes the present one). An older agent is
 played by messages of that descriptor: what it does not know is lost on the way, as in life.
 """
 
@@ -31,7 +31,7 @@ from frd.wire.messages import PROTOCOL, Hello, Refusal, Request, Statuses, Welco
 from tests.world.messages import BOTH, declare, entry_columns
 from tests.world.sessions import NOW, Service
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 RELEASES = sorted(GOLDEN.glob("stream-*.binpb"))
 
 

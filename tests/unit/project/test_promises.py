@@ -36,7 +36,7 @@ from frd_agent.uplink.outbox import Outbox
 from tests.world.http_api import Client as ApiClient
 from tests.world.http_api import Service, job_view
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 RULES = sorted((ROOT / "helm/frd/rules").glob("*.yaml"))

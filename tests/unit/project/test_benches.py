@@ -10,7 +10,7 @@ import pytest
 
 from tests.world.daemons import run_program
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import json, runpy, sys
 

@@ -25,7 +25,7 @@ from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits, read
 from frd.store.records import Record, RecordKind
-from tests.unit.test_replay import incident, recorded
+from tests.unit.service.journal.test_replay import incident, recorded
 from tests.world.job import START, Job
 
 S = 1_000_000_000

@@ -18,7 +18,7 @@ from frd.flight.pickles.layout import Kind, Layout, Step, layout_of
 from frd.flight.pickles.walk import Walk
 from tests.world.dump_files import FRAMES, T0, Runs, as_json, as_torch, document, entry, spelled_out
 
-TRACES = Path(__file__).parents[3] / "shared" / "traces"
+TRACES = Path(__file__).parents[4] / "shared" / "traces"
 COUNT = 200
 
 

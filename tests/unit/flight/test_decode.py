@@ -19,7 +19,7 @@ from frd.flight.entry import Dump, Frame, Status
 from frd.flight.load import load_dump
 from frd.model import GroupInfo
 
-TRACES = Path(__file__).parents[3] / "shared" / "traces"
+TRACES = Path(__file__).parents[4] / "shared" / "traces"
 
 
 def entry(record_id: Any = 0, **changes: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from tests.world.nvml import (
     uuid,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")
