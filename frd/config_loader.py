@@ -124,4 +124,6 @@ def _describe(error: ErrorDetails, known: Callable[[str], Sequence[str]], is_sec
         return unknown(key, known(key))
     if error["type"] in ("dataclass_type", "dict_type"):
         message = "must be a table of keys"
+    if error["type"] == "tuple_type":
+        message = "must be a list"
     return f"{key}: {NOT_SHOWN if is_secret else repr(error['input'])}: {message}"

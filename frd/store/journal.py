@@ -147,8 +147,8 @@ class Journal:
             )
         log_bytes = min(_WAL_BYTES, self._limits.total_bytes // _SEGMENTS_PER_BOUND)
         with contextlib.ExitStack() as undo:  # a part of a preamble would be misread
-            undo.callback(segment.delete, self._path)
             db = segment.create(self._path, log_bytes)
+            undo.callback(segment.delete, self._path)
             undo.callback(db.close)
             self._insert(db, preamble, is_preamble=is_repeated)
             undo.pop_all()

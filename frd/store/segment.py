@@ -46,13 +46,15 @@ def create(path: Path, log_bytes: int) -> sqlite3.Connection:
     """A new segment, whose write-ahead log has `log_bytes` at a checkpoint.
 
     Raises:
-        OSError: also when the file exists.
+        OSError: also when the file exists, which is left as it is.
         sqlite3.Error: the database cannot be written.
     """
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    # Autocommit: `_transaction` begins and ends every transaction. Another thread may write.
-    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(delete, path)
+        # Autocommit: `_transaction` begins and ends every transaction. Another thread may write.
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        undo.callback(db.close)
         db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
@@ -61,9 +63,7 @@ def create(path: Path, log_bytes: int) -> sqlite3.Connection:
         with _transaction(db):
             db.execute(_SCHEMA)
             db.execute(f"PRAGMA user_version = {_VERSION}")
-    except BaseException:
-        db.close()
-        raise
+        undo.pop_all()
     return db
 
 

@@ -63,6 +63,7 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
         ("http = '::1:9374'", "http: '::1:9374': write an IPv6 address in brackets"),
         ("http = 'localhost:70000'", "http: 'localhost:70000': write HOST:PORT"),
         ("[log]\nlevel = 'loud'", "log.level: 'loud': must be 'debug', 'info', 'warning' or 'e"),
+        ("notify = 'https://chat'", "notify: set, not shown: must be a list"),
         ("[expected_agents]\nj = 0", "expected_agents.j: 0: must be greater than 0"),
     ],
 )

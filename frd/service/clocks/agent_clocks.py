@@ -84,13 +84,16 @@ def encode(alignment: Alignment) -> bytes:
 
 
 def decode(data: bytes) -> Alignment:
-    """
+    """Also reads earlier journals, in which the state of the clock comes before the reason.
+
     Raises:
         StoreError: `data` is not what `encode` gives.
     """
     try:
-        return msgspec.msgpack.decode(data, type=Alignment)
-    except msgspec.DecodeError as error:
+        match msgspec.msgpack.decode(data):
+            case ["synchronized" | "unsynchronized", *fields] | fields:
+                return msgspec.convert(fields, Alignment)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreError(
             f"journal: alignment: {error}: a foreign file, or one of a newer frd"
         ) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -301,6 +302,19 @@ def test_an_alignment_can_be_written_down() -> None:
     assert decode(encode(used)) == used
     with pytest.raises(StoreError, match="alignment"):
         decode(b"\x01")
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\x01", b"\x90", b"\x91\xa1\xff", b"\x80"])
+def test_garbage_in_place_of_an_alignment_is_refused(garbage: bytes) -> None:
+    with pytest.raises(StoreError, match="foreign file"):
+        decode(garbage)
+
+
+@pytest.mark.parametrize(("state", "reason"), [("synchronized", ""), ("unsynchronized", "step")])
+def test_alignments_of_earlier_journals_are_read(state: str, reason: str) -> None:
+    """An earlier release wrote the state of the clock before the reason."""
+    used = guess(NodeNs(WALL), AlignedNs(WALL + MS))._replace(reason=reason)
+    assert decode(msgspec.msgpack.encode((state, *used))) == used
 
 
 # -- collectives ---------------------------------------------------------------------------------

@@ -400,6 +400,20 @@ def test_full_disk_drops_and_recovers(disk: Path) -> None:
     assert len(warnings) == 1
 
 
+def test_a_segment_replaces_no_other_file(tmp_path: Path) -> None:
+    """A file with the name of the next segment stays, and the journal continues after it."""
+    target = journal(tmp_path)
+    other = tmp_path / "00000002.sqlite3"
+    other.write_bytes(b"kept")
+    write(target, map(message, range(20)))
+    assert "File exists" in target.error
+    assert other.read_bytes() == b"kept"
+    target.append([Record(RecordKind.TICK, AlignedNs(NOW + 60_000_000_000), 0, b"")])
+    target.close()
+    assert not target.error
+    assert segments(tmp_path)[-1].name > other.name
+
+
 def test_preamble_too_large_for_the_bound(tmp_path: Path) -> None:
     """Declarations that exceed the journal's bound stop the journal with a reason, not ingest."""
     declared: list[Record] = []
