@@ -158,7 +158,7 @@ async def test_a_terminal_that_closes_is_a_goodbye(tmp_path: Path) -> None:
     async with serving(Collector()) as service:
         command = agent_command(tmp_path / "run", "--service", service.address)
         with running(command, stderr=theirs) as process:
-            await async_until(lambda: service.hellos, "the hello")
+            await async_until(lambda: service.pings, "the clock stream, after the welcome")
             process.send_signal(signal.SIGHUP)
             assert await asyncio.to_thread(process.wait, 10) == 0
             assert service.goodbye
