@@ -42,8 +42,8 @@ class CountersFile:
 
     def __init__(self, path: Path) -> None:
         self._file = KeptOpen(path)
-        self._prefix = b""
-        """Of the newest publication; each one has another sequence number."""
+        self._header = b""
+        """Of the newest publication; each one has another number and time."""
         self._latest: Publication | None = None
         self.published_at_ns = NodeNs(0)
         self.published_mono_ns = 0
@@ -64,11 +64,11 @@ class CountersFile:
         """None if the file is missing, corrupt or not written yet."""
         for _ in range(_TORN_READS):
             raw = self._file.read(tap.SHM_SIZE)
-            if raw[: tap.PREFIX.size] == self._prefix:
+            if raw[: tap.HEADER_SIZE] == self._header:
                 self._file.close()
                 return self._latest
             if (found := parse_counters(raw)) is not None:
-                self._prefix = raw[: tap.PREFIX.size]
+                self._header = raw[: tap.HEADER_SIZE]
                 self._take(found)
                 return found
         return None

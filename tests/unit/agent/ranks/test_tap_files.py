@@ -231,6 +231,20 @@ def test_the_writer_keeps_nothing_open(tmp_path: Path) -> None:
         assert sample.published_at_ns == 3
 
 
+def test_another_file_with_the_same_number_is_read(tmp_path: Path) -> None:
+    """The file is replaced by one whose publication has the number of the last one."""
+    path = tmp_path / f"{TOKEN}.shm"
+    tap.Files(str(tmp_path), TOKEN).write_counters(1, 2, [])
+    with contextlib.closing(CountersFile(path)) as shm:
+        assert shm.read() is not None
+        path.unlink()
+        tap.Files(str(tmp_path), TOKEN).write_counters(3, 4, [(tap.GENERIC, 0, 9, -1, 8)])
+        shm.read()  # the old file, which does not change
+        sample = shm.read()
+        assert sample is not None
+        assert sample.counters == {(tap.GENERIC, 0): Status(9, -1, 8)}
+
+
 def test_more_groups_than_rows_are_marked(tmp_path: Path) -> None:
     """The file has a fixed size: the rest is left out, and the sample says so."""
     files = tap.Files(str(tmp_path), TOKEN)
