@@ -34,7 +34,7 @@ def columns(rank: int, first_revision: int, rows: Sequence[Row]) -> EntryColumns
 
 
 def channel_columns(rank: int, in_flight: Iterable[OpenEntry]) -> ChannelColumns:
-    """Sends and receives in flight, oldest first, counted by group, peer and direction."""
+    """Sends and receives in flight, counted by group, peer and direction."""
     created_ns: dict[tuple[int, int, bool], list[int]] = {}
     for entry in in_flight:
         if entry.peer is not None:
@@ -47,5 +47,5 @@ def channel_columns(rank: int, in_flight: Iterable[OpenEntry]) -> ChannelColumns
         peer=np.array([peer for _, peer, _ in channels], np.int32),
         is_send=np.array([is_send for _, _, is_send in channels], np.uint8),
         in_flight=np.array([len(created_ns[channel]) for channel in channels], np.uint32),
-        head_created_ns=np.array([created_ns[channel][0] for channel in channels], np.int64),
+        head_created_ns=np.array([min(created_ns[channel]) for channel in channels], np.int64),
     )

@@ -118,3 +118,20 @@ def test_a_rank_without_a_tap_is_reported_from_its_file(tmp_path: Path) -> None:
     assert watermarks.columns.enqueued.tolist() == [3]
     assert watermarks.columns.completed.tolist() == [0]
     assert watermarks.columns.as_of_ns.tolist() == [file.written_at_ns]
+
+
+def test_sends_in_two_files_of_a_rank_are_one_channel(tmp_path: Path) -> None:
+    """Gloo's file is read first and has the younger send: the head is NCCL's."""
+    files, common = DumpFiles([tmp_path]), shared()
+    watch = DumpWatch(files, Roster(tmp_path, common), common, "dumps", "node", "boot")
+    send: dict[str, Any] = {"state": "scheduled", "is_p2p": True, "process_group": ("0", "")}
+    for backend, created_ns in (("gloo", 2_000), ("nccl", 1_000)):
+        name = f"{backend}:send 0->1"
+        entry = nccl(0, 0, profiling_name=name, time_created_ns=created_ns, **send)
+        path = tmp_path / f"{backend}_0"
+        path.write_bytes(write_pickle(dump([entry]), {"0": ("", (0, 1))}))
+        files.changed()
+        watch._take(files.read(path))
+    channels = [*iter(common.current.next_channels, None)]
+    assert [one.in_flight.tolist() for one in channels] == [[2]]
+    assert [one.head_created_ns.tolist() for one in channels] == [[1_000]]
