@@ -33,11 +33,13 @@ _ENUMS: Final[dict[type[Enum], Any]] = {
 
 
 def _numbers(members: type[Enum], numbers: Any) -> dict[Enum, int]:
-    """Members have the same names in an enum of `frd.v1`, after a prefix; one that is missing
-    there is its `_UNSPECIFIED`, 0."""
+    """Members have the same names in an enum of `frd.v1`, after a prefix; UNKNOWN is
+    `_UNSPECIFIED` there, 0. A member that is missing there is an error at import."""
     prefix = numbers.Name(0).removesuffix("UNSPECIFIED")
-    known = dict(numbers.items())
-    return {member: known.get(f"{prefix}{member.name}", 0) for member in members}
+    return {
+        member: 0 if member.name == "UNKNOWN" else numbers.Value(f"{prefix}{member.name}")
+        for member in members
+    }
 
 
 ENUM_NUMBERS: Final = {members: _numbers(members, numbers) for members, numbers in _ENUMS.items()}

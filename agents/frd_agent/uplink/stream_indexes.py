@@ -35,10 +35,10 @@ from frd.wire.messages import (
     Statuses,
     Watermarks,
 )
+from frd_agent.uplink.dictionary import Dictionary
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-from frd_agent.uplink.dictionary import Dictionary
 
 MAX_SIGNATURES: Final = 60_000
 """Below the service's bound of 65,536 per stream."""

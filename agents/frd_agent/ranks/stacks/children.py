@@ -33,7 +33,7 @@ this too, but reading it waits for a lock that a process in trouble may hold.)""
 
 class _Child(NamedTuple):
     is_other: bool
-    """Not a DataLoader worker; those come first."""
+    """False for a DataLoader worker: they sort first."""
     pid: int
     name: str
 
