@@ -120,7 +120,7 @@ class StreamIndexes:
         if not any(missing.values()):
             return [self._translated(event)]
         for kind in reversed(_KINDS):
-            for number in missing[kind]:
+            for number in tuple(missing[kind]):  # the loop adds to the sets
                 for other, numbers in _references(getattr(self._dictionary, kind)[number]):
                     missing[other] |= self._indexes[other].missing(numbers)
         declares = [

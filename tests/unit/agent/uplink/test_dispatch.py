@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -288,6 +289,27 @@ def test_declarations_of_any_size_fit_their_messages(monkeypatch: pytest.MonkeyP
     sizes = [len(encode_agent(event)) for event in indexes.translate(columns(rank, 1, rows))]
     assert sum(sizes) > MAX_MESSAGE_BYTES > max(sizes)
     assert indexes.full, "the service bounds what one stream may declare"
+
+
+def test_every_rank_of_new_series_is_declared() -> None:
+    """Batches of four series, in every combination, each on a new stream."""
+    known = Dictionary()
+    attempt = known.attempt(AttemptKey("job", 0), 32)
+    for rank in range(18):
+        number = known.rank(attempt, RankInfo(rank, 32, "node", "boot", 100 + rank))
+        known.series_number(SeriesInfo(number, SeriesKind.HOST_USED))
+    column = np.zeros(4, np.int64)
+    for numbers in combinations(range(1, 18), 4):
+        memory = MemoryColumns(
+            series=np.array(numbers, np.uint32),
+            capacity=column,
+            begin_ns=column[:1],
+            end_ns=column[:1],
+            values=column.reshape(4, 1),
+        )
+        declares = StreamIndexes(known).translate(memory)[:-1]
+        ranks = [r.info.rank for one in declares if isinstance(one, Declare) for r in one.ranks]
+        assert ranks == [*numbers]
 
 
 def host_series(agent: Agent, value: int, at_ns: int, limit: int = 64 << 30) -> None:
