@@ -124,7 +124,7 @@ def _offset(offset_s: float, uncertainty_s: float | None) -> str:
 
 def memory_table(memory: Mapping[str, Any]) -> Table:
     """The key ``memory`` of ``/api/v1/jobs/{job}``."""
-    table = _table("rank", "memory", "used", "of", "lately", "trend")
+    table = _table("rank", "memory", "used", "of", "recent", "trend")
     for row in memory["series"]:
         used, capacity = row["used_bytes"], row["capacity_bytes"]
         recent = [value for value in row["recent_bytes"] if value is not None]
