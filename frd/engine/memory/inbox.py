@@ -6,7 +6,6 @@ the batches of all agents are stacked and applied in a few passes over long colu
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -104,11 +103,12 @@ class Inbox(GrowingColumns):
             if begin[stop - 1] - begin[start] >= BIN_NS:
                 stop = int(begin.searchsorted(begin[start] + BIN_NS))
             piece = _with_samples(
-                replace(
-                    columns,
-                    begin_ns=begin[start:stop],
-                    end_ns=columns.end_ns[start:stop],
-                    values=columns.values[:, start:stop],
+                MemoryColumns(
+                    columns.series,
+                    columns.capacity,
+                    begin[start:stop],
+                    columns.end_ns[start:stop],
+                    columns.values[:, start:stop],
                 )
             )
             if len(piece.series):

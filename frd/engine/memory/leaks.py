@@ -32,14 +32,14 @@ class Leaks:
 
     def update(self) -> list[MemoryIncident]:
         """The leaks that there are, and those that are over since the last call."""
-        has_news = self._measure()
+        news = self._measure()
         found = []
         for on_host in (False, True):
             incident = self._known.pop(on_host, None)
             if incident is not None and not self._goes_on(incident):
                 incident.over = "memory no longer rises"
-            elif has_news:
-                incident = self._name_ranks(incident, on_host)
+            elif len(news):
+                incident = self._name_ranks(incident, on_host, news)
             if incident is not None:
                 found.append(incident)
         self._known = {incident.on_host: incident for incident in found if not incident.over}
@@ -48,13 +48,13 @@ class Leaks:
     def _goes_on(self, incident: MemoryIncident) -> bool:
         return bool(self._series.leak_seen[[*incident.rows.values()]].any())
 
-    def _measure(self) -> bool:
-        """Judge the series that have a new floor; returns whether there are any."""
+    def _measure(self) -> Int64s:
+        """Judge the series that have a new floor, and return them."""
         series, policy = self._series, self._series.policy
         row = series.trend.take_news()
         row = row[series.watched[row]]
         if not len(row):
-            return False
+            return row
         rate, leaks = series.trend.measure(row)
         leaks &= rate * policy.memory_leak_window_s >= series.visible[row]
         leaks &= (series.capacity_of(row) > 0) & ~series.is_young(row)
@@ -63,13 +63,17 @@ class Leaks:
         missed = np.where(seen >= _CONFIRMED, -1, 0)
         series.leak_seen[row] = np.where(leaks, np.maximum(seen, 0) + 1, missed)
         series.leak_rate[row] = rate
-        return True
+        return row
 
-    def _name_ranks(self, incident: MemoryIncident | None, on_host: bool) -> MemoryIncident | None:
-        """Name every rank that certainly leaks, in a new incident if there is none."""
+    def _name_ranks(
+        self, incident: MemoryIncident | None, on_host: bool, news: Int64s
+    ) -> MemoryIncident | None:
+        """Name every rank that certainly leaks, in a new incident if there is none: by a series
+        that was just measured, because the figures of others are old."""
         series, policy = self._series, self._series.policy
         seen = np.where(self._on_side(on_host), series.leak_seen[: series.count], 0)
-        for row in _own(series, np.flatnonzero(seen >= _CONFIRMED)):
+        confirmed = _own(series, np.flatnonzero(seen >= _CONFIRMED))
+        for row in confirmed[np.isin(confirmed, news)].tolist():
             incident = incident or self._new(on_host, np.flatnonzero(seen))
             rank = int(series.rank[row])
             if rank not in incident.rows and incident.name(rank, row, policy.max_suspects):
@@ -97,8 +101,8 @@ class Leaks:
         return on_side
 
 
-def _own(series: Series, row: Int64s) -> list[int]:
+def _own(series: Series, row: Int64s) -> Int64s:
     """Without whole devices and cgroups where a process that uses them leaks."""
     shared, pool = series.shared[row], series.pool[row]
-    rows: list[int] = row[~(shared & np.isin(pool, pool[~shared]))].tolist()
-    return rows
+    own: Int64s = row[~(shared & np.isin(pool, pool[~shared]))]
+    return own

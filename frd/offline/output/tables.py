@@ -270,10 +270,7 @@ _ENTRY: Mapping[str, tuple[str, _Column]] = {
         lambda e: [None if isnan(d) else d for d in e.of.duration_ms.tolist()],
     ),
     "timeout_ms": ("int", _column("timeout_ms")),
-    "thread": (
-        "str",
-        lambda e: [e.trace.threads[at] if at >= 0 else None for at in e.of.thread.tolist()],
-    ),
+    "thread": ("str", _thread),
     "stack_id": ("int", _column("stack", _known)),
 }
 

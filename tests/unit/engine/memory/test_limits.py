@@ -134,3 +134,20 @@ def test_more_leaks_than_a_finding_lists() -> None:
     reports = play(Job(rows, 200, policy=policy))
     assert {one.ranks for one in reports if one.leak} == {(0, 1, 2)}
     assert {len(one.rises) for one in reports} == {2}
+
+
+def test_a_leak_that_no_sample_confirms_is_not_named_again() -> None:
+    """A process and its whole device leak; the next process is calm and reports no device."""
+    memory = Memory(Policy(memory_warmup_s=5, memory_leak_window_s=48))
+    kinds = Series.TORCH_RESERVED, Series.DEVICE_USED
+    series = [memory.series(SeriesInfo(0, kind, "GPU-0")) for kind in kinds]
+    history = History(memory)
+    for second in range(300):
+        if second == 90:
+            memory.forget(0)
+        leaks = second < 90
+        used = GIB * 20 + (GIB // 20 * second if leaks else 0)
+        reported = series if leaks else series[:1]
+        observe(memory, reported, [second], [used] * len(reported), now_s=second)
+        history.advance(at(second + 1))
+    assert [one.over for one in history.versions] == ["", "memory no longer rises"]
