@@ -241,7 +241,7 @@ def engine_alone(messages: int) -> float:
     for node in nodes:
         groups = [attempt.group(info) for info in node.groups]
         for local, info in enumerate(node.infos()):
-            rank = attempt.rank(info, now)
+            rank = attempt.rank(info)
             attempt.clocks.set([rank], node.number, 50_000, now)
             pairs = np.array([attempt.pair(rank, group) for group in groups], np.int32)
             work.append((node, local, rank, pairs))

@@ -91,7 +91,7 @@ class Attempt:
 
     # -- declarations ------------------------------------------------------------------------
 
-    def rank(self, info: RankInfo, now: AlignedNs) -> int:
+    def rank(self, info: RankInfo) -> int:
         """The handle of a rank. A new process of a known rank starts with nothing known.
 
         The world grows if a rank declares a larger one: an elastic job may go on with more ranks.

@@ -80,7 +80,7 @@ class Engine:
                 attempt.tables.all_gone() or not attempt.tables.has_agents
             ):
                 self.start_over(attempt, info.world_size, now)
-        return attempt.rank(info, now)
+        return attempt.rank(info)
 
     def start_over(self, attempt: Attempt, world_size: int, now: AlignedNs) -> None:
         """Another run of the job has the attempt from now on: forget the last run."""

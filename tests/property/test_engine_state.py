@@ -112,7 +112,7 @@ def _interleaved(dice: Random, queues: list[list[Row]]) -> list[Row]:
 def new_attempt(story: Story, policy: Policy | None = None) -> Attempt:
     attempt = Attempt(AttemptKey("job", 0), story.world, policy or Policy(), NOW)
     for rank in range(story.world):
-        attempt.rank(RankInfo(rank, story.world, "node", "boot", rank + 1), NOW)
+        attempt.rank(RankInfo(rank, story.world, "node", "boot", rank + 1))
     for number, members in enumerate(story.groups):
         attempt.group(GroupInfo(str(number), f"group {number}", members))
     return attempt

@@ -54,7 +54,7 @@ def state_after(sent: list[tuple[list[tuple[int, int, int]], int]], *, buffered:
     engine = Engine(Policy())
     attempt = engine.attempt(AttemptKey("job", 0), WORLD, NOW)
     for rank in range(WORLD):
-        attempt.rank(RankInfo(rank, WORLD, "n", "b", rank), NOW)
+        attempt.rank(RankInfo(rank, WORLD, "n", "b", rank))
     group = attempt.group(GroupInfo("0", "default_pg", tuple(range(WORLD))))
     pairs = np.array([attempt.pair(rank, group) for rank in range(WORLD)], np.int32)
     buffer = WatermarkBuffer()

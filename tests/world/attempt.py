@@ -35,7 +35,7 @@ class Job:
     def __init__(self, world: int = 4, policy: Policy | None = None) -> None:
         self.policy = policy or Policy()
         self.attempt = Attempt(AttemptKey("job", 0), world, self.policy, at(0))
-        self.ranks = [self.attempt.rank(rank_info(r, world=world), at(0)) for r in range(world)]
+        self.ranks = [self.attempt.rank(rank_info(r, world=world)) for r in range(world)]
         self.group = self.attempt.group(GroupInfo("0", "default_pg", tuple(range(world))))
         self.attempt.connection(self.ranks, True)
 

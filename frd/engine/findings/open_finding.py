@@ -171,7 +171,7 @@ class OpenFinding:
         if suspects is None:
             return []
         changed = _named(suspects) != _named(self.suspects)
-        if changed and not self._changes_mind(suspects, claim.reason, look.at):
+        if changed and not self._changes_mind(suspects, look.at):
             return []
         if not changed:
             self.rivals = Rivals()
@@ -208,9 +208,7 @@ class OpenFinding:
         suspects = [s for s in claim.suspects if not builder.began_after(s, opened_at, look.as_of)]
         return builder.begun_by(suspects, opened_at) if suspects or not claim.suspects else None
 
-    def _changes_mind(
-        self, suspects: Sequence[Suspect], reason: Reason | None, now: AlignedNs
-    ) -> bool:
+    def _changes_mind(self, suspects: Sequence[Suspect], now: AlignedNs) -> bool:
         """From no suspect to some: immediately. To more suspects, or, while none is certain, to
         surer ones: when they have lasted. Never after its ranks ended."""
         lasted = self.rivals.have_lasted(suspects, now)

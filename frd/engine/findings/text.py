@@ -247,8 +247,12 @@ def ended_by(how: ExitInfo) -> str:
             return "KeyboardInterrupt"
         case ExitKind.EXCEPTION:
             return clean(how.exception)
-        case ExitKind.SIGNAL | ExitKind.STATUS | ExitKind.CLEAN:
-            return signal_name(how.signal) if how.signal else f"exit status {how.status or 0}"
+        case ExitKind.SIGNAL:
+            return signal_name(how.signal)
+        case ExitKind.STATUS if how.signal:
+            return signal_name(how.signal)
+        case ExitKind.STATUS | ExitKind.CLEAN:
+            return f"exit status {how.status or 0}"
         case ExitKind.UNKNOWN:
             return "an unknown cause (no exit record)"
         case _ as never:

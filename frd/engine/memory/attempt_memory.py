@@ -74,10 +74,10 @@ class Memory:
                 self._turned_away += 1
                 return -1
             handle = self._handles[info, source] = self._series.count
-            self._declare(handle, info, node, source)
+            self._declare(handle, info, node)
         return handle
 
-    def _declare(self, row: int, info: SeriesInfo, node: str, source: str) -> None:
+    def _declare(self, row: int, info: SeriesInfo, node: str) -> None:
         series = self._series
         series.reserve(row + 1)
         series.infos.append(info)

@@ -73,7 +73,7 @@ def current_rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
     n = series.count
     row = np.flatnonzero(series.rising[:n] & (series.on_host[:n] == on_host))
     lo, hi = series.onset(row)
-    row, lo, hi = (column[_own(series, row, lo, hi)] for column in (row, lo, hi))
+    row, lo, hi = (column[_own(series, row, lo)] for column in (row, lo, hi))
     order = np.lexsort((hi, series.rank[row]))
     row, lo, hi = row[order], lo[order], hi[order]
     rank = series.rank[row]
@@ -105,7 +105,7 @@ def current_rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
     )
 
 
-def _own(series: Series, row: Int64s, lo: Int64s, hi: Int64s) -> Bools:
+def _own(series: Series, row: Int64s, lo: Int64s) -> Bools:
     """False for rises of whole devices and cgroups that the rise of one process explains.
 
     It explains them if it began before they were worth a finding: other processes may have caused

@@ -135,7 +135,7 @@ def wait_durations_of(
     at_least = np.where(gave_up, np.maximum(at_least, np.minimum(limit, at_most)), at_least)
     at_most = np.where(gave_up, np.maximum(at_most, stalled_after), at_most)
     if earlier:
-        at_least = np.maximum(at_least, _since_earlier(rows, snapshot, stalls, earlier))
+        at_least = np.maximum(at_least, _since_earlier(rows, stalls, earlier))
     return WaitDurations(at_least, np.maximum(at_most, at_least), stalled_after, limit)
 
 
@@ -220,9 +220,7 @@ def _shown_until(
     return earliest, latest
 
 
-def _since_earlier(
-    rows: Rows, snapshot: Snapshot, stalls: StallTable, earlier: Sequence[Trace]
-) -> Int64s:
+def _since_earlier(rows: Rows, stalls: StallTable, earlier: Sequence[Trace]) -> Int64s:
     """Time from the first dump that shows each wait to the one that is analyzed, in ns.
 
     An op is the same when it has the same group, number and time of enqueue.
@@ -232,7 +230,7 @@ def _since_earlier(
     for row, (of, rank) in enumerate(zip(stalls.group.tolist(), stalls.rank.tolist(), strict=True)):
         one = rows.ranks[rank]
         if rank not in seen:
-            seen[rank] = _in_flight(one.trace, rows.trace, earlier)
+            seen[rank] = _in_flight(one.trace, earlier)
         seq = int(stalls.seq[row])
         for entry in one.current[(one.series == of) & ~one.state.done].tolist():
             if seq in (UNKNOWN_SEQ, int(one.trace.seq[entry])):
@@ -241,9 +239,7 @@ def _since_earlier(
     return apart
 
 
-def _in_flight(
-    trace: RankTrace, whole: Trace, earlier: Sequence[Trace]
-) -> Mapping[tuple[str, int, int], int]:
+def _in_flight(trace: RankTrace, earlier: Sequence[Trace]) -> Mapping[tuple[str, int, int], int]:
     """The ops that a rank had in flight in earlier dumps, with ns from that dump to this one."""
     found: dict[tuple[str, int, int], int] = {}
     for other in earlier:

@@ -143,7 +143,7 @@ class Feed:
         counts = np.diff(np.append(starts, len(lane)))
         lanes = lane[starts]
         for new in lanes[self._series[lanes, 0] == _UNDECLARED].tolist():
-            self._declare(new, now)
+            self._declare(new)
         place = (
             np.repeat(np.arange(len(starts)), counts),
             np.arange(len(lane)) - np.repeat(starts, counts),
@@ -165,10 +165,10 @@ class Feed:
         )
         self._attempt.memory.observe_table(columns)
 
-    def _declare(self, at: int, now: AlignedNs) -> None:
+    def _declare(self, at: int) -> None:
         """The series of a lane that begins: by column of `Recorded.values`, -1 for none."""
         lane = self._lanes[at]
-        process = self._process(lane.stream, now, is_next=not lane.source)
+        process = self._process(lane.stream, is_next=not lane.source)
         known: Bools = np.any(self._recorded.values[lane.rows] >= 0, axis=0)
         self._series[at] = -1
         device = "" if lane.stream.of_host else device_text(lane.stream)
@@ -177,12 +177,12 @@ class Feed:
                 SeriesInfo(process.rank, kind, device), node=process.boot_id, source=lane.source
             )
 
-    def _process(self, stream: Stream, now: AlignedNs, *, is_next: bool) -> RankInfo:
+    def _process(self, stream: Stream, *, is_next: bool) -> RankInfo:
         """The declared process of a rank: that of `stream` if it is the first one, or `is_next`."""
         process = _process(stream)
         known = self._declared.get(stream.rank)
         if known is None or (is_next and known != process):
-            self._attempt.rank(process, now)
+            self._attempt.rank(process)
             self._declared[stream.rank] = process
         return self._declared[stream.rank]
 
@@ -190,7 +190,7 @@ class Feed:
         """Report the allocations that have failed by now."""
         while self._ooms and self._ooms[0].at_ns <= now:
             oom = self._ooms.popleft()
-            self._process(oom.stream, now, is_next=False)
+            self._process(oom.stream, is_next=False)
             device = "" if oom.stream.of_host else device_text(oom.stream)
             event = MemoryEvent(
                 oom.stream.rank, MemoryEventKind.OOM, NodeNs(oom.at_ns), device, detail=oom.what

@@ -24,7 +24,7 @@ def test_handles_are_stable() -> None:
     job = Job()
     again = job.attempt.group(GroupInfo("0", "other words", (0, 1, 2, 3)))
     assert again == job.group
-    assert job.attempt.rank(rank_info(2), at(1)) == 2
+    assert job.attempt.rank(rank_info(2)) == 2
     assert job.attempt.pair(2, job.group) == job.attempt.pair(2, again) >= 0
 
 
@@ -56,7 +56,7 @@ def test_a_group_of_unknown_membership_learns_its_members() -> None:
     [
         (
             Policy(),
-            lambda a: a.rank(rank_info(4), at(0)),
+            lambda a: a.rank(rank_info(4)),
             "ranks.rank: 4: the attempt has ranks 0..3",
         ),
         (
@@ -90,7 +90,7 @@ def test_a_new_process_of_a_rank_starts_with_nothing_known() -> None:
         job.entries(rank, [1, 2, 3])
     job.watermark(1, 3, 2, head=0, as_of=5)
     job.status(1, RankState.EXITED, 6)
-    job.attempt.rank(rank_info(1, pid=4711), at(7))
+    job.attempt.rank(rank_info(1, pid=4711))
     snapshot = job.attempt.snapshot(at(7))
     assert snapshot.groups[job.group].enqueued.tolist() == [3, -1, 3, 3]
     assert snapshot.state[1] is RankState.LIVE
@@ -502,7 +502,7 @@ def test_a_member_that_was_never_declared_opens_nothing() -> None:
     """The agent of rank 1 is not up yet: its silence is not a heap of open collectives."""
     job = Job(world=1)
     attempt = Attempt(AttemptKey("job", 1), 2, Policy(), at(0))
-    attempt.rank(rank_info(0, world=2), at(0))
+    attempt.rank(rank_info(0, world=2))
     attempt.group(GroupInfo("0", "", (0, 1)))
     job.attempt, job.group = attempt, 0
     job.entries(0, range(1_000, 1_100))
