@@ -4,7 +4,7 @@ The engine reads no clock, opens nothing and draws no random numbers, so a journ
 same findings. Time is an argument everywhere.
 
 Entry points: `engine.Engine` (all attempts), `attempt.Attempt` (what is known of one),
-`policy.Policy` (thresholds). Below them, each package knows nothing of the ones after it:
-`clocks`, `state` and `matching`, `findings`, then the detectors `hangs`, `stragglers`, `memory`
-and `clock_faults`, which read one `tick.Tick` of an attempt.
+`policy.Policy` (thresholds), `views` (what people see). Below them, each package knows nothing of
+the ones after it: `clocks`, `state` and `matching`, `findings`, then the detectors `hangs`,
+`stragglers`, `memory` and `clock_faults`, which read one `tick.Tick` of an attempt.
 """

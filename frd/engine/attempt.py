@@ -30,6 +30,7 @@ from frd.engine.state.snapshot import Snapshot, StallTable
 from frd.engine.state.tables import STATES
 from frd.engine.state.watermarks import WatermarkRows
 from frd.engine.tick import Tick
+from frd.engine.views import AttemptView
 from frd.errors import WireError
 from frd.model import (
     AlignedNs,
@@ -42,7 +43,6 @@ from frd.model import (
     SeriesInfo,
     Signature,
 )
-from frd.views import AttemptView
 
 
 @dataclass(frozen=True, slots=True)

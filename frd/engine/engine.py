@@ -17,9 +17,9 @@ from frd.engine.findings.open_finding import OpenFinding
 from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.matching.learned_pauses import JobPauses, LearnedPauses
 from frd.engine.policy import Policy
+from frd.engine.views import AttemptView, StatusView
 from frd.errors import WireError
 from frd.model import AlignedNs, AttemptKey, Change, Finding, FindingEvent, FindingState, RankInfo
-from frd.views import AttemptView, StatusView
 
 
 class Engine:

@@ -20,8 +20,8 @@ from frd.engine.memory.detector import MemoryDetector
 from frd.engine.policy import Policy
 from frd.engine.stragglers.detector import StragglerDetector
 from frd.engine.tick import Tick
+from frd.engine.views import AttemptView
 from frd.model import AlignedNs, AttemptKey, FindingEvent, Kind
-from frd.views import AttemptView
 
 _GIVES_WAY_NS = 60_000_000_000
 _FATAL = (Kind.RANK_LOST, Kind.OOM)

@@ -26,6 +26,7 @@ from frd import __version__
 from frd.address import split_address
 from frd.config import LIVE_KEYS, Config, StoreLimits, changed_keys
 from frd.engine.engine import Engine
+from frd.engine.views import StatusView
 from frd.errors import ConfigError, StoreError
 from frd.model import FindingEvent
 from frd.service.access.admission import Admission, Handshakes
@@ -53,7 +54,6 @@ from frd.service.view import ServiceView
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits
-from frd.views import StatusView
 
 _CLOCKS_EVERY_S: Final = 0.5
 _PRUNE_EVERY_S: Final = 60.0

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from frd.engine.views import AttemptView, StatusView
 from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind, RankState
 from frd.service.clocks.view import ClockView
 from frd.service.ingest.job_runs import JobWarning
-from frd.views import AttemptView, StatusView
 
 UNWATCHED: Final = "unwatched"
 RANK_STATES: Final = (*(state.value for state in RankState), UNWATCHED)

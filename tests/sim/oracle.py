@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from frd.engine.views import StatusView
 from frd.model import (
     AttemptKey,
     Change,
@@ -28,7 +29,6 @@ from frd.model import (
 from frd.service.ingest.streams import Stream
 from frd.service.journal.replay import replay
 from frd.store.journal import read
-from frd.views import StatusView
 from frd.wire.messages import AgentEvent
 from tests.sim.evidence import Evidence
 from tests.sim.faults import FaultKind, Injected

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
+from frd.engine.views import StatusView
 from frd.errors import FrdError, WireError
 from frd.model import FindingEvent, ServiceRawNs
 from frd.service.clocks.agent_clocks import AgentClocks
@@ -31,7 +32,6 @@ from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits, segments
-from frd.views import StatusView
 from frd.wire.clock import ClockHello, decode_clock, encode_pong
 from frd.wire.messages import AgentEvent, Goodbye, Refusal
 from tests.world.clocks import Host

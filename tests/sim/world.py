@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from frd.engine.views import StatusView
 from frd.model import AttemptKey, FindingEvent, RankInfo
-from frd.views import StatusView
 from tests.sim.agent import SimAgent
 from tests.sim.clocks import draw_host
 from tests.sim.faults import draw_fault

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from frd.engine.views import AttemptView, StatusView
 from frd.errors import ServiceUnavailable
 from frd.model import (
     AlignedNs,
@@ -30,7 +31,6 @@ from frd.service.state import DumpResult, ServiceState
 from frd.service.view import ServiceView
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
-from frd.views import AttemptView, StatusView
 from frd.wire.messages import Part
 from tests.world.views import NOW, SECOND, attempt_view, group_view, node_view, rank_view
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
+from frd.engine.views import AttemptView, RankView
 from frd.model import (
     AlignedNs,
     AttemptKey,
@@ -17,7 +18,6 @@ from frd.model import (
 )
 from frd.service.ingest.session import Session
 from frd.service.ingest.shared import Shared
-from frd.views import AttemptView, RankView
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
     PROTOCOL,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from frd.engine.views import AttemptView, GroupView, Histogram, RankView
 from frd.model import AlignedNs, AttemptKey, NodeNs, RankState, RankStatus
 from frd.service.clocks.agent_clocks import AgentClock, guess
 from frd.service.state import NodeView
-from frd.views import AttemptView, GroupView, Histogram, RankView
 from tests.world.observe import rank_info
 
 SECOND = 1_000_000_000

@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from frd.engine.views import Histogram
 from frd.model import Int32s, Int64s
-from frd.views import Histogram
 
 BOUNDS_S: Final = (0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0)
 _BOUNDS_NS: Final = np.array([round(bound * 1e9) for bound in BOUNDS_S])

@@ -23,6 +23,7 @@ from frd.engine.memory.leaks import Leaks
 from frd.engine.memory.rise import Failure
 from frd.engine.memory.series import HOST_KINDS, KINDS, SHARED_KINDS, Series
 from frd.engine.policy import Policy
+from frd.engine.views import MemoryView
 from frd.model import (
     AlignedNs,
     Int64s,
@@ -32,7 +33,6 @@ from frd.model import (
     SeriesInfo,
     SeriesKind,
 )
-from frd.views import MemoryView
 
 _RECENT: Final = 16
 _AHEAD_NS: Final = 10 * SECOND

@@ -1,4 +1,4 @@
-"""One attempt as metrics and HTTP show it: ranks and groups of a `frd.views.AttemptView`.
+"""One attempt as metrics and HTTP show it: ranks and groups of a `frd.engine.views.AttemptView`.
 
 Made at every tick and read far less often, so columns are reduced immediately, and the objects of
 16,384 ranks are made only when they are read.
@@ -15,8 +15,8 @@ import numpy as np
 from frd.engine.state import snapshot_parts
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.snapshot import StallTable
+from frd.engine.views import GroupView, RankView
 from frd.model import AlignedNs, Int32s, Int64s, NodeNs, RankState, RankStatus, Signature
-from frd.views import GroupView, RankView
 
 T = TypeVar("T")
 SignatureOf: TypeAlias = Callable[[Int32s, Int64s], Int64s]

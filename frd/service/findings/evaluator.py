@@ -19,6 +19,7 @@ from typing import Final
 
 from frd.engine.findings.attachments import Evidence
 from frd.engine.matching.learned_pauses import JobPauses
+from frd.engine.views import StatusView
 from frd.errors import ServiceUnavailable
 from frd.model import AlignedNs, Change, Finding, FindingEvent, Kind
 from frd.service.ingest.shared import Shared
@@ -27,7 +28,6 @@ from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.records import RecordKind
-from frd.views import StatusView
 
 TICK_S: Final = 0.25
 PUBLISH_EVERY_S: Final = 1.0

@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from typing import Any, Final, TypeAlias
 
+from frd.engine.views import AttemptView, GroupView, RankView
 from frd.forms import finding_json, utc_text
 from frd.model import AlignedNs, Finding
 from frd.service.clocks.view import clock_json
 from frd.service.http.memory_json import memory_json
 from frd.service.http.watching_json import watching_json
 from frd.service.state import UNWATCHED, NodeView, ServiceState, rank_states, unwatched
-from frd.views import AttemptView, GroupView, RankView
 
 Json: TypeAlias = dict[str, Any]
 API_VERSION: Final = 1

@@ -13,8 +13,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from frd.engine.views import MemoryView
 from frd.model import Float64s, Int64s, SeriesKind
-from frd.views import MemoryView
 
 MAX_WORST: Final = 6
 """Ranks whose memory is shown by default."""

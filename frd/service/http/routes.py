@@ -25,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from frd.engine.views import AttemptView
 from frd.errors import ServiceUnavailable, StoreError
 from frd.forms import finding_json, unfold_ranks, utc_ns
 from frd.model import AlignedNs, Finding, FindingState
@@ -35,7 +36,6 @@ from frd.service.metrics import collector
 from frd.service.state import ServiceState
 from frd.service.view import ServiceView
 from frd.store.findings import Place
-from frd.views import AttemptView
 
 MAX_BODY_BYTES: Final = 64 * 1024
 MAX_FINDINGS: Final = 10_000

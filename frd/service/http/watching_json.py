@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
+from frd.engine.views import AttemptView
 from frd.forms import duration_text, fold_ranks
 from frd.model import AlignedNs
 from frd.service.state import NodeView, ServiceState, alive_ranks, unwatched
-from frd.views import AttemptView
 
 _MAX_NAMES: Final = 3
 _ADVICE: Final = "start `frd-agent run` there"

@@ -17,12 +17,12 @@ from prometheus_client import CollectorRegistry, ProcessCollector, exposition
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from frd.engine.views import AttemptView, GroupView, Histogram
 from frd.model import Kind, Severity
 from frd.service.clocks.pings import REASONS as CLOCK_REASONS
 from frd.service.ingest.job_runs import REASON as JOB_NAME
 from frd.service.metrics.table import MAX_SUSPECTS, METRICS
 from frd.service.state import RANK_STATES, NodeView, ServiceState, rank_states
-from frd.views import AttemptView, GroupView, Histogram
 from frd.wire.messages import REASONS
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

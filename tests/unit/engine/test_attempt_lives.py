@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from frd.engine.policy import Policy
+from frd.engine.views import AttemptView
 from frd.errors import WireError
 from frd.model import RankInfo, RankState, Reason
-from frd.views import AttemptView
 from tests.world.job import Job
 
 POLICY = Policy(stall_after_s=5.0, attempt_retention_s=60.0, deserted_after_s=30.0, max_attempts=2)

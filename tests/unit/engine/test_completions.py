@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from frd.engine.policy import Policy
+from frd.engine.views import AttemptView
 from frd.errors import WireError
 from frd.model import Flags
-from frd.views import AttemptView
 from tests.world import observe
 from tests.world.attempt import Job, S, at
 

@@ -21,10 +21,10 @@ from starlette.routing import Route
 from frd import config
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT, USAGE, cli
 from frd.cli.commands.demo.scenarios import SCENARIOS
+from frd.engine.views import MemoryView as AttemptMemory
 from frd.model import Confidence, Kind, RankState, Reason, SeriesInfo, SeriesKind
 from frd.service.http.routes import create_app
 from frd.service.metrics.table import METRICS
-from frd.views import MemoryView as AttemptMemory
 from frd_agent.cli import cli as agent_cli
 from frd_agent.config import Config as AgentConfig
 from frd_agent.counters import Counters
@@ -90,6 +90,14 @@ def written_options(page_text: str) -> set[str]:
 
 
 # -- commands ----------------------------------------------------------------------------------
+
+
+def test_a_folder_holds_at_most_thirteen_modules() -> None:
+    """A package that outgrows this needs a second level, or fewer modules."""
+    modules = [*ROOT.glob("frd/**/*.py"), *ROOT.glob("agents/**/*.py")]
+    sizes = Counter(str(module.parent.relative_to(ROOT)) for module in modules)
+    del sizes["frd/v1"]  # generated
+    assert [folder for folder, size in sizes.items() if size > 13] == []
 
 
 def test_every_command_has_its_section() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from frd.engine.views import MemoryView, StatusView
 from frd.forms import finding_json, utc_text
 from frd.model import (
     AlignedNs,
@@ -20,7 +21,6 @@ from frd.model import (
     SeriesKind,
 )
 from frd.service.state import ServiceState
-from frd.views import MemoryView, StatusView
 from tests.world.http_api import Client, Service, finding, job_view
 from tests.world.views import NOW, SECOND
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from frd.cli.screens.job_tables import sparkline
+from frd.engine.views import MemoryView
 from frd.forms import bytes_text
 from frd.model import SeriesInfo, SeriesKind
 from frd.service.http.memory_json import MAX_WORST, memory_json
-from frd.views import MemoryView
 
 GIB = 1 << 30
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from frd.engine.views import AttemptView, GroupView, Histogram, StatusView
 from frd.model import (
     AttemptKey,
     Confidence,
@@ -24,7 +25,6 @@ from frd.model import (
 from frd.service.metrics.collector import MAX_GROUPS, MAX_LABEL_CHARS, MAX_OPS, OTHER, render
 from frd.service.metrics.table import MAX_SUSPECTS, METRICS
 from frd.service.state import Counters, NodeView, ServiceState
-from frd.views import AttemptView, GroupView, Histogram, StatusView
 from tests.world.views import NOW, TRAIN, attempt_view, group_view, node_view, rank_view
 
 # Promised names: a rename breaks users' alerts.

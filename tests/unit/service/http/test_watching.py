@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from frd.engine.views import AttemptView, StatusView
 from frd.forms import duration_text
 from frd.model import AttemptKey, RankState
 from frd.service.http.watching_json import watching_json
 from frd.service.state import NodeView, ServiceState
-from frd.views import AttemptView, StatusView
 from tests.world.views import NOW, TRAIN, attempt_view, node_view, rank_view
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from frd.engine.memory import Memory
 from frd.engine.policy import Policy
+from frd.engine.views import MemoryView
 from frd.errors import WireError
 from frd.model import (
     AlignedNs,
@@ -25,7 +26,6 @@ from frd.model import (
     SeriesKind,
 )
 from frd.service.ingest.session import UNKNOWN_UNCERTAINTY_NS
-from frd.views import MemoryView
 from frd.wire.messages import AttemptDecl, Declare, MemoryEvents, RankDecl, SeriesDecl, Statuses
 from tests.world.sessions import OFFSET, S, Service, Stream
 
