@@ -34,6 +34,8 @@ CREATE TABLE batches (
 _INSERT: Final = "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?)"
 _SELECT: Final = "SELECT * FROM batches WHERE id > ? ORDER BY id LIMIT ?"
 _READ_ROWS: Final = 16
+_DAMAGED: Final = (sqlite3.Error, UnicodeDecodeError)
+"""The second where SQLite quotes bytes of a damaged schema in its message."""
 
 Encoded: TypeAlias = tuple[Sequence[Record], bool, bytes]
 """A batch, and the body of its row; the flag is true if the body is compressed."""
@@ -134,7 +136,7 @@ def read(path: Path, warn: Callable[[str], None], *, skip_preamble: bool) -> Ite
                     if not (row[1] and skip_preamble):
                         yield from records
                     last += 1
-    except sqlite3.Error as error:
+    except _DAMAGED as error:
         raise StoreError(
             f"journal: {path}: {error}: only the {last} rows before it can be replayed"
         ) from None
@@ -145,7 +147,7 @@ def _is_segment(db: sqlite3.Connection, path: Path) -> bool:
     try:
         (version,) = db.execute("PRAGMA user_version").fetchone()
         tables = [name for (name,) in db.execute("SELECT name FROM sqlite_schema")]
-    except sqlite3.Error as error:
+    except _DAMAGED as error:
         raise StoreError(f"journal: {path}: {error}: name a journal folder") from None
     if tables != ["batches"] * bool(version):
         raise StoreError(f"journal: {path}: not a journal segment: name a journal folder")

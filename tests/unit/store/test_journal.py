@@ -321,6 +321,17 @@ def test_a_foreign_row_is_refused(tmp_path: Path, body: bytes, what: str) -> Non
         replayed(tmp_path)
 
 
+def test_a_damaged_schema_is_an_error(tmp_path: Path) -> None:
+    """SQLite quotes the damaged schema in its message, which is then not UTF-8."""
+    journal(tmp_path).close()
+    (path,) = segments(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[16383] ^= 0x80  # the last byte of the first page: the end of CREATE TABLE
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="name a journal folder"):
+        list(read(tmp_path, lambda _: None))
+
+
 def test_what_is_no_journal(tmp_path: Path) -> None:
     """An absent path, an empty folder, foreign files and an old journal are clear errors."""
     with pytest.raises(StoreError, match="No such file"):
