@@ -12,7 +12,6 @@ import http.client
 import json
 import resource
 import sqlite3
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -25,7 +24,7 @@ from frd.model import GroupInfo, Signature
 from frd.store.journal import segments
 from frd.wire.messages import Declare, GroupDecl, SignatureDecl
 from tests.world.cluster import CULPRIT, HELD, LATE_S, Cluster, Daemon, blamed, scene, until
-from tests.world.daemons import run_program
+from tests.world.small_disk import small_disk
 from tests.world.streams import Service, peer
 
 pytestmark = pytest.mark.timeout(180)
@@ -34,24 +33,17 @@ pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Two megabytes."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "frd-test", str(folder)]
-    done = run_program(mount)
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", "2m") as folder:
+        yield folder
 
 
-def test_a_full_disk_silences_no_alert(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_silences_no_alert(disk: Path, tmp_path: Path) -> None:
     """The disk is full when a rank hangs: the finding and its stack are shown nevertheless, what
     could not be stored is counted, and with space again the finding and the journal are written."""
-    with scene(tmp_path, data_dir=small_disk / "data") as run:
+    with scene(tmp_path, data_dir=disk / "data") as run:
         cluster, training = run.cluster, run.training
-        filler = fill(small_disk)
+        filler = fill(disk)
         training.hold(HELD)
         until(lambda: run.named() == CULPRIT, "no finding")
         until(lambda: cluster.findings("open")[0]["suspects"][0]["stack"], "no stack")

@@ -20,7 +20,7 @@ from frd.model import AlignedNs
 from frd.store.journal import Journal, JournalLimits, read, segments
 from frd.store.records import Record, RecordKind, checksum
 from tests.journals import execute, size
-from tests.world.daemons import run_program
+from tests.world.small_disk import small_disk
 
 NOW = AlignedNs(1_800_000_000_000_000_000)
 SETTINGS = b'{"policy": {}}'
@@ -364,15 +364,8 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    done = run_program(mount)
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", "1m") as folder:
+        yield folder
 
 
 def test_full_disk_drops_and_recovers(disk: Path) -> None:
