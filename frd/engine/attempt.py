@@ -320,12 +320,15 @@ class Attempt:
     def snapshot(self, now: AlignedNs) -> Snapshot:
         """Progress of every rank; immutable."""
         self._collectives.settle(now)
-        ops, ends_early = self._collectives.ops(), self._collectives.ends_early
+        groups = self._groups
         return Snapshot(
             key=self.key,
             now=now,
             world_size=self.world_size,
-            groups=snapshot_parts.groups(self.tables, ops, ends_early, now),
+            groups=tuple(groups.infos),
+            threshold_ns=groups.threshold_ns[: groups.count].copy(),
+            pairs=snapshot_parts.pairs(self.tables, self._collectives.ends_early, now),
+            op=self._collectives.ops(),
             channels=self._channels.snapshot(),
             mismatches=self._collectives.facts(),
             created_at=self.created_at,

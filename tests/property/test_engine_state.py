@@ -152,9 +152,9 @@ def state(attempt: Attempt) -> tuple[object, ...]:
     Skew is summed over ops: a collective whose members disagree on the op has the first one's.
     """
     snapshot, view = attempt.snapshot(NOW), attempt.view(NOW)
-    skew = view.skew.values()
+    skew, pairs = view.skew.values(), snapshot.pairs
     return (
-        [(g.members.tolist(), g.enqueued.tolist(), g.completed.tolist()) for g in snapshot.groups],
+        [column.tolist() for column in (pairs.first, pairs.rank, pairs.joined, pairs.completed)],
         [(g.matched, g.open_collectives, g.enqueued, g.completed) for g in view.groups],
         [sum(column) for column in zip(*(of.counts for of in skew), strict=True)],
         round(sum(of.total for of in skew), 6),

@@ -64,8 +64,8 @@ def state_after(sent: list[tuple[list[tuple[int, int, int]], int]], *, buffered:
             buffer.flush(NOW)
     buffer.flush(NOW)
     snapshot = attempt.snapshot(NOW)
-    group_now = snapshot.groups[0]
-    parts = (group_now.enqueued, group_now.completed, group_now.head_since, snapshot.as_of)
+    group_now = snapshot.pairs
+    parts = (group_now.joined, group_now.completed, group_now.head_since, snapshot.as_of)
     return [part.tolist() for part in (*parts, group_now.moved_at)]
 
 

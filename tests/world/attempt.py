@@ -98,7 +98,7 @@ class Job:
 
     def threshold_s(self, now: float, group: int | None = None) -> float:
         snapshot = self.attempt.snapshot(at(now))
-        return snapshot.groups[self.group if group is None else group].threshold_s
+        return int(snapshot.threshold_ns[self.group if group is None else group]) / 1e9
 
     def stalled(self, now: float) -> list[tuple[int, int]]:
         """(rank, seq) of the stalls."""

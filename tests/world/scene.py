@@ -14,7 +14,14 @@ import numpy as np
 
 from frd.engine.clocks.uncertain_time import RankClocks
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
-from frd.engine.state.snapshot import ChannelSnapshot, GroupSnapshot, Mismatch, Snapshot, StallTable
+from frd.engine.state.snapshot import (
+    ANY_SEQ,
+    ChannelSnapshot,
+    Mismatch,
+    PairColumns,
+    Snapshot,
+    StallTable,
+)
 from frd.model import (
     UNKNOWN_SEQ,
     AlignedNs,
@@ -150,7 +157,10 @@ class Scene:
             info={
                 r: RankInfo(r, self.world, f"node{r // 8}", f"boot{r // 8}", r + 1) for r in ranks
             },
-            groups=[self._group_snapshot(name) for name in names],
+            groups=[GroupInfo(name, name, members) for name, members in self.groups.items()],
+            threshold_ns=np.full(len(names), round(self.threshold_s * 1e9)),
+            pairs=self._pairs(),
+            op=lambda group, seq: self.ops.get((names[group], seq), "all_reduce"),
             channels=self._channel_snapshot(names),
             mismatches=self.facts,
             moved_at=np.array([ago(s.moved_age) for s in seen], np.int64),
@@ -158,21 +168,23 @@ class Scene:
             exits={r: s.exit for r, s in zip(ranks, seen, strict=True) if s.exit is not None},
         )
 
-    def _group_snapshot(self, name: str) -> GroupSnapshot:
-        members = self.groups[name]
-        marks = [self.marks[name, rank] for rank in members]
-        return GroupSnapshot(
-            info=GroupInfo(name, name, members),
-            members=np.array(members, np.int32),
-            enqueued=np.array([mark.enqueued for mark in marks], np.int64),
+    def _pairs(self) -> PairColumns:
+        pairs = [(name, rank) for name, members in self.groups.items() for rank in members]
+        marks = [self.marks[pair] for pair in pairs]
+        joined = np.array([mark.enqueued for mark in marks], np.int64)
+        completed = np.array([mark.completed for mark in marks], np.int64)
+        hidden = [pair in self.hidden or self.standings[pair[1]].gap for pair in pairs]
+        forgotten = [pair in self.forgotten for pair in pairs]
+        return PairColumns(
+            first=np.cumsum([0, *map(len, self.groups.values())]),
+            rank=np.array([rank for _, rank in pairs], np.int32),
+            joined=joined,
+            joined_most=np.where(hidden, ANY_SEQ, joined),
             started=np.array([mark.started for mark in marks], np.int64),
-            completed=np.array([mark.completed for mark in marks], np.int64),
+            completed=completed,
+            completed_most=np.where(forgotten, ANY_SEQ, completed),
             head_since=np.array([mark.since for mark in marks], np.int64),
-            ops=lambda seq: self.ops.get((name, seq), "all_reduce"),
-            hidden=np.array([(name, rank) in self.hidden for rank in members], np.bool_),
-            forgotten=np.array([(name, rank) in self.forgotten for rank in members], np.bool_),
             moved_at=np.array([mark.moved for mark in marks], np.int64),
-            threshold_s=self.threshold_s,
         )
 
     def _channel_snapshot(self, names: Sequence[str]) -> ChannelSnapshot:

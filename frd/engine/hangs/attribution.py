@@ -55,11 +55,11 @@ def op_of(graph: Graph, instance: Instance) -> str:
     if instance.is_p2p:
         src, dst = (str(end) if end >= 0 else "?" for end in (instance.src, instance.dst))
         return f"send {src}->{dst}"
-    return graph.snapshot.groups[instance.group].ops(instance.seq)
+    return graph.snapshot.op(instance.group, instance.seq)
 
 
 def _describe(graph: Graph, instance: Instance, *, numbered: bool = True) -> str:
-    label = graph.snapshot.groups[instance.group].info.label
+    label = graph.snapshot.groups[instance.group].label
     seq = instance.seq if numbered else UNKNOWN_SEQ
     return text.collective(op_of(graph, instance), seq, label)
 
@@ -208,10 +208,9 @@ def _minority(graph: Graph, mismatch: Mismatch) -> list[Dated]:
     named = mismatch.classes[1:] if majority else mismatch.classes
     if len(mismatch.classes) == 1:  # their sums do not add up, and it is unknown whose is wrong
         confidence, named = Confidence.LOW, mismatch.classes
-    group = graph.snapshot.groups[mismatch.group]
     suspects = []
     for alike in named:
-        words = disagreements.of_class(mismatch, alike, group)
+        words = disagreements.of_class(graph.snapshot, mismatch, alike)
         suspects += [
             _dated(graph, rank, Reason.MISMATCH, confidence, began, words) for rank in alike[1]
         ]
@@ -222,7 +221,7 @@ def disagree(graph: Graph, root: Root) -> str:
     """One sentence on what each rank did, for ranks that disagree; empty for others."""
     if root.ending is Ending.MISMATCH and isinstance(node := root.nodes[0], Wait):
         mismatch = graph.mismatches[node.instance]
-        return disagreements.of_mismatch(mismatch, graph.snapshot.groups[mismatch.group])
+        return disagreements.of_mismatch(graph.snapshot, mismatch)
     if root.ending is not Ending.ORDER:
         return ""
     members: dict[Instance, list[int]] = {}
@@ -257,13 +256,13 @@ def _last_joined(graph: Graph, rank: int, held_up: Sequence[Wait], *, fresh: boo
     if not held_up:
         return ""
     instance = held_up[0].instance
-    group = graph.snapshot.groups[instance.group]
-    label = text.clean(group.info.label)
+    label = text.clean(graph.snapshot.groups[instance.group].label)
     if instance.is_p2p:
         way = "recv" if rank == instance.dst else "send"
         other = instance.peer_of(rank)
         return f"has posted no {way} that matches rank {other} on {label}" if fresh else ""
-    row = group.row(rank)
-    if row < 0 or group.enqueued[row] < 0:
+    pairs = graph.snapshot.pairs
+    row = pairs.row(instance.group, rank)
+    if row < 0 or pairs.joined[row] < 0:
         return f"has not joined a collective of {label} yet" if fresh else ""
-    return f"last {'joined' if fresh else 'seen at'} seq {group.enqueued[row]} of {label}"
+    return f"last {'joined' if fresh else 'seen at'} seq {pairs.joined[row]} of {label}"

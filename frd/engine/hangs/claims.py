@@ -14,11 +14,10 @@ from frd.engine.hangs.diagnosis import Diagnosis
 from frd.engine.hangs.exits import SEEN_LATE_NS, TOGETHER_NS, Exit, Manner
 from frd.engine.hangs.lost_ranks import STOP_TAKES_S, Loss, judged_after_s
 from frd.engine.policy import Policy
-from frd.engine.state.snapshot import GroupSnapshot, Snapshot
+from frd.engine.state.snapshot import Snapshot
 from frd.forms import clock_text, fold_ranks
 from frd.model import (
     AlignedNs,
-    Bools,
     CollectiveRef,
     Confidence,
     Int32s,
@@ -38,7 +37,7 @@ def claim_of(
     snapshot: Snapshot, diagnosis: Diagnosis, policy: Policy, gone: Sequence[Exit] = ()
 ) -> Claim:
     ref = replace(diagnosis.collective, waited_s=(snapshot.now - diagnosis.since) / 1e9)
-    stuck = {(snapshot.groups[g].info.group_id, seq, rank) for g, seq, rank in diagnosis.stalled}
+    stuck = {(snapshot.groups[g].group_id, seq, rank) for g, seq, rank in diagnosis.stalled}
     named = frozenset(diagnosis.onsets)
     return Claim(
         kind=diagnosis.kind,
@@ -79,7 +78,7 @@ def _status(
 def _labels_of(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[str, ...]:
     """Labels of the groups that wait, the finding's own first, each once."""
     groups = [diagnosis.instance.group, *(stuck.group for stuck in diagnosis.stalled)]
-    labels = (text.clean(snapshot.groups[group].info.label) for group in groups)
+    labels = (text.clean(snapshot.groups[group].label) for group in groups)
     return tuple(dict.fromkeys(labels))
 
 
@@ -152,18 +151,18 @@ def _exit_text(snapshot: Snapshot, exited: Exit) -> str:
 
 def _last_joined(snapshot: Snapshot, rank: int, ended_at: AlignedNs) -> str:
     """The last collective that a rank is known to have joined, in the group it joined last."""
-    joined = [
-        (int(group.moved_at[row]), len(group.members), int(group.enqueued[row]), group)
-        for group in snapshot.groups
-        if (row := group.row(rank)) >= 0 and group.enqueued[row] >= 0
-    ]
-    if not joined:
+    pairs = snapshot.pairs
+    rows = np.flatnonzero((pairs.rank == rank) & (pairs.joined >= 0))
+    if not len(rows):
         return ""
-    *_, seq, group = max(joined, key=lambda found: found[:2])
+    groups = np.searchsorted(pairs.first, rows, side="right") - 1
+    last = np.lexsort((-rows, np.diff(pairs.first)[groups], pairs.moved_at[rows]))[-1]
+    group, seq = int(groups[last]), int(pairs.joined[rows[last]])
+    label = snapshot.groups[group].label
     way = "last joined" if _is_known_to_end(snapshot, rank, ended_at) else "last seen in"
-    op = group.ops(seq)  # forgotten once all members have completed it
-    what = text.collective(op, seq, group.info.label)
-    return f"{way} {what if op else f'#{seq} on {text.clean(group.info.label)}'}"
+    op = snapshot.op(group, seq)  # forgotten once all members have completed it
+    what = text.collective(op, seq, label)
+    return f"{way} {what if op else f'#{seq} on {text.clean(label)}'}"
 
 
 def held_up_by(
@@ -177,33 +176,36 @@ def held_up_by(
     ranks = [exited.rank for exited in lost]
     live = snapshot.rank[snapshot.in_state(RankState.LIVE)]
     known = {exited.rank for exited in lost if _is_known_to_end(snapshot, exited.rank, exited.at)}
+    groups = snapshot.pairs.groups()
     found = [
         ref
-        for group in snapshot.groups
-        if (ref := _waits_in(group, np.isin(group.members, ranks), live, known)) is not None
+        for group in np.unique(groups[np.isin(snapshot.pairs.rank, ranks)]).tolist()
+        if (ref := _waits_in(snapshot, group, ranks, live, known)) is not None
     ]
     return max(found, key=lambda ref: (len(ref.waiting_ranks), ref.group_size), default=None)
 
 
 def _waits_in(
-    group: GroupSnapshot, lost: Bools, live: Int32s, known: set[int]
+    snapshot: Snapshot, group: int, ranks: Sequence[int], live: Int32s, known: set[int]
 ) -> CollectiveRef | None:
     """What members of a group wait in for its lost members; `known` are ranks known to the end."""
-    if not lost.any():
-        return None
-    inside = ~lost & (group.enqueued > group.completed) & np.isin(group.members, live)
+    pairs = snapshot.pairs.of(group)
+    members, joined, done = pairs.rank, pairs.joined, pairs.completed
+    lost = np.isin(members, ranks)
+    missing = members[lost].tolist()
+    inside = ~lost & (joined > done) & np.isin(members, live)
     if inside.any():
-        seq = int(group.completed[inside].min()) + 1
-        waiting = group.members[inside & (group.completed + 1 == seq)]
-    elif known.issuperset(group.members[lost].tolist()) and group.enqueued[lost].min() >= 0:
-        seq = int(group.enqueued[lost].min()) + 1
-        waiting = group.members[~lost & (group.enqueued >= seq)]
+        seq = int(done[inside].min()) + 1
+        waiting = members[inside & (done + 1 == seq)]
+    elif known.issuperset(missing) and joined[lost].min() >= 0:
+        seq = int(joined[lost].min()) + 1
+        waiting = members[~lost & (joined >= seq)]
     else:
         return None
     if not len(waiting):
         return None
-    missing = group.members[lost].tolist()
-    return builder.collective_ref(group.info, seq, group.ops(seq), waiting.tolist(), missing)
+    info, op = snapshot.groups[group], snapshot.op(group, seq)
+    return builder.collective_ref(info, seq, op, waiting.tolist(), missing)
 
 
 def _is_known_to_end(snapshot: Snapshot, rank: int, ended_at: AlignedNs) -> bool:

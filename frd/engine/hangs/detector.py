@@ -103,7 +103,7 @@ def look_at(
     return Look(
         at=snapshot.now,
         claims=claims,
-        still_stuck=frozenset((snapshot.groups[op.group].info.group_id, *op[1:]) for op in stuck),
+        still_stuck=frozenset((snapshot.groups[op.group].group_id, *op[1:]) for op in stuck),
         exited=frozenset(exited.rank for exited in bad),
         as_of=dict(zip(snapshot.rank.tolist(), snapshot.as_of.tolist(), strict=True)),
         ended_by=partial(ended_by, bad),

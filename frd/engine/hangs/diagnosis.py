@@ -148,7 +148,7 @@ def _collective(graph: Graph, wait: Wait) -> CollectiveRef:
     mismatch = graph.mismatches.get(wait.instance)
     op = op_of(graph, wait.instance) if mismatch is None else mismatch.classes[0][0].op
     waiting, missing = _attendance(graph, wait)
-    return builder.collective_ref(graph.snapshot.groups[group].info, seq, op, waiting, missing)
+    return builder.collective_ref(graph.snapshot.groups[group], seq, op, waiting, missing)
 
 
 def _foremost(graph: Graph, incident: Incident) -> list[Root]:

@@ -11,7 +11,7 @@ from typing import Final
 
 from frd.engine.findings import text
 from frd.engine.matching import signature_rules
-from frd.engine.state.snapshot import GroupSnapshot, Mismatch
+from frd.engine.state.snapshot import Mismatch, Snapshot
 from frd.model import Signature
 
 _MOST: Final = 3
@@ -41,14 +41,15 @@ def has_majority(mismatch: Mismatch) -> bool:
     return 2 * sizes[0] > sum(sizes)
 
 
-def of_mismatch(mismatch: Mismatch, group: GroupSnapshot) -> str:
+def of_mismatch(snapshot: Snapshot, mismatch: Mismatch) -> str:
     """``rank 2 passed float16 where ranks 0-1 passed float32 to all_reduce #7 on default_pg``"""
     usual, *odd = mismatch.classes
-    words = _Words(mismatch, group.info.label)
+    label = snapshot.groups[mismatch.group].label
+    words = _Words(mismatch, label)
     if not odd:
-        what = text.collective(usual[0].op, mismatch.seq, group.info.label)
+        what = text.collective(usual[0].op, mismatch.seq, label)
         sentence = f"sizes in {what} contradict each other: {mismatch.detail}"
-        return _with_result(sentence, mismatch, group)
+        return _with_result(snapshot, mismatch, sentence)
     clauses = [f"{text.ranks(ranks)} {words.did(signature)}" for signature, ranks in odd[:_MOST]]
     if len(odd) > _MOST:
         clauses.append(f"{sum(len(ranks) for _, ranks in odd[_MOST:])} more did something else")
@@ -57,15 +58,15 @@ def of_mismatch(mismatch: Mismatch, group: GroupSnapshot) -> str:
         sentence = f"{' and '.join(clauses)} where {mine}{words.where}"
     else:
         sentence = f"{', '.join([mine, *clauses])}{words.where}"
-    return _with_result(sentence, mismatch, group)
+    return _with_result(snapshot, mismatch, sentence)
 
 
 def of_class(
-    mismatch: Mismatch, alike: tuple[Signature, tuple[int, ...]], group: GroupSnapshot
+    snapshot: Snapshot, mismatch: Mismatch, alike: tuple[Signature, tuple[int, ...]]
 ) -> str:
     """What the ranks of one class did: ``called broadcast where ranks 0-1 called all_reduce (#249
     on dp)``."""
-    words = _Words(mismatch, group.info.label)
+    words = _Words(mismatch, snapshot.groups[mismatch.group].label)
     signature = alike[0]
     sentence = f"passed {text.clean(signature.op)}; {mismatch.detail}"
     others = [other for other in mismatch.classes if other != alike]
@@ -75,7 +76,7 @@ def of_class(
         sentence += words.where
         if wrong := signature_rules.self_contradiction(signature, mismatch.group_size):
             sentence += f"; {wrong}"
-    return _with_result(sentence, mismatch, group) + (f"; {GLOO}" if _of_gloo(mismatch) else "")
+    return _with_result(snapshot, mismatch, sentence) + (f"; {GLOO}" if _of_gloo(mismatch) else "")
 
 
 def of_order(heads: Sequence[tuple[str, Sequence[int]]]) -> str:
@@ -95,11 +96,12 @@ def _is(ranks: Sequence[int]) -> str:
     return "is" if len(ranks) == 1 else "are"
 
 
-def _with_result(sentence: str, mismatch: Mismatch, group: GroupSnapshot) -> str:
+def _with_result(snapshot: Snapshot, mismatch: Mismatch, sentence: str) -> str:
     """The sentence and, where all members completed the collective and went on to a later one, so
     that no error stopped them, what that means."""
     sentence = text.clean(sentence, _MOST_CHARS)
-    done = (group.completed >= mismatch.seq) & (group.enqueued > mismatch.seq)
+    pairs = snapshot.pairs.of(mismatch.group)
+    done = (pairs.completed >= mismatch.seq) & (pairs.joined > mismatch.seq)
     return f"{sentence}; {WRONG_RESULT}" if len(done) and done.all() else sentence
 
 

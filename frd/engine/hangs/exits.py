@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+import numpy as np
+
 from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.state.snapshot import Snapshot
 from frd.model import UNKNOWN_SEQ, AlignedNs, ExitInfo, ExitKind, RankState
@@ -160,9 +162,10 @@ def _deserters(snapshot: Snapshot, known: set[int]) -> set[int]:
     """Ranks of `known` that have not joined what their peers joined."""
     if not known:
         return set()
-    found: set[int] = set()
-    for group in snapshot.groups:
-        behind = group.enqueued < group.enqueued.max(initial=UNKNOWN_SEQ)
-        behind &= (group.enqueued > UNKNOWN_SEQ) & ~group.hidden
-        found.update(known.intersection(group.members[behind].tolist()))
-    return found
+    pairs = snapshot.pairs
+    mine = np.isin(pairs.rank, list(known)) & (pairs.joined > UNKNOWN_SEQ)
+    mine &= pairs.joined_most == pairs.joined
+    groups = pairs.groups()
+    highest = np.full(len(snapshot.groups), UNKNOWN_SEQ, np.int64)
+    np.maximum.at(highest, groups, pairs.joined)
+    return set(pairs.rank[mine & (pairs.joined < highest[groups])].tolist())

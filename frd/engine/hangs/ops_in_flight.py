@@ -8,12 +8,11 @@ numpy calls and a few hundred Python objects, not 16,384.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from frd.engine.state.snapshot import Snapshot
 from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, Int32s, Int64s
@@ -91,33 +90,26 @@ class Waits:
     """Lookups over one snapshot; answers that are asked for often are kept."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        groups = snapshot.groups
+        pairs = snapshot.pairs
         self.snapshot = snapshot
         self._attendances: dict[Instance, Attendance] = {}
         self._ops: dict[int, tuple[Op, ...]] = {}
         self._row = {rank: at for at, rank in enumerate(snapshot.rank.tolist())}
-        self._first = np.zeros(len(groups) + 1, dtype=np.int64)
-        np.cumsum([len(g.members) for g in groups], out=self._first[1:])
-        self._group = np.repeat(np.arange(len(groups), dtype=np.int64), np.diff(self._first))
-        self._rank = _joined([g.members for g in groups], np.int32)
-        self._enqueued = _joined([g.enqueued for g in groups])
-        self._started = _joined([g.started for g in groups])
-        self._completed = _joined([g.completed for g in groups])
-        self._since = _joined([g.head_since for g in groups])
-        self._forgotten = _joined([g.forgotten for g in groups], np.bool_)
+        self._pairs, self._group, self._rank = pairs, pairs.groups(), pairs.rank
+        self._forgotten = pairs.completed_most > pairs.completed
         self._forgetting = frozenset(self._rank[self._forgotten].tolist())
         self._index_ops()
-        timed_ranks = np.unique(self._rank[self._started > UNKNOWN_SEQ])
+        timed_ranks = np.unique(self._rank[pairs.started > UNKNOWN_SEQ])
         self._timed = np.isin(self._rank, timed_ranks)
 
     def _index_ops(self) -> None:
         """Sort all ops in flight by rank, oldest first; an op is a row of the pair arrays or,
         counted on from their end, a row of the channels."""
-        pairs = np.flatnonzero((self._enqueued > self._completed) & ~self._forgotten)
+        pairs = np.flatnonzero((self._pairs.joined > self._pairs.completed) & ~self._forgotten)
         channels = self.snapshot.channels
         flying = np.flatnonzero(channels.in_flight > 0)
         rank = np.concatenate([self._rank[pairs], channels.rank[flying]])
-        since = np.concatenate([self._since[pairs], channels.since[flying]])
+        since = np.concatenate([self._pairs.head_since[pairs], channels.since[flying]])
         source = np.concatenate([pairs, flying + len(self._rank)])
         order = np.lexsort((source, np.where(since > 0, since, _UNKNOWN_AGE), rank))
         self._op_source = source[order]
@@ -154,8 +146,8 @@ class Waits:
         heads = self._op_source[self._op_first[np.searchsorted(self._op_rank, wanted)]]
         is_pair = heads < len(self._rank)
         rows = heads[is_pair]
-        seq = self._completed[rows] + 1
-        keys = np.stack([self._group[rows], seq, self._started[rows] >= seq], axis=1)
+        seq = self._pairs.completed[rows] + 1
+        keys = np.stack([self._group[rows], seq, self._pairs.started[rows] >= seq], axis=1)
         distinct, which = np.unique(keys, axis=0, return_inverse=True)
         order = np.argsort(which.ravel(), kind="stable")
         ends = np.cumsum(np.bincount(which.ravel(), minlength=len(distinct)))
@@ -168,9 +160,9 @@ class Waits:
 
     def _op(self, source: int, since: int) -> Op:
         if source < len(self._rank):
-            seq = int(self._completed[source]) + 1
+            seq = int(self._pairs.completed[source]) + 1
             instance = Instance(int(self._group[source]), seq)
-            return Op(instance, AlignedNs(since), bool(self._started[source] >= seq))
+            return Op(instance, AlignedNs(since), bool(self._pairs.started[source] >= seq))
         channels, row = self.snapshot.channels, source - len(self._rank)
         rank, peer = int(channels.rank[row]), int(channels.peer[row])
         src, dst = (rank, peer) if channels.is_send[row] else (peer, rank)
@@ -186,21 +178,22 @@ class Waits:
         return known
 
     def _attend(self, collective: Instance) -> Attendance:
-        group, seq = self.snapshot.groups[collective.group], collective.seq
-        rows = slice(self._first[collective.group], self._first[collective.group + 1])
-        rank = group.members
-        done = group.completed >= seq
-        came = (group.enqueued >= seq) & ~done
-        lost = came & group.forgotten
+        pairs, seq = self._pairs, collective.seq
+        rows = pairs.rows(collective.group)
+        rank, completed, since = pairs.rank[rows], pairs.completed[rows], pairs.head_since[rows]
+        joined, moved_at = pairs.joined[rows], pairs.moved_at[rows]
+        done = completed >= seq
+        came = (joined >= seq) & ~done
+        lost = came & self._forgotten[rows]
         absent = ~done & ~came | lost
-        joined = came & ~lost
-        inside = joined & (group.completed + 1 == seq)
-        known = np.flatnonzero(inside & (group.head_since > 0))
-        joined_at, begun = group.head_since[known], group.started >= seq
+        sure = came & ~lost
+        inside = sure & (completed + 1 == seq)
+        known = np.flatnonzero(inside & (since > 0))
+        joined_at, begun = since[known], pairs.started[rows] >= seq
         return Attendance(
             absent=rank[absent],
-            hidden=rank[absent & group.hidden | lost],
-            behind=rank[joined & ~inside],
+            hidden=rank[absent & (pairs.joined_most[rows] > joined) | lost],
+            behind=rank[sure & ~inside],
             inside=rank[inside],
             done=rank[done],
             heads=self._is_head[rows][inside],
@@ -210,8 +203,8 @@ class Waits:
             first_since=AlignedNs(int(joined_at.min()) if len(known) else 0),
             first=int(rank[known[joined_at.argmin()]]) if len(known) else -1,
             last_since=AlignedNs(int(joined_at.max()) if len(known) else 0),
-            started_at=_first_of(group.moved_at[begun]),
-            done_at=_first_of(group.moved_at[done]),
+            started_at=_first_of(moved_at[begun]),
+            done_at=_first_of(moved_at[done]),
         )
 
     def is_paired(self, channel: Instance, rank: int) -> bool:
@@ -233,7 +226,3 @@ class Waits:
 
 def _first_of(times: Int64s) -> AlignedNs:
     return AlignedNs(int(times.min()) if len(times) else 0)
-
-
-def _joined(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike = np.int64) -> Any:
-    return np.concatenate([np.zeros(0, dtype), *parts])

@@ -63,9 +63,7 @@ class RankEvidence:
 
     def is_fresh(self, rank: int, group: int, since: int) -> bool:
         """Too little of the wait since `since` is known: less than a quarter of the threshold."""
-        return (
-            self.as_of(rank) - since < max(0.5, self.snapshot.groups[group].threshold_s / 4) * 1e9
-        )
+        return self.as_of(rank) - since < max(0.5e9, int(self.snapshot.threshold_ns[group]) / 4)
 
     def telemetry_fault(self, rank: int) -> TelemetryFault | None:
         """Why the telemetry of a rank proves nothing now; None if it does."""
@@ -89,8 +87,6 @@ class RankEvidence:
     def absentee(self, rank: int, since: UncertainTime) -> Member | UnknownRank:
         """The node of a rank that has not joined an op in which others wait since `since`."""
         if not self.is_gone(rank) and self.telemetry_fault(rank) is None:
-            if self.snapshot.gap[self._waits.row(rank)]:
-                return UnknownRank(rank, TelemetryFault.GAP)
             as_of = self.snapshot.moment(rank, self.as_of(rank))
             # An unbounded clock is used as it is: a stall lasts longer than the clock is off.
             if as_of.at < since.at + (as_of.margin_ns(since) or 0):

@@ -56,7 +56,7 @@ class Graph:
 
     def threshold_ns(self, instance: Instance) -> int:
         """How long a wait in an op may take before it is a stall."""
-        return round(self.snapshot.groups[instance.group].threshold_s * 1e9)
+        return int(self.snapshot.threshold_ns[instance.group])
 
     def explore(self, starts: Iterable[Node]) -> None:
         """Add `starts` and all that they lead to."""
@@ -203,7 +203,7 @@ class Graph:
         complete together; or, for other ops, all members but one did."""
         if not len(attendance.done) or not np.any(attendance.heads):
             return False
-        op = self.snapshot.groups[collective.group].ops(collective.seq)
+        op = self.snapshot.op(*collective[:2])
         return is_synchronizing(op) or len(attendance.inside) == 1
 
     def stuck_inside(self, attendance: Attendance, since: AlignedNs) -> tuple[int, ...]:

@@ -271,21 +271,19 @@ class Collectives:
         early[early] = ~self.signatures.synchronizing[signature[early]]
         return early
 
-    def ops(self) -> list[Callable[[int], str]]:
-        """For each group, the op of a seq at this time, empty when unknown."""
-        w, seq = self.open_collectives.windows, self.open_collectives.slots.seq.copy()
-        signature, known = self.open_collectives.slots.signature.copy(), self.signatures.known
+    def ops(self) -> Callable[[int, int], str]:
+        """The op of a (group, seq) at this time, empty when unknown."""
+        windows, slots = self.open_collectives.windows, self.open_collectives.slots
+        count, known = self._groups.count, self.signatures.known
+        base, capacity = windows.base[:count].copy(), windows.capacity[:count].copy()
+        held, signature = slots.seq.copy(), slots.signature.copy()
 
-        def lookup(base: int, capacity: int) -> Callable[[int], str]:
-            def op(of: int) -> str:
-                slot = base + (of & (capacity - 1))
-                held = capacity > 0 and seq[slot] == of
-                return known[signature[slot]].op if held else ""
+        def op(group: int, seq: int) -> str:
+            size = int(capacity[group])
+            slot = int(base[group]) + (seq & (size - 1))
+            return known[signature[slot]].op if size and held[slot] == seq else ""
 
-            return op
-
-        count = self._groups.count
-        return list(map(lookup, w.base[:count].tolist(), w.capacity[:count].tolist()))
+        return op
 
     def evicted(self) -> dict[str, int]:
         """Things dropped to stay within limits, by what."""

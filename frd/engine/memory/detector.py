@@ -7,6 +7,8 @@ something new, so that findings expire of which nothing new is known, as when ag
 
 from __future__ import annotations
 
+import numpy as np
+
 from frd.engine.findings import builder
 from frd.engine.findings.claim import Anchors, Claim, Known, Lifetime, Look
 from frd.engine.findings.text import clean, collective
@@ -83,18 +85,17 @@ def _doing(snapshot: Snapshot, rank: int, onset: int) -> str:
     """The collective that a rank was in when its memory began to rise, or has joined last."""
     inside: tuple[int, str] | None = None
     joined: tuple[int, str] | None = None
-    for group in snapshot.groups:
-        row = group.row(rank)
-        if row < 0:
-            continue
-        enqueued, completed = int(group.enqueued[row]), int(group.completed[row])
-        since, label = int(group.head_since[row]), clean(group.info.label)
+    pairs = snapshot.pairs
+    for row in np.flatnonzero(pairs.rank == rank).tolist():
+        group = int(np.searchsorted(pairs.first, row, side="right")) - 1
+        enqueued, completed = int(pairs.joined[row]), int(pairs.completed[row])
+        since, label = int(pairs.head_since[row]), clean(snapshot.groups[group].label)
         if enqueued > completed and 0 < since <= onset:
             seq = completed + 1
             if inside is None or since < inside[0]:
-                inside = (since, collective(group.ops(seq), seq, label))
+                inside = (since, collective(snapshot.op(group, seq), seq, label))
         elif enqueued >= 0 and (joined is None or enqueued > joined[0]):
-            joined = (enqueued, collective(group.ops(enqueued), enqueued, label))
+            joined = (enqueued, collective(snapshot.op(group, enqueued), enqueued, label))
     if inside is not None:
         return f"in {inside[1]} when it began"
     return f"last joined {joined[1]}" if joined is not None else ""

@@ -8,8 +8,8 @@ nothing in it changes afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -29,40 +29,59 @@ from frd.model import (
     UInt8s,
 )
 
+ANY_SEQ: Final = np.iinfo(np.int64).max
+"""The upper end of a range of seqs that nothing bounds."""
+
 
 @dataclass(frozen=True, slots=True)
-class GroupSnapshot:
-    """One group: parallel arrays over its members, sorted by global rank.
+class PairColumns:
+    """All members of all groups: one row per (group, rank), sorted by group, then by rank.
 
-    Watermarks are seqs (`UNKNOWN_SEQ` for none). A member with ``enqueued > completed`` is inside
-    the collective ``completed + 1`` since `head_since`.
+    Seqs are `UNKNOWN_SEQ` for none. How far a member has come is a range: what is known as of the
+    last report of the rank bounds it from below, and from above unless telemetry is missing. A
+    member with ``joined > completed`` is inside the collective ``completed + 1`` since
+    `head_since`, unless that one may be over (``completed_most > completed``).
     """
 
-    info: GroupInfo
-    members: Int32s
-    """Global ranks. When the membership is unknown, the ranks that ever showed up in it."""
-    enqueued: Int64s
+    first: Int64s
+    """(G + 1) rows ``first[g]`` to ``first[g + 1]`` are the members of group g."""
+    rank: Int32s
+    """Global ranks. When the membership of a group is unknown, those that ever showed up in it."""
+    joined: Int64s
+    """The highest seq that the member is known to have enqueued."""
+    joined_most: Int64s
+    """The highest seq that it may have enqueued: more than `joined` where entries are lost, so that
+    its absence proves nothing."""
     started: Int64s
     completed: Int64s
+    completed_most: Int64s
+    """More than `completed` where the open op may be over: the agent session that reported it is
+    gone, and so are the entries; or the watermarks were impossible and are cut. Such a member waits
+    in nothing that is known, and it is not certain that it is in no other op."""
     head_since: Int64s
     """Aligned ns at which the member enqueued its oldest outstanding collective; 0 for none."""
     moved_at: Int64s
     """Aligned ns by which the member had reached `started` and `completed`; 0 when unknown."""
-    hidden: Bools
-    """Members that may be further than their watermarks say (a dump file may have lost its entries
-    of a group): their absence proves nothing."""
-    forgotten: Bools
-    """Members whose open op may be over: the agent session that reported it is gone, and so are the
-    entries; or their watermarks were impossible and are cut. They wait in nothing, and it is not
-    certain that they are in no other op."""
-    ops: Callable[[int], str]
-    """The op of a seq of this group, empty when unknown."""
-    threshold_s: float
-    """How long a wait in this group may take before it is a stall."""
 
-    def row(self, rank: int) -> int:
+    def rows(self, group: int) -> slice:
+        """The members of a group."""
+        return slice(int(self.first[group]), int(self.first[group + 1]))
+
+    def of(self, group: int) -> PairColumns:
+        """The same of one group."""
+        rows = self.rows(group)
+        columns = [getattr(self, column.name)[rows] for column in fields(self)[1:]]
+        return PairColumns(self.first[group : group + 2] - rows.start, *columns)
+
+    def row(self, group: int, rank: int) -> int:
         """The row of a member, -1 when the rank is not in the group."""
-        return _row(self.members, rank)
+        rows = self.rows(group)
+        row = row_of(self.rank[rows], rank)
+        return rows.start + row if row >= 0 else -1
+
+    def groups(self) -> Int64s:
+        """The group of each row."""
+        return np.repeat(np.arange(len(self.first) - 1, dtype=np.int64), np.diff(self.first))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +142,12 @@ class Snapshot:
     unknown (a dump file has no history)."""
     clocks: RankClocks
     info: Mapping[int, RankInfo]
-    groups: Sequence[GroupSnapshot]
+    groups: Sequence[GroupInfo]
+    threshold_ns: Int64s
+    """(G,) how long a wait in each group may take before it is a stall."""
+    pairs: PairColumns
+    op: Callable[[int, int], str]
+    """The op of a (group, seq), empty when unknown."""
     channels: ChannelSnapshot
     mismatches: Sequence[Mismatch] = ()
     exits: Mapping[int, ExitInfo] = field(default_factory=dict)
@@ -135,7 +159,7 @@ class Snapshot:
 
     def row(self, rank: int) -> int:
         """The row of a rank in the rank arrays, -1 when it was never declared."""
-        return _row(self.rank, rank)
+        return row_of(self.rank, rank)
 
     def in_state(self, *states: RankState) -> Bools:
         """The ranks in one of these states, as a mask of the rank arrays."""
@@ -147,7 +171,8 @@ class Snapshot:
         return self.clocks.moment(row, at) if row >= 0 else UncertainTime(at, -1, None)
 
 
-def _row(ranks: Int32s, rank: int) -> int:
+def row_of(ranks: Int32s, rank: int) -> int:
+    """The place of a rank in an ascending column, -1 when it is not there."""
     row = int(np.searchsorted(ranks, rank))
     return row if row < len(ranks) and ranks[row] == rank else -1
 

@@ -6,14 +6,14 @@ stay cheap: one contiguous pass drops all recent waits, and usually nothing is l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, TypeAlias, TypedDict
 
 import numpy as np
 
 from frd.engine.clocks.uncertain_time import RankClocks
 from frd.engine.state.attempt_tables import AttemptTables
-from frd.engine.state.snapshot import GroupSnapshot, StallTable
+from frd.engine.state.snapshot import ANY_SEQ, PairColumns, StallTable
 from frd.engine.state.tables import EXITED, LIVE, STATES, RankTable
 from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, ExitInfo, Int32s, Int64s, RankInfo, RankState
 
@@ -131,7 +131,7 @@ def ranks(table: RankTable) -> RankColumns:
         state_since=table.state_since[rank],
         detail=[known[r].detail if r in known else "" for r in rank.tolist()],
         connected=table.connected[rank],
-        gap=table.gap_at[rank] >= table.as_of[rank],
+        gap=_lossy(table, rank),
         info=dict(table.infos),
         moved_at=table.moved_at[rank],
         clocks=RankClocks(table.session[rank], table.uncertainty_ns[rank]),
@@ -156,46 +156,41 @@ def _unheard(tables: AttemptTables, order: Int64s, done: Int64s, ends_early: End
     return unheard
 
 
-def groups(
-    tables: AttemptTables,
-    ops: Sequence[Callable[[int], str]],
-    ends_early: EndsEarly,
-    now: AlignedNs,
-) -> list[GroupSnapshot]:
-    """One snapshot per group, by group handle. Watermarks that are impossible are cut to the
+def pairs(tables: AttemptTables, ends_early: EndsEarly, now: AlignedNs) -> PairColumns:
+    """All members of all groups, by group handle. Watermarks that are impossible are cut to the
     highest possible seq."""
-    ranks, table, pairs = tables.ranks, tables.groups, tables.pairs
-    order = pairs.layout().order
-    members, enqueued, started = pairs.rank[order], pairs.enqueued[order], pairs.started[order]
-    done, head, moved = completed(tables, order), pairs.head[order], pairs.moved_at[order]
-    rests = np.flatnonzero(pairs.done_at[order] < now - _RESTING_NS)
+    ranks, groups, table = tables.ranks, tables.groups, tables.pairs
+    order = table.layout().order
+    members, joined, started = table.rank[order], table.enqueued[order], table.started[order]
+    done, head = completed(tables, order), table.head[order]
+    rests = np.flatnonzero(table.done_at[order] < now - _RESTING_NS)
     rests = rests[ranks.knows(members[rests])]
     rests = rests[ranks.state[members[rests]] == LIVE]  # a timeout completes what never was
     limit = _limits(tables, order[rests], ends_early)
     false = done[rests] > limit
     odd, most = rests[false], limit[false] - 1  # nor to be done with what the others are in
-    enqueued[odd], started[odd], done[odd] = most, np.minimum(started[odd], most), most
-    hidden = _unheard(tables, order, done, ends_early)
-    hidden[odd] = True
-    forgotten = (enqueued > done) & (head == 0)
-    forgotten[odd] = True  # what else such a member is in is not known either
-    bounds = np.searchsorted(pairs.group[order], np.arange(table.count + 1)).tolist()
-    thresholds_s = (table.threshold_ns[: table.count] / 1e9).tolist()
-    return [
-        GroupSnapshot(
-            info,
-            members[start:end],
-            enqueued[start:end],
-            started[start:end],
-            done[start:end],
-            head[start:end],
-            moved[start:end],
-            hidden[start:end],
-            forgotten[start:end],
-            op,
-            threshold_s,
-        )
-        for info, start, end, op, threshold_s in zip(
-            table.infos, bounds, bounds[1:], ops, thresholds_s, strict=False
-        )
-    ]
+    joined[odd], started[odd], done[odd] = most, np.minimum(started[odd], most), most
+    known = ranks.knows(members)
+    lossy = known.copy()
+    lossy[known] = _lossy(ranks, members[known])
+    joined_most = np.where(lossy | _unheard(tables, order, done, ends_early), ANY_SEQ, joined)
+    done_most = np.where((joined > done) & (head == 0), joined, done)
+    joined_most[odd] = done_most[odd] = ANY_SEQ  # what else such a member is in is not known either
+    first = np.searchsorted(table.group[order], np.arange(groups.count + 1))
+    return PairColumns(
+        first,
+        members,
+        joined,
+        joined_most,
+        started,
+        done,
+        done_most,
+        head,
+        table.moved_at[order],
+    )
+
+
+def _lossy(table: RankTable, rank: Int32s) -> Bools:
+    """Rows of the rank are known to be missing."""
+    lossy: Bools = table.gap_at[rank] >= table.as_of[rank]
+    return lossy

@@ -125,9 +125,10 @@ class StragglerDetector:
         may_wait = straggler.sends or straggler.is_held_up
         sure = straggler.lates[0].nats >= 2 * CHANCE_NATS and not may_wait
         confidence = Confidence.HIGH if sure else Confidence.MEDIUM
-        groups = {late.group: snapshot.groups[late.group] for late in straggler.lates}
-        labels = tuple(dict.fromkeys(text.clean(g.info.label) for g in groups.values()))
-        victims = {rank for group in groups.values() for rank in group.members.tolist()}
+        groups = list(dict.fromkeys(late.group for late in straggler.lates))
+        labels = tuple(dict.fromkeys(text.clean(snapshot.groups[g].label) for g in groups))
+        pairs = snapshot.pairs
+        victims = {rank for group in groups for rank in pairs.rank[pairs.rows(group)].tolist()}
         return Claim(
             kind=Kind.STRAGGLER,
             about=repr(ranks),
@@ -165,7 +166,7 @@ def _evidence(
     straggler: Straggler, rank: int, labels: tuple[str, ...], window: Window, snapshot: Snapshot
 ) -> str:
     late = next((late for late in straggler.lates if late.culprit == rank), straggler.lates[0])
-    label = text.clean(snapshot.groups[late.group].info.label)
+    label = text.clean(snapshot.groups[late.group].label)
     who = "its whole node was" if late.culprit < 0 else "was"
     words = (
         f"{who} last in {late.count:,} of {late.judged:,} collectives of {label} "
@@ -179,7 +180,7 @@ def _evidence(
 
 def _summary(straggler: Straggler, lost_s: float, snapshot: Snapshot) -> str:
     late, ranks = straggler.lates[0], straggler.ranks
-    label = text.clean(snapshot.groups[late.group].info.label)
+    label = text.clean(snapshot.groups[late.group].label)
     who = text.ranks(ranks)
     if straggler.culprit < 0:
         who = f"node {builder.node_of(snapshot, ranks[0]) or '?'} ({who})"

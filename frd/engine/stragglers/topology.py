@@ -12,16 +12,15 @@ from frd.model import Int32s, Int64s
 class Topology:
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        members = [group.members for group in snapshot.groups]
-        self._member = np.concatenate([snapshot.rank[:0], *members])
-        self._group = np.repeat(np.arange(len(members)), list(map(len, members)))
+        self._member = snapshot.pairs.rank
+        self._group = snapshot.pairs.groups()
         ranks = 1 + max(snapshot.rank.max(initial=-1), self._member.max(initial=-1))
         self.node = np.full(ranks, -1, np.int32)
         """By rank; -1 where no agent has reported it yet."""
         self.node[snapshot.rank] = snapshot.clocks.node
 
     def members(self, group: int) -> Int32s:
-        return self._snapshot.groups[group].members
+        return self._member[self._snapshot.pairs.rows(group)]
 
     def groups(self, rank: int) -> Int64s:
         """The groups of a rank."""
@@ -53,5 +52,6 @@ class Topology:
         info = snapshot.info.get(rank)
         if info is None or "gloo" not in info.backends:
             return False
-        enqueued = [snapshot.groups[group].enqueued for group in self.groups(rank).tolist()]
-        return any(len(members) > 1 and members.max() < 0 for members in enqueued)
+        pairs = snapshot.pairs
+        joined = [pairs.joined[pairs.rows(group)] for group in self.groups(rank).tolist()]
+        return any(len(members) > 1 and members.max() < 0 for members in joined)

@@ -207,7 +207,7 @@ def _shown_until(
     for number, (of, seq) in enumerate(instances.T.tolist()):
         mine = collective[which == number]
         others = at[mine]
-        if is_synchronizing(snapshot.groups[of].ops(seq)):
+        if is_synchronizing(snapshot.op(of, seq)):
             series = rows.series[of]
             absent = series.members[known_absent(rows, watermarks, series.pairs, seq)]
             others = np.concatenate((others, dump_times.rows(absent.astype(np.int64))))

@@ -113,11 +113,11 @@ def _rank(one: RankRows, snapshot: Snapshot, head: Op | None) -> RankReport:
 
 def _waiting_in(snapshot: Snapshot, head: Op) -> str:
     of = head.instance
-    group = snapshot.groups[of.group]
+    label = snapshot.groups[of.group].label
     if not of.is_p2p:
-        return text.collective(group.ops(of.seq), of.seq, group.info.label)
+        return text.collective(snapshot.op(*of[:2]), of.seq, label)
     ends = (str(end) if end >= 0 else "?" for end in (of.src, of.dst))
-    return text.collective(f"send {'->'.join(ends)}", of.seq, group.info.label)
+    return text.collective(f"send {'->'.join(ends)}", of.seq, label)
 
 
 def _missing_fields(trace: RankTrace) -> tuple[str, ...]:

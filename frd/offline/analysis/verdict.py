@@ -17,7 +17,7 @@ import numpy as np
 from frd.engine.clocks.uncertain_time import RankClocks
 from frd.engine.findings import text
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
-from frd.engine.state.snapshot import GroupSnapshot, Snapshot, StallTable
+from frd.engine.state.snapshot import ANY_SEQ, PairColumns, Snapshot, StallTable
 from frd.flight.trace import Trace
 from frd.model import (
     UNKNOWN_SEQ,
@@ -127,8 +127,8 @@ def _as_old_as_known(snapshot: Snapshot, dump_times: DumpTimes, stall_after_s: f
     at = dump_times.rows(snapshot.rank.astype(np.int64))
     as_of = np.where(dump_times.latest[at] < FAR, dump_times.latest[at], valid_until)
     now = AlignedNs(int(as_of.max(initial=snapshot.now)))
-    groups = [replace(group, threshold_s=stall_after_s) for group in snapshot.groups]
-    return replace(snapshot, as_of=as_of, now=now, groups=groups)
+    threshold_ns = np.full(len(snapshot.groups), round(stall_after_s * 1e9))
+    return replace(snapshot, as_of=as_of, now=now, threshold_ns=threshold_ns)
 
 
 def _proven(
@@ -241,32 +241,36 @@ def _snapshot(
         moved_at=np.zeros(count, np.int64),
         clocks=RankClocks(np.zeros(count, np.int32), np.zeros(count, np.int64)),
         info={r: one.trace.info for r, one in rows.ranks.items() if one.trace.info is not None},
-        groups=[
-            GroupSnapshot(
-                info=series.info,
-                members=series.members,
-                enqueued=watermarks.enqueued[series.pairs],
-                started=watermarks.started[series.pairs],
-                completed=watermarks.completed[series.pairs],
-                head_since=watermarks.head_since[series.pairs],
-                moved_at=np.zeros(len(series.members), np.int64),
-                hidden=watermarks.hidden[series.pairs],
-                forgotten=np.zeros(len(series.members), np.bool_),
-                ops=_ops(rows, matched, of),
-                threshold_s=0.0,
-            )
-            for of, series in enumerate(rows.series)
-        ],
+        groups=[series.info for series in rows.series],
+        threshold_ns=np.zeros(len(rows.series), np.int64),
+        pairs=_pairs(rows, watermarks),
+        op=_ops(rows, matched),
         channels=channels_of(rows, offset_ns),
         mismatches=facts_of(rows, matched),
     )
 
 
-def _ops(rows: Rows, matched: MatchedCollectives, series: int) -> Callable[[int], str]:
-    first, end = np.searchsorted(matched.series, [series, series + 1]).tolist()
+def _pairs(rows: Rows, watermarks: PairWatermarks) -> PairColumns:
+    joined, done = watermarks.enqueued, watermarks.completed
+    return PairColumns(
+        first=np.cumsum([0, *(len(series.members) for series in rows.series)]),
+        rank=rows.pair_rank,
+        joined=joined,
+        joined_most=np.where(watermarks.hidden, ANY_SEQ, joined),
+        started=watermarks.started,
+        completed=done,
+        completed_most=done,
+        head_since=watermarks.head_since,
+        moved_at=np.zeros(len(joined), np.int64),
+    )
 
-    def op(seq: int) -> str:
-        at = first + int(np.searchsorted(matched.seq[first:end], seq))
+
+def _ops(rows: Rows, matched: MatchedCollectives) -> Callable[[int, int], str]:
+    first = np.searchsorted(matched.series, np.arange(len(rows.series) + 1))
+
+    def op(series: int, seq: int) -> str:
+        end = int(first[series + 1])
+        at = int(first[series]) + int(np.searchsorted(matched.seq[first[series] : end], seq))
         known = at < end and matched.seq[at] == seq
         return rows.signatures[int(matched.signature[at])].op if known else ""
 

@@ -46,9 +46,9 @@ def test_a_group_of_unknown_membership_learns_its_members() -> None:
     job.entries(0, [1], Flags.JOINED, group=group)
     job.entries(0, [7], group=other)
     snapshot = job.attempt.snapshot(at(0))
-    assert snapshot.groups[group].members.tolist() == [0, 3]
-    assert snapshot.groups[group].enqueued.tolist() == [1, 2]
-    assert snapshot.groups[other].enqueued.tolist() == [7, -1]
+    assert snapshot.pairs.of(group).rank.tolist() == [0, 3]
+    assert snapshot.pairs.of(group).joined.tolist() == [1, 2]
+    assert snapshot.pairs.of(other).joined.tolist() == [7, -1]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_new_process_of_a_rank_starts_with_nothing_known() -> None:
     job.status(1, RankState.EXITED, 6)
     job.attempt.rank(rank_info(1, pid=4711))
     snapshot = job.attempt.snapshot(at(7))
-    assert snapshot.groups[job.group].enqueued.tolist() == [3, -1, 3, 3]
+    assert snapshot.pairs.of(job.group).joined.tolist() == [3, -1, 3, 3]
     assert snapshot.state[1] is RankState.LIVE
     assert snapshot.as_of[1] == 0
     assert job.entries(1, [1]).joined == 1
@@ -161,8 +161,8 @@ def test_marks_only_rise() -> None:
     job.entries(0, [1, 2, 3], created=1)
     job.entries(0, [4], Flags.JOINED, created=2)
     job.watermark(0, 2, 2)
-    group = job.attempt.snapshot(at(5)).groups[job.group]
-    assert (group.enqueued[0], group.completed[0]) == (4, 3)
+    group = job.attempt.snapshot(at(5)).pairs.of(job.group)
+    assert (group.joined[0], group.completed[0]) == (4, 3)
     assert group.head_since[0] == at(2)
 
 
@@ -175,7 +175,7 @@ def test_when_a_member_came_as_far_as_it_is() -> None:
     job.entries(1, [2], Flags.JOINED, now=4)
     job.entries(2, [1, 2], Flags.JOINED, now=3)
     job.entries(2, [1], Flags.STARTED, now=5)
-    moved_at = job.attempt.snapshot(at(9)).groups[0].moved_at
+    moved_at = job.attempt.snapshot(at(9)).pairs.of(0).moved_at
     assert moved_at.tolist() == [at(1), at(3), at(5), 0]
 
 
@@ -197,9 +197,9 @@ def test_the_first_collective_of_a_group_has_its_number() -> None:
         job.watermark(rank, 1, UNKNOWN_SEQ, head=0.0, as_of=1)
     job.hears(30)
     assert job.stalled(30) == [(0, 1), (1, 1), (2, 1)]
-    group = job.attempt.snapshot(at(30)).groups[job.group]
+    group = job.attempt.snapshot(at(30)).pairs.of(job.group)
     assert group.completed.tolist() == [0, 0, 0, -1]
-    assert group.ops(1) == "all_reduce"
+    assert job.attempt.snapshot(at(30)).op(job.group, 1) == "all_reduce"
 
 
 def test_p2p_waits_are_stalls_too() -> None:
@@ -276,9 +276,10 @@ def test_joining_and_completing_may_come_apart() -> None:
         job.attempt, 0, group, seq, flags, signature=barrier, created=at(0) + seq * S, now=at(9)
     )
     assert applied == Applied(rows=8, duplicates=0, joined=5, completed=3)
-    groups = job.attempt.snapshot(at(9)).groups
-    assert (groups[0].enqueued[0], groups[0].completed[0]) == (3, 2)
-    assert (groups[1].enqueued[0], groups[1].completed[0]) == (2, 1)
+    pairs = job.attempt.snapshot(at(9)).pairs
+    groups = pairs.of(0), pairs.of(1)
+    assert (groups[0].joined[0], groups[0].completed[0]) == (3, 2)
+    assert (groups[1].joined[0], groups[1].completed[0]) == (2, 1)
     assert groups[0].head_since[0] == at(3)
     assert groups[1].head_since[0] == at(2)
 
@@ -312,7 +313,7 @@ def test_a_failed_op_is_not_complete() -> None:
     job = Job()
     job.entries(0, [1], Flags.JOINED)
     job.entries(0, [1], Flags.COMPLETED | Flags.FAILED)
-    assert job.attempt.snapshot(at(1)).groups[0].completed[0] <= 0
+    assert job.attempt.snapshot(at(1)).pairs.of(0).completed[0] <= 0
 
 
 def test_started_rows_raise_their_mark() -> None:
@@ -320,7 +321,7 @@ def test_started_rows_raise_their_mark() -> None:
     job = Job()
     job.entries(0, [1, 2, 3], Flags.JOINED)
     job.entries(0, [1, 2], Flags.STARTED)
-    group = job.attempt.snapshot(at(1)).groups[0]
+    group = job.attempt.snapshot(at(1)).pairs.of(0)
     assert (group.started[0], group.started[1]) == (2, UNKNOWN_SEQ)
 
 
@@ -493,9 +494,9 @@ def test_a_view_does_not_change_afterwards() -> None:
     assert len(view.groups) == 1
     assert view.ranks[0].waiting_in == "all_reduce #1 on default_pg"
     assert view.ranks[0].status.state is RankState.LIVE
-    assert snapshot.groups[0].enqueued[0] == 1
-    assert snapshot.groups[0].ops(1) == "all_reduce"
-    assert snapshot.groups[0].ops(2) == ""
+    assert snapshot.pairs.of(0).joined[0] == 1
+    assert snapshot.op(0, 1) == "all_reduce"
+    assert snapshot.op(0, 2) == ""
 
 
 def test_a_member_that_was_never_declared_opens_nothing() -> None:

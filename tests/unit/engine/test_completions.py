@@ -81,8 +81,8 @@ def test_marks_of_a_rank_that_is_no_member_are_refused() -> None:
     rows = [(job.attempt.pair(0, job.job.group), 5, -1, 5, 0), (-1, 5, -1, 5, 0)]
     with pytest.raises(WireError, match="row 1: the rank is not in the group"):
         observe.watermarks(job.attempt, rows, (), 0, at(0))
-    (group,) = job.attempt.snapshot(at(0)).groups
-    assert group.enqueued.max() == -1
+    group = job.attempt.snapshot(at(0)).pairs
+    assert group.joined.max() == -1
 
 
 def test_rows_that_come_after_the_watermarks_that_passed_them() -> None:
@@ -91,6 +91,6 @@ def test_rows_that_come_after_the_watermarks_that_passed_them() -> None:
     row = (job.attempt.pair(0, job.job.group), 12, -1, 11, at(12))
     observe.watermarks(job.attempt, [row], 0, at(13), at(13))
     job.report(0, range(5, 11), Flags.JOINED)
-    (group,) = job.attempt.snapshot(at(13)).groups
-    assert (group.enqueued[0], group.completed[0]) == (12, 11)
+    group = job.attempt.snapshot(at(13)).pairs
+    assert (group.joined[0], group.completed[0]) == (12, 11)
     assert group.head_since[0] == at(12)

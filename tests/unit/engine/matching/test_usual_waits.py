@@ -59,7 +59,7 @@ def changes(job: Job) -> list[tuple[Change, Severity | None]]:
 
 
 def threshold_s(job: Job) -> float:
-    return job.attempt.snapshot(job.now).groups[job.handles["dp"]].threshold_s
+    return int(job.attempt.snapshot(job.now).threshold_ns[job.handles["dp"]]) / 1e9
 
 
 def later(engine: Engine, pauses: Sequence[JobPauses] | None = None) -> Engine:

@@ -175,7 +175,7 @@ def test_no_wait_has_no_start(service: Service) -> None:
     service.stream().watermarks(7, 7, NodeNs(0))
     service.shared.watermarks.flush(AlignedNs(service.now))
     attempt = service.engine.attempt(KEY, 4, AlignedNs(service.now))
-    assert attempt.snapshot(AlignedNs(service.now)).groups[0].head_since.tolist() == [0] * 4
+    assert attempt.snapshot(AlignedNs(service.now)).pairs.head_since.tolist() == [0] * 4
 
 
 def test_an_agent_cannot_know_the_future(service: Service, stream: Stream) -> None:
