@@ -164,8 +164,8 @@ class RankStatus:
 
     rank: int
     state: RankState
-    at_ns: NodeNs
-    """When the state began, on the node's clock."""
+    at_ns: NodeRawNs | NodeNs
+    """When the state began."""
     detail: str = ""
     """Evidence for people, e.g. ``process 4711 is stopped (state T)``; of a process that is gone,
     `frd.forms.exit_text` of `exit`."""
@@ -173,6 +173,8 @@ class RankStatus:
     """Entries known to be lost to overruns and resets of recorders and full outboxes, cumulative
     for this process."""
     exit: ExitInfo | None = None
+    as_of_ns: int = field(default=0, compare=False)
+    """When the agent saw the rank so; 0 unknown."""
     """None while the process lives, and from agents of version 0.1."""
 
 
@@ -203,7 +205,8 @@ class EntryColumns:
     signature: UInt32s
     flags: UInt8s
     created_ns: Int64s
-    """CPU enqueue, CLOCK_REALTIME of the node."""
+    """CPU enqueue, by the node's raw clock (as all times that agents report; on streams of
+    protocol 1 by its CLOCK_REALTIME)."""
     started_ns: Int64s
     """0 when unknown."""
     completed_ns: Int64s
@@ -251,6 +254,8 @@ class ChannelColumns:
     is_send: UInt8s
     in_flight: UInt32s
     head_created_ns: Int64s
+    as_of_ns: int = 0
+    """Node time up to which this is complete; 0 unknown."""
 
 
 # -- memory ------------------------------------------------------------------------------------
@@ -292,7 +297,7 @@ class MemoryColumns:
     capacity: Int64s
     """(S,) bytes: what the series can rise to; 0 unknown."""
     begin_ns: Int64s
-    """(T,) CLOCK_REALTIME of the node, rising."""
+    """(T,) node time, rising."""
     end_ns: Int64s
     """(T,)"""
     values: Int64s
@@ -312,7 +317,7 @@ class MemoryEventKind(StrEnum):
 class MemoryEvent:
     rank: int
     kind: MemoryEventKind
-    at_ns: NodeNs
+    at_ns: NodeRawNs | NodeNs
     device: str = ""
     requested_bytes: int = 0
     """Of the request that failed; 0 unknown."""

@@ -98,20 +98,22 @@ class AgentMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., declare: _Optional[_Union[Declare, _Mapping]] = ..., entries: _Optional[_Union[EntryBatch, _Mapping]] = ..., watermarks: _Optional[_Union[WatermarkBatch, _Mapping]] = ..., channels: _Optional[_Union[ChannelBatch, _Mapping]] = ..., statuses: _Optional[_Union[StatusBatch, _Mapping]] = ..., response: _Optional[_Union[ResponsePart, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., memory: _Optional[_Union[MemoryBatch, _Mapping]] = ..., memory_events: _Optional[_Union[MemoryEventBatch, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "agent_version", "node", "boot_id", "session", "sent_at_ns")
+    __slots__ = ("protocol", "agent_version", "node", "boot_id", "session", "sent_at_ns", "sent_raw_ns")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SENT_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    SENT_RAW_NS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     agent_version: str
     node: str
     boot_id: str
     session: str
     sent_at_ns: int
-    def __init__(self, protocol: _Optional[int] = ..., agent_version: _Optional[str] = ..., node: _Optional[str] = ..., boot_id: _Optional[str] = ..., session: _Optional[str] = ..., sent_at_ns: _Optional[int] = ...) -> None: ...
+    sent_raw_ns: int
+    def __init__(self, protocol: _Optional[int] = ..., agent_version: _Optional[str] = ..., node: _Optional[str] = ..., boot_id: _Optional[str] = ..., session: _Optional[str] = ..., sent_at_ns: _Optional[int] = ..., sent_raw_ns: _Optional[int] = ...) -> None: ...
 
 class Declare(_message.Message):
     __slots__ = ("attempts", "ranks", "groups", "signatures", "series")
@@ -268,20 +270,22 @@ class WatermarkBatch(_message.Message):
     def __init__(self, attempt_index: _Optional[int] = ..., rank: _Optional[bytes] = ..., group: _Optional[bytes] = ..., enqueued: _Optional[bytes] = ..., started: _Optional[bytes] = ..., completed: _Optional[bytes] = ..., head_created_ns: _Optional[bytes] = ..., seen_rank: _Optional[bytes] = ..., as_of_ns: _Optional[bytes] = ..., sent_at_ns: _Optional[int] = ..., sent_raw_ns: _Optional[int] = ..., sent_slack_ns: _Optional[int] = ...) -> None: ...
 
 class ChannelBatch(_message.Message):
-    __slots__ = ("rank_index", "group", "peer", "is_send", "in_flight", "head_created_ns")
+    __slots__ = ("rank_index", "group", "peer", "is_send", "in_flight", "head_created_ns", "as_of_ns")
     RANK_INDEX_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     IS_SEND_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     HEAD_CREATED_NS_FIELD_NUMBER: _ClassVar[int]
+    AS_OF_NS_FIELD_NUMBER: _ClassVar[int]
     rank_index: int
     group: bytes
     peer: bytes
     is_send: bytes
     in_flight: bytes
     head_created_ns: bytes
-    def __init__(self, rank_index: _Optional[int] = ..., group: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., is_send: _Optional[bytes] = ..., in_flight: _Optional[bytes] = ..., head_created_ns: _Optional[bytes] = ...) -> None: ...
+    as_of_ns: int
+    def __init__(self, rank_index: _Optional[int] = ..., group: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., is_send: _Optional[bytes] = ..., in_flight: _Optional[bytes] = ..., head_created_ns: _Optional[bytes] = ..., as_of_ns: _Optional[int] = ...) -> None: ...
 
 class StatusBatch(_message.Message):
     __slots__ = ("statuses",)
@@ -290,20 +294,22 @@ class StatusBatch(_message.Message):
     def __init__(self, statuses: _Optional[_Iterable[_Union[Status, _Mapping]]] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("rank_index", "state", "at_ns", "detail", "gap_entries", "exit")
+    __slots__ = ("rank_index", "state", "at_ns", "detail", "gap_entries", "exit", "as_of_ns")
     RANK_INDEX_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     AT_NS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     GAP_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     EXIT_FIELD_NUMBER: _ClassVar[int]
+    AS_OF_NS_FIELD_NUMBER: _ClassVar[int]
     rank_index: int
     state: State
     at_ns: int
     detail: str
     gap_entries: int
     exit: Exit
-    def __init__(self, rank_index: _Optional[int] = ..., state: _Optional[_Union[State, str]] = ..., at_ns: _Optional[int] = ..., detail: _Optional[str] = ..., gap_entries: _Optional[int] = ..., exit: _Optional[_Union[Exit, _Mapping]] = ...) -> None: ...
+    as_of_ns: int
+    def __init__(self, rank_index: _Optional[int] = ..., state: _Optional[_Union[State, str]] = ..., at_ns: _Optional[int] = ..., detail: _Optional[str] = ..., gap_entries: _Optional[int] = ..., exit: _Optional[_Union[Exit, _Mapping]] = ..., as_of_ns: _Optional[int] = ...) -> None: ...
 
 class Exit(_message.Message):
     __slots__ = ("kind", "signal", "status", "exception", "where", "note")

@@ -45,7 +45,7 @@ from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     MAX_SLACK_NS,
     PART_BYTES,
-    PROTOCOL,
+    PROTOCOLS,
     Ack,
     AgentEvent,
     Declare,
@@ -169,7 +169,8 @@ class Decoder:
     def _channels(self, m: pb.ChannelBatch) -> ChannelColumns:
         attempt = self._known.ranks.attempt_of("channels.rank_index", m.rank_index)
         arrays = read_columns(m, CHANNEL_COLUMNS)
-        columns = ChannelColumns(rank=m.rank_index, **arrays)
+        check_time("channels.as_of_ns", m.as_of_ns)
+        columns = ChannelColumns(rank=m.rank_index, as_of_ns=m.as_of_ns, **arrays)
         self._known.groups.check("channels.group", columns.group, attempt)
         self._known.check_world("channels.peer", int(columns.peer.max(initial=-1)), attempt)
         return columns
@@ -180,14 +181,16 @@ class Decoder:
     def _status(self, m: pb.Status) -> RankStatus:
         self._known.ranks.attempt_of("statuses.rank_index", m.rank_index)
         check_time("statuses.at_ns", m.at_ns)
+        check_time("statuses.as_of_ns", m.as_of_ns)
         check_most("statuses.gap_entries", m.gap_entries, 2**63 - 1)
         return RankStatus(
             rank=m.rank_index,
             state=enum_member("statuses.state", RankState, m.state),
-            at_ns=NodeNs(m.at_ns),
+            at_ns=NodeRawNs(m.at_ns),
             detail=check_text("statuses.detail", m.detail),
             gap_entries=m.gap_entries,
             exit=_exit(m.exit) if m.HasField("exit") else None,
+            as_of_ns=m.as_of_ns,
         )
 
     def _response(self, m: pb.ResponsePart) -> ResponsePart:
@@ -223,15 +226,24 @@ _KINDS: Final[dict[str, Callable[[Decoder, Any], AgentEvent]]] = {
 
 
 def _hello(m: pb.Hello) -> Hello:
-    if m.protocol != PROTOCOL:
+    if m.protocol not in PROTOCOLS:
+        known = " and ".join(map(str, PROTOCOLS))
         raise WireError(
             "hello.protocol",
             "version",
-            f"{m.protocol} where this service speaks {PROTOCOL}: install the same release of frd",
+            f"{m.protocol} where this service speaks {known}: install the same release of frd",
         )
     texts = texts_of("hello", m, "agent_version", required=("node", "boot_id", "session"))
     check_time("hello.sent_at_ns", m.sent_at_ns)
-    return Hello(protocol=m.protocol, sent_at_ns=NodeNs(m.sent_at_ns), **texts)
+    check_time("hello.sent_raw_ns", m.sent_raw_ns)
+    if m.protocol > 1 and not m.sent_raw_ns:
+        raise WireError("hello.sent_raw_ns", "missing", "0: send the node's raw clock")
+    return Hello(
+        protocol=m.protocol,
+        sent_at_ns=NodeNs(m.sent_at_ns),
+        sent_raw_ns=NodeRawNs(m.sent_raw_ns) if m.sent_raw_ns else None,
+        **texts,
+    )
 
 
 _SERVICE_KINDS: Final[dict[str, type[Welcome | Resync | Request | Refusal]]] = {

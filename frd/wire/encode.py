@@ -81,6 +81,7 @@ def encode_agent(event: AgentEvent) -> bytes:
             _watermarks(m.watermarks, event)
         case ChannelColumns():
             m.channels.rank_index = event.rank
+            m.channels.as_of_ns = event.as_of_ns
             write_columns(m.channels, CHANNEL_COLUMNS, event)
         case MemoryColumns():
             for columns in (SERIES_COLUMNS, SAMPLE_TIMES, SAMPLE_VALUES):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frd.errors import WireError
-from frd.model import MemoryColumns, MemoryEvent, MemoryEventKind, NodeNs
+from frd.model import MemoryColumns, MemoryEvent, MemoryEventKind, NodeRawNs
 from frd.v1 import stream_pb2 as pb
 from frd.wire.columns import SAMPLE_TIMES, SAMPLE_VALUES, SERIES_COLUMNS, read_columns
 from frd.wire.declarations import Declarations
@@ -60,7 +60,7 @@ class MemoryReader:
         return MemoryEvent(
             rank=m.rank_index,
             kind=enum_member("memory_events.kind", MemoryEventKind, m.kind),
-            at_ns=NodeNs(m.at_ns),
+            at_ns=NodeRawNs(m.at_ns),
             requested_bytes=m.requested_bytes,
             **texts_of("memory_events", m, "device", "detail"),
         )

@@ -28,7 +28,10 @@ from frd.model import (
 )
 
 PROTOCOL: Final = 1
-"""Major version; peers with another version are refused."""
+"""Major version of an agent of this release. Agents of protocol 1 report times of the node's wall
+clock, those of protocol 2 times of its raw clock."""
+PROTOCOLS: Final = (1, 2)
+"""What the service understands; agents with another version are refused."""
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 MAX_SEQ: Final = 1 << 53
 """Larger than any real seq, and far enough from 2**63 for sums."""
@@ -70,6 +73,8 @@ class Hello:
     session: str
     """Random id of the agent process; revisions count within it."""
     sent_at_ns: NodeNs
+    sent_raw_ns: NodeRawNs | None = None
+    """The node's raw clock then; None in protocol 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +133,10 @@ class Watermarks:
     attempt_index: int
     columns: WatermarkColumns
     sent_at_ns: NodeNs
+    """0 if the two clocks could not be read together (protocol 2)."""
     sent_raw_ns: NodeRawNs | None = None
-    """The node's raw clock when its wall clock showed `sent_at_ns`, if the agent sends it."""
+    """The node's raw clock when its wall clock showed `sent_at_ns`; an agent of protocol 1 may not
+    send it."""
     sent_slack_ns: int = 0
     """`sent_at_ns` and `sent_raw_ns` were read at most this far apart."""
 

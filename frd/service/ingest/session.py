@@ -298,7 +298,7 @@ class Session:
         """Times on the service's clock, not later than now: a reported event has happened."""
         return np.minimum(self.alignment.to_aligned(node_ns), now)
 
-    def _one_aligned(self, node_ns: NodeNs, now: AlignedNs) -> AlignedNs:
+    def _one_aligned(self, node_ns: int, now: AlignedNs) -> AlignedNs:
         return AlignedNs(min(self.alignment.one_to_aligned(node_ns), now))
 
 

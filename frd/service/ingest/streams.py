@@ -29,7 +29,6 @@ from frd.service.metrics.recent_peak import RecentPeak
 from frd.store.records import RecordKind
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
-    PROTOCOL,
     Ack,
     AgentEvent,
     Declare,
@@ -181,7 +180,7 @@ class Streams:
             key, hello.node, stream.clock, stream.id, now, stream.session.declared.may_report
         )
         self._journal_writer.record(RecordKind.OPENED, now, stream.id)
-        stream.send(Welcome(PROTOCOL, self._version, self._instance, MAX_MESSAGE_BYTES))
+        stream.send(Welcome(hello.protocol, self._version, self._instance, MAX_MESSAGE_BYTES))
 
     def _align(self, stream: Stream, alignment: Alignment) -> None:
         stream.session.align(alignment)

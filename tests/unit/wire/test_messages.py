@@ -16,6 +16,7 @@ from frd.model import (
     ExitKind,
     GroupInfo,
     NodeNs,
+    NodeRawNs,
     RankInfo,
     RankState,
     RankStatus,
@@ -28,7 +29,6 @@ from frd.wire.encode import encode_agent, encode_service
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     PART_BYTES,
-    PROTOCOL,
     REASONS,
     Ack,
     AttemptDecl,
@@ -50,7 +50,8 @@ from frd.wire.messages import (
 from tests.world import messages
 
 NOW = 1_790_000_000_000_000_000
-HELLO = Hello(PROTOCOL, "0.1.0", "node-a", "boot-a", "session-a", NodeNs(NOW))
+RAW = 7_000_000_000
+HELLO = Hello(2, "0.2.0", "node-a", "boot-a", "session-a", NodeNs(NOW), NodeRawNs(RAW))
 SIGNATURE = Signature("gloo", "all_reduce", ((4, 4),), ((4, 4),), ("Float",), ("Float",))
 DECLARE = Declare(
     attempts=(AttemptDecl(0, AttemptKey("job", 0), 4), AttemptDecl(1, AttemptKey("job", 1), 0)),
@@ -82,12 +83,12 @@ def watermarks(attempt: int = 0, **changes: object) -> Watermarks:
 
 def channels(**changes: object) -> ChannelColumns:
     columns = messages.p2p_ops(0, (0, 3, True, 2, NOW))
-    return replace(columns, **changes)  # type: ignore[arg-type]
+    return replace(columns, as_of_ns=NOW, **changes)  # type: ignore[arg-type]
 
 
 def state_of(rank: int, how: ExitInfo | None = None) -> Statuses:
     state = RankState.EXITED if how else RankState.LIVE
-    return Statuses((RankStatus(rank, state, NodeNs(NOW), exit=how),))
+    return Statuses((RankStatus(rank, state, NodeNs(NOW), exit=how, as_of_ns=NOW),))
 
 
 def exited(signal: int = 0, status: int | None = None) -> Statuses:
@@ -137,10 +138,16 @@ def raw_entries(**fields: object) -> bytes:
 def test_another_protocol_is_refused_with_both_versions() -> None:
     """An agent of another major version hears which version the service speaks."""
     with pytest.raises(
-        WireError, match=r"hello\.protocol: 2 where this service speaks 1"
+        WireError, match=r"hello\.protocol: 3 where this service speaks 1 and 2"
     ) as caught:
-        Decoder().decode(encode_agent(replace(HELLO, protocol=2)))
+        Decoder().decode(encode_agent(replace(HELLO, protocol=3)))
     assert caught.value.reason == "version"
+
+
+def test_protocol_1_has_no_raw_clock() -> None:
+    """The hello of an agent of the first release is accepted as it is."""
+    first = replace(HELLO, protocol=1, sent_raw_ns=None)
+    assert Decoder().decode(encode_agent(first)) == first
 
 
 def test_hello_comes_first_and_once() -> None:
@@ -149,9 +156,9 @@ def test_hello_comes_first_and_once() -> None:
     assert refusal(declared(), encode_agent(HELLO)) == ("hello", "order")
 
 
-@pytest.mark.parametrize("name", ["node", "boot_id", "session"])
+@pytest.mark.parametrize("name", ["node", "boot_id", "session", "sent_raw_ns"])
 def test_hello_without_identity(name: str) -> None:
-    """A hello that lacks who it is from is refused naming the missing field."""
+    """A hello that lacks who it is from, or its raw clock, is refused naming the missing field."""
     message = pb.AgentMessage.FromString(encode_agent(HELLO))
     message.hello.ClearField(name)
     assert refusal(Decoder(), message.SerializeToString()) == (f"hello.{name}", "missing")

@@ -21,13 +21,14 @@ from frd.model import (
     ExitInfo,
     ExitKind,
     NodeNs,
+    NodeRawNs,
     RankInfo,
     RankState,
     RankStatus,
 )
 from frd.v1 import stream_pb2 as now
 from frd.wire.encode import encode_agent, encode_service
-from frd.wire.messages import PROTOCOL, Hello, Refusal, Request, Statuses, Welcome
+from frd.wire.messages import Hello, Refusal, Request, Statuses, Welcome
 from tests.world.messages import BOTH, declare, entry_columns
 from tests.world.sessions import NOW, Service
 
@@ -79,6 +80,13 @@ def test_nothing_of_a_release_has_changed(release: Any) -> None:
             assert (mine.input_type.full_name, mine.output_type.full_name) == types
 
 
+def _hello(release: Any) -> Hello:
+    """As the release's agent says it: the first one knew only the node's wall clock."""
+    if "sent_raw_ns" in release.message_types_by_name["Hello"].fields_by_name:
+        return Hello(2, "0", "n", "boot", "s", NodeNs(NOW), NodeRawNs(NOW))
+    return Hello(1, "0", "n", "boot", "s", NodeNs(NOW))
+
+
 def test_an_agent_of_a_release_is_understood(release: Any) -> None:
     """Its declarations, rows and statuses are applied and acknowledged by the present service."""
     old = message_factory.GetMessageClass(release.message_types_by_name["AgentMessage"])
@@ -86,7 +94,7 @@ def test_an_agent_of_a_release_is_understood(release: Any) -> None:
     session = service.session()
     how = ExitInfo(ExitKind.SIGNAL, 9)
     for event in (
-        Hello(PROTOCOL, "0", "n", "boot", "s", NodeNs(NOW)),
+        _hello(release),
         declare([RankInfo(0, 1, "n", "boot", 7)]),
         Statuses((RankStatus(0, RankState.EXITED, NodeNs(NOW), "killed", exit=how),)),
         Statuses((RankStatus(0, RankState.LIVE, NodeNs(NOW)),)),
@@ -104,7 +112,7 @@ def test_an_agent_of_a_release_understands(release: Any) -> None:
     """What the present service says can be read by the release's agent."""
     old = message_factory.GetMessageClass(release.message_types_by_name["ServiceMessage"])
     for event, kind in (
-        (Welcome(PROTOCOL, "9", "instance", 1), "welcome"),
+        (Welcome(1, "9", "instance", 1), "welcome"),
         (Request(1, (0,), True, True, 5.0), "request"),
         (Refusal("token", "no"), "refusal"),
     ):
