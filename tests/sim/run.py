@@ -17,7 +17,7 @@ from tests.sim.oracle import Violation
 from tests.sim.scenario import draw
 from tests.sim.world import Summary, World
 
-_MEMORY_FOLDER: Final = Path("/dev/shm")
+MEMORY_FOLDER: Final = Path("/dev/shm")
 _SEEDS_A_PROCESS: Final = 200
 """Then another process takes its place: worlds must share nothing but the code."""
 
@@ -47,7 +47,7 @@ def live(seed: int, *, only: Collection[int] | None = None, world: int | None = 
         Violation: a promise was broken. Any other exception is a fault of frd, or of the
             simulation.
     """
-    folder = _MEMORY_FOLDER if _MEMORY_FOLDER.is_dir() else None
+    folder = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="frd-sim-", dir=folder) as name:
         return World(draw(seed, world), Path(name), only).live()
 

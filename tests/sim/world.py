@@ -112,7 +112,7 @@ class World:
             Violation: a promise was broken.
         """
         try:
-            self._begin()
+            self.begin()
             last = max((event.until for event in self._events), default=WARM)
             self.kernel.run(last)
             self.troubles.heal()
@@ -122,15 +122,14 @@ class World:
             self._wait_for(self.oracle.check_closed, _CLOSED_WITHIN)
             self._end_job()
             self._wait_for(self.oracle.check_rows, _REPORTED_WITHIN)
-            self._end()
+            self.end()
             self.oracle.check_replay(self.disk.folder)
         finally:
-            if self.service is not None:
-                self.service.crash()
-            self.disk.close()
+            self.close()
         return self._summary()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Start the service, the job and the agents, and plan all events."""
         self.start_service()
         self.start_job()
         for node in range(len(self.nodes)):
@@ -173,12 +172,18 @@ class World:
         self.settle()
         self.runs[-1].job.end()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """All streams end, then the service; its data is complete."""
         for conn in self.conns:
             conn.end_at_service()
         if self.service is not None:
             self.service.stop()
             self.service = None
+
+    def close(self) -> None:
+        if self.service is not None:
+            self.service.crash()
+        self.disk.close()
 
     def _break_job(self, number: int) -> None:
         self.settle()

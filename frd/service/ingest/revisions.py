@@ -33,7 +33,7 @@ class ProcessRevision:
     applied: int = 0
     """Highest revision of `session` that the engine has applied."""
     replay: bool = False
-    """Another session has reported this rank process before."""
+    """Another session has reported this rank process too, and may have sent the same rows."""
 
 
 class Revisions:
@@ -56,6 +56,8 @@ class Revisions:
         processes = self._attempts.setdefault(key, {}).setdefault(info.rank, {})
         known = processes.pop(info.pid, None)
         if known is None or known.session != session:
+            if known is not None:
+                known.replay = True  # its last rows may come later than those of the new session
             known = ProcessRevision(session, replay=known is not None)
         processes[info.pid] = known
         if len(processes) > MAX_PROCESSES:

@@ -39,7 +39,7 @@ def replay(records: Iterable[Record], warn: Callable[[str], None]) -> Replayed:
     Raises:
         StoreError: whatever `records` raises, and settings that cannot be read.
     """
-    player = _Player(warn)
+    player = Player(warn)
     count, first_at, last_at = 0, AlignedNs(0), AlignedNs(0)
     for record in records:
         first_at = first_at or record.at
@@ -51,14 +51,24 @@ def replay(records: Iterable[Record], warn: Callable[[str], None]) -> Replayed:
     return Replayed(tuple(findings), count, first_at, last_at, frozenset(player.jobs))
 
 
-class _Player:
+class Player:
+    """Sessions and engine of the service process that the records are of."""
+
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self.findings: dict[str, Finding] = {}
         self.jobs: set[str] = set()
         self._begin(Settings(), AlignedNs(0))
 
+    @property
+    def engine(self) -> Engine:
+        return self._shared.engine
+
     def play(self, record: Record) -> None:
+        """
+        Raises:
+            StoreError: see `replay`.
+        """
         match record.kind:
             case RecordKind.MESSAGE:
                 self._message(record)
