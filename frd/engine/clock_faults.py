@@ -27,9 +27,10 @@ from frd.engine.tick import Tick
 from frd.forms import span_text
 from frd.model import AlignedNs, Kind
 
-_LOOK_EVERY_NS: Final = 1_000_000_000
-_APART_NS: Final = 2_000_000_000
-"""Two contradictions closer than this may result from one step."""
+_STEP_NS: Final = 2_000_000_000
+"""Contradictions closer than this may result from one step of a clock, which is known at the next
+exchange with the node, a second or so later. With half of it, an exchange that comes a little late
+makes a finding of a step; twice as much only delays the finding. Looks are as far apart."""
 _WHAT_TO_DO: Final = "check the time synchronization (chrony, PTP) there"
 
 _Ranks = tuple[int, ...]
@@ -44,7 +45,7 @@ class _Conflict:
 
     @property
     def is_certain(self) -> bool:
-        return abs(self.newest.at - self.first.at) >= _APART_NS
+        return abs(self.newest.at - self.first.at) >= _STEP_NS
 
 
 class ClockDetector:
@@ -65,7 +66,7 @@ class ClockDetector:
 
     def evaluate(self, tick: Tick, known: Known) -> Look | None:
         now = tick.now
-        if now - self._looked_at < _LOOK_EVERY_NS:
+        if now - self._looked_at < _STEP_NS:
             return None
         self._looked_at = now
         self._unknown = {ranks: self._unknown.get(ranks, now) for ranks in tick.unsynchronized}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol
+from typing import Final, Protocol
 
 from frd.engine.attempt import Attempt
 from frd.engine.clock_faults import ClockDetector
@@ -23,14 +23,17 @@ from frd.engine.tick import Tick
 from frd.engine.views import AttemptView
 from frd.model import AlignedNs, AttemptKey, FindingEvent, Kind
 
-_GIVES_WAY_NS = 60_000_000_000
-_FATAL = (Kind.RANK_LOST, Kind.OOM)
+_FATAL: Final = (Kind.RANK_LOST, Kind.OOM)
 """Why an attempt may have ended: such findings stay open for a while after its end."""
-_LOSS_OUTLASTS_NS = 30_000_000_000
-"""How long a lost rank stays open after the end of its attempt: two usual scrapes of Prometheus."""
-_UNHEARD_S = 60.0
-"""How long a lost rank stays open, after a restart of the service, while no agent reports on its
-attempt."""
+_LOSS_OUTLASTS_S: Final = 30.0
+"""How long a lost rank stays open after the end of its attempt: two usual scrapes of Prometheus, so
+that one sees it. In half of it a scrape that fails misses the finding; in twice as much the next
+attempt often runs already, and the finding seems to be about that."""
+_UNHEARD_S: Final = 60.0
+"""An attempt on which no agent has reported for so long may be over: the engine may forget it to
+make room, and after a restart of the service a lost rank of it closes. Agents try to connect again
+at least every 15 s; in half of it, some have not been let in after a restart of a large service.
+With twice as much, a finding about a job that is gone stays as much longer."""
 
 
 class Detector(Protocol):
@@ -83,7 +86,7 @@ class Evaluation:
 
     def is_deserted(self, now: AlignedNs) -> bool:
         """No agent has reported on it for a minute: the engine may forget it to make room."""
-        return self.deserted_at is not None and now - self.deserted_at >= _GIVES_WAY_NS
+        return self.deserted_at is not None and now - self.deserted_at >= _UNHEARD_S * 1e9
 
     def resume(self) -> None:
         """The job runs in this attempt: undo that it ended, was superseded or deserted."""
@@ -123,8 +126,8 @@ class Evaluation:
             self.ended_at = None
         elif self.ended_at is None:
             self.ended_at = now
-        elif now - self.ended_at > (judged_after_s(self._policy) + 0.5) * 1e9:
-            is_long_over = now - self.ended_at > _LOSS_OUTLASTS_NS
+        elif now - self.ended_at > judged_after_s(self._policy) * 1e9:
+            is_long_over = now - self.ended_at > _LOSS_OUTLASTS_S * 1e9
             outlasting = (Kind.OOM,) if is_long_over else _FATAL
             yield from self.tracker.close_all(now, "the attempt ended", but=outlasting)
             return

@@ -104,7 +104,8 @@ class Lifetime:
     """Kinds whose cause is known for good when they open. Only the ranks that wait may change, and
     they stay open until the attempt ends. What goes wrong afterwards is their consequence."""
     confirm_s: float = 0.0
-    """How long an `UNCONFIRMED` claim must last before it opens a finding."""
+    """How long an `UNCONFIRMED` claim must last before it opens a finding, and other suspects
+    before they replace those of a finding that keeps its cause."""
     update_every_s: float = 0.0
     """Changes within this time after the last update are no event."""
     close_after_s: float = NEVER

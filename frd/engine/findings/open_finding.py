@@ -28,9 +28,6 @@ from frd.model import (
     Suspect,
 )
 
-_CHANGE_OF_MIND_NS = 1_500_000_000
-"""How long looks must show other suspects before these replace the present ones."""
-
 
 @dataclass(slots=True)
 class Rivals:
@@ -39,12 +36,12 @@ class Rivals:
     named: frozenset[tuple[int, Reason]] = frozenset()
     since: AlignedNs | None = None
 
-    def have_lasted(self, suspects: Sequence[Suspect], now: AlignedNs) -> bool:
-        """The latest looks all showed these suspects, for long enough."""
+    def have_lasted(self, suspects: Sequence[Suspect], now: AlignedNs, life: Lifetime) -> bool:
+        """The latest looks all showed these suspects, for as long as confirms a claim."""
         named = _named(suspects)
         if named != self.named or self.since is None:
             self.named, self.since = named, now
-        return now - self.since >= _CHANGE_OF_MIND_NS
+        return now - self.since >= life.confirm_s * 1e9
 
 
 @dataclass(slots=True)
@@ -150,7 +147,7 @@ class OpenFinding:
             return False
         if self.named & {suspect.rank for suspect in claim.suspects}:
             return False
-        if not self.successors.have_lasted(claim.suspects, now):
+        if not self.successors.have_lasted(claim.suspects, now, life):
             return False
         known = builder.surest(self.suspects)
         if not claim.suspects:
@@ -171,7 +168,7 @@ class OpenFinding:
         if suspects is None:
             return []
         changed = _named(suspects) != _named(self.suspects)
-        if changed and not self._changes_mind(suspects, look.at):
+        if changed and not self._changes_mind(suspects, look.at, life):
             return []
         if not changed:
             self.rivals = Rivals()
@@ -208,10 +205,10 @@ class OpenFinding:
         suspects = [s for s in claim.suspects if not builder.began_after(s, opened_at, look.as_of)]
         return builder.begun_by(suspects, opened_at) if suspects or not claim.suspects else None
 
-    def _changes_mind(self, suspects: Sequence[Suspect], now: AlignedNs) -> bool:
+    def _changes_mind(self, suspects: Sequence[Suspect], now: AlignedNs, life: Lifetime) -> bool:
         """From no suspect to some: immediately. To more suspects, or, while none is certain, to
         surer ones: when they have lasted. Never after its ranks ended."""
-        lasted = self.rivals.have_lasted(suspects, now)
+        lasted = self.rivals.have_lasted(suspects, now, life)
         if self.finding.ended_by:
             return False
         if not self.suspects:

@@ -16,7 +16,9 @@ from frd.engine.matching.usual_waits import GroupKind, LongWait, united
 from frd.model import AlignedNs
 
 KEPT_NS: Final = 14 * 24 * 3600 * 1_000_000_000
-"""A job remembers a wait for so long."""
+"""A job remembers a wait for so long. With half of it, a job that runs once a week or after a
+holiday starts without pauses and is reported at its first checkpoint; with twice as much, it is
+judged by the pauses of a program that has changed since."""
 KEPT_WAITS: Final = 8
 """Waits kept per kind of group, for the next attempts."""
 KEPT_KINDS: Final = 16

@@ -24,7 +24,9 @@ MOST_FACTS_PER_GROUP: Final = 4
 MOST_RANKS: Final = 65_536
 """Remembered over all facts."""
 RETENTION_NS: Final = 10_000_000_000
-"""How long a fact outlives its collective, so that a mismatch that completed is still reported."""
+"""How long a fact outlives its collective, so that a mismatch that completed is still reported:
+longer than the pause between two looks at the largest job, which is 8 s. In half of it, a mismatch
+of such a job is forgotten before a look; with twice as much, its finding stays as much longer."""
 
 Classes: TypeAlias = list[tuple[Signature, tuple[int, ...]]]
 

@@ -12,7 +12,10 @@ from frd.engine.views import Histogram
 from frd.model import Int32s, Int64s
 
 BOUNDS_S: Final = (0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0)
-_BOUNDS_NS: Final = np.array([round(bound * 1e9) for bound in BOUNDS_S])
+"""Bounds of the buckets that users see: from what a switch adds, over the time of an op on a slow
+link, to a checkpoint. No rule reads them; each bound costs a time series per job and op."""
+_EDGES: Final = np.array([round(bound * 1e9) for bound in BOUNDS_S])
+"""The same in nanoseconds."""
 _WIDTH: Final = len(BOUNDS_S) + 1
 
 
@@ -29,7 +32,7 @@ class OpHistograms:
         if (need := int(op.max()) + 1 - len(self._total_ns)) > 0:
             self._counts = np.append(self._counts, np.zeros((need, _WIDTH), np.int64), axis=0)
             self._total_ns = np.append(self._total_ns, np.zeros(need, np.int64))
-        cell = op * _WIDTH + np.searchsorted(_BOUNDS_NS, value_ns)
+        cell = op * _WIDTH + np.searchsorted(_EDGES, value_ns)
         ops = len(self._total_ns)
         self._counts += np.bincount(cell, minlength=ops * _WIDTH).reshape(ops, _WIDTH)
         # Integers, so that the sum does not depend on the order.

@@ -27,13 +27,16 @@ from frd.engine.state.tables import GroupTable
 from frd.model import AlignedNs, Bools
 
 MEMORY_NS: Final = 6 * 3600 * 1_000_000_000
-"""An attempt remembers a wait for so long: longer than between two checkpoints of any job."""
+"""An attempt remembers a wait for so long: longer than between two checkpoints of any job. In half
+of it, a job with a checkpoint every four hours is reported at each of them; with twice as much, a
+night's outage hides hangs as long as itself for the day after."""
 MOST_WAITS: Final = 32
 """Waits kept per kind of group in one attempt: the longest."""
-_EXPIRY_NS: Final = 60_000_000_000
-"""How often thresholds are computed again because waits grow old."""
-_TAKE_AGAIN_NS: Final = 600_000_000_000
-"""How often waits are returned that raise no threshold: they show that a pause is still usual."""
+_REVIEW_NS: Final = 600_000_000_000
+"""How often thresholds are computed again because waits grow old, and waits are returned that raise
+no threshold: they show that a pause is still usual. Small compared with `MEMORY_NS`. With half of
+it, the store writes a job's pauses twice as often; with twice as much, a restart of the service
+forgets more of what a job has just shown."""
 _FAR: Final = 1 << 64
 _ONCE_FACTOR: Final = 2.0
 """How many times as long as the only known pause the next one may be."""
@@ -173,7 +176,7 @@ class StallThresholds:
 
     def expire(self, now: AlignedNs) -> None:
         """Lower thresholds whose waits are too long ago; cheap, to be called often."""
-        if self._history and now - self._expired_at > _EXPIRY_NS:
+        if self._history and now - self._expired_at > _REVIEW_NS:
             self._expired_at = now
             self._adapt(self._history, now)
 
@@ -190,7 +193,7 @@ class StallThresholds:
     def take_waits(self, now: AlignedNs) -> dict[GroupKind, list[LongWait]] | None:
         """Long waits after which the job went on; None while there is nothing new."""
         is_raised = 0 < self._raised_at <= self._went_on_at
-        if not is_raised and not (self._waited and now - self._taken_at >= _TAKE_AGAIN_NS):
+        if not is_raised and not (self._waited and now - self._taken_at >= _REVIEW_NS):
             return None
         self._taken_at, self._waited = now, False
         if is_raised:

@@ -37,7 +37,8 @@ from frd.model import (
 _RECENT: Final = 16
 _AHEAD_NS: Final = 10 * SECOND
 """A sample further in the future comes from a clock that was set. If it were accepted, all samples
-until then would count as old."""
+until then would count as old. With half of it, samples of a node whose clock is known badly, to a
+few seconds, are refused; with twice as much, one wrong sample blinds its series as much longer."""
 
 
 class Memory:

@@ -16,6 +16,21 @@ from frd.model import Bools, Int32s, Int64s
 
 SECOND: Final = 1_000_000_000
 BIN_NS: Final = 2 * SECOND
+"""A series is described by bins of this length: its twenty samples show the level, and a rise that
+grew in the last of them goes on. In half of it a training step of two seconds is sometimes up and
+sometimes down, so that each bin shows another level; with twice as much, it takes most of the
+warm-up to know what is usual."""
+BATCH_NS: Final = SECOND // 2
+"""What happens within a batch of samples happens at one time: a rate is measured from batch to
+batch, a rise that began in the newest one goes on, and samples of other ranks for the same time are
+waited for this long. In half of it the noise of few samples is taken for a rate; in twice as much a
+jump has a rate, and is taken for a rise that goes on."""
+REVEALED_NS: Final = 5 * SECOND
+"""How long a rise may look smaller than it is, because a usual movement hides it or it climbs in
+steps: after that, a rise that is still small is no cause, and its level is a usual one; a rank that
+shows none by then did not rise. All ranks begin a phase of the program (an evaluation) within this.
+In half of it the next step of a staircase is another rise; with twice as much, a later rise joins
+the level that an earlier one left, and another rank is named."""
 _BINS: Final = 36
 _NEWEST: Final = 4
 """So many newest bins do not count as usual, nor do those of the warm-up,"""

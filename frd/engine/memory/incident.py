@@ -8,19 +8,13 @@ finding about the incident is up to the tracker of findings.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.baseline import BIN_NS, SECOND
+from frd.engine.memory.baseline import BATCH_NS, BIN_NS
 from frd.engine.memory.rise import MemoryRise
 from frd.engine.memory.series import Series
 from frd.model import Bools, Confidence, Int64s, Kind
-
-_SOON_NS: Final = SECOND * 3 // 10
-"""Samples of different ranks are taken at different times."""
-_SILENT_NS: Final = 60 * SECOND
-"""A rank without samples for this long is not waited for."""
 
 
 @dataclass(slots=True)
@@ -92,15 +86,19 @@ class Coverage:
         self.first: Int64s = series.first[row]
         self.newest: Int64s = series.end[row]
         self.highest_band = 0
+        self._link_ns = series.link_ns
         if len(row):
             self.highest_band = int(series.band_height(row).max())
             self.first = np.minimum.reduceat(self.first, start)
             self.newest = np.maximum.reduceat(self.newest, start)
 
     def is_complete(self, upto: int) -> bool:
-        """There are samples up to then of all ranks that still send any."""
-        still = self.newest >= upto - _SILENT_NS
-        return bool((self.newest[still] >= upto - _SOON_NS).all())
+        """There are samples up to then, or of the batch before, of all ranks that send any."""
+        return bool((self.newest[self.is_alive(upto)] >= upto - BATCH_NS).all())
+
+    def is_alive(self, at: int) -> Bools:
+        """There are samples of the rank that an incident at that time could use."""
+        return self.newest >= at - self._link_ns
 
     def saw(self, limit: int) -> Bools:
         """There are samples of the rank for long enough before, and since."""

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.baseline import SECOND
+from frd.engine.memory.baseline import BATCH_NS, BIN_NS, REVEALED_NS, SECOND
 from frd.engine.memory.incident import Coverage, MemoryIncident
 from frd.engine.memory.onset import (
     NEARLY_ALL,
@@ -32,14 +32,6 @@ from frd.engine.memory.rise import Failure, MemoryRise, failed_rise, rise_of
 from frd.engine.memory.series import Series
 from frd.model import AlignedNs, Int64s, Kind
 
-WAIT_NS: Final = SECOND // 2
-"""How long samples of other ranks for the time of an onset are waited for."""
-_CLEARED_AFTER_NS: Final = 2 * SECOND
-"""A rank with samples for this long after the onset, and no rise in them, is no longer unknown."""
-_REVEALED_AFTER_NS: Final = 5 * SECOND
-"""After this, a rise that the usual movement of a series hid has become visible."""
-_SAME_PHASE_NS: Final = 5 * SECOND
-"""All ranks begin the same phase of the program (an evaluation, the first step) within this."""
 _HIDDEN_PART: Final = 16
 """The band of a series can hide a rise if it is higher than the rise divided by this."""
 _STEADY_FACTOR: Final = 3
@@ -95,7 +87,7 @@ class Incidents:
             trigger = int(places[rises.hi[places].argmin()])
             since = self._waiting.setdefault((on_host, int(rises.rank[trigger])), now)
             covered = Coverage(self._series, on_host)
-            if now - since < WAIT_NS and not covered.is_complete(
+            if now - since < BATCH_NS and not covered.is_complete(
                 int(self._series.reportable_at[rises.row[trigger]])
             ):
                 break
@@ -113,7 +105,7 @@ class Incidents:
     ) -> MemoryIncident:
         """A new incident, which the rise at `trigger` shows."""
         limit = int(rises.hi[trigger])
-        alive = covered.rank[covered.newest >= limit - self._series.link_ns]
+        alive = covered.rank[covered.is_alive(limit)]
         ranks = len(np.union1d(alive, rises.rank[trigger]))
         cause = first_cause(rises, trigger, ranks, self._series.policy)
         limit = int(rises.hi[cause.first].min())
@@ -136,7 +128,7 @@ class Incidents:
         } - incident.victims
         lead = int(rises.risen[cause.first].min())
         incident.is_certain = covered.highest_band * _HIDDEN_PART <= lead or covered.is_complete(
-            limit + _REVEALED_AFTER_NS
+            limit + REVEALED_NS
         )
         incident.leak = kind is Kind.MEMORY_SPIKE and all(
             map(self._is_leak, incident.rises.values())
@@ -144,9 +136,9 @@ class Incidents:
         return incident
 
     def _is_leak(self, rise: MemoryRise) -> bool:
-        mean = rise.risen_bytes / max(rise.took_s, 1e-9)
         slow = rise.took_s >= self._series.policy.memory_link_s
-        return slow and mean / _STEADY_FACTOR <= rise.bytes_per_s <= mean * _STEADY_FACTOR
+        at_this_rate, risen = rise.bytes_per_s * rise.took_s, rise.risen_bytes
+        return slow and risen / _STEADY_FACTOR <= at_this_rate <= risen * _STEADY_FACTOR
 
     def _add_first_ranks(
         self,
@@ -195,19 +187,19 @@ class Incidents:
         self._add_victims(incident, rises, np.flatnonzero(free & ~early))
         covered = Coverage(self._series, incident.on_host)
         soon_after = rises.rank[
-            (rises.incident == incident.number) & (rises.lo <= incident.limit + _SAME_PHASE_NS)
+            (rises.incident == incident.number) & (rises.lo <= incident.limit + REVEALED_NS)
         ]
-        alive = np.count_nonzero(covered.newest >= incident.limit - link_ns)
+        alive = np.count_nonzero(covered.is_alive(incident.limit))
         incident.nearly_all_rose |= bool(
             len(soon_after) > 2 and len(soon_after) >= NEARLY_ALL * alive
         )
         if not incident.is_certain:
             doubtful = (rises.incident == 0) & early & rises.fresh & ~rises.young
             incident.unknown.update(rises.rank[doubtful].tolist())
-            incident.is_certain = covered.is_complete(incident.limit + _REVEALED_AFTER_NS)
+            incident.is_certain = covered.is_complete(incident.limit + REVEALED_NS)
         if incident.unknown:
             seen = covered.rank[
-                covered.saw(incident.limit) & (covered.newest >= incident.limit + _CLEARED_AFTER_NS)
+                covered.saw(incident.limit) & (covered.newest >= incident.limit + BIN_NS)
             ]
             incident.unknown &= {*rises.rank[early].tolist()} | (
                 incident.unknown - set(seen.tolist())
@@ -236,7 +228,7 @@ class Incidents:
         ripe: list[Failure] = []
         early: list[Failure] = []
         for failure in self._failures:
-            is_ripe = failure.on_host == on_host and now - failure.reported_at >= WAIT_NS
+            is_ripe = failure.on_host == on_host and now - failure.reported_at >= BATCH_NS
             (ripe if is_ripe else early).append(failure)
         if not ripe:
             return

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.baseline import SECOND
+from frd.engine.memory.baseline import BATCH_NS, BIN_NS, REVEALED_NS, SECOND
 from frd.engine.memory.series import Series
 from frd.engine.policy import Policy
 from frd.model import Bools, Int32s, Int64s
@@ -27,12 +27,6 @@ _COMPARABLE: Final = 0.2
 """A rise of this share of the first reportable one may be the cause,"""
 _URGENT: Final = 10
 """and so may a smaller one that will exhaust memory within this many times the horizon."""
-_GOES_ON_NS: Final = 2 * SECOND
-"""A rise goes on if it has grown after its onset and within the last two seconds,"""
-_BEGINS_NS: Final = SECOND // 2
-"""or if its onset is younger than this."""
-_FRESH_NS: Final = 5 * SECOND
-"""A small rise this young may be the beginning of a large one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +77,7 @@ def current_rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
         start = np.zeros(0, np.int64)
     now, risen = series.end[row], series.peak[row] - series.high[row]
     grown_ns = now - series.grown_at[row]
-    goes_on = (grown_ns <= _GOES_ON_NS) & (series.grown_at[row] > hi) | (now - hi <= _BEGINS_NS)
+    goes_on = (grown_ns <= BIN_NS) & (series.grown_at[row] > hi) | (now - hi <= BATCH_NS)
     mean = risen / np.maximum(now - series.lo[row], 1) * SECOND
     urgent = goes_on & (series.headroom(row) <= _URGENT * policy.memory_horizon_s * mean)
     visible = risen >= series.visible[row]
@@ -96,7 +90,7 @@ def current_rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
         lo=lo[start],
         hi=hi[start],
         risen=_by_rank(np.maximum, risen, start),
-        fresh=_by_rank(np.logical_or, now - hi <= _FRESH_NS, start),
+        fresh=_by_rank(np.logical_or, now - hi <= REVEALED_NS, start),
         urgent=_by_rank(np.logical_or, urgent, start),
         visible=_by_rank(np.logical_or, visible, start),
         young=series.is_young(first_row),

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from frd.engine.memory.baseline import BIN_NS, MOST, SECOND, Bins
+from frd.engine.memory.baseline import BATCH_NS, BIN_NS, MOST, REVEALED_NS, SECOND, Bins
 from frd.engine.memory.trend import Trend
 from frd.engine.policy import Policy
 from frd.engine.state.tables import GrowingColumns, column
@@ -34,14 +34,10 @@ _SLACK_BINS: Final = 1
 """and this much more while there are few bins to judge by."""
 _SLACK_OF_MIN: Final = 64
 """The least slack, as a part of the least rise: what drivers and interpreters do by themselves."""
-_LONGEST_DIP_NS: Final = 10 * SECOND
 _DIP_GAPS: Final = 2.5
 """Samples so far apart that a dip shorter than this would be a single one."""
 _GENTLE: Final = 2
 """A slope that steepens takes longer through the band than through the same height beyond it."""
-_YOUNG_SETTLE_NS: Final = 5 * SECOND
-_SMALL_SETTLE_NS: Final = 10 * SECOND
-_RATE_STEP_NS: Final = SECOND // 2
 _SMALL_SHARE: Final = 1 / 200
 _SMALL_BYTES: Final = 1 << 30
 _GROWTH_PARTS: Final = 8
@@ -179,7 +175,6 @@ class Series(GrowingColumns):
         is_new = self.first[row] == 0
         if is_new.any():
             self.first[row[is_new]] = self.bin_begin[row[is_new]] = first_begin[is_new]
-            self.gap[row[is_new]] = SECOND // 10
         self.gap[row] = np.where(is_new, self.gap[row], (last_begin - self.begin[row]) // count)
         full = first_begin - self.bin_begin[row] >= BIN_NS
         if full.any():
@@ -264,7 +259,7 @@ class Series(GrowingColumns):
 
         The fastest of a batch counts (`paced` has had one), for stairs rise now and then only.
         """
-        due = rising & (now - self.paced_at[row, 0] >= _RATE_STEP_NS)
+        due = rising & (now - self.paced_at[row, 0] >= BATCH_NS)
         if not due.any():
             return
         row, now, peak, again = row[due], now[due], peak[due], paced[due]
@@ -297,8 +292,8 @@ class Series(GrowingColumns):
         reportable = row[large & ~young & (self.reportable_at[row] == 0)]
         self.reportable_at[reportable] = self.end[reportable]
         patience = np.full(len(row), self.link_ns)
-        patience[self.peak[row] - self.high[row] < self.visible[row]] = _SMALL_SETTLE_NS
-        patience[self._began_young(row)] = _YOUNG_SETTLE_NS
+        small = self.peak[row] - self.high[row] < self.visible[row]
+        patience[small | self._began_young(row)] = REVEALED_NS
         patience[self.incident[row] > 0] = round(policy.memory_settle_s * SECOND)
         settled = row[self.end[row] - self.grown_at[row] > patience]
         if len(settled):
@@ -370,8 +365,7 @@ class Series(GrowingColumns):
         share = _SLACK + _SLACK_BINS / usual.bins
         self.slack[row] = np.maximum((moves * share).astype(np.int64), least)
         self.low[row], self.high[row], self.known[row] = usual.low, usual.high, True
-        dip = (usual.away + 1 + (moves > least)) * BIN_NS
-        self.dip[row] = np.minimum(dip, _LONGEST_DIP_NS)
+        self.dip[row] = (usual.away + 1 + (moves > least)) * BIN_NS
 
     # -- answers -----------------------------------------------------------------------------
 

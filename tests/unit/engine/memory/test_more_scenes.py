@@ -8,6 +8,7 @@ import pytest
 from frd.engine.memory import Memory
 from frd.engine.policy import Policy
 from frd.model import (
+    Float64s,
     Kind,
     MemoryEvent,
     MemoryEventKind,
@@ -46,6 +47,17 @@ def test_a_second_spike_of_the_same_height_is_another_one() -> None:
     twice = plus(CALM, step(30, 36, end=36), step(50, 36))
     reports = last_of_each(play(Job([Row(0, CALM), Row(1, twice)], 60)))
     assert [(one.ranks, one.common) for one in reports] == [((1,), False)] * 2
+
+
+def test_a_rise_goes_on_through_dips_that_are_usual() -> None:
+    """Memory is high for 4 s of every 16 s, as in a long step; the rise shows in these 4 s only."""
+
+    def busy(t: Float64s) -> Float64s:
+        return np.where(t % 16 < 4, 10.0 * GIB, 0.0)
+
+    calm = plus(level(62), busy)
+    rows = [Row(0, calm), Row(1, plus(calm, step(70, 6)))]
+    assert ends(play(Job(rows, 130))) == [(Kind.MEMORY_SPIKE, "")]
 
 
 def test_a_rank_alone_is_no_common_cause() -> None:
