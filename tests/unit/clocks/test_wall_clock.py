@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from frd.model import NodeNs, NodeRawNs
 from frd.clocks.wall_clock import MOST_READINGS, MOST_SEGMENTS, WallClock
+from frd.model import NodeNs, NodeRawNs
 from tests.world.clocks import EPOCH, MS, US, Clock, S
 
 EVERY = S // 4
