@@ -1,13 +1,15 @@
 """Times with the uncertainty of the clock that measured them, and their order.
 
 One time is before another only if the difference exceeds the uncertainty of both clocks; times of
-one clock need no such margin. Everything else is a tie.
+one clock need no such margin. Everything else is a tie. In the same way, two states were true
+together only if their intervals meet by more than both uncertainties.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from frd.model import AlignedNs, Int32s, Int64s
 
@@ -35,10 +37,34 @@ class UncertainTime:
             return None
         return self.uncertainty_ns + other.uncertainty_ns
 
+    def later(self, ns: int) -> UncertainTime:
+        return UncertainTime(AlignedNs(self.at + ns), self.node, self.uncertainty_ns)
+
     def is_before(self, other: UncertainTime, least_ns: int = 0) -> bool:
         """Certainly earlier, by more than `least_ns`."""
         margin_ns = self.margin_ns(other)
         return margin_ns is not None and other.at - self.at > margin_ns + least_ns
+
+
+FOREVER: Final = 2**62
+"""The end of an interval that nothing ends; sums with an uncertainty do not overflow."""
+
+
+class Interval(NamedTuple):
+    """A stretch of time, on one clock, during which something is known to have been true."""
+
+    since: int
+    as_of: int
+    node: int
+    uncertainty_ns: int | None
+
+    def meets(self, other: Interval) -> bool:
+        """Both were true together at some moment, however far the two clocks are off within their
+        uncertainty. An unbounded clock is used as it is: a stall lasts longer than it is off."""
+        margin = 0
+        if self.node != other.node and None not in (self.uncertainty_ns, other.uncertainty_ns):
+            margin = (self.uncertainty_ns or 0) + (other.uncertainty_ns or 0)
+        return self.since + margin <= other.as_of and other.since + margin <= self.as_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """From the end of a chain of waits to suspects: reason, confidence, evidence, and since when.
 
-Confidence is high only when the evidence is fresh, complete and of the kind that leaves no other
-explanation; each function says what lowers it.
+Each claim has premises. Confidence is `HIGH` only if all of them are proven (`confidence_of`); each
+function names its premises, and `docs/how-it-decides.md` lists them all.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypeAlias, assert_never
+from typing import TypeAlias
 
 from frd.engine.clocks.uncertain_time import UncertainTime
-from frd.engine.findings import builder, text
-from frd.engine.hangs import disagreements
+from frd.engine.findings import builder, disagreements, text
 from frd.engine.hangs.exits import Manner, how_it_ended, manner_of
+from frd.engine.hangs.facts import Fact
 from frd.engine.hangs.ops_in_flight import Instance, Op
 from frd.engine.hangs.root_causes import Root
-from frd.engine.hangs.wait_graph import Graph
-from frd.engine.hangs.wait_nodes import Ending, Member, TelemetryFault, UnknownRank, Wait
+from frd.engine.hangs.wait_graph import Ending, Graph, Member, UnknownRank, Wait
 from frd.engine.state.snapshot import Mismatch
 from frd.forms import utc_text
 from frd.model import UNKNOWN_SEQ, AlignedNs, Confidence, RankState, Reason, Suspect
@@ -64,81 +63,84 @@ def _describe(graph: Graph, instance: Instance, *, numbered: bool = True) -> str
     return text.collective(op_of(graph, instance), seq, label)
 
 
-def _dated(
+def confidence_of(*premises: bool | None) -> Confidence:
+    """How sure a claim is: `HIGH` if all of its premises are proven (True), `LOW` if one is refuted
+    (False), `MEDIUM` if one is only possible (None)."""
+    if False in premises:
+        return Confidence.LOW
+    return Confidence.MEDIUM if None in premises else Confidence.HIGH
+
+
+def _named(
     graph: Graph,
     rank: int,
     reason: Reason,
-    confidence: Confidence,
     began: UncertainTime,
+    premises: Sequence[bool | None],
     *evidence: str,
 ) -> Dated:
+    confidence = confidence_of(*premises)
     return builder.suspect(graph.snapshot, rank, reason, confidence, *evidence), began
 
 
 def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait]) -> Dated:
-    """High if the rank is provably in no collective and has been absent for long: a rank that was
-    in another op may have left it a moment ago."""
-    began = _onset(graph, held_up)
+    """It has rested for a threshold (not come out of another op a moment ago), was absent for
+    half of that while others waited, and there is no group in which it may be in an op."""
+    facts, began = graph.facts, _onset(graph, held_up)
     words = [_last_joined(graph, rank, held_up, fresh=True)]
     if ending is Ending.MOVING:
         words.append("it is still active in other groups")
-        confidence = Confidence.MEDIUM
-    else:
-        threshold_ns = min((graph.threshold_ns(wait.instance) for wait in held_up), default=0)
-        as_of = graph.ranks.as_of(rank)
-        rested_ns = as_of - graph.ranks.moved_at(rank)
-        proven = as_of - began.at >= threshold_ns / 2 and rested_ns >= threshold_ns
-        proven = proven and not graph.waits.has_forgotten(rank)
-        confidence = Confidence.HIGH if proven else Confidence.MEDIUM
+    as_of = facts.as_of(rank)
+    threshold_ns = min((facts.threshold_ns(wait.instance.group) for wait in held_up), default=0)
+    premises = (
+        ending is Ending.IDLE or None,
+        as_of - facts.moved_at(rank) >= threshold_ns or None,
+        as_of - began.at >= threshold_ns / 2 or None,
+        not graph.waits.may_be_elsewhere(rank) or None,
+    )
     words.append(text.clean(graph.snapshot.detail[graph.waits.row(rank)]))
-    return _dated(graph, rank, Reason.CPU_STUCK, confidence, began, *words)
+    return _named(graph, rank, Reason.CPU_STUCK, began, premises, *words)
 
 
 def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
-    """High if the agent has positive evidence. A recorder that does not answer is not enough, and a
-    rank whose exception blames a peer is hardly the first cause."""
+    """Its agent has seen the end of the process, or that it is stopped: a recorder that does not
+    answer is not enough. A rank whose exception blames a peer is hardly the first cause."""
     snapshot, row = graph.snapshot, graph.waits.row(rank)
     detail = text.clean(snapshot.detail[row])
     since = AlignedNs(int(snapshot.state_since[row]))
     at = f" at {utc_text(since)}" if since > 0 else ""
-    confidence, reason = Confidence.HIGH, Reason.EXITED
+    premise: bool | None = True
+    reason = Reason.EXITED
     match snapshot.state[row]:
         case RankState.FINISHED:
             words = [f"finished cleanly{at}", detail]
         case RankState.SILENT:
             reason = Reason.UNREACHABLE
             words = [detail or f"its recorder has not answered since{at.removeprefix(' at')}"]
-            if not any(word in detail.lower() for word in _STOPPED):
-                confidence = Confidence.MEDIUM
+            premise = any(word in detail.lower() for word in _STOPPED) or None
         case _:
             words = [f"process exited{at}", detail]
-            if manner_of(how_it_ended(snapshot, row)) is Manner.REACTED:
-                confidence = Confidence.LOW
+            premise = manner_of(how_it_ended(snapshot, row)) is not Manner.REACTED
     words.append(_last_joined(graph, rank, held_up, fresh=False))
     began = snapshot.moment(rank, since) if since > 0 else _onset(graph, held_up)
-    return _dated(graph, rank, reason, confidence, began, *words)
+    return _named(graph, rank, reason, began, (premise,), *words)
 
 
 def _silence(graph: Graph, unknown: UnknownRank, held_up: Sequence[Wait]) -> list[Dated]:
-    """An agent that stopped reporting is weak evidence; any other doubt is no evidence."""
-    match unknown.fault:
-        case TelemetryFault.DISCONNECTED:
-            confidence = Confidence.MEDIUM
-        case TelemetryFault.LATE:
-            confidence = Confidence.LOW
-        case TelemetryFault.NEVER_SEEN | TelemetryFault.GAP | TelemetryFault.UNPROVEN:
-            return []
-        case _ as never:
-            assert_never(never)
+    """An agent that stopped reporting may mean that its node is down. One that still reports other
+    ranks speaks against it; any other doubt is no evidence."""
+    if unknown.fact not in (Fact.DISCONNECTED, Fact.LATE):
+        return []
+    premise = None if unknown.fact is Fact.DISCONNECTED else False
     rank, began = unknown.rank, _onset(graph, held_up)
-    words = [f"{unknown.fault.value}; last report at {utc_text(graph.ranks.as_of(rank))}"]
+    words = [f"{unknown.fact.why}; last report at {utc_text(graph.facts.as_of(rank))}"]
     words.append(_last_joined(graph, rank, held_up, fresh=False))
-    return [_dated(graph, rank, Reason.UNREACHABLE, confidence, began, *words)]
+    return [_named(graph, rank, Reason.UNREACHABLE, began, (premise,), *words)]
 
 
 def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Dated]:
-    """Confidence is HIGH only if the stuck ranks are a minority, and the ranks that are ahead are
-    reported by two agents or by the stuck rank's own agent. A single other agent may be wrong."""
+    """The stuck ranks are a minority, and two agents report the ranks that are ahead, or the stuck
+    rank's own agent does: a single other agent may be wrong."""
     attendance = graph.waits.attendance(instance)
     what = _describe(graph, instance)
     if ending is Ending.ALONE:
@@ -153,15 +155,14 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Dated
             f"joined {what}, but its device has not started it; the device of "
             f"{text.ranks(ahead.tolist())} has"
         )
-    witnesses = graph.ranks.agents_of(ahead)
+    witnesses = graph.facts.agents_of(ahead)
     suspects = []
     for rank in stuck:
-        confirmed = len(witnesses) > 1 or witnesses == graph.ranks.agents_of([rank])
-        certain = confirmed and len(stuck) <= len(ahead)
-        confidence = Confidence.HIGH if certain else Confidence.MEDIUM
+        is_confirmed = len(witnesses) > 1 or witnesses == graph.facts.agents_of([rank])
+        premises = (is_confirmed or None, len(stuck) <= len(ahead) or None)
         since = next(op.since for op in graph.waits.ops(rank) if op.instance == instance)
         began = graph.snapshot.moment(rank, since)
-        suspects.append(_dated(graph, rank, reason, confidence, began, words))
+        suspects.append(_named(graph, rank, reason, began, premises, words))
     return suspects
 
 
@@ -189,8 +190,8 @@ def _circle(graph: Graph, root: Root) -> list[Dated]:
         if never:
             words.append(f"and has not joined {' and '.join(never)}")
         began = graph.snapshot.moment(rank, head.since)
-        confidence = Confidence.MEDIUM if head.instance == usual else Confidence.HIGH
-        suspects.append(_dated(graph, rank, Reason.ORDER, confidence, began, ", ".join(words)))
+        premise = head.instance != usual or None
+        suspects.append(_named(graph, rank, Reason.ORDER, began, (premise,), ", ".join(words)))
     return suspects
 
 
@@ -204,15 +205,14 @@ def _minority(graph: Graph, mismatch: Mismatch) -> list[Dated]:
     """All ranks outside the largest class, if that is a true majority of all members; else all."""
     majority = disagreements.has_majority(mismatch)
     began = graph.onset(Wait(Instance(mismatch.group, mismatch.seq)))
-    confidence = Confidence.HIGH if majority and mismatch.complete else Confidence.MEDIUM
-    named = mismatch.classes[1:] if majority else mismatch.classes
-    if len(mismatch.classes) == 1:  # their sums do not add up, and it is unknown whose is wrong
-        confidence, named = Confidence.LOW, mismatch.classes
+    is_alone = len(mismatch.classes) == 1  # sums do not add up, and it is unknown whose is wrong
+    named = mismatch.classes[1:] if majority and not is_alone else mismatch.classes
+    premises = (majority or None, mismatch.complete or None, not is_alone)
     suspects = []
     for alike in named:
         words = disagreements.of_class(graph.snapshot, mismatch, alike)
         suspects += [
-            _dated(graph, rank, Reason.MISMATCH, confidence, began, words) for rank in alike[1]
+            _named(graph, rank, Reason.MISMATCH, began, premises, words) for rank in alike[1]
         ]
     return suspects
 

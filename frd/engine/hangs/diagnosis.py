@@ -18,11 +18,10 @@ import numpy as np
 from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.findings import builder
 from frd.engine.hangs.attribution import Dated, disagree, lowered, op_of, suspects_of
+from frd.engine.hangs.facts import RankFacts
 from frd.engine.hangs.ops_in_flight import Instance, Waits
-from frd.engine.hangs.rank_evidence import RankEvidence
 from frd.engine.hangs.root_causes import DEFINITE, Incident, Root, incidents
-from frd.engine.hangs.wait_graph import Graph
-from frd.engine.hangs.wait_nodes import Ending, Node, UnknownRank, Wait
+from frd.engine.hangs.wait_graph import Ending, Graph, Node, UnknownRank, Wait
 from frd.engine.state.snapshot import Mismatch, Snapshot, StalledOp, StallTable
 from frd.model import AlignedNs, CollectiveRef, Int32s, Kind, Reason, Suspect
 
@@ -72,15 +71,20 @@ def diagnose(snapshot: Snapshot, stalled: StallTable, late_s: float = 5.0) -> li
     Telemetry older than `late_s` proves no absence. All mismatches of the snapshot count; leave out
     those that are not to be reported yet.
     """
-    mismatches = _first_mismatches(snapshot.mismatches)
-    waits = Waits(snapshot)
-    graph = Graph(waits, RankEvidence(waits, late_s), mismatches)
+    mismatches, waits = _first_mismatches(snapshot.mismatches), Waits(snapshot)
+    graph = Graph(waits, RankFacts(waits, late_s), mismatches)
     starts = _starts(graph, stalled.rank)
     for instance in mismatches:
         starts.setdefault(Wait(instance), set())
+    found = [(graph, incident) for incident in incidents(graph, starts)]
+    if graph.facts.exited_waiting:  # the earliest proven root stays; without one, the exits are it
+        graph = Graph(waits, RankFacts(waits, late_s, exits_are_causes=True), mismatches)
+        unproven = [wait for _, one in found if not one.is_proven for wait in one.starts]
+        found = [(of, one) for of, one in found if one.is_proven]
+        found += [(graph, incident) for incident in incidents(graph, unproven)]
     diagnoses = [
         diagnosis
-        for incident in incidents(graph, starts)
+        for graph, incident in found
         if (diagnosis := _judge(graph, incident, stalled, starts)) is not None
     ]
     return _merged_by_rank(
@@ -101,7 +105,7 @@ def _starts(graph: Graph, stalled: Int32s) -> dict[Wait, set[int]]:
     """What the stalled ranks wait in, each with its ranks. Ranks that are gone do not wait."""
     starts: dict[Wait, set[int]] = {}
     for instance, started, ranks in graph.waits.by_head(stalled):
-        alive = {rank for rank in ranks.tolist() if not graph.ranks.is_gone(rank)}
+        alive = {rank for rank in ranks.tolist() if not graph.facts.has_left(rank)}
         if alive:
             end = min(alive) if instance.is_p2p else -1
             starts[Wait(instance, started, end)] = alive
@@ -132,7 +136,7 @@ def _judge(
         reason=Reason.NETWORK_OR_DEVICE if roots[0].ending is Ending.NO_RANK else None,
         instance=about.instance,
         collective=_collective(graph, about),
-        since=graph.since(about),
+        since=graph.onset(about).at,
         stalled=tuple(stalled_ops),
         suspects=tuple(lowered(suspects) if unknown else suspects),
         onsets=onsets,
@@ -249,7 +253,7 @@ def _about(
 
 def _order(graph: Graph, wait: Wait) -> tuple[bool, int, Instance, bool, int]:
     """Collectives first, because their seq shows how far a rank came; the oldest of them."""
-    return wait.instance.is_p2p, graph.since(wait), wait.instance, wait.started, wait.rank
+    return wait.instance.is_p2p, graph.onset(wait).at, wait.instance, wait.started, wait.rank
 
 
 def _merged_by_rank(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:

@@ -1,9 +1,9 @@
 """What a snapshot says about waiting: each rank's oldest op, and which ranks joined a collective.
 
-Facts only. `frd.engine.hangs.wait_graph` decides which of them count as evidence; nothing here
-knows about thresholds, telemetry or causes. All members of all groups are
-laid out in flat arrays once, so that 16,384 ranks that wait in a few hundred collectives cost a few
-numpy calls and a few hundred Python objects, not 16,384.
+Columns of the snapshot only. `frd.engine.hangs.facts` decides which of them count as evidence;
+nothing here knows about thresholds, telemetry or causes. Ranks that wait in the same op are handled
+together, so that 16,384 ranks in a few hundred collectives cost a few numpy calls and a few hundred
+Python objects.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.state.snapshot import Snapshot
 from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, Int32s, Int64s
 
@@ -54,12 +55,13 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Attendance:
-    """Members of one collective (global ranks) by how far they came with it."""
+    """Members of one collective (global ranks) by how far they came with it. Times are 0 when they
+    are unknown."""
 
     absent: Int32s
-    """Never joined, as far as is known."""
-    hidden: Int32s
-    """Members of `absent` that may have joined: nothing is known of them in this group."""
+    """Not known to have joined."""
+    doubtful: Bools
+    """Over `absent`: the member may have joined, or joined and the op may be over."""
     behind: Int32s
     """Joined, but are still inside an earlier collective of the same group."""
     inside: Int32s
@@ -74,43 +76,46 @@ class Attendance:
     """Over `inside`: the member's recorder records starts."""
     any_started: bool
     """Some member's device started (or finished) it."""
-    first_since: AlignedNs
-    """When the first of `inside` joined, 0 when unknown."""
-    first: int
-    """The rank that this was, -1 when unknown."""
+    first_since: UncertainTime
+    """When the first of `inside` joined."""
     last_since: AlignedNs
-    """When the last of `inside` joined, 0 when unknown."""
-    started_at: AlignedNs
-    """By when the first member's device had started it, 0 when unknown or none did."""
-    done_at: AlignedNs
-    """By when the first of `done` had completed it, 0 when unknown."""
+    """When the last of `inside` joined."""
+    started_at: UncertainTime
+    """By when the first member's device had started it."""
+    done_at: UncertainTime
+    """By when the first of `done` had completed it."""
+
+    @property
+    def unstarted(self) -> Int32s:
+        """Those of `inside` whose device has not started it."""
+        unstarted: Int32s = self.inside[self.timed & ~self.started]
+        return unstarted
 
 
 class Waits:
     """Lookups over one snapshot; answers that are asked for often are kept."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        pairs = snapshot.pairs
         self.snapshot = snapshot
+        pairs = self._pairs = snapshot.pairs
+        self._group, self._rank = pairs.groups(), pairs.rank
+        self._may_be_over = pairs.completed_most > pairs.completed
+        self._in_doubt = frozenset(self._rank[self._may_be_over].tolist())
         self._attendances: dict[Instance, Attendance] = {}
         self._ops: dict[int, tuple[Op, ...]] = {}
         self._row = {rank: at for at, rank in enumerate(snapshot.rank.tolist())}
-        self._pairs, self._group, self._rank = pairs, pairs.groups(), pairs.rank
-        self._forgotten = pairs.completed_most > pairs.completed
-        self._forgetting = frozenset(self._rank[self._forgotten].tolist())
         self._index_ops()
-        timed_ranks = np.unique(self._rank[pairs.started > UNKNOWN_SEQ])
-        self._timed = np.isin(self._rank, timed_ranks)
+        self._timed = np.isin(self._rank, self._rank[pairs.started > UNKNOWN_SEQ])
 
     def _index_ops(self) -> None:
-        """Sort all ops in flight by rank, oldest first; an op is a row of the pair arrays or,
-        counted on from their end, a row of the channels."""
-        pairs = np.flatnonzero((self._pairs.joined > self._pairs.completed) & ~self._forgotten)
-        channels = self.snapshot.channels
+        """Sort all ops in flight by rank, oldest first; an op is a row of the pairs or, counted on
+        from their end, a row of the channels."""
+        pairs, channels = self._pairs, self.snapshot.channels
+        inside = np.flatnonzero((pairs.joined > pairs.completed) & ~self._may_be_over)
         flying = np.flatnonzero(channels.in_flight > 0)
-        rank = np.concatenate([self._rank[pairs], channels.rank[flying]])
-        since = np.concatenate([self._pairs.head_since[pairs], channels.since[flying]])
-        source = np.concatenate([pairs, flying + len(self._rank)])
+        rank = np.concatenate([self._rank[inside], channels.rank[flying]])
+        since = np.concatenate([pairs.head_since[inside], channels.since[flying]])
+        source = np.concatenate([inside, flying + len(self._rank)])
         order = np.lexsort((source, np.where(since > 0, since, _UNKNOWN_AGE), rank))
         self._op_source = source[order]
         self._op_since = since[order]
@@ -121,6 +126,10 @@ class Waits:
         )
         self._is_head = np.zeros(len(self._rank) + len(channels.rank), dtype=np.bool_)
         self._is_head[self._op_source[self._op_first]] = True
+
+    def row(self, rank: int) -> int:
+        """The row of a rank in the snapshot's rank arrays, -1 when it was never declared."""
+        return self._row.get(rank, -1)
 
     # -- ops of a rank -----------------------------------------------------------------------
 
@@ -138,6 +147,10 @@ class Waits:
                 self._op(int(self._op_source[row]), int(self._op_since[row])) for row in rows
             )
         return known
+
+    def may_be_elsewhere(self, rank: int) -> bool:
+        """In some group it is unknown which op the rank is in, or whether it has completed it."""
+        return rank in self._in_doubt
 
     def by_head(self, ranks: Int32s) -> Iterator[tuple[Instance, bool, Int32s]]:
         """Ranks with something in flight, by their head and whether their device started it."""
@@ -178,34 +191,37 @@ class Waits:
         return known
 
     def _attend(self, collective: Instance) -> Attendance:
-        pairs, seq = self._pairs, collective.seq
-        rows = pairs.rows(collective.group)
-        rank, completed, since = pairs.rank[rows], pairs.completed[rows], pairs.head_since[rows]
-        joined, moved_at = pairs.joined[rows], pairs.moved_at[rows]
-        done = completed >= seq
-        came = (joined >= seq) & ~done
-        lost = came & self._forgotten[rows]
-        absent = ~done & ~came | lost
-        sure = came & ~lost
-        inside = sure & (completed + 1 == seq)
-        known = np.flatnonzero(inside & (since > 0))
-        joined_at, begun = since[known], pairs.started[rows] >= seq
+        pairs, seq = self._pairs.of(collective.group), collective.seq
+        rows = self._pairs.rows(collective.group)
+        done = pairs.completed >= seq
+        may_be_over = (pairs.joined >= seq) & ~done & self._may_be_over[rows]
+        came = (pairs.joined >= seq) & ~done & ~may_be_over
+        inside = came & (pairs.completed + 1 == seq)
+        absent = ~done & ~came
+        begun = pairs.started >= seq
         return Attendance(
-            absent=rank[absent],
-            hidden=rank[absent & (pairs.joined_most[rows] > joined) | lost],
-            behind=rank[sure & ~inside],
-            inside=rank[inside],
-            done=rank[done],
+            absent=pairs.rank[absent],
+            doubtful=(may_be_over | (pairs.joined_most >= seq))[absent],
+            behind=pairs.rank[came & ~inside],
+            inside=pairs.rank[inside],
+            done=pairs.rank[done],
             heads=self._is_head[rows][inside],
             started=begun[inside],
             timed=self._timed[rows][inside],
             any_started=bool(np.any(begun)),
-            first_since=AlignedNs(int(joined_at.min()) if len(known) else 0),
-            first=int(rank[known[joined_at.argmin()]]) if len(known) else -1,
-            last_since=AlignedNs(int(joined_at.max()) if len(known) else 0),
-            started_at=_first_of(moved_at[begun]),
-            done_at=_first_of(moved_at[done]),
+            first_since=self._first(pairs.rank[inside], pairs.head_since[inside]),
+            last_since=AlignedNs(int(pairs.head_since[inside].max(initial=0))),
+            started_at=self._first(pairs.rank[begun], pairs.moved_at[begun]),
+            done_at=self._first(pairs.rank[done], pairs.moved_at[done]),
         )
+
+    def _first(self, ranks: Int32s, times: Int64s) -> UncertainTime:
+        """The first of the times that are known, on the clock of its rank."""
+        known = times > 0
+        if not known.any():
+            return self.snapshot.moment(-1, AlignedNs(0))
+        at = int(np.where(known, times, _UNKNOWN_AGE).argmin())
+        return self.snapshot.moment(int(ranks[at]), AlignedNs(int(times[at])))
 
     def is_paired(self, channel: Instance, rank: int) -> bool:
         """The other end of `rank`'s channel has an op in flight on it too."""
@@ -214,15 +230,3 @@ class Waits:
             return True
         counterparts = (channel, Instance(channel.group, UNKNOWN_SEQ, -1, peer))
         return any(op.instance in counterparts for op in self.ops(peer))
-
-    def has_forgotten(self, rank: int) -> bool:
-        """In some group it is unknown which op the rank is in, or whether it has completed it."""
-        return rank in self._forgetting
-
-    def row(self, rank: int) -> int:
-        """The row of a rank in the snapshot's rank arrays, -1 when it was never declared."""
-        return self._row.get(rank, -1)
-
-
-def _first_of(times: Int64s) -> AlignedNs:
-    return AlignedNs(int(times.min()) if len(times) else 0)

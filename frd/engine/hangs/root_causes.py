@@ -11,8 +11,7 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from frd.engine.graph import components
-from frd.engine.hangs.wait_graph import Graph
-from frd.engine.hangs.wait_nodes import Ending, Member, Node, UnknownRank, Wait
+from frd.engine.hangs.wait_graph import Ending, Graph, Member, Node, UnknownRank, Wait
 
 DEFINITE = frozenset(
     {Ending.MISMATCH, Ending.ALONE, Ending.DEVICE, Ending.GONE, Ending.IDLE, Ending.ORDER}
@@ -35,6 +34,11 @@ class Incident:
     """The confirmed waits that lead to the roots."""
     nodes: frozenset[Node]
     """All that they lead through."""
+
+    @property
+    def is_proven(self) -> bool:
+        """Some root is what certainly holds the waits up, a rank or not."""
+        return any(root.ending in DEFINITE | {Ending.NO_RANK} for root in self.roots)
 
 
 def incidents(graph: Graph, starts: Collection[Wait]) -> list[Incident]:

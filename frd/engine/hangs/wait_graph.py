@@ -1,39 +1,81 @@
 """Which rank waits for which: the wait-for graph and the rules that give it edges.
 
 A stuck rank waits in its *head*, its oldest op in flight. All ranks with the same head share one
-`Wait` node. The node has edges to the `Member`s that it waits for, and each member has an edge to
-the op in which it waits itself. The last node of a chain gets an `Ending`, which says what can be
-claimed about it.
-
-`rank_evidence` decides whether the telemetry of a rank proves its absence. Without proof the edge
-leads to an `UnknownRank`.
+`Wait` node. The node has edges to the ranks that hold the op up, and each of them has an edge to
+the op in which it waits itself. An edge to a `Member` is certain: the member's own telemetry
+refutes that it joined (`Graph.fact`), or proves that it is stuck. An edge to an `UnknownRank` is
+only possible, and leads no further. The last node of a chain gets an `Ending`, which says what can
+be claimed about it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from frd.engine.clocks.uncertain_time import UncertainTime
+from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime
+from frd.engine.hangs.facts import NOTICED_NS, Fact, RankFacts
 from frd.engine.hangs.ops_in_flight import Attendance, Instance, Op, Waits
-from frd.engine.hangs.rank_evidence import RankEvidence
-from frd.engine.hangs.wait_nodes import (
-    Ending,
-    Member,
-    Node,
-    TelemetryFault,
-    UnknownRank,
-    Wait,
-    wait_of,
-)
 from frd.engine.matching.signature_rules import is_synchronizing
 from frd.engine.state.snapshot import Mismatch, Snapshot
-from frd.model import AlignedNs, Int32s
+from frd.model import Int32s, Int64s
 
-_NOTICED_NS = 1_000_000_000
-"""How late recorders may notice that a collective completed."""
+
+class Ending(Enum):
+    """What the last node of a chain of waits is."""
+
+    MISMATCH = "members whose signatures disagree"
+    ALONE = "members still inside an op that a peer has completed"
+    DEVICE = "members whose device never started what their peers' devices started"
+    GONE = "a rank with positive evidence that its process exited or stopped"
+    IDLE = "a rank that is alive and in no collective"
+    ORDER = "ranks that wait for each other in a circle"
+    MOVING = "a rank that makes progress elsewhere"
+    UNKNOWN = "a rank of which nothing fresh is known"
+    NO_RANK = "an op that all members have joined and none completes"
+
+
+class Wait(NamedTuple):
+    """All ranks whose oldest op in flight (their *head*) is this one.
+
+    Ranks whose device has started a collective, and ranks whose device has not, are two nodes. So
+    are the two ends of a P2P channel.
+    """
+
+    instance: Instance
+    started: bool = False
+    rank: int = -1
+
+
+class Member(NamedTuple):
+    """A member that provably holds other ranks up."""
+
+    rank: int
+
+
+class UnknownRank(NamedTuple):
+    """A rank that may hold other ranks up; its telemetry does not show what it does."""
+
+    rank: int
+    fact: Fact
+
+
+Node: TypeAlias = Wait | Member | UnknownRank
+"""Tuples, because a big job has tens of thousands of them. Each class has its own number of fields,
+so that nodes of different classes are never equal."""
+Target: TypeAlias = Member | UnknownRank
+Expansion: TypeAlias = tuple[tuple[Node, ...], Ending | None]
+
+
+def wait_of(rank: int, op: Op) -> Wait:
+    """The node in which a rank waits for an op that it has in flight."""
+    if op.instance.is_p2p:
+        return Wait(op.instance, rank=rank)
+    return Wait(op.instance, started=op.started)
 
 
 @dataclass(slots=True)
@@ -41,22 +83,16 @@ class Graph:
     """The wait-for graph as far as it has been explored. `explore` is its only mutator."""
 
     waits: Waits
-    ranks: RankEvidence
+    facts: RankFacts
     mismatches: Mapping[Instance, Mismatch]
     """Collectives whose members do not agree."""
     edges: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
     endings: dict[Node, Ending] = field(default_factory=dict)
     """What each node without edges is."""
-    _held_up: dict[Wait, bool] = field(default_factory=dict)
-    """Whether the rank that a wait is for has provably not joined."""
 
     @property
     def snapshot(self) -> Snapshot:
         return self.waits.snapshot
-
-    def threshold_ns(self, instance: Instance) -> int:
-        """How long a wait in an op may take before it is a stall."""
-        return int(self.snapshot.threshold_ns[instance.group])
 
     def explore(self, starts: Iterable[Node]) -> None:
         """Add `starts` and all that they lead to."""
@@ -71,132 +107,139 @@ class Graph:
                 self.endings[node] = ending
             todo.extend(targets)
 
-    def _expand(self, node: Node) -> tuple[tuple[Node, ...], Ending | None]:
+    def _expand(self, node: Node) -> Expansion:
         match node:
             case UnknownRank():
                 return (), Ending.UNKNOWN
             case Member(rank):
                 return self._expand_member(rank)
             case Wait(instance) if instance.is_p2p:
-                targets, ending = self._expand_channel(node)
+                return self._expand_channel(node)
             case Wait():
-                targets, ending = self._expand_collective(node)
-        return self._outlasting(node, targets), ending
+                return self._expand_collective(node)
 
-    def _expand_member(self, rank: int) -> tuple[tuple[Node, ...], Ending | None]:
-        head = self.waits.head(rank)
-        if self.ranks.is_gone(rank):
-            if head is not None and self._hung_with(rank, head):
-                return (wait_of(rank, head),), None
+    def _expand_member(self, rank: int) -> Expansion:
+        facts, head = self.facts, self.waits.head(rank)
+        if facts.is_gone(rank):
             return (), Ending.GONE
         if head is None:
-            return (), Ending.MOVING if self.ranks.moved_lately(rank) else Ending.IDLE
-        if head.since > 0 and self.ranks.is_fresh(rank, head.instance.group, head.since):
+            rests = facts.is_at_rest(rank, facts.moved_at(rank))
+            return (), Ending.IDLE if rests else Ending.MOVING
+        if head.since > 0 and not facts.is_at_rest(rank, head.since, head.instance.group):
             return (), Ending.MOVING
         return (wait_of(rank, head),), None
 
-    def _expand_channel(self, wait: Wait) -> tuple[tuple[Node, ...], Ending | None]:
-        if absent := self._absent_from(wait):
+    def _expand_channel(self, wait: Wait) -> Expansion:
+        if absent := self._absent(wait):
             return tuple(absent), None
         peer = wait.instance.peer_of(wait.rank)
         head = self.waits.head(peer)
-        if self.ranks.is_gone(peer) or (head is not None and head.instance != wait.instance):
-            return (self._opposite(wait, self.ranks.present(peer)),), None
+        if self.facts.is_gone(peer) or (head is not None and head.instance != wait.instance):
+            return tuple(self._opposite(wait, self.facts.presence(_one(peer)))), None
         return (), Ending.NO_RANK
 
-    def _expand_collective(self, wait: Wait) -> tuple[tuple[Node, ...], Ending | None]:
+    def _expand_collective(self, wait: Wait) -> Expansion:
         if wait.instance in self.mismatches:
             return (), Ending.MISMATCH
         attendance = self.waits.attendance(wait.instance)
-        unstarted = attendance.inside[attendance.timed & ~attendance.started]
-        targets: list[Member | UnknownRank] = self._absent_from(wait)
+        targets = self._absent(wait)
         if not any(isinstance(target, Member) for target in targets):
-            silent = self._silent_inside(attendance)
-            if silent and not self._hung_before(wait, attendance, silent):
+            if silent := self._silent(wait, attendance):
                 return (*targets, *silent), None
             if self._is_left(wait.instance, attendance):
                 if self.stuck_inside(attendance, attendance.done_at):
                     return (), Ending.ALONE
-                return tuple(self._left(attendance.inside, attendance.done_at)), None
+                inside = attendance.inside
+                left = self._not_beyond(inside, attendance.done_at)
+                return tuple(self._nodes(wait, inside, left)), None
             if targets and not wait.started and self.stuck_devices(attendance):
                 return (), Ending.DEVICE  # a device starts what is next for it without its peers
-        if len(attendance.behind):
-            first = self.onset(wait)
-            targets += [self.ranks.absentee(int(m), first) for m in attendance.behind]
+        behind, unstarted = attendance.behind, attendance.unstarted
+        targets += self._nodes(wait, behind, self.facts.absence(behind, attendance.first_since))
         if wait.started:
-            targets += self.ranks.all_present(unstarted)
-        if not targets:
-            targets = self.ranks.all_present(attendance.inside[~attendance.heads])
+            targets += self._present(wait, unstarted)
+        targets = targets or self._present(wait, attendance.inside[~attendance.heads])
         if targets:
             return tuple(targets), None
-        return self._expand_joined(unstarted, attendance)
-
-    def _expand_joined(
-        self, unstarted: Int32s, attendance: Attendance
-    ) -> tuple[tuple[Node, ...], Ending | None]:
-        """All members have joined, and wait in nothing else."""
-        if not attendance.any_started or not len(unstarted):
-            return (), Ending.NO_RANK
-        if self.stuck_devices(attendance):
+        # All members have joined, and wait in nothing else.
+        suspects = unstarted.tolist() if attendance.any_started else []
+        if suspects and self.stuck_devices(attendance):
             return (), Ending.DEVICE
-        return tuple(UnknownRank(int(rank), TelemetryFault.UNPROVEN) for rank in unstarted), None
+        suspects = suspects or [*self.facts.exited_waiting.intersection(attendance.inside.tolist())]
+        if not suspects:
+            return (), Ending.NO_RANK
+        return tuple(UnknownRank(rank, Fact.UNPROVEN) for rank in sorted(suspects)), None
 
-    def _outlasting(self, wait: Wait, targets: tuple[Node, ...]) -> tuple[Node, ...]:
-        """A rank that finished cleanly delays only ranks that waited for a stall threshold after
+    # -- who holds an op up --------------------------------------------------------------------
+
+    def fact(self, rank: int, wait: Wait) -> Fact:
+        """Whether the rank has joined the op of a wait, at a moment when others waited in it."""
+        ranks, facts = self._absence(wait)
+        return Fact(int(facts[ranks == rank].max(initial=Fact.PROVEN)))
+
+    def _absence(self, wait: Wait) -> tuple[Int32s, Int64s]:
+        """Members that are not known to have joined the op of a wait, and whether that is so."""
+        if not wait.instance.is_p2p:
+            attendance = self.waits.attendance(wait.instance)
+            absent, doubtful = attendance.absent, attendance.doubtful
+            return absent, self.facts.absence(absent, attendance.first_since, doubtful)
+        peer = wait.instance.peer_of(wait.rank)
+        ranks = _one(peer)
+        if peer < 0 or self.waits.is_paired(wait.instance, wait.rank):
+            return ranks[:0], np.zeros(0, np.int64)
+        return ranks, self.facts.absence(ranks, self.onset(wait), self.facts.has_gap(ranks))
+
+    def _absent(self, wait: Wait) -> list[Target]:
+        """Members that have not joined the op of a wait, or may not have."""
+        ranks, facts = self._absence(wait)
+        if wait.instance.is_p2p and len(ranks):
+            return self._opposite(wait, facts)
+        return self._nodes(wait, ranks, facts)
+
+    def _opposite(self, wait: Wait, fact: Int64s) -> list[Target]:
+        """The other end of a channel. P2P ops have no seq: that the peer has no such op is known
+        from its last move on. If the last report of the waiting rank is older, the peer may have
+        posted its op meanwhile, and both may be further by now."""
+        peer, since = wait.instance.peer_of(wait.rank), self.onset(wait).at
+        idle = self.facts.interval(peer, self.facts.moved_at(peer))
+        if fact[0] == Fact.REFUTED and not idle.meets(self.facts.interval(wait.rank, since)):
+            return [UnknownRank(peer, Fact.UNPROVEN)]
+        return self._nodes(wait, _one(peer), fact)
+
+    def _present(self, wait: Wait, ranks: Int32s) -> list[Target]:
+        """Ranks that have joined an op, as far as their last reports count."""
+        return self._nodes(wait, ranks, self.facts.presence(ranks))
+
+    def _nodes(self, wait: Wait, ranks: Int32s, facts: Int64s) -> list[Target]:
+        """Ranks that hold up an op: certainly where that is `REFUTED`, possibly otherwise."""
+        if finished := [rank for rank in ranks.tolist() if rank in self.facts.finished_at]:
+            latest = self._finished_before(wait)
+            late = [rank for rank in finished if self.facts.finished_at[rank] > latest]
+            facts = np.where(np.isin(ranks, late), Fact.UNPROVEN, facts)
+        return [
+            Member(rank) if fact == Fact.REFUTED else UnknownRank(rank, Fact(fact))
+            for rank, fact in zip(ranks.tolist(), facts.tolist(), strict=True)
+        ]
+
+    def _finished_before(self, wait: Wait) -> int:
+        """A rank that finished cleanly holds up only ranks that waited for a stall threshold after
         it: when a job ends, its ranks exit one by one, and the last are still seen waiting."""
-        if not any(target.rank in self.ranks.finished_at for target in targets):
-            return targets
         instance = wait.instance
         inside = [wait.rank] if instance.is_p2p else self.waits.attendance(instance).inside
         as_of = self.snapshot.as_of[np.isin(self.snapshot.rank, inside)].max(initial=0)
-        latest = as_of - self.threshold_ns(instance)
-        return tuple(
-            UnknownRank(target.rank, TelemetryFault.UNPROVEN)
-            if self.ranks.finished_at.get(target.rank, latest) > latest
-            else target
-            for target in targets
-        )
+        return int(as_of) - self.facts.threshold_ns(instance.group)
 
-    def _hung_before(
-        self, wait: Wait, attendance: Attendance, silent: Sequence[Member | UnknownRank]
-    ) -> bool:
-        """True if the op was already overdue when these ranks exited and another live rank delays
-        it: one whose device did not start it, or that is still in an older op. The exit is then a
-        consequence of the hang, such as a watchdog's abort."""
-        ripe_at, started = self._ripe_at(wait), set(attendance.inside[attendance.started].tolist())
-        if attendance.last_since <= 0 or any(
-            isinstance(n, UnknownRank) or self.ranks.gone_at(n.rank) <= ripe_at for n in silent
-        ):
-            return False
-        in_older_op = attendance.inside[~attendance.heads]
-        if not all(self.ranks.is_gone(rank) for rank in in_older_op.tolist()):
-            return True
-        return started.issuperset(n.rank for n in silent) and bool(self.stuck_devices(attendance))
-
-    def _hung_with(self, rank: int, head: Op) -> bool:
-        """True if the rank exited after it had waited long for ranks that have still not joined,
-        and did nothing else: these ranks are the cause of the waits for it."""
-        gone_at, moved_at = self.ranks.gone_at(rank), self.ranks.moved_at(rank)
-        if moved_at >= gone_at:  # reported afterwards: the time of its last progress is unknown
-            moved_at = 0
-        since = max(head.since, moved_at)
-        ripe_at = since + self.threshold_ns(head.instance)
-        if head.since <= 0 or gone_at <= ripe_at or (head.instance.is_p2p and not moved_at):
-            return False
-        wait = wait_of(rank, head)
-        if wait not in self._held_up:
-            absent = self._absent_from(wait)
-            self._held_up[wait] = any(isinstance(absentee, Member) for absentee in absent)
-        return self._held_up[wait]
-
-    def _silent_inside(self, attendance: Attendance) -> list[Member | UnknownRank]:
-        """Members inside that are provably gone; else those that do not report while others do."""
-        gone = [rank for rank in attendance.inside.tolist() if self.ranks.is_gone(rank)]
+    def _silent(self, wait: Wait, attendance: Attendance) -> list[Target]:
+        """Members inside that left before the op was overdue; else those that do not report while
+        others do."""
+        inside = attendance.inside
+        ripe_at = self._ripe_at(wait) if attendance.last_since > 0 else FOREVER
+        left = [rank for rank in inside.tolist() if self.facts.has_left(rank)]
+        gone = [r for r in left if self.facts.is_gone(r) or self.facts.gone_at(r) <= ripe_at]
         if gone:
-            return [Member(rank) for rank in gone]
-        nodes = self.ranks.all_present(attendance.inside)
-        unknown: list[Member | UnknownRank] = [n for n in nodes if isinstance(n, UnknownRank)]
-        return unknown if len(unknown) < len(nodes) else []
+            return self._present(wait, np.asarray(gone, np.int32))
+        unknown = inside[self.facts.presence(inside) != Fact.REFUTED]
+        return self._present(wait, unknown) if len(unknown) < len(inside) else []
 
     def _is_left(self, collective: Instance, attendance: Attendance) -> bool:
         """Its members inside were left behind: a member completed an op that only all members can
@@ -206,80 +249,45 @@ class Graph:
         op = self.snapshot.op(*collective[:2])
         return is_synchronizing(op) or len(attendance.inside) == 1
 
-    def stuck_inside(self, attendance: Attendance, since: AlignedNs) -> tuple[int, ...]:
+    def stuck_inside(self, attendance: Attendance, since: UncertainTime) -> list[int]:
         """Members inside a collective that wait in nothing older and are known to be there still,
-        well after others had come further: see `_left`."""
-        left = self._left(attendance.inside[attendance.heads], since)
-        return tuple(
-            n.rank for n in left if isinstance(n, Member) and not self.ranks.is_gone(n.rank)
-        )
+        well after `since`, when others had come further."""
+        ranks = attendance.inside[attendance.heads]
+        stuck = ranks[self._not_beyond(ranks, since) == Fact.REFUTED]
+        return [rank for rank in stuck.tolist() if not self.facts.has_left(rank)]
 
-    def stuck_devices(self, attendance: Attendance) -> tuple[int, ...]:
+    def stuck_devices(self, attendance: Attendance) -> list[int]:
         """Members whose device has not started the op although it is next and other devices have.
         Not a member that left another op a moment ago: its device had no time to start it."""
         if not attendance.any_started:
-            return ()
-        unstarted = set(attendance.inside[attendance.timed & ~attendance.started].tolist())
+            return []
+        unstarted = set(attendance.unstarted.tolist())
         stuck = self.stuck_inside(attendance, attendance.started_at)
-        return tuple(r for r in stuck if r in unstarted and not self.ranks.moved_lately(r))
-
-    def _left(self, ranks: Int32s, since: AlignedNs) -> list[Member | UnknownRank]:
-        """Ranks that are known not to be as far as others were by `since`. A rank whose telemetry
-        is hardly newer than `since` may be there by now: it becomes an `UnknownRank`."""
         return [
-            UnknownRank(node.rank, TelemetryFault.UNPROVEN)
-            if isinstance(node, Member)
-            and not self.ranks.is_known_until(node.rank, since + _NOTICED_NS)
-            else node
-            for node in self.ranks.all_present(ranks)
+            rank
+            for rank in stuck
+            if rank in unstarted and self.facts.is_at_rest(rank, self.facts.moved_at(rank))
         ]
+
+    def _not_beyond(self, ranks: Int32s, since: UncertainTime) -> Int64s:
+        """Whether ranks are known not to be as far as others were by `since`; recorders notice
+        progress late."""
+        return self.facts.absence(ranks, since.later(NOTICED_NS))
 
     def younger_waits(self, rank: int) -> list[Wait]:
         """Other ops of the rank in flight that a member has not joined, or may not have."""
         waits = [wait_of(rank, op) for op in self.waits.ops(rank)[1:]]
-        return [wait for wait in waits if self._absent_from(wait)]
+        return [wait for wait in waits if len(self._absence(wait)[0])]
 
-    def _absent_from(self, wait: Wait) -> list[Member | UnknownRank]:
-        """Members that have not joined the op of a wait, or may not have."""
-        if not wait.instance.is_p2p:
-            attendance = self.waits.attendance(wait.instance)
-            first = self.onset(wait)
-            hidden = set(attendance.hidden.tolist())
-            return [
-                UnknownRank(m, TelemetryFault.GAP)
-                if m in hidden
-                and not self.ranks.is_gone(m)
-                and self.ranks.telemetry_fault(m) is None
-                else self.ranks.absentee(m, first)
-                for m in attendance.absent.tolist()
-            ]
-        if wait.instance.peer_of(wait.rank) < 0 or self.waits.is_paired(wait.instance, wait.rank):
-            return []
-        peer = self.ranks.absentee(wait.instance.peer_of(wait.rank), self.onset(wait))
-        return [self._opposite(wait, peer)]
-
-    def _opposite(self, wait: Wait, peer: Member | UnknownRank) -> Member | UnknownRank:
-        """The other end of a channel, for which `wait` waits. P2P ops have no seq:
-        if the peer has moved since the last report of the waiting rank, it may have posted its
-        op, and both may be further by now."""
-        if isinstance(peer, Member) and not self.ranks.is_known_until(
-            wait.rank, self.ranks.moved_at(peer.rank)
-        ):
-            return UnknownRank(peer.rank, TelemetryFault.UNPROVEN)
-        return peer
-
-    def since(self, wait: Wait) -> AlignedNs:
-        """When the first waiting rank began to wait."""
-        return self.onset(wait).at
+    # -- since when ----------------------------------------------------------------------------
 
     def onset(self, wait: Wait) -> UncertainTime:
-        """The same, with the uncertainty of the clock that measured it."""
-        if wait.instance.is_p2p:
-            ops = self.waits.ops(wait.rank)
-            at = next(op.since for op in ops if op.instance == wait.instance)
-            return self.snapshot.moment(wait.rank, at)
-        attendance = self.waits.attendance(wait.instance)
-        return self.snapshot.moment(attendance.first, attendance.first_since)
+        """When the first waiting rank began to wait."""
+        if not wait.instance.is_p2p:
+            return self.waits.attendance(wait.instance).first_since
+        ops = self.waits.ops(wait.rank)
+        at = next(op.since for op in ops if op.instance == wait.instance)
+        return self.snapshot.moment(wait.rank, at)
 
     def is_ripe(self, wait: Wait) -> bool:
         """True if the last rank joined so long ago that the op should have completed.
@@ -296,4 +304,8 @@ class Graph:
             )
         else:
             last = self.waits.attendance(wait.instance).last_since
-        return last + self.threshold_ns(wait.instance)
+        return last + self.facts.threshold_ns(wait.instance.group)
+
+
+def _one(rank: int) -> Int32s:
+    return np.array([rank], np.int32)

@@ -12,10 +12,10 @@ from frd.engine.findings import builder
 from frd.engine.hangs.claims import claim_of
 from frd.engine.hangs.diagnosis import diagnose
 from frd.engine.hangs.exits import exits
+from frd.engine.hangs.facts import Fact, RankFacts
 from frd.engine.hangs.lost_ranks import first_lost
-from frd.engine.hangs.ops_in_flight import Waits
-from frd.engine.hangs.rank_evidence import RankEvidence
-from frd.engine.hangs.wait_nodes import TelemetryFault, UnknownRank
+from frd.engine.hangs.ops_in_flight import Instance, Waits
+from frd.engine.hangs.wait_graph import Graph, Wait
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.forms import finding_from_json, finding_json
@@ -147,9 +147,10 @@ def test_absence_is_proven_beyond_what_clocks_may_be_off(
     unbounded clock is used as it is."""
     scene = Scene(6).group("dp", range(6)).waits("dp", 7, range(5), age=2.0)
     snapshot = under(scene.rank(5, as_of_age=1.5).snapshot(), NODES, [within_ms] * 6)
-    ranks = RankEvidence(Waits(snapshot), late_s=10.0)
-    node = ranks.absentee(5, snapshot.moment(0, ago(2.0)))
-    assert (node == UnknownRank(5, TelemetryFault.UNPROVEN)) is not proven
+    graph = Graph(waits := Waits(snapshot), RankFacts(waits, late_s=10.0), {})
+    fact = graph.fact(5, Wait(Instance(0, 7)))
+    assert fact is (Fact.REFUTED if proven else Fact.UNPROVEN)
+    assert graph.fact(4, Wait(Instance(0, 7))) is Fact.PROVEN
 
 
 def test_when_not_all_can_be_named_the_surest_are() -> None:

@@ -8,7 +8,7 @@ from itertools import permutations
 
 import pytest
 
-from frd.engine.hangs.disagreements import GLOO, WRONG_RESULT
+from frd.engine.findings.disagreements import GLOO, WRONG_RESULT
 from frd.forms import finding_from_json, finding_json
 from frd.model import Finding, Kind, Signature, WorkerStack
 from tests.world.job import Job

@@ -1,0 +1,178 @@
+"""What is proven of single ranks: that one is gone, at rest, or has not joined an op.
+
+A report describes the past. What it says of a rank was true from the moment at which the rank last
+moved to the moment up to which its agent knew everything (`as_of`): the *interval* of that state,
+on the clock of its node. How far a rank came only grows, so that an absence was true at all earlier
+times as well; a process that is gone does nothing more, so its last state is true forever. Two
+states were true together only if their intervals meet; otherwise the claim that compares them is
+not proven, and a later report decides.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+
+from frd.engine.clocks.uncertain_time import FOREVER, UNKNOWN_NS, Interval, UncertainTime
+from frd.engine.hangs.ops_in_flight import Waits
+from frd.model import AlignedNs, Bools, Int32s, Int64s, RankState
+
+GONE: Final = (RankState.EXITED, RankState.FINISHED, RankState.SILENT)
+"""States in which an agent has positive evidence that the rank no longer takes part."""
+NOTICED_NS: Final = 1_000_000_000
+"""How late recorders may notice that an op started or completed: torch's watchdog looks at its ops
+ten times a second, on a loaded host less often. Half of it blamed ranks that had completed."""
+
+
+class Fact(IntEnum):
+    """Whether a rank has joined an op: proven, refuted, or unknown and why."""
+
+    PROVEN = 0
+    REFUTED = 1
+    NEVER_SEEN = 2
+    DISCONNECTED = 3
+    LATE = 4
+    GAP = 5
+    UNPROVEN = 6
+
+    @property
+    def why(self) -> str:
+        return _WHY[self]
+
+
+_WHY: Final = {
+    Fact.NEVER_SEEN: "no agent has reported it",
+    Fact.DISCONNECTED: "its agent is not connected",
+    Fact.LATE: "its telemetry is late",
+    Fact.GAP: "its telemetry has gaps",
+    Fact.UNPROVEN: "its telemetry is too old to prove it",
+}
+
+
+class RankFacts:
+    """Questions about the ranks of one snapshot; telemetry older than `late_s` proves nothing.
+
+    A rank that exited after it had waited for longer than a stall threshold keeps its last state:
+    it still *waits* there, because what it waited for was there before it left. With
+    `exits_are_causes` it does not, and is a cause itself.
+    """
+
+    def __init__(self, waits: Waits, late_s: float, *, exits_are_causes: bool = False) -> None:
+        snapshot = self.snapshot = waits.snapshot
+        self._waits = waits
+        gone = snapshot.in_state(*GONE)
+        self._left = frozenset(snapshot.rank[gone].tolist())
+        finished = snapshot.in_state(RankState.FINISHED)
+        ranks, times = snapshot.rank[finished], snapshot.state_since[finished]
+        self.finished_at: dict[int, int] = dict(zip(ranks.tolist(), times.tolist(), strict=True))
+        """When ranks finished cleanly."""
+        late = snapshot.now - snapshot.as_of > late_s * 1e9
+        silent = np.where(late, Fact.LATE, Fact.REFUTED)
+        silent = np.where(snapshot.connected, silent, Fact.DISCONNECTED)
+        silent = np.where(snapshot.as_of > 0, silent, Fact.NEVER_SEEN)
+        self._silent = np.append(np.where(gone, Fact.REFUTED, silent), Fact.NEVER_SEEN)
+        """By row: what an absence is at most, whatever the op. The last row is of unknown ranks."""
+        self.exited_waiting = frozenset(
+            rank for rank in self._left if not exits_are_causes and self._waited(rank)
+        )
+        """Ranks that are gone, and count as waiting where they were."""
+
+    def _waited(self, rank: int) -> bool:
+        """Its own telemetry shows that it had waited in one op for longer than the threshold when
+        it left, and had done nothing else meanwhile."""
+        head = self._waits.head(rank)
+        if head is None or head.since <= 0:
+            return False
+        gone_at, moved_at = self.gone_at(rank), self.moved_at(rank)
+        if moved_at >= gone_at:  # reported afterwards: the time of its last progress is unknown
+            moved_at = 0
+        is_known = not head.instance.is_p2p or moved_at > 0
+        since = max(head.since, moved_at)
+        until = min(gone_at, self.as_of(rank))
+        return is_known and until > since + self.threshold_ns(head.instance.group)
+
+    # -- one rank ----------------------------------------------------------------------------
+
+    def has_left(self, rank: int) -> bool:
+        return rank in self._left
+
+    def is_gone(self, rank: int) -> bool:
+        """The rank left, and does not count as waiting."""
+        return rank in self._left and rank not in self.exited_waiting
+
+    def as_of(self, rank: int) -> AlignedNs:
+        """Everything that the rank did until then is known; the rank must be declared."""
+        return AlignedNs(int(self.snapshot.as_of[self._waits.row(rank)]))
+
+    def gone_at(self, rank: int) -> int:
+        """When the state of the rank last changed; 0 if unknown."""
+        return int(self.snapshot.state_since[self._waits.row(rank)])
+
+    def moved_at(self, rank: int) -> int:
+        """When a watermark of the rank last advanced; 0 if never, or unknown."""
+        return int(self.snapshot.moved_at[self._waits.row(rank)])
+
+    def interval(self, rank: int, since: int) -> Interval:
+        """What the last report says of the rank has been true since `since`."""
+        known = self.snapshot.moment(rank, self.as_of(rank))
+        return Interval(
+            since,
+            FOREVER if rank in self._left else known.at,
+            known.node,
+            known.uncertainty_ns,
+        )
+
+    def is_at_rest(self, rank: int, since: int, group: int = -1) -> bool:
+        """What the rank does it has done for a quarter of the group's threshold (without a group,
+        the least of all): a rank that is on its way does not rest so long."""
+        limits = self.snapshot.threshold_ns
+        limit = self.threshold_ns(group) if group >= 0 else int(limits.min(initial=FOREVER))
+        return rank in self._left or self.as_of(rank) - since >= limit / 4
+
+    def threshold_ns(self, group: int) -> int:
+        """How long a wait in the group may take before it is a stall."""
+        return int(self.snapshot.threshold_ns[group])
+
+    def agents_of(self, ranks: Int32s | list[int]) -> set[int]:
+        """Numbers of the agents that report these ranks."""
+        return {int(self.snapshot.clocks.node[self._waits.row(int(rank))]) for rank in ranks}
+
+    # -- facts about several ranks -------------------------------------------------------------
+
+    def presence(self, ranks: Int32s) -> Int64s:
+        """For each rank `REFUTED` if its last report counts, otherwise why it does not."""
+        found: Int64s = self._silent[self._rows(ranks)]
+        return found
+
+    def has_gap(self, ranks: Int32s) -> Bools:
+        """Rows of the ranks are known to be missing."""
+        gap: Bools = np.append(self.snapshot.gap, False)[self._rows(ranks)]
+        return gap
+
+    def absence(self, ranks: Int32s, since: UncertainTime, doubtful: Bools | None = None) -> Int64s:
+        """For each rank that is not known to have come to an op whether that is so (`REFUTED`), at
+        the time `since` when others had. `doubtful`: the rank may have come."""
+        rows, snapshot = self._rows(ranks), self.snapshot
+        fact = self._silent[rows]
+        known = np.flatnonzero((fact == Fact.REFUTED) & ~np.isin(ranks, list(self._left)))
+        if doubtful is not None:
+            fact[known[doubtful[known]]] = Fact.GAP
+            known = known[~doubtful[known]]
+        clocks, row = snapshot.clocks, rows[known]
+        margin = np.zeros(len(known), np.int64)
+        if since.uncertainty_ns is not None:
+            bound = clocks.uncertainty_ns[row]
+            is_bounded = (clocks.node[row] != since.node) & (bound < UNKNOWN_NS)
+            margin = np.where(is_bounded, bound + since.uncertainty_ns, 0)
+        fact[known[snapshot.as_of[row] < since.at + margin]] = Fact.UNPROVEN
+        return fact
+
+    def _rows(self, ranks: Int32s) -> Int64s:
+        """Rows of the rank arrays; one beyond them for ranks that were never declared."""
+        rank = self.snapshot.rank
+        row = np.searchsorted(rank, ranks)
+        is_known = row < len(rank)
+        is_known[is_known] = rank[row[is_known]] == ranks[is_known]
+        return np.where(is_known, row, len(rank))
