@@ -15,7 +15,7 @@ from frd.engine.clock_faults import ClockDetector
 from frd.engine.findings.claim import Known, Lifetime, Look
 from frd.engine.findings.tracker import Tracker
 from frd.engine.hangs.detector import HangDetector, look_at
-from frd.engine.hangs.lost_ranks import judged_after_s
+from frd.engine.losses.lost_ranks import judged_after_s
 from frd.engine.memory.detector import MemoryDetector
 from frd.engine.policy import Policy
 from frd.engine.stragglers.detector import StragglerDetector

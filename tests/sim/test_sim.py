@@ -39,11 +39,11 @@ REGRESSIONS: dict[int, str] = {
     1941: "resets: a rank inside a collective that the reset had hidden was stuck for sure",
     70574: "evidence: a wait due to one hang was taken for evidence of another, hidden in sends",
     70174: "liars: an exit that a lying agent invented stays open until the attempt ends",
+    1745: "exits: an exit that an agent found after its restart counted as late as it was found",
     7220: "channels: sends that were over when they were read ended none before them",
 }
 """Seeds that found something, and what."""
 MISSED: dict[int, str] = {
-    1745: "an exit that an agent finds after its restart counts as late as it was found",
     70029: "a rank that never joins a collective is not named if other members of it disagree",
 }
 """Seeds with a fault that frd does not find yet, and why."""

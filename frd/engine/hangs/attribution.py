@@ -13,11 +13,11 @@ from typing import TypeAlias
 
 from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.findings import builder, disagreements, text
-from frd.engine.hangs.exits import Manner, how_it_ended, manner_of
 from frd.engine.hangs.facts import Fact
 from frd.engine.hangs.ops_in_flight import Instance, Op
 from frd.engine.hangs.root_causes import Root
 from frd.engine.hangs.wait_graph import Ending, Graph, Member, UnknownRank, Wait
+from frd.engine.losses.exits import Manner, how_it_ended, manner_of
 from frd.engine.state.snapshot import Mismatch
 from frd.forms import utc_text
 from frd.model import UNKNOWN_SEQ, AlignedNs, Confidence, RankState, Reason, Suspect

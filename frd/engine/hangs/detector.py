@@ -14,10 +14,11 @@ from functools import partial
 from typing import Final
 
 from frd.engine.findings.claim import Known, Lifetime, Look, anchors_by_collective
-from frd.engine.hangs.claims import claim_of, claim_of_loss, ended_by, held_up_by
+from frd.engine.hangs.claims import claim_of
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
-from frd.engine.hangs.exits import exits
-from frd.engine.hangs.lost_ranks import first_lost
+from frd.engine.losses.claims import claim_of_loss, ended_by, held_up_by
+from frd.engine.losses.exits import exits
+from frd.engine.losses.lost_ranks import first_lost
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Mismatch, Snapshot, StallTable
 from frd.engine.tick import Tick
@@ -99,7 +100,7 @@ def look_at(
     loss = first_lost(snapshot, gone, policy, final=stalled is None)
     if loss is not None and (lost := claim_of_loss(snapshot, loss, bad, policy, known)) is not None:
         claims.append(lost)
-    stuck = set(stalled.rows()) if stalled is not None else ()
+    stuck = stalled.ops() if stalled is not None else ()
     return Look(
         at=snapshot.now,
         claims=claims,

@@ -129,7 +129,8 @@ def _judge(
     onsets = {suspect.rank: began for suspect, began in dated}
     unknown = {n.rank for n in incident.nodes if isinstance(n, UnknownRank)} - onsets.keys()
     victims = (starting | _waiting_anywhere(graph, incident)) - onsets.keys() - unknown
-    stalled_ops = _stalled_ops(stalled, starting)
+    ranks = np.fromiter(starting, np.int64, len(starting))
+    stalled_ops = tuple(stalled.ops(np.isin(stalled.rank, ranks)))
     about = _about(graph, roots, held_up, stalled_ops)
     return Diagnosis(
         kind=_kind(roots),
@@ -137,7 +138,7 @@ def _judge(
         instance=about.instance,
         collective=_collective(graph, about),
         since=graph.onset(about).at,
-        stalled=tuple(stalled_ops),
+        stalled=stalled_ops,
         suspects=tuple(lowered(suspects) if unknown else suspects),
         onsets=onsets,
         victims=tuple(sorted(victims)),
@@ -221,15 +222,6 @@ def _attendance(graph: Graph, wait: Wait) -> tuple[tuple[int, ...], tuple[int, .
     attendance = graph.waits.attendance(wait.instance)
     inside = np.sort(np.concatenate([attendance.inside, attendance.behind]))
     return tuple(inside.tolist()), tuple(attendance.absent.tolist())
-
-
-def _stalled_ops(stalled: StallTable, ranks: set[int]) -> list[StalledOp]:
-    """What of these ranks is stalled, oldest first."""
-    selected = np.isin(stalled.rank, np.fromiter(ranks, np.int64, len(ranks)))
-    oldest: dict[StalledOp, int] = {}
-    for op, since in zip(stalled.rows(selected), stalled.since[selected].tolist(), strict=True):
-        oldest[op] = min(since, oldest.get(op, since))
-    return sorted(oldest, key=lambda op: (oldest[op], op))
 
 
 def _about(

@@ -208,8 +208,17 @@ class StallTable:
     def __len__(self) -> int:
         return len(self.rank)
 
-    def rows(self, selected: Bools | slice = slice(None)) -> list[StalledOp]:
-        """The stalled op of each selected row; ranks that wait in one collective share one."""
-        seq = self.seq[selected]
+    def ops(self, selected: Bools | slice = slice(None)) -> dict[StalledOp, int]:
+        """The stalled ops of the selected rows, oldest first, each with the start of its longest
+        wait; ranks that wait in one collective share one."""
+        group, seq, since = self.group[selected], self.seq[selected], self.since[selected]
         rank = np.where(seq == UNKNOWN_SEQ, self.rank[selected], -1)
-        return list(map(StalledOp, self.group[selected].tolist(), seq.tolist(), rank.tolist()))
+        order = np.lexsort((since, rank, seq, group))
+        keys = np.stack((group, seq, rank))[:, order]
+        new = np.any(keys != np.roll(keys, 1, axis=1), axis=0)
+        new[:1] = True
+        first = {
+            StalledOp(*op): at
+            for op, at in zip(keys[:, new].T.tolist(), since[order][new].tolist(), strict=True)
+        }
+        return dict(sorted(first.items(), key=lambda item: (item[1], item[0])))

@@ -11,11 +11,11 @@ from frd.engine.clocks.uncertain_time import UNKNOWN_NS, RankClocks, UncertainTi
 from frd.engine.findings import builder
 from frd.engine.hangs.claims import claim_of
 from frd.engine.hangs.diagnosis import diagnose
-from frd.engine.hangs.exits import exits
 from frd.engine.hangs.facts import Fact, RankFacts
-from frd.engine.hangs.lost_ranks import first_lost
 from frd.engine.hangs.ops_in_flight import Instance, Waits
 from frd.engine.hangs.wait_graph import Graph, Wait
+from frd.engine.losses.exits import exits
+from frd.engine.losses.lost_ranks import first_lost
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.forms import finding_from_json, finding_json

@@ -3,14 +3,14 @@
 A job that dies leaves a mess of exits. One process is killed, raises or simply returns; its peers
 raise because their connection broke; the launcher terminates the rest. Why a process left says more
 about the first cause than when it did, because agents may see an end late. What follows from all of
-them together is decided in `frd.engine.hangs.lost_ranks`.
+them together is decided in `frd.engine.losses.lost_ranks`.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
@@ -62,6 +62,9 @@ class Exit:
     seen: UncertainTime
     how: ExitInfo
     manner: Manner
+    earliest: AlignedNs
+    """When it was last known to run: an agent may find an exit long after it, as when the agent was
+    down meanwhile."""
     is_known_to_end: bool = False
     """Everything that it did is known, to its end."""
     deserted: bool = False
@@ -141,7 +144,10 @@ def exits(snapshot: Snapshot) -> list[Exit]:
         if snapshot.state[row] in gone:
             how = how_it_ended(snapshot, row)
             at = snapshot.moment(rank, AlignedNs(int(snapshot.state_since[row])))
-            found.append(Exit(rank, at, how, manner_of(how), rank in known, rank in deserters))
+            one = Exit(rank, at, how, manner_of(how), at.at, rank in known, rank in deserters)
+            if not one.has_record:
+                one = replace(one, earliest=AlignedNs(min(at.at, int(snapshot.as_of[row]))))
+            found.append(one)
     return sorted(found, key=lambda exited: (exited.at, exited.rank))
 
 

@@ -3,8 +3,8 @@
 The first cause is the first rank that exited for its own reason before any rank was asked to stop.
 A rank that reacted to a peer is never the cause while there is another explanation. Neither a stop
 of the whole job nor an end that most ranks share is a lost rank: a lost rank is one of few. Agents
-see exits late, so within a window the manner of an exit (`frd.engine.hangs.exits`) decides, not the
-order.
+see exits late, so within a window the manner of an exit decides (`frd.engine.losses.exits`), not
+the order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.hangs.exits import SEEN_LATE_NS, TOGETHER_NS, Exit, Manner
+from frd.engine.losses.exits import SEEN_LATE_NS, TOGETHER_NS, Exit, Manner
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.model import AlignedNs, Confidence, ExitKind, RankState
