@@ -32,7 +32,7 @@ import numpy as np
 from bench.ingest import line, started
 from bench.report import show
 from frd.engine.clocks.alignment import Alignment
-from frd.engine.clocks.estimator import Exchange, ServiceTable
+from frd.engine.clocks.estimator import Exchange
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
 from frd.service.clocks.agent_clocks import AgentClocks, guess
 from frd.service.clocks.pings import PAIR, pause_s
@@ -143,16 +143,14 @@ class Job:
     def __init__(self, network: Any, seed: int) -> None:
         dice = self.dice = random.Random(seed)
         service = Host(Clock(dice.randrange(1, 10**16)), Clock(EPOCH))
-        table = ServiceTable(S // 4)
         self.agents = []
         for _ in range(HOSTS):
             drift = dice.randint(-DRIFT_PPB, DRIFT_PPB)
             node = Host(Clock(dice.randrange(1, 10**16), drift), Clock(EPOCH + dice.randint(-S, S)))
-            self.agents.append(Agent(node, service, network(dice), table, dice))
+            self.agents.append(Agent(node, service, network(dice), dice))
         self.next = [S + dice.randrange(S) for _ in self.agents]
         for i, agent in enumerate(self.agents):
             for _ in range(8):
-                agent.read(self.next[i] - US)
                 agent.ping(self.next[i])
                 self.next[i] += 10 * MS
 
@@ -162,9 +160,6 @@ class Job:
         errors, bounds = [], []
         for i, agent in enumerate(self.agents):
             at = self.next[i]
-            for quarter in (3, 2, 1):
-                agent.read(at - quarter * S // 4)
-            agent.read(at - US)
             now = agent.ping(at)
             alignment = agent.alignment(now)
             error, bound = agent.error(alignment, now - self.dice.randrange(S // 2))
@@ -213,7 +208,7 @@ def agents(moment: Moment, dice: random.Random) -> list[Agent]:
         Host(Clock(dice.randrange(1, 10**16), dice.randint(-DRIFT_PPB, DRIFT_PPB)), Clock(EPOCH))
         for _ in range(COSTED)
     ]
-    return [Agent(node, service, lan(dice), ServiceTable(S // 4), dice) for node in nodes]
+    return [Agent(node, service, lan(dice), dice) for node in nodes]
 
 
 def trip(agent: Agent, at: int) -> Exchange:
@@ -224,25 +219,16 @@ def trip(agent: Agent, at: int) -> Exchange:
 
 
 def learning(seconds: int) -> float:
-    """Seconds that one clock takes a second, with four readings and an exchange in it."""
+    """Seconds that one clock takes a second, with an exchange in it."""
     moment, spent = Moment(), 0.0
-    table = ServiceTable(S // 4)
     running = agents(moment, random.Random(1))
     for second in range(1, seconds):
         moment.at = second * S + MS
-        table.read(moment.raw(), moment.now(), 200)
-        work = []
-        for agent in running:
-            moments = [second * S - quarter * S // 4 for quarter in (3, 2, 1, 0)]
-            rows = [(agent.node.raw(at), agent.node.real(at), 200) for at in moments]
-            work.append(
-                (agent.clock, list(zip(*rows, strict=True)), trip(agent, second * S - S // 2))
-            )
+        work = [(agent.clock, trip(agent, second * S - S // 2)) for agent in running]
         began = time.thread_time()
-        for clock, readings, (t1, t2, t3, t4) in work:
-            clock.readings(*readings)
+        for clock, (t1, t2, t3, t4) in work:
             clock.exchange(Exchange(t1, t2, t3, t4))
-            clock.newest(moment.raw(), table)
+            clock.newest(moment.raw())
         spent += time.thread_time() - began
     return spent / (seconds - 1) / COSTED
 
@@ -257,7 +243,7 @@ def serving(seconds: int) -> float:
     every = round(pause_s(AGENTS))
     connected = []
     for number, agent in enumerate(agents(moment, dice)):
-        first = guess(NodeNs(agent.node.real(S)), AlignedNs(EPOCH + S))
+        first = guess(agent.node.raw(S), AlignedNs(EPOCH + S))
         connected.append((agent, clocks.connected(("boot", str(number)), "node", first, 1, ignore)))
     for second in range(1, seconds):
         work = []
@@ -270,7 +256,7 @@ def serving(seconds: int) -> float:
         moment.at = second * S + 100 * US
         began = time.thread_time()
         for clock, watermarks, exchanges in work:
-            clocks.heard(clock, watermarks, moment.now())
+            clocks.heard(clock, watermarks)
             for exchange in exchanges:
                 clocks.learn(clock, Readings(nothing, nothing, nothing), exchange)
         spent += time.thread_time() - began

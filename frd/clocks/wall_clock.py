@@ -134,30 +134,33 @@ class WallClock:
             del self._segments[0]
             self._segments[0].since = _EVER
 
-    def one_to_raw(self, wall: NodeNs) -> NodeRawNs:
-        """The raw time of a stamp, at least 1 and not after the newest reading; 0, which says
-        unknown, stays 0. At least one reading is needed."""
+    def one_to_raw(self, wall: NodeNs, latest: NodeRawNs | None = None) -> NodeRawNs:
+        """The raw time of a stamp, at least 1 and not after `latest` (by default, the newest
+        reading); 0, which says unknown, stays 0. At least one reading is needed."""
         if wall <= 0:
             return NodeRawNs(0)
+        now = self._now if latest is None else max(latest, self._now)
         skipped = 0
         is_before = False
         for segment in reversed(self._segments):
             raw = segment.one(wall)
-            if raw > (segment.until or self._now + _NOW_NS):
-                skipped = skipped or (min(segment.until, self._now) if is_before else 0)
+            if raw > (segment.until or now + _NOW_NS):
+                skipped = skipped or (min(segment.until, now) if is_before else 0)
                 is_before = False
             elif raw > segment.since:
-                return NodeRawNs(max(min(raw, self._now), 1))
+                return NodeRawNs(max(min(raw, now), 1))
             else:
                 is_before = True
         return NodeRawNs(skipped or self._segments[0].raws[0])
 
-    def to_raw(self, walls: Int64s) -> Int64s:
+    def to_raw(self, walls: Int64s, latest: NodeRawNs | None = None) -> Int64s:
         """`one_to_raw` of each, within a nanosecond."""
         newest = self._segments[-1]
+        now = self._now if latest is None else max(latest, self._now)
         raws = newest.column(walls)
-        is_elsewhere = (raws <= max(newest.since, 0)) | (raws > self._now)
-        raws[is_elsewhere] = [self.one_to_raw(wall) for wall in walls[is_elsewhere].tolist()]
+        is_elsewhere = (raws <= max(newest.since, 0)) | (raws > now)
+        elsewhere = walls[is_elsewhere].tolist()
+        raws[is_elsewhere] = [self.one_to_raw(wall, latest) for wall in elsewhere]
         raws[walls <= 0] = 0
         return raws
 

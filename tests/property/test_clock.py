@@ -13,9 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frd.engine.clocks.alignment import FAR_NS, Alignment
-from frd.engine.clocks.estimator import MOST_READINGS, Exchange, NodeClock, ServiceTable
+from frd.engine.clocks.estimator import Exchange, NodeClock
 from frd.engine.clocks.exchange import OffsetBounds
-from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs
+from frd.engine.clocks.wall_readings import MOST_READINGS, WallReadings
+from frd.model import AlignedNs, NodeRawNs, ServiceRawNs
+from frd.service.clocks.agent_clocks import align
+from frd.service.clocks.service_line import ServiceLine
 from tests.world.clocks import EPOCH, MS, US, Agent, Clock, Host, Network, Path, S
 from tests.world.seeds import seeds
 
@@ -95,7 +98,6 @@ class Life:
         self.node = host(dice, 100_000 if one_sided else 50_000)
         self.service = host(dice, 0 if one_sided else 50_000)
         self.network = network(dice)
-        self.table = ServiceTable(S // 10)
 
     def live(self) -> None:
         dice = self.dice
@@ -108,9 +110,6 @@ class Life:
                 silence, pause = LIFE, 60 * S
             if at > restart:
                 restart, since, pings, agent = LIFE, at + pause, 0, self._agent()
-            for moment in (*range(at + S // 4, at + pause, S // 4), at + pause - US):
-                agent.read(self.node.awake(moment))
-                agent.tick(moment)
             at = self.node.awake(at + pause)
             came = agent.ping(at)
             pings += 1
@@ -120,7 +119,7 @@ class Life:
             self.contradictions += agent.clock.contradictions
 
     def _agent(self) -> Agent:
-        return Agent(self.node, self.service, self.network, self.table, self.dice)
+        return Agent(self.node, self.service, self.network, self.dice)
 
     def _ask(self, agent: Agent, since: int, now: int) -> None:
         """Align stamps of the last moments, and of any time since the session began."""
@@ -246,38 +245,21 @@ extreme = st.one_of(
 def test_no_message_breaks_a_clock(messages: list[Any], stamps: list[int]) -> None:
     """Any numbers, refused or not: there is an alignment, it can be encoded and decoded, and it
     aligns single stamps as it aligns columns."""
-    clock, table = NodeClock(), ServiceTable()
-    table.read(ServiceRawNs(10 * S), AlignedNs(EPOCH), 100)
+    clock, wall = NodeClock(), WallReadings()
     for number, message in enumerate(messages):
         if isinstance(message, tuple):
             clock.exchange(Exchange(*message))
         else:
             raws, reals, slacks = ([row[at] for row in message] for at in range(3))
-            clock.readings(raws, reals, slacks)
-        clock.one_way(NodeNs(EPOCH), AlignedNs(EPOCH + number))
-        alignment = clock.alignment(ServiceRawNs(11 * S), table)
+            wall.read(raws, reals, slacks)
+        clock.one_way(NodeRawNs(7 * S), ServiceRawNs(10 * S + number))
+        line = ServiceLine(ServiceRawNs(9 * S), AlignedNs(EPOCH))
+        alignment = align(clock.newest(ServiceRawNs(11 * S)), line)
         uncertainty_ns = alignment.uncertainty_ns(alignment.at_ns)
         assert uncertainty_ns is None or uncertainty_ns >= 0
+        alignment = alignment._replace(reading=wall.last)
         data = msgspec.msgpack.encode(alignment)
         assert msgspec.msgpack.decode(data, type=Alignment) == alignment
         aligned = alignment.to_aligned(np.array(stamps, np.int64))
         assert aligned.tolist() == [alignment.one_to_aligned(stamp) for stamp in stamps]
         assert all(aligned[i] == 0 for i, stamp in enumerate(stamps) if stamp == 0)
-
-
-@given(st.lists(st.tuples(st.integers(0, 200 * S), st.integers(0, 3)), min_size=1, max_size=40))
-def test_columns_are_aligned_as_single_times_are(ages: list[tuple[int, int]]) -> None:
-    """A clock has stepped forward and back; stamps are from all of its past and future."""
-    dice = random.Random(1)
-    node, service = Host(Clock(3 * S, 20_000), Clock(EPOCH)), Host(Clock(S), Clock(EPOCH))
-    node.step(40 * S, 3 * S)
-    node.step(80 * S, -5 * S)
-    agent = Agent(node, service, Network(Path(US, US), Path(US, US)), ServiceTable(), dice)
-    for at in range(S, 120 * S, S):
-        agent.read(at)
-        agent.ping(at)
-    alignment = agent.alignment(120 * S)
-    assert not alignment.reason
-    stamps = [node.real(120 * S) - age if kind else 0 for age, kind in ages]
-    aligned = alignment.to_aligned(np.array(stamps, np.int64))
-    assert aligned.tolist() == [alignment.one_to_aligned(stamp) for stamp in stamps]

@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frd.engine.clocks.alignment import Alignment, Segment
+from frd.engine.clocks.alignment import Alignment
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.engine.state.watermarks import WatermarkRows
-from frd.model import AlignedNs, AttemptKey, GroupInfo, Int32s, NodeNs, RankInfo
+from frd.model import AlignedNs, AttemptKey, GroupInfo, Int32s, RankInfo
 from frd.service.clocks.agent_clocks import guess
 from frd.service.ingest.watermark_buffer import WatermarkBuffer
 
@@ -42,12 +42,7 @@ def columns(drawn: list[tuple[int, int, int]], pairs: Int32s) -> WatermarkRows:
 
 
 def alignment(offset_ns: int) -> Alignment:
-    """With an odd offset, heads are before the line and get twice the offset."""
-    line = guess(NodeNs(NOW), AlignedNs(NOW + offset_ns))
-    if not offset_ns % 2:
-        return line
-    early = Segment(NOW - 20_000, NOW, True, ((NOW - 15_000, 2 * offset_ns, 1),))
-    return line._replace(line_from_ns=NOW - 8_000, segments=(early,))
+    return guess(NOW, AlignedNs(NOW + offset_ns))
 
 
 def state_after(sent: list[tuple[list[tuple[int, int, int]], int]], *, buffered: bool) -> object:

@@ -11,8 +11,10 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from frd.engine.clocks.alignment import Alignment
-from frd.engine.clocks.estimator import Exchange, NodeClock, Refusal, ServiceTable
-from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs
+from frd.engine.clocks.estimator import Exchange, NodeClock, Refusal
+from frd.model import AlignedNs, NodeRawNs, ServiceRawNs
+from frd.service.clocks.agent_clocks import align
+from frd.service.clocks.service_line import ServiceLine
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -47,16 +49,14 @@ class Clock:
 
 @dataclass
 class Host:
-    """Both clocks of a host; `events` are the times of steps and stops."""
+    """Both clocks of a host."""
 
     raw: Clock
     real: Clock
-    events: list[int] = field(default_factory=list)
     asleep: list[tuple[int, int]] = field(default_factory=list)
 
     def step(self, at: int, jump: int) -> None:
         self.real.change(at, jump=jump)
-        self.events.append(at)
 
     def sleep(self, at: int, length: int, *, real_knows: bool) -> None:
         """The raw clock stops; the real one shows the true time afterwards, or stops too."""
@@ -65,16 +65,14 @@ class Host:
                 ppb = clock.ppb
                 clock.change(at, ppb=-S)
                 clock.change(at + length, ppb=ppb)
-        self.events += [at, at + length]
         self.asleep.append((at, at + length))
 
     def awake(self, at: int) -> int:
         """The first moment from `at` on at which the host does not sleep."""
         return next((end for start, end in self.asleep if start <= at < end), at)
 
-    def eventless(self, after: int, until: int) -> bool:
-        asleep = any(start <= until < end and after < end for start, end in self.asleep)
-        return not asleep and not any(after < event <= until for event in self.events)
+    def is_awake_since(self, at: int) -> bool:
+        return all(end <= at for _, end in self.asleep)
 
 
 @dataclass(frozen=True)
@@ -102,31 +100,20 @@ class Network:
 
 
 class Agent:
-    """One agent session, and the service's `NodeClock` of it. All agents share the service's
-    `table`."""
+    """One agent session, and the service's `NodeClock` of it; aligned time is the service's raw
+    clock."""
 
-    def __init__(
-        self, node: Host, service: Host, network: Network, table: ServiceTable, dice: random.Random
-    ) -> None:
-        self.node, self.service, self.network, self.table = node, service, network, table
+    def __init__(self, node: Host, service: Host, network: Network, dice: random.Random) -> None:
+        self.node, self.service, self.network = node, service, network
         self.dice = dice
         self.clock = NodeClock()
         self.refused: list[Refusal] = []
-        self.reading_times: list[int] = []
-        """Times of the readings that the service has."""
         self.exchanged_at = 0
         """Begin of the last exchange that the service has."""
-        self._readings: list[tuple[int, int, int, int]] = []
         self._came = self._back = 0
         """Messages of one stream keep their order."""
         self._pong: Exchange | None = None
-
-    def read(self, at: int) -> None:
-        """Read both clocks, the real one a little later."""
-        slack = self.dice.randrange(50, 400)
-        real_at = at + self.dice.randrange(slack)
-        if not self._readings or at > self._readings[-1][0]:
-            self._readings.append((at, self.node.raw(at), self.node.real(real_at), slack + 1))
+        self._pong_of = 0
 
     def ping(self, at: int) -> int:
         """Send a ping at `at`; returns when the service has learned from it, or would have."""
@@ -134,9 +121,10 @@ class Agent:
         if self.dice.random() < self.network.lost:
             return came
         self._came = came
-        self._deliver(at)
+        if self._pong is not None and self._back <= at:
+            self._note(self.clock.exchange(self._pong))
+            self.exchanged_at, self._pong = self._pong_of, None
         went = self.service.awake(came + self.dice.randrange(20 * US, 100 * US))
-        self.tick(went)
         if self._pong is None and self.dice.random() >= self.network.lost:
             back = self.node.awake(went + self.network.back.delay(self.dice))
             self._back = back = max(back, self._back + 1)
@@ -153,48 +141,23 @@ class Agent:
             NodeRawNs(node(back)),
         )
 
-    def _deliver(self, at: int) -> None:
-        """Deliver the content of a ping: readings, and the arrival of the last pong."""
-        readings, self._readings = self._readings[-64:], []
-        if readings:
-            _, *columns = zip(*readings, strict=True)
-            self._note(self.clock.readings(*columns))
-            self.reading_times += [at for at, *_ in readings]
-        if self._pong is not None and self._back <= at:
-            self._note(self.clock.exchange(self._pong))
-            self.exchanged_at, self._pong = self._pong_of, None
-
-    def tick(self, at: int) -> None:
-        service = self.service
-        at = service.awake(at)
-        self.table.read(ServiceRawNs(service.raw(at)), AlignedNs(service.real(at)), 200)
-
     def alignment(self, at: int) -> Alignment:
-        self.tick(at)
-        return self.clock.alignment(ServiceRawNs(self.service.raw(at)), self.table)
+        now = ServiceRawNs(self.service.raw(self.service.awake(at)))
+        return align(self.clock.newest(now), ServiceLine(ServiceRawNs(0), AlignedNs(0)))
 
     def error(self, alignment: Alignment, at: int) -> tuple[int, int | None]:
         """Error and uncertainty of an aligned node stamp of `at`."""
-        stamp = NodeNs(self.node.real(at))
+        stamp = self.node.raw(at)
         aligned = alignment.one_to_aligned(stamp)
-        return aligned - self.service.real(at), alignment.uncertainty_ns(stamp)
+        return aligned - self.service.raw(at), alignment.uncertainty_ns(stamp)
 
     def knows(self, at: int) -> bool:
-        """Nothing unusual happened between the service's last news of this node and `at`, and not
-        twice between the two readings around it."""
-        if not self.reading_times:
-            return False
-        news = min(self.reading_times[-1], self.exchanged_at)
-        i = bisect_right(self.reading_times, at)
-        before, after = (
-            self.reading_times[max(i - 1, 0)],
-            self.reading_times[min(i, len(self.reading_times) - 1)],
-        )
-        events = [e for e in self.node.events + self.service.events if before < e <= after]
+        """Neither host has slept since the service's last news of this node, nor since `at`."""
+        since = min(self.exchanged_at, at)
         return (
-            self.node.eventless(news, at)
-            and self.service.eventless(news, at)
-            and (len(events) < 2 or after - before < S)
+            self.exchanged_at > 0
+            and self.node.is_awake_since(since)
+            and self.service.is_awake_since(since)
         )
 
     def _note(self, refusal: Refusal | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.engine.views import AttemptView, RankView
@@ -11,6 +13,7 @@ from frd.model import (
     EntryColumns,
     GroupInfo,
     NodeNs,
+    NodeRawNs,
     RankInfo,
     RankState,
     RankStatus,
@@ -74,6 +77,8 @@ class Stream:
     def __init__(self, service: Service, session: Session, name: str, pid: int) -> None:
         self.service = service
         self.session = session
+        self.ahead = 0
+        """Of the wall clock, since it was set."""
         infos = [RankInfo(rank, 4, "n", "boot", pid + rank) for rank in (0, 3)]
         self.send(Hello(PROTOCOL, "0", "n", "boot", name, self.node_now()))
         self.send(
@@ -87,7 +92,10 @@ class Stream:
         self.send(Statuses(tuple(RankStatus(i, RankState.LIVE, self.node_now()) for i in (0, 1))))
 
     def node_now(self) -> NodeNs:
-        return NodeNs(self.service.now - OFFSET)
+        return NodeNs(self.service.now - OFFSET + self.ahead)
+
+    def node_raw(self) -> NodeRawNs:
+        return NodeRawNs(self.service.now - NOW + 77 * S)
 
     def ago(self, seconds: float) -> NodeNs:
         """A time of the node's clock."""
@@ -96,15 +104,16 @@ class Stream:
     def send(self, event: AgentEvent) -> None:
         self.session.receive(encode_agent(event), AlignedNs(self.service.now))
 
-    def watermarks(self, enqueued: int, completed: int, since: NodeNs, index: int = 0) -> None:
-        """Of the rank of that stream index."""
+    def watermarks(
+        self, enqueued: int, completed: int, since: NodeNs, index: int = 0, *, raw: bool = False
+    ) -> None:
+        """Of the rank of that stream index; `raw`: with a reading of both clocks."""
         now = self.node_now()
-        self.send(
-            watermarks(
-                [index], enqueued=enqueued, completed=completed, head=since,
-                seen=[0, 1], as_of=now, sent=now,
-            )
+        marks = watermarks(
+            [index], enqueued=enqueued, completed=completed, head=since,
+            seen=[0, 1], as_of=now, sent=now,
         )  # fmt: skip
+        self.send(replace(marks, sent_raw_ns=self.node_raw()) if raw else marks)
 
     def channel(self, since: NodeNs) -> None:
         """The rank of stream index 0 sends to rank 1."""

@@ -15,16 +15,17 @@ import logging
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from frd.engine.clocks.alignment import FAR_NS, GROWTH_PPM, Alignment
-from frd.engine.clocks.estimator import Exchange, NodeClock, OffsetEstimate, ServiceTable
-from frd.engine.clocks.realtime_table import RealtimeTable
+from frd.engine.clocks.alignment import Alignment
+from frd.engine.clocks.estimator import Exchange, NodeClock, OffsetEstimate
+from frd.engine.clocks.wall_readings import WallReadings
 from frd.engine.matching.clock_hints import ClockHint
 from frd.errors import StoreError
-from frd.model import AlignedNs, NodeNs, ServiceRawNs
+from frd.model import AlignedNs, NodeRawNs, ServiceRawNs
+from frd.service.clocks.service_line import ServiceLine
 from frd.service.clocks.view import ClockView
 from frd.wire.clock import Readings
 from frd.wire.messages import Watermarks
@@ -36,10 +37,14 @@ _MARGIN: Final = 8
 _ROUGH_NS: Final = 1_000_000
 """An estimate without bounds is not changed for less."""
 _LONGEST_NS: Final = 60_000_000_000
-_READ_EVERY_NS: Final = 250_000_000
+_LOOSE_NS: Final = 20_000
+"""The service's two clocks were read too far apart: the line from one to the other stays."""
 _FORGET_NS: Final = 600_000_000_000
 MAX_GONE: Final = 4_096
 """Sessions without a stream whose clocks are kept, should they come back."""
+
+_RAW: Final = 2
+"""The first item of an encoded alignment of node raw times."""
 
 SessionKey: TypeAlias = tuple[str, str]
 """Boot id and session."""
@@ -50,53 +55,87 @@ log = logging.getLogger(__name__)
 # -- what is in use ------------------------------------------------------------------------------
 
 
-def guess(sent_at: NodeNs, received_at: AlignedNs) -> Alignment:
+def guess(sent_at: int, received_at: AlignedNs, *, is_wall: bool = False) -> Alignment:
     """The alignment that a single message allows, without bounds."""
     return Alignment(
         reason="no exchange yet",
         now_ns=received_at,
         at_ns=sent_at,
-        line_ns=received_at - sent_at,
+        aligned_ns=received_at,
         rate=0.0,
-        line_from_ns=-FAR_NS,
-        drift_ppm=0.0,
-        age_s=0.0,
-        segments=(),
+        half_ns=0,
+        is_wall=is_wall,
+    )
+
+
+def align(newest: OffsetEstimate, line: ServiceLine) -> Alignment:
+    """From a node's raw clock over the service's to aligned time."""
+    return Alignment(
+        newest.reason,
+        line.at(newest.now_ns),
+        newest.at_ns,
+        line.at(newest.at_ns + newest.offset_ns),
+        (1 + newest.rate) * (1 + line.rate) - 1,
+        newest.half_ns + newest.half_ns // 1_000,  # aligned time may be slewed
+        newest.growth_ppm,
     )
 
 
 def claim_ns(alignment: Alignment) -> int | None:
     """Uncertainty claimed for present times, valid while the alignment is in use; None: none."""
-    now = max(alignment.now_ns - alignment.offset_ns, alignment.at_ns)
-    bounds = [alignment.uncertainty_ns(now + later) for later in (0, HORIZON_NS)]
-    needed = [bound for bound in bounds if bound is not None]
-    return max(needed) * (_MARGIN + 1) // _MARGIN if len(needed) == len(bounds) else None
-
-
-def _needed_ns(newest: OffsetEstimate) -> int:
-    """The uncertainty that would have to be claimed now."""
-    later = newest.now_ns - newest.offset_ns - newest.at_ns + HORIZON_NS
-    return newest.half_ns + abs(later) * GROWTH_PPM // 1_000_000
+    at_ns, now_ns = alignment.at_ns, alignment.at_ns + alignment.now_ns - alignment.aligned_ns
+    needed = alignment.uncertainty_ns(max(now_ns, at_ns) + HORIZON_NS)
+    return None if needed is None else needed * (_MARGIN + 1) // _MARGIN
 
 
 def encode(alignment: Alignment) -> bytes:
-    return msgspec.msgpack.encode(alignment)
+    return msgspec.msgpack.encode((_RAW, *alignment))
 
 
 def decode(data: bytes) -> Alignment:
-    """Also reads earlier journals, in which the state of the clock comes before the reason.
+    """Also reads earlier journals, whose alignments lead from the node's wall clock.
 
     Raises:
         StoreError: `data` is not what `encode` gives.
     """
     try:
         match msgspec.msgpack.decode(data):
-            case ["synchronized" | "unsynchronized", *fields] | fields:
+            case [int(), *fields]:
                 return msgspec.convert(fields, Alignment)
+            case ["synchronized" | "unsynchronized", *fields] | fields:
+                return _of_wall(msgspec.convert(fields, _WallAlignment))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreError(
             f"journal: alignment: {error}: a foreign file, or one of a newer frd"
         ) from None
+
+
+class _WallAlignment(NamedTuple):
+    """What earlier releases wrote: how far the service's clock is ahead of the node's wall one."""
+
+    reason: str
+    now_ns: int
+    at_ns: int
+    ahead_ns: int
+    rate: float
+    line_from_ns: int
+    drift_ppm: float
+    age_s: float
+    segments: tuple[tuple[int, int, bool, tuple[tuple[int, int, int], ...]], ...]
+    line_to_ns: int = 0
+
+
+def _of_wall(old: _WallAlignment) -> Alignment:
+    knots = old.segments[-1][3] if old.segments else ()
+    return Alignment(
+        reason=old.reason or ("" if knots else "no exchange yet"),
+        now_ns=AlignedNs(old.now_ns),
+        at_ns=old.at_ns,
+        aligned_ns=old.at_ns + old.ahead_ns,
+        rate=old.rate,
+        half_ns=knots[-1][2] if knots else 0,
+        is_wall=True,
+    )
 
 
 # -- one clock -----------------------------------------------------------------------------------
@@ -108,6 +147,7 @@ class AgentClock:
     def __init__(self, name: str, first: Alignment) -> None:
         self.name = name
         self.learned = NodeClock()
+        self.wall = WallReadings()
         self.used = first
         self.exchanged_at = AlignedNs(0)
         """When the last exchange was learned of."""
@@ -115,11 +155,11 @@ class AgentClock:
         """When its stream went; 0 while it is open."""
         self.read_at = 0
         """Node raw time of the newest reading."""
+        self.concluded_at = first.now_ns
+        """When its clock was estimated last."""
+        self._sends_wall = first.is_wall
         self._claim_ns = claim_ns(first)
-        node_ns = first.now_ns - first.line_ns
-        self._newest = OffsetEstimate(
-            first.reason, first.now_ns, node_ns, first.line_ns, 0, 0.0, 0.0
-        )
+        self._newest: OffsetEstimate | None = None
         self._stream = 0
         self._use: Callable[[Alignment], None] | None = None
 
@@ -137,48 +177,60 @@ class AgentClock:
             self._stream, self._use = 0, None  # which would keep the stream and all its ranks
             self.gone_at = now
 
-    def is_older(self, now: AlignedNs, age_ns: int) -> bool:
-        """The newest estimate is older than `age_ns`."""
-        return now - self._newest.now_ns > age_ns
-
-    def conclude(self, raw: ServiceRawNs, table: ServiceTable) -> None:
+    def conclude(self, raw: ServiceRawNs, line: ServiceLine, *, force: bool = False) -> None:
         """Estimate again, because of a message or because time has passed; use another alignment if
-        the one in use is no longer good enough."""
-        before, newest = self._newest, self.learned.newest(raw, table)
+        the one in use is no longer good enough, or always with `force`."""
+        newest, self.concluded_at = self.learned.newest(raw), line.at(raw)
+        self._log_change(newest)
         self._newest = newest
-        if newest.reason != before.reason:
-            self._log_change(before, newest)
-        if self._is_good_enough(newest):
+        aligned_ns = line.at(newest.at_ns + newest.offset_ns)
+        if not force and self._is_good_enough(newest, aligned_ns):
             return
-        self.used = self.learned.alignment(raw, table)
+        self.used = align(newest, line)
+        if self._sends_wall:
+            self.used = self.used._replace(reading=self.wall.last)
         self._claim_ns = claim_ns(self.used)
         if self._use is not None:
             self._use(self.used)
 
-    def _is_good_enough(self, newest: OffsetEstimate) -> bool:
+    def _is_good_enough(self, newest: OffsetEstimate, aligned_ns: AlignedNs) -> bool:
         """The alignment in use is still good enough: its claim holds, and is not much larger than
         needed."""
         used, claimed = self.used, self._claim_ns
-        if used.reason != newest.reason or newest.now_ns - used.now_ns > _LONGEST_NS:
+        if used.is_wall or used.reason != newest.reason:
             return False
-        moved = abs(used.one_to_aligned(newest.at_ns) - newest.at_ns - newest.offset_ns)
-        if claimed is None:  # of a clock that was just set back, times may be of before or after
-            may_be_bounded = not newest.reason and newest.now_ns - used.now_ns >= HORIZON_NS
-            return moved <= _ROUGH_NS and not may_be_bounded
-        needed = _needed_ns(newest)
+        if self.concluded_at - used.now_ns > _LONGEST_NS:
+            return False
+        moved = abs(used.one_to_aligned(newest.at_ns) - aligned_ns)
+        if claimed is None:
+            return moved <= _ROUGH_NS
+        needed = newest.half_ns + int(HORIZON_NS * newest.growth_ppm / 1e6)
         return needed + moved <= claimed <= 2 * needed
 
-    def _log_change(self, before: OffsetEstimate, newest: OffsetEstimate) -> None:
-        offset_s, moved_s = newest.offset_ns / 1e9, (newest.offset_ns - before.offset_ns) / 1e9
+    def _log_change(self, newest: OffsetEstimate) -> None:
+        before = self._newest
+        if before is None or newest.reason == before.reason:
+            return
         if newest.reason:
+            moved_s = (newest.offset_ns - before.offset_at(newest.at_ns)) / 1e9
             why = f"unsynchronized: {newest.reason}; its offset moved by {moved_s:+.3f} s"
             log.warning("clock of %s: %s", self.name, why)
-        elif self.used.segments:  # the first time is no news
-            within_s = newest.half_ns / 1e9
-            log.info("clock of %s: synchronized: %+.6f s ± %.6f s", self.name, offset_s, within_s)
+        elif before.half_ns:  # the first time is no news
+            log.info("clock of %s: synchronized: ± %.6f s", self.name, newest.half_ns / 1e9)
 
     def view(self, now: AlignedNs) -> ClockView:
-        return ClockView(self._newest, now, self.exchanged_at, self.learned.steps)
+        used = self.used
+        raw_ns = used.at_ns + now - used.aligned_ns
+        ahead_ns, loose_ns = self.wall.ahead(raw_ns) or (0, 0)
+        bound_ns = used.uncertainty_ns(raw_ns)
+        return ClockView(
+            reason=used.reason,
+            offset_s=(used.one_to_aligned(raw_ns) - raw_ns - ahead_ns) / 1e9,
+            uncertainty_s=None if bound_ns is None else (bound_ns + loose_ns) / 1e9,
+            drift_ppm=(self._newest.rate if self._newest else 0.0) * 1e6,
+            age_s=max(0, now - self.exchanged_at) / 1e9 if self.exchanged_at else None,
+            steps=self.wall.steps,
+        )
 
 
 # -- all clocks ----------------------------------------------------------------------------------
@@ -193,8 +245,7 @@ class AgentClocks:
         self._now = now
         self._raw = raw
         self._clocks: dict[SessionKey, AgentClock] = {}
-        self._table: ServiceTable = RealtimeTable(_READ_EVERY_NS)
-        self._read()
+        self._line = ServiceLine(raw(), now())
 
     def connected(
         self,
@@ -219,58 +270,62 @@ class AgentClocks:
         clock = self._clocks.get(key)
         return clock if clock is not None and clock.is_connected else None
 
-    def heard(self, clock: AgentClock, marks: Watermarks, received_at: AlignedNs) -> None:
+    def heard(self, clock: AgentClock, marks: Watermarks) -> None:
         """A message of the main stream: without pings the only evidence of the clock, with pings
-        one more reading of it."""
-        if not clock.exchanged_at:
-            clock.learned.one_way(marks.sent_at_ns, received_at)
+        one more reading of the wall clock."""
         raw = marks.sent_raw_ns
-        if raw is not None:
+        if raw is not None and marks.sent_at_ns:
             self._read_node(clock, [raw], [marks.sent_at_ns], [marks.sent_slack_ns])
-        if raw is not None or not clock.exchanged_at:
-            clock.conclude(self._read(), self._table)
+        if not clock.exchanged_at:
+            now = self._read()
+            sent = raw if raw is not None else NodeRawNs(marks.sent_at_ns)
+            clock.learned.one_way(sent, now)
+            clock.conclude(now, self._line)
 
     def learn(self, clock: AgentClock, readings: Readings, exchange: Exchange | None) -> None:
         """What one ping brought: readings of the node, and the end of an earlier exchange."""
         columns = readings.raw_ns, readings.real_ns, readings.slack_ns
-        self._read_node(clock, *(column.tolist() for column in columns))
+        has_stepped = self._read_node(clock, *(column.tolist() for column in columns))
         if exchange is not None:
             refusal = clock.learned.exchange(exchange)
             if refusal is not None:
                 self.refused[refusal.value] += 1
             else:
                 clock.exchanged_at = self._now()
-        clock.conclude(self._read(), self._table)
+        clock.conclude(self._read(), self._line, force=has_stepped)
 
     def _read_node(
         self, clock: AgentClock, raws: list[int], reals: list[int], slacks: list[int]
-    ) -> None:
-        """Readings come on two streams, so the newest may be here already."""
-        new = bisect_right(raws, clock.read_at)
+    ) -> bool:
+        """Readings come on two streams, so the newest may be here already; True if they show a
+        step of the wall clock."""
+        new, steps = bisect_right(raws, clock.read_at), clock.wall.steps
         if new == len(raws):
-            return
-        refusal = clock.learned.readings(raws[new:], reals[new:], slacks[new:])
+            return False
+        refusal = clock.wall.read(raws[new:], reals[new:], slacks[new:])
         if refusal is None:
             clock.read_at = raws[-1]
         else:
             self.refused[refusal.value] += 1
+        return clock.wall.steps != steps
 
     def compare(self, early: AgentClock, late: AgentClock, nodes: int, hint: ClockHint) -> None:
         """Apply a hint: a rank of `early` completed a collective that a rank of `late` joined last.
         The attempt has `nodes` clocks."""
+        at = self._line.raw_at(hint.at)
         for clock, peer, least_ns, most_ns in (
             (early, late.name, hint.early_least_ns, None),
             (late, early.name, None, hint.late_most_ns),
         ):
-            if not clock.learned.constrain(peer, nodes - 1, hint.at, least_ns, most_ns):
-                clock.conclude(self._read(), self._table)
+            if not clock.learned.constrain(peer, nodes - 1, at, least_ns, most_ns):
+                clock.conclude(self._read(), self._line)
 
     def refresh(self) -> None:
         """Estimate silent clocks again: their uncertainty grows with time."""
         raw, now = self._read(), self._now()
         for clock in self._clocks.values():
-            if clock.is_connected and clock.is_older(now, HORIZON_NS):
-                clock.conclude(raw, self._table)
+            if clock.is_connected and now - clock.concluded_at > HORIZON_NS:
+                clock.conclude(raw, self._line)
 
     def forget(self, now: AlignedNs) -> None:
         """Drop sessions that are gone for long, or too many."""
@@ -283,8 +338,10 @@ class AgentClocks:
             del self._clocks[key]
 
     def _read(self) -> ServiceRawNs:
-        """The service's own two clocks."""
-        before, real, after = self._raw(), self._now(), self._raw()
+        """The service's raw clock. If its wall clock was corrected, all are aligned again."""
+        before, wall, after = self._raw(), self._now(), self._raw()
         middle = ServiceRawNs(before + (after - before) // 2)
-        self._table.read(middle, real, after - middle)
+        if after - before <= _LOOSE_NS and self._line.follow(middle, wall):
+            for clock in self._clocks.values():
+                clock.conclude(middle, self._line, force=clock.is_connected)
         return middle

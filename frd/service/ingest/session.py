@@ -1,9 +1,9 @@
 """One agent stream, without I/O: bytes in, calls on the engine out.
 
-A session decodes a message, turns stream indexes into engine handles and node times into aligned
-times, and applies it. It knows only its own stream: `frd.service.ingest.streams` knows which stream
-reports a rank, and the engine knows what a batch means. The live service and the replay of a
-journal both drive it, so time is an argument.
+A session decodes a message, turns stream indexes into engine handles and wall times of older
+agents into raw ones, and applies it. It knows only its own stream: `frd.service.ingest.streams`
+knows which stream reports a rank, and the engine knows what a batch means. The live service and the
+replay of a journal both drive it, so time is an argument.
 
 The first `FrdError` ends the stream: sender and service no longer agree on what was reported, so
 the sender must start over.
@@ -27,9 +27,9 @@ from frd.model import (
     ChannelColumns,
     EntryColumns,
     Int32s,
+    Int64s,
     MemoryColumns,
     MemoryEvent,
-    NodeNs,
     RankState,
     RankStatus,
     UInt32s,
@@ -39,6 +39,7 @@ from frd.service.clocks.agent_clocks import SessionKey, claim_ns, guess
 from frd.service.ingest.declarations import Declarations, DeclaredRank
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.stream_handles import StreamHandles
+from frd.service.ingest.wall_times import WallTimes
 from frd.wire.decode import Decoder
 from frd.wire.messages import (
     AgentEvent,
@@ -54,6 +55,9 @@ from frd.wire.messages import (
 UNKNOWN_UNCERTAINTY_NS: Final = 50_000_000
 """Uncertainty of a clock without pings: more than the delay of a slow network, and little
 compared with the 100 ms between two memory samples."""
+
+
+_UNALIGNED: Final = Alignment("no exchange yet", AlignedNs(0), 0, 0, 0.0, 0)
 
 
 class Session:
@@ -73,9 +77,11 @@ class Session:
         self.lag_ns = 0
         """Time from sending to applying of the last watermark message."""
         self._refused_samples = 0
-        self.alignment = guess(NodeNs(0), AlignedNs(0))
+        self.alignment = _UNALIGNED
         """Converts node times to aligned times."""
-        self.on_watermarks: Callable[[Watermarks, AlignedNs], None] = lambda event, now: None
+        self._wall_times: WallTimes | None = None
+        """Converts the times of an agent that sends wall times; None for others."""
+        self.on_watermarks: Callable[[Watermarks], None] = lambda event: None
         """Called before watermarks are applied, which contain readings of the node's clocks."""
 
     @property
@@ -115,10 +121,7 @@ class Session:
                 self._watermarks.flush(now)
                 self.declared.declare(event, now)
             case Hello():
-                self.hello = event
-                self.declared.session = event.session
-                self.declared.session_number = self._shared.revisions.session_number(self.key)
-                self.align(guess(event.sent_at_ns, now))
+                self._hello(event, now)
             case ResponsePart() | Goodbye():
                 pass
             case _:
@@ -127,7 +130,9 @@ class Session:
 
     def align(self, alignment: Alignment) -> None:
         """Use another alignment from now on, also for the heads that were reported before."""
-        is_better = alignment.is_better_than(self.alignment)
+        if self._wall_times is not None:
+            alignment = self._wall_times.alignment(alignment)
+        is_better = bool(self.alignment.reason) or not alignment.reason
         self.alignment = alignment
         number, uncertainty_ns = self.declared.session_number, claim_ns(alignment)
         self.declared.uncertainty_ns = uncertainty_ns
@@ -170,6 +175,16 @@ class Session:
 
     # -- effects of messages ------------------------------------------------------------------
 
+    def _hello(self, hello: Hello, now: AlignedNs) -> None:
+        self.hello = hello
+        number = self._shared.revisions.session_number(self.key)
+        self.declared.session, self.declared.session_number = hello.session, number
+        if hello.sent_raw_ns is None:
+            self._wall_times = self._shared.wall_times(number)
+            self.align(guess(hello.sent_at_ns, now, is_wall=True))
+        else:
+            self.align(guess(hello.sent_raw_ns, now))
+
     def _entries(self, batch: EntryColumns, now: AlignedNs) -> None:
         rank, known = self.ranks[batch.rank], self.declared
         revision = rank.revision
@@ -184,7 +199,7 @@ class Session:
             batch = _after(batch, revision.applied)
         if len(batch):
             created, completed = self._aligned(
-                np.array([batch.created_ns, batch.completed_ns]), now
+                self._node_times(np.array([batch.created_ns, batch.completed_ns]), now), now
             )
             rows = EntryRows(
                 rank=rank.info.rank,
@@ -208,8 +223,11 @@ class Session:
             self._acks[batch.rank] = revision.applied
 
     def _watermark_message(self, batch: Watermarks, now: AlignedNs) -> None:
-        self.on_watermarks(batch, now)
-        self.lag_ns = max(now - self.alignment.one_to_aligned(batch.sent_at_ns), 0)
+        sent_ns: int = batch.sent_at_ns if batch.sent_raw_ns is None else batch.sent_raw_ns
+        if self._wall_times is not None:
+            sent_ns = self._wall_times.read(batch)
+        self.on_watermarks(batch)
+        self.lag_ns = max(now - self.alignment.one_to_aligned(sent_ns), 0)
         attempt = self.declared.attempts[batch.attempt_index]
         if (handles := attempt.handles) is None:
             attempt.has_dropped = True
@@ -222,9 +240,9 @@ class Session:
             enqueued=columns.enqueued,
             started=columns.started,
             completed=columns.completed,
-            head_created_ns=columns.head_created_ns,
+            head_created_ns=self._node_times(columns.head_created_ns, now),
             seen_rank=self.declared.rank_handle.take(columns.seen_rank),
-            as_of_ns=columns.as_of_ns,
+            as_of_ns=self._node_times(columns.as_of_ns, now),
         )
         self._watermarks.add(handles.attempt, rows, self.alignment)
 
@@ -246,13 +264,14 @@ class Session:
         rank = self.ranks[batch.rank]
         if (handles := rank.handles) is None:
             return
+        head_ns = self._node_times(batch.head_created_ns, now)
         columns = replace(
             batch,
             rank=rank.info.rank,
             group=self.declared.group_handle.take(batch.group).astype(np.uint32),
-            head_created_ns=self._aligned(batch.head_created_ns, now),
+            head_created_ns=self._aligned(head_ns, now),
         )
-        handles.attempt.observe_channels(columns, now, head_node_ns=batch.head_created_ns)
+        handles.attempt.observe_channels(columns, now, head_node_ns=head_ns)
 
     def _status(self, status: RankStatus, now: AlignedNs) -> None:
         rank = self.ranks[status.rank]
@@ -272,7 +291,8 @@ class Session:
         attempt = self.declared.series[int(batch.series[0])]
         if (handles := attempt.handles) is None:
             return
-        begin, slack_ns = self.alignment.to_aligned(batch.begin_ns), self._slack_ns
+        begin, slack_ns = self._node_times(batch.begin_ns, now), self._slack_ns
+        begin = self.alignment.to_aligned(begin)
         columns = MemoryColumns(
             series=self.declared.series_handle.take(batch.series),
             capacity=batch.capacity,
@@ -299,7 +319,18 @@ class Session:
         return np.minimum(self.alignment.to_aligned(node_ns), now)
 
     def _one_aligned(self, node_ns: int, now: AlignedNs) -> AlignedNs:
+        if self._wall_times is not None:
+            node_ns = int(self._wall_times.to_node(np.array([node_ns]), self._node_now(now))[0])
         return AlignedNs(min(self.alignment.one_to_aligned(node_ns), now))
+
+    def _node_times(self, sent: Int64s, now: AlignedNs) -> Int64s:
+        """Node times as the engine keeps them."""
+        if self._wall_times is None:
+            return sent
+        return self._wall_times.to_node(sent, self._node_now(now))
+
+    def _node_now(self, now: AlignedNs) -> int:
+        return self.alignment.at_ns + now - self.alignment.aligned_ns
 
 
 def _after(batch: EntryColumns, applied: int) -> EntryColumns:

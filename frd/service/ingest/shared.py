@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from frd.engine.engine import Engine
 from frd.model import AttemptKey
 from frd.service.ingest.job_runs import JobRuns
-from frd.service.ingest.revisions import Revisions
+from frd.service.ingest.revisions import MAX_SESSIONS, Revisions
+from frd.service.ingest.wall_times import WallTimes
 from frd.service.ingest.watermark_buffer import WatermarkBuffer
 
 if TYPE_CHECKING:
@@ -74,3 +75,12 @@ class Shared:
     """Entry rows applied; duplicates and rows that were applied before are not counted."""
     duplicates: int = 0
     """Entry rows that an earlier agent session had reported."""
+    _wall_times: dict[int, WallTimes] = field(default_factory=dict)
+
+    def wall_times(self, session: int) -> WallTimes:
+        """The same for all streams of an agent session, by its number."""
+        known = self._wall_times.pop(session, None) or WallTimes()
+        self._wall_times[session] = known
+        if len(self._wall_times) > MAX_SESSIONS:
+            del self._wall_times[next(iter(self._wall_times))]
+        return known

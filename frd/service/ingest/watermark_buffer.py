@@ -89,19 +89,14 @@ def _realign(
 
 
 def _aligned(columns: list[Int64s], alignments: list[Alignment]) -> Int64s:
-    """`Alignment.to_aligned` of each column, in one pass for all times on the alignments' lines;
-    few times are not."""
+    """`Alignment.to_aligned` of each column, in one pass for all."""
     rows = [len(column) for column in columns]
-    lines = [(a.at_ns, a.line_ns, a.line_from_ns, a.line_to_ns) for a in alignments]
-    at, line, since, until = np.repeat(lines, rows, axis=0).T
+    at, aligned_at = np.repeat([(a.at_ns, a.aligned_ns) for a in alignments], rows, axis=0).T
     rate = np.repeat([a.rate for a in alignments], rows)
     node = np.concatenate(columns)
-    aligned: Int64s = node + line + ((node - at) * rate).astype(np.int64)
+    passed = node - at
+    aligned: Int64s = aligned_at + passed + (passed * rate).astype(np.int64)
     aligned[node == 0] = 0
-    if (off_line := ((node < since) | (node > until)) & (node != 0)).any():
-        ends = np.cumsum(rows)
-        for i in set(np.searchsorted(ends, np.flatnonzero(off_line), "right").tolist()):
-            aligned[ends[i] - rows[i] : ends[i]] = alignments[i].to_aligned(columns[i])
     return aligned
 
 

@@ -25,14 +25,16 @@ WALL = 1_790_000_000 * S
 
 
 class World:
-    """A service whose clocks show true time."""
+    """A service whose raw clock shows true time."""
 
     def __init__(self) -> None:
         self.at = 1_000 * S
+        self.ahead = 0
+        """Of the wall clock, of what it showed at first."""
         self.clocks = AgentClocks(self.now, lambda: ServiceRawNs(self.at))
 
     def now(self) -> AlignedNs:
-        return AlignedNs(WALL + self.at)
+        return AlignedNs(WALL + self.at + self.ahead)
 
 
 class Agent:
@@ -42,20 +44,20 @@ class Agent:
         self.world = world
         self.key = ("boot", session)
         self.ahead = ahead
+        self.drift = 0
         self.used: list[Alignment] = []
         self.clock = self.connect(1)
 
     def connect(self, stream: int) -> AgentClock:
-        hello = self.wall(-MS)
-        first = guess(hello, self.world.now())
+        first = guess(self.raw(-MS), self.world.now())
         clocks = self.world.clocks
         return clocks.connected(self.key, "node", first, stream, self.used.append)
 
     def raw(self, later: int = 0) -> NodeRawNs:
-        return NodeRawNs(self.world.at + later - 700 * S)
+        return NodeRawNs(self.world.at + later - 700 * S + self.drift)
 
     def wall(self, later: int = 0) -> NodeNs:
-        return NodeNs(self.world.now() + later + self.ahead)
+        return NodeNs(WALL + self.world.at + later + self.ahead)
 
     def ping(self, way: int = MS // 10) -> None:
         """A round trip that is over now and took so long each way, and a reading of both clocks."""
@@ -79,7 +81,7 @@ class Agent:
     @property
     def error(self) -> int:
         """How far off the aligned time of now is."""
-        return abs(self.clock.used.one_to_aligned(self.wall()) - self.world.now())
+        return abs(self.clock.used.one_to_aligned(self.raw()) - self.world.now())
 
     @property
     def reason(self) -> str:
@@ -101,7 +103,8 @@ def test_without_pings_the_fastest_message_counts() -> None:
     agent = Agent(world)
     for way_ms in (50, 7, 3, 20):
         world.at += S
-        world.clocks.heard(agent.clock, marks(agent.wall(-way_ms * MS)), world.now())
+        late = -way_ms * MS
+        world.clocks.heard(agent.clock, marks(agent.wall(late), agent.raw(late)))
     assert agent.error == 3 * MS
     assert agent.reason == "no exchange yet"
     assert claim_ns(agent.clock.used) is None
@@ -150,65 +153,93 @@ def test_a_reading_that_came_on_both_streams_is_one() -> None:
         world.at += S
         raws.append(agent.raw())
         reals.append(agent.wall())
-    world.clocks.heard(agent.clock, marks(reals[0], raws[0]), world.now())
+    world.clocks.heard(agent.clock, marks(reals[0], raws[0]))
     both = Readings(np.array(raws), np.array(reals), np.array([100, 100]))
     world.clocks.learn(agent.clock, both, None)
     assert world.clocks.refused.total() == 0
     assert agent.clock.read_at == raws[1]
 
 
+def test_an_agent_that_sends_no_raw_times() -> None:
+    """Its wall clock counts as its clock."""
+    world = World()
+    agent = Agent(world)
+    for way_ms in (50, 3, 20):
+        world.at += S
+        world.clocks.heard(agent.clock, marks(agent.wall(-way_ms * MS)))
+    assert agent.clock.used.one_to_aligned(agent.wall()) - world.now() == 3 * MS
+
+
 @pytest.mark.parametrize("step", [3 * S, -3 * S, 5 * MS])
-def test_a_step_is_said_and_healed(step: int) -> None:
-    """The node's wall clock is set: unsynchronized until the next ping, right all the while."""
+def test_a_step_is_counted_and_moves_nothing(step: int) -> None:
+    """The node's wall clock is set: people see it, the alignment stays."""
     world = World()
     agent = Agent(world)
     agent.pings(20)
+    used = agent.clock.used
     agent.ahead += step
     world.at += S // 4
     agent.read()
-    assert agent.reason == "stepped"
-    assert agent.error < MS
-    world.at += S
-    agent.ping()
     assert agent.reason == ""
     assert agent.error <= MS // 10
     view = agent.clock.view(world.now())
     assert view.steps == 1
     assert abs(view.offset_s + agent.ahead / S) < 1e-3
+    assert agent.clock.used.one_to_aligned(agent.raw()) == used.one_to_aligned(agent.raw())
 
 
-def test_watermarks_carry_readings_between_pings() -> None:
-    """A large job pings every ten seconds; its watermarks keep the bound, and show a step."""
+def test_steps_of_an_agent_that_sends_wall_times_are_written_down() -> None:
+    """The alignment in use has the reading that shows the step, so that a replay has it too."""
     world = World()
     agent = Agent(world)
-    agent.pings(20)
-    for _ in range(10):
+    first = guess(agent.wall(-MS), world.now(), is_wall=True)
+    old = world.clocks.connected(("boot", "old"), "node", first, 2, agent.used.append)
+    for step in (0, 3 * S):
+        agent.ahead += step
         world.at += S
-        agent.ahead += 400_000  # slewed by 400 ppm
-        world.clocks.heard(agent.clock, marks(agent.wall(), agent.raw()), world.now())
-        claimed = claim_ns(agent.clock.used)
-        assert claimed is not None
-        assert agent.error <= claimed < 6 * MS
-    agent.read()  # what was sent already is no news
-    assert world.clocks.refused.total() == 0
-    agent.ahead -= 2 * S
-    world.at += S
-    world.clocks.heard(agent.clock, marks(agent.wall(), agent.raw()), world.now())
-    assert agent.reason == "stepped"
-    assert agent.error < 6 * MS
+        world.clocks.learn(old, agent._readings(), None)
+        assert agent.used[-1].reading == (agent.raw(), agent.wall(), 100)
 
 
-def test_a_clock_that_was_set_back_is_bounded_again_soon() -> None:
-    """Right after it was set back by 1.7 s its times may be of before or after, so nothing bounds
-    them; once it shows later ones than ever, what is in use says so."""
+@pytest.mark.parametrize("step", [3600 * S, 60 * MS])
+def test_a_step_of_the_service_moves_all_nodes_at_once(step: int) -> None:
+    """Its wall clock is set ahead: with the first ping of one node, the line of all has moved, and
+    nothing else of them."""
     world = World()
-    agent = Agent(world)
-    agent.pings(10)
-    agent.ahead -= 1700 * MS
-    agent.pings(1)
-    assert claim_ns(agent.clock.used) is None
-    agent.pings(5)
-    assert claim_ns(agent.clock.used) is not None
+    one, other = Agent(world, "one"), Agent(world, "other")
+    for _ in range(20):
+        world.at += S
+        one.ping()
+        other.ping()
+    before = [agent.clock.used for agent in (one, other)]
+    world.ahead = step
+    world.at += S
+    one.ping()
+    for agent, used in zip((one, other), before, strict=True):
+        assert agent.reason == ""
+        assert agent.error <= MS // 10
+        moved = agent.clock.used.one_to_aligned(agent.raw()) - used.one_to_aligned(agent.raw())
+        assert abs(moved - step) < MS // 10
+
+
+@pytest.mark.parametrize("ppm", [400, 20, -90])
+def test_the_line_follows_the_services_wall_clock(ppm: int) -> None:
+    """It is slewed for half an hour: aligned time stays within milliseconds of it, and times of two
+    nodes that were aligned at any two moments keep their distance."""
+    world = World()
+    one, other = Agent(world, "one"), Agent(world, "other")
+    for _ in range(900):
+        world.at += 2 * S
+        world.ahead += 2 * ppm * 1_000
+        one.ping()
+        other.ping()
+        off = one.error
+        assert off < 3 * MS
+        same = one.raw() - S
+        apart = one.clock.used.one_to_aligned(same) - other.clock.used.one_to_aligned(same)
+        assert abs(apart) < MS // 10
+    assert off < MS
+    assert len(one.used) < 90
 
 
 def test_what_is_claimed_of_a_silent_clock_grows() -> None:
@@ -216,11 +247,9 @@ def test_what_is_claimed_of_a_silent_clock_grows() -> None:
     world = World()
     agent = Agent(world)
     agent.pings(20)
-    drift = 0
     for _ in range(200):
         world.at += S
-        drift += 600_000  # as fast as clocks can part: 100 ppm, and 500 of slew
-        agent.ahead = 2 * S + drift
+        agent.drift += 100_000  # as fast as raw clocks can part
         world.clocks.refresh()
         claimed = claim_ns(agent.clock.used)
         assert claimed is None or agent.error <= claimed
@@ -266,7 +295,7 @@ def test_a_stream_that_is_gone_is_not_kept() -> None:
     agent = Agent(world)
     use = partial(agent.used.append)
     kept = weakref.ref(use)
-    world.clocks.connected(agent.key, "node", guess(agent.wall(), world.now()), 2, use)
+    world.clocks.connected(agent.key, "node", guess(agent.raw(), world.now()), 2, use)
     del use
     assert kept() is not None
     agent.clock.disconnected(2, world.now())
@@ -310,11 +339,19 @@ def test_garbage_in_place_of_an_alignment_is_refused(garbage: bytes) -> None:
         decode(garbage)
 
 
-@pytest.mark.parametrize(("state", "reason"), [("synchronized", ""), ("unsynchronized", "step")])
-def test_alignments_of_earlier_journals_are_read(state: str, reason: str) -> None:
-    """An earlier release wrote the state of the clock before the reason."""
-    used = guess(NodeNs(WALL), AlignedNs(WALL + MS))._replace(reason=reason)
-    assert decode(msgspec.msgpack.encode((state, *used))) == used
+@pytest.mark.parametrize("state", [(), ("synchronized",)])
+def test_alignments_of_earlier_journals_are_read(state: tuple[str, ...]) -> None:
+    """Earlier releases wrote how far the service was ahead of the node's wall clock, with its past
+    in segments; before that the state of the clock came first."""
+    knots = ((WALL - 9 * S, 2 * S, 400), (WALL, 2 * S, 500))
+    segments = ((0, WALL - 99 * S, False, ()), (WALL - 99 * S, WALL + 60 * S, True, knots))
+    old = ("", WALL + 2 * S, WALL, 2 * S, 1e-6, WALL - 8 * S, 3.5, 0.4, segments, 1 << 62)
+    read = decode(msgspec.msgpack.encode((*state, *old)))
+    assert read == Alignment(
+        "", AlignedNs(WALL + 2 * S), WALL, WALL + 2 * S, 1e-6, 500, is_wall=True
+    )
+    lost = ("no exchange yet", WALL, WALL, 2 * S, 0.0, -5, 0.0, 0.0, ())
+    assert decode(msgspec.msgpack.encode((*state, *lost))).reason == "no exchange yet"
 
 
 # -- collectives ---------------------------------------------------------------------------------

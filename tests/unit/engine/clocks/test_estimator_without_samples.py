@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from frd.engine.clocks.estimator import Exchange, NodeClock, ServiceTable
-from frd.model import AlignedNs, ServiceRawNs
-from tests.world.clocks import EPOCH, MS, S
+from frd.engine.clocks.estimator import Exchange, NodeClock
+from frd.model import ServiceRawNs
+from tests.world.clocks import MS, S
 
 
 def exchange(at: int, service_ahead: int) -> Exchange:
@@ -14,21 +14,19 @@ def exchange(at: int, service_ahead: int) -> Exchange:
     return Exchange(*stamps)  # type: ignore[arg-type]
 
 
-def test_exchanges_that_contradict_before_the_first_reading() -> None:
+def test_exchanges_that_contradict_before_the_first_question() -> None:
     """Its raw clock jumps by 10 s between two pings: the first is forgotten, others count."""
-    clock, table = NodeClock(), ServiceTable()
-    table.read(ServiceRawNs(31 * S), AlignedNs(EPOCH), 100)
+    clock = NodeClock()
+    assert clock.newest(ServiceRawNs(9 * S)).reason == "no exchange yet"
     for at in range(10, 30):
         assert clock.exchange(exchange(at * S, S if at == 10 else 11 * S)) is None
     assert clock.contradictions == 1
-    assert clock.alignment(ServiceRawNs(41 * S), table).reason
-    assert clock.readings([29 * S], [EPOCH], [100]) is None
-    assert not clock.alignment(ServiceRawNs(41 * S), table).reason
+    assert not clock.newest(ServiceRawNs(41 * S)).reason
 
 
 def test_what_a_collective_says_of_an_unknown_clock_is_no_contradiction() -> None:
     """There is nothing yet that it could contradict, and it is not remembered against the clock."""
     clock = NodeClock()
     for peer in "abc":
-        assert clock.constrain(peer, 7, AlignedNs(EPOCH), most_ns=-5 * S)
+        assert clock.constrain(peer, 7, ServiceRawNs(41 * S), most_ns=-5 * S)
     assert clock.contradictions == 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from frd.engine.clocks.alignment import Alignment, Segment
+from frd.engine.clocks.alignment import Alignment
 from frd.engine.hangs.ops_in_flight import Waits
 from frd.engine.policy import Policy
 from frd.errors import FrdError, WireError
@@ -214,13 +214,10 @@ def test_a_new_alignment_applies_to_later_messages(service: Service, stream: Str
     assert service.rank(0).waiting_s == pytest.approx(4.0, abs=0.01)
 
 
-def bounded(offset: int, steps: int = 0) -> Alignment:
-    """The node's clock is `offset` behind, after so many steps."""
-    segment = Segment(NOW - OFFSET - steps, NOW, True, ((NOW - OFFSET, offset, 1000),))
-    return guess(NodeNs(NOW - offset), AlignedNs(NOW))._replace(
-        reason="",
-        segments=(segment,),
-        now_ns=AlignedNs(NOW + 10 * S),
+def bounded(offset: int) -> Alignment:
+    """The node's clock is `offset` behind."""
+    return guess(NOW - offset, AlignedNs(NOW))._replace(
+        reason="", half_ns=1000, now_ns=AlignedNs(NOW + 10 * S)
     )
 
 
@@ -240,29 +237,22 @@ def test_waits_are_aligned_again(service: Service, stream: Stream) -> None:
     assert service.rank(0).waiting_s == 0  # no rank waits since the future
 
 
-def test_times_before_a_step_are_not_aligned_again(service: Service, stream: Stream) -> None:
-    """The node's clock is set: the new clock does not apply to earlier times."""
+def test_a_step_of_the_wall_clock_of_an_agent_that_sends_wall_times(
+    service: Service, stream: Stream
+) -> None:
+    """Its watermarks carry readings of both clocks. The wall clock is set ahead while a rank waits:
+    the wait is as long as it was."""
     service.now += 10 * S
     stream.session.align(bounded(OFFSET))
-    stream.watermarks(7, 6, stream.ago(3))
-    stream.channel(stream.ago(2))
-    stepped = bounded(OFFSET + 9 * S, steps=1)
-    for alignment in (stepped, stepped._replace(line_ns=OFFSET + 8 * S)):
-        stream.session.align(alignment)
-        assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
-    stream.watermarks(7, 6, stream.ago(12))
-    assert service.rank(0).waiting_s == pytest.approx(4.0, abs=0.01)
-
-
-def test_a_step_and_a_ping_in_one_tick(service: Service, stream: Stream) -> None:
-    """The node's clock is set, and a ping shows more of it before anything is applied."""
-    service.now += 10 * S
-    stream.session.align(bounded(OFFSET))
-    stream.watermarks(7, 6, stream.ago(3))
-    stepped = bounded(OFFSET + 9 * S, steps=1)
-    stream.session.align(stepped)
-    stream.session.align(stepped._replace(line_ns=OFFSET + 8 * S))
+    since = stream.ago(3)
+    stream.watermarks(7, 6, since, raw=True)
     assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
+    service.now += S
+    stream.ahead += 500 * S
+    stream.watermarks(7, 6, since, raw=True)
+    assert service.rank(0).waiting_s == pytest.approx(4.0, abs=0.01)
+    stream.watermarks(8, 7, stream.ago(1), raw=True)
+    assert service.rank(0).waiting_s == pytest.approx(1.0, abs=0.01)
 
 
 def test_a_clock_aligns_its_own_ranks_only(service: Service) -> None:

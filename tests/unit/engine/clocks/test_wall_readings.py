@@ -1,0 +1,63 @@
+"""Readings of a node's two clocks: what is refused, and which steps they show."""
+
+from __future__ import annotations
+
+import pytest
+
+from frd.engine.clocks.alignment import FAR_NS
+from frd.engine.clocks.exchange import Refusal
+from frd.engine.clocks.wall_readings import MOST_READINGS, WallReadings
+from tests.world.clocks import EPOCH, MS, S
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ((0, EPOCH, 100), Refusal.ZERO),
+        ((12 * S, 0, 100), Refusal.ZERO),
+        ((-1, EPOCH, 100), Refusal.NEGATIVE),
+        ((12 * S, EPOCH, -1), Refusal.NEGATIVE),
+        ((10 * S, EPOCH, 100), Refusal.BACKWARDS),
+        ((12 * S, FAR_NS, 100), Refusal.FUTURE),
+        ((12 * S, EPOCH + 2 * S, 2 * S), Refusal.LOOSE),
+    ],
+)
+def test_readings_that_cannot_be(row: tuple[int, int, int], why: Refusal) -> None:
+    """The whole message is refused, and nothing changes."""
+    wall = WallReadings()
+    assert wall.read([10 * S], [EPOCH], [100]) is None
+    before = wall.last
+    assert wall.read(*zip((11 * S, EPOCH + S, 100), row, strict=True)) is why
+    assert wall.last == before == (10 * S, EPOCH, 100)
+
+
+def test_too_many_readings() -> None:
+    """More than a message may carry."""
+    rows = [(i * S, EPOCH + i * S, 100) for i in range(1, MOST_READINGS + 2)]
+    assert WallReadings().read(*zip(*rows, strict=True)) is Refusal.FLOOD
+
+
+def test_refusals_do_not_last_for_ever() -> None:
+    """One absurd reading was believed because it came first; soon it is forgotten."""
+    wall = WallReadings()
+    wall.read([FAR_NS - 5], [EPOCH], [100])
+    refusals = [wall.read([second * S], [EPOCH + second * S], [100]) for second in range(20, 40)]
+    assert refusals.count(Refusal.BACKWARDS) == 8
+    assert wall.last == (39 * S, EPOCH + 39 * S, 100)
+
+
+@pytest.mark.parametrize("step", [3 * S, -3 * S, 5 * MS])
+def test_steps_are_counted(step: int) -> None:
+    """The wall clock is set twice in four seconds, once within a message."""
+    wall = WallReadings()
+    ahead = EPOCH
+    for second in range(1, 5):
+        ahead += step * (second == 2)
+        later = ahead + step * (second >= 3)
+        raws = [second * S, second * S + S // 2]
+        assert wall.read(raws, [raws[0] + ahead, raws[1] + later], [100, 100]) is None
+        ahead = later if second == 3 else ahead
+        if second == 3:
+            break
+    assert wall.steps == 2
+    assert wall.last == (3 * S + S // 2, 3 * S + S // 2 + EPOCH + 2 * step, 100)
