@@ -1,5 +1,5 @@
-"""The wall clock of a node, as readings beside its raw clock show it: for people, and for agents
-that send wall times.
+"""The wall clock of a node, as readings of it together with the raw clock show it: for people, and
+for agents that send wall times.
 
 No decision rests on it. It says how far the node's wall clock is off and how often it was set.
 """

@@ -3,7 +3,7 @@
 Nodes are compared by the service's raw clock, which is neither stepped nor slewed. People read wall
 time. The line follows the service's wall clock to within milliseconds and changes rarely, by its
 slope only, so two times of different nodes keep their distance however the wall clock is corrected.
-If the wall clock is set, the line moves, for all nodes at once.
+If the wall clock is set, the line moves, for all nodes together.
 """
 
 from __future__ import annotations
