@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from types import MappingProxyType
 
 import numpy as np
@@ -29,7 +28,7 @@ from frd.engine.state.session_clocks import SessionClocks
 from frd.engine.state.snapshot import Snapshot, StallTable
 from frd.engine.state.tables import STATES
 from frd.engine.state.watermarks import WatermarkRows
-from frd.engine.tick import Tick
+from frd.engine.tick import Tick, once
 from frd.engine.views import AttemptView
 from frd.errors import WireError
 from frd.model import (
@@ -291,10 +290,10 @@ class Attempt:
             has_mismatches=collectives.disagrees,
             has_exits=self.tables.has_exits(),
             unsynchronized=self.clocks.unsynchronized(),
-            snapshot=cache(partial(self.snapshot, now)),
-            late_window=cache(partial(collectives.lateness.window, now)),
-            contradictions=cache(partial(_taken, collectives.contradictions)),
-            memory_incidents=cache(partial(self.memory.advance, now)),
+            snapshot=once(lambda: self.snapshot(now)),
+            late_window=once(lambda: collectives.lateness.window(now)),
+            contradictions=once(lambda: _taken(collectives.contradictions)),
+            memory_incidents=once(lambda: self.memory.advance(now)),
         )
 
     def take_clock_hints(self) -> list[ClockHint]:

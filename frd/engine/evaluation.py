@@ -58,7 +58,8 @@ class Evaluation:
             StragglerDetector(),
             ClockDetector(),
         ]
-        self.tracker = Tracker(key, self._lifetimes())
+        self._lifetimes = [detector.lifetime(policy) for detector in self._detectors]
+        self.tracker = Tracker(key, self._lifetimes)
         self.attempt: Attempt | None = None
         """None while only findings of an earlier process of the service are known."""
         self.superseded_at: AlignedNs | None = None
@@ -68,13 +69,11 @@ class Evaluation:
         self.deserted_at: AlignedNs | None = None
         """Since when no agent reports on any of its ranks."""
 
-    def _lifetimes(self) -> list[Lifetime]:
-        return [detector.lifetime(self._policy) for detector in self._detectors]
-
     def adopt(self, policy: Policy) -> None:
         """See `Engine.adopt`."""
         self._policy = policy
-        self.tracker.adopt(self._lifetimes())
+        self._lifetimes = [detector.lifetime(policy) for detector in self._detectors]
+        self.tracker.adopt(self._lifetimes)
         if self.attempt is not None:
             self.attempt.adopt(policy)
 
@@ -132,7 +131,7 @@ class Evaluation:
             yield from self.tracker.close_all(now, "the attempt ended", but=outlasting)
             return
         tick, most = attempt.tick(now), len(self.tracker) + room
-        for detector, life in zip(self._detectors, self._lifetimes(), strict=True):
+        for detector, life in zip(self._detectors, self._lifetimes, strict=True):
             look = detector.evaluate(tick, self.tracker.known(life.kinds))
             if look is not None:
                 yield from self.tracker.update(life, look, room=most - len(self.tracker))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.matching.lateness import Window
@@ -15,6 +16,21 @@ from frd.engine.memory.incident import MemoryIncident
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot, StallTable
 from frd.model import AlignedNs
+
+_T = TypeVar("_T")
+
+
+def once(compute: Callable[[], _T]) -> Callable[[], _T]:
+    """Computes when it is first called, and returns that from then on. `functools.cache` does so
+    too, but to make one takes longer than most ticks leave for it."""
+    found: list[_T] = []
+
+    def value() -> _T:
+        if not found:
+            found.append(compute())
+        return found[0]
+
+    return value
 
 
 @dataclass(frozen=True, slots=True)
