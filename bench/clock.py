@@ -2,7 +2,8 @@
 
 On loopback: a real service and a real agent read the same clocks, so that the offset which the
 service reports should be 0. In simulated networks: 16 hosts whose clocks drift, pinged like real
-ones; the error of a pair of hosts is what comparing their ranks suffers. And the processor time of
+ones; the error of a pair of hosts is what comparing their ranks suffers. Lives of single agents
+(`tests/world/clock_lives.py`), in which no claim may be wrong. And the processor time of
 2,048 clocks in one service: what is learned from pings once a second, and all that the service does
 with clocks besides the network.
 """
@@ -38,6 +39,7 @@ from frd.service.clocks.agent_clocks import AgentClocks, guess
 from frd.service.clocks.pings import PAIR, pause_s
 from frd.wire.clock import Readings
 from frd.wire.messages import Watermarks
+from tests.world.clock_lives import Life
 from tests.world.clocks import EPOCH, MS, US, Agent, Clock, Host, Network, Path, S
 from tests.world.daemons import fetch
 
@@ -45,8 +47,14 @@ HOSTS: Final = 16
 SEEDS: Final = 6
 DRIFT_PPB: Final = 20_000
 AGENTS: Final = 2_048
+LARGE_JOB_EVERY: Final = round(pause_s(AGENTS))
+"""Seconds between pings of one of them."""
+CHUNK: Final = 250
+"""Lives that one process simulates at a time."""
 COSTED: Final = 64
 """Of the agents, so many are simulated to reckon the cost of all."""
+WAKING: Final = 100 * US
+"""Mean delay of either way of a ping after a pause."""
 WARM_S: Final = 20
 RUNS: Final = 3
 """Of which the least costly counts: others on the machine make none cheaper."""
@@ -137,10 +145,18 @@ def lopsided(path: Path, most: int, dice: random.Random) -> Network:
     return Network(longer, path) if dice.random() < 0.5 else Network(path, longer)
 
 
-class Job:
-    """Hosts that drift, and their agents: eight pings at connect, then one a second."""
+def woken(network: Network) -> Network:
+    """The same for a ping after a pause: both hosts sleep."""
+    there, back = (replace(way, mean=way.mean + WAKING) for way in (network.there, network.back))
+    return Network(there, back)
 
-    def __init__(self, network: Any, seed: int) -> None:
+
+class Job:
+    """Hosts that drift, and their agents: eight pings at connect, then two in a row every so many
+    seconds, of which the first wakes both hosts and is slow."""
+
+    def __init__(self, network: Any, seed: int, every: int) -> None:
+        self.every = every
         dice = self.dice = random.Random(seed)
         service = Host(Clock(dice.randrange(1, 10**16)), Clock(EPOCH))
         self.agents = []
@@ -154,36 +170,73 @@ class Job:
                 agent.ping(self.next[i])
                 self.next[i] += 10 * MS
 
-    def second(self) -> tuple[list[int], list[int]]:
-        """Of a stamp that each host made within the last half second the error, and what is claimed
-        of its last reading."""
+    def look(self) -> tuple[list[int], list[int]]:
+        """After two pings: of a stamp that each host made within the last half second the error,
+        and what is claimed of the present."""
         errors, bounds = [], []
         for i, agent in enumerate(self.agents):
             at = self.next[i]
-            now = agent.ping(at)
+            quick, agent.network = agent.network, woken(agent.network)
+            agent.ping(at)
+            agent.network = quick
+            now = agent.ping(at + 10 * MS)
             alignment = agent.alignment(now)
             error, bound = agent.error(alignment, now - self.dice.randrange(S // 2))
             errors.append(error)
             bounds.append(alignment.uncertainty_ns(alignment.at_ns) or 0)
             if bound is not None and abs(error) > bound:
                 raise SystemExit(f"clock: a stamp is {error} ns off, claimed were {bound}")
-            self.next[i] = at + S + self.dice.randrange(-S // 5, S // 5)
+            self.next[i] = at + self.every * S + self.dice.randrange(-S // 5, S // 5)
         return errors, bounds
 
 
-def simulated(name: str, network: Any, seconds: int) -> dict[str, float]:
+def simulated(name: str, network: Any, seconds: int, every: int = 1) -> dict[str, float]:
     """Over all pairs of hosts, once in ten seconds, after `WARM_S`."""
     errors: list[float] = []
     bounds: list[float] = []
     for seed in range(SEEDS):
-        job = Job(network, seed)
-        for second in range(seconds):
-            off, claimed = job.second()
-            if second >= WARM_S and second % 10 == 0:
+        job = Job(network, seed, every)
+        for second in range(0, seconds, every):
+            off, claimed = job.look()
+            if second >= WARM_S and second // every % 10 == 0:
                 pairs = list(itertools.combinations(range(HOSTS), 2))
                 errors += [(off[a] - off[b]) / 1e3 for a, b in pairs]
                 bounds += [(claimed[a] + claimed[b]) / 1e3 for a, b in pairs]
     return _summary(f"{name}_pair", errors, bounds)
+
+
+# -- lives -----------------------------------------------------------------------------------------
+
+
+def live(seeds: range) -> tuple[list[int], list[str]]:
+    """What is claimed in the lives of these seeds, and where a claim is wrong."""
+    claims: list[int] = []
+    broken: list[str] = []
+    for seed in seeds:
+        life = Life(seed)
+        life.live()
+        claims += life.claims
+        broken += life.broken
+    return claims, broken
+
+
+def lives(count: int) -> dict[str, float]:
+    """As many lives as `tests/property/test_clock.py` simulates, or more, on all cores."""
+    chunks = [range(begin, min(begin + CHUNK, count)) for begin in range(0, count, CHUNK)]
+    claimed, wrong, medians = 0, 0, []
+    with multiprocessing.Pool(len(cores())) as pool:
+        for claims, broken in pool.imap_unordered(live, chunks):
+            claimed += len(claims)
+            wrong += len(broken)
+            medians.append(statistics.median(claims) / 1e3)
+            for line in broken[:3]:
+                print(line, file=sys.stderr)  # the seed repeats it
+    return {
+        "lives": count,
+        "claims": claimed,
+        "wrong_claims": wrong,
+        "claimed_median_us": round(statistics.median(medians), 1),
+    }
 
 
 # -- cost ------------------------------------------------------------------------------------------
@@ -240,7 +293,7 @@ def serving(seconds: int) -> float:
     clocks = AgentClocks(moment.now, moment.raw)
     nothing = np.empty(0, np.int64)
     marks: Any = WatermarkColumns(*[nothing] * 8)  # type: ignore[arg-type]
-    every = round(pause_s(AGENTS))
+    every = LARGE_JOB_EVERY
     connected = []
     for number, agent in enumerate(agents(moment, dice)):
         first = guess(agent.node.raw(S), AlignedNs(EPOCH + S))
@@ -282,12 +335,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--seconds", type=int, default=120, help="simulated, and half of it real")
+    parser.add_argument("--lives", type=int, help="only simulate so many lives with real clocks")
     options = parser.parse_args()
+    if options.lives:
+        show(lives(options.lives), as_json=options.json)
+        return
     if options.seconds <= WARM_S:
         parser.error(f"--seconds: {options.seconds}: the first {WARM_S} do not count: give more")
     result = {
         **loopback(options.seconds / 2),
         **simulated("lan", lan, options.seconds),
+        **simulated("lan_of_many", lan, 10 * options.seconds, LARGE_JOB_EVERY),
         **simulated("bad", bad, options.seconds),
         **cost(options.seconds),
     }

@@ -87,8 +87,10 @@ MUTANTS: Final = (
            "the first bound on an offset has the wrong sign"),
     Mutant(_CLOCKS, "OffsetBounds.narrow", Swap(ast.LtE, ast.GtE), "unit/engine/clocks",
            "of two bounds the looser one is kept"),
-    Mutant(_CLOCKS, "_is_cut", Swap(ast.Or, ast.And), "unit/engine/clocks",
-           "a line stays although one of its sides excludes it"),
+    Mutant(_CLOCKS, "OffsetInterval._narrow_drift", Swap("min", "max"), "unit/engine/clocks",
+           "of all upper bounds of a drift the loosest one is kept"),
+    Mutant(_CLOCKS, "OffsetInterval.narrow", Swap(ast.Or, ast.And), "unit/engine/clocks",
+           "a drift that has jumped is claimed to be what it was"),
     # -- memory --------------------------------------------------------------------------------
     Mutant("frd.engine.memory", "Bins.usual", Swap(ast.Sub, ast.Add), _MEMORY,
            "the oldest samples are taken for the newest"),

@@ -71,8 +71,8 @@ class Host:
         """The first moment from `at` on at which the host does not sleep."""
         return next((end for start, end in self.asleep if start <= at < end), at)
 
-    def is_awake_since(self, at: int) -> bool:
-        return all(end <= at for _, end in self.asleep)
+    def is_awake(self, since: int, until: int) -> bool:
+        return all(end <= since or start >= until for start, end in self.asleep)
 
 
 @dataclass(frozen=True)
@@ -151,13 +151,13 @@ class Agent:
         aligned = alignment.one_to_aligned(stamp)
         return aligned - self.service.raw(at), alignment.uncertainty_ns(stamp)
 
-    def knows(self, at: int) -> bool:
+    def knows(self, at: int, now: int) -> bool:
         """Neither host has slept since the service's last news of this node, nor since `at`."""
         since = min(self.exchanged_at, at)
         return (
             self.exchanged_at > 0
-            and self.node.is_awake_since(since)
-            and self.service.is_awake_since(since)
+            and self.node.is_awake(since, now)
+            and self.service.is_awake(since, now)
         )
 
     def _note(self, refusal: Refusal | None) -> None:

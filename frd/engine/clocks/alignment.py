@@ -21,6 +21,8 @@ FAR_NS: Final = (1 << 62) - (1 << 56)
 GROWTH_PPM: Final = 102
 """The offset of two raw clocks changes at most so fast: 100 ppm of drift, and a little because ages
 are measured with these very clocks."""
+WANDER_PPM: Final = 0.1
+"""The relative drift of two hosts changes by at most so much in a second: see `offset_interval`."""
 
 
 class Alignment(NamedTuple):
@@ -37,7 +39,7 @@ class Alignment(NamedTuple):
     half_ns: int
     """Largest error at `at_ns`; meaningless while the clock is unsynchronized."""
     growth_ppm: float = GROWTH_PPM
-    """How fast it grows with the distance from `at_ns`."""
+    """How fast it grows with the distance from `at_ns` at first; see `growth_ns`."""
     is_wall: bool = False
     """`at_ns` is a time of the node's wall clock, of an agent that sends no raw times."""
     reading: tuple[int, int, int] | None = None
@@ -48,7 +50,7 @@ class Alignment(NamedTuple):
         """Largest error of this node time, aligned; None when nothing bounds it."""
         if self.reason:
             return None
-        return self.half_ns + int(abs(node_ns - self.at_ns) * self.growth_ppm / 1e6) + 1
+        return self.half_ns + growth_ns(abs(node_ns - self.at_ns), self.growth_ppm, self.rate)
 
     def to_aligned(self, node_ns: Int64s) -> Int64s:
         """Node times on the service's clock; 0, which says unknown, stays 0."""
@@ -64,3 +66,10 @@ class Alignment(NamedTuple):
         time = max(min(node_ns, FAR_NS), -FAR_NS)
         offset = self.aligned_ns - self.at_ns
         return AlignedNs(time + offset + int((time - self.at_ns) * self.rate))
+
+
+def growth_ns(distance_ns: int, growth_ppm: float, rate: float) -> int:
+    """How much less exactly an offset is known so far from a moment at which its drift was within
+    `growth_ppm` of `rate`."""
+    growth_ppm += WANDER_PPM / 2e9 * distance_ns
+    return int(distance_ns * min(growth_ppm, GROWTH_PPM + abs(rate) * 1e6) / 1e6) + 1

@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import Final
 
 from frd.engine.clocks.alignment import FAR_NS, GROWTH_PPM
+from frd.engine.clocks.exchange import SILENT_NS
 
-FRESH_NS: Final = 60_000_000_000
 MOST_PEERS: Final = 16
 
 
@@ -48,7 +48,7 @@ class PeerBounds:
         return -self._highest(self._low, at), self._highest(self._high, at)
 
     def _highest(self, side: dict[str, tuple[int, int]], at: int) -> int:
-        for peer in [peer for peer, (then, _) in side.items() if abs(at - then) > FRESH_NS]:
+        for peer in [peer for peer, (then, _) in side.items() if abs(at - then) > SILENT_NS]:
             del side[peer]
         if len(side) < self._needed:
             return FAR_NS

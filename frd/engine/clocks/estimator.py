@@ -2,13 +2,14 @@
 
 Exchanges bound the offset between the two raw clocks, which are neither stepped nor slewed: it was
 at most ``t2 - t1`` when the ping was sent and at least ``t3 - t4`` when the pong arrived. Later it
-can have moved by 100 ppm of the time passed, however the drift has changed. That is the interval,
-and it rests on nothing else; of all exchanges only one binds on each side. The estimate inside it
-is the bisector of two convex hulls over the last two minutes (`feasible_line`), much better than
-the interval's middle because real drift hardly changes.
+can have moved by 100 ppm of the time passed, however the drift has changed: that is proven
+(`OffsetBounds`), and of all exchanges only one binds on each side. What is claimed is narrower, by
+the drift that was observed and the least time that a message takes (`OffsetInterval`); the estimate
+is its middle.
 
-If bounds exclude each other (a machine slept or was paused, a node reports wrong times), all that
-was learned is dropped. The newest exchange is the new start, and needs others that agree with it.
+If proven bounds exclude each other (a machine slept or was paused, a node reports wrong times), all
+that was learned is dropped. The newest exchange is the new start, and needs others that agree with
+it.
 
 Every agent session has a separate clock, so one session never moves the clock of another. Memory is
 bounded, and bounds are integers, rounded outward.
@@ -21,16 +22,12 @@ from typing import Final, NamedTuple
 
 from frd.engine.clocks.alignment import GROWTH_PPM
 from frd.engine.clocks.collective_bounds import PeerBounds
-from frd.engine.clocks.exchange import DRIFT, Exchange, OffsetBounds, Refusal, refuse_exchange
-from frd.engine.clocks.feasible_line import FeasibleLine
+from frd.engine.clocks.exchange import SILENT_NS, Exchange, Refusal, refuse_exchange
+from frd.engine.clocks.offset_interval import OffsetInterval
 from frd.model import NodeRawNs, ServiceRawNs
 
 __all__ = ["Exchange", "NodeClock", "OffsetEstimate", "Refusal"]
 
-ONE_WAY_NS: Final = 60_000_000_000
-"""Without exchanges, the fastest message of the last one to two such windows counts."""
-SILENT_NS: Final = 120_000_000_000
-"""A clock without an exchange for this long is unsynchronized."""
 AGREE: Final = 2
 """Exchanges that must agree with one that contradicted those before."""
 START_OVER: Final = 8
@@ -54,7 +51,7 @@ class OffsetEstimate(NamedTuple):
     rate: float
     """Growth of the offset, in ns per ns: the drift."""
     growth_ppm: float = GROWTH_PPM
-    """How fast `half_ns` may grow, if the offset is continued with this rate."""
+    """How fast `half_ns` grows at first, if the offset is continued with this rate."""
 
     def offset_at(self, node_ns: int) -> int:
         return self.offset_ns + int((node_ns - self.at_ns) * self.rate)
@@ -68,8 +65,7 @@ class NodeClock:
         self._least: deque[tuple[int, int]] = deque(maxlen=2)
         """Of the last two windows: number, shortest way of a message."""
         self._last: Exchange | None = None
-        self._bounds: OffsetBounds | None = None
-        self._corridor: FeasibleLine | None = None
+        self._interval: OffsetInterval | None = None
         self._agreed = AGREE
         self._refused = 0
         self._peer_bounds = PeerBounds()
@@ -79,8 +75,9 @@ class NodeClock:
     # -- what comes in -------------------------------------------------------------------------
 
     def one_way(self, sent_at: NodeRawNs, received_at: ServiceRawNs) -> None:
-        """A message of the main stream: an upper bound of the offset, until exchanges come."""
-        delay, window = received_at - sent_at, received_at // ONE_WAY_NS
+        """A message of the main stream: an upper bound of the offset, until exchanges come. The
+        fastest of the last two windows counts."""
+        delay, window = received_at - sent_at, 2 * received_at // SILENT_NS
         if self._least and self._least[-1][0] == window:
             delay = min(delay, self._least.pop()[1])
         self._least.append((window, delay))
@@ -95,29 +92,19 @@ class NodeClock:
             return refusal
         self._refused = 0
         first, self._last = self._last is None, x
-        bounds = self._bounds
-        if bounds is None:
-            self._bounds = OffsetBounds(x)
-        elif first or not bounds.narrow(x):
+        interval = self._interval
+        if interval is None:
+            self._interval = OffsetInterval(x)
+        elif first or not interval.narrow(x):
             self._contradicted()
-            self._bounds = OffsetBounds(x)
+            self._interval = OffsetInterval(x)
         elif self._agreed < AGREE:
             self._agreed += 1
-        self._learn(x)
         return None
-
-    def _learn(self, x: Exchange) -> None:
-        t1, t2, t3, at = x
-        upper, lower = t2 - t1 + (at - t1) // DRIFT, t3 - at
-        if self._corridor is None:
-            self._corridor = FeasibleLine(1 / DRIFT, at, upper, lower)
-        else:
-            self._corridor.add(at, upper, lower)
 
     def _contradicted(self) -> None:
         self.contradictions += 1
         self._agreed = 0
-        self._corridor = None
         self._peer_bounds = PeerBounds()
 
     def constrain(
@@ -151,18 +138,18 @@ class NodeClock:
         if low <= offset + spare and offset - spare <= high:
             return True
         self._contradicted()
-        self._last = self._bounds = None
+        self._last = self._interval = None
         return False
 
     # -- what is known -------------------------------------------------------------------------
 
     def newest(self, now: ServiceRawNs) -> OffsetEstimate:
         """What is known now, cheaply."""
-        last, bounds, corridor = self._last, self._bounds, self._corridor
-        if last is None or bounds is None or corridor is None:
+        last, interval = self._last, self._interval
+        if last is None or interval is None:
             return self._unknown(now)
-        raw = max(now - int(corridor.at(now - (last.t3 - last.t4))), last.t4)
-        offset, half = bounds.settle(raw, corridor.at(raw))
+        raw = max(now - interval.settle(now - (last.t3 - last.t4))[0], last.t4)
+        offset, half = interval.settle(raw)
         half += _FLOORS_NS
         if self._peer_bounds:
             offset, half = self._clamped(raw, offset, half)
@@ -172,8 +159,8 @@ class NodeClock:
             raw,
             offset,
             half,
-            corridor.slope,
-            GROWTH_PPM + abs(corridor.slope) * 1e6,
+            interval.drift,
+            interval.growth_ppm(raw),
         )
         return newest
 

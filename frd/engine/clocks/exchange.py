@@ -22,6 +22,9 @@ from frd.model import NodeRawNs, ServiceRawNs
 
 MOST_AHEAD_NS: Final = 3600 * 1_000_000_000
 """A node's raw clock cannot get further ahead of the service's between two messages."""
+SILENT_NS: Final = 120_000_000_000
+"""What was learned longer ago counts no more: a drift of 100 ppm makes 12 ms of it, and a clock
+without an exchange for so long is unsynchronized."""
 MOST_SLACK_NS: Final = 1_000_000_000
 DRIFT: Final = 9_900
 """One part in so many is a drift of 101 ppm: 100, and the error of measuring it with a clock that
@@ -87,12 +90,11 @@ def refuse_readings(rows: Iterable[tuple[int, int, int]], last_raw: int) -> Refu
 class OffsetBounds:
     """The interval of service raw minus node raw, at times of the node's raw clock."""
 
-    __slots__ = ("_half", "_half_at", "_high", "_high_at", "_low", "_low_at")
+    __slots__ = ("_high", "_high_at", "_low", "_low_at")
 
     def __init__(self, first: Exchange) -> None:
         self._high, self._high_at = first.t2 - first.t1, first.t1
         self._low, self._low_at = first.t3 - first.t4, first.t4
-        self._half, self._half_at = FAR_NS, 0
 
     def narrow(self, x: Exchange) -> bool:
         """Keep what binds from now on; False when the interval is empty."""
@@ -108,15 +110,3 @@ class OffsetBounds:
             self._low - abs(raw - self._low_at) // DRIFT - 1,
             self._high + abs(raw - self._high_at) // DRIFT + 1,
         )
-
-    def settle(self, raw: int, wished: int) -> tuple[int, int]:
-        """The estimate within the interval that is closest to `wished`, and its largest error,
-        which never exceeds what it would be without the latest exchanges."""
-        low, high = self.at(raw)
-        half = self._half + abs(raw - self._half_at) // DRIFT + 2
-        least = low if low > high - half else high - half
-        most = high if high < low + half else low + half
-        estimate = least if wished < least else most if wished > most else wished
-        half = high - estimate if high - estimate > estimate - low else estimate - low
-        self._half, self._half_at = half, raw
-        return estimate, half

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from frd.engine.clocks.alignment import Alignment
+from frd.engine.clocks.alignment import Alignment, growth_ns
 from frd.engine.clocks.estimator import Exchange, NodeClock, OffsetEstimate
 from frd.engine.clocks.wall_readings import WallReadings
 from frd.engine.matching.clock_hints import ClockHint
@@ -204,7 +204,7 @@ class AgentClock:
         moved = abs(used.one_to_aligned(newest.at_ns) - aligned_ns)
         if claimed is None:
             return moved <= _ROUGH_NS
-        needed = newest.half_ns + int(HORIZON_NS * newest.growth_ppm / 1e6)
+        needed = newest.half_ns + growth_ns(HORIZON_NS, newest.growth_ppm, newest.rate)
         return needed + moved <= claimed <= 2 * needed
 
     def _log_change(self, newest: OffsetEstimate) -> None:

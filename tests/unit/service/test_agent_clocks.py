@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from frd.engine.clocks.alignment import Alignment
+from frd.engine.clocks.alignment import WANDER_PPM, Alignment
 from frd.engine.clocks.estimator import Exchange
 from frd.engine.matching.clock_hints import ClockHint
 from frd.errors import StoreError
@@ -185,7 +185,8 @@ def test_a_step_is_counted_and_moves_nothing(step: int) -> None:
     view = agent.clock.view(world.now())
     assert view.steps == 1
     assert abs(view.offset_s + agent.ahead / S) < 1e-3
-    assert agent.clock.used.one_to_aligned(agent.raw()) == used.one_to_aligned(agent.raw())
+    moved = agent.clock.used.one_to_aligned(agent.raw()) - used.one_to_aligned(agent.raw())
+    assert abs(moved) < MS // 1_000
 
 
 def test_steps_of_an_agent_that_sends_wall_times_are_written_down() -> None:
@@ -247,9 +248,9 @@ def test_what_is_claimed_of_a_silent_clock_grows() -> None:
     world = World()
     agent = Agent(world)
     agent.pings(20)
-    for _ in range(200):
+    for second in range(200):
         world.at += S
-        agent.drift += 100_000  # as fast as raw clocks can part
+        agent.drift += int(WANDER_PPM * 1_000) * second  # as fast as a drift can change
         world.clocks.refresh()
         claimed = claim_ns(agent.clock.used)
         assert claimed is None or agent.error <= claimed

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from frd.engine.clocks.alignment import FAR_NS, GROWTH_PPM
-from frd.engine.clocks.collective_bounds import FRESH_NS, MOST_PEERS, PeerBounds
+from frd.engine.clocks.collective_bounds import MOST_PEERS, PeerBounds
+from frd.engine.clocks.exchange import SILENT_NS
 
 S = 1_000_000_000
 EPOCH = 1_800_000_000 * S
@@ -24,7 +25,7 @@ def test_a_word_that_has_grown_old_gives_way() -> None:
     seen.add("a", 1, EPOCH, None, 100_000)
     seen.add("a", 1, EPOCH + 30 * S, None, 2_000_000)
     assert seen.interval(EPOCH + 30 * S) == (-FAR_NS, 2_000_001)
-    assert seen.interval(EPOCH + 31 * S + FRESH_NS) == (-FAR_NS, FAR_NS)
+    assert seen.interval(EPOCH + 31 * S + SILENT_NS) == (-FAR_NS, FAR_NS)
 
 
 def test_the_oldest_of_too_many_peers_is_forgotten() -> None:

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from frd.engine.clocks.alignment import FAR_NS
-from frd.engine.clocks.estimator import SILENT_NS, START_OVER, Exchange, NodeClock, Refusal
+from frd.engine.clocks.estimator import START_OVER, Exchange, NodeClock, Refusal
+from frd.engine.clocks.exchange import SILENT_NS
 from frd.model import NodeRawNs, ServiceRawNs
 from tests.world.clocks import EPOCH, MS, US, Agent, Clock, Host, Network, Path, S
 

@@ -1,0 +1,226 @@
+"""The interval of the offset between two raw clocks, narrowed by the drift that was observed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import pytest
+
+from frd.engine.clocks.alignment import WANDER_PPM
+from frd.engine.clocks.exchange import Exchange, OffsetBounds
+from frd.engine.clocks.offset_interval import FEW, LEAST_WAY_NS, OffsetInterval
+from frd.model import NodeRawNs, ServiceRawNs
+
+US = 1_000
+MS = 1_000_000
+S = 1_000_000_000
+
+
+def steady(ppm: float = 0.0) -> Callable[[float], float]:
+    """Offset in ns after so many seconds."""
+    return lambda second: 5 * S + ppm * 1e3 * second
+
+
+@dataclass
+class Pings:
+    """Of a node whose raw clock shows true time."""
+
+    offset: Callable[[float], float] = field(default_factory=steady)
+    interval: OffsetInterval | None = None
+    dice: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def ping(self, second: float, there: int, back: int) -> OffsetInterval:
+        sent = round(second * S)
+        came = sent + there
+        left = round(self.offset(came / S))
+        x = Exchange(
+            NodeRawNs(sent),
+            ServiceRawNs(came + left),
+            ServiceRawNs(came + left),
+            NodeRawNs(came + back),
+        )
+        if self.interval is None:
+            self.interval = OffsetInterval(x)
+        else:
+            assert self.interval.narrow(x)
+        return self.interval
+
+    def run(self, seconds: Iterable[float], there: int = 60, back: int = 60) -> OffsetInterval:
+        """Ways in µs, and 40 µs more on average."""
+        for second in seconds:
+            ways = (int((way + self.dice.expovariate(1 / 40)) * US) for way in (there, back))
+            made = self.ping(second, *ways)
+        return made
+
+    def error(self, second: float) -> tuple[int, int]:
+        """Distance of the estimate from the truth, and the largest that is claimed."""
+        assert self.interval is not None
+        offset, half = self.interval.settle(round(second * S))
+        return abs(offset - round(self.offset(second))), half
+
+
+def test_one_exchange() -> None:
+    """The middle of what it proves; nothing is known of the drift."""
+    one = Pings().ping(10, 30 * US, 90 * US)
+    offset, half = one.settle(10 * S)
+    assert offset == pytest.approx(5 * S - 30 * US, abs=20)
+    assert half == pytest.approx(60 * US, abs=50)
+    assert one.drift == 0
+    assert one.growth_ppm(10 * S) == pytest.approx(101, abs=0.1)
+
+
+@pytest.mark.parametrize("ppm", [-100, -1, 0, 20, 100])
+def test_a_drift_is_found(ppm: int) -> None:
+    """Two minutes on a LAN: a fraction of a part in a million off, and 50 µs are claimed."""
+    pings = Pings(steady(ppm))
+    made = pings.run(range(1, 121))
+    assert made.drift * 1e6 == pytest.approx(ppm, abs=1)
+    assert made.growth_ppm(120 * S) < 7
+    error, half = pings.error(120)
+    assert error < 10 * US
+    assert half < 50 * US
+
+
+def test_a_young_clock_learns_its_drift() -> None:
+    """Ten seconds after connecting the drift is known to a tenth of what it may be."""
+    pings = Pings(steady(50))
+    made = pings.run([*(1 + i / 100 for i in range(8)), *range(2, 12)])
+    assert made.growth_ppm(11 * S) < 20
+    assert made.drift * 1e6 == pytest.approx(50, abs=5)
+
+
+def test_a_silence() -> None:
+    """For a minute the claim grows by the range of the drift, and by more the longer it lasts; but
+    never faster than any clock drifts."""
+    pings = Pings(steady(20))
+    made = pings.run(range(1, 121))
+    halves = [made.settle((120 + ago) * S)[1] for ago in (0, 30, 60, 7200)]
+    fastest = made.growth_ppm(120 * S) * US
+    assert halves[1] - halves[0] == pytest.approx(30 * fastest + 450 * WANDER_PPM * US, rel=0.05)
+    assert halves[2] - halves[0] == pytest.approx(60 * fastest + 1800 * WANDER_PPM * US, rel=0.05)
+    assert halves[3] <= 7200 * 101.1 * US
+    assert pings.error(180)[0] < pings.error(180)[1] < 600 * US
+
+
+def test_times_before_the_last_exchange() -> None:
+    """A minute ago is known as well as a minute from now."""
+    pings = Pings(steady(20))
+    made = pings.run(range(1, 121))
+    at = made.settle(120 * S)[0]
+    before, after = made.settle(60 * S), made.settle(180 * S)
+    assert before[1] == pytest.approx(after[1], rel=0.01)
+    assert at - before[0] == pytest.approx(after[0] - at, abs=200)
+    assert pings.error(60)[0] < before[1]
+
+
+def test_a_drift_that_changes_slowly_is_followed() -> None:
+    """Both hosts heat up, one faster: nothing is wrong, before, while and after."""
+
+    def offset(second: float) -> float:
+        warm = min(max(second - 60, 0), 100)
+        return (WANDER_PPM * US / 2) * warm**2 + WANDER_PPM * US * 100 * max(second - 160, 0)
+
+    pings = Pings(offset)
+    for second in range(1, 300):
+        made = pings.run([second])
+        for later in (0, 1, 10, -10):
+            error, half = pings.error(second + later)
+            assert error <= half
+    assert made.drift * 1e6 == pytest.approx(100 * WANDER_PPM, abs=1)
+
+
+def test_a_drift_that_jumps_is_noticed() -> None:
+    """It contradicts what was observed: the interval is what exchanges prove, until the new drift
+    is known as well as the old one was."""
+    pings = Pings(lambda second: 50 * US * max(second - 60, 0))
+    pings.run(range(1, 61))
+    wrong = 0
+    for second in range(61, 200):
+        pings.run([second])
+        error, half = pings.error(second)
+        wrong += error > half
+        assert error <= half or second < 70
+    assert wrong < 6
+    made = pings.run([200])
+    assert made.drift * 1e6 == pytest.approx(50, abs=1)
+    assert pings.error(200)[1] < 55 * US
+
+
+def test_an_unlucky_minute() -> None:
+    """After a quiet minute one way takes milliseconds more: what is known gets old, by what the
+    drift may have changed, but is not forgotten."""
+    pings = Pings()
+    pings.run(range(1, 61))
+    pings.run(range(61, 101), back=4_000)
+    error, half = pings.error(100)
+    assert error <= half < 250 * US
+
+
+def test_ways_are_as_asymmetric_as_they_like() -> None:
+    """One takes the least that is assumed, the other forty milliseconds: the truth is at the end of
+    the interval, and inside."""
+    pings = Pings()
+    for second in range(1, 120):
+        pings.ping(second, LEAST_WAY_NS, 40 * MS)
+        error, half = pings.error(second)
+        assert error <= half + 1
+        assert second < FEW or half < 20 * MS - LEAST_WAY_NS + 20 * US + second * US
+
+
+def test_few_round_trips_show_no_least_way() -> None:
+    """What each way takes at least is subtracted as soon as the shortest round trip of so many is
+    known."""
+    pings = Pings()
+    halves = []
+    for number in range(2 * FEW):
+        pings.ping(1 + number / 1_000, 60 * US, 60 * US)
+        halves.append(pings.error(1 + number / 1_000)[1])
+    assert min(halves[: FEW - 1]) > 59 * US
+    assert max(halves[FEW - 1 :]) < 33 * US
+
+
+def test_software_that_is_faster_than_ours() -> None:
+    """Both ways take 8 µs: half of the interval is claimed, and of what was claimed before it was
+    known how fast they are, nothing remains."""
+    pings = Pings()
+    for number in range(100):
+        pings.ping(1 + number / 10, 60 * US, 60 * US)
+    pings.ping(20, 8 * US, 8 * US)
+    error, half = pings.error(20)
+    assert error <= half
+    assert half == pytest.approx(4 * US, abs=100)
+
+
+def test_what_is_proven_can_be_contradicted() -> None:
+    """A raw clock stood still for a second."""
+    pings = Pings()
+    made = pings.run(range(1, 61))
+    sent = 61 * S
+    late = Exchange(*(NodeRawNs(sent), ServiceRawNs(sent + 6 * S)) * 2)  # type: ignore[arg-type]
+    late = late._replace(t3=late.t2, t4=NodeRawNs(sent + MS))
+    assert not made.narrow(late)
+
+
+def test_it_is_never_wider_than_what_is_proven() -> None:
+    """Asked right after each exchange, of present times and of others."""
+    dice = random.Random(2)
+    pings, bounds = Pings(steady(60)), None
+    at = 1.0
+    for _ in range(200):
+        at += 10 ** dice.uniform(-2, 1)
+        there, back = (int(10 ** dice.uniform(4, 7)) for _ in "ab")
+        made = pings.ping(at, there, back)
+        sent, left = round(at * S), round(pings.offset((round(at * S) + there) / S))
+        came = ServiceRawNs(sent + there + left)
+        x = Exchange(NodeRawNs(sent), came, came, NodeRawNs(sent + there + back))
+        if bounds is None:
+            bounds = OffsetBounds(x)
+        else:
+            assert bounds.narrow(x)
+        for later in (0, S, 60 * S):
+            low, high = bounds.at(x.t4 + later)
+            offset, half = made.settle(x.t4 + later)
+            slack = 2 * abs(later) // S * 100 + 100  # whole nanoseconds, drift of the drift's unit
+            assert low - slack <= offset - half <= offset + half <= high + slack
