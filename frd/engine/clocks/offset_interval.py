@@ -8,7 +8,7 @@ two assumptions about hosts and networks.
 **A drift changes slowly.** A quartz drifts by some ppm, steadily; its temperature changes that, by
 0.2 ppm a degree (the example of chrony's `tempcomp`) to 1 ppm a degree (Mills). The relative drift
 of two hosts changes by at most `WANDER_PPM` a second: both warm up or cool down, in opposite
-directions, by 15 degrees a minute at 0.2 ppm a degree. So the drift itself lies in a range. Two
+directions, by 15 degrees a minute at 0.2 ppm a degree. So the drift itself is within a range. Two
 exchanges bound its mean between them, from above by the later upper and the earlier lower bound of
 the offset, and reversed; the drift now is at most half the time between them, and what has passed
 since, times `WANDER_PPM` away from that mean. From a minute of exchanges on a LAN the range is 5
@@ -24,9 +24,9 @@ one direction, or another route back, break neither. Nothing is subtracted until
 have been seen. At most half of the interval that exchanges prove is subtracted.
 
 Exchanges can refute the first assumption: a virtual machine that is moved to another host drifts
-differently at once. Then the interval would become empty, and it starts again from what is proven.
-They cannot refute the second one: if a way took less, the interval would miss the truth by the
-difference, 35 µs at most.
+differently from then on. Then the interval would become empty, and it starts again from what is
+proven. They cannot refute the second one: if a way took less, the interval would miss the truth by
+the difference, 35 µs at most.
 
 The past is a few batches of exchanges; of each, the best upper and the best lower bound is kept.
 Batches are a quarter as long as the past until that is long enough, so that a young clock learns
