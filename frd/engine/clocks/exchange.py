@@ -26,6 +26,8 @@ SILENT_NS: Final = 120_000_000_000
 """What was learned longer ago counts no more: a drift of 100 ppm makes 12 ms of it, and a clock
 without an exchange for so long is unsynchronized."""
 MOST_SLACK_NS: Final = 1_000_000_000
+"""Two clocks that were read further apart show nothing: a process that is scheduled at all reads
+both within a second."""
 DRIFT: Final = 9_900
 """One part in so many is a drift of 101 ppm: 100, and the error of measuring it with a clock that
 drifts itself."""

@@ -51,8 +51,8 @@ _LONGEST_BATCH_NS: Final = 7_000_000_000
 longer time it may change too much."""
 _MOST_BATCHES: Final = 8
 _STEEPEST: Final = 1 / DRIFT
-_WANDER: Final = WANDER_PPM / 1e6 / 1e9
-"""Per nanosecond."""
+_WANDER: Final = WANDER_PPM / 1e15
+"""The same as parts of 1, per nanosecond."""
 
 Point: TypeAlias = tuple[int, int]
 """Time of the node's raw clock, and a bound of the offset then."""

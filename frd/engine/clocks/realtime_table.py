@@ -6,8 +6,7 @@ The time of the step is unknown: between two readings either of them may hold, s
 covers both, each widened with the distance from it. Beyond the last reading it widens with the
 distance from that; a step that no reading has shown yet cannot be known.
 
-The same table serves a node (its readings come with its pings) and the service (which reads its
-own two clocks). All arithmetic is in integers: nanoseconds since the epoch have no room in a float.
+All arithmetic is in integers: nanoseconds since the epoch have no room in a float.
 """
 
 from __future__ import annotations
@@ -20,10 +19,8 @@ SLEW_PPM: Final = 601
 """At most, of a real clock against the raw one of the same host: the kernel slews by at most 500,
 and corrects the drift of the raw clock besides."""
 CALM_NS: Final = 100_000
-"""A smaller difference may be a step or not: slewing explains it."""
-_MOST_RATE: Final = SLEW_PPM / 1e6
-_RATE_OVER_NS: Final = 8_000_000_000
-_RATE_EVERY_NS: Final = 4_000_000_000
+"""A smaller difference may be a step or not: slewing explains it, between readings that are a sixth
+of a second apart."""
 
 Raw = TypeVar("Raw", bound=int)
 Real = TypeVar("Real", bound=int)
@@ -32,35 +29,13 @@ Real = TypeVar("Real", bound=int)
 class RealtimeTable(Generic[Raw, Real]):
     """Readings of one host, in the order of its raw clock; old ones are forgotten."""
 
-    __slots__ = (
-        "_aheads",
-        "_most",
-        "_raws",
-        "_segment_raw",
-        "_slacks",
-        "_spacing",
-        "_timed_at",
-        "rate",
-        "stepped_at",
-        "steps",
-    )
+    __slots__ = ("_aheads", "_most", "_raws", "_slacks")
 
-    def __init__(self, spacing_ns: int = 0, most: int = 256) -> None:
-        """A reading within `spacing_ns` of the previous one is ignored unless it shows a step, so
-        that a table that is read thousands of times a second reaches back as far."""
-        self._spacing = spacing_ns
+    def __init__(self, most: int = 256) -> None:
         self._most = most
         self._raws: list[int] = []
         self._aheads: list[int] = []
         self._slacks: list[int] = []
-        self._segment_raw = 0
-        """Of the first reading since the last step."""
-        self._timed_at = 0
-        self.rate = 0.0
-        """How fast real gains on raw lately; an estimate, no bound rests on it."""
-        self.steps = 0
-        self.stepped_at = 0
-        """Raw time of the first reading after the last step; 0 never."""
 
     def __len__(self) -> int:
         return len(self._raws)
@@ -74,7 +49,6 @@ class RealtimeTable(Generic[Raw, Real]):
         """
         ahead = real - raw
         if not self._raws:
-            self._segment_raw = self._timed_at = raw
             self._append(raw, ahead, slack_ns)
             return False
         gap = raw - self._raws[-1]
@@ -82,12 +56,9 @@ class RealtimeTable(Generic[Raw, Real]):
             return False
         by_now = self._slacks[-1] + _grown(gap)
         if abs(ahead - self._aheads[-1]) <= by_now + slack_ns:
-            if gap >= self._spacing and slack_ns <= by_now:
+            if slack_ns <= by_now:
                 self._append(raw, ahead, slack_ns)
             return False
-        self.steps += 1
-        self.stepped_at = self._segment_raw = self._timed_at = raw
-        self.rate = 0.0
         self._append(raw, ahead, slack_ns)
         return True
 
@@ -110,30 +81,13 @@ class RealtimeTable(Generic[Raw, Real]):
         self._raws.append(raw)
         self._aheads.append(ahead)
         self._slacks.append(slack)
-        if raw - self._timed_at >= _RATE_EVERY_NS:
-            self._time(raw, ahead)
         if len(self._raws) > 2 * self._most:
             for column in (self._raws, self._aheads, self._slacks):
                 del column[: self._most]
 
-    def _time(self, raw: int, ahead: int) -> None:
-        self._timed_at = raw
-        i = bisect_right(self._raws, max(raw - _RATE_OVER_NS, self._segment_raw - 1))
-        if raw > self._raws[i]:
-            rate = (ahead - self._aheads[i]) / (raw - self._raws[i])
-            self.rate = max(-_MOST_RATE, min(rate, _MOST_RATE))
-
     @property
     def last_raw(self) -> int:
         return self._raws[-1]
-
-    @property
-    def last_real(self) -> int:
-        return self._raws[-1] + self._aheads[-1]
-
-    @property
-    def last_ahead(self) -> int:
-        return self._aheads[-1]
 
     def last(self) -> tuple[int, int, int]:
         """The newest reading: raw, how far real was ahead, slack."""

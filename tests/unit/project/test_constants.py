@@ -25,13 +25,6 @@ _A_TIME = re.compile(r"_(ns|us|ms|s)(_PER_[A-Z]+)?$", re.IGNORECASE)
 _A_SECOND = 1_000_000_000
 UNNAMED = {"hangs/rank_evidence.py": 1, "hangs/diagnosis.py": 1}
 """How many literals of time have no name yet, by module."""
-UNEXPLAINED = {
-    "clocks/collective_bounds.py",
-    "clocks/exchange.py",
-    "clocks/feasible_line.py",
-    "clocks/realtime_table.py",
-}
-"""Modules whose constants have no docstring each yet."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +143,7 @@ def test_each_constant_of_time_has_its_reason(path: Path) -> None:
     """A docstring below the name, and no time without a name."""
     tree, module = parsed(path), str(path.relative_to(ENGINE))
     unexplained = [constant.name for constant in constants(tree) if not constant.reason]
-    assert not unexplained or module in UNEXPLAINED
+    assert not unexplained
     assert len(set(literals(tree))) <= UNNAMED.get(module, 0)
 
 

@@ -10,8 +10,8 @@ from frd.engine.clocks.realtime_table import SLEW_PPM, RealtimeTable
 from tests.world.clocks import EPOCH, MS, US, Clock, S
 
 
-def table(raw: Clock, real: Clock, moments: list[int], spacing: int = 0) -> RealtimeTable[int, int]:
-    made: RealtimeTable[int, int] = RealtimeTable(spacing)
+def table(raw: Clock, real: Clock, moments: list[int]) -> RealtimeTable[int, int]:
+    made: RealtimeTable[int, int] = RealtimeTable()
     for at in moments:
         made.read(raw(at), real(at), 100)
     return made
@@ -40,21 +40,10 @@ def test_steps_are_seen_and_slews_are_not() -> None:
     raw, real = Clock(7 * S), Clock(EPOCH, 500_000)
     real.change(11 * S - 1, jump=MS)
     moments = [i * S // 4 for i in range(4, 44)]
-    before = table(raw, real, moments)
-    assert before.steps == 0
-    assert before.rate == pytest.approx(500e-6, rel=0.01)
-    after = table(raw, real, [*moments, 11 * S])
-    assert (after.steps, after.stepped_at) == (1, raw(11 * S))
-    assert after.rate == 0
-
-
-def test_a_step_is_no_slew() -> None:
-    """What a clock gains is measured since its step only: before, it ran as fast as true time."""
-    raw, real = Clock(7 * S), Clock(EPOCH)
-    real.change(11 * S - 1, ppb=50_000, jump=-3 * MS)
-    readings = table(raw, real, [i * S // 4 for i in range(4, 4 * 17)])
-    assert readings.steps == 1
-    assert readings.rate == pytest.approx(50e-6, rel=0.01)
+    readings: RealtimeTable[int, int] = RealtimeTable()
+    assert not any(readings.read(raw(at), real(at), 100) for at in moments)
+    assert readings.read(raw(11 * S), real(11 * S), 100)
+    assert not readings.read(raw(12 * S), real(12 * S), 100)
 
 
 def test_beyond_the_last_reading_the_interval_grows() -> None:
@@ -78,10 +67,12 @@ def test_calm_readings_are_one() -> None:
     assert (len(readings), readings.last_raw) == (2, 10 * S)
 
 
-def test_a_table_reaches_back_as_far_however_often_it_is_read() -> None:
-    """A thousand times a second, with a tenth of a second between readings that count."""
-    readings = table(Clock(7 * S), Clock(EPOCH), [S + i * MS for i in range(60_000)], S // 10)
-    assert len(readings) <= 2 * 256 + 1
-    ahead, loose = readings.ahead(readings.last_raw - 20 * S)
-    assert ahead == EPOCH - 7 * S
-    assert loose < 100 * US
+def test_memory_is_bounded() -> None:
+    """A thousand readings, of which the newest are kept."""
+    made: RealtimeTable[int, int] = RealtimeTable(most=16)
+    for second in range(1, 1_000):
+        made.read(second * S, second * S + EPOCH, 100)
+        assert len(made) <= 33
+    ahead, loose = made.ahead(990 * S)
+    assert ahead == EPOCH
+    assert loose < MS
