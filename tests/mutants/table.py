@@ -28,7 +28,9 @@ _MATCHING: Final = "frd.engine.matching"
 _HANGS: Final = "frd.engine.hangs"
 _STRAGGLERS: Final = "frd.engine.stragglers"
 _CLOCKS: Final = "frd.engine.clocks"
-_CAUSE: Final = "unit/engine/hangs unit/engine/findings unit/engine/uncertain_order"
+_CAUSE: Final = (
+    "unit/engine/hangs unit/engine/losses unit/engine/findings unit/engine/uncertain_order"
+)
 _LATE: Final = "unit/engine/matching unit/engine/stragglers"
 _MEMORY: Final = "unit/engine/memory"
 

@@ -223,7 +223,7 @@ class Scene:
         return standing.declared and running and age_ns >= self.threshold_s * 1e9
 
     def find(self) -> list[Diagnosis]:
-        return diagnose(self.snapshot(), self.stalls())
+        return diagnose(self.snapshot(), self.stalls(), late_s=5.0)
 
     def only(self) -> Diagnosis:
         """The diagnosis of a scene that is one incident."""

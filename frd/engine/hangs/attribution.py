@@ -98,14 +98,14 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
         as_of - began.at >= threshold_ns / 2 or None,
         not graph.waits.may_be_elsewhere(rank) or None,
     )
-    words.append(text.clean(graph.snapshot.detail[graph.waits.row(rank)]))
+    words.append(text.clean(graph.snapshot.detail[graph.snapshot.row(rank)]))
     return _named(graph, rank, Reason.CPU_STUCK, began, premises, *words)
 
 
 def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
     """Its agent has seen the end of the process, or that it is stopped: a recorder that does not
     answer is not enough. A rank whose exception blames a peer is hardly the first cause."""
-    snapshot, row = graph.snapshot, graph.waits.row(rank)
+    snapshot, row = graph.snapshot, graph.snapshot.row(rank)
     detail = text.clean(snapshot.detail[row])
     since = AlignedNs(int(snapshot.state_since[row]))
     at = f" at {utc_text(since)}" if since > 0 else ""

@@ -36,8 +36,6 @@ class HangDetector:
     def __init__(self) -> None:
         self._looked_at = AlignedNs(0)
         self._looked_revision = -1
-        self._mismatches: dict[tuple[int, int], AlignedNs] = {}
-        """(group, seq) of the mismatches that are known, and since when."""
 
     def lifetime(self, policy: Policy) -> Lifetime:
         return Lifetime(
@@ -63,27 +61,20 @@ class HangDetector:
             return None
         self._looked_at, self._looked_revision = tick.now, tick.revision
         snapshot = tick.snapshot()
-        snapshot = replace(snapshot, mismatches=self._ripe(snapshot.mismatches, tick))
+        snapshot = replace(snapshot, mismatches=_ripe(snapshot.mismatches, tick))
         diagnoses = diagnose(snapshot, tick.stalls, tick.policy.telemetry_late_s)
         return look_at(snapshot, tick.stalls, diagnoses, tick.policy, known)
 
-    def _ripe(self, mismatches: Sequence[Mismatch], tick: Tick) -> list[Mismatch]:
-        """Mismatches that may be claimed: all members joined, or had time to join."""
-        self._mismatches = {
-            (mismatch.group, mismatch.seq): self._mismatches.get(
-                (mismatch.group, mismatch.seq), tick.now
-            )
-            for mismatch in mismatches
-        }
-        stuck = set(zip(tick.stalls.group.tolist(), tick.stalls.seq.tolist(), strict=True))
-        grace_ns = tick.policy.mismatch_grace_s * 1e9
-        return [
-            mismatch
-            for mismatch in mismatches
-            if mismatch.complete
-            or (mismatch.group, mismatch.seq) in stuck
-            or tick.now - self._mismatches[mismatch.group, mismatch.seq] >= grace_ns
-        ]
+
+def _ripe(mismatches: Sequence[Mismatch], tick: Tick) -> list[Mismatch]:
+    """Mismatches that may be claimed: all members joined, or had time to join."""
+    stuck = set(zip(tick.stalls.group.tolist(), tick.stalls.seq.tolist(), strict=True))
+    latest = tick.now - tick.policy.mismatch_grace_s * 1e9
+    return [
+        one
+        for one in mismatches
+        if one.complete or (one.group, one.seq) in stuck or one.known_at <= latest
+    ]
 
 
 def look_at(

@@ -17,6 +17,7 @@ import numpy as np
 
 from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.findings import builder
+from frd.engine.findings.claim import NEVER
 from frd.engine.hangs.attribution import Dated, disagree, lowered, op_of, suspects_of
 from frd.engine.hangs.facts import RankFacts
 from frd.engine.hangs.ops_in_flight import Instance, Waits
@@ -65,7 +66,7 @@ class Diagnosis:
     """A sentence on what each rank did, if ranks disagree."""
 
 
-def diagnose(snapshot: Snapshot, stalled: StallTable, late_s: float = 5.0) -> list[Diagnosis]:
+def diagnose(snapshot: Snapshot, stalled: StallTable, late_s: float = NEVER) -> list[Diagnosis]:
     """The incidents of a snapshot, oldest first.
 
     Telemetry older than `late_s` proves no absence. All mismatches of the snapshot count; leave out
@@ -95,9 +96,8 @@ def diagnose(snapshot: Snapshot, stalled: StallTable, late_s: float = 5.0) -> li
 def _first_mismatches(mismatches: Sequence[Mismatch]) -> dict[Instance, Mismatch]:
     """The first mismatch of each group: what does not match after it is its consequence."""
     first: dict[int, Mismatch] = {}
-    for mismatch in mismatches:
-        if mismatch.group not in first or mismatch.seq < first[mismatch.group].seq:
-            first[mismatch.group] = mismatch
+    for mismatch in sorted(mismatches, key=lambda one: one.seq):
+        first.setdefault(mismatch.group, mismatch)
     return {Instance(mismatch.group, mismatch.seq): mismatch for mismatch in first.values()}
 
 
@@ -113,10 +113,7 @@ def _starts(graph: Graph, stalled: Int32s) -> dict[Wait, set[int]]:
 
 
 def _judge(
-    graph: Graph,
-    incident: Incident,
-    stalled: StallTable,
-    starts: Mapping[Wait, set[int]],
+    graph: Graph, incident: Incident, stalled: StallTable, starts: Mapping[Wait, set[int]]
 ) -> Diagnosis | None:
     """None if all endings of the incident are too young to be reported."""
     roots = _foremost(graph, incident)
@@ -188,9 +185,7 @@ def _held_up(graph: Graph, incident: Incident) -> dict[Node, list[Wait]]:
 
 
 def _suspects(
-    graph: Graph,
-    roots: Sequence[Root],
-    held_up: Mapping[Node, list[Wait]],
+    graph: Graph, roots: Sequence[Root], held_up: Mapping[Node, list[Wait]]
 ) -> list[Dated]:
     """Sorted by onset. A rank that several roots name is listed once, with its earliest onset."""
     found = [
@@ -251,13 +246,12 @@ def _order(graph: Graph, wait: Wait) -> tuple[bool, int, Instance, bool, int]:
 def _merged_by_rank(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
     """Diagnoses that name the same rank are one incident; the oldest is kept."""
     kept: list[Diagnosis] = []
-    for diagnosis in diagnoses:
-        for at, other in enumerate(kept):
-            if diagnosis.onsets.keys() & other.onsets.keys():
-                kept[at] = _joined(other, diagnosis)
-                break
+    for one in diagnoses:
+        same = [at for at, other in enumerate(kept) if one.onsets.keys() & other.onsets.keys()]
+        if same:
+            kept[same[0]] = _joined(kept[same[0]], one)
         else:
-            kept.append(diagnosis)
+            kept.append(one)
     return kept
 
 

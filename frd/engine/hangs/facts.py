@@ -104,25 +104,21 @@ class RankFacts:
 
     def as_of(self, rank: int) -> AlignedNs:
         """Everything that the rank did until then is known; the rank must be declared."""
-        return AlignedNs(int(self.snapshot.as_of[self._waits.row(rank)]))
+        return AlignedNs(int(self.snapshot.as_of[self.snapshot.row(rank)]))
 
     def gone_at(self, rank: int) -> int:
         """When the state of the rank last changed; 0 if unknown."""
-        return int(self.snapshot.state_since[self._waits.row(rank)])
+        return int(self.snapshot.state_since[self.snapshot.row(rank)])
 
     def moved_at(self, rank: int) -> int:
         """When a watermark of the rank last advanced; 0 if never, or unknown."""
-        return int(self.snapshot.moved_at[self._waits.row(rank)])
+        return int(self.snapshot.moved_at[self.snapshot.row(rank)])
 
     def interval(self, rank: int, since: int) -> Interval:
         """What the last report says of the rank has been true since `since`."""
         known = self.snapshot.moment(rank, self.as_of(rank))
-        return Interval(
-            since,
-            FOREVER if rank in self._left else known.at,
-            known.node,
-            known.uncertainty_ns,
-        )
+        until = FOREVER if rank in self._left else known.at
+        return Interval(since, until, known.node, known.uncertainty_ns)
 
     def is_at_rest(self, rank: int, since: int, group: int = -1) -> bool:
         """What the rank does it has done for a quarter of the group's threshold (without a group,
@@ -137,7 +133,8 @@ class RankFacts:
 
     def agents_of(self, ranks: Int32s | list[int]) -> set[int]:
         """Numbers of the agents that report these ranks."""
-        return {int(self.snapshot.clocks.node[self._waits.row(int(rank))]) for rank in ranks}
+        row = self._rows(np.asarray(ranks, np.int32))
+        return set(self.snapshot.clocks.node[row[row < len(self.snapshot.rank)]].tolist())
 
     # -- facts about several ranks -------------------------------------------------------------
 

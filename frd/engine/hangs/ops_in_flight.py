@@ -103,7 +103,6 @@ class Waits:
         self._in_doubt = frozenset(self._rank[self._may_be_over].tolist())
         self._attendances: dict[Instance, Attendance] = {}
         self._ops: dict[int, tuple[Op, ...]] = {}
-        self._row = {rank: at for at, rank in enumerate(snapshot.rank.tolist())}
         self._index_ops()
         self._timed = np.isin(self._rank, self._rank[pairs.started > UNKNOWN_SEQ])
 
@@ -127,10 +126,6 @@ class Waits:
         self._is_head = np.zeros(len(self._rank) + len(channels.rank), dtype=np.bool_)
         self._is_head[self._op_source[self._op_first]] = True
 
-    def row(self, rank: int) -> int:
-        """The row of a rank in the snapshot's rank arrays, -1 when it was never declared."""
-        return self._row.get(rank, -1)
-
     # -- ops of a rank -----------------------------------------------------------------------
 
     def head(self, rank: int) -> Op | None:
@@ -140,13 +135,12 @@ class Waits:
 
     def ops(self, rank: int) -> tuple[Op, ...]:
         """All that the rank waits in, oldest first: its head in each group, each channel."""
-        known = self._ops.get(rank)
-        if known is None:
-            rows = self._op_rows.get(rank, range(0))
-            known = self._ops[rank] = tuple(
-                self._op(int(self._op_source[row]), int(self._op_since[row])) for row in rows
+        if rank not in self._ops:
+            self._ops[rank] = tuple(
+                self._op(int(self._op_source[row]), int(self._op_since[row]))
+                for row in self._op_rows.get(rank, ())
             )
-        return known
+        return self._ops[rank]
 
     def may_be_elsewhere(self, rank: int) -> bool:
         """In some group it is unknown which op the rank is in, or whether it has completed it."""
@@ -185,10 +179,9 @@ class Waits:
     # -- members of an instance --------------------------------------------------------------
 
     def attendance(self, collective: Instance) -> Attendance:
-        known = self._attendances.get(collective)
-        if known is None:
-            known = self._attendances[collective] = self._attend(collective)
-        return known
+        if collective not in self._attendances:
+            self._attendances[collective] = self._attend(collective)
+        return self._attendances[collective]
 
     def _attend(self, collective: Instance) -> Attendance:
         pairs, seq = self._pairs.of(collective.group), collective.seq

@@ -64,19 +64,14 @@ def incidents(graph: Graph, starts: Collection[Wait]) -> list[Incident]:
         some, ends = grouped.setdefault(incident_of[start], ([], set()))
         some.append(start)
         ends.update(leads_to[start])
+    roots = [
+        Root(tuple(sink), graph.endings[sink[0]] if len(sink) == 1 else Ending.ORDER)
+        for sink in sinks
+    ]
     return [
-        Incident(
-            roots=tuple(_root(graph, sinks[at]) for at in sorted(ends)),
-            starts=tuple(some),
-            nodes=frozenset(_reach(graph, some)),
-        )
+        Incident(tuple(roots[at] for at in sorted(ends)), tuple(some), _reach(graph, some))
         for some, ends in grouped.values()
     ]
-
-
-def _root(graph: Graph, sink: Sequence[Node]) -> Root:
-    ending = graph.endings[sink[0]] if len(sink) == 1 else Ending.ORDER
-    return Root(tuple(sink), ending)
 
 
 def _is_sink(graph: Graph, part: Sequence[Node]) -> bool:
@@ -90,7 +85,8 @@ def _is_deadlock(graph: Graph, part: Sequence[Node]) -> bool:
     them."""
     if len(part) == 1 or any(isinstance(n, Wait) and n.instance.is_p2p for n in part):
         return False
-    if not _ends_unnamed(graph, _reach(graph, part)):
+    ends = {graph.endings.get(node, Ending.UNKNOWN) for node in _reach(graph, part)}
+    if not ends <= _UNNAMED:
         return False
     inside = set(part)
     others = [
@@ -102,10 +98,6 @@ def _is_deadlock(graph: Graph, part: Sequence[Node]) -> bool:
     ]
     graph.explore(others)
     return not any(node in graph.endings for node in _reach(graph, others, inside))
-
-
-def _ends_unnamed(graph: Graph, nodes: Iterable[Node]) -> bool:
-    return all(graph.endings.get(node, Ending.UNKNOWN) in _UNNAMED for node in nodes)
 
 
 def _widen_cycles(graph: Graph, parts: Iterable[Sequence[Node]]) -> bool:
@@ -128,7 +120,7 @@ def _widen_cycles(graph: Graph, parts: Iterable[Sequence[Node]]) -> bool:
     return widened
 
 
-def _reach(graph: Graph, starts: Iterable[Node], but: Collection[Node] = ()) -> set[Node]:
+def _reach(graph: Graph, starts: Iterable[Node], but: Collection[Node] = ()) -> frozenset[Node]:
     """All nodes that `starts` lead to without passing through `but`."""
     seen: set[Node] = set(but)
     todo = list(starts)
@@ -137,7 +129,7 @@ def _reach(graph: Graph, starts: Iterable[Node], but: Collection[Node] = ()) -> 
         if node not in seen:
             seen.add(node)
             todo.extend(graph.edges[node])
-    return seen.difference(but)
+    return frozenset(seen.difference(but))
 
 
 def _reachable_sinks(

@@ -211,23 +211,26 @@ class Graph:
         return self._nodes(wait, ranks, self.facts.presence(ranks))
 
     def _nodes(self, wait: Wait, ranks: Int32s, facts: Int64s) -> list[Target]:
-        """Ranks that hold up an op: certainly where that is `REFUTED`, possibly otherwise."""
-        if finished := [rank for rank in ranks.tolist() if rank in self.facts.finished_at]:
-            latest = self._finished_before(wait)
-            late = [rank for rank in finished if self.facts.finished_at[rank] > latest]
+        """Ranks that hold up an op: certainly where that is `REFUTED`, possibly otherwise.
+
+        A rank that finished cleanly holds up only ranks that waited for a stall threshold after it:
+        when a job ends, its ranks exit one by one, and the last are still seen waiting.
+        """
+        finished_at = self.facts.finished_at
+        if len(finished := ranks[np.isin(ranks, [*finished_at])]):
+            latest = self._waited_until(wait) - self.facts.threshold_ns(wait.instance.group)
+            late = [rank for rank in finished.tolist() if finished_at[rank] > latest]
             facts = np.where(np.isin(ranks, late), Fact.UNPROVEN, facts)
         return [
             Member(rank) if fact == Fact.REFUTED else UnknownRank(rank, Fact(fact))
             for rank, fact in zip(ranks.tolist(), facts.tolist(), strict=True)
         ]
 
-    def _finished_before(self, wait: Wait) -> int:
-        """A rank that finished cleanly holds up only ranks that waited for a stall threshold after
-        it: when a job ends, its ranks exit one by one, and the last are still seen waiting."""
+    def _waited_until(self, wait: Wait) -> int:
+        """The newest report of a rank that waits in the op."""
         instance = wait.instance
         inside = [wait.rank] if instance.is_p2p else self.waits.attendance(instance).inside
-        as_of = self.snapshot.as_of[np.isin(self.snapshot.rank, inside)].max(initial=0)
-        return int(as_of) - self.facts.threshold_ns(instance.group)
+        return int(self.snapshot.as_of[np.isin(self.snapshot.rank, inside)].max(initial=0))
 
     def _silent(self, wait: Wait, attendance: Attendance) -> list[Target]:
         """Members inside that left before the op was overdue; else those that do not report while

@@ -108,10 +108,10 @@ class Collectives:
         )
         if other.any():
             groups = np.repeat(group, runs.count)[rows]
-            self._compare(groups[other], slot[other], seq[other], signature[other], rank)
+            self._compare(groups[other], slot[other], seq[other], signature[other], rank, now)
         if self.signatures.any_balanced:
             self.open_collectives.slots.balance[slot] += self.signatures.balance[signature]
-            self._check_balance(np.repeat(group, runs.count)[rows], slot, seq)
+            self._check_balance(np.repeat(group, runs.count)[rows], slot, seq, now)
         self._pairs.joined_row[runs.pair] = runs.last
         return slots if len(slot) == len(slots) else None
 
@@ -137,24 +137,30 @@ class Collectives:
         return slot
 
     def _compare(
-        self, group: Int32s, slot: Int64s, seq: Int64s, signature: Int32s, rank: int
+        self,
+        group: Int32s,
+        slot: Int64s,
+        seq: Int64s,
+        signature: Int32s,
+        rank: int,
+        now: AlignedNs,
     ) -> None:
         first = self.open_collectives.slots.signature[slot]
         classes = self.signatures.match_class
         wrong = np.flatnonzero(classes[signature] != classes[first])
         for at in wrong.tolist():
             self._mismatches.differs(
-                int(group[at]), int(seq[at]), int(first[at]), rank, int(signature[at])
+                int(group[at]), int(seq[at]), int(first[at]), rank, int(signature[at]), now
             )
 
-    def _check_balance(self, group: Int32s, slot: Int64s, seq: Int64s) -> None:
+    def _check_balance(self, group: Int32s, slot: Int64s, seq: Int64s, now: AlignedNs) -> None:
         """Find the all_to_alls that all members joined and whose sizes do not balance."""
         slots = self.open_collectives.slots
         off = (slots.joined[slot] == self._groups.size[group]) & (slots.balance[slot] != 0)
         off &= self.signatures.balanced[slots.signature[slot]]
         for at in np.flatnonzero(off).tolist():
             first, surplus = slots.signature.item(slot[at]), slots.balance.item(slot[at])
-            self._mismatches.unbalanced(int(group[at]), int(seq[at]), first, surplus)
+            self._mismatches.unbalanced(int(group[at]), int(seq[at]), first, surplus, now)
 
     def complete(
         self, runs: PairRuns, rank: int, completed_ns: Int64s, slot: Int64s | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -35,6 +35,8 @@ Classes: TypeAlias = list[tuple[Signature, tuple[int, ...]]]
 class _Disagreement:
     first: int
     """Handle of the signature that the others are compared with."""
+    known_at: AlignedNs
+    """When a member was first seen to disagree."""
     other: dict[int, int] = field(default_factory=dict)
     """Rank to signature handle, of a class that is not the first's."""
     unbalanced: int = 0
@@ -73,21 +75,23 @@ class Mismatches:
     def any_facts(self) -> bool:
         return any(known.facts for known in self._groups.values())
 
-    def differs(self, group: int, seq: int, first: int, rank: int, signature: int) -> None:
+    def differs(
+        self, group: int, seq: int, first: int, rank: int, signature: int, now: AlignedNs
+    ) -> None:
         """A member passed a signature whose match class is not that of the first one seen."""
-        fact = self._fact(group, seq, first)
+        fact = self._fact(group, seq, first, now)
         if fact is None:
             self.dropped += 1
         elif rank not in fact.other:
             fact.other[rank] = signature
             self._ranks += 1
 
-    def unbalanced(self, group: int, seq: int, first: int, surplus: int) -> None:
+    def unbalanced(self, group: int, seq: int, first: int, surplus: int, now: AlignedNs) -> None:
         """An all_to_all of all members put in more elements than it took out, or fewer."""
-        if (fact := self._fact(group, seq, first)) is not None:
+        if (fact := self._fact(group, seq, first, now)) is not None:
             fact.unbalanced = surplus
 
-    def _fact(self, group: int, seq: int, first: int) -> _Disagreement | None:
+    def _fact(self, group: int, seq: int, first: int, now: AlignedNs) -> _Disagreement | None:
         known = self._groups.get(group)
         if known is None:
             if len(self._groups) >= MOST_GROUPS:
@@ -96,7 +100,7 @@ class Mismatches:
         if known.refused_low <= seq <= known.refused_high:
             return None
         if seq not in known.facts:
-            known.facts[seq] = _Disagreement(first)
+            known.facts[seq] = _Disagreement(first, now)
         if len(known.facts) > MOST_FACTS_PER_GROUP or self._ranks >= MOST_RANKS:
             known.refuse(max(known.facts))
             self._recount()
@@ -146,7 +150,7 @@ def _joined_fact(
     handles = np.full(len(joined), fact.first, np.int64)
     for rank, handle in fact.other.items():
         handles[np.searchsorted(joined, rank)] = handle
-    return fact_of(
+    mismatch = fact_of(
         group,
         seq,
         joined.tolist(),
@@ -156,6 +160,7 @@ def _joined_fact(
         group_size=len(groups.infos[group].ranks),
         surplus=fact.unbalanced,
     )
+    return replace(mismatch, known_at=fact.known_at)
 
 
 def fact_of(

@@ -114,6 +114,8 @@ class Mismatch:
     """Every expected member has joined, so that a majority means something."""
     group_size: int = 0
     """0 when unknown."""
+    known_at: int = 0
+    """Aligned ns at which the service learned of it; 0 offline."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ def _proven(
     rows = StallTable(
         stalls.group[lasting], stalls.rank[lasting], stalls.seq[lasting], stalls.since[lasting]
     )
-    lasted = diagnose(timed, rows, late_s=float("inf"))
+    lasted = diagnose(timed, rows)
     others = [one for one in lasted if not _is_timeless(one)]
     return sorted((*timeless, *others), key=lambda one: (one.since, one.instance))
 

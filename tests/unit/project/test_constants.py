@@ -23,8 +23,6 @@ SECOND = "SECOND"
 """The unit is no constant."""
 _A_TIME = re.compile(r"_(ns|us|ms|s)(_PER_[A-Z]+)?$", re.IGNORECASE)
 _A_SECOND = 1_000_000_000
-UNNAMED = {"hangs/rank_evidence.py": 1, "hangs/diagnosis.py": 1}
-"""How many literals of time have no name yet, by module."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +139,10 @@ def test_there_are_few_constants_of_time() -> None:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ENGINE)))
 def test_each_constant_of_time_has_its_reason(path: Path) -> None:
     """A docstring below the name, and no time without a name."""
-    tree, module = parsed(path), str(path.relative_to(ENGINE))
+    tree = parsed(path)
     unexplained = [constant.name for constant in constants(tree) if not constant.reason]
     assert not unexplained
-    assert len(set(literals(tree))) <= UNNAMED.get(module, 0)
+    assert not list(literals(tree))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ class Job:
         self.pairs.joined_row[: self.pairs.count] = 9
 
     def differs(self, group: int, seq: int, rank: int) -> None:
-        self.mismatches.differs(group, seq, self.handles[0], rank, self.handles[1])
+        self.mismatches.differs(group, seq, self.handles[0], rank, self.handles[1], AlignedNs(5))
 
     def facts(self) -> list[Mismatch]:
         return self.mismatches.facts(self.groups, self.pairs, self.signatures)
@@ -42,7 +42,7 @@ def test_groups_beyond_those_that_are_remembered_are_counted() -> None:
         job.differs(group, 1, rank=2)
     assert [fact.group for fact in job.facts()] == list(range(MOST_GROUPS))
     assert job.mismatches.dropped == 1
-    job.mismatches.unbalanced(MOST_GROUPS, 1, job.handles[0], 5)
+    job.mismatches.unbalanced(MOST_GROUPS, 1, job.handles[0], 5, AlignedNs(5))
     assert len(job.facts()) == MOST_GROUPS
     job.mismatches.forget(0)
     job.mismatches.forget(0)
