@@ -208,26 +208,23 @@ class Attempt:
         joined = batch.news(batch.joins, pairs.joined_row, replay=replay)
         completed = batch.news(batch.completes, pairs.completed_row, replay=replay)
         if reported is not None and (lost := watermarks.count_unread(pairs, reported, session)):
-            self._ranks.gap_at[rank] = now
+            self._ranks.gap_at[rank] = rows.created_ns.max()
             self.gap_entries += lost
         pairs.last_session[rows.pair] = session
-        as_of = self._ranks.as_of.item(rank)
-        if completed is not None and watermarks.complete(pairs, completed, as_of, now):
-            self._ranks.moved_at[rank] = now
+        if completed is not None:
+            at = completed.column(rows.completed_ns)
+            watermarks.complete(pairs, completed, at, self._ranks.as_of.item(rank))
         slots = None
         if joined is not None:
             created = joined.column(rows.created_ns)
-            if watermarks.join(pairs, joined, created):
-                self._ranks.moved_at[rank] = now
+            watermarks.join(pairs, joined, created)
             signature = joined.column(rows.signature)
             slots = self._collectives.join(joined, rank, signature, created, now)
         if completed is not None:
             same = slots if completed is joined else None
             self._collectives.complete(completed, rank, rows.completed_ns, same)
         if not is_empty(batch.starts):
-            started = rows.pair[batch.starts]
-            np.maximum.at(pairs.started, started, rows.seq[batch.starts])
-            pairs.moved_at[started] = now
+            watermarks.start(pairs, rows.pair[batch.starts], rows.seq[batch.starts])
         self._observed += 1
         return Applied(
             rows=len(rows),
@@ -246,27 +243,29 @@ class Attempt:
         self._observed += 1
 
     def observe_channels(
-        self, columns: ChannelColumns, now: AlignedNs, *, head_node_ns: Int64s | None = None
+        self, columns: ChannelColumns, as_of: AlignedNs, *, head_node_ns: Int64s | None = None
     ) -> None:
-        """All P2P ops that a rank has in flight; replaces its earlier ones.
+        """All P2P ops that a rank has in flight at a time; replaces its earlier ones.
 
         `columns` has global ranks, group handles and aligned times; `head_node_ns` is the column
         `head_created_ns` on the node's clock, for `realign`.
         """
-        if self._channels.replace(columns, head_node_ns):
-            self._ranks.moved_at[columns.rank] = now
+        self._channels.replace(columns, as_of, head_node_ns)
         self._observed += 1
 
-    def observe_status(self, status: RankStatus, at: AlignedNs, now: AlignedNs) -> None:
-        """An agent's evidence about a rank, replacing the previous one; `at`: its time, aligned."""
+    def observe_status(self, status: RankStatus, at: AlignedNs, as_of: AlignedNs) -> None:
+        """An agent's evidence about a rank, replacing earlier evidence; `at` and `as_of` are its
+        times, aligned."""
         ranks, rank = self._ranks, status.rank
         known = ranks.statuses.get(rank)
+        if known is not None and 0 < status.as_of_ns < known.as_of_ns:
+            return
         if known is None or known.state is not status.state:
             ranks.state_since[rank] = at
         ranks.state[rank] = STATES.index(status.state)
         lost = status.gap_entries - (known.gap_entries if known else 0)
         if lost > 0:
-            ranks.gap_at[rank] = now
+            ranks.gap_at[rank] = as_of
             self.gap_entries += lost
         ranks.statuses[rank] = status
         self._observed += 1
@@ -332,7 +331,7 @@ class Attempt:
             mismatches=self._collectives.facts(),
             created_at=self.created_at,
             p2p_ranks=self._channels.ranks_seen(),
-            **snapshot_parts.ranks(self._ranks),
+            **snapshot_parts.ranks(self.tables, now),
         )
 
     def view(self, now: AlignedNs) -> AttemptView:

@@ -6,14 +6,14 @@ found waiting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Final
 
 import numpy as np
 
 from frd.engine.state.snapshot import ChannelSnapshot
-from frd.model import ChannelColumns, Int64s
+from frd.model import AlignedNs, ChannelColumns, Int64s
 
 
 class P2PChannels:
@@ -23,26 +23,24 @@ class P2PChannels:
         self._by_rank: dict[int, ChannelSnapshot] = {}
         self._seen: set[int] = set()
         """Ranks that ever had an op in flight."""
+        self._as_of: dict[int, int] = {}
+        """Node time of the last report of each rank, if the agent says so."""
+        self._moved_at: dict[int, AlignedNs] = {}
         self._node: dict[int, Int64s] = {}
         """`since` on the node's clock, of ranks that can be aligned again."""
         self.since: Int64s = np.zeros(0, np.int64)
         """Aligned ns, 0 for none; at least as long as the highest rank that ever sent."""
 
-    def replace(self, columns: ChannelColumns, head_node_ns: Int64s | None = None) -> bool:
-        """Replace all channels of one rank; false if nothing has changed. See
+    def replace(
+        self, columns: ChannelColumns, as_of: AlignedNs, head_node_ns: Int64s | None = None
+    ) -> None:
+        """Replace all channels of one rank, unless a later report is known. See
         `Attempt.observe_channels`."""
-        rank = columns.rank
-        known = self._by_rank.get(rank)
-        self.forget(rank)
-        busy = np.flatnonzero(columns.in_flight)
-        if not len(busy):
-            return known is not None
-        self._seen.add(rank)
-        if rank >= len(self.since):
-            self.since = np.append(self.since, np.zeros(rank + 1, np.int64))
+        rank, busy = columns.rank, np.flatnonzero(columns.in_flight)
+        if 0 < columns.as_of_ns < self._as_of.get(rank, 0):
+            return
         since = columns.head_created_ns[busy].astype(np.int64)
-        self.since[rank] = since.min()
-        reported = self._by_rank[rank] = ChannelSnapshot(
+        reported = ChannelSnapshot(
             rank=np.full(len(busy), rank, np.int32),
             group=columns.group[busy].astype(np.int32),
             peer=columns.peer[busy].astype(np.int32),
@@ -50,9 +48,19 @@ class P2PChannels:
             in_flight=columns.in_flight[busy].astype(np.int64),
             since=since,
         )
+        if not _alike(self._by_rank.get(rank, _NONE), reported):
+            self._moved_at[rank] = as_of
+        self._as_of[rank] = columns.as_of_ns
+        self._clear(rank)
+        if not len(busy):
+            return
+        self._seen.add(rank)
+        self._by_rank[rank] = reported
+        if rank >= len(self.since):
+            self.since = np.append(self.since, np.zeros(rank + 1, np.int64))
+        self.since[rank] = since.min()
         if head_node_ns is not None:
             self._node[rank] = head_node_ns[busy].astype(np.int64)
-        return known is None or not _alike(known, reported)
 
     def realign(self, ranks: Sequence[int], align: Callable[[Int64s], Int64s]) -> None:
         """Align the times of these ranks again: more is known of their clock."""
@@ -67,6 +75,11 @@ class P2PChannels:
             del self._node[rank]
 
     def forget(self, rank: int) -> None:
+        self._as_of.pop(rank, None)
+        self._moved_at.pop(rank, None)
+        self._clear(rank)
+
+    def _clear(self, rank: int) -> None:
         self._node.pop(rank, None)
         if self._by_rank.pop(rank, None) is not None:
             self.since[rank] = 0
@@ -76,11 +89,17 @@ class P2PChannels:
         self._by_rank.clear()
         self._seen.clear()
         self._node.clear()
+        self._as_of.clear()
+        self._moved_at.clear()
         self.since = np.zeros(0, np.int64)
 
     def ranks_seen(self) -> frozenset[int]:
         """Ranks that have sent or received."""
         return frozenset(self._seen)
+
+    def moved_at(self) -> Mapping[int, AlignedNs]:
+        """By when each rank had what it has in flight, if it ever had anything."""
+        return self._moved_at
 
     def are_waiting(self, latest: int) -> bool:
         """Whether `waiting_before(latest)` has any channel."""

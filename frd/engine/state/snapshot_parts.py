@@ -11,10 +11,10 @@ from typing import Final, TypeAlias, TypedDict
 
 import numpy as np
 
-from frd.engine.clocks.uncertain_time import RankClocks
+from frd.engine.clocks.uncertain_time import UNKNOWN_NS, RankClocks
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.snapshot import ANY_SEQ, PairColumns, StallTable
-from frd.engine.state.tables import EXITED, LIVE, STATES, RankTable
+from frd.engine.state.tables import EXITED, LIVE, STATES, PairTable, RankTable
 from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, ExitInfo, Int32s, Int64s, RankInfo, RankState
 
 _FAR: Final = np.iinfo(np.int64).max
@@ -81,8 +81,16 @@ def _limits(tables: AttemptTables, row: Int64s, ends_early: EndsEarly) -> Int64s
     limit = np.full(len(row), _FAR, np.int64)
     for rows_of_group in np.split(odd, np.flatnonzero(np.diff(group[odd])) + 1) if len(odd) else ():
         members = groups.rows(int(group[rows_of_group[0]]))
-        limit[rows_of_group] = _least_joined(tables, members, pairs.done_at[row[rows_of_group]])
+        at = _completed_by(tables, row[rows_of_group])
+        limit[rows_of_group] = _least_joined(tables, members, at)
     return limit
+
+
+def _completed_by(tables: AttemptTables, row: Int64s) -> Int64s:
+    """By when the rows had completed what they have; `_FAR` if that is unknown."""
+    pairs = tables.pairs
+    at = _by(pairs.completed[row], pairs.completed_at[row], _FAR)
+    return np.where(at < _FAR, at + _margin_ns(tables.ranks, pairs.rank[row]), _FAR)
 
 
 def _least_joined(tables: AttemptTables, members: slice | list[int], after: Int64s) -> Int64s:
@@ -91,7 +99,8 @@ def _least_joined(tables: AttemptTables, members: slice | list[int], after: Int6
     rank, come = pairs.rank[members], pairs.enqueued[members]
     known = ranks.knows(rank) & (come > UNKNOWN_SEQ)
     known[known] = pairs.last_session[members][known] == ranks.session[rank[known]]
-    as_of, come = ranks.as_of[rank[known]], come[known]
+    rank, come = rank[known], come[known]
+    as_of = ranks.as_of[rank] - _margin_ns(ranks, rank)
     order = np.argsort(-as_of, kind="stable")
     least = np.minimum.accumulate(np.concatenate(([_FAR], come[order])))
     return least[np.searchsorted(-as_of[order], -after)]
@@ -121,9 +130,9 @@ class RankColumns(TypedDict):
     exits: dict[int, ExitInfo]
 
 
-def ranks(table: RankTable) -> RankColumns:
-    rank = table.sorted()
-    known = table.statuses
+def ranks(tables: AttemptTables, now: AlignedNs) -> RankColumns:
+    table = tables.ranks
+    rank, known = table.sorted(), table.statuses
     return RankColumns(
         rank=rank,
         as_of=table.as_of[rank],
@@ -133,10 +142,46 @@ def ranks(table: RankTable) -> RankColumns:
         connected=table.connected[rank],
         gap=_lossy(table, rank),
         info=dict(table.infos),
-        moved_at=table.moved_at[rank],
+        moved_at=_moved_at(tables, now)[rank],
         clocks=RankClocks(table.session[rank], table.uncertainty_ns[rank]),
         exits={r: status.exit for r, status in known.items() if status.exit is not None},
     )
+
+
+def _moved_at(tables: AttemptTables, now: AlignedNs) -> Int64s:
+    """By when each rank had made its last progress, by its own clock; 0 for none."""
+    ranks, pairs = tables.ranks, tables.pairs
+    moved_at = np.zeros(ranks.count, np.int64)
+    rows = np.flatnonzero(ranks.knows(pairs.rank[: pairs.count]))
+    rank = pairs.rank[rows]
+    for seqs, times in _reports(pairs):
+        np.maximum.at(moved_at, rank, _by(seqs[rows], times[rows], now))
+    for mover, at in tables.channels.moved_at().items():
+        moved_at[mover] = max(moved_at.item(mover), at)
+    return moved_at
+
+
+def _reports(pairs: PairTable) -> tuple[tuple[Int64s, Int64s], ...]:
+    """Each watermark with the time by which it was reached."""
+    return (
+        (pairs.enqueued, pairs.enqueued_at),
+        (pairs.started, pairs.started_at),
+        (pairs.completed, pairs.completed_at),
+    )
+
+
+def _by(seqs: Int64s, times: Int64s, unknown: int) -> Int64s:
+    """By when these were reached; 0 where nothing was."""
+    return np.where(seqs == UNKNOWN_SEQ, 0, np.where(times == 0, unknown, times))
+
+
+def _margin_ns(ranks: RankTable, rank: Int32s) -> Int64s:
+    """How far a time of a rank may be off; a clock without bounds is used as it is."""
+    margin_ns = np.zeros(len(rank), np.int64)
+    known = np.flatnonzero(ranks.knows(rank))
+    bound = ranks.uncertainty_ns[rank[known]]
+    margin_ns[known] = np.where(bound < UNKNOWN_NS, bound, 0)
+    return margin_ns
 
 
 def _unheard(tables: AttemptTables, order: Int64s, done: Int64s, ends_early: EndsEarly) -> Bools:
@@ -163,7 +208,7 @@ def pairs(tables: AttemptTables, ends_early: EndsEarly, now: AlignedNs) -> PairC
     order = table.layout().order
     members, joined, started = table.rank[order], table.enqueued[order], table.started[order]
     done, head = completed(tables, order), table.head[order]
-    rests = np.flatnonzero(table.done_at[order] < now - _RESTING_NS)
+    rests = np.flatnonzero(_completed_by(tables, order) < now - _RESTING_NS)
     rests = rests[ranks.knows(members[rests])]
     rests = rests[ranks.state[members[rests]] == LIVE]  # a timeout completes what never was
     limit = _limits(tables, order[rests], ends_early)
@@ -186,8 +231,14 @@ def pairs(tables: AttemptTables, ends_early: EndsEarly, now: AlignedNs) -> PairC
         done,
         done_most,
         head,
-        table.moved_at[order],
+        _moved_by(tables, order, now),
     )
+
+
+def _moved_by(tables: AttemptTables, row: Int64s, now: AlignedNs) -> Int64s:
+    """By when the rows had started and completed what they have."""
+    _, *ends = _reports(tables.pairs)
+    return np.maximum(*(_by(seqs[row], times[row], now) for seqs, times in ends))
 
 
 def _lossy(table: RankTable, rank: Int32s) -> Bools:

@@ -84,8 +84,6 @@ class RankTable(GrowingColumns):
 
     declared: Bools = column(np.bool_)
     as_of: Int64s = column(np.int64)
-    moved_at: Int64s = column(np.int64)
-    """When a watermark of the rank last advanced."""
     gap_at: Int64s = column(np.int64, -1)
     """When the last loss of rows was reported; in effect until `as_of` has passed it."""
     state: UInt8s = column(np.uint8, LIVE)
@@ -215,8 +213,13 @@ class PairTable(GrowingColumns):
     group: Int32s = column(np.int32)
     rank: Int32s = column(np.int32)
     enqueued: Int64s = column(np.int64, UNKNOWN_SEQ)
+    enqueued_at: Int64s = column(np.int64)
+    """By when the rank had enqueued that seq: the time of the event, or else up to when all was
+    known in the first report that shows it. 0 until one of the two is known."""
     started: Int64s = column(np.int64, UNKNOWN_SEQ)
+    started_at: Int64s = column(np.int64)
     completed: Int64s = column(np.int64, UNKNOWN_SEQ)
+    completed_at: Int64s = column(np.int64)
     head: Int64s = column(np.int64)
     """Aligned ns at which the oldest outstanding collective was enqueued; 0 for none, or when that
     collective may be over: the agent session that reported it is gone."""
@@ -225,10 +228,6 @@ class PairTable(GrowingColumns):
     idle_until: Int64s = column(np.int64)
     """A time at which the collective before the head was not complete: the head's wait counts from
     here at the earliest, even if the program enqueued it before."""
-    moved_at: Int64s = column(np.int64)
-    """When `started` or `completed` last rose."""
-    done_at: Int64s = column(np.int64)
-    """When `completed` last rose."""
     row_session: Int32s = column(np.int32, -1)
     """The agent session that reports rows of it, if it is not the first one."""
     last_session: Int32s = column(np.int32, -1)

@@ -1,8 +1,8 @@
 """Watermarks: how watermark messages and entry rows move them.
 
 Watermark messages are authoritative, but entry rows often arrive first; a watermark is therefore
-never below the entries that were applied. Watermarks only rise, so messages of different ranks may
-come in any order.
+never below the entries that were applied. Watermarks only rise, and with each goes the earliest
+time by which a report shows it, so reports may come in any order: no time is one of arrival.
 """
 
 from __future__ import annotations
@@ -45,42 +45,64 @@ def observe(tables: AttemptTables, rows: WatermarkRows, now: AlignedNs) -> None:
         WireError: when a row is of a rank that is not a member of its group.
     """
     ranks, pairs = tables.ranks, tables.pairs
+    as_of = np.minimum(rows.as_of_ns, now)
     if len(rows.pair):
         if rows.pair.min() < 0:
             at = int(rows.pair.argmin())
             raise WireError(
                 "watermarks.group", "disagree", f"row {at}: the rank is not in the group"
             )
-        _raise(ranks, pairs, rows, now)
+        known_until = np.zeros(ranks.count, np.int64)
+        known_until[rows.seen_rank] = as_of
+        _raise(ranks, pairs, rows, known_until[pairs.rank[rows.pair]])
     if len(seen := rows.seen_rank):
         if (other := ranks.as_of_session[seen] != ranks.session[seen]).any():
             _take_over(ranks, pairs, seen[other])
-        as_of = np.maximum(ranks.as_of[seen], rows.as_of_ns)
-        ranks.as_of[seen] = np.minimum(as_of, now)
+        ranks.as_of[seen] = np.maximum(ranks.as_of[seen], as_of)
 
 
-def _raise(ranks: RankTable, pairs: PairTable, rows: WatermarkRows, now: AlignedNs) -> None:
+def _raise(ranks: RankTable, pairs: PairTable, rows: WatermarkRows, as_of: Int64s) -> None:
+    """`as_of` is by row."""
     pair, rank = rows.pair, pairs.rank[rows.pair]
     was_enqueued, was_completed = pairs.enqueued[pair], pairs.completed[pair]
-    advanced = rows.completed > was_completed
     head_known = (rows.head_created_ns > 0) | (rows.enqueued <= rows.completed)
     newest = (rows.enqueued >= was_enqueued) & (rows.completed >= was_completed) & head_known
     is_known = rows.enqueued > UNKNOWN_SEQ
     pairs.last_session[pair[is_known]] = ranks.session[rank[is_known]]
-    enqueued = np.maximum(rows.enqueued, was_enqueued)
     completed = np.maximum(rows.completed, was_completed)
     head = np.where(newest, rows.head_created_ns, pairs.head[pair])
-    head[(head == 0) & (rows.enqueued > completed)] = now  # unknown, but no later than this
+    unknown = (head == 0) & (rows.enqueued > completed)
+    head[unknown] = as_of[unknown]  # but no later than this
     pairs.head[pair] = head
     head_node = 0 if rows.head_node_ns is None else rows.head_node_ns
     pairs.head_node[pair] = np.where(newest, head_node, pairs.head_node[pair])
-    pairs.idle_until[pair] = np.where(advanced, ranks.as_of[rank], pairs.idle_until[pair])
-    pairs.enqueued[pair], pairs.completed[pair] = enqueued, completed
-    moved = advanced | (rows.started > pairs.started[pair])
-    pairs.started[pair] = np.maximum(rows.started, pairs.started[pair])
-    pairs.moved_at[pair[moved]] = now
-    pairs.done_at[pair[advanced]] = now
-    ranks.moved_at[rank[advanced | (enqueued > was_enqueued)]] = now
+    _stay_idle(pairs, pair, rows.completed, ranks.as_of[rank], as_of)
+    _reach(pairs.enqueued, pairs.enqueued_at, pair, rows.enqueued, as_of)
+    _reach(pairs.started, pairs.started_at, pair, rows.started, as_of)
+    _reach(pairs.completed, pairs.completed_at, pair, rows.completed, as_of)
+
+
+def _stay_idle(
+    pairs: PairTable, pair: Int32s, completed: Int64s, known_until: Int64s, as_of: Int64s
+) -> None:
+    """Raise `idle_until` to the last report before `completed` was reached: the one before this
+    report, which was true up to `known_until`; or this one, if it comes late."""
+    known, known_at = pairs.completed[pair], pairs.completed_at[pair]
+    is_first = (completed == known) & ((known_at == 0) | (known_until < known_at))
+    is_late = (completed < known) & (as_of < known_at)
+    before = np.where((completed > known) | is_first, known_until, np.where(is_late, as_of, 0))
+    pairs.idle_until[pair] = np.maximum(pairs.idle_until[pair], before)
+
+
+def _reach(seqs: Int64s, times: Int64s, pair: Int32s, seq: Int64s, at: Int64s) -> None:
+    """Raise a watermark of these pairs to `seq`, reached by `at`. Of reports of the same seq the
+    earliest time counts; 0 is unknown."""
+    known, known_at = seqs[pair], times[pair]
+    earlier = np.where(
+        (known_at == 0) | (at == 0), np.maximum(known_at, at), np.minimum(known_at, at)
+    )
+    times[pair] = np.where(seq > known, at, np.where(seq == known, earlier, known_at))
+    seqs[pair] = np.maximum(known, seq)
 
 
 def _take_over(ranks: RankTable, pairs: PairTable, rank: Int32s) -> None:
@@ -107,50 +129,67 @@ def realign(
 # -- entry rows: one step of plain Python for each run of rows, none for each row ----------------
 
 
-def complete(pairs: PairTable, runs: PairRuns, as_of: int, now: AlignedNs) -> bool:
+def complete(pairs: PairTable, runs: PairRuns, completed: Int64s, as_of: int) -> None:
     """Raise `completed`; `as_of` is the last time at which it was known to be lower."""
-    moved = False
-    for pair, last in zip(runs.pair.tolist(), runs.last.tolist(), strict=True):
-        if last <= pairs.completed.item(pair):
+    for pair, last, at in zip(
+        runs.pair.tolist(), runs.last.tolist(), _last_of(runs, completed), strict=True
+    ):
+        known = pairs.completed.item(pair)
+        if last <= known:
+            if last == known and at:
+                pairs.completed_at[pair] = min(at, pairs.completed_at.item(pair) or at)
             continue
-        moved = True
-        pairs.completed[pair] = last
+        pairs.completed[pair], pairs.completed_at[pair] = last, at
         pairs.head_node[pair] = 0
-        pairs.idle_until[pair] = as_of
-        pairs.moved_at[pair] = pairs.done_at[pair] = now
-        if last >= pairs.enqueued.item(pair):
-            pairs.enqueued[pair] = last
+        pairs.idle_until[pair] = max(as_of, pairs.idle_until.item(pair))
+        if last >= (joined := pairs.enqueued.item(pair)):
             pairs.head[pair] = 0
-    return moved
+            if last > joined:
+                pairs.enqueued[pair], pairs.enqueued_at[pair] = last, at
 
 
-def join(pairs: PairTable, runs: PairRuns, created: Int64s) -> bool:
+def join(pairs: PairTable, runs: PairRuns, created: Int64s) -> None:
     """Raise `enqueued`, and find out when the oldest outstanding op was enqueued.
 
     Where no row shows the exact time, an earlier time is used until the next watermark message.
     """
-    moved = False
-    for pair, first, last, start, count in zip(
+    for pair, first, last, start, count, latest in zip(
         runs.pair.tolist(),
         runs.first.tolist(),
         runs.last.tolist(),
         runs.start.tolist(),
         runs.count.tolist(),
+        _last_of(runs, created),
         strict=True,
     ):
-        done = pairs.completed.item(pair)
-        if last > pairs.enqueued.item(pair):
-            moved = True
-            pairs.enqueued[pair] = last
-        elif done >= pairs.enqueued.item(pair):
-            continue
+        done, known = pairs.completed.item(pair), pairs.enqueued.item(pair)
+        if last > known:
+            pairs.enqueued[pair], pairs.enqueued_at[pair] = last, latest
+        else:
+            if last == known:
+                at = pairs.enqueued_at.item(pair)
+                pairs.enqueued_at[pair] = min(at or latest, latest or at)
+            if done >= known:
+                continue
         head = max(done + 1, first)
         if head > last or pairs.head_node.item(pair):
             continue  # nothing new of the head: a watermark message has set it
         at = start + min(head - first, count - 1)
         if runs.seq.item(at) == head == done + 1 or not pairs.head.item(pair):
             pairs.head[pair] = created.item(at)
-    return moved
+
+
+def start(pairs: PairTable, pair: Int32s, seq: Int64s) -> None:
+    """Raise `started`. When is shown by the next watermark message."""
+    known = pairs.started[pair]
+    np.maximum.at(pairs.started, pair, seq)
+    pairs.started_at[pair[pairs.started[pair] > known]] = 0
+
+
+def _last_of(runs: PairRuns, times: Int64s) -> list[int]:
+    """The time of the last row of each run."""
+    last: list[int] = times[runs.start + runs.count - 1].tolist()
+    return last
 
 
 def count_unread(pairs: PairTable, joined: PairRuns, session: int) -> int:

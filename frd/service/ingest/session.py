@@ -271,13 +271,15 @@ class Session:
             group=self.declared.group_handle.take(batch.group).astype(np.uint32),
             head_created_ns=self._aligned(head_ns, now),
         )
-        handles.attempt.observe_channels(columns, now, head_node_ns=head_ns)
+        as_of = self._seen_at(batch.as_of_ns, now)
+        handles.attempt.observe_channels(columns, as_of, head_node_ns=head_ns)
 
     def _status(self, status: RankStatus, now: AlignedNs) -> None:
         rank = self.ranks[status.rank]
         if (handles := rank.handles) is not None:
             at = self._one_aligned(status.at_ns, now)
-            handles.attempt.observe_status(replace(status, rank=rank.info.rank), at, now)
+            as_of = self._seen_at(status.as_of_ns, now)
+            handles.attempt.observe_status(replace(status, rank=rank.info.rank), at, as_of)
         run = rank.attempt.declared.run
         if run and status.state in (RankState.EXITED, RankState.FINISHED):
             self._shared.runs.gone(rank.key, run, rank.info)
@@ -317,6 +319,10 @@ class Session:
     def _aligned(self, node_ns: npt.NDArray[Any], now: AlignedNs) -> npt.NDArray[np.int64]:
         """Times on the service's clock, not later than now: a reported event has happened."""
         return np.minimum(self.alignment.to_aligned(node_ns), now)
+
+    def _seen_at(self, as_of_ns: int, now: AlignedNs) -> AlignedNs:
+        """When the agent saw what it reports; agents of protocol 1 do not say so."""
+        return self._one_aligned(as_of_ns, now) if as_of_ns else now
 
     def _one_aligned(self, node_ns: int, now: AlignedNs) -> AlignedNs:
         if self._wall_times is not None:

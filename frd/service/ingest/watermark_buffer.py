@@ -18,7 +18,7 @@ import numpy as np
 from frd.engine.attempt import Attempt
 from frd.engine.clocks.alignment import Alignment
 from frd.engine.state.watermarks import WatermarkRows
-from frd.model import AlignedNs, Int64s
+from frd.model import AlignedNs, Int32s, Int64s
 from frd.service.ingest.stream_handles import StreamHandles
 
 
@@ -103,14 +103,19 @@ def _aligned(columns: list[Int64s], alignments: list[Alignment]) -> Int64s:
 def _calls(
     messages: list[tuple[WatermarkRows, Alignment]],
 ) -> list[list[tuple[WatermarkRows, Alignment]]]:
-    """All messages in one call; each in its own call if a pair occurs twice, because an agent has
-    sent two messages since the last flush: the engine takes each pair once per call."""
-    if not messages:
-        return []
-    pair = np.concatenate([rows.pair for rows, _ in messages])
-    if not len(pair):
-        return [messages]
-    order = np.arange(len(pair))
-    last = np.empty(int(pair.max()) + 1, np.int64)
-    last[pair] = order
-    return [messages] if (last[pair] == order).all() else [[message] for message in messages]
+    """All messages in one call; each in its own call if a pair or a rank occurs twice, because an
+    agent has sent two messages since the last flush: the engine takes each once per call."""
+    rows = [message for message, _ in messages]
+    twice = _repeats([r.pair for r in rows]) or _repeats([r.seen_rank for r in rows])
+    return [[message] for message in messages] if twice else [messages] if messages else []
+
+
+def _repeats(parts: list[Int32s]) -> bool:
+    """Whether a number occurs more than once."""
+    numbers = np.concatenate([*parts, np.zeros(0, np.int32)])
+    if not len(numbers):
+        return False
+    order = np.arange(len(numbers))
+    last = np.empty(int(numbers.max()) + 1, np.int64)
+    last[numbers] = order
+    return not bool((last[numbers] == order).all())

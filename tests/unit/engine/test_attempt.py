@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -167,16 +168,28 @@ def test_marks_only_rise() -> None:
 
 
 def test_when_a_member_came_as_far_as_it_is() -> None:
-    """Ends and starts count, from rows or from watermarks; repeated reports do not."""
+    """Ends and starts count: at the time in the row, or in the first report that shows them. While
+    there is neither, the member is there by now."""
     job = Job()
     job.watermark(0, 1, 1, as_of=1)
     job.watermark(0, 2, 1, 2, as_of=2)
-    job.entries(1, [1], now=3)
+    job.entries(1, [1], completed=2.5, now=3)
     job.entries(1, [2], Flags.JOINED, now=4)
     job.entries(2, [1, 2], Flags.JOINED, now=3)
     job.entries(2, [1], Flags.STARTED, now=5)
     moved_at = job.attempt.snapshot(at(9)).pairs.of(0).moved_at
-    assert moved_at.tolist() == [at(1), at(3), at(5), 0]
+    assert moved_at.tolist() == [at(1), at(2.5), at(9), 0]
+
+
+def test_the_first_report_of_a_watermark_dates_it() -> None:
+    """A member completed an op whose row has no time; the reports of that come in any order."""
+    for order in itertools.permutations((3, 4, 6)):
+        job = Job()
+        job.entries(0, [1], now=9)
+        for as_of in order:
+            job.watermark(0, 1, 1, as_of=as_of)
+        snapshot = job.attempt.snapshot(at(9))
+        assert (snapshot.moved_at.item(0), snapshot.pairs.moved_at.item(0)) == (at(3), at(3))
 
 
 def test_a_wait_of_unknown_age_counts_from_its_report() -> None:

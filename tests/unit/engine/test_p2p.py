@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from frd.engine.state.p2p import P2PChannels
+from frd.model import AlignedNs
 from tests.world.messages import p2p_ops
 
 
 def tell(channels: P2PChannels, rank: int, in_flight: list[int], since: list[int]) -> None:
     """So many to each of the next ranks."""
     rows = enumerate(zip(in_flight, since, strict=True), rank + 1)
-    channels.replace(p2p_ops(rank, *((0, peer, True, count, at) for peer, (count, at) in rows)))
+    ops = p2p_ops(rank, *((0, peer, True, count, at) for peer, (count, at) in rows))
+    channels.replace(ops, AlignedNs(0))
 
 
 def test_a_later_word_replaces_the_one_before() -> None:
