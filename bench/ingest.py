@@ -40,6 +40,7 @@ from frd.model import (
     EntryColumns,
     GroupInfo,
     NodeNs,
+    NodeRawNs,
     RankInfo,
     RankState,
     RankStatus,
@@ -128,7 +129,7 @@ class Node:
             groups=tuple(GroupDecl(i, 0, group) for i, group in enumerate(self.groups)),
             signatures=(SignatureDecl(0, SIGNATURE),),
         )
-        hello = Hello(PROTOCOL, "bench", f"n{name}", f"b{name}", f"s{name}", now)
+        hello = Hello(PROTOCOL, "bench", f"n{name}", f"b{name}", f"s{name}", now, NodeRawNs(now))
         return [encode_agent(event) for event in (hello, declare, Statuses(tuple(live)))]
 
     def entries(self, rank: int, number: int) -> EntryColumns:

@@ -29,6 +29,7 @@ from frd.model import (
     AttemptKey,
     MemoryColumns,
     NodeNs,
+    NodeRawNs,
     RankInfo,
     RankState,
     RankStatus,
@@ -72,7 +73,7 @@ class Samples:
             ranks=tuple(RankDecl(index, 0, info) for index, info in enumerate(ranks)),
             series=tuple(SeriesDecl(index, info) for index, info in enumerate(devices)),
         )
-        hello = Hello(PROTOCOL, "bench", f"n{name}", f"b{name}", f"s{name}", now)
+        hello = Hello(PROTOCOL, "bench", f"n{name}", f"b{name}", f"s{name}", now, NodeRawNs(now))
         live = Statuses(tuple(RankStatus(i, RankState.LIVE, now) for i in range(RANKS)))
         return [encode_agent(event) for event in (hello, declare, live)]
 

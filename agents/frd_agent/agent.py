@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from frd.errors import FrdError
-from frd.model import EntryColumns, NodeNs
+from frd.model import EntryColumns, NodeRawNs
 from frd.version import __version__
 from frd.wire.clock import ClockHello
 from frd.wire.messages import PROTOCOL, Hello, Request
@@ -30,6 +30,7 @@ from frd_agent.launch.run_lock import Holder, RunLock, make_default
 from frd_agent.launch.watch import LaunchWatch
 from frd_agent.memory import MemoryView, MemoryWatch, Samples
 from frd_agent.metrics import AgentCollector, metrics_server
+from frd_agent.node_time import NodeTime
 from frd_agent.ranks.dump_files import DumpFiles
 from frd_agent.ranks.exits import out_of_memory
 from frd_agent.ranks.file_rank import DumpWatch, FileRank
@@ -66,7 +67,8 @@ class Agent:
         self._samples = Samples(config.memory_bytes, dictionary.series_number)
         self._stats = Counters()
         hello = ClockHello(self._boot_id, self._session)
-        self._clock = Clock(hello, self._stats, self._on_step)
+        self._time = NodeTime(self._stats)
+        self._clock = Clock(hello, self._stats, self._time)
         self._stream = Stream(
             service=config.endpoint(),
             hello=self._hello,
@@ -82,6 +84,7 @@ class Agent:
             outbox=outbox,
             current=current,
             stats=self._stats,
+            time=self._time,
             policy=PollPolicy(fill=config.ring_fill),
             dumping=asyncio.Semaphore(_CONCURRENT_DUMPS),
             wake=self._stream.wake,
@@ -185,6 +188,7 @@ class Agent:
         self._memory = MemoryWatch(
             self._samples,
             self._config.memory_hz,
+            self._time,
             wake=lambda: loop.call_soon_threadsafe(self._stream.wake),
         )
         self._memory.start()
@@ -207,7 +211,7 @@ class Agent:
             self._turn.clear()
 
     def _tick(self) -> None:
-        now_ns = NodeNs(time.time_ns())
+        now_ns = self._time.now()
         for rank in self._roster.update(now_ns):
             self._follow_process(rank)
         now_s = time.monotonic()
@@ -228,13 +232,13 @@ class Agent:
         if self._shared.current.has_news or self._shared.outbox.rows:
             self._stream.wake()
 
-    def _end(self, rank: Rank, now_ns: NodeNs) -> None:
-        record = rank.identity.exit
-        if record is not None and (event := out_of_memory(record, rank.number)) is not None:
+    def _end(self, rank: Rank, now_ns: NodeRawNs) -> None:
+        record, at_ns = rank.identity.exit, rank.exit_recorded_at_ns
+        if record and at_ns and (event := out_of_memory(record, at_ns, rank.number)):
             self._samples.event(event)
         self._roster.end(rank, now_ns)
 
-    def _poll(self, rank: Rank, now_s: float, now_ns: NodeNs) -> bool:
+    def _poll(self, rank: Rank, now_s: float, now_ns: NodeRawNs) -> bool:
         """Poll one rank; an error must not stop the polling of others."""
         try:
             return rank.poll(now_s, now_ns)
@@ -243,13 +247,6 @@ class Agent:
                 log.exception("%s: could not be read", rank)
             self._failing.add(rank.number)
             return True
-
-    def _on_step(self, step_ns: int) -> None:
-        """The wall clock was set: earlier times must not appear to be in the future."""
-        if step_ns < 0:
-            self._shared.current.set_back(-step_ns)
-            for rank in self._roster:
-                rank.set_back(-step_ns)
 
     def _follow_process(self, rank: Rank) -> None:
         """The kernel reports the exit immediately: the order of ends is known to about a
@@ -261,7 +258,7 @@ class Agent:
 
     def _on_exit(self, fd: int, process: Process) -> None:
         asyncio.get_running_loop().remove_reader(fd)
-        process.ended(NodeNs(time.time_ns()))
+        process.ended(self._time.now())
         self._turn.set()
 
     def _unfollow_processes(self) -> None:
@@ -273,13 +270,15 @@ class Agent:
     # -- the stream ----------------------------------------------------------------------------
 
     def _hello(self) -> Hello:
+        raw_ns, real_ns, _ = self._time.look()
         return Hello(
             protocol=PROTOCOL,
             agent_version=__version__,
             node=self._node,
             boot_id=self._boot_id,
             session=self._session,
-            sent_at_ns=NodeNs(time.time_ns()),
+            sent_at_ns=real_ns,
+            sent_raw_ns=raw_ns,
         )
 
     def _in_flight(self) -> Iterator[EntryColumns]:

@@ -30,6 +30,9 @@ from frd.model import Int64s, NodeNs, NodeRawNs
 SLEW_PPM: Final = 601
 """At most, of a wall clock against the raw one of the same host: the kernel slews by at most 500,
 and corrects the drift of the raw clock besides."""
+_USUAL_PPM: Final = 50
+"""How much faster one of them usually runs: decides whether a loose reading is worth more than
+an older one. No bound rests on it."""
 MOST_SEGMENTS: Final = 32
 """Some clocks are corrected by many small steps."""
 MOST_READINGS: Final = 64
@@ -116,7 +119,8 @@ class WallClock:
             self._begin(raw, wall, slack_ns, current.raws[-1])
             return moved
         self._now = raw
-        if slack_ns <= still and wall > current.walls[-1]:
+        worth = self._slack + (raw - current.raws[-1]) * _USUAL_PPM // 1_000_000
+        if slack_ns <= worth and wall > current.walls[-1]:
             current.add(raw, wall)
             self._slack = slack_ns
         return 0

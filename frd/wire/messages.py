@@ -27,7 +27,7 @@ from frd.model import (
     WatermarkColumns,
 )
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Major version of an agent of this release. Agents of protocol 1 report times of the node's wall
 clock, those of protocol 2 times of its raw clock."""
 PROTOCOLS: Final = (1, 2)

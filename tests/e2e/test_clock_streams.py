@@ -17,7 +17,7 @@ import pytest
 from frd.model import NodeRawNs
 from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_clock
 from frd.wire.clock import ClockHello, Ping, Readings, decode_pong, encode_clock
-from frd_agent.uplink.node_clock import raw_now, read_clocks
+from frd_agent.node_time import raw_now, read_clocks
 from tests.world.daemons import until
 from tests.world.streams import Peer, Service, peer, serving
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from frd.model import NodeRawNs
 from frd_agent import tap
 from frd_agent.ranks import tap_files
 from frd_agent.ranks.stacks.reader import StackReader
@@ -73,7 +74,8 @@ def test_ranks_below_exec_are_published(tmp_path: Path) -> None:
             assert [g.ranks for g in published.groups] == [(0, 1)]
             assert (published.groups[0].name, published.groups[0].desc) == ("0", "default_pg")
             assert published.exit is None
-            with contextlib.closing(CountersFile(run_dir / f"{published.token}.shm")) as shm:
+            path = run_dir / f"{published.token}.shm"
+            with contextlib.closing(CountersFile(path, NodeRawNs)) as shm:
                 sample = until(partial(counted, shm, 5), within_s=10)
                 assert [recorder for recorder, _ in sample.counters] == [tap.GENERIC]
                 assert abs(sample.published_at_ns - time.time_ns()) < 5e9
@@ -105,7 +107,8 @@ def test_counters_go_stale_while_the_socket_answers(tmp_path: Path) -> None:
     with puppets(1, tmp_path) as [rank]:
         rank.do("init")
         published = identity(tmp_path)
-        with contextlib.closing(CountersFile(tmp_path / f"{published.token}.shm")) as shm:
+        path = tmp_path / f"{published.token}.shm"
+        with contextlib.closing(CountersFile(path, NodeRawNs)) as shm:
             until(shm.read, within_s=10)
             rank.send("hold 4")
             time.sleep(2.5)

@@ -57,7 +57,7 @@ TIMES = st.integers(0, 4_000_000_000_000_000_000)
 SEQS = st.integers(0, MAX_SEQ - 1)
 TEXTS = st.text(max_size=40).filter(lambda t: t.isprintable() or t.isascii())
 WORLD = 8
-HELLO = Hello(PROTOCOL, "0", "n", "b", "s", NodeNs(1))
+HELLO = Hello(PROTOCOL, "0", "n", "b", "s", NodeNs(1), NodeRawNs(1))
 DECLARE = Declare(
     attempts=(AttemptDecl(0, AttemptKey("j", 0), WORLD),),
     ranks=tuple(RankDecl(i, 0, RankInfo(i, WORLD, "n", "b", i)) for i in range(3)),

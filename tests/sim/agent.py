@@ -8,17 +8,18 @@ the wire accepts them.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from frd.model import EntryColumns, NodeNs, NodeRawNs
 from frd.wire.clock import ClockHello, Ping, decode_pong, encode_clock
 from frd.wire.decode import decode_service
 from frd.wire.encode import encode_agent
-from frd.wire.messages import PROTOCOL, Ack, Goodbye, Hello, Refusal, Resync, Welcome
+from frd.wire.messages import PROTOCOL, Ack, AgentEvent, Goodbye, Hello, Refusal, Resync, Welcome
 from frd_agent.counters import Counters
 from frd_agent.memory import Samples
+from frd_agent.node_time import NodeTime
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.dispatch import Dispatch
@@ -30,12 +31,17 @@ from tests.sim.kernel import Kernel
 from tests.sim.network import Conn, Surroundings
 from tests.sim.watched import Process, Watched
 from tests.world.clocks import MS, Host, S
+from tests.world.protocol_1 import spoken
 
 TURN: Final = S // 4
 _SAMPLE: Final = S // 2
 _PING: Final = S
 _NEWS: Final = 60 * S
 _REFUSALS: Final = 2
+_OLD: Final = 0.25
+"""Share of agents of an earlier release, which speak protocol 1."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +88,14 @@ class SimAgent:
         self._processes = processes
         """Rank processes of the node; the world adds new ones."""
         self._around = around
+        # Frozen lives depend on what is drawn: what was not drawn then has its own dice.
+        self._reads = self._own_dice = random.Random(f"clock/{self.session}")
+        self.protocol = 1 if self._own_dice.random() < _OLD else 2
+        self.time = NodeTime(
+            self.stats, lambda: read_clocks(host, kernel.now, self._reads), self.raw_ns
+        )
         hello = ClockHello(boot_id, self.session)
-        self.clock = Clock(
-            hello, self.stats, self._on_step,
-            read=lambda: read_clocks(host, kernel.now, dice), roll=dice.uniform,
-        )  # fmt: skip
+        self.clock = Clock(hello, self.stats, self.time, roll=dice.uniform)
         self.dispatch = Dispatch(
             self.dictionary, self.outbox, self.current, self.samples, self._in_flight
         )
@@ -98,6 +107,8 @@ class SimAgent:
         self._began = 0
         self._pong: tuple[int, NodeRawNs] | None = None
         self._pings = 0
+        self._steps = 0
+        """Of the wall clock, seen so far."""
         self._sample_at = 0
         self._stopped = False
         kernel.after(dice.randrange(TURN), self._turn)
@@ -106,8 +117,15 @@ class SimAgent:
     def wall_ns(self) -> NodeNs:
         return NodeNs(self._host.real(self.kernel.now))
 
-    def mono_ns(self) -> NodeRawNs:
-        return NodeRawNs(self._host.raw(self.kernel.now))
+    def raw_ns(self) -> NodeRawNs:
+        return self.raw_at(self.kernel.now)
+
+    def raw_at(self, at: int) -> NodeRawNs:
+        return NodeRawNs(self._host.raw(at))
+
+    def node_ns(self) -> int:
+        """Now, as the agent's protocol has it."""
+        return self.wall_ns() if self.protocol == 1 else self.raw_ns()
 
     def stop(self) -> None:
         """SIGKILL."""
@@ -121,7 +139,7 @@ class SimAgent:
         if self._stopped:
             return
         self._around.settle()
-        self.clock.look()
+        self._look()
         self._find_processes()
         for watched in list(self.watched.values()):
             watched.turn()
@@ -150,21 +168,29 @@ class SimAgent:
                 process.forget_files(self.kernel.now)
 
     def _sample(self) -> None:
-        begin = self.wall_ns()
+        begin = self.raw_ns()
         alive = [w for w in self.watched.values() if w.process.rank.alive]
         readings = [reading for watched in alive for reading in watched.sample()]
         if readings:
             self.samples.add(begin, begin + MS, readings)
 
-    def _on_step(self, step_ns: int) -> None:
-        if (conn := self.conn) is not None and self._welcome:
+    def _look(self) -> None:
+        """Read the clocks. After a step, agents of protocol 1 ping immediately; so do the others
+        here, because what is drawn in frozen lives depends on every message."""
+        self._drawing_as_ever(self.clock.look)
+        steps, self._steps = self._steps, self.stats.clock_steps
+        conn = self.conn
+        if self._steps > steps and conn is not None and self._welcome:
             for number in range(3):
                 self.kernel.after((1 + number) * 10 * MS, lambda: self._ping(conn, again=False))
-        if step_ns < 0:
-            self.current.set_back(-step_ns)
-            self.samples.set_back()
-            for watched in self.watched.values():
-                watched.set_back(-step_ns)
+
+    def _drawing_as_ever(self, read: Callable[[], _T]) -> _T:
+        """Frozen lives depend on what these readings draw."""
+        self._reads = self._dice
+        try:
+            return read()
+        finally:
+            self._reads = self._own_dice
 
     def _in_flight(self) -> Iterator[EntryColumns]:
         for watched in self.watched.values():
@@ -181,8 +207,19 @@ class SimAgent:
         if self.conn is None:
             self._lost()
             return
-        hello = Hello(PROTOCOL, "simulated", self.node, self._boot_id, self.session, self.wall_ns())
-        self.conn.up.send(encode_agent(hello))
+        clocks = self.wall_ns(), self.raw_ns()
+        hello = Hello(PROTOCOL, "simulated", self.node, self._boot_id, self.session, *clocks)
+        self.conn.up.send(self._encoded(hello))
+
+    def _encoded(self, event: AgentEvent) -> bytes:
+        if self.protocol == 1:
+            event = spoken(event, self._shown, self.wall_ns() - self.raw_ns())
+        return encode_agent(event)
+
+    def _shown(self, raw_ns: int) -> int:
+        """What the wall clock showed at this time of the raw one, which never changes its rate."""
+        started, ppb = self._host.raw(0), self._host.raw.ppb
+        return self._host.real((raw_ns - started) * S // (S + ppb))
 
     def lost(self) -> None:
         """The agent notices that its stream has ended."""
@@ -229,12 +266,11 @@ class SimAgent:
         if (conn := self.conn) is None or not self._welcome or self._stopped:
             return
         while conn.up.bytes < self.limits.window_bytes:
-            now_ns = self.wall_ns()
-            round_ns = round(self.dispatch.round_s(now_ns) * 1e9)
+            round_ns = round(self.dispatch.round_s(self.raw_ns()) * 1e9)
             due = self.kernel.now - self._round_at >= round_ns
-            events = self.dispatch.next(now_ns, watermarks_due=due)
+            events = self.dispatch.next(watermarks_due=due)
             for event in events:
-                conn.up.send(encode_agent(self.clock.stamp(event)))
+                conn.up.send(self._encoded(self._stamped(event)))
             if not events:
                 if due:
                     self._round_at = self.kernel.now
@@ -243,12 +279,15 @@ class SimAgent:
             conn.hang_up()
             self.lost()
 
+    def _stamped(self, event: AgentEvent) -> AgentEvent:
+        return self._drawing_as_ever(lambda: self.clock.stamp(event))
+
     def say_goodbye(self) -> None:
         """SIGTERM: send the rest, and a goodbye."""
         if self.conn is not None and self._welcome:
             self._round_at = -S
             self.pump()
-            self.conn.up.send(encode_agent(Goodbye("the agent stops")))
+            self.conn.up.send(self._encoded(Goodbye("the agent stops")))
         self._stopped = True
 
     # -- pings ---------------------------------------------------------------------------------
@@ -266,12 +305,11 @@ class SimAgent:
     def _ping(self, conn: Conn, *, again: bool) -> None:
         if self._stopped or conn is not self.conn:
             return
-        self.clock.look()
+        self._look()
         self._pings += 1
         pong, self._pong = self._pong, None
         readings = self.clock.take_readings()
-        self.clock._stepped.clear()
-        conn.pings.send(encode_clock(Ping(self._pings, self.mono_ns(), readings, pong)))
+        conn.pings.send(encode_clock(Ping(self._pings, self.raw_ns(), readings, pong)))
         if again:
             pause = round(_PING * self._dice.uniform(0.8, 1.2))
             self.kernel.after(10 * MS, lambda: self._ping(conn, again=False))
@@ -279,4 +317,4 @@ class SimAgent:
 
     def receive_pong(self, data: bytes) -> None:
         number, _ = decode_pong(data)
-        self._pong = number, self.mono_ns()
+        self._pong = number, self.raw_ns()

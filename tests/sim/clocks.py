@@ -9,7 +9,7 @@ import random
 from typing import Final
 
 from frd.model import NodeNs, NodeRawNs
-from frd_agent.uplink.node_clock import ClockReading
+from frd_agent.node_time import ClockReading
 from tests.world.clocks import EPOCH, Clock, Host, S
 
 BOOTED: Final = 50_000 * S

@@ -110,13 +110,13 @@ class Job:
 
     def die(self, rank: SimRank, last_words: tuple[Any, str] | None) -> None:
         """Its device ends with it, in the middle of an op or not."""
-        rank.ended_ns = NodeNs(self.wall_ns(rank.node))
+        rank.ended_at = self.now
         if last_words is None:
             rank.wait_status = signal.SIGKILL
         else:
             kind, detail = last_words
             rank.wait_status = 1 << 8 if kind == "exception" else 0
-            rank.exit = ExitRecord(kind, detail, rank.ended_ns)
+            rank.exit = ExitRecord(kind, detail, NodeNs(self.wall_ns(rank.node)))
         rank.alive = False
         if rank.head is not None and rank.head.meeting is not None:
             rank.head.meeting.is_broken = True

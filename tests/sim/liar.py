@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 _Lie: TypeAlias = Callable[[random.Random, int], bytes]
-"""Dice and the node's wall clock to a message."""
+"""Dice and the node's time, as the agent's protocol has it, to a message."""
 
 
 def lie(world: World, number: int, dice: random.Random) -> None:
@@ -29,14 +29,14 @@ def lie(world: World, number: int, dice: random.Random) -> None:
     agent = world.nodes[number].agent
     for _ in range(dice.randrange(1, 5)):
         if agent is not None and agent.conn is not None:
-            agent.conn.up.send(dice.choice(_LIES)(dice, agent.wall_ns()))
+            agent.conn.up.send(dice.choice(_LIES)(dice, agent.node_ns()))
 
 
-def _garbage(dice: random.Random, wall_ns: int) -> bytes:
+def _garbage(dice: random.Random, node_ns: int) -> bytes:
     return dice.randbytes(dice.randrange(1, 200))
 
 
-def _entries(dice: random.Random, wall_ns: int) -> bytes:
+def _entries(dice: random.Random, node_ns: int) -> bytes:
     """Rows of ranks and groups that no agent declared, or with earlier revisions."""
     rows = dice.randrange(1, 20)
     # Frozen lives depend on the order in which these are drawn.
@@ -50,13 +50,13 @@ def _entries(dice: random.Random, wall_ns: int) -> bytes:
             group=group,
             signature=dice.choice((0, 1 << 20)),
             flags=dice.randrange(16),
-            created=wall_ns + dice.randrange(-1000 * S, 1000 * S),
-            completed=dice.choice((0, wall_ns)),
+            created=node_ns + dice.randrange(-1000 * S, 1000 * S),
+            completed=dice.choice((0, node_ns)),
         )
     )
 
 
-def _marks(dice: random.Random, wall_ns: int) -> bytes:
+def _marks(dice: random.Random, node_ns: int) -> bytes:
     """The rank has long been waiting, far ahead of all ranks, in the future. (A false wait in the
     next collective of all ranks looks like the truth, so it is not among these messages.)"""
     far = dice.choice((100, 1 << 40))
@@ -64,27 +64,27 @@ def _marks(dice: random.Random, wall_ns: int) -> bytes:
         [0],
         enqueued=far,
         completed=far - dice.choice((0, 1)),
-        head=max(wall_ns - dice.randrange(600 * S), 1),
+        head=max(node_ns - dice.randrange(600 * S), 1),
         seen=[0],
-        as_of=wall_ns + dice.choice((0, 3600 * S)),
-        sent=wall_ns + dice.choice((0, 3600 * S)),
+        as_of=node_ns + dice.choice((0, 3600 * S)),
+        sent=node_ns + dice.choice((0, 3600 * S)),
     )
     return encode_agent(false_watermarks)
 
 
-def _status(dice: random.Random, wall_ns: int) -> bytes:
+def _status(dice: random.Random, node_ns: int) -> bytes:
     state = dice.choice((RankState.EXITED, RankState.SILENT, RankState.FINISHED))
-    status = RankStatus(0, state, NodeNs(wall_ns), "a lie", dice.choice((0, 1 << 30)))
+    status = RankStatus(0, state, NodeNs(node_ns), "a lie", dice.choice((0, 1 << 30)))
     return encode_agent(Statuses((status,)))
 
 
-def _memory(dice: random.Random, wall_ns: int) -> bytes:
+def _memory(dice: random.Random, node_ns: int) -> bytes:
     return encode_agent(
         MemoryColumns(
             series=np.array([dice.choice((0, 1 << 20))], np.uint32),
             capacity=np.array([1 << 36]),
-            begin_ns=np.array([wall_ns]),
-            end_ns=np.array([wall_ns - dice.choice((0, S))]),
+            begin_ns=np.array([node_ns]),
+            end_ns=np.array([node_ns - dice.choice((0, S))]),
             values=np.array([[dice.choice((-5, 1 << 60, 1 << 35))]]),
         )
     )

@@ -10,7 +10,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from frd.flight.entry import Status
-from frd.model import NodeNs
 from frd_agent import tap
 from frd_agent.ranks.tap_files import ExitRecord, TapGroup
 from tests.sim.memory import Memory, MemoryOfRank
@@ -55,7 +54,8 @@ class SimRank:
         """None while it lives, and after SIGKILL."""
         self.wait_status: int | None = None
         """As `os.waitpid` would return it; None while it lives."""
-        self.ended_ns = NodeNs(0)
+        self.ended_at = 0
+        """True time."""
         """On its node's clock."""
         self.gil_held = False
         """The tap's thread is stopped; the socket answers."""

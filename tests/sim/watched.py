@@ -20,6 +20,7 @@ from frd.model import (
     MemoryEvent,
     MemoryEventKind,
     NodeNs,
+    NodeRawNs,
     RankInfo,
     RankState,
     RankStatus,
@@ -96,18 +97,18 @@ class Watched:
         self._naming = Naming(dictionary, self._attempt)
         self._recorders = Recorders(
             _Socket(process.rank), process.info.torch_version,
-            wall_ns=agent.wall_ns, mono_ns=agent.mono_ns,
+            agent.time,
         )  # fmt: skip
         self._watch = PollSchedule(PollPolicy())
         self._groups: tuple[TapGroup, ...] = ()
         self._raw: dict[tuple[int, int], Status] | None = None
-        self._published_at_ns = NodeNs(0)
-        self._published_mono_ns: int = agent.mono_ns()
-        self._published: tuple[dict[tuple[int, int], Status], int, int] | None = None
+        self._published_at_ns = NodeRawNs(0)
+        self._published_mono_ns: int = agent.raw_ns()
+        self._published: tuple[dict[tuple[int, int], Status], NodeNs, NodeRawNs] | None = None
         self._publish_at = agent.kernel.now
         self._shown = (0, 0, 0)
         self._is_exact = False
-        self._state, self._since_ns = RankState.LIVE, agent.wall_ns()
+        self._state, self._since_ns = RankState.LIVE, agent.raw_ns()
         self._saw_it_alive = process.rank.alive
         """If so, the agent learns of the end immediately and from the kernel, as by a pidfd."""
         self._silent = False
@@ -133,7 +134,7 @@ class Watched:
         self._learn_groups()
         self._read_counters()
         self._publish()
-        now_s = self._agent.mono_ns() / 1e9
+        now_s = self._agent.raw_ns() / 1e9
         self._stand(now_s)
         self._judge()
         if self._watch.due(now_s) is not None:
@@ -147,17 +148,17 @@ class Watched:
         if now >= self._publish_at and not (rank.stopped or rank.gil_held):
             self._publish_at = now + _PUBLISH
             agent = self._agent
-            self._published = rank.counters(), agent.wall_ns(), agent.mono_ns()
+            self._published = rank.counters(), agent.wall_ns(), agent.raw_ns()
 
     def _read_counters(self) -> None:
         if self._published is not None:
             self._raw, wall_ns, self._published_mono_ns = self._published
-            self._published_at_ns = NodeNs(wall_ns)
+            self._published_at_ns = self._agent.time.one_to_raw(wall_ns)
             self._published = None
 
     def _stand(self, now_s: float) -> None:
         exact = self._show()
-        age_s = max(self._agent.mono_ns() - self._published_mono_ns, 0) / 1e9
+        age_s = max(self._agent.raw_ns() - self._published_mono_ns, 0) / 1e9
         self._watch.see(self._raw, age_s, exact=exact, now=now_s)
 
     def _show(self) -> bool:
@@ -169,23 +170,24 @@ class Watched:
         return self._is_exact
 
     def _judge(self) -> None:
-        since = self._published_at_ns or self._agent.wall_ns()
+        since = self._published_at_ns or self._agent.raw_ns()
         if self.process.rank.stopped and self._watch.age_s > _STOPPED_S:
             self._report(RankState.SILENT, since, "process is stopped (state T)")
         elif self._watch.is_stale and self._silent:
             self._report(RankState.SILENT, since, "its socket does not answer")
         else:
             note = "its tap's heartbeat is old: the GIL may be held" if self._watch.is_stale else ""
-            self._report(RankState.LIVE, self._agent.wall_ns(), note)
+            self._report(RankState.LIVE, self._agent.raw_ns(), note)
 
     def _report(
-        self, state: RankState, since_ns: NodeNs, detail: str, how: ExitInfo | None = None
+        self, state: RankState, since_ns: NodeRawNs, detail: str, how: ExitInfo | None = None
     ) -> None:
         if state is not self._state:
             self._state, self._since_ns = state, since_ns
         gap = self.lost + self._agent.outbox.dropped.get(self.number, 0)
+        now_ns = self._agent.raw_ns()
         self._agent.current.set_status(
-            RankStatus(self.number, self._state, self._since_ns, detail, gap, how)
+            RankStatus(self.number, self._state, self._since_ns, detail, gap, how, now_ns)
         )
 
     def _ask(self) -> None:
@@ -211,8 +213,11 @@ class Watched:
         self._show()
         rank = self.process.rank
         how = exit_info(rank.exit, rank.wait_status if self._saw_it_alive else None)
-        seen_at_ns = rank.ended_ns if self._saw_it_alive else self._agent.wall_ns()
-        self._report(state_after(how), ended_at(how, rank.exit, seen_at_ns), exit_text(how), how)
+        agent = self._agent
+        seen_at_ns = agent.raw_at(rank.ended_at) if self._saw_it_alive else agent.raw_ns()
+        recorded_at_ns = agent.time.one_to_raw(rank.exit.at_ns) if rank.exit else None
+        at_ns = ended_at(how, recorded_at_ns, seen_at_ns)
+        self._report(state_after(how), at_ns, exit_text(how), how)
 
     def _learn_groups(self) -> None:
         if self.process.rank.groups == self._groups:
@@ -229,10 +234,11 @@ class Watched:
     def sample(self) -> list[Reading]:
         """What NVML and the tap's mmap show; and torch's own word on what failed."""
         memory = self.process.rank.memory()
+        time = self._agent.time
         for error in memory.errors[self._errors :]:
             self._agent.samples.event(
                 MemoryEvent(
-                    self.number, MemoryEventKind.OOM, NodeNs(error.at_ns),
+                    self.number, MemoryEventKind.OOM, time.one_to_raw(NodeNs(error.at_ns)),
                     self.process.info.devices[0], error.requested,
                 )
             )  # fmt: skip
@@ -242,10 +248,6 @@ class Watched:
             Reading(self._attempt, series, memory.total, value)
             for series, value in zip(self._series, values, strict=True)
         ]
-
-    def set_back(self, by_ns: int) -> None:
-        self._published_at_ns = NodeNs(max(self._published_at_ns - by_ns, 0))
-        self._recorders.set_back(by_ns)
 
     def in_flight(self) -> EntryColumns | None:
         rows = self._recorders.in_flight()

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from frd_agent.counters import Counters
+from frd_agent.node_time import NodeTime
 from frd_agent.ranks.poll_schedule import PollPolicy
 from frd_agent.ranks.rank import RankContext
 from frd_agent.uplink.current_state import CurrentState
@@ -39,12 +40,13 @@ def identity(**changes: Any) -> dict[str, Any]:
 
 
 def shared() -> RankContext:
-    dictionary = Dictionary()
+    dictionary, stats = Dictionary(), Counters()
     return RankContext(
         dictionary=dictionary,
         outbox=Outbox(1000, 100_000),
         current=CurrentState(dictionary.attempt_of),
-        stats=Counters(),
+        stats=stats,
+        time=NodeTime(stats),
         policy=PollPolicy(),
         dumping=asyncio.Semaphore(1),
         wake=lambda: None,

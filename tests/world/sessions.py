@@ -23,7 +23,6 @@ from frd.service.ingest.session import Session
 from frd.service.ingest.shared import Shared
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
-    PROTOCOL,
     AgentEvent,
     AttemptDecl,
     Declare,
@@ -80,7 +79,7 @@ class Stream:
         self.ahead = 0
         """Of the wall clock, since it was set."""
         infos = [RankInfo(rank, 4, "n", "boot", pid + rank) for rank in (0, 3)]
-        self.send(Hello(PROTOCOL, "0", "n", "boot", name, self.node_now()))
+        self.send(Hello(1, "0", "n", "boot", name, self.node_now()))
         self.send(
             Declare(
                 attempts=(AttemptDecl(0, KEY, 4),),

@@ -18,6 +18,7 @@ from frd.model import (
     AttemptKey,
     EntryColumns,
     NodeNs,
+    NodeRawNs,
     RankInfo,
     RankState,
     RankStatus,
@@ -92,7 +93,9 @@ class Peer:
 
     def hello(self) -> Hello:
         name = f"node-{self.job}-{self.node}"
-        return Hello(PROTOCOL, "test", name, f"boot-{name}", self.session, NodeNs(time.time_ns()))
+        now = time.time_ns()  # of both clocks: the origin of the raw one means nothing
+        clocks = NodeNs(now), NodeRawNs(now)
+        return Hello(PROTOCOL, "test", name, f"boot-{name}", self.session, *clocks)
 
     def declare(self, attempt: int = 0) -> Declare:
         hello = self.hello()

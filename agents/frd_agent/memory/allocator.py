@@ -7,10 +7,10 @@ nothing in it is trusted. A publication counts once: between two of them there i
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
-from frd.model import MemoryEvent, MemoryEventKind, NodeNs, SeriesInfo, SeriesKind
+from frd.model import MemoryEvent, MemoryEventKind, NodeNs, NodeRawNs, SeriesInfo, SeriesKind
 from frd_agent import tap
 from frd_agent.memory.target import ABSURD_BYTES, Part, Reading, Target
 from frd_agent.recorder.rows import LATEST_NS
@@ -21,6 +21,9 @@ _STILL_S = 5.0
 """A file that has not changed for this long is reopened: it may have been replaced."""
 _NEWS_NS = 60_000_000_000
 """An error older than this at the first read was already reported by another agent."""
+
+
+ToRaw: TypeAlias = Callable[[NodeNs], NodeRawNs]
 
 
 class Device(NamedTuple):
@@ -35,16 +38,16 @@ class Device(NamedTuple):
 
 class Error(NamedTuple):
     number: int
-    at_ns: int
+    at_ns: NodeNs
     uuid: bytes
     requested_bytes: int
     free_bytes: int
 
 
 class Publication(NamedTuple):
-    begin_ns: int
-    """CLOCK_REALTIME of the node, as `end_ns`: it was read in between."""
-    end_ns: int
+    begin_ns: NodeNs
+    """CLOCK_REALTIME of the node, as `end_ns` and times of errors: it was read in between."""
+    end_ns: NodeNs
     devices: list[Device]
     errors: list[Error]
 
@@ -77,8 +80,9 @@ def parse(raw: bytes) -> Publication | None:
 class _Rank:
     """The allocator's part of one rank's counters file."""
 
-    def __init__(self, target: Target, now_s: float, now_ns: int) -> None:
+    def __init__(self, target: Target, to_raw: ToRaw, now_s: float, now_ns: int) -> None:
         self.target = target
+        self._to_raw = to_raw
         self._file = KeptOpen(target.shm_path)
         self.close = self._file.close
         self._last = b""
@@ -95,7 +99,7 @@ class _Rank:
         new."""
         if (found := self._published(now_s)) is None:
             return None
-        part = Part(found.begin_ns, found.end_ns)
+        part = Part(self._to_raw(found.begin_ns), self._to_raw(found.end_ns))
         for device in found.devices:
             if any(device.uuid):
                 name = names.get(device.uuid) or tap.spelled(device.uuid)
@@ -124,28 +128,29 @@ class _Rank:
 
     def _events(self, found: Publication, names: Mapping[bytes, str]) -> Iterable[MemoryEvent]:
         for error in found.errors:
+            at_ns = self._to_raw(error.at_ns)
             if self._last_error is None:
-                is_news = error.at_ns >= self._news_from_ns
+                is_news = at_ns >= self._news_from_ns
             else:
                 is_news = error.number > self._last_error
             if is_news:
                 detail = f"{error.free_bytes} bytes of the device were free"
-                yield self._event(error.at_ns, names, error.uuid, error.requested_bytes, detail)
+                yield self._event(at_ns, names, error.uuid, error.requested_bytes, detail)
         self._last_error = max([self._last_error or 0, *(error.number for error in found.errors)])
         for device in found.devices:
             before = self._counts.get(device.uuid, device.error_count)
             self._counts[device.uuid] = device.error_count
             if device.error_count > before and not found.errors:
-                yield self._event(found.end_ns, names, device.uuid, 0, "")
+                yield self._event(self._to_raw(found.end_ns), names, device.uuid, 0, "")
 
     def _event(
-        self, at_ns: int, names: Mapping[bytes, str], uuid: bytes, requested: int, detail: str
+        self, at_ns: NodeRawNs, names: Mapping[bytes, str], uuid: bytes, requested: int, detail: str
     ) -> MemoryEvent:
         device = names.get(uuid) or (tap.spelled(uuid) if any(uuid) else "")
         return MemoryEvent(
             rank=self.target.number,
             kind=MemoryEventKind.OOM,
-            at_ns=NodeNs(min(max(at_ns, 0), LATEST_NS)),
+            at_ns=at_ns,
             device=device,
             requested_bytes=max(requested, 0),
             detail=detail,
@@ -155,7 +160,9 @@ class _Rank:
 class Allocators:
     """Of all ranks of one node. Lives on one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, to_raw: ToRaw) -> None:
+        """`to_raw` converts a stamp of the wall clock that was made a moment ago."""
+        self._to_raw = to_raw
         self._ranks: dict[int, _Rank] = {}
 
     def read(
@@ -169,7 +176,7 @@ class Allocators:
         parts = []
         for number, target in living.items():
             if number not in self._ranks:
-                self._ranks[number] = _Rank(target, now_s, now_ns)
+                self._ranks[number] = _Rank(target, self._to_raw, now_s, now_ns)
             parts.append(self._ranks[number].read(now_s, names))
         for number in self._ranks.keys() - living.keys():
             # Its last publication, at exit, contains the error that may have ended it.

@@ -17,41 +17,42 @@ from frd_agent.memory.gpu.gpus import Gpus
 from frd_agent.memory.host.node_memory import NodeMemory
 from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import Part, Target
+from frd_agent.node_time import NodeTime, raw_now
 
 _DRIVER_S: Final = 0.02
 """How long a round waits for the driver; a look at eight devices takes a few milliseconds."""
 _TOGETHER_NS: Final = 100_000_000
 """What was read this long before a round, or later, belongs to its moment."""
 _OLDEST_NS: Final = 60_000_000_000
-"""Older readings, and those of the future, are of a clock that was set, or of a broken file."""
+"""Older readings are of a broken file. A stamp of before the agent may be one of the future."""
 
 
 class Sampler:
     """Lives on one thread."""
 
-    def __init__(self, samples: Samples, node: NodeMemory, gpus: Gpus, driver: Devices) -> None:
+    def __init__(
+        self, samples: Samples, node: NodeMemory, gpus: Gpus, driver: Devices, node_time: NodeTime
+    ) -> None:
         self._samples = samples
         self._node = node
         self._gpus = gpus
         self._driver = driver
-        self._allocators = Allocators()
+        self._allocators = Allocators(node_time.one_to_raw)
         self._ranks: frozenset[tuple[int, int]] = frozenset()
         self._last_ns = 0
+        self._began_ns = raw_now()
 
     def round(self, targets: Sequence[Target]) -> bool:
         """True when something happened that should not wait for the next message."""
         self._follow(targets)
-        moment = Part(time.time_ns(), 0)
+        moment = Part(raw_now(), 0)
         now_s = time.monotonic()
         self._driver.ask()
         self._node.read(targets, now_s, moment)
         parts = self._allocators.read(targets, self._gpus.names, now_s, moment.begin_ns)
         while (look := self._driver.take(_DRIVER_S)) is not None:
             parts.append(self._gpus.read(look, targets))
-        moment.end_ns = time.time_ns()
-        if moment.begin_ns <= self._last_ns:
-            self._last_ns = 0
-            self._samples.set_back()
+        moment.end_ns = raw_now()
         late = [part for part in parts if not self._joins(part, moment)]
         self._last_ns = moment.begin_ns
         urgent = self._keep(moment, late=False)
@@ -76,8 +77,9 @@ class Sampler:
         return True
 
     def _keep(self, moment: Part, *, late: bool) -> bool:
-        now_ns = time.time_ns()
-        if not now_ns - _OLDEST_NS < moment.begin_ns <= moment.end_ns <= now_ns:
+        now_ns = raw_now()
+        oldest_ns = max(now_ns - _OLDEST_NS, self._began_ns)
+        if not oldest_ns < moment.begin_ns <= moment.end_ns <= now_ns:
             return False
         return self._samples.add(moment.begin_ns, moment.end_ns, moment.readings, late=late)
 

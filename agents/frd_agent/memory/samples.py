@@ -107,11 +107,6 @@ class Samples:
         for table in self._tables.values():
             table.keep(ranks)
 
-    def set_back(self) -> None:
-        """The clock was set back: moments rise again from here on."""
-        for table in self._tables.values():
-            table.last_ns = 0
-
     def latest(self) -> dict[SeriesInfo, int]:
         """The last value of every series of a living rank; from any thread."""
         return {

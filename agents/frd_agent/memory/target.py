@@ -42,7 +42,7 @@ class Reading(NamedTuple):
 
 @dataclass(slots=True)
 class Part:
-    """What one source read between two moments of the wall clock."""
+    """What one source read between two moments of the raw clock."""
 
     begin_ns: int
     end_ns: int

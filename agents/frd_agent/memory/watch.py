@@ -23,6 +23,7 @@ from frd_agent.memory.host.processes import ProcessMemory
 from frd_agent.memory.sampler import Sampler
 from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import Target
+from frd_agent.node_time import NodeTime
 
 _IDLE_S: Final = 1.0
 _BUSY_S: Final = 10.0
@@ -47,14 +48,17 @@ class MemoryView:
 
 
 class MemoryWatch:
-    def __init__(self, samples: Samples, hz: float, wake: Callable[[], object]) -> None:
+    def __init__(
+        self, samples: Samples, hz: float, node_time: NodeTime, wake: Callable[[], object]
+    ) -> None:
         """`wake` is called on the sampler's thread: there is something urgent to send."""
         self._samples = samples
         self._hz = hz
         self._wake = wake
         self._gpus = Gpus(PidSpace())
         self._devices = Devices(Nvml())
-        self._sampler = Sampler(samples, NodeMemory(ProcessMemory()), self._gpus, self._devices)
+        node = NodeMemory(ProcessMemory())
+        self._sampler = Sampler(samples, node, self._gpus, self._devices, node_time)
         self._targets: Sequence[Target] = ()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="frd-memory", daemon=True)

@@ -14,7 +14,7 @@ from signal import SIGINT, SIGKILL, valid_signals
 from typing import Final
 
 from frd.flight.stacks.text import StackFrame, own_of
-from frd.model import ExitInfo, ExitKind, MemoryEvent, MemoryEventKind, NodeNs, RankState
+from frd.model import ExitInfo, ExitKind, MemoryEvent, MemoryEventKind, NodeRawNs, RankState
 from frd_agent.ranks.tap_files import ExitRecord
 
 _BY_SIGNAL: Final = 128
@@ -51,12 +51,12 @@ def exit_info(record: ExitRecord | None, wait_status: int | None) -> ExitInfo:
     )
 
 
-def ended_at(how: ExitInfo, record: ExitRecord | None, seen_at_ns: NodeNs) -> NodeNs:
+def ended_at(how: ExitInfo, recorded_at_ns: NodeRawNs | None, seen_at_ns: NodeRawNs) -> NodeRawNs:
     """When the end began. The tap writes the record before the process closes its connections, so
     its time is before any effect on peers; the time seen from outside is later."""
-    if record is None or how.kind is ExitKind.SIGNAL:
+    if recorded_at_ns is None or how.kind is ExitKind.SIGNAL:
         return seen_at_ns
-    return min(record.at_ns, seen_at_ns)
+    return min(recorded_at_ns, seen_at_ns)
 
 
 def may_be_oom(how: ExitInfo) -> bool:
@@ -117,8 +117,9 @@ def _kind(
     return ExitKind.UNKNOWN if record is None else ExitKind.CLEAN
 
 
-def out_of_memory(record: ExitRecord, rank: int) -> MemoryEvent | None:
-    """The exit as an out-of-memory event of `rank`, if an allocation of host memory failed.
+def out_of_memory(record: ExitRecord, at_ns: NodeRawNs, rank: int) -> MemoryEvent | None:
+    """The exit as an out-of-memory event of `rank` at `at_ns`, if an allocation of host memory
+    failed.
 
     Host memory has no observer; for device memory torch's own observer has reported more.
     """
@@ -128,7 +129,7 @@ def out_of_memory(record: ExitRecord, rank: int) -> MemoryEvent | None:
     return MemoryEvent(
         rank=rank,
         kind=MemoryEventKind.OOM,
-        at_ns=record.at_ns,
+        at_ns=at_ns,
         requested_bytes=int(asked[1]) if asked else 0,
         detail=record.detail,
     )

@@ -17,7 +17,7 @@ from typing import Final
 from frd.errors import DumpError
 from frd.flight.entry import Dump
 from frd.flight.names import parse_profiling_name
-from frd.model import AttemptKey, EntryColumns, NodeNs, RankInfo, RankState, RankStatus
+from frd.model import AttemptKey, EntryColumns, NodeRawNs, RankInfo, RankState, RankStatus
 from frd_agent.ranks.dump_files import DumpFile, DumpFiles
 from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.roster import Roster
@@ -51,8 +51,10 @@ class FileRank:
     def take(self, file: DumpFile) -> None:
         recorder = _recorder(file.dump)
         self.naming.learn(file.dump.groups.values())
-        tracker = self._trackers.setdefault(recorder, RecorderTracker())
-        diff = tracker.apply(file.dump, file.written_at_ns, self.naming)
+        time = self._shared.time
+        tracker = self._trackers.setdefault(recorder, RecorderTracker(to_raw=time.to_raw))
+        written_at_ns = time.one_to_raw(file.written_at_ns)
+        diff = tracker.apply(file.dump, written_at_ns, self.naming)
         self._lost += diff.lost
         if diff.rows:
             self._shared.outbox.record(columns(self.number, 0, diff.rows))
@@ -60,15 +62,16 @@ class FileRank:
         for progress in tracker.groups:
             current.set_watermarks(self.number, progress.group, progress.watermarks)
         open_entries = chain.from_iterable(one.open.items for one in self._trackers.values())
-        current.set_channels(channel_columns(self.number, open_entries))
-        current.set_as_of(self.number, NodeNs(tracker.seen_until_ns))
+        current.set_channels(channel_columns(self.number, open_entries, tracker.taken_at_ns))
+        current.set_as_of(self.number, NodeRawNs(tracker.seen_until_ns))
         current.set_status(
             RankStatus(
                 rank=self.number,
                 state=RankState.LIVE,
-                at_ns=file.written_at_ns,
+                at_ns=written_at_ns,
                 detail=f"known from {file.path.name} only: it runs without a tap",
                 gap_entries=self._lost,
+                as_of_ns=written_at_ns,
             )
         )
 

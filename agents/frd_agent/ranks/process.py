@@ -23,7 +23,8 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 
-from frd.model import NodeNs
+from frd.model import NodeNs, NodeRawNs
+from frd_agent.node_time import raw_now
 from frd_agent.proc import Stat, Vital, read_same, read_stat, started_at
 
 _PEERCRED = struct.Struct("3i")
@@ -57,7 +58,7 @@ def collected_status(pidfd: int) -> int | None:
 class End:
     """The end of a process, as reported by the kernel."""
 
-    at_ns: NodeNs
+    at_ns: NodeRawNs
     """When it was seen."""
     wait_status: int | None
     """As `os.waitpid` would return it; None when it is not known."""
@@ -105,14 +106,14 @@ class Process:
         except OSError:
             return Vital.RUNNING  # not known to have ended
         if stat is None or stat.vital is Vital.GONE:
-            end = self.ended(NodeNs(time.time_ns()))
+            end = self.ended(raw_now())
             is_early = time.monotonic() - self._ended_at_s < _STATUS_PATIENCE_S
             if stat is not None and end.wait_status is None and is_early:
                 return Vital.RUNNING  # its exit status may be known in a moment
             return Vital.GONE
         return stat.vital
 
-    def ended(self, now_ns: NodeNs) -> End:
+    def ended(self, now_ns: NodeRawNs) -> End:
         """The end of the process. The first call sets the time; later calls look again for an exit
         status that was not available."""
         if self.end is None:

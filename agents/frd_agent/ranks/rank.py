@@ -17,9 +17,10 @@ from typing import Final
 
 from frd.errors import ServiceUnavailable
 from frd.forms import exit_text
-from frd.model import EntryColumns, ExitInfo, NodeNs, RankState, RankStatus
+from frd.model import EntryColumns, ExitInfo, NodeRawNs, RankState, RankStatus
 from frd_agent.counters import Counters
 from frd_agent.memory import Target
+from frd_agent.node_time import NodeTime
 from frd_agent.proc import Vital
 from frd_agent.ranks.exits import state_after
 from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule
@@ -53,6 +54,7 @@ class RankContext:
     outbox: Outbox
     current: CurrentState
     stats: Counters
+    time: NodeTime
     policy: PollPolicy
     dumping: asyncio.Semaphore
     """So that the ranks of a node are not all polled at the same time."""
@@ -69,15 +71,17 @@ class Rank:
     ):
         self.file = file
         self.identity = identity
-        self.gone_at_ns: NodeNs | None = None
+        self.exit_recorded_at_ns: NodeRawNs | None = None
+        """When the tap wrote the exit record of `identity`."""
+        self.gone_at_ns: NodeRawNs | None = None
         self.files_removed = False
-        self.counters = CountersFile(file.shm_path)
+        self.counters = CountersFile(file.shm_path, shared.time.one_to_raw)
         self._former: list[int] = []
         """Its number in the previous attempt, if any."""
         self._shared = shared
         socket = None if file.socket_path is None else sockets.address(file.socket_path)
         handlers = None if socket is None else Handlers(socket, _DUMP_TIMEOUT_S)
-        self.recorders = Recorders(handlers, identity.torch_version)
+        self.recorders = Recorders(handlers, identity.torch_version, shared.time)
         self._schedule = PollSchedule(shared.policy)
         self._task: asyncio.Task[None] | None = None
         self._progress_inputs = (0, 0, 0)
@@ -89,6 +93,7 @@ class Rank:
         self._complained = False
         self.process = RankProcess(identity, socket)
         self.stacks = StackReader(self.pid, handlers, file.shm_path)
+        self._learn_exit()
         self._begin_attempt()
 
     # -- identity ------------------------------------------------------------------------------
@@ -104,10 +109,15 @@ class Rank:
         )
         self.number = shared.dictionary.rank(self._attempt, identity.info)
         self.naming = Naming(shared.dictionary, self._attempt)
-        self._state, self._since_ns = RankState.LIVE, identity.started_at_ns
+        self._state, self._since_ns = RankState.LIVE, shared.time.one_to_raw(identity.started_at_ns)
         self._lost = 0
         self.recorders.begin_attempt()
         self._learn_groups()
+
+    def _learn_exit(self) -> None:
+        record = self.identity.exit
+        if record is not None and self.exit_recorded_at_ns is None:
+            self.exit_recorded_at_ns = self._shared.time.one_to_raw(record.at_ns)
 
     def _learn_groups(self) -> None:
         self.naming.replace(self.identity.groups)
@@ -116,10 +126,11 @@ class Rank:
         present = {group.name for group in self.identity.groups}
         self.recorders.close(lambda name: name not in present)
 
-    def renew(self, file: TapFile, identity: TapIdentity, now_ns: NodeNs) -> None:
+    def renew(self, file: TapFile, identity: TapIdentity, now_ns: NodeRawNs) -> None:
         """The tap has written another identity."""
         was = self.identity
         self.file, self.identity = file, identity
+        self._learn_exit()
         if (was.attempt, was.rank) == (identity.attempt, identity.rank):
             self._learn_groups()
             return
@@ -156,7 +167,7 @@ class Rank:
     def is_gone(self) -> bool:
         return self.gone_at_ns is not None
 
-    def poll(self, now_s: float, now_ns: NodeNs) -> bool:
+    def poll(self, now_s: float, now_ns: NodeRawNs) -> bool:
         """Read the counters, and request a dump of the recorders when one is due.
 
         False if the process is gone: the caller reads its identity once more and calls `end`.
@@ -194,7 +205,7 @@ class Rank:
         """The tap writes the counters after its exit record. If they do not show how far the rank
         came, only the state before its end is known."""
         record, counters = self.identity.exit, self.counters
-        if record is None or counters.published_at_ns < record.at_ns:
+        if record is None or counters.published_wall_ns < record.at_ns:
             self._update_progress()
             return
         trackers = self.recorders.trackers
@@ -202,12 +213,7 @@ class Rank:
         if progress is not None:
             self._shared.current.set_progress(self.number, progress)
 
-    def set_back(self, by_ns: int) -> None:
-        """The wall clock was set back by `by_ns`: shift times that are compared with later ones."""
-        self.counters.set_back(by_ns)
-        self.recorders.set_back(by_ns)
-
-    def _report_liveness(self, vital: Vital, now_ns: NodeNs) -> None:
+    def _report_liveness(self, vital: Vital, now_ns: NodeRawNs) -> None:
         """Report whether the rank is live or silent, as text for users."""
         is_stale, since_ns = self._schedule.is_stale, self.counters.published_at_ns or now_ns
         if vital is Vital.STOPPED and self._schedule.age_s > _STOPPED_AGE_S:
@@ -222,7 +228,7 @@ class Rank:
             self._report(RankState.LIVE, now_ns, self._note if is_stale else "")
 
     def _report(
-        self, state: RankState, since_ns: NodeNs, detail: str, how: ExitInfo | None = None
+        self, state: RankState, since_ns: NodeRawNs, detail: str, how: ExitInfo | None = None
     ) -> None:
         if state is not self._state:
             self._state, self._since_ns = state, since_ns
@@ -233,14 +239,15 @@ class Rank:
                 "%s: %s", self, ": ".join(filter(None, words)) or state.value,
             )  # fmt: skip
         gap = self._lost + self._shared.outbox.dropped.get(self.number, 0)
-        status = RankStatus(self.number, self._state, self._since_ns, detail, gap, how)
+        now_ns = self._shared.time.now()
+        status = RankStatus(self.number, self._state, self._since_ns, detail, gap, how, now_ns)
         self._shared.current.set_status(status)
 
-    def end(self, now_ns: NodeNs) -> None:
+    def end(self, now_ns: NodeRawNs) -> None:
         """The process is gone: report its last counters and its end."""
         self._update_last_progress()
         self.gone_at_ns = now_ns
-        how, at_ns = self.process.ended(self.identity, now_ns)
+        how, at_ns = self.process.ended(self.identity.exit, self.exit_recorded_at_ns, now_ns)
         self._report(state_after(how), at_ns, exit_text(how), how)
         self.close()
         self._shared.wake()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from frd.model import ExitInfo, ExitKind, NodeNs
+from frd.model import ExitInfo, ExitKind, NodeRawNs
 from frd_agent.memory import OomKills
 from frd_agent.proc import Vital
 from frd_agent.ranks.exits import ended_at, exit_info, may_be_oom
 from frd_agent.ranks.process import Listener, Process, listener
-from frd_agent.ranks.tap_files import TapIdentity
+from frd_agent.ranks.tap_files import ExitRecord, TapIdentity
 
 
 class RankProcess:
@@ -48,11 +48,13 @@ class RankProcess:
         """Text for users."""
         return self.pinned.describe() if self.pinned else "process in another pid namespace"
 
-    def ended(self, identity: TapIdentity, now_ns: NodeNs) -> tuple[ExitInfo, NodeNs]:
-        """How and when it ended. Only if it is gone."""
+    def ended(
+        self, record: ExitRecord | None, recorded_at_ns: NodeRawNs | None, now_ns: NodeRawNs
+    ) -> tuple[ExitInfo, NodeRawNs]:
+        """How and when it ended. Only if it is gone. `record` is the tap's."""
         end = self.pinned.ended(now_ns) if self.pinned else None
-        how = exit_info(identity.exit, end.wait_status if end else None)
-        at_ns = ended_at(how, identity.exit, end.at_ns if end else now_ns)
+        how = exit_info(record, end.wait_status if end else None)
+        at_ns = ended_at(how, recorded_at_ns, end.at_ns if end else now_ns)
         return replace(how, note=self._note_of(how)), at_ns
 
     def _note_of(self, how: ExitInfo) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from frd.model import AttemptKey, NodeNs
+from frd.model import AttemptKey, NodeRawNs
 from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity, scan
 
@@ -47,7 +47,7 @@ class Roster:
     def __iter__(self) -> Iterator[Rank]:
         return iter(list(self._ranks.values()))
 
-    def update(self, now_ns: NodeNs) -> list[Rank]:
+    def update(self, now_ns: NodeRawNs) -> list[Rank]:
         """Read the run directory; returns the new ranks."""
         self._files = scan(self._run_dir, self._files, self._node)
         new: list[Rank] = []
@@ -63,9 +63,9 @@ class Roster:
                 known.renew(file, file.identity, now_ns)
         # Live ranks first: whether a dead rank is news depends on them.
         new.sort(key=lambda rank: (not rank.process.was_alive, rank.identity.started_at_ns))
-        return [rank for rank in new if self._admit(rank, now_ns)]
+        return [rank for rank in new if self._admit(rank)]
 
-    def end(self, rank: Rank, now_ns: NodeNs) -> None:
+    def end(self, rank: Rank, now_ns: NodeRawNs) -> None:
         """The process of `rank` is gone: report it, unless another process replaced it."""
         if self._has_successor(rank):
             rank.close()
@@ -86,7 +86,7 @@ class Roster:
             if is_same and later.started_at_ns > identity.started_at_ns:
                 yield other
 
-    def clear(self, now_ns: NodeNs) -> None:
+    def clear(self, now_ns: NodeRawNs) -> None:
         """Remove the files of ranks whose end has been sent, and forget old ones."""
         living = {rank.identity.attempt for rank in self if not rank.is_gone}
         dead = [rank for rank in self if rank.is_gone]
@@ -123,8 +123,8 @@ class Roster:
         self._is_short = False
         return rank
 
-    def _admit(self, rank: Rank, now_ns: NodeNs) -> bool:
-        if not rank.process.was_alive and not self._is_news(rank, now_ns):
+    def _admit(self, rank: Rank) -> bool:
+        if not rank.process.was_alive and not self._is_news(rank):
             rank.close()
             self._forget(rank)
             return False
@@ -154,8 +154,9 @@ class Roster:
                 )
                 return
 
-    def _is_news(self, rank: Rank, now_ns: NodeNs) -> bool:
-        changed_s = max(now_ns - rank.file.stamp[1], 0) / 1e9
+    def _is_news(self, rank: Rank) -> bool:
+        wall_ns = self._shared.time.look().real_ns  # the file may be older than the raw clock
+        changed_s = max(wall_ns - rank.file.stamp[1], 0) / 1e9
         rank.counters.read()
         return min(changed_s, rank.counters.age_s) < _NEWS_S or self._lives(rank.identity.attempt)
 

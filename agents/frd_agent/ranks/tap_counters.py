@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from frd.flight.entry import Status
-from frd.model import NodeNs
+from frd.model import NodeNs, NodeRawNs
 from frd_agent import tap
 from frd_agent.untrusted_files import KeptOpen
 
@@ -40,12 +40,16 @@ class CountersFile:
 
     If the counters did not advance, the file is opened again, because it may have been replaced."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, to_raw: Callable[[NodeNs], NodeRawNs]) -> None:
+        """`to_raw` converts a stamp of the wall clock that was made a moment ago."""
+        self._to_raw = to_raw
         self._file = KeptOpen(path)
         self._header = b""
         """Of the newest publication; each one has another number and time."""
         self._latest: Publication | None = None
-        self.published_at_ns = NodeNs(0)
+        self.published_at_ns = NodeRawNs(0)
+        self.published_wall_ns = NodeNs(0)
+        """The same, as the tap stamped it: to compare with its other stamps."""
         self.published_mono_ns = 0
         self.status: TapCounters | None = None
         """The counters; None if there are none, or not all."""
@@ -78,13 +82,10 @@ class CountersFile:
             every_s = (found.published_mono_ns - self.published_mono_ns) / 1e9
             self.every_s = min(max(every_s, tap.PUBLISH_S), tap.PUBLISH_MAX_S)
         self._latest = found
-        self.published_at_ns = found.published_at_ns
+        self.published_at_ns = self._to_raw(found.published_at_ns)
+        self.published_wall_ns = found.published_at_ns
         self.published_mono_ns = found.published_mono_ns
         self.status = None if found.overflowed else found.counters
-
-    def set_back(self, by_ns: int) -> None:
-        """The wall clock was set back by `by_ns`."""
-        self.published_at_ns = NodeNs(max(self.published_at_ns - by_ns, 0))
 
 
 def parse_counters(raw: bytes) -> Publication | None:

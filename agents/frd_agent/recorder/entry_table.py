@@ -38,13 +38,21 @@ class EntryTable:
         known: Sequence[OpenEntry],
         fresh: Sequence[Entry],
         progress_of: Callable[[Entry], GroupProgress | None],
+        to_raw: Callable[[Int64s], Int64s],
     ) -> None:
+        """`to_raw` converts stamps of the recorder."""
         self.known = known
         self.entries = [*(item.entry for item in known), *fresh]
         into = Dictionaries()
         columns = columns_of(Dump("", entries=tuple(self.entries)), into)
         self.trace = RankTrace(
             rank=0, source="", version="", info=None, clock_offset_ns=None, **columns.rows()
+        )
+        self.trace = replace(
+            self.trace,
+            created_ns=to_raw(self.trace.created_ns),
+            started_ns=to_raw(self.trace.started_ns),
+            completed_ns=to_raw(self.trace.completed_ns),
         )
         self.signatures, self.names = into.signatures.items, into.names.items
         self.facts = NameFacts.of(self.names)
@@ -102,7 +110,7 @@ class EntryTable:
 
     def _new(self, row: int) -> OpenEntry:
         entry = self.entries[row]
-        return OpenEntry(entry, self.progresses[self.pair[row]], entry.time_created_ns)
+        return OpenEntry(entry, self.progresses[self.pair[row]], int(self.trace.created_ns[row]))
 
     # -- collectives ---------------------------------------------------------------------------
 

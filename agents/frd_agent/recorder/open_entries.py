@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from frd.flight.entry import Entry, Status
-from frd.model import Flags
+from frd.model import Flags, Int64s
 from frd_agent.recorder.entry_table import EntryTable
 from frd_agent.recorder.group_progress import GroupProgress, OpenEntry
 from frd_agent.recorder.naming import Naming
@@ -19,7 +19,8 @@ _SHOWN = int(Flags.JOINED | Flags.STARTED | Flags.FAILED)
 class OpenEntries:
     """The entries of one recorder that are not over, as the last dump showed them."""
 
-    def __init__(self) -> None:
+    def __init__(self, to_raw: Callable[[Int64s], Int64s]) -> None:
+        self._to_raw = to_raw
         self.items: list[OpenEntry] = []
         """Oldest first."""
         self.done_created_ns = 0
@@ -98,7 +99,7 @@ class OpenEntries:
         self.done_created_ns = 0
         if not self.items and not fresh:
             return []
-        table = EntryTable(self.items, fresh, progress_of)
+        table = EntryTable(self.items, fresh, progress_of, self._to_raw)
         done = np.flatnonzero(table.state.done)
         if len(done):
             self.done_created_ns = int(table.trace.created_ns[done[-1]])

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from frd.flight.entry import Status
-from frd.model import NodeNs
+from frd.model import NodeRawNs
 from frd_agent.ranks.tap_counters import TapCounters
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.transitions import RecorderTracker
@@ -21,14 +21,14 @@ from frd_agent.recorder.transitions import RecorderTracker
 class RankProgress:
     watermarks: list[tuple[int, GroupWatermarks]]
     """By group index."""
-    as_of_ns: NodeNs
+    as_of_ns: NodeRawNs
     """Time up to which the watermarks are complete; 0 if nothing was read."""
     exact: bool
     """`as_of_ns` is as new as the counters."""
 
 
 def live_progress(
-    trackers: Collection[RecorderTracker], raw: TapCounters | None, published_at_ns: NodeNs
+    trackers: Collection[RecorderTracker], raw: TapCounters | None, published_at_ns: NodeRawNs
 ) -> RankProgress:
     """`raw`: the tap's counters, None if it publishes none that can be read."""
     watermarks: list[tuple[int, GroupWatermarks]] = []
@@ -48,11 +48,11 @@ def live_progress(
             else:
                 exact = False
         as_of = until if as_of is None else min(as_of, until)
-    return RankProgress(watermarks, NodeNs(as_of or 0), exact)
+    return RankProgress(watermarks, NodeRawNs(as_of or 0), exact)
 
 
 def final_progress(
-    trackers: Collection[RecorderTracker], raw: TapCounters | None, published_at_ns: NodeNs
+    trackers: Collection[RecorderTracker], raw: TapCounters | None, published_at_ns: NodeRawNs
 ) -> RankProgress | None:
     """Progress of a process that has ended, if its tap wrote the counters at exit; None if the
     counters do not show how far the process came."""

@@ -8,7 +8,6 @@ kept, because the ring buffers are gone when the rank dies.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -17,8 +16,9 @@ from typing import Final, Protocol
 from frd.errors import DumpError
 from frd.flight.decode import parse
 from frd.flight.entry import Dump
-from frd.model import ChannelColumns, NodeNs
+from frd.model import ChannelColumns, NodeNs, NodeRawNs
 from frd_agent import tap
+from frd_agent.node_time import NodeTime
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rows import Row, channel_columns
 from frd_agent.recorder.transitions import RecorderTracker
@@ -61,6 +61,7 @@ class KeptDump:
 
     source: str
     taken_at_ns: NodeNs
+    """By the wall clock as it was then, for people."""
     data: bytes
 
 
@@ -83,15 +84,12 @@ class Recorders:
         self,
         handlers: WorkerServer | None,
         torch_version: str,
-        *,
-        wall_ns: Callable[[], int] = time.time_ns,
-        mono_ns: Callable[[], int] = time.monotonic_ns,
+        time: NodeTime,
     ) -> None:
         """`handlers` is None if the rank has no socket: then nothing is ever read."""
         self._handlers = handlers
         self._torch_version = torch_version
-        self._wall_ns = wall_ns
-        self._mono_ns = mono_ns
+        self._time = time
         self.trackers: dict[RecorderTracker, _Handler] = {}
         """Known after the first reading."""
         self.revision = 0
@@ -117,7 +115,8 @@ class Recorders:
             if not self.trackers:
                 offered = await handlers.names()
                 self.trackers = {
-                    RecorderTracker(handler.number): handler for handler in self._offered(offered)
+                    RecorderTracker(handler.number, self._time.to_raw): handler
+                    for handler in self._offered(offered)
                 }
                 if not self.trackers:
                     raise HandlerFailed("no recorder among its handlers: is it an old torch?")
@@ -141,11 +140,9 @@ class Recorders:
         reading: Reading,
     ) -> None:
         handler = self.trackers[tracker]
-        asked_mono_ns = self._mono_ns()
+        asked_at = self._time.look()
         try:
             data = await handlers.ask(handler.name, timeout_s=timeout_s, **handler.params)
-            # Time of the request by the present wall clock: the clock may have been set meanwhile.
-            taken_at_ns = NodeNs(self._wall_ns() - (self._mono_ns() - asked_mono_ns))
             dump = parse(data, source=handler.name)
         except HandlerFailed as error:
             if error.status in (400, 404):  # listed, but it refuses these parameters
@@ -156,13 +153,13 @@ class Recorders:
         except DumpError as error:
             reading.problems.append(str(error))
             return
-        kept = KeptDump(handler.name, taken_at_ns, data)
+        kept = KeptDump(handler.name, asked_at.real_ns, data)
         reading.dumps.append(kept)
         if len(data) <= _KEPT_BYTES:
             self._kept[tracker] = kept
-        if self._can_name(tracker, dump, taken_at_ns, naming):
+        if self._can_name(tracker, dump, asked_at.raw_ns, naming):
             self.revision += 1
-            diff = tracker.apply(dump, taken_at_ns, naming)
+            diff = tracker.apply(dump, asked_at.raw_ns, naming)
             reading.rows += diff.rows
             reading.lost += diff.lost
             reading.unread |= not tracker.is_whole
@@ -171,7 +168,7 @@ class Recorders:
         reading.entries = max(reading.entries, tracker.capacity)
 
     def _can_name(
-        self, tracker: RecorderTracker, dump: Dump, taken_at_ns: NodeNs, naming: Naming
+        self, tracker: RecorderTracker, dump: Dump, taken_at_ns: NodeRawNs, naming: Naming
     ) -> bool:
         """The tap publishes new groups within a second, so waiting a little is worth it."""
         new = tracker.new_groups(dump, taken_at_ns)
@@ -179,18 +176,10 @@ class Recorders:
         if not any(again or name not in naming.groups for name, again in new.items()):
             self._held_since_s.pop(tracker, None)
             return True
-        now_s = self._mono_ns() / 1e9
+        now_s = self._time.now() / 1e9
         return now_s - self._held_since_s.setdefault(tracker, now_s) > _HOLD_S
 
     # -- without a request ---------------------------------------------------------------------
-
-    def set_back(self, by_ns: int) -> None:
-        """The wall clock was set back by `by_ns`."""
-        self.revision += 1
-        for tracker in self.trackers:
-            if tracker.taken_at_ns:
-                tracker.taken_at_ns = max(tracker.taken_at_ns - by_ns, 1)
-                tracker.seen_until_ns = max(tracker.seen_until_ns - by_ns, 0)
 
     def begin_attempt(self) -> None:
         self.revision += 1
@@ -208,7 +197,8 @@ class Recorders:
     def channels(self, number: int) -> ChannelColumns:
         """Sends and receives in flight."""
         entries = chain.from_iterable(tracker.open.items for tracker in self.trackers)
-        return channel_columns(number, entries)
+        as_of_ns = min((tracker.taken_at_ns for tracker in self.trackers), default=0)
+        return channel_columns(number, entries, as_of_ns)
 
     def kept(self) -> list[KeptDump]:
         return list(self._kept.values())

@@ -33,7 +33,7 @@ def columns(rank: int, first_revision: int, rows: Sequence[Row]) -> EntryColumns
     )
 
 
-def channel_columns(rank: int, in_flight: Iterable[OpenEntry]) -> ChannelColumns:
+def channel_columns(rank: int, in_flight: Iterable[OpenEntry], as_of_ns: int = 0) -> ChannelColumns:
     """Sends and receives in flight, counted by group, peer and direction."""
     created_ns: dict[tuple[int, int, bool], list[int]] = {}
     for entry in in_flight:
@@ -48,4 +48,5 @@ def channel_columns(rank: int, in_flight: Iterable[OpenEntry]) -> ChannelColumns
         is_send=np.array([is_send for _, _, is_send in channels], np.uint8),
         in_flight=np.array([len(created_ns[channel]) for channel in channels], np.uint32),
         head_created_ns=np.array([min(created_ns[channel]) for channel in channels], np.int64),
+        as_of_ns=as_of_ns,
     )

@@ -19,9 +19,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import numpy as np
+
 from frd.flight.entry import Dump, Entry, Status
 from frd.flight.names import parse_profiling_name
 from frd.flight.progress import counts_ops, counts_seqs
+from frd.model import Int64s
 from frd_agent.recorder.group_progress import GroupProgress
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.open_entries import OpenEntries
@@ -30,8 +33,6 @@ from frd_agent.recorder.rows import Row
 
 _COALESCES_NS: Final = 20_000_000
 """A younger entry may be the first of a coalesced collective: it is read from the next dump."""
-_LATER_NS: Final = 5_000_000_000
-"""No dump takes so long. The clock was set back after an entry that is so much younger."""
 _MANY_GROUPS: Final = 1_024
 
 GroupKey: TypeAlias = tuple[int, str, str]
@@ -49,9 +50,13 @@ class Diff:
 class RecorderTracker:
     """One recorder of one rank process."""
 
-    def __init__(self, number: int | None = None) -> None:
+    def __init__(
+        self, number: int | None = None, to_raw: Callable[[Int64s], Int64s] = np.asarray
+    ) -> None:
+        """`to_raw` converts the recorder's stamps into times like `taken_at_ns`."""
         self.number = number
         """The tap's number for the recorder; None if the tap has no counters of it."""
+        self._to_raw = to_raw
         self.taken_at_ns = 0
         """All that the rank recorded before this time has been read; 0 before the first dump."""
         self.status: Mapping[int, Status] = {}
@@ -69,7 +74,7 @@ class RecorderTracker:
         """`taken_at_ns` of the last dump after which `is_blind` was false."""
         self.capacity = 0
         """The most entries that a dump ever had."""
-        self.open = OpenEntries()
+        self.open = OpenEntries(to_raw)
         self._resets = Resets()
         self._last_id = -1
         self._last_created_ns = 0
@@ -116,7 +121,7 @@ class RecorderTracker:
                 self.open.close(progress)
 
     def apply(self, dump: Dump, taken_at_ns: int, names: Naming) -> Diff:
-        """`taken_at_ns`: the node's time just before the rank was asked for this dump."""
+        """`taken_at_ns`: the node's raw time just before the rank was asked for this dump."""
         entries = dump.entries
         self.taken_at_ns = taken_at_ns
         before, self.status = self.status, dump.status
@@ -156,7 +161,7 @@ class RecorderTracker:
         self.held = bool(entries) and self._last_id < entries[-1].record_id
         if self.held:
             unread = bisect_right(entries, self._last_id, key=_record_id_of)
-            self.taken_at_ns = min(taken_at_ns, entries[unread].time_created_ns - 1)
+            self.taken_at_ns = min(taken_at_ns, self._created_ns(entries[unread]) - 1)
         self.torn = self._is_torn(before)
         closed = {progress.pg_id for progress in self.groups if progress.closed}
         self.is_blind = self._resets.may_hide_op(self.status, before, closed)
@@ -174,11 +179,14 @@ class RecorderTracker:
         end = len(entries)
         while (
             end > first
-            and -_COALESCES_NS < entries[end - 1].time_created_ns - taken_at_ns < _LATER_NS
+            and self._created_ns(entries[end - 1]) > taken_at_ns - _COALESCES_NS
             and not entries[end - 1].profiling_name.startswith("gloo:")
         ):
             end -= 1
         return entries[first:end], reset
+
+    def _created_ns(self, entry: Entry) -> int:
+        return int(self._to_raw(np.array([entry.time_created_ns]))[0])
 
     def _is_reset(self, entries: Sequence[Entry]) -> bool:
         """Record ids went backwards, or the record that was read last is another one now."""

@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from frd.model import ChannelColumns, NodeNs, RankStatus, WatermarkColumns
+from frd.model import ChannelColumns, NodeNs, NodeRawNs, RankStatus, WatermarkColumns
 from frd.wire.columns import CHANNEL_COLUMNS
 from frd.wire.messages import Statuses, Watermarks
 from frd_agent.recorder.group_progress import GroupWatermarks
@@ -44,8 +44,11 @@ class _Latest(Generic[_K, _V]):
         self.unsent[key] = None
 
     def change(self, key: _K, value: _V) -> None:
+        """`value` counts as sent if it equals the one before; what is not compared is updated."""
         if self.values.get(key) != value:
             self.put(key, value)
+        else:
+            self.values[key] = value
 
     def take(self, keys: Iterable[_K]) -> list[_K]:
         """`keys`, which count as sent from now on."""
@@ -67,7 +70,7 @@ class CurrentState:
         """`attempt_of`: the attempt index of a rank index."""
         self._attempt_of = attempt_of
         self._watermarks: _Latest[Pair, GroupWatermarks] = _Latest()
-        self._as_of: _Latest[int, NodeNs] = _Latest()
+        self._as_of: _Latest[int, NodeRawNs] = _Latest()
         self._status: _Latest[int, RankStatus] = _Latest()
         self._channels: _Latest[int, ChannelColumns] = _Latest()
         self._waiting: set[Pair] = set()
@@ -91,15 +94,10 @@ class CurrentState:
         if (rank, group) not in self._watermarks.values:
             self.set_watermarks(rank, group, GroupWatermarks())
 
-    def set_as_of(self, rank: int, at_ns: NodeNs) -> None:
-        """Time up to which the rank's watermarks are complete; decreases only with the clock."""
+    def set_as_of(self, rank: int, at_ns: NodeRawNs) -> None:
+        """Time up to which the rank's watermarks are complete; never decreases."""
         if at_ns > self._as_of.values.get(rank, 0):
             self._as_of.put(rank, at_ns)
-
-    def set_back(self, by_ns: int) -> None:
-        """The wall clock was set back: no time of a rank may be in its future."""
-        times = self._as_of.values
-        times.update({rank: NodeNs(max(at_ns - by_ns, 1)) for rank, at_ns in times.items()})
 
     def set_status(self, status: RankStatus) -> None:
         self._status.change(status.rank, status)
@@ -108,6 +106,8 @@ class CurrentState:
         known = self._channels.values.get(channels.rank)
         if known is None or not _same(known, channels):
             self._channels.put(channels.rank, channels)
+        else:
+            self._channels.values[channels.rank] = channels
 
     def forget(self, rank: int) -> None:
         for pair in [pair for pair in self._watermarks.values if pair[0] == rank]:
@@ -128,8 +128,8 @@ class CurrentState:
             return self._channels.values[rank]
         return None
 
-    def next_watermarks(self, sent_at_ns: NodeNs) -> Watermarks | None:
-        """All unsent watermarks of one attempt; None when there are none."""
+    def next_watermarks(self) -> Watermarks | None:
+        """All unsent watermarks of one attempt, not stamped yet; None when there are none."""
         ranks = chain((rank for rank, _ in self._watermarks.unsent), self._as_of.unsent)
         if (rank := next(ranks, None)) is None:
             return None
@@ -137,7 +137,7 @@ class CurrentState:
         pairs = [pair for pair in self._watermarks.unsent if self._attempt_of(pair[0]) == attempt]
         seen = [rank for rank in self._as_of.unsent if self._attempt_of(rank) == attempt]
         columns = self._columns(self._watermarks.take(pairs), self._as_of.take(seen))
-        return Watermarks(attempt, columns, sent_at_ns)
+        return Watermarks(attempt, columns, NodeNs(0))
 
     def next_statuses(self) -> Statuses | None:
         ranks = self._status.take(islice(self._status.unsent, _STATUSES_A_MESSAGE))
@@ -147,7 +147,7 @@ class CurrentState:
         """The rank's last status was sent on the current stream."""
         return rank not in self._status.unsent
 
-    def someone_waits(self, now_ns: int) -> bool:
+    def someone_waits(self, now_ns: NodeRawNs) -> bool:
         """True if a collective is slow enough that the service should soon get its end or its age,
         and has not been slow for long."""
         heads = (self._watermarks.values[pair].head_created_ns for pair in self._waiting)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
-from frd.model import EntryColumns, NodeNs
+from frd.model import EntryColumns, NodeRawNs
 from frd.wire.messages import AgentEvent
 from frd_agent.memory import Samples
 from frd_agent.uplink.current_state import CurrentState
@@ -67,7 +67,7 @@ class Dispatch:
         ranks = {self._indexes.rank_of(index): revision for index, revision in revisions.items()}
         self._outbox.ack({rank: n for rank, n in ranks.items() if rank is not None})
 
-    def round_s(self, now_ns: NodeNs) -> float:
+    def round_s(self, now_ns: NodeRawNs) -> float:
         """The interval between rounds of watermarks: shorter while a stall may be imminent."""
         return _ROUND_WAITING_S if self._current.someone_waits(now_ns) else _ROUND_S
 
@@ -77,7 +77,7 @@ class Dispatch:
     def translate(self, event: About) -> list[AgentEvent]:
         return list(self._indexes.translate(event))
 
-    def next(self, now_ns: NodeNs, *, watermarks_due: bool) -> list[AgentEvent]:
+    def next(self, *, watermarks_due: bool) -> list[AgentEvent]:
         """The next messages, in order; empty if nothing is due."""
         event: About | None
         if self._replays:
@@ -89,7 +89,7 @@ class Dispatch:
                 or self._current.next_channels()
             )
         if event is None and (watermarks_due or self._current.has_news):
-            event = self._current.next_watermarks(now_ns) or self._current.next_statuses()
+            event = self._current.next_watermarks() or self._current.next_statuses()
         if event is None and (watermarks_due or self._samples.urgent):
             event = self._samples.next_batch()
         return [] if event is None else self.translate(event)

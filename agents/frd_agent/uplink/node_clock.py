@@ -1,11 +1,10 @@
-"""The node's clocks as the service should know them: readings of both, and pings.
+"""The node's clocks as the service should know them: pings, and readings of both clocks.
 
-The wall clock (what ranks and recorders stamp with) may step and be slewed; the raw monotonic one
-may not. Both are read together a few times a second, so that the service can turn wall time into
-raw time and see a step where it happened; a step is sent immediately. Watermarks, which are sent
-once a second anyway, carry the newest reading; pings carry the readings not sent yet. Pings are
-stamped with the raw clock, as late as Python allows, and answers as early: a dedicated task waits
-only for answers, because any other work would add delay.
+Pings compare the raw clocks of node and service. They are stamped as late as Python allows, and
+answers as early: a dedicated task waits only for answers, because any other work would add delay.
+Readings of the raw and the wall clock, a few a second, are for people: the service shows how far
+off the node's wall clock is, and how often it was set. Watermarks, which are sent once a second
+anyway, carry the newest reading; pings carry the readings not sent yet.
 
 A burst of pings at connect gives a bound immediately. After it the agent sends about one ping a
 second, fewer if the service has many agents and asks for a pause, and with jitter, so that a whole
@@ -17,7 +16,6 @@ Errors stay here: the stream of rows is not affected, and pings are tried again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import random
@@ -25,24 +23,23 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 import grpc.aio
 import numpy as np
 
 from frd.errors import FrdError, ServiceUnavailable
-from frd.model import NodeNs, NodeRawNs
+from frd.model import NodeRawNs
 from frd.rpc import StreamCall
 from frd.wire.clock import MAX_READINGS, ClockHello, Ping, Readings, decode_pong, encode_clock
 from frd.wire.messages import MAX_SLACK_NS, AgentEvent, Watermarks
 from frd_agent.counters import Counters
+from frd_agent.node_time import ClockReading, NodeTime, raw_now
 from frd_agent.uplink.endpoint import Connection, ending
 from frd_agent.uplink.stream import Backoff
 
 READ_EVERY_S: Final = 0.25
 BURST: Final = 8
-_BURST_AFTER_STEP: Final = 3
-"""After a step, the service ignores exchanges that began before it."""
 _TOGETHER: Final = 2
 """The first ping wakes both hosts and is slow; the second is not, and carries the first
 answer's arrival."""
@@ -50,55 +47,20 @@ _BURST_EVERY_S: Final = 0.01
 _PING_EVERY_S: Final = 1.0
 _JITTER: Final = (0.8, 1.2)
 _LONGEST_PAUSE_S: Final = 60.0
-_TRIES: Final = 3
-_GOOD_SLACK_NS: Final = 2_000
-_SLEW: Final = 500e-6
-"""The kernel's maximum rate of correction without a step."""
-STEP_NS: Final = 1_000_000
-"""A smaller step is not sent immediately; the service sees it a second later."""
 
 log = logging.getLogger(__name__)
-
-
-class ClockReading(NamedTuple):
-    raw_ns: NodeRawNs
-    real_ns: NodeNs
-    slack_ns: int
-    """The two clocks were read at most this far apart."""
-
-
-def raw_now() -> NodeRawNs:
-    return NodeRawNs(time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW))
-
-
-def read_clocks() -> ClockReading:
-    """Both clocks: the closest of a few pairs of readings, as the kernel may preempt in between."""
-    best = None
-    for _ in range(_TRIES):
-        before, real, after = raw_now(), NodeNs(time.time_ns()), raw_now()
-        slack = (after - before + 1) // 2
-        if best is None or slack < best.slack_ns:
-            best = ClockReading(NodeRawNs(before + (after - before) // 2), real, slack)
-        if slack <= _GOOD_SLACK_NS:
-            break
-    assert best is not None
-    return best
 
 
 @dataclass(slots=True)
 class Clock:
     hello: ClockHello
     stats: Counters
-    on_step: Callable[[int], None]
-    """Called with the size of a step of the wall clock, in nanoseconds."""
-    read: Callable[[], ClockReading] = read_clocks
+    time: NodeTime
     roll: Callable[[float, float], float] = random.uniform
     _readings: deque[ClockReading] = field(default_factory=lambda: deque(maxlen=MAX_READINGS))
     """Not sent yet; the oldest are dropped first."""
-    _last: ClockReading | None = None
     _pong: tuple[int, NodeRawNs] | None = None
     _pause_s: float = _PING_EVERY_S
-    _stepped: asyncio.Event = field(default_factory=asyncio.Event)
     _last_warning: str = ""
 
     # -- readings ------------------------------------------------------------------------------
@@ -111,24 +73,19 @@ class Clock:
 
     def look(self) -> ClockReading | None:
         """Both clocks; None if the readings were too far apart."""
-        reading, last = self.read(), self._last
+        reading = self.time.look()
         if reading.slack_ns > MAX_SLACK_NS:
             return None
-        self._last = reading
         self._readings.append(reading)
-        if last is not None and (step_ns := _step_ns(last, reading)):
-            log.warning("the wall clock of this node stepped by %+.6f s", step_ns / 1e9)
-            self.stats.clock_steps += 1
-            self._stepped.set()
-            self.on_step(step_ns)
         return reading
 
     def stamp(self, event: AgentEvent) -> AgentEvent:
         """Add the newest reading to watermarks immediately before they are sent."""
-        if not isinstance(event, Watermarks) or (reading := self.look()) is None:
+        if not isinstance(event, Watermarks):
             return event
-        if not self._stepped.is_set():  # else the next ping carries all of it
-            self._readings.clear()
+        if (reading := self.look()) is None:
+            return replace(event, sent_raw_ns=self.time.now())
+        self._readings.clear()
         raw_ns, real_ns, slack_ns = reading
         return replace(event, sent_at_ns=real_ns, sent_raw_ns=raw_ns, sent_slack_ns=slack_ns)
 
@@ -195,13 +152,8 @@ class Clock:
             if burst_left > 0:
                 await asyncio.sleep(_BURST_EVERY_S)
                 continue
-            pause_s = self._pause_s * self.roll(*_JITTER)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stepped.wait(), pause_s)
+            await asyncio.sleep(self._pause_s * self.roll(*_JITTER))
             burst_left = _TOGETHER
-            if self._stepped.is_set():
-                self._stepped.clear()
-                burst_left = _BURST_AFTER_STEP
 
     def _warn(self, why: str) -> None:
         if self._last_warning != why:
@@ -212,11 +164,3 @@ class Clock:
 async def _ending(call: StreamCall) -> ServiceUnavailable:
     code, details = await ending(call)
     return ServiceUnavailable(f"{code.name.lower()}: {details}" if code else "the stream ended")
-
-
-def _step_ns(last: ClockReading, reading: ClockReading) -> int:
-    """The step of the wall clock against the raw clock since `last`; 0 if slewing explains the
-    difference."""
-    moved = (reading.real_ns - last.real_ns) - (reading.raw_ns - last.raw_ns)
-    slewed = _SLEW * (reading.raw_ns - last.raw_ns) + last.slack_ns + reading.slack_ns
-    return moved if abs(moved) > slewed + STEP_NS else 0

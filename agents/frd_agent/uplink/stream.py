@@ -22,7 +22,6 @@ import grpc
 import grpc.aio
 
 from frd.errors import FrdError, ServiceUnavailable, WireError
-from frd.model import NodeNs
 from frd.rpc import StreamCall
 from frd.wire.decode import decode_service
 from frd.wire.encode import encode_agent
@@ -39,6 +38,7 @@ from frd.wire.messages import (
     Welcome,
 )
 from frd_agent.counters import Counters
+from frd_agent.node_time import raw_now
 from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.endpoint import Connection, Endpoint, advice, ending
 from frd_agent.uplink.outbox import Outbox
@@ -219,10 +219,10 @@ class Stream:
 
     async def _write(self, call: StreamCall) -> None:
         while True:
-            now, now_ns = time.monotonic(), NodeNs(time.time_ns())
-            round_s = self.dispatch.round_s(now_ns)
+            now = time.monotonic()
+            round_s = self.dispatch.round_s(raw_now())
             due = now - self._round_at >= round_s or self._closing
-            events = self.dispatch.next(now_ns, watermarks_due=due)
+            events = self.dispatch.next(watermarks_due=due)
             if not events and not self._parts.empty():
                 events = self.dispatch.translate(self._parts.get_nowait())
             for event in events:

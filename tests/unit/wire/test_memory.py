@@ -14,6 +14,7 @@ from frd.model import (
     MemoryEvent,
     MemoryEventKind,
     NodeNs,
+    NodeRawNs,
     RankInfo,
     SeriesInfo,
     SeriesKind,
@@ -55,10 +56,12 @@ SAMPLES = MemoryColumns(
 HOST = pb.SERIES_KIND_HOST_USED
 OOM = MemoryEvent(0, MemoryEventKind.OOM, NodeNs(NOW), "GPU-1", 1 << 30, "of a tensor")
 
+HELLO = Hello(PROTOCOL, "0", "node", "boot", "session", NodeNs(NOW), NodeRawNs(1))
+
 
 def declared() -> Decoder:
     decoder = Decoder()
-    decoder.decode(encode_agent(Hello(PROTOCOL, "0", "node", "boot", "session", NodeNs(NOW))))
+    decoder.decode(encode_agent(HELLO))
     decoder.decode(encode_agent(DECLARE))
     return decoder
 

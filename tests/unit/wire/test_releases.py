@@ -1,8 +1,9 @@
-"""Agents of a release keep working with every later service of the same protocol.
+"""Agents of a release keep working with every later service.
 
-`tests/golden/` holds the contract of each release as a compiled descriptor
-(``python -m tests.unit.wire.test_releases VERSION`` freezes the present one). An older agent is
-played by messages of that descriptor: what it does not know is lost on the way, as in life.
+`tests/golden/` holds the contract of each release, and of each wire protocol when it came, as a
+compiled descriptor (``python -m tests.unit.wire.test_releases VERSION`` freezes the present one).
+An older agent is played by messages of that descriptor: what it does not know is lost on the way,
+as in life.
 """
 
 from __future__ import annotations

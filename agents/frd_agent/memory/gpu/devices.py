@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 from frd_agent.memory.gpu.nvml import Look, Nvml
+from frd_agent.node_time import raw_now
 
 HANGS_S: Final = 5.0
 """A read that takes longer than this is logged."""
@@ -73,13 +74,13 @@ class Devices:
             if self._stopped:
                 return
             before = time.thread_time()
-            begin_ns = time.time_ns()
+            begin_ns = raw_now()
             try:
                 look = self._nvml.look(time.monotonic())
             except Exception:  # pynvml cannot read the driver's answer; the next look may work
                 if not self._failing:
                     log.exception("NVIDIA driver: an answer could not be read")
                 self._failing, look = True, Look()
-            self._answers.put(replace(look, begin_ns=begin_ns, end_ns=time.time_ns()))
+            self._answers.put(replace(look, begin_ns=begin_ns, end_ns=raw_now()))
             self._rest_until = time.monotonic() + (time.thread_time() - before) / SHARE
             self._asked_at = None

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from frd.model import MemoryEvent, MemoryEventKind, NodeNs, SeriesInfo, SeriesKind
+from frd.model import MemoryEvent, MemoryEventKind, NodeRawNs, SeriesInfo, SeriesKind
 from frd_agent.memory.gpu.nvml import DeviceReading, Look
 from frd_agent.memory.target import Part, Reading, Target
 
@@ -143,6 +143,6 @@ class Gpus:
         using = {target.number for target in users(uuid, self._targets.values())}
         using |= set(use.ranks) if use else set()
         return [
-            MemoryEvent(number, MemoryEventKind.DEVICE_LOST, NodeNs(at_ns), uuid, detail=why)
+            MemoryEvent(number, MemoryEventKind.DEVICE_LOST, NodeRawNs(at_ns), uuid, detail=why)
             for number in sorted(using & self._targets.keys())
         ]

@@ -47,7 +47,7 @@ class Look:
     lost: Mapping[str, str] = field(default_factory=dict)
     """Devices lost since the last read: reason by UUID."""
     begin_ns: int = 0
-    """CLOCK_REALTIME, as `end_ns`: they were read in between."""
+    """The raw clock, as `end_ns`: they were read in between."""
     end_ns: int = 0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from frd.model import MemoryEvent, MemoryEventKind, NodeNs, SeriesInfo, SeriesKind
+from frd.model import MemoryEvent, MemoryEventKind, NodeRawNs, SeriesInfo, SeriesKind
 from frd_agent.memory.host import cgroup
 from frd_agent.memory.host import processes as host
 from frd_agent.memory.host.cgroup import Cgroup
@@ -106,6 +106,6 @@ def _kill(rank: _Rank, group: Cgroup, killed: int, at_ns: int) -> MemoryEvent:
     return MemoryEvent(
         rank=rank.target.number,
         kind=MemoryEventKind.OOM_KILL,
-        at_ns=NodeNs(at_ns),
+        at_ns=NodeRawNs(at_ns),
         detail=f"the kernel killed {processes} in {group.path}",
     )

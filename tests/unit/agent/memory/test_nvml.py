@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from frd_agent.memory.gpu.devices import Devices
 from frd_agent.memory.gpu.gpus import Gpus, PidSpace, owners
 from frd_agent.memory.gpu.nvml import RETRY_S, Look, Nvml
 from frd_agent.memory.target import NO_SAMPLE, Part, Target
+from frd_agent.node_time import raw_now
 from tests.world import nvml
 from tests.world.daemons import run_program, until
 from tests.world.nvml import (
@@ -219,6 +219,7 @@ NO_DRIVER = """
 import logging, sys
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 from frd_agent.memory.gpu.nvml import Nvml
+from frd_agent.node_time import raw_now
 nvml = Nvml()
 assert nvml.look(0.0) == nvml.look(100.0), "no devices"
 """
@@ -299,7 +300,7 @@ def test_a_call_that_hangs_delays_no_caller(driver: Driver, devices: Devices) ->
     assert not devices.ask(), "one look at a time"
     until(lambda: devices.silent_s > 0.05)
     assert devices.take(0.0) is None
-    asked_by_ns = time.time_ns()
+    asked_by_ns = raw_now()
     driver.hangs = ""
     driver.write()
     until(answered)

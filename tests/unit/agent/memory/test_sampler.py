@@ -11,8 +11,9 @@ from typing import cast
 
 import pytest
 
-from frd.model import MemoryColumns, MemoryEventKind, SeriesInfo, SeriesKind
+from frd.model import MemoryColumns, MemoryEventKind, NodeRawNs, SeriesInfo, SeriesKind
 from frd_agent import tap
+from frd_agent.counters import Counters
 from frd_agent.memory import allocator, watch
 from frd_agent.memory.allocator import Allocators
 from frd_agent.memory.gpu.devices import Devices
@@ -23,6 +24,7 @@ from frd_agent.memory.host.processes import ProcessMemory
 from frd_agent.memory.sampler import Sampler
 from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import NO_SAMPLE, Target
+from frd_agent.node_time import NodeTime, raw_now
 
 GIB = 1 << 30
 S = 1_000_000_000
@@ -73,7 +75,7 @@ def test_a_publication_arrives_as_written(rank: Rank) -> None:
 
 def test_each_publication_counts_once(rank: Rank) -> None:
     """Five a second, looked for ten times: every second look finds none."""
-    ranks = Allocators()
+    ranks = Allocators(NodeRawNs)
     assert ranks.read([rank.target], {}, 0.0, NOW) == []
     rank.publish(NOW, GIB)
     (part,) = ranks.read([rank.target], {}, 0.1, NOW)
@@ -92,7 +94,7 @@ def test_each_publication_counts_once(rank: Rank) -> None:
 def test_a_device_bears_the_drivers_name(rank: Rank) -> None:
     """torch does not know that its device is an instance; the driver does."""
     rank.publish(NOW, GIB)
-    ranks = Allocators()
+    ranks = Allocators(NodeRawNs)
     (part,) = ranks.read([rank.target], {UUID: "MIG-x"}, 0.0, NOW)
     assert {reading.series.device for reading in part.readings} == {"MIG-x"}
     ranks.close()
@@ -101,7 +103,7 @@ def test_a_device_bears_the_drivers_name(rank: Rank) -> None:
 def test_a_file_that_was_swept_away_comes_back(rank: Rank) -> None:
     """Whatever tidies temporary folders takes the file; the tap makes another, and it is found."""
     rank.publish(NOW, GIB)
-    ranks = Allocators()
+    ranks = Allocators(NodeRawNs)
     ranks.read([rank.target], {}, 0.0, NOW)
     rank.target.shm_path.unlink()
     rank.publish(NOW + S, GIB)
@@ -115,7 +117,7 @@ def test_an_error_is_reported_once_with_its_size(rank: Rank) -> None:
     """A new agent reports those of the last minute; an earlier agent reported the older ones."""
     old, fresh = (1, NOW - 100 * S, UUID, 1, 0), (2, NOW - S, UUID, 3 * GIB, GIB)
     rank.publish(NOW, GIB, [old, fresh], count=2)
-    ranks = Allocators()
+    ranks = Allocators(NodeRawNs)
     (part,) = ranks.read([rank.target], {}, 0.0, NOW)
     (event,) = part.events
     assert (event.rank, event.kind, event.device) == (0, MemoryEventKind.OOM, GPU)
@@ -132,7 +134,7 @@ def test_an_error_is_reported_once_with_its_size(rank: Rank) -> None:
 
 def test_an_old_torch_only_counts_its_errors(rank: Rank) -> None:
     """Without an observer the size of the request is unknown, but the failure is reported."""
-    ranks = Allocators()
+    ranks = Allocators(NodeRawNs)
     rank.publish(NOW, GIB, count=4)
     (part,) = ranks.read([rank.target], {}, 0.0, NOW)
     assert part.events == []
@@ -144,7 +146,7 @@ def test_an_old_torch_only_counts_its_errors(rank: Rank) -> None:
 
 def test_the_last_word_of_a_rank_is_heard(rank: Rank) -> None:
     """It dies of the error that it published last, and its file may be gone by then."""
-    ranks = Allocators()
+    ranks = Allocators(NodeRawNs)
     rank.publish(NOW, GIB)
     ranks.read([rank.target], {}, 0.0, NOW)
     rank.publish(NOW + S, GIB, [(1, NOW + S, UUID, 9, 0)], count=1)
@@ -171,7 +173,7 @@ class Driver:
 
     def say(self, begin_ns: int, used: int) -> None:
         device = DeviceReading(GPU, used, 80 * GIB, {os.getpid(): used - GIB})
-        self.answers.append(Look((device,), {}, begin_ns, time.time_ns()))
+        self.answers.append(Look((device,), {}, begin_ns, raw_now()))
 
 
 class Node:
@@ -181,7 +183,8 @@ class Node:
         self.samples = Samples(1 << 20, self._number)
         node = NodeMemory(ProcessMemory(), lambda pid: None, machine_bytes=64 * GIB)
         gpus = Gpus(PidSpace(initial=True))
-        self.sampler = Sampler(self.samples, node, gpus, cast(Devices, self.driver))
+        self.time = NodeTime(Counters())
+        self.sampler = Sampler(self.samples, node, gpus, cast(Devices, self.driver), self.time)
 
     def _number(self, series: SeriesInfo) -> int:
         if series not in self.series:
@@ -205,13 +208,14 @@ def node() -> Iterator[Node]:
 
 def test_all_sources_are_one_moment(rank: Rank, node: Node) -> None:
     """Host, allocator and driver together: it begins with the first and ends with the last."""
-    published_ns = time.time_ns()
-    rank.publish(published_ns, 20 * GIB)
-    node.driver.say(time.time_ns(), 30 * GIB)
+    published_ns = raw_now()
+    rank.publish(time.time_ns(), 20 * GIB)
+    asked_ns = raw_now()
+    node.driver.say(asked_ns, 30 * GIB)
     node.sampler.round([rank.target])
     (batch,) = node.batches()
-    assert batch.begin_ns.tolist() == [published_ns]
-    assert published_ns < batch.end_ns[0] <= time.time_ns()
+    assert published_ns - S // 1_000 < batch.begin_ns[0] < asked_ns
+    assert asked_ns < batch.end_ns[0] <= raw_now()
     table = node.table(batch)
     (host,) = table.pop(SeriesKind.HOST_USED)
     assert host > 1 << 20
@@ -226,7 +230,7 @@ def test_all_sources_are_one_moment(rank: Rank, node: Node) -> None:
 def test_what_was_not_read_has_no_sample(rank: Rank, node: Node) -> None:
     """A driver that did not answer in time, and a tap that has nothing new."""
     rank.publish(time.time_ns(), 20 * GIB)
-    node.driver.say(time.time_ns(), 30 * GIB)
+    node.driver.say(raw_now(), 30 * GIB)
     node.sampler.round([rank.target])
     node.sampler.round([rank.target])
     (batch,) = node.batches()
@@ -237,7 +241,8 @@ def test_what_was_not_read_has_no_sample(rank: Rank, node: Node) -> None:
 
 def test_a_late_answer_widens_no_moment(rank: Rank, node: Node) -> None:
     """The driver took two seconds: its values are a separate moment, two seconds wide."""
-    asked_ns = time.time_ns() - 2 * S
+    node.sampler._began_ns = NodeRawNs(0)
+    asked_ns = raw_now() - 2 * S
     node.sampler.round([rank.target])
     node.driver.say(asked_ns, 30 * GIB)
     node.sampler.round([rank.target])
@@ -249,7 +254,7 @@ def test_a_late_answer_widens_no_moment(rank: Rank, node: Node) -> None:
 
 
 def test_readings_of_another_time_are_nothing(rank: Rank, node: Node) -> None:
-    """A tap's file from before the clock was set, or from a future that never came."""
+    """A tap's file from long before the agent, or from a future that never came."""
     for begin_ns in (time.time_ns() - 100 * S, time.time_ns() + 100 * S):
         rank.publish(begin_ns, 20 * GIB)
         node.sampler.round([rank.target])

@@ -118,9 +118,6 @@ def test_moments_rise_and_late_ones_stand_apart() -> None:
     main, late = batches(kept)
     assert (main.series.tolist(), main.values.tolist()) == ([0], [[1, 4]])
     assert (late.series.tolist(), late.values.tolist()) == ([1], [[2, 6]])
-    kept.set_back()
-    add(kept, 20, reading(HOST[0], 7))
-    assert only(batches(kept)).values.tolist() == [[7]]
 
 
 def test_the_newest_value_is_shown_late_or_not() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frd.model import MemoryEventKind, NodeNs
+from frd.model import MemoryEventKind, NodeNs, NodeRawNs
 from frd_agent.ranks.exits import out_of_memory
 from frd_agent.ranks.tap_files import ExitRecord
 
@@ -27,9 +27,9 @@ CPU_ALLOCATOR = (
 )
 def test_an_allocation_that_failed_is_an_event(detail: str, requested: int) -> None:
     """What Python, numpy, torch and the system call it, with the size where the message has it."""
-    event = out_of_memory(ExitRecord("exception", detail, NodeNs(7)), rank=3)
+    event = out_of_memory(ExitRecord("exception", detail, NodeNs(7)), NodeRawNs(5), rank=3)
     assert event is not None
-    assert (event.rank, event.kind, event.at_ns) == (3, MemoryEventKind.OOM, 7)
+    assert (event.rank, event.kind, event.at_ns) == (3, MemoryEventKind.OOM, 5)
     assert (event.device, event.requested_bytes, event.detail) == ("", requested, detail)
 
 
@@ -46,4 +46,4 @@ def test_an_allocation_that_failed_is_an_event(detail: str, requested: int) -> N
 )
 def test_other_ends_are_not_out_of_memory(record: ExitRecord) -> None:
     """A clean exit, other exceptions, and devices, which torch's observer reports."""
-    assert out_of_memory(record, rank=3) is None
+    assert out_of_memory(record, NodeRawNs(5), rank=3) is None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from frd.model import NodeNs
+from frd.model import NodeNs, NodeRawNs
 from frd_agent.proc import Stat, Vital, read_stat, started_at
 from frd_agent.ranks.process import Listener, Process, listener
 from tests.world.daemons import until
@@ -82,7 +82,7 @@ def test_the_status_is_known_before_and_after_its_parent_collects_it(
     assert seen is not None
     assert seen.wait_status == signal.SIGKILL
     child.wait()
-    assert early.ended(NodeNs(0)) == seen
+    assert early.ended(NodeRawNs(0)) == seen
     assert late.look() is Vital.GONE
     assert late.end is not None
     assert late.end.wait_status == (signal.SIGKILL if LINUX >= (6, 15) else None)

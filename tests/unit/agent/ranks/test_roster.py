@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from frd.model import NodeNs
+from frd.model import NodeRawNs
+from frd_agent.node_time import raw_now
 from frd_agent.ranks.roster import Roster
 from tests.unit.agent.ranks.test_process import descriptors
 from tests.world.run_dir import TOKEN, identity, shared
@@ -23,10 +24,9 @@ def test_files_of_an_old_job_are_removed_and_not_reported(tmp_path: Path) -> Non
     path.write_text(json.dumps(identity(pid=2**22 + 1, socket=None)))
     os.utime(path, ns=(WRITTEN_NS, WRITTEN_NS))
     common = shared()
-    now_ns = NodeNs(WRITTEN_NS + 7 * 86_400 * 10**9)
-    assert Roster(tmp_path, common).update(now_ns) == []
+    assert Roster(tmp_path, common).update(common.time.now()) == []
     assert not path.exists()
-    assert common.current.next_watermarks(now_ns) is None
+    assert common.current.next_watermarks() is None
     assert common.current.next_statuses() is None
 
 
@@ -37,8 +37,9 @@ def test_a_rank_that_cannot_be_read_is_not_dead(tmp_path: Path) -> None:
     path.write_text(
         json.dumps(identity(pid=os.getpid(), socket=None, started_at_ns=time.time_ns()))
     )
+    os.utime(path, ns=(WRITTEN_NS, WRITTEN_NS))  # a dead rank would be no news
     roster = Roster(tmp_path, shared())
-    now_ns = NodeNs(time.time_ns() + 7 * 86_400 * 10**9)  # nothing of the dead would be news
+    now_ns = raw_now()
     with descriptors(left=1):  # for the directory, then the file, then the pidfd: none for /proc
         assert roster.update(now_ns) == []
     assert path.exists()
@@ -53,14 +54,14 @@ def test_files_stay_until_the_end_must_have_been_received(tmp_path: Path) -> Non
     path.write_text(json.dumps(identity(pid=2**22 + 1, socket=None)))
     common = shared()
     common.stats.connected = True
-    roster, now_ns = Roster(tmp_path, common), time.time_ns()
-    (rank,) = roster.update(NodeNs(now_ns))
-    roster.end(rank, NodeNs(now_ns))
+    roster, now_ns = Roster(tmp_path, common), raw_now()
+    (rank,) = roster.update(NodeRawNs(now_ns))
+    roster.end(rank, NodeRawNs(now_ns))
     while common.current.next_statuses() is not None:
         pass
-    roster.clear(NodeNs(now_ns + 45 * 10**9))
+    roster.clear(NodeRawNs(now_ns + 45 * 10**9))
     assert path.exists()
-    roster.clear(NodeNs(now_ns + 61 * 10**9))
+    roster.clear(NodeRawNs(now_ns + 61 * 10**9))
     assert not path.exists()
     roster.close()
 
@@ -82,11 +83,11 @@ def test_the_end_of_a_rank_is_reported_unless_its_own_run_goes_on(tmp_path: Path
         folder.mkdir()
         roster = Roster(folder, common)
         _publish(folder, "a" * 12, "vm:1", started_at_ns=now_ns, pid=2**22 + 1)
-        (former,) = roster.update(NodeNs(now_ns))
+        (former,) = roster.update(NodeRawNs(now_ns))
         _publish(folder, "b" * 12, run, started_at_ns=now_ns + 1, pid=os.getpid())
-        (later,) = roster.update(NodeNs(now_ns))
+        (later,) = roster.update(NodeRawNs(now_ns))
         assert later.process.was_alive
-        roster.end(former, NodeNs(now_ns))
+        roster.end(former, NodeRawNs(now_ns))
         statuses = common.current.next_statuses()
         ranks = {status.rank for status in statuses.statuses} if statuses is not None else set()
         assert (former.number in ranks) == is_reported
@@ -102,7 +103,7 @@ def test_two_live_runs_of_one_name_are_warned_of_once(
     roster = Roster(tmp_path, shared())
     for number, run in enumerate(("vm:1", "vm:2", "vm:2")):
         _publish(tmp_path, str(number) * 12, run, started_at_ns=now_ns, pid=os.getpid())
-        (rank,) = roster.update(NodeNs(now_ns))
+        (rank,) = roster.update(NodeRawNs(now_ns))
         assert rank.process.was_alive
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
     pid = os.getpid()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from frd.flight.entry import Status
-from frd.model import AttemptKey, NodeNs
+from frd.model import AttemptKey, NodeNs, NodeRawNs
 from frd_agent import tap
 from frd_agent.ranks import tap_files
 from frd_agent.ranks.tap_counters import CountersFile, parse_counters
@@ -200,7 +200,7 @@ def test_only_what_changed_is_read_again(tmp_path: Path) -> None:
 def test_counters_arrive_as_written(tmp_path: Path) -> None:
     """What the tap's writer writes, the reader reads; the newest publication wins."""
     files = tap.Files(str(tmp_path), TOKEN)
-    with contextlib.closing(CountersFile(tmp_path / f"{TOKEN}.shm")) as shm:
+    with contextlib.closing(CountersFile(tmp_path / f"{TOKEN}.shm", NodeRawNs)) as shm:
         assert shm.read() is None
         files.write_counters(1, 2, [(tap.GENERIC, 0, 9, -1, 8)])
         sample = shm.read()
@@ -221,7 +221,7 @@ def test_the_writer_keeps_nothing_open(tmp_path: Path) -> None:
     files = tap.Files(str(tmp_path), TOKEN)
     files.write_counters(1, 2, [])
     assert os.listdir("/proc/self/fd") == before
-    with contextlib.closing(CountersFile(tmp_path / f"{TOKEN}.shm")) as shm:
+    with contextlib.closing(CountersFile(tmp_path / f"{TOKEN}.shm", NodeRawNs)) as shm:
         assert shm.read() is not None
         (tmp_path / f"{TOKEN}.shm").unlink()
         files.write_counters(3, 4, [(tap.GENERIC, 0, 9, -1, 8)])
@@ -235,7 +235,7 @@ def test_another_file_with_the_same_number_is_read(tmp_path: Path) -> None:
     """The file is replaced by one whose publication has the number of the last one."""
     path = tmp_path / f"{TOKEN}.shm"
     tap.Files(str(tmp_path), TOKEN).write_counters(1, 2, [])
-    with contextlib.closing(CountersFile(path)) as shm:
+    with contextlib.closing(CountersFile(path, NodeRawNs)) as shm:
         assert shm.read() is not None
         path.unlink()
         tap.Files(str(tmp_path), TOKEN).write_counters(3, 4, [(tap.GENERIC, 0, 9, -1, 8)])
@@ -273,9 +273,9 @@ def test_torn_and_foreign_counters_are_refused(tmp_path: Path) -> None:
     writing = whole[:8] + struct.pack("<Q", 3) + whole[16:]
     assert parse_counters(writing) is None
     assert parse_counters(whole[: end - 1]) is None
-    with contextlib.closing(CountersFile(path)) as shm:
+    with contextlib.closing(CountersFile(path, NodeRawNs)) as shm:
         assert shm.read() is not None
         os.truncate(path, 10)
         assert shm.read() is None
-    assert CountersFile(tmp_path / "none").read() is None
-    assert CountersFile(tmp_path).read() is None
+    assert CountersFile(tmp_path / "none", NodeRawNs).read() is None
+    assert CountersFile(tmp_path, NodeRawNs).read() is None

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from frd.flight.entry import Entry, Status
-from frd.model import NodeNs
+from frd.model import NodeRawNs
 from frd_agent import tap
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rank_progress import (
@@ -18,12 +18,12 @@ from frd_agent.recorder.rank_progress import (
 from frd_agent.recorder.transitions import RecorderTracker
 from tests.world.entries import T0, Ring, gloo, nccl
 
-DUMPED = NodeNs(T0 + 10**9)
-PUBLISHED = NodeNs(T0 + 2 * 10**9)
+DUMPED = NodeRawNs(T0 + 10**9)
+PUBLISHED = NodeRawNs(T0 + 2 * 10**9)
 BACKENDS = {"gloo": gloo, "nccl": nccl}
 
 
-def ring_of(*entries: Entry, at: NodeNs = DUMPED, **status: tuple[int, int, int]) -> Ring:
+def ring_of(*entries: Entry, at: NodeRawNs = DUMPED, **status: tuple[int, int, int]) -> Ring:
     ring = Ring(number=tap.GENERIC)
     ring.read(*entries, at=at, **status)
     return ring
@@ -141,7 +141,7 @@ def test_several_recorders_are_known_as_far_as_the_worst_of_them() -> None:
 def test_a_dump_newer_than_the_counters_counts() -> None:
     """The GIL is held, but the socket answers: progress is as of the dump."""
     tracker = tracker_of([gloo(0, 1), gloo(1, 2)], 2, -1, 2)
-    progress = live_progress([tracker], {(0, 0): Status(1, -1, 1)}, NodeNs(DUMPED - 10**9))
+    progress = live_progress([tracker], {(0, 0): Status(1, -1, 1)}, NodeRawNs(DUMPED - 10**9))
     assert progress.watermarks == [(0, GroupWatermarks(2, -1, 2))]
     assert progress.as_of_ns == DUMPED
 

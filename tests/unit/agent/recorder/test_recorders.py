@@ -12,6 +12,7 @@ from tests.sim.faults import Fault, FaultKind
 from tests.sim.jobs import EPOCH, PLAN, job_of
 from tests.sim.ops import S
 from tests.sim.ranks import SimRank
+from tests.world.node_clocks import time_of
 
 
 class _Server:
@@ -33,9 +34,7 @@ def test_a_reset_recorder_is_read_although_another_has_nothing_new() -> None:
     dictionary = Dictionary()
     naming = Naming(dictionary, dictionary.attempt(AttemptKey("job", 0), PLAN.world))
     naming.replace(rank.groups)
-    recorders = Recorders(
-        _Server(rank), "2.13.0", wall_ns=lambda: EPOCH + job.now, mono_ns=lambda: job.now
-    )
+    recorders = Recorders(_Server(rank), "2.13.0", time_of(lambda: job.now, EPOCH))
     rows = []
     for second in range(6, 20):
         job.advance(second * S)

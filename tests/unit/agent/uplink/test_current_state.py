@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from frd.model import AttemptKey, NodeNs, RankInfo
+from frd.model import AttemptKey, NodeRawNs, RankInfo
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rows import channel_columns
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
 
 S = 1_000_000_000
-NOW = NodeNs(1_700_000_000 * S)
+NOW = NodeRawNs(1_700_000_000 * S)
 
 
 def current() -> CurrentState:
@@ -26,10 +26,10 @@ def test_a_new_stream_is_told_of_ranks_at_rest() -> None:
     known = current()
     known.set_as_of(0, NOW)
     for _ in range(2):
-        told = known.next_watermarks(NOW)
+        told = known.next_watermarks()
         assert told is not None
         assert told.columns.seen_rank.tolist() == [0]
-        assert known.next_watermarks(NOW) is None
+        assert known.next_watermarks() is None
         known.rewind()
 
 
@@ -47,8 +47,8 @@ def test_a_message_tells_of_one_attempt() -> None:
     known = current()
     for rank in range(4):
         known.set_watermarks(rank, 0, GroupWatermarks(7, -1, 7))
-    told = [known.next_watermarks(NOW), known.next_watermarks(NOW)]
-    assert known.next_watermarks(NOW) is None
+    told = [known.next_watermarks(), known.next_watermarks()]
+    assert known.next_watermarks() is None
     ranks = {one.attempt_index: one.columns.rank.tolist() for one in told if one is not None}
     assert ranks == {0: [0, 2], 1: [1, 3]}
 
@@ -78,7 +78,7 @@ def test_nothing_is_told_of_a_rank_that_is_forgotten() -> None:
     known.set_watermarks(0, 0, waiting(1))
     known.set_as_of(0, NOW)
     known.forget(0)
-    assert known.next_watermarks(NOW) is None
+    assert known.next_watermarks() is None
     assert not known.someone_waits(NOW)
 
 

@@ -18,6 +18,7 @@ from frd.model import (
     MemoryEvent,
     MemoryEventKind,
     NodeNs,
+    NodeRawNs,
     RankInfo,
     RankState,
     RankStatus,
@@ -49,7 +50,7 @@ from frd_agent.uplink.outbox import Outbox
 from frd_agent.uplink.stream_indexes import StreamIndexes
 from tests.world.messages import entry_columns, p2p_ops
 
-NOW = NodeNs(1_700_000_000_000_000_000)
+NOW = NodeRawNs(1_700_000_000_000_000_000)
 
 
 class Agent:
@@ -88,13 +89,15 @@ class Service:
 
     def __init__(self) -> None:
         self.decoder = Decoder()
-        self.decoder.decode(encode_agent(Hello(PROTOCOL, "0", "node", "boot", "session", NOW)))
+        self.decoder.decode(
+            encode_agent(Hello(PROTOCOL, "0", "node", "boot", "session", NodeNs(1), NOW))
+        )
         self.heard: list[AgentEvent] = []
 
     def listen(self, dispatch: Dispatch, *, watermarks_due: bool = True) -> list[AgentEvent]:
         """All that the agent has to say, declarations aside."""
         heard: list[AgentEvent] = []
-        while events := dispatch.next(NOW, watermarks_due=watermarks_due):
+        while events := dispatch.next(watermarks_due=watermarks_due):
             heard += [self.decoder.decode(encode_agent(event)) for event in events]
         self.heard += heard
         return [event for event in heard if not isinstance(event, Declare)]
@@ -199,7 +202,7 @@ def test_only_what_changed_is_said_again() -> None:
         agent.current.set_as_of(agent.ranks[0], NOW)
         agent.current.set_channels(channels)
     assert kinds(service.listen(agent.dispatch)) == ["ChannelColumns", "Watermarks", "Statuses"]
-    agent.current.set_as_of(agent.ranks[0], NodeNs(NOW - 1))
+    agent.current.set_as_of(agent.ranks[0], NodeRawNs(NOW - 1))
     assert service.listen(agent.dispatch) == []
 
 

@@ -1,99 +1,83 @@
-"""What an agent reads of its clocks, and what a clock that was set back may not do to it."""
+"""What an agent reads of its clocks, and that a wall clock that is set moves no event."""
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
+import pytest
 
-from frd.model import NodeNs, NodeRawNs, WatermarkColumns
+from frd.model import NodeNs, WatermarkColumns
 from frd.wire.clock import MAX_READINGS, ClockHello
-from frd.wire.messages import MAX_SLACK_NS, Goodbye, Watermarks
-from frd_agent.counters import Counters
-from frd_agent.uplink.current_state import CurrentState
-from frd_agent.uplink.node_clock import STEP_NS, Clock, ClockReading, read_clocks
-from tests.world.entries import Ring, nccl
+from frd.wire.messages import MAX_SLACK_NS, AgentEvent, Goodbye, Watermarks
+from frd_agent.node_time import STEP_NS, read_clocks
+from frd_agent.recorder.transitions import RecorderTracker
+from frd_agent.uplink.node_clock import Clock
+from tests.world.clocks import EPOCH, MS, S
+from tests.world.entries import dump, naming, nccl
+from tests.world.node_clocks import Clocks
 
-S = 1_000_000_000
-MS = 1_000_000
-T0 = 1_790_000_000 * S
+HOUR = 3600 * S
 
 
-class Node:
-    """The two clocks of a node, which the test moves, and the agent's reader of them."""
-
+class Node(Clocks):
     def __init__(self) -> None:
-        self.raw = 5 * S
-        self.real = T0
-        self.slack = 300
-        self.stats = Counters()
-        self.steps: list[int] = []
-        hello = ClockHello("boot", "session")
-        self.clock = Clock(hello, self.stats, self.steps.append, self._read)
+        super().__init__()
+        self.clock = Clock(ClockHello("boot", "session"), self.stats, self.time)
 
-    def _read(self) -> ClockReading:
-        return ClockReading(NodeRawNs(self.raw), NodeNs(self.real), self.slack)
-
-    def passes(self, raw_ns: int, real_ns: int) -> None:
+    def moves(self, raw_ns: int, real_ns: int) -> None:
         self.raw += raw_ns
-        self.real += real_ns
+        self.wall += real_ns
         self.clock.look()
 
 
-def test_a_step_is_not_slew() -> None:
+def test_a_step_is_not_slew(caplog: pytest.LogCaptureFixture) -> None:
     """A clock slews by 500 ppm for a while, is set 3 s ahead, runs true, is set 2 s back."""
     node = Node()
-    node.passes(0, 0)
     for _ in range(100):
-        node.passes(250 * MS, 250 * MS + 125_000)
-    assert node.steps == []
-    node.passes(250 * MS, 3250 * MS)
-    node.passes(250 * MS, 250 * MS)
-    node.passes(250 * MS, -1750 * MS)
-    assert node.steps == [3 * S, -2 * S]
+        node.moves(250 * MS, 250 * MS + 125_000)
+    assert node.stats.clock_steps == 0
+    with caplog.at_level(logging.WARNING):
+        node.moves(250 * MS, 3250 * MS)
+        node.moves(250 * MS, 250 * MS)
+        node.moves(250 * MS, -1750 * MS)
+    assert [record.args for record in caplog.records] == [(3.0,), (-2.0,)]
     assert node.stats.clock_steps == 2
 
 
 def test_a_slow_reading_is_no_step() -> None:
     """The process loses the core between its two readings: what it read is that much less sure."""
     node = Node()
-    node.passes(0, 0)
     node.slack = 40 * MS
-    node.passes(250 * MS, 290 * MS)
-    assert node.steps == []
+    node.moves(250 * MS, 290 * MS)
     node.slack = MAX_SLACK_NS + 1
-    node.passes(250 * MS, 3 * S)
-    assert node.steps == []
+    node.moves(250 * MS, S)
+    assert node.stats.clock_steps == 0
+    assert len(node.clock.take_readings().raw_ns) == 1
 
 
 def test_readings_that_are_not_sent_are_bounded() -> None:
     """The service is away for a minute: the newest readings wait for it."""
     node = Node()
     for _ in range(4 * MAX_READINGS):
-        node.passes(250 * MS, 250 * MS)
+        node.moves(250 * MS, 250 * MS)
     readings = node.clock.take_readings()
     assert len(readings.raw_ns) == MAX_READINGS
     assert readings.raw_ns[-1] == node.raw
-    assert (readings.real_ns - readings.raw_ns).tolist() == [T0 - 5 * S] * MAX_READINGS
+    assert (readings.real_ns - readings.raw_ns).tolist() == [EPOCH - 7 * S] * MAX_READINGS
     assert readings.slack_ns.tolist() == [300] * MAX_READINGS
     assert len(node.clock.take_readings().raw_ns) == 0
 
 
 def test_watermarks_take_the_newest_reading_along() -> None:
-    """It is not sent again with a ping, unless the clock stepped: then the ping has all."""
+    """It is not sent again with a ping. Clocks that could not be read together are no reading."""
     node = Node()
-    node.passes(0, 0)
-    node.passes(250 * MS, 250 * MS)
-    stamped = node.clock.stamp(marks())
-    assert isinstance(stamped, Watermarks)
-    assert (stamped.sent_at_ns, stamped.sent_raw_ns, stamped.sent_slack_ns) == (
-        node.real,
-        node.raw,
-        300,
-    )
+    node.moves(250 * MS, 250 * MS)
+    assert sent(node.clock.stamp(marks())) == (node.wall, node.raw, 300)
     assert len(node.clock.take_readings().raw_ns) == 0
-    node.real -= 3 * S
-    node.clock.stamp(marks())
-    assert node.steps == [-3 * S]
-    assert node.clock.take_readings().real_ns.tolist() == [node.real]
+    node.slack = MAX_SLACK_NS + 1
+    node.passes(S)
+    assert sent(node.clock.stamp(marks())) == (0, node.raw, 0)
     goodbye = Goodbye("")
     assert node.clock.stamp(goodbye) is goodbye
 
@@ -102,7 +86,12 @@ def marks() -> Watermarks:
     none = np.zeros(0, np.int64)
     index = np.zeros(0, np.uint32)
     columns = WatermarkColumns(index, index, none, none, none, none, index, none)
-    return Watermarks(0, columns, NodeNs(T0))
+    return Watermarks(0, columns, NodeNs(0))
+
+
+def sent(stamped: AgentEvent) -> tuple[int, int | None, int]:
+    assert isinstance(stamped, Watermarks)
+    return stamped.sent_at_ns, stamped.sent_raw_ns, stamped.sent_slack_ns
 
 
 def test_the_real_clocks_are_read_closely() -> None:
@@ -113,21 +102,44 @@ def test_the_real_clocks_are_read_closely() -> None:
     assert abs(passed) <= first.slack_ns + second.slack_ns + STEP_NS
 
 
-def test_what_is_known_of_a_rank_goes_on_after_a_step_back() -> None:
-    """The clock is set back by an hour: the rank's marks are fresh again at its next word."""
-    current = CurrentState(lambda rank: 0)
-    current.set_as_of(0, NodeNs(T0))
-    current.set_back(3600 * S)
-    current.set_as_of(0, NodeNs(T0 - 3600 * S + S))
-    message = current.next_watermarks(NodeNs(T0))
-    assert message is not None
-    assert message.columns.as_of_ns.tolist() == [T0 - 3599 * S]
+@pytest.mark.parametrize(
+    ("jump", "error"),
+    [(-HOUR, 0), (-3 * S, 0), (-S, S), (-20 * MS, 20 * MS), (3 * S, 0), (HOUR, 0)],
+)
+def test_a_step_between_two_dumps_moves_no_row(jump: int, error: int) -> None:
+    """A rank joins a collective every second and is dumped every three; the wall clock steps in
+    between. Rows are in order, and each has the time at which it happened. Only a stamp that is
+    read after a step back by less than its age may mean two moments: the newer one counts."""
+    node = Node()
+    tracker, names = RecorderTracker(to_raw=node.time.to_raw), naming((0, 1))
+    entries, truth, rows = [], [], []
+    for second in range(30):
+        node.passes(S - 100 * MS)
+        entries.append(nccl(second, second + 1, "scheduled", time_created_ns=node.wall))
+        truth.append(node.raw)
+        if second == 16:  # a dump has shown the entries of seconds up to 14
+            node.wall += jump
+        node.passes(100 * MS)
+        node.clock.look()
+        if second % 3 == 2:
+            taken_at = node.time.now()
+            node.passes(50 * MS)
+            rows += tracker.apply(dump(entries), taken_at, names).rows
+    assert [row[1] for row in rows] == list(range(1, 31))
+    created = [row[4] for row in rows]
+    assert created == sorted(created)
+    assert np.abs(np.array(created) - truth).max() == error
 
 
-def test_an_entry_from_before_a_step_back_is_read() -> None:
-    """A rank joins and the clock is set back by an hour: its entry is no younger than the dump."""
-    for created, read in ((T0 - MS, 0), (T0 + S, 0), (T0 - S, 1), (T0 + 3600 * S, 1)):
-        ring = Ring()
-        diff = ring.read(nccl(0, 1, "scheduled", time_created_ns=created), at=T0)
-        assert len(diff.rows) == read
-        assert ring.tracker.is_whole == bool(read)
+def test_an_entry_from_before_the_agent_is_read() -> None:
+    """The clock was set back by an hour before the agent began: an entry that seems to be of the
+    future is read. An entry of just now waits for the next dump."""
+    node = Node()
+    node.passes(S)
+    names = naming((0, 1))
+    for created, read in ((node.wall + HOUR, 1), (node.wall - MS, 0), (node.wall - 500 * MS, 1)):
+        tracker = RecorderTracker(to_raw=node.time.to_raw)
+        entry = nccl(0, 1, "scheduled", time_created_ns=created)
+        assert len(tracker.apply(dump([entry]), node.raw, names).rows) == read
+        assert tracker.is_whole == bool(read)
+        assert 0 < tracker.taken_at_ns <= node.raw

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from frd.model import NodeNs
+from frd.model import NodeNs, NodeRawNs
 from frd.wire.messages import PROTOCOL, Hello
 from frd_agent.counters import Counters
 from frd_agent.memory import Samples
@@ -31,7 +31,7 @@ def stream_to(endpoint: Endpoint, stats: Counters, backoff: Backoff) -> Stream:
     current, samples = CurrentState(dictionary.attempt_of), Samples(1, dictionary.series_number)
     return Stream(
         service=endpoint,
-        hello=lambda: Hello(PROTOCOL, "0", "node", "boot", "session", NodeNs(1)),
+        hello=lambda: Hello(PROTOCOL, "0", "node", "boot", "session", NodeNs(1), NodeRawNs(1)),
         dispatch=Dispatch(dictionary, outbox, current, samples, lambda: []),
         outbox=outbox,
         stats=stats,

@@ -11,6 +11,7 @@ from frd.model import (
     AlignedNs,
     GroupInfo,
     NodeNs,
+    NodeRawNs,
     RankInfo,
     RankState,
     RankStatus,
@@ -45,7 +46,7 @@ class Agent:
         self.service = service
         self.session = service.session()
         node_now = NodeNs(service.now - OFFSET)
-        self.send(Hello(PROTOCOL, "0", "n", "boot", f"agent{pid}", node_now))
+        self.send(Hello(PROTOCOL, "0", "n", "boot", f"agent{pid}", node_now, NodeRawNs(node_now)))
         self.send(Declare(signatures=(SignatureDecl(0, Signature("gloo", "all_reduce")),)))
         for index, run in enumerate(runs):
             infos = [RankInfo(rank, 4, "n", "boot", pid + 100 * index + rank) for rank in (0, 3)]

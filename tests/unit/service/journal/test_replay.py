@@ -21,6 +21,7 @@ from frd.model import (
     Flags,
     Kind,
     NodeNs,
+    NodeRawNs,
     RankInfo,
     RankState,
     RankStatus,
@@ -32,7 +33,7 @@ from frd.service.journal.replay import Replayed, replay
 from frd.store.journal import Journal, JournalLimits, read, segments
 from frd.store.records import Record, RecordKind
 from frd.wire.encode import encode_agent
-from frd.wire.messages import PROTOCOL, AgentEvent, Hello, Statuses, Watermarks
+from frd.wire.messages import PROTOCOLS, AgentEvent, Hello, Statuses, Watermarks
 from tests.world.messages import declare, entry_columns, watermarks
 
 SECOND = 1_000_000_000
@@ -40,6 +41,7 @@ START = 1_800_000_000 * SECOND
 SETTINGS = encode_payload(Settings("1", Policy(stall_after_s=2.0)))
 WORLD = 3
 STREAM = 1
+BOOTED = 7 * SECOND
 
 
 def columns(rank: int, seq: int, flags: Flags, revision: int, at: int) -> EntryColumns:
@@ -62,7 +64,7 @@ def declarations() -> list[AgentEvent]:
     infos = [RankInfo(r, WORLD, "node-a", "boot-a", 100 + r) for r in range(WORLD)]
     whole = declare(infos, key=AttemptKey("train", 0))
     return [
-        Hello(PROTOCOL, "1", "node-a", "boot-a", "session", NodeNs(START)),
+        Hello(1, "1", "node-a", "boot-a", "session", NodeNs(START)),
         replace(whole, groups=(), signatures=()),
         replace(whole, attempts=(), ranks=()),
         Statuses(tuple(RankStatus(r, RankState.LIVE, NodeNs(START)) for r in range(WORLD))),
@@ -73,15 +75,20 @@ def message(event: AgentEvent, at: int) -> Record:
     return Record(RecordKind.MESSAGE, AlignedNs(at), STREAM, encode_agent(event))
 
 
-def incident(until_s: int = 8, ahead: int = 0) -> Iterator[Record]:
+def incident(until_s: int = 8, ahead: int = 0, protocol: int = 1) -> Iterator[Record]:
     """Seq 0 is done by all; rank 2 never joins seq 1, in which 0 and 1 wait from second 1 on.
 
-    The node's clock is set ahead after its hello, and the service learned of it.
+    The node's clock is set ahead after its hello, and the service learned of it. In protocol 2,
+    times are those of the node's raw clock, which is far behind.
     """
     yield Record(RecordKind.OPENED, AlignedNs(START), STREAM, b"")
     for event in declarations():
-        yield message(event, START)
-    if ahead:
+        if protocol == 2 and isinstance(event, Hello):
+            ahead = BOOTED - START
+            yield message(replace(event, protocol=2, sent_raw_ns=NodeRawNs(BOOTED)), START)
+        else:
+            yield message(event, START)
+    if ahead and protocol == 1:
         learned = guess(NodeNs(START + ahead), AlignedNs(START))
         yield Record(RecordKind.ALIGNED, AlignedNs(START), STREAM, encode(learned))
     for rank in range(WORLD):
@@ -119,9 +126,10 @@ def replayed(path: Path) -> Replayed:
     return replay(read(path, pytest.fail), pytest.fail)
 
 
-def test_stall_is_found_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_stall_is_found_again(tmp_path: Path, protocol: int) -> None:
     """The journal of a stall names the rank that never joined, with the recorded threshold."""
-    result = replayed(recorded(tmp_path, list(incident())))
+    result = replayed(recorded(tmp_path, list(incident(protocol=protocol))))
     (found,) = result.findings
     assert (found.kind, found.state) == (Kind.STALL, FindingState.OPEN)
     assert [(s.rank, s.reason) for s in found.suspects] == [(2, Reason.CPU_STUCK)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frd.model import AlignedNs, MemoryColumns, NodeNs, WatermarkColumns
+from frd.model import AlignedNs, MemoryColumns, NodeNs, NodeRawNs, WatermarkColumns
 from frd.service.journal import writer
 from frd.service.journal.writer import JournalWriter
 from frd.store.journal import JournalLimits, read, segments
@@ -15,7 +15,7 @@ from frd.store.records import Record, RecordKind
 from frd.wire.encode import encode_agent
 from frd.wire.messages import PROTOCOL, Declare, Goodbye, Hello, Statuses, Watermarks
 
-HELLO = Hello(PROTOCOL, "0", "n", "b", "s", NodeNs(1))
+HELLO = Hello(PROTOCOL, "0", "n", "b", "s", NodeNs(1), NodeRawNs(1))
 
 
 def start(folder: Path, **limits: int) -> JournalWriter:
