@@ -252,7 +252,9 @@ def engine_alone(messages: int) -> float:
             c = node.entries(local, number)
             pair = pairs[c.group]
             signatures = np.full(len(c), signature, np.int32)
-            rows = EntryRows(rank, pair, c.seq, signatures, c.flags, c.created_ns, c.completed_ns)
+            rows = EntryRows(
+                rank, pair, c.seq, signatures, c.flags, c.created_ns, c.started_ns, c.completed_ns
+            )
             began = time.perf_counter()
             attempt.observe_entries(rows, replay=False, now=now)
             spent += time.perf_counter() - began

@@ -1,8 +1,10 @@
 """All that the engine knows about one attempt of one job, and the only way to change it.
 
-Observations come in as columns with engine handles and aligned times; they are checked first and
-applied whole or not at all. Each of them merges (maximum, count, replace by rank), so batches of
-different ranks may come in any order and a replay changes nothing. Answers go out as plain arrays
+Observations come in as columns with engine handles and node times; they are checked first and
+applied whole or not at all. What is known of one rank keeps node times, which are aligned when they
+are looked at; what merges several ranks is aligned when it comes in. Observations merge (maximum,
+count, replace by rank), so batches of different ranks may come in any order and a replay changes
+nothing. Answers go out as plain arrays
 (`stalls`), as an immutable `Tick` for the detectors, and as a view for metrics. What a stall means,
 which rank causes it and when it becomes a finding is decided elsewhere.
 """
@@ -36,7 +38,6 @@ from frd.model import (
     AttemptKey,
     ChannelColumns,
     GroupInfo,
-    Int64s,
     RankInfo,
     RankStatus,
     SeriesInfo,
@@ -211,20 +212,24 @@ class Attempt:
             self._ranks.gap_at[rank] = rows.created_ns.max()
             self.gap_entries += lost
         pairs.last_session[rows.pair] = session
+        ranks = self._ranks
         if completed is not None:
-            at = completed.column(rows.completed_ns)
-            watermarks.complete(pairs, completed, at, self._ranks.as_of.item(rank))
+            ended = completed.column(rows.completed_ns)
+            watermarks.complete(pairs, completed, ended, ranks.as_of.item(rank))
         slots = None
         if joined is not None:
             created = joined.column(rows.created_ns)
             watermarks.join(pairs, joined, created)
             signature = joined.column(rows.signature)
-            slots = self._collectives.join(joined, rank, signature, created, now)
+            aligned = ranks.to_aligned(rank, created, now)
+            slots = self._collectives.join(joined, rank, signature, aligned, now)
         if completed is not None:
             same = slots if completed is joined else None
-            self._collectives.complete(completed, rank, rows.completed_ns, same)
+            aligned = ranks.to_aligned(rank, rows.completed_ns, now)
+            self._collectives.complete(completed, rank, aligned, same)
         if not is_empty(batch.starts):
-            watermarks.start(pairs, rows.pair[batch.starts], rows.seq[batch.starts])
+            at = batch.starts
+            watermarks.start(pairs, rows.pair[at], rows.seq[at], rows.started_ns[at])
         self._observed += 1
         return Applied(
             rows=len(rows),
@@ -239,33 +244,30 @@ class Attempt:
         Raises:
             WireError: when a row is of a rank that is not a member of its group.
         """
-        watermarks.observe(self.tables, rows, now)
+        watermarks.observe(self.tables, rows)
         self._observed += 1
 
-    def observe_channels(
-        self, columns: ChannelColumns, as_of: AlignedNs, *, head_node_ns: Int64s | None = None
-    ) -> None:
+    def observe_channels(self, columns: ChannelColumns, now: AlignedNs) -> None:
         """All P2P ops that a rank has in flight at a time; replaces its earlier ones.
 
-        `columns` has global ranks, group handles and aligned times; `head_node_ns` is the column
-        `head_created_ns` on the node's clock, for `realign`.
+        `columns` has global ranks, group handles and node times.
         """
-        self._channels.replace(columns, as_of, head_node_ns)
+        known_at = columns.as_of_ns or int(self._ranks.to_node(columns.rank, now))
+        self._channels.replace(columns, known_at)
         self._observed += 1
 
-    def observe_status(self, status: RankStatus, at: AlignedNs, as_of: AlignedNs) -> None:
-        """An agent's evidence about a rank, replacing earlier evidence; `at` and `as_of` are its
-        times, aligned."""
+    def observe_status(self, status: RankStatus, now: AlignedNs) -> None:
+        """An agent's evidence about a rank, replacing earlier evidence."""
         ranks, rank = self._ranks, status.rank
         known = ranks.statuses.get(rank)
         if known is not None and 0 < status.as_of_ns < known.as_of_ns:
             return
         if known is None or known.state is not status.state:
-            ranks.state_since[rank] = at
+            ranks.state_since[rank] = status.at_ns
         ranks.state[rank] = STATES.index(status.state)
         lost = status.gap_entries - (known.gap_entries if known else 0)
         if lost > 0:
-            ranks.gap_at[rank] = as_of
+            ranks.gap_at[rank] = status.as_of_ns or ranks.to_node(rank, now)
             self.gap_entries += lost
         ranks.statuses[rank] = status
         self._observed += 1
@@ -311,9 +313,8 @@ class Attempt:
     def stalls(self, now: AlignedNs) -> StallTable:
         """Waiting that telemetry has confirmed to be longer than its group's threshold."""
         self._collectives.settle(now)
-        floor = AlignedNs(now - round(self._policy.stall_after_s * 1e9))
-        ends_early = self._collectives.ends_early
-        return snapshot_parts.stalls(self.tables, floor, ends_early)
+        least_ns = round(self._policy.stall_after_s * 1e9)
+        return snapshot_parts.stalls(self.tables, least_ns, self._collectives.ends_early, now)
 
     def snapshot(self, now: AlignedNs) -> Snapshot:
         """Progress of every rank; immutable."""
@@ -327,7 +328,7 @@ class Attempt:
             threshold_ns=groups.threshold_ns[: groups.count].copy(),
             pairs=snapshot_parts.pairs(self.tables, self._collectives.ends_early, now),
             op=self._collectives.ops(),
-            channels=self._channels.snapshot(),
+            channels=self._channels.snapshot(self._ranks, now),
             mismatches=self._collectives.facts(),
             created_at=self.created_at,
             p2p_ranks=self._channels.ranks_seen(),

@@ -52,6 +52,8 @@ class RankView:
     status: RankStatus
     as_of: AlignedNs
     """The time up to which the rank's telemetry is complete; 0 before its first message."""
+    state_since: AlignedNs
+    """When the state of `status` began; 0 unknown."""
     waiting_in: str
     """``all_reduce #7 on default_pg``, empty when the rank is in no collective."""
     waiting_s: float

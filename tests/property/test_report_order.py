@@ -323,7 +323,7 @@ def test_findings_are_about_the_same(case: Case, network: Network) -> None:
     assert conclude(case, network).open == straight(case).open
 
 
-@pytest.mark.xfail(strict=True, reason="a rank is named by what it last reported seconds ago")
+@pytest.mark.xfail(strict=False, reason="seldom, a rank is named by what it reported seconds ago")
 @BROKEN
 @given(st.sampled_from(CASES), NETWORKS)
 def test_no_other_rank_is_named_meanwhile(case: Case, network: Network) -> None:

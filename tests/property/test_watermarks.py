@@ -6,12 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frd.engine.clocks.alignment import Alignment
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.engine.state.watermarks import WatermarkRows
 from frd.model import AlignedNs, AttemptKey, GroupInfo, Int32s, RankInfo
-from frd.service.clocks.agent_clocks import guess
+from frd.service.clocks.alignments import guess
 from frd.service.ingest.watermark_buffer import WatermarkBuffer
 
 NOW = AlignedNs(1_790_000_000_000_000_000)
@@ -41,10 +40,6 @@ def columns(drawn: list[tuple[int, int, int]], pairs: Int32s) -> WatermarkRows:
     )
 
 
-def alignment(offset_ns: int) -> Alignment:
-    return guess(NOW, AlignedNs(NOW + offset_ns))
-
-
 def state_after(sent: list[tuple[list[tuple[int, int, int]], int]], *, buffered: bool) -> object:
     engine = Engine(Policy())
     attempt = engine.attempt(AttemptKey("job", 0), WORLD, NOW)
@@ -54,7 +49,9 @@ def state_after(sent: list[tuple[list[tuple[int, int, int]], int]], *, buffered:
     pairs = np.array([attempt.pair(rank, group) for rank in range(WORLD)], np.int32)
     buffer = WatermarkBuffer()
     for rows, offset_ns in sent:
-        buffer.add(attempt, columns(rows, pairs), alignment(offset_ns))
+        buffer.add(attempt, columns(rows, pairs))
+        line = guess(NOW, AlignedNs(NOW + offset_ns))
+        attempt.clocks.set(range(WORLD), 1, None, NOW, line)
         if not buffered:
             buffer.flush(NOW)
     buffer.flush(NOW)

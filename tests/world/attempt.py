@@ -53,7 +53,8 @@ class Job:
         replay: bool = False,
         now: float = 0.0,
     ) -> Applied:
-        """Rows of one rank, enqueued a millisecond apart from `created` on."""
+        """Rows of one rank, enqueued a millisecond apart from `created` on; reported at `now`, but
+        not before they happened."""
         return observe.entries(
             self.attempt,
             rank,
@@ -64,7 +65,7 @@ class Job:
             created=at(created) + np.arange(len(seqs)) * (S // 1000),
             completed=0 if completed is None else at(completed),
             replay=replay,
-            now=at(now),
+            now=at(max(now, created + len(seqs) / 1000, completed or 0)),
         )
 
     def watermark(
@@ -94,7 +95,7 @@ class Job:
 
     def status(self, rank: int, state: RankState, when: float, *, gap: int = 0) -> None:
         status = RankStatus(rank, state, NodeNs(at(when)), f"rank {rank} is {state}", gap)
-        self.attempt.observe_status(status, at(when), at(when))
+        self.attempt.observe_status(status, at(when))
 
     def threshold_s(self, now: float, group: int | None = None) -> float:
         snapshot = self.attempt.snapshot(at(now))

@@ -130,8 +130,7 @@ class Job:
         return self
 
     def _report(self, status: RankStatus) -> None:
-        at = AlignedNs(status.at_ns)
-        self.attempt.observe_status(status, at, self.now)
+        self.attempt.observe_status(status, self.now)
 
     def _entry(self, name: str, rank: int, seq: int, flags: Flags, op: str | Signature) -> None:
         as_signature = op if isinstance(op, Signature) else Signature("gloo", op, ((4,),), ((4,),))

@@ -35,6 +35,7 @@ def entries(
     *,
     signature: Signature | Sequence[Signature] = ALL_REDUCE,
     created: Column,
+    started: Column = 0,
     completed: Column = 0,
     replay: bool = False,
     session: int = -1,
@@ -53,6 +54,7 @@ def entries(
         signature=column([attempt.signature(s) for s in signatures], count, np.int32),
         flags=column(flags, count, np.uint8),
         created_ns=column(created, count),
+        started_ns=column(started, count),
         completed_ns=column(completed, count),
     )
     return attempt.observe_entries(rows, replay=replay, session=session, now=now)

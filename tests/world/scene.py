@@ -185,6 +185,7 @@ class Scene:
             completed_most=np.where(forgotten, ANY_SEQ, completed),
             head_since=np.array([mark.since for mark in marks], np.int64),
             moved_at=np.array([mark.moved for mark in marks], np.int64),
+            since=np.array([mark.moved for mark in marks], np.int64),
         )
 
     def _channel_snapshot(self, names: Sequence[str]) -> ChannelSnapshot:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from frd.engine.views import AttemptView, GroupView, Histogram, RankView
 from frd.model import AlignedNs, AttemptKey, NodeNs, RankState, RankStatus
-from frd.service.clocks.agent_clocks import AgentClock, guess
+from frd.service.clocks.agent_clocks import AgentClock
+from frd.service.clocks.alignments import guess
 from frd.service.state import NodeView
 from tests.world.observe import rank_info
 
@@ -28,7 +29,7 @@ def rank_view(
 ) -> RankView:
     info = rank_info(rank, world, per_node=per_node)
     status = RankStatus(rank, state, NodeNs(NOW), detail)
-    return RankView(info, status, AlignedNs(as_of), waiting_in, waiting_s)
+    return RankView(info, status, AlignedNs(as_of), AlignedNs(NOW), waiting_in, waiting_s)
 
 
 def group_view(

@@ -143,6 +143,11 @@ class NodeClock:
 
     # -- what is known -------------------------------------------------------------------------
 
+    @property
+    def is_unheard(self) -> bool:
+        """Nothing is known of it."""
+        return self._last is None and self._newest is None and not self._least
+
     def newest(self, now: ServiceRawNs) -> OffsetEstimate:
         """What is known now, cheaply."""
         last, interval = self._last, self._interval

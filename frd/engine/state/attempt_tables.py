@@ -31,6 +31,22 @@ class AttemptTables:
         """An agent that reports a rank is connected."""
         return bool(self.ranks.connected[: self.ranks.count].any())
 
+    def move_times(self, rank: int, by_ns: int) -> None:
+        """The node time of a rank is by so much later from now on."""
+        ranks, pairs = self.ranks, self.pairs
+        for column in (ranks.as_of, ranks.gap_at, ranks.state_since):
+            column[rank] += by_ns * (column[rank] > 0)
+        rows = np.flatnonzero(pairs.rank[: pairs.count] == rank)
+        for column in (
+            pairs.head,
+            pairs.idle_until,
+            pairs.enqueued_at,
+            pairs.started_at,
+            pairs.completed_at,
+        ):
+            column[rows] += by_ns * (column[rows] > 0)
+        self.channels.move_times(rank, by_ns)
+
     def has_exits(self) -> bool:
         """A rank exited uncleanly, is silent, or finished too early."""
         state = self.ranks.state[self.ranks.sorted()]

@@ -33,7 +33,7 @@ def is_empty(places: Places) -> bool:
 @dataclass(frozen=True, slots=True)
 class EntryRows:
     """Transitions of one rank, in recording order: `frd.model.EntryColumns` with the engine's
-    handles and aligned times."""
+    handles; times are node times, 0 when unknown."""
 
     rank: int
     """Global."""
@@ -43,8 +43,8 @@ class EntryRows:
     signature: Int32s
     flags: UInt8s
     created_ns: Int64s
+    started_ns: Int64s
     completed_ns: Int64s
-    """0 when unknown."""
 
     def __len__(self) -> int:
         return len(self.seq)

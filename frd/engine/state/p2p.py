@@ -6,13 +6,13 @@ found waiting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Final
 
 import numpy as np
 
 from frd.engine.state.snapshot import ChannelSnapshot
+from frd.engine.state.tables import RankTable
 from frd.model import AlignedNs, ChannelColumns, Int64s
 
 
@@ -21,26 +21,36 @@ class P2PChannels:
 
     def __init__(self) -> None:
         self._by_rank: dict[int, ChannelSnapshot] = {}
+        """`ChannelSnapshot.since` is node time here."""
         self._seen: set[int] = set()
         """Ranks that ever had an op in flight."""
         self._as_of: dict[int, int] = {}
         """Node time of the last report of each rank, if the agent says so."""
-        self._moved_at: dict[int, AlignedNs] = {}
-        self._node: dict[int, Int64s] = {}
-        """`since` on the node's clock, of ranks that can be aligned again."""
+        self.moved_at: dict[int, int] = {}
+        """Node time by which the ops of each rank had changed last."""
         self.since: Int64s = np.zeros(0, np.int64)
-        """Aligned ns, 0 for none; at least as long as the highest rank that ever sent."""
+        """Node time, 0 for none; at least as long as the highest rank that ever sent."""
 
-    def replace(
-        self, columns: ChannelColumns, as_of: AlignedNs, head_node_ns: Int64s | None = None
-    ) -> None:
-        """Replace all channels of one rank, unless a later report is known. See
-        `Attempt.observe_channels`."""
-        rank, busy = columns.rank, np.flatnonzero(columns.in_flight)
+    def replace(self, columns: ChannelColumns, at: int) -> None:
+        """Replace all channels of one rank, as they were at node time `at`, unless a later report
+        is known. See `Attempt.observe_channels`."""
+        rank = columns.rank
         if 0 < columns.as_of_ns < self._as_of.get(rank, 0):
             return
+        self._as_of[rank] = columns.as_of_ns
+        known = self._by_rank.pop(rank, None)
+        busy = np.flatnonzero(columns.in_flight)
+        if not len(busy):
+            if known is not None:
+                self.since[rank] = 0
+                self.moved_at[rank] = at
+            return
+        self._seen.add(rank)
+        if rank >= len(self.since):
+            self.since = np.append(self.since, np.zeros(rank + 1, np.int64))
         since = columns.head_created_ns[busy].astype(np.int64)
-        reported = ChannelSnapshot(
+        self.since[rank] = since.min()
+        reported = self._by_rank[rank] = ChannelSnapshot(
             rank=np.full(len(busy), rank, np.int32),
             group=columns.group[busy].astype(np.int32),
             peer=columns.peer[busy].astype(np.int32),
@@ -48,39 +58,22 @@ class P2PChannels:
             in_flight=columns.in_flight[busy].astype(np.int64),
             since=since,
         )
-        if not _alike(self._by_rank.get(rank, _NONE), reported):
-            self._moved_at[rank] = as_of
-        self._as_of[rank] = columns.as_of_ns
-        self._clear(rank)
-        if not len(busy):
-            return
-        self._seen.add(rank)
-        self._by_rank[rank] = reported
-        if rank >= len(self.since):
-            self.since = np.append(self.since, np.zeros(rank + 1, np.int64))
-        self.since[rank] = since.min()
-        if head_node_ns is not None:
-            self._node[rank] = head_node_ns[busy].astype(np.int64)
+        if known is None or not _alike(known, reported):
+            self.moved_at[rank] = at
 
-    def realign(self, ranks: Sequence[int], align: Callable[[Int64s], Int64s]) -> None:
-        """Align the times of these ranks again: more is known of their clock."""
-        for rank in self._node.keys() & ranks:
-            since = align(self._node[rank])
-            self._by_rank[rank] = replace(self._by_rank[rank], since=since)
+    def move_times(self, rank: int, by_ns: int) -> None:
+        """See `AttemptTables.move_times`."""
+        for times in (self.moved_at, self._as_of):
+            if times.get(rank):
+                times[rank] += by_ns
+        if (known := self._by_rank.get(rank)) is not None:
+            since = known.since + by_ns * (known.since > 0)
+            self._by_rank[rank] = replace(known, since=since)
             self.since[rank] = since.min()
 
-    def keep_heads(self, ranks: Sequence[int]) -> None:
-        """Do not align the times of these ranks again."""
-        for rank in self._node.keys() & ranks:
-            del self._node[rank]
-
     def forget(self, rank: int) -> None:
+        self.moved_at.pop(rank, None)
         self._as_of.pop(rank, None)
-        self._moved_at.pop(rank, None)
-        self._clear(rank)
-
-    def _clear(self, rank: int) -> None:
-        self._node.pop(rank, None)
         if self._by_rank.pop(rank, None) is not None:
             self.since[rank] = 0
 
@@ -88,30 +81,26 @@ class P2PChannels:
         """Forget all ranks."""
         self._by_rank.clear()
         self._seen.clear()
-        self._node.clear()
+        self.moved_at.clear()
         self._as_of.clear()
-        self._moved_at.clear()
         self.since = np.zeros(0, np.int64)
 
     def ranks_seen(self) -> frozenset[int]:
         """Ranks that have sent or received."""
         return frozenset(self._seen)
 
-    def moved_at(self) -> Mapping[int, AlignedNs]:
-        """By when each rank had what it has in flight, if it ever had anything."""
-        return self._moved_at
+    def waiting(self, ranks: RankTable, least_ns: int) -> ChannelSnapshot:
+        """All channels of the ranks that have had one in flight for so long by their last report;
+        their times are node times."""
+        since = self.since[: ranks.count]
+        if not since.any():
+            return _NONE
+        waited = (since > 0) & (ranks.as_of[: len(since)] - since >= least_ns)
+        return _joined([self._by_rank[rank] for rank in np.flatnonzero(waited).tolist()])
 
-    def are_waiting(self, latest: int) -> bool:
-        """Whether `waiting_before(latest)` has any channel."""
-        return bool(((self.since > 0) & (self.since <= latest)).any())
-
-    def waiting_before(self, latest: int) -> ChannelSnapshot:
-        """All channels of the ranks that have one in flight since `latest` or longer."""
-        ranks = np.flatnonzero((self.since > 0) & (self.since <= latest))
-        return _joined([self._by_rank[rank] for rank in ranks.tolist()])
-
-    def snapshot(self) -> ChannelSnapshot:
-        return _joined([self._by_rank[rank] for rank in sorted(self._by_rank)])
+    def snapshot(self, ranks: RankTable, now: AlignedNs) -> ChannelSnapshot:
+        table = _joined([self._by_rank[rank] for rank in sorted(self._by_rank)])
+        return replace(table, since=ranks.to_aligned(table.rank, table.since, now))
 
 
 _NONE: Final = ChannelSnapshot(

@@ -1,53 +1,64 @@
 """Clocks of an attempt: the ranks of one agent session share one clock.
 
-Knows how uncertain each clock is, and which times to align again when more is known of it. The
-offsets themselves are estimated elsewhere (`frd.engine.clocks`).
+Knows the line that leads from node times of each clock to aligned ones, and how uncertain it is.
+Both are estimated elsewhere (`frd.engine.clocks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
+from frd.engine.clocks.alignment import Alignment
 from frd.engine.clocks.uncertain_time import UNKNOWN_NS
-from frd.engine.state import watermarks
 from frd.engine.state.attempt_tables import AttemptTables
-from frd.model import AlignedNs, Int32s, Int64s, RankInfo
+from frd.model import AlignedNs, Int64s, RankInfo
+
+_SAME_CLOCK_NS: Final = 1_000_000_000
+"""Two sessions whose clocks show the same to within this read the same clock."""
 
 
 class SessionClocks:
     def __init__(self, tables: AttemptTables) -> None:
         self.revision = 0
-        """Changes when times are aligned again."""
+        """Changes with every line."""
+        self._tables = tables
         self._ranks = tables.ranks
-        self._pairs = tables.pairs
-        self._channels = tables.channels
 
     def set(
-        self, ranks: Sequence[int], session: int, uncertainty_ns: int | None, now: AlignedNs
+        self,
+        ranks: Sequence[int],
+        session: int,
+        uncertainty_ns: int | None,
+        now: AlignedNs,
+        alignment: Alignment | None = None,
     ) -> None:
         """How well the clock of these ranks is known; None while it is unsynchronized.
 
-        `session` is the number of their agent session. Call it again after a rank was declared
-        again, which forgets the clock.
+        `session` is the number of their agent session. Without an `alignment`, node times are
+        aligned times. Call it again after a rank was declared again, which forgets the clock.
         """
+        rank = np.asarray(ranks, np.int64)
         bound = UNKNOWN_NS if uncertainty_ns is None else uncertainty_ns
-        self._ranks.set_clock(np.asarray(ranks, np.int64), session, bound, now)
-
-    def realign(
-        self, ranks: Sequence[int], pair: Int32s, align: Callable[[Int64s], Int64s]
-    ) -> None:
-        """More is known of the clock of these ranks: align again since when they wait, in `pair`
-        (see `watermarks.realign`) and in P2P ops. `align` converts times of their node's clock."""
-        watermarks.realign(self._pairs, pair, ranks, align)
-        self._channels.realign(ranks, align)
+        line = (0, 0, 0.0)
+        if alignment is not None:
+            line = (alignment.at_ns, alignment.aligned_ns, alignment.rate)
+        is_other = (self._ranks.session[rank] != session) & (self._ranks.session[rank] >= 0)
+        before = self._ranks.to_node(rank, now)
+        self._ranks.set_clock(rank, session, bound, now, line)
+        if is_other.any():
+            self._move(rank, np.where(is_other, self._ranks.to_node(rank, now) - before, 0))
         self.revision += 1
 
-    def keep_heads(self, ranks: Sequence[int], pair: Int32s) -> None:
-        """The clock of these ranks was set: earlier times of it are not aligned again."""
-        self._pairs.head_node[pair[np.isin(self._pairs.rank[pair], ranks)]] = 0
-        self._channels.keep_heads(ranks)
+    def _move(self, rank: npt.NDArray[np.int64], by_ns: Int64s) -> None:
+        """Another session reports these ranks: keep the moments of what is known, if its clock
+        shows other times."""
+        for one, ns in zip(rank.tolist(), by_ns.tolist(), strict=True):
+            if abs(ns) > _SAME_CLOCK_NS:
+                self._tables.move_times(one, ns)
 
     def ranks_of_session(self, declared: Iterable[RankInfo], session: int) -> list[int]:
         """The ranks of `declared` that still belong to `session`: no other process and no other

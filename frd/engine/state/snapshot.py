@@ -62,6 +62,9 @@ class PairColumns:
     """Aligned ns at which the member enqueued its oldest outstanding collective; 0 for none."""
     moved_at: Int64s
     """Aligned ns by which the member had reached `started` and `completed`; 0 when unknown."""
+    since: Int64s
+    """Aligned ns by which the member had come as far as it is known to be (`joined` included): what
+    is known of it is true from then until `Snapshot.as_of`. 0 when unknown."""
 
     def rows(self, group: int) -> slice:
         """The members of a group."""

@@ -1,7 +1,8 @@
 """Stalls, and the parts of a `Snapshot`, from the tables of an attempt.
 
-Pure functions from tables to fresh arrays. `stalls` runs at every tick over every pair and must
-stay cheap: one contiguous pass drops all recent waits, and usually nothing is left.
+Pure functions from tables to fresh arrays; node times become aligned times here, a column at a
+time. `stalls` runs at every tick over every pair and must stay cheap: it compares times of one rank
+with each other, which needs no alignment, and usually nothing is left.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from frd.engine.clocks.uncertain_time import UNKNOWN_NS, RankClocks
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.snapshot import ANY_SEQ, PairColumns, StallTable
-from frd.engine.state.tables import EXITED, LIVE, STATES, PairTable, RankTable
+from frd.engine.state.tables import EXITED, LIVE, STATES, RankTable
 from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, ExitInfo, Int32s, Int64s, RankInfo, RankState
 
 _FAR: Final = np.iinfo(np.int64).max
@@ -28,45 +29,51 @@ EndsEarly: TypeAlias = Callable[[Int32s, Int64s], Bools]
 """Of groups and seqs: whether a member may complete the op before all members have joined it."""
 
 
-def stalls(tables: AttemptTables, latest: AlignedNs, ends_early: EndsEarly) -> StallTable:
+def stalls(
+    tables: AttemptTables, least_ns: int, ends_early: EndsEarly, now: AlignedNs
+) -> StallTable:
     """Waiting that the ranks' own telemetry confirms to be longer than their group's threshold.
 
-    `latest` is the enqueue time of the youngest op that any threshold could call late. A rank that
-    is gone does not wait. The wait counts from the enqueue of the op, or from the last time at
-    which the op before it was not complete, if that is later: a program that runs far ahead of
-    its device is not stalled. Nor is a rank with impossible watermarks; `ends_early` says which
-    collectives a member may complete before all members have joined.
+    No threshold is less than `least_ns`. A rank that is gone does not wait. The wait counts from
+    the enqueue of the op, or from the last time at which the op before it was not complete, if that
+    is later: a program that runs far ahead of its device is not stalled. Nor is a rank with
+    impossible watermarks; `ends_early` says which collectives a member may complete before all
+    members have joined.
     """
-    pairs, channels = tables.pairs, tables.channels
-    n = pairs.count
-    old = (pairs.enqueued[:n] > pairs.completed[:n]) & (pairs.head[:n] <= latest)
-    row = np.flatnonzero(old)
-    row = row[pairs.head[row] > 0]
-    if not len(row) and not channels.are_waiting(latest):
+    pairs, ranks, n = tables.pairs, tables.ranks, tables.pairs.count
+    row = np.flatnonzero((pairs.enqueued[:n] > pairs.completed[:n]) & (pairs.head[:n] > 0))
+    row = row[ranks.as_of[pairs.rank[row]] - pairs.head[row] >= least_ns]
+    p2p = tables.channels.waiting(ranks, least_ns)
+    if not len(row) and not len(p2p.rank):
         return _NO_STALLS
     since = np.maximum(pairs.head[row], pairs.idle_until[row])
-    stuck = np.flatnonzero(_confirmed(tables, pairs.rank[row], pairs.group[row], since))
+    stuck = np.flatnonzero(_confirmed(tables, pairs.rank[row], pairs.group[row], since, now))
     if len(stuck):
-        limit = _limits(tables, row[stuck], ends_early)
+        limit = _limits(tables, row[stuck], ends_early, now)
         stuck = stuck[completed(tables, row[stuck]) <= limit]
     row = row[stuck]
-    p2p = channels.waiting_before(latest)
-    late = _confirmed(tables, p2p.rank, p2p.group, p2p.since)
+    late = _confirmed(tables, p2p.rank, p2p.group, p2p.since, now)
+    rank = np.concatenate((pairs.rank[row], p2p.rank[late]))
+    since = np.concatenate((since[stuck], p2p.since[late]))
     return StallTable(
         np.concatenate((pairs.group[row], p2p.group[late])),
-        np.concatenate((pairs.rank[row], p2p.rank[late])),
+        rank,
         np.concatenate((completed(tables, row) + 1, np.full(late.sum(), UNKNOWN_SEQ))),
-        np.concatenate((since[stuck], p2p.since[late])),
+        ranks.to_aligned(rank, since, now),
     )
 
 
-def _confirmed(tables: AttemptTables, rank: Int32s, group: Int32s, since: Int64s) -> Bools:
+def _confirmed(
+    tables: AttemptTables, rank: Int32s, group: Int32s, since: Int64s, now: AlignedNs
+) -> Bools:
     ranks = tables.ranks
     running: Bools = ranks.state[rank] < EXITED
-    return running & (ranks.as_of[rank] - since >= tables.groups.threshold_ns[group])
+    # An agent whose clock is misjudged cannot confirm a wait that has not happened yet.
+    as_of = np.minimum(ranks.as_of[rank], ranks.to_node(rank, now))
+    return running & (as_of - since >= tables.groups.threshold_ns[group])
 
 
-def _limits(tables: AttemptTables, row: Int64s, ends_early: EndsEarly) -> Int64s:
+def _limits(tables: AttemptTables, row: Int64s, ends_early: EndsEarly, now: AlignedNs) -> Int64s:
     """The highest seq that each row can have completed: a member cannot complete an op that another
     member, by a later report, has not joined."""
     groups, pairs = tables.groups, tables.pairs
@@ -81,26 +88,24 @@ def _limits(tables: AttemptTables, row: Int64s, ends_early: EndsEarly) -> Int64s
     limit = np.full(len(row), _FAR, np.int64)
     for rows_of_group in np.split(odd, np.flatnonzero(np.diff(group[odd])) + 1) if len(odd) else ():
         members = groups.rows(int(group[rows_of_group[0]]))
-        at = _completed_by(tables, row[rows_of_group])
-        limit[rows_of_group] = _least_joined(tables, members, at)
+        limit[rows_of_group] = _least_joined(tables, members, row[rows_of_group], now)
     return limit
 
 
-def _completed_by(tables: AttemptTables, row: Int64s) -> Int64s:
-    """By when the rows had completed what they have; `_FAR` if that is unknown."""
-    pairs = tables.pairs
-    at = _by(pairs.completed[row], pairs.completed_at[row], _FAR)
-    return np.where(at < _FAR, at + _margin_ns(tables.ranks, pairs.rank[row]), _FAR)
-
-
-def _least_joined(tables: AttemptTables, members: slice | list[int], after: Int64s) -> Int64s:
-    """For each time in `after`: the lowest seq joined by members whose reports are later."""
+def _least_joined(
+    tables: AttemptTables, members: slice | list[int], row: Int64s, now: AlignedNs
+) -> Int64s:
+    """For each row of a group: the lowest seq joined by members whose reports are certainly later
+    than its completion."""
     ranks, pairs = tables.ranks, tables.pairs
     rank, come = pairs.rank[members], pairs.enqueued[members]
     known = ranks.knows(rank) & (come > UNKNOWN_SEQ)
     known[known] = pairs.last_session[members][known] == ranks.session[rank[known]]
     rank, come = rank[known], come[known]
-    as_of = ranks.as_of[rank] - _margin_ns(ranks, rank)
+    as_of = ranks.to_aligned(rank, ranks.as_of[rank], now) - _margin_ns(ranks, rank)
+    rank = pairs.rank[row]
+    after = _by(ranks, rank, pairs.completed[row], pairs.completed_at[row], now)
+    after += _margin_ns(ranks, rank)
     order = np.argsort(-as_of, kind="stable")
     least = np.minimum.accumulate(np.concatenate(([_FAR], come[order])))
     return least[np.searchsorted(-as_of[order], -after)]
@@ -132,12 +137,13 @@ class RankColumns(TypedDict):
 
 def ranks(tables: AttemptTables, now: AlignedNs) -> RankColumns:
     table = tables.ranks
-    rank, known = table.sorted(), table.statuses
+    rank = table.sorted()
+    known = table.statuses
     return RankColumns(
         rank=rank,
-        as_of=table.as_of[rank],
+        as_of=table.to_aligned(rank, table.as_of[rank], now),
         state=[STATES[code] for code in table.state[rank].tolist()],
-        state_since=table.state_since[rank],
+        state_since=table.to_aligned(rank, table.state_since[rank], now),
         detail=[known[r].detail if r in known else "" for r in rank.tolist()],
         connected=table.connected[rank],
         gap=_lossy(table, rank),
@@ -152,27 +158,33 @@ def _moved_at(tables: AttemptTables, now: AlignedNs) -> Int64s:
     """By when each rank had made its last progress, by its own clock; 0 for none."""
     ranks, pairs = tables.ranks, tables.pairs
     moved_at = np.zeros(ranks.count, np.int64)
+    movers = tables.channels.moved_at
+    rank = np.fromiter(movers, np.int32, len(movers))
+    at = np.fromiter(movers.values(), np.int64, len(movers))
+    moved_at[rank] = ranks.to_aligned(rank, at, now)
     rows = np.flatnonzero(ranks.knows(pairs.rank[: pairs.count]))
-    rank = pairs.rank[rows]
-    for seqs, times in _reports(pairs):
-        np.maximum.at(moved_at, rank, _by(seqs[rows], times[rows], now))
-    for mover, at in tables.channels.moved_at().items():
-        moved_at[mover] = max(moved_at.item(mover), at)
+    np.maximum.at(moved_at, pairs.rank[rows], np.maximum(*_moved_by(tables, rows, now)))
     return moved_at
 
 
-def _reports(pairs: PairTable) -> tuple[tuple[Int64s, Int64s], ...]:
-    """Each watermark with the time by which it was reached."""
-    return (
-        (pairs.enqueued, pairs.enqueued_at),
-        (pairs.started, pairs.started_at),
-        (pairs.completed, pairs.completed_at),
+def _moved_by(tables: AttemptTables, row: Int64s, now: AlignedNs) -> tuple[Int64s, Int64s]:
+    """By when the rows had enqueued what they have, and by when started and completed."""
+    pairs, rank = tables.pairs, tables.pairs.rank[row]
+    enqueued, started, completed = (
+        _by(tables.ranks, rank, seqs[row], times[row], now)
+        for seqs, times in (
+            (pairs.enqueued, pairs.enqueued_at),
+            (pairs.started, pairs.started_at),
+            (pairs.completed, pairs.completed_at),
+        )
     )
+    return enqueued, np.maximum(started, completed)
 
 
-def _by(seqs: Int64s, times: Int64s, unknown: int) -> Int64s:
-    """By when these were reached; 0 where nothing was."""
-    return np.where(seqs == UNKNOWN_SEQ, 0, np.where(times == 0, unknown, times))
+def _by(ranks: RankTable, rank: Int32s, seqs: Int64s, times: Int64s, now: AlignedNs) -> Int64s:
+    """By when these were reached: now, if no report says more; 0 where nothing was."""
+    reached = np.where(times == 0, now, ranks.to_aligned(rank, times, now))
+    return np.where(seqs == UNKNOWN_SEQ, 0, reached)
 
 
 def _margin_ns(ranks: RankTable, rank: Int32s) -> Int64s:
@@ -208,10 +220,12 @@ def pairs(tables: AttemptTables, ends_early: EndsEarly, now: AlignedNs) -> PairC
     order = table.layout().order
     members, joined, started = table.rank[order], table.enqueued[order], table.started[order]
     done, head = completed(tables, order), table.head[order]
-    rests = np.flatnonzero(_completed_by(tables, order) < now - _RESTING_NS)
+    joined_at, moved_at = _moved_by(tables, order, now)
+    done_at = _by(ranks, members, table.completed[order], table.completed_at[order], now)
+    rests = np.flatnonzero(done_at < now - _RESTING_NS)
     rests = rests[ranks.knows(members[rests])]
     rests = rests[ranks.state[members[rests]] == LIVE]  # a timeout completes what never was
-    limit = _limits(tables, order[rests], ends_early)
+    limit = _limits(tables, order[rests], ends_early, now)
     false = done[rests] > limit
     odd, most = rests[false], limit[false] - 1  # nor to be done with what the others are in
     joined[odd], started[odd], done[odd] = most, np.minimum(started[odd], most), most
@@ -230,15 +244,10 @@ def pairs(tables: AttemptTables, ends_early: EndsEarly, now: AlignedNs) -> PairC
         started,
         done,
         done_most,
-        head,
-        _moved_by(tables, order, now),
+        ranks.to_aligned(members, head, now),
+        moved_at,
+        np.maximum(joined_at, moved_at),
     )
-
-
-def _moved_by(tables: AttemptTables, row: Int64s, now: AlignedNs) -> Int64s:
-    """By when the rows had started and completed what they have."""
-    _, *ends = _reports(tables.pairs)
-    return np.maximum(*(_by(seqs[row], times[row], now) for seqs, times in ends))
 
 
 def _lossy(table: RankTable, rank: Int32s) -> Bools:

@@ -107,7 +107,7 @@ class _Waits:
     signature: Int64s
 
 
-def _oldest_waits(tables: AttemptTables, signature_of: SignatureOf) -> _Waits:
+def _oldest_waits(tables: AttemptTables, signature_of: SignatureOf, now: AlignedNs) -> _Waits:
     ranks, pairs = tables.ranks, tables.pairs
     n = pairs.count
     busy = (pairs.enqueued[:n] > pairs.completed[:n]) & (pairs.head[:n] > 0)
@@ -122,6 +122,7 @@ def _oldest_waits(tables: AttemptTables, signature_of: SignatureOf) -> _Waits:
     rank, of = pairs.rank[row], pairs.group[row]
     inside = snapshot_parts.completed(tables, row) + 1
     group[rank], seq[rank], signature[rank] = of, inside, signature_of(of, inside)
+    since = ranks.to_aligned(np.arange(ranks.count), np.where(group < 0, 0, since), now)
     return _Waits(group, seq, since, signature)
 
 
@@ -133,10 +134,12 @@ def ranks(
 ) -> Sequence[RankView]:
     """Declared ranks, ascending; `signature_of` gives indexes into `signatures`."""
     table = tables.ranks
-    rank, as_of = table.sorted(), table.as_of.copy()
+    rank = table.sorted()
+    as_of = table.to_aligned(rank, table.as_of[rank], now)
+    state_since = table.to_aligned(rank, table.state_since[rank], now)
     infos, statuses = dict(table.infos), dict(table.statuses)
     groups = tuple(tables.groups.infos)
-    waits = _oldest_waits(tables, signature_of)
+    waits = _oldest_waits(tables, signature_of, now)
 
     def make(at: int) -> RankView:
         r = int(rank[at])
@@ -145,7 +148,8 @@ def ranks(
         return RankView(
             info=infos[r],
             status=statuses.get(r) or RankStatus(r, RankState.LIVE, NodeNs(0)),
-            as_of=AlignedNs(int(as_of[r])),
+            as_of=AlignedNs(int(as_of[at])),
+            state_since=AlignedNs(int(state_since[at])),
             waiting_in=f"{op} #{waits.seq[r]} on {groups[group].label}" if group >= 0 else "",
             waiting_s=max(0.0, float(now - waits.since[r]) / 1e9) if group >= 0 else 0.0,
         )

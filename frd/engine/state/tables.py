@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from frd.model import (
     UNKNOWN_SEQ,
     AlignedNs,
     Bools,
+    Float64s,
     GroupInfo,
     Int32s,
     Int64s,
@@ -30,6 +31,8 @@ from frd.model import (
     UInt8s,
 )
 
+Ranks: TypeAlias = Int32s | Int64s | int
+"""One rank, or a column of them."""
 STATES: Final = (RankState.LIVE, RankState.SILENT, RankState.EXITED, RankState.FINISHED)
 LIVE, SILENT, EXITED, FINISHED = range(4)
 """`STATES` as the numbers that the state column holds."""
@@ -84,20 +87,29 @@ class RankTable(GrowingColumns):
 
     declared: Bools = column(np.bool_)
     as_of: Int64s = column(np.int64)
+    """Node time up to which all is known of the rank."""
     gap_at: Int64s = column(np.int64, -1)
-    """When the last loss of rows was reported; in effect until `as_of` has passed it."""
+    """Node time at which the last loss of rows was reported; in effect until `as_of` has passed
+    it."""
     state: UInt8s = column(np.uint8, LIVE)
     state_since: Int64s = column(np.int64)
+    """Node time."""
     connected: Bools = column(np.bool_)
     session: Int32s = column(np.int32, -1)
     """Number of the rank's agent session, whose ranks share one clock; -1 until it is known."""
     as_of_session: Int32s = column(np.int32, -1)
     """The session that reported `as_of` last."""
+    clock_at: Int64s = column(np.int64)
+    """Node time of a moment; with the next two, the line from node times to aligned ones."""
+    clock_aligned: Int64s = column(np.int64)
+    """Aligned time of that moment."""
+    clock_rate: Float64s = column(np.float64)
+    """How fast aligned time gains on node time, in ns per ns."""
     uncertainty_ns: Int64s = column(np.int64, UNKNOWN_NS)
     """How far aligned times of the rank may be off; `UNKNOWN_NS` while unsynchronized."""
     clock_since: Int64s = column(np.int64)
-    """Times that the rank reported before this were aligned with an offset that is now known to be
-    wrong."""
+    """Entries that the rank reported before this were aligned with an offset that is now known to
+    be wrong."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,9 +129,35 @@ class RankTable(GrowingColumns):
         self.clock_revision += 1
         self._sorted = None
 
-    def set_clock(self, rank: Int64s, session: int, uncertainty_ns: int, now: AlignedNs) -> None:
-        """These ranks share a clock of this uncertainty. An unknown clock counts as changed at
-        every new estimate."""
+    def to_aligned(self, rank: Ranks, node_ns: Int64s, now: AlignedNs) -> Int64s:
+        """Node times of these ranks as aligned times, not after `now`: what was reported has
+        happened. 0, which says unknown, stays 0."""
+        if not self.count:
+            return node_ns
+        passed = node_ns - self.clock_at.take(rank, mode="clip")
+        gained = passed * self.clock_rate.take(rank, mode="clip")
+        aligned = self.clock_aligned.take(rank, mode="clip") + passed + gained.astype(np.int64)
+        return np.where(node_ns == 0, 0, np.minimum(aligned, now))
+
+    def to_node(self, rank: Ranks, aligned: AlignedNs) -> Int64s:
+        """The node time of these ranks at an aligned time."""
+        passed = aligned - self.clock_aligned[rank]
+        rate = self.clock_rate[rank]
+        gained = (passed * (rate / (1 + rate))).astype(np.int64)
+        node_ns: Int64s = self.clock_at[rank] + passed - gained
+        return node_ns
+
+    def set_clock(
+        self,
+        rank: Int64s,
+        session: int,
+        uncertainty_ns: int,
+        now: AlignedNs,
+        line: tuple[int, int, float] = (0, 0, 0.0),
+    ) -> None:
+        """These ranks share a clock: `line` are its columns at, aligned and rate. An unknown clock
+        counts as changed at every new estimate."""
+        self.clock_at[rank], self.clock_aligned[rank], self.clock_rate[rank] = line
         was = self.uncertainty_ns[rank]
         is_same = (was == uncertainty_ns).all() and (self.session[rank] == session).all()
         if is_same and uncertainty_ns < UNKNOWN_NS:
@@ -213,21 +251,19 @@ class PairTable(GrowingColumns):
     group: Int32s = column(np.int32)
     rank: Int32s = column(np.int32)
     enqueued: Int64s = column(np.int64, UNKNOWN_SEQ)
-    enqueued_at: Int64s = column(np.int64)
-    """By when the rank had enqueued that seq: the time of the event, or else up to when all was
-    known in the first report that shows it. 0 until one of the two is known."""
     started: Int64s = column(np.int64, UNKNOWN_SEQ)
-    started_at: Int64s = column(np.int64)
     completed: Int64s = column(np.int64, UNKNOWN_SEQ)
-    completed_at: Int64s = column(np.int64)
     head: Int64s = column(np.int64)
-    """Aligned ns at which the oldest outstanding collective was enqueued; 0 for none, or when that
+    """Node time at which the oldest outstanding collective was enqueued; 0 for none, or when that
     collective may be over: the agent session that reported it is gone."""
-    head_node: Int64s = column(np.int64)
-    """The same on the node's clock, 0 when `head` is not aligned again."""
     idle_until: Int64s = column(np.int64)
-    """A time at which the collective before the head was not complete: the head's wait counts from
-    here at the earliest, even if the program enqueued it before."""
+    """Node time at which the collective before the head was not complete: the head's wait counts
+    from here at the earliest, even if the program enqueued it before."""
+    enqueued_at: Int64s = column(np.int64)
+    """Node time by which the member had reached `enqueued`: the time of the event, or else up to
+    when all was known in the first report that shows it. 0 until one of the two is known."""
+    started_at: Int64s = column(np.int64)
+    completed_at: Int64s = column(np.int64)
     row_session: Int32s = column(np.int32, -1)
     """The agent session that reports rows of it, if it is not the first one."""
     last_session: Int32s = column(np.int32, -1)

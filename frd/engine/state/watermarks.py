@@ -7,7 +7,6 @@ time by which a report shows it, so reports may come in any order: no time is on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,15 +15,15 @@ from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.entry_batch import PairRuns
 from frd.engine.state.tables import PairTable, RankTable
 from frd.errors import WireError
-from frd.model import UNKNOWN_SEQ, AlignedNs, Int32s, Int64s
+from frd.model import UNKNOWN_SEQ, Int32s, Int64s
 
 
 @dataclass(frozen=True, slots=True)
 class WatermarkRows:
-    """`frd.model.WatermarkColumns` with the engine's handles and aligned times.
+    """`frd.model.WatermarkColumns` with the engine's handles; times are node times.
 
-    The columns up to `head_node_ns` have one row per pair, each pair at most once; `seen_rank` and
-    `as_of_ns` have one row per rank.
+    The columns up to `head_created_ns` have one row per pair, each pair at most once; `seen_rank`
+    and `as_of_ns` have one row per rank.
     """
 
     pair: Int32s
@@ -34,18 +33,15 @@ class WatermarkRows:
     head_created_ns: Int64s
     seen_rank: Int32s
     as_of_ns: Int64s
-    head_node_ns: Int64s | None = None
-    """`head_created_ns` on the node's clock, for `realign`; None: the head stays as it is."""
 
 
-def observe(tables: AttemptTables, rows: WatermarkRows, now: AlignedNs) -> None:
+def observe(tables: AttemptTables, rows: WatermarkRows) -> None:
     """Apply a watermark message; a row below what entries showed is stale.
 
     Raises:
         WireError: when a row is of a rank that is not a member of its group.
     """
     ranks, pairs = tables.ranks, tables.pairs
-    as_of = np.minimum(rows.as_of_ns, now)
     if len(rows.pair):
         if rows.pair.min() < 0:
             at = int(rows.pair.argmin())
@@ -53,12 +49,12 @@ def observe(tables: AttemptTables, rows: WatermarkRows, now: AlignedNs) -> None:
                 "watermarks.group", "disagree", f"row {at}: the rank is not in the group"
             )
         known_until = np.zeros(ranks.count, np.int64)
-        known_until[rows.seen_rank] = as_of
+        known_until[rows.seen_rank] = rows.as_of_ns
         _raise(ranks, pairs, rows, known_until[pairs.rank[rows.pair]])
     if len(seen := rows.seen_rank):
         if (other := ranks.as_of_session[seen] != ranks.session[seen]).any():
             _take_over(ranks, pairs, seen[other])
-        ranks.as_of[seen] = np.maximum(ranks.as_of[seen], as_of)
+        ranks.as_of[seen] = np.maximum(ranks.as_of[seen], rows.as_of_ns)
 
 
 def _raise(ranks: RankTable, pairs: PairTable, rows: WatermarkRows, as_of: Int64s) -> None:
@@ -74,8 +70,6 @@ def _raise(ranks: RankTable, pairs: PairTable, rows: WatermarkRows, as_of: Int64
     unknown = (head == 0) & (rows.enqueued > completed)
     head[unknown] = as_of[unknown]  # but no later than this
     pairs.head[pair] = head
-    head_node = 0 if rows.head_node_ns is None else rows.head_node_ns
-    pairs.head_node[pair] = np.where(newest, head_node, pairs.head_node[pair])
     _stay_idle(pairs, pair, rows.completed, ranks.as_of[rank], as_of)
     _reach(pairs.enqueued, pairs.enqueued_at, pair, rows.enqueued, as_of)
     _reach(pairs.started, pairs.started_at, pair, rows.started, as_of)
@@ -113,17 +107,7 @@ def _take_over(ranks: RankTable, pairs: PairTable, rank: Int32s) -> None:
     if len(known):
         rows = np.flatnonzero(np.isin(pairs.rank[: pairs.count], known))
         unreported = rows[pairs.last_session[rows] != ranks.session[pairs.rank[rows]]]
-        pairs.head[unreported] = pairs.head_node[unreported] = 0
-
-
-def realign(
-    pairs: PairTable, pair: Int32s, ranks: Sequence[int], align: Callable[[Int64s], Int64s]
-) -> None:
-    """Align the heads of `pair` again, as far as these are pairs of `ranks`: more is known of the
-    clock of these ranks. All ops of a rank then keep the order in which it enqueued them."""
-    rows = pair[(pairs.head_node[pair] > 0) & (pairs.head[pair] > 0)]
-    rows = rows[np.isin(pairs.rank[rows], ranks)]
-    pairs.head[rows] = align(pairs.head_node[rows])
+        pairs.head[unreported] = 0
 
 
 # -- entry rows: one step of plain Python for each run of rows, none for each row ----------------
@@ -140,7 +124,6 @@ def complete(pairs: PairTable, runs: PairRuns, completed: Int64s, as_of: int) ->
                 pairs.completed_at[pair] = min(at, pairs.completed_at.item(pair) or at)
             continue
         pairs.completed[pair], pairs.completed_at[pair] = last, at
-        pairs.head_node[pair] = 0
         pairs.idle_until[pair] = max(as_of, pairs.idle_until.item(pair))
         if last >= (joined := pairs.enqueued.item(pair)):
             pairs.head[pair] = 0
@@ -172,18 +155,22 @@ def join(pairs: PairTable, runs: PairRuns, created: Int64s) -> None:
             if done >= known:
                 continue
         head = max(done + 1, first)
-        if head > last or pairs.head_node.item(pair):
-            continue  # nothing new of the head: a watermark message has set it
+        if head > last:
+            continue
         at = start + min(head - first, count - 1)
         if runs.seq.item(at) == head == done + 1 or not pairs.head.item(pair):
             pairs.head[pair] = created.item(at)
 
 
-def start(pairs: PairTable, pair: Int32s, seq: Int64s) -> None:
-    """Raise `started`. When is shown by the next watermark message."""
-    known = pairs.started[pair]
-    np.maximum.at(pairs.started, pair, seq)
-    pairs.started_at[pair[pairs.started[pair] > known]] = 0
+def start(pairs: PairTable, pair: Int32s, seq: Int64s, at: Int64s) -> None:
+    """Raise `started`, in the order of the rows; where `at` is 0, the next watermark message shows
+    when."""
+    for one, reached, when in zip(pair.tolist(), seq.tolist(), at.tolist(), strict=True):
+        known = pairs.started.item(one)
+        if reached > known:
+            pairs.started[one], pairs.started_at[one] = reached, when
+        elif reached == known and when:
+            pairs.started_at[one] = min(when, pairs.started_at.item(one) or when)
 
 
 def _last_of(runs: PairRuns, times: Int64s) -> list[int]:

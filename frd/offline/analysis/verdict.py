@@ -262,6 +262,7 @@ def _pairs(rows: Rows, watermarks: PairWatermarks) -> PairColumns:
         completed_most=done,
         head_since=watermarks.head_since,
         moved_at=np.zeros(len(joined), np.int64),
+        since=np.zeros(len(joined), np.int64),
     )
 
 

@@ -138,7 +138,7 @@ def _exit(rank: RankView) -> Json | None:
     how = rank.status.exit
     if how is None:
         return None
-    return {**asdict(how), "kind": how.kind.value, "at": utc_text(rank.status.at_ns)}
+    return {**asdict(how), "kind": how.kind.value, "at": utc_text(rank.state_since)}
 
 
 def _warnings(state: ServiceState, job: str | None = None) -> list[Json]:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from frd.engine.clocks.alignment import Alignment
 from frd.errors import FrdError, WireError
 from frd.model import AlignedNs, AttemptKey, GroupInfo, RankInfo, SeriesInfo, Signature
 from frd.service.ingest.job_runs import Reporter
@@ -70,6 +71,8 @@ class Declarations:
         self.session = ""
         """The session of the agent process."""
         self.session_number = -1
+        self.alignment: Alignment | None = None
+        """Converts node times to aligned times."""
         self.uncertainty_ns: int | None = None
         """Uncertainty of aligned times; None if unknown."""
         self.attempts: list[DeclaredAttempt] = []
@@ -174,7 +177,7 @@ class Declarations:
         rank.is_superseded = False
         self.superseded.discard(index)
         self.rank_row.put(index, rank.row)
-        attempt.clocks.set([handle], self.session_number, self.uncertainty_ns, now)
+        attempt.clocks.set([handle], self.session_number, self.uncertainty_ns, now, self.alignment)
         attempt.connection([handle], True)
         self._entered.append(index)
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 import numpy as np
-import numpy.typing as npt
 
 from frd.engine.clocks.alignment import Alignment
 from frd.engine.state.entry_batch import EntryRows
@@ -30,12 +29,14 @@ from frd.model import (
     Int64s,
     MemoryColumns,
     MemoryEvent,
+    NodeRawNs,
     RankState,
     RankStatus,
     UInt32s,
     WatermarkColumns,
 )
-from frd.service.clocks.agent_clocks import SessionKey, claim_ns, guess
+from frd.service.clocks.agent_clocks import SessionKey
+from frd.service.clocks.alignments import claim_ns, guess
 from frd.service.ingest.declarations import Declarations, DeclaredRank
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.stream_handles import StreamHandles
@@ -129,22 +130,16 @@ class Session:
         return event
 
     def align(self, alignment: Alignment) -> None:
-        """Use another alignment from now on, also for the heads that were reported before."""
+        """Use another alignment from now on, also for what was reported before."""
         if self._wall_times is not None:
             alignment = self._wall_times.alignment(alignment)
-        is_better = bool(self.alignment.reason) or not alignment.reason
-        self.alignment = alignment
+        self.alignment = self.declared.alignment = alignment
         number, uncertainty_ns = self.declared.session_number, claim_ns(alignment)
         self.declared.uncertainty_ns = uncertainty_ns
         for handles in filter(None, (attempt.handles for attempt in self.declared.attempts)):
-            attempt = handles.attempt
-            if ranks := attempt.clocks.ranks_of_session(handles.ranks, number):
-                attempt.clocks.set(ranks, number, uncertainty_ns, alignment.now_ns)
-                if is_better:
-                    self._watermarks.realign(handles, ranks, alignment)
-                else:
-                    self._watermarks.flush(alignment.now_ns)
-                    attempt.clocks.keep_heads(ranks, handles.resolved())
+            clocks = handles.attempt.clocks
+            if ranks := clocks.ranks_of_session(handles.ranks, number):
+                clocks.set(ranks, number, uncertainty_ns, alignment.now_ns, alignment)
 
     def take_acks(self) -> dict[int, int]:
         """Revisions applied since the last call, per stream index."""
@@ -198,8 +193,8 @@ class Session:
         if numbered:
             batch = _after(batch, revision.applied)
         if len(batch):
-            created, completed = self._aligned(
-                self._node_times(np.array([batch.created_ns, batch.completed_ns]), now), now
+            created, started, completed = self._node_times(
+                np.array([batch.created_ns, batch.started_ns, batch.completed_ns]), now
             )
             rows = EntryRows(
                 rank=rank.info.rank,
@@ -208,6 +203,7 @@ class Session:
                 signature=handles.signatures(batch.signature, known.signatures),
                 flags=batch.flags,
                 created_ns=created,
+                started_ns=started,
                 completed_ns=completed,
             )
             applied = handles.attempt.observe_entries(
@@ -244,7 +240,7 @@ class Session:
             seen_rank=self.declared.rank_handle.take(columns.seen_rank),
             as_of_ns=self._node_times(columns.as_of_ns, now),
         )
-        self._watermarks.add(handles.attempt, rows, self.alignment)
+        self._watermarks.add(handles.attempt, rows)
 
     def _pairs_of(self, handles: StreamHandles, columns: WatermarkColumns) -> Int32s:
         """The pairs of the rows, cached: the decoder returns the same arrays for the same rows."""
@@ -264,22 +260,20 @@ class Session:
         rank = self.ranks[batch.rank]
         if (handles := rank.handles) is None:
             return
-        head_ns = self._node_times(batch.head_created_ns, now)
         columns = replace(
             batch,
             rank=rank.info.rank,
             group=self.declared.group_handle.take(batch.group).astype(np.uint32),
-            head_created_ns=self._aligned(head_ns, now),
+            head_created_ns=self._node_times(batch.head_created_ns, now),
         )
-        as_of = self._seen_at(batch.as_of_ns, now)
-        handles.attempt.observe_channels(columns, as_of, head_node_ns=head_ns)
+        handles.attempt.observe_channels(columns, now)
 
     def _status(self, status: RankStatus, now: AlignedNs) -> None:
         rank = self.ranks[status.rank]
         if (handles := rank.handles) is not None:
-            at = self._one_aligned(status.at_ns, now)
-            as_of = self._seen_at(status.as_of_ns, now)
-            handles.attempt.observe_status(replace(status, rank=rank.info.rank), at, as_of)
+            at_ns = self._node_time(status.at_ns, now)
+            known = replace(status, rank=rank.info.rank, at_ns=at_ns)
+            handles.attempt.observe_status(known, now)
         run = rank.attempt.declared.run
         if run and status.state in (RankState.EXITED, RankState.FINISHED):
             self._shared.runs.gone(rank.key, run, rank.info)
@@ -307,7 +301,9 @@ class Session:
     def _memory_event(self, event: MemoryEvent, now: AlignedNs) -> None:
         rank = self.ranks[event.rank]
         if (handles := rank.handles) is not None:
-            at, event = self._one_aligned(event.at_ns, now), replace(event, rank=rank.info.rank)
+            node_ns = self._node_time(event.at_ns, now)
+            at = AlignedNs(min(self.alignment.one_to_aligned(node_ns), now))
+            event = replace(event, rank=rank.info.rank)
             handles.attempt.memory.event(event, at, self._slack_ns, now)
 
     @property
@@ -316,18 +312,8 @@ class Session:
         known = self.declared.uncertainty_ns
         return UNKNOWN_UNCERTAINTY_NS if known is None else known
 
-    def _aligned(self, node_ns: npt.NDArray[Any], now: AlignedNs) -> npt.NDArray[np.int64]:
-        """Times on the service's clock, not later than now: a reported event has happened."""
-        return np.minimum(self.alignment.to_aligned(node_ns), now)
-
-    def _seen_at(self, as_of_ns: int, now: AlignedNs) -> AlignedNs:
-        """When the agent saw what it reports; agents of protocol 1 do not say so."""
-        return self._one_aligned(as_of_ns, now) if as_of_ns else now
-
-    def _one_aligned(self, node_ns: int, now: AlignedNs) -> AlignedNs:
-        if self._wall_times is not None:
-            node_ns = int(self._wall_times.to_node(np.array([node_ns]), self._node_now(now))[0])
-        return AlignedNs(min(self.alignment.one_to_aligned(node_ns), now))
+    def _node_time(self, sent: int, now: AlignedNs) -> NodeRawNs:
+        return NodeRawNs(int(self._node_times(np.array([sent]), now)[0]))
 
     def _node_times(self, sent: Int64s, now: AlignedNs) -> Int64s:
         """Node times as the engine keeps them."""

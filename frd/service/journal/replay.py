@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from frd.engine.engine import Engine
 from frd.errors import FrdError
 from frd.model import AlignedNs, Finding, FindingEvent
-from frd.service.clocks.agent_clocks import decode
+from frd.service.clocks.alignments import decode
 from frd.service.ingest.session import Session
 from frd.service.ingest.shared import Shared
 from frd.service.journal.payloads import Dismissal, Settings, decode_pauses, decode_payload

@@ -27,11 +27,11 @@ class Ops:
         ended = (at(0.25) + seq * S) * bool(flags & Flags.COMPLETED)
         observe.entries(
             self.attempt, rank, self.job.group, seq, flags,
-            created=at(0) + seq * S, completed=ended, now=at(0),
+            created=at(0) + seq * S, completed=ended, now=at(300),
         )  # fmt: skip
 
     def view(self) -> AttemptView:
-        return self.attempt.view(at(10))
+        return self.attempt.view(at(310))
 
 
 def test_when_an_op_ended_is_learned_whenever_it_is_reported() -> None:

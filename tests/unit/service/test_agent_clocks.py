@@ -15,7 +15,8 @@ from frd.engine.matching.clock_hints import ClockHint
 from frd.errors import StoreError
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
 from frd.service.clocks import agent_clocks as module
-from frd.service.clocks.agent_clocks import AgentClock, AgentClocks, claim_ns, decode, encode, guess
+from frd.service.clocks.agent_clocks import AgentClock, AgentClocks
+from frd.service.clocks.alignments import claim_ns, decode, encode, guess
 from frd.wire.clock import Readings
 from frd.wire.messages import Watermarks
 
@@ -108,6 +109,19 @@ def test_without_pings_the_fastest_message_counts() -> None:
     assert agent.error == 3 * MS
     assert agent.reason == "no exchange yet"
     assert claim_ns(agent.clock.used) is None
+
+
+def test_a_ping_before_any_watermark_is_a_message_too() -> None:
+    """Raw clocks count from anywhere: before the first ping has been answered, and before the first
+    watermark, the reading that the ping carries says where."""
+    world = World()
+    agent = Agent(world)
+    world.clocks.refresh()
+    assert agent.used == []
+    world.at += S
+    agent.read()
+    assert agent.error <= MS
+    assert agent.reason == "no exchange yet"
 
 
 def test_a_few_pings_are_enough() -> None:

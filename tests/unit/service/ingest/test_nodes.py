@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from frd.model import AlignedNs, AttemptKey, NodeNs
-from frd.service.clocks.agent_clocks import AgentClock, guess
+from frd.service.clocks.agent_clocks import AgentClock
+from frd.service.clocks.alignments import guess
 from frd.service.ingest.nodes import Nodes
 
 KEY = AttemptKey("job", 0)

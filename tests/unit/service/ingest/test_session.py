@@ -23,7 +23,7 @@ from frd.model import (
     RankState,
     RankStatus,
 )
-from frd.service.clocks.agent_clocks import guess
+from frd.service.clocks.alignments import guess
 from frd.service.ingest import revisions as revisions_module
 from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.shared import RankOwners
@@ -197,10 +197,12 @@ def test_an_agent_cannot_know_the_future(service: Service, stream: Stream) -> No
 
 
 def test_no_rank_waits_since_the_future(service: Service, stream: Stream) -> None:
-    """The node's clock is set an hour ahead, which no ping has shown yet: the wait begins now."""
+    """The node's clock is an hour ahead of what is known of it: the wait has no length yet. Then
+    the clock becomes known."""
     stream.watermarks(7, 6, stream.ago(-3600))
     assert service.rank(0).waiting_s == 0
     service.now += 2 * S
+    stream.session.align(bounded(OFFSET - 3600 * S))
     assert service.rank(0).waiting_s == pytest.approx(2.0, abs=0.01)
 
 
@@ -273,19 +275,19 @@ def test_a_row_after_its_watermark_changes_no_head(service: Service, stream: Str
     service.now += 10 * S
     stream.watermarks(7, 6, stream.ago(3))
     assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
-    joined = replace(entries(2, range(7, 8)), flags=np.full(1, 1, np.uint8))
+    created_ns = np.full(1, stream.ago(3))
+    joined = replace(entries(2, range(7, 8)), flags=np.full(1, 1, np.uint8), created_ns=created_ns)
     stream.send(joined)
     stream.session.align(bounded(OFFSET - 5 * S))
     assert service.rank(0).waiting_s == pytest.approx(8.0, abs=0.01)
 
 
 def test_an_unknown_clock_aligns_nothing_again(service: Service, stream: Stream) -> None:
-    """A known clock becomes unknown: earlier times stay as they were aligned."""
+    """A known clock becomes unknown: times stay as they were aligned."""
     stream.session.align(bounded(OFFSET))
     service.now += 10 * S
     stream.watermarks(7, 6, stream.ago(3))
-    lost = guess(stream.ago(2), AlignedNs(service.now))
-    stream.session.align(lost)
+    stream.session.align(bounded(OFFSET)._replace(reason="contradiction"))
     assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
 
 

@@ -17,7 +17,8 @@ from frd.model import (
     RankStatus,
     Signature,
 )
-from frd.service.clocks.agent_clocks import AgentClock, guess
+from frd.service.clocks.agent_clocks import AgentClock
+from frd.service.clocks.alignments import guess
 from frd.service.ingest.shared import RankOwners
 from frd.service.state import NodeView, unwatched
 from frd.wire.encode import encode_agent

@@ -27,7 +27,7 @@ from frd.model import (
     RankStatus,
     Reason,
 )
-from frd.service.clocks.agent_clocks import encode, guess
+from frd.service.clocks.alignments import encode, guess
 from frd.service.journal.payloads import Dismissal, Settings, decode_payload, encode_payload
 from frd.service.journal.replay import Replayed, replay
 from frd.store.journal import Journal, JournalLimits, read, segments

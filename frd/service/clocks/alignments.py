@@ -1,0 +1,106 @@
+"""Alignments that are in use: made, claimed, written down and read again.
+
+The journal keeps every alignment in use, so that a replay aligns in the same way.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import msgspec
+
+from frd.engine.clocks.alignment import Alignment
+from frd.engine.clocks.estimator import OffsetEstimate
+from frd.errors import StoreError
+from frd.model import AlignedNs
+from frd.service.clocks.service_line import ServiceLine
+
+HORIZON_NS: Final = 1_500_000_000
+"""An alignment in use must hold for so long: until another ping has come."""
+_MARGIN: Final = 8
+"""The claimed uncertainty exceeds the needed one by one part in so many."""
+_RAW: Final = 2
+"""The first item of an encoded alignment of node raw times."""
+
+
+def guess(sent_at: int, received_at: AlignedNs, *, is_wall: bool = False) -> Alignment:
+    """The alignment that a single message allows, without bounds."""
+    return Alignment(
+        reason="no exchange yet",
+        now_ns=received_at,
+        at_ns=sent_at,
+        aligned_ns=received_at,
+        rate=0.0,
+        half_ns=0,
+        is_wall=is_wall,
+    )
+
+
+def align(newest: OffsetEstimate, line: ServiceLine) -> Alignment:
+    """From a node's raw clock over the service's to aligned time."""
+    return Alignment(
+        newest.reason,
+        line.at(newest.now_ns),
+        newest.at_ns,
+        line.at(newest.at_ns + newest.offset_ns),
+        (1 + newest.rate) * (1 + line.rate) - 1,
+        newest.half_ns + newest.half_ns // 1_000,  # aligned time may be slewed
+        newest.growth_ppm,
+    )
+
+
+def claim_ns(alignment: Alignment) -> int | None:
+    """Uncertainty claimed for present times, valid while the alignment is in use; None: none."""
+    at_ns, now_ns = alignment.at_ns, alignment.at_ns + alignment.now_ns - alignment.aligned_ns
+    needed = alignment.uncertainty_ns(max(now_ns, at_ns) + HORIZON_NS)
+    return None if needed is None else needed * (_MARGIN + 1) // _MARGIN
+
+
+def encode(alignment: Alignment) -> bytes:
+    return msgspec.msgpack.encode((_RAW, *alignment))
+
+
+def decode(data: bytes) -> Alignment:
+    """Also reads earlier journals, whose alignments lead from the node's wall clock.
+
+    Raises:
+        StoreError: `data` is not what `encode` gives.
+    """
+    try:
+        match msgspec.msgpack.decode(data):
+            case [int(), *fields]:
+                return msgspec.convert(fields, Alignment)
+            case ["synchronized" | "unsynchronized", *fields] | fields:
+                return _of_wall(msgspec.convert(fields, _WallAlignment))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreError(
+            f"journal: alignment: {error}: a foreign file, or one of a newer frd"
+        ) from None
+
+
+class _WallAlignment(NamedTuple):
+    """What earlier releases wrote: how far the service's clock is ahead of the node's wall one."""
+
+    reason: str
+    now_ns: int
+    at_ns: int
+    ahead_ns: int
+    rate: float
+    line_from_ns: int
+    drift_ppm: float
+    age_s: float
+    segments: tuple[tuple[int, int, bool, tuple[tuple[int, int, int], ...]], ...]
+    line_to_ns: int = 0
+
+
+def _of_wall(old: _WallAlignment) -> Alignment:
+    knots = old.segments[-1][3] if old.segments else ()
+    return Alignment(
+        reason=old.reason or ("" if knots else "no exchange yet"),
+        now_ns=AlignedNs(old.now_ns),
+        at_ns=old.at_ns,
+        aligned_ns=old.at_ns + old.ahead_ns,
+        rate=old.rate,
+        half_ns=knots[-1][2] if knots else 0,
+        is_wall=True,
+    )

@@ -1,0 +1,168 @@
+"""Times of a rank are kept as its node reports them, and aligned when they are looked at."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from frd.engine.clocks.alignment import Alignment
+from frd.model import AlignedNs, Flags, RankState, RankStatus
+from tests.world import messages, observe
+from tests.world.attempt import Job, S, at
+from tests.world.observe import rank_info
+
+BEHIND = 900 * S
+"""How far the clock of node time is behind aligned time."""
+
+
+def line(behind: int = BEHIND, rate: float = 0.0) -> Alignment:
+    """The line of a clock that was right at second 0."""
+    return Alignment("", at(0), at(0) - behind, at(0), rate, 0)
+
+
+def node(seconds: float, behind: int = BEHIND) -> AlignedNs:
+    return AlignedNs(at(seconds) - behind)
+
+
+def waiting(job: Job, rank: int = 0, behind: int = BEHIND) -> None:
+    """The rank completed 6 at second 4, joined 7 at second 5, and is known up to second 8."""
+    seq, times = [6, 7], np.array([node(3, behind), node(5, behind)])
+    flags = np.array([int(messages.BOTH), int(Flags.JOINED)])
+    done = np.array([node(4, behind), 0])
+    observe.entries(
+        job.attempt, rank, job.group, seq, flags, created=times, completed=done, now=at(8.5)
+    )
+    row = (job.attempt.pair(rank, job.group), 7, -1, 6, node(5, behind))
+    observe.watermarks(job.attempt, [row], rank, node(8, behind), at(9))
+
+
+def test_a_snapshot_aligns_what_is_kept() -> None:
+    """The clock becomes known after the report, runs 100 ppm slow, and all times follow."""
+    job = Job()
+    waiting(job)
+    job.sends(0, (1, True, 1, 7.0 - BEHIND / S), now=8.5)
+    job.attempt.observe_status(RankStatus(0, RankState.SILENT, node(8)), at(9))  # type: ignore[arg-type]
+    job.attempt.clocks.set([0], 1, 50_000, at(9), line(rate=1e-4))
+    snapshot = job.attempt.snapshot(at(20))
+    pairs = snapshot.pairs
+    found = [
+        pairs.head_since[0],
+        pairs.moved_at[0],
+        pairs.since[0],
+        snapshot.channels.since[0],
+        snapshot.as_of[0],
+        snapshot.state_since[0],
+    ]
+    expected = [at(s * 1.0001) for s in (5, 4, 5, 7, 8, 8)]
+    assert found == pytest.approx(expected, abs=2_000)
+    view = job.attempt.view(at(20)).ranks[0]
+    assert view.as_of == pytest.approx(at(8.0008), abs=2_000)
+    assert view.waiting_s == pytest.approx(20 - 5.0005, abs=1e-5)
+
+
+def test_a_stall_needs_no_clock() -> None:
+    """The node's own report says how long the rank has waited, whatever its clock shows."""
+    job = Job()
+    waiting(job)
+    for second, stalled in ((14.9, []), (15.1, [(0, 7)])):
+        observe.watermarks(job.attempt, [], 0, node(second), at(second))
+        assert job.stalled(30) == stalled
+
+
+def test_a_misjudged_clock_confirms_no_wait_that_has_not_happened() -> None:
+    """The agent claims to know the next minute; of that, only what has passed counts."""
+    job = Job()
+    job.attempt.clocks.set([0], 1, 50_000, at(0), line())
+    waiting(job)
+    observe.watermarks(job.attempt, [], 0, node(60), at(9))
+    assert job.stalled(14.9) == []
+    assert job.stalled(15.1) == [(0, 7)]
+    assert job.attempt.snapshot(at(15)).as_of[0] == at(15)
+
+
+def test_another_agent_of_the_same_clock_changes_nothing() -> None:
+    """It is restarted; its first message took 300 ms, so its first guess is late by that."""
+    job = Job()
+    job.attempt.clocks.set([0], 1, 50_000, at(0), line())
+    waiting(job)
+    job.attempt.clocks.set([0], 2, None, at(10), line(BEHIND + 3 * S // 10))
+    job.attempt.clocks.set([0], 2, 50_000, at(10), line())
+    snapshot = job.attempt.snapshot(at(20))
+    assert (snapshot.pairs.head_since[0], snapshot.as_of[0]) == (at(5), at(8))
+
+
+def test_another_agent_of_another_clock_keeps_the_moments() -> None:
+    """Its container has a time namespace: the raw clock shows another hour there."""
+    job = Job()
+    job.attempt.clocks.set([0, 1], 1, 50_000, at(0), line())
+    waiting(job)
+    waiting(job, 1)
+    job.sends(0, (1, True, 1, 7.0 - BEHIND / S), now=8.5)
+    other = BEHIND - 3600 * S
+    job.attempt.clocks.set([0], 2, 50_000, at(10), line(other))
+    snapshot = job.attempt.snapshot(at(20))
+    pairs = snapshot.pairs
+    assert pairs.head_since[:2].tolist() == pairs.since[:2].tolist() == [at(5)] * 2
+    assert snapshot.as_of[:2].tolist() == [at(8)] * 2
+    assert snapshot.channels.since.tolist() == [at(7)]
+    observe.watermarks(job.attempt, [], 0, node(9, other), at(12))
+    assert job.attempt.snapshot(at(20)).as_of[:2].tolist() == [at(9), at(8)]
+
+
+def test_a_new_process_has_none_of_the_times() -> None:
+    job = Job()
+    job.attempt.clocks.set([0], 1, 50_000, at(0), line())
+    waiting(job)
+    job.attempt.rank(rank_info(0, pid=4711))
+    snapshot = job.attempt.snapshot(at(20))
+    assert snapshot.pairs.since.any() == snapshot.as_of.any() == False  # noqa: E712
+
+
+# -- when a member came as far as it is ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_the_order_of_reports_does_not_matter(order: tuple[int, ...]) -> None:
+    """Rows of an op, and two rounds of watermarks that show it: the earliest report of each mark
+    says when it was reached."""
+    job = Job()
+    pair = job.attempt.pair(0, job.group)
+    reports: list[Callable[[], object]] = [
+        lambda: job.entries(0, [7], Flags.JOINED, created=5, now=20, replay=True),
+        lambda: job.entries(0, [7], Flags.COMPLETED, completed=6.5, now=20, replay=True),
+        lambda: observe.watermarks(job.attempt, [(pair, 7, 7, 6, at(5))], 0, at(6), at(20)),
+        lambda: observe.watermarks(job.attempt, [(pair, 7, 7, 7, 0)], 0, at(7), at(20)),
+    ]
+    for number in order:
+        reports[number]()
+    snapshot = job.attempt.snapshot(at(30))
+    assert snapshot.pairs.since[0] == at(6.5)
+    assert snapshot.moved_at[0] == at(6.5)
+    assert snapshot.as_of[0] == at(7)
+
+
+def test_what_the_device_started() -> None:
+    """The row of the start says when; a later repetition changes nothing. Without a time, it is by
+    now, until a watermark message shows more."""
+    job = Job()
+    observe.entries(
+        job.attempt, 0, job.group, [1], Flags.STARTED, created=at(1), started=at(2), now=at(3)
+    )
+    observe.entries(job.attempt, 1, job.group, [1], Flags.STARTED, created=at(1), now=at(4))
+    pair = job.attempt.pair(0, job.group)
+    observe.watermarks(job.attempt, [(pair, 1, 1, 0, at(1))], 0, at(5), at(6))
+    assert job.attempt.snapshot(at(9)).pairs.moved_at.tolist()[:2] == [at(5), at(9)]
+    assert job.attempt.tables.pairs.started_at[pair] == at(2)
+
+
+def test_channels_are_of_the_time_of_their_dump() -> None:
+    """P2P ops have no numbers: the rank moved by the time of the dump that shows a change."""
+    job = Job()
+    ops = messages.p2p_ops(0, (job.group, 1, True, 1, at(1)))
+    for as_of, now in ((2, 5), (3, 6)):
+        job.attempt.observe_channels(replace(ops, as_of_ns=at(as_of)), at(now))
+    assert job.attempt.snapshot(at(9)).moved_at[0] == at(2)
