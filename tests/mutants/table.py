@@ -59,6 +59,9 @@ MUTANTS: Final = (
            "clocks contradict each other while they are within their uncertainty"),
     Mutant(_MATCHING, "united", Swap(ast.LtE, ast.Lt), "unit/engine/matching unit/engine/attempt",
            "one wait that two agents report counts twice"),
+    # -- state ---------------------------------------------------------------------------------
+    Mutant("frd.engine.state", "_reach", Swap("minimum", "maximum"), "unit/engine/attempt",
+           "the last report of a watermark dates it, not the first"),
     # -- hangs ---------------------------------------------------------------------------------
     Mutant(_HANGS, "_attend", Swap(ast.Add, ast.Sub), "unit/engine/hangs",
            "a rank that completed the seq before is not inside this one"),

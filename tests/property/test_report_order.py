@@ -157,7 +157,8 @@ class Conclusion:
     open: tuple[Json, ...]
     """The findings that are open in the end."""
     named: frozenset[tuple[int, Reason | None]]
-    """Ranks that any finding named, each with its reason, closed findings included."""
+    """Ranks that any finding named, each with its reason, closed findings included. But for ranks
+    that were called unreachable: that reports of a rank do not come is a matter of arrival."""
 
 
 @cache
@@ -183,7 +184,8 @@ def conclude(case: Case, network: Network) -> Conclusion:
         snapshot=value_of(attempt),
         fresh=verdicts(fresh_look(attempt)),
         open=verdicts(finding for finding in found if finding.state is FindingState.OPEN),
-        named=frozenset((s.rank, s.reason) for finding in found for s in finding.suspects),
+        named=frozenset((s.rank, s.reason) for finding in found for s in finding.suspects)
+        - {(rank, Reason.UNREACHABLE) for rank in attempt.tables.ranks.sorted().tolist()},
     )
 
 
@@ -214,7 +216,8 @@ def verdicts(findings: Iterable[Finding]) -> tuple[Json, ...]:
 
 ABOUT: Final = {"kind", "collective", "waiting", "missing", "held_up"}
 """What a finding is about when it opens: of several collectives that stand still for one cause, the
-oldest whose reports have arrived."""
+oldest whose reports have arrived. It stays while that one is stuck, so that the headline does not
+change under the eyes of people."""
 
 
 def causes(claims: Iterable[Json]) -> list[Json]:
@@ -225,7 +228,8 @@ def causes(claims: Iterable[Json]) -> list[Json]:
 
 NUMBERED: Final = {"groups", "threshold_ns", "pairs", "op", "channels", "mismatches"}
 """Groups are numbered as they are declared, so all that has their numbers is compared by their ids.
-An op is compared where a rank may be inside it: others are forgotten once all have left them."""
+An op is compared where a rank may be inside it: others are forgotten once all have left. If the
+members disagree on the op, that of the first to arrive is shown, and the mismatch has them all."""
 HEARD: Final = {"created_at"}
 """When the service first heard of the attempt is a time of arrival, and should be."""
 
@@ -255,12 +259,13 @@ def value_of(attempt: Attempt) -> Json:
 
 def _group(snapshot: Snapshot, number: int) -> Json:
     pairs = snapshot.pairs.of(number)
-    inside = pairs.completed[pairs.joined > pairs.completed] + 1
+    inside = {*(pairs.completed[pairs.joined > pairs.completed] + 1).tolist()}
+    inside -= {mismatch.seq for mismatch in snapshot.mismatches if mismatch.group == number}
     return {
         "info": snapshot.groups[number],
         "threshold_ns": int(snapshot.threshold_ns[number]),
         **_plain(pairs, but={"first"}),
-        "ops": [snapshot.op(number, seq) for seq in inside.tolist()],
+        "ops": {seq: snapshot.op(number, seq) for seq in inside},
     }
 
 
@@ -285,19 +290,21 @@ def _renumbered(numbers: Iterable[int]) -> list[int]:
 
 # -- the laws ------------------------------------------------------------------------------------
 
-SOME: Final = settings(max_examples=25, deadline=None)
-BROKEN: Final = settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.generate))
+SOME: Final = settings(
+    max_examples=15, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
+)
+"""Without shrinking: a replay takes a quarter of a second."""
+BROKEN: Final = settings(SOME, max_examples=60)
 
 
-@pytest.mark.xfail(strict=True, reason="moved_at and state_since depend on arrival")
-@BROKEN
+@SOME
 @given(st.sampled_from(CASES), NETWORKS)
 def test_the_snapshot_is_the_same(case: Case, network: Network) -> None:
     """The snapshot of the end is the same value, times included: they are of events."""
     assert conclude(case, network).snapshot == straight(case).snapshot
 
 
-@pytest.mark.xfail(strict=True, reason="a late message of an old stream replaces P2P ops")
+@pytest.mark.xfail(strict=True, reason="two agents date the state of a rank differently")
 @BROKEN
 @given(st.sampled_from(RECONNECTING), NETWORKS)
 def test_the_snapshot_is_the_same_after_reconnects(case: Case, network: Network) -> None:
@@ -306,7 +313,7 @@ def test_the_snapshot_is_the_same_after_reconnects(case: Case, network: Network)
 
 
 @SOME
-@given(st.sampled_from(CASES), NETWORKS)
+@given(st.sampled_from(CASES + RECONNECTING), NETWORKS)
 def test_the_verdict_is_the_same(case: Case, network: Network) -> None:
     """A fresh evaluation concludes the same; and the findings that opened while a part of the
     reports was late have the same causes in the end."""
@@ -315,17 +322,9 @@ def test_the_verdict_is_the_same(case: Case, network: Network) -> None:
     assert causes(concluded.open) == causes(expected.open)
 
 
-@pytest.mark.xfail(strict=True, reason="a finding keeps the collective with which it opened")
-@BROKEN
-@given(st.sampled_from(CASES), NETWORKS)
-def test_findings_are_about_the_same(case: Case, network: Network) -> None:
-    """The findings that are open in the end are of the same kind, and about the same op."""
-    assert conclude(case, network).open == straight(case).open
-
-
 @pytest.mark.xfail(strict=False, reason="seldom, a rank is named by what it reported seconds ago")
 @BROKEN
-@given(st.sampled_from(CASES), NETWORKS)
+@given(st.sampled_from(CASES + RECONNECTING), NETWORKS)
 def test_no_other_rank_is_named_meanwhile(case: Case, network: Network) -> None:
     """While reports are late, no finding names a rank or a reason that is not named in the end."""
     assert conclude(case, network).named <= straight(case).named

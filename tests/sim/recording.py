@@ -17,6 +17,8 @@ from tests.sim.scenario import Event, Scenario, Trouble
 from tests.sim.world import World
 from tests.world.clocks import S
 
+SEED: Final = 3
+"""Of a world in which all agents speak protocol 2."""
 FAULT: Final = 12 * S
 END: Final = 38 * S
 _TROUBLE: Final = 8 * S
@@ -35,13 +37,15 @@ def recorded(plan: JobPlan, fault: Fault, troubles: Sequence[Trouble] = ()) -> l
     ]
     folder = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="frd-sim-", dir=folder) as name:
-        world = World(Scenario(1, plan, Limits(), tuple(events)), Path(name))
+        world = World(Scenario(SEED, plan, Limits(), tuple(events)), Path(name))
         try:
             world.begin()
             world.kernel.run(FAULT)
             world.settle()
             world.runs[-1].job.inject(fault)
             world.kernel.run(END)
+            sessions = [agent for node in world.nodes for agent in node.sessions]
+            assert all(agent.protocol == 2 for agent in sessions)  # 1 dates no P2P ops, no statuses
             world.end()
         finally:
             world.close()
