@@ -322,8 +322,7 @@ def test_the_verdict_is_the_same(case: Case, network: Network) -> None:
     assert causes(concluded.open) == causes(expected.open)
 
 
-@pytest.mark.xfail(strict=False, reason="seldom, a rank is named by what it reported seconds ago")
-@BROKEN
+@SOME
 @given(st.sampled_from(CASES + RECONNECTING), NETWORKS)
 def test_no_other_rank_is_named_meanwhile(case: Case, network: Network) -> None:
     """While reports are late, no finding names a rank or a reason that is not named in the end."""

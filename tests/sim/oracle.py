@@ -306,10 +306,12 @@ class Oracle:
 
 def _check_cause(known: Finding, finding: Finding) -> None:
     """The named ranks and reasons appear, grow in number, or gain confidence; certain ones stay.
+    Ranks that did not answer may give way to one that is proven as well, when they answer again.
     No cause is later than the finding."""
     was, now = _labels(known), _labels(finding)
-    gets_surer = not _labels(known, sure=True) and _surest(finding) > _surest(known)
-    if not (was <= now or gets_surer):
+    answers = bool(now) and {reason for _, reason in was} == {Reason.UNREACHABLE}
+    is_surer = _surest(finding) >= _surest(known) if answers else _surest(finding) > _surest(known)
+    if not (was <= now or (is_surer and not _labels(known, sure=True))):
         raise Violation("cause taken back", f"{known.summary} -> {finding.summary}")
     late = [s for s in finding.suspects if s.onset_at and s.onset_at > finding.opened_at]
     if late:

@@ -168,7 +168,7 @@ class OpenFinding:
         if suspects is None:
             return []
         changed = _named(suspects) != _named(self.suspects)
-        if changed and not self._changes_mind(suspects, look.at, life):
+        if changed and not self._changes_mind(suspects, look, life):
             return []
         if not changed:
             self.rivals = Rivals()
@@ -205,10 +205,11 @@ class OpenFinding:
         suspects = [s for s in claim.suspects if not builder.began_after(s, opened_at, look.as_of)]
         return builder.begun_by(suspects, opened_at) if suspects or not claim.suspects else None
 
-    def _changes_mind(self, suspects: Sequence[Suspect], now: AlignedNs, life: Lifetime) -> bool:
+    def _changes_mind(self, suspects: Sequence[Suspect], look: Look, life: Lifetime) -> bool:
         """From no suspect to some: immediately. To more suspects, or, while none is certain, to
-        surer ones: when they have lasted. Never after its ranks ended."""
-        lasted = self.rivals.have_lasted(suspects, now, life)
+        surer ones: when they have lasted. Never after its ranks ended. Suspects that did not report
+        when the finding opened, and do now, count no more."""
+        lasted = self.rivals.have_lasted(suspects, look.at, life)
         if self.finding.ended_by:
             return False
         if not self.suspects:
@@ -218,7 +219,15 @@ class OpenFinding:
             fresh = [s for s in suspects if (s.rank, s.reason) not in _named(self.suspects)]
             least = min(builder.surest([s]) for s in fresh)
             return lasted and least >= builder.surest(self.suspects)
-        return lasted and builder.surest(suspects) > builder.surest(self.suspects)
+        known = [s for s in self.suspects if not self._is_heard_again(s, look)]
+        return lasted and builder.surest(suspects) > builder.surest(known)
+
+    def _is_heard_again(self, suspect: Suspect, look: Look) -> bool:
+        """It was only its silence that made it a suspect, and it has reported since."""
+        was_silent = (
+            suspect.reason is Reason.UNREACHABLE and builder.surest([suspect]) < builder.CERTAIN
+        )
+        return was_silent and look.as_of.get(suspect.rank, 0) > self.finding.opened_at
 
     def _is_about(self, claim: Claim) -> bool:
         """The claim is about the finding's collective, or that collective is no longer stuck."""

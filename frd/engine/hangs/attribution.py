@@ -84,18 +84,17 @@ def _named(
 
 
 def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait]) -> Dated:
-    """It has rested for a threshold (not come out of another op a moment ago), was absent for
-    half of that while others waited, and there is no group in which it may be in an op."""
+    """It has rested for a threshold (not come out of another op a moment ago), and there is no
+    group in which it may be in an op."""
     facts, began = graph.facts, _onset(graph, held_up)
     words = [_last_joined(graph, rank, held_up, fresh=True)]
     if ending is Ending.MOVING:
         words.append("it is still active in other groups")
-    as_of = facts.as_of(rank)
+    rested_ns = facts.as_of(rank) - facts.moved_at(rank)
     threshold_ns = min((facts.threshold_ns(wait.instance.group) for wait in held_up), default=0)
     premises = (
         ending is Ending.IDLE or None,
-        as_of - facts.moved_at(rank) >= threshold_ns or None,
-        as_of - began.at >= threshold_ns / 2 or None,
+        rested_ns >= threshold_ns or None,
         not graph.waits.may_be_elsewhere(rank) or None,
     )
     words.append(text.clean(graph.snapshot.detail[graph.snapshot.row(rank)]))

@@ -73,13 +73,17 @@ def diagnose(snapshot: Snapshot, stalled: StallTable, late_s: float = NEVER) -> 
     those that are not to be reported yet.
     """
     mismatches, waits = _first_mismatches(snapshot.mismatches), Waits(snapshot)
-    graph = Graph(waits, RankFacts(waits, late_s), mismatches)
+    stalled_at = int(
+        (stalled.since + snapshot.threshold_ns[stalled.group]).min(initial=snapshot.now)
+    )
+    graph = Graph(waits, RankFacts(waits, late_s, stalled_at), mismatches)
     starts = _starts(graph, stalled.rank)
     for instance in mismatches:
         starts.setdefault(Wait(instance), set())
     found = [(graph, incident) for incident in incidents(graph, starts)]
     if graph.facts.exited_waiting:  # the earliest proven root stays; without one, the exits are it
-        graph = Graph(waits, RankFacts(waits, late_s, exits_are_causes=True), mismatches)
+        facts = RankFacts(waits, late_s, stalled_at, exits_are_causes=True)
+        graph = Graph(waits, facts, mismatches)
         unproven = [wait for _, one in found if not one.is_proven for wait in one.starts]
         found = [(of, one) for of, one in found if one.is_proven]
         found += [(graph, incident) for incident in incidents(graph, unproven)]

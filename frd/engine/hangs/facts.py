@@ -54,12 +54,16 @@ _WHY: Final = {
 class RankFacts:
     """Questions about the ranks of one snapshot; telemetry older than `late_s` proves nothing.
 
+    All that is claimed must have been true together at one moment: `stalled_at`, when the first
+    wait had lasted for its threshold. What was last known of a rank before that proves nothing.
     A rank that exited after it had waited for longer than a stall threshold keeps its last state:
     it still *waits* there, because what it waited for was there before it left. With
     `exits_are_causes` it does not, and is a cause itself.
     """
 
-    def __init__(self, waits: Waits, late_s: float, *, exits_are_causes: bool = False) -> None:
+    def __init__(
+        self, waits: Waits, late_s: float, stalled_at: int = 0, *, exits_are_causes: bool = False
+    ) -> None:
         snapshot = self.snapshot = waits.snapshot
         self._waits = waits
         gone = snapshot.in_state(*GONE)
@@ -69,7 +73,10 @@ class RankFacts:
         self.finished_at: dict[int, int] = dict(zip(ranks.tolist(), times.tolist(), strict=True))
         """When ranks finished cleanly."""
         late = snapshot.now - snapshot.as_of > late_s * 1e9
-        silent = np.where(late, Fact.LATE, Fact.REFUTED)
+        bound = snapshot.clocks.uncertainty_ns
+        reported = snapshot.as_of - np.where(bound < UNKNOWN_NS, bound, 0) >= stalled_at
+        silent = np.where(reported, Fact.REFUTED, Fact.UNPROVEN)
+        silent = np.where(late, Fact.LATE, silent)
         silent = np.where(snapshot.connected, silent, Fact.DISCONNECTED)
         silent = np.where(snapshot.as_of > 0, silent, Fact.NEVER_SEEN)
         self._silent = np.append(np.where(gone, Fact.REFUTED, silent), Fact.NEVER_SEEN)
@@ -85,13 +92,9 @@ class RankFacts:
         head = self._waits.head(rank)
         if head is None or head.since <= 0:
             return False
-        gone_at, moved_at = self.gone_at(rank), self.moved_at(rank)
-        if moved_at >= gone_at:  # reported afterwards: the time of its last progress is unknown
-            moved_at = 0
-        is_known = not head.instance.is_p2p or moved_at > 0
-        since = max(head.since, moved_at)
-        until = min(gone_at, self.as_of(rank))
-        return is_known and until > since + self.threshold_ns(head.instance.group)
+        since = max(head.since, self.moved_at(rank))
+        until = min(self.gone_at(rank), self.as_of(rank))
+        return until > since + self.threshold_ns(head.instance.group)
 
     # -- one rank ----------------------------------------------------------------------------
 

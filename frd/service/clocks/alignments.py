@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from frd.engine.clocks.alignment import Alignment
+from frd.engine.clocks.alignment import FAR_NS, Alignment
 from frd.engine.clocks.estimator import OffsetEstimate
 from frd.errors import StoreError
 from frd.model import AlignedNs
@@ -38,11 +38,12 @@ def guess(sent_at: int, received_at: AlignedNs, *, is_wall: bool = False) -> Ali
 
 def align(newest: OffsetEstimate, line: ServiceLine) -> Alignment:
     """From a node's raw clock over the service's to aligned time."""
+    aligned_ns = line.at(newest.at_ns + newest.offset_ns)
     return Alignment(
         newest.reason,
         line.at(newest.now_ns),
         newest.at_ns,
-        line.at(newest.at_ns + newest.offset_ns),
+        AlignedNs(min(max(aligned_ns, newest.at_ns - FAR_NS), newest.at_ns + FAR_NS)),
         (1 + newest.rate) * (1 + line.rate) - 1,
         newest.half_ns + newest.half_ns // 1_000,  # aligned time may be slewed
         newest.growth_ppm,

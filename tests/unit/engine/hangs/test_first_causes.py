@@ -108,10 +108,13 @@ def test_a_rank_that_moves_elsewhere_is_named_with_less_confidence() -> None:
     assert "still active in other groups" in diagnosis.suspects[0].evidence
 
 
-def test_an_absence_that_has_only_begun_is_not_stuck_for_sure() -> None:
-    """Rank 2 was last heard of 1.5 s after the others had come, and the threshold is 5 s."""
+def test_an_absence_is_proven_once_the_wait_for_it_is_a_stall() -> None:
+    """The others came 6 s ago, and the threshold is 5 s. Rank 2 was last heard of 1.5 s after they
+    had come, so it may have come since; or 5.1 s after, when it had not."""
     scene = Scene(4).group("dp", range(4)).passed("dp", 6, [2]).waits("dp", 7, [0, 1, 3], 6.0)
-    assert blamed(scene.rank(2, as_of_age=4.5).only()) == {2: (Reason.CPU_STUCK, Confidence.MEDIUM)}
+    diagnosis = scene.rank(2, as_of_age=4.5).only()
+    assert (diagnosis.suspects, diagnosis.unknown) == ((), (2,))
+    assert blamed(scene.rank(2, as_of_age=0.9).only()) == {2: (Reason.CPU_STUCK, Confidence.HIGH)}
 
 
 def test_a_rank_between_two_collectives_is_not_called_stuck_for_sure() -> None:
