@@ -3,6 +3,10 @@
 A rank without a tap has no process that the agent watches. Its files count like any other dump, up
 to the time of writing. Its state is unknown, and its silence afterwards is no evidence: `as_of_ns`
 does not advance.
+
+The time of writing may be of a file server, whose clock is another one. So it only bounds what the
+rank had done by then: it is never in the future, and no entry is held back because it seems to be
+younger than its file.
 """
 
 from __future__ import annotations
@@ -53,8 +57,8 @@ class FileRank:
         self.naming.learn(file.dump.groups.values())
         time = self._shared.time
         tracker = self._trackers.setdefault(recorder, RecorderTracker(to_raw=time.to_raw))
-        written_at_ns = time.one_to_raw(file.written_at_ns)
-        diff = tracker.apply(file.dump, written_at_ns, self.naming)
+        written_at_ns = time.one_to_raw(min(file.written_at_ns, time.look().real_ns))
+        diff = tracker.apply(file.dump, written_at_ns, self.naming, is_final=True)
         self._lost += diff.lost
         if diff.rows:
             self._shared.outbox.record(columns(self.number, 0, diff.rows))
@@ -68,10 +72,10 @@ class FileRank:
             RankStatus(
                 rank=self.number,
                 state=RankState.LIVE,
-                at_ns=written_at_ns,
+                at_ns=NodeRawNs(tracker.taken_at_ns),
                 detail=f"known from {file.path.name} only: it runs without a tap",
                 gap_entries=self._lost,
-                as_of_ns=written_at_ns,
+                as_of_ns=NodeRawNs(tracker.taken_at_ns),
             )
         )
 

@@ -98,7 +98,7 @@ class RecorderTracker:
 
         A caller that does not know the members yet can wait a moment and apply a later dump.
         """
-        fresh, reset = self._unread(dump.entries, taken_at_ns)
+        fresh, reset = self._unread(dump.entries, taken_at_ns - _COALESCES_NS)
         keys = _keys(fresh)
         return {
             key[1]: key[1:] in self._present
@@ -120,13 +120,21 @@ class RecorderTracker:
             if not progress.closed and gone(name):
                 self.open.close(progress)
 
-    def apply(self, dump: Dump, taken_at_ns: int, names: Naming) -> Diff:
-        """`taken_at_ns`: the node's raw time just before the rank was asked for this dump."""
+    def apply(self, dump: Dump, taken_at_ns: int, names: Naming, *, is_final: bool = False) -> Diff:
+        """`taken_at_ns`: the node's raw time just before the rank was asked for this dump.
+
+        Of a final dump all entries are read: no later one may come. It was taken after its newest
+        entry, whatever `taken_at_ns` says.
+        """
         entries = dump.entries
+        if is_final and entries:
+            created = self._to_raw(np.array([entry.time_created_ns for entry in entries]))
+            taken_at_ns = max(taken_at_ns, int(created.max()))
         self.taken_at_ns = taken_at_ns
         before, self.status = self.status, dump.status
         self._resets.observe(self.status, before, taken_at_ns)
-        fresh, reset = self._unread(entries, taken_at_ns)
+        settled_ns = taken_at_ns if is_final else taken_at_ns - _COALESCES_NS
+        fresh, reset = self._unread(entries, settled_ns)
         if reset or not entries:
             # No later entry shows the end of an op that is open now; only the counters show it.
             sends = {item.progress.pg_id for item in self.open.items if item.peer is not None}
@@ -171,7 +179,8 @@ class RecorderTracker:
 
     # -- what a dump shows ---------------------------------------------------------------------
 
-    def _unread(self, entries: Sequence[Entry], taken_at_ns: int) -> tuple[Sequence[Entry], bool]:
+    def _unread(self, entries: Sequence[Entry], settled_ns: int) -> tuple[Sequence[Entry], bool]:
+        """Entries of until `settled_ns`, and whether the recorder was reset."""
         if not entries:
             return (), False
         reset = self._is_reset(entries)
@@ -179,7 +188,7 @@ class RecorderTracker:
         end = len(entries)
         while (
             end > first
-            and self._created_ns(entries[end - 1]) > taken_at_ns - _COALESCES_NS
+            and self._created_ns(entries[end - 1]) > settled_ns
             and not entries[end - 1].profiling_name.startswith("gloo:")
         ):
             end -= 1

@@ -122,6 +122,35 @@ def test_a_rank_without_a_tap_is_reported_from_its_file(tmp_path: Path) -> None:
     assert abs(as_of_ns - common.time.one_to_raw(file.written_at_ns)) < 1_000_000
 
 
+@pytest.mark.parametrize("ahead_s", [-10, 0, 3, 10])
+def test_a_file_server_may_have_another_clock(tmp_path: Path, ahead_s: int) -> None:
+    """The time of the file is the server's: all entries are read, and the rank is known until its
+    newest entry at least, and not into the future."""
+    files, common = DumpFiles([tmp_path]), shared()
+    now_ns = common.time.look().real_ns
+    ops = [
+        nccl(
+            i, i + 1, "scheduled", process_group=("0", ""), time_created_ns=now_ns - (2 - i) * 1000
+        )
+        for i in range(3)
+    ]
+    path = tmp_path / "rank_1"
+    path.write_bytes(write_pickle(dump(ops), {"0": ("", (0, 1))}))
+    os.utime(path, ns=(now_ns, now_ns + ahead_s * S))
+    files.changed()
+    files.changed()
+    watch = DumpWatch(files, Roster(tmp_path, common), common, "dumps", "node", "boot")
+    watch._take(files.read(path))
+    assert common.outbox.rows == 3
+    statuses = common.current.next_statuses()
+    assert statuses is not None
+    newest, now = common.time.one_to_raw(now_ns), common.time.now()
+    assert newest - S // 1_000 <= statuses.statuses[0].as_of_ns <= now
+    watermarks = common.current.next_watermarks()
+    assert watermarks is not None
+    assert newest - S // 1_000 <= watermarks.columns.as_of_ns[0] <= now
+
+
 def test_sends_in_two_files_of_a_rank_are_one_channel(tmp_path: Path) -> None:
     """Gloo's file is read first and has the younger send: the head is NCCL's."""
     files, common = DumpFiles([tmp_path]), shared()
