@@ -82,6 +82,6 @@ def node_view(
     boot: str = "",
 ) -> NodeView:
     """`behind_ns`: by how much its wall clock is behind the service's."""
-    clock = AgentClock("", guess(NodeNs(NOW - behind_ns), NOW)).view(NOW)
+    clock = AgentClock("", guess(NodeNs(NOW - behind_ns), NOW, is_wall=True)).view(NOW)
     heard = AlignedNs(NOW - round(heard_s * SECOND))
     return NodeView(name, boot or f"boot-{name}", connected, reporting, heard, clock, ranks)

@@ -117,7 +117,9 @@ def clocks_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
     return _cut(table, len(nodes))
 
 
-def _offset(offset_s: float, uncertainty_s: float | None) -> str:
+def _offset(offset_s: float | None, uncertainty_s: float | None) -> str:
+    if offset_s is None:
+        return ""
     text = f"{offset_s * 1e3:+.3f}"
     return f"{text} ± {uncertainty_s * 1e3:.3f}" if uncertainty_s is not None else text
 

@@ -26,13 +26,15 @@ from frd.service.clocks.alignments import HORIZON_NS, align, claim_ns
 from frd.service.clocks.service_line import ServiceLine
 from frd.service.clocks.view import ClockView
 from frd.wire.clock import Readings
-from frd.wire.messages import Watermarks
+from frd.wire.messages import Hello, Watermarks
 
 _ROUGH_NS: Final = 1_000_000
 """An estimate without bounds is not changed for less."""
 _LONGEST_NS: Final = 60_000_000_000
 _LOOSE_NS: Final = 20_000
 """The service's two clocks were read too far apart: the line from one to the other stays."""
+_GREETED_SLACK_NS: Final = 1_000_000
+"""The two times of a Hello were read so close to each other."""
 _FORGET_NS: Final = 600_000_000_000
 MAX_GONE: Final = 4_096
 """Sessions without a stream whose clocks are kept, should they come back."""
@@ -128,12 +130,18 @@ class AgentClock:
     def view(self, now: AlignedNs) -> ClockView:
         used = self.used
         raw_ns = used.at_ns + now - used.aligned_ns
-        ahead_ns, loose_ns = self.wall.ahead(raw_ns) or (0, 0)
-        bound_ns = used.uncertainty_ns(raw_ns)
+        ahead = self.wall.ahead(raw_ns)
+        if ahead is None and self._sends_wall:
+            ahead = (0, 0)  # its wall clock counts as its clock
+        offset_s = bound_s = None
+        if ahead is not None:
+            offset_s = (used.one_to_aligned(raw_ns) - raw_ns - ahead[0]) / 1e9
+            bound_ns = used.uncertainty_ns(raw_ns)
+            bound_s = None if bound_ns is None else (bound_ns + ahead[1]) / 1e9
         return ClockView(
             reason=used.reason,
-            offset_s=(used.one_to_aligned(raw_ns) - raw_ns - ahead_ns) / 1e9,
-            uncertainty_s=None if bound_ns is None else (bound_ns + loose_ns) / 1e9,
+            offset_s=offset_s,
+            uncertainty_s=bound_s,
             drift_ppm=(self._newest.rate if self._newest else 0.0) * 1e6,
             age_s=max(0, now - self.exchanged_at) / 1e9 if self.exchanged_at else None,
             steps=self.wall.steps,
@@ -177,6 +185,12 @@ class AgentClocks:
         clock = self._clocks.get(key)
         return clock if clock is not None and clock.is_connected else None
 
+    def greeted(self, clock: AgentClock, hello: Hello) -> None:
+        """The first message of a stream has both clocks of the node, unless it is of an older
+        agent."""
+        if hello.sent_raw_ns is not None and hello.sent_at_ns:
+            self._read_node(clock, [hello.sent_raw_ns], [hello.sent_at_ns], [_GREETED_SLACK_NS])
+
     def heard(self, clock: AgentClock, marks: Watermarks) -> None:
         """A message of the main stream: without pings the only evidence of the clock, with pings
         one more reading of the wall clock."""
@@ -200,7 +214,7 @@ class AgentClocks:
             else:
                 clock.exchanged_at = self._now()
         now = self._read()
-        if not clock.exchanged_at and clock.wall.last is not None:
+        if not clock.exchanged_at and len(readings.raw_ns) and clock.wall.last is not None:
             clock.learned.one_way(NodeRawNs(clock.wall.last[0]), now)
         clock.conclude(now, self._line, force=has_stepped)
 

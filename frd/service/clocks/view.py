@@ -12,10 +12,11 @@ class ClockView:
 
     reason: str
     """Why it is unsynchronized; empty otherwise."""
-    offset_s: float
-    """Service clock minus the node's wall clock."""
+    offset_s: float | None
+    """Service clock minus the node's wall clock; None while no reading of that is known."""
     uncertainty_s: float | None
-    """Largest error of the offset; None while nothing bounds it."""
+    """Largest error of the offset; None while nothing bounds it, and
+    without an offset."""
     drift_ppm: float
     """Of the service's raw clock against the node's."""
     age_s: float | None

@@ -176,6 +176,7 @@ class Streams:
         stream.clock = self._clocks.connected(
             key, hello.node, stream.session.alignment, stream.id, partial(self._align, stream)
         )
+        self._clocks.greeted(stream.clock, hello)
         stream.session.on_watermarks = partial(self._clocks.heard, stream.clock)
         self.nodes.connected(
             key, hello.node, stream.clock, stream.id, now, stream.session.declared.may_report

@@ -146,7 +146,8 @@ def _add_clocks(values: Values, nodes: Iterable[NodeView]) -> None:
     """A node that was rebooted has two clocks: the one that reported last is exported."""
     for node in sorted(nodes, key=lambda node: node.last_message_at):
         name = (label(node.node),)
-        values["frd_clock_offset_seconds"][name] = node.clock.offset_s
+        if (offset_s := node.clock.offset_s) is not None:
+            values["frd_clock_offset_seconds"][name] = offset_s
         if (uncertainty_s := node.clock.uncertainty_s) is not None:
             values["frd_clock_uncertainty_seconds"][name] = uncertainty_s
         values["frd_clock_steps_total"][name] += node.clock.steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
+from math import nan
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ from frd.service.clocks import agent_clocks as module
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks
 from frd.service.clocks.alignments import claim_ns, decode, encode, guess
 from frd.wire.clock import Readings
-from frd.wire.messages import Watermarks
+from frd.wire.messages import Hello, Watermarks
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -98,6 +99,12 @@ def marks(sent_at: NodeNs, raw: NodeRawNs | None = None) -> Watermarks:
     return Watermarks(0, columns, sent_at, raw, 100)
 
 
+def offset_s(clock: AgentClock, world: World) -> float:
+    """As people see it; not a number while none is known."""
+    shown = clock.view(world.now()).offset_s
+    return nan if shown is None else shown
+
+
 def test_without_pings_the_fastest_message_counts() -> None:
     """Messages take from 1 to 50 ms: the offset is high by the fastest way, and bounded by none."""
     world = World()
@@ -174,6 +181,20 @@ def test_a_reading_that_came_on_both_streams_is_one() -> None:
     assert agent.clock.read_at == raws[1]
 
 
+def test_the_offset_that_people_see_begins_with_the_hello() -> None:
+    """The raw clock and the wall clock count from elsewhere, so until a reading of both is known
+    there is no offset to show. The Hello is one, good to a millisecond."""
+    world = World()
+    agent = Agent(world)
+    assert agent.clock.view(world.now()).offset_s is None
+    hello = Hello(2, "0", "node", *agent.key, agent.wall(-MS), agent.raw(-MS))
+    world.clocks.greeted(agent.clock, hello)
+    assert agent.clock.view(world.now()).offset_s == pytest.approx(-2.0, abs=0.01)
+    agent.pings(3)
+    assert agent.clock.view(world.now()).offset_s == pytest.approx(-2.0, abs=0.001)
+    assert agent.clock.view(world.now()).steps == 0
+
+
 def test_an_agent_that_sends_no_raw_times() -> None:
     """Its wall clock counts as its clock."""
     world = World()
@@ -182,6 +203,14 @@ def test_an_agent_that_sends_no_raw_times() -> None:
         world.at += S
         world.clocks.heard(agent.clock, marks(agent.wall(-way_ms * MS)))
     assert agent.clock.used.one_to_aligned(agent.wall()) - world.now() == 3 * MS
+
+
+def test_the_offset_of_an_agent_that_sends_no_raw_times() -> None:
+    world = World()
+    agent = Agent(world)
+    first = guess(agent.wall(-MS), world.now(), is_wall=True)
+    old = world.clocks.connected(("boot", "old"), "node", first, 2, agent.used.append)
+    assert old.view(world.now()).offset_s == pytest.approx(-2.0, abs=0.01)
 
 
 @pytest.mark.parametrize("step", [3 * S, -3 * S, 5 * MS])
@@ -198,7 +227,7 @@ def test_a_step_is_counted_and_moves_nothing(step: int) -> None:
     assert agent.error <= MS // 10
     view = agent.clock.view(world.now())
     assert view.steps == 1
-    assert abs(view.offset_s + agent.ahead / S) < 1e-3
+    assert view.offset_s == pytest.approx(-agent.ahead / S, abs=1e-3)
     moved = agent.clock.used.one_to_aligned(agent.raw()) - used.one_to_aligned(agent.raw())
     assert abs(moved) < MS // 1_000
 
@@ -399,13 +428,13 @@ def test_what_a_collective_says_is_said_of_the_right_clock() -> None:
         world.at += S
         one.ping()
         other.ping()
-    before = [agent.clock.view(world.now()).offset_s for agent in (one, other)]
+    before = [offset_s(agent.clock, world) for agent in (one, other)]
     hint = ClockHint(0, 1, -60_000, world.now(), MS, 10_000)
     world.clocks.compare(one.clock, other.clock, 2, hint)
     moved = []
-    for agent, offset_s in zip((one, other), before, strict=True):
+    for agent, was in zip((one, other), before, strict=True):
         agent.read()
-        moved.append(agent.clock.view(world.now()).offset_s - offset_s)
+        moved.append(offset_s(agent.clock, world) - was)
     assert moved == pytest.approx([50e-6, 0.0], abs=5e-6)
 
 
