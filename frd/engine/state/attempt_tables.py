@@ -5,13 +5,13 @@ What an absence means is for the detectors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from frd.engine.state.p2p import P2PChannels
 from frd.engine.state.tables import EXITED, FINISHED, SILENT, GroupTable, PairTable, RankTable
-from frd.model import UNKNOWN_SEQ
+from frd.model import UNKNOWN_SEQ, NodeRawNs
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,12 @@ class AttemptTables:
         ranks, pairs = self.ranks, self.pairs
         for column in (ranks.as_of, ranks.gap_at, ranks.state_since):
             column[rank] += by_ns * (column[rank] > 0)
+        if (status := ranks.statuses.get(rank)) is not None:
+            ranks.statuses[rank] = replace(
+                status,
+                at_ns=NodeRawNs(status.at_ns + by_ns * (status.at_ns > 0)),
+                as_of_ns=status.as_of_ns + by_ns * (status.as_of_ns > 0),
+            )
         rows = np.flatnonzero(pairs.rank[: pairs.count] == rank)
         for column in (
             pairs.head,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from frd.engine.clocks.alignment import Alignment
-from frd.model import AlignedNs, Flags, RankState, RankStatus
+from frd.model import AlignedNs, Flags, NodeRawNs, RankState, RankStatus
 from tests.world import messages, observe
 from tests.world.attempt import Job, S, at
 from tests.world.observe import rank_info
@@ -111,6 +111,27 @@ def test_another_agent_of_another_clock_keeps_the_moments() -> None:
     assert snapshot.channels.since.tolist() == [at(7)]
     observe.watermarks(job.attempt, [], 0, node(9, other), at(12))
     assert job.attempt.snapshot(at(20)).as_of[:2].tolist() == [at(9), at(8)]
+
+
+def test_another_agent_of_another_clock_is_believed() -> None:
+    """Its raw clock shows less: what it says of the rank is newer all the same, and what
+    it saw before its own last word is not."""
+    job = Job()
+    job.attempt.clocks.set([0], 1, 50_000, at(0), line())
+
+    def status(state: RankState, seconds: float, behind: int) -> None:
+        seen = node(seconds, behind)
+        report = RankStatus(0, state, NodeRawNs(seen), as_of_ns=seen)
+        job.attempt.observe_status(report, at(20))
+
+    status(RankState.SILENT, 8, BEHIND)
+    other = BEHIND + 90 * S
+    job.attempt.clocks.set([0], 2, 50_000, at(10), line(other))
+    assert job.attempt.snapshot(at(20)).state_since[0] == at(8)
+    status(RankState.LIVE, 7, other)
+    assert job.attempt.view(at(20)).ranks[0].status.state is RankState.SILENT
+    status(RankState.EXITED, 12, other)
+    assert job.attempt.view(at(20)).ranks[0].status.state is RankState.EXITED
 
 
 def test_a_new_process_has_none_of_the_times() -> None:
