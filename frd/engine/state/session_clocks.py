@@ -17,8 +17,11 @@ from frd.engine.clocks.uncertain_time import UNKNOWN_NS
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.model import AlignedNs, Int64s, RankInfo
 
-_SAME_CLOCK_NS: Final = 1_000_000_000
-"""Two sessions whose clocks show the same to within this read the same clock."""
+_SAME_CLOCK_NS: Final = 12_000_000_000
+"""Two sessions whose clocks show the same to within this read the same clock. The first line of a
+session is only a guess: it is late by what passed between the stamp of its Hello and the Hello's
+arrival, and a connection may take 10 s to stand. Later lines are better, but times that were moved
+stay where they are. Clocks of two time namespaces mostly differ by far more."""
 
 
 class SessionClocks:
