@@ -13,9 +13,11 @@ between these two readings the clock may have shown the time of either segment.
 A wall clock that is set back shows the same times twice. A stamp then counts as the newest moment
 that is not in the future: a stamp is mostly read within a second of the event, and an event that
 was read has happened. A time that the clock skipped is the moment of the step. A stamp that is
-later than all that the clock has shown was made before a step that no reading shows, so it counts
-as the first reading. Every stamp has a result, because a guess that is wrong for one second
-around a step is better than a missing row.
+later than all that the clock has shown is from beyond a step that no reading shows. If the clocks
+have just been read, the step was before the first reading, and the stamp counts as that; otherwise
+it is more likely that the next reading will show it, and the stamp counts as the latest moment.
+Every stamp has a result, because a guess that is wrong for one second around a step is better than
+a missing row.
 """
 
 from __future__ import annotations
@@ -139,8 +141,11 @@ class WallClock:
             self._segments[0].since = _EVER
 
     def one_to_raw(self, wall: NodeNs, latest: NodeRawNs | None = None) -> NodeRawNs:
-        """The raw time of a stamp, at least 1 and not after `latest` (by default, the newest
-        reading); 0, which says unknown, stays 0. At least one reading is needed."""
+        """The raw time of a stamp, at least 1; 0, which says unknown, stays 0. At least one reading
+        is needed.
+
+        The stamp was made until `latest`, which may be later than the newest reading; None: the
+        clocks have just been read."""
         if wall <= 0:
             return NodeRawNs(0)
         now = self._now if latest is None else max(latest, self._now)
@@ -155,7 +160,7 @@ class WallClock:
                 return NodeRawNs(max(min(raw, now), 1))
             else:
                 is_before = True
-        return NodeRawNs(skipped or self._segments[0].raws[0])
+        return NodeRawNs(skipped or (self._segments[0].raws[0] if latest is None else now))
 
     def to_raw(self, walls: Int64s, latest: NodeRawNs | None = None) -> Int64s:
         """`one_to_raw` of each, within a nanosecond."""

@@ -118,6 +118,18 @@ def test_a_stamp_of_the_future_is_of_before_the_first_reading() -> None:
     assert host.known.one_to_raw(NodeNs(0)) == 0  # unknown
 
 
+def test_a_stamp_of_the_future_may_be_of_after_a_step_that_is_not_seen_yet() -> None:
+    """The clock is set an hour ahead, and stamps arrive before the next reading does: they are of
+    the time until they arrived, not of the beginning."""
+    host = Host()
+    host.passes(HOUR // 60)
+    latest = NodeRawNs(host.raw(host.now) + 200 * MS)
+    stamps = [EPOCH + HOUR, host.wall(host.now) + 300 * MS, host.wall(host.now) + 200 * MS, 0]
+    expected = [latest, latest, latest, 0]
+    assert [host.known.one_to_raw(NodeNs(one), latest) for one in stamps] == expected
+    assert host.known.to_raw(np.array(stamps), latest).tolist() == expected
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_columns_are_single_stamps(seed: int) -> None:
     """Within a nanosecond, for stamps from long before the first reading to the future."""
