@@ -164,14 +164,24 @@ class WallClock:
 
     def to_raw(self, walls: Int64s, latest: NodeRawNs | None = None) -> Int64s:
         """`one_to_raw` of each, within a nanosecond."""
-        newest = self._segments[-1]
         now = self._now if latest is None else max(latest, self._now)
-        raws = newest.column(walls)
-        is_elsewhere = (raws <= max(newest.since, 0)) | (raws > now)
-        elsewhere = walls[is_elsewhere].tolist()
-        raws[is_elsewhere] = [self.one_to_raw(wall, latest) for wall in elsewhere]
-        raws[walls <= 0] = 0
-        return raws
+        result = np.zeros_like(walls)
+        rest = np.flatnonzero(walls > 0)
+        skipped = np.zeros_like(rest)
+        is_before = np.zeros(len(rest), np.bool_)
+        for segment in reversed(self._segments):
+            raws = segment.column(walls[rest])
+            is_late = raws > (segment.until or now + _NOW_NS)
+            skipped[is_late & is_before & (skipped == 0)] = min(segment.until, now)
+            is_before = ~is_late & (raws <= segment.since)
+            is_left = is_late | is_before
+            result[rest[~is_left]] = raws[~is_left].clip(1, now)
+            rest, skipped, is_before = rest[is_left], skipped[is_left], is_before[is_left]
+            if not len(rest):
+                return result
+        beyond = self._segments[0].raws[0] if latest is None else now
+        result[rest] = np.where(skipped == 0, beyond, skipped)
+        return result
 
 
 def _slewed(ns: int) -> int:

@@ -141,9 +141,26 @@ def test_columns_are_single_stamps(seed: int) -> None:
     host.passes(20 * S)
     stamps = [EPOCH + dice.randrange(-300 * S, 300 * S) for _ in range(300)]
     stamps += [0, 1, *(host.wall(host.now) - dice.randrange(10 * S) for _ in range(100))]
-    columns = host.known.to_raw(np.array(stamps))
-    for stamp, raw in zip(stamps, columns.tolist(), strict=True):
-        assert abs(host.known.one_to_raw(NodeNs(stamp)) - raw) <= 1
+    stamps += [EPOCH + dice.choice((-1, 1)) * HOUR for _ in range(10)]
+    for latest in (None, NodeRawNs(host.raw(host.now) + S)):
+        columns = host.known.to_raw(np.array(stamps), latest)
+        for stamp, raw in zip(stamps, columns.tolist(), strict=True):
+            assert abs(host.known.one_to_raw(NodeNs(stamp), latest) - raw) <= 1
+
+
+def test_stamps_of_any_time_are_converted_in_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message has as many as its sender likes: none of them takes a separate call, whether it
+    is old, unknown, skipped or of the future."""
+    host = Host()
+    for _ in range(MOST_SEGMENTS):
+        host.passes(S)
+        host.step(10 * S)
+    host.passes(S)
+    monkeypatch.delattr(WallClock, "one_to_raw")
+    monkeypatch.delattr("frd.clocks.wall_clock._Segment.one")
+    stamps = np.resize(np.arange(-HOUR, HOUR, S) + EPOCH, 10_000)
+    stamps[::3] = 0
+    assert (host.known.to_raw(stamps) > 0).tolist() == (stamps > 0).tolist()
 
 
 def test_a_long_life_takes_little_space() -> None:
