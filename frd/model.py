@@ -173,9 +173,9 @@ class RankStatus:
     """Entries known to be lost to overruns and resets of recorders and full outboxes, cumulative
     for this process."""
     exit: ExitInfo | None = None
+    """None while the process lives, and from agents of version 0.1."""
     as_of_ns: int = field(default=0, compare=False)
     """When the agent saw the rank so; 0 unknown."""
-    """None while the process lives, and from agents of version 0.1."""
 
 
 # -- what a rank recorded ------------------------------------------------------------------
