@@ -89,6 +89,8 @@ class AgentClock:
         the one in use is no longer good enough, or always with `force`."""
         if self.learned.is_unheard:
             return
+        if self._sends_wall and self.exchanged_at and self.wall.last is None:
+            return  # exchanges are of the raw clock, which no reading leads to yet
         newest, self.concluded_at = self.learned.newest(raw), line.at(raw)
         self._log_change(newest)
         self._newest = newest

@@ -245,6 +245,25 @@ def test_steps_of_an_agent_that_sends_wall_times_are_written_down() -> None:
         assert agent.used[-1].reading == (agent.raw(), agent.wall(), 100)
 
 
+def test_exchanges_of_an_agent_that_sends_wall_times_need_a_reading() -> None:
+    """They say where its raw clock is, and nothing of its times before both clocks were read."""
+    world = World()
+    agent = Agent(world)
+    first = guess(agent.wall(-MS), world.now(), is_wall=True)
+    old = world.clocks.connected(("boot", "old"), "node", first, 2, agent.used.append)
+    none = np.zeros(0, np.int64)
+    exchange = Exchange(
+        agent.raw(-2 * MS), ServiceRawNs(world.at - MS), ServiceRawNs(world.at - MS), agent.raw()
+    )
+    world.clocks.learn(old, Readings(none, none, none), exchange)
+    assert old.used is first
+    assert old.view(world.now()).offset_s == pytest.approx(-2.0, abs=0.01)
+    world.at += S
+    world.clocks.learn(old, agent._readings(), None)
+    assert old.used.reading == (agent.raw(), agent.wall(), 100)
+    assert old.used.reason == ""
+
+
 @pytest.mark.parametrize("step", [3600 * S, 60 * MS])
 def test_a_step_of_the_service_moves_all_nodes_at_once(step: int) -> None:
     """Its wall clock is set ahead: with the first ping of one node, the line of all has moved, and
