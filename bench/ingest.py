@@ -165,7 +165,7 @@ class Node:
             seen_rank=np.arange(RANKS, dtype=np.uint32),
             as_of_ns=np.full(RANKS, now, np.int64),
         )
-        return encode_agent(Watermarks(0, columns, NodeNs(now)))
+        return encode_agent(Watermarks(0, columns, NodeNs(now), NodeRawNs(now)))
 
 
 @contextlib.asynccontextmanager

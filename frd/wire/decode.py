@@ -87,6 +87,7 @@ class Decoder:
     def __init__(self) -> None:
         self._known = Declarations()
         self._greeted = False
+        self._sends_raw = False
         self._memory = MemoryReader(self._known)
         self._declared_bytes = 0
         # Message after message has rows of the same ranks and groups: they are checked once.
@@ -108,8 +109,9 @@ class Decoder:
         if not self._greeted:
             if kind != "hello":
                 raise WireError(kind, "order", "came first: send hello first")
-            self._greeted = True
-            return _hello(message.hello)
+            hello = _hello(message.hello)
+            self._greeted, self._sends_raw = True, hello.sent_raw_ns is not None
+            return hello
         if kind == "hello":
             raise WireError("hello", "order", "came again: open a new stream instead")
         return _KINDS[kind](self, getattr(message, kind))
@@ -147,6 +149,8 @@ class Decoder:
                 raise WireError(f"watermarks.{name}", "disagree", "is beyond watermarks.enqueued")
         check_time("watermarks.sent_at_ns", m.sent_at_ns)
         if not m.sent_raw_ns:
+            if self._sends_raw:
+                raise WireError("watermarks.sent_raw_ns", "missing", "0: send the node's raw clock")
             return Watermarks(attempt, columns, NodeNs(m.sent_at_ns))
         check_time("watermarks.sent_raw_ns", m.sent_raw_ns)
         check_most("watermarks.sent_slack_ns", m.sent_slack_ns, MAX_SLACK_NS)

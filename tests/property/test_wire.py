@@ -101,8 +101,6 @@ def watermark_batches(draw: st.DrawFn) -> Watermarks:
         seen_rank=column(draw, st.integers(0, 2), seen, "u4"),
         as_of_ns=column(draw, TIMES, seen, "i8"),
     )
-    if draw(st.booleans()):
-        return Watermarks(0, columns, NodeNs(draw(TIMES)))
     raw_ns, slack_ns = draw(TIMES.filter(bool)), draw(st.integers(0, MAX_SLACK_NS))
     return Watermarks(0, columns, NodeNs(draw(TIMES)), NodeRawNs(raw_ns), slack_ns)
 

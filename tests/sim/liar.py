@@ -68,6 +68,7 @@ def _marks(dice: random.Random, node_ns: int) -> bytes:
         seen=[0],
         as_of=node_ns + dice.choice((0, 3600 * S)),
         sent=node_ns + dice.choice((0, 3600 * S)),
+        raw=node_ns,
     )
     return encode_agent(false_watermarks)
 

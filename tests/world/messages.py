@@ -18,6 +18,7 @@ from frd.model import (
     Flags,
     GroupInfo,
     NodeNs,
+    NodeRawNs,
     RankInfo,
     Signature,
     WatermarkColumns,
@@ -71,8 +72,10 @@ def watermarks(
     as_of: Column,
     sent: int,
     attempt: int = 0,
+    raw: int = 0,
 ) -> Watermarks:
-    """Where the ranks of these stream indexes stand; `seen` are known up to `as_of`."""
+    """Where the ranks of these stream indexes stand; `seen` are known up to `as_of`. `raw` is the
+    node's raw clock when it was sent, which only agents of protocol 1 may omit."""
     rows = len(rank)
     columns = WatermarkColumns(
         rank=column(rank, rows, np.uint32),
@@ -84,7 +87,7 @@ def watermarks(
         seen_rank=np.array(seen, np.uint32),
         as_of_ns=column(as_of, len(seen)),
     )
-    return Watermarks(attempt, columns, NodeNs(sent))
+    return Watermarks(attempt, columns, NodeNs(sent), NodeRawNs(raw) if raw else None)
 
 
 def p2p_ops(rank: int, *rows: tuple[int, int, bool, int, int]) -> ChannelColumns:

@@ -116,7 +116,14 @@ class Peer:
         now = time.time_ns()
         heads = [since_ns if seq > 6 else 0 for seq in enqueued]
         return watermarks(
-            [0, 1], enqueued=enqueued, completed=6, head=heads, seen=[0, 1], as_of=now, sent=now
+            [0, 1],
+            enqueued=enqueued,
+            completed=6,
+            head=heads,
+            seen=[0, 1],
+            as_of=now,
+            sent=now,
+            raw=now,
         )
 
 

@@ -76,7 +76,7 @@ def entries(rows: int = 2, **changes: object) -> EntryColumns:
 def watermarks(attempt: int = 0, **changes: object) -> Watermarks:
     batch = messages.watermarks(
         [0, 1], enqueued=[7, 6], completed=6, head=[NOW, 0], seen=[0, 1], as_of=NOW, sent=NOW,
-        attempt=attempt,
+        attempt=attempt, raw=RAW,
     )  # fmt: skip
     return replace(batch, columns=replace(batch.columns, **changes))  # type: ignore[arg-type]
 
@@ -191,6 +191,7 @@ def test_hello_without_identity(name: str) -> None:
         (watermarks(completed=np.array([-2, 0])), "watermarks.completed", "range"),
         (watermarks(as_of_ns=np.array([-1, 0])), "watermarks.as_of_ns", "range"),
         (watermarks(as_of_ns=np.array([NOW])), "watermarks.as_of_ns", "length"),
+        (replace(watermarks(), sent_raw_ns=None), "watermarks.sent_raw_ns", "missing"),
         (channels(peer=np.array([4])), "channels.peer", "range"),
         (channels(peer=np.array([-2])), "channels.peer", "range"),
         (channels(is_send=np.array([2])), "channels.is_send", "range"),

@@ -30,7 +30,6 @@ from frd.wire.decode import Decoder
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
-    PROTOCOL,
     AgentEvent,
     Declare,
     Hello,
@@ -85,13 +84,12 @@ class Agent:
 
 
 class Service:
-    """What a service reads, as its own codec reads it."""
+    """What a service reads, as its own codec reads it. Watermarks get the raw clock when they are
+    sent, after dispatch: without it they are of protocol 1."""
 
     def __init__(self) -> None:
         self.decoder = Decoder()
-        self.decoder.decode(
-            encode_agent(Hello(PROTOCOL, "0", "node", "boot", "session", NodeNs(1), NOW))
-        )
+        self.decoder.decode(encode_agent(Hello(1, "0", "node", "boot", "session", NodeNs(1))))
         self.heard: list[AgentEvent] = []
 
     def listen(self, dispatch: Dispatch, *, watermarks_due: bool = True) -> list[AgentEvent]:

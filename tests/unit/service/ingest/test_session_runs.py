@@ -74,7 +74,7 @@ class Agent:
         self.send(
             watermarks(
                 [index], enqueued=enqueued, completed=enqueued, group=group,
-                seen=[index], as_of=now, sent=now, attempt=group,
+                seen=[index], as_of=now, sent=now, attempt=group, raw=now,
             )
         )  # fmt: skip
 

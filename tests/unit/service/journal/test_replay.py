@@ -99,7 +99,9 @@ def incident(until_s: int = 8, ahead: int = 0, protocol: int = 1) -> Iterator[Re
         yield message(columns(rank, 1, Flags.JOINED, 2, stuck_at + ahead), stuck_at)
     for second in range(1, until_s):
         at = START + second * SECOND
-        yield message(standing([1, 1, 0], stuck_at + ahead, at + ahead), at)
+        marks = standing([1, 1, 0], stuck_at + ahead, at + ahead)
+        raw_ns = NodeRawNs(at + ahead) if protocol == 2 else None
+        yield message(replace(marks, sent_raw_ns=raw_ns), at)
         yield Record(RecordKind.TICK, AlignedNs(at), 0, b"")
         yield Record(RecordKind.TICK, AlignedNs(at + SECOND // 2), 0, b"")
 
