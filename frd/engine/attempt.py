@@ -209,7 +209,8 @@ class Attempt:
         joined = batch.news(batch.joins, pairs.joined_row, replay=replay)
         completed = batch.news(batch.completes, pairs.completed_row, replay=replay)
         if reported is not None and (lost := watermarks.count_unread(pairs, reported, session)):
-            self._ranks.gap_at[rank] = rows.created_ns.max()
+            lost_at = rows.created_ns.max() or self._ranks.as_of[rank]
+            self._ranks.gap_at[rank] = max(self._ranks.gap_at[rank], lost_at)
             self.gap_entries += lost
         pairs.last_session[rows.pair] = session
         ranks = self._ranks
@@ -267,7 +268,8 @@ class Attempt:
         ranks.state[rank] = STATES.index(status.state)
         lost = status.gap_entries - (known.gap_entries if known else 0)
         if lost > 0:
-            ranks.gap_at[rank] = status.as_of_ns or ranks.to_node(rank, now)
+            lost_at = status.as_of_ns or ranks.to_node(rank, now)
+            ranks.gap_at[rank] = max(ranks.gap_at[rank], lost_at)
             self.gap_entries += lost
         ranks.statuses[rank] = status
         self._observed += 1

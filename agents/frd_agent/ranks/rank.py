@@ -203,13 +203,15 @@ class Rank:
 
     def _update_last_progress(self) -> None:
         """The tap writes the counters after its exit record. If they do not show how far the rank
-        came, only the state before its end is known."""
+        came, only the state before its end is known. Both are microseconds apart, and each is
+        converted with its own reading of the clocks, so their order is that of their stamps."""
         record, counters = self.identity.exit, self.counters
         if record is None or counters.published_wall_ns < record.at_ns:
             self._update_progress()
             return
-        trackers = self.recorders.trackers
-        progress = final_progress(trackers, counters.status, counters.published_at_ns)
+        published_at_ns = counters.published_at_ns
+        known_until = max(published_at_ns, self.exit_recorded_at_ns or published_at_ns)
+        progress = final_progress(self.recorders.trackers, counters.status, known_until)
         if progress is not None:
             self._shared.current.set_progress(self.number, progress)
 

@@ -52,8 +52,8 @@ class Claim:
     lost_s: float | None = None
     summary: str = ""
     """For kinds whose summary does not follow from the other fields."""
-    exits: frozenset[tuple[int, AlignedNs]] = frozenset()
-    """The exits (rank, time) that the claim reports. Each exit is reported once."""
+    exits: frozenset[tuple[int, int]] = frozenset()
+    """The exits (rank, process id) that the claim reports. Each exit is reported once."""
     is_of_exited: bool = False
     """Every rank that it names has exited."""
 
@@ -86,8 +86,8 @@ class Known:
 
     findings: Sequence[Finding] = ()
     """The open findings of its kinds, dismissed ones included."""
-    reported_exits: Collection[tuple[int, AlignedNs]] = ()
-    """Exits (rank, time) that were reported."""
+    reported_exits: Collection[tuple[int, int]] = ()
+    """Exits (rank, process id) that were reported."""
 
 
 @dataclass(frozen=True, slots=True)

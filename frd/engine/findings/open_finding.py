@@ -220,7 +220,8 @@ class OpenFinding:
             least = min(builder.surest([s]) for s in fresh)
             return lasted and least >= builder.surest(self.suspects)
         known = [s for s in self.suspects if not self._is_heard_again(s, look)]
-        return lasted and builder.surest(suspects) > builder.surest(known)
+        surest = builder.surest(suspects)
+        return lasted and surest > builder.surest(known) and surest >= builder.surest(self.suspects)
 
     def _is_heard_again(self, suspect: Suspect, look: Look) -> bool:
         """It was only its silence that made it a suspect, and it has reported since."""

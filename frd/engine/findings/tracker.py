@@ -68,7 +68,7 @@ class Tracker:
         self._open: dict[str, OpenFinding] = {}
         self._unconfirmed: dict[frozenset[Kind], dict[Hashable, AlignedNs]] = {}
         """By detector: anchors of claims that are not confirmed, and since when they are seen."""
-        self._reported_exits: set[tuple[int, AlignedNs]] = set()
+        self._reported_exits: set[tuple[int, int]] = set()
         self.adopt(lifetimes)
 
     def adopt(self, lifetimes: Iterable[Lifetime]) -> None:

@@ -19,7 +19,7 @@ from frd.engine.hangs.root_causes import Root
 from frd.engine.hangs.wait_graph import Ending, Graph, Member, UnknownRank, Wait
 from frd.engine.losses.exits import Manner, how_it_ended, manner_of
 from frd.engine.state.snapshot import Mismatch
-from frd.forms import utc_text
+from frd.forms import clock_text
 from frd.model import UNKNOWN_SEQ, AlignedNs, Confidence, RankState, Reason, Suspect
 
 _STOPPED = ("stopped", "zombie", "state t", "state z")
@@ -58,9 +58,8 @@ def op_of(graph: Graph, instance: Instance) -> str:
 
 
 def _describe(graph: Graph, instance: Instance, *, numbered: bool = True) -> str:
-    label = graph.snapshot.groups[instance.group].label
-    seq = instance.seq if numbered else UNKNOWN_SEQ
-    return text.collective(op_of(graph, instance), seq, label)
+    seq, group = instance.seq if numbered else UNKNOWN_SEQ, graph.snapshot.groups[instance.group]
+    return text.collective(op_of(graph, instance), seq, group.label)
 
 
 def confidence_of(*premises: bool | None) -> Confidence:
@@ -84,17 +83,18 @@ def _named(
 
 
 def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait]) -> Dated:
-    """It has rested for a threshold (not come out of another op a moment ago), and there is no
-    group in which it may be in an op."""
+    """It has rested for a threshold (not come out of another op a moment ago), was absent until the
+    wait for it was a stall, and there is no group in which it may be in an op."""
     facts, began = graph.facts, _onset(graph, held_up)
     words = [_last_joined(graph, rank, held_up, fresh=True)]
     if ending is Ending.MOVING:
         words.append("it is still active in other groups")
-    rested_ns = facts.as_of(rank) - facts.moved_at(rank)
+    as_of = facts.as_of(rank)
     threshold_ns = min((facts.threshold_ns(wait.instance.group) for wait in held_up), default=0)
     premises = (
         ending is Ending.IDLE or None,
-        rested_ns >= threshold_ns or None,
+        as_of - facts.moved_at(rank) >= threshold_ns or None,
+        as_of - began.at >= threshold_ns or None,
         not graph.waits.may_be_elsewhere(rank) or None,
     )
     words.append(text.clean(graph.snapshot.detail[graph.snapshot.row(rank)]))
@@ -107,7 +107,7 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
     snapshot, row = graph.snapshot, graph.snapshot.row(rank)
     detail = text.clean(snapshot.detail[row])
     since = AlignedNs(int(snapshot.state_since[row]))
-    at = f" at {utc_text(since)}" if since > 0 else ""
+    at = f" at {clock_text(since)}" if since > 0 else ""
     premise: bool | None = True
     reason = Reason.EXITED
     match snapshot.state[row]:
@@ -132,7 +132,7 @@ def _silence(graph: Graph, unknown: UnknownRank, held_up: Sequence[Wait]) -> lis
         return []
     premise = None if unknown.fact is Fact.DISCONNECTED else False
     rank, began = unknown.rank, _onset(graph, held_up)
-    words = [f"{unknown.fact.why}; last report at {utc_text(graph.facts.as_of(rank))}"]
+    words = [f"{unknown.fact.why}; last report at {clock_text(graph.facts.as_of(rank))}"]
     words.append(_last_joined(graph, rank, held_up, fresh=False))
     return [_named(graph, rank, Reason.UNREACHABLE, began, (premise,), *words)]
 
@@ -177,12 +177,10 @@ def _circle(graph: Graph, root: Root) -> list[Dated]:
     suspects = []
     for rank, head in sorted(heads.items()):
         mine = {op.instance for op in graph.waits.ops(rank)}
-        after: list[str] = []
-        never: list[str] = []
-        for wait in waits:
-            if wait.instance != head.instance and Member(rank) in graph.edges[wait]:
-                entered = wait.instance in mine
-                (after if entered else never).append(_describe(graph, wait.instance))
+        held_up = [wait.instance for wait in waits if Member(rank) in graph.edges[wait]]
+        others = [instance for instance in held_up if instance != head.instance]
+        after = [_describe(graph, instance) for instance in others if instance in mine]
+        never = [_describe(graph, instance) for instance in others if instance not in mine]
         words = [f"is in {_describe(graph, head.instance)}"]
         if after:
             words.append(f"which it entered before {' and '.join(after)}")
@@ -207,20 +205,18 @@ def _minority(graph: Graph, mismatch: Mismatch) -> list[Dated]:
     is_alone = len(mismatch.classes) == 1  # sums do not add up, and it is unknown whose is wrong
     named = mismatch.classes[1:] if majority and not is_alone else mismatch.classes
     premises = (majority or None, mismatch.complete or None, not is_alone)
-    suspects = []
-    for alike in named:
-        words = disagreements.of_class(graph.snapshot, mismatch, alike)
-        suspects += [
-            _named(graph, rank, Reason.MISMATCH, began, premises, words) for rank in alike[1]
-        ]
-    return suspects
+    return [
+        _named(graph, rank, Reason.MISMATCH, began, premises, words)
+        for alike in named
+        for words in (disagreements.of_class(graph.snapshot, mismatch, alike),)
+        for rank in alike[1]
+    ]
 
 
 def disagree(graph: Graph, root: Root) -> str:
     """One sentence on what each rank did, for ranks that disagree; empty for others."""
     if root.ending is Ending.MISMATCH and isinstance(node := root.nodes[0], Wait):
-        mismatch = graph.mismatches[node.instance]
-        return disagreements.of_mismatch(graph.snapshot, mismatch)
+        return disagreements.of_mismatch(graph.snapshot, graph.mismatches[node.instance])
     if root.ending is not Ending.ORDER:
         return ""
     members: dict[Instance, list[int]] = {}
@@ -235,19 +231,13 @@ def disagree(graph: Graph, root: Root) -> str:
 
 def lowered(suspects: Iterable[Suspect]) -> list[Suspect]:
     """The same with at most medium confidence, for an incident that is not fully seen."""
-    return [
-        replace(suspect, confidence=Confidence.MEDIUM)
-        if suspect.confidence is Confidence.HIGH
-        else suspect
-        for suspect in suspects
-    ]
+    most, least = Confidence.HIGH, Confidence.MEDIUM
+    return [replace(s, confidence=least) if s.confidence is most else s for s in suspects]
 
 
 def _onset(graph: Graph, held_up: Sequence[Wait]) -> UncertainTime:
-    onsets = [graph.onset(wait) for wait in held_up]
-    return min(
-        onsets, key=lambda onset: onset.at, default=graph.snapshot.moment(-1, graph.snapshot.now)
-    )
+    unknown = graph.snapshot.moment(-1, graph.snapshot.now)
+    return min(map(graph.onset, held_up), key=lambda onset: onset.at, default=unknown)
 
 
 def _last_joined(graph: Graph, rank: int, held_up: Sequence[Wait], *, fresh: bool) -> str:

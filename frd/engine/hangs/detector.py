@@ -2,8 +2,7 @@
 
 In a healthy job a look costs a few cheap checks. The detector takes a snapshot and looks for
 causes only while something is stuck, lost, mismatched or open. The pause between two looks grows
-with the job, so that a hanging job of 16,384 ranks leaves the processor to the sessions that
-receive its reports.
+with the job, so that a large hanging job leaves the processor to the sessions that receive reports.
 """
 
 from __future__ import annotations

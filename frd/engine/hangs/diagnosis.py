@@ -4,8 +4,8 @@ Starts at the ranks whose wait is confirmed, follows the edges of `frd.engine.ha
 the roots of `frd.engine.hangs.root_causes`, and `frd.engine.hangs.attribution` names the ranks
 there. Pure: a snapshot in, diagnoses out; the live engine and offline analysis ask the same way.
 
-It never guesses: if only missing telemetry is left, no rank is named except the one that
-does not answer; if all ranks have joined and none completes, no rank at all.
+It never guesses: if only missing telemetry is left, no rank is named but one that does not answer;
+if all ranks have joined and none completes, no rank at all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.findings import builder
 from frd.engine.findings.claim import NEVER
 from frd.engine.hangs.attribution import Dated, disagree, lowered, op_of, suspects_of
-from frd.engine.hangs.facts import RankFacts
+from frd.engine.hangs.facts import GONE, RankFacts
 from frd.engine.hangs.ops_in_flight import Instance, Waits
 from frd.engine.hangs.root_causes import DEFINITE, Incident, Root, incidents
 from frd.engine.hangs.wait_graph import Ending, Graph, Node, UnknownRank, Wait
@@ -73,11 +73,10 @@ def diagnose(snapshot: Snapshot, stalled: StallTable, late_s: float = NEVER) -> 
     those that are not to be reported yet.
     """
     mismatches, waits = _first_mismatches(snapshot.mismatches), Waits(snapshot)
-    stalled_at = int(
-        (stalled.since + snapshot.threshold_ns[stalled.group]).min(initial=snapshot.now)
-    )
+    overdue = stalled.since + snapshot.threshold_ns[stalled.group]
+    stalled_at = int(overdue.min(initial=snapshot.now))
     graph = Graph(waits, RankFacts(waits, late_s, stalled_at), mismatches)
-    starts = _starts(graph, stalled.rank)
+    starts = _starts(waits, stalled.rank)
     for instance in mismatches:
         starts.setdefault(Wait(instance), set())
     found = [(graph, incident) for incident in incidents(graph, starts)]
@@ -105,15 +104,13 @@ def _first_mismatches(mismatches: Sequence[Mismatch]) -> dict[Instance, Mismatch
     return {Instance(mismatch.group, mismatch.seq): mismatch for mismatch in first.values()}
 
 
-def _starts(graph: Graph, stalled: Int32s) -> dict[Wait, set[int]]:
+def _starts(waits: Waits, stalled: Int32s) -> dict[Wait, set[int]]:
     """What the stalled ranks wait in, each with its ranks. Ranks that are gone do not wait."""
-    starts: dict[Wait, set[int]] = {}
-    for instance, started, ranks in graph.waits.by_head(stalled):
-        alive = {rank for rank in ranks.tolist() if not graph.facts.has_left(rank)}
-        if alive:
-            end = min(alive) if instance.is_p2p else -1
-            starts[Wait(instance, started, end)] = alive
-    return starts
+    alive = waits.snapshot.rank[~waits.snapshot.in_state(*GONE)]
+    return {
+        Wait(instance, started, int(ranks[0]) if instance.is_p2p else -1): set(ranks.tolist())
+        for instance, started, ranks in waits.by_head(np.intersect1d(stalled, alive))
+    }
 
 
 def _judge(
@@ -129,7 +126,8 @@ def _judge(
     suspects = [suspect for suspect, _ in dated]
     onsets = {suspect.rank: began for suspect, began in dated}
     unknown = {n.rank for n in incident.nodes if isinstance(n, UnknownRank)} - onsets.keys()
-    victims = (starting | _waiting_anywhere(graph, incident)) - onsets.keys() - unknown
+    passed = (_attendance(graph, node)[0] for node in incident.nodes if isinstance(node, Wait))
+    victims = starting.union(*passed) - onsets.keys() - unknown
     ranks = np.fromiter(starting, np.int64, len(starting))
     stalled_ops = tuple(stalled.ops(np.isin(stalled.rank, ranks)))
     about = _about(graph, roots, held_up, stalled_ops)
@@ -198,18 +196,9 @@ def _suspects(
         for dated in suspects_of(graph, root, held_up.get(root.nodes[0], []))
     ]
     by_rank: dict[int, Dated] = {}
-    for suspect, began in sorted(found, key=lambda dated: (dated[1].at, dated[0].rank)):
-        by_rank.setdefault(suspect.rank, (suspect, began))
+    for dated in sorted(found, key=lambda dated: (dated[1].at, dated[0].rank)):
+        by_rank.setdefault(dated[0].rank, dated)
     return list(by_rank.values())
-
-
-def _waiting_anywhere(graph: Graph, incident: Incident) -> set[int]:
-    """All ranks inside any op that the incident passes through."""
-    ranks: set[int] = set()
-    for node in incident.nodes:
-        if isinstance(node, Wait):
-            ranks.update(_attendance(graph, node)[0])
-    return ranks
 
 
 def _attendance(graph: Graph, wait: Wait) -> tuple[tuple[int, ...], tuple[int, ...]]:

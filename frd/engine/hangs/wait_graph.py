@@ -101,11 +101,10 @@ class Graph:
             node = todo.pop()
             if node in self.edges:
                 continue
-            targets, ending = self._expand(node)
-            self.edges[node] = targets
+            self.edges[node], ending = self._expand(node)
             if ending is not None:
                 self.endings[node] = ending
-            todo.extend(targets)
+            todo.extend(self.edges[node])
 
     def _expand(self, node: Node) -> Expansion:
         match node:
@@ -234,15 +233,25 @@ class Graph:
 
     def _silent(self, wait: Wait, attendance: Attendance) -> list[Target]:
         """Members inside that left before the op was overdue; else those that do not report while
-        others do."""
+        others do. A rank that waited in this very op for long is no cause of it."""
         inside = attendance.inside
         ripe_at = self._ripe_at(wait) if attendance.last_since > 0 else FOREVER
         left = [rank for rank in inside.tolist() if self.facts.has_left(rank)]
-        gone = [r for r in left if self.facts.is_gone(r) or self.facts.gone_at(r) <= ripe_at]
+        gone = [
+            rank
+            for rank in left
+            if self.facts.is_gone(rank)
+            or (self.facts.gone_at(rank) <= ripe_at and not self._is_in(rank, wait.instance))
+        ]
         if gone:
             return self._present(wait, np.asarray(gone, np.int32))
         unknown = inside[self.facts.presence(inside) != Fact.REFUTED]
         return self._present(wait, unknown) if len(unknown) < len(inside) else []
+
+    def _is_in(self, rank: int, instance: Instance) -> bool:
+        """It is the oldest op of the rank."""
+        head = self.waits.head(rank)
+        return head is not None and head.instance == instance
 
     def _is_left(self, collective: Instance, attendance: Attendance) -> bool:
         """Its members inside were left behind: a member completed an op that only all members can
@@ -293,10 +302,8 @@ class Graph:
         return self.snapshot.moment(wait.rank, at)
 
     def is_ripe(self, wait: Wait) -> bool:
-        """True if the last rank joined so long ago that the op should have completed.
-
-        Before that, an op that a rank joined late is about to complete.
-        """
+        """The last rank joined so long ago that the op should have completed: before that, an op
+        that a rank joined late is about to complete."""
         return self._ripe_at(wait) <= self.snapshot.now
 
     def _ripe_at(self, wait: Wait) -> int:

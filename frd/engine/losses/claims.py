@@ -37,7 +37,7 @@ def claim_of_loss(
         exited
         for exited in loss.exits or bad
         if exited.at >= snapshot.created_at - _OLD_NEWS_NS
-        and (exited.rank, exited.at) not in known.reported_exits
+        and _process_of(snapshot, exited) not in known.reported_exits
     ]
     if not fresh:
         return None
@@ -56,8 +56,13 @@ def claim_of_loss(
         suspects=_suspects_of_loss(snapshot, lost[: policy.max_suspects], loss.confidence),
         named=frozenset(named),
         victims=tuple(sorted(victims)),
-        exits=frozenset((exited.rank, exited.at) for exited in fresh),
+        exits=frozenset(_process_of(snapshot, exited) for exited in fresh),
     )
+
+
+def _process_of(snapshot: Snapshot, exited: Exit) -> tuple[int, int]:
+    """Rank and process, which stay the same however the time of the exit is aligned."""
+    return exited.rank, snapshot.info[exited.rank].pid
 
 
 def _suspects_of_loss(

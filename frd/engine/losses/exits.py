@@ -63,8 +63,8 @@ class Exit:
     how: ExitInfo
     manner: Manner
     earliest: AlignedNs
-    """When it was last known to run: an agent may find an exit long after it, as when the agent was
-    down meanwhile."""
+    """When it was last known to run, if its process left no record of its end: an agent may find an
+    exit long after it, as when the agent was down meanwhile."""
     is_known_to_end: bool = False
     """Everything that it did is known, to its end."""
     deserted: bool = False
@@ -146,7 +146,9 @@ def exits(snapshot: Snapshot) -> list[Exit]:
             at = snapshot.moment(rank, AlignedNs(int(snapshot.state_since[row])))
             one = Exit(rank, at, how, manner_of(how), at.at, rank in known, rank in deserters)
             if not one.has_record:
-                one = replace(one, earliest=AlignedNs(min(at.at, int(snapshot.as_of[row]))))
+                one = replace(
+                    one, earliest=AlignedNs(min(at.at, int(snapshot.as_of[row]) or at.at))
+                )
             found.append(one)
     return sorted(found, key=lambda exited: (exited.at, exited.rank))
 
