@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,6 @@ import pytest
 from frd.model import NodeRawNs
 from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_clock
 from frd.wire.clock import ClockHello, Ping, Readings, decode_pong, encode_clock
-from frd_agent.node_time import raw_now, read_clocks
 from tests.world.daemons import until
 from tests.world.streams import Peer, Service, peer, serving
 
@@ -30,8 +30,13 @@ def service(tmp_path: Path) -> Iterator[Service]:
         yield service
 
 
+def raw_now() -> NodeRawNs:
+    return NodeRawNs(time.time_ns())
+
+
 class Pinger:
-    """One clock stream of an agent whose wall clock is `ahead_s`."""
+    """One clock stream of an agent whose wall clock is `ahead_s`. Its raw clock is that of `Peer`,
+    which shows what the wall clock of the host does."""
 
     def __init__(self, call: StreamCall, ahead_s: float) -> None:
         self.call = call
@@ -42,8 +47,8 @@ class Pinger:
     async def send(self, **changes: int) -> None:
         """One ping with the true stamps, except for `changes`."""
         self._number += 1
-        raw_ns, real_ns, slack_ns = read_clocks()
-        columns = (np.array([value]) for value in (raw_ns, real_ns + self._ahead_ns, slack_ns))
+        raw_ns = raw_now()
+        columns = (np.array([value]) for value in (raw_ns, raw_ns + self._ahead_ns, 100))
         sent = NodeRawNs(changes.get("sent", raw_now()))
         await self.call.write(
             encode_clock(Ping(self._number, sent, Readings(*columns), self._pong))
