@@ -23,8 +23,6 @@ from frd_agent.counters import Counters
 
 STEP_NS: Final = 1_000_000
 """A smaller step is neither counted nor logged."""
-_WARN_EVERY_NS: Final = 60_000_000_000
-"""A clock that is slewed fast, as chrony does it, seems to step with every reading."""
 _TRIES: Final = 3
 _GOOD_SLACK_NS: Final = 2_000
 
@@ -70,8 +68,6 @@ class NodeTime:
         self._stats = stats
         self._read = read
         self._wall = WallClock()
-        self._warn_after_ns = 0
-        """By the raw clock."""
         self._lock = threading.Lock()
         self.look()
 
@@ -96,7 +92,5 @@ class NodeTime:
         step_ns = self._wall.read(*reading)
         if abs(step_ns) > STEP_NS:
             self._stats.clock_steps += 1
-            if reading.raw_ns > self._warn_after_ns:
-                self._warn_after_ns = reading.raw_ns + _WARN_EVERY_NS
-                log.warning("the wall clock of this node stepped by %+.6f s", step_ns / 1e9)
+            log.warning("the wall clock of this node stepped by %+.6f s", step_ns / 1e9)
         return reading
