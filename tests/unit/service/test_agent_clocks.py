@@ -283,6 +283,32 @@ def test_a_step_of_the_service_moves_all_nodes_at_once(step: int) -> None:
         assert agent.error <= MS // 10
         moved = agent.clock.used.one_to_aligned(agent.raw()) - used.one_to_aligned(agent.raw())
         assert abs(moved - step) < MS // 10
+        assert agent.clock.used.jump is None
+
+
+@pytest.mark.parametrize("paused", [60 * S, -60 * S])
+def test_a_jump_is_of_the_clock_that_jumped(paused: int) -> None:
+    """A machine is paused, or its raw clock leaps: as soon as its clock is known again, the jump is
+    known too, even if the wall clock of the service was set meanwhile."""
+    world = World()
+    one, other = Agent(world, "one"), Agent(world, "other")
+    one.pings(20)
+    other.pings(20)
+    one.ping()
+    last = one.raw()
+    world.at += abs(paused)
+    one.drift -= paused
+    world.ahead += 5 * S
+    for _ in range(3):
+        one.pings(1)
+        other.ping()
+    assert one.reason == other.reason == ""
+    assert other.clock.used.jump is None
+    jump = one.clock.used.jump
+    assert jump is not None
+    assert jump.at_ns == last
+    assert abs(jump.by_ns + paused) < 10 * MS
+    assert decode(encode(one.clock.used)) == one.clock.used
 
 
 @pytest.mark.parametrize("ppm", [400, 20, -90])
