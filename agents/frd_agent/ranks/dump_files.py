@@ -5,6 +5,9 @@ tap. A file contains neither the rank nor the job: the rank is the number at the
 name, the membership is the recorder's own. torch writes in place and overwrites, so a file is read
 once it has stopped changing. Nothing of a file is trusted:
 a hostile or damaged one is refused, counted and left where it is.
+
+The time of writing may be of a file server, whose clock is another one. The times of entries are of
+the rank's node: they decide which process a dump is of, and which of two dumps is the later one.
 """
 
 from __future__ import annotations
@@ -34,7 +37,15 @@ class DumpFile:
     path: Path
     rank: int
     written_at_ns: NodeNs
+    """By the clock of the file server."""
+    last_op_ns: NodeNs
+    """See `last_op_ns`."""
     dump: Dump
+
+
+def last_op_ns(dump: Dump) -> NodeNs:
+    """When the rank created its last entry, by the wall clock of its node; 0 without entries."""
+    return NodeNs(max((entry.time_created_ns for entry in dump.entries), default=0))
 
 
 class DumpFiles:
@@ -69,7 +80,7 @@ class DumpFiles:
         # The length first: int() itself refuses very long numbers.
         if named is None or len(named["rank"]) > 7 or int(named["rank"]) >= MAX_WORLD_SIZE:
             raise DumpError(f"{path}: no rank at the end of its name: name it rank_<number>")
-        return DumpFile(path, int(named["rank"]), NodeNs(stamp[1]), dump)
+        return DumpFile(path, int(named["rank"]), NodeNs(stamp[1]), last_op_ns(dump), dump)
 
     def _list(self) -> list[tuple[Path, _Stamp]]:
         found: list[tuple[Path, _Stamp]] = []

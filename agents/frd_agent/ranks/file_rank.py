@@ -155,10 +155,12 @@ class DumpWatch:
         log.info("%s: dump file %s, %d entries", rank, file.path, len(file.dump.entries))
 
     def _writer_of(self, file: DumpFile) -> Rank | None:
-        """The rank with a tap that wrote the file: of those with its number, the newest one."""
+        """The rank with a tap that wrote the file: of those with its number, the last one that
+        began before the file's last op."""
+        at_ns = file.last_op_ns or file.written_at_ns
         candidates = [
             rank
             for rank in self._roster
-            if rank.identity.rank == file.rank and rank.identity.started_at_ns <= file.written_at_ns
+            if rank.identity.rank == file.rank and rank.identity.started_at_ns <= at_ns
         ]
         return max(candidates, key=lambda rank: rank.identity.started_at_ns, default=None)

@@ -22,7 +22,7 @@ from frd.flight.write import write_pickle
 from frd.forms import utc_text
 from frd.model import AttemptKey, GroupInfo, NodeNs, RankInfo
 from frd.wire.messages import PART_BYTES, Part, Request, ResponsePart
-from frd_agent.ranks.dump_files import DumpFile
+from frd_agent.ranks.dump_files import DumpFile, last_op_ns
 from frd_agent.ranks.file_rank import FileRank
 from frd_agent.ranks.rank import Rank
 from frd_agent.ranks.stacks.children import child_stacks
@@ -119,12 +119,19 @@ async def _find(rank: Rank | FileRank, files: Sequence[DumpFile], budget_s: floa
             refusal = error
         if kept := rank.recorders.kept():
             newest = max(dump.taken_at_ns for dump in kept)
-            if not files or files[0].written_at_ns <= newest:
-                return _chosen(kept, f", kept from {utc_text(newest)}")
+            last = _chosen(kept, f", kept from {utc_text(newest)}")
+            if not files or _age(files[0]) <= (last_op_ns(last.dump), newest):
+                return last
     if files:
         file = files[0]
-        return _RankDump(file.dump, f"file {file.path.name}", file.written_at_ns)
+        taken_at_ns = max(min(file.written_at_ns, time.time_ns()), file.last_op_ns)
+        return _RankDump(file.dump, f"file {file.path.name}", NodeNs(taken_at_ns))
     raise refusal or DumpError(f"{rank}: gone, and it left no dump")
+
+
+def _age(file: DumpFile) -> tuple[NodeNs, NodeNs]:
+    """What sorts dumps by age: the time of writing decides only between dumps of the same ops."""
+    return file.last_op_ns, file.written_at_ns
 
 
 def _chosen(kept: Sequence[KeptDump], suffix: str) -> _RankDump:

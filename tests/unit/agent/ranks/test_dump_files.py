@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from frd_agent.ranks.file_rank import DumpWatch
 from frd_agent.ranks.roster import Roster
 from tests.world.clocks import S
 from tests.world.entries import dump, nccl
-from tests.world.run_dir import shared
+from tests.world.run_dir import identity, shared
 
 
 def a_dump(entries: int, done: bool = True) -> bytes:
@@ -149,6 +151,34 @@ def test_a_file_server_may_have_another_clock(tmp_path: Path, ahead_s: int) -> N
     watermarks = common.current.next_watermarks()
     assert watermarks is not None
     assert newest - S // 1_000 <= watermarks.columns.as_of_ns[0] <= now
+
+
+@pytest.mark.parametrize("ahead_s", [-600, 0, 600])
+@pytest.mark.parametrize(("age_s", "writer"), [(50, "former"), (5, "later")])
+def test_a_file_is_of_the_process_that_ran_its_ops(
+    tmp_path: Path, age_s: int, writer: str, ahead_s: int
+) -> None:
+    """A rank was started again 10 s ago. Whatever the clock of the file server says, a file with
+    ops of 50 s ago is of the process before, and one with ops of 5 s ago is not."""
+    common, now_ns = shared(), time.time_ns()
+    roster, processes = Roster(tmp_path, common), {}
+    for name, since_s in (("former", 100), ("later", 10)):
+        token = f"{since_s:012d}"
+        started = {"token": token, "run": name, "started_at_ns": now_ns - since_s * S}
+        known = identity(pid=os.getpid(), socket=None, shm=None) | started
+        (tmp_path / f"{token}.json").write_text(json.dumps(known))
+        (processes[name],) = roster.update(common.time.now())
+    path = tmp_path / "rank_1"
+    op = nccl(0, 1, "scheduled", process_group=("0", ""), time_created_ns=now_ns - age_s * S)
+    path.write_bytes(write_pickle(dump([op]), {"0": ("", (0, 1))}))
+    os.utime(path, ns=(now_ns, now_ns + (ahead_s - age_s) * S))
+    files = DumpFiles([tmp_path])
+    files.changed()
+    watch = DumpWatch(files, roster, common, "dumps", "node", "boot")
+    watch._take(files.read(path))
+    owners = [name for name, rank in processes.items() if watch.files_of(rank.number)]
+    roster.close()
+    assert (owners, list(watch.ranks)) == ([writer], [])
 
 
 def test_sends_in_two_files_of_a_rank_are_one_channel(tmp_path: Path) -> None:
