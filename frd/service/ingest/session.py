@@ -238,7 +238,8 @@ class Session:
             completed=columns.completed,
             head_created_ns=self._node_times(columns.head_created_ns, now),
             seen_rank=self.declared.rank_handle.take(columns.seen_rank),
-            as_of_ns=self._node_times(columns.as_of_ns, now),
+            # Nothing is known of the time after the message; what is too high would stay.
+            as_of_ns=np.minimum(self._node_times(columns.as_of_ns, now), sent_ns),
         )
         self._watermarks.add(handles.attempt, rows)
 
