@@ -90,7 +90,7 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
     if ending is Ending.MOVING:
         words.append("it is still active in other groups")
     as_of = facts.as_of(rank)
-    threshold_ns = min((facts.threshold_ns(wait.instance.group) for wait in held_up), default=0)
+    threshold_ns = _threshold_ns(graph, held_up)
     premises = (
         ending is Ending.IDLE or None,
         as_of - facts.moved_at(rank) >= threshold_ns or None,
@@ -103,7 +103,8 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
 
 def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
     """Its agent has seen the end of the process, or that it is stopped: a recorder that does not
-    answer is not enough. A rank whose exception blames a peer is hardly the first cause."""
+    answer is not enough. Between its last report and its end it cannot have waited with the others
+    for a threshold. A rank whose exception blames a peer is hardly the first cause."""
     snapshot, row = graph.snapshot, graph.snapshot.row(rank)
     detail = text.clean(snapshot.detail[row])
     since = AlignedNs(int(snapshot.state_since[row]))
@@ -121,8 +122,11 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
             words = [f"process exited{at}", detail]
             premise = manner_of(how_it_ended(snapshot, row)) is not Manner.REACTED
     words.append(_last_joined(graph, rank, held_up, fresh=False))
-    began = snapshot.moment(rank, since) if since > 0 else _onset(graph, held_up)
-    return _named(graph, rank, reason, began, (premise,), *words)
+    onset = _onset(graph, held_up)
+    began = snapshot.moment(rank, since) if since > 0 else onset
+    unseen_ns = since - max(graph.facts.as_of(rank), onset.at)
+    premises = (premise, unseen_ns < _threshold_ns(graph, held_up) or None)
+    return _named(graph, rank, reason, began, premises, *words)
 
 
 def _silence(graph: Graph, unknown: UnknownRank, held_up: Sequence[Wait]) -> list[Dated]:
@@ -238,6 +242,11 @@ def lowered(suspects: Iterable[Suspect]) -> list[Suspect]:
 def _onset(graph: Graph, held_up: Sequence[Wait]) -> UncertainTime:
     unknown = graph.snapshot.moment(-1, graph.snapshot.now)
     return min(map(graph.onset, held_up), key=lambda onset: onset.at, default=unknown)
+
+
+def _threshold_ns(graph: Graph, held_up: Sequence[Wait]) -> int:
+    """The shortest wait in one of these that is a stall."""
+    return min((graph.facts.threshold_ns(wait.instance.group) for wait in held_up), default=0)
 
 
 def _last_joined(graph: Graph, rank: int, held_up: Sequence[Wait], *, fresh: bool) -> str:

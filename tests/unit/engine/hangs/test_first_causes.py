@@ -63,6 +63,22 @@ def test_positive_evidence_of_an_agent(
     assert diagnosis.victims == (0, 1, 3)
 
 
+@pytest.mark.parametrize(
+    ("state", "confidence"),
+    [
+        ({"state_age": 11, "as_of_age": 12}, Confidence.HIGH),
+        ({"state_age": 2, "as_of_age": 12}, Confidence.MEDIUM),
+    ],
+)
+def test_a_rank_that_may_have_waited_before_it_ended(
+    state: dict[str, float], confidence: Confidence
+) -> None:
+    """What rank 2 did before it was killed is not known: in 8 s it may have joined, and waited for
+    another rank as the others did."""
+    [suspect] = missing_two(state=RankState.EXITED, detail="killed", **state).only().suspects
+    assert (suspect.reason, suspect.confidence) == (Reason.EXITED, confidence)
+
+
 def test_a_rank_that_exited_after_it_completed_is_no_cause() -> None:
     """Rank 3 left after it completed seq 7; 2 is missing in seq 8 of a group without 3."""
     scene = Scene(4).group("tp", [0, 1, 2]).group("dp", range(4)).passed("dp", 7, range(4))
