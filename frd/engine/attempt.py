@@ -322,19 +322,20 @@ class Attempt:
         """Progress of every rank; immutable."""
         self._collectives.settle(now)
         groups = self._groups
+        pairs = snapshot_parts.pairs(self.tables, self._collectives.ends_early, now)
         return Snapshot(
             key=self.key,
             now=now,
             world_size=self.world_size,
             groups=tuple(groups.infos),
             threshold_ns=groups.threshold_ns[: groups.count].copy(),
-            pairs=snapshot_parts.pairs(self.tables, self._collectives.ends_early, now),
+            pairs=pairs,
             op=self._collectives.ops(),
             channels=self._channels.snapshot(self._ranks, now),
             mismatches=self._collectives.facts(),
             created_at=self.created_at,
             p2p_ranks=self._channels.ranks_seen(),
-            **snapshot_parts.ranks(self.tables, now),
+            **snapshot_parts.ranks(self.tables, pairs, now),
         )
 
     def view(self, now: AlignedNs) -> AttemptView:

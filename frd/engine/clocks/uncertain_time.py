@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from frd.model import AlignedNs, Int32s, Int64s
 
 UNKNOWN_NS = 2**62 - 1
@@ -60,11 +62,17 @@ class Interval(NamedTuple):
 
     def meets(self, other: Interval) -> bool:
         """Both were true together at some moment, however far the two clocks are off within their
-        uncertainty. An unbounded clock is used as it is: a stall lasts longer than it is off."""
+        uncertainty; see `assumed_ns`."""
         margin = 0
-        if self.node != other.node and None not in (self.uncertainty_ns, other.uncertainty_ns):
+        if self.node != other.node:
             margin = (self.uncertainty_ns or 0) + (other.uncertainty_ns or 0)
         return self.since + margin <= other.as_of and other.since + margin <= self.as_of
+
+
+def assumed_ns(uncertainty_ns: Int64s) -> Int64s:
+    """What states are compared with. An unknown clock counts as exact, because a stall lasts longer
+    than most clocks are off; but what rests on such a comparison is never certain."""
+    return np.where(uncertainty_ns < UNKNOWN_NS, uncertainty_ns, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,12 @@ class RankClocks:
     def moment(self, row: int, at: AlignedNs) -> UncertainTime:
         bound = int(self.uncertainty_ns[row])
         return UncertainTime(at, int(self.node[row]), bound if bound < UNKNOWN_NS else None)
+
+    def margins_ns(self, rows: Int64s | slice, moment: UncertainTime) -> Int64s:
+        """How much later than `moment` a time of these ranks must be to be after it; see
+        `assumed_ns`."""
+        margins = assumed_ns(self.uncertainty_ns[rows]) + (moment.uncertainty_ns or 0)
+        return np.where(self.node[rows] == moment.node, 0, margins)
 
 
 def ties(moments: Sequence[UncertainTime], least_ns: int = 0) -> list[bool]:

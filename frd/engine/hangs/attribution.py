@@ -96,6 +96,7 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
         as_of - facts.moved_at(rank) >= threshold_ns or None,
         as_of - began.at >= threshold_ns or None,
         not graph.waits.may_be_elsewhere(rank) or None,
+        _has_order(graph, rank, began),
     )
     words.append(text.clean(graph.snapshot.detail[graph.snapshot.row(rank)]))
     return _named(graph, rank, Reason.CPU_STUCK, began, premises, *words)
@@ -125,7 +126,8 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
     onset = _onset(graph, held_up)
     began = snapshot.moment(rank, since) if since > 0 else onset
     unseen_ns = since - max(graph.facts.as_of(rank), onset.at)
-    premises = (premise, unseen_ns < _threshold_ns(graph, held_up) or None)
+    is_seen = unseen_ns < _threshold_ns(graph, held_up)
+    premises = (premise, is_seen or None, _has_order(graph, rank, onset))
     return _named(graph, rank, reason, began, premises, *words)
 
 
@@ -148,12 +150,13 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Dated
     what = _describe(graph, instance)
     if ending is Ending.ALONE:
         reason = Reason.IN_COLLECTIVE_ALONE
-        stuck, ahead = graph.stuck_inside(attendance, attendance.done_at), attendance.done
+        ahead, ahead_since = attendance.done, attendance.done_at
+        stuck = graph.stuck_inside(attendance, ahead_since)
         words = f"still inside {what}, which {text.ranks(ahead.tolist())} completed"
     else:
         reason = Reason.DEVICE_STUCK
         stuck = graph.stuck_devices(attendance)
-        ahead = attendance.inside[attendance.started]
+        ahead, ahead_since = attendance.inside[attendance.started], attendance.started_at
         words = (
             f"joined {what}, but its device has not started it; the device of "
             f"{text.ranks(ahead.tolist())} has"
@@ -162,7 +165,8 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Dated
     suspects = []
     for rank in stuck:
         is_confirmed = len(witnesses) > 1 or witnesses == graph.facts.agents_of([rank])
-        premises = (is_confirmed or None, len(stuck) <= len(ahead) or None)
+        has_order = _has_order(graph, rank, ahead_since)
+        premises = (is_confirmed or None, len(stuck) <= len(ahead) or None, has_order)
         since = next(op.since for op in graph.waits.ops(rank) if op.instance == instance)
         began = graph.snapshot.moment(rank, since)
         suspects.append(_named(graph, rank, reason, began, premises, words))
@@ -242,6 +246,13 @@ def lowered(suspects: Iterable[Suspect]) -> list[Suspect]:
 def _onset(graph: Graph, held_up: Sequence[Wait]) -> UncertainTime:
     unknown = graph.snapshot.moment(-1, graph.snapshot.now)
     return min(map(graph.onset, held_up), key=lambda onset: onset.at, default=unknown)
+
+
+def _has_order(graph: Graph, rank: int, moment: UncertainTime) -> bool | None:
+    """Times of the rank can be compared with a moment of another rank, if that is known: both
+    clocks are known, or are one."""
+    clock = graph.snapshot.moment(rank, graph.snapshot.now)
+    return None if moment.at > 0 and clock.margin_ns(moment) is None else True
 
 
 def _threshold_ns(graph: Graph, held_up: Sequence[Wait]) -> int:

@@ -73,8 +73,7 @@ def diagnose(snapshot: Snapshot, stalled: StallTable, late_s: float = NEVER) -> 
     those that are not to be reported yet.
     """
     mismatches, waits = _first_mismatches(snapshot.mismatches), Waits(snapshot)
-    overdue = stalled.since + snapshot.threshold_ns[stalled.group]
-    stalled_at = int(overdue.min(initial=snapshot.now))
+    stalled_at = _stalled_at(snapshot, stalled)
     graph = Graph(waits, RankFacts(waits, late_s, stalled_at), mismatches)
     starts = _starts(waits, stalled.rank)
     for instance in mismatches:
@@ -94,6 +93,15 @@ def diagnose(snapshot: Snapshot, stalled: StallTable, late_s: float = NEVER) -> 
     return _merged_by_rank(
         sorted(diagnoses, key=lambda diagnosis: (diagnosis.since, diagnosis.instance))
     )
+
+
+def _stalled_at(snapshot: Snapshot, stalled: StallTable) -> UncertainTime:
+    """When the first wait had lasted for its threshold; now, if none has."""
+    if not len(stalled):
+        return snapshot.moment(-1, snapshot.now)
+    overdue = stalled.since + snapshot.threshold_ns[stalled.group]
+    first = int(overdue.argmin())
+    return snapshot.moment(int(stalled.rank[first]), AlignedNs(int(overdue[first])))
 
 
 def _first_mismatches(mismatches: Sequence[Mismatch]) -> dict[Instance, Mismatch]:

@@ -15,8 +15,9 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.clocks.uncertain_time import FOREVER, UNKNOWN_NS, Interval, UncertainTime
+from frd.engine.clocks.uncertain_time import FOREVER, Interval, UncertainTime
 from frd.engine.hangs.ops_in_flight import Waits
+from frd.engine.state.snapshot import AT_REST
 from frd.model import AlignedNs, Bools, Int32s, Int64s, RankState
 
 GONE: Final = (RankState.EXITED, RankState.FINISHED, RankState.SILENT)
@@ -62,7 +63,12 @@ class RankFacts:
     """
 
     def __init__(
-        self, waits: Waits, late_s: float, stalled_at: int = 0, *, exits_are_causes: bool = False
+        self,
+        waits: Waits,
+        late_s: float,
+        stalled_at: UncertainTime,
+        *,
+        exits_are_causes: bool = False,
     ) -> None:
         snapshot = self.snapshot = waits.snapshot
         self._waits = waits
@@ -73,9 +79,7 @@ class RankFacts:
         self.finished_at: dict[int, int] = dict(zip(ranks.tolist(), times.tolist(), strict=True))
         """When ranks finished cleanly."""
         late = snapshot.now - snapshot.as_of > late_s * 1e9
-        bound = snapshot.clocks.uncertainty_ns
-        reported = snapshot.as_of - np.where(bound < UNKNOWN_NS, bound, 0) >= stalled_at
-        silent = np.where(reported, Fact.REFUTED, Fact.UNPROVEN)
+        silent = np.where(self._reaches(slice(None), stalled_at), Fact.REFUTED, Fact.UNPROVEN)
         silent = np.where(late, Fact.LATE, silent)
         silent = np.where(snapshot.connected, silent, Fact.DISCONNECTED)
         silent = np.where(snapshot.as_of > 0, silent, Fact.NEVER_SEEN)
@@ -124,11 +128,11 @@ class RankFacts:
         return Interval(since, until, known.node, known.uncertainty_ns)
 
     def is_at_rest(self, rank: int, since: int, group: int = -1) -> bool:
-        """What the rank does it has done for a quarter of the group's threshold (without a group,
-        the least of all): a rank that is on its way does not rest so long."""
+        """What the rank does it has done for a while, by the group's threshold (without a group,
+        the least of all)."""
         limits = self.snapshot.threshold_ns
         limit = self.threshold_ns(group) if group >= 0 else int(limits.min(initial=FOREVER))
-        return rank in self._left or self.as_of(rank) - since >= limit / 4
+        return rank in self._left or self.as_of(rank) - since >= limit * AT_REST
 
     def threshold_ns(self, group: int) -> int:
         """How long a wait in the group may take before it is a stall."""
@@ -154,20 +158,20 @@ class RankFacts:
     def absence(self, ranks: Int32s, since: UncertainTime, doubtful: Bools | None = None) -> Int64s:
         """For each rank that is not known to have come to an op whether that is so (`REFUTED`), at
         the time `since` when others had. `doubtful`: the rank may have come."""
-        rows, snapshot = self._rows(ranks), self.snapshot
+        rows = self._rows(ranks)
         fact = self._silent[rows]
         known = np.flatnonzero((fact == Fact.REFUTED) & ~np.isin(ranks, list(self._left)))
         if doubtful is not None:
             fact[known[doubtful[known]]] = Fact.GAP
             known = known[~doubtful[known]]
-        clocks, row = snapshot.clocks, rows[known]
-        margin = np.zeros(len(known), np.int64)
-        if since.uncertainty_ns is not None:
-            bound = clocks.uncertainty_ns[row]
-            is_bounded = (clocks.node[row] != since.node) & (bound < UNKNOWN_NS)
-            margin = np.where(is_bounded, bound + since.uncertainty_ns, 0)
-        fact[known[snapshot.as_of[row] < since.at + margin]] = Fact.UNPROVEN
+        fact[known[~self._reaches(rows[known], since)]] = Fact.UNPROVEN
         return fact
+
+    def _reaches(self, rows: Int64s | slice, moment: UncertainTime) -> Bools:
+        """The last reports of these rows say what was true at that moment."""
+        as_of, margins = self.snapshot.as_of[rows], self.snapshot.clocks.margins_ns(rows, moment)
+        reaches: Bools = as_of >= moment.at + margins
+        return reaches
 
     def _rows(self, ranks: Int32s) -> Int64s:
         """Rows of the rank arrays; one beyond them for ranks that were never declared."""

@@ -95,7 +95,7 @@ def _last_joined(snapshot: Snapshot, rank: int, ended_at: AlignedNs) -> str:
     rows = np.flatnonzero((pairs.rank == rank) & (pairs.joined >= 0))
     if not len(rows):
         return ""
-    groups = np.searchsorted(pairs.first, rows, side="right") - 1
+    groups = pairs.group_of(rows)
     last = np.lexsort((-rows, np.diff(pairs.first)[groups], pairs.moved_at[rows]))[-1]
     group, seq = int(groups[last]), int(pairs.joined[rows[last]])
     label = snapshot.groups[group].label

@@ -86,8 +86,8 @@ def _doing(snapshot: Snapshot, rank: int, onset: int) -> str:
     inside: tuple[int, str] | None = None
     joined: tuple[int, str] | None = None
     pairs = snapshot.pairs
-    for row in np.flatnonzero(pairs.rank == rank).tolist():
-        group = int(np.searchsorted(pairs.first, row, side="right")) - 1
+    rows = np.flatnonzero(pairs.rank == rank)
+    for row, group in zip(rows.tolist(), pairs.group_of(rows).tolist(), strict=True):
         enqueued, completed = int(pairs.joined[row]), int(pairs.completed[row])
         since, label = int(pairs.head_since[row]), clean(snapshot.groups[group].label)
         if enqueued > completed and 0 < since <= onset:

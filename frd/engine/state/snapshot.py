@@ -31,6 +31,9 @@ from frd.model import (
 
 ANY_SEQ: Final = np.iinfo(np.int64).max
 """The upper end of a range of seqs that nothing bounds."""
+AT_REST: Final = 0.25
+"""What has not changed for this part of its group's stall threshold is at rest: a rank that is on
+its way does not rest so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,10 @@ class PairColumns:
     def groups(self) -> Int64s:
         """The group of each row."""
         return np.repeat(np.arange(len(self.first) - 1, dtype=np.int64), np.diff(self.first))
+
+    def group_of(self, rows: Int64s) -> Int64s:
+        """The groups of some rows."""
+        return np.searchsorted(self.first, rows, side="right") - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,13 @@ from typing import Final, TypeAlias, TypedDict
 
 import numpy as np
 
-from frd.engine.clocks.uncertain_time import UNKNOWN_NS, RankClocks
+from frd.engine.clocks.uncertain_time import RankClocks, assumed_ns
 from frd.engine.state.attempt_tables import AttemptTables
-from frd.engine.state.snapshot import ANY_SEQ, PairColumns, StallTable
+from frd.engine.state.snapshot import ANY_SEQ, AT_REST, PairColumns, StallTable
 from frd.engine.state.tables import EXITED, LIVE, STATES, RankTable
 from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, ExitInfo, Int32s, Int64s, RankInfo, RankState
 
 _FAR: Final = np.iinfo(np.int64).max
-_RESTING_NS: Final = 2_000_000_000
-"""By then all members of a group have reported: only watermarks that rest this long are checked."""
 
 _NO_STALLS: Final = StallTable(
     np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64)
@@ -135,7 +133,7 @@ class RankColumns(TypedDict):
     exits: dict[int, ExitInfo]
 
 
-def ranks(tables: AttemptTables, now: AlignedNs) -> RankColumns:
+def ranks(tables: AttemptTables, pairs: PairColumns, now: AlignedNs) -> RankColumns:
     table = tables.ranks
     rank = table.sorted()
     known = table.statuses
@@ -148,37 +146,23 @@ def ranks(tables: AttemptTables, now: AlignedNs) -> RankColumns:
         connected=table.connected[rank],
         gap=_lossy(table, rank),
         info=dict(table.infos),
-        moved_at=_moved_at(tables, now)[rank],
+        moved_at=_moved_at(tables, pairs, now)[rank],
         clocks=RankClocks(table.session[rank], table.uncertainty_ns[rank]),
         exits={r: status.exit for r, status in known.items() if status.exit is not None},
     )
 
 
-def _moved_at(tables: AttemptTables, now: AlignedNs) -> Int64s:
+def _moved_at(tables: AttemptTables, pairs: PairColumns, now: AlignedNs) -> Int64s:
     """By when each rank had made its last progress, by its own clock; 0 for none."""
-    ranks, pairs = tables.ranks, tables.pairs
+    ranks = tables.ranks
     moved_at = np.zeros(ranks.count, np.int64)
     movers = tables.channels.moved_at
     rank = np.fromiter(movers, np.int32, len(movers))
     at = np.fromiter(movers.values(), np.int64, len(movers))
     moved_at[rank] = ranks.to_aligned(rank, at, now)
-    rows = np.flatnonzero(ranks.knows(pairs.rank[: pairs.count]))
-    np.maximum.at(moved_at, pairs.rank[rows], np.maximum(*_moved_by(tables, rows, now)))
+    known = ranks.knows(pairs.rank)
+    np.maximum.at(moved_at, pairs.rank[known], pairs.since[known])
     return moved_at
-
-
-def _moved_by(tables: AttemptTables, row: Int64s, now: AlignedNs) -> tuple[Int64s, Int64s]:
-    """By when the rows had enqueued what they have, and by when started and completed."""
-    pairs, rank = tables.pairs, tables.pairs.rank[row]
-    enqueued, started, completed = (
-        _by(tables.ranks, rank, seqs[row], times[row], now)
-        for seqs, times in (
-            (pairs.enqueued, pairs.enqueued_at),
-            (pairs.started, pairs.started_at),
-            (pairs.completed, pairs.completed_at),
-        )
-    )
-    return enqueued, np.maximum(started, completed)
 
 
 def _by(ranks: RankTable, rank: Int32s, seqs: Int64s, times: Int64s, now: AlignedNs) -> Int64s:
@@ -188,11 +172,10 @@ def _by(ranks: RankTable, rank: Int32s, seqs: Int64s, times: Int64s, now: Aligne
 
 
 def _margin_ns(ranks: RankTable, rank: Int32s) -> Int64s:
-    """How far a time of a rank may be off; a clock without bounds is used as it is."""
+    """How far a time of a rank may be off; see `assumed_ns`."""
     margin_ns = np.zeros(len(rank), np.int64)
     known = np.flatnonzero(ranks.knows(rank))
-    bound = ranks.uncertainty_ns[rank[known]]
-    margin_ns[known] = np.where(bound < UNKNOWN_NS, bound, 0)
+    margin_ns[known] = assumed_ns(ranks.uncertainty_ns[rank[known]])
     return margin_ns
 
 
@@ -220,9 +203,11 @@ def pairs(tables: AttemptTables, ends_early: EndsEarly, now: AlignedNs) -> PairC
     order = table.layout().order
     members, joined, started = table.rank[order], table.enqueued[order], table.started[order]
     done, head = completed(tables, order), table.head[order]
-    joined_at, moved_at = _moved_by(tables, order, now)
+    joined_at = _by(ranks, members, joined, table.enqueued_at[order], now)
+    started_at = _by(ranks, members, started, table.started_at[order], now)
     done_at = _by(ranks, members, table.completed[order], table.completed_at[order], now)
-    rests = np.flatnonzero(done_at < now - _RESTING_NS)
+    moved_at = np.maximum(started_at, done_at)
+    rests = np.flatnonzero(done_at < now - groups.threshold_ns[table.group[order]] * AT_REST)
     rests = rests[ranks.knows(members[rests])]
     rests = rests[ranks.state[members[rests]] == LIVE]  # a timeout completes what never was
     limit = _limits(tables, order[rests], ends_early, now)

@@ -147,7 +147,8 @@ def test_absence_is_proven_beyond_what_clocks_may_be_off(
     unbounded clock is used as it is."""
     scene = Scene(6).group("dp", range(6)).waits("dp", 7, range(5), age=2.0)
     snapshot = under(scene.rank(5, as_of_age=1.5).snapshot(), NODES, [within_ms] * 6)
-    graph = Graph(waits := Waits(snapshot), RankFacts(waits, late_s=10.0), {})
+    stalled_at = snapshot.moment(5, AlignedNs(0))
+    graph = Graph(waits := Waits(snapshot), RankFacts(waits, 10.0, stalled_at), {})
     fact = graph.fact(5, Wait(Instance(0, 7)))
     assert fact is (Fact.REFUTED if proven else Fact.UNPROVEN)
     assert graph.fact(4, Wait(Instance(0, 7))) is Fact.PROVEN
