@@ -16,7 +16,6 @@ from functools import cache
 from typing import Any, Final
 
 import numpy as np
-import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -278,6 +277,17 @@ def _plain(columns: Snapshot | PairColumns, *, but: Collection[str]) -> Json:
     }
 
 
+def are_alike(one: Any, other: Any) -> bool:
+    """The same, but for differences of times below a microsecond."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(are_alike(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(are_alike, one, other))
+    if isinstance(one, int) and isinstance(other, int) and min(one, other) > EPOCH:
+        return abs(one - other) < 1_000
+    return bool(one == other)
+
+
 def _rows(*columns: Any) -> list[tuple[Any, ...]]:
     return sorted(zip(*(np.asarray(column).tolist() for column in columns), strict=True))
 
@@ -294,7 +304,6 @@ SOME: Final = settings(
     max_examples=15, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
 )
 """Without shrinking: a replay takes a quarter of a second."""
-BROKEN: Final = settings(SOME, max_examples=60)
 
 
 @SOME
@@ -304,12 +313,15 @@ def test_the_snapshot_is_the_same(case: Case, network: Network) -> None:
     assert conclude(case, network).snapshot == straight(case).snapshot
 
 
-@pytest.mark.xfail(strict=True, reason="two agents date the state of a rank differently")
-@BROKEN
+@SOME
 @given(st.sampled_from(RECONNECTING), NETWORKS)
 def test_the_snapshot_is_the_same_after_reconnects(case: Case, network: Network) -> None:
-    """An agent has reported everything again, and messages of its old stream come later still."""
-    assert conclude(case, network).snapshot == straight(case).snapshot
+    """An agent has reported everything again, and messages of its old stream, which come later
+    still, are dropped. Two agents may differ by less than a microsecond in the time of an event,
+    and what only the dropped ones said is not known: that ranks ever had a P2P op in flight."""
+    snapshot, expected = conclude(case, network).snapshot, straight(case).snapshot
+    assert snapshot["p2p_ranks"] <= expected["p2p_ranks"]
+    assert are_alike({**snapshot, "p2p_ranks": expected["p2p_ranks"]}, expected)
 
 
 @SOME
