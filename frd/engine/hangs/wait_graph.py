@@ -172,12 +172,12 @@ class Graph:
     # -- who holds an op up --------------------------------------------------------------------
 
     def fact(self, rank: int, wait: Wait) -> Fact:
-        """Whether the rank has joined the op of a wait, at a moment when others waited in it."""
+        """Whether a member has joined the op of a wait, at a moment when others waited in it."""
         ranks, facts = self._absence(wait)
         return Fact(int(facts[ranks == rank].max(initial=Fact.PROVEN)))
 
     def _absence(self, wait: Wait) -> tuple[Int32s, Int64s]:
-        """Members that are not known to have joined the op of a wait, and whether that is so."""
+        """The members of which `fact` is not that they have joined, and it."""
         if not wait.instance.is_p2p:
             attendance = self.waits.attendance(wait.instance)
             absent, doubtful = attendance.absent, attendance.doubtful
