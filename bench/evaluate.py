@@ -65,7 +65,7 @@ def _measure(name: str, world: int, rounds: int) -> dict[str, float]:
     for number in range(rounds):
         at = AlignedNs(now + (1 if name == "idle" else _WAITED_S + 3 * number) * _SECOND)
         seen = [*ranks] if name != "half_silent" else [*range(world // 2)]
-        observe.watermarks(attempt, [], seen, at, at)
+        observe.watermarks(attempt, [], seen, at)
         began = time.process_time()
         engine.advance(at)
         spent.append(1e3 * (time.process_time() - began))
@@ -91,7 +91,7 @@ def _report(
         rows.append(
             (attempt.pair(rank, group), 10 if joins else 9, -1, 9, _BEGAN_NS if joins else 0)
         )
-    observe.watermarks(attempt, rows, [*members], now, now)
+    observe.watermarks(attempt, rows, [*members], now)
 
 
 if __name__ == "__main__":

@@ -239,7 +239,7 @@ class Attempt:
             completed=len(completed) if completed is not None else 0,
         )
 
-    def observe_watermarks(self, rows: WatermarkRows, now: AlignedNs) -> None:
+    def observe_watermarks(self, rows: WatermarkRows) -> None:
         """How far ranks have come; see `watermarks.observe`.
 
         Raises:

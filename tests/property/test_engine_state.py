@@ -143,7 +143,7 @@ def feed_watermarks(attempt: Attempt, rank: int, rows: list[Row]) -> None:
         (attempt.pair(rank, group), highest(group, JOINED), -1, highest(group, COMPLETED), NOW)
         for group in groups
     ]
-    observe.watermarks(attempt, marks, rank, NOW, NOW)
+    observe.watermarks(attempt, marks, rank, NOW)
 
 
 def state(attempt: Attempt) -> tuple[object, ...]:

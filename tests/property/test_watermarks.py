@@ -53,8 +53,8 @@ def state_after(sent: list[tuple[list[tuple[int, int, int]], int]], *, buffered:
         line = guess(NOW, AlignedNs(NOW + offset_ns))
         attempt.clocks.set(range(WORLD), 1, None, NOW, line)
         if not buffered:
-            buffer.flush(NOW)
-    buffer.flush(NOW)
+            buffer.flush()
+    buffer.flush()
     snapshot = attempt.snapshot(NOW)
     group_now = snapshot.pairs
     parts = (group_now.joined, group_now.completed, group_now.head_since, snapshot.as_of)

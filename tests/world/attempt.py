@@ -81,12 +81,12 @@ class Job:
         """A watermark row of one rank, true up to `as_of`."""
         pair = self.attempt.pair(rank, self.group if group is None else group)
         row = (pair, enqueued, UNKNOWN_SEQ, completed, 0 if head is None else at(head))
-        observe.watermarks(self.attempt, [row], rank, at(as_of), at(as_of))
+        observe.watermarks(self.attempt, [row], rank, at(as_of))
 
     def hears(self, as_of: float, ranks: Sequence[int] | None = None) -> None:
         """The ranks report again, without a change."""
         seen = self.ranks if ranks is None else ranks
-        observe.watermarks(self.attempt, [], seen, at(as_of), at(as_of))
+        observe.watermarks(self.attempt, [], seen, at(as_of))
 
     def sends(self, rank: int, *rows: tuple[int, bool, int, float], now: float) -> None:
         """All P2P ops of a rank: (peer, is send, in flight, since)."""

@@ -158,7 +158,7 @@ class Job:
             if rank in self.reporting
         ]
         as_of = self.now - 100_000_000
-        observe.watermarks(self.attempt, rows, sorted(self.reporting), as_of, self.now)
+        observe.watermarks(self.attempt, rows, sorted(self.reporting), as_of)
 
     def restart_service(self) -> None:
         """Another engine with the open findings; no agent has reported to it yet."""

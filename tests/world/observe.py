@@ -65,7 +65,6 @@ def watermarks(
     rows: Iterable[tuple[int, ...]],
     seen: Column | Iterable[int],
     as_of: Column,
-    now: AlignedNs,
 ) -> None:
     """Rows of (pair, enqueued, started, completed, head created); all is known of the ranks `seen`
     up to `as_of`."""
@@ -73,8 +72,7 @@ def watermarks(
     ranks = np.array([seen] if isinstance(seen, int) else [*seen], np.int32)
     as_of_ns = column(as_of, len(ranks))
     attempt.observe_watermarks(
-        WatermarkRows(pair.astype(np.int32), enqueued, started, completed, head, ranks, as_of_ns),
-        now,
+        WatermarkRows(pair.astype(np.int32), enqueued, started, completed, head, ranks, as_of_ns)
     )
 
 

@@ -62,7 +62,7 @@ class Service:
         return Stream(self, self.session(), session, pid)
 
     def view(self) -> AttemptView:
-        self.shared.watermarks.flush(AlignedNs(self.now))
+        self.shared.watermarks.flush()
         (view,) = self.engine.status_view(AlignedNs(self.now)).attempts
         return view
 

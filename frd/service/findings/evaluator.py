@@ -152,7 +152,7 @@ class Evaluator:
         dismissed = [(done, self._dismiss(dismissal, now)) for dismissal, done in dismissals]
         events += [event for _, closing in dismissed for event in closing]
         self._settle(now)
-        self._watermarks.flush(now)
+        self._watermarks.flush()
         events += self._engine.advance(now)
         self._journal_writer.tick(now)
         if learned := self._engine.take_learned():

@@ -41,7 +41,7 @@ class Reporter(Protocol):
 
     def admit(self, key: AttemptKey, run: str, now: AlignedNs) -> None: ...
 
-    def suspend(self, key: AttemptKey, run: str, now: AlignedNs) -> None: ...
+    def suspend(self, key: AttemptKey, run: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ class _Run:
         """True if the ends of all processes were reported, or no agent is left to report them."""
         return not self.processes or not self.reporters
 
-    def suspend(self, now: AlignedNs) -> None:
+    def suspend(self) -> None:
         self.is_admitted = False
         for reporter in self.reporters:
             for key in self.keys:
-                reporter.suspend(key, self.run, now)
+                reporter.suspend(key, self.run)
 
 
 class JobRuns:
@@ -241,7 +241,7 @@ class JobRuns:
                 run.refused_at = None
                 if run.is_admitted and any(_overlap(run, other) for other in live):
                     run.order = next(self._orders)
-                    run.suspend(now)
+                    run.suspend()
         chosen: list[_Run] = []
         for run in sorted(live, key=lambda run: run.order):
             if not any(_conflict(run, other, now) for other in chosen):
@@ -251,7 +251,7 @@ class JobRuns:
                 run.refused_at = now
         for run in live:
             if run.is_admitted and run not in chosen:
-                run.suspend(now)
+                run.suspend()
         for run in chosen:
             if not run.is_admitted:
                 run.is_admitted = True
@@ -264,7 +264,7 @@ class JobRuns:
     def _drop_ended(runs: dict[str, _Run], now: AlignedNs) -> None:
         for name, run in list(runs.items()):
             if run.has_ended() and not run.is_live(now):
-                run.suspend(now)
+                run.suspend()
                 del runs[name]
 
 

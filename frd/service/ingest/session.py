@@ -119,7 +119,7 @@ class Session:
                 for status in event.statuses:
                     self._status(status, now)
             case Declare():
-                self._watermarks.flush(now)
+                self._watermarks.flush()
                 self.declared.declare(event, now)
             case Hello():
                 self._hello(event, now)
@@ -153,17 +153,17 @@ class Session:
 
     def admit(self, key: AttemptKey, run: str, now: AlignedNs) -> None:
         """The run is watched from now on."""
-        self._watermarks.flush(now)
+        self._watermarks.flush()
         self.declared.admit(key, run, now)
 
-    def suspend(self, key: AttemptKey, run: str, now: AlignedNs) -> None:
+    def suspend(self, key: AttemptKey, run: str) -> None:
         """The run is no longer watched in this attempt."""
-        self._watermarks.flush(now)
+        self._watermarks.flush()
         self.declared.suspend(key, run)
 
-    def disconnect(self, ranks: Iterable[DeclaredRank], now: AlignedNs) -> None:
+    def disconnect(self, ranks: Iterable[DeclaredRank]) -> None:
         """Called when the stream has ended: `ranks` are reported by no other stream."""
-        self._watermarks.flush(now)
+        self._watermarks.flush()
         for rank in ranks:
             if (handles := rank.attempt.handles) is not None:
                 handles.attempt.connection([rank.info.rank], False)

@@ -161,7 +161,7 @@ class Streams:
         if self._streams.pop(stream.id, None) is None or session.hello is None:
             return
         now = self._now()
-        session.disconnect(self.owners.release(session), now)
+        session.disconnect(self.owners.release(session))
         self.runs.closed(session)
         self.nodes.disconnected(session.key, stream.id)
         if stream.clock is not None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from frd.engine.attempt import Attempt
 from frd.engine.state.watermarks import WatermarkRows
-from frd.model import AlignedNs, Int32s
+from frd.model import Int32s
 
 _COLUMNS: Final = [column.name for column in fields(WatermarkRows)]
 
@@ -29,14 +29,14 @@ class WatermarkBuffer:
         """Add one message."""
         self._batches.setdefault(id(attempt), (attempt, []))[1].append(rows)
 
-    def flush(self, now: AlignedNs) -> None:
+    def flush(self) -> None:
         """Apply everything added since the last call."""
         if not self._batches:
             return
         batches, self._batches = self._batches, {}
         for attempt, messages in batches.values():
             for some in _calls(messages):
-                attempt.observe_watermarks(_joined(some), now)
+                attempt.observe_watermarks(_joined(some))
 
 
 def _joined(messages: list[WatermarkRows]) -> WatermarkRows:

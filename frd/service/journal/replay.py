@@ -80,7 +80,7 @@ class Player:
                 if (session := self._streams.get(record.stream)) is not None:
                     session.align(decode(record.payload))
             case RecordKind.CLOSED:
-                self._close(record.stream, record.at)
+                self._close(record.stream)
             case RecordKind.SETTINGS:
                 self._shared.engine.adopt(decode_payload(record.payload, Settings).policy)
             case RecordKind.START:
@@ -93,7 +93,7 @@ class Player:
     def advance(self, now: AlignedNs) -> None:
         self._shared.runs.settle(now)
         self._claim()
-        self._shared.watermarks.flush(now)
+        self._shared.watermarks.flush()
         self._keep(self._shared.engine.advance(now))
 
     def _dismiss(self, dismissal: Dismissal, now: AlignedNs) -> None:
@@ -119,7 +119,7 @@ class Player:
         except FrdError as error:
             # The live stream had no error, so the journal lacks an earlier record.
             self._warn(f"stream {record.stream}: {error}: the rest of it is left out")
-            self._close(record.stream, record.at)
+            self._close(record.stream)
         else:
             self._shared.owners.claim(session)
         self.jobs.update(rank.key.job for rank in session.ranks[known:])
@@ -130,12 +130,12 @@ class Player:
             if (session := self._streams.get(stream)) is not None:
                 self._shared.owners.claim(session)
 
-    def _close(self, stream: int, now: AlignedNs) -> None:
+    def _close(self, stream: int) -> None:
         """Ranks that no other stream reports have lost their agent."""
         session = self._streams.pop(stream, None)
         if session is None:
             return
-        session.disconnect(self._shared.owners.release(session), now)
+        session.disconnect(self._shared.owners.release(session))
         self._shared.runs.closed(session)
 
     def _keep(self, events: Iterable[FindingEvent]) -> None:

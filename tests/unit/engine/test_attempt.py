@@ -120,7 +120,7 @@ def test_as_of_does_not_run_ahead_of_the_service() -> None:
     """An agent whose clock is misjudged cannot confirm waiting that has not happened yet."""
     job = Job()
     job.watermark(0, 7, 6, head=0.0)
-    observe.watermarks(job.attempt, [], 0, at(50), at(5))
+    observe.watermarks(job.attempt, [], 0, at(50))
     assert job.attempt.snapshot(at(5)).as_of[0] == at(5)
 
 

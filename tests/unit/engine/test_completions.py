@@ -80,7 +80,7 @@ def test_marks_of_a_rank_that_is_no_member_are_refused() -> None:
     job = Ops()
     rows = [(job.attempt.pair(0, job.job.group), 5, -1, 5, 0), (-1, 5, -1, 5, 0)]
     with pytest.raises(WireError, match="row 1: the rank is not in the group"):
-        observe.watermarks(job.attempt, rows, (), 0, at(0))
+        observe.watermarks(job.attempt, rows, (), 0)
     group = job.attempt.snapshot(at(0)).pairs
     assert group.joined.max() == -1
 
@@ -89,7 +89,7 @@ def test_rows_that_come_after_the_watermarks_that_passed_them() -> None:
     """The rank is in op 12 since second 12, as its agent said; then rows of ops 5 to 10 arrive."""
     job = Ops()
     row = (job.attempt.pair(0, job.job.group), 12, -1, 11, at(12))
-    observe.watermarks(job.attempt, [row], 0, at(13), at(13))
+    observe.watermarks(job.attempt, [row], 0, at(13))
     job.report(0, range(5, 11), Flags.JOINED)
     group = job.attempt.snapshot(at(13)).pairs
     assert (group.joined[0], group.completed[0]) == (12, 11)

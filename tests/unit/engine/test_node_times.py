@@ -37,7 +37,7 @@ def waiting(job: Job, rank: int = 0, behind: int = BEHIND) -> None:
         job.attempt, rank, job.group, seq, flags, created=times, completed=done, now=at(8.5)
     )
     row = (job.attempt.pair(rank, job.group), 7, -1, 6, node(5, behind))
-    observe.watermarks(job.attempt, [row], rank, node(8, behind), at(9))
+    observe.watermarks(job.attempt, [row], rank, node(8, behind))
 
 
 def test_a_snapshot_aligns_what_is_kept() -> None:
@@ -69,7 +69,7 @@ def test_a_stall_needs_no_clock() -> None:
     job = Job()
     waiting(job)
     for second, stalled in ((14.9, []), (15.1, [(0, 7)])):
-        observe.watermarks(job.attempt, [], 0, node(second), at(second))
+        observe.watermarks(job.attempt, [], 0, node(second))
         assert job.stalled(30) == stalled
 
 
@@ -78,7 +78,7 @@ def test_a_misjudged_clock_confirms_no_wait_that_has_not_happened() -> None:
     job = Job()
     job.attempt.clocks.set([0], 1, 50_000, at(0), line())
     waiting(job)
-    observe.watermarks(job.attempt, [], 0, node(60), at(9))
+    observe.watermarks(job.attempt, [], 0, node(60))
     assert job.stalled(14.9) == []
     assert job.stalled(15.1) == [(0, 7)]
     assert job.attempt.snapshot(at(15)).as_of[0] == at(15)
@@ -110,7 +110,7 @@ def test_another_agent_of_another_clock_keeps_the_moments() -> None:
     assert pairs.head_since[:2].tolist() == pairs.since[:2].tolist() == [at(5)] * 2
     assert snapshot.as_of[:2].tolist() == [at(8)] * 2
     assert snapshot.channels.since.tolist() == [at(7)]
-    observe.watermarks(job.attempt, [], 0, node(9, other), at(12))
+    observe.watermarks(job.attempt, [], 0, node(9, other))
     assert job.attempt.snapshot(at(20)).as_of[:2].tolist() == [at(9), at(8)]
 
 
@@ -123,7 +123,7 @@ def test_the_first_guess_of_another_clock_is_corrected() -> None:
     job.sends(0, (1, True, 1, 7.0 - BEHIND / S), now=8.5)
     other = BEHIND - 3600 * S
     job.attempt.clocks.set([0], 2, None, at(12.5), line(other + round(2.5 * S)))
-    observe.watermarks(job.attempt, [], 0, node(11, other), at(13))
+    observe.watermarks(job.attempt, [], 0, node(11, other))
     for uncertainty_ns in (None, 50_000, 50_000):
         job.attempt.clocks.set([0], 2, uncertainty_ns, at(13), line(other))
     snapshot = job.attempt.snapshot(at(20))
@@ -177,7 +177,7 @@ def test_a_clock_that_jumps_keeps_the_moments(paused: int) -> None:
     jump = ClockJump(node(8.5), -paused * S)
     after = line(BEHIND + paused * S)
     job.attempt.clocks.set([0], 1, None, at(71), after)
-    observe.watermarks(job.attempt, [], 0, node(70, BEHIND + paused * S), at(71))
+    observe.watermarks(job.attempt, [], 0, node(70, BEHIND + paused * S))
     for _ in range(2):
         job.attempt.clocks.set([0], 1, 50_000, at(72), after._replace(jump=jump))
         job.attempt.clocks.set([0], 1, None, at(72), after)
@@ -234,8 +234,8 @@ def test_the_order_of_reports_does_not_matter(order: tuple[int, ...]) -> None:
     reports: list[Callable[[], object]] = [
         lambda: job.entries(0, [7], Flags.JOINED, created=5, now=20, replay=True),
         lambda: job.entries(0, [7], Flags.COMPLETED, completed=6.5, now=20, replay=True),
-        lambda: observe.watermarks(job.attempt, [(pair, 7, 7, 6, at(5))], 0, at(6), at(20)),
-        lambda: observe.watermarks(job.attempt, [(pair, 7, 7, 7, 0)], 0, at(7), at(20)),
+        lambda: observe.watermarks(job.attempt, [(pair, 7, 7, 6, at(5))], 0, at(6)),
+        lambda: observe.watermarks(job.attempt, [(pair, 7, 7, 7, 0)], 0, at(7)),
     ]
     for number in order:
         reports[number]()
@@ -254,7 +254,7 @@ def test_what_the_device_started() -> None:
     )
     observe.entries(job.attempt, 1, job.group, [1], Flags.STARTED, created=at(1), now=at(4))
     pair = job.attempt.pair(0, job.group)
-    observe.watermarks(job.attempt, [(pair, 1, 1, 0, at(1))], 0, at(5), at(6))
+    observe.watermarks(job.attempt, [(pair, 1, 1, 0, at(1))], 0, at(5))
     assert job.attempt.snapshot(at(9)).pairs.moved_at.tolist()[:2] == [at(5), at(9)]
     assert job.attempt.tables.pairs.started_at[pair] == at(2)
 

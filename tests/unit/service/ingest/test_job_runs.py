@@ -23,7 +23,7 @@ class Reporter:
     def admit(self, key: AttemptKey, run: str, now: AlignedNs) -> None:
         self.calls.append(f"admit {run}")
 
-    def suspend(self, key: AttemptKey, run: str, now: AlignedNs) -> None:
+    def suspend(self, key: AttemptKey, run: str) -> None:
         self.calls.append(f"suspend {run}")
 
 

@@ -84,7 +84,7 @@ def paired(
     stream.send(rows)
     stream.send(replace(rows, rank=1, created_ns=np.array(peer_came)))
     service.now += 60 * S
-    stream.session.disconnect((), AlignedNs(service.now))
+    stream.session.disconnect(())
     return service.view().skew["all_reduce"].total
 
 
@@ -184,7 +184,7 @@ def test_watermarks_are_of_the_ranks_they_name(service: Service, stream: Stream)
 def test_no_wait_has_no_start(service: Service) -> None:
     """The absent time is sent as 0, and is not aligned."""
     service.stream().watermarks(7, 7, NodeNs(0))
-    service.shared.watermarks.flush(AlignedNs(service.now))
+    service.shared.watermarks.flush()
     attempt = service.engine.attempt(KEY, 4, AlignedNs(service.now))
     assert not attempt.snapshot(AlignedNs(service.now)).pairs.head_since.any()
 
