@@ -40,6 +40,15 @@ def waiting(job: Job, rank: int = 0, behind: int = BEHIND) -> None:
     observe.watermarks(job.attempt, [row], rank, node(8, behind))
 
 
+def waiting_job() -> Job:
+    """The clock of rank 0 is known; it waits, and has had a send in flight since second 7."""
+    job = Job()
+    job.attempt.clocks.set([0], 1, 50_000, at(0), line())
+    waiting(job)
+    job.sends(0, (1, True, 1, 7.0 - BEHIND / S), now=8.5)
+    return job
+
+
 def test_a_snapshot_aligns_what_is_kept() -> None:
     """The clock becomes known after the report, runs 100 ppm slow, and all times follow."""
     job = Job()
@@ -75,9 +84,7 @@ def test_a_stall_needs_no_clock() -> None:
 
 def test_a_misjudged_clock_confirms_no_wait_that_has_not_happened() -> None:
     """The agent claims to know the next minute; of that, only what has passed counts."""
-    job = Job()
-    job.attempt.clocks.set([0], 1, 50_000, at(0), line())
-    waiting(job)
+    job = waiting_job()
     observe.watermarks(job.attempt, [], 0, node(60))
     assert job.stalled(14.9) == []
     assert job.stalled(15.1) == [(0, 7)]
@@ -87,9 +94,7 @@ def test_a_misjudged_clock_confirms_no_wait_that_has_not_happened() -> None:
 @pytest.mark.parametrize("late_s", [0.3, 2.5, 10.5, 20.5])
 def test_another_agent_of_the_same_clock_changes_nothing(late_s: float) -> None:
     """It is restarted; its first message took so long, so its first guess is late by that."""
-    job = Job()
-    job.attempt.clocks.set([0], 1, 50_000, at(0), line())
-    waiting(job)
+    job = waiting_job()
     job.attempt.clocks.set([0], 2, None, at(10), line(BEHIND + round(late_s * S)))
     job.attempt.clocks.set([0], 2, 50_000, at(10), line())
     snapshot = job.attempt.snapshot(at(20))
@@ -117,10 +122,7 @@ def test_another_agent_of_another_clock_keeps_the_moments() -> None:
 def test_the_first_guess_of_another_clock_is_corrected() -> None:
     """Its Hello took 2.5 s, and a report came before the first ping was answered. Times from before
     the takeover become exact with the first bounds; those of the new agent are exact already."""
-    job = Job()
-    job.attempt.clocks.set([0], 1, 50_000, at(0), line())
-    waiting(job)
-    job.sends(0, (1, True, 1, 7.0 - BEHIND / S), now=8.5)
+    job = waiting_job()
     other = BEHIND - 3600 * S
     job.attempt.clocks.set([0], 2, None, at(12.5), line(other + round(2.5 * S)))
     observe.watermarks(job.attempt, [], 0, node(11, other))
@@ -135,9 +137,7 @@ def test_the_first_guess_of_another_clock_is_corrected() -> None:
 def test_an_agent_without_bounds_moves_times_once() -> None:
     """It takes over with another clock and never pings; when the service's wall clock is set, its
     line moves, and all times with it."""
-    job = Job()
-    job.attempt.clocks.set([0], 1, 50_000, at(0), line())
-    waiting(job)
+    job = waiting_job()
     other = BEHIND - 3600 * S
     for later in (0, 0, 100):
         job.attempt.clocks.set([0], 2, None, at(10 + later), line(other + later * S))
@@ -170,10 +170,7 @@ def test_another_agent_of_another_clock_is_believed() -> None:
 def test_a_clock_that_jumps_keeps_the_moments(paused: int) -> None:
     """The machine is paused for a minute, or its clock leaps as far ahead: what was reported up to
     the last ping before it keeps its moments, and what was reported since is right already."""
-    job = Job()
-    job.attempt.clocks.set([0], 1, 50_000, at(0), line())
-    waiting(job)
-    job.sends(0, (1, True, 1, 7.0 - BEHIND / S), now=8.5)
+    job = waiting_job()
     jump = ClockJump(node(8.5), -paused * S)
     after = line(BEHIND + paused * S)
     job.attempt.clocks.set([0], 1, None, at(71), after)
@@ -205,18 +202,14 @@ def test_a_jump_of_an_earlier_time_is_none_of_a_new_process() -> None:
 def test_the_wall_clock_of_the_service_moves_all_times() -> None:
     """It is set a minute ahead: the line of a clock that did not jump moves, and all times with it,
     so no wait becomes longer."""
-    job = Job()
-    job.attempt.clocks.set([0], 1, 50_000, at(0), line())
-    waiting(job)
+    job = waiting_job()
     job.attempt.clocks.set([0], 1, 50_000, at(70), line(BEHIND + 60 * S))
     snapshot = job.attempt.snapshot(at(80))
     assert (snapshot.pairs.head_since[0], snapshot.as_of[0]) == (at(65), at(68))
 
 
 def test_a_new_process_has_none_of_the_times() -> None:
-    job = Job()
-    job.attempt.clocks.set([0], 1, 50_000, at(0), line())
-    waiting(job)
+    job = waiting_job()
     job.attempt.rank(rank_info(0, pid=4711))
     snapshot = job.attempt.snapshot(at(20))
     assert snapshot.pairs.since.any() == snapshot.as_of.any() == False  # noqa: E712
