@@ -96,7 +96,7 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
         as_of - facts.moved_at(rank) >= threshold_ns or None,
         as_of - began.at >= threshold_ns or None,
         not graph.waits.may_be_elsewhere(rank) or None,
-        _has_order(graph, rank, began),
+        graph.snapshot.has_order(rank, began) or None,
     )
     words.append(text.clean(graph.snapshot.detail[graph.snapshot.row(rank)]))
     return _named(graph, rank, Reason.CPU_STUCK, began, premises, *words)
@@ -127,7 +127,7 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
     began = snapshot.moment(rank, since) if since > 0 else onset
     unseen_ns = since - max(graph.facts.as_of(rank), onset.at)
     is_seen = unseen_ns < _threshold_ns(graph, held_up)
-    premises = (premise, is_seen or None, _has_order(graph, rank, onset))
+    premises = (premise, is_seen or None, snapshot.has_order(rank, onset) or None)
     return _named(graph, rank, reason, began, premises, *words)
 
 
@@ -165,8 +165,8 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Dated
     suspects = []
     for rank in stuck:
         is_confirmed = len(witnesses) > 1 or witnesses == graph.facts.agents_of([rank])
-        has_order = _has_order(graph, rank, ahead_since)
-        premises = (is_confirmed or None, len(stuck) <= len(ahead) or None, has_order)
+        has_order = graph.snapshot.has_order(rank, ahead_since)
+        premises = (is_confirmed or None, len(stuck) <= len(ahead) or None, has_order or None)
         since = next(op.since for op in graph.waits.ops(rank) if op.instance == instance)
         began = graph.snapshot.moment(rank, since)
         suspects.append(_named(graph, rank, reason, began, premises, words))
@@ -207,7 +207,7 @@ def _heads(graph: Graph, root: Root) -> dict[int, Op]:
 
 
 def _minority(graph: Graph, mismatch: Mismatch) -> list[Dated]:
-    """All ranks outside the largest class, if that is a true majority of all members; else all."""
+    """All ranks outside the largest class, if that is a majority of all that joined; else all."""
     majority = disagreements.has_majority(mismatch)
     began = graph.onset(Wait(Instance(mismatch.group, mismatch.seq)))
     is_alone = len(mismatch.classes) == 1  # sums do not add up, and it is unknown whose is wrong
@@ -246,13 +246,6 @@ def lowered(suspects: Iterable[Suspect]) -> list[Suspect]:
 def _onset(graph: Graph, held_up: Sequence[Wait]) -> UncertainTime:
     unknown = graph.snapshot.moment(-1, graph.snapshot.now)
     return min(map(graph.onset, held_up), key=lambda onset: onset.at, default=unknown)
-
-
-def _has_order(graph: Graph, rank: int, moment: UncertainTime) -> bool | None:
-    """Times of the rank can be compared with a moment of another rank, if that is known: both
-    clocks are known, or are one."""
-    clock = graph.snapshot.moment(rank, graph.snapshot.now)
-    return None if moment.at > 0 and clock.margin_ns(moment) is None else True
 
 
 def _threshold_ns(graph: Graph, held_up: Sequence[Wait]) -> int:

@@ -73,14 +73,14 @@ def diagnose(snapshot: Snapshot, stalled: StallTable, late_s: float = NEVER) -> 
     those that are not to be reported yet.
     """
     mismatches, waits = _first_mismatches(snapshot.mismatches), Waits(snapshot)
-    stalled_at = _stalled_at(snapshot, stalled)
+    stalled_at = snapshot.stalled_at(stalled)
     graph = Graph(waits, RankFacts(waits, late_s, stalled_at), mismatches)
     starts = _starts(waits, stalled.rank)
     for instance in mismatches:
         starts.setdefault(Wait(instance), set())
     found = [(graph, incident) for incident in incidents(graph, starts)]
     if graph.facts.exited_waiting:  # the earliest proven root stays; without one, the exits are it
-        facts = RankFacts(waits, late_s, stalled_at, exits_are_causes=True)
+        facts = RankFacts(waits, late_s, stalled_at, name_exits=True)
         graph = Graph(waits, facts, mismatches)
         unproven = [wait for _, one in found if not one.is_proven for wait in one.starts]
         found = [(of, one) for of, one in found if one.is_proven]
@@ -93,15 +93,6 @@ def diagnose(snapshot: Snapshot, stalled: StallTable, late_s: float = NEVER) -> 
     return _merged_by_rank(
         sorted(diagnoses, key=lambda diagnosis: (diagnosis.since, diagnosis.instance))
     )
-
-
-def _stalled_at(snapshot: Snapshot, stalled: StallTable) -> UncertainTime:
-    """When the first wait had lasted for its threshold; now, if none has."""
-    if not len(stalled):
-        return snapshot.moment(-1, snapshot.now)
-    overdue = stalled.since + snapshot.threshold_ns[stalled.group]
-    first = int(overdue.argmin())
-    return snapshot.moment(int(stalled.rank[first]), AlignedNs(int(overdue[first])))
 
 
 def _first_mismatches(mismatches: Sequence[Mismatch]) -> dict[Instance, Mismatch]:

@@ -59,16 +59,11 @@ class RankFacts:
     wait had lasted for its threshold. What was last known of a rank before that proves nothing.
     A rank that exited after it had waited for longer than a stall threshold keeps its last state:
     it still *waits* there, because what it waited for was there before it left. With
-    `exits_are_causes` it does not, and is a cause itself.
+    `name_exits` it does not, and is a cause itself.
     """
 
     def __init__(
-        self,
-        waits: Waits,
-        late_s: float,
-        stalled_at: UncertainTime,
-        *,
-        exits_are_causes: bool = False,
+        self, waits: Waits, late_s: float, stalled_at: UncertainTime, *, name_exits: bool = False
     ) -> None:
         snapshot = self.snapshot = waits.snapshot
         self._waits = waits
@@ -86,7 +81,7 @@ class RankFacts:
         self._silent = np.append(np.where(gone, Fact.REFUTED, silent), Fact.NEVER_SEEN)
         """By row: what an absence is at most, whatever the op. The last row is of unknown ranks."""
         self.exited_waiting = frozenset(
-            rank for rank in self._left if not exits_are_causes and self._waited(rank)
+            rank for rank in self._left if not name_exits and self._waited(rank)
         )
         """Ranks that are gone, and count as waiting where they were."""
 

@@ -133,6 +133,10 @@ class Waits:
         ops = self.ops(rank)
         return ops[0] if ops else None
 
+    def waits_in(self, rank: int) -> Instance | None:
+        head = self.head(rank)
+        return head.instance if head else None
+
     def ops(self, rank: int) -> tuple[Op, ...]:
         """All that the rank waits in, oldest first: its head in each group, each channel."""
         if rank not in self._ops:

@@ -132,8 +132,7 @@ class Graph:
         if absent := self._absent(wait):
             return tuple(absent), None
         peer = wait.instance.peer_of(wait.rank)
-        head = self.waits.head(peer)
-        if self.facts.is_gone(peer) or (head is not None and head.instance != wait.instance):
+        if self.facts.is_gone(peer) or self.waits.waits_in(peer) not in (None, wait.instance):
             return tuple(self._opposite(wait, self.facts.presence(_one(peer)))), None
         return (), Ending.NO_RANK
 
@@ -241,17 +240,12 @@ class Graph:
             rank
             for rank in left
             if self.facts.is_gone(rank)
-            or (self.facts.gone_at(rank) <= ripe_at and not self._is_in(rank, wait.instance))
+            or (self.facts.gone_at(rank) <= ripe_at and self.waits.waits_in(rank) != wait.instance)
         ]
         if gone:
             return self._present(wait, np.asarray(gone, np.int32))
         unknown = inside[self.facts.presence(inside) != Fact.REFUTED]
         return self._present(wait, unknown) if len(unknown) < len(inside) else []
-
-    def _is_in(self, rank: int, instance: Instance) -> bool:
-        """It is the oldest op of the rank."""
-        head = self.waits.head(rank)
-        return head is not None and head.instance == instance
 
     def _is_left(self, collective: Instance, attendance: Attendance) -> bool:
         """Its members inside were left behind: a member completed an op that only all members can

@@ -184,6 +184,19 @@ class Snapshot:
         row = self.row(rank)
         return self.clocks.moment(row, at) if row >= 0 else UncertainTime(at, -1, None)
 
+    def has_order(self, rank: int, moment: UncertainTime) -> bool:
+        """Times of a rank can be compared with a moment of another rank, if that is known: both
+        clocks are known, or are one."""
+        return moment.at <= 0 or self.moment(rank, self.now).margin_ns(moment) is not None
+
+    def stalled_at(self, stalled: StallTable) -> UncertainTime:
+        """When the first of these waits had lasted for its threshold; now, if there is none."""
+        if not len(stalled):
+            return self.moment(-1, self.now)
+        overdue = stalled.since + self.threshold_ns[stalled.group]
+        first = int(overdue.argmin())
+        return self.moment(int(stalled.rank[first]), AlignedNs(int(overdue[first])))
+
 
 def row_of(ranks: Int32s, rank: int) -> int:
     """The place of a rank in an ascending column, -1 when it is not there."""

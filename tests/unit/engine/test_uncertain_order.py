@@ -154,6 +154,19 @@ def test_absence_is_proven_beyond_what_clocks_may_be_off(
     assert graph.fact(4, Wait(Instance(0, 7))) is Fact.PROVEN
 
 
+@pytest.mark.parametrize(
+    ("within_ms", "confidence"), [(1.0, Confidence.HIGH), (None, Confidence.MEDIUM)]
+)
+def test_no_claim_about_clocks_that_are_unknown_is_certain(
+    within_ms: float | None, confidence: Confidence
+) -> None:
+    """Rank 5 is alone on its node, and has not joined for 30 s."""
+    scene = Scene(6).group("dp", range(6)).passed("dp", 6, [5]).waits("dp", 7, range(5), age=30.0)
+    snapshot = under(scene.rank(5, moved_age=40.0).snapshot(), NODES, [within_ms] * 6)
+    [diagnosis] = diagnose(snapshot, scene.stalls())
+    assert [(s.rank, s.confidence) for s in diagnosis.suspects] == [(5, confidence)]
+
+
 def test_when_not_all_can_be_named_the_surest_are() -> None:
     """3 entered dp before tp, the other five the other way round, and two may be named."""
     scene = Scene(6).group("tp", range(6)).group("dp", range(6))
