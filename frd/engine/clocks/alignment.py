@@ -25,15 +25,6 @@ WANDER_PPM: Final = 0.1
 """The relative drift of two hosts changes by at most so much in a second: see `offset_interval`."""
 
 
-class ClockJump(NamedTuple):
-    """A node's raw clock stood still or leapt, as that of a paused virtual machine does."""
-
-    at_ns: int
-    """The last time of the node that is certainly before it."""
-    by_ns: int
-    """How much more the clock shows since then; negative if it stood still."""
-
-
 class Alignment(NamedTuple):
     reason: str
     """Why the clock is unsynchronized; empty otherwise."""
@@ -54,8 +45,6 @@ class Alignment(NamedTuple):
     reading: tuple[int, int, int] | None = None
     """Raw time, wall time and slack of a reading of both clocks, of an agent that sends wall
     times."""
-    jump: ClockJump | None = None
-    """The last one of this clock, once exchanges agree on it."""
 
     def uncertainty_ns(self, node_ns: int) -> int | None:
         """Largest error of this node time, aligned; None when nothing bounds it."""

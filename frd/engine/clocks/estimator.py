@@ -9,7 +9,7 @@ is its middle.
 
 If proven bounds exclude each other (a machine slept or was paused, a node reports wrong times), all
 that was learned is dropped. The newest exchange is the new start, and needs others that agree with
-it. When they do, the difference to what was known before is the clock's jump.
+it.
 
 Every agent session has a separate clock, so one session never moves the clock of another. Memory is
 bounded, and bounds are integers, rounded outward.
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
-from frd.engine.clocks.alignment import GROWTH_PPM, ClockJump
+from frd.engine.clocks.alignment import GROWTH_PPM
 from frd.engine.clocks.collective_bounds import PeerBounds
 from frd.engine.clocks.exchange import SILENT_NS, Exchange, Refusal, refuse_exchange
 from frd.engine.clocks.offset_interval import OffsetInterval
@@ -52,7 +52,6 @@ class OffsetEstimate(NamedTuple):
     """Growth of the offset, in ns per ns: the drift."""
     growth_ppm: float = GROWTH_PPM
     """How fast `half_ns` grows at first, if the offset is continued with this rate."""
-    jump: ClockJump | None = None
 
     def offset_at(self, node_ns: int) -> int:
         return self.offset_ns + int((node_ns - self.at_ns) * self.rate)
@@ -68,9 +67,6 @@ class NodeClock:
         self._last: Exchange | None = None
         self._interval: OffsetInterval | None = None
         self._agreed = AGREE
-        self._before: OffsetInterval | None = None
-        """What was known before exchanges contradicted it, until others agree with them."""
-        self._jump: ClockJump | None = None
         self._refused = 0
         self._peer_bounds = PeerBounds()
         self._newest: OffsetEstimate | None = None
@@ -109,7 +105,6 @@ class NodeClock:
     def _contradicted(self) -> None:
         self.contradictions += 1
         self._agreed = 0
-        self._before = self._before or self._interval
         self._peer_bounds = PeerBounds()
 
     def constrain(
@@ -163,19 +158,14 @@ class NodeClock:
         half += _FLOORS_NS
         if self._peer_bounds:
             offset, half = self._clamped(raw, offset, half)
-        reason = self._reason(last, now)
-        if not reason and self._before is not None:
-            self._jump = _jump(self._before, raw, offset, half) or self._jump
-            self._before = None
         self._newest = newest = OffsetEstimate(
-            reason,
+            self._reason(last, now),
             now,
             raw,
             offset,
             half,
             interval.drift,
             interval.growth_ppm(raw),
-            self._jump,
         )
         return newest
 
@@ -199,11 +189,3 @@ class NodeClock:
         moved = min(max(offset, low), high)
         moved = min(max(moved, offset - half), offset + half)
         return moved, half + abs(moved - offset)
-
-
-def _jump(before: OffsetInterval, raw: int, offset: int, half: int) -> ClockJump | None:
-    """What has happened to a clock since `before` was known, if its offset at `raw` is `offset`."""
-    expected, spare = before.settle(raw)
-    if abs(offset - expected) <= half + spare:
-        return None
-    return ClockJump(before.known_until, expected - offset)

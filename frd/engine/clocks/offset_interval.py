@@ -104,11 +104,6 @@ class OffsetInterval:
         """The best of the current batch, as is `_lower`."""
         self._lower: Point = (at, self._low)
 
-    @property
-    def known_until(self) -> int:
-        """The node's raw clock at the newest exchange that agrees."""
-        return self._at
-
     def narrow(self, x: Exchange) -> bool:
         """Learn from an exchange; False when it contradicts what earlier ones prove."""
         if not self._proven.narrow(x):

@@ -9,17 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from frd.engine.clocks.alignment import FAR_NS
 from frd.engine.state.p2p import P2PChannels
-from frd.engine.state.tables import (
-    EXITED,
-    FINISHED,
-    SILENT,
-    GroupTable,
-    PairTable,
-    RankTable,
-    moved,
-)
+from frd.engine.state.tables import EXITED, FINISHED, SILENT, GroupTable, PairTable, RankTable
 from frd.model import UNKNOWN_SEQ, NodeRawNs
 
 
@@ -40,17 +31,16 @@ class AttemptTables:
         """An agent that reports a rank is connected."""
         return bool(self.ranks.connected[: self.ranks.count].any())
 
-    def move_times(self, rank: int, by_ns: int, until: int = FAR_NS) -> None:
-        """The clock of a rank shows so much more than it would have: move all times that were
-        reported of it up to `until`, a time before the change; 0 is unknown."""
+    def move_times(self, rank: int, by_ns: int) -> None:
+        """The node time of a rank is by so much later from now on."""
         ranks, pairs = self.ranks, self.pairs
         for column in (ranks.as_of, ranks.gap_at, ranks.state_since):
-            column[rank] = moved(column[rank], by_ns, until)
+            column[rank] += by_ns * (column[rank] > 0)
         if (status := ranks.statuses.get(rank)) is not None:
             ranks.statuses[rank] = replace(
                 status,
-                at_ns=NodeRawNs(int(moved(status.at_ns, by_ns, until))),
-                as_of_ns=int(moved(status.as_of_ns, by_ns, until)),
+                at_ns=NodeRawNs(status.at_ns + by_ns * (status.at_ns > 0)),
+                as_of_ns=status.as_of_ns + by_ns * (status.as_of_ns > 0),
             )
         rows = np.flatnonzero(pairs.rank[: pairs.count] == rank)
         for column in (
@@ -60,8 +50,8 @@ class AttemptTables:
             pairs.started_at,
             pairs.completed_at,
         ):
-            column[rows] = moved(column[rows], by_ns, until)
-        self.channels.move_times(rank, by_ns, until)
+            column[rows] += by_ns * (column[rows] > 0)
+        self.channels.move_times(rank, by_ns)
 
     def has_exits(self) -> bool:
         """A rank exited uncleanly, is silent, or finished too early."""

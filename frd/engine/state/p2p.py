@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from frd.engine.state.snapshot import ChannelSnapshot
-from frd.engine.state.tables import RankTable, moved
+from frd.engine.state.tables import RankTable
 from frd.model import AlignedNs, ChannelColumns, Int64s
 
 
@@ -61,13 +61,13 @@ class P2PChannels:
         if known is None or not _alike(known, reported):
             self.moved_at[rank] = at
 
-    def move_times(self, rank: int, by_ns: int, until: int) -> None:
+    def move_times(self, rank: int, by_ns: int) -> None:
         """See `AttemptTables.move_times`."""
         for times in (self.moved_at, self._as_of):
-            if rank in times:
-                times[rank] = int(moved(times[rank], by_ns, until))
+            if times.get(rank):
+                times[rank] += by_ns
         if (known := self._by_rank.get(rank)) is not None:
-            since = moved(known.since, by_ns, until)
+            since = known.since + by_ns * (known.since > 0)
             self._by_rank[rank] = replace(known, since=since)
             self.since[rank] = since.min()
 

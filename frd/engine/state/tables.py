@@ -186,12 +186,6 @@ class RankTable(GrowingColumns):
         return self._sorted
 
 
-def moved(node_ns: Int64s | int, by_ns: int, until: int) -> Int64s:
-    """These node times, those up to `until` later by so much; 0, which says unknown, stays 0."""
-    later = np.maximum(np.asarray(node_ns, np.int64) + by_ns, 1)
-    return np.where((np.asarray(node_ns) > 0) & (np.asarray(node_ns) <= until), later, node_ns)
-
-
 class GroupTable(GrowingColumns):
     """One row per process group."""
 

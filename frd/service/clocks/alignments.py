@@ -47,7 +47,6 @@ def align(newest: OffsetEstimate, line: ServiceLine) -> Alignment:
         (1 + newest.rate) * (1 + line.rate) - 1,
         newest.half_ns + newest.half_ns // 1_000,  # aligned time may be slewed
         newest.growth_ppm,
-        jump=newest.jump,
     )
 
 

@@ -53,8 +53,6 @@ class WallTimes:
         if self._base is None:
             return alignment
         if not alignment.is_wall:
-            if (jump := alignment.jump) is not None:
-                jump = jump._replace(at_ns=jump.at_ns + self._base)
-            return alignment._replace(at_ns=alignment.at_ns + self._base, jump=jump)
+            return alignment._replace(at_ns=alignment.at_ns + self._base)
         raw = self._wall.one_to_raw(NodeNs(alignment.at_ns), _EVER)
         return alignment._replace(at_ns=raw + self._base)

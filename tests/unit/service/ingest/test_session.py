@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from frd.engine.clocks.alignment import Alignment, ClockJump
+from frd.engine.clocks.alignment import Alignment
 from frd.engine.hangs.ops_in_flight import Waits
 from frd.engine.policy import Policy
 from frd.errors import FrdError, WireError
@@ -257,18 +257,6 @@ def test_a_step_of_the_wall_clock_of_an_agent_that_sends_wall_times(
     assert service.rank(0).waiting_s == pytest.approx(4.0, abs=0.01)
     stream.watermarks(8, 7, stream.ago(1), raw=True)
     assert service.rank(0).waiting_s == pytest.approx(1.0, abs=0.01)
-
-
-def test_a_paused_machine_whose_agent_sends_wall_times(service: Service, stream: Stream) -> None:
-    """All its clocks stand still for 5 s while a rank waits; the jump is one of the raw clock."""
-    service.now += 10 * S
-    stream.watermarks(7, 6, stream.ago(3), raw=True)
-    assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
-    raw = stream.node_raw()
-    service.now += 5 * S
-    later = guess(raw, AlignedNs(service.now))._replace(reason="", jump=ClockJump(raw, -5 * S))
-    stream.session.align(later)
-    assert service.rank(0).waiting_s == pytest.approx(8.0, abs=0.01)
 
 
 def test_a_clock_aligns_its_own_ranks_only(service: Service) -> None:
