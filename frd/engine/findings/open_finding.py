@@ -2,10 +2,10 @@
 
 Kind, id and opening time never change. Of findings that keep their cause, a cause that was named
 with high confidence never changes either: suspects change only from none to some, or to surer ones
-while none is certain, or lose those that were only silent and report that they wait. What happens
-later is a consequence, because a cause is never later than its finding; how the ranks ended is
-reported in `ended_by`. If the job has gone on and waits for another rank, that is another finding
-(`is_succeeded_by`). An event is returned only when a user sees a difference.
+while none is certain. What happens later is a consequence, because a cause is never later than its
+finding; how the ranks ended is reported in `ended_by`. If the job has gone on and waits for another
+rank, that is another finding (`is_succeeded_by`). An event is returned only when a user sees a
+difference.
 """
 
 from __future__ import annotations
@@ -208,19 +208,18 @@ class OpenFinding:
     def _changes_mind(self, suspects: Sequence[Suspect], look: Look, life: Lifetime) -> bool:
         """From no suspect to some: immediately. To more suspects, or, while none is certain, to
         surer ones: when they have lasted. Never after its ranks ended. Suspects that did not report
-        when the finding opened, and do now, count no more: the others may remain alone."""
+        when the finding opened, and do now, count no more."""
         lasted = self.rivals.have_lasted(suspects, look.at, life)
         if self.finding.ended_by:
             return False
         if not self.suspects:
             is_certain = builder.surest(suspects) == builder.CERTAIN
             return is_certain or self.finding.reason is not Reason.NETWORK_OR_DEVICE
-        known = [s for s in self.suspects if not self._is_heard_again(s, look)]
-        if known and _named(suspects) >= _named(known):
+        if _named(suspects) > _named(self.suspects):
             fresh = [s for s in suspects if (s.rank, s.reason) not in _named(self.suspects)]
-            least = min((builder.surest([s]) for s in fresh), default=builder.CERTAIN)
-            if least >= builder.surest(self.suspects):
-                return lasted
+            least = min(builder.surest([s]) for s in fresh)
+            return lasted and least >= builder.surest(self.suspects)
+        known = [s for s in self.suspects if not self._is_heard_again(s, look)]
         surest = builder.surest(suspects)
         return lasted and surest > builder.surest(known) and surest >= builder.surest(self.suspects)
 

@@ -181,44 +181,6 @@ def test_a_first_suspect_is_named_immediately() -> None:
     assert named(event.finding) == {2: Reason.UNREACHABLE}
 
 
-def silent(ranks: Sequence[int]) -> Job:
-    """Six ranks; the others have long waited for these, whose agents are away."""
-    job = Job(6).group("dp", range(6)).all_reduce("dp", 0)
-    job.run(1)
-    job.reporting -= {*ranks}
-    job.attempt.connection(ranks, False)
-    job.join("dp", [rank for rank in range(6) if rank not in ranks], 1).run(8)
-    assert blamed(job) == dict.fromkeys(ranks, (Reason.UNREACHABLE, Confidence.MEDIUM))
-    return job
-
-
-def blamed(job: Job) -> dict[int, tuple[Reason | None, Confidence]]:
-    return {s.rank: (s.reason, s.confidence) for s in job.only().suspects}
-
-
-def test_a_silent_suspect_that_reports_that_it_waits_is_cleared() -> None:
-    """Ranks 3 and 4 were silent. Rank 4 reports again, and had joined: rank 3 stays a suspect, and
-    4 is one of those that wait for it."""
-    job = silent([3, 4])
-    finding = job.only()
-    job.attempt.connection([4], True)
-    job.reporting.add(4)
-    job.join("dp", [4], 1)
-    assert changes(job.run(3)) == [UPDATED]
-    assert blamed(job) == {3: (Reason.UNREACHABLE, Confidence.MEDIUM)}
-    assert (job.only().id, job.only().victims) == (finding.id, (0, 1, 2, 4, 5))
-    job.run(10)
-    assert job.only().id == finding.id
-
-
-def test_silent_suspects_that_stay_silent_stay_suspects() -> None:
-    """The agent of rank 4 is connected again, and has not reported the rank."""
-    job = silent([3, 4])
-    job.attempt.connection([4], True)
-    job.run(10)
-    assert set(blamed(job)) == {3, 4}
-
-
 def test_a_stuck_suspect_that_exits_keeps_its_reason() -> None:
     """The rank that a stall names is killed: the finding also says how the rank ended."""
     job = hanging(8)
