@@ -306,12 +306,12 @@ class Oracle:
 
 def _check_cause(known: Finding, finding: Finding) -> None:
     """The named ranks and reasons appear, grow in number, or gain confidence; certain ones stay.
-    Ranks that did not answer may go when they answer again, if others stay or are as certain. No
-    cause is later than the finding."""
-    was, now, sure = _labels(known), _labels(finding), _labels(known, sure=True)
-    silent = {(rank, reason) for rank, reason in was - sure if reason is Reason.UNREACHABLE}
-    answer = bool(now) and was - now <= silent and _surest(finding) >= _surest(known)
-    if not (was <= now or answer or (_surest(finding) > _surest(known) and not sure)):
+    Ranks that did not answer may give way to one that is proven as well, when they answer again.
+    No cause is later than the finding."""
+    was, now = _labels(known), _labels(finding)
+    answers = bool(now) and {reason for _, reason in was} == {Reason.UNREACHABLE}
+    is_surer = _surest(finding) >= _surest(known) if answers else _surest(finding) > _surest(known)
+    if not (was <= now or (is_surer and not _labels(known, sure=True))):
         raise Violation("cause taken back", f"{known.summary} -> {finding.summary}")
     late = [s for s in finding.suspects if s.onset_at and s.onset_at > finding.opened_at]
     if late:
