@@ -37,9 +37,8 @@ _DTYPES: Final = {
 
 
 def has_majority(mismatch: Mismatch) -> bool:
-    """More than half of the ranks that joined agree, whatever those passed that are in no class."""
     sizes = [len(ranks) for _, ranks in mismatch.classes]
-    return 2 * sizes[0] > sum(sizes) + mismatch.unseen
+    return 2 * sizes[0] > sum(sizes)
 
 
 def of_mismatch(snapshot: Snapshot, mismatch: Mismatch) -> str:

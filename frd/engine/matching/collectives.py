@@ -22,7 +22,6 @@ from frd.engine.matching.mismatches import Mismatches
 from frd.engine.matching.op_histograms import OpHistograms
 from frd.engine.matching.open_collectives import OpenCollectives, RetiredCollectives
 from frd.engine.matching.signature_rules import Signatures
-from frd.engine.matching.skipped_rows import SkippedRows
 from frd.engine.matching.usual_waits import GroupKind, LongWait, StallThresholds
 from frd.engine.policy import Policy
 from frd.engine.state.attempt_tables import AttemptTables
@@ -65,7 +64,6 @@ class Collectives:
         """The hints that contradict the clocks' uncertainties, for another reader."""
         self._clocks = GroupClocks.of(0, tables.ranks, tables.pairs)
         self._clocks_as_of = (-1, -1, -1)
-        self.skipped = SkippedRows()
         self._mismatches = Mismatches()
         self._unsettled = False
         self._retired: list[RetiredCollectives] = []
@@ -114,7 +112,6 @@ class Collectives:
         if self.signatures.any_balanced:
             self.open_collectives.slots.balance[slot] += self.signatures.balance[signature]
             self._check_balance(np.repeat(group, runs.count)[rows], slot, seq, now)
-        self.skipped.note(runs, self._pairs.joined_row)
         self._pairs.joined_row[runs.pair] = runs.last
         return slots if len(slot) == len(slots) else None
 
@@ -187,7 +184,6 @@ class Collectives:
         self.open_collectives.drop(groups)
         for group in groups.tolist():
             self._mismatches.forget(group)
-        self._expire_skipped()
 
     # -- completed collectives ---------------------------------------------------------------
 
@@ -204,13 +200,7 @@ class Collectives:
             self._evaluate_retired(now)
         if len(self._mismatches):
             self._mismatches.expire(self.open_collectives.windows.done, now)
-        self._expire_skipped()
         self.thresholds.expire(now)
-
-    def _expire_skipped(self) -> None:
-        if self.skipped.of_pair:
-            done = self._mismatches.unneeded(self.open_collectives.windows.done)
-            self.skipped.expire(self._pairs, done)
 
     def _passed(self, group: int) -> int:
         """The seq whose completion the rows of every member have passed."""
@@ -271,7 +261,7 @@ class Collectives:
         return self._mismatches.any_facts
 
     def facts(self) -> list[Mismatch]:
-        return self._mismatches.facts(self._groups, self._pairs, self.skipped, self.signatures)
+        return self._mismatches.facts(self._groups, self._pairs, self.signatures)
 
     def signature_of(self, group: Int32s, seq: Int64s) -> Int64s:
         """Handles of the signatures of open collectives, -1 when unknown."""

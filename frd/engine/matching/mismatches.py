@@ -1,9 +1,8 @@
 """Members of one collective that do not agree: the slow path of matching.
 
 An accumulator keeps one signature a collective, the first; only signatures of another match class
-come here, by rank. All other ranks whose rows came passed the first. So memory is spent on
-anomalies only, and on few of them: of each group the disagreements with the lowest seqs are kept,
-because later ones usually follow from the first.
+come here, by rank. So memory is spent on anomalies only, and on few of them: of each group the
+disagreements with the lowest seqs are kept, because later ones usually follow from the first.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from frd.engine.matching import signature_rules
-from frd.engine.matching.skipped_rows import SkippedRows
 from frd.engine.state.snapshot import Mismatch
 from frd.engine.state.tables import GroupTable, PairTable
 from frd.model import AlignedNs, Int32s, Int64s, Signature
@@ -128,23 +126,12 @@ class Mismatches:
         if self._groups.pop(group, None) is not None:
             self._recount()
 
-    def unneeded(self, done: Int64s) -> Int64s:
-        """`done`, but less where a fact is remembered: by group, up to the seq before it."""
-        upto = done.copy()
-        for group, known in self._groups.items():
-            upto[group] = min(upto[group], min(known.facts, default=upto[group] + 1) - 1)
-        return upto
-
     def facts(
-        self,
-        groups: GroupTable,
-        pairs: PairTable,
-        skipped: SkippedRows,
-        signatures: signature_rules.Signatures,
+        self, groups: GroupTable, pairs: PairTable, signatures: signature_rules.Signatures
     ) -> list[Mismatch]:
         """All that is remembered, by group and seq."""
         return [
-            _joined_fact(group, seq, fact, groups, pairs, skipped, signatures)
+            _joined_fact(group, seq, fact, groups, pairs, signatures)
             for group, known in sorted(self._groups.items())
             for seq, fact in sorted(known.facts.items())
         ]
@@ -156,29 +143,24 @@ def _joined_fact(
     fact: _Disagreement,
     groups: GroupTable,
     pairs: PairTable,
-    skipped: SkippedRows,
     signatures: signature_rules.Signatures,
 ) -> Mismatch:
-    rows = np.arange(pairs.count)[groups.rows(group)]
-    joined = int((pairs.enqueued[rows] >= seq).sum())
-    rows = rows[pairs.joined_row[rows] >= seq]
-    if skipped.of_pair:
-        rows = rows[[not skipped.has(row, seq) for row in rows.tolist()]]
-    ranks = np.sort(pairs.rank[rows])
-    handles = np.full(len(ranks), fact.first, np.int64)
+    rows = groups.rows(group)
+    joined = np.sort(pairs.rank[rows][pairs.joined_row[rows] >= seq])
+    handles = np.full(len(joined), fact.first, np.int64)
     for rank, handle in fact.other.items():
-        handles[np.searchsorted(ranks, rank)] = handle
+        handles[np.searchsorted(joined, rank)] = handle
     mismatch = fact_of(
         group,
         seq,
-        ranks.tolist(),
+        joined.tolist(),
         handles.tolist(),
         signatures.match_class,
         signatures.known,
         group_size=len(groups.infos[group].ranks),
         surplus=fact.unbalanced,
     )
-    return replace(mismatch, known_at=fact.known_at, unseen=joined - len(ranks))
+    return replace(mismatch, known_at=fact.known_at)
 
 
 def fact_of(
@@ -192,7 +174,7 @@ def fact_of(
     group_size: int,
     surplus: int,
 ) -> Mismatch:
-    """What the ranks passed whose signature is known: `handles` are indexes into `known`, by rank.
+    """What the ranks that joined passed: `handles` are indexes into `known`, by rank.
 
     `group_size` is 0 when unknown, `surplus` what an all_to_all put in beyond what it took out.
     """

@@ -121,13 +121,11 @@ class Mismatch:
     detail: str
     """What differs: ``input sizes [[4]] and [[8]]``."""
     complete: bool
-    """The signature of every expected member is known."""
+    """Every expected member has joined, so that a majority means something."""
     group_size: int = 0
     """0 when unknown."""
     known_at: int = 0
     """Aligned ns at which the service learned of it; 0 offline."""
-    unseen: int = 0
-    """How many ranks joined it with a signature that no row showed. They are in no class."""
 
 
 @dataclass(frozen=True, slots=True)

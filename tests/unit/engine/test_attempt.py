@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -371,86 +371,6 @@ def test_a_mismatch_lists_the_majority_first() -> None:
     assert [ranks for _, ranks in fact.classes] == [(0, 1, 3), (2,)]
     assert [signature.input_sizes for signature, _ in fact.classes] == [((4,),), ((8,),)]
     assert fact.detail == "input sizes [[4]] and [[8]]"
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
-def test_a_signature_that_no_row_showed_agrees_with_none(order: tuple[int, ...]) -> None:
-    """Rank 0 is first seen in the middle of its job, and a row of rank 1 was lost; 2 and 3 disagree
-    about the op in between. The signatures of 0 and 1 are unknown, whichever rank reports first."""
-    rows: dict[int, list[Sequence[int]]] = {
-        0: [[8, 9]],
-        1: [[1, 2], [3, 5, 6, 8], [9]],
-        2: [range(1, 10)],
-        3: [range(1, 10)],
-    }
-    job = Job()
-    for rank in order:
-        for seqs in rows[rank]:
-            job.entries(rank, seqs, Flags.JOINED, size=8 if rank == 2 else 4)
-    facts = job.attempt.snapshot(at(1)).mismatches
-    assert [(fact.seq, sorted(who for _, who in fact.classes)) for fact in facts] == [
-        (1, [(1, 3), (2,)]),
-        (2, [(1, 3), (2,)]),
-        (3, [(1, 3), (2,)]),
-        (4, [(2,), (3,)]),
-    ]
-    assert [(fact.complete, fact.unseen) for fact in facts] == [(False, 1)] * 3 + [(False, 2)]
-
-
-def test_a_watermark_shows_no_signature() -> None:
-    """Rank 3 joined by its watermark, and its row has not come: it is in no class."""
-    job = Job()
-    for rank in (0, 1, 2):
-        job.entries(rank, [1], Flags.JOINED, size=8 if rank == 2 else 4)
-    job.watermark(3, 1, 0, head=0.0)
-    (fact,) = job.attempt.snapshot(at(1)).mismatches
-    assert [ranks for _, ranks in fact.classes] == [(0, 1), (2,)]
-    assert (fact.complete, fact.unseen) == (False, 1)
-
-
-def test_rows_that_were_skipped_are_forgotten_with_their_collectives() -> None:
-    """Every rank skips a row now and then. Once all have passed it, nothing is kept of it; a
-    mismatch that comes later has all members."""
-    job = Job()
-    for seq in range(2, 40, 3):
-        for rank in job.ranks:
-            job.entries(rank, [seq, seq + 1])
-        job.stalled(seq)
-    assert not job.attempt._collectives.skipped.of_pair
-    for rank in job.ranks:
-        job.entries(rank, [41], Flags.JOINED, size=8 if rank == 2 else 4)
-    (fact,) = job.attempt.snapshot(at(41)).mismatches
-    assert fact.complete
-
-
-def test_a_completed_mismatch_remembers_who_skipped_it() -> None:
-    """All ranks have passed it; while the mismatch is kept, so is that rank 0 skipped it."""
-    job = Job()
-    for rank in job.ranks:
-        job.entries(rank, [1, 2, 3] if rank else [3], size=8 if rank == 2 else 4)
-    for when in (1, 10):
-        facts = job.attempt.snapshot(at(when)).mismatches
-        assert [fact.unseen for fact in facts] == [1, 1, 0]
-    assert job.attempt.snapshot(at(12)).mismatches == []
-    job.stalled(13)
-    assert not job.attempt._collectives.skipped.of_pair
-
-
-def test_a_rank_that_skips_again_and_again_needs_little_memory() -> None:
-    """Rank 1 shows every second op only. Of many gaps only the first and the last are known."""
-    job = Job()
-    job.entries(1, range(1, 4_000, 2), Flags.JOINED)
-    assert [*job.attempt._collectives.skipped.of_pair.values()] == [[(2, 3_998)]]
-
-
-def test_a_new_process_has_skipped_nothing() -> None:
-    """Rows of rank 1 were lost, and then the process was replaced."""
-    job = Job()
-    job.entries(1, [1, 9], Flags.JOINED)
-    job.attempt.rank(rank_info(1, pid=4711))
-    for rank in job.ranks:
-        job.entries(rank, [1, 2, 3], Flags.JOINED, size=8 if rank == 2 else 4)
-    assert all(fact.complete for fact in job.attempt.snapshot(at(1)).mismatches)
 
 
 def test_a_completed_mismatch_is_kept_for_a_while() -> None:

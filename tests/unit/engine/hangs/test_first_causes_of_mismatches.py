@@ -91,18 +91,6 @@ def test_the_minority_of_a_mismatch_is_named() -> None:
     assert diagnosis.disagreement == f"rank 2 {words}"
 
 
-@pytest.mark.parametrize(("unseen", "suspects"), [(1, {2}), (2, {0, 1, 2, 3})])
-def test_a_majority_is_one_of_all_that_joined(unseen: int, suspects: set[int]) -> None:
-    """Three ranks agree, one does not; others joined too, with unknown signatures."""
-    size = 4 + unseen
-    scene = Scene(size).group("dp", range(size)).waits("dp", 7, range(size))
-    seen = [all_reduce(0, 1, 3), broadcast(2)]
-    mismatch = Mismatch(0, 7, seen, "ops", complete=False, group_size=size, unseen=unseen)
-    diagnosis = scene.mismatch(mismatch).only()
-    assert set(named(diagnosis)) == suspects
-    assert {suspect.confidence for suspect in diagnosis.suspects} == {Confidence.MEDIUM}
-
-
 def test_a_tie_names_all_ranks() -> None:
     """Two ranks, two ops: no majority can be wrong about the other."""
     scene = Scene(2).group("dp", [0, 1]).waits("dp", 7, [0, 1])

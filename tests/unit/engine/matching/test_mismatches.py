@@ -8,7 +8,6 @@ import pytest
 from frd.engine.matching import mismatches
 from frd.engine.matching.mismatches import MOST_FACTS_PER_GROUP, MOST_GROUPS, Mismatches
 from frd.engine.matching.signature_rules import Signatures
-from frd.engine.matching.skipped_rows import SkippedRows
 from frd.engine.state.snapshot import Mismatch
 from frd.engine.state.tables import GroupTable, PairTable
 from frd.model import AlignedNs, GroupInfo, Signature
@@ -33,7 +32,7 @@ class Job:
         self.mismatches.differs(group, seq, self.handles[0], rank, self.handles[1], AlignedNs(5))
 
     def facts(self) -> list[Mismatch]:
-        return self.mismatches.facts(self.groups, self.pairs, SkippedRows(), self.signatures)
+        return self.mismatches.facts(self.groups, self.pairs, self.signatures)
 
 
 def test_groups_beyond_those_that_are_remembered_are_counted() -> None:
