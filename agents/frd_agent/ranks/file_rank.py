@@ -156,11 +156,10 @@ class DumpWatch:
 
     def _writer_of(self, file: DumpFile) -> Rank | None:
         """The rank with a tap that wrote the file: of those with its number, the last one that
-        began before the file's last op."""
-        at_ns = file.last_op_ns or file.written_at_ns
-        candidates = [
-            rank
-            for rank in self._roster
-            if rank.identity.rank == file.rank and rank.identity.started_at_ns <= at_ns
-        ]
-        return max(candidates, key=lambda rank: rank.identity.started_at_ns, default=None)
+        began before the file's last op; if its tap began later, before the file was written."""
+        of_rank = [rank for rank in self._roster if rank.identity.rank == file.rank]
+        of_rank.sort(key=lambda rank: rank.identity.started_at_ns)
+        for at_ns in (file.last_op_ns, file.written_at_ns):
+            if began := [rank for rank in of_rank if rank.identity.started_at_ns <= at_ns]:
+                return began[-1]
+        return None

@@ -224,11 +224,11 @@ class OpenFinding:
         return lasted and surest > builder.surest(known) and surest >= builder.surest(self.suspects)
 
     def _is_heard_again(self, suspect: Suspect, look: Look) -> bool:
-        """It was only its silence that made it a suspect, and it has reported since."""
-        was_silent = (
-            suspect.reason is Reason.UNREACHABLE and builder.surest([suspect]) < builder.CERTAIN
-        )
-        return was_silent and look.as_of.get(suspect.rank, 0) > self.finding.opened_at
+        """Only its silence made it a suspect, and it, or its end, was reported since."""
+        if suspect.reason is not Reason.UNREACHABLE or builder.surest([suspect]) == builder.CERTAIN:
+            return False
+        as_of = look.as_of.get(suspect.rank, 0)
+        return as_of > self.finding.opened_at or suspect.rank in look.exited
 
     def _is_about(self, claim: Claim) -> bool:
         """The claim is about the finding's collective, or that collective is no longer stuck."""

@@ -90,13 +90,12 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
     if ending is Ending.MOVING:
         words.append("it is still active in other groups")
     as_of = facts.as_of(rank)
-    threshold_ns = _threshold_ns(graph, held_up)
+    threshold_ns, margin_ns = _threshold_ns(graph, held_up), graph.snapshot.margin_ns(rank, began)
     premises = (
         ending is Ending.IDLE or None,
         as_of - facts.moved_at(rank) >= threshold_ns or None,
-        as_of - began.at >= threshold_ns or None,
+        (margin_ns is not None and as_of - began.at >= threshold_ns + margin_ns) or None,
         not graph.waits.may_be_elsewhere(rank) or None,
-        graph.snapshot.has_order(rank, began) or None,
     )
     words.append(text.clean(graph.snapshot.detail[graph.snapshot.row(rank)]))
     return _named(graph, rank, Reason.CPU_STUCK, began, premises, *words)
@@ -125,10 +124,10 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
     words.append(_last_joined(graph, rank, held_up, fresh=False))
     onset = _onset(graph, held_up)
     began = snapshot.moment(rank, since) if since > 0 else onset
-    unseen_ns = since - max(graph.facts.as_of(rank), onset.at)
-    is_seen = unseen_ns < _threshold_ns(graph, held_up)
-    premises = (premise, is_seen or None, snapshot.has_order(rank, onset) or None)
-    return _named(graph, rank, reason, began, premises, *words)
+    margin_ns = snapshot.margin_ns(rank, onset)
+    unseen_ns = since - max(graph.facts.as_of(rank), onset.at - (margin_ns or 0))
+    is_seen = margin_ns is not None and unseen_ns < _threshold_ns(graph, held_up)
+    return _named(graph, rank, reason, began, (premise, is_seen or None), *words)
 
 
 def _silence(graph: Graph, unknown: UnknownRank, held_up: Sequence[Wait]) -> list[Dated]:
@@ -165,7 +164,7 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Dated
     suspects = []
     for rank in stuck:
         is_confirmed = len(witnesses) > 1 or witnesses == graph.facts.agents_of([rank])
-        has_order = graph.snapshot.has_order(rank, ahead_since)
+        has_order = graph.snapshot.margin_ns(rank, ahead_since) is not None
         premises = (is_confirmed or None, len(stuck) <= len(ahead) or None, has_order or None)
         since = next(op.since for op in graph.waits.ops(rank) if op.instance == instance)
         began = graph.snapshot.moment(rank, since)

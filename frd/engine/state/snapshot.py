@@ -182,10 +182,10 @@ class Snapshot:
         row = self.row(rank)
         return self.clocks.moment(row, at) if row >= 0 else UncertainTime(at, -1, None)
 
-    def has_order(self, rank: int, moment: UncertainTime) -> bool:
-        """Times of a rank can be compared with a moment of another rank, if that is known: both
-        clocks are known, or are one."""
-        return moment.at <= 0 or self.moment(rank, self.now).margin_ns(moment) is not None
+    def margin_ns(self, rank: int, moment: UncertainTime) -> int | None:
+        """How far a time of a rank and a moment of another one must be apart to have an order; None
+        if they have none. 0 for a moment that is not known."""
+        return self.moment(rank, self.now).margin_ns(moment) if moment.at > 0 else 0
 
     def stalled_at(self, stalled: StallTable) -> UncertainTime:
         """When the first of these waits had lasted for its threshold; now, if there is none."""

@@ -37,7 +37,16 @@ def waiting(job: Job, rank: int = 0, behind: int = BEHIND) -> None:
         job.attempt, rank, job.group, seq, flags, created=times, completed=done, now=at(8.5)
     )
     row = (job.attempt.pair(rank, job.group), 7, -1, 6, node(5, behind))
-    observe.watermarks(job.attempt, [row], rank, node(8, behind), at(9))
+    observe.watermarks(job.attempt, [row], rank, node(8, behind))
+
+
+def waiting_job() -> Job:
+    """The clock of rank 0 is known; it waits, and has had a send in flight since second 7."""
+    job = Job()
+    job.attempt.clocks.set([0], 1, 50_000, at(0), line())
+    waiting(job)
+    job.sends(0, (1, True, 1, 7.0 - BEHIND / S), now=8.5)
+    return job
 
 
 def test_a_snapshot_aligns_what_is_kept() -> None:
@@ -69,16 +78,14 @@ def test_a_stall_needs_no_clock() -> None:
     job = Job()
     waiting(job)
     for second, stalled in ((14.9, []), (15.1, [(0, 7)])):
-        observe.watermarks(job.attempt, [], 0, node(second), at(second))
+        observe.watermarks(job.attempt, [], 0, node(second))
         assert job.stalled(30) == stalled
 
 
 def test_a_misjudged_clock_confirms_no_wait_that_has_not_happened() -> None:
     """The agent claims to know the next minute; of that, only what has passed counts."""
-    job = Job()
-    job.attempt.clocks.set([0], 1, 50_000, at(0), line())
-    waiting(job)
-    observe.watermarks(job.attempt, [], 0, node(60), at(9))
+    job = waiting_job()
+    observe.watermarks(job.attempt, [], 0, node(60))
     assert job.stalled(14.9) == []
     assert job.stalled(15.1) == [(0, 7)]
     assert job.attempt.snapshot(at(15)).as_of[0] == at(15)
@@ -87,9 +94,7 @@ def test_a_misjudged_clock_confirms_no_wait_that_has_not_happened() -> None:
 @pytest.mark.parametrize("late_s", [0.3, 2.5, 10.5])
 def test_another_agent_of_the_same_clock_changes_nothing(late_s: float) -> None:
     """It is restarted; its first message took so long, so its first guess is late by that."""
-    job = Job()
-    job.attempt.clocks.set([0], 1, 50_000, at(0), line())
-    waiting(job)
+    job = waiting_job()
     job.attempt.clocks.set([0], 2, None, at(10), line(BEHIND + round(late_s * S)))
     job.attempt.clocks.set([0], 2, 50_000, at(10), line())
     snapshot = job.attempt.snapshot(at(20))
@@ -110,7 +115,7 @@ def test_another_agent_of_another_clock_keeps_the_moments() -> None:
     assert pairs.head_since[:2].tolist() == pairs.since[:2].tolist() == [at(5)] * 2
     assert snapshot.as_of[:2].tolist() == [at(8)] * 2
     assert snapshot.channels.since.tolist() == [at(7)]
-    observe.watermarks(job.attempt, [], 0, node(9, other), at(12))
+    observe.watermarks(job.attempt, [], 0, node(9, other))
     assert job.attempt.snapshot(at(20)).as_of[:2].tolist() == [at(9), at(8)]
 
 
@@ -135,10 +140,17 @@ def test_another_agent_of_another_clock_is_believed() -> None:
     assert job.attempt.view(at(20)).ranks[0].status.state is RankState.EXITED
 
 
+def test_the_wall_clock_of_the_service_moves_all_times() -> None:
+    """It is set a minute ahead: the line of a clock that did not jump moves, and all times with it,
+    so no wait becomes longer."""
+    job = waiting_job()
+    job.attempt.clocks.set([0], 1, 50_000, at(70), line(BEHIND + 60 * S))
+    snapshot = job.attempt.snapshot(at(80))
+    assert (snapshot.pairs.head_since[0], snapshot.as_of[0]) == (at(65), at(68))
+
+
 def test_a_new_process_has_none_of_the_times() -> None:
-    job = Job()
-    job.attempt.clocks.set([0], 1, 50_000, at(0), line())
-    waiting(job)
+    job = waiting_job()
     job.attempt.rank(rank_info(0, pid=4711))
     snapshot = job.attempt.snapshot(at(20))
     assert snapshot.pairs.since.any() == snapshot.as_of.any() == False  # noqa: E712
@@ -156,8 +168,8 @@ def test_the_order_of_reports_does_not_matter(order: tuple[int, ...]) -> None:
     reports: list[Callable[[], object]] = [
         lambda: job.entries(0, [7], Flags.JOINED, created=5, now=20, replay=True),
         lambda: job.entries(0, [7], Flags.COMPLETED, completed=6.5, now=20, replay=True),
-        lambda: observe.watermarks(job.attempt, [(pair, 7, 7, 6, at(5))], 0, at(6), at(20)),
-        lambda: observe.watermarks(job.attempt, [(pair, 7, 7, 7, 0)], 0, at(7), at(20)),
+        lambda: observe.watermarks(job.attempt, [(pair, 7, 7, 6, at(5))], 0, at(6)),
+        lambda: observe.watermarks(job.attempt, [(pair, 7, 7, 7, 0)], 0, at(7)),
     ]
     for number in order:
         reports[number]()
@@ -176,7 +188,7 @@ def test_what_the_device_started() -> None:
     )
     observe.entries(job.attempt, 1, job.group, [1], Flags.STARTED, created=at(1), now=at(4))
     pair = job.attempt.pair(0, job.group)
-    observe.watermarks(job.attempt, [(pair, 1, 1, 0, at(1))], 0, at(5), at(6))
+    observe.watermarks(job.attempt, [(pair, 1, 1, 0, at(1))], 0, at(5))
     assert job.attempt.snapshot(at(9)).pairs.moved_at.tolist()[:2] == [at(5), at(9)]
     assert job.attempt.tables.pairs.started_at[pair] == at(2)
 

@@ -91,6 +91,16 @@ class Agent:
         return self.clock.used.reason
 
 
+def two_nodes(seconds: int) -> tuple[World, Agent, Agent]:
+    """A service, and two nodes that both ping once a second for so long."""
+    world = World()
+    one, other = Agent(world, "one"), Agent(world, "other")
+    for _ in range(seconds):
+        one.pings(1)
+        other.ping()
+    return world, one, other
+
+
 def marks(sent_at: NodeNs, raw: NodeRawNs | None = None) -> Watermarks:
     """Of no rank: only the clocks matter here."""
     none = np.zeros(0, np.int64)
@@ -268,12 +278,7 @@ def test_exchanges_of_an_agent_that_sends_wall_times_need_a_reading() -> None:
 def test_a_step_of_the_service_moves_all_nodes_at_once(step: int) -> None:
     """Its wall clock is set ahead: with the first ping of one node, the line of all has moved, and
     nothing else of them."""
-    world = World()
-    one, other = Agent(world, "one"), Agent(world, "other")
-    for _ in range(20):
-        world.at += S
-        one.ping()
-        other.ping()
+    world, one, other = two_nodes(20)
     before = [agent.clock.used for agent in (one, other)]
     world.ahead = step
     world.at += S
@@ -423,12 +428,7 @@ def test_alignments_of_earlier_journals_are_read(state: tuple[str, ...]) -> None
 def test_collectives_that_cannot_be_make_both_clocks_unknown() -> None:
     """One node was done 5 ms before the other came: what pings taught of both is dropped, because
     either may be wrong; the next pings teach it again."""
-    world = World()
-    one, other = Agent(world, "one"), Agent(world, "other")
-    for _ in range(5):
-        world.at += S
-        one.ping()
-        other.ping()
+    world, one, other = two_nodes(5)
     assert one.reason == other.reason == ""
     hint = ClockHint(0, 1, -5 * MS, world.now(), MS, MS)
     assert hint.contradicts
@@ -441,12 +441,7 @@ def test_collectives_that_cannot_be_make_both_clocks_unknown() -> None:
 def test_what_a_collective_says_is_said_of_the_right_clock() -> None:
     """One was done 60 µs before the other came, whose clock is known to 10 µs: so the times of the
     one were 50 µs too early, as its own pings permit. Of the other nothing new is known."""
-    world = World()
-    one, other = Agent(world, "one"), Agent(world, "other")
-    for _ in range(5):
-        world.at += S
-        one.ping()
-        other.ping()
+    world, one, other = two_nodes(5)
     before = [offset_s(agent.clock, world) for agent in (one, other)]
     hint = ClockHint(0, 1, -60_000, world.now(), MS, 10_000)
     world.clocks.compare(one.clock, other.clock, 2, hint)
@@ -459,11 +454,6 @@ def test_what_a_collective_says_is_said_of_the_right_clock() -> None:
 
 def test_one_liar_among_many_moves_no_other_clock() -> None:
     """The same of three nodes: one word against another is not enough."""
-    world = World()
-    one, other = Agent(world, "one"), Agent(world, "other")
-    for _ in range(5):
-        world.at += S
-        one.ping()
-        other.ping()
+    world, one, other = two_nodes(5)
     world.clocks.compare(one.clock, other.clock, 3, ClockHint(0, 1, -5 * MS, world.now(), MS, MS))
     assert one.reason == other.reason == ""
