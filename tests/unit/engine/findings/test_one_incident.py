@@ -181,6 +181,23 @@ def test_a_first_suspect_is_named_immediately() -> None:
     assert named(event.finding) == {2: Reason.UNREACHABLE}
 
 
+def test_an_exit_ends_a_silence() -> None:
+    """The agent of rank 2 is away; its successor finds that the rank is gone, and does not know
+    what it did meanwhile."""
+    job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
+    job.run(1)
+    job.reporting.remove(2)
+    job.attempt.connection([2], False)
+    job.join("dp", [0, 1, 3], 1).run(8)
+    finding = job.only()
+    assert named(finding) == {2: Reason.UNREACHABLE}
+    job.attempt.connection([2], True)
+    job.status(2, RankState.EXITED, "gone: no exit record")
+    job.run(6)
+    assert (job.only().id, named(job.only())) == (finding.id, {2: Reason.EXITED})
+    assert job.only().suspects[0].confidence is Confidence.MEDIUM
+
+
 def test_a_stuck_suspect_that_exits_keeps_its_reason() -> None:
     """The rank that a stall names is killed: the finding also says how the rank ended."""
     job = hanging(8)
