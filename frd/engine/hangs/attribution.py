@@ -103,8 +103,8 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
 
 def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
     """Its agent has seen the end of the process, or that it is stopped: a recorder that does not
-    answer is not enough. Between its last report and its end it cannot have waited with the others
-    for a threshold. A rank whose exception blames a peer is hardly the first cause."""
+    answer is not enough. When it ended, it cannot have waited for a threshold, in the op it was in
+    or unseen. A rank whose exception blames a peer is hardly the first cause."""
     snapshot, row = graph.snapshot, graph.snapshot.row(rank)
     detail = text.clean(snapshot.detail[row])
     since = AlignedNs(int(snapshot.state_since[row]))
@@ -124,10 +124,10 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
     words.append(_last_joined(graph, rank, held_up, fresh=False))
     onset = _onset(graph, held_up)
     began = snapshot.moment(rank, since) if since > 0 else onset
-    margin_ns = snapshot.margin_ns(rank, onset)
-    unseen_ns = since - max(graph.facts.as_of(rank), onset.at - (margin_ns or 0))
-    is_seen = margin_ns is not None and unseen_ns < _threshold_ns(graph, held_up)
-    return _named(graph, rank, reason, began, (premise, is_seen or None), *words)
+    margin_ns, head = snapshot.margin_ns(rank, onset), graph.waits.head(rank)
+    free_at = head.since if head else max(graph.facts.as_of(rank), onset.at - (margin_ns or 0))
+    is_free = margin_ns is not None and since - free_at < _threshold_ns(graph, held_up)
+    return _named(graph, rank, reason, began, (premise, is_free or None), *words)
 
 
 def _silence(graph: Graph, unknown: UnknownRank, held_up: Sequence[Wait]) -> list[Dated]:

@@ -79,6 +79,16 @@ def test_a_rank_that_may_have_waited_before_it_ended(
     assert (suspect.reason, suspect.confidence) == (Reason.EXITED, confidence)
 
 
+def test_a_rank_that_may_have_waited_in_an_op_before_it_ended() -> None:
+    """Rank 2 was killed in an op of 9 s. It is not known whether it did something else meanwhile,
+    as all that it did was reported at its end."""
+    scene = Scene(5).group("dp", range(4)).passed("dp", 6, [2]).waits("dp", 7, [0, 1, 3])
+    scene.group("tp", [2, 4]).passed("tp", 2, [4]).waits("tp", 3, [2], 20)
+    scene.rank(2, state=RankState.EXITED, state_age=11, as_of_age=11.5, moved_age=11.5)
+    [suspect] = scene.only().suspects
+    assert (suspect.rank, suspect.confidence) == (2, Confidence.MEDIUM)
+
+
 def test_a_rank_that_exited_after_it_completed_is_no_cause() -> None:
     """Rank 3 left after it completed seq 7; 2 is missing in seq 8 of a group without 3."""
     scene = Scene(4).group("tp", [0, 1, 2]).group("dp", range(4)).passed("dp", 7, range(4))
