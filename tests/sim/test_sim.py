@@ -40,12 +40,14 @@ REGRESSIONS: dict[int, str] = {
     70574: "evidence: a wait due to one hang was taken for evidence of another, hidden in sends",
     70174: "liars: an exit that a lying agent invented stays open until the attempt ends",
     1745: "exits: an exit that an agent found after its restart counted as late as it was found",
+    5995: "first causes: a silent peer hid the device that had never started",
     7220: "channels: sends that were over when they were read ended none before them",
 }
 """Seeds that found something, and what."""
 MISSED: dict[int, str] = {
     4243: "the service was down while a rank waited in a circle and was killed: it may "
     "have moved until its last report",
+    5820: "a finding without suspects gets none any more once one of its ranks has ended",
     70029: "a rank that never joins a collective is not named if other members of it disagree",
 }
 """Seeds with a fault that frd does not find yet, and why."""

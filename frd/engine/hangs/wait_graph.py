@@ -142,7 +142,9 @@ class Graph:
         attendance = self.waits.attendance(wait.instance)
         targets = self._absent(wait)
         if not any(isinstance(target, Member) for target in targets):
-            if silent := self._silent(wait, attendance):
+            silent = self._silent(wait, attendance)
+            is_device = bool(self.stuck_devices(attendance))
+            if silent and (not is_device or isinstance(silent[0], Member)):
                 return (*targets, *silent), None
             if self._is_left(wait.instance, attendance):
                 if self.stuck_inside(attendance, attendance.done_at):
@@ -150,8 +152,8 @@ class Graph:
                 inside = attendance.inside
                 left = self._not_beyond(inside, attendance.done_at)
                 return tuple(self._nodes(wait, inside, left)), None
-            if targets and not wait.started and self.stuck_devices(attendance):
-                return (), Ending.DEVICE  # a device starts what is next for it without its peers
+            if is_device and not wait.started and (targets or silent):
+                return (), Ending.DEVICE
         behind, unstarted = attendance.behind, attendance.unstarted
         targets += self._nodes(wait, behind, self.facts.absence(behind, attendance.first_since))
         if wait.started:
@@ -263,8 +265,8 @@ class Graph:
         return [rank for rank in stuck.tolist() if not self.facts.has_left(rank)]
 
     def stuck_devices(self, attendance: Attendance) -> list[int]:
-        """Members whose device has not started the op although it is next and other devices have.
-        Not a member that left another op a moment ago: its device had no time to start it."""
+        """Members whose device has not started the op although it is next and other devices have: a
+        device needs no peers to start it, but time if its rank left another op a moment ago."""
         if not attendance.any_started:
             return []
         unstarted = set(attendance.unstarted.tolist())
@@ -296,8 +298,7 @@ class Graph:
         return self.snapshot.moment(wait.rank, at)
 
     def is_ripe(self, wait: Wait) -> bool:
-        """The last rank joined so long ago that the op should have completed: before that, an op
-        that a rank joined late is about to complete."""
+        """The last rank joined so long ago that the op is not just about to complete."""
         return self._ripe_at(wait) <= self.snapshot.now
 
     def _ripe_at(self, wait: Wait) -> int:

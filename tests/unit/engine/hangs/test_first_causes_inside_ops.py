@@ -119,6 +119,13 @@ def test_a_device_that_never_started_what_its_peers_started() -> None:
     assert diagnosis.victims == (0, 1, 3)
 
 
+def test_a_device_that_never_started_is_stuck_whatever_silent_ranks_do() -> None:
+    """Rank 1, whose device had started, reports no more; it needs none of its peers to start."""
+    scene = all_joined()
+    scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2]).rank(1, as_of_age=9.0)
+    assert named(scene.only()) == {2: Reason.DEVICE_STUCK}
+
+
 def test_a_device_may_start_after_the_last_report_of_its_rank() -> None:
     """Devices went on a second ago; what is known of 2 is older than that."""
     scene = all_joined()
