@@ -48,6 +48,7 @@ MISSED: dict[int, str] = {
     4243: "the service was down while a rank waited in a circle and was killed: it may "
     "have moved until its last report",
     5820: "a finding without suspects gets none any more once one of its ranks has ended",
+    9159: "of two ranks that stop while no agent looks, only the one that is waited for is named",
     70029: "a rank that never joins a collective is not named if other members of it disagree",
 }
 """Seeds with a fault that frd does not find yet, and why."""
