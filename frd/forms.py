@@ -157,7 +157,7 @@ def unfold_ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
-_SPELLED: Final = {"unknown": "unknown_ranks", "waited_s": "waiting_s"}
+_SPELLED: Final = {"unknown": "unknown_ranks", "waited_s": "waiting_s", "since_at": "since"}
 """Keys of a finding that differ from the name of the field."""
 _FIELDS: Final = {key: field for field, key in _SPELLED.items()}
 _ALWAYS: Final = frozenset({"closed_at", "suspects", "victims", "summary", "stack"})
@@ -217,7 +217,7 @@ def _value(key: str, part: Any) -> Any:
             return _values(part)
         case list():
             return [_value("", one) for one in part]
-        case str() if key.endswith("_at"):
+        case str() if _FIELDS.get(key, key).endswith("_at"):
             return utc_ns(part)
         case _:
             return part

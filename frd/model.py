@@ -324,6 +324,41 @@ class MemoryEvent:
     detail: str = ""
 
 
+# -- waits outside recorders ---------------------------------------------------------------
+
+
+class WaitSource(StrEnum):
+    """Who saw an unrecorded wait; a rank has at most one of each."""
+
+    STAGE = "stage"
+    """The tap: the rank has not come out of initialization."""
+    STACK = "stack"
+    """The stack of its main thread is in a call of torch.distributed."""
+    LOCK = "lock"
+    """/proc: a process of the rank waits for a lock that a process of another rank holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnrecordedWait:
+    """A rank waits in something that no Flight Recorder shows: a call of torch.distributed that
+    leaves no entry, or a lock that another rank holds. Such a rank waits like one in an op: it does
+    nothing else. Replaces the rank's earlier one of the same source."""
+
+    rank: int
+    source: WaitSource
+    op: str
+    """``init_process_group``, ``new_group``, ``recv``, ``monitored_barrier``, ``lock``. Empty: as
+    of `as_of_ns` the rank waits in nothing that this source would show."""
+    since_ns: NodeNs | NodeRawNs
+    """Node time: it has waited at least since then."""
+    as_of_ns: NodeNs | NodeRawNs
+    """Node time at which it was last seen there."""
+    peers: tuple[int, ...] = ()
+    """The ranks that it waits for; empty if they are not known."""
+    detail: str = ""
+    """For people: ``train.py:88 in exchange``, ``/ckpt/.lock held by pid 991``."""
+
+
 # -- findings --------------------------------------------------------------------------------
 
 
@@ -424,6 +459,83 @@ class Activity:
     """Child processes; idle workers last."""
 
 
+class WaitKind(StrEnum):
+    """What a suspect process waits for; docs/waits-for.md explains each. The names are stable."""
+
+    FILE_READ = "file_read"
+    FILE_WRITE = "file_write"
+    FILE_SYNC = "file_sync"
+    FILE_OPEN = "file_open"
+    PAGE_FAULT = "page_fault"
+    LOCK_FILE = "lock_file"
+    """A lock on a file, by flock or fcntl."""
+    LOCK_SHARED = "lock_shared"
+    """A lock in memory that several processes share."""
+    LOCK_INNER = "lock_inner"
+    """A lock inside the process."""
+    PIPE_WORKER = "pipe_worker"
+    """A pipe or socket pair whose other end a process of the same rank holds."""
+    SOCKET = "socket"
+    SLEEP = "sleep"
+    CHILD = "child"
+    ON_CPU = "on_cpu"
+    STOPPED = "stopped"
+    ZOMBIE = "zombie"
+    NOT_ALLOWED = "not_allowed"
+    """The agent has no right to read it."""
+    UNKNOWN = "unknown"
+
+
+class Certainty(StrEnum):
+    SEEN = "seen"
+    """Several samples show the same blocked call and its object."""
+    LIKELY = "likely"
+    """It follows from what was seen, but another cause is possible."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds what a suspect waits for."""
+
+    pid: int
+    """In the agent's pid namespace."""
+    rank: int | None = None
+    """The rank whose process, or whose child process, this is; None if it is of no rank."""
+    process: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitsFor:
+    """What a suspect waits for, at the end of its chain of waits."""
+
+    kind: WaitKind
+    certainty: Certainty
+    what: str = ""
+    """The path, the address, or the lock."""
+    mount: str = ""
+    """Mount point of the path."""
+    fs: str = ""
+    """Type and source of the mounted file system: ``nfs4 server:/export``."""
+    pid: int = 0
+    """Of the process that is blocked: the rank's, or a descendant's. In the agent's namespace."""
+    process: str = ""
+    thread: str = ""
+    since_at: AlignedNs | None = None
+    """It has waited at least since then."""
+    holder: Holder | None = None
+    text: str = ""
+    """One sentence: ``rank 2 waits for data: its loader worker (pid 25037) has been in read() of
+    /data/shard-17.tar (nfs4 server:/export on /data) for 41 s; 3 other workers are idle``."""
+    topic: str = ""
+    """What `text` says after *waits for*: ``data``, ``a lock``."""
+    says: str = ""
+    """The clause of `text` that the duration follows: ``its loader worker (pid 25037) has been in
+    read() of ...``."""
+    rest: str = ""
+    """The clause of `text` after the duration: ``3 other workers are idle``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Suspect:
     """A first cause. `stack`, `inside`, `doing` and `workers` are as in `Activity`."""
@@ -443,6 +555,7 @@ class Suspect:
     """Bound on the error of `onset_at`; None if it is unknown, or there is no other onset."""
     tied: bool = False
     """It began at the same time as another suspect, within the uncertainty of their clocks."""
+    waits_for: WaitsFor | None = None
 
 
 @dataclass(frozen=True, slots=True)

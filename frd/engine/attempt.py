@@ -42,6 +42,7 @@ from frd.model import (
     RankStatus,
     SeriesInfo,
     Signature,
+    UnrecordedWait,
 )
 
 
@@ -114,6 +115,7 @@ class Attempt:
                 self.memory.forget(info.rank)
                 self._collectives.forget(np.unique(self._pairs.group[self._pairs.reset(info.rank)]))
                 self._channels.forget(info.rank)
+                self.tables.unrecorded.forget(info.rank)
         self._ranks.infos[info.rank] = info
         return info.rank
 
@@ -131,6 +133,7 @@ class Attempt:
         self._ranks.clear()
         self.memory.forget()
         self._channels.clear()
+        self.tables.unrecorded.clear()
         self._pairs.reset_all()
         self._collectives.lateness.clear()
         self._collectives.forget(np.arange(self._groups.count, dtype=np.int32))
@@ -274,6 +277,14 @@ class Attempt:
         ranks.statuses[rank] = status
         self._observed += 1
 
+    def observe_unrecorded(self, wait: UnrecordedWait) -> None:
+        """A wait that no recorder shows, or its end; replaces the earlier one of its source.
+
+        An older report than the one that is known changes nothing.
+        """
+        if self.tables.unrecorded.observe(wait):
+            self._observed += 1
+
     def connection(self, ranks: Sequence[int], connected: bool) -> None:
         """The agent of these ranks has connected or disconnected."""
         self._ranks.connected[np.asarray(ranks, np.int64)] = connected
@@ -335,6 +346,7 @@ class Attempt:
             mismatches=self._collectives.facts(),
             created_at=self.created_at,
             p2p_ranks=self._channels.ranks_seen(),
+            unrecorded=self.tables.unrecorded.snapshot(self._ranks, now),
             **snapshot_parts.ranks(self.tables, pairs, now),
         )
 

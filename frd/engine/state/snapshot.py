@@ -27,6 +27,7 @@ from frd.model import (
     RankState,
     Signature,
     UInt8s,
+    UnrecordedWait,
 )
 
 ANY_SEQ: Final = np.iinfo(np.int64).max
@@ -168,6 +169,8 @@ class Snapshot:
     """Aligned ns when the service first heard of the attempt; 0 offline."""
     p2p_ranks: Set[int] = frozenset()
     """Ranks that ever had a P2P op in flight."""
+    unrecorded: Mapping[int, Sequence[UnrecordedWait]] = field(default_factory=dict)
+    """Waits that no recorder shows, by rank; both of their times are aligned."""
 
     def row(self, rank: int) -> int:
         """The row of a rank in the rank arrays, -1 when it was never declared."""

@@ -1,0 +1,64 @@
+"""Waits of ranks that no Flight Recorder shows, by rank and by who saw them.
+
+Stored in node time, as all that is known of one rank, and aligned when a snapshot is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from frd.engine.state.tables import RankTable
+from frd.model import AlignedNs, NodeRawNs, UnrecordedWait, WaitSource
+
+
+class UnrecordedWaits:
+    def __init__(self) -> None:
+        self._by_rank: dict[int, dict[WaitSource, UnrecordedWait]] = {}
+
+    def observe(self, wait: UnrecordedWait) -> bool:
+        """Replace the earlier wait of this rank and source; True if that changes anything.
+
+        A report that is older than the known one changes nothing.
+        """
+        known = self._by_rank.setdefault(wait.rank, {})
+        before = known.get(wait.source)
+        if before is not None and wait.as_of_ns <= before.as_of_ns:
+            return False
+        known[wait.source] = wait
+        return True
+
+    def forget(self, rank: int) -> None:
+        """Another process has the rank."""
+        self._by_rank.pop(rank, None)
+
+    def clear(self) -> None:
+        self._by_rank.clear()
+
+    def move_times(self, rank: int, by_ns: int) -> None:
+        """The node time of a rank is by so much later from now on."""
+        for source, wait in self._by_rank.get(rank, {}).items():
+            self._by_rank[rank][source] = replace(
+                wait,
+                since_ns=NodeRawNs(wait.since_ns + by_ns),
+                as_of_ns=NodeRawNs(wait.as_of_ns + by_ns),
+            )
+
+    def snapshot(
+        self, ranks: RankTable, now: AlignedNs
+    ) -> Mapping[int, tuple[UnrecordedWait, ...]]:
+        """The waits that were seen last, in aligned time; not those that are over."""
+        found = {}
+        for rank, known in self._by_rank.items():
+            waits = [wait for wait in known.values() if wait.op]
+            if not waits:
+                continue
+            times = np.array([[wait.since_ns, wait.as_of_ns] for wait in waits])
+            aligned = ranks.to_aligned(rank, times, now).tolist()
+            found[rank] = tuple(
+                replace(wait, since_ns=since, as_of_ns=as_of)
+                for wait, (since, as_of) in zip(waits, aligned, strict=True)
+            )
+        return found
