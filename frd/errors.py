@@ -39,6 +39,10 @@ class TelemetryError(FrdError):
     """Telemetry events that cannot be read; the message names the file."""
 
 
+class TraceError(FrdError):
+    """Traces of I/O that cannot be read; the message names the path."""
+
+
 class StoreError(FrdError):
     """A data directory, database, journal or dump folder that cannot be used."""
 

@@ -1,0 +1,207 @@
+"""One line of a DFTracer trace, of any dialect, as a typed value.
+
+The dialect is decided line by line from its shape, because the version that a trace states is
+unreliable. DFTracer writes strings without escaping them, cuts a line that is longer than its
+buffer, and then loses the newline, so that the next record is glued to the cut one: `records_of`
+recovers what can be recovered. Needs msgspec only, because the agent uses it too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+MAX_INT: Final = (1 << 63) - 1
+TRACER: Final = "dftracer"
+"""The category of DFTracer's own events: ``start`` and ``end`` of a process, and of metadata."""
+_UNSIGNED: Final = 1 << 64
+_GLUE: Final = re.compile(rb'(?<!"args":)(?=\{"(?:id|name)":)')
+"""Where a record begins. The arguments of a v1 metadata line begin with a name as well."""
+_ARRAY: Final = (b"[", b"]")
+"""The first and last line of the dialects before 2.2."""
+
+
+class BrokenLine(ValueError):
+    """A line that is no record: cut, glued to another one, or damaged."""
+
+
+class Phase(IntEnum):
+    """`ph` as 2.2 writes it; the other dialects have letters."""
+
+    COMPLETE = 1
+    COUNTER = 2
+    AGGREGATED = 3
+    METADATA = 4
+
+
+PHASES: Final[Mapping[object, Phase]] = {
+    **{phase.value: phase for phase in Phase},
+    "X": Phase.COMPLETE,
+    "C": Phase.COUNTER,
+    "A": Phase.AGGREGATED,
+    "M": Phase.METADATA,
+}
+"""By what a line may have; "C" is also that of an aggregated record, which has ``dft_cnt``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A call that has returned, or a counter."""
+
+    phase: Phase
+    name: str
+    cat: str
+    pid: int
+    tid: int
+    ts: int
+    """Its begin since the epoch, on the node's real-time clock, in the unit of the trace: µs unless
+    a `Metadata` with `key` ``time_metric`` has another one."""
+    dur: int | None
+    """In the same unit, at least 0; None if the record has no duration, so is no span."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """Empty unless the job had DFTRACER_INC_METADATA=1."""
+    stepped: bool = False
+    """The clock stepped back during the call: `dur` is 0 and means nothing."""
+
+    @property
+    def host(self) -> str:
+        """The key of its host, see `host_key`."""
+        return host_key(self.args)
+
+    @property
+    def file(self) -> str:
+        """The key of its file, see `file_key`; empty if it has none."""
+        return file_key(self.args.get("fhash"), self.args.get("fname"))
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """A definition: the text of a hash, or a fact about the process."""
+
+    kind: str
+    """``HH`` (host), ``FH`` (file), ``SH`` (other text), ``PR`` and ``CM`` (facts), ..."""
+    key: str
+    """Of FH, HH and SH: the hash. Of others: the name of the fact, such as ``rank``."""
+    value: str
+    """Of FH, HH and SH: the text. Of others: the fact."""
+    pid: int
+    host: str = ""
+
+
+Record: TypeAlias = Event | Metadata
+
+_HASHES: Final = frozenset({"FH", "HH", "SH"})
+_INLINE: Final = "="
+"""Begins the key of a text that the line itself has (v0), which no hash begins with."""
+
+
+def host_key(args: Mapping[str, Any]) -> str:
+    return file_key(args.get("hhash"), args.get("hostname"))
+
+
+def file_key(hashed: object, text: object) -> str:
+    """The hash as text, or for dialect v0 ``=`` and the name itself; empty if there is neither."""
+    if hashed is not None and hashed != "":
+        return str(hashed)
+    return f"{_INLINE}{text}" if text else ""
+
+
+def inline_text(key: str) -> str | None:
+    """The text of a key that has it; None for a hash."""
+    return key[1:] if key.startswith(_INLINE) else None
+
+
+def parse_line(line: bytes) -> Record | None:
+    """The record in one line; None for an empty line or a bracket of the JSON array.
+
+    Raises:
+        BrokenLine: the line is no record.
+    """
+    line = line.strip().removesuffix(b",").rstrip()
+    if not line or line in _ARRAY:
+        return None
+    if line.startswith(b"[{"):
+        line = line[1:]
+    return _record(_object(line))
+
+
+def records_of(line: bytes) -> tuple[list[Record], bool]:
+    """All records that a line has, and whether a part of it is lost.
+
+    A line that is cut is glued to the next record; two whole records may be glued, too.
+    """
+    try:
+        record = parse_line(line)
+    except BrokenLine:
+        parts = [part for part in _GLUE.split(line) if part.strip(b" \t\r\n,[]")]
+    else:
+        return ([record] if record is not None else []), False
+    records: list[Record] = []
+    lost = False
+    for part in parts:
+        try:
+            record = parse_line(part)
+        except BrokenLine:
+            lost = True
+        else:
+            records += [record] if record is not None else []
+    return records, lost
+
+
+def _object(line: bytes) -> Mapping[str, Any]:
+    try:
+        document = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        try:  # raw control characters in strings, or bytes that are not UTF-8
+            document = json.loads(line.decode("utf-8", "replace"), strict=False)
+        except (ValueError, RecursionError):
+            raise BrokenLine("no JSON object") from None
+    if not isinstance(document, dict):
+        raise BrokenLine("no JSON object")
+    return document
+
+
+def _record(document: Mapping[str, Any]) -> Record:
+    name, cat = document.get("name"), document.get("cat")
+    ph, args = document.get("ph"), document.get("args", {})
+    if not isinstance(name, str) or not isinstance(cat, str) or not isinstance(args, dict):
+        raise BrokenLine("a record has a name, a category and arguments")
+    phase = PHASES.get(ph) if isinstance(ph, int | str) else None
+    if phase is None:
+        raise BrokenLine(f"ph: {ph!r}: no known phase")
+    if phase is Phase.METADATA:
+        return _metadata(name, args, _integer(document, "pid"))
+    if phase is Phase.COUNTER and "dft_cnt" in args:
+        phase = Phase.AGGREGATED
+    dur, stepped = None, False
+    if "dur" in document and phase is Phase.COMPLETE:
+        dur = _integer(document, "dur", limit=_UNSIGNED)
+        if stepped := not 0 <= dur <= MAX_INT:  # negative, written as an unsigned number
+            dur = 0
+    pid, tid, ts = (_integer(document, key) for key in ("pid", "tid", "ts"))
+    return Event(phase, name, cat, pid, tid, ts, dur, args, stepped)
+
+
+def _metadata(kind: str, args: Mapping[str, Any], pid: int) -> Metadata:
+    name, value = str(args.get("name", "")), str(args.get("value", ""))
+    host = file_key(args.get("hhash"), None)
+    if kind in _HASHES:
+        return Metadata(kind, key=value, value=name, pid=pid, host=host)
+    return Metadata(kind, key=name, value=value, pid=pid, host=host)
+
+
+def _integer(document: Mapping[str, Any], key: str, limit: int = MAX_INT) -> int:
+    value = document.get(key, 0)
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise BrokenLine(f"{key}: {value!r}: no integer") from None
+    if not -MAX_INT <= number <= limit:
+        raise BrokenLine(f"{key}: {value!r}: out of range")
+    return number
