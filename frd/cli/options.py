@@ -8,7 +8,7 @@ import functools
 import inspect
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -160,6 +160,26 @@ def ranks_option(words: str) -> Callable[[_F], _F]:
 def since_option(function: _F) -> _F:
     words = "Findings that were open then or later: 7d, 12h, 30m ago, or a time."
     return click.option("--since", metavar="WHEN", callback=when, help=words)(function)
+
+
+class SeveralValues(click.Command):
+    """A command whose option ``--traces`` takes all values up to the next option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [*_repeated(args, "--traces")])
+
+
+def _repeated(args: Iterable[str], option: str) -> Iterator[str]:
+    """``--traces a b`` as ``--traces a --traces b``."""
+    is_named, has_value = False, False
+    for word in args:
+        if word.startswith("-") and word != "-":
+            is_named, has_value = word == option, False
+        elif is_named:
+            if has_value:
+                yield option
+            has_value = True
+        yield word
 
 
 def print_json(value: object) -> None:

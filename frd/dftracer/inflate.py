@@ -1,6 +1,6 @@
 """Gzip as DFTracer writes it: one member after another, the last one often incomplete.
 
-2.x compresses each buffer as a member of its own, and the bytes after the last newline of the
+2.x compresses each buffer as a separate member, and the bytes after the last newline of the
 compressed data stay in the writer's memory while the job runs. So the end of a file is usually in
 the middle of a member: what can be unpacked is data, the rest is missing, not damage.
 """

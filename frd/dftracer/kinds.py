@@ -16,7 +16,7 @@ class Kind(IntEnum):
     """The training loop waits for a batch."""
     COMPUTE = 2
     IO = 3
-    """I/O that is none of the next four. All from here on are I/O."""
+    """Other I/O than the next four. All from here on are I/O."""
     READ = 4
     WRITE = 5
     OPEN = 6

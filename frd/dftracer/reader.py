@@ -252,7 +252,7 @@ def _numbers_at(kind: UInt8s, args: Sequence[Args], key: str) -> Int64s:
 
 
 def _integers(values: list[Any], missing: int) -> Int64s:
-    """Integers; a value that is none counts as missing."""
+    """Integers; any other value counts as missing."""
     if not _INT.issuperset(map(type, values)):
         values = [_integer(value, missing) for value in values]
     try:

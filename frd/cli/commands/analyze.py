@@ -1,12 +1,12 @@
-"""`frd analyze`: the verdict on a folder of dumps, or on files of memory telemetry, without a
-service.
+"""`frd analyze`: the verdict on a folder of dumps, on traces of I/O, or on files of memory
+telemetry, without a service.
 
 Parses flags, shows progress and prints. `frd.offline` analyzes, makes the tables and writes files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,24 +15,46 @@ from click.core import ParameterSource
 from rich.console import Group
 
 from frd.cli import FINDINGS_PRESENT
-from frd.cli.options import PATH, console, json_option, print_json, progress, ranks_option
-from frd.usage import examples, plain
+from frd.cli.options import (
+    PATH,
+    SeveralValues,
+    console,
+    json_option,
+    print_json,
+    progress,
+    ranks_option,
+)
+from frd.usage import examples
 
 if TYPE_CHECKING:  # the analysis is imported late, so that `--help` and completion are fast
     from frd.offline.analysis.analyze import Analysis
-    from frd.offline.output.selection import Selection
+    from frd.offline.io.analysis import IoAnalysis
 
 
 @click.command(
     "analyze",
+    cls=SeveralValues,
     epilog=examples(
         "frd analyze dumps                         # the verdict",
         "frd analyze dumps --entries --ranks 2     # what rank 2 recorded",
         "frd analyze dumps --timeline t.pftrace.gz",
+        "frd analyze dumps --traces traces         # and the files its ranks read",
         "frd analyze --memory rank_0.jsonl rank_1.jsonl",
     ),
 )
-@click.argument("paths", metavar="DIR.. | --memory FILE..", nargs=-1, required=True, type=PATH)
+@click.argument("paths", metavar="DIR.. | --memory FILE..", nargs=-1, type=PATH)
+@click.option(
+    "--traces",
+    multiple=True,
+    type=PATH,
+    metavar="PATH..",
+    help="Files and folders of I/O traces (DFTracer): what each rank read and waited for.",
+)
+@click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    help="With --traces: read them on this Dask cluster. Default: processes of this machine.",
+)
 @click.option("--memory", is_flag=True, help="Read files of memory telemetry instead of dumps.")
 @click.option(
     "--clock-uncertainty",
@@ -58,7 +80,7 @@ if TYPE_CHECKING:  # the analysis is imported late, so that `--help` and complet
     "--output",
     type=PATH,
     metavar="FILE",
-    help="Write all tables to a new .json, .sqlite or .parquet file.",
+    help="Write all tables to a new .json, .sqlite or .parquet file; with --traces also .csv.",
 )
 @click.option(
     "--timeline",
@@ -85,6 +107,8 @@ if TYPE_CHECKING:  # the analysis is imported late, so that `--help` and complet
 )
 def command(
     paths: tuple[Path, ...],
+    traces: tuple[Path, ...],
+    scheduler: str | None,
     memory: bool,
     clock_uncertainty: float | None,
     prefix: str | None,
@@ -105,20 +129,20 @@ def command(
 
     The dumps may be of any version and backend, of several hosts in subfolders, gzipped, or what
     `frd dump` made. Several folders are dumps of one job at different times: a wait that is in the
-    first and still in the last has lasted. With --memory: name the rank whose memory rose first,
-    from files of telemetry events. Exit code 3 when there are findings.
+    first and still in the last has lasted. With --traces: what each rank read, waited for and left
+    open, and the file that starved the first cause. With --memory: name the rank whose memory rose
+    first, from files of telemetry events. Exit code 3 when there are findings.
     """
+    if not paths and (memory or not traces):
+        context = click.get_current_context()
+        raise click.MissingParameter(ctx=context, param=context.command.params[0])
     if memory:
         _check_memory(paths)
         return _analyze_memory(paths, clock_uncertainty, as_json)
     if clock_uncertainty is not None:
         raise click.UsageError("--clock-uncertainty: applies to files of telemetry: add --memory")
-    from frd.offline.analysis.analyze import analyze
-    from frd.offline.load.job_choice import load_dumps
-    from frd.offline.output.export import check_export
-    from frd.offline.output.selection import select
-    from frd.store.new_path import check_new
-
+    if scheduler is not None and not traces:
+        raise click.UsageError("--scheduler: applies to traces: add --traces")
     if transform_ft != (group_world_size is not None):
         raise click.UsageError("--transform-ft and --group-world-size: give both or neither")
     if (ranks or groups) and not (entries or collectives):
@@ -127,29 +151,66 @@ def command(
         )
     if stacks and not entries:
         raise click.UsageError("--stacks: the stacks of entries: add --entries")
-    wanted_groups = [part.strip() for part in groups.split(",")] if groups else None
+    if not paths and (entries or collectives or html is not None):
+        raise click.UsageError("--entries, --collectives, --html: show dumps: name their folder")
+    from frd.cli.screens.analysis import Tables, show, write_files
+    from frd.offline.output.export import check_export
+    from frd.offline.output.selection import select
+    from frd.store.new_path import check_new
+
     if output is not None:
-        check_export(output)
+        check_export(output, traces=bool(traces))
     for file in (timeline, html):
         if file is not None:
             check_new(file)
+
+    analysis = _analyze_dumps(paths, prefix, group_world_size, stall_after) if paths else None
+    io = None
+    if traces:
+        analysis, io = _analyze_traces(analysis, traces, scheduler)
+    wanted_groups = [part.strip() for part in groups.split(",")] if groups else None
+    chosen = select(analysis, ranks, wanted_groups) if analysis is not None else None
+    show(chosen, io, paths, Tables(entries, collectives, stacks), as_json=as_json)
+    write_files(analysis, io, paths, output, timeline, html)
+    return FINDINGS_PRESENT if analysis is not None and analysis.findings else 0
+
+
+def _analyze_dumps(
+    paths: Sequence[Path],
+    prefix: str | None,
+    group_world_size: int | None,
+    stall_after: float | None,
+) -> Analysis:
+    from frd.offline.analysis.analyze import analyze
+    from frd.offline.load.job_choice import load_dumps
 
     with progress("reading dumps") as step:
         *earlier, last = load_dumps(
             paths, prefix=prefix, progress=step, transform_ft=group_world_size
         )
-    analysis = analyze(last, stall_after_s=stall_after, earlier=earlier)
-    chosen = select(analysis, ranks, wanted_groups)
-    if as_json:
-        print_json(_json(chosen, entries, collectives))
-    elif entries or collectives:
-        _print_tables(chosen, entries, collectives, stacks)
-    else:
-        from frd.cli.screens.verdict import verdict
+    return analyze(last, stall_after_s=stall_after, earlier=earlier)
 
-        console().print(Group(*verdict(analysis, paths)))
-    _write_files(analysis, paths, output, timeline, html)
-    return FINDINGS_PRESENT if analysis.findings else 0
+
+def _analyze_traces(
+    analysis: Analysis | None, traces: Sequence[Path], scheduler: str | None
+) -> tuple[Analysis | None, IoAnalysis]:
+    """Both; what starved a first cause is in both."""
+    from frd.offline.io.analysis import load_traces
+    from frd.offline.io.starved import with_starved
+
+    known = {}
+    if analysis is not None:
+        ranks = analysis.trace.ranks.items()
+        known = {rank: one.info for rank, one in ranks if one.info is not None}
+    with progress("reading traces") as step:
+        io = load_traces(
+            traces,
+            known=known,
+            offsets_ns=analysis.clock_offsets_ns if analysis is not None else None,
+            scheduler=scheduler,
+            progress=step,
+        )
+    return (None, io) if analysis is None else with_starved(analysis, io)
 
 
 # -- files of memory telemetry -------------------------------------------------------------------
@@ -191,69 +252,3 @@ def _analyze_memory(paths: tuple[Path, ...], clock_uncertainty: float | None, as
     else:
         console().print(Group(*memory_verdict(analysis, paths)))
     return FINDINGS_PRESENT if analysis.findings else 0
-
-
-# -- what is printed ---------------------------------------------------------------------------
-
-
-def _json(chosen: Selection, entries: bool, collectives: bool) -> dict[str, object]:
-    from frd.offline.output import tables
-
-    analysis = chosen.analysis
-    out: dict[str, object] = analysis.to_json()
-    if entries:
-        table = tables.entries(analysis, chosen.ranks, chosen.rows)
-        out["entries"] = list(table.rows())
-    if collectives:
-        out["collectives"] = list(tables.collectives(analysis, chosen.collectives()).rows())
-    return out
-
-
-def _print_tables(chosen: Selection, entries: bool, collectives: bool, stacks: bool) -> None:
-    from frd.offline.output.text_tables import LEGEND, collective_lines, entry_lines
-
-    if entries:
-        _print_lines([LEGEND])
-        for rank in chosen.without_dump:
-            _print_lines([f"rank {rank}: no dump"])
-        for rank in chosen.ranks:
-            rows = chosen.rows(chosen.analysis.trace.ranks[rank])
-            _print_lines(entry_lines(chosen.analysis, rank, rows, stacks=stacks))
-    if collectives:
-        _print_lines(collective_lines(chosen.analysis, chosen.collectives()))
-
-
-def _print_lines(lines: Iterable[str]) -> None:
-    """On a terminal, long lines are cut, not wrapped."""
-    screen = console()
-    width = screen.width if screen.is_terminal else None
-    texts: Iterable[str] = map(plain, lines)
-    if width is not None:
-        texts = (text if len(text) <= width else f"{text[: width - 1]}…" for text in texts)
-    click.echo("\n".join(texts))
-
-
-def _write_files(
-    analysis: Analysis,
-    folders: Sequence[Path],
-    output: Path | None,
-    timeline: Path | None,
-    html: Path | None,
-) -> None:
-    from frd.offline.output.export import export, export_timeline
-    from frd.store.new_path import new_path
-
-    if output is not None:
-        export(analysis, output)
-        click.echo(f"written: {output}", err=True)
-    if timeline is not None:
-        with progress("writing the timeline") as step:
-            export_timeline(analysis, timeline, step)
-        click.echo(f"written: {timeline}: open it in https://ui.perfetto.dev", err=True)
-    if html is not None:
-        from frd.cli.screens.html_page import page
-
-        with new_path(html) as staged:
-            text = page(analysis, folders)
-            staged.write_text(text, encoding="utf-8", errors="backslashreplace")
-        click.echo(f"written: {html}: open it in any browser", err=True)

@@ -1,17 +1,18 @@
-"""Files of an analysis: JSON, SQLite or Parquet by their ending, and the timeline.
+"""Files of an analysis: JSON, SQLite, Parquet or CSV by their ending, and the timeline.
 
-All formats hold the same tables
-under the same names; Parquet, which holds one table a file, has the entries, and the rest of the
-analysis in its metadata.
+JSON and SQLite hold all tables under the same names. Parquet, which holds one table a file, has the
+spans of traces, else the entries, and the rest of the analysis in its metadata; CSV has the spans.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,49 +20,96 @@ import msgspec
 
 from frd.errors import ConfigError, StoreError
 from frd.offline.analysis.analyze import Analysis
-from frd.offline.output.tables import Table, entries, tables
+from frd.offline.io.analysis import IoAnalysis
+from frd.offline.output.io_tables import io_tables
+from frd.offline.output.tables import Table, tables
 from frd.offline.output.timeline import Progress, write_timeline
 from frd.store.new_path import check_new, new_path
 
 _METADATA = b"frd"
 _PACKING = 3
 """A third of the time of the usual level; the padding of a timeline goes either way."""
+_INDEXES = (
+    ("entries", "CREATE INDEX entries_by_collective ON entries (collective_id)"),
+    ("spans", "CREATE INDEX spans_by_rank ON spans (rank)"),
+)
 _SQL = {"int": "INTEGER", "bool": "INTEGER", "float": "REAL"}
 """All else is TEXT: lists and objects are JSON there."""
 
 
-def check_export(path: Path) -> None:
+def check_export(path: Path, *, traces: bool = False) -> None:
     """Refuse before any work is done what `export` would refuse after it.
 
     Raises:
-        ConfigError: an ending that says no format, or Parquet without pyarrow.
+        ConfigError: an ending that says no format, CSV without traces, or Parquet without pyarrow.
         StoreError: the file exists.
     """
     if path.suffix not in _WRITERS:
         raise ConfigError(
-            f"output: {path}: the ending says the format: use .json, .parquet or .sqlite"
+            f"output: {path}: the ending says the format: use .json, .parquet, .sqlite, or .csv "
+            "with --traces"
+        )
+    if path.suffix == ".csv" and not traces:
+        raise ConfigError(
+            f"output: {path}: CSV has the spans of traces: add --traces, or use .json, .parquet or "
+            ".sqlite"
         )
     if path.suffix == ".parquet":
         _pyarrow()
     check_new(path)
 
 
-def export(analysis: Analysis, path: Path) -> None:
-    """Write `analysis` in the format that the ending says.
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """All that a file may have, from dumps, traces or both."""
+
+    document: Mapping[str, Any]
+    """The object that `frd analyze --json` prints."""
+    tables: Sequence[Table]
+    """The largest one last; formats that hold one table have this one."""
+    facts: Mapping[str, str]
+    warnings: Sequence[str]
+
+
+def export(analysis: Analysis | None, path: Path, io: IoAnalysis | None = None) -> None:
+    """Write the analysis of dumps, of traces or of both in the format that the ending says.
 
     Raises:
         ConfigError, StoreError: as `check_export`, and when the file cannot be written.
     """
-    check_export(path)
+    check_export(path, traces=io is not None)
     with new_path(path) as staged:
         try:
-            _WRITERS[path.suffix](analysis, staged)
+            _WRITERS[path.suffix](_content(analysis, io), staged)
         except sqlite3.Error as error:
             raise StoreError(f"output: {path}: {error}: free space or choose another") from None
 
 
-def export_timeline(analysis: Analysis, path: Path, progress: Progress) -> None:
-    """Write the timeline; packed if the ending is ``.gz``.
+def _content(analysis: Analysis | None, io: IoAnalysis | None) -> _Content:
+    document: dict[str, Any] = {}
+    found: list[Table] = []
+    facts: dict[str, str] = {}
+    warnings: list[str] = []
+    if analysis is not None:
+        document |= analysis.to_json()
+        found += tables(analysis)
+        facts |= {
+            "summary": analysis.summary,
+            "clock_source": analysis.clock_source,
+            "not_proven": json.dumps(list(analysis.not_proven)),
+        }
+        warnings += analysis.warnings
+    if io is not None:
+        document["io"] = io.to_json()
+        found += io_tables(io)
+        warnings += io.warnings
+    return _Content(document, found, facts, warnings)
+
+
+def export_timeline(
+    analysis: Analysis | None, path: Path, progress: Progress, io: IoAnalysis | None = None
+) -> None:
+    """Write the timeline of dumps, traces or both; packed if the ending is ``.gz``.
 
     Raises:
         StoreError: the file exists or cannot be written.
@@ -69,22 +117,21 @@ def export_timeline(analysis: Analysis, path: Path, progress: Progress) -> None:
     with new_path(path) as staged, staged.open("wb") as out:
         if path.suffix == ".gz":
             with gzip.GzipFile("", "wb", _PACKING, out) as packed:
-                write_timeline(analysis, packed, progress)
+                write_timeline(analysis, packed, progress, io)
         else:
-            write_timeline(analysis, out, progress)
+            write_timeline(analysis, out, progress, io)
 
 
 # -- JSON --------------------------------------------------------------------------------------
 
 
-def _json(analysis: Analysis, path: Path) -> None:
-    """The object of `Analysis.to_json`, and the tables that it has not."""
-    document = analysis.to_json()
+def _json(content: _Content, path: Path) -> None:
+    """The object of `frd analyze --json`, and the tables that it has not."""
     with path.open("wb") as out:
         out.write(b"{")
-        for name, value in document.items():
+        for name, value in content.document.items():
             out.write(_key(name) + msgspec.json.encode(value) + b",\n")
-        rest = [table for table in tables(analysis) if table.name not in document]
+        rest = [table for table in content.tables if table.name not in content.document]
         for table in rest:
             out.write(_key(table.name) + b"[")
             for number, row in enumerate(table.rows()):
@@ -99,22 +146,19 @@ def _key(name: str) -> bytes:
 # -- SQLite ------------------------------------------------------------------------------------
 
 
-def _sqlite(analysis: Analysis, path: Path) -> None:
+def _sqlite(content: _Content, path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous = OFF")  # the file is not there before it is whole
         db.execute("BEGIN")
-        for table in tables(analysis):
+        for table in content.tables:
             _fill(db, table)
         db.execute("CREATE TABLE analysis (key TEXT PRIMARY KEY, value TEXT)")
-        facts = {
-            "summary": analysis.summary,
-            "clock_source": analysis.clock_source,
-            "not_proven": json.dumps(list(analysis.not_proven)),
-        }
-        db.executemany("INSERT INTO analysis VALUES (?, ?)", facts.items())
+        db.executemany("INSERT INTO analysis VALUES (?, ?)", content.facts.items())
         db.execute("CREATE TABLE warnings (warning TEXT)")
-        db.executemany("INSERT INTO warnings VALUES (?)", [[text] for text in analysis.warnings])
-        db.execute("CREATE INDEX entries_by_collective ON entries (collective_id)")
+        db.executemany("INSERT INTO warnings VALUES (?)", [[text] for text in content.warnings])
+        for name, statement in _INDEXES:
+            if any(table.name == name for table in content.tables):
+                db.execute(statement)
         db.execute("COMMIT")
 
 
@@ -137,7 +181,7 @@ def _fill(db: sqlite3.Connection, table: Table) -> None:
 # -- Parquet -----------------------------------------------------------------------------------
 
 
-def _parquet(analysis: Analysis, path: Path) -> None:
+def _parquet(content: _Content, path: Path) -> None:
     pa = _pyarrow()
     from pyarrow import parquet
 
@@ -146,26 +190,40 @@ def _parquet(analysis: Analysis, path: Path) -> None:
     def arrow(kind: str) -> Any:
         return pa.list_(arrow(kind[:-2])) if kind.endswith("[]") else scalars[kind]
 
-    table = entries(analysis)
-    columns = {**table.columns, "stack": "str[]"}
-    about = msgspec.json.encode(analysis.to_json())
+    table = content.tables[-1]
+    with_stacks = "stack_id" in table.columns
+    columns = {**table.columns, **({"stack": "str[]"} if with_stacks else {})}
+    about = msgspec.json.encode(content.document)
     schema = pa.schema(
         [(name, arrow(kind)) for name, kind in columns.items()], metadata={_METADATA: about}
     )
-    stacks = [[*map(str, row["frames"])] for row in _named(analysis, "stacks").rows()]
-    at = list(columns).index("stack_id")
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        for batch in table.batches():
-            stack = [stacks[number] if number is not None else None for number in batch[at]]
+        for batch in _with_stacks(content, table) if with_stacks else table.batches():
             arrays = [
-                pa.array(column, field.type)
-                for column, field in zip([*batch, stack], schema, strict=True)
+                pa.array(column, field.type) for column, field in zip(batch, schema, strict=True)
             ]
             writer.write_batch(pa.record_batch(arrays, schema=schema))
 
 
-def _named(analysis: Analysis, name: str) -> Table:
-    return next(table for table in tables(analysis) if table.name == name)
+def _with_stacks(content: _Content, table: Table) -> Iterator[Sequence[Sequence[Any]]]:
+    """Entries with the frames of their stacks in place."""
+    of_stacks = next(one for one in content.tables if one.name == "stacks")
+    stacks = [[*map(str, row["frames"])] for row in of_stacks.rows()]
+    at = list(table.columns).index("stack_id")
+    for batch in table.batches():
+        yield [*batch, [stacks[n] if n is not None else None for n in batch[at]]]
+
+
+# -- CSV ---------------------------------------------------------------------------------------
+
+
+def _csv(content: _Content, path: Path) -> None:
+    table = content.tables[-1]
+    with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(table.columns)
+        for batch in table.batches():
+            writer.writerows(zip(*batch, strict=True))
 
 
 def _pyarrow() -> Any:
@@ -179,7 +237,8 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-_WRITERS: dict[str, Callable[[Analysis, Path], None]] = {
+_WRITERS: dict[str, Callable[[_Content, Path], None]] = {
+    ".csv": _csv,
     ".json": _json,
     ".parquet": _parquet,
     ".sqlite": _sqlite,

@@ -23,7 +23,9 @@ from frd.flight.trace import STATES, RankTrace
 from frd.forms import fold_ranks
 from frd.model import UNKNOWN_SEQ, Bools, Finding, Int64s
 from frd.offline.analysis.analyze import Analysis
+from frd.offline.io.analysis import IoAnalysis
 from frd.offline.output.cell_text import frame_text, op_text, sizes_text
+from frd.offline.output.io_tracks import add_io
 from frd.offline.output.op_intervals import OPEN, ends, flows, lanes
 from frd.offline.output.perfetto import BEGIN, INSTANT, TraceWriter
 from frd.offline.output.text_tables import stuck_in
@@ -41,15 +43,25 @@ _RANKS: Final = 1 << 24
 """Order of tracks: findings, first causes, then the other ranks."""
 
 
-def write_timeline(analysis: Analysis, out: BufferedIOBase, progress: Progress) -> None:
-    """Write the whole timeline to `out`, rank by rank."""
-    timeline = _Timeline(analysis, TraceWriter(out, _beginning(analysis)))
-    timeline.add_findings()
-    ranks = sorted(analysis.trace.ranks)
-    for number, rank in enumerate(ranks, 1):
-        timeline.add_rank(rank)
-        progress(number, len(ranks))
-    timeline.writer.flush()
+def write_timeline(
+    analysis: Analysis | None,
+    out: BufferedIOBase,
+    progress: Progress,
+    io: IoAnalysis | None = None,
+) -> None:
+    """Write the whole timeline of dumps, traces or both to `out`, rank by rank."""
+    writer = TraceWriter(out, _beginning(analysis, io))
+    tracks: dict[int, int] = {}
+    if analysis is not None:
+        timeline = _Timeline(analysis, writer)
+        timeline.add_findings()
+        ranks = sorted(analysis.trace.ranks)
+        for number, rank in enumerate(ranks, 1):
+            tracks[rank] = timeline.add_rank(rank)
+            progress(number, len(ranks))
+    if io is not None:
+        add_io(writer, io, tracks, progress, order=_RANKS)
+    writer.flush()
 
 
 class _Timeline:
@@ -67,8 +79,8 @@ class _Timeline:
             evidence = "; ".join(f"rank {s.rank}: {s.evidence}" for s in finding.suspects)
             self._add_finding(track, finding, finding.summary, evidence, ())
 
-    def add_rank(self, rank: int) -> None:
-        """Add the tracks of one rank."""
+    def add_rank(self, rank: int) -> int:
+        """Add the tracks of one rank, and return the one above them."""
         trace = self._trace.ranks[rank]
         name = f"rank {rank}"
         if trace.info is not None and trace.info.node:
@@ -96,6 +108,7 @@ class _Timeline:
             if len(rows):
                 flow = flows(collective[rows])
                 self._add_ops(trace.take(rows), end[rows], flow, is_stuck[rows], label, track)
+        return track
 
     def _add_ops(
         self, ops: RankTrace, end_ns: Int64s, flow_id: Int64s, stuck: Bools, label: str, parent: int
@@ -187,12 +200,14 @@ def _state(code: int) -> str:
     return STATES[state] + (", retired" if retired else "")
 
 
-def _beginning(analysis: Analysis) -> int:
-    """The earliest time of any op, aligned; 0 when there is none."""
-    offsets = analysis.clock_offsets_ns
-    known = [
-        int(created.min()) + offsets.get(rank, 0)
-        for rank, trace in analysis.trace.ranks.items()
-        if len(created := trace.created_ns[trace.created_ns > 0])
-    ]
+def _beginning(analysis: Analysis | None, io: IoAnalysis | None) -> int:
+    """The earliest time of any op or span, aligned; 0 when there is none."""
+    known = [one.usage.first_ns for one in io.ranks] if io is not None else []
+    if analysis is not None:
+        offsets = analysis.clock_offsets_ns
+        known += [
+            int(created.min()) + offsets.get(rank, 0)
+            for rank, trace in analysis.trace.ranks.items()
+            if len(created := trace.created_ns[trace.created_ns > 0])
+        ]
     return max(min(known, default=0), 0)

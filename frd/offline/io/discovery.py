@@ -1,0 +1,149 @@
+"""Which files are traces, and the pieces of them that are read independently.
+
+A file is a piece, unless it is large: then a plain file is cut at newlines, a compressed one at the
+members of which DFTracer 2 makes it. Only names, sizes and some bytes are read here. Links to
+folders are not followed and the number of files is bounded, because a user may name ``/``.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import FileIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from frd.dftracer.inflate import MAGIC, begins_member
+from frd.errors import TraceError
+from frd.offline.load.discovery import searched
+
+MAX_FILES: Final = 1_000_000
+PLAIN, PACKED = ".pfw", ".pfw.gz"
+PLAIN_PIECE: Final = 64 << 20
+"""Bytes of a plain file that are read as one piece, about 300,000 events."""
+PACKED_PIECE: Final = 6 << 20
+"""Bytes of a compressed file; traces are packed by a factor of ten to twenty."""
+_PROBE: Final = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFile:
+    path: Path
+    size: int
+    packed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a file: whole records, from byte `first` to before byte `end`.
+
+    In a plain file these are any bytes: the piece has the lines that begin in them. In a packed one
+    they are the bounds of members.
+    """
+
+    file: TraceFile
+    first: int
+    end: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.end >= self.file.size
+
+
+def find_traces(paths: Sequence[Path]) -> tuple[list[TraceFile], list[str]]:
+    """The traces in files and folders, by path, and warnings.
+
+    Raises:
+        TraceError: a path does not exist, or there is no trace at all.
+    """
+    warnings: list[str] = []
+    found: dict[Path, TraceFile] = {}
+    for given in paths:
+        path = Path(os.path.abspath(given))
+        if not path.exists():
+            raise TraceError(f"{path}: no such file or folder: name DFTracer's files or folder")
+        names = _in_folder(path, warnings) if path.is_dir() else iter([path])
+        for one in names:
+            if len(found) >= MAX_FILES:
+                warnings.append(f"{path}: more than {MAX_FILES} traces: the others are left out")
+                break
+            if (file := _trace_file(one, warnings)) is not None:
+                found[one] = file
+    if not found:
+        raise TraceError(_nothing(paths))
+    _drop_doubles(found, warnings)
+    return [found[path] for path in sorted(found)], warnings
+
+
+def _in_folder(folder: Path, warnings: list[str]) -> Iterator[Path]:
+    def unreadable(error: OSError) -> None:
+        warnings.append(f"{error.filename}: {error.strerror}: left out")
+
+    for parent, folders, names in os.walk(folder, onerror=unreadable):
+        folders[:] = searched(parent, folders)
+        yield from (Path(parent, name) for name in sorted(names) if name.endswith((PLAIN, PACKED)))
+
+
+def _trace_file(path: Path, warnings: list[str]) -> TraceFile | None:
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            warnings.append(f"{path}: no regular file: left out")
+            return None
+        with open_trace(path) as file:
+            return TraceFile(path, status.st_size, file.read(len(MAGIC)) == MAGIC)
+    except OSError as error:
+        warnings.append(f"{path}: {error.strerror}: left out")
+        return None
+
+
+def open_trace(path: Path) -> FileIO:
+    return open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
+
+
+def _drop_doubles(found: dict[Path, TraceFile], warnings: list[str]) -> None:
+    """While `gzip` packs a trace, and if it is killed, the plain file is the whole one."""
+    for path in [path for path in found if path.name.endswith(PACKED)]:
+        if path.with_suffix("") in found:
+            warnings.append(f"{path}: the same trace is there unpacked: left out")
+            del found[path]
+
+
+def _nothing(paths: Sequence[Path]) -> str:
+    named = ", ".join(map(str, paths[:3])) + (", ..." if len(paths) > 3 else "")
+    return (
+        f"{named}: no trace: name files {PLAIN} or {PACKED} of DFTracer, or a folder that has some "
+        "(the job needs DFTRACER_ENABLE=1, and DFTRACER_LOG_FILE says where)"
+    )
+
+
+def pieces_of(file: TraceFile) -> list[Piece]:
+    """The pieces of one file, in order; at least one."""
+    cuts = _member_cuts(file) if file.packed else range(PLAIN_PIECE, file.size, PLAIN_PIECE)
+    bounds = [0, *cuts, max(file.size, 1)]
+    return [Piece(file, *bound) for bound in pairwise(bounds)]
+
+
+def _member_cuts(file: TraceFile) -> list[int]:
+    if file.size <= PACKED_PIECE:
+        return []
+    cuts: list[int] = []
+    try:
+        with (
+            open_trace(file.path) as opened,
+            mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as packed,
+        ):
+            at = packed.find(MAGIC, PACKED_PIECE)
+            while at >= 0:
+                step = 1
+                if begins_member(packed[at : at + _PROBE]):
+                    cuts.append(at)
+                    step = PACKED_PIECE
+                at = packed.find(MAGIC, at + step)
+    except (OSError, ValueError):
+        return []
+    return cuts

@@ -1,0 +1,167 @@
+"""What runs the functions of the analysis: this process, or Dask.
+
+Two ways of one small contract: `submit` a function, whose arguments may be results that are not
+there yet, and `gather` results in the order in which they were submitted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+from frd.errors import ConfigError, ServiceUnavailable
+
+Progress = Callable[[int, int], None]
+"""Called with the number of results that are there, and of all."""
+
+LARGE_BYTES: Final = 256 << 20
+"""Below this, unpacked, starting processes costs more than they save."""
+_PACKED_FACTOR: Final = 12
+_TIMEOUT_S: Final = 15
+_WORKERS: Final = "FRD_DASK_WORKERS"
+
+
+class Engine(Protocol):
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """A handle of the result."""
+
+    def gather(self, handles: Sequence[Any], progress: Progress | None = None) -> list[Any]: ...
+
+
+class _Pending:
+    """A call that is made when its result is wanted."""
+
+    __slots__ = ("_call", "_result")
+
+    def __init__(self, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+        self._call: tuple[Callable[..., Any], Sequence[Any]] | None = (function, arguments)
+        self._result: Any = None
+
+    def result(self) -> Any:
+        if self._call is not None:
+            function, arguments = self._call
+            values = [one.result() if isinstance(one, _Pending) else one for one in arguments]
+            self._result, self._call = function(*values), None
+        return self._result
+
+
+class InProcess:
+    """One after another, in this process."""
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return _Pending(function, arguments)
+
+    def gather(self, handles: Sequence[Any], progress: Progress | None = None) -> list[Any]:
+        results = []
+        for number, handle in enumerate(handles, 1):
+            results.append(handle.result())
+            if progress is not None:
+                progress(number, len(handles))
+        return results
+
+
+class Distributed:
+    """On the workers of a Dask scheduler; results stay there until they are gathered."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self._client.submit(function, *arguments, pure=False)
+
+    def gather(self, handles: Sequence[Any], progress: Progress | None = None) -> list[Any]:
+        from distributed import as_completed
+
+        for number, _ in enumerate(as_completed(handles), 1):
+            if progress is not None:
+                progress(number, len(handles))
+        gathered: list[Any] = self._client.gather(list(handles))
+        return gathered
+
+
+@contextmanager
+def engine_for(
+    packed_bytes: int, plain_bytes: int, scheduler: str | None, warn: Callable[[str], None]
+) -> Iterator[Engine]:
+    """Dask at `scheduler`; else processes of this machine if there is much to read.
+
+    Raises:
+        ConfigError: a scheduler is named, but Dask is not installed.
+        ServiceUnavailable: the scheduler does not answer.
+    """
+    if scheduler is not None:
+        with _client(scheduler) as client:
+            yield Distributed(client)
+        return
+    size = plain_bytes + packed_bytes * _PACKED_FACTOR
+    workers = _workers()
+    if size < LARGE_BYTES or workers < 2:
+        yield InProcess()
+    elif not _has_dask():
+        warn(
+            "traces: large, and read by one process only: `pip install 'frd-daemon[dask]'` to use "
+            f"all {workers} cores"
+        )
+        yield InProcess()
+    else:
+        with local_cluster(workers) as client:
+            yield Distributed(client)
+
+
+def _workers() -> int:
+    given = os.environ.get(_WORKERS, "")
+    return int(given) if given.isdecimal() else len(os.sched_getaffinity(0))
+
+
+def _has_dask() -> bool:
+    try:
+        import distributed  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@contextmanager
+def local_cluster(workers: int) -> Iterator[Any]:
+    """A client of that many processes, which end with it."""
+    import logging
+
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=None,
+            silence_logs=logging.ERROR,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def _client(scheduler: str) -> Iterator[Any]:
+    if not _has_dask():
+        raise ConfigError(
+            f"--scheduler: {scheduler}: needs Dask, which is not installed: "
+            "`pip install 'frd-daemon[dask]'`, or leave it out"
+        )
+    from distributed import Client
+
+    try:
+        client = Client(scheduler, timeout=_TIMEOUT_S)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise ServiceUnavailable(
+            f"--scheduler: {scheduler}: no Dask scheduler answers ({_words(error)}): "
+            "name its address, such as tcp://HOST:8786, or leave it out"
+        ) from None
+    with client:
+        yield client
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,59 @@
+"""Sums, smallest and largest values by key, over columns that come in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from frd.model import Int64s
+
+SUM: Final[Any] = np.add
+LEAST: Final[Any] = np.minimum
+MOST: Final[Any] = np.maximum
+
+_MIN_PENDING: Final = 1 << 14
+"""Rows that are kept before they are grouped."""
+
+
+class Grouped:
+    """Columns with one row a key, each joined by its own function."""
+
+    def __init__(self, how: Mapping[str, Any]) -> None:
+        self._how = how
+        self._keys: list[Int64s] = []
+        self._columns: list[Sequence[Int64s]] = []
+        self._pending = 0
+        self._grouped = 0
+
+    def add(self, keys: Int64s, **columns: Int64s) -> None:
+        """`columns` are those of `how`, parallel to `keys`; keys may repeat."""
+        if not len(keys):
+            return
+        self._keys.append(keys)
+        self._columns.append([columns[name] for name in self._how])
+        self._pending += len(keys)
+        if self._pending > max(_MIN_PENDING, self._grouped):
+            self._group()
+
+    def rows(self) -> tuple[Int64s, dict[str, Int64s]]:
+        """Sorted keys, and the columns by name."""
+        self._group()
+        if not self._keys:
+            return np.empty(0, np.int64), {name: np.empty(0, np.int64) for name in self._how}
+        return self._keys[0], dict(zip(self._how, self._columns[0], strict=True))
+
+    def _group(self) -> None:
+        if not self._pending:
+            return
+        keys = np.concatenate(self._keys)
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+        first = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
+        columns = [
+            join.reduceat(np.concatenate(parts)[order], first)
+            for join, *parts in zip(self._how.values(), *self._columns, strict=True)
+        ]
+        self._keys, self._columns = [keys[first]], [columns]
+        self._pending, self._grouped = 0, len(first)

@@ -1,0 +1,137 @@
+"""Sets of time: sorted, disjoint intervals as two columns, and what is in one but not in another.
+
+`IntervalSet` takes spans as they come. Those of one file come nearly in order, because a trace is
+ordered by the ends of calls; so only the last pieces are ever merged again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+
+from frd.model import Int64s
+
+_PIECE: Final = 1 << 18
+"""Intervals that are compared with another set at a time: memory is limited, not the result."""
+_SMALL: Final = 1 << 14
+"""Pieces of fewer intervals are joined."""
+
+
+def union(start: Int64s, end: Int64s) -> Int64s:
+    """The intervals that spans cover together, shape (2, n): begins and ends, sorted, disjoint.
+
+    Spans that touch are one interval; empty spans are left out.
+    """
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    if not np.all(end > start):
+        kept = end > start
+        start, end = start[kept], end[kept]
+    if not len(start):
+        return np.empty((2, 0), np.int64)
+    reach = np.maximum.accumulate(end)
+    begins = np.concatenate(([True], start[1:] > reach[:-1]))
+    at = np.flatnonzero(begins)
+    last = np.concatenate((at[1:] - 1, [len(start) - 1]))
+    return np.stack((start[at], reach[last]))
+
+
+class IntervalSet:
+    """A growing set of intervals; 16 bytes an interval."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, pieces: Iterable[Int64s] = ()) -> None:
+        self.pieces: list[Int64s] = list(pieces)
+        """Each as `union` returns it, and all in order."""
+
+    def add(self, start: Int64s, end: Int64s) -> None:
+        """Spans in any order."""
+        self._append(union(start, end))
+
+    def update(self, other: IntervalSet) -> None:
+        for piece in other.pieces:
+            self._append(piece)
+
+    def scaled(self, factor: int, offset: int) -> IntervalSet:
+        return IntervalSet(piece * factor + offset for piece in self.pieces)
+
+    @property
+    def length(self) -> int:
+        return sum(int((piece[1] - piece[0]).sum()) for piece in self.pieces)
+
+    def __len__(self) -> int:
+        return sum(piece.shape[1] for piece in self.pieces)
+
+    def minus(self, other: IntervalSet) -> IntervalSet:
+        """What is in this set and not in `other`."""
+        return IntervalSet(_differences(self.pieces, other.joined()))
+
+    def joined(self) -> Int64s:
+        """All of it as one array of shape (2, n)."""
+        return np.concatenate(self.pieces, axis=1) if self.pieces else np.empty((2, 0), np.int64)
+
+    def within(self, begin: Int64s, end: Int64s) -> Int64s:
+        """How much of it is in each of some windows."""
+        out = np.zeros(len(begin), np.int64)
+        for piece in self.pieces:
+            out += _covered_before(piece, end) - _covered_before(piece, begin)
+        return out
+
+    def _append(self, piece: Int64s) -> None:
+        if not piece.shape[1]:
+            return
+        first = piece[0, 0]
+        over: list[Int64s] = []
+        while self.pieces and (
+            self.pieces[-1][1, -1] >= first or self.pieces[-1].shape[1] + piece.shape[1] < _SMALL
+        ):
+            last = self.pieces.pop()
+            apart = int(np.searchsorted(last[1], first)) if last.shape[1] >= _SMALL else 0
+            if apart:
+                self.pieces.append(last[:, :apart])
+                over.append(last[:, apart:])
+                break
+            over.append(last)
+            first = min(first, last[0, 0])
+        if over:
+            together = np.concatenate([piece, *over], axis=1)
+            piece = union(together[0], together[1])
+        self.pieces.append(piece)
+
+
+def _covered_before(piece: Int64s, at: Int64s) -> Int64s:
+    """How much of a piece is before each of some times."""
+    lengths = np.concatenate(([0], np.cumsum(piece[1] - piece[0])))
+    number = np.searchsorted(piece[0], at, side="right")
+    last = np.maximum(number - 1, 0)
+    beyond = np.maximum(piece[1][last] - at, 0) * (number > 0)
+    covered: Int64s = lengths[number] - beyond
+    return covered
+
+
+def _differences(pieces: Iterable[Int64s], other: Int64s) -> Iterator[Int64s]:
+    for piece in pieces:
+        for first in range(0, piece.shape[1], _PIECE):
+            part = piece[:, first : first + _PIECE]
+            low = np.searchsorted(other[1], part[0, 0], side="right")
+            high = np.searchsorted(other[0], part[1, -1])
+            yield _difference(part, other[:, low:high])
+
+
+def _difference(one: Int64s, other: Int64s) -> Int64s:
+    """By a sweep over all begins and ends: the stretches where only `one` is open."""
+    if not other.shape[1]:
+        return one
+    times = np.concatenate((one[0], one[1], other[0], other[1]))
+    ones, others = one.shape[1], other.shape[1]
+    inside = np.repeat(np.array([1, -1, 0, 0], np.int8), (ones, ones, others, others))
+    outside = np.repeat(np.array([0, 0, 1, -1], np.int8), (ones, ones, others, others))
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    is_open = np.cumsum(inside[order], dtype=np.int32) > 0
+    is_open &= np.cumsum(outside[order], dtype=np.int32) == 0
+    at = np.flatnonzero(is_open[:-1] & (times[1:] > times[:-1]))
+    return np.stack((times[at], times[at + 1]))

@@ -1,0 +1,196 @@
+"""What one piece of a trace adds to the report: sums and sets of time, by process.
+
+A part knows no rank and no path: a hash may be defined in another file, and a child's rank is
+known from its parent. Parts are small, can be pickled, and are joined by `frd.offline.io.report`.
+Times are in the unit of the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from frd.dftracer.block import Block
+from frd.dftracer.kinds import Kind
+from frd.dftracer.line import Event, Metadata
+from frd.model import Bools, Int64s
+from frd.offline.io.discovery import Piece
+from frd.offline.io.grouped import LEAST, MOST, SUM, Grouped
+from frd.offline.io.intervals import IntervalSet
+from frd.offline.io.reading import PieceReader
+
+_FILES: Final = {
+    "dur": SUM,
+    "nbytes": SUM,
+    "ops": SUM,
+    "opens": SUM,
+    "closes": SUM,
+    "used": SUM,
+    "opened": MOST,
+}
+"""By index of file. `used` counts calls that are neither open nor close, `opened` is the end of
+the last open."""
+_STEPS: Final = {"begin": LEAST, "end": MOST}
+_STEP_BITS: Final = 32
+_MAX_FACTS: Final = 1_000_000
+_EARLIEST: Final = np.iinfo(np.int64).min
+
+
+@dataclass(slots=True)
+class ProcessPart:
+    """Of one process."""
+
+    pid: int
+    events: int = 0
+    first: int = 0
+    last: int = 0
+    """When its first span began and its last one ended."""
+    fetch: IntervalSet = field(default_factory=IntervalSet)
+    compute: IntervalSet = field(default_factory=IntervalSet)
+    io: IntervalSet = field(default_factory=IntervalSet)
+    bytes_read: int = 0
+    bytes_written: int = 0
+    files: Grouped = field(default_factory=lambda: Grouped(_FILES))
+    steps: Grouped = field(default_factory=lambda: Grouped(_STEPS))
+    """By `step_key`."""
+
+    def add(self, block: Block, rows: Int64s | None) -> None:
+        """Some rows of a block, all if None."""
+        of = _Rows(block, rows)
+        start, end, kind = of.start, of.start + of.dur, of.kind
+        self.first = min(self.first, int(start.min())) if self.events else int(start.min())
+        self.last = max(self.last, int(end.max()))
+        self.events += len(start)
+        is_io = kind >= Kind.IO
+        self.io.add(start[is_io], end[is_io])
+        for kept, wanted in ((self.fetch, Kind.FETCH), (self.compute, Kind.COMPUTE)):
+            if (rows := np.flatnonzero(kind == wanted)).size:
+                kept.add(start[rows], end[rows])
+        self.bytes_read += int(of.nbytes[kind == Kind.READ].sum())
+        self.bytes_written += int(of.nbytes[kind == Kind.WRITE].sum())
+        self._add_files(of, end, is_io & (of.file >= 0))
+        if (rows := np.flatnonzero(of.step >= 0)).size:
+            keys = step_key(of.epoch[rows], of.step[rows])
+            self.steps.add(keys, begin=start[rows], end=end[rows])
+
+    def _add_files(self, of: _Rows, end: Int64s, rows: Bools) -> None:
+        kind = of.kind[rows]
+        opens = (kind == Kind.OPEN) & (of.failed[rows] == 0)
+        closes = kind == Kind.CLOSE
+        self.files.add(
+            of.file[rows],
+            dur=of.dur[rows],
+            nbytes=of.nbytes[rows],
+            ops=np.ones(len(kind), np.int64),
+            opens=opens.astype(np.int64),
+            closes=closes.astype(np.int64),
+            used=((kind != Kind.OPEN) & ~closes).astype(np.int64),
+            opened=np.where(opens, end[rows], _EARLIEST),
+        )
+
+
+class _Rows:
+    """The columns of a block that a process needs, of some of its rows."""
+
+    def __init__(self, block: Block, rows: Int64s | None) -> None:
+        take = slice(None) if rows is None else rows
+        self.kind, self.start, self.dur = block.kind[take], block.start[take], block.dur[take]
+        self.file, self.nbytes, self.failed = (
+            block.file[take],
+            block.nbytes[take],
+            block.failed[take],
+        )
+        self.epoch, self.step = block.epoch[take], block.step[take]
+
+
+def step_key(epoch: Int64s, step: Int64s) -> Int64s:
+    """One number for an epoch (-1 if it has none) and a step, in the order of time."""
+    limit = (1 << _STEP_BITS) - 1
+    return (np.clip(epoch + 1, 0, limit >> 2) << _STEP_BITS) | np.minimum(step, limit)
+
+
+def step_of(key: int) -> tuple[int, int]:
+    """Epoch and step of a `step_key`."""
+    return (key >> _STEP_BITS) - 1, key & ((1 << _STEP_BITS) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a piece says about the job rather than about time; small, and needed in one place."""
+
+    piece: Piece
+    host: str
+    """Key of the host."""
+    metadata: Sequence[Metadata]
+    tracer: Sequence[Event]
+    pids: tuple[int, ...]
+    events: int
+    lines_bytes: int
+    counters: int
+    aggregated: int
+    broken: int
+    first_broken: str
+    stepped: int
+    problems: tuple[str, ...]
+    files: tuple[str, ...]
+    """Keys of files, by the index that `ProcessPart.files` has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    facts: Facts
+    processes: Mapping[int, ProcessPart]
+    """By pid."""
+
+
+def read_part(piece: Piece) -> Part:
+    """Read one piece."""
+    reader = PieceReader(piece)
+    processes: dict[int, ProcessPart] = {}
+    metadata: dict[Metadata, None] = {}
+    tracer: list[Event] = []
+    totals = dict.fromkeys(("counters", "aggregated", "broken", "stepped"), 0)
+    host = first_broken = ""
+    for block in reader.blocks():
+        host = host or block.host
+        first_broken = first_broken or block.first_broken
+        for name in totals:
+            totals[name] += getattr(block, name)
+        if len(metadata) < _MAX_FACTS:
+            metadata.update(dict.fromkeys(block.metadata))
+            tracer += block.tracer
+        for pid, rows in _by_process(block):
+            if pid not in processes:
+                processes[pid] = ProcessPart(pid)
+            processes[pid].add(block, rows)
+    facts = Facts(
+        piece=piece,
+        host=host,
+        metadata=list(metadata),
+        tracer=tracer,
+        pids=tuple(processes),
+        events=sum(one.events for one in processes.values()),
+        lines_bytes=reader.nbytes,
+        first_broken=first_broken,
+        problems=tuple(reader.problems),
+        files=tuple(reader.calls.files),
+        **totals,
+    )
+    return Part(facts, processes)
+
+
+def _by_process(block: Block) -> list[tuple[int, Int64s | None]]:
+    """Rows by pid; None for all of them, as in nearly every file."""
+    pid = block.pid
+    if not len(pid):
+        return []
+    if (pid == pid[0]).all():
+        return [(int(pid[0]), None)]
+    return [(int(one), np.flatnonzero(pid == one)) for one in np.unique(pid)]
+
+
+def facts_of(part: Part) -> Facts:
+    return part.facts

@@ -1,0 +1,199 @@
+"""Sums of traces of every dialect, against a reader that uses no code of frd."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from frd.model import RankInfo
+from frd.offline.io import discovery, reading
+from frd.offline.io.analysis import IoAnalysis, RankIo, load_traces
+from tests.world.io_traces import (
+    DIALECTS,
+    T0_US,
+    Call,
+    Naive,
+    Writer,
+    naive,
+    training,
+    write_trace,
+)
+
+TRACES = Path(__file__).parents[5] / "shared" / "traces" / "dftracer"
+
+
+def only(io: IoAnalysis) -> RankIo:
+    (one,) = io.ranks
+    return one
+
+
+def check(one: RankIo, io: IoAnalysis, *processes: Naive) -> None:
+    """All sums of one rank are those of its processes, read naively."""
+    use = one.usage
+    busy, computed, fetched = (
+        set().union(*(getattr(p, name) for p in processes)) for name in ("io", "compute", "fetch")
+    )
+    assert use.events == sum(p.events for p in processes)
+    assert use.io_ns == 1_000 * len(busy)
+    assert use.compute_ns == 1_000 * len(computed)
+    assert use.fetch_ns == 1_000 * len(fetched)
+    assert use.unoverlapped_ns == 1_000 * len(busy - computed)
+    assert use.bytes_read == sum(p.bytes_read for p in processes)
+    assert use.bytes_written == sum(p.bytes_written for p in processes)
+    files = {io.path(f): (f.io_ns // 1_000, f.nbytes, f.ops) for f in use.files}
+    wanted: dict[str, list[int]] = {}
+    for process in processes:
+        for path, sums in process.by_file.items():
+            old = wanted.get(path, [0, 0, 0])
+            wanted[path] = [a + b for a, b in zip(old, sums, strict=True)]
+    assert files == {path: tuple(sums) for path, sums in wanted.items()}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("packed", ["", ".gz", ".gz of members"])
+def test_sums_are_those_of_a_naive_reader(tmp_path: Path, dialect: str, packed: str) -> None:
+    """Three random trainings: I/O in several threads, partly while the rank computes."""
+    for seed in range(3):
+        calls = training(seed)
+        lines = list(Writer(dialect, pid=7).lines(calls))
+        path = tmp_path / f"{seed}" / f"t.pfw{'.gz' if packed else ''}"
+        write_trace(path, lines, lines_a_member=13 if packed.endswith("members") else 0)
+        io = load_traces([path.parent])
+        assert io.broken_lines == 0
+        assert not io.warnings
+        check(only(io), io, naive([path])[7])
+
+
+@pytest.mark.parametrize("sample", ["v0_dlio", "v1_cm1"])
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces (../shared/traces) are not here")
+def test_sums_of_public_samples(sample: str) -> None:
+    """A v0 trace of DLIO and a v1 trace of CM1, recorded by others on real machines."""
+    paths = sorted((TRACES / sample).glob("*.pfw.gz"))
+    io = load_traces(paths)
+    (found,) = naive(paths).values()
+    if sample == "v1_cm1":  # its hashes have 16 bits: some files share one
+        found.by_file.clear()
+        use = only(io).usage
+        assert (use.io_ns, use.events) == (1_000 * len(found.io), found.events)
+        assert use.bytes_written == found.bytes_written > 0
+        assert (only(io).rank, set(only(io).processes.values())) == (0, {"given by MPI"})
+    else:
+        check(only(io), io, found)
+        assert only(io).rank is None
+        assert next(iter(only(io).processes)).label == "pid 1338896 on corona237"
+
+
+def test_a_step_has_the_time_between_its_first_span_and_the_next_one(tmp_path: Path) -> None:
+    """Two steps: what a naive reader finds in their windows."""
+    calls = [
+        Call("forward", 100, 50, "compute", args={"epoch": 1, "step": 4}),
+        Call("fetch.iter", 160, 30, "dataloader"),
+        Call("read", 120, 60, file="/d", ret=1),
+        Call("forward", 200, 40, "compute", args={"epoch": 1, "step": 5}),
+        Call("read", 230, 90, file="/d", ret=1),
+    ]
+    path = write_trace(tmp_path / "t.pfw", list(Writer("v2.2", 7).lines(calls)))
+    steps = [
+        (s.epoch, s.step, s.begin_ns // 1_000 - T0_US)
+        + tuple(n // 1_000 for n in (s.end_ns - s.begin_ns, s.fetch_ns, s.io_ns, s.compute_ns))
+        + (s.unoverlapped_ns // 1_000,)
+        for s in only(load_traces([path])).usage.steps
+    ]
+    assert steps == [(1, 4, 100, 100, 30, 60, 50, 30), (1, 5, 200, 40, 0, 10, 40, 0)]
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_pieces_of_a_file_add_up(
+    tmp_path: Path, packed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut anywhere, in the middle of lines too, a file gives the sums of the whole."""
+    lines = list(Writer("v2.2", pid=7).lines(training(5, steps=200)))
+    path = write_trace(tmp_path / f"t.pfw{packed}", lines, lines_a_member=11 if packed else 0)
+    monkeypatch.setattr(reading, "_CHUNK", 1_000)
+    for size in (997, 4_096, 20_011):
+        monkeypatch.setattr(discovery, "PLAIN_PIECE", size)
+        monkeypatch.setattr(discovery, "PACKED_PIECE", size // 4)
+        io = load_traces([path])
+        assert len(io.facts) > 3
+        check(only(io), io, naive([path])[7])
+        assert not io.warnings
+
+
+def test_children_are_part_of_their_rank(tmp_path: Path) -> None:
+    """A worker's I/O is the rank's; what overlaps the main process' compute is overlapped. Its
+    hashes are defined in the parent's trace only."""
+    main, child = Writer("v2.2", 7), Writer("v2.2", 8)
+    reads = training(2)
+    parent = [
+        *main.lines(training(1)),
+        main.metadata("CM", "rank", "3"),
+        main.call(999, Call("fork", 10, 5, ret=8)),
+    ]
+    for call in reads:
+        parent += [main.metadata("FH", call.file, main._hash(call.file))] if call.file else []
+    paths = [
+        write_trace(tmp_path / "a.pfw", parent),
+        write_trace(tmp_path / "b.pfw", list(child.lines(reads, define=False))),
+    ]
+    io = load_traces([tmp_path])
+    sums = naive(paths)
+    check(only(io), io, sums[7], sums[8])
+    evidence = {p.pid: words for p, words in only(io).processes.items()}
+    assert evidence == {7: "logged by the program", 8: "child of pid 7 on node1"}
+
+
+def test_the_order_of_evidence(tmp_path: Path) -> None:
+    """MPI's rank, then the program's, then the dump folder's, then the file name, as a guess."""
+    calls = [Call("read", 1, 1, file="/d", ret=1)]
+
+    def trace(name: str, pid: int, *facts: tuple[str, str, str], host: str = "n1") -> None:
+        writer = Writer("v2.0", pid, host)
+        lines = [*writer.lines(calls), *(writer.metadata(*fact) for fact in facts)]
+        write_trace(tmp_path / name, lines)
+
+    trace("rank9-a.pfw", 1, ("CM", "rank", "8"), ("PR", "rank", "0"))
+    trace("rank9-b.pfw", 2, ("CM", "rank", "1"))
+    trace("rank9-c.pfw", 3, host="n1.cluster")
+    trace("rank9-d.pfw", 4, ("process_name", "Rank 4", "process_name"))
+    trace("job-rank5-e.pfw", 5)
+    trace("f.pfw", 6)
+    known = {2: RankInfo(2, 6, "n1", "boot", 3), 1: RankInfo(1, 6, "n1", "boot", 99)}
+    io = load_traces([tmp_path], known=known)
+    found = {p.pid: (one.rank, why) for one in io.ranks for p, why in one.processes.items()}
+    assert found == {
+        1: (0, "given by MPI"),
+        2: (1, "logged by the program"),
+        3: (2, "host and pid of the rank's dump"),
+        4: (4, "given by MPI"),
+        5: (5, "guessed from the file name"),
+        6: (None, "no evidence"),
+    }
+    assert any("rank 8" in warning for warning in io.warnings)
+
+
+def test_offsets_and_units_make_one_clock(tmp_path: Path) -> None:
+    """A trace in ms, of a node whose clock is 2 s ahead."""
+    writer = Writer("v2.2", 7)
+    lines = [
+        writer.metadata("CM", "time_metric", "MS"),
+        writer.metadata("CM", "rank", "1"),
+        writer.call(1, Call("read", 0, 1, file="/d", ret=1)).replace(
+            str(T0_US), str(T0_US // 1_000)
+        ),
+    ]
+    path = write_trace(tmp_path / "t.pfw", lines)
+    use = only(load_traces([path], offsets_ns={1: -2_000_000_000})).usage
+    assert (use.first_ns, use.io_ns) == (T0_US * 1_000 - 2_000_000_000, 1_000_000)
+
+
+def test_many_random_files_one_answer(tmp_path: Path) -> None:
+    """Whatever the order of lines, threads of a rank give the same sums."""
+    calls = training(9)
+    lines = list(Writer("v2.0", 7).lines(calls))
+    body = lines[1:]
+    random.Random(1).shuffle(body)
+    path = write_trace(tmp_path / "t.pfw", body)
+    io = load_traces([path])
+    check(only(io), io, naive([path])[7])
