@@ -20,7 +20,7 @@ def ranks() -> RankTable:
 
 
 def test_the_latest_report_counts() -> None:
-    """A rank stands in recv, then in new_group; the report on recv is repeated late."""
+    """A rank is in recv, then in new_group; the report on recv is repeated late."""
     waits = UnrecordedWaits()
     assert waits.observe(wait("recv", 10, 20))
     assert waits.observe(wait("new_group", 30, 40))
