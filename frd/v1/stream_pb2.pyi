@@ -39,6 +39,7 @@ class Part(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PART_DUMP: _ClassVar[Part]
     PART_IDENTITY: _ClassVar[Part]
     PART_STACK: _ClassVar[Part]
+    PART_WAITS: _ClassVar[Part]
 
 class MemoryEventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -68,6 +69,7 @@ PART_UNSPECIFIED: Part
 PART_DUMP: Part
 PART_IDENTITY: Part
 PART_STACK: Part
+PART_WAITS: Part
 MEMORY_EVENT_KIND_UNSPECIFIED: MemoryEventKind
 MEMORY_EVENT_KIND_OOM: MemoryEventKind
 MEMORY_EVENT_KIND_OOM_KILL: MemoryEventKind
@@ -428,20 +430,22 @@ class Resync(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("request_id", "rank_indexes", "dump", "stacks", "timeout_s", "children_of")
+    __slots__ = ("request_id", "rank_indexes", "dump", "stacks", "timeout_s", "children_of", "waits")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_INDEXES_FIELD_NUMBER: _ClassVar[int]
     DUMP_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     CHILDREN_OF_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     rank_indexes: _containers.RepeatedScalarFieldContainer[int]
     dump: bool
     stacks: bool
     timeout_s: float
     children_of: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[int] = ..., rank_indexes: _Optional[_Iterable[int]] = ..., dump: bool = ..., stacks: bool = ..., timeout_s: _Optional[float] = ..., children_of: _Optional[_Iterable[int]] = ...) -> None: ...
+    waits: bool
+    def __init__(self, request_id: _Optional[int] = ..., rank_indexes: _Optional[_Iterable[int]] = ..., dump: bool = ..., stacks: bool = ..., timeout_s: _Optional[float] = ..., children_of: _Optional[_Iterable[int]] = ..., waits: bool = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("reason", "message")

@@ -162,6 +162,8 @@ class Part(IntEnum):
     """JSON: ``rank_<rank>.json`` of a dump."""
     STACK = 3
     """UTF-8 text."""
+    WAITS = 4
+    """`frd.wire.waits.encode_report`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,10 @@ class Request:
     timeout_s: float
     children_of: tuple[int, ...] = ()
     """The ranks of `rank_indexes` whose child processes' stacks are requested as well."""
+    waits: bool = False
+    """What the ranks are blocked in is requested. An agent samples a rank for some seconds after
+    each such request and answers immediately with what it knows by then, so the service repeats the
+    request. An agent that does not know it does not answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,24 @@
-"""The report of an agent on what a suspect process is blocked in, as it travels: JSON."""
+"""The report of an agent on what a suspect process is blocked in, as it travels: JSON.
+
+A report is an optional part of an answer: a bad one is an error for the caller, never the end of a
+stream.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
 
 import msgspec
 
 from frd.errors import WireError
-from frd.model import NodeRawNs, WaitsFor
+from frd.model import Holder, NodeRawNs, WaitsFor
+from frd.wire.fields import check_most, check_time, text
+from frd.wire.messages import MAX_WORLD_SIZE
 
 MAX_REPORT_BYTES: Final = 64 * 1024
+_MAX_PID: Final = 2**31 - 1
+_FIELD: Final = "response.data"
 _UNKNOWN: Final = NodeRawNs(0)
 
 
@@ -25,7 +33,7 @@ class WaitReport:
 
 
 def encode_report(report: WaitReport) -> bytes:
-    return msgspec.json.encode(report)
+    return msgspec.json.encode(_with_wire_texts(report))
 
 
 def decode_report(data: bytes) -> WaitReport:
@@ -33,7 +41,33 @@ def decode_report(data: bytes) -> WaitReport:
     Raises:
         WireError: `data` is not what `encode_report` returns.
     """
+    if len(data) > MAX_REPORT_BYTES:
+        size = f"{len(data)} bytes: send {MAX_REPORT_BYTES} or fewer"
+        raise WireError(_FIELD, "too_large", size)
     try:
-        return msgspec.json.decode(data[: MAX_REPORT_BYTES + 1], type=WaitReport)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WireError("response.data", "waits", str(error)) from None
+        report = msgspec.json.decode(data, type=WaitReport)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(_FIELD, "parse", f"no report on a wait: {error}") from None
+    check_time(f"{_FIELD}.since_ns", report.since_ns)
+    _check_number("pid", report.waits_for.pid, _MAX_PID)
+    if (holder := report.waits_for.holder) is not None:
+        _check_number("holder.pid", holder.pid, _MAX_PID)
+        _check_number("holder.rank", holder.rank or 0, MAX_WORLD_SIZE)
+    return _with_wire_texts(report)
+
+
+def _check_number(name: str, value: int, most: int) -> None:
+    # A negative number is as wrong as one that is too high.
+    check_most(f"{_FIELD}.{name}", value if value >= 0 else most + 1, most)
+
+
+def _with_wire_texts(report: WaitReport) -> WaitReport:
+    """With texts as the wire carries them: without what is no UTF-8, and not too long."""
+    waits_for = report.waits_for
+    holder = waits_for.holder and replace(waits_for.holder, **_texts(waits_for.holder))
+    return replace(report, waits_for=replace(waits_for, holder=holder, **_texts(waits_for)))
+
+
+def _texts(value: WaitsFor | Holder) -> dict[str, Any]:
+    named = ((field.name, getattr(value, field.name)) for field in fields(value))
+    return {name: text(item) for name, item in named if type(item) is str}

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from frd.errors import WireError
 from frd.model import (
     AttemptKey,
+    Certainty,
     ChannelColumns,
     EntryColumns,
     ExitInfo,
     ExitKind,
     GroupInfo,
+    Holder,
     MemoryColumns,
     MemoryEvent,
     MemoryEventKind,
@@ -28,6 +30,8 @@ from frd.model import (
     SeriesInfo,
     SeriesKind,
     Signature,
+    WaitKind,
+    WaitsFor,
     WatermarkColumns,
 )
 from frd.wire.decode import Decoder, decode_service
@@ -52,6 +56,7 @@ from frd.wire.messages import (
     Statuses,
     Watermarks,
 )
+from frd.wire.waits import WaitReport, decode_report, encode_report
 
 TIMES = st.integers(0, 4_000_000_000_000_000_000)
 SEQS = st.integers(0, MAX_SEQ - 1)
@@ -195,6 +200,26 @@ responses = st.builds(
     TEXTS,
     TEXTS,
 )
+PIDS = st.integers(0, 2**31 - 1)
+wait_reports = st.builds(
+    WaitReport,
+    st.builds(
+        WaitsFor,
+        st.sampled_from(WaitKind),
+        st.sampled_from(Certainty),
+        what=TEXTS,
+        mount=TEXTS,
+        fs=TEXTS,
+        pid=PIDS,
+        process=TEXTS,
+        thread=TEXTS,
+        holder=st.none() | st.builds(Holder, PIDS, st.none() | st.integers(0, WORLD), TEXTS),
+        topic=TEXTS,
+        says=TEXTS,
+        rest=TEXTS,
+    ),
+    TIMES.map(NodeRawNs),
+)
 events = st.one_of(
     entry_batches(),
     watermark_batches(),
@@ -262,3 +287,32 @@ def test_mutated_messages(
         cut = data.draw(st.integers(0, len(message)))
         message = message[cut:] + message[:cut] if data.draw(st.booleans()) else message[:cut]
     assert only_a_wire_error(ready().decode, bytes(message))
+
+
+@given(wait_reports)
+def test_reports_on_waits(report: WaitReport) -> None:
+    """An agent's report on a wait is the same after encoding and decoding."""
+    assert decode_report(encode_report(report)) == report
+
+
+@given(wait_reports, st.text(st.characters(categories=["Cs"]), min_size=1))
+def test_reports_on_waits_with_odd_names(report: WaitReport, name: str) -> None:
+    """A path that is no UTF-8 arrives escaped."""
+    odd = dataclasses.replace(report.waits_for, what=name)
+    arrived = decode_report(encode_report(dataclasses.replace(report, waits_for=odd)))
+    assert arrived.waits_for.what.isascii()
+
+
+@given(wait_reports, st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=4))
+def test_mutated_reports_on_waits(report: WaitReport, changes: list[tuple[int, int]]) -> None:
+    """A report with some bytes changed is a report or a WireError."""
+    data = bytearray(encode_report(report))
+    for position, value in changes:
+        data[position % len(data)] = value
+    assert only_a_wire_error(decode_report, bytes(data))
+
+
+@given(st.sampled_from([b"", b"[" * 60_000, b'{"a":' + b"[" * 60_000, b"{}", bytes(70_000)]))
+def test_hostile_reports_on_waits(data: bytes) -> None:
+    """Depth, size and nothing at all are a WireError."""
+    assert only_a_wire_error(decode_report, data)

@@ -309,6 +309,7 @@ def test_odd_names_survive() -> None:
         Resync("first sight"),
         Request(5, (0, 2), True, False, 2.5),
         Request(6, (0, 2), False, True, 8.0, children_of=(2,)),
+        Request(7, (1,), False, False, 1.0, waits=True),
         Refusal("length", "entries.seq: 15 bytes"),
     ],
 )
@@ -323,6 +324,7 @@ def test_goodbye_and_responses_round_trip() -> None:
     for event in (
         ResponsePart(3, 1, Part.STACK, b"\xff\x00stack", False, "py-spy"),
         ResponsePart(3, 1, Part.DUMP, b"", True, "", "no socket"),
+        ResponsePart(3, 1, Part.WAITS, b"{}", True, "proc"),
         Goodbye("SIGTERM"),
     ):
         assert decoder.decode(encode_agent(event)) == event
