@@ -25,6 +25,8 @@ class Calls:
     cats: Texts = field(default_factory=Texts)
     files: Texts = field(default_factory=Texts)
     """Keys of files, see `frd.dftracer.line.file_key`."""
+    hashes: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Index in `files` by the two words of a hash, or by its number and 0."""
     kinds: dict[int, int] = field(default_factory=dict)
     """Kind by category and name, as `cat << 32 | name`."""
 

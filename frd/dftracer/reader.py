@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from frd.dftracer.line import (
     parse_line,
     records_of,
 )
+from frd.dftracer.scan import scan
 from frd.dftracer.schema import LAX, NO_DURATION, STRICT, Args, LaxArgs, LaxLine, Line
 from frd.model import Int64s, UInt8s
 
@@ -47,6 +49,17 @@ class BlockReader:
 
     def read(self, data: bytes) -> Block:
         """The records in `data`, whole lines; the last one may have no newline."""
+        if (scanned := scan(data, self.calls)) is None:
+            return self._decoded(data)
+        rest = self._decoded(scanned.rest)
+        columns: dict[str, Any] = {
+            name: np.concatenate((column, getattr(rest, name)))
+            for name, column in scanned.columns.items()
+        }
+        return replace(rest, **columns, host=_host(data))
+
+    def _decoded(self, data: bytes) -> Block:
+        """By a parser of JSON."""
         text = _without_brackets(data)
         for decoder in (STRICT, LAX):
             try:

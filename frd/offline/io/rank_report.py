@@ -22,6 +22,8 @@ from frd.offline.io.part import Part, ProcessPart, step_of
 
 MAX_FILES: Final = 1_000
 """Files of a rank that are reported, the slowest first."""
+MAX_STEPS: Final = 1_000
+"""Steps of a rank that are reported: with the most unoverlapped I/O, in the order of time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class Usage:
     bytes_read: int
     bytes_written: int
     steps: Sequence[Step]
+    """At most `MAX_STEPS`."""
+    steps_in_all: int
     files: Sequence[FileUse]
     """At most `MAX_FILES`, the slowest first."""
     files_in_all: int
@@ -101,6 +105,7 @@ def usage_of(sources: Sequence[Source], *parts: Part) -> Usage:
     )
     alone = io.minus(compute)
     files = _files(mine)
+    steps, steps_in_all = _steps(mine, fetch, io, compute, alone)
     return Usage(
         events=sum(one.events for *_, one in mine),
         first_ns=min(one.first * source.unit_ns + source.offset_ns for source, _, one in mine),
@@ -111,7 +116,8 @@ def usage_of(sources: Sequence[Source], *parts: Part) -> Usage:
         unoverlapped_ns=alone.length,
         bytes_read=sum(one.bytes_read for *_, one in mine),
         bytes_written=sum(one.bytes_written for *_, one in mine),
-        steps=_steps(mine, fetch, io, compute, alone),
+        steps=steps,
+        steps_in_all=steps_in_all,
         files=sorted(files, key=lambda file: (-file.io_ns, file.key))[:MAX_FILES],
         files_in_all=len(files),
         unclosed=sorted((file for file in files if file.is_open), key=lambda file: -file.opened_ns)[
@@ -133,7 +139,8 @@ def _joined(sets: Iterable[tuple[IntervalSet, Source]]) -> IntervalSet:
 
 def _steps(
     mine: _Mine, fetch: IntervalSet, io: IntervalSet, compute: IntervalSet, alone: IntervalSet
-) -> list[Step]:
+) -> tuple[list[Step], int]:
+    """The steps that are reported, and how many there are."""
     found = Grouped({"begin": LEAST, "end": MOST})
     for source, _, one in mine:
         keys, columns = one.steps.rows()
@@ -143,11 +150,12 @@ def _steps(
     order = np.argsort(columns["begin"], kind="stable")
     keys, begin, last = keys[order], columns["begin"][order], columns["end"][order]
     if not len(keys):
-        return []
+        return [], 0
     end = np.concatenate((begin[1:], [max(int(last.max()), int(begin[-1]))]))
     measured = [one.within(begin, end) for one in (fetch, io, compute, alone)]
-    rows = zip(*(column.tolist() for column in (keys, begin, end, *measured)), strict=True)
-    return [Step(*step_of(key), *values) for key, *values in rows]
+    most = np.sort(np.argsort(-measured[-1], kind="stable")[:MAX_STEPS])
+    rows = zip(*(column[most].tolist() for column in (keys, begin, end, *measured)), strict=True)
+    return [Step(*step_of(key), *values) for key, *values in rows], len(keys)
 
 
 def _files(mine: _Mine) -> list[FileUse]:

@@ -16,7 +16,7 @@ from frd.dftracer.inflate import Inflater
 from frd.dftracer.reader import BlockReader
 from frd.offline.io.discovery import Piece, open_trace
 
-_CHUNK: Final = 1 << 19
+_CHUNK: Final = 1 << 21
 _LONGEST: Final = 1 << 22
 """A longer line is not a record of DFTracer, whose buffer for a line is 16 KiB."""
 NOT_FINALIZED: Final = "0 bytes: the trace is lost, because its process ended without finalizing it"
@@ -85,7 +85,7 @@ class PieceReader:
         piece, inflater = self.piece, Inflater()
         at = piece.first
         file.seek(at, os.SEEK_SET)
-        while at < piece.end and (packed := file.read(min(_CHUNK >> 2, piece.end - at))):
+        while at < piece.end and (packed := file.read(min(_CHUNK >> 4, piece.end - at))):
             at += len(packed)
             yield from inflater.feed(packed)
         if rest := inflater.rest():

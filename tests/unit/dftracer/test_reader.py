@@ -1,0 +1,119 @@
+"""Columns of many lines: the fast ways give what the exact one gives, whatever the lines."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frd.dftracer.block import Block, Calls
+from frd.dftracer.reader import BlockReader
+from frd.dftracer.scan import scan
+from tests.world.io_traces import DIALECTS, Call, Writer, training
+
+SEVERAL = 200
+"""Lines of one form: enough for the fastest way."""
+
+
+def rows(block: Block, calls: Calls) -> list[tuple[Any, ...]]:
+    """One tuple a span, with texts in place of indexes; the order is not promised."""
+    texts = {key: [*getattr(calls, f"{key}s"), None] for key in ("name", "cat", "file")}
+    columns = [
+        [str(texts[key][at]) for at in getattr(block, key)]
+        if key in texts
+        else getattr(block, key).tolist()
+        for key in ("start", "dur", "name", "cat", "kind", "pid", "tid", "file", "nbytes", "failed")
+    ]
+    return sorted(zip(*columns, block.epoch.tolist(), block.step.tolist(), strict=True))
+
+
+def both(data: bytes) -> tuple[Block, Block]:
+    """Read as usual, and line by line; the same."""
+    usual, exact = BlockReader(), BlockReader()
+    fast, slow = usual.read(data), exact._exact(data)
+    assert rows(fast, usual.calls) == rows(slow, exact.calls)
+    assert set(fast.metadata) == set(slow.metadata)
+    same = ("host", "broken", "counters", "aggregated", "stepped", "first_broken")
+    assert [getattr(fast, key) for key in same] == [getattr(slow, key) for key in same]
+    return fast, slow
+
+
+def text(dialect: str, calls: list[Call]) -> bytes:
+    return "\n".join([*Writer(dialect, pid=70_123).lines(calls), ""]).encode()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_fast_ways_read_what_the_exact_one_reads(dialect: str) -> None:
+    """A long training of every dialect; all but v0 are mostly read as bytes."""
+    data = text(dialect, training(1, steps=SEVERAL))
+    fast, _ = both(data)
+    scanned = scan(data, Calls())
+    if dialect == "v0":
+        assert scanned is None
+    else:
+        assert scanned is not None
+        assert len(scanned.columns["start"]) > 0.9 * len(fast)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"ret":7,', '"ret":-1,'),
+        ('"ret":7,', '"ret":12345678901234,'),
+        ('"ret":7,', '"ret":12345678901234567,'),
+        ('"ret":7,', '"ret":7.5,'),
+        ('"ret":7,', '"ret": 7,'),
+        ('"ret":7,', '"ret":"7",'),
+        ('"ret":7,', ""),
+        ('"dur":3', '"dur":18446744073709551000'),
+        ('"dur":3', '"dur":'),
+        ('"ph":1', '"ph":2'),
+        ('"name":"read"', '"name":"a_call_with_a_very_long_name_indeed_it_has"'),
+        ('"name":"read"', '"name":"a_call_with_a_longish_name"'),
+        ('"name":"read"', '"name":"a,b"'),
+        ('"name":"read"', '"name":"r\\"d"'),
+        ('"name":"read"', '"name":""'),
+        ('"name":"read"', '"name":"fread"'),
+        ('"name":"read"', '"name":"fork"'),
+        ('"cat":"POSIX"', '"cat":"dftracer"'),
+        ('"cat":"POSIX"', '"cat":"compute"'),
+        ('"type":3,', ""),
+        ("}}", "}"),
+        ("}}", '},"more":1}'),
+        ("}}", ',"step":4,"epoch":2,"name":"x"}}'),
+        ('"fhash":"', '"fhash":"x'),
+        ('{"id":', '{"ID":'),
+        ('"args":{', '"args":[{'),
+        ('"ret":7', '"ret":{"id":9,"name":"read"}'),
+        ("\n", ",\n"),
+        ("\n", "\r\n"),
+        ("\n", ""),
+    ],
+)
+def test_odd_lines_among_usual_ones(old: str, new: str) -> None:
+    """One change to all lines, or to some of them: the same spans, the same broken lines."""
+    lines = text("v2.2", [Call("read", 10 * n, 3, file="/d", ret=7) for n in range(SEVERAL)])
+    both(lines.replace(old.encode(), new.encode()))
+    parts = lines.split(b"\n")
+    for number in range(3, len(parts), 17):
+        changed = (parts[number] + b"\n").replace(old.encode(), new.encode())
+        parts[number] = changed.removesuffix(b"\n")
+    both(b"\n".join(parts))
+
+
+@given(st.integers(0, 1 << 30))
+def test_cut_anywhere_nothing_is_invented(seed: int) -> None:
+    """Bytes lost in the middle, as when a long line loses its newline, and at the end."""
+    dice = random.Random(seed)
+    data = text(dice.choice(DIALECTS), training(seed, steps=40) * 3)
+    for _ in range(3):
+        at = dice.randrange(len(data))
+        data = data[:at] + data[at + dice.randrange(300) :]
+    usual, exact = BlockReader(), BlockReader()
+    fast, slow = usual.read(data), exact._exact(data)
+    assert fast.broken <= slow.broken
+    lost = len(slow) - len(fast)
+    assert -3 <= lost <= 0  # a cut in a text that is not needed may leave a line usable
