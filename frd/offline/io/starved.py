@@ -95,12 +95,15 @@ def _in_short(one: Starved) -> str:
 
 
 def _last_seen_ns(analysis: Analysis, finding: Finding, suspect: Suspect) -> int:
-    """When the rank's dump was taken; else the last moment that a dump of the job shows."""
+    """When the rank was asked for its dump; else the last moment that a dump of the job shows.
+
+    The time of a file alone is no evidence: it may have been copied.
+    """
     trace = analysis.trace
     offsets = analysis.clock_offsets_ns
     one = trace.ranks.get(suspect.rank)
-    if one is not None and one.dumped_until_ns:
-        return one.dumped_until_ns + offsets.get(suspect.rank, 0)
+    if one is not None and one.dumped_from_ns:
+        return one.dumped_from_ns + offsets.get(suspect.rank, 0)
     times = [
         int(of.created_ns.max()) + offsets.get(rank, 0)
         for rank, of in trace.ranks.items()

@@ -1,0 +1,220 @@
+"""`frd analyze --traces` as people and other programs use it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sqlite3
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+
+from frd.cli import FAILED, FINDINGS_PRESENT, USAGE, run
+from frd.v1 import perfetto_pb2 as pb
+from tests.unit.cli.test_analyze import dumps, hang
+from tests.world.io_traces import T0_US, Call, Writer, training, write_trace
+
+SLOW = "/data/shard-2.bin"
+
+
+def rank_trace(folder: Path, rank: int, calls: Sequence[Call]) -> Path:
+    writer = Writer("v2.2", pid=100 + rank)
+    lines = [*writer.lines(calls), writer.metadata("CM", "rank", str(rank))]
+    return write_trace(folder / f"t{rank}.pfw", lines)
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    folder = tmp_path / "traces"
+    for rank in range(3):
+        rank_trace(folder, rank, training(rank, slow=SLOW))
+    return folder
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Path:
+    """Rank 2 never comes to the third collective; the dumps end 3 ms after their begin."""
+    return dumps(tmp_path / "dumps", hang)
+
+
+def io_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
+    run(["analyze", *map(str, arguments), "--json"])
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    found: dict[str, Any] = json.loads(printed.out)
+    return found
+
+
+def test_the_first_screen_names_ranks_and_slow_files(
+    traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without dumps: times of each rank, slow files and steps, open files; exit code 0."""
+    assert run(["analyze", "--traces", str(traces)]) == 0
+    screen = capsys.readouterr().out
+    for fact in ("unoverlapped I/O", "slowest files", SLOW, "epoch 0, step", "events of 3 traces"):
+        assert fact in screen, fact
+    files = screen.split("slowest files")[1].splitlines()
+    assert SLOW in files[1]
+    assert max(map(len, screen.splitlines())) <= 80
+
+
+def test_json_has_the_promised_keys(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys for other programs; files are sorted by the time that they took."""
+    found = io_of(capsys, "--traces", traces)
+    assert found["findings"] == []
+    io = found["io"]
+    assert set(io["ranks"]) == {"0", "1", "2"}
+    for rank in io["ranks"].values():
+        assert rank["unoverlapped_io_s"] <= rank["io_s"]
+        assert rank["evidence"] == ["logged by the program"]
+    times = [file["io_s"] for file in io["files"]]
+    assert times == sorted(times, reverse=True)
+    assert set(io["files"][0]) == {"path", "rank", "io_s", "bytes", "ops"}
+    assert io["files_read"] == [str(traces / f"t{rank}.pfw") for rank in range(3)]
+    assert (io["broken_lines"], io["incomplete"], io["starved_by"]) == (0, [], [])
+    assert {s["rank"] for s in io["steps"]} == {0, 1, 2}
+
+
+def test_traces_takes_all_paths_up_to_the_next_option(
+    traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--traces A B --json``, and each with its own option."""
+    files = [traces / f"t{rank}.pfw" for rank in range(2)]
+    together = io_of(capsys, "--traces", *files)
+    assert together == io_of(capsys, "--traces", files[0], "--traces", files[1])
+    assert len(together["io"]["files_read"]) == 2
+
+
+def test_a_call_in_progress_starves_the_first_cause(
+    hanging: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 2 was in read() when it was last seen, and the call returned later: seen."""
+    calls = [Call("open64", 100, 5, file=SLOW), Call("read", 1_500, 400_000, file=SLOW, ret=9)]
+    rank_trace(tmp_path / "traces", 2, calls)
+    found = io_of(capsys, hanging, "--traces", tmp_path / "traces")
+    (starved,) = found["io"]["starved_by"]
+    assert (starved["rank"], starved["path"], starved["certainty"]) == (2, SLOW, "seen")
+    assert "was in read of it for 0.4 s" in starved["text"]
+    assert found["summary"].endswith(f"; rank 2 is starved by {SLOW}")
+    (suspect,) = found["findings"][0]["suspects"]
+    assert suspect["rank"] == 2
+    assert starved["text"] in suspect["evidence"]
+    run(["analyze", str(hanging), "--traces", str(tmp_path / "traces")])
+    assert f"starved by {SLOW}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_file_left_open_is_a_likely_cause_and_no_blocked_read(
+    hanging: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last line is an open; a blocked call has no line in a trace, so none is claimed."""
+    rank_trace(tmp_path / "traces", 2, [Call("open64", 1_500, 5, file=SLOW)])
+    found = io_of(capsys, hanging, "--traces", tmp_path / "traces")
+    (starved,) = found["io"]["starved_by"]
+    assert (starved["path"], starved["certainty"]) == (SLOW, "likely")
+    assert "the last call of pid 102 that ended is open64 of it" in starved["text"]
+    assert "not finalized" in starved["text"]
+    assert "read" not in starved["text"]
+    assert found["summary"].endswith(f"; rank 2 is probably starved by {SLOW}")
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [Call("open64", 100, 5, file=SLOW), Call("close", 200, 5, file=SLOW)],
+        [
+            Call("open64", 100, 5, file=SLOW),
+            Call("forward", 1_000, 1_000, "compute", args={"step": 1}),
+        ],
+        [Call("read", 900_000, 400_000, file=SLOW, ret=9)],
+    ],
+)
+def test_other_ends_of_a_trace_name_no_file(
+    hanging: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[Call]
+) -> None:
+    """All files closed; computing since; a slow read long after the rank was seen."""
+    rank_trace(tmp_path / "traces", 2, calls)
+    rank_trace(tmp_path / "traces", 1, [Call("read", 1_500, 400_000, file=SLOW, ret=9)])
+    found = io_of(capsys, hanging, "--traces", tmp_path / "traces")
+    assert found["io"]["starved_by"] == []
+    assert "starved" not in found["summary"]
+
+
+@pytest.mark.parametrize("ending", ["sqlite", "parquet", "csv", "json"])
+def test_spans_are_written(traces: Path, tmp_path: Path, ending: str) -> None:
+    """The same spans in every format, with ranks, paths and aligned times."""
+    path = tmp_path / f"spans.{ending}"
+    assert run(["analyze", "--traces", str(traces), "--output", str(path), "--json"]) == 0
+    rows: list[dict[str, Any]]
+    match ending:
+        case "sqlite":
+            with sqlite3.connect(path) as db:
+                db.row_factory = sqlite3.Row
+                rows = [dict(row) for row in db.execute("SELECT * FROM spans")]
+                assert db.execute("SELECT count(*) FROM io_ranks").fetchone()[0] == 3
+            db.close()
+        case "parquet":
+            rows = parquet.read_table(path).to_pylist()
+        case "csv":
+            with path.open(newline="") as file:
+                rows = list(csv.DictReader(file))
+        case _:
+            rows = json.loads(path.read_text())["spans"]
+    calls = sum(len(training(rank, slow=SLOW)) for rank in range(3))
+    assert len(rows) == calls
+    reads = [row for row in rows if row["name"] == "read" and row["file"] == SLOW]
+    assert reads
+    assert {int(row["rank"]) for row in rows} == {0, 1, 2}
+    assert min(int(row["start_ns"]) for row in rows) >= T0_US * 1_000
+
+
+def test_spans_are_tracks_below_their_rank(hanging: Path, traces: Path, tmp_path: Path) -> None:
+    """A track of I/O for each process, below the rank that the dumps have, or a new one."""
+    for number, dumped in enumerate(([str(hanging)], [])):
+        path = tmp_path / f"{number}.pftrace"
+        run(["analyze", *dumped, "--traces", str(traces), "--timeline", str(path), "--json"])
+        trace = pb.Trace.FromString(path.read_bytes())
+        tracks = [p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")]
+        names = {track.uuid: track.name for track in tracks}
+        parents = {track.name: names.get(track.parent_uuid, "") for track in tracks}
+        assert parents["I/O pid 102"].startswith("rank 2")
+        begun = [p for p in trace.packet if p.track_event.type == pb.TrackEvent.TYPE_SLICE_BEGIN]
+        assert len(begun) > sum(len(training(rank, slow=SLOW)) for rank in range(3)) / 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ([], USAGE, "missing"),
+        (["--scheduler", "tcp://x:1"], USAGE, "missing"),
+        (["D", "--scheduler", "tcp://x:1"], USAGE, "--scheduler: applies to traces: add --traces"),
+        (["--traces", "T", "--entries"], USAGE, "--entries, --collectives, --html: show dumps"),
+        (["--traces", "T", "--memory"], USAGE, "missing"),
+        (["F", "--memory", "--traces", "T"], USAGE, "--traces: applies to dumps"),
+        (["--traces", "absent"], FAILED, "absent: no such file or folder"),
+        (["D", "-o", "x.csv"], USAGE, "CSV has the spans of traces: add --traces"),
+    ],
+)
+def test_wrong_usage(
+    arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line that names the option and what to do."""
+    assert run(["analyze", *arguments]) == code
+    assert says in capsys.readouterr().err
+
+
+def test_a_scheduler_without_dask_says_what_to_install(
+    traces: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The extra is named before anything is read."""
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    assert run(["analyze", "--traces", str(traces), "--scheduler", "tcp://127.0.0.1:1"]) == USAGE
+    assert "pip install 'frd-daemon[dask]'" in capsys.readouterr().err
+
+
+def test_findings_set_the_exit_code(hanging: Path, traces: Path) -> None:
+    """As without traces."""
+    assert run(["analyze", str(hanging), "--traces", str(traces)]) == FINDINGS_PRESENT
