@@ -13,7 +13,7 @@ REAL := --reruns 1 -rR
 SEEDS := 1000
 # The code that mutmut changes; a file such as frd/engine/hangs/attribution.py takes minutes, all of it hours.
 MODULE := frd/engine
-BENCHES := ingest overhead analyze clock memory poll
+BENCHES := ingest overhead analyze clock memory poll traces
 
 .PHONY: help demo test lint coverage sim soak mutants bench proto dashboards clean
 .DELETE_ON_ERROR:
@@ -34,7 +34,7 @@ help:
 demo: .venv/installed torch
 	@$(BIN)/frd demo
 
-test: lint torch
+test: lint torch dftracer
 	@scripts/debian-packages
 	@echo "frd: tests"
 	@$(BIN)/pytest -n 2 --dist loadgroup $(PARALLEL)
@@ -100,6 +100,10 @@ clean:
 	@touch $@
 
 # Real ranks need torch; without it the demo uses scripted ranks, and tests skip.
-.PHONY: torch
+.PHONY: torch dftracer
 torch: .venv/installed
 	@scripts/torch .venv requirements/demo.txt
+
+# Tests that read traces of I/O made on the spot skip without it.
+dftracer: .venv/installed
+	@scripts/dftracer .venv

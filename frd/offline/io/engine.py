@@ -19,7 +19,7 @@ Progress = Callable[[int, int], None]
 LARGE_BYTES: Final = 256 << 20
 """Below this, unpacked, starting processes costs more than they save."""
 _PACKED_FACTOR: Final = 12
-_TIMEOUT_S: Final = 15
+_TIMEOUT_S: Final = 10
 _WORKERS: Final = "FRD_DASK_WORKERS"
 
 
