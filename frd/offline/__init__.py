@@ -1,6 +1,7 @@
 """Analysis of a folder of dumps, with no service: the same parser, match rules and engine.
 
-`load` reads folders, `analysis` matches and judges, `memory` does both for files of telemetry, and
-`output` writes tables, files and timelines. Entry points: `load.job_choice.load_dumps`,
-`analysis.analyze.analyze`, `memory.analysis.load_memory`.
+`load` reads folders, `analysis` matches and judges, `memory` does both for files of telemetry, `io`
+for traces of I/O, and `output` writes tables, files and timelines. Entry points:
+`load.job_choice.load_dumps`, `analysis.analyze.analyze`, `memory.analysis.load_memory`,
+`io.analysis.load_traces`.
 """
