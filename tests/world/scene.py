@@ -30,9 +30,12 @@ from frd.model import (
     ExitInfo,
     Finding,
     GroupInfo,
+    NodeNs,
     RankInfo,
     RankState,
     Reason,
+    UnrecordedWait,
+    WaitSource,
 )
 
 NOW = AlignedNs(1_700_000_000_000_000_000)
@@ -78,6 +81,7 @@ class Scene:
     channels: list[tuple[int, str, int, bool, int, int]] = field(default_factory=list)
     facts: list[Mismatch] = field(default_factory=list)
     standings: dict[int, Standing] = field(default_factory=dict)
+    unrecorded: dict[int, list[UnrecordedWait]] = field(default_factory=dict)
     hidden: set[tuple[str, int]] = field(default_factory=set)
     """(group, rank) whose marks are not known."""
     forgotten: set[tuple[str, int]] = field(default_factory=set)
@@ -129,6 +133,23 @@ class Scene:
         self.channels.append((rank, name, peer, send, count, ago(age)))
         return self
 
+    def calls(
+        self,
+        rank: int,
+        op: str,
+        peers: Iterable[int] = (),
+        *,
+        age: float = 8.0,
+        seen_age: float = 0.5,
+        source: WaitSource = WaitSource.STACK,
+        detail: str = "",
+    ) -> Scene:
+        """A wait that no recorder shows, since `age`, last seen `seen_age` ago."""
+        since, as_of = NodeNs(ago(age)), NodeNs(ago(seen_age))
+        wait = UnrecordedWait(rank, source, op, since, as_of, tuple(peers), detail)
+        self.unrecorded.setdefault(rank, []).append(wait)
+        return self
+
     def mismatch(self, fact: Mismatch) -> Scene:
         self.facts.append(fact)
         return self
@@ -165,6 +186,7 @@ class Scene:
             mismatches=self.facts,
             moved_at=np.array([ago(s.moved_age) for s in seen], np.int64),
             clocks=RankClocks(np.zeros(len(ranks), np.int32), np.zeros(len(ranks), np.int64)),
+            unrecorded=self.unrecorded,
             exits={r: s.exit for r, s in zip(ranks, seen, strict=True) if s.exit is not None},
         )
 

@@ -47,6 +47,9 @@ class Claim:
     named: frozenset[int] = frozenset()
     """The ranks of all suspects, listed or not."""
     victims: tuple[int, ...] = ()
+    cleared: frozenset[int] = frozenset()
+    """Victims that provably wait in something that no recorder shows: such a rank was never a
+    first cause, even if it was named as one."""
     unknown: tuple[int, ...] = ()
     disagreement: str = ""
     lost_s: float | None = None

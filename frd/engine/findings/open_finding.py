@@ -2,10 +2,11 @@
 
 Kind, id and opening time never change. Of findings that keep their cause, a cause that was named
 with high confidence never changes either: suspects change only from none to some, or to surer ones
-while none is certain. What happens later is a consequence, because a cause is never later than its
-finding; how the ranks ended is reported in `ended_by`. If the job has gone on and waits for another
-rank, that is another finding (`is_succeeded_by`). An event is returned only when a user sees a
-difference.
+while none is certain. It is narrowed, however: a suspect that turns out to wait for another one in
+something that no recorder shows was never a first cause. What happens later is a consequence,
+because a cause is never later than its finding; how the ranks ended is reported in `ended_by`. If
+the job has gone on and waits for another rank, that is another finding (`is_succeeded_by`). An
+event is returned only when a user sees a difference.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class OpenFinding:
     """Suspects that this finding may come to name."""
     successors: Rivals = field(default_factory=Rivals)
     """Suspects that another finding may name in its place."""
+    cleared: set[int] = field(default_factory=set)
+    """Ranks that are no suspects any more, for good."""
 
     @classmethod
     def of(cls, key: AttemptKey, claim: Claim, now: AlignedNs, life: Lifetime) -> OpenFinding:
@@ -167,6 +170,7 @@ class OpenFinding:
         suspects = self._possible(claim, look)
         if suspects is None:
             return []
+        self._clear(suspects, claim)
         changed = _named(suspects) != _named(self.suspects)
         if changed and not self._changes_mind(suspects, look, life):
             return []
@@ -199,11 +203,25 @@ class OpenFinding:
         return events if is_due else []
 
     def _possible(self, claim: Claim, look: Look) -> tuple[Suspect, ...] | None:
-        """The suspects of a claim without those that began after the finding opened; None if there
-        were some and none is left."""
+        """The suspects of a claim without those that began after the finding opened, or that were
+        cleared; None if there were some and none is left."""
         opened_at = self.finding.opened_at
-        suspects = [s for s in claim.suspects if not builder.began_after(s, opened_at, look.as_of)]
+        suspects = [
+            s
+            for s in claim.suspects
+            if s.rank not in self.cleared and not builder.began_after(s, opened_at, look.as_of)
+        ]
+        if len([s for s in suspects if s.tied]) < 2:
+            suspects = [replace(s, tied=False) for s in suspects]
         return builder.begun_by(suspects, opened_at) if suspects or not claim.suspects else None
+
+    def _clear(self, suspects: Sequence[Suspect], claim: Claim) -> None:
+        """Narrow the suspects to those that the claim still names, if all others are cleared."""
+        still = _named(suspects) & _named(self.suspects)
+        others = {s.rank for s in self.suspects if (s.rank, s.reason) not in still}
+        if still and others and others <= claim.cleared and not self.finding.ended_by:
+            self.suspects = tuple(s for s in self.suspects if s.rank not in others)
+            self.cleared |= others
 
     def _changes_mind(self, suspects: Sequence[Suspect], look: Look, life: Lifetime) -> bool:
         """From no suspect to some: immediately. To more suspects, or, while none is certain, to

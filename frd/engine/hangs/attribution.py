@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from frd.engine import unrecorded
 from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.findings import builder, disagreements, text
 from frd.engine.hangs.facts import Fact
@@ -20,7 +21,15 @@ from frd.engine.hangs.wait_graph import Ending, Graph, Member, UnknownRank, Wait
 from frd.engine.losses.exits import Manner, how_it_ended, manner_of
 from frd.engine.state.snapshot import Mismatch
 from frd.forms import clock_text
-from frd.model import UNKNOWN_SEQ, AlignedNs, Confidence, RankState, Reason, Suspect
+from frd.model import (
+    UNKNOWN_SEQ,
+    AlignedNs,
+    Confidence,
+    RankState,
+    Reason,
+    Suspect,
+    UnrecordedWait,
+)
 
 _STOPPED = ("stopped", "zombie", "state t", "state z")
 """Words in an agent's evidence for a process that provably does not run."""
@@ -44,6 +53,8 @@ def suspects_of(graph: Graph, root: Root, held_up: Sequence[Wait]) -> list[Dated
             return [_gone(graph, node.rank, held_up)]
         case Ending.IDLE | Ending.MOVING if isinstance(node, Member):
             return [_elsewhere(graph, node.rank, root.ending, held_up)]
+        case Ending.WAITING if isinstance(node, Member):
+            return [_waiting(graph, node.rank, held_up)]
         case Ending.UNKNOWN if isinstance(node, UnknownRank):
             return _silence(graph, node, held_up)
         case _:
@@ -84,7 +95,8 @@ def _named(
 
 def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait]) -> Dated:
     """It has rested for a threshold (not come out of another op a moment ago), was absent until the
-    wait for it was a stall, and there is no group in which it may be in an op."""
+    wait for it was a stall, there is no group in which it may be in an op, and a recorded op waits
+    for it directly."""
     facts, began = graph.facts, _onset(graph, held_up)
     words = [_last_joined(graph, rank, held_up, fresh=True)]
     if ending is Ending.MOVING:
@@ -96,9 +108,19 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
         as_of - facts.moved_at(rank) >= threshold_ns or None,
         (margin_ns is not None and as_of - began.at >= threshold_ns + margin_ns) or None,
         not graph.waits.may_be_elsewhere(rank) or None,
+        any(Member(rank) in graph.edges[wait] for wait in held_up) or None,
     )
     words.append(text.clean(graph.snapshot.detail[graph.snapshot.row(rank)]))
     return _named(graph, rank, Reason.CPU_STUCK, began, premises, *words)
+
+
+def _waiting(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
+    """It waits for ranks that are not known: hardly a first cause, but all that is left."""
+    words = [
+        _last_joined(graph, rank, held_up, fresh=True),
+        unrecorded.described(graph.facts.unrecorded[rank]),
+    ]
+    return _named(graph, rank, Reason.CPU_STUCK, _onset(graph, held_up), (None,), *words)
 
 
 def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
@@ -174,13 +196,15 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Dated
 
 def _circle(graph: Graph, root: Root) -> list[Dated]:
     """Each rank with its own order: the op it is in, and the ops in which others wait for it. Ranks
-    that do what most ranks do are less likely to be wrong."""
+    that do what most ranks do are less likely to be wrong, and so are ranks in no op."""
     waits = sorted(
         (n for n in root.nodes if isinstance(n, Wait)), key=lambda w: (w.instance, w.rank)
     )
     heads = _heads(graph, root)
-    [(most, count)] = Counter(head.instance for head in heads.values()).most_common(1)
-    usual = most if 2 * count > len(heads) else None
+    unrecorded_waits = _unrecorded(graph, root)
+    counts = Counter(head.instance for head in heads.values()).most_common(1)
+    members = len(heads) + len(unrecorded_waits)
+    usual = next((most for most, count in counts if 2 * count > members), None)
     suspects = []
     for rank, head in sorted(heads.items()):
         mine = {op.instance for op in graph.waits.ops(rank)}
@@ -196,7 +220,18 @@ def _circle(graph: Graph, root: Root) -> list[Dated]:
         began = graph.snapshot.moment(rank, head.since)
         premise = head.instance != usual or None
         suspects.append(_named(graph, rank, Reason.ORDER, began, (premise,), ", ".join(words)))
+    for rank, wait in unrecorded_waits.items():
+        began = graph.snapshot.moment(rank, AlignedNs(wait.since_ns))
+        words = [unrecorded.described(wait)]
+        suspects.append(_named(graph, rank, Reason.ORDER, began, (None,), *words))
     return suspects
+
+
+def _unrecorded(graph: Graph, root: Root) -> dict[int, UnrecordedWait]:
+    """The waits of ranks of a circle that are in no op."""
+    members = sorted(node.rank for node in root.nodes if isinstance(node, Member))
+    known = graph.facts.unrecorded
+    return {rank: known[rank] for rank in members if rank in known}
 
 
 def _heads(graph: Graph, root: Root) -> dict[int, Op]:
@@ -230,10 +265,10 @@ def disagree(graph: Graph, root: Root) -> str:
     for rank, head in _heads(graph, root).items():
         members.setdefault(head.instance, []).append(rank)
     named = [
-        (_describe(graph, instance, numbered=False), ranks)
-        for instance, ranks in sorted(members.items(), key=lambda item: (len(item[1]), item[1]))
+        (_describe(graph, instance, numbered=False), ranks) for instance, ranks in members.items()
     ]
-    return disagreements.of_order(named)
+    named += [(wait.op, [rank]) for rank, wait in _unrecorded(graph, root).items()]
+    return disagreements.of_order(sorted(named, key=lambda item: (len(item[1]), item[1])))
 
 
 def lowered(suspects: Iterable[Suspect]) -> list[Suspect]:
@@ -264,6 +299,8 @@ def _last_joined(graph: Graph, rank: int, held_up: Sequence[Wait], *, fresh: boo
         return f"has posted no {way} that matches rank {other} on {label}" if fresh else ""
     pairs = graph.snapshot.pairs
     row = pairs.row(instance.group, rank)
+    if row < 0 and graph.snapshot.groups[instance.group].ranks:
+        return ""  # it is waited for by way of other ranks
     if row < 0 or pairs.joined[row] < 0:
         return f"has not joined a collective of {label} yet" if fresh else ""
     return f"last {'joined' if fresh else 'seen at'} seq {pairs.joined[row]} of {label}"

@@ -42,6 +42,7 @@ def claim_of(
         suspects=_suspects_of(diagnosis, policy.max_suspects),
         named=named,
         victims=diagnosis.victims,
+        cleared=frozenset(diagnosis.cleared),
         unknown=diagnosis.unknown,
         disagreement=diagnosis.disagreement,
         is_of_exited=bool(named) and named.issubset(exited.rank for exited in gone),

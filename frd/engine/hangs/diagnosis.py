@@ -22,7 +22,7 @@ from frd.engine.hangs.attribution import Dated, disagree, lowered, op_of, suspec
 from frd.engine.hangs.facts import GONE, RankFacts
 from frd.engine.hangs.ops_in_flight import Instance, Waits
 from frd.engine.hangs.root_causes import DEFINITE, Incident, Root, incidents
-from frd.engine.hangs.wait_graph import Ending, Graph, Node, UnknownRank, Wait
+from frd.engine.hangs.wait_graph import Ending, Graph, Member, Node, UnknownRank, Wait
 from frd.engine.state.snapshot import Mismatch, Snapshot, StalledOp, StallTable
 from frd.model import AlignedNs, CollectiveRef, Int32s, Kind, Reason, Suspect
 
@@ -31,6 +31,7 @@ _FOREMOST = (
     DEFINITE,
     frozenset({Ending.MOVING}),
     frozenset({Ending.UNKNOWN}),
+    frozenset({Ending.WAITING}),
     frozenset({Ending.NO_RANK}),
 )
 """Of all endings of an incident, those in the first of these sets that matches are reported."""
@@ -60,6 +61,8 @@ class Diagnosis:
     onsets: Mapping[int, UncertainTime]
     """When each suspect began, by rank; see `attribution.Dated`."""
     victims: tuple[int, ...]
+    cleared: tuple[int, ...]
+    """Victims in no op that provably wait in something that no recorder shows."""
     unknown: tuple[int, ...]
     """Ranks that are waited for and about which nothing can be claimed."""
     disagreement: str = ""
@@ -126,7 +129,9 @@ def _judge(
     onsets = {suspect.rank: began for suspect, began in dated}
     unknown = {n.rank for n in incident.nodes if isinstance(n, UnknownRank)} - onsets.keys()
     passed = (_attendance(graph, node)[0] for node in incident.nodes if isinstance(node, Wait))
-    victims = starting.union(*passed) - onsets.keys() - unknown
+    waiting = {n.rank for n in incident.nodes if isinstance(n, Member)} & {*graph.facts.unrecorded}
+    cleared = waiting - onsets.keys()
+    victims = starting.union(cleared, *passed) - onsets.keys() - unknown
     ranks = np.fromiter(starting, np.int64, len(starting))
     stalled_ops = tuple(stalled.ops(np.isin(stalled.rank, ranks)))
     about = _about(graph, roots, held_up, stalled_ops)
@@ -140,6 +145,7 @@ def _judge(
         suspects=tuple(lowered(suspects) if unknown else suspects),
         onsets=onsets,
         victims=tuple(sorted(victims)),
+        cleared=tuple(sorted(cleared)),
         unknown=tuple(sorted(unknown)),
         disagreement=next(filter(None, (disagree(graph, root) for root in roots)), ""),
     )
@@ -175,14 +181,23 @@ def _kind(roots: Sequence[Root]) -> Kind:
 
 
 def _held_up(graph: Graph, incident: Incident) -> dict[Node, list[Wait]]:
-    """For each node the waits that lead directly to it, the most informative first."""
+    """For each node the waits that lead directly to it, the most informative first; then those that
+    lead to it only by way of ranks whose wait no recorder shows."""
     waits = [node for node in incident.nodes if isinstance(node, Wait)]
     waits.sort(key=lambda wait: _order(graph, wait))
-    found: dict[Node, list[Wait]] = {}
+    found: dict[Node, dict[Wait, None]] = {}
     for wait in waits:
         for target in graph.edges[wait]:
-            found.setdefault(target, []).append(wait)
-    return found
+            found.setdefault(target, {})[wait] = None
+    todo = list(found)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Member) and node.rank in graph.facts.unrecorded:
+            for target in graph.edges[node]:
+                if not found[node].keys() <= (leading := found.setdefault(target, {})).keys():
+                    leading |= found[node]
+                    todo.append(target)
+    return {node: list(leading) for node, leading in found.items()}
 
 
 def _suspects(
@@ -257,5 +272,6 @@ def _joined(first: Diagnosis, second: Diagnosis) -> Diagnosis:
         suspects=suspects,
         onsets=onsets,
         victims=tuple(sorted({*first.victims, *second.victims} - onsets.keys())),
+        cleared=tuple(sorted({*first.cleared, *second.cleared} - onsets.keys())),
         unknown=tuple(sorted({*first.unknown, *second.unknown} - onsets.keys())),
     )

@@ -18,6 +18,7 @@ import numpy as np
 from frd.engine.clocks.uncertain_time import FOREVER, Interval, UncertainTime
 from frd.engine.hangs.ops_in_flight import Waits
 from frd.engine.state.snapshot import AT_REST
+from frd.engine.unrecorded import counting
 from frd.model import AlignedNs, Bools, Int32s, Int64s, RankState
 
 GONE: Final = (RankState.EXITED, RankState.FINISHED, RankState.SILENT)
@@ -67,6 +68,9 @@ class RankFacts:
     ) -> None:
         snapshot = self.snapshot = waits.snapshot
         self._waits = waits
+        counted = counting(snapshot, stalled_at)
+        self.unrecorded = {r: wait for r, wait in counted.items() if waits.head(r) is None}
+        """Waits that no recorder shows, by rank, of ranks that are in no op."""
         gone = snapshot.in_state(*GONE)
         self._left = frozenset(snapshot.rank[gone].tolist())
         finished = snapshot.in_state(RankState.FINISHED)
@@ -125,13 +129,17 @@ class RankFacts:
     def is_at_rest(self, rank: int, since: int, group: int = -1) -> bool:
         """What the rank does it has done for a while, by the group's threshold (without a group,
         the least of all)."""
-        limits = self.snapshot.threshold_ns
-        limit = self.threshold_ns(group) if group >= 0 else int(limits.min(initial=FOREVER))
+        limit = self.threshold_ns(group) if group >= 0 else self.least_ns
         return rank in self._left or self.as_of(rank) - since >= limit * AT_REST
 
     def threshold_ns(self, group: int) -> int:
         """How long a wait in the group may take before it is a stall."""
         return int(self.snapshot.threshold_ns[group])
+
+    @property
+    def least_ns(self) -> int:
+        """The threshold of the group that has the least."""
+        return int(self.snapshot.threshold_ns.min(initial=FOREVER))
 
     def agents_of(self, ranks: Int32s | list[int]) -> set[int]:
         """Numbers of the agents that report these ranks."""

@@ -82,8 +82,12 @@ def _is_sink(graph: Graph, part: Sequence[Node]) -> bool:
 def _is_deadlock(graph: Graph, part: Sequence[Node]) -> bool:
     """True for a circle of collectives that can never complete, whatever unknown ranks do: all
     members have to join a collective, and none of them can. Not if a younger op delays one of
-    them."""
-    if len(part) == 1 or any(isinstance(n, Wait) and n.instance.is_p2p for n in part):
+    them, or if it leads through a wait that no recorder shows."""
+    unrecorded = graph.facts.unrecorded
+    if len(part) == 1 or any(
+        n.rank in unrecorded if isinstance(n, Member) else isinstance(n, Wait) and n.instance.is_p2p
+        for n in part
+    ):
         return False
     ends = {graph.endings.get(node, Ending.UNKNOWN) for node in _reach(graph, part)}
     if not ends <= _UNNAMED:

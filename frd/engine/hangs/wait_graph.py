@@ -4,8 +4,9 @@ A stuck rank waits in its *head*, its oldest op in flight. All ranks with the sa
 `Wait` node. The node has edges to the ranks that hold the op up, and each of them has an edge to
 the op in which it waits itself. An edge to a `Member` is certain: the member's own telemetry
 refutes that it joined (`Graph.fact`), or proves that it is stuck. An edge to an `UnknownRank` is
-only possible, and leads no further. The last node of a chain gets an `Ending`, which says what can
-be claimed about it.
+only possible, and leads no further. A member in no op may wait in a call that no recorder shows
+(`frd.engine.unrecorded`): then it has edges to the ranks that it waits for. The last node of
+a chain gets an `Ending`, which says what can be claimed about it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from frd.engine.hangs.facts import NOTICED_NS, Fact, RankFacts
 from frd.engine.hangs.ops_in_flight import Attendance, Instance, Op, Waits
 from frd.engine.matching.signature_rules import is_synchronizing
 from frd.engine.state.snapshot import Mismatch, Snapshot
+from frd.engine.unrecorded import holders
 from frd.model import Int32s, Int64s
 
 
@@ -35,6 +37,7 @@ class Ending(Enum):
     IDLE = "a rank that is alive and in no collective"
     ORDER = "ranks that wait for each other in a circle"
     MOVING = "a rank that makes progress elsewhere"
+    WAITING = "a rank that waits unrecorded, for peers that are not known"
     UNKNOWN = "a rank of which nothing fresh is known"
     NO_RANK = "an op that all members have joined and none completes"
 
@@ -121,12 +124,21 @@ class Graph:
         facts, head = self.facts, self.waits.head(rank)
         if facts.is_gone(rank):
             return (), Ending.GONE
+        if head is None and rank in facts.unrecorded:
+            return self._expand_unrecorded(rank)
         if head is None:
             rests = facts.is_at_rest(rank, facts.moved_at(rank))
             return (), Ending.IDLE if rests else Ending.MOVING
         if head.since > 0 and not facts.is_at_rest(rank, head.since, head.instance.group):
             return (), Ending.MOVING
         return (wait_of(rank, head),), None
+
+    def _expand_unrecorded(self, rank: int) -> Expansion:
+        wait = self.facts.unrecorded[rank]
+        ranks = np.asarray(holders(wait, self.facts.unrecorded), np.int32)
+        latest = wait.as_of_ns - self.facts.least_ns
+        targets = self._targets(ranks, self.facts.presence(ranks), latest)
+        return tuple(targets), None if targets else Ending.WAITING
 
     def _expand_channel(self, wait: Wait) -> Expansion:
         if absent := self._absent(wait):
@@ -211,14 +223,19 @@ class Graph:
         return self._nodes(wait, ranks, self.facts.presence(ranks))
 
     def _nodes(self, wait: Wait, ranks: Int32s, facts: Int64s) -> list[Target]:
-        """Ranks that hold up an op: certainly where that is `REFUTED`, possibly otherwise.
+        """Ranks that hold up an op: certainly where that is `REFUTED`, possibly otherwise."""
+        latest = 0
+        if np.any(np.isin(ranks, [*self.facts.finished_at])):
+            latest = self._waited_until(wait) - self.facts.threshold_ns(wait.instance.group)
+        return self._targets(ranks, facts, latest)
 
-        A rank that finished cleanly holds up only ranks that waited for a stall threshold after it:
-        when a job ends, its ranks exit one by one, and the last are still seen waiting.
+    def _targets(self, ranks: Int32s, facts: Int64s, latest: int) -> list[Target]:
+        """The same. A rank that finished cleanly, but later than `latest`, is not certain: it holds
+        up only ranks that waited for a stall threshold after it, because when a job ends, its ranks
+        exit one by one, and the last are still seen waiting.
         """
         finished_at = self.facts.finished_at
         if len(finished := ranks[np.isin(ranks, [*finished_at])]):
-            latest = self._waited_until(wait) - self.facts.threshold_ns(wait.instance.group)
             late = [rank for rank in finished.tolist() if finished_at[rank] > latest]
             facts = np.where(np.isin(ranks, late), Fact.UNPROVEN, facts)
         return [

@@ -1,0 +1,64 @@
+"""Findings that open with several suspects, of which some turn out to wait for another."""
+
+from __future__ import annotations
+
+from frd.model import Change, Confidence, FindingEvent, NodeNs, Reason, UnrecordedWait, WaitSource
+from tests.world.job import Job, changes
+from tests.world.scene import blamed, named
+
+HIGH = (Reason.CPU_STUCK, Confidence.HIGH)
+
+
+def held() -> Job:
+    """Ranks 0 to 3 do not come to the all_reduce in which 4 and 5 wait."""
+    job = Job(6).group("dp", range(6)).all_reduce("dp", 0)
+    job.run(1)
+    job.join("dp", [4, 5], 1)
+    job.run(7)
+    assert blamed(job.only()) == dict.fromkeys(range(4), HIGH)
+    return job
+
+
+def lock(job: Job, ranks: list[int], holder: int, seconds: float = 3) -> list[FindingEvent]:
+    since = NodeNs(job.now)
+    events = job.run(seconds)
+    for rank in ranks:
+        wait = UnrecordedWait(rank, WaitSource.LOCK, "lock", since, NodeNs(job.now), (holder,))
+        job.attempt.observe_unrecorded(wait)
+    return events + job.run(2)
+
+
+def test_ranks_that_wait_for_the_lock_of_another_suspect() -> None:
+    """Ranks 0 to 2 wait for a lock that rank 3 holds: the finding stays, and names only 3."""
+    job = held()
+    opened = job.only()
+    [event] = lock(job, [0, 1, 2], 3)
+    assert (event.change, event.finding.id) == (Change.UPDATED, opened.id)
+    assert blamed(event.finding) == {3: HIGH}
+    assert event.finding.victims == (0, 1, 2, 4, 5)
+
+
+def test_a_rank_that_was_cleared_is_named_no_more() -> None:
+    """The ranks that waited for the lock wait no longer, and still do not come."""
+    job = held()
+    lock(job, [0, 1, 2], 3)
+    for rank in (0, 1, 2):
+        over = UnrecordedWait(rank, WaitSource.LOCK, "", NodeNs(job.now), NodeNs(job.now))
+        job.attempt.observe_unrecorded(over)
+    assert changes(job.run(5)) == []
+    assert set(named(job.only())) == {3}
+
+
+def test_a_wait_for_a_rank_that_is_not_named() -> None:
+    """Ranks 0 to 3 wait for a lock of rank 4, which is in the collective itself. That is another
+    cause, and the finding keeps the one that it named with high confidence."""
+    job = held()
+    assert lock(job, [0, 1, 2, 3], 4) == []
+    assert blamed(job.only()) == dict.fromkeys(range(4), HIGH)
+
+
+def test_a_wait_that_was_seen_only_once_clears_no_rank() -> None:
+    """A lock is waited for in passing."""
+    job = held()
+    assert lock(job, [0, 1, 2], 3, seconds=0.25) == []
+    assert len(named(job.only())) == 4

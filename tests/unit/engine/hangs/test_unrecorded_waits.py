@@ -1,0 +1,109 @@
+"""First causes of scenes in which ranks wait in something that no recorder shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from frd.model import Confidence, Kind, Reason, WaitSource
+from tests.world.scene import Scene, blamed, named
+
+
+def pipeline() -> Scene:
+    """Ranks 0 and 1 wait in all_reduce; 2 and 3 are in no op."""
+    scene = Scene(4).group("dp", range(4)).passed("dp", 6, [2, 3])
+    return scene.waits("dp", 7, [0, 1])
+
+
+@pytest.mark.parametrize("peers", [(2,), ()])
+def test_a_receiver_is_a_victim_of_the_rank_that_does_not_send(peers: tuple[int, ...]) -> None:
+    """Rank 3 is in recv, from rank 2 or from a rank that is not known; 2 computes."""
+    diagnosis = pipeline().calls(3, "recv", peers).only()
+    assert blamed(diagnosis) == {2: (Reason.CPU_STUCK, Confidence.HIGH)}
+    assert (diagnosis.victims, diagnosis.cleared) == ((0, 1, 3), (3,))
+
+
+def test_a_wait_that_is_over_proves_nothing() -> None:
+    """Rank 3 was in recv, and a watermark of it moved since."""
+    scene = pipeline().calls(3, "recv", [2], seen_age=2).rank(3, moved_age=1.5)
+    assert 3 in named(scene.only())
+
+
+@pytest.mark.parametrize(("age", "seen_age"), [(1.5, 0.5), (30.0, 8.0)])
+def test_a_wait_that_does_not_count(age: float, seen_age: float) -> None:
+    """Rank 3 was seen in recv for one second, which may pass; or before the others had waited for
+    a threshold, after which it may have gone on."""
+    scene = pipeline().calls(3, "recv", [2], age=age, seen_age=seen_age)
+    assert named(scene.only()) == {2: Reason.CPU_STUCK, 3: Reason.CPU_STUCK}
+
+
+def test_an_op_in_flight_counts_more() -> None:
+    """The stack of rank 3 shows a wait, but it is in a recorded op, in which 4 is missing."""
+    scene = Scene(5).group("dp", range(4)).passed("dp", 6, [2, 3]).waits("dp", 7, [0, 1])
+    scene.group("tp", [3, 4]).waits("tp", 1, [3]).calls(3, "recv", [2])
+    assert named(scene.only()) == {2: Reason.CPU_STUCK, 4: Reason.CPU_STUCK}
+
+
+def test_the_holder_of_a_lock_is_the_cause() -> None:
+    """Four ranks are missing; three of them wait for a lock that the fourth holds."""
+    scene = Scene(6).group("dp", range(6)).passed("dp", 6, range(4)).waits("dp", 7, [4, 5])
+    for rank in (0, 1, 2):
+        scene.calls(rank, "lock", [3], source=WaitSource.LOCK, detail="/ckpt/.lock held by pid 9")
+    diagnosis = scene.only()
+    assert blamed(diagnosis) == {3: (Reason.CPU_STUCK, Confidence.HIGH)}
+    assert diagnosis.victims == (0, 1, 2, 4, 5)
+
+
+def test_a_holder_that_is_in_the_op_itself() -> None:
+    """Rank 3 waits in all_reduce for ranks that wait for its lock."""
+    scene = Scene(4).group("dp", range(4)).passed("dp", 6, range(3)).waits("dp", 7, [3])
+    for rank in (0, 1, 2):
+        scene.calls(rank, "lock", [3], source=WaitSource.LOCK)
+    diagnosis = scene.only()
+    assert diagnosis.kind is Kind.ORDER
+    assert blamed(diagnosis)[3] == (Reason.ORDER, Confidence.HIGH)
+    assert {confidence for rank, (_, confidence) in blamed(diagnosis).items() if rank < 3} == {
+        Confidence.MEDIUM
+    }
+    evidence = {suspect.rank: suspect.evidence for suspect in diagnosis.suspects}
+    assert evidence[3] == "is in all_reduce #7 on dp"
+    assert evidence[0] == "waits for a lock of rank 3"
+
+
+def test_two_ranks_that_receive_from_each_other() -> None:
+    """Neither sends: both are named, and neither is certain."""
+    diagnosis = pipeline().calls(2, "recv", [3]).calls(3, "recv", [2]).only()
+    assert blamed(diagnosis) == dict.fromkeys((2, 3), (Reason.ORDER, Confidence.MEDIUM))
+    assert diagnosis.disagreement == "rank 2 is in recv, rank 3 is in recv"
+
+
+def test_the_rank_that_does_not_call_a_barrier() -> None:
+    """Ranks 1 and 3 are in monitored_barrier and wait for all; rank 2 is not in it."""
+    scene = Scene(4).group("dp", range(4)).passed("dp", 6, [1, 2, 3]).waits("dp", 7, [0])
+    scene.calls(1, "monitored_barrier", range(4)).calls(3, "monitored_barrier", range(4))
+    diagnosis = scene.only()
+    assert 2 in named(diagnosis)
+    assert {1, 3}.isdisjoint(named(diagnosis))
+
+
+def test_a_wait_for_unknown_peers_is_named_with_less_confidence() -> None:
+    """Rank 3 alone is missing, and waits in recv for a rank that its stack does not tell."""
+    scene = Scene(4).group("dp", range(4)).passed("dp", 6, [3]).waits("dp", 7, [0, 1, 2])
+    diagnosis = scene.calls(3, "recv", detail="train.py:88 in exchange").only()
+    assert blamed(diagnosis) == {3: (Reason.CPU_STUCK, Confidence.MEDIUM)}
+    [suspect] = diagnosis.suspects
+    assert suspect.evidence == "last joined seq 6 of dp; waits in recv (train.py:88 in exchange)"
+
+
+def test_a_cause_outside_the_group_that_waits() -> None:
+    """Rank 3 waits for rank 4, which is in no op and not a member of the group."""
+    scene = Scene(5).group("dp", range(4)).passed("dp", 6, [3]).waits("dp", 7, [0, 1, 2])
+    diagnosis = scene.group("world", range(5)).calls(3, "recv", [4]).only()
+    assert blamed(diagnosis) == {4: (Reason.CPU_STUCK, Confidence.MEDIUM)}
+    assert diagnosis.victims == (0, 1, 2, 3)
+
+
+def test_a_peer_that_nothing_is_known_of() -> None:
+    """Rank 3 waits for rank 4, whose agent is not connected."""
+    scene = Scene(5).group("dp", range(4)).passed("dp", 6, [3]).waits("dp", 7, [0, 1, 2])
+    scene.rank(4, connected=False).calls(3, "recv", [4])
+    assert blamed(scene.only()) == {4: (Reason.UNREACHABLE, Confidence.MEDIUM)}
