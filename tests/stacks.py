@@ -25,7 +25,7 @@ from tests.world.daemons import until
 
 FOLDER = Path(__file__).parent / "golden" / "stacks"
 JOB = Path(__file__).parent / "e2e" / "jobs" / "places.py"
-PAIRS = ("barrier", "all_reduce", "wait", "new_group")
+PAIRS = ("barrier", "all_reduce", "wait", "new_group", "recv", "monitored_barrier")
 """Places that need another rank, which does not come."""
 PLACES = (
     *("save", "save_sharded", "load", "loader", "pinned", "in_process", "shutdown", "compile"),

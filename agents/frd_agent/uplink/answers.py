@@ -176,7 +176,7 @@ async def _stacks(
         return [_Answer(Part.STACK, error="no stack in time")]
     finally:
         below.cancel()
-    text = f"{meter.line()}{stack.text}".rstrip("\n") + f"\n{children}"
+    text = f"{meter.lines()}{stack.text}".rstrip("\n") + f"\n{children}"
     return [_Answer(Part.STACK, text.encode("utf-8", "backslashreplace"), stack.source)]
 
 

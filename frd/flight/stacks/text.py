@@ -22,10 +22,14 @@ USAGE: Final = "# usage: "
 """Starts the line on the processor time of a process."""
 ADVICE: Final = "# advice: "
 """Starts the line that says what to do about a stack that could not be read."""
+RESTED: Final = "# main thread: has not run since it had used "
+"""Starts the line on the processor time (``1234 ns``) of a main thread that used none while its
+stack was read. Texts without it say nothing about that."""
 _MAX_FRAMES = 64
 _MAX_LINE = 1_024
 _MAX_CHILDREN = 64
 
+_RESTED = re.compile(re.escape(RESTED) + r"(?P<ns>\d{1,19}) ns")
 _CHILD = re.compile(r"== child (?P<pid>\d{1,10})(?: (?P<name>.*))?")
 _FAULT_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-fA-F]+.*\(most recent call first\)")
 _FAULT_FRAME = re.compile(r'\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
@@ -75,6 +79,8 @@ class ProcessStack:
     name: str = ""
     usage: str = ""
     advice: str = ""
+    ran_ns: int | None = None
+    """Processor time that the main thread has used, if it used none while the stack was read."""
     kernel: str = ""
     """State and place of the process in the kernel, if nothing else could be read of it."""
     collects: bool = False
@@ -160,6 +166,8 @@ def _read(process: ProcessStack, lines: list[str]) -> ProcessStack:
             process.usage = _printable(line.removeprefix(USAGE))
         elif line.startswith(ADVICE):
             process.advice = _printable(line.removeprefix(ADVICE))
+        elif rested := _RESTED.fullmatch(line):
+            process.ran_ns = int(rested["ns"])
         elif line == "  Garbage-collecting":
             process.collects = True
     main, others = _of_faulthandler(lines)

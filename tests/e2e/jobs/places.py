@@ -18,7 +18,8 @@ from torch._C._distributed_c10d import _WorkerServer
 from torch.utils.data import DataLoader
 
 SOCKET, PLACE, RANK, STORE = sys.argv[1:]
-WORLD = 2 if PLACE in ("barrier", "all_reduce", "wait", "new_group") else 1
+PAIRS = ("barrier", "all_reduce", "wait", "new_group", "recv", "monitored_barrier")
+WORLD = 2 if PLACE in PAIRS else 1
 SERVERS: list[_WorkerServer] = []
 """Not ended with `main`."""
 
@@ -90,6 +91,14 @@ def step_async() -> None:
     dist.all_reduce(torch.ones(4), async_op=True).wait()
 
 
+def exchange() -> None:
+    dist.recv(torch.ones(4), 1)
+
+
+def check() -> None:
+    dist.monitored_barrier()
+
+
 def prefetch() -> None:
     time.sleep(300)
 
@@ -141,6 +150,8 @@ PLACES = {
     "all_reduce": step,
     "wait": step_async,
     "new_group": lambda: dist.new_group([0, 1]),
+    "recv": exchange,
+    "monitored_barrier": check,
     "shutdown": lambda: threading.Thread(target=prefetch, name="prefetch").start(),
     "compile": train_compiled,
     "collect": collect,

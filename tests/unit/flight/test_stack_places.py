@@ -26,6 +26,8 @@ SAID = {
     "barrier": "in a barrier in evaluate()",
     "all_reduce": "in all_reduce in step()",
     "new_group": "in new_group",
+    "recv": "in recv in exchange()",
+    "monitored_barrier": "in a barrier in check()",
     "loader": "waits for its DataLoader worker pid PID: places.py:LINE __getitem__",
     "pinned": "waits for its DataLoader worker pid PID: places.py:LINE __getitem__",
     "wait": "",  # of Work.wait, which is C++, there is no frame

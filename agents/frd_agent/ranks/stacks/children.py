@@ -62,7 +62,7 @@ async def child_stacks(pid: int, timeout_s: float, ranks: Collection[int] = ()) 
     for meter in meters:
         await meter.settled()
     parts = [
-        child_header(child.pid, child.name) + meter.line() + text
+        child_header(child.pid, child.name) + meter.lines() + text
         for child, meter, text in zip(children, meters, texts, strict=True)
         if _HELPER not in text
     ]

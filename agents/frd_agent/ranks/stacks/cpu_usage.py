@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Final
 
-from frd.flight.stacks.text import USAGE
+from frd.flight.stacks.text import RESTED, USAGE
 from frd_agent.proc import PROC, TICKS_PER_S, read_stat
 
 LOOK_AGAIN_S: Final = 1.0
@@ -25,14 +25,20 @@ class Meter:
         self._began_s = time.monotonic()
         self._ticks = _ticks(pid)
         self._queued_ns = _queued_ns(pid)
+        self._ran_ns = _ran_ns(pid)
 
     async def settled(self) -> None:
         """Wait until the measurement is long enough."""
         await asyncio.sleep(max(self._began_s + LOOK_AGAIN_S - time.monotonic(), 0))
 
-    def line(self) -> str:
-        """``# usage: busy: uses 1.0 cores``; empty if the process is gone or was not measured for
-        long."""
+    def lines(self) -> str:
+        """``# usage: busy: uses 1.0 cores``, and whether the main thread has run at all; empty if
+        the process is gone or was not measured for long."""
+        ran_ns = _ran_ns(self._pid)
+        rested = ran_ns is not None and ran_ns == self._ran_ns
+        return self._usage() + (f"{RESTED}{ran_ns} ns\n" if rested else "")
+
+    def _usage(self) -> str:
         passed_s = time.monotonic() - self._began_s
         ticks = _ticks(self._pid)
         if ticks is None or self._ticks is None or passed_s < _LEAST_S:
@@ -62,9 +68,18 @@ def _ticks(pid: int) -> int | None:
     return None if stat is None else stat.cpu_ticks
 
 
+def _ran_ns(pid: int) -> int | None:
+    """How long its main thread has run; None where the kernel does not count."""
+    return _schedstat(pid, 0) or None
+
+
 def _queued_ns(pid: int) -> int:
     """How long its main thread has waited for a processor; 0 where the kernel does not count."""
+    return _schedstat(pid, 1)
+
+
+def _schedstat(pid: int, field: int) -> int:
     try:
-        return int((PROC / str(pid) / "schedstat").read_bytes().split()[1])
+        return int((PROC / str(pid) / "schedstat").read_bytes().split()[field])
     except (OSError, ValueError, IndexError):
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from frd.flight.stacks.places import activity_of
-from frd.flight.stacks.text import ADVICE, processes
+from frd.flight.stacks.text import ADVICE, RESTED, processes
 from frd_agent.ranks.stacks.children import MAX_CHILDREN, child_stacks
 from frd_agent.ranks.stacks.cpu_usage import Meter, usage_text
 from frd_agent.ranks.stacks.outside import NOT_INSTALLED, NoStack, advice
@@ -138,7 +139,8 @@ def test_a_rank_of_very_many_children(start: Start) -> None:
 
 
 def test_a_process_that_computes_and_one_that_waits(start: Start) -> None:
-    """A process is busy if it uses a processor, and idle if it sleeps or is stopped."""
+    """A process is busy if it uses a processor, and idle if it sleeps or is stopped. That the main
+    thread of the idle one has not run is said, too."""
     busy = start("print('ready', flush=True)\nwhile True: pass")
     idle = start("import time\nprint('ready', flush=True)\ntime.sleep(300)")
 
@@ -146,14 +148,16 @@ def test_a_process_that_computes_and_one_that_waits(start: Start) -> None:
         meters = Meter(busy.pid), Meter(idle.pid)
         for meter in meters:
             await meter.settled()
-        return meters[0].line(), meters[1].line()
+        return meters[0].lines(), meters[1].lines()
 
     of_busy, of_idle = asyncio.run(look())
     assert of_busy.startswith("# usage: busy: uses ")
-    assert of_idle == "# usage: idle: used no processor time\n"
+    assert RESTED not in of_busy
+    assert re.fullmatch(rf"# usage: idle: used no processor time\n{RESTED}\d+ ns\n", of_idle)
+    assert asyncio.run(look())[1] == of_idle
     os.kill(busy.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, busy.pid, os.WSTOPPED | os.WNOWAIT)
-    assert asyncio.run(look())[0] == "# usage: idle: used no processor time\n"
+    assert asyncio.run(look())[0].startswith("# usage: idle: used no processor time\n")
 
 
 def test_a_process_that_is_gone_has_no_usage() -> None:
@@ -162,7 +166,7 @@ def test_a_process_that_is_gone_has_no_usage() -> None:
     process.wait()
     meter = Meter(process.pid)
     asyncio.run(meter.settled())
-    assert meter.line() == ""
+    assert meter.lines() == ""
 
 
 def test_usage_in_words() -> None:

@@ -1,0 +1,91 @@
+"""Calls of torch.distributed that leave no entry, in stack texts recorded from real ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from frd.flight.stacks.text import RESTED
+from frd.flight.stacks.waits import Call, call_of, has_stack
+
+RECORDED = Path(__file__).parents[2] / "golden" / "stacks"
+C10D = "/opt/venv/lib/python3.11/site-packages/torch/distributed"
+WAITS = {
+    "recv": ("recv", "in exchange"),
+    "monitored_barrier": ("monitored_barrier", "in check"),
+    "new_group": ("new_group", "in <lambda>"),
+    "barrier": ("barrier", "in evaluate"),
+}
+
+
+def recorded(place: str, means: str) -> str:
+    return (RECORDED / f"{place}.{means}.txt").read_text("utf-8")
+
+
+def text(*frames: str) -> str:
+    """The stack of a main thread as faulthandler writes it, innermost first."""
+    lines = [
+        f'  File "{frame.partition(" ")[0]}", line 8 in {frame.partition(" ")[2]}\n'
+        for frame in frames
+    ]
+    return "Thread 0x00007f3f56a93b80 (most recent call first):\n" + "".join(lines)
+
+
+@pytest.mark.parametrize("means", ["handler", "py-spy"])
+@pytest.mark.parametrize("place", WAITS)
+def test_a_rank_in_a_call(place: str, means: str) -> None:
+    """Each call is known by the text of torch's handler and by that of py-spy."""
+    call = call_of(recorded(place, means))
+    assert call is not None
+    op, where = WAITS[place]
+    assert call.op == op
+    assert call.where.startswith("places.py:")
+    assert call.where.endswith(where)
+    assert call.ran_ns is None
+
+
+@pytest.mark.parametrize("means", ["handler", "py-spy"])
+@pytest.mark.parametrize("place", ["all_reduce", "loader", "save", "spin", "wait", "subprocess"])
+def test_a_rank_elsewhere(place: str, means: str) -> None:
+    """In its own code, in a library, or in a collective, which the recorder shows."""
+    assert call_of(recorded(place, means)) is None
+    assert has_stack(recorded(place, means))
+
+
+def test_a_text_without_a_stack() -> None:
+    """Of a process that only the kernel describes nothing is known."""
+    assert call_of("# py-spy: not installed\n== /proc/7/wchan\n0\n") is None
+    assert not has_stack("# py-spy: not installed\n== /proc/7/wchan\n0\n")
+
+
+def test_the_main_thread_has_not_run() -> None:
+    """The agent has measured that the main thread used no processor time meanwhile."""
+    said = f"# usage: idle\n{RESTED}4211 ns\n{recorded('recv', 'handler')}"
+    call = call_of(said)
+    assert call is not None
+    assert call.ran_ns == 4211
+
+
+def test_code_of_the_user_inside_a_call() -> None:
+    """A hook of the user runs inside a call of torch.distributed: the rank is in its own code."""
+    assert call_of(text("/job/train.py hook", f"{C10D}/distributed_c10d.py new_group")) is None
+
+
+def test_a_group_that_another_call_makes() -> None:
+    """The innermost call counts: new_subgroups makes its groups one by one."""
+    frames = ("_store_based_barrier", "_new_group_with_tag", "new_group", "new_subgroups")
+    said = text(*(f"{C10D}/distributed_c10d.py {name}" for name in frames), "/job/train.py main")
+    assert call_of(said) == Call("new_group", "train.py:8 in main", None)
+
+
+@pytest.mark.parametrize(
+    ("outer", "op"),
+    [("distributed_c10d.py init_process_group", "init_process_group"), ("run.py main", "store")],
+)
+def test_the_rendezvous(outer: str, op: str) -> None:
+    """The store of the job waits for its other ranks, on the way into the first group or not."""
+    said = text(f"{C10D}/rendezvous.py _create_c10d_store", f"{C10D}/{outer}", "/job/train.py main")
+    call = call_of(said)
+    assert call is not None
+    assert call.op == op
