@@ -53,6 +53,6 @@ def holders(wait: UnrecordedWait, counted: Mapping[int, UnrecordedWait]) -> Sequ
 
 def described(wait: UnrecordedWait) -> str:
     """``waits in recv for rank 2 (train.py:88 in exchange)``"""
-    way, whom = ("for a lock", "of") if wait.op == "lock" else (f"in {text.clean(wait.op)}", "for")
-    peers = f" {whom} {text.ranks(wait.peers)}" if wait.peers else ""
+    way, joint = ("for a lock", "of") if wait.op == "lock" else (f"in {text.clean(wait.op)}", "for")
+    peers = f" {joint} {text.ranks(wait.peers)}" if wait.peers else ""
     return f"waits {way}{peers}" + (f" ({text.clean(wait.detail)})" if wait.detail else "")

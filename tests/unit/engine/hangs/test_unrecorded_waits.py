@@ -86,7 +86,7 @@ def test_the_rank_that_does_not_call_a_barrier() -> None:
 
 
 def test_a_wait_for_unknown_peers_is_named_with_less_confidence() -> None:
-    """Rank 3 alone is missing, and waits in recv for a rank that its stack does not tell."""
+    """Rank 3 alone is missing, and waits in recv for a rank that is not known."""
     scene = Scene(4).group("dp", range(4)).passed("dp", 6, [3]).waits("dp", 7, [0, 1, 2])
     diagnosis = scene.calls(3, "recv", detail="train.py:88 in exchange").only()
     assert blamed(diagnosis) == {3: (Reason.CPU_STUCK, Confidence.MEDIUM)}
