@@ -1,8 +1,8 @@
 """Large traces of I/O for benches: one file a rank, in the newest dialect of DFTracer.
 
-The calls are those of a loader: open, three reads, a seek, a close, then a fetch and a forward
-span. The text of one rank is made once; others differ in their process id only, so that
-writing takes seconds.
+The calls are those of a loader: for each of four files an open, three reads, a seek and a close,
+then a fetch and a forward span. The text of one rank is made once; others differ in their process
+id only, so that writing takes seconds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ _PID: Final = 20_000
 _HOST: Final = "6882804a826580cd"
 _T0: Final = 1_795_356_552_477_412
 _FILES: Final = 1_000
+_FILES_A_STEP: Final = 4
 _MEMBER: Final = 16 << 20
 """Raw bytes of a gzip member: DFTracer's buffer."""
 
@@ -54,17 +55,17 @@ def _text(events: int) -> tuple[bytes, int]:
     lines += [_metadata("FH", f"/data/shard-{n}.bin", one) for n, one in enumerate(hashes)]
     at, count, step = _T0, 0, 0
     while count < events:
-        file = dice.choice(hashes)
-        for name in ("open64", "read", "read", "read", "lseek64", "close"):
-            took = dice.randrange(1, 500)
-            args = '"ret":295904,"count":295905' if name == "read" else '"ret":5'
-            lines.append(_call(count, name, "POSIX", 3, at, took, f'{args},"fhash":"{file}"'))
-            at += took + dice.randrange(1, 50)
-            count += 1
+        begin = at
+        for file in dice.choices(hashes, k=_FILES_A_STEP):
+            for name in ("open64", "read", "read", "read", "lseek64", "close"):
+                took = dice.randrange(1, 500)
+                args = '"ret":295904,"count":295905' if name == "read" else '"ret":5'
+                lines.append(_call(count, name, "POSIX", 3, at, took, f'{args},"fhash":"{file}"'))
+                at += took + dice.randrange(1, 50)
+                count += 1
         for name, cat in (("fetch.iter", "dataloader"), ("forward", "compute")):
-            took = dice.randrange(500, 1_500)
             args = f'"epoch":0,"step":{step},"count":1'
-            lines.append(_call(count, name, cat, 6, at - 1_000, took, args))
+            lines.append(_call(count, name, cat, 6, begin, dice.randrange(500, 5_000), args))
             count += 1
         step += 1
     return ("\n".join(lines) + "\n").encode(), count

@@ -27,8 +27,8 @@ MIN_LINES: Final = 64
 """Of fewer lines with the same number of fields, calls of numpy would cost more than they save."""
 _WORDS: Final = 4
 """Names of up to 32 bytes."""
-_BEFORE: Final = 16
-"""Bytes of padding, so that the 16 bytes that end anywhere can be read."""
+_PADDING: Final = 16
+"""Bytes before and after the text, so that the 16 bytes that end anywhere can be read."""
 _ESCAPES: Final = frozenset('"\\')
 _COMMA, _NEWLINE, _QUOTE = b',\n"'
 _MASK: Final = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)
@@ -79,32 +79,31 @@ def scan(text: bytes, calls: Calls) -> Scanned | None:
     joined = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
     others = np.flatnonzero(~is_read)
     spans = zip(source.begin[others].tolist(), source.end[others].tolist(), strict=True)
-    rest = b"\n".join([text[begin:end] for begin, end in spans] + [text[source.ended :]])
+    left = [source.text[begin:end] for begin, end in spans]
+    rest = b"\n".join([*left, source.text[source.ended : -_PADDING]])
     return Scanned(joined, rest)
 
 
 class _Source:
-    """The bytes, and where lines and commas are."""
+    """The bytes between padding, and where lines and commas are in them."""
 
     def __init__(self, text: bytes) -> None:
-        padded = bytes(_BEFORE) + text + bytes(_BEFORE)
-        self._words: UInt64s = np.ndarray((len(text) + _BEFORE + 8,), "<u8", padded, strides=(1,))
-        raw = np.frombuffer(text, np.uint8)
+        self.text = padded = bytes(_PADDING) + text + bytes(_PADDING)
+        self._words: UInt64s = np.ndarray((len(padded) - 8,), "<u8", padded, strides=(1,))
+        raw = np.frombuffer(padded, np.uint8)
         marks = np.flatnonzero((raw == _COMMA) | (raw == _NEWLINE))
         newlines = np.flatnonzero(raw[marks] == _NEWLINE)
         self.marks = marks
         self.end: Int64s = marks[newlines]
-        self.first: Int64s = np.concatenate(([0], newlines[:-1] + 1)).astype(np.int64)
-        if not len(newlines):
-            self.first = self.first[:0]
-        self.begin: Int64s = np.concatenate(([0], self.end[:-1] + 1))[: len(self.end)]
-        """Of each line: its bytes, and its first comma in `marks`."""
+        """Of each line: where it ends and begins, its first comma in `marks`, and how many."""
+        self.begin: Int64s = np.concatenate(([_PADDING], self.end[:-1] + 1))[: len(self.end)]
+        self.first: Int64s = np.concatenate(([0], newlines[:-1] + 1))[: len(self.end)]
         self.commas: Int64s = newlines - self.first
-        self.ended = int(self.end[-1]) + 1 if len(self.end) else 0
+        self.ended = int(self.end[-1]) + 1 if len(self.end) else _PADDING
 
     def word(self, at: Int64s) -> UInt64s:
         """The eight bytes from each position on, which may be up to 16 bytes before the text."""
-        return self._words[at + _BEFORE]
+        return self._words[at]
 
 
 def _group(

@@ -141,7 +141,12 @@ def local_cluster(workers: int) -> Iterator[Any]:
     from distributed import Client, LocalCluster
 
     with (
-        dask.config.set({"distributed.nanny.pre-spawn-environ": _ENVIRON}),
+        dask.config.set(
+            {
+                "distributed.nanny.pre-spawn-environ": _ENVIRON,
+                "distributed.worker.profile.enabled": False,
+            }
+        ),
         LocalCluster(
             n_workers=workers,
             threads_per_worker=1,

@@ -7,14 +7,17 @@ ordered by the ends of calls; so only the last pieces are ever merged again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from frd.model import Int64s
 
 _PIECE: Final = 1 << 18
 """Intervals that are compared with another set at a time: memory is limited, not the result."""
+_NARROW: Final = 1 << 32
 _SMALL: Final = 1 << 14
 """Pieces of fewer intervals are joined."""
 
@@ -38,14 +41,45 @@ def union(start: Int64s, end: Int64s) -> Int64s:
     return np.stack((start[at], reach[last]))
 
 
-class IntervalSet:
-    """A growing set of intervals; 16 bytes an interval."""
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A piece in half the memory, if it covers less than 2**32 units of time (in µs 71 minutes)."""
 
-    __slots__ = ("pieces",)
+    base: int
+    columns: npt.NDArray[Any]
+
+    @classmethod
+    def of(cls, piece: Int64s) -> _Packed:
+        base = int(piece[0, 0])
+        if int(piece[1, -1]) - base >= _NARROW:
+            return cls(0, piece)
+        return cls(base, (piece - base).astype(np.uint32))
+
+    def unpacked(self) -> Int64s:
+        return self.columns.astype(np.int64) + self.base
+
+    @property
+    def last(self) -> int:
+        """The last end."""
+        return self.base + int(self.columns[1, -1])
+
+    def __len__(self) -> int:
+        return int(self.columns.shape[1])
+
+
+class IntervalSet:
+    """A growing set of intervals; 8 bytes an interval, or 16 if it is sparse."""
+
+    __slots__ = ("_pieces",)
 
     def __init__(self, pieces: Iterable[Int64s] = ()) -> None:
-        self.pieces: list[Int64s] = list(pieces)
-        """Each as `union` returns it, and all in order."""
+        """`pieces` are each as `union` returns it, and all in order."""
+        self._pieces = [_Packed.of(piece) for piece in pieces if piece.shape[1]]
+
+    @property
+    def pieces(self) -> Iterator[Int64s]:
+        """Sorted and disjoint, each of shape (2, n), n > 0."""
+        return (piece.unpacked() for piece in self._pieces)
 
     def add(self, start: Int64s, end: Int64s) -> None:
         """Spans in any order."""
@@ -62,8 +96,13 @@ class IntervalSet:
     def length(self) -> int:
         return sum(int((piece[1] - piece[0]).sum()) for piece in self.pieces)
 
+    @property
+    def begin(self) -> int:
+        """The first begin; the set is not empty."""
+        return self._pieces[0].base + int(self._pieces[0].columns[0, 0])
+
     def __len__(self) -> int:
-        return sum(piece.shape[1] for piece in self.pieces)
+        return sum(map(len, self._pieces))
 
     def minus(self, other: IntervalSet) -> IntervalSet:
         """What is in this set and not in `other`."""
@@ -71,7 +110,8 @@ class IntervalSet:
 
     def joined(self) -> Int64s:
         """All of it as one array of shape (2, n)."""
-        return np.concatenate(self.pieces, axis=1) if self.pieces else np.empty((2, 0), np.int64)
+        none: Int64s = np.empty((2, 0), np.int64)
+        return np.concatenate([none, *self.pieces], axis=1)
 
     def within(self, begin: Int64s, end: Int64s) -> Int64s:
         """How much of it is in each of some windows."""
@@ -83,23 +123,23 @@ class IntervalSet:
     def _append(self, piece: Int64s) -> None:
         if not piece.shape[1]:
             return
-        first = piece[0, 0]
+        first = int(piece[0, 0])
         over: list[Int64s] = []
-        while self.pieces and (
-            self.pieces[-1][1, -1] >= first or self.pieces[-1].shape[1] + piece.shape[1] < _SMALL
+        while self._pieces and (
+            self._pieces[-1].last >= first or len(self._pieces[-1]) + piece.shape[1] < _SMALL
         ):
-            last = self.pieces.pop()
+            last = self._pieces.pop().unpacked()
             apart = int(np.searchsorted(last[1], first)) if last.shape[1] >= _SMALL else 0
             if apart:
-                self.pieces.append(last[:, :apart])
+                self._pieces.append(_Packed.of(last[:, :apart]))
                 over.append(last[:, apart:])
                 break
             over.append(last)
-            first = min(first, last[0, 0])
+            first = min(first, int(last[0, 0]))
         if over:
             together = np.concatenate([piece, *over], axis=1)
             piece = union(together[0], together[1])
-        self.pieces.append(piece)
+        self._pieces.append(_Packed.of(piece))
 
 
 def _covered_before(piece: Int64s, at: Int64s) -> Int64s:

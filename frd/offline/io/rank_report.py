@@ -132,7 +132,7 @@ _Mine = Sequence[tuple[Source, Part, ProcessPart]]
 def _joined(sets: Iterable[tuple[IntervalSet, Source]]) -> IntervalSet:
     out = IntervalSet()
     scaled = [one.scaled(source.unit_ns, source.offset_ns) for one, source in sets if len(one)]
-    for one in sorted(scaled, key=lambda one: int(one.pieces[0][0, 0])):
+    for one in sorted(scaled, key=lambda one: one.begin):
         out.update(one)
     return out
 
