@@ -1,0 +1,93 @@
+"""Sets of time against sets of single microseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frd.model import Int64s
+from frd.offline.io import intervals
+from frd.offline.io.grouped import LEAST, MOST, SUM, Grouped
+from frd.offline.io.intervals import IntervalSet
+
+Spans = list[tuple[int, int]]
+spans = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 60)), max_size=40)
+T0 = 1_700_000_000_000_000
+
+
+def covered(some: Spans) -> set[int]:
+    return {at for start, length in some for at in range(start, start + length)}
+
+
+def made(parts: list[Spans], stretch: int = 1) -> IntervalSet:
+    out = IntervalSet()
+    for part in parts:
+        start = np.array([T0 + s * stretch for s, _ in part], np.int64)
+        out.add(start, start + np.array([n * stretch for _, n in part], np.int64))
+    return out
+
+
+def times(of: IntervalSet) -> set[int]:
+    joined: Int64s = of.joined()
+    starts, ends = joined.tolist()
+    assert starts == sorted(starts)
+    assert all(a < b for a, b in zip(starts, ends, strict=True))
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+    return {at - T0 for a, b in zip(starts, ends, strict=True) for at in range(a, b)}
+
+
+@pytest.fixture(params=[1, 4, 1 << 14], autouse=True, scope="module")
+def small(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Pieces are joined while they are small: all sizes give the same set."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(intervals, "_SMALL", request.param)
+        patch.setattr(intervals, "_PIECE", request.param)
+        yield
+
+
+@given(st.lists(spans, max_size=6), st.lists(spans, max_size=3))
+def test_sets_are_those_of_single_microseconds(ones: list[Spans], others: list[Spans]) -> None:
+    """Union, difference, length and windows, whatever the order in which spans come."""
+    mine, theirs = made(ones), made(others)
+    one = set().union(*map(covered, ones))
+    other = set().union(*map(covered, others))
+    assert times(mine) == one
+    assert mine.length == len(one)
+    alone = mine.minus(theirs)
+    assert times(alone) == one - other
+    both = made(ones)
+    both.update(theirs)
+    assert times(both) == one | other
+    begin = np.arange(T0 - 10, T0 + 470, 37)
+    inside = mine.within(begin, begin + 37)
+    assert inside.tolist() == [len({a for a in one if b <= a + T0 < b + 37}) for b in begin]
+
+
+def test_intervals_hours_apart_keep_their_times() -> None:
+    """A piece that covers more than 2**32 µs is stored in full width."""
+    wide = made([[(0, 5), (1, 9)], [(400, 3)]], stretch=10**10)
+    assert wide.length == 13 * 10**10
+    assert wide.scaled(1_000, 7).length == 13 * 10**13
+    assert wide.begin == T0
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(-99, 99))), max_size=6))
+def test_groups_are_those_of_a_dict(blocks: list[list[tuple[int, int]]]) -> None:
+    """Sum, least and most by key."""
+    found = Grouped({"sum": SUM, "least": LEAST, "most": MOST})
+    wanted: dict[int, list[int]] = {}
+    for block in blocks:
+        values = np.array([value for _, value in block], np.int64)
+        keys = np.array([key for key, _ in block], np.int64)
+        found.add(keys, sum=values, least=values, most=values)
+        for key, value in block:
+            wanted.setdefault(key, []).append(value)
+    keys, columns = found.rows()
+    assert keys.tolist() == sorted(wanted)
+    assert columns["sum"].tolist() == [sum(wanted[key]) for key in sorted(wanted)]
+    assert columns["least"].tolist() == [min(wanted[key]) for key in sorted(wanted)]
+    assert columns["most"].tolist() == [max(wanted[key]) for key in sorted(wanted)]
