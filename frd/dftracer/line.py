@@ -20,6 +20,8 @@ import msgspec
 MAX_INT: Final = (1 << 63) - 1
 TRACER: Final = "dftracer"
 """The category of DFTracer's own events: ``start`` and ``end`` of a process, and of metadata."""
+LATEST: Final = 1 << 61
+"""No real time or duration is larger, in any unit; columns have no larger ones."""
 _UNSIGNED: Final = 1 << 64
 _GLUE: Final = re.compile(rb'(?<!"args":)(?=\{"(?:id|name)":)')
 """Where a record begins. The arguments of a v1 metadata line begin with a name as well."""

@@ -20,6 +20,7 @@ import numpy as np
 from frd.dftracer.block import Block, Calls
 from frd.dftracer.kinds import FORKS, ITEMS, Kind, kind_of
 from frd.dftracer.line import (
+    LATEST,
     MAX_INT,
     TRACER,
     Event,
@@ -150,7 +151,7 @@ class BlockReader:
             kind=kind,
             pid=np.array([line.pid for line in lines], np.int64),
             tid=np.array([line.tid for line in lines], np.int64),
-            start=np.array([line.ts for line in lines], np.int64),
+            start=np.clip(np.array([line.ts for line in lines], np.int64), 0, LATEST),
             dur=dur,
             file=self._files(args),
             nbytes=nbytes,
@@ -252,7 +253,7 @@ def _durations(values: list[int]) -> tuple[Int64s, int]:
     except OverflowError:
         dur = np.array([value if value <= MAX_INT else -1 for value in values], np.int64)
     stepped = int((dur < 0).sum())
-    return (np.maximum(dur, 0) if stepped else dur), stepped
+    return np.clip(dur, 0, LATEST), stepped
 
 
 def _numbers_at(kind: UInt8s, args: Sequence[Args], key: str) -> Int64s:

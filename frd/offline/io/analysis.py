@@ -19,7 +19,8 @@ from frd.offline.io.discovery import TraceFile, find_traces, pieces_of
 from frd.offline.io.engine import Engine, InProcess, Progress, engine_for
 from frd.offline.io.identity import Identities, Process, identities_of
 from frd.offline.io.part import Facts, facts_of, read_part
-from frd.offline.io.rank_report import FileUse, Source, Usage, usage_of
+from frd.offline.io.rank_report import FileUse, Usage, usage_of
+from frd.offline.io.source import Source
 from frd.offline.io.starved import Starved
 
 

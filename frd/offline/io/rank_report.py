@@ -19,22 +19,12 @@ from frd.offline.io.discovery import Piece
 from frd.offline.io.grouped import LEAST, MOST, SUM, Grouped
 from frd.offline.io.intervals import IntervalSet
 from frd.offline.io.part import Part, ProcessPart, step_of
+from frd.offline.io.source import Source
 
 MAX_FILES: Final = 1_000
 """Files of a rank that are reported, the slowest first."""
 MAX_STEPS: Final = 1_000
 """Steps of a rank that are reported: with the most unoverlapped I/O, in the order of time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One process in one part, and how its times become nanoseconds on the aligned clock."""
-
-    part: int
-    """Index of the part."""
-    pid: int
-    unit_ns: int
-    offset_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +98,8 @@ def usage_of(sources: Sequence[Source], *parts: Part) -> Usage:
     steps, steps_in_all = _steps(mine, fetch, io, compute, alone)
     return Usage(
         events=sum(one.events for *_, one in mine),
-        first_ns=min(one.first * source.unit_ns + source.offset_ns for source, _, one in mine),
-        last_ns=max(one.last * source.unit_ns + source.offset_ns for source, _, one in mine),
+        first_ns=min(source.aligned_one(one.first) for source, _, one in mine),
+        last_ns=max(source.aligned_one(one.last) for source, _, one in mine),
         fetch_ns=fetch.length,
         io_ns=io.length,
         compute_ns=compute.length,
@@ -131,7 +121,7 @@ _Mine = Sequence[tuple[Source, Part, ProcessPart]]
 
 def _joined(sets: Iterable[tuple[IntervalSet, Source]]) -> IntervalSet:
     out = IntervalSet()
-    scaled = [one.scaled(source.unit_ns, source.offset_ns) for one, source in sets if len(one)]
+    scaled = [one.mapped(source.aligned) for one, source in sets if len(one)]
     for one in sorted(scaled, key=lambda one: one.begin):
         out.update(one)
     return out
@@ -144,7 +134,7 @@ def _steps(
     found = Grouped({"begin": LEAST, "end": MOST})
     for source, _, one in mine:
         keys, columns = one.steps.rows()
-        times = {name: at * source.unit_ns + source.offset_ns for name, at in columns.items()}
+        times = {name: source.aligned(at) for name, at in columns.items()}
         found.add(keys, **times)
     keys, columns = found.rows()
     order = np.argsort(columns["begin"], kind="stable")
@@ -214,10 +204,8 @@ def _by_process(
                 names,
                 **{
                     **columns,
-                    "dur": columns["dur"] * source.unit_ns,
-                    "opened": np.where(
-                        opened > 0, opened * source.unit_ns + source.offset_ns, opened
-                    ),
+                    "dur": source.span(columns["dur"]),
+                    "opened": np.where(opened > 0, source.aligned(opened), opened),
                 },
             )
         _, columns = found.rows()

@@ -16,8 +16,8 @@ import numpy as np
 from frd.dftracer.block import Block, Calls
 from frd.model import Int64s, UInt8s
 from frd.offline.io.analysis import IoAnalysis, RankIo
-from frd.offline.io.rank_report import Source
 from frd.offline.io.reading import PieceReader
+from frd.offline.io.source import Source
 
 Progress = Callable[[int, int], None]
 
@@ -146,7 +146,7 @@ def _spans(
     rank: int | None,
     host: str,
 ) -> Spans:
-    start = block.start[rows] * source.unit_ns + source.offset_ns
+    start = block.start[rows]
     return Spans(
         rank=rank,
         host=host,
@@ -156,8 +156,8 @@ def _spans(
         cat=[texts.cats[at] for at in block.cat[rows].tolist()],
         name=[texts.names[at] for at in block.name[rows].tolist()],
         file=[texts.files[at] if at >= 0 else None for at in block.file[rows].tolist()],
-        start_ns=start,
-        end_ns=start + block.dur[rows] * source.unit_ns,
+        start_ns=source.aligned(start),
+        end_ns=source.aligned(start + block.dur[rows]),
         nbytes=block.nbytes[rows],
         epoch=block.epoch[rows],
         step=block.step[rows],

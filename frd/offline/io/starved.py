@@ -23,6 +23,7 @@ from frd.model import Finding, Int64s, Suspect
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.io.discovery import Piece
 from frd.offline.io.reading import PieceReader
+from frd.offline.io.source import Source
 
 if TYPE_CHECKING:
     from frd.offline.io.analysis import IoAnalysis, RankIo
@@ -130,8 +131,7 @@ class _State:
     trace: Path
     pid: int
     at: int
-    unit_ns: int
-    offset_ns: int
+    source: Source
     last: _Call | None = None
     """The call of I/O or the annotation that ended last before the moment."""
     during: _Call | None = None
@@ -141,7 +141,7 @@ class _State:
     """Opens minus closes before the moment, by key."""
 
     def aligned(self, at: int) -> int:
-        return at * self.unit_ns + self.offset_ns
+        return self.source.aligned_one(at)
 
 
 def _states(io: IoAnalysis, mine: RankIo, seen_ns: int) -> list[_State]:
@@ -150,7 +150,7 @@ def _states(io: IoAnalysis, mine: RankIo, seen_ns: int) -> list[_State]:
         facts = io.facts[source.part]
         key = (facts.piece.file.path, source.pid)
         at = (seen_ns - source.offset_ns) // source.unit_ns
-        state = states.setdefault(key, _State(*key, at, source.unit_ns, source.offset_ns))
+        state = states.setdefault(key, _State(*key, at, source))
         state.is_finalized |= any(e.name == "end" and e.pid == source.pid for e in facts.tracer)
         _watch(state, facts.piece)
     return list(states.values())
@@ -216,7 +216,7 @@ def _in_progress(
         (one, one.during)
         for one in states
         if one.during is not None
-        and (one.during.end - one.during.start) * one.unit_ns >= _MIN_CALL_NS
+        and one.aligned(one.during.end) - one.aligned(one.during.start) >= _MIN_CALL_NS
     ]
     if not calls:
         return None

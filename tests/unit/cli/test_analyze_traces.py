@@ -218,3 +218,22 @@ def test_a_scheduler_without_dask_says_what_to_install(
 def test_findings_set_the_exit_code(hanging: Path, traces: Path) -> None:
     """As without traces."""
     assert run(["analyze", str(hanging), "--traces", str(traces)]) == FINDINGS_PRESENT
+
+
+def test_impossible_times_break_no_output(tmp_path: Path) -> None:
+    """Times and durations near the limits of 64 bits, in every kind of call and of output."""
+    writer = Writer("v2.2", 7)
+    calls = [
+        Call("open64", 1, 5, file="/d"),
+        Call("read", 1, 5, file="/d", ret=9),
+        Call("forward", 1, 5, "compute", args={"step": 1, "epoch": 1 << 62}),
+    ]
+    lines = [writer.call(number, call) for number, call in enumerate(calls)]
+    for number, extreme in enumerate((str((1 << 63) - 1), "-" + str((1 << 63) - 1), "0")):
+        changed = [line.replace(str(T0_US + 1), extreme) for line in lines]
+        changed += [line.replace('"dur":5', f'"dur":{(1 << 63) - 2}') for line in lines]
+        path = write_trace(tmp_path / f"{number}.pfw", changed)
+        assert run(["analyze", "--traces", str(path)]) == 0
+        assert run(["analyze", "--traces", str(path), "--json"]) == 0
+        outputs = [f"--output={tmp_path / f'{number}.csv'}", f"--timeline={tmp_path / str(number)}"]
+        assert run(["analyze", "--traces", str(path), *outputs]) == 0

@@ -71,7 +71,7 @@ def test_intervals_hours_apart_keep_their_times() -> None:
     """A piece that covers more than 2**32 µs is stored in full width."""
     wide = made([[(0, 5), (1, 9)], [(400, 3)]], stretch=10**10)
     assert wide.length == 13 * 10**10
-    assert wide.scaled(1_000, 7).length == 13 * 10**13
+    assert wide.mapped(lambda at: at * 1_000 + 7).length == 13 * 10**13
     assert wide.begin == T0
 
 
