@@ -59,6 +59,11 @@ class Engine:
         self._supersede(key, now)
         return attempt
 
+    def known(self, key: AttemptKey) -> Attempt | None:
+        """An attempt that was declared and is not forgotten."""
+        evaluation = self._evaluations.get(key)
+        return evaluation.attempt if evaluation is not None else None
+
     def rank(self, attempt: Attempt, info: RankInfo, now: AlignedNs) -> int:
         """The handle of a rank; see `Attempt.rank`.
 

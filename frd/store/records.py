@@ -45,6 +45,8 @@ class RecordKind(IntEnum):
     """A user closed a finding. Payload: its id and the reason, JSON."""
     LEARNED = 9
     """The learned pauses of all jobs. Payload: JSON lines."""
+    WAITED = 10
+    """The service saw that a rank waits in something that no recorder shows. Payload: JSON."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Payloads of journal records: settings and dismissals as JSON, learned pauses as JSON lines."""
+"""Payloads of journal records: settings, dismissals and waits as JSON, learned pauses as JSON
+lines."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ import msgspec
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.engine.policy import Policy
 from frd.errors import StoreError
+from frd.model import AttemptKey, UnrecordedWait
 
-_Payload = TypeVar("_Payload", "Settings", "Dismissal")
+_Payload = TypeVar("_Payload", "Settings", "Dismissal", "Waited")
 _ADVICE = "a foreign file, or one of a newer frd"
 
 
@@ -39,7 +41,20 @@ class Dismissal:
         return f"closed by hand: {self.because}"
 
 
-def encode_payload(payload: Settings | Dismissal) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """A wait of a rank that no recorder shows, in node time."""
+
+    job: str
+    attempt: int
+    wait: UnrecordedWait
+
+    @property
+    def key(self) -> AttemptKey:
+        return AttemptKey(self.job, self.attempt)
+
+
+def encode_payload(payload: Settings | Dismissal | Waited) -> bytes:
     return msgspec.json.encode(payload)
 
 

@@ -16,7 +16,13 @@ from frd.model import AlignedNs, Finding, FindingEvent
 from frd.service.clocks.alignments import decode
 from frd.service.ingest.session import Session
 from frd.service.ingest.shared import Shared
-from frd.service.journal.payloads import Dismissal, Settings, decode_pauses, decode_payload
+from frd.service.journal.payloads import (
+    Dismissal,
+    Settings,
+    Waited,
+    decode_pauses,
+    decode_payload,
+)
 from frd.store.records import Record, RecordKind
 
 
@@ -87,6 +93,8 @@ class Player:
                 self._begin(decode_payload(record.payload, Settings), record.at)
             case RecordKind.DISMISSED:
                 self._dismiss(decode_payload(record.payload, Dismissal), record.at)
+            case RecordKind.WAITED:
+                self._wait(decode_payload(record.payload, Waited))
             case RecordKind.LEARNED:
                 self._shared.engine.recall(decode_pauses(record.payload))
 
@@ -103,6 +111,11 @@ class Player:
             self._warn(
                 f"finding {dismissal.finding} was closed by hand, but is not open in this journal"
             )
+
+    def _wait(self, waited: Waited) -> None:
+        attempt = self._shared.engine.known(waited.key)
+        if attempt is not None and waited.wait.rank in attempt.tables.ranks.infos:
+            attempt.observe_unrecorded(waited.wait)
 
     def _begin(self, settings: Settings, now: AlignedNs) -> None:
         self._shared = Shared(Engine(settings.policy))
