@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack
 from typing import Final
 
@@ -26,6 +26,7 @@ from frd.wire.messages import PROTOCOL, Hello, Request
 from frd_agent import tap
 from frd_agent.config import LIVE_KEYS, Config
 from frd_agent.counters import Counters
+from frd_agent.inspection.inspector import Inspector
 from frd_agent.launch.run_lock import Holder, RunLock, make_default
 from frd_agent.launch.watch import LaunchWatch
 from frd_agent.memory import MemoryView, MemoryWatch, Samples
@@ -38,7 +39,7 @@ from frd_agent.ranks.poll_schedule import PollPolicy
 from frd_agent.ranks.process import Process
 from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.roster import Roster
-from frd_agent.uplink.answers import answer
+from frd_agent.uplink.answers import answer, answer_waits
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.dispatch import Dispatch
@@ -101,6 +102,7 @@ class Agent:
         """Numbers of ranks about which an unforeseen error has been logged."""
         self._answers: set[asyncio.Task[None]] = set()
         self._answering = asyncio.Semaphore(_CONCURRENT_ANSWERS)
+        self._inspector = Inspector()
         self._memory: MemoryWatch | None = None
         self._stop = asyncio.Event()
         self._turn = asyncio.Event()
@@ -117,6 +119,7 @@ class Agent:
             await self._take_lock()
             self._serve_metrics(stack)
             stack.callback(self._roster.close)
+            stack.callback(self._inspector.stop)
             if self._config.memory_hz:
                 self._watch_memory(stack)
             log.info("watching %s, reporting to %s", self._config.run_dir, self._config.service)
@@ -289,11 +292,17 @@ class Agent:
     def _on_request(self, request: Request) -> None:
         for index in request.rank_indexes:
             rank = self._find(self._stream.dispatch.rank_of(index))
-            if rank is not None:
-                children = index in request.children_of
-                task = asyncio.create_task(self._answer(rank, request, children=children))
-                self._answers.add(task)
-                task.add_done_callback(self._answers.discard)
+            if rank is None:
+                continue
+            if request.waits:
+                self._start(self._answer_waits(rank, request))
+            if request.dump or request.stacks:
+                self._start(self._answer(rank, request, children=index in request.children_of))
+
+    def _start(self, answering: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(answering)
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
 
     def _find(self, number: int | None) -> Rank | FileRank | None:
         return next((rank for rank in self._all_ranks() if rank.number == number), None)
@@ -307,6 +316,13 @@ class Agent:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(request.timeout_s), self._answering:
                 await answer(rank, request, files, self._stream.answer, others=rank_pids)
+
+    async def _answer_waits(self, rank: Rank | FileRank, request: Request) -> None:
+        """Does not queue behind dumps and stacks: it is a look at what the inspector has."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(request.timeout_s):
+                ranks = list(self._roster)
+                await answer_waits(rank, request, self._inspector, ranks, self._stream.answer)
 
     async def _say_goodbye(self, stream: asyncio.Task[None]) -> None:
         for task in self._answers:

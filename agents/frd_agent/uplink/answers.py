@@ -1,4 +1,4 @@
-"""Answers to the service's requests: a rank's dump, its identity, and its stacks.
+"""Answers to the service's requests: a rank's dump, its identity, its stacks, and its wait.
 
 Every part is answered, with data or with the reason why there is none, within the time that the
 service gives. For a rank that no longer answers, its last known dump is used.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Final, TypeAlias
@@ -20,8 +20,10 @@ from frd.flight.decode import parse
 from frd.flight.entry import Dump
 from frd.flight.write import write_pickle
 from frd.forms import utc_text
-from frd.model import AttemptKey, GroupInfo, NodeNs, RankInfo
+from frd.model import AttemptKey, Certainty, GroupInfo, NodeNs, RankInfo, WaitKind, WaitsFor
 from frd.wire.messages import PART_BYTES, Part, Request, ResponsePart
+from frd.wire.waits import WaitReport, encode_report
+from frd_agent.inspection.inspector import Inspector
 from frd_agent.ranks.dump_files import DumpFile, last_op_ns
 from frd_agent.ranks.file_rank import FileRank
 from frd_agent.ranks.rank import Rank
@@ -42,6 +44,12 @@ class _RankDump:
     dump: Dump
     source: str
     taken_at_ns: NodeNs
+
+
+_ELSEWHERE: Final = (
+    "its process is in a pid namespace that the agent does not see: share the process namespace "
+    "with the agent, or run the agent with hostPID"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +190,37 @@ async def _stacks(
 
 async def _children(pid: int, others: Collection[int] | None, timeout_s: float) -> str:
     return "" if others is None else await child_stacks(pid, timeout_s, others)
+
+
+async def answer_waits(
+    rank: Rank | FileRank,
+    request: Request,
+    inspector: Inspector,
+    ranks: Iterable[Rank],
+    send: Send,
+) -> None:
+    """Send what is known now of the wait of one rank, and keep inspecting it. `ranks`: all ranks of
+    the node."""
+    found = _waits(rank, inspector, ranks)
+    of_rank = request.request_id, rank.number, found.part
+    await send(ResponsePart(*of_rank, found.data, True, found.source, found.error))
+
+
+def _waits(rank: Rank | FileRank, inspector: Inspector, ranks: Iterable[Rank]) -> _Answer:
+    if isinstance(rank, FileRank):
+        return _Answer(Part.WAITS, error="it runs without a tap")
+    if rank.is_gone:
+        return _Answer(Part.WAITS, error="the process is gone")
+    if rank.process.pinned is None:
+        hidden = WaitsFor(WaitKind.NOT_ALLOWED, Certainty.UNKNOWN, says=_ELSEWHERE)
+        return _Answer(Part.WAITS, encode_report(WaitReport(hidden)), "proc")
+    attempt = rank.identity.attempt
+    rank_of = {
+        one.pid: one.identity.rank if one.identity.attempt == attempt else None
+        for one in ranks
+        if one.process.pinned is not None and not one.is_gone
+    }
+    return _Answer(Part.WAITS, encode_report(inspector.ask(rank.pid, rank_of)), "proc")
 
 
 def _membership(rank: Rank | FileRank, dump: Dump) -> Mapping[str, tuple[str, Sequence[int]]]:

@@ -1,7 +1,8 @@
-"""What the agent answers for a rank that is gone."""
+"""What the agent answers for a rank that is gone, and of the wait of a rank."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -11,16 +12,20 @@ import pytest
 
 from frd.flight.entry import Dump
 from frd.flight.write import write_pickle
-from frd.model import NodeNs
+from frd.model import Certainty, NodeNs, WaitKind, WaitsFor
+from frd.wire.messages import Part, Request, ResponsePart
+from frd.wire.waits import WaitReport, decode_report
+from frd_agent.inspection.inspector import Inspector
 from frd_agent.node_time import raw_now
 from frd_agent.ranks.dump_files import DumpFiles
 from frd_agent.ranks.roster import Roster
 from frd_agent.recorder.recorders import KeptDump
 from frd_agent.recorder.transitions import RecorderTracker
-from frd_agent.uplink.answers import _find
+from frd_agent.uplink.answers import _find, answer_waits
 from tests.world.clocks import S
 from tests.world.entries import dump, nccl
 from tests.world.run_dir import TOKEN, identity, shared
+from tests.world.suspects import suspect
 
 
 def of_ops(*created_ns: int) -> Dump:
@@ -64,3 +69,36 @@ async def test_the_dump_with_the_latest_op_is_the_last(
     assert len(found.dump.entries) == 2
     assert found.source.startswith("file rank_1" if is_later else "nccl, kept from")
     assert second_ns <= found.taken_at_ns <= time.time_ns()
+
+
+async def test_the_wait_of_a_rank(tmp_path: Path) -> None:
+    """The first answer comes immediately and knows nothing; a few samples later it does."""
+    sent: list[ResponsePart] = []
+
+    async def send(part: ResponsePart) -> None:
+        sent.append(part)
+
+    request, inspector = Request(4, (1,), False, False, 5.0, waits=True), Inspector()
+    with suspect("import time; print('ready', flush=True); time.sleep(300)") as process:
+        known = identity(pid=process.pid, socket=None, shm=None, started_at_ns=time.time_ns())
+        (tmp_path / f"{TOKEN}.json").write_text(json.dumps(known))
+        roster = Roster(tmp_path, shared())
+        (rank,) = roster.update(raw_now())
+
+        async def ask() -> WaitReport:
+            await answer_waits(rank, request, inspector, roster, send)
+            part = sent.pop()
+            assert (part.request_id, part.part, part.last) == (4, Part.WAITS, True)
+            return decode_report(part.data)
+
+        assert (await ask()).waits_for == WaitsFor(WaitKind.UNKNOWN, Certainty.UNKNOWN)
+        began_ns = raw_now()
+        while not (found := await ask()).waits_for.says:
+            await asyncio.sleep(0.1)
+        assert (found.waits_for.kind, found.waits_for.pid) == (WaitKind.SLEEP, process.pid)
+        assert 0 < found.since_ns <= began_ns + 5 * S
+    roster.end(rank, raw_now())
+    await answer_waits(rank, request, inspector, roster, send)
+    assert (sent[0].error, sent[0].data) == ("the process is gone", b"")
+    inspector.stop()
+    roster.close()

@@ -1,0 +1,128 @@
+"""Inspects ranks while the service asks about them, on a separate thread.
+
+A request is a lease: the rank is sampled once a second until nothing has been asked about it for
+`LEASE_S`, and then forgotten. Nothing is read of any other rank. A request is answered immediately
+with what the last sample showed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from frd.model import NodeRawNs
+from frd.wire.waits import WaitReport
+from frd_agent.inspection.claims import UNKNOWN
+from frd_agent.inspection.processes import Processes, RankOf
+from frd_agent.inspection.reading.memory import Helper
+from frd_agent.inspection.sampler import RankSampler
+from frd_agent.node_time import raw_now
+from frd_agent.proc import PROC
+
+LEASE_S: Final = 10.0
+EVERY_S: Final = 1.0
+MAX_RANKS: Final = 64
+"""Of one node that are inspected at a time."""
+_SHARE: Final = 1 / 50
+"""Samples become less frequent if all of them together would use more of a core than this."""
+_JOIN_S: Final = 1.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Lease:
+    sampler: RankSampler
+    until_s: float
+    rank_of: RankOf
+    report: WaitReport = field(default=UNKNOWN)
+
+
+class Inspector:
+    """Safe to use from any thread. The thread starts with the first request, and it is a daemon:
+    a file of /proc that blocks costs inspections, and never the agent."""
+
+    def __init__(self, proc: Path = PROC, now: Callable[[], NodeRawNs] = raw_now) -> None:
+        self._proc = proc
+        self._now = now
+        self._helper = Helper()
+        self._leases: dict[int, _Lease] = {}
+        """By pid."""
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._processes = Processes(proc)
+        self._failing = False
+        self.refused = 0
+        """Requests beyond `MAX_RANKS`."""
+
+    @property
+    def running(self) -> int:
+        """Ranks that are inspected now."""
+        return len(self._leases)
+
+    @property
+    def timeouts(self) -> int:
+        """Readings that missed their deadline."""
+        return self._helper.timeouts
+
+    def ask(self, pid: int, rank_of: RankOf) -> WaitReport:
+        """Renew the lease on a rank process, and return what is known. `rank_of`: all rank
+        processes of the node."""
+        until_s = time.monotonic() + LEASE_S
+        with self._lock:
+            lease = self._leases.get(pid)
+            if lease is not None:
+                lease.until_s, lease.rank_of = until_s, rank_of
+                return lease.report
+            if len(self._leases) >= MAX_RANKS or self._stop.is_set():
+                self.refused += 1
+                return UNKNOWN
+            sampler = RankSampler(pid, self._processes, self._helper, self._proc)
+            self._leases[pid] = _Lease(sampler, until_s, rank_of)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="frd-inspect", daemon=True)
+                self._thread.start()
+        self._wake.set()
+        return UNKNOWN
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            began, cost_s = time.monotonic(), self._round()
+            if not self._leases:
+                self._wake.wait()
+            self._wake.clear()
+            wait_s = max(EVERY_S, cost_s / _SHARE) - (time.monotonic() - began)
+            if self._leases and wait_s > 0:
+                self._stop.wait(wait_s)
+
+    def _round(self) -> float:
+        """Sample every rank once; returns the processor time that it took."""
+        before = time.thread_time()
+        now_s = time.monotonic()
+        with self._lock:
+            for pid in [pid for pid, lease in self._leases.items() if lease.until_s < now_s]:
+                del self._leases[pid]
+            leases = list(self._leases.values())
+        if leases:
+            self._processes.look(now_s)
+        for lease in leases:
+            try:
+                lease.report = lease.sampler.sample(self._now(), lease.rank_of)
+            except Exception:  # one rank must not end the inspection of others
+                if not self._failing:
+                    log.exception("a rank could not be inspected")
+                self._failing = True
+        return time.thread_time() - before

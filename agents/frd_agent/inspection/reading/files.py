@@ -1,0 +1,135 @@
+"""Open files of a process: path, access, position, and the mount below it.
+
+All of it comes from links and text in /proc. A path of the process itself is never opened and never
+stat'ed: its file server may hang, and the agent with it. A path is as the process sees it, in its
+own mount namespace, and so is the table of mounts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from frd_agent.inspection.reading.threads import read_file
+from frd_agent.proc import PROC
+
+MAX_FDS: Final = 4096
+"""Of one process whose links are read."""
+_MAX_MOUNTINFO: Final = 4 * 1024 * 1024
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+_ACCESS: Final = {0: "r", 1: "w", 2: "rw"}
+_ODD: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    point: str
+    fs: str
+    """Type and source: ``nfs4 server:/export``."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    fd: int
+    link: str
+    """A path, ``pipe:[1]``, ``socket:[1]``, ``anon_inode:[eventfd]``; empty if it is not known."""
+    access: str = ""
+    """``r``, ``w``, ``rw``; empty if it is not known."""
+    inode: int = 0
+    position: int = 0
+    mount: Mount | None = None
+    watched: tuple[int, ...] = ()
+    """Of an epoll instance: the descriptors that it watches."""
+
+    @property
+    def is_path(self) -> bool:
+        return self.link.startswith("/")
+
+    @property
+    def special(self) -> str:
+        """``pipe``, ``socket`` or ``anon_inode``; empty for a path."""
+        return "" if self.is_path else self.link.partition(":")[0]
+
+
+def link(pid: int, name: str, proc: Path = PROC) -> str:
+    """Target of a link of the process, such as ``fd/7`` or ``cwd``; empty if it cannot be read."""
+    try:
+        return os.readlink(f"{proc}/{pid}/{name}")
+    except OSError:
+        return ""
+
+
+def open_file(pid: int, fd: int, mounts: Mapping[int, Mount], proc: Path = PROC) -> OpenFile:
+    target = link(pid, f"fd/{fd}", proc)
+    try:
+        lines = read_file(f"{proc}/{pid}/fdinfo/{fd}", 256 * 1024).decode("ascii", "replace")
+    except OSError:
+        return OpenFile(fd, target)
+    values: dict[str, str] = {}
+    watched = []
+    for line in lines.splitlines():
+        key, _, value = line.partition(":")
+        if key == "tfd":
+            watched.append(int(value.split()[0]))
+        values.setdefault(key, value.strip())
+    return OpenFile(
+        fd,
+        target,
+        access=_ACCESS.get(int(values.get("flags", "0"), 8) & 3, ""),
+        inode=int(values.get("ino", "0")),
+        position=int(values.get("pos", "0")),
+        mount=mounts.get(int(values.get("mnt_id", "-1"))) if target.startswith("/") else None,
+        watched=tuple(watched),
+    )
+
+
+def links(pid: int, proc: Path = PROC) -> dict[int, str]:
+    """Every descriptor of the process, up to `MAX_FDS`; empty without the right to read them."""
+    try:
+        fds = os.listdir(f"{proc}/{pid}/fd")[:MAX_FDS]
+    except OSError:
+        return {}
+    return {int(fd): link(pid, f"fd/{fd}", proc) for fd in fds}
+
+
+def read_mounts(pid: int, proc: Path = PROC) -> dict[int, Mount]:
+    """The mounts of the process's own namespace, by id, in order of mounting."""
+    try:
+        text = read_file(f"{proc}/{pid}/mountinfo", _MAX_MOUNTINFO).decode("utf-8", "replace")
+    except OSError:
+        return {}
+    found = {}
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, source = left.split(), right.split()
+        if len(fields) > 4 and len(source) > 1 and fields[0].isdecimal():
+            fs = f"{source[0]} {_plain(source[1])}"
+            found[int(fields[0])] = Mount(_plain(fields[4]), fs)
+    return found
+
+
+def _plain(field: str) -> str:
+    """Blanks and backslashes are written in octal."""
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), field)
+
+
+def mount_of(path: str, mounts: Mapping[int, Mount]) -> Mount | None:
+    """The mount that a path is on, by its text; the last one mounted wins. A symbolic link on the
+    way may lead to another."""
+    found: Mount | None = None
+    for mount in mounts.values():
+        below = mount.point.rstrip("/") + "/"
+        if (path == mount.point or path.startswith(below)) and (
+            found is None or len(mount.point) >= len(found.point)
+        ):
+            found = mount
+    return found
+
+
+def printable(text: str) -> str:
+    """For a report: control characters, and bytes that are no UTF-8, as escapes."""
+    return _ODD.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)

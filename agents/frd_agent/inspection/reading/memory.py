@@ -1,0 +1,194 @@
+"""Memory of a process: the path or the descriptors that a blocked call was given, and its maps.
+
+Reading it takes the lock on the address space, which a process in trouble may hold for ever. So it
+is read on a helper thread with a deadline. A reading that does not come back keeps that thread, and
+until it does no other one is started: of all inspections together, at most one thread hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+from frd_agent.inspection.reading.threads import read_file
+from frd_agent.proc import PROC
+
+DEADLINE_S: Final = 0.2
+_MAX_PATH: Final = 4096
+_PAGE: Final = 4096
+_MAX_POLLED: Final = 1024
+_POLLFD: Final = struct.Struct("=ihh")
+_MAX_MAPS: Final = 16 * 1024 * 1024
+_CODE: Final = re.compile(r"\.so(\.[\d.]+)?$|\.pyc?$|/locale/|/gconv/|/locale-archive$|/ld\.so\.")
+
+T = TypeVar("T")
+
+
+class NotInTime(Exception):
+    """The helper did not return within the deadline, or still hangs in an earlier reading."""
+
+
+class Helper:
+    """One daemon thread that reads what may block. Used by one thread at a time."""
+
+    def __init__(self, deadline_s: float = DEADLINE_S) -> None:
+        self._deadline_s = deadline_s
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._busy: threading.Event | None = None
+        """Set when the last job has returned."""
+        self.timeouts = 0
+
+    @property
+    def hangs(self) -> bool:
+        return self._busy is not None and not self._busy.is_set()
+
+    def run(self, read: Callable[[], T]) -> T:
+        """
+        Raises:
+            NotInTime: there is no result yet.
+            OSError: `read` raised it.
+        """
+        if self.hangs:
+            raise NotInTime
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="frd-memory-of", daemon=True)
+            self._thread.start()
+        done, results = threading.Event(), list[T]()
+        errors: list[Exception] = []
+
+        def job() -> None:
+            try:
+                results.append(read())
+            except Exception as error:  # raised where the caller can see it
+                errors.append(error)
+            finally:
+                done.set()
+
+        self._busy = done
+        self._jobs.put(job)
+        if not done.wait(self._deadline_s):
+            self.timeouts += 1
+            raise NotInTime
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
+
+
+class Mapping(NamedTuple):
+    """A row of /proc/<pid>/maps."""
+
+    start: int
+    end: int
+    perms: str
+    offset: int
+    inode: int
+    path: str
+
+
+def read_memory(pid: int, address: int, size: int, proc: Path = PROC) -> bytes:
+    """
+    Raises:
+        OSError: no right, or nothing is mapped there.
+    """
+    fd = os.open(f"{proc}/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(fd, size, address)
+    except (OverflowError, ValueError):
+        raise OSError(f"{address:#x}: no address") from None
+    finally:
+        os.close(fd)
+
+
+def read_path(pid: int, address: int, proc: Path = PROC) -> str:
+    """The string at an address, read page by page: what follows it may not be mapped.
+
+    Raises:
+        OSError: as `read_memory`.
+    """
+    raw = b""
+    while b"\0" not in raw and len(raw) < _MAX_PATH:
+        at = address + len(raw)
+        raw += (part := read_memory(pid, at, _PAGE - at % _PAGE, proc))
+        if not part:
+            break
+    return os.fsdecode(raw.partition(b"\0")[0][:_MAX_PATH])
+
+
+def read_polled(pid: int, address: int, count: int, proc: Path = PROC) -> tuple[int, ...]:
+    """The descriptors of an array of pollfd.
+
+    Raises:
+        OSError: as `read_memory`.
+    """
+    raw = read_memory(pid, address, _POLLFD.size * min(count, _MAX_POLLED), proc)
+    whole = raw[: len(raw) // _POLLFD.size * _POLLFD.size]
+    return tuple(fd for fd, _, _ in _POLLFD.iter_unpack(whole) if fd >= 0)
+
+
+def read_selected(
+    pid: int, count: int, sets: tuple[int, ...], proc: Path = PROC
+) -> tuple[int, ...]:
+    """The descriptors below `count` in any of the fd_sets at these addresses.
+
+    Raises:
+        OSError: as `read_memory`.
+    """
+    size = (min(count, _MAX_POLLED) + 7) // 8
+    bits = 0
+    for address in filter(None, sets):
+        bits |= int.from_bytes(read_memory(pid, address, size, proc), "little")
+    return tuple(fd for fd in range(min(count, _MAX_POLLED)) if bits >> fd & 1)
+
+
+def read_maps(pid: int, proc: Path = PROC) -> list[Mapping]:
+    """
+    Raises:
+        OSError: no right, or the process is gone.
+    """
+    return list(_parse_maps(read_file(f"{proc}/{pid}/maps", _MAX_MAPS)))
+
+
+def _parse_maps(raw: bytes) -> Iterator[Mapping]:
+    for line in os.fsdecode(raw).splitlines():
+        fields = line.split(None, 5)
+        if len(fields) < 5:
+            continue
+        start, _, end = fields[0].partition("-")
+        path = fields[5] if len(fields) > 5 else ""
+        yield Mapping(
+            int(start, 16), int(end, 16), fields[1], int(fields[2], 16), int(fields[4]), path
+        )
+
+
+def data_files(maps: list[Mapping]) -> tuple[str, ...]:
+    """Mapped files that are no program and no library."""
+    code = {row.path for row in maps if "x" in row.perms}
+    found = {
+        row.path
+        for row in maps
+        if row.path.startswith("/")
+        and row.path not in code
+        and not _CODE.search(row.path)
+        and not row.path.startswith(("/dev/", "/memfd:", "/SYSV", "/anon_hugepage"))
+    }
+    return tuple(sorted(found))
+
+
+def shared_at(maps: list[Mapping], address: int) -> tuple[str, str]:
+    """Identity and name of the shared memory at an address: processes may map it elsewhere."""
+    for row in maps:
+        if row.start <= address < row.end:
+            identity = f"{row.inode}+{row.offset + address - row.start}"
+            return identity, row.path.removesuffix(" (deleted)")
+    return f"@{address:x}", ""

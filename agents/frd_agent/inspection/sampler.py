@@ -1,0 +1,115 @@
+"""Samples one rank that is inspected: its processes, and those that hold what they wait for.
+
+Knows no time and no thread: `inspector` calls it once a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from frd.model import Holder, NodeRawNs
+from frd.wire.waits import WaitReport
+from frd_agent.inspection.claims import UNKNOWN, ProcessView, RankView
+from frd_agent.inspection.processes import Processes, RankOf
+from frd_agent.inspection.reading.memory import Helper
+from frd_agent.inspection.reading.rights import missing_right
+from frd_agent.inspection.reading.threads import (
+    ProcessSample,
+    ThreadSample,
+    comm,
+    has_object,
+    read_process,
+)
+from frd_agent.inspection.targets import Resolver, Target
+from frd_agent.inspection.tracking import Tracker, Wait
+from frd_agent.inspection.wait_chain import waits_for
+from frd_agent.proc import PROC
+
+_MAX_HOLDERS: Final = 8
+"""Processes outside of the rank that are sampled because they hold what it waits for."""
+
+
+class RankSampler:
+    """Of one rank process. Lives on one thread."""
+
+    def __init__(self, pid: int, processes: Processes, helper: Helper, proc: Path = PROC) -> None:
+        self._pid = pid
+        self._processes = processes
+        self._helper = helper
+        self._proc = proc
+        self._tracker = Tracker()
+        self._outside: tuple[int, ...] = ()
+
+    def sample(self, now_ns: NodeRawNs, rank_of: RankOf) -> WaitReport:
+        """What the rank waits for, with this sample."""
+        family = self._processes.family(self._pid, [pid for pid in rank_of if pid != self._pid])
+        inspected = (*family, *(pid for pid in self._outside if pid not in family))
+        resolver = Resolver(
+            family, lambda: self._nearest(family, rank_of), self._helper, self._proc
+        )
+        views = {}
+        for pid in inspected:
+            sample = read_process(pid, self._proc)
+            if sample is not None:
+                views[pid] = self._view(sample, resolver, now_ns)
+        self._tracker.keep(
+            {(wait.pid, wait.tid) for view in views.values() for wait in (view.main, *view.others)}
+        )
+        if self._pid not in views:
+            return UNKNOWN
+        held = _holders(views.values())
+        self._outside = tuple([pid for pid in held if pid not in family][:_MAX_HOLDERS])
+        is_denied = not views[self._pid].main.is_readable
+        return waits_for(
+            RankView(
+                self._pid,
+                tuple(family),
+                views,
+                self._who(held, rank_of),
+                missing_right(self._pid, self._proc) if is_denied else "",
+            )
+        )
+
+    def _view(self, sample: ProcessSample, resolver: Resolver, now_ns: NodeRawNs) -> ProcessView:
+        waits = [self._wait(sample.pid, thread, resolver, now_ns) for thread in sample.threads]
+        name = comm(sample.pid, sample.pid, self._proc)
+        children = tuple(self._processes.children(sample.pid))
+        return ProcessView(sample.pid, name, waits[0], tuple(waits[1:]), children)
+
+    def _wait(self, pid: int, thread: ThreadSample, resolver: Resolver, now_ns: NodeRawNs) -> Wait:
+        def resolve() -> tuple[Target | None, str]:
+            name = comm(pid, thread.tid, self._proc)
+            call = thread.call
+            if call is None or not (thread.tid == pid or has_object(call)):
+                return None, name
+            return resolver.target(pid, thread.tid, call), name
+
+        return self._tracker.see(pid, thread, now_ns, resolve)
+
+    def _nearest(self, family: Sequence[int], rank_of: RankOf) -> list[int]:
+        """All processes of the node, those of its ranks first."""
+        of_ranks = [
+            pid
+            for rank in rank_of
+            for pid in self._processes.family(rank, [one for one in rank_of if one != rank])
+        ]
+        return list(dict.fromkeys([*family, *of_ranks, *self._processes.everyone()]))
+
+    def _who(self, pids: Iterable[int], rank_of: RankOf) -> dict[int, Holder]:
+        return {pid: self._processes.holder(pid, rank_of) for pid in pids}
+
+
+def _holders(views: Iterable[ProcessView]) -> list[int]:
+    """Processes that hold what others wait for; holders of locks first."""
+    targets = [
+        wait.target
+        for view in views
+        for wait in (view.main, *view.others)
+        if wait.target is not None
+    ]
+    locks = [target.holder for target in targets if target.holder]
+    ends = [end.pid for target in targets for one in target.objects for end in one.ends]
+    family = [view.pid for view in views]
+    return list(dict.fromkeys([*locks, *ends, *family]))

@@ -1,0 +1,266 @@
+"""What a blocked call acts on: the descriptors, the path, the lock, the peer.
+
+One `Resolver` serves one round of samples of one rank; what it reads for several threads (mounts,
+locks, descriptors) it reads once. It is asked again only when a thread has run, or when what holds
+the object may have changed.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Final, TypeVar
+
+from frd_agent.inspection.reading.files import (
+    Mount,
+    OpenFile,
+    link,
+    mount_of,
+    open_file,
+    read_mounts,
+)
+from frd_agent.inspection.reading.locks import (
+    LockRow,
+    holder_by_descriptor,
+    lock_holder,
+    read_locks,
+)
+from frd_agent.inspection.reading.memory import (
+    Helper,
+    Mapping,
+    NotInTime,
+    data_files,
+    read_maps,
+    read_path,
+    read_polled,
+    read_selected,
+    shared_at,
+)
+from frd_agent.inspection.reading.pipes import Descriptors, End
+from frd_agent.inspection.reading.sockets import Peer, inode_of, peer_of
+from frd_agent.inspection.reading.threads import Call, read_file
+from frd_agent.inspection.syscalls import FUTEX_PRIVATE, Class, Syscall, is_lock, syscall_of
+from frd_agent.proc import PROC
+
+_AT_FDCWD: Final = -100
+_P_PID: Final = 1
+_MAX_OBJECTS: Final = 16
+"""Of one poll that are looked at."""
+_PIPE_FUNCTIONS: Final = (b"pipe", b"wait_for_partner", b"fifo")
+_POLLS: Final = (Class.POLL, Class.SELECT, Class.EPOLL)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """A descriptor that a call waits for."""
+
+    file: OpenFile
+    ends: tuple[End, ...] = ()
+    """Other processes that hold the other end of the pipe, or of the socket."""
+    peer: Peer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Of one blocked call."""
+
+    call: Syscall
+    objects: tuple[Object, ...] = ()
+    path: str = ""
+    mount: Mount | None = None
+    """Of `path`."""
+    holder: int | None = None
+    """The process that holds the lock."""
+    child: int = 0
+    """Of wait4, in the pid namespace of the process; 0 any."""
+    is_private: bool = False
+    """A futex of this process only."""
+    shared: str = ""
+    """Identity of a futex or semaphore that several processes share."""
+    name: str = ""
+    """File name of that memory."""
+    mapped: tuple[str, ...] = ()
+    """After a page fault: the mapped files that are no programs and no libraries."""
+    problem: str = ""
+    """Why the object is not known."""
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Two calls with the same identity wait for the same thing."""
+        links = tuple([one.file.link or f"fd {one.file.fd}" for one in self.objects])
+        parts = (links, self.path, self.child, self.is_private, self.shared)
+        return (self.call.name, *parts)
+
+
+class Resolver:
+    def __init__(
+        self,
+        family: Sequence[int],
+        everyone: Callable[[], Sequence[int]],
+        helper: Helper,
+        proc: Path = PROC,
+    ) -> None:
+        """`everyone`: all processes of the node, nearest first."""
+        self._family = family
+        self._everyone = everyone
+        self._helper = helper
+        self._proc = proc
+        self._mounts: dict[int, dict[int, Mount]] = {}
+
+    def target(self, pid: int, tid: int, call: Call) -> Target:
+        known = syscall_of(call.number)
+        target = Target(known)
+        match known.kind:
+            case Class.FUTEX:
+                return self._futex(target, pid, call)
+            case Class.SEMAPHORE:
+                return replace(target, shared=f"System V semaphore set {call.args[0]}")
+            case Class.CHILD:
+                return replace(target, child=_child(known, call))
+            case Class.FAULT:
+                nothing: list[Mapping] = []
+                maps, problem = self._ask(lambda: read_maps(pid, self._proc), nothing)
+                return replace(target, mapped=data_files(maps), problem=problem)
+            case Class.LOCK if is_lock(known, call.args[1]):
+                return self._lock(target, pid, call)
+            case Class.OPEN if known.path is not None:
+                return self._path(target, pid, call)
+            case Class.POLL | Class.SELECT | Class.EPOLL:
+                fds, problem = self._polled(pid, known, call)
+                found = tuple([self._object(pid, tid, known, fd) for fd in fds[:_MAX_OBJECTS]])
+                return replace(target, objects=found, problem=problem)
+            case _ if known.fd is not None:
+                fd = _signed(call.args[known.fd])
+                return replace(target, objects=(self._object(pid, tid, known, fd),))
+        return target
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def _ask(self, read: Callable[[], T], otherwise: T) -> tuple[T, str]:
+        """The result, or `otherwise` and why."""
+        try:
+            return self._helper.run(read), ""
+        except NotInTime:
+            return otherwise, "the memory of the process could not be read in time"
+        except OSError as error:
+            return otherwise, f"the memory of the process cannot be read: {error.strerror}"
+
+    def _futex(self, target: Target, pid: int, call: Call) -> Target:
+        if call.args[1] & FUTEX_PRIVATE:
+            return replace(target, is_private=True)
+        at = call.args[0]
+        (shared, name), problem = self._ask(
+            lambda: shared_at(read_maps(pid, self._proc), at), (f"@{at:x}", "")
+        )
+        return replace(target, shared=shared, name=name, problem=problem)
+
+    def _path(self, target: Target, pid: int, call: Call) -> Target:
+        known = target.call
+        assert known.path is not None
+        address = call.args[known.path]
+        path, problem = self._ask(lambda: read_path(pid, address, self._proc), "")
+        if path and not path.startswith("/"):
+            fd = _AT_FDCWD if known.fd is None else _signed(call.args[known.fd])
+            folder = link(pid, "cwd" if fd == _AT_FDCWD else f"fd/{fd}", self._proc)
+            path = posixpath.join(folder, path)
+        elif not path and known.fd is not None and not problem:  # an empty path: the file itself
+            path = link(pid, f"fd/{_signed(call.args[known.fd])}", self._proc)
+        mount = mount_of(path, self._mounts_of(pid)) if path else None
+        return replace(target, path=path, mount=mount, problem=problem)
+
+    def _polled(self, pid: int, known: Syscall, call: Call) -> tuple[tuple[int, ...], str]:
+        args = call.args
+        if known.kind is Class.EPOLL:
+            return open_file(pid, _signed(args[0]), {}, self._proc).watched, ""
+        if known.kind is Class.SELECT:
+            return self._ask(
+                lambda: read_selected(pid, _signed(args[0]), args[1:4], self._proc), ()
+            )
+        return self._ask(lambda: read_polled(pid, args[0], args[1], self._proc), ())
+
+    # -- descriptors ---------------------------------------------------------------------------
+
+    def _mounts_of(self, pid: int) -> dict[int, Mount]:
+        if pid not in self._mounts:
+            self._mounts[pid] = read_mounts(pid, self._proc)
+        return self._mounts[pid]
+
+    def _object(self, pid: int, tid: int, known: Syscall, fd: int) -> Object:
+        file = open_file(pid, fd, self._mounts_of(pid), self._proc)
+        is_pipe = file.special == "pipe" or (file.is_path and self._is_in_pipe(pid, tid))
+        if is_pipe:
+            other = "w" if "r" in file.access and known.kind is not Class.WRITE else "r"
+            ends = self._ends(file.link, pid)
+            return Object(file, tuple([end for end in ends if other in end.access]))
+        if file.special == "socket":
+            return self._socket(pid, file)
+        return Object(file)
+
+    def _is_in_pipe(self, pid: int, tid: int) -> bool:
+        """Whether a path is a FIFO's, by the kernel function that the thread sleeps in."""
+        try:
+            function = read_file(f"{self._proc}/{pid}/task/{tid}/wchan")
+        except OSError:
+            return False
+        return any(name in function for name in _PIPE_FUNCTIONS)
+
+    def _socket(self, pid: int, file: OpenFile) -> Object:
+        inode = inode_of(file.link)
+        peer = peer_of(pid, inode, self._proc)
+        if peer is not None and peer.inode:
+            return Object(file, self._ends(f"socket:[{peer.inode}]", pid), peer)
+        if peer is not None and not peer.address:
+            # The ends of a socket pair mostly get successive inodes.
+            for other in (inode + 1, inode - 1):
+                if ends := self._near(f"socket:[{other}]", pid):
+                    return Object(file, ends, peer)
+        return Object(file, peer=peer)
+
+    def _ends(self, target: str, but: int) -> tuple[End, ...]:
+        """In the rank's own processes if there, else in any process of the node."""
+        found = self._near(target, but)
+        return found or tuple([end for end in self._all.ends(target) if end.pid != but])
+
+    def _near(self, target: str, but: int) -> tuple[End, ...]:
+        return tuple([end for end in self._own.ends(target) if end.pid != but])
+
+    @cached_property
+    def _own(self) -> Descriptors:
+        return Descriptors(self._family, self._proc)
+
+    @cached_property
+    def _all(self) -> Descriptors:
+        return Descriptors(self._everyone(), self._proc)
+
+    # -- locks ---------------------------------------------------------------------------------
+
+    def _lock(self, target: Target, pid: int, call: Call) -> Target:
+        file = open_file(pid, _signed(call.args[0]), self._mounts_of(pid), self._proc)
+        holder = lock_holder(self._locks, pid, file.inode)
+        if holder is None and file.inode:
+            near = (*self._family, *self._everyone())
+            holder = holder_by_descriptor(near, file.link, file.inode, pid, self._proc)
+        return replace(
+            target, objects=(Object(file),), path=file.link, mount=file.mount, holder=holder
+        )
+
+    @cached_property
+    def _locks(self) -> Sequence[LockRow]:
+        return read_locks(self._proc)
+
+
+def _signed(value: int) -> int:
+    """An int argument, which is in the lower half of a register."""
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value & 1 << 31 else value
+
+
+def _child(known: Syscall, call: Call) -> int:
+    if known.name == "waitid":
+        return call.args[1] if call.args[0] == _P_PID else 0
+    return max(_signed(call.args[0]), 0)

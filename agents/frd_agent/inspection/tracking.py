@@ -1,0 +1,151 @@
+"""For how long each thread has waited for the same thing: pure, samples in, waits out.
+
+A thread that has not run between two samples is in the same call. One that has run, and then waits
+for the same object again, is in the same wait: a poll with a timeout, or a read in pieces. A claim
+needs `ENOUGH` samples in a row.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from frd.model import NodeRawNs
+from frd_agent.inspection.reading.threads import ThreadSample
+from frd_agent.inspection.targets import Target
+from frd_agent.proc import TICKS_PER_S
+
+ENOUGH: Final = 3
+"""Samples that a claim needs."""
+BUSY: Final = 0.5
+"""Cores that make a thread one that computes."""
+_WINDOW: Final = 4
+"""Samples over which processor time is measured."""
+_REFRESH: Final = 3
+"""After this many samples the object is looked up again: another process may hold it now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One thread, as of the last sample."""
+
+    pid: int
+    tid: int
+    thread: str
+    """Its name."""
+    state: str
+    target: Target | None
+    """None: it is in no call that is known, see `is_readable`."""
+    since_ns: NodeRawNs
+    """Of the first sample with this state and object."""
+    samples: int
+    """With this state and object, in a row."""
+    woke: bool = False
+    """It has run since then."""
+    wakes_per_s: float = 0.0
+    """How often it has been put on a processor."""
+    cores: float = 0.0
+    busy_since_ns: NodeRawNs | None = None
+    """It has used most of a core since then."""
+    is_readable: bool = True
+
+    @property
+    def is_sure(self) -> bool:
+        return self.samples >= ENOUGH
+
+
+@dataclass(slots=True)
+class _Past:
+    """What is kept of a thread."""
+
+    wait: Wait
+    sample: ThreadSample
+    age: int = 0
+    """Samples since the object was looked up."""
+    window: deque[tuple[NodeRawNs, int]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    runs_at_first: int = -1
+
+
+class Tracker:
+    """The threads of one rank and of the processes near it."""
+
+    def __init__(self) -> None:
+        self._past: dict[tuple[int, int], _Past] = {}
+
+    def see(
+        self,
+        pid: int,
+        sample: ThreadSample,
+        now_ns: NodeRawNs,
+        resolve: Callable[[], tuple[Target | None, str]],
+    ) -> Wait:
+        """`resolve` looks up what the thread's call acts on, and the thread's name."""
+        key = pid, sample.tid
+        past = self._past.get(key)
+        ran = past is None or _ran(past.sample, sample)
+        if past is None or ran or past.age >= _REFRESH:
+            target, name = resolve()
+            age = 0
+        else:
+            target, name, age = past.wait.target, past.wait.thread, past.age + 1
+        is_same = past is not None and (
+            _condition(past.wait.state, past.wait.target, past.wait.is_readable)
+            == _condition(sample.state, target, sample.is_readable)
+        )
+        window = past.window if past is not None else deque(maxlen=_WINDOW)
+        window.append((now_ns, sample.cpu_ticks))
+        cores = _cores(window)
+        was = past.wait if past is not None and is_same else None
+        runs_at_first = past.runs_at_first if past is not None and is_same else sample.runs
+        busy_since = None
+        if cores >= BUSY:
+            busy_since = (past.wait.busy_since_ns if past else None) or window[0][0]
+        since_ns = was.since_ns if was else now_ns
+        passed_s = (now_ns - since_ns) / 1e9
+        wait = Wait(
+            pid=pid,
+            tid=sample.tid,
+            thread=name,
+            state=sample.state,
+            target=target,
+            since_ns=since_ns,
+            samples=was.samples + 1 if was else 1,
+            woke=was is not None and (was.woke or ran),
+            wakes_per_s=(sample.runs - runs_at_first) / passed_s if passed_s > 0 else 0.0,
+            cores=cores,
+            busy_since_ns=busy_since,
+            is_readable=sample.is_readable,
+        )
+        self._past[key] = _Past(wait, sample, age, window, runs_at_first)
+        return wait
+
+    def keep(self, seen: set[tuple[int, int]]) -> None:
+        """Forget all threads but these."""
+        for key in self._past.keys() - seen:
+            del self._past[key]
+
+
+def _ran(before: ThreadSample, after: ThreadSample) -> bool:
+    if before.runs >= 0 and after.runs >= 0 and before.runs != after.runs:
+        return True
+    return (before.call, before.cpu_ticks, before.state) != (
+        after.call,
+        after.cpu_ticks,
+        after.state,
+    )
+
+
+def _condition(state: str, target: Target | None, is_readable: bool) -> tuple[object, ...]:
+    """What has to stay the same. Blocked threads change between the states S and D."""
+    if state in "TtZX":
+        return (state,)
+    return (is_readable, None if target is None else target.identity)
+
+
+def _cores(window: deque[tuple[NodeRawNs, int]]) -> float:
+    passed_s = (window[-1][0] - window[0][0]) / 1e9
+    if len(window) < ENOUGH or passed_s <= 0:
+        return 0.0
+    return (window[-1][1] - window[0][1]) / TICKS_PER_S / passed_s

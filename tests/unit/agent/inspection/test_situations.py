@@ -1,0 +1,330 @@
+"""Real processes, each blocked in one thing: kind, object, holder and certainty."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from frd.model import Certainty, WaitKind
+from frd_agent.inspection.reading.threads import comm
+from tests.world.suspects import inspect, of_kind, suspect
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Iterator[Path]:
+    """That this process holds open and never writes."""
+    path = tmp_path / "shard-17.tar"
+    os.mkfifo(path)
+    fd = os.open(path, os.O_RDWR)
+    yield path
+    os.close(fd)
+
+
+def test_read_of_a_fifo(fifo: Path) -> None:
+    """The writer of a FIFO, this process, is named."""
+    program = """
+        import os, sys
+        fd = os.open(sys.argv[1], os.O_RDONLY)
+        print("ready", flush=True)
+        os.read(fd, 1)
+    """
+    with suspect(program, fifo) as rank:
+        found = inspect(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.FILE_READ, Certainty.SEEN)
+    assert (found.what, found.topic, found.pid) == (str(fifo), "data", rank.pid)
+    assert (
+        found.says == f"its main thread has been in read() of {fifo} ({found.fs} on {found.mount})"
+    )
+    assert found.holder is not None
+    assert (found.holder.pid, found.holder.rank) == (os.getpid(), None)
+
+
+def test_open_of_a_fifo(tmp_path: Path) -> None:
+    """The path is read from the memory of the process, relative to its working directory."""
+    os.mkfifo(tmp_path / "index")
+    program = """
+        import os, sys
+        os.chdir(sys.argv[1])
+        print("ready", flush=True)
+        os.open("index", os.O_RDONLY)
+    """
+    with suspect(program, tmp_path) as rank:
+        found = inspect(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.FILE_OPEN, Certainty.SEEN)
+    assert (found.what, found.topic) == (f"{tmp_path}/index", "a file")
+
+
+def test_a_full_pipe() -> None:
+    """A rank whose standard output is not read: the process that should read it is named."""
+    program = """
+        import os
+        print("ready", flush=True)
+        os.write(1, bytes(1 << 20))
+    """
+    with suspect(program) as rank:
+        found = inspect(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.FILE_WRITE, Certainty.SEEN)
+    assert found.topic == "a reader of its output"
+    assert found.holder is not None
+    assert found.holder.pid == os.getpid()
+    assert "write() of standard output, a pipe that process" in found.says
+
+
+LOCKS = {
+    "flock": "fcntl.flock(file, fcntl.LOCK_EX)",
+    "fcntl": "fcntl.lockf(file, fcntl.LOCK_EX)",
+}
+
+
+@pytest.mark.parametrize("how", LOCKS)
+def test_a_file_lock(tmp_path: Path, fifo: Path, how: str) -> None:
+    """A child of rank 7 holds the lock, and reads: rank and wait of the holder are named."""
+    path = tmp_path / ".lock"
+    holds = f"""
+        import fcntl, os, sys
+        if os.fork() == 0:
+            file = open(sys.argv[1], "w")
+            {LOCKS[how]}
+            fd = os.open(sys.argv[2], os.O_RDONLY)
+            print("ready", flush=True)
+            os.read(fd, 1)
+        os.wait()
+    """
+    waits = f"""
+        import fcntl, sys
+        file = open(sys.argv[1], "w")
+        print("ready", flush=True)
+        {LOCKS[how]}
+    """
+    with suspect(holds, path, fifo) as other, suspect(waits, path) as rank:
+        ranks = {rank.pid: 0, other.pid: 7}
+        found = inspect(rank.pid, ranks, enough=lambda found: bool(found.rest))
+    assert (found.kind, found.certainty) == (WaitKind.LOCK_FILE, Certainty.SEEN)
+    assert (found.what, found.topic) == (str(path), "a lock")
+    assert found.holder is not None
+    assert found.holder.rank == 7
+    assert found.holder.pid not in (other.pid, rank.pid)
+    assert f"has been in {how}() of {path} (" in found.says
+    assert f"held by process {found.holder.process} (pid {found.holder.pid}, rank 7)" in found.says
+    assert found.rest.startswith(f"the holder has been in read() of {fifo}")
+
+
+@pytest.mark.parametrize("timeout", ["None", "20"])
+def test_a_silent_server(timeout: str) -> None:
+    """With a timeout the socket is polled; its peer is the same."""
+    program = f"""
+        import socket, sys
+        client = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+        client.settimeout({timeout})
+        print("ready", flush=True)
+        client.recv(1)
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = "{}:{}".format(*server.getsockname())
+        with suspect(program, server.getsockname()[1]) as rank:
+            found = inspect(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.SOCKET, Certainty.SEEN)
+    assert (found.what, found.topic) == (address, f"a reply from {address}")
+
+
+def test_a_connection_that_is_not_accepted() -> None:
+    """The backlog of the listening socket is full: the connection is never established."""
+    program = """
+        import socket, sys
+        client = socket.socket()
+        print("ready", flush=True)
+        client.connect(("127.0.0.1", int(sys.argv[1])))
+    """
+    with socket.socket() as server, socket.socket() as one, socket.socket() as two:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for client in (one, two):
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        address = "{}:{}".format(*server.getsockname())
+        with suspect(program, server.getsockname()[1]) as rank:
+            found = inspect(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.SOCKET, Certainty.SEEN)
+    assert (found.what, found.topic) == (address, f"a connection to {address}")
+
+
+def test_a_lock_inside_the_process() -> None:
+    """Which thread holds a lock of Python is not to be seen from outside."""
+    program = """
+        import threading
+        lock = threading.Lock()
+        lock.acquire()
+        print("ready", flush=True)
+        lock.acquire()
+    """
+    with suspect(program) as rank:
+        found = inspect(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.LOCK_INNER, Certainty.SEEN)
+    assert (found.topic, found.holder) == ("a lock", None)
+
+
+def test_a_thread_that_reads(fifo: Path) -> None:
+    """The main thread joins a thread, which is in a read: likely that is what it waits for."""
+    program = """
+        import os, sys, threading
+        fd = os.open(sys.argv[1], os.O_RDONLY)
+        thread = threading.Thread(target=os.read, args=(fd, 1))
+        thread.start()
+        print("ready", flush=True)
+        thread.join()
+    """
+    with suspect(program, fifo) as rank:
+        found = inspect(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.FILE_READ, Certainty.LIKELY)
+    assert found.what == str(fifo)
+    assert found.rest == "its main thread waits for a lock inside the process"
+
+
+def test_a_thread_that_keeps_the_interpreter_lock(fifo: Path) -> None:
+    """A C extension reads and keeps the GIL: the main thread asks for it over and over."""
+    program = """
+        import ctypes, os, sys, threading
+        fd = os.open(sys.argv[1], os.O_RDONLY)
+        room = ctypes.create_string_buffer(1)
+        print("ready", flush=True)
+        threading.Thread(target=ctypes.PyDLL(None).read, args=(fd, room, 1)).start()
+    """
+    with suspect(program, fifo) as rank:
+        found = inspect(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.FILE_READ, Certainty.LIKELY)
+    assert found.what == str(fifo)
+    assert found.rest == "its main thread waits for the interpreter lock (GIL)"
+
+
+def test_a_lock_between_processes() -> None:
+    """Its only child does not wait for the lock, so it likely holds it."""
+    program = """
+        import multiprocessing, time
+        context = multiprocessing.get_context("fork")
+        lock, held = context.Lock(), context.Event()
+        def hold():
+            lock.acquire()
+            held.set()
+            time.sleep(300)
+        child = context.Process(target=hold)
+        child.start()
+        held.wait()
+        print("ready", child.pid, flush=True)
+        lock.acquire()
+    """
+    with suspect(program) as rank:
+        found = inspect(rank.pid)
+        assert found.holder is not None
+        assert f"/{found.holder.pid}/" in f"/{child_of(rank.pid)}/"
+    assert (found.kind, found.certainty) == (WaitKind.LOCK_SHARED, Certainty.LIKELY)
+    assert found.topic == "a lock"
+    assert found.rest.startswith("the holder has been asleep")
+
+
+def child_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().strip()
+
+
+def test_a_queue_of_workers(fifo: Path) -> None:
+    """One of three workers is in a read, the others wait for work: the read is the cause."""
+    program = """
+        import multiprocessing, os, sys
+        context = multiprocessing.get_context("fork")
+        work, results = context.Queue(), context.Queue()
+        fd = os.open(sys.argv[1], os.O_RDONLY)
+        def run(number):
+            if number == 1:
+                os.read(fd, 1)
+            results.put(work.get())
+        workers = [context.Process(target=run, args=(number,)) for number in range(3)]
+        for worker in workers:
+            worker.start()
+        print("ready", workers[1].pid, flush=True)
+        results.get()
+    """
+    with suspect(program, fifo) as rank:
+        found = inspect(rank.pid)
+        assert str(found.pid) in child_of(rank.pid).split()
+    assert (found.kind, found.certainty) == (WaitKind.FILE_READ, Certainty.SEEN)
+    assert (found.what, found.topic) == (str(fifo), "its worker process")
+    assert found.rest == "2 other workers are idle"
+
+
+def test_workers_that_have_no_work() -> None:
+    """All workers are idle: the rank waits for them, and none is accused."""
+    program = """
+        import multiprocessing
+        context = multiprocessing.get_context("fork")
+        work, results = context.Queue(), context.Queue()
+        def run():
+            results.put(work.get())
+        for _ in range(2):
+            context.Process(target=run).start()
+        print("ready", flush=True)
+        results.get()
+    """
+    with suspect(program) as rank:
+        found = inspect(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.PIPE_WORKER, Certainty.SEEN)
+    assert found.rest == "2 other workers are idle"
+
+
+def test_asleep() -> None:
+    """A long sleep."""
+    with suspect("import time; print('ready', flush=True); time.sleep(300)") as rank:
+        found = inspect(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.SLEEP, Certainty.SEEN)
+
+
+def test_a_child() -> None:
+    """The child is named, and what it does."""
+    program = """
+        import subprocess
+        child = subprocess.Popen(["sleep", "300"])
+        print("ready", flush=True)
+        child.wait()
+    """
+    with suspect(program) as rank:
+        found = inspect(rank.pid)
+        assert found.holder is not None
+        assert str(found.holder.pid) == child_of(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.CHILD, Certainty.SEEN)
+    assert found.topic == f"its child process {found.holder.pid}"
+    assert found.rest.startswith(
+        f"its child process sleep (pid {found.holder.pid}) has been asleep"
+    )
+
+
+def test_stopped() -> None:
+    """SIGSTOP, whatever the process was in."""
+    with suspect("import time; print('ready', flush=True); time.sleep(300)") as rank:
+        rank.send_signal(signal.SIGSTOP)
+        found = inspect(rank.pid, enough=of_kind(WaitKind.STOPPED))
+    assert found.certainty is Certainty.SEEN
+    assert found.says == "its main thread has been stopped by a signal (state T)"
+
+
+def test_a_zombie() -> None:
+    """It has ended, and its parent does not collect it."""
+    with suspect("print('ready', flush=True)") as rank:
+        found = inspect(rank.pid, enough=of_kind(WaitKind.ZOMBIE))
+    assert found.certainty is Certainty.SEEN
+
+
+def test_computing() -> None:
+    """A loop that never ends waits for nothing."""
+    with suspect("print('ready', flush=True)\nwhile True: pass") as rank:
+        found = inspect(rank.pid)
+    assert (found.kind, found.topic) == (WaitKind.ON_CPU, "nothing")
+
+
+def test_gone() -> None:
+    """Nothing is said of a process that is not there."""
+    assert comm(2**22 + 1, 2**22 + 1) == ""
+    found = inspect(2**22 + 1, enough=of_kind(WaitKind.UNKNOWN))
+    assert (found.says, found.certainty) == ("", Certainty.UNKNOWN)
