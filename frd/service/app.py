@@ -28,7 +28,7 @@ from frd.config import LIVE_KEYS, Config, StoreLimits, changed_keys
 from frd.engine.engine import Engine
 from frd.engine.views import StatusView
 from frd.errors import ConfigError, StoreError
-from frd.model import FindingEvent
+from frd.model import AlignedNs, AttemptKey, FindingEvent
 from frd.service.access.admission import Admission, Handshakes
 from frd.service.access.certificates import Certificates
 from frd.service.access.grants import Tokens
@@ -39,6 +39,9 @@ from frd.service.findings.dumper import Dumper
 from frd.service.findings.evaluator import Evaluator
 from frd.service.findings.notifier import Notifier
 from frd.service.findings.responder import Responder
+from frd.service.findings.stack_waits import StackWaits
+from frd.service.findings.standstills import LOOK_EVERY_S, Standstills
+from frd.service.findings.unrecorded import Unrecorded
 from frd.service.http.guard import HttpGuard
 from frd.service.http.routes import create_app
 from frd.service.ingest.collector import ACK_EVERY_S, Ingest
@@ -125,7 +128,20 @@ class App:
             stall_after_s=lambda: self._config.policy.stall_after_s,
         )
         self._responder = Responder(
-            self._dumper, self._evaluator.attach, keep_dumps=config.store.dump_count > 0
+            self._dumper,
+            self._evaluator.attach,
+            keep_dumps=config.store.dump_count > 0,
+            now=now,
+            show=self._stack_shown,
+        )
+        unrecorded = Unrecorded(self._engine, self._journal_writer, now)
+        self._stack_waits = StackWaits(unrecorded.observe_aligned)
+        self._standstills = Standstills(
+            self._engine,
+            self._dumper,
+            self._stack_waits,
+            now=now,
+            state=lambda: self._evaluator.state,
         )
         app: ASGIApp = create_app(
             ServiceView(self._evaluator, self._findings, self._dumps, self._dumper, now)
@@ -161,6 +177,7 @@ class App:
                 _repeat(ACK_EVERY_S, self._streams.flush_acks),
                 _repeat(_CLOCKS_EVERY_S, self._clocks.refresh),
                 _repeat(_CLOCKS_EVERY_S, self._streams.compare_clocks),
+                _repeat(LOOK_EVERY_S, self._standstills.look),
                 self._prune(),
             )
         ]
@@ -175,6 +192,7 @@ class App:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._responder.close()
+        await self._standstills.close()
         closing = asyncio.to_thread(self._notifier.close)
         await asyncio.gather(self._grpc.stop(), self._http.stop(), closing)
         await asyncio.to_thread(self._journal_writer.close)
@@ -260,6 +278,14 @@ class App:
     def _published(self, events: Sequence[FindingEvent]) -> None:
         self._responder.see(events)
         self._notifier.see(events)
+
+    def _stack_shown(self, key: AttemptKey, rank: int, text: str, asked_at: AlignedNs) -> None:
+        self._stack_waits.take(
+            *(key, rank, text),
+            asked_at=asked_at,
+            answered_at=self._now(),
+            confirm_after_ns=self._standstills.confirm_after_ns(key),
+        )
 
     async def _prune(self) -> None:
         while True:

@@ -12,7 +12,7 @@ import numpy as np
 from frd.engine.state.p2p import P2PChannels
 from frd.engine.state.tables import EXITED, FINISHED, SILENT, GroupTable, PairTable, RankTable
 from frd.engine.state.unrecorded_waits import UnrecordedWaits
-from frd.model import UNKNOWN_SEQ, NodeRawNs
+from frd.model import UNKNOWN_SEQ, AlignedNs, NodeRawNs
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,16 @@ class AttemptTables:
     def has_agents(self) -> bool:
         """An agent that reports a rank is connected."""
         return bool(self.ranks.connected[: self.ranks.count].any())
+
+    def moved_at(self, now: AlignedNs) -> int:
+        """When a watermark of any rank, or what it sends and receives, last changed; 0 if never."""
+        ranks, pairs, n = self.ranks, self.pairs, self.pairs.count
+        times = np.maximum(pairs.enqueued_at[:n], pairs.completed_at[:n])
+        moved = [ranks.to_aligned(pairs.rank[:n], times, now).max(initial=0)]
+        moved += [
+            ranks.to_aligned(rank, np.array(at), now) for rank, at in self.channels.moved_at.items()
+        ]
+        return int(max(moved))
 
     def move_times(self, rank: int, by_ns: int) -> None:
         """The node time of a rank is by so much later from now on."""

@@ -99,16 +99,22 @@ class Dumper:
         return DumpResult(dump_id, tuple(sorted(parts.sources)), parts.failed)
 
     async def stacks(
-        self, key: AttemptKey, ranks: Sequence[int], *, timeout_s: float, on_stack: OnStack
+        self,
+        key: AttemptKey,
+        ranks: Sequence[int],
+        *,
+        timeout_s: float,
+        children_of: Collection[int] | None = None,
+        on_stack: OnStack,
     ) -> None:
-        """Ask for stacks only, those of child processes included, and store nothing.
+        """Ask for stacks only, and store nothing; `children_of` as in `take`.
 
         Raises:
             ServiceUnavailable: no agent of the attempt is connected.
         """
         parts = _Parts(on_stack)
         asking = self._ingest.ask(
-            *(key, ranks), dump=False, stacks=True, children_of=None, timeout_s=timeout_s
+            *(key, ranks), dump=False, stacks=True, children_of=children_of, timeout_s=timeout_s
         )
         async with aclosing(asking) as asked:
             async for answers in asked:

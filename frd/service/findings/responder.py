@@ -17,7 +17,7 @@ from typing import Final
 from frd.engine.findings.attachments import Evidence
 from frd.errors import FrdError, StoreError
 from frd.flight.stacks.places import activity_of
-from frd.model import Activity, AttemptKey, Change, Finding, FindingEvent, Kind
+from frd.model import Activity, AlignedNs, AttemptKey, Change, Finding, FindingEvent, Kind
 from frd.service.findings.dumper import Dumper
 
 NO_STACKS: Final = frozenset({Kind.STRAGGLER, Kind.CLOCK_UNSYNCHRONIZED})
@@ -33,11 +33,20 @@ log = logging.getLogger(__name__)
 
 class Responder:
     def __init__(
-        self, dumper: Dumper, attach: Callable[[str, Evidence], None], *, keep_dumps: bool
+        self,
+        dumper: Dumper,
+        attach: Callable[[str, Evidence], None],
+        *,
+        keep_dumps: bool,
+        now: Callable[[], AlignedNs],
+        show: Callable[[AttemptKey, int, str, AlignedNs], None] = lambda key, rank, text, at: None,
     ) -> None:
-        """`attach` puts evidence into a finding, by its id."""
+        """`attach` puts evidence into a finding, by its id; `show` gets the text of each rank's
+        stack, and when the rank was asked."""
         self._dumper = dumper
         self._attach = attach
+        self._now = now
+        self._show = show
         self.keep_dumps = keep_dumps
         self._asked: dict[str, set[int]] = {}
         """Suspects that have been asked for their stacks, by open finding."""
@@ -78,8 +87,10 @@ class Responder:
 
     async def _respond(self, finding: Finding, ranks: Sequence[int], *, dump: bool) -> None:
         key = AttemptKey(finding.job, finding.attempt)
+        asked_at = self._now()
 
         def on_stack(rank: int, text: str) -> None:
+            self._show(key, rank, text, asked_at)
             activity = activity_of(text)
             if activity != Activity():
                 self._attach(finding.id, Evidence(rank, activity))

@@ -1,0 +1,96 @@
+"""What the stacks of ranks show of waits in torch.distributed; two stacks prove a wait.
+
+One stack shows one moment between the request and the answer. If the next one shows the same call
+from the same line, and the main thread has not run in between, it is the same wait: it has lasted
+at least from the first answer to the second request. Pure, but for the reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from frd.engine.unrecorded import ONE_SIDED
+from frd.flight.stacks.waits import Call, call_of, has_stack
+from frd.model import AlignedNs, AttemptKey, NodeNs, UnrecordedWait, WaitSource
+
+_WAKES_NS: Final = 1_000_000
+"""Processor time that a wait for the store may use between two stacks: it wakes every ten seconds
+to look at its time-out, which takes a few hundred microseconds. A wait for a peer uses none."""
+
+Observe = Callable[[AttemptKey, UnrecordedWait], None]
+
+
+@dataclass(slots=True)
+class _Sighting:
+    """The call that the last stack of a rank showed."""
+
+    call: Call
+    since: AlignedNs
+    confirm_at: AlignedNs | None
+    """When another stack may prove it; None if one was asked for."""
+
+
+class StackWaits:
+    def __init__(self, observe: Observe) -> None:
+        """`observe` reports a wait in aligned time."""
+        self._observe = observe
+        self._seen: dict[AttemptKey, dict[int, _Sighting]] = {}
+
+    def take(
+        self,
+        key: AttemptKey,
+        rank: int,
+        text: str,
+        *,
+        asked_at: AlignedNs,
+        answered_at: AlignedNs,
+        confirm_after_ns: int | None = None,
+    ) -> None:
+        """The text of a rank's stack. If it shows a wait that no earlier stack showed, another
+        stack can prove that wait after `confirm_after_ns`; None if none will be asked for."""
+        if not has_stack(text):
+            return
+        seen = self._seen.setdefault(key, {})
+        call, known = call_of(text), seen.get(rank)
+        if call is None:
+            seen.pop(rank, None)
+            over = UnrecordedWait(rank, WaitSource.STACK, "", NodeNs(asked_at), NodeNs(asked_at))
+            self._observe(key, over)
+            return
+        is_same = known is not None and _is_one_wait(known.call, call)
+        since = known.since if known is not None and is_same else answered_at
+        as_of = max(since, asked_at)
+        later = None if is_same or confirm_after_ns is None else answered_at + confirm_after_ns
+        seen[rank] = _Sighting(call, since, None if later is None else AlignedNs(later))
+        wait = UnrecordedWait(
+            *(rank, WaitSource.STACK, call.op, NodeNs(since), NodeNs(as_of)), detail=call.where
+        )
+        self._observe(key, wait)
+
+    def waiting(self, key: AttemptKey) -> list[int]:
+        """The ranks whose last stack showed a wait."""
+        return sorted(self._seen.get(key, {}))
+
+    def to_confirm(self, key: AttemptKey, now: AlignedNs) -> list[int]:
+        """The ranks whose wait another stack may prove now; each is returned once."""
+        due = []
+        for rank, sighting in self._seen.get(key, {}).items():
+            if sighting.confirm_at is not None and now >= sighting.confirm_at:
+                sighting.confirm_at = None
+                due.append(rank)
+        return sorted(due)
+
+    def keep(self, keys: Collection[AttemptKey]) -> None:
+        """Forget all other attempts."""
+        self._seen = {key: seen for key, seen in self._seen.items() if key in keys}
+
+
+def _is_one_wait(before: Call, after: Call) -> bool:
+    if (before.op, before.where) != (after.op, after.where):
+        return False
+    if before.ran_ns is None or after.ran_ns is None:
+        return False
+    most = 0 if after.op in ONE_SIDED - {"store"} else _WAKES_NS
+    return 0 <= after.ran_ns - before.ran_ns <= most

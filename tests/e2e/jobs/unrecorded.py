@@ -1,0 +1,87 @@
+"""Four ranks, of which some wait in calls of torch.distributed that leave no entry: PLACE.
+
+pipeline   2 computes for ever, 3 receives from it, the others are in an all_reduce
+chain      sends and receives alone, from 0 to 3; 2 computes for ever
+barrier    2 does not come to a monitored_barrier
+new_group  2 does not make the group that the others make
+root       a broadcast to which rank 2 passes another source
+"""
+
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+ONE = torch.ones(4)
+
+
+def compute() -> None:
+    while True:
+        pass
+
+
+def pipeline(rank: int) -> None:
+    if rank == 2:
+        compute()
+    if rank == 3:
+        dist.recv(ONE, 2)
+    dist.all_reduce(ONE)
+
+
+def chain(rank: int) -> None:
+    for step in range(1_000_000):
+        if rank > 0:
+            dist.recv(ONE, rank - 1)
+        if rank == 2 and step == 3:
+            compute()
+        if rank < 3:
+            dist.send(ONE, rank + 1)
+        answer(rank)
+
+
+def answer(rank: int) -> None:
+    """The way back: nobody is more than a step ahead."""
+    if rank < 3:
+        dist.recv(ONE, rank + 1)
+    if rank > 0:
+        dist.send(ONE, rank - 1)
+
+
+def barrier(rank: int) -> None:
+    if rank == 2:
+        compute()
+    dist.monitored_barrier()
+
+
+def new_group(rank: int) -> None:
+    if rank == 2:
+        compute()
+    dist.new_group([0, 1, 2, 3])
+
+
+def root(rank: int) -> None:
+    if rank == 2:
+        dist.broadcast(torch.ones(1 << 20), 3)
+    dist.broadcast(torch.ones(1 << 20), 1)
+
+
+PLACES: dict[str, Callable[[int], None]] = {
+    "pipeline": pipeline,
+    "chain": chain,
+    "barrier": barrier,
+    "new_group": new_group,
+    "root": root,
+}
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    for _ in range(20):
+        dist.all_reduce(torch.ones(4))
+    PLACES[sys.argv[1]](dist.get_rank())
+    time.sleep(600)
+
+
+main()

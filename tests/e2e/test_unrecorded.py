@@ -1,0 +1,47 @@
+"""Real gloo jobs in which ranks wait in calls that leave no entry in the Flight Recorder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from frd.cli.client import Client
+from frd.cli.commands.demo.scenarios import Scenario
+from frd.cli.commands.demo.stage import Stage
+from tests.world.daemons import JOBS, findings, until, watched
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+
+
+def found(place: str, is_right: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
+    """The only finding of the job that stands in that place, once it is right."""
+    scenario = Scenario("unrecorded", "waits without a record", str(JOBS / "unrecorded.py"))
+    with watched(scenario, 4, 2.0, [place]) as (stage, client):
+        return only(stage, client, is_right)
+
+
+def only(
+    stage: Stage, client: Client, is_right: Callable[[Mapping[str, Any]], bool]
+) -> dict[str, Any]:
+    seen: list[dict[str, Any]] = []
+
+    def right() -> dict[str, Any] | None:
+        seen[:] = findings(client)
+        return seen[0] if len(seen) == 1 and is_right(seen[0]) else None
+
+    return until(right, lambda: f"{seen}\n{stage.log('rank0')}", 60)
+
+
+def suspects(finding: Mapping[str, Any]) -> dict[int, str]:
+    return {suspect["rank"]: suspect["confidence"] for suspect in finding["suspects"]}
+
+
+def test_a_rank_that_receives_from_the_first_cause() -> None:
+    """A pipeline: stage 2 computes for ever, stage 3 waits in recv for it, 0 and 1 for both in an
+    all_reduce. Both are absent at first; then only stage 2 is named."""
+    finding = found("pipeline", lambda one: len(one["suspects"]) == 1)
+    assert suspects(finding) == {2: "high"}
+    assert finding["victims"] == [0, 1, 3]
+    assert finding["collective"]["op"] == "all_reduce"
