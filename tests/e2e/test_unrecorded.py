@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
 
 def found(place: str, is_right: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
-    """The only finding of the job that stands in that place, once it is right."""
+    """The only finding of the job with ranks in that place, once it is right."""
     scenario = Scenario("unrecorded", "waits without a record", str(JOBS / "unrecorded.py"))
     with watched(scenario, 4, 2.0, [place]) as (stage, client):
         return only(stage, client, is_right)

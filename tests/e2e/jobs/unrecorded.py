@@ -42,7 +42,7 @@ def chain(rank: int) -> None:
 
 
 def answer(rank: int) -> None:
-    """The way back: nobody is more than a step ahead."""
+    """The way back: no rank is more than a step ahead."""
     if rank < 3:
         dist.recv(ONE, rank + 1)
     if rank > 0:

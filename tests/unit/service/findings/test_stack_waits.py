@@ -112,7 +112,7 @@ def test_a_new_wait_is_to_be_confirmed_once() -> None:
 
 
 class Asked:
-    """A job, and a dumper that remembers which ranks were asked, and answers at once."""
+    """A job, and a dumper that remembers which ranks were asked, and answers immediately."""
 
     def __init__(self, world: int = 4) -> None:
         self.job = Job(world).group("dp", range(world)).all_reduce("dp", 0)
