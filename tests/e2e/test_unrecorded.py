@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,3 +46,15 @@ def test_a_rank_that_receives_from_the_first_cause() -> None:
     assert suspects(finding) == {2: "high"}
     assert finding["victims"] == [0, 1, 3]
     assert finding["collective"]["op"] == "all_reduce"
+
+
+def test_a_broadcast_with_another_root() -> None:
+    """Rank 2 passes another source than the rest: all have joined, and no rank is named, but the
+    finding says which ranks have completed it, and from which lines the others came."""
+    lines = (
+        r"ranks? [-,0-9]+ joined at unrecorded.py:\d+ root, rank 2 joined at unrecorded.py:\d+ root"
+    )
+    finding = found("root", lambda one: re.search(lines, one["summary"]) is not None)
+    assert suspects(finding) == {}
+    assert finding["reason"] == "network_or_device"
+    assert "their roots may differ, or the link between them failed" in finding["summary"]

@@ -16,6 +16,8 @@ T = TypeVar("T", Activity, WorkerStack)
 _STACK_LINES = 64
 _MOST_WORKERS = 16
 _WORKER_LINES = 16
+_FROM = "; "
+"""Starts the part of a disagreement that names source lines."""
 _MAY_BE_BUSY = frozenset({Reason.CPU_STUCK, Reason.UNREACHABLE})
 """Whether such a rank uses its processor shows whether it works or waits."""
 
@@ -60,6 +62,7 @@ class Attachments:
             finding,
             suspects=tuple(self._with_activity(suspect) for suspect in suspects),
             witness=self._witness(finding),
+            disagreement=self._with_lines(finding),
             dump=self.dump,
         )
 
@@ -85,6 +88,18 @@ class Attachments:
             workers=activity.workers,
             evidence="; ".join(kept),
         )
+
+    def _with_lines(self, finding: Finding) -> str:
+        """What ranks may disagree on if none is named, with the lines from which they joined."""
+        said, ref = finding.disagreement.partition(_FROM)[0], finding.collective
+        if not said or ref is None or finding.reason is not Reason.NETWORK_OR_DEVICE:
+            return finding.disagreement
+        lines: dict[str, list[int]] = {}
+        for rank in ref.waiting_ranks:
+            if (activity := self.activities.get(rank)) is not None and activity.stack:
+                lines.setdefault(text.place(activity.stack[0]), []).append(rank)
+        places = (f"{text.ranks(ranks)} joined at {line}" for line, ranks in lines.items())
+        return said + (_FROM + ", ".join(places) if lines else "")
 
     def _witness(self, finding: Finding) -> Witness | None:
         """The first rank that waits in the finding's collective and whose stack is known."""

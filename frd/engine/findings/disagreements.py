@@ -92,6 +92,15 @@ def of_order(heads: Sequence[tuple[str, Sequence[int]]]) -> str:
     return f"{' and '.join(odd)} while {clauses[-1]}"
 
 
+def of_roots(done: Sequence[int], inside: Sequence[int]) -> str:
+    """Some ranks completed an op that has a root, and others did not."""
+    return (
+        f"{text.ranks(done)} {'has' if len(done) == 1 else 'have'} completed it, "
+        f"{text.ranks(inside)} {'has' if len(inside) == 1 else 'have'} not: "
+        "their roots may differ, or the link between them failed"
+    )
+
+
 def _is(ranks: Sequence[int]) -> str:
     return "is" if len(ranks) == 1 else "are"
 

@@ -91,10 +91,10 @@ def _stall(finding: Finding, timed: bool) -> str:
     reasons = {s.reason for s in suspects}
     if not suspects:
         if finding.reason is Reason.NETWORK_OR_DEVICE:
-            return (
-                f"{waited} although all of its ranks have joined: no single rank is the cause, "
-                "check the network and the devices"
+            why = finding.disagreement or (
+                "no single rank is the cause, check the network and the devices"
             )
+            return f"{waited} although all of its ranks have joined: {why}"
         return (
             f"{waited}; the cause may be {ranks(finding.unknown)}, whose telemetry is missing "
             "or late: check the agents (frd status)"

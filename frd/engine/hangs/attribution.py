@@ -19,6 +19,7 @@ from frd.engine.hangs.ops_in_flight import Instance, Op
 from frd.engine.hangs.root_causes import Root
 from frd.engine.hangs.wait_graph import Ending, Graph, Member, UnknownRank, Wait
 from frd.engine.losses.exits import Manner, how_it_ended, manner_of
+from frd.engine.matching import signature_rules
 from frd.engine.state.snapshot import Mismatch
 from frd.forms import clock_text
 from frd.model import (
@@ -256,9 +257,15 @@ def _minority(graph: Graph, mismatch: Mismatch) -> list[Dated]:
 
 
 def disagree(graph: Graph, root: Root) -> str:
-    """One sentence on what each rank did, for ranks that disagree; empty for others."""
-    if root.ending is Ending.MISMATCH and isinstance(node := root.nodes[0], Wait):
+    """One sentence on what each rank did, for ranks that disagree, or may; empty for others."""
+    node = root.nodes[0]
+    if root.ending is Ending.MISMATCH and isinstance(node, Wait):
         return disagreements.of_mismatch(graph.snapshot, graph.mismatches[node.instance])
+    if root.ending is Ending.NO_RANK and isinstance(node, Wait) and not node.instance.is_p2p:
+        came = graph.waits.attendance(node.instance)
+        is_rooted = len(came.done) > 0 and signature_rules.is_rooted(op_of(graph, node.instance))
+        done, inside = came.done.tolist(), [*came.inside.tolist(), *came.behind.tolist()]
+        return disagreements.of_roots(done, inside) if is_rooted else ""
     if root.ending is not Ending.ORDER:
         return ""
     members: dict[Instance, list[int]] = {}

@@ -149,6 +149,15 @@ def is_synchronizing(op: str) -> bool:
     return any(part.startswith(_SYNCHRONIZING) for part in parts)
 
 
+def is_rooted(op: str) -> bool:
+    """True if one member has another part in the op than the others: they may complete it at
+    different times. Which member that is no recorder shows."""
+    plain = op.rpartition(":")[2].replace("_", "").lower()
+    return plain.startswith(("broadcast", "reduce", "gather", "scatter")) and not is_synchronizing(
+        op
+    )
+
+
 def is_strict(signature: Signature) -> bool:
     """True if no member completes the op before all members have joined it: every output depends on
     every input, and no input is empty."""

@@ -3,7 +3,7 @@
 Three occasions, in this order:
 
 - A stack showed a wait for the first time: the same ranks are asked once more, because two stacks
-  prove a wait (`stack_waits`).
+  prove a wait (`stack_waits`). With a finding, a moment later; without one, after the threshold.
 - A finding about a hang is open: the ranks that wait are asked again every minute, because such a
   wait ends without a trace.
 - No finding is open, and no watermark of any rank has risen for the stall threshold, though ranks
@@ -100,12 +100,12 @@ class Standstills:
             self._cancel(watched)
             await asyncio.gather(*watched.tasks, return_exceptions=True)
 
-    def confirm_after_ns(self, key: AttemptKey) -> int:
-        """How long a wait must last to be proven."""
+    def confirm_after_ns(self, key: AttemptKey, share: float = AT_REST) -> int:
+        """How long a wait must last to be proven: by default, that its rank is at rest."""
         attempt = self._engine.known(key)
         groups = attempt.tables.groups if attempt is not None else None
         rest_ns = groups.threshold_ns[: groups.count].min() if groups and groups.count else 0
-        return int(max(rest_ns * AT_REST, _LEAST_REST_S * 1e9))
+        return int(max(rest_ns * share, _LEAST_REST_S * 1e9))
 
     def _look_at(
         self, key: AttemptKey, attempt: Attempt, now: AlignedNs, *, is_explained: bool
@@ -114,7 +114,7 @@ class Standstills:
         if watched is None:
             watched = self._watched[key] = _Watched(now, now)
         if again := self._waits.to_confirm(key, now):
-            self._ask(key, watched, again[:MAX_RANKS], again=True)
+            self._ask(key, watched, again[:MAX_RANKS], None)
             return
         if (moved_at := attempt.tables.moved_at(now)) > watched.still_since:
             watched.still_since, watched.pause_s = AlignedNs(moved_at), EVERY_S
@@ -124,22 +124,28 @@ class Standstills:
         if now < watched.due_at or watched.tasks:
             return
         if is_explained:
-            if waiting := self._waits.waiting(key):
-                self._start_round(key, watched, waiting[:MAX_RANKS], now)
+            waiting = self._waits.waiting(key)[:MAX_RANKS]
+            self._start_round(key, watched, waiting, now, self.confirm_after_ns(key))
             return
         groups = attempt.tables.groups
         if now - watched.still_since >= groups.threshold_ns[: groups.count].max():
             if watched.asked and not self._waits.waiting(key):
                 watched.pause_s = min(2 * watched.pause_s, LEAST_OFTEN_S)
-            self._start_round(key, watched, self._some_of(attempt, watched), now)
+            some = self._some_of(attempt, watched)
+            self._start_round(key, watched, some, now, self.confirm_after_ns(key, 1.0))
             watched.asked += 1
 
     def _start_round(
-        self, key: AttemptKey, watched: _Watched, ranks: Sequence[int], now: AlignedNs
+        self,
+        key: AttemptKey,
+        watched: _Watched,
+        ranks: Sequence[int],
+        now: AlignedNs,
+        confirm_after_ns: int,
     ) -> None:
         watched.due_at = AlignedNs(now + round(watched.pause_s * 1e9))
         if ranks:
-            self._ask(key, watched, ranks, again=False)
+            self._ask(key, watched, ranks, confirm_after_ns)
 
     def _some_of(self, attempt: Attempt, watched: _Watched) -> list[int]:
         """Living ranks, others each time if there are too many, spread over the job."""
@@ -153,15 +159,20 @@ class Standstills:
         return ranks[watched.asked % step :: step]
 
     def _ask(
-        self, key: AttemptKey, watched: _Watched, ranks: Sequence[int], *, again: bool
+        self,
+        key: AttemptKey,
+        watched: _Watched,
+        ranks: Sequence[int],
+        confirm_after_ns: int | None,
     ) -> None:
-        task = asyncio.create_task(self._read(key, ranks, again=again))
+        task = asyncio.create_task(self._read(key, ranks, confirm_after_ns))
         watched.tasks.add(task)
         task.add_done_callback(watched.tasks.discard)
 
-    async def _read(self, key: AttemptKey, ranks: Sequence[int], *, again: bool) -> None:
+    async def _read(
+        self, key: AttemptKey, ranks: Sequence[int], confirm_after_ns: int | None
+    ) -> None:
         asked_at = self._now()
-        confirm_after_ns = None if again else self.confirm_after_ns(key)
 
         def on_stack(rank: int, text: str) -> None:
             self._waits.take(

@@ -109,6 +109,11 @@ def test_nothing_unprintable_passes() -> None:
             "no single rank is the cause, check the network and the devices",
         ),
         (
+            replace(STALL, reason=Reason.NETWORK_OR_DEVICE, disagreement="rank 1 has, 0 has not"),
+            "all_reduce #7 on dp has waited 12.4 s although all of its ranks have joined: "
+            "rank 1 has, 0 has not",
+        ),
+        (
             replace(STALL, unknown=(2,)),
             "all_reduce #7 on dp has waited 12.4 s; the cause may be rank 2, "
             "whose telemetry is missing or late: check the agents (frd status)",

@@ -209,3 +209,22 @@ def test_a_stuck_device_is_named_although_a_rank_is_unknown() -> None:
 def test_a_coalesced_op_synchronizes_if_one_of_its_parts_does(op: str, expected: bool) -> None:
     """No rank completes a coalesced collective alone if one of its parts synchronizes."""
     assert is_synchronizing(op) is expected
+
+
+def test_a_broadcast_that_some_members_have_completed() -> None:
+    """All joined; rank 1 has completed the broadcast, the others have not: another root is as
+    likely as a broken link, so no rank is named, and the finding says which ranks are where."""
+    scene = Scene(3).group("dp", range(3), s7="broadcast")
+    scene.passed("dp", 7, [1]).waits("dp", 7, [0, 2])
+    diagnosis = scene.only()
+    assert (diagnosis.suspects, diagnosis.reason) == ((), Reason.NETWORK_OR_DEVICE)
+    assert diagnosis.disagreement == (
+        "rank 1 has completed it, ranks 0,2 have not: their roots may differ, "
+        "or the link between them failed"
+    )
+
+
+def test_an_op_that_no_member_has_completed() -> None:
+    """Of a broadcast in which all wait, nothing is said about roots."""
+    scene = Scene(3).group("dp", range(3), s7="broadcast").waits("dp", 7, range(3))
+    assert scene.only().disagreement == ""
