@@ -22,6 +22,10 @@ class Counters:
     """Of this node's wall clock."""
     ranks: int = 0
     """Rank processes under watch that are alive."""
+    inspected: int = 0
+    """Ranks whose processes are inspected now, because the service suspects them."""
+    inspection_timeouts: int = 0
+    """Readings of the memory of a process that missed their deadline."""
     dumps: Counter[str] = field(default_factory=Counter)
     """Dumps requested from ranks, by reason."""
     refused_files: Counter[str] = field(default_factory=Counter)

@@ -64,6 +64,16 @@ class AgentCollector(Collector):
             | {reason: stats.dropped_rows[reason] for reason in ("overrun", "refused")},
             "reason",
         )
+        yield _gauge(
+            "frd_agent_inspected_ranks",
+            "Suspects whose processes are inspected in /proc now.",
+            stats.inspected,
+        )
+        yield _total(
+            "frd_agent_inspection_timeouts",
+            "Readings of a suspect's memory that missed their deadline.",
+            stats.inspection_timeouts,
+        )
         yield _total("frd_agent_dumps", "Dumps asked of ranks, by why.", stats.dumps, "why")
         yield _total(
             "frd_agent_refused_files",

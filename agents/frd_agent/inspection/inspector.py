@@ -17,6 +17,7 @@ from typing import Final
 
 from frd.model import NodeRawNs
 from frd.wire.waits import WaitReport
+from frd_agent.counters import Counters
 from frd_agent.inspection.claims import UNKNOWN
 from frd_agent.inspection.processes import Processes, RankOf
 from frd_agent.inspection.reading.memory import Helper
@@ -47,7 +48,10 @@ class Inspector:
     """Safe to use from any thread. The thread starts with the first request, and it is a daemon:
     a file of /proc that blocks costs inspections, and never the agent."""
 
-    def __init__(self, proc: Path = PROC, now: Callable[[], NodeRawNs] = raw_now) -> None:
+    def __init__(
+        self, stats: Counters, proc: Path = PROC, now: Callable[[], NodeRawNs] = raw_now
+    ) -> None:
+        self._stats = stats
         self._proc = proc
         self._now = now
         self._helper = Helper()
@@ -59,18 +63,6 @@ class Inspector:
         self._thread: threading.Thread | None = None
         self._processes = Processes(proc)
         self._failing = False
-        self.refused = 0
-        """Requests beyond `MAX_RANKS`."""
-
-    @property
-    def running(self) -> int:
-        """Ranks that are inspected now."""
-        return len(self._leases)
-
-    @property
-    def timeouts(self) -> int:
-        """Readings that missed their deadline."""
-        return self._helper.timeouts
 
     def ask(self, pid: int, rank_of: RankOf) -> WaitReport:
         """Renew the lease on a rank process, and return what is known. `rank_of`: all rank
@@ -82,7 +74,6 @@ class Inspector:
                 lease.until_s, lease.rank_of = until_s, rank_of
                 return lease.report
             if len(self._leases) >= MAX_RANKS or self._stop.is_set():
-                self.refused += 1
                 return UNKNOWN
             sampler = RankSampler(pid, self._processes, self._helper, self._proc)
             self._leases[pid] = _Lease(sampler, until_s, rank_of)
@@ -125,4 +116,6 @@ class Inspector:
                 if not self._failing:
                     log.exception("a rank could not be inspected")
                 self._failing = True
+        self._stats.inspected = len(leases)
+        self._stats.inspection_timeouts = self._helper.timeouts
         return time.thread_time() - before

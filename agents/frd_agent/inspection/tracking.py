@@ -85,7 +85,8 @@ class Tracker:
         key = pid, sample.tid
         past = self._past.get(key)
         ran = past is None or _ran(past.sample, sample)
-        if past is None or ran or past.age >= _REFRESH:
+        is_old = past is not None and past.age >= _REFRESH and past.wait.target is not None
+        if past is None or ran or is_old:
             target, name = resolve()
             age = 0
         else:

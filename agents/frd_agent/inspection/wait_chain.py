@@ -209,7 +209,7 @@ class _Chain:
         if pid is not None and (found := reports[pid].waits_for).kind not in (
             *(WaitKind.UNKNOWN, WaitKind.NOT_ALLOWED),
         ):
-            is_only = len(stuck) == 1
+            is_only = len({_cause(report) for report in reports.values()}) == 1
             rest = _joined([found.rest, _others(idle, len(stuck) - 1, are_loaders)])
             report = replace(
                 reports[pid],
@@ -424,6 +424,10 @@ def _preference(report: WaitReport) -> int:
     if kind in _NAMED:
         return _NAMED.index(kind)
     return len(_NAMED) + (kind in (WaitKind.UNKNOWN, WaitKind.NOT_ALLOWED))
+
+
+def _cause(report: WaitReport) -> tuple[WaitKind, str]:
+    return report.waits_for.kind, report.waits_for.what
 
 
 def _likely(report: WaitReport) -> WaitReport:

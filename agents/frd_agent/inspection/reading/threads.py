@@ -109,7 +109,7 @@ def read_thread(pid: int, tid: int, proc: Path = PROC) -> ThreadSample | None:
     """None when it is gone."""
     task = f"{proc}/{pid}/task/{tid}"
     try:
-        stat = read_file(f"{task}/stat")
+        stat = _read_line(f"{task}/stat")
     except OSError:
         return None
     # The name is in parentheses, and may itself contain spaces and parentheses.
@@ -120,7 +120,7 @@ def read_thread(pid: int, tid: int, proc: Path = PROC) -> ThreadSample | None:
     if state in "ZX":
         return ThreadSample(tid, state, ticks, None)
     try:
-        call = parse_call(read_file(f"{task}/syscall"))
+        call = parse_call(_read_line(f"{task}/syscall"))
     except PermissionError:
         return ThreadSample(tid, state, ticks, None, is_readable=False)
     except OSError:  # gone, or a kernel without this file
@@ -165,6 +165,19 @@ def comm(pid: int, tid: int, proc: Path = PROC) -> str:
     except OSError:
         return ""
     return raw.decode("utf-8", "backslashreplace").strip()
+
+
+def _read_line(path: str) -> bytes:
+    """A file of one line, which the kernel writes in one piece.
+
+    Raises:
+        OSError: as `open`.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, _CHUNK)
+    finally:
+        os.close(fd)
 
 
 def read_file(path: str, most: int = _CHUNK) -> bytes:

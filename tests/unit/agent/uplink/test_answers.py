@@ -15,6 +15,7 @@ from frd.flight.write import write_pickle
 from frd.model import Certainty, NodeNs, WaitKind, WaitsFor
 from frd.wire.messages import Part, Request, ResponsePart
 from frd.wire.waits import WaitReport, decode_report
+from frd_agent.counters import Counters
 from frd_agent.inspection.inspector import Inspector
 from frd_agent.node_time import raw_now
 from frd_agent.ranks.dump_files import DumpFiles
@@ -78,7 +79,7 @@ async def test_the_wait_of_a_rank(tmp_path: Path) -> None:
     async def send(part: ResponsePart) -> None:
         sent.append(part)
 
-    request, inspector = Request(4, (1,), False, False, 5.0, waits=True), Inspector()
+    request, inspector = Request(4, (1,), False, False, 5.0, waits=True), Inspector(Counters())
     with suspect("import time; print('ready', flush=True); time.sleep(300)") as process:
         known = identity(pid=process.pid, socket=None, shm=None, started_at_ns=time.time_ns())
         (tmp_path / f"{TOKEN}.json").write_text(json.dumps(known))

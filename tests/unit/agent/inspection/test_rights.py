@@ -1,0 +1,94 @@
+"""What is said of a process that the agent may not read: the missing right, and nothing else."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from frd.model import Certainty, WaitKind
+from tests.world.suspects import inspect, of_kind, suspect
+
+NOBODY = 65_534
+SYS_PTRACE, DAC_READ_SEARCH = 19, 2
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@contextmanager
+def only_capabilities(*kept: int) -> Iterator[None]:
+    """This thread, of root, has only these effective capabilities."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    before, after = (ctypes.c_uint32 * 6)(), (ctypes.c_uint32 * 6)()
+    if os.geteuid() != 0:
+        pytest.skip("only root can give up capabilities and take them again")
+    _LIBC.capget(header, before)
+    after[:] = before[:]
+    after[0] = sum(1 << number for number in kept) & before[1]
+    after[3] = 0
+    assert _LIBC.capset(header, after) == 0
+    try:
+        yield
+    finally:
+        assert _LIBC.capset(header, before) == 0
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """A process of another user."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a process of another user")
+    process = subprocess.Popen(["sleep", "300"], user=NOBODY)
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize(
+    ("kept", "missing"),
+    [
+        ((), "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"),
+        ((SYS_PTRACE,), "CAP_DAC_READ_SEARCH"),
+        ((DAC_READ_SEARCH,), "CAP_SYS_PTRACE"),
+    ],
+)
+def test_another_user(stranger: int, kept: tuple[int, ...], missing: str) -> None:
+    """The agent needs both capabilities for a process of another user."""
+    with only_capabilities(*kept):
+        found = inspect(stranger)
+    assert (found.kind, found.certainty) == (WaitKind.NOT_ALLOWED, Certainty.UNKNOWN)
+    assert found.says == (
+        f"the agent (uid 0) may not read a process of uid {NOBODY}: "
+        f"run the agent as uid {NOBODY}, or give it {missing}"
+    )
+    assert (found.what, found.holder, found.rest) == ("", None, "")
+
+
+def test_another_user_with_both(stranger: int) -> None:
+    """With both, everything is seen."""
+    with only_capabilities(SYS_PTRACE, DAC_READ_SEARCH):
+        assert inspect(stranger).kind is WaitKind.SLEEP
+
+
+def test_a_process_that_is_not_dumpable() -> None:
+    """A process of the same user may protect itself."""
+    program = """
+        import ctypes, time
+        ctypes.CDLL(None).prctl(4, 0)
+        print("ready", flush=True)
+        time.sleep(300)
+    """
+    with suspect(program) as rank, only_capabilities():
+        found = inspect(rank.pid)
+    assert found.kind is WaitKind.NOT_ALLOWED
+    assert found.says.endswith("give the agent CAP_SYS_PTRACE")
+
+
+def test_what_needs_no_right(stranger: int) -> None:
+    """A stopped process of another user is stopped, whatever it would do."""
+    os.kill(stranger, 19)
+    with only_capabilities():
+        assert inspect(stranger, enough=of_kind(WaitKind.STOPPED)).certainty is Certainty.SEEN

@@ -1,0 +1,144 @@
+"""Real processes that wait for storage: a file server that does not answer, and a slow device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from frd.model import Certainty, WaitKind
+from tests.world.hanging_fuse import SOURCE, Nas, NoMount, hanging_fuse
+from tests.world.suspects import inspect, suspect
+
+BLKIO = Path("/sys/fs/cgroup/blkio")
+SLOW_BPS = 65_536
+
+
+@pytest.fixture
+def nas(tmp_path: Path) -> Iterator[Nas]:
+    (tmp_path / "data").mkdir()
+    try:
+        with hanging_fuse(tmp_path / "data") as nas:
+            yield nas
+    except NoMount as error:
+        pytest.skip(str(error))
+
+
+CALLS = {
+    "read": "os.read(os.open(path + '/shard.bin', os.O_RDONLY), 100)",
+    "fsync": "os.fsync(os.open(path + '/shard.bin', os.O_RDWR))",
+    "openat": "os.open(path + '/index', os.O_RDONLY)",
+}
+EXPECTED = {
+    "read": (WaitKind.FILE_READ, "shard.bin", "data"),
+    "fsync": (WaitKind.FILE_SYNC, "shard.bin", "storage"),
+    "openat": (WaitKind.FILE_OPEN, "index", "a file"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_file_server_that_does_not_answer(nas: Nas, call: str) -> None:
+    """The call, the file and its mount are named; the agent itself never touches the mount."""
+    program = f"""
+        import os, sys
+        path = sys.argv[1]
+        print("ready", flush=True)
+        {CALLS[call]}
+    """
+    with suspect(program, nas.folder) as rank, closing(nas):
+        found = inspect(rank.pid)
+    kind, name, topic = EXPECTED[call]
+    assert (found.kind, found.certainty) == (kind, Certainty.SEEN)
+    assert (found.what, found.topic) == (f"{nas.folder}/{name}", topic)
+    assert (found.mount, found.fs) == (str(nas.folder), f"fuse {SOURCE}")
+    place = f"{nas.folder}/{name} (fuse {SOURCE} on {nas.folder})"
+    assert found.says == f"its main thread has been in {call}() of {place}"
+
+
+def test_a_page_fault(nas: Nas) -> None:
+    """No system call names the file: the only mapped data file is likely it."""
+    program = """
+        import mmap, os, sys
+        fd = os.open(sys.argv[1] + "/shard.bin", os.O_RDONLY)
+        room = mmap.mmap(fd, 4096, prot=mmap.PROT_READ)
+        print("ready", flush=True)
+        room[0]
+    """
+    with suspect(program, nas.folder) as rank, closing(nas):
+        found = inspect(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.PAGE_FAULT, Certainty.LIKELY)
+    assert (found.what, found.topic) == (f"{nas.folder}/shard.bin", "data")
+
+
+class SlowDevice:
+    """A control group with limits."""
+
+    def __init__(self, group: Path, number: str) -> None:
+        self.group = group
+        self.number = number
+        self.limits = [group / f"blkio.throttle.{way}_bps_device" for way in ("read", "write")]
+
+    def close(self) -> None:
+        """What hangs goes on: before that, even a killed process does not end."""
+        for limit in self.limits:
+            limit.write_text(f"{self.number} 0")
+
+
+@contextmanager
+def slow_device(folder: Path, name: str) -> Iterator[SlowDevice]:
+    """A control group whose processes read and write the device of `folder` at `SLOW_BPS`."""
+    device = os.stat(folder).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    group = BLKIO / name
+    slow = SlowDevice(group, number)
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group that limits a device: {group}: {error.strerror}")
+    try:
+        for limit in slow.limits:
+            limit.write_text(f"{number} {SLOW_BPS}")
+    except OSError as error:
+        group.rmdir()
+        pytest.skip(f"device {number} cannot be limited: {error.strerror}")
+    try:
+        yield slow
+    finally:
+        group.rmdir()
+
+
+@pytest.mark.parametrize("call", ["pread", "fsync"])
+def test_a_slow_device(tmp_path: Path, call: str) -> None:
+    """A read or a sync of some megabytes takes a minute: the file is named, and the call."""
+    program = """
+        import os, sys
+        fd = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
+        if sys.argv[3] == "pread":
+            os.write(fd, bytes(8 << 20))
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        with open(sys.argv[1] + "/cgroup.procs", "w") as procs:
+            procs.write(str(os.getpid()))
+        if sys.argv[3] == "pread":
+            print("ready", flush=True)
+            os.pread(fd, 8 << 20, 0)
+        else:
+            os.posix_fallocate(fd, 0, 1)
+            os.pwrite(fd, os.urandom(8 << 20), 0)
+            print("ready", flush=True)
+            os.fsync(fd)
+    """
+    path = tmp_path / "step40.pt"
+    with (
+        slow_device(tmp_path, f"frd-test-{os.getpid()}-{call}") as slow,
+        suspect(program, slow.group, path, call) as rank,
+        closing(slow),
+    ):
+        found = inspect(rank.pid)
+    kind = WaitKind.FILE_READ if call == "pread" else WaitKind.FILE_SYNC
+    assert (found.kind, found.certainty) == (kind, Certainty.SEEN)
+    assert found.what == str(path)
+    assert f"has been in {call}() " in found.says
