@@ -1,4 +1,4 @@
-"""A file system in user space whose server stops answering: the nearest thing to a dead file server.
+"""A file system in user space whose server stops answering: the nearest thing to a dead server.
 
 It has one file, ``shard.bin``. Reading or syncing it hangs, and so does the look-up of ``index``.
 Only root may mount it; nothing but the suspect of a test touches it.

@@ -6,7 +6,7 @@ in read() of /data/shard-17.tar (nfs4 server:/export on /data)``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -229,3 +229,32 @@ def of_computing(who: Who, wait: Wait) -> WaitReport:
         does = "has been ready to run"
         return claim(WaitKind.ON_CPU, Certainty.LIKELY, who, does, wait.since_ns)
     return UNKNOWN
+
+
+def of_fault(view: RankView, wait: Wait, target: Target) -> WaitReport:
+    files = [printable(path) for path in target.mapped]
+    only = files[0] if len(files) == 1 else ""
+    rest = target.problem
+    if len(files) > 1:
+        rest = f"mapped data files: {', '.join(files[:4])}{', ...' if len(files) > 4 else ''}"
+    likely = f", likely of {only}, the only data file that it has mapped" if only else ""
+    return claim(
+        WaitKind.PAGE_FAULT,
+        Certainty.LIKELY,
+        subject(view, wait),
+        f"has been in a page fault{likely}",
+        wait.since_ns,
+        what=only,
+        rest=rest,
+    )
+
+
+def likely(report: WaitReport) -> WaitReport:
+    found = report.waits_for
+    if found.certainty is not Certainty.SEEN:
+        return report
+    return replace(report, waits_for=replace(found, certainty=Certainty.LIKELY))
+
+
+def joined(parts: Iterable[str]) -> str:
+    return "; ".join(filter(None, parts))

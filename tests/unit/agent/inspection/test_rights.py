@@ -26,7 +26,7 @@ def only_capabilities(*kept: int) -> Iterator[None]:
     if os.geteuid() != 0:
         pytest.skip("only root can give up capabilities and take them again")
     _LIBC.capget(header, before)
-    after[:] = before[:]
+    ctypes.memmove(after, before, ctypes.sizeof(before))
     after[0] = sum(1 << number for number in kept) & before[1]
     after[3] = 0
     assert _LIBC.capset(header, after) == 0

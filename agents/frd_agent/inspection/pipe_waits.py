@@ -1,0 +1,131 @@
+"""Waits for a pipe: to worker processes of the rank, whose own wait is the cause, or to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+from frd.model import Certainty, WaitKind
+from frd.wire.waits import WaitReport
+from frd_agent.inspection.claims import (
+    LOADER,
+    UNKNOWN,
+    RankView,
+    claim,
+    holder_words,
+    in_call,
+    joined,
+    likely,
+    mount_fields,
+    subject,
+)
+from frd_agent.inspection.idle import is_idle, is_new
+from frd_agent.inspection.reading.files import printable
+from frd_agent.inspection.syscalls import Class
+from frd_agent.inspection.targets import Object
+from frd_agent.inspection.tracking import Wait
+
+Follow: TypeAlias = Callable[[int, tuple[int, ...]], WaitReport]
+"""What a process waits for; with the processes on the way to it."""
+NAMED: Final = (
+    *(WaitKind.FILE_READ, WaitKind.FILE_WRITE, WaitKind.FILE_SYNC, WaitKind.FILE_OPEN),
+    *(WaitKind.PAGE_FAULT, WaitKind.LOCK_FILE, WaitKind.SOCKET),
+)
+"""Ends of a chain that are a cause, in the order in which they are preferred."""
+
+
+def of_pipe(view: RankView, wait: Wait, one: Object) -> WaitReport:
+    """A pipe that no process of the rank holds the other end of, or a polled path."""
+    assert wait.target is not None
+    writes = one.file.access == "w" or wait.target.call.kind is Class.WRITE
+    kind = WaitKind.FILE_WRITE if writes else WaitKind.FILE_READ
+    others = {end.pid for end in one.ends}
+    holder = view.holder(min(others)) if others else None
+    place = {1: "standard output, ", 2: "standard error, ", 0: "standard input, "}
+    thing = printable(one.file.link)
+    if one.file.special == "pipe":
+        thing = f"{place.get(one.file.fd, '')}a pipe"
+    ends = "reads" if writes else "writes to"
+    held = f" that {holder_words(holder)} {ends}" if holder else ""
+    if one.file.special == "pipe" and not others:
+        held = " that no other process holds"
+    return claim(
+        kind,
+        Certainty.SEEN if len(others) < 2 else Certainty.LIKELY,
+        subject(view, wait),
+        f"{in_call(wait, wait.target.call.name)} of {thing}{held}",
+        wait.since_ns,
+        what=printable(one.file.link),
+        holder=holder,
+        topic=f"a reader of its {'output' if one.file.fd in (1, 2) else 'pipe'}"
+        if writes
+        else "data",
+        **mount_fields(one.file.mount),
+    )
+
+
+def of_workers(
+    view: RankView, follow: Follow, wait: Wait, one: Object, below: list[int], path: tuple[int, ...]
+) -> WaitReport:
+    """A pipe, to processes of the rank."""
+    assert wait.target is not None
+    stuck = [pid for pid in below if not is_idle(view, pid, path)]
+    reports = {pid: follow(pid, path) for pid in stuck}
+    is_early = any(is_new(view, pid) for pid in stuck)
+    if is_early and all(report == UNKNOWN for report in reports.values()):
+        return UNKNOWN
+    idle = len(below) - len(stuck)
+    are_loaders = any(view.processes[pid].name == LOADER for pid in below
+                      if pid in view.processes)  # fmt: skip
+    topic = "data" if are_loaders else "its worker process"
+    pid = min(reports, key=lambda one: (_preference(reports[one]), one), default=None)
+    if pid is not None and (found := reports[pid].waits_for).kind not in (
+        *(WaitKind.UNKNOWN, WaitKind.NOT_ALLOWED),
+    ):
+        is_only = len({_cause(report) for report in reports.values()}) == 1
+        rest = joined([found.rest, _others(idle, len(stuck) - 1, are_loaders)])
+        report = replace(
+            reports[pid],
+            waits_for=replace(found, topic=topic, rest=rest),
+        )
+        return report if is_only else likely(report)
+    held = [pid] if pid is not None else below
+    words = f"a pipe from its {_count(len(below), 'worker process', 'worker processes')}"
+    return claim(
+        WaitKind.PIPE_WORKER,
+        Certainty.SEEN if pid is None else Certainty.LIKELY,
+        subject(view, wait),
+        f"{in_call(wait, wait.target.call.name)} of {words}",
+        wait.since_ns,
+        what=printable(one.file.link),
+        topic=topic,
+        holder=view.holder(held[0]) if len(held) == 1 else None,
+        rest=_others(idle, len(stuck), are_loaders),
+    )
+
+
+def _preference(report: WaitReport) -> int:
+    """Named causes first, in the order of `NAMED`; then locks, sleep and computing."""
+    kind = report.waits_for.kind
+    if kind in NAMED:
+        return NAMED.index(kind)
+    return len(NAMED) + (kind in (WaitKind.UNKNOWN, WaitKind.NOT_ALLOWED))
+
+
+def _cause(report: WaitReport) -> tuple[WaitKind, str]:
+    return report.waits_for.kind, report.waits_for.what
+
+
+def _others(idle: int, stuck: int, are_loaders: bool) -> str:
+    """``3 other workers are idle``."""
+    words = []
+    if stuck > 0:
+        words.append(f"{_count(stuck, 'other worker waits', 'other workers wait')} too")
+    if idle > 0:
+        words.append(f"{_count(idle, 'other worker is', 'other workers are')} idle")
+    return joined(words)
+
+
+def _count(number: int, one: str, more: str) -> str:
+    return f"{number} {one if number == 1 else more}"
