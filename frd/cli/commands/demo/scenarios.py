@@ -32,6 +32,10 @@ class Expected:
     """Words that the summary must contain."""
     other_kinds: tuple[str, ...] = ()
     """Kinds of other findings with the same cause, and therefore the same suspects."""
+    waits_for: str = ""
+    """What the suspects wait for; empty: not compared."""
+    object: str = ""
+    """The end of the path, or of the name, of what they wait for."""
 
     def suspects(self, world: int) -> list[int]:
         return [min(rank, world - 1) for rank in self.ranks]
@@ -135,6 +139,21 @@ _SCENARIOS: Final = (
         Expected("stall", "cpu_stuck", (2,)),
     ),
     Scenario(
+        "starved",
+        "a data loader's worker of one rank reads a file that never comes",
+        "starved.py",
+        _RANK,
+        Expected("stall", "cpu_stuck", (2,), waits_for="file_read", object="shard-17.tar"),
+    ),
+    Scenario(
+        "lock",
+        "one rank keeps the lock of a file, and two others wait for that lock",
+        "lock.py",
+        _RANK,
+        Expected("stall", "cpu_stuck", (_LAST,), waits_for="sleep"),
+        min_ranks=3,
+    ),
+    Scenario(
         "slow",
         "one rank is late by seconds, then joins",
         "slow.py",
@@ -193,9 +212,26 @@ def disagreements(
     for one in (finding, *others):
         suspects = sorted(suspect["rank"] for suspect in one["suspects"])
         compared.append(("suspects", suspects, expected.suspects(world)))
+        compared += [
+            (f"rank {suspect['rank']} waits for", *pair)
+            for suspect in one["suspects"]
+            for pair in _waits(suspect, expected)
+        ]
     wrong = [
         f"{what}: {found} instead of {true}" for what, found, true in compared if found != true
     ]
     if expected.summary not in finding["summary"]:
         wrong.append(f"summary: {finding['summary']!r} does not contain {expected.summary!r}")
     return wrong
+
+
+def _waits(suspect: Mapping[str, Any], expected: Expected) -> list[tuple[str, str]]:
+    """What a suspect waits for, each part with what is expected."""
+    if not expected.waits_for:
+        return []
+    found = suspect.get("waits_for", {})
+    what = found.get("what", "")
+    return [
+        (found.get("kind", "nothing"), expected.waits_for),
+        (expected.object if what.endswith(expected.object) else what, expected.object),
+    ]

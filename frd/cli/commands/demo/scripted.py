@@ -7,9 +7,11 @@ would. Run as `python -m frd.cli.commands.demo.scripted SCENARIO` with a launche
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -24,6 +26,7 @@ FAULT_STEP: Final = 60
 LATE_S: Final = 8.0
 STRAGGLES_S: Final = 0.03
 FOREVER_S: Final = 3600.0
+LOCKED_WITHIN_S: Final = 0.5
 BATCH_BYTES: Final = 8 << 20
 BATCHES: Final = 40
 
@@ -56,7 +59,7 @@ def faulty_op(
     scenario: str, rank: int, suspects: list[int], groups: dict[str, tuple[int, ...]]
 ) -> tuple[str, str] | None:
     """Group and op that the rank enters at the step of the fault and does not leave."""
-    if rank in suspects:
+    if rank in suspects or (scenario == "lock" and rank):
         match scenario:
             case "mismatch":
                 return WORLD, "all_gather"
@@ -83,6 +86,19 @@ def load_batch(seconds: float) -> None:
 def enter_collective(seconds: float) -> None:
     """Where the stacks of its peers end."""
     time.sleep(seconds)
+
+
+def read_sample(folder: Path) -> None:
+    """Read a file that never comes."""
+    os.mkfifo(folder / "shard-17.tar")
+    os.read(os.open(folder / "shard-17.tar", os.O_RDWR), 64)
+
+
+def save(folder: Path, seconds: float) -> None:
+    """Write a checkpoint under a lock that all ranks but the first take in turns."""
+    with (folder / "checkpoint.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        time.sleep(seconds)
 
 
 def play(scenario: str, number: int, rank: ScriptedRank) -> None:
@@ -131,8 +147,16 @@ def hang(scenario: str, number: int, rank: ScriptedRank, suspects: list[int]) ->
     op = faulty_op(scenario, number, suspects, rank.groups)
     if op is not None:
         rank.enter(*op)
-    stuck = load_batch if number in suspects else enter_collective
-    stuck(LATE_S if SCENARIOS[scenario].recovers else FOREVER_S)
+    folder, is_suspect = Path(tempfile.gettempdir()), number in suspects
+    match scenario:
+        case "starved" if is_suspect:
+            read_sample(folder)
+        case "lock" if number:
+            time.sleep(0.0 if is_suspect else LOCKED_WITHIN_S)
+            save(folder, FOREVER_S)
+        case _:
+            stuck = load_batch if is_suspect else enter_collective
+            stuck(LATE_S if SCENARIOS[scenario].recovers else FOREVER_S)
     if op is not None:
         rank.leave(op[0])
 

@@ -132,6 +132,7 @@ class Stage:
                 "FRD_JOB": self.job,
                 "FRD_RUN_DIR": str(self.run_dir),
                 "FRD_DEMO_START_AT": str(start_at),
+                "TMPDIR": str(self.folder),
             }
             self.ranks.append(self._spawn(f"rank{rank}", command, environment=environment))
 
