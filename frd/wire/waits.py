@@ -30,6 +30,8 @@ class WaitReport:
     """Without `since_at` and `text`, which the service fills in."""
     since_ns: NodeRawNs = _UNKNOWN
     """It has waited at least since then; 0 unknown."""
+    as_of_ns: NodeRawNs = _UNKNOWN
+    """When it was last seen so; 0 if it was not looked at yet."""
 
 
 def encode_report(report: WaitReport) -> bytes:
@@ -49,6 +51,7 @@ def decode_report(data: bytes) -> WaitReport:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(_FIELD, "parse", f"no report on a wait: {error}") from None
     check_time(f"{_FIELD}.since_ns", report.since_ns)
+    check_time(f"{_FIELD}.as_of_ns", report.as_of_ns)
     _check_number("pid", report.waits_for.pid, _MAX_PID)
     if (holder := report.waits_for.holder) is not None:
         _check_number("holder.pid", holder.pid, _MAX_PID)

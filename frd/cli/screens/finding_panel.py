@@ -107,6 +107,8 @@ def _suspect(suspect: Mapping[str, Any], whole: bool) -> Text:
         text.append(f"\n{plain(suspect['evidence'])}", style="not bold")
     if suspect.get("doing"):
         text.append(f"\n{plain(suspect['doing'])}", style="not bold")
+    if (waits_for := suspect.get("waits_for", {}).get("text")) and whole:
+        text.append(f"\n{plain(waits_for)}", style="not bold")
     _append_stack(text, suspect["stack"], whole, suspect.get("inside"))
     workers = suspect.get("workers", ())
     for worker in workers if whole else workers[:MAX_WORKERS]:

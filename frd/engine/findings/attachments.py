@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from frd.engine.findings import text
-from frd.model import Activity, Finding, Reason, Suspect, Witness, WorkerStack
+from frd.model import Activity, Finding, Reason, Suspect, WaitsFor, Witness, WorkerStack
 
 T = TypeVar("T", Activity, WorkerStack)
 _STACK_LINES = 64
@@ -30,12 +30,16 @@ class Evidence:
     activity: Activity | None = None
     """Of `rank`."""
     dump: str | None = None
+    waits_for: WaitsFor | None = None
+    """What `rank` is blocked in."""
 
 
 @dataclass(slots=True)
 class Attachments:
     activities: dict[int, Activity] = field(default_factory=dict)
     """By rank."""
+    waits: dict[int, WaitsFor] = field(default_factory=dict)
+    """What ranks are blocked in."""
     dump: str | None = None
 
     @classmethod
@@ -46,7 +50,8 @@ class Attachments:
             for s in finding.suspects
             if s.stack or s.doing or s.workers
         }
-        return cls(known, finding.dump)
+        waits = {s.rank: s.waits_for for s in finding.suspects if s.waits_for is not None}
+        return cls(known, waits, finding.dump)
 
     def add(self, evidence: Evidence) -> None:
         if evidence.rank is not None and evidence.activity is not None:
@@ -54,6 +59,8 @@ class Attachments:
             workers = activity.workers[:_MOST_WORKERS]
             cleaned = tuple(_cleaned(worker, _WORKER_LINES) for worker in workers)
             self.activities[evidence.rank] = replace(activity, workers=cleaned)
+        if evidence.rank is not None and evidence.waits_for is not None:
+            self.waits[evidence.rank] = evidence.waits_for
         self.dump = evidence.dump if evidence.dump is not None else self.dump
 
     def attached_to(self, finding: Finding, suspects: Sequence[Suspect]) -> Finding:
@@ -86,6 +93,7 @@ class Attachments:
             inside=activity.inside,
             doing=activity.doing,
             workers=activity.workers,
+            waits_for=self.waits.get(suspect.rank),
             evidence="; ".join(kept),
         )
 

@@ -13,8 +13,10 @@ import unicodedata
 from collections.abc import Sequence
 from typing import assert_never
 
-from frd.forms import REASONS, fold_ranks, signal_name, span_text
+from frd.forms import REASONS, duration_text, fold_ranks, signal_name, span_text
 from frd.model import (
+    AlignedNs,
+    Certainty,
     CollectiveRef,
     ExitInfo,
     ExitKind,
@@ -23,6 +25,7 @@ from frd.model import (
     Kind,
     Reason,
     Suspect,
+    WaitsFor,
 )
 
 _TEXT_LIMIT = 300
@@ -76,7 +79,37 @@ def summarize(finding: Finding, *, timed: bool = True) -> str:
             return finding.summary  # its figures stand nowhere else
         case _:
             said = _stall(finding, timed) + _tie(finding.suspects) + _held_up(finding)
-            return said + _ended(finding)
+            return said + _waits(finding.suspects, timed) + _ended(finding)
+
+
+def waits_for(rank: int, found: WaitsFor, now: AlignedNs | None = None) -> str:
+    """``rank 2 waits for data: its loader worker (pid 7) has been in read() of /data/shard-17.tar
+    for 41 s; 3 other workers are idle``. Without `now` there is no duration; empty if nothing is
+    known."""
+    if not found.says:
+        return found.text
+    likely = "probably " if found.certainty is Certainty.LIKELY else ""
+    topic = f" {likely}waits for {clean(found.topic)}" if found.topic else ""
+    lasted = ""
+    if now is not None and found.since_at is not None:
+        lasted = f" for {duration_text((now - found.since_at) / 1e9)}"
+    rest = f"; {clean(found.rest)}" if found.rest else ""
+    return f"rank {rank}{topic}: {clean(found.says)}{lasted}{rest}"
+
+
+def _waits(suspects: Sequence[Suspect], timed: bool) -> str:
+    """What the suspects wait for. If several wait, the one that is known best."""
+    known = [s for s in suspects if s.waits_for is not None and s.waits_for.text]
+    order = [Certainty.SEEN, Certainty.LIKELY, Certainty.UNKNOWN]
+    found = min(known, key=lambda s: order.index(_of(s).certainty), default=None)
+    if found is None:
+        return ""
+    return f"; {_of(found).text if timed else waits_for(found.rank, _of(found))}"
+
+
+def _of(suspect: Suspect) -> WaitsFor:
+    assert suspect.waits_for is not None
+    return suspect.waits_for
 
 
 def _ended(finding: Finding) -> str:

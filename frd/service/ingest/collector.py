@@ -153,11 +153,13 @@ class Ingest:
         *,
         dump: bool,
         stacks: bool,
+        waits: bool = False,
         children_of: Collection[int] | None = (),
         timeout_s: float,
     ) -> AsyncGenerator[list[Answer], None]:
         """Ask the agents of `ranks` (None: all known ranks of the attempt); see `Inquiry.answers`.
 
+        `waits`: what the ranks are blocked in, of which an agent answers what it knows.
         `stacks` includes stacks of child processes for the ranks `children_of` (None: all ranks).
 
         Raises:
@@ -172,7 +174,7 @@ class Ingest:
             )
         if len(self._inquiries) >= _MAX_INQUIRIES:
             raise ServiceUnavailable(f"dump: {_MAX_INQUIRIES} are being taken: try again later")
-        parts = [Part.DUMP, Part.IDENTITY] * dump + [Part.STACK] * stacks
+        parts = [Part.DUMP, Part.IDENTITY] * dump + [Part.STACK] * stacks + [Part.WAITS] * waits
         targets = [Target(r, owner[0].stream, owner[1]) for r, owner in owners.items() if owner]
         inquiry = Inquiry(next(self._request_ids), targets, parts)
         self._inquiries[inquiry.request_id] = inquiry
@@ -186,6 +188,7 @@ class Ingest:
                     stacks,
                     timeout_s,
                     tuple(target.index for target in of),
+                    waits,
                 )
                 self._streams[stream_id].send(request)
             cut_off = [rank for rank, owner in owners.items() if owner is None]

@@ -1,0 +1,245 @@
+"""Asks what suspects are blocked in, once a second for as long as their finding is open.
+
+Only live suspects that are in no op are asked about, and nobody else: an agent reads much of a
+process that it inspects. A report becomes the suspect's `waits_for`; a finding is updated only if
+the rank waits for something else than before. If a process of another rank holds what the rank
+waits for, the engine learns that as well: the rank is then a victim of that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from frd.engine.engine import Engine
+from frd.engine.findings import text
+from frd.engine.findings.attachments import Evidence
+from frd.errors import FrdError, WireError
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    Certainty,
+    Change,
+    Finding,
+    FindingEvent,
+    FindingState,
+    Holder,
+    Kind,
+    NodeRawNs,
+    Reason,
+    UnrecordedWait,
+    WaitKind,
+    WaitsFor,
+    WaitSource,
+)
+from frd.service.findings.unrecorded import Unrecorded
+from frd.service.ingest.collector import Ingest
+from frd.wire.messages import Part
+from frd.wire.waits import WaitReport, decode_report
+
+T = TypeVar("T", WaitsFor, Holder)
+EVERY_S: Final = 1.0
+MAX_SUSPECTS: Final = 64
+"""Of one finding that are asked about."""
+MAX_AT_ONCE: Final = 4
+"""Findings whose agents are asked at the same time."""
+_TIMEOUT_S: Final = 1.0
+_MUTE_S: Final = 10.0
+"""How long an agent is not asked again that did not answer: those before 0.2 never do."""
+_REWORD_S: Final = 10.0
+"""How often a finding is updated if only the words of a report change."""
+_REASONS: Final = frozenset({Reason.CPU_STUCK, Reason.UNREACHABLE})
+_HELD: Final = frozenset({WaitKind.LOCK_FILE, WaitKind.LOCK_SHARED, WaitKind.PIPE_WORKER})
+"""Kinds of wait that one process ends, the holder."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was last attached for a rank, and when."""
+
+    waits_for: WaitsFor
+    since_ns: NodeRawNs
+    at_s: float
+
+    def is_told(self, other: _Known) -> bool:
+        """The other one is the same wait, or follows too soon to be reworded."""
+        return _what(self) == _what(other) and (
+            self.waits_for == other.waits_for or other.at_s - self.at_s < _REWORD_S
+        )
+
+
+def _what(known: _Known) -> tuple[object, ...]:
+    one = known.waits_for
+    return one.kind, one.certainty, one.what, one.pid, one.holder, known.since_ns
+
+
+class Inspector:
+    """Run `run` as a task. `findings` are all findings that may be open."""
+
+    def __init__(
+        self,
+        ingest: Ingest,
+        engine: Engine,
+        unrecorded: Unrecorded,
+        *,
+        attach: Callable[[str, Evidence], None],
+        findings: Callable[[], Iterable[Finding]],
+        now: Callable[[], AlignedNs],
+    ) -> None:
+        self._ingest = ingest
+        self._engine = engine
+        self._unrecorded = unrecorded
+        self._attach = attach
+        self._findings = findings
+        self._now = now
+        self._known: dict[tuple[str, int], _Known] = {}
+        """By finding and rank."""
+        self._held: set[tuple[AttemptKey, int]] = set()
+        """Ranks that the engine takes for victims of a holder."""
+        self._mute_until_s: dict[tuple[AttemptKey, int], float] = {}
+        self._wake = asyncio.Event()
+        self._is_warned = False
+        self.refused = 0
+        """Reports that could not be read."""
+
+    def see(self, events: Iterable[FindingEvent]) -> None:
+        """A finding that has just opened is asked about immediately."""
+        if any(event.change is Change.OPENED for event in events):
+            self._wake.set()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            began_s = loop.time()
+            try:
+                await self.look()
+            except Exception:  # an alert must not depend on this
+                log.exception("suspects could not be inspected")
+            left_s = EVERY_S - (loop.time() - began_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(left_s, 0.0)):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    async def look(self) -> None:
+        """Ask about the suspects of all open findings, once."""
+        asked = [(one, self._suspects(one)) for one in self._findings() if _is_inspected(one)]
+        self._forget(asked)
+        slots, now_s = asyncio.Semaphore(MAX_AT_ONCE), asyncio.get_running_loop().time()
+        asking = []
+        for finding, ranks in asked:
+            key = AttemptKey(finding.job, finding.attempt)
+            ready = [rank for rank in ranks if self._mute_until_s.get((key, rank), 0.0) <= now_s]
+            if ready:
+                asking.append(self._ask(slots, finding.id, key, ready[:MAX_SUSPECTS]))
+        await asyncio.gather(*asking)
+
+    def _suspects(self, finding: Finding) -> list[int]:
+        """Those that may be inspected; ranks that turned out to wait for one of them, too."""
+        key = AttemptKey(finding.job, finding.attempt)
+        ranks = [one.rank for one in finding.suspects if one.reason in _REASONS]
+        held = [rank for rank in finding.victims if ranks and (key, rank) in self._held]
+        return [*ranks, *held]
+
+    def _forget(self, asked: Sequence[tuple[Finding, Sequence[int]]]) -> None:
+        ids = {finding.id for finding, _ in asked}
+        of = {(AttemptKey(f.job, f.attempt), rank) for f, ranks in asked for rank in ranks}
+        self._known = {key: known for key, known in self._known.items() if key[0] in ids}
+        self._mute_until_s = {key: at for key, at in self._mute_until_s.items() if key in of}
+        self._held &= of
+
+    async def _ask(
+        self, slots: asyncio.Semaphore, finding_id: str, key: AttemptKey, ranks: Sequence[int]
+    ) -> None:
+        muted_until_s = asyncio.get_running_loop().time() + _MUTE_S
+        try:
+            async with slots:
+                asking = self._ingest.ask(
+                    key, ranks, dump=False, stacks=False, waits=True, timeout_s=_TIMEOUT_S
+                )
+                async with aclosing(asking) as asked:
+                    async for answers in asked:
+                        for answer in answers:
+                            if answer.error:
+                                self._mute_until_s[key, answer.rank] = muted_until_s
+                            elif answer.part is Part.WAITS:
+                                self._take(finding_id, key, answer.rank, answer.data)
+        except FrdError:  # no agent is connected: the finding says so
+            return
+
+    def _take(self, finding_id: str, key: AttemptKey, rank: int, data: bytes) -> None:
+        try:
+            report = decode_report(data)
+        except WireError as error:
+            self.refused += 1
+            if not self._is_warned:
+                log.warning("rank %d of job %s: %s: is left out", rank, key.job, error)
+            self._is_warned = True
+            return
+        self._tell_engine(key, rank, report)
+        if not report.waits_for.says:
+            return
+        waits_for = cleaned(report.waits_for)
+        waits_for = replace(waits_for, since_at=self._aligned(key, rank, report.since_ns), text="")
+        now_s = asyncio.get_running_loop().time()
+        new = _Known(replace(waits_for, since_at=None), report.since_ns, now_s)
+        known = self._known.get((finding_id, rank))
+        if known is None or not known.is_told(new):
+            self._known[finding_id, rank] = new
+            self._attach(finding_id, Evidence(rank, waits_for=waits_for))
+
+    def _aligned(self, key: AttemptKey, rank: int, since_ns: NodeRawNs) -> AlignedNs | None:
+        attempt = self._engine.known(key)
+        if attempt is None or rank not in attempt.tables.ranks.infos or since_ns <= 0:
+            return None
+        since = np.array(since_ns, np.int64)
+        return AlignedNs(int(attempt.tables.ranks.to_aligned(rank, since, self._now())))
+
+    def _tell_engine(self, key: AttemptKey, rank: int, report: WaitReport) -> None:
+        """The rank waits for another rank, or no longer does."""
+        found, holder = report.waits_for, _other_holder(rank, report)
+        if report.as_of_ns <= 0 or (holder is None and (key, rank) not in self._held):
+            return
+        if holder is None:
+            self._held.discard((key, rank))
+            over = UnrecordedWait(rank, WaitSource.LOCK, "", report.as_of_ns, report.as_of_ns)
+            self._unrecorded.observe(key, over)
+            return
+        self._held.add((key, rank))
+        detail = text.clean(f"{found.what} held by pid {holder.pid}")
+        times = report.since_ns, report.as_of_ns
+        peers = () if holder.rank is None else (holder.rank,)
+        wait = UnrecordedWait(rank, WaitSource.LOCK, "lock", *times, peers, detail)
+        self._unrecorded.observe(key, wait)
+
+
+def _is_inspected(finding: Finding) -> bool:
+    return finding.state is FindingState.OPEN and finding.kind is not Kind.RANK_LOST
+
+
+def _other_holder(rank: int, report: WaitReport) -> Holder | None:
+    """The process of another rank that provably holds what this one waits for."""
+    found, holder = report.waits_for, report.waits_for.holder
+    if found.kind not in _HELD or found.certainty is not Certainty.SEEN or holder is None:
+        return None
+    return None if holder.rank in (None, rank) else holder
+
+
+def cleaned(of: T) -> T:
+    """Printable and of bounded length, whatever names the job uses."""
+    words: dict[str, Any] = {
+        part.name: text.clean(value)
+        for part in fields(of)
+        if type(value := getattr(of, part.name)) is str
+    }
+    if isinstance(of, WaitsFor) and of.holder is not None:
+        words["holder"] = cleaned(of.holder)
+    return replace(of, **words)
