@@ -37,6 +37,8 @@ from frd.service.clocks.pings import Pings, raw_now
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.dumper import Dumper
 from frd.service.findings.evaluator import Evaluator
+from frd.service.findings.inspector import REASON as WAIT_REPORT
+from frd.service.findings.inspector import Inspector
 from frd.service.findings.notifier import Notifier
 from frd.service.findings.responder import Responder
 from frd.service.findings.stack_waits import StackWaits
@@ -143,6 +145,14 @@ class App:
             now=now,
             state=lambda: self._evaluator.state,
         )
+        self._inspector = Inspector(
+            self._ingest,
+            self._engine,
+            unrecorded,
+            attach=self._evaluator.attach,
+            findings=lambda: self._evaluator.state.status_view.findings,
+            now=now,
+        )
         app: ASGIApp = create_app(
             ServiceView(self._evaluator, self._findings, self._dumps, self._dumper, now)
         )
@@ -178,6 +188,7 @@ class App:
                 _repeat(_CLOCKS_EVERY_S, self._clocks.refresh),
                 _repeat(_CLOCKS_EVERY_S, self._streams.compare_clocks),
                 _repeat(LOOK_EVERY_S, self._standstills.look),
+                self._inspector.run(),
                 self._prune(),
             )
         ]
@@ -245,7 +256,11 @@ class App:
             counters=Counters(
                 entries=self._shared.entries,
                 duplicates=self._shared.duplicates,
-                refused={**self._streams.refused, JOB_NAME: self._streams.runs.refused},
+                refused={
+                    **self._streams.refused,
+                    JOB_NAME: self._streams.runs.refused,
+                    WAIT_REPORT: self._inspector.refused,
+                },
                 clock_refused=dict(self._clocks.refused),
                 evicted={
                     "dumps": self._dumps.evicted,
@@ -277,6 +292,7 @@ class App:
 
     def _published(self, events: Sequence[FindingEvent]) -> None:
         self._responder.see(events)
+        self._inspector.see(events)
         self._notifier.see(events)
 
     def _stack_shown(self, key: AttemptKey, rank: int, text: str, asked_at: AlignedNs) -> None:

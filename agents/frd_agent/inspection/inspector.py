@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -111,7 +111,9 @@ class Inspector:
             self._processes.look(now_s)
         for lease in leases:
             try:
-                lease.report = lease.sampler.sample(self._now(), lease.rank_of)
+                now_ns = self._now()
+                report = lease.sampler.sample(now_ns, lease.rank_of)
+                lease.report = replace(report, as_of_ns=now_ns)
             except Exception:  # one rank must not end the inspection of others
                 if not self._failing:
                     log.exception("a rank could not be inspected")

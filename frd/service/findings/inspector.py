@@ -44,6 +44,8 @@ from frd.wire.messages import Part
 from frd.wire.waits import WaitReport, decode_report
 
 T = TypeVar("T", WaitsFor, Holder)
+REASON: Final = "wait_report"
+"""Of reports that were refused, in metrics."""
 EVERY_S: Final = 1.0
 MAX_SUSPECTS: Final = 64
 """Of one finding that are asked about."""
@@ -235,11 +237,11 @@ def _other_holder(rank: int, report: WaitReport) -> Holder | None:
 
 def cleaned(of: T) -> T:
     """Printable and of bounded length, whatever names the job uses."""
-    words: dict[str, Any] = {
-        part.name: text.clean(value)
-        for part in fields(of)
-        if type(value := getattr(of, part.name)) is str
-    }
-    if isinstance(of, WaitsFor) and of.holder is not None:
-        words["holder"] = cleaned(of.holder)
+    words: dict[str, Any] = {}
+    for part in fields(of):
+        value = getattr(of, part.name)
+        if type(value) is str:  # not an enumeration
+            words[part.name] = text.clean(value)
+        elif isinstance(value, Holder):
+            words[part.name] = cleaned(value)
     return replace(of, **words)

@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from frd.engine.views import AttemptView, GroupView, Histogram
 from frd.model import Kind, Severity
 from frd.service.clocks.pings import REASONS as CLOCK_REASONS
+from frd.service.findings.inspector import REASON as WAIT_REPORT
 from frd.service.ingest.job_runs import REASON as JOB_NAME
 from frd.service.metrics.table import MAX_SUSPECTS, METRICS
 from frd.service.state import RANK_STATES, NodeView, ServiceState, rank_states
@@ -33,7 +34,7 @@ MAX_OPS: Final = 64
 MAX_LABEL_CHARS: Final = 128
 OTHER: Final = "(other)"
 NODE_STATES: Final = ("reporting", "late", "disconnected")
-REFUSED: Final = (*REASONS, "aborted", "memory", JOB_NAME)
+REFUSED: Final = (*REASONS, "aborted", "memory", JOB_NAME, WAIT_REPORT)
 HTTP_REFUSED: Final = ("token", "role", "slow", "connections")
 STORES: Final = ("findings", "journal", "dumps")
 _BY_ENGINE: Final = (
