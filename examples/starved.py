@@ -1,6 +1,6 @@
 """A training job of which one rank starves: its DataLoader worker reads a file that never comes.
 
-The shard is a FIFO into which nobody writes, which is how a file on a hung network file system
+The shard is a FIFO into which no process writes, which is how a file on a hung network file system
 looks to its reader.
 """
 

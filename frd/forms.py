@@ -157,7 +157,12 @@ def unfold_ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
-_SPELLED: Final = {"unknown": "unknown_ranks", "waited_s": "waiting_s", "since_at": "since"}
+_SPELLED: Final = {
+    "unknown": "unknown_ranks",
+    "waited_s": "waiting_s",
+    "since_at": "since",
+    "seen_at": "seen",
+}
 """Keys of a finding that differ from the name of the field."""
 _FIELDS: Final = {key: field for field, key in _SPELLED.items()}
 _ALWAYS: Final = frozenset({"closed_at", "suspects", "victims", "summary", "stack"})

@@ -523,6 +523,8 @@ class WaitsFor:
     thread: str = ""
     since_at: AlignedNs | None = None
     """It has waited at least since then."""
+    seen_at: AlignedNs | None = None
+    """It was last seen so."""
     holder: Holder | None = None
     text: str = ""
     """One sentence: ``rank 2 waits for data: its loader worker (pid 25037) has been in read() of

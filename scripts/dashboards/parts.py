@@ -156,7 +156,7 @@ def findings(
     runbook: str = "",
 ) -> table.Panel:
     """A table of the open findings that `selector` selects: a row per suspect, worst first."""
-    columns = ["severity", "Value", "job", "kind", "rank", "node", "reason", "finding"]
+    columns = ["severity", "Value", "job", "kind", "rank", "node", "reason", "waits_for", "finding"]
     hidden = ["Time"] if with_job else ["Time", "job"]
     panel = _table(title, description, width, height, nothing, runbook)
     panel = panel.with_target(_cells("A", _open_findings(selector)))
@@ -183,7 +183,7 @@ def _open_findings(selector: str) -> str:
         f'label_replace(time() - {opened} and {critical} == {value}, "severity", "{word}", "", "")'
         for value, word in enumerate(("warning", "critical"))
     )
-    suspects = f"max by ({of}, rank, node, reason) (frd_suspect{{{selector}}})"
+    suspects = f"max by ({of}, rank, node, reason, waits_for) (frd_suspect{{{selector}}})"
     return f"{suspects} * on ({of}) group_left (severity) ({graded}) or on ({of}) ({graded})"
 
 

@@ -93,7 +93,7 @@ class Attachments:
             inside=activity.inside,
             doing=activity.doing,
             workers=activity.workers,
-            waits_for=self.waits.get(suspect.rank),
+            waits_for=self._waits_for(suspect.rank),
             evidence="; ".join(kept),
         )
 
@@ -108,6 +108,10 @@ class Attachments:
                 lines.setdefault(text.place(activity.stack[0]), []).append(rank)
         places = (f"{text.ranks(ranks)} joined at {line}" for line, ranks in lines.items())
         return said + (_FROM + ", ".join(places) if lines else "")
+
+    def _waits_for(self, rank: int) -> WaitsFor | None:
+        found = self.waits.get(rank)
+        return found and replace(found, text=text.waits_for(rank, found))
 
     def _witness(self, finding: Finding) -> Witness | None:
         """The first rank that waits in the finding's collective and whose stack is known."""

@@ -137,17 +137,6 @@ def finished(finding: Finding) -> Finding:
     return replace(finding, summary=text.summarize(finding))
 
 
-def with_waits(finding: Finding, now: AlignedNs) -> Finding:
-    """The finding with the text of what its suspects wait for, as of `now`."""
-    suspects = tuple(
-        replace(s, waits_for=replace(s.waits_for, text=text.waits_for(s.rank, s.waits_for, now)))
-        if s.waits_for is not None and s.waits_for.says
-        else s
-        for s in finding.suspects
-    )
-    return replace(finding, suspects=suspects)
-
-
 def looks_alike(finding: Finding, other: Finding) -> bool:
     """True if a user sees no difference, except that time has passed."""
     return _timeless(finding) == _timeless(other)
@@ -164,7 +153,8 @@ def _timeless(finding: Finding) -> Finding:
                 s,
                 onset_at=None,
                 onset_uncertainty_s=None,
-                waits_for=s.waits_for and replace(s.waits_for, text=""),
+                waits_for=s.waits_for
+                and replace(s.waits_for, text="", since_at=None, seen_at=None),
             )
             for s in finding.suspects
         ),

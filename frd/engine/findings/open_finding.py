@@ -107,12 +107,12 @@ class OpenFinding:
         return {suspect.rank for suspect in self.suspects}
 
     def as_of(self, now: AlignedNs) -> Finding:
-        """The finding with the waiting times up to `now`."""
-        finding = builder.with_waits(self.finding, now)
-        if (ref := finding.collective) is not None:
-            waited_s = max(ref.waited_s, (now - self.since) / 1e9)
-            finding = replace(finding, collective=replace(ref, waited_s=waited_s))
-        return finding if finding == self.finding else builder.finished(finding)
+        """The finding with the waiting time up to `now`."""
+        ref = self.finding.collective
+        if ref is None:
+            return self.finding
+        waited_s = max(ref.waited_s, (now - self.since) / 1e9)
+        return builder.finished(replace(self.finding, collective=replace(ref, waited_s=waited_s)))
 
     def closed(self, now: AlignedNs, reason: str, *, as_of: AlignedNs) -> Finding:
         return builder.finished(

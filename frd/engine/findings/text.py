@@ -15,7 +15,6 @@ from typing import assert_never
 
 from frd.forms import REASONS, duration_text, fold_ranks, signal_name, span_text
 from frd.model import (
-    AlignedNs,
     Certainty,
     CollectiveRef,
     ExitInfo,
@@ -82,17 +81,17 @@ def summarize(finding: Finding, *, timed: bool = True) -> str:
             return said + _waits(finding.suspects, timed) + _ended(finding)
 
 
-def waits_for(rank: int, found: WaitsFor, now: AlignedNs | None = None) -> str:
+def waits_for(rank: int, found: WaitsFor, *, timed: bool = True) -> str:
     """``rank 2 waits for data: its loader worker (pid 7) has been in read() of /data/shard-17.tar
-    for 41 s; 3 other workers are idle``. Without `now` there is no duration; empty if nothing is
-    known."""
+    for 41 s; 3 other workers are idle``, as of the moment at which that was seen. Empty if nothing
+    is known."""
     if not found.says:
-        return found.text
+        return ""
     likely = "probably " if found.certainty is Certainty.LIKELY else ""
     topic = f" {likely}waits for {clean(found.topic)}" if found.topic else ""
     lasted = ""
-    if now is not None and found.since_at is not None:
-        lasted = f" for {duration_text((now - found.since_at) / 1e9)}"
+    if timed and found.seen_at is not None and found.since_at is not None:
+        lasted = f" for {duration_text((found.seen_at - found.since_at) / 1e9)}"
     rest = f"; {clean(found.rest)}" if found.rest else ""
     return f"rank {rank}{topic}: {clean(found.says)}{lasted}{rest}"
 
@@ -104,7 +103,7 @@ def _waits(suspects: Sequence[Suspect], timed: bool) -> str:
     found = min(known, key=lambda s: order.index(_of(s).certainty), default=None)
     if found is None:
         return ""
-    return f"; {_of(found).text if timed else waits_for(found.rank, _of(found))}"
+    return f"; {waits_for(found.rank, _of(found), timed=timed)}"
 
 
 def _of(suspect: Suspect) -> WaitsFor:

@@ -1,6 +1,6 @@
 """Asks what suspects are blocked in, once a second for as long as their finding is open.
 
-Only live suspects that are in no op are asked about, and nobody else: an agent reads much of a
+Only live suspects that are in no op are asked about, and no other: an agent reads much of a
 process that it inspects. A report becomes the suspect's `waits_for`; a finding is updated only if
 the rank waits for something else than before. If a process of another rank holds what the rank
 waits for, the engine learns that as well: the rank is then a victim of that one.
@@ -55,7 +55,7 @@ _TIMEOUT_S: Final = 1.0
 _MUTE_S: Final = 10.0
 """How long an agent is not asked again that did not answer: those before 0.2 never do."""
 _REWORD_S: Final = 10.0
-"""How often a finding is updated if only the words of a report change."""
+"""How often a finding is updated if a rank waits for the same kind of thing in other words."""
 _REASONS: Final = frozenset({Reason.CPU_STUCK, Reason.UNREACHABLE})
 _HELD: Final = frozenset({WaitKind.LOCK_FILE, WaitKind.LOCK_SHARED, WaitKind.PIPE_WORKER})
 """Kinds of wait that one process ends, the holder."""
@@ -64,23 +64,20 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """What was last attached for a rank, and when."""
+class _Shown:
+    """The words that a finding has for a rank, and since when. Other words take their place
+    immediately if the rank now waits for another kind of thing, else after a while: a rank that
+    reads one file after another is no news every second."""
 
     waits_for: WaitsFor
-    since_ns: NodeRawNs
-    at_s: float
+    since_s: float
 
-    def is_told(self, other: _Known) -> bool:
-        """The other one is the same wait, or follows too soon to be reworded."""
-        return _what(self) == _what(other) and (
-            self.waits_for == other.waits_for or other.at_s - self.at_s < _REWORD_S
+    def gives_way_to(self, other: WaitsFor, now_s: float) -> bool:
+        one = self.waits_for
+        is_other = other.kind is not WaitKind.UNKNOWN and (
+            (one.kind, one.holder) != (other.kind, other.holder)
         )
-
-
-def _what(known: _Known) -> tuple[object, ...]:
-    one = known.waits_for
-    return one.kind, one.certainty, one.what, one.pid, one.holder, known.since_ns
+        return one != other and (is_other or now_s - self.since_s >= _REWORD_S)
 
 
 class Inspector:
@@ -102,7 +99,7 @@ class Inspector:
         self._attach = attach
         self._findings = findings
         self._now = now
-        self._known: dict[tuple[str, int], _Known] = {}
+        self._shown: dict[tuple[str, int], _Shown] = {}
         """By finding and rank."""
         self._held: set[tuple[AttemptKey, int]] = set()
         """Ranks that the engine takes for victims of a holder."""
@@ -154,7 +151,7 @@ class Inspector:
     def _forget(self, asked: Sequence[tuple[Finding, Sequence[int]]]) -> None:
         ids = {finding.id for finding, _ in asked}
         of = {(AttemptKey(f.job, f.attempt), rank) for f, ranks in asked for rank in ranks}
-        self._known = {key: known for key, known in self._known.items() if key[0] in ids}
+        self._shown = {key: shown for key, shown in self._shown.items() if key[0] in ids}
         self._mute_until_s = {key: at for key, at in self._mute_until_s.items() if key in of}
         self._held &= of
 
@@ -186,17 +183,20 @@ class Inspector:
                 log.warning("rank %d of job %s: %s: is left out", rank, key.job, error)
             self._is_warned = True
             return
-        self._tell_engine(key, rank, report)
-        if not report.waits_for.says:
+        self._report_holder(key, rank, report)
+        if report.as_of_ns <= 0:
+            return  # not looked at yet
+        words, now_s = cleaned(report.waits_for), asyncio.get_running_loop().time()
+        shown = self._shown.get((finding_id, rank))
+        if shown is None and not words.says:
             return
-        waits_for = cleaned(report.waits_for)
-        waits_for = replace(waits_for, since_at=self._aligned(key, rank, report.since_ns), text="")
-        now_s = asyncio.get_running_loop().time()
-        new = _Known(replace(waits_for, since_at=None), report.since_ns, now_s)
-        known = self._known.get((finding_id, rank))
-        if known is None or not known.is_told(new):
-            self._known[finding_id, rank] = new
-            self._attach(finding_id, Evidence(rank, waits_for=waits_for))
+        if shown is None or shown.gives_way_to(words, now_s):
+            self._shown[finding_id, rank] = shown = _Shown(words, now_s)
+        elif replace(words, rest="") != replace(shown.waits_for, rest=""):
+            return  # what is shown was last seen before this
+        since, seen = (self._aligned(key, rank, at) for at in (report.since_ns, report.as_of_ns))
+        timed = replace(shown.waits_for, since_at=since, seen_at=seen)
+        self._attach(finding_id, Evidence(rank, waits_for=timed))
 
     def _aligned(self, key: AttemptKey, rank: int, since_ns: NodeRawNs) -> AlignedNs | None:
         attempt = self._engine.known(key)
@@ -205,7 +205,7 @@ class Inspector:
         since = np.array(since_ns, np.int64)
         return AlignedNs(int(attempt.tables.ranks.to_aligned(rank, since, self._now())))
 
-    def _tell_engine(self, key: AttemptKey, rank: int, report: WaitReport) -> None:
+    def _report_holder(self, key: AttemptKey, rank: int, report: WaitReport) -> None:
         """The rank waits for another rank, or no longer does."""
         found, holder = report.waits_for, _other_holder(rank, report)
         if report.as_of_ns <= 0 or (holder is None and (key, rank) not in self._held):

@@ -128,7 +128,7 @@ def series(name: str, value: str, **labels: str) -> dict[str, str]:
 
 LONG = {"job": "a", "kind": "stall", "finding": "f1"}
 NEW = {"job": "a", "kind": "stall", "finding": "f2"}
-SUSPECT = {"rank": "3", "node": "n0", "reason": "cpu_stuck"}
+SUSPECT = {"rank": "3", "node": "n0", "reason": "cpu_stuck", "waits_for": "file_read"}
 SERIES = [
     series("frd_agents_expected", "1x20", job="a"),
     series("frd_agents_expected", "1x20", job="b"),
@@ -154,7 +154,7 @@ ASKED: list[tuple[str, dict[str, float]]] = [
         query("fleet.json", "Open findings"),
         {
             "job='a', kind='stall', finding='f1', severity='critical', "
-            "rank='3', node='n0', reason='cpu_stuck'": 60,
+            "rank='3', node='n0', reason='cpu_stuck', waits_for='file_read'": 60,
             "job='a', kind='stall', finding='f2', severity='warning'": 10,
         },
     ),

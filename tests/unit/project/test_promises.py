@@ -361,7 +361,7 @@ def test_every_metric_is_documented_with_its_labels(
 ) -> None:
     """docs/metrics.md and the code agree."""
     rows = re.findall(
-        r"^\| `(frd_\w+)(?:\{([a-z,]+)\})?`", sections(DOCS / "metrics.md")[section], re.MULTILINE
+        r"^\| `(frd_\w+)(?:\{([a-z_,]+)\})?`", sections(DOCS / "metrics.md")[section], re.MULTILINE
     )
     documented = {name: tuple(labels.split(",")) if labels else () for name, labels in rows}
     assert documented == exported

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from frd.engine.views import AttemptView, GroupView, Histogram, StatusView
 from frd.model import (
     AttemptKey,
+    Certainty,
     Confidence,
     Finding,
     FindingState,
@@ -21,6 +22,8 @@ from frd.model import (
     Reason,
     Severity,
     Suspect,
+    WaitKind,
+    WaitsFor,
 )
 from frd.service.metrics.collector import MAX_GROUPS, MAX_LABEL_CHARS, MAX_OPS, OTHER, render
 from frd.service.metrics.table import MAX_SUSPECTS, METRICS
@@ -38,7 +41,7 @@ PROMISED = {
     "frd_stall_threshold_seconds": ("job", "group"),
     "frd_findings_open": ("job", "kind"),
     "frd_findings_total": ("job", "kind"),
-    "frd_suspect": ("job", "kind", "finding", "rank", "node", "reason"),
+    "frd_suspect": ("job", "kind", "finding", "rank", "node", "reason", "waits_for"),
     "frd_finding_opened_timestamp_seconds": ("job", "kind", "finding"),
     "frd_finding_critical": ("job", "kind", "finding"),
     "frd_collectives_matched_total": ("job", "group"),
@@ -113,7 +116,10 @@ def stall(number: int = 1, *, job: str = "train", suspects: int = 1) -> Finding:
         attempt=0,
         opened_at=NOW,
         suspects=tuple(
-            Suspect(rank, "node-a", Reason.CPU_STUCK, Confidence.HIGH, "", ("frame.py:1",))
+            Suspect(
+                *(rank, "node-a", Reason.CPU_STUCK, Confidence.HIGH, "", ("frame.py:1",)),
+                waits_for=WaitsFor(WaitKind.FILE_READ, Certainty.SEEN, "/data/shard-17.tar"),
+            )
             for rank in range(suspects)
         ),
     )
@@ -177,7 +183,7 @@ frd_group_open_collectives{job="train",group="tp"} 2
 frd_findings_open{job="train",kind="stall"} 1
 frd_findings_total{job="train",kind="stall"} 7
 frd_suspect{job="train",kind="stall",finding="0000000000000001",rank="0",node="node-a",\
-reason="cpu_stuck"} 1
+reason="cpu_stuck",waits_for="file_read"} 1
 frd_clock_offset_seconds{node="node-a"} 0.25
 frd_clock_steps_total{node="node-a"} 1
 frd_clock_refused_total{reason="backwards"} 0

@@ -1,0 +1,136 @@
+"""What suspects wait for, as a part of their finding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from frd.engine.findings.attachments import Evidence
+from frd.forms import finding_from_json, finding_json
+from frd.model import AlignedNs, Certainty, Change, Holder, WaitKind, WaitsFor
+from tests.world.job import Job
+
+S = 1_000_000_000
+READ = WaitsFor(
+    WaitKind.FILE_READ,
+    Certainty.SEEN,
+    "/data/shard-17.tar",
+    mount="/data",
+    fs="nfs4 server:/export",
+    pid=25037,
+    process="pt_data_worker",
+    topic="data",
+    says="its loader worker (pid 25037) has been in read() of /data/shard-17.tar "
+    "(nfs4 server:/export on /data)",
+    rest="3 other workers are idle",
+)
+TEXT = (
+    "rank 2 waits for data: its loader worker (pid 25037) has been in read() of "
+    "/data/shard-17.tar (nfs4 server:/export on /data) for 41 s; 3 other workers are idle"
+)
+
+
+def hanging(without: int = 1) -> Job:
+    """The first three ranks wait for the last ones."""
+    job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
+    job.join("dp", range(4 - without), 1)
+    job.run(6)
+    return job
+
+
+def seen(found: WaitsFor, job: Job, since_s: float) -> WaitsFor:
+    since = AlignedNs(int(job.now - since_s * S))
+    return replace(found, since_at=since, seen_at=job.now)
+
+
+def shown(job: Job, rank: int) -> WaitsFor:
+    (found,) = (s.waits_for for s in job.only().suspects if s.rank == rank)
+    assert found is not None
+    return found
+
+
+def test_it_is_a_key_of_the_suspect_and_ends_the_summary() -> None:
+    """A loader worker of rank 3 is in a read; as JSON the finding has it, and survives a store."""
+    job = hanging()
+    read = seen(READ, job, 41)
+    (event,) = job.engine.attach(job.only().id, Evidence(3, waits_for=read))
+    assert event.change is Change.UPDATED
+    text = TEXT.replace("rank 2", "rank 3")
+    assert event.finding.summary.endswith(f"for rank 3 (alive, but has not joined); {text}")
+    document = finding_json(event.finding)
+    (suspect,) = document["suspects"]
+    assert suspect["waits_for"] == {
+        "kind": "file_read",
+        "certainty": "seen",
+        "what": "/data/shard-17.tar",
+        "mount": "/data",
+        "fs": "nfs4 server:/export",
+        "pid": 25037,
+        "process": "pt_data_worker",
+        "since": "2023-11-14T22:12:45.000000Z",
+        "seen": "2023-11-14T22:13:26.000000Z",
+        "text": text,
+        "topic": READ.topic,
+        "says": READ.says,
+        "rest": READ.rest,
+    }
+    assert finding_from_json(document) == event.finding
+
+
+def test_the_passing_of_time_is_no_news() -> None:
+    """The same wait, seen again each second: no event, but a new text. Another file is an event."""
+    job = hanging()
+    finding = job.only().id
+    job.engine.attach(finding, Evidence(3, waits_for=seen(READ, job, 3)))
+    job.run(2)
+    assert job.engine.attach(finding, Evidence(3, waits_for=seen(READ, job, 5))) == []
+    assert " for 5.0 s; 3" in shown(job, 3).text
+    other = replace(seen(READ, job, 3), what="/data/shard-18.tar")
+    assert len(job.engine.attach(finding, Evidence(3, waits_for=other))) == 1
+
+
+def test_what_was_not_seen_does_not_grow() -> None:
+    """The agent does not answer any more: the text keeps the duration that was seen."""
+    job = hanging()
+    job.engine.attach(job.only().id, Evidence(3, waits_for=seen(READ, job, 3)))
+    job.run(30)
+    assert " for 3.0 s; 3" in shown(job, 3).text
+    assert " for 3.0 s; 3" in job.only().summary
+
+
+def test_the_surest_of_several_ends_the_summary() -> None:
+    """Rank 2 probably waits for a lock, of rank 3 it is seen: both have it, the summary names 3."""
+    job = hanging(without=2)
+    lock = WaitsFor(
+        WaitKind.LOCK_SHARED,
+        Certainty.LIKELY,
+        holder=Holder(7, 1),
+        topic="a lock",
+        says="its main thread has been in futex()",
+    )
+    job.engine.attach(job.only().id, Evidence(2, waits_for=seen(lock, job, 3)))
+    assert shown(job, 2).text == (
+        "rank 2 probably waits for a lock: its main thread has been in futex() for 3.0 s"
+    )
+    assert job.only().summary.endswith(shown(job, 2).text)
+    job.engine.attach(job.only().id, Evidence(3, waits_for=seen(READ, job, 3)))
+    assert job.only().summary.endswith(shown(job, 3).text)
+
+
+def test_a_wait_that_is_over() -> None:
+    """The rank no longer waits for anything that is known: nothing is claimed in words."""
+    job = hanging()
+    finding = job.only().id
+    job.engine.attach(finding, Evidence(3, waits_for=seen(READ, job, 3)))
+    nothing = WaitsFor(WaitKind.UNKNOWN, Certainty.UNKNOWN, seen_at=job.now)
+    (event,) = job.engine.attach(finding, Evidence(3, waits_for=nothing))
+    assert shown(job, 3).text == ""
+    assert event.finding.summary.endswith("for rank 3 (alive, but has not joined)")
+
+
+def test_a_closed_finding_keeps_it() -> None:
+    """The job moves on: the closed finding shows what the rank had waited for."""
+    job = hanging()
+    job.engine.attach(job.only().id, Evidence(3, waits_for=seen(READ, job, 41)))
+    job.join("dp", [3], 1).complete("dp", range(4), 1)
+    (closed,) = job.run(3)
+    assert TEXT.replace("rank 2", "rank 3") in closed.finding.summary

@@ -1,0 +1,235 @@
+"""Which ranks are asked what they are blocked in, and what becomes of the answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+from frd.engine.engine import Engine
+from frd.engine.policy import Policy
+from frd.model import (
+    AttemptKey,
+    Certainty,
+    FindingEvent,
+    FindingState,
+    Holder,
+    NodeRawNs,
+    WaitKind,
+    WaitsFor,
+)
+from frd.service.findings.inspector import Inspector
+from frd.service.ingest.agent_requests import Answer
+from frd.wire.messages import Part
+from frd.wire.waits import WaitReport, encode_report
+from tests.world.job import Job
+
+S = 1_000_000_000
+READ = WaitsFor(
+    *(WaitKind.FILE_READ, Certainty.SEEN, "/data/shard-17.tar"),
+    topic="data",
+    says="its main thread has been in read() of /data/shard-17.tar",
+)
+LOCK = WaitsFor(
+    *(WaitKind.LOCK_FILE, Certainty.SEEN, "/ckpt/.lock"),
+    holder=Holder(991, 3),
+    topic="a lock",
+    says="its main thread has been in flock() of /ckpt/.lock",
+)
+UNKNOWN = WaitsFor(WaitKind.UNKNOWN, Certainty.UNKNOWN)
+
+
+class World:
+    """A job of four ranks, and agents that answer immediately."""
+
+    def __init__(self) -> None:
+        self.job = Job(4, engine=Engine(Policy(stall_after_s=5.0))).group("dp", range(4))
+        self.job.all_reduce("dp", 0)
+        self.job.run(1)
+        self.asked: list[list[int]] = []
+        self.reports: dict[int, bytes] = {}
+        self.errors: dict[int, str] = {}
+        self.events: list[FindingEvent] = []
+        self.inspector = Inspector(
+            self,  # type: ignore[arg-type]
+            self.job.engine,
+            self,  # type: ignore[arg-type]
+            attach=lambda *one: self.events.extend(self.job.engine.attach(*one)),
+            findings=self.job.findings,
+            now=lambda: self.job.now,
+        )
+
+    async def ask(
+        self,
+        key: AttemptKey,
+        ranks: Collection[int] | None,
+        *,
+        dump: bool,
+        stacks: bool,
+        waits: bool,
+        timeout_s: float,
+    ) -> AsyncGenerator[list[Answer], None]:
+        assert waits
+        assert not (dump or stacks)
+        assert ranks is not None
+        self.asked.append(sorted(ranks))
+        for rank in ranks:
+            error = self.errors.get(rank, "")
+            yield [Answer(rank, Part.WAITS, self.reports.get(rank, b""), error=error)]
+
+    def observe(self, key: AttemptKey, wait: Any) -> None:
+        self.job.attempt.observe_unrecorded(wait)
+
+    def report(self, rank: int, found: WaitsFor, since_s: float = 4) -> None:
+        """What the agent of a rank answers from now on."""
+        since, seen = (NodeRawNs(self.job.now - int(ago * S)) for ago in (since_s, 0))
+        self.reports[rank] = encode_report(WaitReport(found, since, seen))
+
+    def look(self, times: int = 1) -> list[FindingEvent]:
+        """One look a second of the job's time; the loop's own clock hardly moves."""
+        self.events.clear()
+
+        async def looks() -> None:
+            for _ in range(times):
+                self.job.run(1)
+                await self.inspector.look()
+
+        asyncio.run(looks())
+        return list(self.events)
+
+    def hang(self, absent: Sequence[int]) -> None:
+        self.job.join("dp", [rank for rank in range(4) if rank not in absent], 1)
+        self.job.run(6)
+
+    def waits_for(self, rank: int) -> WaitsFor | None:
+        return next(s.waits_for for s in self.job.only().suspects if s.rank == rank)
+
+
+def test_of_healthy_ranks_nothing_is_asked() -> None:
+    """A job that runs; then rank 2 does not come, and it alone is asked, until it comes."""
+    world = World()
+    world.look(3)
+    assert world.asked == []
+    world.hang([2])
+    world.report(2, READ)
+    world.look(2)
+    assert world.asked == [[2], [2]]
+    found = world.waits_for(2)
+    assert found is not None
+    assert found.text == (
+        "rank 2 waits for data: its main thread has been in read() of /data/shard-17.tar for 4.0 s"
+    )
+    assert world.job.only().summary.endswith(found.text)
+    world.job.join("dp", [2], 1).complete("dp", range(4), 1)
+    world.job.run(3)
+    assert world.job.findings()[0].state is FindingState.CLOSED
+    world.asked.clear()
+    world.look(2)
+    assert world.asked == []
+
+
+def test_a_wait_that_lasts_is_one_event() -> None:
+    """The same answer for ten seconds."""
+    world = World()
+    world.hang([2])
+    world.report(2, READ)
+    assert len(world.look()) == 1
+    assert world.look(10) == []
+
+
+def test_a_rank_that_waits_for_another_kind_of_thing() -> None:
+    """From a read to an fsync: shown immediately; the next file, and a moment in no call, later:
+    until then the finding shows what was seen last, with the time at which that was."""
+    world = World()
+    world.hang([2])
+    world.report(2, READ)
+    world.look()
+    world.report(2, replace(READ, kind=WaitKind.FILE_SYNC, what="/ckpt/a.pt"))
+    assert len(world.look()) == 1
+    before = world.waits_for(2)
+    for other in (replace(READ, kind=WaitKind.FILE_SYNC, what="/ckpt/b.pt"), UNKNOWN):
+        world.report(2, other)
+        assert world.look() == []
+        assert world.waits_for(2) == before
+
+
+def test_the_holder_of_a_lock_is_the_first_cause() -> None:
+    """Ranks 1 to 3 do not come: 1 and 2 wait for a lock that rank 3 holds, so 3 alone is named, and
+    1 and 2 are asked on, because they may get the lock."""
+    world = World()
+    world.hang([1, 2, 3])
+    assert [s.rank for s in world.job.only().suspects] == [1, 2, 3]
+    finding = world.job.only().id
+    for _ in range(6):
+        for rank in (1, 2):
+            world.report(rank, LOCK)
+        world.report(3, replace(READ, kind=WaitKind.SLEEP))
+        world.look()
+    assert (world.job.only().id, world.job.only().victims) == (finding, (0, 1, 2))
+    (suspect,) = world.job.only().suspects
+    assert (suspect.rank, suspect.confidence.value) == (3, "high")
+    assert world.asked[-1] == [1, 2, 3]
+
+
+def test_a_holder_that_is_only_likely_is_no_proof() -> None:
+    """The lock is in shared memory, which has no record of its holder: all three stay suspects."""
+    world = World()
+    world.hang([1, 2, 3])
+    guess = replace(LOCK, kind=WaitKind.LOCK_SHARED, certainty=Certainty.LIKELY)
+    for _ in range(6):
+        for rank in (1, 2):
+            world.report(rank, guess)
+        world.look()
+    assert [s.rank for s in world.job.only().suspects] == [1, 2, 3]
+
+
+def test_an_agent_that_cannot_answer_is_left_alone() -> None:
+    """An agent before 0.2 answers with an error: it is not asked again for a while."""
+    world = World()
+    world.hang([2])
+    world.errors[2] = "unknown part"
+    world.look(4)
+    assert world.asked == [[2]]
+
+
+def test_bytes_that_are_no_report() -> None:
+    """They are counted, and the other suspect's report is used."""
+    world = World()
+    world.hang([1, 2])
+    world.reports[1] = b"{"
+    world.report(2, READ)
+    world.look()
+    assert world.inspector.refused == 1
+    assert (world.waits_for(1), world.waits_for(2) is not None) == (None, True)
+
+
+def test_names_of_the_job_are_made_printable() -> None:
+    """A file whose name holds an escape sequence."""
+    world = World()
+    world.hang([2])
+    name = "/data/\x1b[31mred"
+    world.report(2, replace(READ, what=name, says=f"has been in read() of {name}"))
+    world.look()
+    found = world.waits_for(2)
+    assert found is not None
+    assert found.what.isprintable()
+    assert world.job.only().summary.isprintable()
+
+
+def test_a_finding_that_opens_is_asked_about_immediately() -> None:
+    """The task asks when a finding opens, not at its next turn."""
+    world = World()
+    world.hang([2])
+    world.report(2, READ)
+
+    async def opened() -> None:
+        task = asyncio.create_task(world.inspector.run())
+        while len(world.asked) < 1:
+            await asyncio.sleep(0)
+        world.inspector.see(world.job.events)
+        while len(world.asked) < 2:
+            await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(opened(), 0.9))
