@@ -71,7 +71,8 @@ class World:
         timeout_s: float,
     ) -> AsyncGenerator[list[Answer], None]:
         assert waits
-        assert not (dump or stacks)
+        assert not dump
+        assert not stacks
         assert ranks is not None
         self.asked.append(sorted(ranks))
         for rank in ranks:
