@@ -24,7 +24,16 @@ MAX_ROWS: Final = 8
 _LONG_NS: Final = 10_000_000_000
 _RANKS: Final = ("rank", "fetch wait", "I/O", "compute", "unoverlapped I/O", "read", "written")
 _FILES: Final = ("slowest files", "rank", "I/O", "bytes", "calls")
-_STEPS: Final = ("slowest steps", "rank", "took", "fetch wait", "I/O", "compute", "unoverlapped")
+_STEPS: Final = (
+    "slowest steps",
+    "rank",
+    "took",
+    "fetch wait",
+    "I/O",
+    "compute",
+    "unoverlapped",
+    "bytes",
+)
 _UNCLOSED: Final = ("opened, never closed", "rank", "since (UTC)")
 
 
@@ -93,6 +102,7 @@ def _slow_steps(io: IoAnalysis) -> list[tuple[str, ...]]:
             _rank(rank),
             _s(s.end_ns - s.begin_ns),
             *(_s(ns) for ns in (s.fetch_ns, s.io_ns, s.compute_ns, s.unoverlapped_ns)),
+            bytes_text(s.bytes_read + s.bytes_written),
         )
         for rank, s in steps
         if s.unoverlapped_ns

@@ -148,6 +148,8 @@ def _step_json(step: Any) -> dict[str, Any]:
         "io_s": step.io_ns / 1e9,
         "compute_s": step.compute_ns / 1e9,
         "unoverlapped_io_s": step.unoverlapped_ns / 1e9,
+        "bytes_read": step.bytes_read,
+        "bytes_written": step.bytes_written,
     }
 
 

@@ -1,4 +1,4 @@
-"""Sums, smallest and largest values by key, over columns that come in blocks."""
+"""Sums, smallest and largest values by key, over columns that come in blocks; bytes by time."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ MOST: Final[Any] = np.maximum
 
 _MIN_PENDING: Final = 1 << 14
 """Rows that are kept before they are grouped."""
+_MOST_BINS: Final = 1 << 17
 
 
 class Grouped:
@@ -57,3 +58,35 @@ class Grouped:
         ]
         self._keys, self._columns = [keys[first]], [columns]
         self._pending, self._grouped = 0, len(first)
+
+    def __len__(self) -> int:
+        """The number of keys, as of the last time that rows were grouped."""
+        return self._grouped
+
+
+class BytesOverTime:
+    """Bytes that were read and written, in bins of time. While there are too many bins, they become
+    twice as wide. A bin counts as a whole, at the first time of its data."""
+
+    def __init__(self) -> None:
+        self._shift = 0
+        self._bins = Grouped(_BYTES)
+
+    def add(self, at: Int64s, read: Int64s, written: Int64s) -> None:
+        self._bins.add(at >> self._shift, at=at, read=read, written=written)
+        if len(self._bins) <= _MOST_BINS:
+            return
+        while len(self._bins) > _MOST_BINS // 2:
+            keys, columns = self._bins.rows()
+            self._shift += 1
+            self._bins = Grouped(_BYTES)
+            self._bins.add(keys >> 1, **columns)
+            self._bins.rows()
+
+    def rows(self) -> tuple[Int64s, Int64s, Int64s]:
+        """Times, bytes read and bytes written."""
+        _, columns = self._bins.rows()
+        return columns["at"], columns["read"], columns["written"]
+
+
+_BYTES: Final = {"at": LEAST, "read": SUM, "written": SUM}

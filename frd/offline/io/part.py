@@ -18,7 +18,7 @@ from frd.dftracer.kinds import Kind
 from frd.dftracer.line import Event, Metadata
 from frd.model import Bools, Int64s
 from frd.offline.io.discovery import Piece
-from frd.offline.io.grouped import LEAST, MOST, SUM, Grouped
+from frd.offline.io.grouped import LEAST, MOST, SUM, BytesOverTime, Grouped
 from frd.offline.io.intervals import IntervalSet
 from frd.offline.io.reading import PieceReader
 
@@ -53,6 +53,7 @@ class ProcessPart:
     io: IntervalSet = field(default_factory=IntervalSet)
     bytes_read: int = 0
     bytes_written: int = 0
+    moved: BytesOverTime = field(default_factory=BytesOverTime)
     files: Grouped = field(default_factory=lambda: Grouped(_FILES))
     steps: Grouped = field(default_factory=lambda: Grouped(_STEPS))
     """By `step_key`."""
@@ -69,12 +70,19 @@ class ProcessPart:
         for kept, wanted in ((self.fetch, Kind.FETCH), (self.compute, Kind.COMPUTE)):
             if (rows := np.flatnonzero(kind == wanted)).size:
                 kept.add(start[rows], end[rows])
-        self.bytes_read += int(of.nbytes[kind == Kind.READ].sum())
-        self.bytes_written += int(of.nbytes[kind == Kind.WRITE].sum())
+        self._add_bytes(of)
         self._add_files(of, end, is_io & (of.file >= 0))
         if (rows := np.flatnonzero(of.step >= 0)).size:
             keys = step_key(of.epoch[rows], of.step[rows])
             self.steps.add(keys, begin=start[rows], end=end[rows])
+
+    def _add_bytes(self, of: _Rows) -> None:
+        is_read, is_written = of.kind == Kind.READ, of.kind == Kind.WRITE
+        rows = np.flatnonzero(is_read | is_written)
+        read, written = ((of.nbytes * one)[rows] for one in (is_read, is_written))
+        self.bytes_read += int(read.sum())
+        self.bytes_written += int(written.sum())
+        self.moved.add(of.start[rows], read, written)
 
     def _add_files(self, of: _Rows, end: Int64s, rows: Bools) -> None:
         kind = of.kind[rows]

@@ -58,6 +58,9 @@ class Step:
     io_ns: int
     compute_ns: int
     unoverlapped_ns: int
+    bytes_read: int
+    bytes_written: int
+    """Of calls that began in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +147,22 @@ def _steps(
     end = np.concatenate((begin[1:], [max(int(last.max()), int(begin[-1]))]))
     measured = [one.within(begin, end) for one in (fetch, io, compute, alone)]
     most = np.sort(np.argsort(-measured[-1], kind="stable")[:MAX_STEPS])
+    measured += _bytes(mine, begin, end)
     rows = zip(*(column[most].tolist() for column in (keys, begin, end, *measured)), strict=True)
     return [Step(*step_of(key), *values) for key, *values in rows], len(keys)
+
+
+def _bytes(mine: _Mine, begin: Int64s, end: Int64s) -> list[Int64s]:
+    """Bytes read and bytes written in each step."""
+    sums = [np.zeros(len(begin), np.int64) for _ in range(2)]
+    for source, _, one in mine:
+        at, *moved = one.moved.rows()
+        times = source.aligned(at)
+        step = np.searchsorted(begin, times, side="right") - 1
+        rows = np.flatnonzero((step >= 0) & (times < end[step]))
+        for total, nbytes in zip(sums, moved, strict=True):
+            np.add.at(total, step[rows], nbytes[rows])
+    return sums
 
 
 def _files(mine: _Mine) -> list[FileUse]:

@@ -93,4 +93,6 @@ _STEP: _Columns = {
     "io_s": ("float", lambda row: row[1].io_ns / 1e9),
     "compute_s": ("float", lambda row: row[1].compute_ns / 1e9),
     "unoverlapped_io_s": ("float", lambda row: row[1].unoverlapped_ns / 1e9),
+    "bytes_read": ("int", lambda row: row[1].bytes_read),
+    "bytes_written": ("int", lambda row: row[1].bytes_written),
 }

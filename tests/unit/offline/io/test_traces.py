@@ -90,18 +90,19 @@ def test_a_step_has_the_time_between_its_first_span_and_the_next_one(tmp_path: P
     calls = [
         Call("forward", 100, 50, "compute", args={"epoch": 1, "step": 4}),
         Call("fetch.iter", 160, 30, "dataloader"),
-        Call("read", 120, 60, file="/d", ret=1),
+        Call("read", 120, 60, file="/d", ret=100),
+        Call("write", 190, 20, file="/e", ret=7),
         Call("forward", 200, 40, "compute", args={"epoch": 1, "step": 5}),
-        Call("read", 230, 90, file="/d", ret=1),
+        Call("read", 230, 90, file="/d", ret=11),
     ]
     path = write_trace(tmp_path / "t.pfw", list(Writer("v2.2", 7).lines(calls)))
     steps = [
         (s.epoch, s.step, s.begin_ns // 1_000 - T0_US)
         + tuple(n // 1_000 for n in (s.end_ns - s.begin_ns, s.fetch_ns, s.io_ns, s.compute_ns))
-        + (s.unoverlapped_ns // 1_000,)
+        + (s.unoverlapped_ns // 1_000, s.bytes_read, s.bytes_written)
         for s in only(load_traces([path])).usage.steps
     ]
-    assert steps == [(1, 4, 100, 100, 30, 60, 50, 30), (1, 5, 200, 40, 0, 10, 40, 0)]
+    assert steps == [(1, 4, 100, 100, 30, 70, 50, 40, 100, 7), (1, 5, 200, 40, 0, 20, 40, 0, 11, 0)]
 
 
 @pytest.mark.parametrize("packed", ["", ".gz"])
