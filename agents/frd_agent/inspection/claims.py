@@ -41,6 +41,9 @@ _TOPICS: Final = {
 }
 
 
+_SLOW: Final = "its position in the file changes: it is slow rather than stuck"
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessView:
     """One process, as of the last sample."""
@@ -156,7 +159,7 @@ def of_file(
         what=what,
         topic=topic,
         holder=holder,
-        rest=wait.target.problem,
+        rest=joined([wait.target.problem, _SLOW if wait.moved else ""]),
         **mount_fields(mount),
     )
 

@@ -47,6 +47,8 @@ class Syscall:
     """Index of the argument that points to a path; with `fd`, relative to that directory."""
     timeout: int | None = None
     """Index of the argument that limits the wait, where one exists."""
+    offset: int | None = None
+    """Index of the argument that is a position in the file."""
 
 
 FAULT: Final = Syscall("page fault", Class.FAULT)
@@ -57,20 +59,20 @@ NO_CALL: Final = -1
 # architectures (riscv64, loongarch64); None where the call does not exist.
 _TABLE: Final[tuple[tuple[Syscall, int | None, int | None], ...]] = (
     (Syscall("read", Class.READ, 0), 0, 63),
-    (Syscall("pread", Class.READ, 0), 17, 67),
+    (Syscall("pread", Class.READ, 0, offset=3), 17, 67),
     (Syscall("readv", Class.READ, 0), 19, 65),
-    (Syscall("preadv", Class.READ, 0), 295, 69),
-    (Syscall("preadv2", Class.READ, 0), 327, 286),
+    (Syscall("preadv", Class.READ, 0, offset=3), 295, 69),
+    (Syscall("preadv2", Class.READ, 0, offset=3), 327, 286),
     (Syscall("getdents", Class.READ, 0), 217, 61),
     (Syscall("sendfile", Class.READ, 1), 40, 71),
     (Syscall("copy_file_range", Class.READ, 0), 326, 285),
     (Syscall("readahead", Class.READ, 0), 187, 213),
     (Syscall("fadvise", Class.READ, 0), 221, 223),
     (Syscall("write", Class.WRITE, 0), 1, 64),
-    (Syscall("pwrite", Class.WRITE, 0), 18, 68),
+    (Syscall("pwrite", Class.WRITE, 0, offset=3), 18, 68),
     (Syscall("writev", Class.WRITE, 0), 20, 66),
-    (Syscall("pwritev", Class.WRITE, 0), 296, 70),
-    (Syscall("pwritev2", Class.WRITE, 0), 328, 287),
+    (Syscall("pwritev", Class.WRITE, 0, offset=3), 296, 70),
+    (Syscall("pwritev2", Class.WRITE, 0, offset=3), 328, 287),
     (Syscall("ftruncate", Class.WRITE, 0), 77, 46),
     (Syscall("fallocate", Class.WRITE, 0), 285, 47),
     (Syscall("fsync", Class.SYNC, 0), 74, 82),

@@ -135,8 +135,11 @@ class Resolver:
                 found = tuple([self._object(pid, tid, known, fd) for fd in fds[:_MAX_OBJECTS]])
                 return replace(target, objects=found, problem=problem)
             case _ if known.fd is not None:
-                fd = _signed(call.args[known.fd])
-                return replace(target, objects=(self._object(pid, tid, known, fd),))
+                one = self._object(pid, tid, known, _signed(call.args[known.fd]))
+                if known.offset is not None:
+                    file = replace(one.file, position=call.args[known.offset])
+                    one = replace(one, file=file)
+                return replace(target, objects=(one,))
         return target
 
     # -- memory --------------------------------------------------------------------------------

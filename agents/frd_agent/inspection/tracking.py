@@ -44,6 +44,8 @@ class Wait:
     """With this state and object, in a row."""
     woke: bool = False
     """It has run since then."""
+    moved: bool = False
+    """Its position in the file has changed since then."""
     wakes_per_s: float = 0.0
     """How often it has been put on a processor."""
     cores: float = 0.0
@@ -114,6 +116,7 @@ class Tracker:
             since_ns=since_ns,
             samples=was.samples + 1 if was else 1,
             woke=was is not None and (was.woke or ran),
+            moved=was is not None and (was.moved or _position(was.target) != _position(target)),
             wakes_per_s=(sample.runs - runs_at_first) / passed_s if passed_s > 0 else 0.0,
             cores=cores,
             busy_since_ns=busy_since,
@@ -143,6 +146,10 @@ def _condition(state: str, target: Target | None, is_readable: bool) -> tuple[ob
     if state in "TtZX":
         return (state,)
     return (is_readable, None if target is None else target.identity)
+
+
+def _position(target: Target | None) -> int:
+    return target.objects[0].file.position if target is not None and target.objects else 0
 
 
 def _cores(window: deque[tuple[NodeRawNs, int]]) -> float:

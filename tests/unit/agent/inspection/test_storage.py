@@ -142,3 +142,29 @@ def test_a_slow_device(tmp_path: Path, call: str) -> None:
     assert (found.kind, found.certainty) == (kind, Certainty.SEEN)
     assert found.what == str(path)
     assert f"has been in {call}() " in found.says
+
+
+def test_a_slow_device_that_is_read_in_pieces(tmp_path: Path) -> None:
+    """Each piece takes a moment: that the file is read on is said."""
+    program = """
+        import os, sys
+        fd = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
+        os.write(fd, bytes(8 << 20))
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        with open(sys.argv[1] + "/cgroup.procs", "w") as procs:
+            procs.write(str(os.getpid()))
+        print("ready", flush=True)
+        for at in range(0, 8 << 20, 16384):
+            os.pread(fd, 16384, at)
+    """
+    path = tmp_path / "shard-17.tar"
+    with (
+        slow_device(tmp_path, f"frd-test-{os.getpid()}-pieces") as slow,
+        suspect(program, slow.group, path) as rank,
+        closing(slow),
+    ):
+        found = inspect(rank.pid, enough=lambda found: "slow" in found.rest)
+    assert (found.kind, found.what) == (WaitKind.FILE_READ, str(path))
+    assert found.rest == "its position in the file changes: it is slow rather than stuck"
