@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, Final
 
 sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
 
 from bench.dump_folder import PREFIX, write_folder
+from bench.program import Run
 from bench.report import show
 
 EXIT_FINDINGS: Final = 3
-_SAMPLE_S: Final = 0.005
 
 _PICKLE_LOAD: Final = """
 import pathlib, pickle, sys, time
@@ -95,33 +93,6 @@ def _python(code: str, folder: Path) -> str:
     return subprocess.run(
         [sys.executable, "-c", code, str(folder)], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
-
-
-class Run:
-    """A program run to its end."""
-
-    def __init__(self, command: list[str]) -> None:
-        self.peak_bytes = 0
-        with tempfile.TemporaryFile() as out:
-            begin = time.perf_counter()
-            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-            while process.poll() is None:
-                self.peak_bytes = max(self.peak_bytes, _resident(process.pid))
-                time.sleep(_SAMPLE_S)
-            self.seconds = time.perf_counter() - begin
-            out.seek(0)
-            self.output = out.read()
-        self.code = process.returncode
-
-
-def _resident(pid: int) -> int:
-    """Resident bytes of a process and its children; 0 of what has just ended."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE") + sum(_resident(int(child)) for child in children)
 
 
 if __name__ == "__main__":

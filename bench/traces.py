@@ -12,7 +12,6 @@ import argparse
 import gzip
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from typing import Any, Final
 
 sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
 
+from bench.program import Run
 from bench.report import show
 from bench.trace_files import write_traces
 from frd.offline.io.analysis import analyze_traces
@@ -31,7 +31,6 @@ from frd.offline.io.engine import Distributed, InProcess, local_cluster
 _LINES: Final = 200_000
 """Lines for `json.loads`."""
 _FILES: Final = 16
-_SAMPLE_S: Final = 0.02
 
 
 def main() -> None:
@@ -126,41 +125,13 @@ def memory(folder: Path, events: int, workers: list[int]) -> dict[str, Any]:
     }
     for count in workers:
         os.environ["FRD_DASK_WORKERS"] = str(count)
-        run = _Run([sys.executable, "-m", "frd", "analyze", "--traces", str(folder), "--json"])
+        run = Run([sys.executable, "-m", "frd", "analyze", "--traces", str(folder), "--json"])
         if run.code:
             sys.exit(f"bench: frd analyze: {run.code}: {run.output[-500:].decode()}")
         name = f"{count}_process{'es' * (count > 1)}"
         out[f"rss_bytes_{name}"] = run.peak_bytes
         out[f"command_per_s_{name}"] = round(events / run.seconds)
     return out
-
-
-class _Run:
-    """A program run to its end, and the most memory that it and all below it had."""
-
-    def __init__(self, command: list[str]) -> None:
-        self.peak_bytes = 0
-        with tempfile.TemporaryFile() as out:
-            begin = time.perf_counter()
-            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-            while process.poll() is None:
-                self.peak_bytes = max(self.peak_bytes, _resident(process.pid))
-                time.sleep(_SAMPLE_S)
-            self.seconds = time.perf_counter() - begin
-            out.seek(0)
-            self.output = out.read()
-        self.code = process.returncode
-
-
-def _resident(pid: int) -> int:
-    """A thread may have started a child: those of Dask are. Shared pages count once a process."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        children = [p.read_text() for p in Path(f"/proc/{pid}/task").glob("*/children")]
-    except OSError:
-        return 0
-    below = " ".join(children).split()
-    return pages * os.sysconf("SC_PAGE_SIZE") + sum(_resident(int(child)) for child in below)
 
 
 if __name__ == "__main__":
