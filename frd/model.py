@@ -159,6 +159,19 @@ class ExitInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """How far initialization has come, in a process that has not been a rank for long, or waits to
+    become one."""
+
+    op: str
+    """What its main thread is inside of: ``init_process_group``, ``new_group``; empty: in neither,
+    and it has no process group yet."""
+    since_ns: NodeRawNs | NodeNs
+    as_of_ns: NodeRawNs | NodeNs
+    """When the tap of the process saw it so."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankStatus:
     """An agent's positive evidence about one of its ranks, replacing the previous one."""
 
@@ -176,6 +189,8 @@ class RankStatus:
     """None while the process lives, and from agents of version 0.1."""
     as_of_ns: int = field(default=0, compare=False)
     """When the agent saw the rank so; 0 unknown."""
+    stage: Stage | None = None
+    """None outside of initialization, and in one that takes less than some seconds."""
 
 
 # -- what a rank recorded ------------------------------------------------------------------

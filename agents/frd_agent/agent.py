@@ -34,12 +34,12 @@ from frd_agent.metrics import AgentCollector, metrics_server
 from frd_agent.node_time import NodeTime
 from frd_agent.ranks.dump_files import DumpFiles
 from frd_agent.ranks.exits import out_of_memory
-from frd_agent.ranks.file_rank import DumpWatch, FileRank
+from frd_agent.ranks.file_rank import DumpWatch
 from frd_agent.ranks.poll_schedule import PollPolicy
 from frd_agent.ranks.process import Process
 from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.roster import Roster
-from frd_agent.uplink.answers import answer, answer_waits
+from frd_agent.uplink.answers import AnyRank, answer, answer_waits
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.dispatch import Dispatch
@@ -153,7 +153,8 @@ class Agent:
         self._stream.redial(self._config.endpoint())
 
     def _living(self) -> set[int]:
-        return {rank.pid for rank in self._roster if not rank.is_gone}
+        found = {rank.pid for rank in self._roster if not rank.is_gone}
+        return found | {rank.pid for rank in self._roster.forming}
 
     def stop(self) -> None:
         self._stop.set()
@@ -285,7 +286,7 @@ class Agent:
         )
 
     def _in_flight(self) -> Iterator[EntryColumns]:
-        for rank in self._all_ranks():
+        for rank in (*self._roster, *self._dump_watch.ranks):
             if (rows := rank.in_flight()) is not None:
                 yield rows
 
@@ -304,24 +305,22 @@ class Agent:
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
-    def _find(self, number: int | None) -> Rank | FileRank | None:
-        return next((rank for rank in self._all_ranks() if rank.number == number), None)
+    def _find(self, number: int | None) -> AnyRank | None:
+        ranks = (*self._roster, *self._roster.forming, *self._dump_watch.ranks)
+        return next((rank for rank in ranks if rank.number == number), None)
 
-    def _all_ranks(self) -> list[Rank | FileRank]:
-        return [*self._roster, *self._dump_watch.ranks]
-
-    async def _answer(self, rank: Rank | FileRank, request: Request, *, children: bool) -> None:
+    async def _answer(self, rank: AnyRank, request: Request, *, children: bool) -> None:
         rank_pids = self._living() if children else None
         files = self._dump_watch.files_of(rank.number)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(request.timeout_s), self._answering:
                 await answer(rank, request, files, self._stream.answer, others=rank_pids)
 
-    async def _answer_waits(self, rank: Rank | FileRank, request: Request) -> None:
+    async def _answer_waits(self, rank: AnyRank, request: Request) -> None:
         """Does not queue behind dumps and stacks: it is a look at what the inspector has."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(request.timeout_s):
-                ranks = list(self._roster)
+                ranks = [*self._roster, *self._roster.forming]
                 await answer_waits(rank, request, self._inspector, ranks, self._stream.answer)
 
     async def _say_goodbye(self, stream: asyncio.Task[None]) -> None:

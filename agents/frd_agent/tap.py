@@ -1,8 +1,9 @@
 """The part of frd inside a training process: it publishes the rank's identity for the agent.
 
-It knows torch's process groups, recorder counters and allocator counters, and three files in the
+It knows torch's process groups, recorder counters and allocator counters, and four files in the
 run directory: an identity (JSON, replaced as a whole), counters (binary: of collectives about once
-a second, of the allocator five times) and the unix socket of torch's own C++ worker server. It
+a second, of the allocator five times), the unix socket of torch's own C++ worker server, and a
+stage (JSON, only during an initialization that takes longer than some seconds). It
 knows nothing of jobs, agents and services, and is self-contained: standard library only, Python 3.9
 or later, loaded by path where frd is not installed.
 
@@ -28,6 +29,11 @@ with torch 2.13 except for the allocator, which a CPU build lacks:
   compared.
   It also takes the allocator's lock: while a cudaMalloc or cudaFree of this rank does not return,
   its other Python threads may wait as they would for its own torch.cuda.memory_stats.
+- The stage of the main thread is found by the names of the functions that it is in. One call of C
+  code walks its frames and keeps only code objects and line numbers. The GIL cannot change hands
+  in between, so this thread keeps no frame alive and destroys no object of the program. A walk
+  takes 5 to 30 µs, once a second, and only in a process that is no rank yet although its
+  environment has all that init_process_group reads, or in a rank whose counters rest.
 - The observer of out-of-memory errors only appends a tuple to a deque: it runs in the middle of a
   failing allocation, and torch offers no way to remove it.
 - The environment is changed in one place only, `settle_variables`: on the thread that imports
@@ -63,6 +69,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
+from types import CodeType
 from typing import Any
 
 SCHEMA = 1
@@ -145,6 +152,10 @@ RESCAN_S = 30.0
 """Interval at which the tap checks devices that this rank has not used so far."""
 REFRESH_S = 3600.0
 """The tap rewrites the identity, so that cleaners of temporary folders do not remove it as old."""
+STAGE_AFTER_S = 5.0
+"""A stage shorter than this is not written: an ordinary initialization writes nothing."""
+STAGE_EVERY_S = 3.0
+"""How often a stage is written again while it lasts."""
 PAUSE_S = 0.01
 """Between the removal of the socket's name and the end of the interpreter."""
 JOIN_S = 2.0
@@ -161,6 +172,24 @@ RENAMED_SINCE = (2, 10)
 """From this version of torch on: it reads the present names and warns about the old ones."""
 
 _C10D = "torch.distributed.distributed_c10d"
+_C10D_FILE = "torch/distributed/distributed_c10d.py"
+_STAGES = {
+    "init_process_group": "init_process_group",
+    "new_group": "new_group",
+    "_new_group_with_tag": "new_group",
+    "split_group": "new_group",
+}
+"""Functions of torch that wait for other ranks and leave no entry, with the stage of each."""
+_LAUNCHERS = (
+    "torch/distributed/run.py",
+    "torch/distributed/launch.py",
+    "accelerate/commands/launch.py",
+    "deepspeed/launcher/launch.py",
+    "deepspeed/launcher/runner.py",
+)
+"""Programs that start ranks, and are none even if their environment names a rank."""
+MAX_DEPTH = 200
+"""Frames of the main thread that are looked at, the innermost."""
 _installed_pid = 0
 _complained_pid = 0
 _follows_forks = False
@@ -268,22 +297,26 @@ def settle_variables(environ: MutableMapping[str, str]) -> None:
 
 def _run(stop: threading.Event, inherited: Mapping[int, int] | None) -> None:
     tap = None
+    stage = Stage(os.environ, is_forked=inherited is not None)
     try:
         _name_thread()
-        c10d = _await_groups(stop, inherited)
+        c10d = _await_groups(stop, inherited, stage)
         if c10d is None:
             return
-        tap = Tap(c10d, os.environ)
+        tap = Tap(c10d, os.environ, stage.token)
         tap.serve()
         groups, memory, counters = Throttle(TICK_S), Throttle(TICK_S), Throttle(PUBLISH_S)
+        stages = Throttle(PUBLISH_S)
         while not stop.is_set():
             memory.run(tap.publish_memory)
             groups.run(tap.follow_groups)
             counters.run(tap.publish_counters)
+            stages.run(stage.look_at_rank if tap.rests else stage.end)
             stop.wait(TICK_S - time.time() % TICK_S)
     except Exception as error:
         _complain("start", error)
     finally:
+        stage.close()
         if tap is not None:
             tap.close()
 
@@ -317,11 +350,12 @@ def _name_thread() -> None:
         file.write(THREAD_NAME)
 
 
-def _await_groups(stop: threading.Event, inherited: Mapping[int, int] | None) -> Any:
+def _await_groups(stop: threading.Event, inherited: Mapping[int, int] | None, stage: Stage) -> Any:
     """torch's module of process groups, once this process has its own default group; None
-    after a stop request."""
+    after a stop request. Until then its stage is published."""
     began = time.monotonic()
     found = False
+    stages = Throttle(PUBLISH_S)
     while not stop.wait(
         WAIT_S if inherited is None and time.monotonic() - began < 60 else WAIT_LONG_S
     ):
@@ -330,12 +364,153 @@ def _await_groups(stop: threading.Event, inherited: Mapping[int, int] | None) ->
         # One more turn: init_process_group sets a few more things after the groups.
         ranks = _default_ranks(getattr(sys.modules.get(_C10D), "_world", None))
         found = ranks is not None and ranks is not inherited
+        if not found:
+            stages.run(stage.look_at_no_rank)
     return None
 
 
 def _default_ranks(world: Any) -> Mapping[int, int] | None:
     default = getattr(world, "default_pg", None)
     return None if default is None else world.pg_group_ranks.get(default)
+
+
+# -- stages ----------------------------------------------------------------------------------
+
+
+def of_main_thread(*attributes: str) -> list[Any]:
+    """Attributes of the frames of the main thread, innermost first; empty if they cannot be known.
+
+    The frames are walked inside one call of C code, see the module.
+    """
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return []  # frames of a running thread cannot be walked safely
+    ident = threading.main_thread().ident
+    main = map(operator.itemgetter(ident), iter(sys._current_frames, None))
+    steps = itertools.chain(itertools.islice(main, 1), itertools.repeat("f_back", MAX_DEPTH - 1))
+    found: list[Any] = []
+    with contextlib.suppress(AttributeError, LookupError):  # beyond the outermost frame
+        found.extend(map(operator.attrgetter(*attributes), itertools.accumulate(steps, getattr)))
+    return found
+
+
+def stage_in(codes: list[CodeType]) -> str:
+    """The stage that the innermost of these functions is in; empty for none."""
+    for code in codes:
+        if code.co_name in _STAGES and code.co_filename.endswith(_C10D_FILE):
+            return _STAGES[code.co_name]
+    return ""
+
+
+def launch_of(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """Rank and world size, if the environment has all that init_process_group reads by default and
+    there are others to wait for."""
+    rank, size = _number(environ, -1, "RANK"), _number(environ, 0, "WORLD_SIZE")
+    meets = bool(environ.get("MASTER_ADDR") and environ.get("MASTER_PORT"))
+    return (rank, size) if meets and 0 <= rank < size and size > 1 else None
+
+
+class Stage:
+    """Publishes that this process waits to become a rank, or in `new_group`. Used only on the tap's
+    thread.
+
+    A helper process inherits the environment of its rank. Whether this process is the rank that its
+    environment names is for the agent to judge.
+    """
+
+    def __init__(self, environ: Mapping[str, str], *, is_forked: bool) -> None:
+        self.token = os.urandom(6).hex()
+        self._environ = environ
+        self._may_form = not is_forked
+        self._op = ""
+        self._since, self._since_ns = time.monotonic(), time.time_ns()
+        self._written_at: float | None = None
+        self._claim: dict[str, Any] | None = None
+        self._path = ""
+
+    def look_at_rank(self) -> None:
+        """The process is a rank, and its counters rest."""
+        self._claim = None
+        self._follow(stage_in(of_main_thread("f_code")), shows=False)
+
+    def look_at_no_rank(self) -> None:
+        launch = launch_of(self._environ)
+        codes = of_main_thread("f_code") if launch is not None else []
+        if launch is None or not codes:
+            self.end()
+            return
+        rank, size = launch
+        if self._claim is None or launch != (self._claim["rank"], self._claim["world_size"]):
+            claim = {"attempt": attempt_of(self._environ), "rank": rank, "world_size": size}
+            self._claim = identity_of(self._environ, self.token, None) | claim | {"groups": []}
+        starts_ranks = any(code.co_filename.endswith(_LAUNCHERS) for code in codes)
+        self._follow(
+            stage_in(codes),
+            shows=self._may_form and not starts_ranks and "LOCAL_RANK" in self._environ,
+        )
+
+    def _follow(self, op: str, *, shows: bool) -> None:
+        """`shows`: the process is published without a stage, too."""
+        now = time.monotonic()
+        is_new = op != self._op
+        if is_new:
+            self._op, self._since, self._since_ns = op, now, time.time_ns()
+        if not op and not shows:
+            self.end()
+        elif self._written_at is not None:
+            if is_new or now - self._written_at >= STAGE_EVERY_S:
+                self._write(now)
+        elif now - self._since >= STAGE_AFTER_S:
+            self._write(now)
+
+    def _write(self, now: float, ended: Mapping[str, Any] | None = None) -> None:
+        self._written_at = now
+        directory = run_dir(self._environ)
+        make_run_dir(directory, self._environ)
+        self._path = os.path.join(directory, self.token + ".stage")
+        stage = {
+            "schema": SCHEMA,
+            "token": self.token,
+            "pid": os.getpid(),
+            "start_ticks": _start_ticks(),
+            "op": self._op,
+            "since_ns": self._since_ns,
+            "as_of_ns": time.time_ns(),
+            "frames": [
+                _place(code, line)
+                for code, line in of_main_thread("f_code", "f_lineno")[:MAX_FRAMES]
+            ],
+            "claim": self._claim,
+            "exit": ended,
+        }
+        write_whole(directory, self.token, ".stage", json.dumps(stage))
+
+    def end(self) -> None:
+        """Nothing is published any more."""
+        if self._written_at is not None:
+            self._written_at = None
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+    def close(self) -> None:
+        """At exit: a process that was published and never became a rank says how it ended."""
+        try:
+            if self._written_at is not None and self._claim is not None:
+                self._write(time.monotonic(), _exit_record(time.time_ns()))
+            else:
+                self.end()
+        except Exception as error:
+            _complain("stage", error)
+
+
+def _start_ticks() -> int:
+    """When this process started, as /proc shows it; 0 if it does not."""
+    with (
+        contextlib.suppress(OSError, ValueError, IndexError),
+        open("/proc/self/stat", "rb") as file,
+    ):
+        raw = file.read()
+        return int(raw[raw.rfind(b")") + 2 :].split()[19])
+    return 0
 
 
 # -- what is published -------------------------------------------------------------------------
@@ -560,13 +735,21 @@ def make_run_dir(path: str, environ: Mapping[str, str]) -> None:
             raise PermissionError(f"{path}: others can write there: set FRD_RUN_DIR")
 
 
+def write_whole(directory: str, token: str, suffix: str, text: str) -> None:
+    """Replace a file as a whole. Raises OSError."""
+    temporary = os.path.join(directory, "." + token + ".tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    with open(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(temporary, os.path.join(directory, token + suffix))
+
+
 class Files:
     """The two files of one rank. Everything here may raise OSError."""
 
     def __init__(self, directory: str, token: str) -> None:
-        self._json = os.path.join(directory, token + ".json")
+        self._directory, self._token = directory, token
         self._shm = os.path.join(directory, token + ".shm")
-        self._temporary = os.path.join(directory, "." + token + ".tmp")
         self._sequence = 0
         self._memory_sequence = 0
         fd = os.open(self._shm, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -576,10 +759,7 @@ class Files:
             os.close(fd)
 
     def write_identity(self, text: str) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        with open(os.open(self._temporary, flags, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(self._temporary, self._json)
+        write_whole(self._directory, self._token, ".json", text)
 
     def write_counters(self, at_ns: int, mono_ns: int, rows: list[Row]) -> None:
         flags = OVERFLOWED if len(rows) > CAPACITY else 0
@@ -610,34 +790,44 @@ class Files:
             os.close(fd)
 
 
+def identity_of(environ: Mapping[str, str], token: str, init_method: str | None) -> dict[str, Any]:
+    """The part of the identity that does not depend on groups."""
+    return {
+        "schema": SCHEMA,
+        "token": token,
+        "job": job_of(environ, init_method),
+        "run": run_of(environ, init_method),
+        "local_rank": _number(environ, -1, "LOCAL_RANK", "SLURM_LOCALID"),
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "boot_id": boot_id(),
+        "torch_version": str(getattr(sys.modules.get("torch"), "__version__", "")),
+        "devices": [],
+        "started_at_ns": time.time_ns(),
+        "socket": None,
+        "shm": None,
+        "exit": None,
+    }
+
+
 class Tap:
     """Publishes one rank. Used only on the tap's thread."""
 
-    def __init__(self, c10d: Any, environ: Mapping[str, str]) -> None:
+    def __init__(self, c10d: Any, environ: Mapping[str, str], token: str) -> None:
         self._directory = run_dir(environ)
-        self._token = os.urandom(6).hex()
+        self._token = token
         self._membership = Membership(c10d)
         self._publish_again_at = 0.0
         self._ext = sys.modules.get("torch._C._distributed_c10d")
         self._counters = Counters(self._ext)
         self._allocator = Allocator()
         self._attempt = attempt_of(environ)
-        self._identity: dict[str, Any] = {
-            "schema": SCHEMA,
-            "token": self._token,
-            "job": job_of(environ, getattr(c10d, "_default_pg_init_method", None)),
-            "run": run_of(environ, getattr(c10d, "_default_pg_init_method", None)),
-            "local_rank": _number(environ, -1, "LOCAL_RANK", "SLURM_LOCALID"),
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "boot_id": boot_id(),
-            "torch_version": str(getattr(sys.modules.get("torch"), "__version__", "")),
-            "devices": [],
-            "started_at_ns": time.time_ns(),
-            "socket": None,
-            "shm": self._token + ".shm",
-            "exit": None,
-        }
+        init_method = getattr(c10d, "_default_pg_init_method", None)
+        self._identity = identity_of(environ, token, init_method)
+        self._identity["shm"] = token + ".shm"
+        self._rows: list[Row] | None = None
+        self.rests = True
+        """No counter has moved between the last two publications."""
         make_run_dir(self._directory, environ)
         self._files = Files(self._directory, self._token)
 
@@ -674,7 +864,10 @@ class Tap:
 
     def publish_counters(self) -> None:
         at_ns, mono_ns = time.time_ns(), time.monotonic_ns()
-        self._files.write_counters(at_ns, mono_ns, self._counters.read())
+        rows = self._counters.read()
+        self._files.write_counters(at_ns, mono_ns, rows)
+        self.rests = self._rows is None or rows == self._rows
+        self._rows = rows
 
     def publish_memory(self) -> None:
         begin_ns, mono_ns = time.time_ns(), time.monotonic_ns()
@@ -753,10 +946,11 @@ def _frames(traceback: Any) -> list[tuple[str, int, str]]:
     while traceback is not None:
         places.appendleft((traceback.tb_frame.f_code, traceback.tb_lineno or 0))
         traceback = traceback.tb_next
-    return [
-        (_printable(code.co_filename[-MAX_TEXT:]), line, _printable(code.co_name))
-        for code, line in places
-    ]
+    return [_place(code, line) for code, line in places]
+
+
+def _place(code: CodeType, line: int | None) -> tuple[str, int, str]:
+    return _printable(code.co_filename[-MAX_TEXT:]), line or 0, _printable(code.co_name)
 
 
 def _printable(text: str, most: int = MAX_TEXT) -> str:

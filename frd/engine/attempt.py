@@ -275,6 +275,7 @@ class Attempt:
             ranks.gap_at[rank] = max(ranks.gap_at[rank], lost_at)
             self.gap_entries += lost
         ranks.statuses[rank] = status
+        self.tables.unrecorded.observe_stage(status)
         self._observed += 1
 
     def observe_unrecorded(self, wait: UnrecordedWait) -> None:

@@ -296,7 +296,7 @@ class StatusBatch(_message.Message):
     def __init__(self, statuses: _Optional[_Iterable[_Union[Status, _Mapping]]] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("rank_index", "state", "at_ns", "detail", "gap_entries", "exit", "as_of_ns")
+    __slots__ = ("rank_index", "state", "at_ns", "detail", "gap_entries", "exit", "as_of_ns", "stage")
     RANK_INDEX_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     AT_NS_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +304,7 @@ class Status(_message.Message):
     GAP_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     EXIT_FIELD_NUMBER: _ClassVar[int]
     AS_OF_NS_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     rank_index: int
     state: State
     at_ns: int
@@ -311,7 +312,18 @@ class Status(_message.Message):
     gap_entries: int
     exit: Exit
     as_of_ns: int
-    def __init__(self, rank_index: _Optional[int] = ..., state: _Optional[_Union[State, str]] = ..., at_ns: _Optional[int] = ..., detail: _Optional[str] = ..., gap_entries: _Optional[int] = ..., exit: _Optional[_Union[Exit, _Mapping]] = ..., as_of_ns: _Optional[int] = ...) -> None: ...
+    stage: Stage
+    def __init__(self, rank_index: _Optional[int] = ..., state: _Optional[_Union[State, str]] = ..., at_ns: _Optional[int] = ..., detail: _Optional[str] = ..., gap_entries: _Optional[int] = ..., exit: _Optional[_Union[Exit, _Mapping]] = ..., as_of_ns: _Optional[int] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ...) -> None: ...
+
+class Stage(_message.Message):
+    __slots__ = ("op", "since_ns", "as_of_ns")
+    OP_FIELD_NUMBER: _ClassVar[int]
+    SINCE_NS_FIELD_NUMBER: _ClassVar[int]
+    AS_OF_NS_FIELD_NUMBER: _ClassVar[int]
+    op: str
+    since_ns: int
+    as_of_ns: int
+    def __init__(self, op: _Optional[str] = ..., since_ns: _Optional[int] = ..., as_of_ns: _Optional[int] = ...) -> None: ...
 
 class Exit(_message.Message):
     __slots__ = ("kind", "signal", "status", "exception", "where", "note")

@@ -25,6 +25,7 @@ from frd.model import (
     NodeRawNs,
     RankState,
     RankStatus,
+    Stage,
     WatermarkColumns,
 )
 from frd.v1 import stream_pb2 as pb
@@ -79,6 +80,16 @@ def _exit(m: pb.Exit) -> ExitInfo:
         status=m.status if m.HasField("status") else None,
         **texts_of("statuses.exit", m, "exception", "where", "note"),
     )
+
+
+def _stage(m: pb.Stage) -> Stage:
+    check_time("statuses.stage.since_ns", m.since_ns)
+    check_time("statuses.stage.as_of_ns", m.as_of_ns)
+    if not 0 < m.since_ns <= m.as_of_ns:
+        why = "since_ns or as_of_ns is 0, or as_of_ns is earlier: send both, in order"
+        raise WireError("statuses.stage", "disagree", why)
+    texts = texts_of("statuses.stage", m, "op")
+    return Stage(since_ns=NodeRawNs(m.since_ns), as_of_ns=NodeRawNs(m.as_of_ns), **texts)
 
 
 class Decoder:
@@ -195,6 +206,7 @@ class Decoder:
             gap_entries=m.gap_entries,
             exit=_exit(m.exit) if m.HasField("exit") else None,
             as_of_ns=m.as_of_ns,
+            stage=_stage(m.stage) if m.HasField("stage") else None,
         )
 
     def _response(self, m: pb.ResponsePart) -> ResponsePart:

@@ -17,7 +17,7 @@ from typing import Final
 
 from frd.errors import ServiceUnavailable
 from frd.forms import exit_text
-from frd.model import EntryColumns, ExitInfo, NodeRawNs, RankState, RankStatus
+from frd.model import EntryColumns, ExitInfo, NodeRawNs, RankState, RankStatus, Stage
 from frd_agent.counters import Counters
 from frd_agent.memory import Target
 from frd_agent.node_time import NodeTime
@@ -91,6 +91,8 @@ class Rank:
         self._note = ""
         self._lost = 0
         self._complained = False
+        self.stage: Stage | None = None
+        """A long wait in `new_group`, as its tap reports it."""
         self.process = RankProcess(identity, socket)
         self.stacks = StackReader(self.pid, handlers, file.shm_path)
         self._learn_exit()
@@ -242,7 +244,10 @@ class Rank:
             )  # fmt: skip
         gap = self._lost + self._shared.outbox.dropped.get(self.number, 0)
         now_ns = self._shared.time.now()
-        status = RankStatus(self.number, self._state, self._since_ns, detail, gap, how, now_ns)
+        stage = None if how else self.stage
+        status = RankStatus(
+            *(self.number, self._state, self._since_ns, detail, gap, how, now_ns), stage
+        )
         self._shared.current.set_status(status)
 
     def end(self, now_ns: NodeRawNs) -> None:

@@ -16,17 +16,22 @@ class RankProcess:
     """The process of one rank. If it is in another pid namespace, /proc does not show it, and only
     its socket is known."""
 
-    def __init__(self, identity: TapIdentity, socket: str | None) -> None:
-        """
+    def __init__(
+        self, identity: TapIdentity, socket: str | None, known: Process | None = None
+    ) -> None:
+        """`known`: the process, if it has been found already.
+
         Raises:
             OSError: as `read_stat`.
         """
         self._socket = socket
         owner = Listener.NONE if socket is None else listener(socket)
         self._is_elsewhere = owner is Listener.ELSEWHERE
-        self.pinned: Process | None = None
+        self.pinned = known
         """None if it is in another pid namespace, or ended before the agent saw it."""
-        if isinstance(owner, int):
+        if known is not None:
+            pass
+        elif isinstance(owner, int):
             self.pinned = Process.pin(owner)
         elif not self._is_elsewhere:
             self.pinned = Process.pin(identity.pid, identity.started_at_ns)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from frd.model import AttemptKey, NodeRawNs
+from frd_agent.ranks.forming.registry import Forming
 from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity, scan
 
@@ -35,6 +36,8 @@ class Roster:
         self._node = node
         self._shared = shared
         self._sockets = SocketDir(run_dir)
+        self.forming = Forming(run_dir, shared, node)
+        """Processes without a process group yet, which are no part of this roster."""
         self._files: list[TapFile] = []
         self._problems: dict[Path, tuple[int, int, int]] = {}
         self._ranks: dict[str, Rank] = {}
@@ -63,7 +66,9 @@ class Roster:
                 known.renew(file, file.identity, now_ns)
         # Live ranks first: whether a dead rank is news depends on them.
         new.sort(key=lambda rank: (not rank.process.was_alive, rank.identity.started_at_ns))
-        return [rank for rank in new if self._admit(rank)]
+        admitted = [rank for rank in new if self._admit(rank)]
+        self.forming.update(self, now_ns)
+        return admitted
 
     def end(self, rank: Rank, now_ns: NodeRawNs) -> None:
         """The process of `rank` is gone: report it, unless another process replaced it."""
@@ -101,11 +106,13 @@ class Roster:
                 self._forget(rank)
         for rank in dead[: max(len(dead) - _MAX_DEAD, 0)]:
             self._forget(rank)
+        self.forming.clear(now_ns)
 
     def close(self) -> None:
         for rank in self:
             rank.close()
             rank.process.close()
+        self.forming.close()
         self._sockets.close()
 
     # -- new ranks -----------------------------------------------------------------------------
@@ -178,7 +185,8 @@ class Roster:
             return
         rank.files_removed = True
         token = rank.identity.token
-        for name in (f"{token}.json", f"{token}.shm", f"{token}.sock", f".{token}.tmp"):
+        names = [f"{token}.{suffix}" for suffix in ("json", "shm", "sock", "stage")]
+        for name in (*names, f".{token}.tmp"):
             with contextlib.suppress(OSError):
                 (self._run_dir / name).unlink()
 

@@ -26,6 +26,7 @@ from frd.wire.waits import WaitReport, encode_report
 from frd_agent.inspection.inspector import Inspector
 from frd_agent.ranks.dump_files import DumpFile, last_op_ns
 from frd_agent.ranks.file_rank import FileRank
+from frd_agent.ranks.forming.forming_rank import FormingRank
 from frd_agent.ranks.rank import Rank
 from frd_agent.ranks.stacks.children import child_stacks
 from frd_agent.ranks.stacks.cpu_usage import Meter
@@ -37,6 +38,7 @@ _DUMP_S: Final = 5.0
 _HANDLER_S: Final = 2.0
 
 Send: TypeAlias = Callable[[ResponsePart], Awaitable[None]]
+AnyRank: TypeAlias = Rank | FormingRank | FileRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class _Answer:
 
 
 async def answer(
-    rank: Rank | FileRank,
+    rank: AnyRank,
     request: Request,
     files: Sequence[DumpFile],
     send: Send,
@@ -94,7 +96,7 @@ async def answer(
 
 
 async def _dump_and_identity(
-    rank: Rank | FileRank, files: Sequence[DumpFile], budget_s: float
+    rank: AnyRank, files: Sequence[DumpFile], budget_s: float
 ) -> list[_Answer]:
     try:
         found = await _find(rank, files, budget_s)
@@ -111,13 +113,15 @@ async def _dump_and_identity(
     ]
 
 
-async def _find(rank: Rank | FileRank, files: Sequence[DumpFile], budget_s: float) -> _RankDump:
+async def _find(rank: AnyRank, files: Sequence[DumpFile], budget_s: float) -> _RankDump:
     """The best available dump: from the rank now, else its last one, else a file.
 
     Raises:
         FrdError: there is no dump; the message says why the rank did not answer.
     """
     refusal: FrdError | TimeoutError | None = None
+    if isinstance(rank, FormingRank):
+        refusal = DumpError(f"{rank}: it has no process group yet")
     if isinstance(rank, Rank):
         try:
             if not rank.is_gone:
@@ -159,9 +163,7 @@ def _chosen(kept: Sequence[KeptDump], suffix: str) -> _RankDump:
     )
 
 
-async def _stacks(
-    rank: Rank | FileRank, others: Collection[int] | None, budget_s: float
-) -> list[_Answer]:
+async def _stacks(rank: AnyRank, others: Collection[int] | None, budget_s: float) -> list[_Answer]:
     if isinstance(rank, FileRank):
         return [_Answer(Part.STACK, error="it runs without a tap")]
     if rank.is_gone:
@@ -193,10 +195,10 @@ async def _children(pid: int, others: Collection[int] | None, timeout_s: float) 
 
 
 async def answer_waits(
-    rank: Rank | FileRank,
+    rank: AnyRank,
     request: Request,
     inspector: Inspector,
-    ranks: Iterable[Rank],
+    ranks: Iterable[Rank | FormingRank],
     send: Send,
 ) -> None:
     """Send what is known now of the wait of one rank, and keep inspecting it. `ranks`: all ranks of
@@ -206,7 +208,7 @@ async def answer_waits(
     await send(ResponsePart(*of_rank, found.data, True, found.source, found.error))
 
 
-def _waits(rank: Rank | FileRank, inspector: Inspector, ranks: Iterable[Rank]) -> _Answer:
+def _waits(rank: AnyRank, inspector: Inspector, ranks: Iterable[Rank | FormingRank]) -> _Answer:
     if isinstance(rank, FileRank):
         return _Answer(Part.WAITS, error="it runs without a tap")
     if rank.is_gone:
@@ -223,9 +225,9 @@ def _waits(rank: Rank | FileRank, inspector: Inspector, ranks: Iterable[Rank]) -
     return _Answer(Part.WAITS, encode_report(inspector.ask(rank.pid, rank_of)), "proc")
 
 
-def _membership(rank: Rank | FileRank, dump: Dump) -> Mapping[str, tuple[str, Sequence[int]]]:
+def _membership(rank: AnyRank, dump: Dump) -> Mapping[str, tuple[str, Sequence[int]]]:
     """Members of every group in the dump; only this rank if the members are not known."""
-    known = rank.naming.groups
+    known = {} if isinstance(rank, FormingRank) else rank.naming.groups
     groups = {entry.group_name: entry.group_desc for entry in dump.entries}
     return {
         name: (group.desc, group.ranks)
@@ -235,13 +237,13 @@ def _membership(rank: Rank | FileRank, dump: Dump) -> Mapping[str, tuple[str, Se
     }
 
 
-def _who(rank: Rank | FileRank) -> tuple[AttemptKey, RankInfo]:
-    if isinstance(rank, Rank):
-        return rank.identity.attempt, rank.identity.info
-    return rank.key, rank.info
+def _who(rank: AnyRank) -> tuple[AttemptKey, RankInfo]:
+    if isinstance(rank, FileRank):
+        return rank.key, rank.info
+    return rank.identity.attempt, rank.identity.info
 
 
-def _identity(rank: Rank | FileRank, found: _RankDump | None, error: str) -> bytes:
+def _identity(rank: AnyRank, found: _RankDump | None, error: str) -> bytes:
     """``rank_<rank>.json`` of a dump folder; the service adds the clock's offset."""
     key, info = _who(rank)
     document = {

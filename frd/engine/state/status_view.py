@@ -140,18 +140,28 @@ def ranks(
     infos, statuses = dict(table.infos), dict(table.statuses)
     groups = tuple(tables.groups.infos)
     waits = _oldest_waits(tables, signature_of, now)
+    stage_since = {
+        r: (status.stage.op, int(table.to_aligned(r, np.array(status.stage.since_ns), now)))
+        for r, status in statuses.items()
+        if status.stage is not None and status.stage.op and status.exit is None
+    }
 
     def make(at: int) -> RankView:
         r = int(rank[at])
         group, signature = int(waits.group[r]), int(waits.signature[r])
         op = signatures[signature].op if signature >= 0 else "collective"
+        status = statuses.get(r) or RankStatus(r, RankState.LIVE, NodeNs(0))
+        waiting_in = f"{op} #{waits.seq[r]} on {groups[group].label}" if group >= 0 else ""
+        since = int(waits.since[r])
+        if group < 0 and r in stage_since:
+            waiting_in, since = stage_since[r]
         return RankView(
             info=infos[r],
-            status=statuses.get(r) or RankStatus(r, RankState.LIVE, NodeNs(0)),
+            status=status,
             as_of=AlignedNs(int(as_of[at])),
             state_since=AlignedNs(int(state_since[at])),
-            waiting_in=f"{op} #{waits.seq[r]} on {groups[group].label}" if group >= 0 else "",
-            waiting_s=max(0.0, float(now - waits.since[r]) / 1e9) if group >= 0 else 0.0,
+            waiting_in=waiting_in,
+            waiting_s=max(0.0, float(now - since) / 1e9) if waiting_in else 0.0,
         )
 
     return LazySequence(len(rank), make)

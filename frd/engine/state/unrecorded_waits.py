@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from frd.engine.state.tables import RankTable
-from frd.model import AlignedNs, NodeRawNs, UnrecordedWait, WaitSource
+from frd.model import AlignedNs, NodeRawNs, RankStatus, UnrecordedWait, WaitSource
 
 
 class UnrecordedWaits:
@@ -29,6 +29,15 @@ class UnrecordedWaits:
             return False
         known[wait.source] = wait
         return True
+
+    def observe_stage(self, status: RankStatus) -> None:
+        """The stage of a rank in a status. A status without one ends the stage that was known."""
+        stage = status.stage
+        if stage is not None:
+            times = stage.since_ns, stage.as_of_ns
+            self.observe(UnrecordedWait(status.rank, WaitSource.STAGE, stage.op, *times))
+        elif WaitSource.STAGE in self._by_rank.get(status.rank, ()):
+            del self._by_rank[status.rank][WaitSource.STAGE]
 
     def forget(self, rank: int) -> None:
         """Another process has the rank."""

@@ -32,6 +32,7 @@ from frd.model import (
     NodeRawNs,
     RankState,
     RankStatus,
+    Stage,
     UInt32s,
     WatermarkColumns,
 )
@@ -273,11 +274,16 @@ class Session:
         rank = self.ranks[status.rank]
         if (handles := rank.handles) is not None:
             at_ns = self._node_time(status.at_ns, now)
-            known = replace(status, rank=rank.info.rank, at_ns=at_ns)
+            stage = None if status.stage is None else self._stage(status.stage, now)
+            known = replace(status, rank=rank.info.rank, at_ns=at_ns, stage=stage)
             handles.attempt.observe_status(known, now)
         run = rank.attempt.declared.run
         if run and status.state in (RankState.EXITED, RankState.FINISHED):
             self._shared.runs.gone(rank.key, run, rank.info)
+
+    def _stage(self, stage: Stage, now: AlignedNs) -> Stage:
+        since_ns = self._node_time(stage.since_ns, now)
+        return replace(stage, since_ns=since_ns, as_of_ns=self._node_time(stage.as_of_ns, now))
 
     def _memory_samples(self, batch: MemoryColumns, now: AlignedNs) -> None:
         """The onset of a rise is between two samples, extended by the uncertainty of the clock.

@@ -148,15 +148,16 @@ def test_an_inherited_group_makes_no_rank(world: World, monkeypatch: pytest.Monk
     monkeypatch.setattr(tap, "WAIT_LONG_S", 0.001)
     assert world.default_pg is not None
     inherited = world.pg_group_ranks[world.default_pg]
+    stage = tap.Stage({}, is_forked=True)
     stop = threading.Event()
     timer = threading.Timer(0.1, stop.set)
     timer.start()
-    assert tap._await_groups(stop, inherited) is None
+    assert tap._await_groups(stop, inherited, stage) is None
     timer.join()
     stop.clear()
     world.destroy()
     world.init()
-    assert tap._await_groups(stop, inherited) is c10d
+    assert tap._await_groups(stop, inherited, stage) is c10d
 
 
 def test_counters_of_both_recorders() -> None:

@@ -1,0 +1,136 @@
+"""A process that is going to be a rank, but has no process group yet.
+
+It is reported as a rank of its attempt, with the stage that its tap reports and without any group.
+When it has its groups, a `Rank` takes its place: for the service the same process of the same rank.
+Nothing is known of its collectives, and it has no socket: its Python stack comes from py-spy, or
+from what its tap wrote last.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from frd.forms import exit_text
+from frd.model import NodeNs, NodeRawNs, RankState, RankStatus, Stage
+from frd_agent.proc import Vital
+from frd_agent.ranks.forming.stage_files import StageReport
+from frd_agent.ranks.process import Process
+from frd_agent.ranks.rank import Rank, RankContext
+from frd_agent.ranks.rank_process import RankProcess
+from frd_agent.ranks.stacks.outside import StackText, from_outside
+from frd_agent.ranks.tap_files import ExitRecord, TapIdentity
+
+ENDED: Final = "ended before it had a process group"
+_FORMS: Final = "has no process group yet"
+
+
+class FormingRank:
+    """`process` is the caller's, who closes it."""
+
+    def __init__(self, claim: TapIdentity, process: Process, shared: RankContext) -> None:
+        self.identity = claim
+        self.process = RankProcess(claim, None, process)
+        self._shared = shared
+        attempt = shared.dictionary.attempt(claim.attempt, claim.world_size, claim.run)
+        self.number = shared.dictionary.rank(attempt, claim.info)
+        self.stacks = _Stacks(process.pid)
+        self.is_gone = False
+        self._stage: Stage | None = None
+        self._state, self.detail = RankState.LIVE, ""
+        self._since_ns = shared.time.one_to_raw(claim.started_at_ns)
+
+    def __str__(self) -> str:
+        key = self.identity.attempt
+        return f"rank {self.identity.rank} of {key.job} attempt {key.attempt}"
+
+    @property
+    def pid(self) -> int:
+        return self.process.pinned.pid if self.process.pinned else self.identity.pid
+
+    def learn(self, report: StageReport) -> None:
+        """The tap has written another report."""
+        self._stage = stage_of(report, self._shared)
+        self._shared.current.set_as_of(self.number, NodeRawNs(self._stage.as_of_ns))
+        self.stacks.report = report
+
+    def poll(self, now_ns: NodeRawNs) -> bool:
+        """False if the process is gone."""
+        vital = self.process.look(suspicious=False)
+        if vital is Vital.GONE:
+            return False
+        if vital is Vital.STOPPED:
+            self._report(RankState.SILENT, now_ns, self.process.describe())
+        else:
+            is_inside = self._stage is not None and self._stage.op
+            self._report(RankState.LIVE, now_ns, "" if is_inside else _FORMS)
+        return True
+
+    def _report(self, state: RankState, now_ns: NodeRawNs, detail: str) -> None:
+        self.detail = detail
+        if state is not self._state:
+            self._state, self._since_ns = state, now_ns
+        stage = None if self.is_gone else self._stage
+        status = RankStatus(
+            *(self.number, self._state, self._since_ns, detail), as_of_ns=now_ns, stage=stage
+        )
+        self._shared.current.set_status(status)
+
+    def exited(self, record: ExitRecord | None, now_ns: NodeRawNs) -> None:
+        """The process is gone. How it ended is text: no rank is lost that has never been one."""
+        recorded_at_ns = None if record is None else self._shared.time.one_to_raw(record.at_ns)
+        how, at_ns = self.process.ended(record, recorded_at_ns, now_ns)
+        self.end(at_ns, f"{ENDED}: {exit_text(how)}" if exit_text(how) else ENDED)
+
+    def end(self, now_ns: NodeRawNs, why: str) -> None:
+        """It does not become this rank."""
+        self.is_gone = True
+        self._report(RankState.FINISHED, now_ns, why)
+        self._shared.wake()
+
+    def give_way(self, rank: Rank, now_ns: NodeRawNs) -> bool:
+        """Its process is `rank` from now on; False if that is another rank than it claimed."""
+        mine, its = self.identity, rank.identity
+        if (mine.attempt, mine.rank, mine.run) == (its.attempt, its.rank, its.run):
+            self.is_gone = True
+            self.forget()
+            return True
+        self.end(now_ns, f"went on as {rank}")
+        return False
+
+    def forget(self) -> None:
+        self._shared.current.forget(self.number)
+        self._shared.outbox.forget(self.number)
+
+
+def stage_of(report: StageReport, shared: RankContext) -> Stage:
+    """In the node's raw time. A time of the future is taken as now."""
+    now_ns = shared.time.look().real_ns
+    since_ns, as_of_ns = (
+        shared.time.one_to_raw(NodeNs(min(at_ns, now_ns)))
+        for at_ns in (report.since_ns, report.as_of_ns)
+    )
+    return Stage(report.op, since_ns, as_of_ns)
+
+
+class _Stacks:
+    """Stacks of a process without a socket; has the `read` of a `StackReader`."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.report: StageReport | None = None
+
+    async def read(
+        self, *, handler_timeout_s: float = 2.0, py_spy_timeout_s: float = 5.0
+    ) -> StackText:
+        stack = await from_outside(self._pid, handler_timeout_s + py_spy_timeout_s)
+        if stack.source == "py-spy" or self.report is None or not self.report.frames:
+            return stack
+        return StackText("tap", f"{_written(self.report)}{stack.text}")
+
+
+def _written(report: StageReport) -> str:
+    """The frames as faulthandler writes them."""
+    frames = "".join(
+        f'  File "{frame.file}", line {frame.line} in {frame.name}\n' for frame in report.frames
+    )
+    return f"Thread 0x{report.pid:016x} (most recent call first):\n{frames}\n"

@@ -1,0 +1,255 @@
+"""Which processes of this node are going to be ranks, and which rank each is.
+
+The environment that a launcher makes for a rank is inherited by everything that the rank starts:
+workers of a data loader, helpers, another launcher. A process that is taken for a rank and is none
+would be blamed for the wait of others, so a claim counts only if nothing speaks against it:
+
+- the process runs on this node, and started when its tap says so;
+- no rank, living or dead, is known to be that rank of that attempt;
+- none of its ancestors is a rank, or claims to be one;
+- no other process claims the same rank: of two, none counts until one has its groups. A process
+  below another claimant counts in this only if it is in `init_process_group` itself.
+
+A claim that does not count costs nothing else: the process is watched once it has its groups.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from frd.model import NodeRawNs
+from frd_agent import tap
+from frd_agent.proc import PROC, Vital, read_all, read_same, read_stat
+from frd_agent.ranks.forming.forming_rank import FormingRank, stage_of
+from frd_agent.ranks.forming.stage_files import StageFile, StageReport, scan
+from frd_agent.ranks.process import Process
+from frd_agent.ranks.rank import Rank, RankContext
+
+_REMEMBERED_S: Final = 60.0
+"""How long the end of a forming rank stays in memory, and a file that nobody writes on disk."""
+_MISSING: Final = 2
+_MAX_ANCESTORS: Final = 64
+
+log = logging.getLogger(__name__)
+
+
+class _Claimant:
+    """A living process of this node with a claim."""
+
+    def __init__(self, report: StageReport, process: Process) -> None:
+        self.report = report
+        self.process = process
+        self.ancestors = _ancestors(process.pid)
+        """When it was first seen; later they may be gone."""
+        self.rank: FormingRank | None = None
+        self.missing = 0
+        """Updates without its process or its file: its identity may have taken the file's place,
+        and its exit record may be newer than the last update."""
+
+    @property
+    def key(self) -> object:
+        claim = self.report.claim
+        return None if claim is None else (claim.attempt, claim.rank)
+
+
+class Forming:
+    """The forming ranks of one run directory."""
+
+    def __init__(self, run_dir: Path, shared: RankContext, node: str = "") -> None:
+        self._run_dir = run_dir
+        self._node = node
+        self._shared = shared
+        self._boot_id = tap.boot_id()
+        self._files: list[StageFile] = []
+        self._claimants: dict[str, _Claimant] = {}
+        """By token."""
+        self._unseen: set[str] = set()
+        """Tokens whose process was looked for in vain."""
+        self._ended: list[tuple[NodeRawNs, FormingRank]] = []
+        self._problems: dict[Path, tuple[int, int, int]] = {}
+
+    def __iter__(self) -> Iterator[FormingRank]:
+        return iter([one.rank for one in self._claimants.values() if one.rank is not None])
+
+    def update(self, ranks: Iterable[Rank], now_ns: NodeRawNs) -> None:
+        """Read the stage files; `ranks` are the ranks with groups, dead ones included."""
+        self._files = scan(self._run_dir, self._files, self._node)
+        by_token = {rank.identity.token: rank for rank in ranks}
+        stages: dict[str, StageReport | None] = dict.fromkeys(by_token)
+        reports: dict[str, StageReport] = {}
+        for file in self._files:
+            if file.report is None:
+                self._refuse(file)
+            elif file.report.token in by_token:
+                stages[file.report.token] = file.report
+            elif file.report.claim is not None:
+                reports[file.report.token] = file.report
+                self._learn(file, file.report, now_ns)
+        for token, stage in stages.items():
+            rank = by_token[token]
+            rank.stage = None if stage is None or rank.is_gone else stage_of(stage, self._shared)
+            if (claimant := self._claimants.pop(token, None)) is not None:
+                self._hand_over(claimant, rank, now_ns)
+        self._drop_gone(reports, now_ns)
+        self._decide(list(by_token.values()), now_ns)
+
+    def clear(self, now_ns: NodeRawNs) -> None:
+        """Forget ends that have been sent for long."""
+        for at_ns, rank in list(self._ended):
+            if (now_ns - at_ns) / 1e9 > _REMEMBERED_S:
+                rank.forget()
+                self._ended.remove((at_ns, rank))
+
+    def close(self) -> None:
+        for claimant in self._claimants.values():
+            claimant.process.close()
+
+    # -- claimants -----------------------------------------------------------------------------
+
+    def _learn(self, file: StageFile, report: StageReport, now_ns: NodeRawNs) -> None:
+        known = self._claimants.get(report.token)
+        if known is None:
+            process = self._find(report)
+            if process is None:
+                self._remove_if_old(file, report, now_ns)
+                return
+            known = self._claimants[report.token] = _Claimant(report, process)
+        elif known.report is report:
+            return
+        known.report = report
+        if known.rank is not None:
+            was, claim = known.rank.identity, report.claim
+            if claim and (was.attempt, was.run, was.info) == (claim.attempt, claim.run, claim.info):
+                known.rank.learn(report)
+            else:  # the program has changed its environment
+                self._withdraw(known, now_ns, "claims another rank")
+
+    def _find(self, report: StageReport) -> Process | None:
+        """The process, verified by its start; None if it is not here, or is hidden."""
+        claim = report.claim
+        if claim is None or claim.boot_id != self._boot_id or not report.start_ticks:
+            return None
+        pid = report.pid
+        if read_same(pid, report.start_ticks) is None:
+            if report.token in self._unseen:
+                return None
+            self._unseen.add(report.token)
+            pid = _outer_pid(report)
+        process = Process.pin(pid) if pid else None
+        if process is not None and read_same(pid, report.start_ticks) is None:
+            process.close()
+            return None
+        return process
+
+    def _remove_if_old(self, file: StageFile, report: StageReport, now_ns: NodeRawNs) -> None:
+        age_s = (now_ns - self._shared.time.one_to_raw(report.as_of_ns)) / 1e9
+        if age_s > _REMEMBERED_S:
+            self._unseen.discard(report.token)
+            file.path.unlink(missing_ok=True)
+
+    def _drop_gone(self, reports: Collection[str], now_ns: NodeRawNs) -> None:
+        for token, claimant in list(self._claimants.items()):
+            rank, process = claimant.rank, claimant.process
+            is_alive = rank.poll(now_ns) if rank else process.look() is not Vital.GONE
+            is_there = is_alive and token in reports
+            claimant.missing = 0 if is_there else claimant.missing + 1
+            if claimant.missing < _MISSING:
+                continue
+            del self._claimants[token]
+            if rank is not None and not is_alive:
+                rank.exited(claimant.report.exit, now_ns)
+                log.info("%s: pid %d %s", rank, rank.pid, rank.detail)
+                self._ended.append((now_ns, rank))
+            else:
+                self._withdraw(claimant, now_ns, "no longer takes part in an initialization")
+            process.close()
+            if not is_alive:
+                (self._run_dir / f"{token}.stage").unlink(missing_ok=True)
+
+    def _hand_over(self, claimant: _Claimant, rank: Rank, now_ns: NodeRawNs) -> None:
+        former = claimant.rank
+        if former is not None and not former.give_way(rank, now_ns):
+            self._ended.append((now_ns, former))
+        claimant.process.close()
+
+    def _withdraw(self, claimant: _Claimant, now_ns: NodeRawNs, why: str) -> None:
+        if claimant.rank is not None:
+            log.info("%s: pid %d %s", claimant.rank, claimant.rank.pid, why)
+            claimant.rank.end(now_ns, why)
+            self._ended.append((now_ns, claimant.rank))
+            claimant.rank = None
+
+    def _refuse(self, file: StageFile) -> None:
+        if self._problems.get(file.path) == file.stamp:
+            return
+        if file.path not in self._problems:
+            log.warning("%s", file.problem)
+        self._problems[file.path] = file.stamp
+        self._shared.stats.refused_files["stage"] += 1
+
+    # -- decisions -----------------------------------------------------------------------------
+
+    def _decide(self, ranks: list[Rank], now_ns: NodeRawNs) -> None:
+        held = {(rank.identity.attempt, rank.identity.rank) for rank in ranks}
+        pids = {rank.process.pinned.pid for rank in ranks if rank.process.pinned is not None}
+        claiming = pids | {one.process.pid for one in self._claimants.values()}
+        for key in held:
+            self._forget_ended(key)
+        rivals: dict[object, list[_Claimant]] = defaultdict(list)
+        for claimant in self._claimants.values():
+            if claimant.report.op or claiming.isdisjoint(claimant.ancestors):
+                rivals[claimant.key].append(claimant)
+        for claimant in self._claimants.values():
+            counts = (
+                claimant.key not in held
+                and rivals[claimant.key] == [claimant]
+                and claiming.isdisjoint(claimant.ancestors)
+            )
+            if not counts:
+                self._withdraw(claimant, now_ns, "shares its rank with another process")
+            elif claimant.rank is None and (claim := claimant.report.claim) is not None:
+                self._forget_ended(claimant.key)
+                rank = claimant.rank = FormingRank(claim, claimant.process, self._shared)
+                rank.learn(claimant.report)
+                rank.poll(now_ns)
+                log.info("%s: forming, pid %d on %s", rank, rank.pid, claim.info.node)
+
+    def _forget_ended(self, key: object) -> None:
+        """The end of a former process would be taken for that of its successor."""
+        for at_ns, rank in list(self._ended):
+            if (rank.identity.attempt, rank.identity.rank) == key:
+                rank.forget()
+                self._ended.remove((at_ns, rank))
+
+
+def _ancestors(pid: int) -> frozenset[int]:
+    found: list[int] = []
+    while len(found) < _MAX_ANCESTORS:
+        stat = read_stat(pid)
+        if stat is None or stat.parent <= 0 or stat.parent in found:
+            break
+        pid = stat.parent
+        found.append(pid)
+    return frozenset(found)
+
+
+def _outer_pid(report: StageReport) -> int:
+    """The pid here of a process in a pid namespace below ours; 0 if it is not found."""
+    for pid, stat in read_all().items():
+        if stat.start_ticks == report.start_ticks and _inner_pid(pid) == report.pid:
+            return pid
+    return 0
+
+
+def _inner_pid(pid: int) -> int:
+    try:
+        for line in (PROC / str(pid) / "status").read_text("ascii", "replace").splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    except (OSError, ValueError):
+        pass
+    return 0

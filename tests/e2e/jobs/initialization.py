@@ -1,0 +1,62 @@
+"""Four ranks whose initialization takes long, or never ends: PLACE.
+
+absent     rank 2 does not call init_process_group
+new_group  rank 2 does not make the group that the others make
+late       rank 2 calls init_process_group some seconds after the others; then all train
+helpers    the same, and every rank has started two processes that import torch before it
+dies       rank 2 ends with an error before it calls init_process_group
+"""
+
+import multiprocessing
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+ONE = torch.ones(4)
+LATE_S = 9.0
+
+
+def load_model(seconds: float = 3600.0) -> None:
+    time.sleep(seconds)
+
+
+def help_out() -> None:
+    """A helper that inherits the environment of its rank."""
+    load_model()
+
+
+def start_helpers() -> None:
+    spawn = multiprocessing.get_context("spawn")
+    for _ in range(2):
+        spawn.Process(target=help_out, daemon=True).start()
+
+
+def train() -> None:
+    while True:
+        dist.all_reduce(ONE)
+        time.sleep(0.05)
+
+
+def main(place: str) -> None:
+    rank = int(os.environ["RANK"])
+    if place == "helpers":
+        start_helpers()
+    if rank == 2 and place == "absent":
+        load_model()
+    if rank == 2 and place in ("late", "helpers", "dies"):
+        load_model(LATE_S)
+    if rank == 2 and place == "dies":
+        raise FileNotFoundError("no checkpoint")
+    dist.init_process_group("gloo")
+    if place == "new_group":
+        if rank == 2:
+            load_model()
+        dist.new_group([0, 1, 2, 3])
+    train()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
