@@ -187,7 +187,7 @@ _LAUNCHERS = (
     "deepspeed/launcher/launch.py",
     "deepspeed/launcher/runner.py",
 )
-"""Programs that start ranks, and are none even if their environment names a rank."""
+"""Programs that start ranks. They are not ranks, even if their environment names one."""
 MAX_DEPTH = 200
 """Frames of the main thread that are looked at, the innermost."""
 _installed_pid = 0

@@ -30,6 +30,7 @@ from frd.model import (
     SeriesInfo,
     SeriesKind,
     Signature,
+    Stage,
     WaitKind,
     WaitsFor,
     WatermarkColumns,
@@ -186,6 +187,11 @@ statuses = st.lists(
             TEXTS,
             TEXTS,
             TEXTS,
+        ),
+        TIMES,
+        st.none()
+        | st.tuples(TEXTS, TIMES, TIMES).map(
+            lambda s: Stage(s[0], NodeRawNs(min(s[1:]) + 1), NodeRawNs(max(s[1:]) + 1))
         ),
     ),
     max_size=3,

@@ -21,6 +21,7 @@ from frd.model import (
     RankState,
     RankStatus,
     Signature,
+    Stage,
 )
 from frd.v1 import stream_pb2 as pb
 from frd.wire import decode
@@ -30,6 +31,7 @@ from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     PART_BYTES,
     REASONS,
+    YEAR_2200_NS,
     Ack,
     AttemptDecl,
     Declare,
@@ -93,6 +95,11 @@ def state_of(rank: int, how: ExitInfo | None = None) -> Statuses:
 
 def exited(signal: int = 0, status: int | None = None) -> Statuses:
     return state_of(0, ExitInfo(ExitKind.UNKNOWN, signal, status))
+
+
+def in_stage(since_ns: int, as_of_ns: int) -> Statuses:
+    stage = Stage("new_group", NodeRawNs(since_ns), NodeRawNs(as_of_ns))
+    return Statuses((RankStatus(0, RankState.LIVE, NodeNs(NOW), stage=stage),))
 
 
 def attempt(index: int, job: str = "job") -> Declare:
@@ -199,6 +206,10 @@ def test_hello_without_identity(name: str) -> None:
         (state_of(7), "statuses.rank_index", "unknown_index"),
         (exited(signal=65), "statuses.exit.signal", "range"),
         (exited(status=256), "statuses.exit.status", "range"),
+        (in_stage(0, NOW), "statuses.stage", "disagree"),
+        (in_stage(NOW, NOW - 1), "statuses.stage", "disagree"),
+        (in_stage(-1, NOW), "statuses.stage.since_ns", "range"),
+        (in_stage(1, YEAR_2200_NS), "statuses.stage.as_of_ns", "range"),
         (ResponsePart(1, 9, Part.DUMP, b"", True), "response.rank_index", "unknown_index"),
         (ResponsePart(1, 0, Part.DUMP, bytes(PART_BYTES + 1), True), "response.data", "too_large"),
         (attempt(1), "declare.attempts.index", "redefined"),

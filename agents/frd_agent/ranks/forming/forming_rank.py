@@ -65,10 +65,16 @@ class FormingRank:
             self._report(RankState.LIVE, now_ns, "" if is_inside else _FORMS)
         return True
 
-    def _report(self, state: RankState, now_ns: NodeRawNs, detail: str) -> None:
+    def _report(
+        self,
+        state: RankState,
+        now_ns: NodeRawNs,
+        detail: str,
+        since_ns: NodeRawNs | None = None,
+    ) -> None:
         self.detail = detail
         if state is not self._state:
-            self._state, self._since_ns = state, now_ns
+            self._state, self._since_ns = state, since_ns or now_ns
         stage = None if self.is_gone else self._stage
         status = RankStatus(
             *(self.number, self._state, self._since_ns, detail), as_of_ns=now_ns, stage=stage
@@ -79,12 +85,12 @@ class FormingRank:
         """The process is gone. How it ended is text: no rank is lost that has never been one."""
         recorded_at_ns = None if record is None else self._shared.time.one_to_raw(record.at_ns)
         how, at_ns = self.process.ended(record, recorded_at_ns, now_ns)
-        self.end(at_ns, f"{ENDED}: {exit_text(how)}" if exit_text(how) else ENDED)
+        self.end(now_ns, f"{ENDED}: {exit_text(how)}" if exit_text(how) else ENDED, at_ns)
 
-    def end(self, now_ns: NodeRawNs, why: str) -> None:
-        """It does not become this rank."""
+    def end(self, now_ns: NodeRawNs, why: str, since_ns: NodeRawNs | None = None) -> None:
+        """It does not become this rank, from `since_ns` on."""
         self.is_gone = True
-        self._report(RankState.FINISHED, now_ns, why)
+        self._report(RankState.FINISHED, now_ns, why, since_ns)
         self._shared.wake()
 
     def give_way(self, rank: Rank, now_ns: NodeRawNs) -> bool:
@@ -103,13 +109,13 @@ class FormingRank:
 
 
 def stage_of(report: StageReport, shared: RankContext) -> Stage:
-    """In the node's raw time. A time of the future is taken as now."""
+    """In the node's raw time. A time of the future is taken as now, one before the boot as 1."""
     now_ns = shared.time.look().real_ns
     since_ns, as_of_ns = (
-        shared.time.one_to_raw(NodeNs(min(at_ns, now_ns)))
+        max(shared.time.one_to_raw(NodeNs(min(at_ns, now_ns))), 1)
         for at_ns in (report.since_ns, report.as_of_ns)
     )
-    return Stage(report.op, since_ns, as_of_ns)
+    return Stage(report.op, NodeRawNs(since_ns), NodeRawNs(max(as_of_ns, since_ns)))
 
 
 class _Stacks:

@@ -1,8 +1,8 @@
 """Which processes of this node are going to be ranks, and which rank each is.
 
 The environment that a launcher makes for a rank is inherited by everything that the rank starts:
-workers of a data loader, helpers, another launcher. A process that is taken for a rank and is none
-would be blamed for the wait of others, so a claim counts only if nothing speaks against it:
+workers of a data loader, helpers, another launcher. A process that is wrongly taken for a
+rank would be blamed for the wait of others, so a claim counts only if nothing speaks against it:
 
 - the process runs on this node, and started when its tap says so;
 - no rank, living or dead, is known to be that rank of that attempt;
@@ -30,7 +30,7 @@ from frd_agent.ranks.process import Process
 from frd_agent.ranks.rank import Rank, RankContext
 
 _REMEMBERED_S: Final = 60.0
-"""How long the end of a forming rank stays in memory, and a file that nobody writes on disk."""
+"""How long the end of a forming rank stays in memory, and on disk a file without a process."""
 _MISSING: Final = 2
 _MAX_ANCESTORS: Final = 64
 

@@ -22,6 +22,8 @@ from frd.model import (
     RankInfo,
     RankState,
     RankStatus,
+    Stage,
+    WaitSource,
 )
 from frd.service.clocks.alignments import guess
 from frd.service.ingest import revisions as revisions_module
@@ -330,6 +332,41 @@ def test_a_late_message_shows_as_lag(service: Service, stream: Stream) -> None:
     service.now += 2 * S
     stream.send(watermarks([], seen=[], as_of=0, sent=sent))
     assert stream.session.lag_ns == 2 * S
+
+
+def test_a_stage_reaches_the_engine_and_ends(service: Service, stream: Stream) -> None:
+    """A rank is in init_process_group for some time, and then no longer: the engine knows of the
+    wait in aligned time as long as it lasts, and people see it."""
+    attempt, since = service.engine.known(KEY), stream.ago(9)
+    assert attempt is not None
+    stage = Stage("init_process_group", since, NodeNs(since + 8 * S))
+    alive = RankStatus(1, RankState.LIVE, since, as_of_ns=since + 8 * S, stage=stage)
+    stream.send(Statuses((alive,)))
+    (wait,) = attempt.snapshot(AlignedNs(service.now)).unrecorded[3]
+    assert (wait.source, wait.op) == (WaitSource.STAGE, "init_process_group")
+    assert wait.as_of_ns - wait.since_ns == 8 * S
+    assert service.rank(3).waiting_in == "init_process_group"
+    assert service.rank(3).waiting_s == pytest.approx(9.0, abs=0.1)
+
+    stream.send(Statuses((replace(alive, stage=None, as_of_ns=since + 9 * S),)))
+    assert attempt.snapshot(AlignedNs(service.now)).unrecorded == {}
+    assert service.rank(3).waiting_in == ""
+
+
+def test_a_process_that_becomes_a_rank_stays_the_same_rank(
+    service: Service, stream: Stream
+) -> None:
+    """A rank is declared before it has groups, and once more with its groups: what is known of the
+    process stays, and no report on it is dropped."""
+    stream.send(Statuses((RankStatus(1, RankState.LIVE, stream.node_now(), "forming"),)))
+    known = stream.session.ranks[1]
+    again = RankDecl(len(stream.session.ranks), 0, replace(known.info, backends=("gloo",)))
+    stream.send(Declare(ranks=(again,)))
+    assert service.rank(3).status.detail == "forming"
+    assert service.rank(3).info.backends == ("gloo",)
+    stream.send(Statuses((RankStatus(again.index, RankState.LIVE, stream.node_now()),)))
+    assert service.rank(3).status.detail == ""
+    assert not stream.session.declared.superseded
 
 
 def test_statuses_and_channels_reach_the_engine(service: Service, stream: Stream) -> None:

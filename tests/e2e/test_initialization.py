@@ -1,0 +1,111 @@
+"""Real gloo jobs whose initialization takes long: which ranks are known, and how they stand."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from frd.cli.client import Client
+from frd.cli.commands.demo.scenarios import Scenario
+from frd.cli.commands.demo.stage import Stage
+from frd.errors import FrdError
+from tests.world.daemons import JOBS, findings, throughout, until, watched
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+JOB = "demo-initialization"
+
+Rank = dict[str, Any]
+
+
+@contextlib.contextmanager
+def job(place: str) -> Iterator[tuple[Stage, Client]]:
+    scenario = Scenario("initialization", "a long initialization", str(JOBS / "initialization.py"))
+    with watched(scenario, 4, 3.0, [place]) as (stage, client):
+        yield stage, client
+
+
+def ranks(client: Client) -> list[Rank]:
+    """All ranks of the job that the service knows, in order."""
+    with contextlib.suppress(FrdError):  # the job is not known yet
+        found: list[Rank] = client.get(f"/api/v1/jobs/{JOB}")["ranks"]
+        return found
+    return []
+
+
+def once(stage: Stage, client: Client, is_right: Callable[[list[Rank]], bool]) -> list[Rank]:
+    """The ranks, once they are right."""
+
+    def right() -> list[Rank] | None:
+        known = ranks(client)
+        return known if is_right(known) else None
+
+    return until(right, lambda: f"{ranks(client)}\n{stage.log('agent')}\n{stage.log('rank0')}")
+
+
+def waiting(known: list[Rank]) -> list[str]:
+    return [rank["waiting_in"] for rank in known]
+
+
+def test_a_rank_that_does_not_come() -> None:
+    """Rank 2 loads a model for ever, the others are in init_process_group: all four are known, with
+    the processes that they are, and three of them wait. One is stopped, and is silent. Ctrl-C ends
+    rank 2."""
+    with job("absent") as (stage, client):
+        inside = "init_process_group"
+        known = once(stage, client, lambda all_: waiting(all_) == [inside, inside, "", inside])
+        assert [rank["pid"] for rank in known] == [process.pid for process in stage.ranks]
+        assert known[2]["detail"] == "has no process group yet"
+        assert known[0]["waiting_s"] > 4
+        assert {rank["state"] for rank in known} == {"live"}
+
+        stage.ranks[0].send_signal(signal.SIGSTOP)
+        once(stage, client, lambda all_: all_[0]["state"] == "silent")
+        stage.ranks[2].send_signal(signal.SIGINT)
+        known = once(stage, client, lambda all_: all_[2]["state"] == "finished")
+        assert "KeyboardInterrupt" in known[2]["detail"]
+
+
+def test_a_rank_that_does_not_make_the_group() -> None:
+    """Three ranks are in new_group, to which rank 2 does not come."""
+    with job("new_group") as (stage, client):
+        inside = "new_group"
+        known = once(stage, client, lambda all_: waiting(all_) == [inside, inside, "", inside])
+        assert known[2]["detail"] == ""
+
+
+@pytest.mark.parametrize("place", ["late", "helpers"])
+def test_a_slow_start(place: str) -> None:
+    """Rank 2 comes nine seconds after the others, in one job every rank has helper processes that
+    inherit its environment: the processes that were known before train as the same ranks, no rank
+    is lost or reported twice, and there is no finding."""
+    with job(place) as (stage, client):
+        pids = [process.pid for process in stage.ranks]
+        once(stage, client, lambda all_: "init_process_group" in waiting(all_))
+        known = once(stage, client, lambda all_: any("all_reduce" in op for op in waiting(all_)))
+        assert [rank["pid"] for rank in known] == pids
+
+        def is_well() -> None:
+            known = ranks(client)
+            assert [(rank["pid"], rank["state"]) for rank in known] == [(p, "live") for p in pids]
+            assert findings(client) == []
+
+        throughout(8.0, is_well)
+
+
+def test_a_rank_that_dies_before_it_comes() -> None:
+    """Rank 2 raises before init_process_group: its row says why, and no rank is lost. Then the
+    launcher ends the others."""
+    with job("dies") as (stage, client):
+        once(stage, client, lambda all_: len(all_) == 4)
+        known = once(stage, client, lambda all_: all_[2]["state"] == "finished")
+        why = "ended before it had a process group: FileNotFoundError: no checkpoint"
+        assert known[2]["detail"].startswith(why)
+        for number in (0, 1, 3):
+            stage.ranks[number].send_signal(signal.SIGTERM)
+        known = once(stage, client, lambda all_: {rank["state"] for rank in all_} == {"finished"})
+        assert "killed by SIGTERM" in known[0]["detail"]
+        assert findings(client) == []

@@ -1,0 +1,292 @@
+"""What the tap sees of the main thread, and when it publishes a stage."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frd_agent import tap
+
+LAUNCHED = {
+    "RANK": "2",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "2",
+    "MASTER_ADDR": "n1",
+    "MASTER_PORT": "9",
+}
+C10D = "/site-packages/torch/distributed/distributed_c10d.py"
+
+
+def function(name: str, file: str, calls: Callable[[], None]) -> Callable[[], None]:
+    """A function of that name in a module of that file."""
+
+    def body() -> None:
+        calls()
+
+    body.__code__ = body.__code__.replace(co_name=name, co_filename=file)
+    return body
+
+
+def code(name: str, file: str) -> CodeType:
+    return function(name, file, lambda: None).__code__
+
+
+INSIDE = [code("_store_based_barrier", C10D), code("init_process_group", C10D)]
+OUTSIDE = [code("load_model", "train.py"), code("main", "train.py")]
+
+
+def seen_inside(*functions: tuple[str, str]) -> tuple[str, list[str]]:
+    """The stage and the functions that a thread sees while the main thread is in these calls."""
+    found: list[tuple[str, list[str]]] = []
+
+    def look() -> None:
+        codes = tap.of_main_thread("f_code")
+        found.append((tap.stage_in(codes), [code.co_name for code in codes]))
+
+    def wait() -> None:
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+
+    calls = wait
+    for name, file in reversed(functions):
+        calls = function(name, file, calls)
+    calls()
+    (one,) = found
+    return one
+
+
+def test_the_stage_of_the_main_thread() -> None:
+    """The innermost function of torch that waits for others counts; one of the same name in a
+    user's module does not."""
+    stage, names = seen_inside(("main", "a.py"), ("init_process_group", C10D), ("barrier", C10D))
+    assert stage == "init_process_group"
+    assert names[names.index("barrier") :][:3] == ["barrier", "init_process_group", "main"]
+    assert seen_inside(("new_group", C10D), ("_new_group_with_tag", C10D))[0] == "new_group"
+    assert seen_inside(("init_process_group", "mine.py"))[0] == ""
+    assert seen_inside(("all_reduce", C10D))[0] == ""
+
+
+def test_a_deep_stack_is_cut() -> None:
+    """A program that recurses: only its innermost frames are looked at."""
+    assert len(seen_inside(*[("deeper", "a.py")] * 300)[1]) == tap.MAX_DEPTH
+
+
+class Owned:
+    """An object of the program that notes the thread that destroys it."""
+
+    ended_on: list[int] = []  # noqa: RUF012 -- of all objects
+
+    def __del__(self) -> None:
+        self.ended_on.append(threading.get_ident())
+
+
+def test_no_object_of_the_program_is_destroyed_by_the_tap() -> None:
+    """The main thread calls and returns all the time while another walks its frames, and switches
+    come as often as they can: what a frame owned ends on the main thread."""
+    done, walks = threading.Event(), 0
+
+    def walk() -> None:
+        nonlocal walks
+        while not done.is_set():
+            tap.of_main_thread("f_code", "f_lineno")
+            walks += 1
+
+    def work(depth: int) -> Owned:
+        mine = Owned()
+        return work(depth - 1) if depth else mine
+
+    interval, walker = sys.getswitchinterval(), threading.Thread(target=walk)
+    sys.setswitchinterval(1e-6)
+    try:
+        walker.start()
+        while walks < 2_000:
+            work(20)
+    finally:
+        sys.setswitchinterval(interval)
+        done.set()
+        walker.join()
+    assert set(Owned.ended_on) == {threading.main_thread().ident}
+    Owned.ended_on.clear()
+
+
+@pytest.mark.parametrize(
+    ("changes", "launch"),
+    [
+        ({}, (2, 4)),
+        ({"LOCAL_RANK": ""}, (2, 4)),
+        ({"RANK": "4"}, None),
+        ({"RANK": "-1"}, None),
+        ({"WORLD_SIZE": "many"}, None),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, None),
+        ({"MASTER_ADDR": ""}, None),
+        ({"MASTER_PORT": ""}, None),
+    ],
+)
+def test_what_an_environment_says(changes: dict[str, str], launch: tuple[int, int] | None) -> None:
+    """Only one with all that init_process_group reads names a rank, and only one among others."""
+    assert tap.launch_of(LAUNCHED | changes) == launch
+
+
+class Process:
+    """A process under a tap: its environment, its stack and its clock."""
+
+    def __init__(self, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run_dir = run_dir
+        self.now_s = 1_000.0
+        self.codes = OUTSIDE
+        self.environ = LAUNCHED | {"FRD_RUN_DIR": str(run_dir), "FRD_JOB": "train"}
+        clock = {"monotonic": lambda: self.now_s, "time_ns": lambda: round(self.now_s * 1e9)}
+        monkeypatch.setattr(tap, "time", SimpleNamespace(**clock))
+        monkeypatch.setattr(tap, "of_main_thread", self._frames)
+
+    def _frames(self, *attributes: str) -> list[Any]:
+        if len(attributes) == 1:
+            return list(self.codes)
+        return [(code, code.co_firstlineno) for code in self.codes]
+
+    def stage(self, *, is_forked: bool = False) -> tap.Stage:
+        return tap.Stage(self.environ, is_forked=is_forked)
+
+    def published(self) -> dict[str, Any] | None:
+        """The stage file, the only file that may be there."""
+        found = list(self.run_dir.iterdir())
+        if not found:
+            return None
+        (path,) = found
+        read: dict[str, Any] = json.loads(path.read_text())
+        assert path.name == f"{read['token']}.stage"
+        return read
+
+
+@pytest.fixture
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Process:
+    return Process(tmp_path, monkeypatch)
+
+
+def test_an_ordinary_initialization_writes_nothing(process: Process) -> None:
+    """A process imports, waits four seconds in init_process_group and has its groups."""
+    stage = process.stage()
+    stage.look_at_no_rank()
+    process.now_s += 4
+    process.codes = INSIDE
+    stage.look_at_no_rank()
+    process.now_s += 4
+    stage.look_at_no_rank()
+    process.codes = OUTSIDE
+    stage.look_at_rank()
+    stage.close()
+    assert process.published() is None
+
+
+def test_a_process_on_its_way_to_be_a_rank(process: Process) -> None:
+    """It loads a model for some time, then waits in init_process_group, then has its groups."""
+    stage = process.stage()
+    process.now_s += 5
+    stage.look_at_no_rank()
+    first = process.published()
+    assert first is not None
+    assert (first["op"], first["since_ns"], first["as_of_ns"]) == ("", 1_000 * 10**9, 1_005 * 10**9)
+    assert first["frames"][0][::2] == ["train.py", "load_model"]
+    claim = first["claim"]
+    assert (claim["job"], claim["run"], claim["rank"]) == ("train", "n1:9", 2)
+    assert (claim["pid"], claim["attempt"], claim["groups"]) == (os.getpid(), 0, [])
+
+    process.now_s += 1
+    process.codes = INSIDE
+    stage.look_at_no_rank()
+    inside = process.published()
+    assert inside is not None
+    assert (inside["op"], inside["since_ns"]) == ("init_process_group", 1_006 * 10**9)
+    process.now_s += 1
+    stage.look_at_no_rank()
+    assert process.published() == inside
+    process.now_s += tap.STAGE_EVERY_S
+    stage.look_at_no_rank()
+    again = process.published()
+    assert again is not None
+    assert (again["since_ns"], again["as_of_ns"]) == (1_006 * 10**9, 1_010 * 10**9)
+
+    process.codes = OUTSIDE
+    stage.look_at_rank()
+    assert process.published() is None
+
+
+def test_a_rank_in_new_group(process: Process) -> None:
+    """A rank waits in new_group for long: its stage is published without a claim."""
+    stage = process.stage()
+    process.now_s += 60
+    process.codes = [code("new_group", C10D), *OUTSIDE]
+    stage.look_at_rank()
+    assert process.published() is None
+    process.now_s += tap.STAGE_AFTER_S
+    stage.look_at_rank()
+    published = process.published()
+    assert published is not None
+    assert (published["op"], published["claim"]) == ("new_group", None)
+    stage.close()
+    assert process.published() is None
+
+
+@pytest.mark.parametrize("why", ["launcher", "forked", "no local rank", "no stack"])
+def test_who_does_not_claim_a_rank(process: Process, why: str) -> None:
+    """A launcher whose environment names a rank, a forked helper, a process that no launcher of
+    ranks has started, one whose stack cannot be read: outside of init_process_group, none of them
+    is published."""
+    if why == "launcher":
+        process.codes = [*OUTSIDE, code("main", "/site-packages/torch/distributed/run.py")]
+    if why == "no local rank":
+        del process.environ["LOCAL_RANK"]
+    if why == "no stack":
+        process.codes = []
+    stage = process.stage(is_forked=why == "forked")
+    for _ in range(3):
+        process.now_s += 30
+        stage.look_at_no_rank()
+    assert process.published() is None
+
+
+def test_an_end_before_the_first_group(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A published process raises before it is a rank: its exit record stays for the agent."""
+    stage = process.stage()
+    process.now_s += 5
+    stage.look_at_no_rank()
+    monkeypatch.setattr(sys, "last_type", FileNotFoundError, raising=False)
+    monkeypatch.setattr(sys, "last_value", FileNotFoundError("no model"), raising=False)
+    monkeypatch.setattr(sys, "last_traceback", None, raising=False)
+    stage.close()
+    published = process.published()
+    assert published is not None
+    assert published["exit"]["detail"] == "FileNotFoundError: no model"
+
+
+def test_a_rank_that_changes(process: Process) -> None:
+    """The program sets another rank in its environment, and then removes it."""
+    stage = process.stage()
+    process.now_s += 5
+    stage.look_at_no_rank()
+    process.environ["RANK"] = "3"
+    process.now_s += tap.STAGE_EVERY_S
+    stage.look_at_no_rank()
+    published = process.published()
+    assert published is not None
+    assert published["claim"]["rank"] == 3
+    del process.environ["RANK"]
+    stage.look_at_no_rank()
+    assert process.published() is None
+
+
+def test_the_start_of_this_process() -> None:
+    """The ticks that the tap writes are those by which the agent verifies the process."""
+    assert tap._start_ticks() > 0
+    started_s = tap._start_ticks() / os.sysconf("SC_CLK_TCK")
+    assert started_s <= time.clock_gettime(time.CLOCK_BOOTTIME)
