@@ -339,7 +339,7 @@ async def test_stacks_of_a_forming_rank(node: Node, monkeypatch: pytest.MonkeyPa
 def test_bad_files(
     node: Node, change: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What no tap writes is counted and named in the log once, and a good file next to it counts."""
+    """What no tap writes is counted and named in the log once; a good file next to it counts."""
     pid = node.process()
     node.write(TOKEN, node.claim(pid) | change)
     good = node.process()
