@@ -41,6 +41,11 @@ class Dictionary:
             key = replace(key, job=f"{key.job} (world size {world_size})")
         return self._number(self.attempts, AttemptDecl, key, world_size, run)
 
+    def forming_attempt(self, key: AttemptKey, world_size: int, run: str) -> int:
+        """Of processes without groups: their environment may name another world than they make, so
+        it does not decide which of two jobs keeps the name."""
+        return self._number(self.attempts, AttemptDecl, key, world_size, run)
+
     def rank(self, attempt: int, info: RankInfo) -> int:
         """A new number: every process of a rank has its own."""
         self.ranks.append(RankDecl(len(self.ranks), attempt, info))

@@ -31,7 +31,7 @@ class FormingRank:
         self.identity = claim
         self.process = RankProcess(claim, None, process)
         self._shared = shared
-        attempt = shared.dictionary.attempt(claim.attempt, claim.world_size, claim.run)
+        attempt = shared.dictionary.forming_attempt(claim.attempt, claim.world_size, claim.run)
         self.number = shared.dictionary.rank(attempt, claim.info)
         self.stacks = _Stacks(process.pid)
         self.is_gone = False

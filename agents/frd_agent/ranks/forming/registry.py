@@ -67,6 +67,8 @@ class Forming:
         self._files: list[StageFile] = []
         self._claimants: dict[str, _Claimant] = {}
         """By token."""
+        self._stages: dict[str, StageReport] = {}
+        """The present report of each rank with groups, by token."""
         self._unseen: set[str] = set()
         """Tokens whose process was looked for in vain."""
         self._ended: list[tuple[NodeRawNs, FormingRank]] = []
@@ -89,9 +91,16 @@ class Forming:
             elif file.report.claim is not None:
                 reports[file.report.token] = file.report
                 self._learn(file, file.report, now_ns)
+        for token in self._stages.keys() - by_token.keys():
+            del self._stages[token]
         for token, stage in stages.items():
             rank = by_token[token]
-            rank.stage = None if stage is None or rank.is_gone else stage_of(stage, self._shared)
+            if stage is None or rank.is_gone:
+                self._stages.pop(token, None)
+                rank.stage = None
+            elif self._stages.get(token) is not stage:
+                self._stages[token] = stage
+                rank.stage = stage_of(stage, self._shared)
             if (claimant := self._claimants.pop(token, None)) is not None:
                 self._hand_over(claimant, rank, now_ns)
         self._drop_gone(reports, now_ns)

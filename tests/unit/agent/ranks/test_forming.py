@@ -16,11 +16,14 @@ from typing import Any
 import pytest
 
 from frd.model import AttemptKey, NodeRawNs, RankState, RankStatus
+from frd.wire.messages import Part, Request, ResponsePart
 from frd_agent import tap
+from frd_agent.inspection.inspector import Inspector
 from frd_agent.node_time import raw_now
 from frd_agent.proc import read_stat
 from frd_agent.ranks.forming.stage_files import scan
 from frd_agent.ranks.roster import Roster
+from frd_agent.uplink.answers import answer, answer_waits
 from tests.world.daemons import until
 from tests.world.run_dir import TOKEN, identity, shared
 
@@ -170,6 +173,8 @@ def test_a_rank_in_new_group(node: Node) -> None:
     (rank,) = node.roster
     assert rank.stage is not None
     assert node.statuses()[rank.number].stage == rank.stage
+    node.update()
+    assert rank.number not in node.statuses()
     (node.run_dir / f"{TOKEN}.stage").unlink()
     node.update()
     assert node.statuses()[rank.number].stage is None
@@ -295,6 +300,19 @@ def test_a_process_becomes_another_rank(node: Node) -> None:
     assert rank.number in changed
 
 
+def test_a_launcher_that_names_nodes_as_ranks(node: Node) -> None:
+    """The environment has the number of the node and of all nodes; the processes that were started
+    there pass their own to init_process_group: the job keeps its name."""
+    pid = node.process()
+    node.claim(pid, op=INSIDE, rank=0, world_size=2)
+    assert node.update() == [pid]
+    everyone = {"name": "0", "desc": "default_pg", "ranks": list(range(16)), "backend": "gloo"}
+    node.become_rank(pid, rank=5, world_size=16, groups=[everyone])
+    node.update()
+    (rank,) = node.roster
+    assert node.common.dictionary.who(rank.number) == ("j", 5)
+
+
 def test_a_frozen_process_makes_no_progress(node: Node) -> None:
     """It is stopped: its stage is as of the last report of its tap, and it is silent."""
     pid = node.process()
@@ -319,6 +337,28 @@ async def test_stacks_of_a_forming_rank(node: Node, monkeypatch: pytest.MonkeyPa
     stack = await forming.stacks.read()
     assert stack.source == "tap"
     assert 'File "/job/train.py", line 12 in load_model' in stack.text
+
+
+async def test_requests_about_a_forming_rank(node: Node) -> None:
+    """The service asks for all that it asks of a suspect: there is no dump, with the reason; its
+    identity and stack come, and its wait is inspected."""
+    node.claim(node.process())
+    node.update()
+    (forming,) = node.roster.forming
+    parts: dict[Part, ResponsePart] = {}
+
+    async def send(part: ResponsePart) -> None:
+        parts[part.part] = part
+
+    request = Request(1, (0,), dump=True, stacks=True, timeout_s=5.0, waits=True)
+    await answer(forming, request, [], send, others=set())
+    inspector = Inspector(node.common.stats)
+    await answer_waits(forming, request, inspector, [forming], send)
+    inspector.stop()
+    assert parts[Part.DUMP].error.endswith("it has no process group yet")
+    assert json.loads(parts[Part.IDENTITY].data)["rank"] == 1
+    assert b"load_model" in parts[Part.STACK].data
+    assert (parts[Part.WAITS].error, parts[Part.WAITS].source) == ("", "proc")
 
 
 @pytest.mark.parametrize(

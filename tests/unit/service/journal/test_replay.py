@@ -26,10 +26,12 @@ from frd.model import (
     RankState,
     RankStatus,
     Reason,
+    Stage,
+    WaitSource,
 )
 from frd.service.clocks.alignments import encode, guess
 from frd.service.journal.payloads import Dismissal, Settings, decode_payload, encode_payload
-from frd.service.journal.replay import Replayed, replay
+from frd.service.journal.replay import Player, Replayed, replay
 from frd.store.journal import Journal, JournalLimits, read, segments
 from frd.store.records import Record, RecordKind
 from frd.wire.encode import encode_agent
@@ -164,6 +166,21 @@ def test_alignments_are_replayed(tmp_path: Path) -> None:
     ahead = replayed(recorded(tmp_path / "ahead", list(incident(ahead=2 * SECOND))))
     assert ahead.findings == true.findings
     assert ahead.findings
+
+
+def test_stages_are_replayed() -> None:
+    """Rank 1 was in init_process_group when the journal ended: the replayed engine knows it."""
+    stage = Stage("init_process_group", NodeRawNs(START - SECOND), NodeRawNs(START + 7 * SECOND))
+    seen_at = START + 8 * SECOND
+    status = RankStatus(1, RankState.LIVE, NodeRawNs(START), as_of_ns=seen_at, stage=stage)
+    player = Player(pytest.fail)
+    for record in (*incident(), message(Statuses((status,)), seen_at)):
+        player.play(record)
+    attempt = player.engine.known(AttemptKey("train", 0))
+    assert attempt is not None
+    (wait,) = attempt.snapshot(AlignedNs(seen_at)).unrecorded[1]
+    assert (wait.source, wait.op) == (WaitSource.STAGE, "init_process_group")
+    assert wait.as_of_ns - wait.since_ns == 8 * SECOND
 
 
 def test_restart_of_the_service(tmp_path: Path) -> None:
