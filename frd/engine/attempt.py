@@ -304,6 +304,7 @@ class Attempt:
             stalls=self.stalls(now),
             has_mismatches=collectives.disagrees,
             has_exits=self.tables.has_exits(),
+            has_calls=self.tables.unrecorded.any_waits,
             unsynchronized=self.clocks.unsynchronized(),
             snapshot=once(lambda: self.snapshot(now)),
             late_window=once(lambda: collectives.lateness.window(now)),

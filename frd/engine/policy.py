@@ -22,6 +22,8 @@ class Policy:
     """Ceiling of the adaptive stall threshold."""
     stall_tail_factor: Annotated[float, Ge(1)] = 5.0
     """The threshold is this many times the group's slow tail of arrival skew."""
+    init_stall_after_s: Annotated[float, Ge(1)] = 60.0
+    """How long ranks may wait in init_process_group or new_group for ranks that do not come."""
     critical_after_s: Annotated[float, Ge(0)] = 60.0
     """A finding about ranks that wait or are gone is a warning, and critical once it has been open
     for this long."""

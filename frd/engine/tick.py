@@ -44,6 +44,8 @@ class Tick:
     has_mismatches: bool
     has_exits: bool
     """A rank exited uncleanly, is silent, or finished too early."""
+    has_calls: bool
+    """A rank was seen in a wait that no recorder shows."""
     unsynchronized: Sequence[tuple[int, ...]]
     """The ranks of each agent whose clock is unknown, where several clocks are compared."""
     snapshot: Callable[[], Snapshot]

@@ -20,7 +20,7 @@ from frd.model import NodeNs, RankState, UnrecordedWait
 ONE_SIDED: Final = frozenset({"send", "recv", "lock", "store"})
 """Waits for the very peers that they name. In all others the members of a group wait for each
 other: who is in the same call does not hold it up."""
-_ALIVE: Final = (RankState.LIVE, RankState.SILENT)
+ALIVE: Final = (RankState.LIVE, RankState.SILENT)
 
 
 def counting(snapshot: Snapshot, stalled_at: UncertainTime) -> dict[int, UnrecordedWait]:
@@ -30,11 +30,15 @@ def counting(snapshot: Snapshot, stalled_at: UncertainTime) -> dict[int, Unrecor
     found = {}
     for rank, waits in snapshot.unrecorded.items():
         row = snapshot.row(rank)
-        if row < 0 or snapshot.state[row] not in _ALIVE:
+        if row < 0 or snapshot.state[row] not in ALIVE:
             continue
         moved_at = int(snapshot.moved_at[row])
         earliest = stalled_at.at + (snapshot.margin_ns(rank, stalled_at) or 0)
-        still = [replace(wait, since_ns=NodeNs(max(wait.since_ns, moved_at))) for wait in waits]
+        still = [
+            replace(wait, since_ns=NodeNs(max(wait.since_ns, moved_at)))
+            for wait in waits
+            if wait.op
+        ]
         lasting = [
             w for w in still if w.as_of_ns >= earliest and w.as_of_ns - w.since_ns >= rest_ns
         ]

@@ -300,7 +300,7 @@ class App:
             *(key, rank, text),
             asked_at=asked_at,
             answered_at=self._now(),
-            confirm_after_ns=self._standstills.confirm_after_ns(key),
+            confirm_after_ns=self._standstills.at_rest_after_ns(key),
         )
 
     async def _prune(self) -> None:

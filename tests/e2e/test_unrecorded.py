@@ -16,6 +16,12 @@ from tests.world.daemons import JOBS, findings, until, watched
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service of a test waits less long for new_group."""
+    monkeypatch.setenv("FRD_POLICY__INIT_STALL_AFTER_S", "5")
+
+
 def found(place: str, is_right: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
     """The only finding of the job with ranks in that place, once it is right."""
     scenario = Scenario("unrecorded", "waits without a record", str(JOBS / "unrecorded.py"))
@@ -58,3 +64,24 @@ def test_a_broadcast_with_another_root() -> None:
     assert suspects(finding) == {}
     assert finding["reason"] == "network_or_device"
     assert "their roots may differ, or the link between them failed" in finding["summary"]
+
+
+@pytest.mark.parametrize(
+    ("place", "op"),
+    [("chain", "recv"), ("barrier", "monitored_barrier"), ("new_group", "new_group")],
+)
+def test_a_call_that_leaves_no_entry(place: str, op: str) -> None:
+    """Rank 2 computes for ever; the others wait in calls that no recorder shows, for it or for each
+    other. It alone is named, with its line."""
+
+    def is_sure(one: Mapping[str, Any]) -> bool:
+        return [s["confidence"] for s in one["suspects"]] == ["high"] and one["suspects"][0][
+            "stack"
+        ]
+
+    finding = found(place, is_sure)
+    assert suspects(finding) == {2: "high"}
+    assert finding["victims"] == [0, 1, 3]
+    assert finding["collective"]["op"] in (op, "send")
+    assert "for rank 2" in finding["summary"]
+    assert finding["suspects"][0]["stack"][0].endswith("in compute")

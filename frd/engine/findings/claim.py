@@ -75,6 +75,8 @@ class Look:
     """Ranks whose exit needs an explanation. A finding about one does not pass."""
     as_of: Mapping[int, int] = field(default_factory=dict)
     """Aligned ns up to which everything is known of each rank."""
+    outside: Mapping[int, int] = field(default_factory=dict)
+    """Aligned ns at which ranks were last seen in no call that recorders do not show."""
     ended_by: Callable[[Collection[int], Collection[int], AlignedNs], str] = (
         lambda ranks, named, after: ""
     )
@@ -121,9 +123,12 @@ class Lifetime:
 
 
 def anchor_of(ref: CollectiveRef | None) -> Hashable:
-    """What stays the same of a collective, or of one rank's wait in a P2P op, while it is stuck."""
+    """What stays the same of a collective, of one rank's wait in a P2P op, or of a call that no
+    recorder shows, while it is stuck."""
     if ref is None:
         return None
+    if not ref.group_id:  # a call that no recorder shows
+        return ref.op
     return ref.group_id, ref.seq, min(ref.waiting_ranks, default=-1) if ref.seq < 0 else -1
 
 

@@ -86,7 +86,7 @@ def of_order(heads: Sequence[tuple[str, Sequence[int]]]) -> str:
     """
     clauses = [f"{text.ranks(ranks)} {_is(ranks)} in {what}" for what, ranks in heads]
     sizes = [len(ranks) for _, ranks in heads]
-    if 2 * sizes[-1] <= sum(sizes):
+    if 2 * sizes[-1] <= sum(sizes) or len(heads) == 1:
         return ", ".join(clauses)
     odd = [f"{text.ranks(ranks)} went into {what}" for what, ranks in heads[:-1]]
     return f"{' and '.join(odd)} while {clauses[-1]}"

@@ -54,9 +54,10 @@ def place(frame: str, between: str = " ") -> str:
 
 
 def collective(op: str, seq: int, label: str) -> str:
-    """``all_reduce #7 on default_pg``; P2P ops (``send 0->8``) have no number."""
+    """``all_reduce #7 on default_pg``; P2P ops (``send 0->8``) have no number, and calls that no
+    recorder shows (``new_group``) have no group either."""
     number = f" #{seq}" if seq >= 0 else ""
-    return f"{clean(op) or 'collective'}{number} on {clean(label)}"
+    return f"{clean(op) or 'collective'}{number}" + (f" on {clean(label)}" if label else "")
 
 
 def ranks(numbers: Sequence[int]) -> str:

@@ -34,7 +34,7 @@ def claim_of(
         kind=diagnosis.kind,
         about=f"{ref.group_id}/{ref.seq if ref.seq >= 0 else ref.op}",
         anchors=frozenset({*stuck, anchor_of(ref)}),
-        status=_status(snapshot.now, diagnosis, policy, gone),
+        status=status_of(snapshot.now, diagnosis.kind, diagnosis.suspects, policy, gone),
         since=diagnosis.since,
         reason=diagnosis.reason,
         collective=ref,
@@ -49,21 +49,21 @@ def claim_of(
     )
 
 
-def _status(
-    now: AlignedNs, diagnosis: Diagnosis, policy: Policy, gone: Sequence[Exit]
+def status_of(
+    now: AlignedNs, kind: Kind, suspects: Sequence[Suspect], policy: Policy, gone: Sequence[Exit]
 ) -> ClaimStatus:
     """A mismatch is certain. A claim that names a rank whose exit is still being judged opens
     nothing. Other claims are confirmed unless reports of different age could fake them."""
-    if diagnosis.kind is Kind.MISMATCH:
+    if kind is Kind.MISMATCH:
         return ClaimStatus.CONFIRMED
-    judged_s = judged_after_s(policy)
+    judged_s, named = judged_after_s(policy), {suspect.rank for suspect in suspects}
     if any(
-        exited.rank in diagnosis.onsets
+        exited.rank in named
         and (now - exited.at) / 1e9 <= (STOP_TAKES_S if exited.manner is Manner.ASKED else judged_s)
         for exited in gone
     ):
         return ClaimStatus.CONTINUING
-    reasons = {suspect.reason for suspect in diagnosis.suspects}
+    reasons = {suspect.reason for suspect in suspects}
     return ClaimStatus.CONFIRMED if reasons and not reasons & _PASSING else ClaimStatus.UNCONFIRMED
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from frd.engine.findings.claim import Known, Lifetime, Look, anchors_by_collective
+from frd.engine.hangs.calls import claims_of_calls, seen_outside
 from frd.engine.hangs.claims import claim_of
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
 from frd.engine.losses.claims import claim_of_loss, ended_by, held_up_by
@@ -51,7 +52,8 @@ class HangDetector:
         )
 
     def evaluate(self, tick: Tick, known: Known) -> Look | None:
-        if not (len(tick.stalls) or tick.has_mismatches or tick.has_exits or known.findings):
+        is_quiet = not (len(tick.stalls) or tick.has_mismatches or tick.has_exits or tick.has_calls)
+        if is_quiet and not known.findings:
             return None
         since_ns = tick.now - self._looked_at
         if since_ns < tick.world_size * _PAUSE_NS_PER_RANK or (
@@ -87,6 +89,8 @@ def look_at(
     gone = exits(snapshot)
     bad = [exited for exited in gone if exited.is_bad]
     claims = [claim_of(snapshot, diagnosis, policy, bad) for diagnosis in diagnoses]
+    if stalled is not None and not claims:
+        claims += claims_of_calls(snapshot, policy, bad)
     loss = first_lost(snapshot, gone, policy, final=stalled is None)
     if loss is not None and (lost := claim_of_loss(snapshot, loss, bad, policy, known)) is not None:
         claims.append(lost)
@@ -97,6 +101,7 @@ def look_at(
         still_stuck=frozenset((snapshot.groups[op.group].group_id, *op[1:]) for op in stuck),
         exited=frozenset(exited.rank for exited in bad),
         as_of=dict(zip(snapshot.rank.tolist(), snapshot.as_of.tolist(), strict=True)),
+        outside=seen_outside(snapshot),
         ended_by=partial(ended_by, bad),
         held_up_by=partial(held_up_by, snapshot, bad),
     )

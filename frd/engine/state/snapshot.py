@@ -170,7 +170,8 @@ class Snapshot:
     p2p_ranks: Set[int] = frozenset()
     """Ranks that ever had a P2P op in flight."""
     unrecorded: Mapping[int, Sequence[UnrecordedWait]] = field(default_factory=dict)
-    """Waits that no recorder shows, by rank; both of their times are aligned."""
+    """Waits that no recorder shows, by rank; one without an op says that a rank was seen in none.
+    Both of their times are aligned."""
 
     def row(self, rank: int) -> int:
         """The row of a rank in the rank arrays, -1 when it was never declared."""

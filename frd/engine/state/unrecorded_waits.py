@@ -43,6 +43,10 @@ class UnrecordedWaits:
         """Another process has the rank."""
         self._by_rank.pop(rank, None)
 
+    @property
+    def any_waits(self) -> bool:
+        return any(wait.op for known in self._by_rank.values() for wait in known.values())
+
     def clear(self) -> None:
         self._by_rank.clear()
 
@@ -58,12 +62,10 @@ class UnrecordedWaits:
     def snapshot(
         self, ranks: RankTable, now: AlignedNs
     ) -> Mapping[int, tuple[UnrecordedWait, ...]]:
-        """The waits that were seen last, in aligned time; not those that are over."""
+        """The waits that were seen last, in aligned time; without an op where one is over."""
         found = {}
         for rank, known in self._by_rank.items():
-            waits = [wait for wait in known.values() if wait.op]
-            if not waits:
-                continue
+            waits = list(known.values())
             times = np.array([[wait.since_ns, wait.as_of_ns] for wait in waits])
             aligned = ranks.to_aligned(rank, times, now).tolist()
             found[rank] = tuple(

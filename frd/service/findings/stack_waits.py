@@ -20,6 +20,8 @@ _WAKES_NS: Final = 1_000_000
 to look at its time-out, which takes a few hundred microseconds. A wait for a peer uses none."""
 
 Observe = Callable[[AttemptKey, UnrecordedWait], None]
+Confirm = Callable[[str], int]
+"""After how many ns another stack may prove a wait in an op."""
 
 
 @dataclass(slots=True)
@@ -46,10 +48,11 @@ class StackWaits:
         *,
         asked_at: AlignedNs,
         answered_at: AlignedNs,
-        confirm_after_ns: int | None = None,
+        confirm_after_ns: Confirm | None = None,
     ) -> None:
         """The text of a rank's stack. If it shows a wait that no earlier stack showed, another
-        stack can prove that wait after `confirm_after_ns`; None if none will be asked for."""
+        stack can prove that wait after `confirm_after_ns` of its op; None if none will be asked
+        for."""
         if not has_stack(text):
             return
         seen = self._seen.setdefault(key, {})
@@ -62,8 +65,10 @@ class StackWaits:
         is_same = known is not None and _is_one_wait(known.call, call)
         since = known.since if known is not None and is_same else answered_at
         as_of = max(since, asked_at)
-        later = None if is_same or confirm_after_ns is None else answered_at + confirm_after_ns
-        seen[rank] = _Sighting(call, since, None if later is None else AlignedNs(later))
+        confirm_at = None
+        if not is_same and confirm_after_ns is not None:
+            confirm_at = AlignedNs(answered_at + confirm_after_ns(call.op))
+        seen[rank] = _Sighting(call, since, confirm_at)
         wait = UnrecordedWait(
             *(rank, WaitSource.STACK, call.op, NodeNs(since), NodeNs(as_of)), detail=call.where
         )

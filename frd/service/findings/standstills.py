@@ -18,17 +18,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from frd.engine.attempt import Attempt
 from frd.engine.engine import Engine
+from frd.engine.hangs.calls import threshold_of_call_ns
 from frd.engine.state.snapshot import AT_REST
+from frd.engine.state.tables import GroupTable
 from frd.errors import FrdError
 from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind, RankState
 from frd.service.findings.dumper import Dumper
-from frd.service.findings.stack_waits import StackWaits
+from frd.service.findings.stack_waits import Confirm, StackWaits
 from frd.service.state import ServiceState
 
 MAX_RANKS: Final = 64
@@ -93,23 +95,31 @@ class Standstills:
         for key in running:
             attempt = self._engine.known(key)
             if attempt is not None and attempt.tables.groups.count:
-                self._look_at(key, attempt, now, is_explained=key in explained)
+                self._look_at(key, attempt, now, explained.get(key, ()))
 
     async def close(self) -> None:
         for watched in self._watched.values():
             self._cancel(watched)
             await asyncio.gather(*watched.tasks, return_exceptions=True)
 
-    def confirm_after_ns(self, key: AttemptKey, share: float = AT_REST) -> int:
-        """How long a wait must last to be proven: by default, that its rank is at rest."""
+    def at_rest_after_ns(self, key: AttemptKey) -> Confirm:
+        """How long a wait must last to prove that its rank is at rest, which is enough for a rank
+        of an open finding."""
         attempt = self._engine.known(key)
         groups = attempt.tables.groups if attempt is not None else None
         rest_ns = groups.threshold_ns[: groups.count].min() if groups and groups.count else 0
-        return int(max(rest_ns * share, _LEAST_REST_S * 1e9))
+        after_ns = int(max(rest_ns * AT_REST, _LEAST_REST_S * 1e9))
+        return lambda op: after_ns
+
+    def _stalled_after_ns(self, groups: GroupTable) -> Confirm:
+        """How long a wait must last to be a hang itself."""
+        threshold_ns = int(groups.threshold_ns[: groups.count].max())
+        return lambda op: threshold_of_call_ns(op, self._engine.policy, threshold_ns)
 
     def _look_at(
-        self, key: AttemptKey, attempt: Attempt, now: AlignedNs, *, is_explained: bool
+        self, key: AttemptKey, attempt: Attempt, now: AlignedNs, explained: Sequence[Finding]
     ) -> None:
+        is_explained = bool(explained)
         watched = self._watched.get(key)
         if watched is None:
             watched = self._watched[key] = _Watched(now, now)
@@ -124,15 +134,15 @@ class Standstills:
         if now < watched.due_at or watched.tasks:
             return
         if is_explained:
-            waiting = self._waits.waiting(key)[:MAX_RANKS]
-            self._start_round(key, watched, waiting, now, self.confirm_after_ns(key))
+            waiting = sorted({*self._waits.waiting(key), *_in_calls(explained)})[:MAX_RANKS]
+            self._start_round(key, watched, waiting, now, self.at_rest_after_ns(key))
             return
         groups = attempt.tables.groups
         if now - watched.still_since >= groups.threshold_ns[: groups.count].max():
             if watched.asked and not self._waits.waiting(key):
                 watched.pause_s = min(2 * watched.pause_s, LEAST_OFTEN_S)
             some = self._some_of(attempt, watched)
-            self._start_round(key, watched, some, now, self.confirm_after_ns(key, 1.0))
+            self._start_round(key, watched, some, now, self._stalled_after_ns(groups))
             watched.asked += 1
 
     def _start_round(
@@ -141,7 +151,7 @@ class Standstills:
         watched: _Watched,
         ranks: Sequence[int],
         now: AlignedNs,
-        confirm_after_ns: int,
+        confirm_after_ns: Confirm,
     ) -> None:
         watched.due_at = AlignedNs(now + round(watched.pause_s * 1e9))
         if ranks:
@@ -163,14 +173,14 @@ class Standstills:
         key: AttemptKey,
         watched: _Watched,
         ranks: Sequence[int],
-        confirm_after_ns: int | None,
+        confirm_after_ns: Confirm | None,
     ) -> None:
         task = asyncio.create_task(self._read(key, ranks, confirm_after_ns))
         watched.tasks.add(task)
         task.add_done_callback(watched.tasks.discard)
 
     async def _read(
-        self, key: AttemptKey, ranks: Sequence[int], confirm_after_ns: int | None
+        self, key: AttemptKey, ranks: Sequence[int], confirm_after_ns: Confirm | None
     ) -> None:
         asked_at = self._now()
 
@@ -192,3 +202,12 @@ class Standstills:
     def _cancel(self, watched: _Watched) -> None:
         for task in watched.tasks:
             task.cancel()
+
+
+def _in_calls(findings: Iterable[Finding]) -> Iterator[int]:
+    """The ranks that findings about calls without a record are about: an earlier process of the
+    service may have seen them there."""
+    for finding in findings:
+        if (ref := finding.collective) is not None and not ref.group_id:
+            yield from ref.waiting_ranks
+            yield from (suspect.rank for suspect in finding.suspects)

@@ -29,12 +29,15 @@ def test_the_latest_report_counts() -> None:
     assert (seen.op, seen.since_ns, seen.as_of_ns) == ("new_group", 1_030, 1_040)
 
 
-def test_a_wait_that_is_over_is_not_shown() -> None:
-    """The next stack of the rank shows its own code."""
+def test_a_wait_that_is_over() -> None:
+    """The next stack of the rank shows its own code: it was seen there."""
     waits = UnrecordedWaits()
     waits.observe(wait("recv", 10, 20))
+    assert waits.any_waits
     waits.observe(wait("", 20, 30))
-    assert not waits.snapshot(ranks(), AlignedNs(10_000))
+    assert not waits.any_waits
+    [seen] = waits.snapshot(ranks(), AlignedNs(10_000))[0]
+    assert (seen.op, seen.as_of_ns) == ("", 1_030)
 
 
 def test_times_move_with_the_clock() -> None:

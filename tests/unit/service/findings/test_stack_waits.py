@@ -44,7 +44,7 @@ class Seen:
             *(KEY, 3, text),
             asked_at=AlignedNs(self.at),
             answered_at=AlignedNs(self.at + S),
-            confirm_after_ns=confirm_after_ns,
+            confirm_after_ns=None if confirm_after_ns is None else lambda op: confirm_after_ns,
         )
 
     @property
@@ -189,8 +189,9 @@ def test_ranks_that_wait_are_asked_again() -> None:
     assert again - first == pytest.approx(5, abs=0.5)
     assert later - first == EVERY_S
     unrecorded = asked.job.attempt.snapshot(asked.job.now).unrecorded
-    assert {rank: waits[0].op for rank, waits in unrecorded.items()} == {1: "recv", 3: "recv"}
-    assert all(w.as_of_ns - w.since_ns >= EVERY_S * S for (w,) in unrecorded.values())
+    seen = {rank: waits[0].op for rank, waits in unrecorded.items()}
+    assert seen == {0: "", 1: "recv", 2: "", 3: "recv"}
+    assert all(w.as_of_ns - w.since_ns >= EVERY_S * S for (w,) in unrecorded.values() if w.op)
 
 
 def test_few_ranks_of_a_large_job() -> None:
@@ -210,6 +211,8 @@ def test_while_a_finding_is_open_only_ranks_that_wait_are_asked() -> None:
     asked.texts = {3: stack()}
     asked.run(1)
     at = asked.job.now
-    asked.waits.take(asked.job.key, 3, stack(), asked_at=at, answered_at=at, confirm_after_ns=S)
+    asked.waits.take(
+        asked.job.key, 3, stack(), asked_at=at, answered_at=at, confirm_after_ns=lambda op: S
+    )
     asked.run(70)
     assert [ranks for _, ranks in asked.asked] == [[3], [3]]
