@@ -5,9 +5,9 @@ in no op does not wait, so it may be what others wait for:
 
 - Calls that all ranks of the job have to make (`init_process_group`, `new_group`): each rank that
   has not come holds the others up.
-- Other calls: whom they wait for is known only sometimes. If all ranks wait but one, that one is
-  the cause, whoever waits for whom, because a chain of waits has to end. If several do not wait,
-  none of them is certain.
+- Other calls: for which rank they wait is not always known. If all ranks wait but one, that one is
+  the cause, because each chain of waits has to end. If several do not wait, none of them is
+  certain.
 - All ranks wait: they came and it does not complete, or they wait for each other.
 
 Where a rank is in a recorded op nothing is decided here: its wait becomes a stall, and then

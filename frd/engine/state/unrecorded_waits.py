@@ -66,6 +66,8 @@ class UnrecordedWaits:
         found = {}
         for rank, known in self._by_rank.items():
             waits = list(known.values())
+            if not waits:
+                continue
             times = np.array([[wait.since_ns, wait.as_of_ns] for wait in waits])
             aligned = ranks.to_aligned(rank, times, now).tolist()
             found[rank] = tuple(
