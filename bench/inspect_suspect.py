@@ -17,11 +17,13 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))  # `bench` is not installed
 
 from bench.report import show
+from frd_agent.counters import Counters
 from frd_agent.inspection.inspector import EVERY_S
 from frd_agent.inspection.processes import Processes
 from frd_agent.inspection.reading.memory import Helper
 from frd_agent.inspection.sampler import RankSampler
-from frd_agent.node_time import raw_now
+from frd_agent.inspection.traces.followed import Traces
+from frd_agent.node_time import NodeTime, raw_now
 
 _PROGRAM = """
 import os, sys, threading
@@ -54,7 +56,8 @@ def _measure(form: str, threads: int, samples: int) -> dict[str, object]:
         assert process.stdout is not None
         process.stdout.readline()
         processes = Processes()
-        sampler = RankSampler(process.pid, processes, Helper())
+        traces = Traces(NodeTime(Counters()).one_to_raw)
+        sampler = RankSampler(process.pid, processes, Helper(), traces)
         costs, kind = [], ""
         for number in range(_WARM_UP + samples):
             before = time.process_time()

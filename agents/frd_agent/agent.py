@@ -102,7 +102,7 @@ class Agent:
         """Numbers of ranks about which an unforeseen error has been logged."""
         self._answers: set[asyncio.Task[None]] = set()
         self._answering = asyncio.Semaphore(_CONCURRENT_ANSWERS)
-        self._inspector = Inspector(self._stats)
+        self._inspector = Inspector(self._stats, self._time)
         self._memory: MemoryWatch | None = None
         self._stop = asyncio.Event()
         self._turn = asyncio.Event()

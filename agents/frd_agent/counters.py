@@ -25,7 +25,9 @@ class Counters:
     inspected: int = 0
     """Ranks whose processes are inspected now, because the service suspects them."""
     inspection_timeouts: int = 0
-    """Readings of the memory of a process that missed their deadline."""
+    """Readings of the memory of a suspect, or of its trace, that missed their deadline."""
+    broken_trace_lines: int = 0
+    """Of DFTracer traces of suspects: lines and gzip members that were left out."""
     dumps: Counter[str] = field(default_factory=Counter)
     """Dumps requested from ranks, by reason."""
     refused_files: Counter[str] = field(default_factory=Counter)

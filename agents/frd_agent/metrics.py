@@ -71,8 +71,13 @@ class AgentCollector(Collector):
         )
         yield _total(
             "frd_agent_inspection_timeouts",
-            "Readings of a suspect's memory that missed their deadline.",
+            "Readings of a suspect's memory or trace that missed their deadline.",
             stats.inspection_timeouts,
+        )
+        yield _total(
+            "frd_agent_broken_trace_lines",
+            "Lines and gzip members of suspects' DFTracer traces that were left out.",
+            stats.broken_trace_lines,
         )
         yield _total("frd_agent_dumps", "Dumps asked of ranks, by why.", stats.dumps, "why")
         yield _total(

@@ -6,7 +6,8 @@ CLOCK_REALTIME, and files have it, too; such a stamp is converted when it is rea
 both clocks from just then, so that a step of the wall clock moves no event, however long a row
 waits for the service.
 
-The only state of an agent that more than one thread uses: the sampler of memory converts, too.
+The only state of an agent that more than one thread uses: the sampler of memory and the inspector
+convert, too.
 """
 
 from __future__ import annotations

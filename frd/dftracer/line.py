@@ -8,6 +8,7 @@ recovers what can be recovered. Needs msgspec only, because the agent uses it to
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -112,6 +113,12 @@ def file_key(hashed: object, text: object) -> str:
     if hashed is not None and hashed != "":
         return str(hashed)
     return f"{_INLINE}{text}" if text else ""
+
+
+def file_hash(path: str) -> str:
+    """The key that DFTracer 2 gives a path: every second byte of its MD5."""
+    digest = hashlib.md5(path.encode("utf-8", "surrogateescape"), usedforsecurity=False).digest()
+    return digest[::2].hex()
 
 
 def inline_text(key: str) -> str | None:

@@ -1,6 +1,7 @@
 """A file system in user space whose server stops answering: the nearest thing to a dead server.
 
-It has one file, ``shard.bin``. Reading or syncing it hangs, and so does the look-up of ``index``.
+It has two files, ``shard.bin`` and ``job.pfw``. To read or sync one hangs, and so does the look-up
+of ``index``.
 Only root may mount it; nothing but the suspect of a test touches it.
 """
 
@@ -23,6 +24,8 @@ _ATTR: Final = struct.Struct("<6Q10I")
 _SIZE: Final = 1 << 20
 _LOOKUP, _GETATTR, _OPEN, _READ, _FSYNC, _INIT = 1, 3, 14, 15, 20, 26
 _RELEASE, _FLUSH = 18, 25
+_FILES: Final = {b"shard.bin": 2, b"job.pfw": 3}
+"""With their inodes."""
 _NO_REPLY: Final = (2, 36, 42)  # FORGET, INTERRUPT, BATCH_FORGET
 _MNT_FORCE: Final = 1
 _MNT_DETACH: Final = 2
@@ -87,8 +90,9 @@ def _answer(opcode: int, node: int, body: bytes) -> bytes | int | None:
     name = body.rstrip(b"\0")
     if opcode == _INIT:
         return struct.pack("<4I2H2I2H8I", 7, 31, 65536, 0, 16, 12, 65536, 1, 0, 0, *[0] * 8)
-    if opcode == _LOOKUP and name == b"shard.bin":
-        return struct.pack("<4Q2I", 2, 0, 60, 60, 0, 0) + _attributes(2)
+    if opcode == _LOOKUP and name in _FILES:
+        number = _FILES[name]
+        return struct.pack("<4Q2I", number, 0, 60, 60, 0, 0) + _attributes(number)
     if opcode == _LOOKUP and name != b"index":
         return errno.ENOENT
     if opcode == _GETATTR:

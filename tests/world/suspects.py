@@ -13,10 +13,12 @@ from contextlib import contextmanager, suppress
 from typing import Final, TypeAlias
 
 from frd.model import WaitKind, WaitsFor
+from frd_agent.counters import Counters
 from frd_agent.inspection.processes import Processes
 from frd_agent.inspection.reading.memory import Helper
 from frd_agent.inspection.sampler import RankSampler
-from frd_agent.node_time import raw_now
+from frd_agent.inspection.traces.followed import Traces
+from frd_agent.node_time import NodeTime, raw_now
 
 _EVERY_S: Final = 0.12
 """Between two samples: the agent takes one a second, a test has no time for that."""
@@ -50,19 +52,37 @@ def inspect(
     ranks: Mapping[int, int | None] | None = None,
     *,
     enough: Callable[[WaitsFor], bool] = lambda found: bool(found.says),
+    traces: Traces | None = None,
 ) -> WaitsFor:
     """What `pid`, which is rank 0, waits for, once that is `enough`."""
-    processes = Processes()
-    sampler = RankSampler(pid, processes, Helper(deadline_s=5.0))
-    rank_of = {pid: 0} if ranks is None else ranks
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while True:
-        processes.look(time.monotonic())
-        found = sampler.sample(raw_now(), rank_of).waits_for
-        if enough(found):
-            return found
-        assert time.monotonic() < deadline_s, found
-        time.sleep(_EVERY_S)
+    return Inspection(pid, ranks, traces=traces).until(enough)
+
+
+class Inspection:
+    """Of one process, which is rank 0."""
+
+    def __init__(
+        self,
+        pid: int,
+        ranks: Mapping[int, int | None] | None = None,
+        *,
+        traces: Traces | None = None,
+    ) -> None:
+        traces = traces or Traces(NodeTime(Counters()).one_to_raw, Helper(deadline_s=5.0))
+        self._processes = Processes()
+        self._sampler = RankSampler(pid, self._processes, Helper(deadline_s=5.0), traces)
+        self._rank_of = {pid: 0} if ranks is None else ranks
+
+    def until(self, enough: Callable[[WaitsFor], bool]) -> WaitsFor:
+        """Sample until what is found is `enough`."""
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while True:
+            self._processes.look(time.monotonic())
+            found = self._sampler.sample(raw_now(), self._rank_of).waits_for
+            if enough(found):
+                return found
+            assert time.monotonic() < deadline_s, found
+            time.sleep(_EVERY_S)
 
 
 def of_kind(kind: WaitKind) -> Callable[[WaitsFor], bool]:

@@ -10,19 +10,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from frd.model import NodeRawNs
 from frd.wire.waits import WaitReport
 from frd_agent.counters import Counters
 from frd_agent.inspection.claims import UNKNOWN
 from frd_agent.inspection.processes import Processes, RankOf
 from frd_agent.inspection.reading.memory import Helper
 from frd_agent.inspection.sampler import RankSampler
-from frd_agent.node_time import raw_now
+from frd_agent.inspection.traces.followed import Traces
+from frd_agent.node_time import NodeTime
 from frd_agent.proc import PROC
 
 LEASE_S: Final = 10.0
@@ -49,12 +48,13 @@ class Inspector:
     a file of /proc that blocks costs inspections, and never the agent."""
 
     def __init__(
-        self, stats: Counters, proc: Path = PROC, now: Callable[[], NodeRawNs] = raw_now
+        self, stats: Counters, node_time: NodeTime | None = None, proc: Path = PROC
     ) -> None:
         self._stats = stats
         self._proc = proc
-        self._now = now
+        self._time = NodeTime(stats) if node_time is None else node_time
         self._helper = Helper()
+        self._traces = Traces(self._time.one_to_raw)
         self._leases: dict[int, _Lease] = {}
         """By pid."""
         self._lock = threading.Lock()
@@ -75,7 +75,7 @@ class Inspector:
                 return lease.report
             if len(self._leases) >= MAX_RANKS or self._stop.is_set():
                 return UNKNOWN
-            sampler = RankSampler(pid, self._processes, self._helper, self._proc)
+            sampler = RankSampler(pid, self._processes, self._helper, self._traces, self._proc)
             self._leases[pid] = _Lease(sampler, until_s, rank_of)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="frd-inspect", daemon=True)
@@ -111,7 +111,7 @@ class Inspector:
             self._processes.look(now_s)
         for lease in leases:
             try:
-                now_ns = self._now()
+                now_ns = self._time.now()
                 report = lease.sampler.sample(now_ns, lease.rank_of)
                 lease.report = replace(report, as_of_ns=now_ns)
             except Exception:  # one rank must not end the inspection of others
@@ -119,5 +119,6 @@ class Inspector:
                     log.exception("a rank could not be inspected")
                 self._failing = True
         self._stats.inspected = len(leases)
-        self._stats.inspection_timeouts = self._helper.timeouts
+        self._stats.inspection_timeouts = self._helper.timeouts + self._traces.helper.timeouts
+        self._stats.broken_trace_lines = self._traces.broken
         return time.thread_time() - before

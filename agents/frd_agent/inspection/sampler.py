@@ -23,6 +23,8 @@ from frd_agent.inspection.reading.threads import (
     read_process,
 )
 from frd_agent.inspection.targets import Resolver, Target
+from frd_agent.inspection.traces.followed import Traces
+from frd_agent.inspection.traces.witness import Witness
 from frd_agent.inspection.tracking import Tracker, Wait
 from frd_agent.inspection.wait_chain import waits_for
 from frd_agent.proc import PROC
@@ -34,8 +36,16 @@ _MAX_HOLDERS: Final = 8
 class RankSampler:
     """Of one rank process. Lives on one thread."""
 
-    def __init__(self, pid: int, processes: Processes, helper: Helper, proc: Path = PROC) -> None:
+    def __init__(
+        self,
+        pid: int,
+        processes: Processes,
+        helper: Helper,
+        traces: Traces,
+        proc: Path = PROC,
+    ) -> None:
         self._pid = pid
+        self._witness = Witness(traces, proc)
         self._processes = processes
         self._helper = helper
         self._proc = proc
@@ -62,15 +72,14 @@ class RankSampler:
         held = _holders(views.values())
         self._outside = tuple([pid for pid in held if pid not in family][:_MAX_HOLDERS])
         is_denied = not views[self._pid].main.is_readable
-        return waits_for(
-            RankView(
-                self._pid,
-                tuple(family),
-                views,
-                self._who(held, rank_of),
-                missing_right(self._pid, self._proc) if is_denied else "",
-            )
+        view = RankView(
+            self._pid,
+            tuple(family),
+            views,
+            self._who(held, rank_of),
+            missing_right(self._pid, self._proc) if is_denied else "",
         )
+        return self._witness.add(waits_for(view), view, now_ns)
 
     def _view(self, sample: ProcessSample, resolver: Resolver, now_ns: NodeRawNs) -> ProcessView:
         waits = [self._wait(sample.pid, thread, resolver, now_ns) for thread in sample.threads]

@@ -63,6 +63,8 @@ class Object:
     ends: tuple[End, ...] = ()
     """Other processes that hold the other end of the pipe, or of the socket."""
     peer: Peer | None = None
+    is_pipe: bool = False
+    """It is a pipe or a FIFO: a FIFO has a path, and does not wait for its file system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,8 @@ class Resolver:
         if is_pipe:
             other = "w" if "r" in file.access and known.kind is not Class.WRITE else "r"
             ends = self._ends(file.link, pid)
-            return Object(file, tuple([end for end in ends if other in end.access]))
+            other_ends = tuple([end for end in ends if other in end.access])
+            return Object(file, other_ends, is_pipe=True)
         if file.special == "socket":
             return self._socket(pid, file)
         return Object(file)

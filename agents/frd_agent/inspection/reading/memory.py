@@ -37,8 +37,9 @@ class NotInTime(Exception):
 class Helper:
     """One daemon thread that reads what may block. Used by one thread at a time."""
 
-    def __init__(self, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, deadline_s: float = DEADLINE_S, name: str = "frd-memory-of") -> None:
         self._deadline_s = deadline_s
+        self._name = name
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._busy: threading.Event | None = None
@@ -58,7 +59,7 @@ class Helper:
         if self.hangs:
             raise NotInTime
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="frd-memory-of", daemon=True)
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
         done, results = threading.Event(), list[T]()
         errors: list[Exception] = []
