@@ -94,7 +94,9 @@ class _Calls:
                 if wait.op and wait.as_of_ns > moved_at
             ]
             if calls:
-                self.waiting[rank] = max(calls, key=lambda wait: (bool(wait.peers), wait.as_of_ns))
+                last = max(calls, key=lambda wait: (bool(wait.peers), wait.as_of_ns))
+                since_ns = min(wait.since_ns for wait in calls if wait.op == last.op)
+                self.waiting[rank] = replace(last, since_ns=since_ns)
 
     # -- who waits, and who does not -----------------------------------------------------------
 

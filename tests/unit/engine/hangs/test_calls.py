@@ -174,6 +174,14 @@ def test_slow_initialization_is_ordinary() -> None:
     assert claims(starting(4, range(3), age=50.0)) == []
 
 
+def test_a_stack_that_shows_the_same_call_later() -> None:
+    """The tap has seen the ranks in it for a minute, their stacks for a second only."""
+    scene = starting(4, range(3))
+    for rank in range(3):
+        scene.calls(rank, INIT, age=1.0, seen_age=0.1)
+    assert blames(only(scene)) == {3: (Reason.CPU_STUCK, HIGH)}
+
+
 def test_two_ranks_that_never_come_are_both_certain() -> None:
     """Each of them has to come."""
     claim = only(starting(4, [0, 1]))
