@@ -34,6 +34,7 @@ class Traces:
         """`to_raw` takes stamps of the node's wall clock, which `real_now` shows."""
         self.to_raw = to_raw
         self.helper = Helper(name="frd-trace-of") if helper is None else helper
+        """Not the one that reads memory: if a trace hangs it, no trace is read, and that is all."""
         self.real_now = real_now
         self.broken = 0
         """Lines and gzip members that were left out."""

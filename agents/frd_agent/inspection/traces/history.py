@@ -22,7 +22,8 @@ from frd.dftracer.line import (
     inline_text,
 )
 
-_MAX_NAMES: Final = 4096
+_MAX_NAMES: Final = 1024
+_MAX_PATH: Final = 4096
 _MAX_PROCESSES: Final = 64
 _FILE: Final = "FH"
 _BEFORE_READS: Final = frozenset(
@@ -68,7 +69,7 @@ class Names:
 
     def define(self, key: str, path: str) -> None:
         self._paths.pop(key, None)
-        self._paths[key] = path
+        self._paths[key] = path[:_MAX_PATH]
         if len(self._paths) > _MAX_NAMES:
             del self._paths[next(iter(self._paths))]
 

@@ -25,7 +25,7 @@ MAX_TRACES: Final = 4
 _PACKED: Final = ".pfw.gz"
 _SUFFIXES: Final = (".pfw", _PACKED)
 _DELETED: Final = " (deleted)"
-_MAX_WORDS: Final = 256
+_MAX_WORDS: Final = 120
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from frd_agent.inspection.tracking import Wait
 
 _LOCAL: Final = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "jfs"}
-    | {"tmpfs", "ramfs", "rootfs", "overlay", "fuse-overlayfs"}
+    | {"tmpfs", "ramfs", "rootfs", "overlay", "fuse.fuse-overlayfs"}
     | {"devtmpfs", "devpts", "proc", "sysfs", "hugetlbfs"}
 )
 _CALLS: Final = frozenset(

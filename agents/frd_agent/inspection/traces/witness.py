@@ -50,9 +50,15 @@ class _Story:
     """The trace of one process, and the last call in it."""
 
     pid: int
-    whose: str
     followed: Followed
     last: LastCall | None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether what is in the trace is of use."""
+        followed = self.followed
+        is_live = followed.buffering is not Buffering.BUFFERED
+        return is_live and not followed.problem and self.last is not None
 
 
 class Witness:
@@ -72,22 +78,27 @@ class Witness:
 
     def add(self, report: WaitReport, view: RankView, now_ns: NodeRawNs) -> WaitReport:
         """The report with what the traces say; unchanged if no trace is open, or may be seen."""
-        rank = view.processes.get(view.pid)
-        if rank is None or not rank.main.is_readable:
+        if not _is_settled(report, view):
             return report
         blocked = report.waits_for.pid
         pids = [view.pid]
         if blocked in view.processes and blocked in view.family and blocked != view.pid:
             pids.append(blocked)
         self._look(pids, view, now_ns)
-        story = self._story(pids[-1], view.pid)
+        story = self._story(pids[-1], view.pid) if self._followed else None
         if story is None:
             return report
         found = self._likely_read(report, story, view) or report
         if not found.waits_for.says:
             return report
-        said = joined([found.waits_for.rest, self._said(story, found.since_ns, view.pid)])
-        return replace(found, waits_for=replace(found.waits_for, rest=said))
+        rest = found.waits_for.rest
+        # After words about another process, "its" would be that one's.
+        rank_trace = "its trace" if len(pids) == 1 and not rest else "the rank's trace"
+        whose = rank_trace if story.pid == view.pid else f"the trace of pid {story.pid}"
+        words = [rest, self._said(story, whose, found.since_ns)]
+        if story.is_known and (step := self._step(view.pid)):
+            words.append(f"the last step in {rank_trace} is {step}")
+        return replace(found, waits_for=replace(found.waits_for, rest=joined(words)))
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -122,31 +133,28 @@ class Witness:
         if pid != rank_pid:
             inherited = [key for key in of_rank if inner in self._followed[key].history.last]
             if mine := own or inherited:
-                return self._latest(pid, f"the trace of pid {pid}", mine, inner)
+                return self._latest(pid, mine, inner)
             inner = inner_pid(rank_pid, self._proc)
-        whose = "its trace" if pid == rank_pid else "the rank's trace"
-        return self._latest(rank_pid, whose, of_rank, inner)
+        return self._latest(rank_pid, of_rank, inner)
 
-    def _latest(
-        self, pid: int, whose: str, traces: Iterable[tuple[str, int]], inner: int
-    ) -> _Story | None:
+    def _latest(self, pid: int, traces: Iterable[tuple[str, int]], inner: int) -> _Story | None:
         """Of some traces the one with the call that ended last."""
         stories = []
         for key in traces:
             calls = self._followed[key].history.last
             # The numbers of processes may be others: v0 writes those of ranks.
             last = calls.get(inner) or next(reversed(calls.values()), None)
-            stories.append(_Story(pid, whose, self._followed[key], last))
+            stories.append(_Story(pid, self._followed[key], last))
         return max(stories, key=_end_of, default=None)
 
     # -- saying --------------------------------------------------------------------------------
 
-    def _said(self, story: _Story, since_ns: NodeRawNs, rank_pid: int) -> str:
+    def _said(self, story: _Story, whose: str, since_ns: NodeRawNs) -> str:
         followed, last = story.followed, story.last
         if followed.problem:
-            return f"{story.whose} ({named(followed.trace.path)}) {followed.problem}"
+            return f"{whose} ({named(followed.trace.path)}) {followed.problem}"
         if followed.buffering is Buffering.BUFFERED:
-            return f"{story.whose} is buffered, not live"
+            return f"{whose} is buffered, not live"
         if last is None:
             return ""
         before = ""
@@ -154,13 +162,12 @@ class Witness:
         if at_ns is not None and since_ns:
             ahead_ns = since_ns - self._shared.to_raw(NodeNs(at_ns))
             if ahead_ns < 0:
-                return f"{story.whose} goes on: calls have ended since"
+                return f"{whose} goes on: calls have ended since"
             before = f", {duration_text(ahead_ns / 1e9)} before that was first seen"
         buffered = ""
         if followed.buffering is Buffering.UNKNOWN:
             buffered = ", unless later ones are still buffered"
-        said = f"{story.whose} ends with {self._call(story.pid, last)}{before}{buffered}"
-        return joined([said, self._step(rank_pid)])
+        return f"{whose} ends with {self._call(story.pid, last)}{before}{buffered}"
 
     def _call(self, pid: int, last: LastCall) -> str:
         """``read() of 65536 bytes of /data/shard-17.tar``."""
@@ -179,14 +186,13 @@ class Witness:
         return f"{named(last.name)}(){size}" + (f" of {named(path)}" if path else "")
 
     def _step(self, rank_pid: int) -> str:
-        """Of the rank's own traces, as the loop runs there."""
+        """Of the rank's own traces, as the loop runs there: ``epoch 2 step 118``."""
         for one in self._open[rank_pid]:
             epoch, step = self._followed[one.identity].history.step
             numbers = {"epoch": epoch, "step": step}
-            if known := [
-                f"{word} {number}" for word, number in numbers.items() if number is not None
-            ]:
-                return f"the last step in its trace is {' '.join(known)}"
+            known = [f"{name} {number}" for name, number in numbers.items() if number is not None]
+            if known:
+                return " ".join(known)
         return ""
 
     def _likely_read(self, report: WaitReport, story: _Story, view: RankView) -> WaitReport | None:
@@ -219,6 +225,14 @@ class Witness:
             rest=joined([found.says, found.rest]),
             **mount_fields(file.mount),
         )
+
+
+def _is_settled(report: WaitReport, view: RankView) -> bool:
+    """Whether it is known where the rank is stuck, and so which file systems to stay away from."""
+    rank = view.processes.get(view.pid)
+    if rank is None or not rank.main.is_readable:
+        return False
+    return rank.main.is_sure or bool(report.waits_for.says)
 
 
 def _may_do_io(wait: Wait) -> bool:

@@ -242,7 +242,7 @@ os.read(read_end, 1)
     assert found.pid != rank.pid
     read = f"the trace of pid {found.pid} ends with read() of 65536 bytes of {fifo}, 2 min before"
     assert read in found.rest
-    assert found.rest.endswith("the last step in its trace is epoch 2 step 118")
+    assert found.rest.endswith("; the last step in the rank's trace is epoch 2 step 118")
 
 
 def test_a_file_that_is_about_to_be_opened(tmp_path: Path, fifo: Path) -> None:
