@@ -164,8 +164,8 @@ class Stage:
     become one."""
 
     op: str
-    """What its main thread is inside of: ``init_process_group``, ``new_group``; empty: in neither,
-    and it has no process group yet."""
+    """What its main thread is inside of: ``init_process_group``, ``new_group``, ``split_group``;
+    empty: in none of them, and it has no process group yet."""
     since_ns: NodeRawNs | NodeNs
     as_of_ns: NodeRawNs | NodeNs
     """When the tap of the process saw it so."""

@@ -177,7 +177,7 @@ _STAGES = {
     "init_process_group": "init_process_group",
     "new_group": "new_group",
     "_new_group_with_tag": "new_group",
-    "split_group": "new_group",
+    "split_group": "split_group",
 }
 """Functions of torch that wait for other ranks and leave no entry, with the stage of each."""
 _LAUNCHERS = (

@@ -229,7 +229,7 @@ class _Calls:
             is_cause = state is RankState.FINISHED or (
                 manner_of(how_it_ended(snapshot, row)) is not Manner.REACTED
             )
-            words = f"{'finished cleanly' if state is RankState.FINISHED else 'process exited'}{at}"
+            words = f"{_left(state, is_known=rank in snapshot.exits)}{at}"
             return builder.suspect(
                 *(snapshot, rank, Reason.EXITED, confidence_of(is_cause or None, is_only or None)),
                 *(words, detail),
@@ -258,3 +258,11 @@ class _Calls:
         return disagreements.of_order(
             sorted(ranks.items(), key=lambda item: (len(item[1]), item[1]))
         )
+
+
+def _left(state: RankState, *, is_known: bool) -> str:
+    """How a rank left the job. One that has never had a process group comes without an exit: what
+    is known of it is the detail of its status."""
+    if state is RankState.EXITED:
+        return "process exited"
+    return "finished cleanly" if is_known else "left the job"

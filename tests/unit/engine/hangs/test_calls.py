@@ -134,6 +134,17 @@ def test_a_rank_that_exited() -> None:
     assert blames(only(scene)) == {2: (Reason.EXITED, HIGH)}
 
 
+def test_a_rank_that_ended_before_it_came() -> None:
+    """Its process ended before it had a group: the evidence says how, and not that it was clean."""
+    scene = starting(4, [0, 1, 3])
+    scene.rank(2, state=RankState.FINISHED, state_age=9.0, detail="ended early: OSError: no model")
+    claim = only(scene)
+    assert blames(claim) == {2: (Reason.EXITED, HIGH)}
+    (suspect,) = claim.suspects
+    assert suspect.evidence.startswith("left the job at ")
+    assert suspect.evidence.endswith("; ended early: OSError: no model")
+
+
 @pytest.mark.parametrize("change", [{"connected": False}, {"as_of_age": 30.0}])
 def test_a_rank_whose_telemetry_is_missing(change: dict[str, object]) -> None:
     """It may be in recv as well: it is listed as unknown."""
