@@ -16,6 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from frd.engine.findings.text import collective as collective_text
 from frd.forms import REASONS, duration_text, fold_ranks
 from frd.model import Reason
 from frd.usage import plain
@@ -156,10 +157,9 @@ def collective_facts(finding: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if (collective := finding.get("collective")) is None:
         return
     suspects = sorted(suspect["rank"] for suspect in finding["suspects"])
-    number = f" #{collective['seq']}" if collective["seq"] >= 0 else ""  # P2P ops have none
     size = f", {collective['group_size']} ranks" if collective["group_size"] else ""
     waited = f", {s:.1f} s" if (s := collective["waiting_s"]) >= 0.05 else ""  # dumps have no "now"
-    name = f"{collective['op'] or 'collective'}{number} on {collective['group']}"
+    name = collective_text(collective["op"], collective["seq"], collective["group"])
     yield "collective", f"{name}{size}{waited}"
     waiting = [rank for rank in collective["waiting_ranks"] if rank not in suspects]
     if waiting and waiting != finding["victims"]:

@@ -171,3 +171,19 @@ def test_rank_sets_are_folded() -> None:
     assert ranks_text([5]) == "5"
     assert ranks_text([]) == "none"
     assert plain("café 集合") == "café 集合"
+
+
+def test_what_a_suspect_waits_for() -> None:
+    """The whole view has the text; the short one has it at the end of the summary already."""
+    waits_for = "rank 2 waits for data: it has been in read() of /data/shard-17.tar for 41 s"
+    suspect = {**STALL["suspects"][0], "waits_for": {"kind": "file_read", "text": waits_for}}
+    finding = {**STALL, "suspects": [suspect]}
+    assert waits_for in drawn(finding, whole=True)
+    assert waits_for not in drawn(finding)
+
+
+def test_a_call_without_a_record_has_no_group() -> None:
+    """It is named by its op alone."""
+    call = {**STALL["collective"], "group": "", "group_id": "", "seq": -1, "op": "new_group"}
+    text = drawn({**STALL, "collective": call, "groups_held_up": []})
+    assert "new_group, 4 ranks, 12.4 s" in text
