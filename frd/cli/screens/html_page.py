@@ -117,8 +117,6 @@ def _suspect(suspect: Mapping[str, Any]) -> Iterator[str]:
     yield f"{_text(reason)} <span class='soft'>({_text(suspect['confidence'])} confidence)</span>"
     if suspect.get("doing"):
         yield f"<p>{_text(suspect['doing'])}</p>"
-    if waits_for := suspect.get("waits_for", {}).get("text"):
-        yield f"<p>{_text(waits_for)}</p>"
     if suspect["evidence"]:
         yield f"<p>{_text(suspect['evidence'])}</p>"
     if suspect["stack"]:
