@@ -21,6 +21,8 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from frd.model import NodeRawNs
 from frd_agent import tap
 from frd_agent.proc import PROC, Vital, read_all, read_same, read_stat
@@ -31,6 +33,7 @@ from frd_agent.ranks.rank import Rank, RankContext
 
 _REMEMBERED_S: Final = 60.0
 """How long the end of a forming rank stays in memory, and on disk a file without a process."""
+_REFRESH_S: Final = 2.0
 _MISSING: Final = 2
 _MAX_ANCESTORS: Final = 64
 
@@ -64,7 +67,10 @@ class Forming:
         self._node = node
         self._shared = shared
         self._boot_id = tap.boot_id()
+        self._read: list[StageFile] = []
         self._files: list[StageFile] = []
+        """What counts of the files that were read."""
+        self._refreshed_at_ns: int | None = None
         self._claimants: dict[str, _Claimant] = {}
         """By token."""
         self._stages: dict[str, StageReport] = {}
@@ -79,7 +85,7 @@ class Forming:
 
     def update(self, ranks: Iterable[Rank], now_ns: NodeRawNs) -> None:
         """Read the stage files; `ranks` are the ranks with groups, dead ones included."""
-        self._files = scan(self._run_dir, self._files, self._node)
+        self._look(now_ns)
         by_token = {rank.identity.token: rank for rank in ranks}
         stages: dict[str, StageReport | None] = dict.fromkeys(by_token)
         reports: dict[str, StageReport] = {}
@@ -105,6 +111,21 @@ class Forming:
                 self._hand_over(claimant, rank, now_ns)
         self._drop_gone(reports, now_ns)
         self._decide(list(by_token.values()), now_ns)
+
+    def _look(self, now_ns: NodeRawNs) -> None:
+        """Read the files. That a stage goes on is news for all processes together, every
+        `_REFRESH_S`: one message for a node, not one for each of its processes."""
+        self._read = scan(self._run_dir, self._read, self._node)
+        before = {file.path: file for file in self._files}
+        last_ns = self._refreshed_at_ns
+        if last_ns is None or (now_ns - last_ns) / 1e9 >= _REFRESH_S:
+            self._refreshed_at_ns, self._files = now_ns, self._read
+        else:
+            self._files = [
+                before[file.path] if _goes_on(before.get(file.path), file) else file
+                for file in self._read
+            ]
+        self._problems = {path: self._problems[path] for path in self._problems.keys() & before}
 
     def clear(self, now_ns: NodeRawNs) -> None:
         """Forget ends that have been sent for long."""
@@ -233,6 +254,14 @@ class Forming:
             if (rank.identity.attempt, rank.identity.rank) == key:
                 rank.forget()
                 self._ended.remove((at_ns, rank))
+
+
+def _goes_on(before: StageFile | None, now: StageFile) -> bool:
+    """Nothing has changed except that time has passed."""
+    if before is None or before.report is None or now.report is None:
+        return False
+    was = before.report
+    return replace(now.report, as_of_ns=was.as_of_ns, frames=was.frames) == was
 
 
 def _ancestors(pid: int) -> frozenset[int]:

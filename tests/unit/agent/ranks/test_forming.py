@@ -109,9 +109,9 @@ class Node:
         (self.run_dir / f"{token}.json").write_text(json.dumps(said))
         (self.run_dir / f"{token}.stage").unlink(missing_ok=True)
 
-    def update(self) -> list[int]:
+    def update(self, after_s: float = 0.0) -> list[int]:
         """Pids of the processes that form."""
-        now_ns = self.common.time.now()
+        now_ns = NodeRawNs(self.common.time.now() + round(after_s * S))
         self.roster.update(now_ns)
         for rank in self.roster:
             rank.poll(now_ns / 1e9, now_ns)
@@ -161,6 +161,27 @@ def test_a_process_forms_and_becomes_the_rank(node: Node) -> None:
     assert (changed[rank.number].stage, changed[rank.number].exit) == (None, None)
     info = node.common.dictionary.ranks[rank.number].info
     assert info.process == declared.process
+
+
+def test_stages_that_go_on_are_reported_together(node: Node) -> None:
+    """Two processes are in the same stage for long, and their taps write at different times: the
+    service hears of both at the same time. A change is reported immediately."""
+    pids = [node.process(), node.process()]
+    reports = [node.claim(pids[0], op=INSIDE), node.claim(pids[1], OTHER, rank=2)]
+    assert node.update() == pids
+    assert len(node.statuses()) == 2
+    for i, token in enumerate((TOKEN, OTHER)):
+        node.write(token, reports[i] | {"as_of_ns": reports[i]["as_of_ns"] + S})
+        assert node.update() == pids
+        assert node.statuses() == {}
+    node.update(after_s=2.5)
+    assert len(node.statuses()) == 2
+    node.update()
+    node.write(OTHER, reports[1] | {"op": INSIDE})
+    node.update()
+    (status,) = node.statuses().values()
+    assert status.stage is not None
+    assert status.stage.op == INSIDE
 
 
 def test_a_rank_in_new_group(node: Node) -> None:
