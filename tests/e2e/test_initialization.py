@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,10 +24,14 @@ Rank = dict[str, Any]
 
 
 @contextlib.contextmanager
-def job(place: str) -> Iterator[tuple[Stage, Client]]:
+def job(place: str) -> Iterator[tuple[Stage, Client, Path]]:
+    """With the file that lets rank 2 go on."""
     scenario = Scenario("initialization", "a long initialization", str(JOBS / "initialization.py"))
-    with watched(scenario, 4, 3.0, [place]) as (stage, client):
-        yield stage, client
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        watched(scenario, 4, 3.0, [place, f"{folder}/go"]) as (stage, client),
+    ):
+        yield stage, client, Path(folder) / "go"
 
 
 def ranks(client: Client) -> list[Rank]:
@@ -34,6 +40,12 @@ def ranks(client: Client) -> list[Rank]:
         found: list[Rank] = client.get(f"/api/v1/jobs/{JOB}")["ranks"]
         return found
     return []
+
+
+def trained(client: Client) -> int:
+    """Collectives that all ranks have completed."""
+    groups = client.get(f"/api/v1/jobs/{JOB}")["groups"]
+    return max((group["completed"] for group in groups), default=-1)
 
 
 def once(stage: Stage, client: Client, is_right: Callable[[list[Rank]], bool]) -> list[Rank]:
@@ -54,7 +66,7 @@ def test_a_rank_that_does_not_come() -> None:
     """Rank 2 loads a model for ever, the others are in init_process_group: all four are known, with
     the processes that they are, and three of them wait. One is stopped, and is silent. Ctrl-C ends
     rank 2."""
-    with job("absent") as (stage, client):
+    with job("absent") as (stage, client, _):
         inside = "init_process_group"
         known = once(stage, client, lambda all_: waiting(all_) == [inside, inside, "", inside])
         assert [rank["pid"] for rank in known] == [process.pid for process in stage.ranks]
@@ -71,7 +83,7 @@ def test_a_rank_that_does_not_come() -> None:
 
 def test_a_rank_that_does_not_make_the_group() -> None:
     """Three ranks are in new_group, to which rank 2 does not come."""
-    with job("new_group") as (stage, client):
+    with job("new_group") as (stage, client, _):
         inside = "new_group"
         known = once(stage, client, lambda all_: waiting(all_) == [inside, inside, "", inside])
         assert known[2]["detail"] == ""
@@ -79,14 +91,15 @@ def test_a_rank_that_does_not_make_the_group() -> None:
 
 @pytest.mark.parametrize("place", ["late", "helpers"])
 def test_a_slow_start(place: str) -> None:
-    """Rank 2 comes nine seconds after the others, in one job every rank has helper processes that
+    """Rank 2 comes some seconds after the others, in one job every rank has helper processes that
     inherit its environment: the processes that were known before train as the same ranks, no rank
     is lost or reported twice, and there is no finding."""
-    with job(place) as (stage, client):
+    with job(place) as (stage, client, go):
         pids = [process.pid for process in stage.ranks]
-        once(stage, client, lambda all_: "init_process_group" in waiting(all_))
-        known = once(stage, client, lambda all_: any("all_reduce" in op for op in waiting(all_)))
-        assert [rank["pid"] for rank in known] == pids
+        once(stage, client, lambda all_: waiting(all_).count("init_process_group") == 3)
+        go.touch()
+        until(lambda: trained(client) > 20, lambda: f"{ranks(client)}\n{stage.log('rank0')}")
+        assert [rank["pid"] for rank in ranks(client)] == pids
 
         def is_well() -> None:
             known = ranks(client)
@@ -99,8 +112,9 @@ def test_a_slow_start(place: str) -> None:
 def test_a_rank_that_dies_before_it_comes() -> None:
     """Rank 2 raises before init_process_group: its row says why, and no rank is lost. Then the
     launcher ends the others."""
-    with job("dies") as (stage, client):
+    with job("dies") as (stage, client, go):
         once(stage, client, lambda all_: len(all_) == 4)
+        go.touch()
         known = once(stage, client, lambda all_: all_[2]["state"] == "finished")
         why = "ended before it had a process group: FileNotFoundError: no checkpoint"
         assert known[2]["detail"].startswith(why)

@@ -38,6 +38,7 @@ class Roster:
         self._sockets = SocketDir(run_dir)
         self.forming = Forming(run_dir, shared, node)
         """Processes without a process group yet, which are no part of this roster."""
+        self._forming_fails = False
         self._files: list[TapFile] = []
         self._problems: dict[Path, tuple[int, int, int]] = {}
         self._ranks: dict[str, Rank] = {}
@@ -67,8 +68,17 @@ class Roster:
         # Live ranks first: whether a dead rank is news depends on them.
         new.sort(key=lambda rank: (not rank.process.was_alive, rank.identity.started_at_ns))
         admitted = [rank for rank in new if self._admit(rank)]
-        self.forming.update(self, now_ns)
+        self._update_forming(now_ns)
         return admitted
+
+    def _update_forming(self, now_ns: NodeRawNs) -> None:
+        """An error must not stop the watching of ranks."""
+        try:
+            self.forming.update(self, now_ns)
+        except Exception:
+            if not self._forming_fails:
+                log.exception("%s: stages could not be read", self._run_dir)
+            self._forming_fails = True
 
     def end(self, rank: Rank, now_ns: NodeRawNs) -> None:
         """The process of `rank` is gone: report it, unless another process replaced it."""

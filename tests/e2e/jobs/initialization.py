@@ -1,10 +1,10 @@
-"""Four ranks whose initialization takes long, or never ends: PLACE.
+"""Four ranks whose initialization takes long, or never ends: PLACE [GO].
 
 absent     rank 2 does not call init_process_group
 new_group  rank 2 does not make the group that the others make
-late       rank 2 calls init_process_group some seconds after the others; then all train
+late       rank 2 calls init_process_group once the file GO exists; then all train
 helpers    the same, and every rank has started two processes that import torch before it
-dies       rank 2 ends with an error before it calls init_process_group
+dies       rank 2 ends with an error once the file GO exists, and has not called it
 """
 
 import multiprocessing
@@ -16,11 +16,15 @@ import torch
 import torch.distributed as dist
 
 ONE = torch.ones(4)
-LATE_S = 9.0
 
 
-def load_model(seconds: float = 3600.0) -> None:
-    time.sleep(seconds)
+def load_model() -> None:
+    time.sleep(3600)
+
+
+def wait_for(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.1)
 
 
 def help_out() -> None:
@@ -47,7 +51,7 @@ def main(place: str) -> None:
     if rank == 2 and place == "absent":
         load_model()
     if rank == 2 and place in ("late", "helpers", "dies"):
-        load_model(LATE_S)
+        wait_for(sys.argv[2])
     if rank == 2 and place == "dies":
         raise FileNotFoundError("no checkpoint")
     dist.init_process_group("gloo")

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from msgspec.structs import replace
+from msgspec.structs import asdict
 
 from frd.model import NodeRawNs
 from frd_agent import tap
@@ -260,8 +260,8 @@ def _goes_on(before: StageFile | None, now: StageFile) -> bool:
     """Nothing has changed except that time has passed."""
     if before is None or before.report is None or now.report is None:
         return False
-    was = before.report
-    return replace(now.report, as_of_ns=was.as_of_ns, frames=was.frames) == was
+    was, is_now = (asdict(report) for report in (before.report, now.report))
+    return all(was[name] == is_now[name] for name in was.keys() - {"as_of_ns", "frames"})
 
 
 def _ancestors(pid: int) -> frozenset[int]:

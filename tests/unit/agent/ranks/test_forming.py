@@ -177,7 +177,8 @@ def test_stages_that_go_on_are_reported_together(node: Node) -> None:
     node.update(after_s=2.5)
     assert len(node.statuses()) == 2
     node.update()
-    node.write(OTHER, reports[1] | {"op": INSIDE})
+    later_ns = time.time_ns()
+    node.write(OTHER, reports[1] | {"op": INSIDE, "since_ns": later_ns, "as_of_ns": later_ns})
     node.update()
     (status,) = node.statuses().values()
     assert status.stage is not None
@@ -411,6 +412,19 @@ def test_bad_files(
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert f"{TOKEN}.stage" in record.getMessage()
     assert why in record.getMessage()
+
+
+def test_an_error_does_not_stop_the_watching(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Something unforeseen happens with stages: ranks are watched, and the log says it once."""
+    node.become_rank(node.process())
+    monkeypatch.setattr("frd_agent.ranks.forming.registry.scan", lambda *_: 1 / 0)
+    node.update()
+    node.update()
+    assert len(list(node.roster)) == 1
+    (record,) = [record for record in caplog.records if record.exc_info]
+    assert "stages could not be read" in record.getMessage()
 
 
 @pytest.mark.parametrize("kind", ["huge", "link", "pipe", "name", "text"])
