@@ -4,7 +4,8 @@ A rank that was seen in such a call (`frd.engine.unrecorded`) waits. A rank that
 in no op does not wait, so it may be what others wait for:
 
 - Calls that all ranks of the job have to make (`init_process_group`, `new_group`): each rank that
-  has not come holds the others up.
+  has not come holds the others up. A `new_group` with `use_local_synchronization` and a
+  `split_group` are calls of some ranks only, so of several absent ranks none is certain there.
 - Other calls: for which rank they wait is not always known. If all ranks wait but one, that one is
   the cause, because each chain of waits has to end. If several do not wait, none of them is
   certain.
@@ -28,7 +29,7 @@ from frd.engine.findings.claim import Claim, anchor_of
 from frd.engine.hangs.attribution import confidence_of
 from frd.engine.hangs.claims import status_of
 from frd.engine.hangs.ops_in_flight import Waits
-from frd.engine.losses.exits import Exit, Manner, how_it_ended, manner_of
+from frd.engine.losses.exits import Exit, Manner, how_it_ended, manner_of, was_asked
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.forms import clock_text
@@ -45,18 +46,24 @@ from frd.model import (
 )
 
 INITIALIZATION: Final = frozenset({"init_process_group", "new_group", "split_group"})
-"""Calls that every rank of the job has to make."""
+"""Calls that every rank of the job has to make, or of a part of it."""
 _FIRST: Final = "init_process_group"
 _LEFT: Final = (RankState.EXITED, RankState.FINISHED)
 
 
 def claims_of_calls(snapshot: Snapshot, policy: Policy, gone: Sequence[Exit] = ()) -> list[Claim]:
-    """At most one claim: ranks of a job wait for each other, so that its calls hang together."""
+    """At most one claim: ranks of a job wait for each other, so that its calls hang together.
+
+    `gone`: all exits of the snapshot. None opens anything while it is judged, however clean it is:
+    the ranks of a job that ends leave one by one, and the last are still seen waiting.
+    """
     claim = _Calls(snapshot, policy).claim() if snapshot.unrecorded else None
     if claim is None:
         return []
-    status = status_of(snapshot.now, claim.kind, claim.suspects, policy, gone)
-    is_of_exited = bool(claim.named) and claim.named.issubset(one.rank for one in gone)
+    judged = [replace(one, manner=_manner(snapshot, snapshot.row(one.rank))) for one in gone]
+    status = status_of(snapshot.now, claim.kind, claim.suspects, policy, judged)
+    bad = [one.rank for one in gone if one.is_bad]
+    is_of_exited = bool(claim.named) and claim.named.issubset(bad)
     return [replace(claim, status=status, is_of_exited=is_of_exited)]
 
 
@@ -207,7 +214,7 @@ class _Calls:
         snapshot, row = self._snapshot, self._snapshot.row(rank)
         assert self.first is not None
         op, moment = self.first.op, self._began(self.first)
-        is_only = (op in INITIALIZATION or len(self.absent) == 1) and not unknown
+        is_only = (op == _FIRST or len(self.absent) == 1) and not unknown
         come = f"has not come to {op}" if op in INITIALIZATION else "waits in no call"
         if row < 0:
             words = (
@@ -226,9 +233,7 @@ class _Calls:
                 snapshot, rank, Reason.UNREACHABLE, confidence_of(None), words, come
             )
         if state in _LEFT:
-            is_cause = state is RankState.FINISHED or (
-                manner_of(how_it_ended(snapshot, row)) is not Manner.REACTED
-            )
+            is_cause = _manner(snapshot, row) not in (Manner.REACTED, Manner.ASKED)
             words = f"{_left(state, is_known=rank in snapshot.exits)}{at}"
             return builder.suspect(
                 *(snapshot, rank, Reason.EXITED, confidence_of(is_cause or None, is_only or None)),
@@ -258,6 +263,14 @@ class _Calls:
         return disagreements.of_order(
             sorted(ranks.items(), key=lambda item: (len(item[1]), item[1]))
         )
+
+
+def _manner(snapshot: Snapshot, row: int) -> Manner:
+    """Why a rank left. One that has never had a process group counts as finished whatever ended it:
+    the detail of its status says what that was."""
+    if int(snapshot.rank[row]) not in snapshot.exits and was_asked(snapshot.detail[row]):
+        return Manner.ASKED
+    return manner_of(how_it_ended(snapshot, row))
 
 
 def _left(state: RankState, *, is_known: bool) -> str:

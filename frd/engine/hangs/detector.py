@@ -90,7 +90,7 @@ def look_at(
     bad = [exited for exited in gone if exited.is_bad]
     claims = [claim_of(snapshot, diagnosis, policy, bad) for diagnosis in diagnoses]
     if stalled is not None and not claims:
-        claims += claims_of_calls(snapshot, policy, bad)
+        claims += claims_of_calls(snapshot, policy, gone)
     loss = first_lost(snapshot, gone, policy, final=stalled is None)
     if loss is not None and (lost := claim_of_loss(snapshot, loss, bad, policy, known)) is not None:
         claims.append(lost)

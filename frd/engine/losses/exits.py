@@ -119,6 +119,12 @@ def manner_of(how: ExitInfo) -> Manner:
     return Manner.REACTED if how.signal == signal.SIGPIPE else Manner.OWN
 
 
+def was_asked(detail: str) -> bool:
+    """The text on a process that is gone says that a person or the launcher stopped it."""
+    killed = any(f"killed by {one.name}" in detail for one in _ASKS)
+    return killed or _INTERRUPTED.search(detail) is not None
+
+
 def how_it_ended(snapshot: Snapshot, row: int) -> ExitInfo:
     """What the agent sent; an agent of version 0.1 sends only a text."""
     known = snapshot.exits.get(int(snapshot.rank[row]))

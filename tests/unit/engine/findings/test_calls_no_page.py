@@ -1,0 +1,273 @@
+"""Initialization and calls without a record that take long and end well: no finding opens."""
+
+from __future__ import annotations
+
+from frd.engine.engine import Engine
+from frd.engine.policy import Policy
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    Confidence,
+    ExitInfo,
+    ExitKind,
+    Finding,
+    FindingState,
+    NodeNs,
+    RankState,
+    RankStatus,
+    Stage,
+    UnrecordedWait,
+    WaitSource,
+)
+from tests.world import observe
+from tests.world.job import START, Job
+
+INIT = "init_process_group"
+POLICY = Policy(stall_after_s=5.0, init_stall_after_s=60.0)
+
+
+class Starting:
+    """Ranks that have no process group yet: their agents report the stage of each every second."""
+
+    def __init__(self, world: int = 4, *, engine: Engine | None = None, attempt: int = 0) -> None:
+        self.world = world
+        self.now = START
+        self.engine = engine or Engine(POLICY)
+        self.key = AttemptKey("job", attempt)
+        self.attempt = self.engine.attempt(self.key, world, self.now)
+        self.inside: dict[int, AlignedNs] = {}
+        """Since when each rank is in the call; of the others, 0."""
+        self.op = INIT
+        self.unheard: set[int] = set()
+        self.opened: list[Finding] = []
+
+    def start(self, *ranks: int, first_pid: int = 100) -> None:
+        """Agents find the processes of these ranks, in no call yet."""
+        for rank in ranks:
+            info = observe.rank_info(rank, self.world, per_node=2, first_pid=first_pid)
+            self.engine.rank(self.attempt, info, self.now)
+            self.inside[rank] = AlignedNs(0)
+        self.attempt.connection(list(ranks), True)
+
+    def enter(self, *ranks: int) -> None:
+        self.inside |= dict.fromkeys(ranks, self.now)
+
+    def leave(self, rank: int, detail: str = "") -> None:
+        """The process of a rank ended before it had a group: no exit is reported for it."""
+        del self.inside[rank]
+        status = RankStatus(rank, RankState.FINISHED, NodeNs(self.now), detail, as_of_ns=self.now)
+        self.attempt.observe_status(status, self.now)
+
+    def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now = AlignedNs(self.now + 1_000_000_000)
+            for rank in self.inside.keys() - self.unheard:
+                self._report(rank)
+            events = self.engine.advance(self.now)
+            self.opened += [e.finding for e in events if e.finding.state is FindingState.OPEN]
+
+    def _report(self, rank: int) -> None:
+        since = self.inside[rank]
+        stage = Stage(self.op if since else "", NodeNs(since or self.now), NodeNs(self.now))
+        status = RankStatus(rank, RankState.LIVE, NodeNs(START), as_of_ns=self.now, stage=stage)
+        self.attempt.observe_status(status, self.now)
+        observe.watermarks(self.attempt, [], rank, self.now)
+
+    def train(self) -> None:
+        """All have come: they make the default group and run a collective."""
+        ranks = range(self.world)
+        self.op = ""
+        self.inside = {}
+        for rank in ranks:
+            status = RankStatus(rank, RankState.LIVE, NodeNs(self.now), as_of_ns=self.now)
+            self.attempt.observe_status(status, self.now)
+
+
+def test_a_rank_that_never_comes_is_found() -> None:
+    """The frame of the tests below does report: rank 3 does not come for 63 s."""
+    job = Starting()
+    job.start(0, 1, 2, 3)
+    job.enter(0, 1, 2)
+    job.run(58)
+    assert job.opened == []
+    job.run(5)
+    assert [s.rank for s in job.opened[-1].suspects] == [3]
+    assert job.opened[-1].suspects[0].confidence is Confidence.HIGH
+    assert job.opened[-1].summary.startswith("init_process_group has waited 6")
+    assert len({one.id for one in job.opened}) == 1
+
+
+def test_an_image_is_pulled() -> None:
+    """Ranks 2 and 3 start 50 s after the others, on a node that no agent has reported before."""
+    job = Starting()
+    job.start(0, 1)
+    job.enter(0, 1)
+    job.run(50)
+    job.start(2, 3)
+    job.run(4)
+    job.enter(2, 3)
+    job.run(2)
+    job.train()
+    job.run(90)
+    assert job.opened == []
+
+
+def test_ranks_come_one_after_the_other() -> None:
+    """One rank each 18 s; the last comes after 54 s."""
+    job = Starting()
+    job.start(0, 1, 2, 3)
+    for rank in range(4):
+        job.enter(rank)
+        job.run(18 if rank < 3 else 2)
+    job.train()
+    job.run(90)
+    assert job.opened == []
+
+
+def test_an_elastic_restart_during_initialization() -> None:
+    """After 50 s the launcher starts all ranks again, as another attempt, and that takes 50 s."""
+    first = Starting()
+    first.start(0, 1, 2, 3)
+    first.enter(0, 1, 2)
+    first.run(50)
+    again = Starting(engine=first.engine, attempt=1)
+    again.now = first.now
+    again.start(0, 1, 2, 3, first_pid=200)
+    again.enter(0, 1, 2)
+    again.run(50)
+    assert [*first.opened, *again.opened] == []
+
+
+def test_processes_that_are_replaced_in_one_attempt() -> None:
+    """The same, where the launcher does not number its restarts: the waits begin anew."""
+    job = Starting()
+    job.start(0, 1, 2, 3)
+    job.enter(0, 1, 2)
+    job.run(50)
+    job.start(0, 1, 2, 3, first_pid=200)
+    job.enter(0, 1, 2)
+    job.run(50)
+    assert job.opened == []
+
+
+def test_ctrl_c_during_initialization() -> None:
+    """A person stops a job that has waited for 58 s; the ranks end one by one, the last when its
+    wait is longer than a minute."""
+    job = Starting()
+    job.start(0, 1, 2, 3)
+    job.enter(0, 1, 2)
+    job.run(58)
+    for rank in (3, 0, 2):
+        job.leave(rank, "ended before it had a process group: KeyboardInterrupt")
+        job.run(1)
+    job.run(3)
+    job.leave(1, "ended before it had a process group: KeyboardInterrupt")
+    job.run(30)
+    assert job.opened == []
+
+
+def test_an_agent_restarts_during_initialization() -> None:
+    """Nothing is heard of ranks 2 and 3 for 30 s; rank 3 comes soon after its agent is back."""
+    job = Starting()
+    job.start(0, 1, 2, 3)
+    job.enter(0, 1, 2)
+    job.run(20)
+    job.unheard = {2, 3}
+    job.attempt.connection([2, 3], False)
+    job.run(30)
+    job.unheard = set()
+    job.attempt.connection([2, 3], True)
+    job.run(4)
+    job.enter(3)
+    job.run(2)
+    job.train()
+    job.run(60)
+    assert job.opened == []
+
+
+def test_a_rank_of_which_nothing_is_heard_is_not_blamed() -> None:
+    """Reports of rank 3 are late when the wait becomes too long: it may have come."""
+    job = Starting()
+    job.start(0, 1, 2, 3)
+    job.enter(0, 1, 2)
+    job.run(40)
+    job.unheard = {3}
+    job.run(30)
+    assert all(one.suspects == () for one in job.opened)
+    assert {one.unknown for one in job.opened} <= {(3,)}
+
+
+def test_all_reports_are_late() -> None:
+    """The service hears nothing of any rank from the 50th second on."""
+    job = Starting()
+    job.start(0, 1, 2, 3)
+    job.enter(0, 1, 2)
+    job.run(50)
+    job.unheard = {0, 1, 2, 3}
+    job.run(60)
+    assert job.opened == []
+
+
+def test_a_new_group_of_which_only_some_ranks_are_members() -> None:
+    """Ranks 0 and 1 wait in new_group with use_local_synchronization, which only members call: that
+    they wait does not prove that 2 and 3 are both members."""
+    job = Starting()
+    job.start(0, 1, 2, 3)
+    job.op = "new_group"
+    job.enter(0, 1)
+    job.run(70)
+    assert Confidence.HIGH not in {s.confidence for one in job.opened for s in one.suspects}
+
+
+def seen(job: Job, rank: int, op: str, since: AlignedNs) -> None:
+    times = NodeNs(since if op else job.now), NodeNs(job.now)
+    job.attempt.observe_unrecorded(UnrecordedWait(rank, WaitSource.STACK, op, *times))
+
+
+def paused(op: str, seconds: int, times: int = 6) -> list[Finding]:
+    """Again and again, ranks 1 to 3 are in that call for so long while rank 0 is in none."""
+    job = Job(4, engine=Engine(POLICY)).group("dp", range(4)).all_reduce("dp", 0)
+    for seq in range(1, times + 1):
+        since = job.now
+        for _ in range(seconds):
+            for rank in range(4):
+                seen(job, rank, op if rank else "", since)
+            job.run(1)
+        job.all_reduce("dp", seq).run(1)
+    return job.findings()
+
+
+def test_a_checkpoint_on_rank_0() -> None:
+    """The others wait in a barrier, or in recv, for less than the threshold."""
+    assert paused("monitored_barrier", 4) == []
+    assert paused("recv", 4) == []
+
+
+def test_a_rank_computes_between_two_sends() -> None:
+    """Four seconds each, for as long as a minute; no collective runs meanwhile."""
+    job = Job(4, engine=Engine(POLICY)).group("dp", range(4)).all_reduce("dp", 0)
+    for _ in range(15):
+        since = job.now
+        for _ in range(4):
+            for rank in range(4):
+                seen(job, rank, "" if rank == 2 else "recv", since)
+            job.run(1)
+    assert job.findings() == []
+
+
+def test_a_job_is_stopped_in_recv() -> None:
+    """Ctrl-C before the threshold; rank 3 is seen in recv for some seconds after others left."""
+    job = Job(4, engine=Engine(POLICY)).group("dp", range(4)).all_reduce("dp", 0)
+    since = job.now
+    for second in range(9):
+        for rank in range(4):
+            if rank in job.reporting:
+                seen(job, rank, "" if rank == 2 else "recv", since)
+        if second in (3, 4, 5):
+            rank = (2, 0, 1)[second - 3]
+            how = ExitInfo(ExitKind.INTERRUPT, exception="KeyboardInterrupt")
+            job.status(rank, RankState.EXITED, "KeyboardInterrupt", how=how)
+        job.run(1)
+    job.status(3, RankState.EXITED, "KeyboardInterrupt", how=ExitInfo(ExitKind.INTERRUPT))
+    job.run(30)
+    assert job.findings() == []
