@@ -30,9 +30,9 @@ def identities(run_dir: Path, count: int) -> list[tap_files.TapIdentity]:
     """By rank, once there are `count`."""
 
     def whole() -> list[tap_files.TapIdentity]:
-        found = tap_files.scan(run_dir)
+        found = tap_files.TapFile.scan(run_dir)
         assert not [file.problem for file in found if file.problem]
-        known = [file.identity for file in found if file.identity is not None]
+        known = [file.content for file in found if file.content is not None]
         return sorted(known, key=lambda i: i.info.rank) if len(known) == count else []
 
     return until(whole, within_s=10)

@@ -18,7 +18,7 @@ from typing import Final
 from frd.model import AttemptKey, NodeRawNs
 from frd_agent.ranks.forming.registry import Forming
 from frd_agent.ranks.rank import Rank, RankContext
-from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity, scan
+from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity
 
 _FILES_STAY_S: Final = 60.0
 """Beyond the keepalive of the stream: data sent into a dead connection was not received."""
@@ -53,18 +53,18 @@ class Roster:
 
     def update(self, now_ns: NodeRawNs) -> list[Rank]:
         """Read the run directory; returns the new ranks."""
-        self._files = scan(self._run_dir, self._files, self._node)
+        self._files = TapFile.scan(self._run_dir, self._files, self._node)
         new: list[Rank] = []
         for file in self._files:
-            if file.identity is None:
+            if file.content is None:
                 self._refuse(file)
                 continue
-            known = self._ranks.get(file.identity.token)
+            known = self._ranks.get(file.content.token)
             if known is None:
-                if (rank := self._open(file, file.identity)) is not None:
+                if (rank := self._open(file, file.content)) is not None:
                     new.append(rank)
             elif known.file is not file and not known.files_removed:
-                known.renew(file, file.identity, now_ns)
+                known.renew(file, file.content, now_ns)
         # Live ranks first: whether a dead rank is news depends on them.
         new.sort(key=lambda rank: (not rank.process.was_alive, rank.identity.started_at_ns))
         admitted = [rank for rank in new if self._admit(rank)]

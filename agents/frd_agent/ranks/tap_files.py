@@ -1,16 +1,11 @@
 """Reads the files by which the taps of this node identify their ranks.
 
-Training processes wrote everything in the run directory, so nothing in it is trusted: a file that
-is foreign, torn or absurd becomes a `TapFile` with a `problem`, never an exception, and names in
-files never lead out of the directory. Whether a process lives is not known here.
+Nothing in them is trusted (`token_files`). Whether a process lives is not known here.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -20,10 +15,8 @@ import msgspec
 
 from frd.model import AttemptKey, NodeNs, RankInfo
 from frd.wire.messages import MAX_WORLD_SIZE
-from frd_agent import tap, untrusted_files
-
-_IDENTITY_NAME = re.compile(r"(?P<token>[0-9a-f]{12})\.json")
-_MAX_IDENTITY_BYTES = 64 * 1024 * 1024
+from frd_agent import tap
+from frd_agent.ranks.token_files import TokenFile
 
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 _Texts = Annotated[tuple[_Text, ...], msgspec.Meta(max_length=256)]
@@ -121,74 +114,26 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
 
-_decoder = msgspec.json.Decoder(TapIdentity)
+class TapFile(TokenFile[TapIdentity]):
+    """The identity file of a rank."""
 
+    SUFFIX = ".json"
+    MAX_BYTES = 64 * 1024 * 1024
+    DECODER = msgspec.json.Decoder(TapIdentity)
 
-@dataclass(frozen=True)
-class TapFile:
-    """One identity file: either an `identity`, or a `problem` as text for users."""
-
-    path: Path
-    stamp: tuple[int, int, int]
-    """Changes with every replacement of the file."""
-    identity: TapIdentity | None
-    problem: str = ""
+    @staticmethod
+    def on(content: TapIdentity, node: str) -> TapIdentity:
+        return msgspec.structs.replace(content, host=node)
 
     @cached_property
     def socket_path(self) -> Path | None:
-        if self.identity is None or self.identity.socket is None:
+        if self.content is None or self.content.socket is None:
             return None
-        return self.path.with_name(self.identity.socket)
+        return self.path.with_name(self.content.socket)
 
     @cached_property
     def shm_path(self) -> Path:
         return self.path.with_suffix(".shm")
-
-
-def scan(run_dir: Path, previous: Iterable[TapFile] = (), node: str = "") -> list[TapFile]:
-    """All identity files, sorted by name. Unchanged files of `previous` are not read again.
-
-    `node`: name of the node; empty: the name in each file.
-    A directory that does not exist has no files; a directory that cannot be read is a problem.
-    """
-    known = {file.path: file for file in previous}
-    try:
-        with os.scandir(run_dir) as entries:
-            names = sorted(entry.name for entry in entries if entry.name.endswith(".json"))
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        problem = f"{run_dir}: {error.strerror}: name a directory that can be read with --run-dir"
-        return [TapFile(run_dir, (0, 0, 0), None, problem)]
-    found = (_look(run_dir / name, known, node) for name in names)
-    return [file for file in found if file is not None]
-
-
-def _look(path: Path, known: dict[Path, TapFile], node: str) -> TapFile | None:
-    """None if the file no longer exists."""
-    stamp = (0, 0, 0)
-    try:
-        if (named := _IDENTITY_NAME.fullmatch(path.name)) is None:
-            raise ValueError("not a tap's file")
-        with untrusted_files.opened(path) as fd:
-            found = os.fstat(fd)
-            stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if (same := known.get(path)) is not None and same.stamp == stamp:
-                return same
-            if found.st_size > _MAX_IDENTITY_BYTES:
-                raise ValueError("too large")
-            raw = untrusted_files.read_up_to(fd, _MAX_IDENTITY_BYTES)
-        identity = _decoder.decode(raw)
-        if identity.token != named["token"]:
-            raise ValueError(f"token: {identity.token!r}: not the file's own")
-        if node:
-            identity = msgspec.structs.replace(identity, host=node)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, *untrusted_files.NOT_THE_FORM) as error:
-        why = getattr(error, "strerror", None) or error
-        return TapFile(path, stamp, None, f"{path}: {why}: ignored")
-    return TapFile(path, stamp, identity)
 
 
 class SocketDir:

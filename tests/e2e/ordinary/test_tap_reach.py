@@ -44,7 +44,7 @@ def environ(run_dir: Path, **more: str) -> dict[str, str]:
 
 
 def living(run_dir: Path, count: int) -> list[tap_files.TapIdentity]:
-    found = [file.identity for file in tap_files.scan(run_dir) if file.identity is not None]
+    found = [file.content for file in tap_files.TapFile.scan(run_dir) if file.content is not None]
     ordered = sorted(found, key=lambda identity: identity.info.rank)
     return ordered if len(ordered) == count else []
 

@@ -27,7 +27,7 @@ from frd.model import NodeRawNs
 from frd_agent import tap
 from frd_agent.proc import PROC, Vital, read_all, read_same, read_stat
 from frd_agent.ranks.forming.forming_rank import FormingRank, stage_of
-from frd_agent.ranks.forming.stage_files import StageFile, StageReport, scan
+from frd_agent.ranks.forming.stage_files import StageFile, StageReport
 from frd_agent.ranks.process import Process
 from frd_agent.ranks.rank import Rank, RankContext
 
@@ -90,13 +90,13 @@ class Forming:
         stages: dict[str, StageReport | None] = dict.fromkeys(by_token)
         reports: dict[str, StageReport] = {}
         for file in self._files:
-            if file.report is None:
+            if file.content is None:
                 self._refuse(file)
-            elif file.report.token in by_token:
-                stages[file.report.token] = file.report
-            elif file.report.claim is not None:
-                reports[file.report.token] = file.report
-                self._learn(file, file.report, now_ns)
+            elif file.content.token in by_token:
+                stages[file.content.token] = file.content
+            elif file.content.claim is not None:
+                reports[file.content.token] = file.content
+                self._learn(file, file.content, now_ns)
         for token in self._stages.keys() - by_token.keys():
             del self._stages[token]
         for token, stage in stages.items():
@@ -115,7 +115,7 @@ class Forming:
     def _look(self, now_ns: NodeRawNs) -> None:
         """Read the files. That a stage goes on is news for all processes together, every
         `_REFRESH_S`: one message for a node, not one for each of its processes."""
-        self._read = scan(self._run_dir, self._read, self._node)
+        self._read = StageFile.scan(self._run_dir, self._read, self._node)
         before = {file.path: file for file in self._files}
         last_ns = self._refreshed_at_ns
         if last_ns is None or (now_ns - last_ns) / 1e9 >= _REFRESH_S:
@@ -258,9 +258,9 @@ class Forming:
 
 def _goes_on(before: StageFile | None, now: StageFile) -> bool:
     """Nothing has changed except that time has passed."""
-    if before is None or before.report is None or now.report is None:
+    if before is None or before.content is None or now.content is None:
         return False
-    was, is_now = (asdict(report) for report in (before.report, now.report))
+    was, is_now = (asdict(report) for report in (before.content, now.content))
     return all(was[name] == is_now[name] for name in was.keys() - {"as_of_ns", "frames"})
 
 

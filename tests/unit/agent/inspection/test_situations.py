@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,6 @@ import pytest
 from frd.model import Certainty, WaitKind
 from frd_agent.inspection.reading.threads import comm
 from tests.world.suspects import inspect, of_kind, suspect
-
-
-@pytest.fixture
-def fifo(tmp_path: Path) -> Iterator[Path]:
-    """That this process holds open and never writes."""
-    path = tmp_path / "shard-17.tar"
-    os.mkfifo(path)
-    fd = os.open(path, os.O_RDWR)
-    yield path
-    os.close(fd)
 
 
 def test_read_of_a_fifo(fifo: Path) -> None:

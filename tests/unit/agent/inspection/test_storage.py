@@ -10,21 +10,11 @@ from pathlib import Path
 import pytest
 
 from frd.model import Certainty, WaitKind
-from tests.world.hanging_fuse import SOURCE, Nas, NoMount, hanging_fuse
+from tests.world.hanging_fuse import SOURCE, Nas
 from tests.world.suspects import inspect, suspect
 
 BLKIO = Path("/sys/fs/cgroup/blkio")
 SLOW_BPS = 65_536
-
-
-@pytest.fixture
-def nas(tmp_path: Path) -> Iterator[Nas]:
-    (tmp_path / "data").mkdir()
-    try:
-        with hanging_fuse(tmp_path / "data") as nas:
-            yield nas
-    except NoMount as error:
-        pytest.skip(str(error))
 
 
 CALLS = {

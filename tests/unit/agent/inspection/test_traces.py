@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from frd_agent.inspection.syscalls import syscall_of
 from frd_agent.inspection.traces.followed import Traces
 from frd_agent.node_time import NodeTime
 from tests.unit.agent.inspection.test_rights import SYS_PTRACE, only_capabilities
-from tests.world.hanging_fuse import Nas, NoMount, hanging_fuse
+from tests.world.hanging_fuse import Nas
 from tests.world.io_traces import DIALECTS, T0_US, Call, Writer
 from tests.world.suspects import Inspection, inspect, suspect
 
@@ -46,16 +46,6 @@ READS = """
 print("ready", flush=True)
 os.read(slow, 1)
 """
-
-
-@pytest.fixture
-def fifo(tmp_path: Path) -> Iterator[Path]:
-    """That this process holds open and never writes."""
-    path = tmp_path / "shard-17.tar"
-    os.mkfifo(path)
-    fd = os.open(path, os.O_RDWR)
-    yield path
-    os.close(fd)
 
 
 @pytest.fixture
@@ -311,16 +301,6 @@ call(208, context, ctypes.c_long(1), ctypes.c_long(1), ctypes.byref((ctypes.c_ch
 
 
 # -- storage that does not answer ------------------------------------------------------------------
-
-
-@pytest.fixture
-def nas(tmp_path: Path) -> Iterator[Nas]:
-    (tmp_path / "data").mkdir()
-    try:
-        with hanging_fuse(tmp_path / "data") as nas:
-            yield nas
-    except NoMount as error:
-        pytest.skip(str(error))
 
 
 def test_it_is_where_the_rank_is_stuck(nas: Nas, traces: Traces) -> None:

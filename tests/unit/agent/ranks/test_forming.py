@@ -21,7 +21,7 @@ from frd_agent import tap
 from frd_agent.inspection.inspector import Inspector
 from frd_agent.node_time import raw_now
 from frd_agent.proc import read_stat
-from frd_agent.ranks.forming.stage_files import scan
+from frd_agent.ranks.forming.stage_files import StageFile
 from frd_agent.ranks.roster import Roster
 from frd_agent.uplink.answers import answer, answer_waits
 from tests.world.daemons import until
@@ -419,7 +419,7 @@ def test_an_error_does_not_stop_the_watching(
 ) -> None:
     """Something unforeseen happens with stages: ranks are watched, and the log says it once."""
     node.become_rank(node.process())
-    monkeypatch.setattr("frd_agent.ranks.forming.registry.scan", lambda *_: 1 / 0)
+    monkeypatch.setattr("frd_agent.ranks.forming.registry.StageFile.scan", lambda *_: 1 / 0)
     node.update()
     node.update()
     assert len(list(node.roster)) == 1
@@ -441,6 +441,6 @@ def test_files_that_are_not_a_taps(tmp_path: Path, kind: str) -> None:
         (tmp_path / "mine.stage").write_text("{}")
     else:
         path.write_text("[" * 100_000)
-    (file,) = scan(tmp_path)
-    assert file.report is None
+    (file,) = StageFile.scan(tmp_path)
+    assert file.content is None
     assert file.problem

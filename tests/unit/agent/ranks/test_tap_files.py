@@ -29,16 +29,16 @@ def write(directory: Path, **changes: Any) -> Path:
 def test_the_agent_names_the_node(tmp_path: Path) -> None:
     """A name of the node in the agent's configuration replaces the host name that the rank saw."""
     write(tmp_path)
-    (named,) = tap_files.scan(tmp_path, node="gpu-17")
-    assert named.identity is not None
-    assert named.identity.info.node == "gpu-17"
+    (named,) = tap_files.TapFile.scan(tmp_path, node="gpu-17")
+    assert named.content is not None
+    assert named.content.info.node == "gpu-17"
 
 
 def test_an_identity_is_read(tmp_path: Path) -> None:
     """Everything that the contract names arrives in the words of the model."""
     path = write(tmp_path, exit={"kind": "exception", "detail": "E: x", "at_ns": 9}, future=1)
-    (file,) = tap_files.scan(tmp_path)
-    who = file.identity
+    (file,) = tap_files.TapFile.scan(tmp_path)
+    who = file.content
     assert who is not None, file.problem
     assert who.attempt == AttemptKey("j", 2)
     assert (who.info.rank, who.info.world_size, who.info.pid, who.info.node) == (1, 4, 4711, "n1")
@@ -73,9 +73,9 @@ def test_an_exit_record_with_its_traceback(tmp_path: Path, monkeypatch: pytest.M
     for name, value in (("type", Odd), ("value", raised), ("traceback", raised.__traceback__)):
         monkeypatch.setattr(sys, f"last_{name}", value, raising=False)
     write(tmp_path, exit=tap._exit_record(9))
-    (file,) = tap_files.scan(tmp_path)
-    assert file.identity is not None, file.problem
-    record = file.identity.exit
+    (file,) = tap_files.TapFile.scan(tmp_path)
+    assert file.content is not None, file.problem
+    record = file.content.exit
     assert record is not None
     assert (record.kind, record.detail, record.at_ns) == ("exception", "Odd: \\udcff first line", 9)
     assert len(record.frames) == tap.MAX_FRAMES
@@ -116,10 +116,10 @@ def test_an_exception_after_an_interrupt(
         monkeypatch.setattr(sys, "last_value", error, raising=False)
         monkeypatch.setattr(sys, "last_traceback", None, raising=False)
     write(tmp_path, exit=tap._exit_record(9))
-    (file,) = tap_files.scan(tmp_path)
-    assert file.identity is not None, file.problem
-    assert file.identity.exit is not None
-    assert file.identity.exit.interrupted == is_interrupted
+    (file,) = tap_files.TapFile.scan(tmp_path)
+    assert file.content is not None, file.problem
+    assert file.content.exit is not None
+    assert file.content.exit.interrupted == is_interrupted
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_absurd_identities_are_problems(
 ) -> None:
     """Each names the file and the field."""
     path = write(tmp_path, **changes)
-    (file,) = tap_files.scan(tmp_path)
-    assert file.identity is None
+    (file,) = tap_files.TapFile.scan(tmp_path)
+    assert file.content is None
     assert file.problem.startswith(f"{path}: ")
     assert named in file.problem
 
@@ -165,36 +165,36 @@ def test_foreign_files_are_problems(tmp_path: Path) -> None:
     (tmp_path / ".0123456789ab.tmp").write_text("half")
     (tmp_path / "dumps").mkdir()
     before = len(os.listdir("/proc/self/fd"))
-    files = tap_files.scan(tmp_path)
+    files = tap_files.TapFile.scan(tmp_path)
     assert len(os.listdir("/proc/self/fd")) == before
     assert len(files) == 7
-    assert all(file.identity is None and str(file.path) in file.problem for file in files)
+    assert all(file.content is None and str(file.path) in file.problem for file in files)
     assert all(file.socket_path is None for file in files)
 
 
 def test_no_directory_has_no_taps(tmp_path: Path) -> None:
     """An agent that comes before its first rank."""
-    assert tap_files.scan(tmp_path / "none") == []
+    assert tap_files.TapFile.scan(tmp_path / "none") == []
 
 
 def test_a_file_instead_of_a_directory_is_a_problem(tmp_path: Path) -> None:
     """An agent whose run directory is a file reports that; it would see no rank."""
     (tmp_path / "file").touch()
-    (file,) = tap_files.scan(tmp_path / "file")
-    assert (file.identity, str(tmp_path / "file") in file.problem) == (None, True)
+    (file,) = tap_files.TapFile.scan(tmp_path / "file")
+    assert (file.content, str(tmp_path / "file") in file.problem) == (None, True)
 
 
 def test_only_what_changed_is_read_again(tmp_path: Path) -> None:
     """The same object comes back until the file is replaced."""
     write(tmp_path)
-    first = tap_files.scan(tmp_path)
-    assert tap_files.scan(tmp_path, first)[0] is first[0]
+    first = tap_files.TapFile.scan(tmp_path)
+    assert tap_files.TapFile.scan(tmp_path, first)[0] is first[0]
     replacement = tmp_path / "new"
     replacement.write_text(json.dumps(identity(attempt=3)))
     replacement.replace(tmp_path / f"{TOKEN}.json")
-    (second,) = tap_files.scan(tmp_path, first)
-    assert second.identity is not None
-    assert second.identity.attempt.attempt == 3
+    (second,) = tap_files.TapFile.scan(tmp_path, first)
+    assert second.content is not None
+    assert second.content.attempt.attempt == 3
 
 
 def test_counters_arrive_as_written(tmp_path: Path) -> None:

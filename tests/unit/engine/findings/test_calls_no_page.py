@@ -139,7 +139,7 @@ def test_an_elastic_restart_during_initialization() -> None:
 
 
 def test_processes_that_are_replaced_in_one_attempt() -> None:
-    """The same, where the launcher does not number its restarts: the waits begin anew."""
+    """The same, where the launcher does not number its restarts: the waits begin again."""
     job = Starting()
     job.start(0, 1, 2, 3)
     job.enter(0, 1, 2)

@@ -1,0 +1,31 @@
+"""Files that do not answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.world.hanging_fuse import Nas, NoMount, hanging_fuse
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Iterator[Path]:
+    """That this process holds open and never writes."""
+    path = tmp_path / "shard-17.tar"
+    os.mkfifo(path)
+    fd = os.open(path, os.O_RDWR)
+    yield path
+    os.close(fd)
+
+
+@pytest.fixture
+def nas(tmp_path: Path) -> Iterator[Nas]:
+    (tmp_path / "data").mkdir()
+    try:
+        with hanging_fuse(tmp_path / "data") as nas:
+            yield nas
+    except NoMount as error:
+        pytest.skip(str(error))
