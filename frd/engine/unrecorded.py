@@ -60,3 +60,20 @@ def described(wait: UnrecordedWait) -> str:
     way, joint = ("for a lock", "of") if wait.op == "lock" else (f"in {text.clean(wait.op)}", "for")
     peers = f" {joint} {text.ranks(wait.peers)}" if wait.peers else ""
     return f"waits {way}{peers}" + (f" ({text.clean(wait.detail)})" if wait.detail else "")
+
+
+def of_waiters(rank: int, counted: Mapping[int, UnrecordedWait]) -> str:
+    """``ranks 1-2 wait for a lock of it (/ckpt/.lock held by pid 991)``: who waits for that rank;
+    empty if no rank does."""
+    waiters: dict[str, list[int]] = {}
+    for waiter, wait in counted.items():
+        if rank in holders(wait, counted):
+            what = f"in {text.clean(wait.op)} for it"
+            if wait.op == "lock":
+                what = "for a lock of it" + (f" ({text.clean(wait.detail)})" if wait.detail else "")
+            waiters.setdefault(what, []).append(waiter)
+    said = [
+        f"{text.ranks(ranks)} {'wait' if len(ranks) > 1 else 'waits'} {what}"
+        for what, ranks in sorted(waiters.items())
+    ]
+    return ", ".join(said)

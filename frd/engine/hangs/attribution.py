@@ -112,6 +112,7 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
         any(Member(rank) in graph.edges[wait] for wait in held_up) or None,
     )
     words.append(text.clean(graph.snapshot.detail[graph.snapshot.row(rank)]))
+    words.append(unrecorded.of_waiters(rank, facts.unrecorded))
     return _named(graph, rank, Reason.CPU_STUCK, began, premises, *words)
 
 

@@ -20,6 +20,8 @@ def test_a_receiver_is_a_victim_of_the_rank_that_does_not_send(peers: tuple[int,
     diagnosis = pipeline().calls(3, "recv", peers).only()
     assert blamed(diagnosis) == {2: (Reason.CPU_STUCK, Confidence.HIGH)}
     assert (diagnosis.victims, diagnosis.cleared) == ((0, 1, 3), (3,))
+    is_known = diagnosis.suspects[0].evidence.endswith("rank 3 waits in recv for it")
+    assert is_known == bool(peers)
 
 
 def test_a_wait_that_is_over_proves_nothing() -> None:
@@ -51,6 +53,8 @@ def test_the_holder_of_a_lock_is_the_cause() -> None:
     diagnosis = scene.only()
     assert blamed(diagnosis) == {3: (Reason.CPU_STUCK, Confidence.HIGH)}
     assert diagnosis.victims == (0, 1, 2, 4, 5)
+    words = "ranks 0-2 wait for a lock of it (/ckpt/.lock held by pid 9)"
+    assert diagnosis.suspects[0].evidence.endswith(words)
 
 
 def test_a_holder_that_is_in_the_op_itself() -> None:
