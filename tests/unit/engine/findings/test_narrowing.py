@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frd.model import Change, Confidence, FindingEvent, NodeNs, Reason, UnrecordedWait, WaitSource
-from tests.world.job import Job, changes
+from tests.world.job import Job
 from tests.world.scene import blamed, named
 
 HIGH = (Reason.CPU_STUCK, Confidence.HIGH)
