@@ -63,15 +63,13 @@ class UnrecordedWaits:
         self, ranks: RankTable, now: AlignedNs
     ) -> Mapping[int, tuple[UnrecordedWait, ...]]:
         """The waits that were seen last, in aligned time; without an op where one is over."""
-        found = {}
-        for rank, known in self._by_rank.items():
-            waits = list(known.values())
-            if not waits:
-                continue
-            times = np.array([[wait.since_ns, wait.as_of_ns] for wait in waits])
-            aligned = ranks.to_aligned(rank, times, now).tolist()
-            found[rank] = tuple(
-                replace(wait, since_ns=since, as_of_ns=as_of)
-                for wait, (since, as_of) in zip(waits, aligned, strict=True)
-            )
+        waits = [wait for known in self._by_rank.values() for wait in known.values()]
+        of = np.array([wait.rank for wait in waits], np.int64)
+        times = np.array([(wait.since_ns, wait.as_of_ns) for wait in waits], np.int64).T
+        found: dict[int, tuple[UnrecordedWait, ...]] = {}
+        if waits:
+            since, as_of = (ranks.to_aligned(of, column, now).tolist() for column in times)
+            for wait, *at in zip(waits, since, as_of, strict=True):
+                aligned = replace(wait, since_ns=at[0], as_of_ns=at[1])
+                found[wait.rank] = (*found.get(wait.rank, ()), aligned)
         return found
