@@ -107,11 +107,15 @@ class _Calls:
 
     # -- who waits, and who does not -----------------------------------------------------------
 
+    @cached_property
+    def _highest_ns(self) -> int:
+        """The highest threshold of the job's groups."""
+        least_ns = round(self._policy.stall_after_s * 1e9)
+        return int(self._snapshot.threshold_ns.max(initial=least_ns))
+
     def _threshold_ns(self, op: str) -> int:
         """How long a call may take."""
-        least_ns = round(self._policy.stall_after_s * 1e9)
-        highest_ns = int(self._snapshot.threshold_ns.max(initial=least_ns))
-        return threshold_of_call_ns(op, self._policy, highest_ns)
+        return threshold_of_call_ns(op, self._policy, self._highest_ns)
 
     @cached_property
     def first(self) -> UnrecordedWait | None:

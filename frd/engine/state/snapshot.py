@@ -202,7 +202,7 @@ class Snapshot:
 
 def row_of(ranks: Int32s, rank: int) -> int:
     """The place of a rank in an ascending column, -1 when it is not there."""
-    row = int(np.searchsorted(ranks, rank))
+    row = int(ranks.searchsorted(rank))
     return row if row < len(ranks) and ranks[row] == rank else -1
 
 
