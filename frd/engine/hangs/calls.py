@@ -9,7 +9,8 @@ in no op does not wait, so it may be what others wait for:
 - Other calls: for which rank they wait is not always known. If all ranks wait but one, that one is
   the cause, because each chain of waits has to end. If several do not wait, none of them is
   certain.
-- All ranks wait: they came and it does not complete, or they wait for each other.
+- All ranks wait, each for too long: they came and it does not complete, or they wait for each
+  other.
 
 Where a rank is in a recorded op nothing is decided here: its wait becomes a stall, and then
 `frd.engine.hangs.wait_graph` decides, with these waits as a part of it.
@@ -120,21 +121,23 @@ class _Calls:
     @cached_property
     def first(self) -> UnrecordedWait | None:
         """Of the waits that take too long, the first one that began."""
-        overdue = [
-            wait
-            for wait in self.waiting.values()
-            if wait.as_of_ns - wait.since_ns >= self._threshold_ns(wait.op)
-        ]
+        overdue = filter(self._is_overdue, self.waiting.values())
         return min(overdue, key=lambda wait: (wait.since_ns, wait.rank), default=None)
+
+    def _is_overdue(self, wait: UnrecordedWait) -> bool:
+        return wait.as_of_ns - wait.since_ns >= self._threshold_ns(wait.op)
 
     @cached_property
     def absent(self) -> list[int]:
-        """The ranks of the job that do not wait, and have not been through the call."""
+        """The ranks of the job that do not wait, and have not been through the call. Those that are
+        in a group have been through `init_process_group`, unless the first one that waits is in a
+        group as well: then it is not their first initialization."""
         snapshot = self._snapshot
         world = {*range(snapshot.world_size), *snapshot.rank.tolist()}
-        through: set[int] = set()
-        if self.first is not None and self.first.op == _FIRST:
-            through = set(snapshot.pairs.rank.tolist())
+        members = set(snapshot.pairs.rank.tolist())
+        first = self.first
+        is_first = first is not None and first.op == _FIRST and first.rank not in members
+        through = members if is_first else set()
         return sorted(world - self.waiting.keys() - through)
 
     def _is_unknown(self, rank: int) -> bool:
@@ -167,6 +170,8 @@ class _Calls:
             len(self.absent) > len(self.waiting) or any(map(self._moved_lately, others))
         ):
             return None  # most of the job does something else, or it goes on
+        if not self.absent and not all(map(self._is_overdue, self.waiting.values())):
+            return None  # the last has just come
         suspects = [self._suspect(rank, unknown) for rank in others]
         kind, reason, disagreement = Kind.STALL, None, ""
         if not self.absent:

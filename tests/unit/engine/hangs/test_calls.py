@@ -222,6 +222,23 @@ def test_all_have_come_to_init() -> None:
     assert (claim.suspects, claim.reason) == ((), Reason.NETWORK_OR_DEVICE)
 
 
+def test_the_last_has_just_come() -> None:
+    """Rank 2 came two seconds ago, and init_process_group needs some time from then on."""
+    scene = starting(3, range(3))
+    scene.unrecorded[2] = []
+    assert claims(scene.calls(2, INIT, age=2.0, source=WaitSource.STAGE)) == []
+
+
+def test_a_second_initialization() -> None:
+    """The ranks have destroyed their groups and make the default group again; rank 2 does not
+    come."""
+    scene = pipeline()
+    for rank in range(4):
+        scene.rank(rank, moved_age=80.0)
+        scene.calls(rank, INIT if rank != 2 else "", age=70.0, source=WaitSource.STAGE)
+    assert blames(only(scene)) == {2: (Reason.CPU_STUCK, HIGH)}
+
+
 def test_few_of_many_wait_in_init() -> None:
     """Two ranks of sixteen are there after a minute: still the others have to come."""
     claim = only(starting(16, [0, 1]))
