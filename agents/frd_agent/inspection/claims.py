@@ -181,7 +181,7 @@ def of_socket(who: Who, wait: Wait, one: Object, holder: Holder | None) -> WaitR
         topic, word = f"a connection to {address or 'another process'}", "to"
     elif call.kind in (Class.SEND, Class.WRITE):
         topic, word = f"{address or 'another process'} to take data", "to"
-    elif call.kind is Class.ACCEPT or (peer and not address):
+    elif call.kind is Class.ACCEPT or (peer and peer.is_listening):
         topic, word = "a connection from another process", "on"
     else:
         topic, word = f"a reply from {address or 'another process'}", "from"

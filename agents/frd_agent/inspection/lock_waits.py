@@ -28,7 +28,9 @@ def of_file_lock(
     does = f"{in_call(wait, target.call.name)} of {what}{mount_words(target.mount)}"
     holder = view.holder(target.holder) if target.holder else None
     rest = ""
-    if holder is not None:
+    if holder is not None and holder.pid == wait.pid:
+        does += ", which the process itself holds by another open file"
+    elif holder is not None:
         does += f", held by {holder_words(holder)}"
         rest = _own_wait(follow, holder.pid, path)
     return claim(
@@ -39,7 +41,7 @@ def of_file_lock(
         wait.since_ns,
         what=what,
         holder=holder,
-        rest=rest or ("" if holder else "its holder is not visible to the agent"),
+        rest=rest if holder else "its holder is not visible to the agent",
         **mount_fields(target.mount),
     )
 
@@ -61,7 +63,7 @@ def of_shared_lock(
     held = f", which {holder_words(holder)} seems to hold" if holder else ""
     return claim(
         WaitKind.LOCK_SHARED,
-        Certainty.LIKELY if holder else Certainty.SEEN,
+        Certainty.LIKELY if holder or target.problem else Certainty.SEEN,
         subject(view, wait),
         f"has been in {target.call.name}() for a lock shared between processes{held}",
         wait.since_ns,

@@ -23,8 +23,11 @@ from frd_agent.inspection.reading.files import (
     read_mounts,
 )
 from frd_agent.inspection.reading.locks import (
+    FLOCK,
+    OFD,
+    POSIX,
+    FileLock,
     LockRow,
-    holder_by_descriptor,
     lock_holder,
     read_locks,
 )
@@ -42,7 +45,14 @@ from frd_agent.inspection.reading.memory import (
 from frd_agent.inspection.reading.pipes import Descriptors, End
 from frd_agent.inspection.reading.sockets import Peer, inode_of, peer_of
 from frd_agent.inspection.reading.threads import Call, read_file
-from frd_agent.inspection.syscalls import FUTEX_PRIVATE, Class, Syscall, is_lock, syscall_of
+from frd_agent.inspection.syscalls import (
+    F_OFD_SETLKW,
+    FUTEX_PRIVATE,
+    Class,
+    Syscall,
+    is_lock,
+    syscall_of,
+)
 from frd_agent.proc import PROC
 
 _AT_FDCWD: Final = -100
@@ -82,6 +92,8 @@ class Target:
     """Of wait4, in the pid namespace of the process; 0 any."""
     is_private: bool = False
     """A futex of this process only."""
+    joins: int = 0
+    """The thread whose end it may wait for, in the pid namespace of the process."""
     shared: str = ""
     """Identity of a futex or semaphore that several processes share."""
     name: str = ""
@@ -162,6 +174,9 @@ class Resolver:
         (shared, name), problem = self._ask(
             lambda: shared_at(read_maps(pid, self._proc), at), (f"@{at:x}", "")
         )
+        if not shared:
+            # The C library waits so for the end of a thread, whose number is the word in memory.
+            return replace(target, is_private=True, joins=call.args[2] & 0xFFFFFFFF)
         return replace(target, shared=shared, name=name, problem=problem)
 
     def _path(self, target: Target, pid: int, call: Call) -> Target:
@@ -247,10 +262,8 @@ class Resolver:
 
     def _lock(self, target: Target, pid: int, call: Call) -> Target:
         file = open_file(pid, _signed(call.args[0]), self._mounts_of(pid), self._proc)
-        holder = lock_holder(self._locks, pid, file.inode)
-        if holder is None and file.inode:
-            near = (*self._family, *self._everyone())
-            holder = holder_by_descriptor(near, file.link, file.inode, pid, self._proc)
+        lock = FileLock(_lock_kind(target.call, call), file.link, file.inode)
+        holder = lock_holder(self._locks, lock, pid, self._everyone, self._proc)
         return replace(
             target, objects=(Object(file),), path=file.link, mount=file.mount, holder=holder
         )
@@ -264,6 +277,12 @@ def _signed(value: int) -> int:
     """An int argument, which is in the lower half of a register."""
     value &= 0xFFFFFFFF
     return value - (1 << 32) if value & 1 << 31 else value
+
+
+def _lock_kind(known: Syscall, call: Call) -> str:
+    if known.name == "flock":
+        return FLOCK
+    return OFD if call.args[1] == F_OFD_SETLKW else POSIX
 
 
 def _child(known: Syscall, call: Call) -> int:

@@ -33,6 +33,7 @@ from frd_agent.inspection.claims import (
 from frd_agent.inspection.idle import is_idle, workers_behind
 from frd_agent.inspection.lock_waits import of_file_lock, of_shared_lock
 from frd_agent.inspection.pipe_waits import NAMED, of_pipe, of_workers
+from frd_agent.inspection.reading.files import printable
 from frd_agent.inspection.syscalls import Class
 from frd_agent.inspection.targets import Object, Target
 from frd_agent.inspection.tracking import BUSY, Wait
@@ -113,15 +114,16 @@ class _Chain:
         below = workers_behind(self._view, one, path)
         if below and (one.file.special == "pipe" or not (one.peer and one.peer.address)):
             return of_workers(self._view, self.of_process, wait, one, below, path)
-        holder = self._view.holder(one.ends[0].pid) if one.ends else None
+        holders = {end.pid for end in one.ends}
+        # After a fork several processes hold one end; which of them is to answer is not known.
+        holder = self._view.holder(min(holders)) if len(holders) == 1 else None
         if one.file.special == "socket":
             return of_socket(who, wait, one, holder)
         kinds = (Class.READ, Class.WRITE, Class.SYNC, Class.OPEN)
         if one.file.special == "pipe" or (one.file.is_path and call.kind not in kinds):
             return of_pipe(self._view, wait, one)
         if one.file.is_path:
-            only = holder if len({end.pid for end in one.ends}) == 1 else None
-            return of_file(who, wait, one.file.link, one.file.mount, only)
+            return of_file(who, wait, one.file.link, one.file.mount, holder)
         return of_other(who, wait, wait.target)
 
     def _of_poll(self, wait: Wait, target: Target, path: tuple[int, ...]) -> WaitReport:
@@ -155,6 +157,10 @@ class _Chain:
     def _inner(self, process: ProcessView, wait: Wait, path: tuple[int, ...]) -> WaitReport:
         """A lock inside the process: the thread that is in a call, or computes, likely holds it."""
         thing = "a lock inside the process"
+        assert wait.target is not None
+        joined_to = [other for other in process.others if other.tid == wait.target.joins]
+        if joined_to:
+            return self._join(process, wait, joined_to[0], path)
         is_gil = wait.tid == wait.pid and wait.wakes_per_s >= _GIL_WAKES_PER_S
         if is_gil:
             thing = "the interpreter lock (GIL)"
@@ -172,6 +178,27 @@ class _Chain:
             f"has been waiting for {thing}",
             wait.since_ns,
             what=thing,
+        )
+
+    def _join(
+        self, process: ProcessView, wait: Wait, other: Wait, path: tuple[int, ...]
+    ) -> WaitReport:
+        """The main thread waits for the end of another one."""
+        if not other.is_sure:
+            return UNKNOWN
+        thing = f"the end of its thread {printable(other.thread)} (tid {other.tid})"
+        found = self._of_thread(process, other, path)
+        if found.waits_for.says:
+            rest = joined([found.waits_for.rest, f"its main thread waits for {thing}"])
+            return replace(found, waits_for=replace(found.waits_for, rest=rest))
+        return claim(
+            WaitKind.LOCK_INNER,
+            Certainty.SEEN,
+            subject(self._view, wait),
+            f"has been waiting for {thing}",
+            wait.since_ns,
+            what=thing,
+            topic="another thread",
         )
 
     def _in_calls(self, process: ProcessView, path: tuple[int, ...]) -> list[WaitReport]:

@@ -1,24 +1,27 @@
 """File locks: which process holds the one that another process waits for.
 
 /proc/locks shows pids of the reader's own pid namespace, and leaves out locks of processes that the
-reader cannot see. It shows the process that took the lock; with flock, a forked child may have
-inherited it, and with locks of an open file description there is no pid. Then the descriptors of
-processes are searched for the one that shows the lock (`fdinfo`).
+reader cannot see. It shows the process that took the lock. A lock of flock belongs to the open
+file: the process that took it may have closed it or ended while a forked child still has it open. A
+lock of an open file description has no pid. So a pid counts only if a descriptor of that process
+shows the lock (`fdinfo`) or its descriptors cannot be read; else all processes are searched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from frd_agent.inspection.reading.files import links
-from frd_agent.inspection.reading.threads import read_file
+from frd_agent.inspection.reading.threads import read_file, read_thread
 from frd_agent.proc import PROC
 
 _MAX_LOCKS: Final = 4 * 1024 * 1024
 _NO_PID: Final = -1
+FLOCK, POSIX, OFD = "FLOCK", "POSIX", "OFDLCK"
+"""Kinds of locks. The first does not exclude the others, which do exclude each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class LockRow:
     """Lines of one lock, and of the processes that wait for it, have the same."""
     waits: bool
     kind: str
-    """``FLOCK``, ``POSIX``, ``OFDLCK``."""
+    """`FLOCK`, `POSIX`, `OFD`, or another one."""
     pid: int
     """-1 of a lock that belongs to an open file description."""
     inode: int
@@ -58,39 +61,69 @@ def parse_lock(line: str) -> LockRow | None:
         return None
 
 
-def lock_holder(rows: Iterable[LockRow], pid: int, inode: int) -> int | None:
-    """The process that blocks `pid` on a file with this inode; None if that is not shown.
+@dataclass(frozen=True, slots=True)
+class FileLock:
+    """What a process waits for."""
 
-    `inode` 0: not known (kernels before 5.14): by the pid alone.
+    kind: str
+    """As `LockRow.kind`."""
+    path: str
+    inode: int
+    """0 if it is not known (kernels before 5.14)."""
+
+
+def lock_holder(
+    rows: Iterable[LockRow],
+    lock: FileLock,
+    pid: int,
+    others: Callable[[], Iterable[int]],
+    proc: Path = PROC,
+) -> int | None:
+    """The process that blocks `pid`, which may be `pid` itself; None if that is not shown.
+
+    `others`: processes to search, nearest first.
     """
+    shown = _shown_holder(rows, lock, pid)
+    if shown is not None:
+        thread = read_thread(shown, shown, proc)
+        if thread is None or thread.state in "ZX":
+            shown = None
+    if not lock.inode:
+        return shown
+    if shown is not None:
+        found = links(shown, proc)
+        if not found or _holds(shown, found, lock, proc):
+            return shown
+    near = (one for one in others() if one != pid and _holds(one, links(one, proc), lock, proc))
+    return next(near, shown)  # which may have the file open by another path, of another mount
+
+
+def _shown_holder(rows: Iterable[LockRow], lock: FileLock, pid: int) -> int | None:
+    waiter = _NO_PID if lock.kind == OFD else pid
     held: dict[int, LockRow] = {}
     for row in rows:
         if not row.waits:
             held.setdefault(row.number, row)
-        elif row.pid in (pid, _NO_PID) and (not inode or row.inode == inode):
+        elif (row.kind, row.pid) == (lock.kind, waiter) and lock.inode in (0, row.inode):
             holder = held.get(row.number)
-            if holder is not None and holder.pid not in (pid, _NO_PID):
+            if holder is not None and holder.pid > 0:
                 return holder.pid
     return None
 
 
-def holder_by_descriptor(
-    pids: Iterable[int], path: str, inode: int, but: int, proc: Path = PROC
-) -> int | None:
-    """The first of `pids`, other than `but`, with an open file `path` that has a lock on it."""
-    for pid in pids:
-        if pid == but:
-            continue
-        for fd, target in links(pid, proc).items():
-            if target == path and _shows_lock(pid, fd, inode, proc):
-                return pid
-    return None
+def _holds(pid: int, found: Mapping[int, str], lock: FileLock, proc: Path) -> bool:
+    return any(
+        target == lock.path and _shows_lock(pid, fd, lock, proc) for fd, target in found.items()
+    )
 
 
-def _shows_lock(pid: int, fd: int, inode: int, proc: Path) -> bool:
+def _shows_lock(pid: int, fd: int, lock: FileLock, proc: Path) -> bool:
     try:
         lines = read_file(f"{proc}/{pid}/fdinfo/{fd}").decode("ascii", "replace").splitlines()
     except OSError:
         return False
     rows = [parse_lock(line.removeprefix("lock:").strip()) for line in lines if "lock:" in line]
-    return any(row and not row.waits and row.inode == inode for row in rows)
+    kinds = (FLOCK,) if lock.kind == FLOCK else (POSIX, OFD)
+    return any(
+        row and not row.waits and row.inode == lock.inode and row.kind in kinds for row in rows
+    )

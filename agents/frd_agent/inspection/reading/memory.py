@@ -187,9 +187,12 @@ def data_files(maps: list[Mapping]) -> tuple[str, ...]:
 
 
 def shared_at(maps: list[Mapping], address: int) -> tuple[str, str]:
-    """Identity and name of the shared memory at an address: processes may map it elsewhere."""
+    """Identity and name of the shared memory at an address: processes may map it elsewhere. Both
+    are empty if the memory is of this process only."""
     for row in maps:
         if row.start <= address < row.end:
+            if row.perms.endswith("p"):
+                return "", ""
             identity = f"{row.inode}+{row.offset + address - row.start}"
             return identity, row.path.removesuffix(" (deleted)")
     return f"@{address:x}", ""

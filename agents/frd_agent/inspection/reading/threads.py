@@ -54,28 +54,19 @@ class ProcessSample:
 
 
 def read_process(pid: int, proc: Path = PROC) -> ProcessSample | None:
-    """None if the process is gone. Other threads are read only when the main thread waits for a
-    lock inside the process, which one of them holds."""
+    """None if the process is gone. Other threads are read only when the main thread waits in
+    memory: one of them may hold the lock."""
     main = read_thread(pid, pid, proc)
     if main is None:
         return None
     others = []
-    if waits_inside(main.call):
+    if main.call is not None and syscall_of(main.call.number).kind is Class.FUTEX:
         others = [
             thread
             for tid in thread_ids(pid, proc)[:MAX_THREADS]
             if tid != pid and (thread := read_thread(pid, tid, proc)) is not None
         ]
     return ProcessSample(pid, (main, *others))
-
-
-def waits_inside(call: Call | None) -> bool:
-    """Whether it waits for a futex that only its process uses."""
-    return (
-        call is not None
-        and syscall_of(call.number).kind is Class.FUTEX
-        and bool(call.args[1] & 128)
-    )
 
 
 _IS_OBJECT: Final = frozenset(

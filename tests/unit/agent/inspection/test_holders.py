@@ -1,0 +1,162 @@
+"""Who is not the holder: real processes that look as if another one held what they wait for."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from frd.model import Certainty, WaitKind
+from frd_agent.inspection.reading.locks import FLOCK, OFD, FileLock, lock_holder, parse_lock
+from tests.world.suspects import inspect, suspect
+
+WAITS = """
+    import fcntl, sys
+    file = open(sys.argv[1])
+    print("ready", flush=True)
+    fcntl.flock(file, fcntl.LOCK_EX)
+"""
+
+
+TWICE = """
+    import fcntl, sys
+    first, file = open(sys.argv[1]), open(sys.argv[1])
+    fcntl.flock(first, fcntl.LOCK_EX)
+    print("ready", flush=True)
+    fcntl.flock(file, fcntl.LOCK_EX)
+"""
+
+
+@pytest.mark.parametrize("then", ["file.close(); time.sleep(300)", "os._exit(0)"])
+def test_a_lock_that_a_child_inherited(tmp_path: Path, then: str) -> None:
+    """The process that took the lock has closed the file, or has ended; its child still has it."""
+    holds = f"""
+        import fcntl, os, sys, time
+        if os.fork() == 0:
+            file = open(sys.argv[1], "w")
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fork() == 0:
+                file.write(str(os.getpid()))
+                file.flush()
+                print("ready", flush=True)
+                time.sleep(300)
+            {then}
+        os.wait()
+        time.sleep(300)
+    """
+    path = tmp_path / ".lock"
+    with suspect(holds, path), suspect(WAITS, path) as rank:
+        found = inspect(rank.pid)
+        assert found.holder is not None
+        assert found.holder.pid == int(path.read_text())
+    assert (found.kind, found.certainty) == (WaitKind.LOCK_FILE, Certainty.SEEN)
+
+
+def test_a_lock_of_the_process_itself(tmp_path: Path) -> None:
+    """A program locks a file that it has opened and locked before."""
+    path = tmp_path / ".lock"
+    path.touch()
+    with suspect(TWICE, path) as rank:
+        found = inspect(rank.pid)
+        assert found.holder is not None
+        assert (found.holder.pid, found.holder.rank) == (rank.pid, 0)
+    assert (found.kind, found.certainty) == (WaitKind.LOCK_FILE, Certainty.SEEN)
+    assert found.says.endswith(", which the process itself holds by another open file")
+    assert found.rest == ""
+
+
+def test_another_kind_of_lock() -> None:
+    """A lock of fcntl on the same file, for which another process waits, excludes no flock."""
+    other, holder, pid = os.getppid(), os.getpid(), 2**22 + 1
+    rows = [
+        f"1: POSIX ADVISORY WRITE {other} fe:00:77 0 EOF",
+        "1: -> OFDLCK ADVISORY WRITE -1 fe:00:77 0 EOF",
+        f"2: FLOCK ADVISORY WRITE {holder} fe:00:77 0 EOF",
+        f"2: -> FLOCK ADVISORY WRITE {pid} fe:00:77 0 EOF",
+    ]
+    locks = [row for row in map(parse_lock, rows) if row is not None]
+    assert lock_holder(locks, FileLock(FLOCK, "", 0), pid, list) == holder
+    assert lock_holder(locks, FileLock(OFD, "", 0), pid, list) == other
+
+
+def test_a_unix_socket(tmp_path: Path) -> None:
+    """A client of a server that does not answer: its own end has no path, and does not listen."""
+    program = """
+        import socket, sys
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(sys.argv[1])
+        print("ready", flush=True)
+        client.recv(1)
+    """
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        server.listen()
+        with suspect(program, tmp_path / "socket") as rank:
+            found = inspect(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.SOCKET, Certainty.LIKELY)
+    assert found.topic == "a reply from another process"
+    assert found.says == "its main thread has been in recv() from a socket"
+
+
+def test_a_socket_of_two_processes() -> None:
+    """A server has forked: which of both is to answer is not known, and none is named."""
+    program = """
+        import os, socket, sys
+        client = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+        print("ready", flush=True)
+        client.recv(1)
+    """
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        suspect(program, server.getsockname()[1]) as rank,
+        server.accept()[0] as client,
+    ):
+        alone = inspect(rank.pid)
+        with subprocess.Popen(["sleep", "300"], pass_fds=[client.fileno()]) as other:
+            shared = inspect(rank.pid)
+            other.kill()
+    assert alone.holder is not None
+    assert alone.holder.pid == os.getpid()
+    assert (shared.what, shared.holder) == (alone.what, None)
+
+
+def test_a_thread_that_is_joined() -> None:
+    """The C library waits for the end of a thread as for a lock that processes share."""
+    program = """
+        import ctypes
+        c = ctypes.CDLL(None)
+        thread = ctypes.c_ulong()
+        pause = ctypes.cast(c.pause, ctypes.c_void_p)
+        c.pthread_create(ctypes.byref(thread), None, pause, None)
+        print("ready", flush=True)
+        c.pthread_join(thread, None)
+    """
+    with suspect(program) as rank:
+        found = inspect(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.LOCK_INNER, Certainty.SEEN)
+    assert found.topic == "another thread"
+    assert "has been waiting for the end of its thread" in found.says
+
+
+def test_a_joined_thread_that_reads(fifo: Path) -> None:
+    """What the joined thread waits for is what the process waits for."""
+    program = """
+        import ctypes, os, sys
+        c = ctypes.CDLL(None)
+        fd = os.open(sys.argv[1], os.O_RDONLY)
+        thread = ctypes.c_ulong()
+        c.fdopen.restype = ctypes.c_void_p
+        stream = ctypes.c_void_p(c.fdopen(fd, b"r"))
+        getc = ctypes.cast(c.getc, ctypes.c_void_p)
+        c.pthread_create(ctypes.byref(thread), None, getc, stream)
+        print("ready", flush=True)
+        c.pthread_join(thread, None)
+    """
+    with suspect(program, fifo) as rank:
+        found = inspect(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.FILE_READ, Certainty.SEEN)
+    assert found.what == str(fifo)
+    assert found.rest.startswith("its main thread waits for the end of its thread")
