@@ -18,6 +18,7 @@ import pytest
 
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from tests.world.daemons import finding_with, first_line, run_program, running, until, watched
+from tests.world.io_traces import Call, Writer, write_trace
 from tests.world.streams import serving
 from tests.world.telemetry_files import event
 from tests.world.telemetry_files import write as write_telemetry
@@ -80,6 +81,9 @@ def test_what_the_readme_says_when_a_job_hangs(typed: dict[str, str], tmp_path: 
     train = (ROOT / "examples/train.py").read_text().replace("default=1000", "default=20")
     (folder / "train.py").write_text(train)
     write_telemetry(folder / "rank_0.jsonl", [event(at / 10) for at in range(50)])
+    write_trace(
+        folder / "traces/job-1.pfw", [*Writer("v2.2", 1).lines([Call("read", 0, 9, file="/x")])]
+    )
 
     def works(line: str) -> None:
         finds = line.startswith(("frd findings ID", "frd analyze")) and "--memory" not in line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -175,7 +176,7 @@ def test_a_job_in_which_nothing_moves() -> None:
     assert [ranks for _, ranks in asked.asked] == [[0, 1, 2, 3]] * len(asked.asked)
     first, *later = [at for at, _ in asked.asked]
     assert 5 <= first <= 6
-    pauses = [after - before for before, after in zip([first, *later], later, strict=False)]
+    pauses = [after - before for before, after in pairwise([first, *later])]
     assert pauses == [EVERY_S, 2 * EVERY_S, 4 * EVERY_S]
 
 
@@ -216,3 +217,29 @@ def test_while_a_finding_is_open_only_ranks_that_wait_are_asked() -> None:
     )
     asked.run(70)
     assert [ranks for _, ranks in asked.asked] == [[3], [3]]
+
+
+def test_a_main_thread_that_ran_in_between() -> None:
+    """A finding is open, and each stack of rank 3 shows recv, but something wakes its main thread:
+    it is asked again after twice as long each time, until two stacks prove the wait."""
+    asked = Asked()
+    claim = Claim(Kind.STALL, "x", frozenset({"x"}))
+    asked.job.engine.restore([finding_of(asked.job.key, claim, asked.job.now)], asked.job.now)
+    asked.run(1)
+    asked.texts = {3: stack(ran_ns=None)}
+    asked.waits.take(
+        *(asked.job.key, 3, asked.texts[3]),
+        asked_at=asked.job.now,
+        answered_at=asked.job.now,
+        confirm_after_ns=asked.standstills.at_rest_after_ns(asked.job.key),
+    )
+    asked.run(12)
+    asked.texts = {3: stack()}
+    asked.run(40)
+    times = [at for at, _ in asked.asked]
+    pauses = [after - before for before, after in pairwise(times)]
+    assert pauses == [pauses[0] * factor for factor in (1, 2, 4, 8)]
+    waited = asked.job.attempt.snapshot(asked.job.now).unrecorded[3][0]
+    assert waited.as_of_ns - waited.since_ns >= pauses[-1] * S
+    asked.run(5)
+    assert len(asked.asked) == len(times)
