@@ -158,7 +158,7 @@ def _rank_at_end(event: Event) -> int | None:
 def _rank(value: Any) -> int | None:
     try:
         rank = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return rank if 0 <= rank <= _MAX_RANK else None
 

@@ -90,8 +90,9 @@ class IntervalSet:
             self._append(piece)
 
     def mapped(self, change: Callable[[Int64s], Int64s]) -> IntervalSet:
-        """With other times, in the same order."""
-        return IntervalSet(change(piece) for piece in self.pieces)
+        """With other times, in the same order; what becomes empty is left out."""
+        changed = (change(piece) for piece in self.pieces)
+        return IntervalSet(union(begin, end) for begin, end in changed)
 
     @property
     def length(self) -> int:

@@ -157,3 +157,22 @@ def test_the_plain_file_of_an_interrupted_gzip_counts(tmp_path: Path, lines: lis
     io = load_traces([tmp_path])
     assert [trace.path.name for trace in io.traces] == ["t.pfw"]
     assert any("t.pfw.gz: the same trace is there unpacked" in w for w in io.warnings)
+
+
+def test_numbers_beyond_all_bounds(tmp_path: Path, lines: list[str]) -> None:
+    """A damaged line has an infinite pid of a child, and times after the end of all clocks: the
+    rest of the trace is used."""
+    good = write_trace(tmp_path / "good" / "t.pfw", lines)
+    head = '"cat":"POSIX","type":1,"pid":7,"tid":7'
+    bad = [
+        f'{{"id":1,"name":"fork",{head},"ts":1795356750000000,"dur":9,"ph":1,"args":{{"ret":{ret}}}}}'
+        for ret in ("1e400", "Infinity")
+    ] + [
+        f'{{"id":1,"name":"read",{head},"ts":{ts},"dur":9,"ph":1,"args":{{}}}}'
+        for ts in (1 << 61, (1 << 62) - 1)
+    ]
+    path = write_trace(tmp_path / "t.pfw", [*lines, *bad])
+    io, whole = load_traces([path]), load_traces([good])
+    assert only(io).usage.compute_ns == only(whole).usage.compute_ns
+    assert only(io).usage.bytes_read == only(whole).usage.bytes_read
+    assert io.events == whole.events + len(bad)

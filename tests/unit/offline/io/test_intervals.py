@@ -75,6 +75,16 @@ def test_intervals_hours_apart_keep_their_times() -> None:
     assert wide.begin == T0
 
 
+def test_intervals_beyond_the_end_of_a_clock_are_none() -> None:
+    """Impossible times become the last possible one: nothing is left, and nothing is added."""
+    some = made([[(0, 5)], [(400, 3)]])
+    beyond = some.mapped(lambda at: np.minimum(at, T0))
+    assert (len(beyond), beyond.length) == (0, 0)
+    for _ in range(2):
+        some.update(beyond)
+    assert times(some) == covered([(0, 5), (400, 3)])
+
+
 @given(st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(-99, 99))), max_size=6))
 def test_groups_are_those_of_a_dict(blocks: list[list[tuple[int, int]]]) -> None:
     """Sum, least and most by key."""
