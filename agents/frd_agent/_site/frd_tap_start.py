@@ -37,10 +37,12 @@ def _install():
     try:
         from importlib.util import module_from_spec, spec_from_file_location
 
-        spec = spec_from_file_location("_frd_tap", _TAP)
-        tap = module_from_spec(spec)
-        sys.modules["_frd_tap"] = tap
-        spec.loader.exec_module(tap)
+        tap = sys.modules.get("_frd_tap")
+        if tap is None:  # else the program itself has started the tap: two of them are two ranks
+            spec = spec_from_file_location("_frd_tap", _TAP)
+            tap = module_from_spec(spec)
+            sys.modules["_frd_tap"] = tap
+            spec.loader.exec_module(tap)
         tap.settle_variables(os.environ)
         tap.install()
     except Exception as error:

@@ -15,6 +15,7 @@ A claim that does not count costs nothing else: the process is watched once it h
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
@@ -177,9 +178,8 @@ class Forming:
 
     def _remove_if_old(self, file: StageFile, report: StageReport, now_ns: NodeRawNs) -> None:
         age_s = (now_ns - self._shared.time.one_to_raw(report.as_of_ns)) / 1e9
-        if age_s > _REMEMBERED_S:
+        if age_s > _REMEMBERED_S and _remove(file.path):
             self._unseen.discard(report.token)
-            file.path.unlink(missing_ok=True)
 
     def _drop_gone(self, reports: Collection[str], now_ns: NodeRawNs) -> None:
         for token, claimant in list(self._claimants.items()):
@@ -198,7 +198,7 @@ class Forming:
                 self._withdraw(claimant, now_ns, "no longer takes part in an initialization")
             process.close()
             if not is_alive:
-                (self._run_dir / f"{token}.stage").unlink(missing_ok=True)
+                _remove(self._run_dir / f"{token}.stage")
 
     def _hand_over(self, claimant: _Claimant, rank: Rank, now_ns: NodeRawNs) -> None:
         former = claimant.rank
@@ -254,6 +254,14 @@ class Forming:
             if (rank.identity.attempt, rank.identity.rank) == key:
                 rank.forget()
                 self._ended.remove((at_ns, rank))
+
+
+def _remove(path: Path) -> bool:
+    """Whether it is removed: in a directory of another user it may not be."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+        return True
+    return False
 
 
 def _goes_on(before: StageFile | None, now: StageFile) -> bool:

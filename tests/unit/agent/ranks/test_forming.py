@@ -4,6 +4,7 @@ no torch."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -425,6 +426,22 @@ def test_an_error_does_not_stop_the_watching(
     assert len(list(node.roster)) == 1
     (record,) = [record for record in caplog.records if record.exc_info]
     assert "stages could not be read" in record.getMessage()
+
+
+def test_a_file_that_may_not_be_removed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run directory is another user's: the old file of a dead process stays, and the process
+    whose file comes after it is watched."""
+    pid = node.process()
+    node.write(TOKEN, node.claim(pid) | {"start_ticks": start_ticks(pid) + 1})
+    good = node.process()
+    node.claim(good, OTHER, rank=0)
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert node.update(after_s=100) == [good]
+    assert (node.run_dir / f"{TOKEN}.stage").exists()
 
 
 @pytest.mark.parametrize("kind", ["huge", "link", "pipe", "name", "text"])

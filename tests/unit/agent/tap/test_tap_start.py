@@ -86,6 +86,14 @@ def test_an_installed_frd_needs_no_pythonpath(fake_torch: Path, options: tuple[s
     assert without.split()[0] == "False"
 
 
+@pytest.mark.parametrize("first", ["tap", "torch"])
+def test_a_program_that_starts_the_tap_itself(fake_torch: Path, first: str) -> None:
+    """It still has one tap, where site starts it as well: before its own call, or after."""
+    calls = ["import frd_agent.tap; frd_agent.tap.install()", "import torch.distributed"]
+    code = "\n".join([*(calls if first == "tap" else reversed(calls)), LOADED])
+    assert isolated(code, fake_torch, "/run/x").strip() == "['MainThread', 'frd-tap']"
+
+
 def test_half_an_installation_is_no_error(fake_torch: Path) -> None:
     """The line of the .pth file outlives the package: nothing is printed."""
     code = f"import os, sys; sys.path.insert(0, {str(fake_torch)!r}); sys.path_hooks.clear()\n"
