@@ -65,9 +65,10 @@ class StackWaits:
         is_same = known is not None and _is_one_wait(known.call, call)
         since = known.since if known is not None and is_same else answered_at
         as_of = max(since, asked_at)
-        confirm_at = None
-        if not is_same and confirm_after_ns is not None:
-            confirm_at = AlignedNs(answered_at + confirm_after_ns(call.op))
+        due = [known.confirm_at] if known is not None and is_same else []
+        due.append(confirm_after_ns and AlignedNs(since + confirm_after_ns(call.op)))
+        # Two requests at the same time prove nothing: a later stack still has to.
+        confirm_at = min((at for at in due if at is not None and at > as_of), default=None)
         seen[rank] = _Sighting(call, since, confirm_at)
         wait = UnrecordedWait(
             *(rank, WaitSource.STACK, call.op, NodeNs(since), NodeNs(as_of)), detail=call.where

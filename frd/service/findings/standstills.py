@@ -3,8 +3,7 @@
 Three occasions, in this order:
 
 - A stack showed a wait for the first time: the same ranks are asked once more, because two stacks
-  prove a wait (`stack_waits`). With a finding, a moment later, and if that proves nothing, again
-  after twice as long each time; without one, once, after the threshold.
+  prove a wait (`stack_waits`). With a finding, a moment later; without one, after the threshold.
 - A finding about a hang is open: the ranks that wait are asked again every minute, because such a
   wait ends without a trace.
 - No finding is open, and no watermark of any rank has risen for the stall threshold, though ranks
@@ -62,9 +61,6 @@ class _Watched:
     """A finding says why nothing moves."""
     asked: int = 0
     """How often ranks were asked because nothing moved."""
-    patience: int = 1
-    """By how much longer than usual the next stack comes later: the main thread ran in between, as
-    on a crowded machine or while a debugger looks at it."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
@@ -106,13 +102,13 @@ class Standstills:
             self._cancel(watched)
             await asyncio.gather(*watched.tasks, return_exceptions=True)
 
-    def at_rest_after_ns(self, key: AttemptKey, patience: int = 1) -> Confirm:
+    def at_rest_after_ns(self, key: AttemptKey) -> Confirm:
         """How long a wait must last to prove that its rank is at rest, which is enough for a rank
-        of an open finding; `patience` times that."""
+        of an open finding."""
         attempt = self._engine.known(key)
         groups = attempt.tables.groups if attempt is not None else None
         rest_ns = groups.threshold_ns[: groups.count].min() if groups and groups.count else 0
-        after_ns = int(max(rest_ns * AT_REST, _LEAST_REST_S * 1e9)) * patience
+        after_ns = int(max(rest_ns * AT_REST, _LEAST_REST_S * 1e9))
         return lambda op: after_ns
 
     def _stalled_after_ns(self, groups: GroupTable) -> Confirm:
@@ -128,9 +124,7 @@ class Standstills:
         if watched is None:
             watched = self._watched[key] = _Watched(now, now)
         if again := self._waits.to_confirm(key, now):
-            watched.patience *= 2
-            after_ns = self.at_rest_after_ns(key, watched.patience) if is_explained else None
-            self._ask(key, watched, again[:MAX_RANKS], after_ns)
+            self._ask(key, watched, again[:MAX_RANKS], None)
             return
         if (moved_at := attempt.tables.moved_at(now)) > watched.still_since:
             watched.still_since, watched.pause_s = AlignedNs(moved_at), EVERY_S
@@ -160,7 +154,6 @@ class Standstills:
         confirm_after_ns: Confirm,
     ) -> None:
         watched.due_at = AlignedNs(now + round(watched.pause_s * 1e9))
-        watched.patience = 1
         if ranks:
             self._ask(key, watched, ranks, confirm_after_ns)
 
