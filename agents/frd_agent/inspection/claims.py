@@ -212,11 +212,15 @@ def of_other(who: Who, wait: Wait, target: Target) -> WaitReport:
 
 
 def of_state(who: Who, wait: Wait) -> WaitReport | None:
-    """Stopped or a zombie; None if it is neither."""
+    """Stopped, frozen or a zombie; else None."""
     if wait.state in "Tt":
         by = "a debugger" if wait.state == "t" else "a signal"
         does = f"has been stopped by {by} (state {wait.state})"
         return claim(WaitKind.STOPPED, Certainty.SEEN, who, does, wait.since_ns)
+    if wait.target is not None and wait.target.call.kind is Class.FROZEN:
+        does = "has been frozen with its control group, as a paused container is"
+        topic = "its control group to be thawed"
+        return claim(WaitKind.STOPPED, Certainty.SEEN, who, does, wait.since_ns, topic=topic)
     if wait.state in "ZX":
         does = "has been a zombie: it has ended, and its parent has not collected it"
         return claim(WaitKind.ZOMBIE, Certainty.SEEN, who, does, wait.since_ns)

@@ -93,7 +93,7 @@ class RankSampler:
             call = thread.call
             if call is None or not (thread.tid == pid or has_object(call)):
                 return None, name
-            return resolver.target(pid, thread.tid, call), name
+            return resolver.target(pid, thread, call), name
 
         return self._tracker.see(pid, thread, now_ns, resolve)
 

@@ -34,6 +34,8 @@ class Class(Enum):
     CHILD = "child"
     FAULT = "fault"
     """Blocked in the kernel without a system call: a page fault, mostly."""
+    FROZEN = "frozen"
+    """Kept from running by its control group, whatever it was in."""
     OTHER = "other"
 
 
@@ -52,6 +54,7 @@ class Syscall:
 
 
 FAULT: Final = Syscall("page fault", Class.FAULT)
+FROZEN: Final = Syscall("freezer", Class.FROZEN)
 NO_CALL: Final = -1
 """The number that the kernel shows of a thread that is blocked outside of a system call."""
 

@@ -44,9 +44,10 @@ from frd_agent.inspection.reading.memory import (
 )
 from frd_agent.inspection.reading.pipes import Descriptors, End
 from frd_agent.inspection.reading.sockets import Peer, inode_of, peer_of
-from frd_agent.inspection.reading.threads import Call, read_file
+from frd_agent.inspection.reading.threads import Call, ThreadSample, read_file
 from frd_agent.inspection.syscalls import (
     F_OFD_SETLKW,
+    FROZEN,
     FUTEX_PRIVATE,
     Class,
     Syscall,
@@ -60,6 +61,9 @@ _P_PID: Final = 1
 _MAX_OBJECTS: Final = 16
 """Of one poll that are looked at."""
 _PIPE_FUNCTIONS: Final = (b"pipe", b"wait_for_partner", b"fifo")
+_FREEZERS: Final = (b"__refrigerator", b"get_signal", b"do_freezer_trap")
+_NEVER_IN_D: Final = (b"nanosleep", b"futex")
+"""Waits in which only a frozen thread has the state D (freezer of version 1)."""
 _POLLS: Final = (Class.POLL, Class.SELECT, Class.EPOLL)
 
 T = TypeVar("T")
@@ -126,7 +130,11 @@ class Resolver:
         self._proc = proc
         self._mounts: dict[int, dict[int, Mount]] = {}
 
-    def target(self, pid: int, tid: int, call: Call) -> Target:
+    def target(self, pid: int, thread: ThreadSample, call: Call) -> Target:
+        """What `call` of a thread of `pid` acts on."""
+        tid = thread.tid
+        if self._is_frozen(pid, thread):
+            return Target(FROZEN)
         known = syscall_of(call.number)
         target = Target(known)
         match known.kind:
@@ -223,12 +231,21 @@ class Resolver:
         return Object(file)
 
     def _is_in_pipe(self, pid: int, tid: int) -> bool:
-        """Whether a path is a FIFO's, by the kernel function that the thread sleeps in."""
-        try:
-            function = read_file(f"{self._proc}/{pid}/task/{tid}/wchan")
-        except OSError:
-            return False
+        """Whether a path is a FIFO's."""
+        function = self._function(pid, tid)
         return any(name in function for name in _PIPE_FUNCTIONS)
+
+    def _is_frozen(self, pid: int, thread: ThreadSample) -> bool:
+        function = self._function(pid, thread.tid)
+        is_odd = thread.state == "D" and any(name in function for name in _NEVER_IN_D)
+        return function in _FREEZERS or is_odd
+
+    def _function(self, pid: int, tid: int) -> bytes:
+        """The kernel function that the thread sleeps in; empty if it cannot be read."""
+        try:
+            return read_file(f"{self._proc}/{pid}/task/{tid}/wchan")
+        except OSError:
+            return b""
 
     def _socket(self, pid: int, file: OpenFile) -> Object:
         inode = inode_of(file.link)

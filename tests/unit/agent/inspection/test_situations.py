@@ -11,6 +11,7 @@ import pytest
 
 from frd.model import Certainty, WaitKind
 from frd_agent.inspection.reading.threads import comm
+from tests.world.daemons import until
 from tests.world.suspects import inspect, of_kind, suspect
 
 
@@ -294,6 +295,49 @@ def test_stopped() -> None:
         found = inspect(rank.pid, enough=of_kind(WaitKind.STOPPED))
     assert found.certainty is Certainty.SEEN
     assert found.says == "its main thread has been stopped by a signal (state T)"
+
+
+FREEZERS = {
+    "/sys/fs/cgroup/freezer": ("freezer.state", "FROZEN", "THAWED"),
+    "/sys/fs/cgroup/unified": ("cgroup.freeze", "1", "0"),
+    "/sys/fs/cgroup": ("cgroup.freeze", "1", "0"),
+}
+
+
+@pytest.mark.parametrize("does", ["while True: pass", "time.sleep(300)", "lock.acquire()"])
+@pytest.mark.parametrize("root", FREEZERS)
+def test_frozen(root: str, does: str) -> None:
+    """A paused container: neither a page fault, nor asleep, nor in a lock."""
+    program = f"""
+        import threading, time
+        lock = threading.Lock()
+        lock.acquire()
+        print("ready", flush=True)
+        {does}
+    """
+    name, on, off = FREEZERS[root]
+    group = Path(root) / f"frd-test-{os.getpid()}"
+    if not (group.parent / "cgroup.procs").exists():
+        pytest.skip(f"{root}: no control group")
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    try:
+        if not (group / name).exists():
+            pytest.skip(f"{root}: no freezer")
+        with suspect(program) as rank:
+            (group / "cgroup.procs").write_text(str(rank.pid))
+            (group / name).write_text(on)
+            try:
+                found = inspect(rank.pid, enough=of_kind(WaitKind.STOPPED))
+            finally:
+                (group / name).write_text(off)
+    finally:
+        until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+    assert found.certainty is Certainty.SEEN
+    assert found.topic == "its control group to be thawed"
 
 
 def test_a_zombie() -> None:
