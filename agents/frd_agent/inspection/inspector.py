@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -108,17 +110,24 @@ class Inspector:
                 del self._leases[pid]
             leases = list(self._leases.values())
         if leases:
-            self._processes.look(now_s)
+            with self._failures_logged():
+                self._processes.look(now_s)
         for lease in leases:
-            try:
+            with self._failures_logged():
                 now_ns = self._time.now()
                 report = lease.sampler.sample(now_ns, lease.rank_of)
                 lease.report = replace(report, as_of_ns=now_ns)
-            except Exception:  # one rank must not end the inspection of others
-                if not self._failing:
-                    log.exception("a rank could not be inspected")
-                self._failing = True
         self._stats.inspected = len(leases)
         self._stats.inspection_timeouts = self._helper.timeouts + self._traces.helper.timeouts
         self._stats.broken_trace_lines = self._traces.broken
         return time.thread_time() - before
+
+    @contextmanager
+    def _failures_logged(self) -> Iterator[None]:
+        """One rank must not end the inspection of others."""
+        try:
+            yield
+        except Exception:
+            if not self._failing:
+                log.exception("a rank could not be inspected")
+            self._failing = True
