@@ -318,7 +318,14 @@ class Attempt:
 
     def take_waits(self, now: AlignedNs) -> Mapping[GroupKind, Sequence[LongWait]] | None:
         """See `StallThresholds.take_waits`."""
-        return self._collectives.thresholds.take_waits(now)
+        thresholds = self._collectives.thresholds
+        if ended := self.tables.unrecorded.take_ended(self._ranks, now):
+            thresholds.learn_calls(ended, now)
+        return thresholds.take_waits(now)
+
+    def call_thresholds_ns(self, now: AlignedNs) -> Mapping[str, int]:
+        """How long calls that no recorder shows may take, by name, as far as the job has shown."""
+        return self._collectives.thresholds.of_calls(now)
 
     @property
     def evicted(self) -> dict[str, int]:
@@ -349,6 +356,7 @@ class Attempt:
             created_at=self.created_at,
             p2p_ranks=self._channels.ranks_seen(),
             unrecorded=self.tables.unrecorded.snapshot(self._ranks, now),
+            call_threshold_ns=self.call_thresholds_ns(now),
             **snapshot_parts.ranks(self.tables, pairs, now),
         )
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 from annotated_types import Ge, Gt, Le
 
 Seconds: TypeAlias = Annotated[float, Gt(0)]
 Share: TypeAlias = Annotated[float, Gt(0), Le(1)]
 Count: TypeAlias = Annotated[int, Gt(0)]
+
+INITIALIZATION: Final = frozenset({"init_process_group", "new_group", "split_group"})
+"""Calls that every rank of the job has to make, or of a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +91,7 @@ class Policy:
     """Open and remembered, all jobs."""
     max_suspects: Count = 16
     """Suspects that one finding lists."""
+
+    def call_stall_after_s(self, op: str) -> float:
+        """How long a call that no recorder shows may take, if nothing was learned of it."""
+        return self.init_stall_after_s if op in INITIALIZATION else self.stall_after_s

@@ -18,7 +18,7 @@ Where a rank is in a recorded op nothing is decided here: its wait becomes a sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Final
@@ -31,7 +31,7 @@ from frd.engine.hangs.attribution import confidence_of
 from frd.engine.hangs.claims import status_of
 from frd.engine.hangs.ops_in_flight import Waits
 from frd.engine.losses.exits import Exit, Manner, how_it_ended, manner_of, was_asked
-from frd.engine.policy import Policy
+from frd.engine.policy import INITIALIZATION, Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.forms import clock_text
 from frd.model import (
@@ -46,8 +46,6 @@ from frd.model import (
     UnrecordedWait,
 )
 
-INITIALIZATION: Final = frozenset({"init_process_group", "new_group", "split_group"})
-"""Calls that every rank of the job has to make, or of a part of it."""
 _FIRST: Final = "init_process_group"
 _LEFT: Final = (RankState.EXITED, RankState.FINISHED)
 
@@ -68,9 +66,13 @@ def claims_of_calls(snapshot: Snapshot, policy: Policy, gone: Sequence[Exit] = (
     return [replace(claim, status=status, is_of_exited=is_of_exited)]
 
 
-def threshold_of_call_ns(op: str, policy: Policy, threshold_ns: int) -> int:
-    """How long a call may take; `threshold_ns`: the highest stall threshold of the job's groups."""
-    return round(policy.init_stall_after_s * 1e9) if op in INITIALIZATION else threshold_ns
+def threshold_of_call_ns(
+    op: str, policy: Policy, threshold_ns: int, learned_ns: Mapping[str, int]
+) -> int:
+    """How long a call may take. `threshold_ns`: the highest stall threshold of the job's groups;
+    `learned_ns`: what calls of the job have shown, by name."""
+    least_ns = 0 if op in INITIALIZATION else threshold_ns
+    return max(least_ns, round(policy.call_stall_after_s(op) * 1e9), learned_ns.get(op, 0))
 
 
 def seen_outside(snapshot: Snapshot) -> dict[int, int]:
@@ -116,7 +118,9 @@ class _Calls:
 
     def _threshold_ns(self, op: str) -> int:
         """How long a call may take."""
-        return threshold_of_call_ns(op, self._policy, self._highest_ns)
+        return threshold_of_call_ns(
+            op, self._policy, self._highest_ns, self._snapshot.call_threshold_ns
+        )
 
     @cached_property
     def first(self) -> UnrecordedWait | None:

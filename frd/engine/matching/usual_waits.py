@@ -42,7 +42,7 @@ _ONCE_FACTOR: Final = 2.0
 """How many times as long as the only known pause the next one may be."""
 
 GroupKind: TypeAlias = tuple[str, int]
-"""Label and size of a group."""
+"""Label and size of a group; size 0 for the calls of that name that no recorder shows."""
 
 
 class LongWait(NamedTuple):
@@ -173,6 +173,29 @@ class StallThresholds:
         self._waited = True
         if self._adapt(waits, now):
             self._raised_at = max(last)
+
+    def learn_calls(self, ended: Mapping[str, Sequence[tuple[int, int]]], now: AlignedNs) -> None:
+        """Ranks have come out of calls that no recorder shows, by name: from when to when each was
+        seen there. Only what is too long for a call is learned."""
+        for op, waits in ended.items():
+            least_ns = self._policy.call_stall_after_s(op) * 1e9
+            if slow := [LongWait.of(*times) for times in waits if times[1] - times[0] >= least_ns]:
+                history = self._history.setdefault((op, 0), WaitHistory(self._began_at))
+                before_ns = history.threshold_ns(self._policy, now)
+                history.add(slow)
+                end = max(wait.end for wait in slow)
+                self._went_on_at = max(self._went_on_at, end)
+                self._waited = True
+                if history.threshold_ns(self._policy, now) > before_ns:
+                    self._raised_at = max(self._raised_at, end)
+
+    def of_calls(self, now: AlignedNs) -> dict[str, int]:
+        """How long calls that no recorder shows may take, in ns, by name; of the learned ones."""
+        return {
+            op: history.threshold_ns(self._policy, now)
+            for (op, size), history in self._history.items()
+            if size == 0
+        }
 
     def expire(self, now: AlignedNs) -> None:
         """Lower thresholds whose waits are too long ago; cheap, to be called often."""

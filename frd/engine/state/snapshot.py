@@ -172,6 +172,8 @@ class Snapshot:
     unrecorded: Mapping[int, Sequence[UnrecordedWait]] = field(default_factory=dict)
     """Waits that no recorder shows, by rank; one without an op says that a rank was seen in none.
     Both of their times are aligned."""
+    call_threshold_ns: Mapping[str, int] = field(default_factory=dict)
+    """How long calls that no recorder shows may take, by name, as far as the job has shown."""
 
     def row(self, rank: int) -> int:
         """The row of a rank in the rank arrays, -1 when it was never declared."""

@@ -11,12 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from frd.engine.state.tables import RankTable
-from frd.model import AlignedNs, NodeRawNs, RankStatus, UnrecordedWait, WaitSource
+from frd.model import AlignedNs, NodeRawNs, RankState, RankStatus, UnrecordedWait, WaitSource
 
 
 class UnrecordedWaits:
     def __init__(self) -> None:
         self._by_rank: dict[int, dict[WaitSource, UnrecordedWait]] = {}
+        self._ended: list[UnrecordedWait] = []
 
     def observe(self, wait: UnrecordedWait) -> bool:
         """Replace the earlier wait of this rank and source; True if that changes anything.
@@ -28,7 +29,13 @@ class UnrecordedWaits:
         if before is not None and wait.as_of_ns <= before.as_of_ns:
             return False
         known[wait.source] = wait
+        if before is not None and wait.since_ns > before.as_of_ns:
+            self._end(before)
         return True
+
+    def _end(self, wait: UnrecordedWait) -> None:
+        if wait.op and wait.source is not WaitSource.LOCK:
+            self._ended.append(wait)
 
     def observe_stage(self, status: RankStatus) -> None:
         """The stage of a rank in a status. A status without one ends the stage that was known."""
@@ -37,7 +44,9 @@ class UnrecordedWaits:
             times = stage.since_ns, stage.as_of_ns
             self.observe(UnrecordedWait(status.rank, WaitSource.STAGE, stage.op, *times))
         elif WaitSource.STAGE in self._by_rank.get(status.rank, ()):
-            del self._by_rank[status.rank][WaitSource.STAGE]
+            over = self._by_rank[status.rank].pop(WaitSource.STAGE)
+            if status.state is RankState.LIVE:
+                self._end(over)
 
     def forget(self, rank: int) -> None:
         """Another process has the rank."""
@@ -46,6 +55,17 @@ class UnrecordedWaits:
     @property
     def any_waits(self) -> bool:
         return any(wait.op for known in self._by_rank.values() for wait in known.values())
+
+    def take_ended(self, ranks: RankTable, now: AlignedNs) -> dict[str, list[tuple[int, int]]]:
+        """From when to when ranks were seen in calls that they have come out of since the last
+        time, by name. A call that ended with its process does not count."""
+        ended: dict[str, list[tuple[int, int]]] = {}
+        for wait in self._ended:
+            times = np.array((wait.since_ns, wait.as_of_ns), np.int64)
+            since, as_of = ranks.to_aligned(wait.rank, times, now).tolist()
+            ended.setdefault(wait.op, []).append((since, as_of))
+        self._ended.clear()
+        return ended
 
     def clear(self) -> None:
         self._by_rank.clear()

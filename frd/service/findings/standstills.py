@@ -26,7 +26,6 @@ from frd.engine.attempt import Attempt
 from frd.engine.engine import Engine
 from frd.engine.hangs.calls import threshold_of_call_ns
 from frd.engine.state.snapshot import AT_REST
-from frd.engine.state.tables import GroupTable
 from frd.errors import FrdError
 from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind, RankState
 from frd.service.findings.dumper import Dumper
@@ -111,10 +110,11 @@ class Standstills:
         after_ns = int(max(rest_ns * AT_REST, _LEAST_REST_S * 1e9))
         return lambda op: after_ns
 
-    def _stalled_after_ns(self, groups: GroupTable) -> Confirm:
+    def _stalled_after_ns(self, attempt: Attempt, now: AlignedNs) -> Confirm:
         """How long a wait must last to be a hang itself."""
+        groups, learned_ns = attempt.tables.groups, attempt.call_thresholds_ns(now)
         threshold_ns = int(groups.threshold_ns[: groups.count].max())
-        return lambda op: threshold_of_call_ns(op, self._engine.policy, threshold_ns)
+        return lambda op: threshold_of_call_ns(op, self._engine.policy, threshold_ns, learned_ns)
 
     def _look_at(
         self, key: AttemptKey, attempt: Attempt, now: AlignedNs, explained: Sequence[Finding]
@@ -142,7 +142,7 @@ class Standstills:
             if watched.asked and not self._waits.waiting(key):
                 watched.pause_s = min(2 * watched.pause_s, LEAST_OFTEN_S)
             some = self._some_of(attempt, watched)
-            self._start_round(key, watched, some, now, self._stalled_after_ns(groups))
+            self._start_round(key, watched, some, now, self._stalled_after_ns(attempt, now))
             watched.asked += 1
 
     def _start_round(

@@ -271,3 +271,44 @@ def test_a_job_is_stopped_in_recv() -> None:
     job.status(3, RankState.EXITED, "KeyboardInterrupt", how=ExitInfo(ExitKind.INTERRUPT))
     job.run(30)
     assert job.findings() == []
+
+
+def test_a_pause_in_a_call_is_learned() -> None:
+    """Checkpoints of eight seconds, with a threshold of five: a finding at the first one, as for
+    collectives, and none at the next ones."""
+    for op in ("monitored_barrier", "recv"):
+        (finding,) = paused(op, 8)
+        assert finding.state is FindingState.CLOSED
+
+
+def test_slow_starts_of_a_job_are_learned() -> None:
+    """Rank 3 needs 63 s at each start: a finding at the first, and none at the next."""
+    engine = Engine(POLICY)
+    opened = []
+    for attempt in range(3):
+        job = Starting(engine=engine, attempt=attempt)
+        job.now = AlignedNs(START + attempt * 600 * 1_000_000_000)
+        job.start(0, 1, 2, 3, first_pid=100 * (attempt + 1))
+        job.enter(0, 1, 2)
+        job.run(63)
+        job.enter(3)
+        job.run(1)
+        job.train()
+        job.run(20)
+        opened.append(len(job.opened) > 0)
+    assert opened == [True, False, False]
+
+
+def test_a_start_that_fails_teaches_nothing() -> None:
+    """Rank 3 never comes, and the job ends: the next start is judged as the first."""
+    engine = Engine(POLICY)
+    for attempt in range(2):
+        job = Starting(engine=engine, attempt=attempt)
+        job.now = AlignedNs(START + attempt * 600 * 1_000_000_000)
+        job.start(0, 1, 2, 3, first_pid=100 * (attempt + 1))
+        job.enter(0, 1, 2)
+        job.run(63)
+        assert job.opened
+        for rank in range(4):
+            job.leave(rank, "ended before it had a process group: KeyboardInterrupt")
+        job.run(20)
