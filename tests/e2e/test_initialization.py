@@ -89,7 +89,7 @@ def test_a_rank_that_does_not_make_the_group() -> None:
         assert known[2]["detail"] == ""
 
 
-@pytest.mark.parametrize("place", ["late", "helpers"])
+@pytest.mark.parametrize("place", ["late", pytest.param("helpers", marks=pytest.mark.soak)])
 def test_a_slow_start(place: str) -> None:
     """Rank 2 comes some seconds after the others, in one job every rank has helper processes that
     inherit its environment: the processes that were known before train as the same ranks, no rank
