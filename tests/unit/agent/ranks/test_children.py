@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
@@ -138,6 +139,14 @@ def test_a_rank_of_very_many_children(start: Start) -> None:
     assert text.endswith("# 4 more child processes were not read\n")
 
 
+def rests_for(pid: int, seconds: float) -> bool:
+    """Its main thread does not run for so long."""
+    schedstat = Path(f"/proc/{pid}/schedstat")
+    before = schedstat.read_bytes()
+    time.sleep(seconds)
+    return schedstat.read_bytes() == before
+
+
 def test_a_process_that_computes_and_one_that_waits(start: Start) -> None:
     """A process is busy if it uses a processor, and idle if it sleeps or is stopped. That the main
     thread of the idle one has not run is said, too."""
@@ -156,6 +165,8 @@ def test_a_process_that_computes_and_one_that_waits(start: Start) -> None:
     assert of_idle.startswith("# usage: idle: used no processor time\n")
     os.kill(busy.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, busy.pid, os.WSTOPPED | os.WNOWAIT)
+    # It is reported as stopped a moment before it leaves its processor.
+    until(lambda: rests_for(busy.pid, 0.2))
     for of_either in asyncio.run(look()):
         rested = rf"# usage: idle: used no processor time\n{RESTED}\d+ ns\n"
         assert re.fullmatch(rested, of_either)
