@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from frd.model import WaitKind
+from frd.model import WaitKind, WaitsFor
 from frd_agent.inspection.traces.open_traces import open_traces
 from tests.e2e.test_dftracer import JOB, LIVE, RELEASES, library
 from tests.world.suspects import inspect
@@ -47,8 +47,12 @@ def stuck_job(release: str, folder: Path, variables: dict[str, str]) -> Iterator
 def test_a_live_trace(release: str, compression: str, tmp_path: Path) -> None:
     """The last call that ended is the open of the file in which the rank is stuck."""
     variables = LIVE | {"DFTRACER_TRACE_COMPRESSION": compression}
+
+    def enough(one: WaitsFor) -> bool:  # the trace is written by another thread, a moment later
+        return one.kind is WaitKind.FILE_READ and "; " in one.rest
+
     with stuck_job(release, tmp_path, variables) as (pid, slow):
-        found = inspect(pid, enough=lambda one: one.kind is WaitKind.FILE_READ and bool(one.rest))
+        found = inspect(pid, enough=enough)
     assert found.what == str(slow)
     last, step = found.rest.split("; ")
     before = "s before that was first seen"

@@ -25,9 +25,12 @@ until = partial(daemons.until, ignoring=FrdError)
 
 
 def group(client: Client, job: str, label: str = "default_pg") -> Mapping[str, Any]:
+    """FrdError until the service has seen the group: ranks register before they form it."""
     groups: list[Mapping[str, Any]] = client.get(f"/api/v1/jobs/{job}")["groups"]
-    (one,) = (g for g in groups if g["group"] == label)
-    return one
+    for one in groups:
+        if one["group"] == label:
+            return one
+    raise FrdError(f"job {job} has no group {label} yet")
 
 
 def kill(process: subprocess.Popen[bytes] | None) -> None:
