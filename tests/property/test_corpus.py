@@ -73,6 +73,13 @@ def listed(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(map(str, outcomes))
 
 
+def test_one_worker_has_all_of_this(request: pytest.FixtureRequest) -> None:
+    """xdist adds the group to the name; with pytest 9.2 it does not, and says nothing."""
+    if not request.config.getoption("loadgroup", default=False):
+        pytest.skip("not under --dist loadgroup")
+    assert request.node.nodeid.endswith("@corpus")
+
+
 def test_first_causes_are_exact(outcomes: Sequence[Outcome]) -> None:
     """If the dumps decide it, exactly the injected ranks are named, for the right reason."""
     decidable = [one for one in outcomes if one.truth.decidable]
