@@ -33,6 +33,7 @@ from tests.sim.recording import END, recorded
 from tests.sim.scenario import Trouble
 from tests.sim.world import JOB
 from tests.world.clocks import EPOCH, S
+from tests.world.seeds import seeds
 
 LATEST: Final = 8 * S
 """No message is later than this."""
@@ -301,7 +302,7 @@ def _renumbered(numbers: Iterable[int]) -> list[int]:
 # -- the laws ------------------------------------------------------------------------------------
 
 SOME: Final = settings(
-    max_examples=15, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
+    max_examples=seeds(40), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
 )
 """Without shrinking: a replay takes a quarter of a second."""
 
