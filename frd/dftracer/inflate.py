@@ -3,18 +3,22 @@
 2.x compresses each buffer as a separate member, and the bytes after the last newline of the
 compressed data stay in the writer's memory while the job runs. So the end of a file is usually in
 the middle of a member: what can be unpacked is data, the rest is missing, not damage.
+
+ISA-L unpacks about three times as fast as zlib, which took a third of the time of an analysis.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from typing import Final
+
+from isal import isal_zlib
 
 MAGIC: Final = b"\x1f\x8b\x08"
 """The first bytes of each member."""
 _WINDOW: Final = 31
 """zlib: a gzip header, and the largest window."""
+_ERROR: Final[type[Exception]] = isal_zlib.error  # type: ignore[assignment]  # a fault of its stub
 _CHUNK: Final = 1 << 20
 _PROBE: Final = 4096
 _FIRST: Final = (b'{"', b"[")
@@ -25,7 +29,7 @@ class Inflater:
     """Unpacks members as their bytes come. `feed` yields pieces of limited size."""
 
     def __init__(self) -> None:
-        self._member = zlib.decompressobj(_WINDOW)
+        self._member = isal_zlib.decompressobj(_WINDOW)
         self._begun = False
         self.damaged = ""
         """Why the rest cannot be unpacked; the data before it was unpacked."""
@@ -42,7 +46,7 @@ class Inflater:
             self._begun = True
             try:
                 piece = self._member.decompress(packed, _CHUNK)
-            except zlib.error as error:
+            except _ERROR as error:
                 self.damaged = str(error)
                 return
             if piece:
@@ -50,13 +54,13 @@ class Inflater:
             packed = self._member.unconsumed_tail
             if self._member.eof:
                 packed = self._member.unused_data
-                self._member, self._begun = zlib.decompressobj(_WINDOW), False
+                self._member, self._begun = isal_zlib.decompressobj(_WINDOW), False
 
     def rest(self) -> bytes:
         """What an incomplete member still holds."""
         try:
             return self._member.flush() if self._begun and not self.damaged else b""
-        except zlib.error:
+        except _ERROR:
             return b""
 
 
@@ -68,7 +72,7 @@ def begins_member(packed: bytes) -> bool:
     if not packed.startswith(MAGIC):
         return False
     try:
-        text = zlib.decompressobj(_WINDOW).decompress(packed[:_PROBE], 64)
-    except zlib.error:
+        text = isal_zlib.decompressobj(_WINDOW).decompress(packed[:_PROBE], 64)
+    except _ERROR:
         return False
     return text.lstrip().startswith(_FIRST)
