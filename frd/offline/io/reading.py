@@ -43,18 +43,19 @@ class PieceReader:
             yield reader.read(lines)
 
     def _lines(self) -> Iterator[bytes]:
-        """Whole lines, some hundred kilobytes at a time."""
+        """Whole lines, some megabytes at a time: every block of columns has its fixed cost."""
         rest: list[bytes] = []
         size = 0
         try:
             for chunk in self._chunks():
+                rest.append(chunk)
+                size += len(chunk)
                 cut = chunk.rfind(b"\n") + 1
-                if not cut and size + len(chunk) < _LONGEST:
-                    rest.append(chunk)
-                    size += len(chunk)
+                if size < (_CHUNK if cut else _LONGEST):
                     continue
                 cut = cut or len(chunk)
-                yield b"".join((*rest, chunk[:cut]))
+                rest[-1] = chunk[:cut]
+                yield b"".join(rest)
                 rest, size = [chunk[cut:]], len(chunk) - cut
         except OSError as error:
             self.problems.append(f"cannot be read ({error.strerror}): the rest is left out")
