@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from frd.dftracer.key_table import KeyTable
 from frd.dftracer.line import Event, Metadata
 from frd.model import Int64s, UInt8s
 
@@ -25,8 +26,12 @@ class Calls:
     cats: Texts = field(default_factory=Texts)
     files: Texts = field(default_factory=Texts)
     """Keys of files, see `frd.dftracer.line.file_key`."""
-    hashes: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Index in `files` by the two words of a hash, or by its number and 0."""
+    hashes: KeyTable = field(default_factory=lambda: KeyTable(words=2))
+    """Index in `files` by the two words of a hash."""
+    numbers: KeyTable = field(default_factory=lambda: KeyTable(words=1))
+    """Index in `files` by a hash that is a number, as in v1."""
+    texts: dict[tuple[int, int], KeyTable] = field(default_factory=dict)
+    """What name and category mean (`frd.dftracer.scan`), by how many words each of them has."""
     kinds: dict[int, int] = field(default_factory=dict)
     """Kind by category and name, as `cat << 32 | name`."""
 

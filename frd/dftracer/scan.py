@@ -11,17 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from frd.dftracer.block import Calls
+from frd.dftracer.key_table import KeyTable, UInt64s
 from frd.dftracer.kinds import FORKS, ITEMS, Kind, kind_of
 from frd.dftracer.line import TRACER
 from frd.model import Bools, Int64s
-
-UInt64s: TypeAlias = npt.NDArray[np.uint64]
 
 MIN_LINES: Final = 64
 """Of fewer lines with the same number of fields, calls of numpy would cost more than they save."""
@@ -248,29 +247,20 @@ def _hashes(source: _Source, begin: Int64s, end: Int64s, calls: Calls) -> tuple[
     """Indexes of files by a hash: 16 characters in quotes, or in v1 a number."""
     if not bool(_is_quote(source, begin[:1])[0]):
         numbers, ok = _integers(source, begin, end)
-        nothing = np.zeros(len(begin), np.uint64)
-        return _numbered(numbers.view(np.uint64), nothing, ok, calls), ok
+        word = numbers.view(np.uint64)
+        values, ok = calls.numbers.find(
+            word * _MIX[0], [word], ok, lambda row: (calls.files[str(numbers[row])],)
+        )
+        return values[0], ok
     ok = (end - begin == 18) & _is_quote(source, begin) & _is_quote(source, end - 1)
-    return _numbered(source.word(begin + 1), source.word(begin + 9), ok, calls), ok
+    pair = source.word(begin + 1), source.word(begin + 9)
 
+    def index(row: int) -> tuple[int]:
+        raw = b"".join(int(word[row]).to_bytes(8, "little") for word in pair)
+        return (calls.files[raw.decode("utf-8", "replace")],)
 
-def _numbered(high: UInt64s, low: UInt64s, ok: Bools, calls: Calls) -> Int64s:
-    """Indexes of files by the words of their hashes; `low` is 0 if `high` is a number."""
-    mixed = np.where(ok, (high * _MIX[0]) ^ (low * _MIX[1]), 0)
-    _, first, index = np.unique(mixed, return_index=True, return_inverse=True)
-    ok &= (high == high[first][index]) & (low == low[first][index])
-    known = calls.hashes
-    numbers = []
-    for is_good, *pair in zip(
-        ok[first].tolist(), high[first].tolist(), low[first].tolist(), strict=True
-    ):
-        key = (pair[0], pair[1])
-        if is_good and key not in known:
-            raw = b"".join(word.to_bytes(8, "little") for word in key)
-            text = raw.decode("utf-8", "replace") if key[1] else str(key[0])
-            known[key] = calls.files[text]
-        numbers.append(known[key] if is_good else -1)
-    return np.array(numbers, np.int64)[index]
+    values, ok = calls.hashes.find((pair[0] * _MIX[0]) ^ (pair[1] * _MIX[1]), pair, ok, index)
+    return values[0], ok
 
 
 def _is_quote(source: _Source, at: Int64s) -> Bools:
@@ -282,17 +272,17 @@ def _calls(
     names: _Texts, cats: _Texts, ok: Bools, calls: Calls
 ) -> tuple[Int64s, Int64s, npt.NDArray[np.uint8], Bools]:
     """Indexes of name and category, kinds, and which lines need no look at other arguments."""
-    mixed = names.mixed ^ (cats.mixed << np.uint64(1))
-    _, first, index = np.unique(np.where(ok, mixed, 0), return_index=True, return_inverse=True)
-    for word in (*names.words, *cats.words):
-        ok = ok & (word == word[first][index])
-    table = np.zeros((4, len(first)), np.int64)
-    for at, row in enumerate(first.tolist()):
-        if not ok[row]:
-            continue
+    widths = len(names.words), len(cats.words)
+    if widths not in calls.texts:
+        calls.texts[widths] = KeyTable(words=sum(widths), values=4)
+
+    def meaning(row: int) -> tuple[int, int, int, bool]:
         name, cat = names.text(row), cats.text(row)
         usual = cat != TRACER and name not in FORKS and name not in ITEMS
         usual &= _ESCAPES.isdisjoint(name + cat)
-        table[:, at] = calls.names[name], calls.cats[cat], kind_of(cat, name), usual
-    name, cat, kind, usual = table[:, index]
+        return calls.names[name], calls.cats[cat], kind_of(cat, name), usual
+
+    mixed = names.mixed ^ (cats.mixed << np.uint64(1))
+    values, ok = calls.texts[widths].find(mixed, (*names.words, *cats.words), ok, meaning)
+    name, cat, kind, usual = values
     return name, cat, kind.astype(np.uint8), ok & (usual != 0)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from frd.model import Int64s
 
@@ -16,6 +17,7 @@ MOST: Final[Any] = np.maximum
 _MIN_PENDING: Final = 1 << 14
 """Rows that are kept before they are grouped."""
 _MOST_BINS: Final = 1 << 17
+_NARROW: Final = 1 << 16
 
 
 class Grouped:
@@ -49,7 +51,7 @@ class Grouped:
         if not self._pending:
             return
         keys = np.concatenate(self._keys)
-        order = np.argsort(keys, kind="stable")
+        order = np.argsort(_narrow(keys), kind="stable")
         keys = keys[order]
         first = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
         columns = [
@@ -62,6 +64,12 @@ class Grouped:
     def __len__(self) -> int:
         """The number of keys, as of the last time that rows were grouped."""
         return self._grouped
+
+
+def _narrow(keys: Int64s) -> npt.NDArray[Any]:
+    """In the same order; of 16 bits if they fit, which numpy sorts by radix, ten times as fast."""
+    least = keys.min()
+    return (keys - least).astype(np.uint16) if keys.max() - least < _NARROW else keys
 
 
 class BytesOverTime:

@@ -58,6 +58,17 @@ def test_the_fast_ways_read_what_the_exact_one_reads(dialect: str) -> None:
         assert len(scanned.columns["start"]) > 0.9 * len(fast)
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_names_and_files_stay_known_from_block_to_block(dialect: str) -> None:
+    """A trace in blocks, of which each but the first finds its names and files in the tables."""
+    lines = text(dialect, training(1, steps=SEVERAL)).splitlines(keepends=True)
+    usual, exact = BlockReader(), BlockReader()
+    for at in range(0, len(lines), len(lines) // 4):
+        block = b"".join(lines[at : at + len(lines) // 4])
+        fast, slow = usual.read(block), exact._exact(block)
+        assert rows(fast, usual.calls) == rows(slow, exact.calls)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
