@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag, StrEnum
-from typing import NewType, TypeAlias
+from typing import Final, NewType, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -349,21 +349,28 @@ class WaitSource(StrEnum):
     """The tap: the rank has not come out of initialization."""
     STACK = "stack"
     """The stack of its main thread is in a call of torch.distributed."""
-    LOCK = "lock"
-    """/proc: a process of the rank waits for a lock that a process of another rank holds."""
+    INSPECTION = "inspection"
+    """/proc: a process of the rank waits for a lock that a process of another rank holds; or the
+    main thread is in a native call that may wait for another rank."""
+
+
+NATIVE: Final = "native call"
+"""The op of a wait in a call of C or C++ that a line of the program makes, with a time-out and for
+another thread: what a wait for a send or receive of Gloo looks like (``work.wait()``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnrecordedWait:
     """A rank waits in something that no Flight Recorder shows: a call of torch.distributed that
-    leaves no entry, or a lock that another rank holds. Such a rank waits like one in an op: it does
-    nothing else. Replaces the rank's earlier one of the same source."""
+    leaves no entry, a lock that another rank holds, or a native call that may be such a wait. Such
+    a rank waits like one in an op: it does nothing else. Replaces the rank's earlier one of the
+    same source."""
 
     rank: int
     source: WaitSource
     op: str
-    """``init_process_group``, ``new_group``, ``recv``, ``monitored_barrier``, ``lock``. Empty: as
-    of `as_of_ns` the rank waits in nothing that this source would show."""
+    """``init_process_group``, ``new_group``, ``recv``, ``monitored_barrier``, ``lock``, `NATIVE`.
+    Empty: as of `as_of_ns` the rank waits in nothing that this source would show."""
     since_ns: NodeNs | NodeRawNs
     """Node time: it has waited at least since then."""
     as_of_ns: NodeNs | NodeRawNs

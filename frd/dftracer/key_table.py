@@ -26,7 +26,7 @@ class KeyTable:
     """Integers of at least 0 by key."""
 
     def __init__(self, words: int, values: int = 1) -> None:
-        """Keys are of that many words, and each stands for that many integers."""
+        """Keys are of that many words, and each has that many integers."""
         self._keys: UInt64s = np.zeros((words, 1 << _SLOT_BITS), np.uint64)
         self._values: Int64s = np.full((values, 1 << _SLOT_BITS), -1, np.int64)
 

@@ -15,9 +15,9 @@ from typing import Final
 from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime
 from frd.engine.findings import text
 from frd.engine.state.snapshot import AT_REST, Snapshot
-from frd.model import NodeNs, RankState, UnrecordedWait
+from frd.model import NATIVE, NodeNs, RankState, UnrecordedWait
 
-ONE_SIDED: Final = frozenset({"send", "recv", "lock", "store"})
+ONE_SIDED: Final = frozenset({"send", "recv", "lock", "store", NATIVE})
 """Waits for the very peers that they name. In all others the members of a group wait for each
 other: who is in the same call does not hold it up."""
 ALIVE: Final = (RankState.LIVE, RankState.SILENT)
@@ -57,7 +57,10 @@ def holders(wait: UnrecordedWait, counted: Mapping[int, UnrecordedWait]) -> Sequ
 
 def described(wait: UnrecordedWait) -> str:
     """``waits in recv for rank 2 (train.py:88 in exchange)``"""
-    way, joint = ("for a lock", "of") if wait.op == "lock" else (f"in {text.clean(wait.op)}", "for")
+    article = "a " if wait.op == NATIVE else ""
+    way, joint = f"in {article}{text.clean(wait.op)}", "for"
+    if wait.op == "lock":
+        way, joint = "for a lock", "of"
     peers = f" {joint} {text.ranks(wait.peers)}" if wait.peers else ""
     return f"waits {way}{peers}" + (f" ({text.clean(wait.detail)})" if wait.detail else "")
 

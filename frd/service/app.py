@@ -149,6 +149,7 @@ class App:
             self._ingest,
             self._engine,
             unrecorded,
+            native_line=self._stack_waits.native_line,
             attach=self._evaluator.attach,
             findings=lambda: self._evaluator.state.status_view.findings,
             now=now,

@@ -32,6 +32,8 @@ class WaitReport:
     """It has waited at least since then; 0 unknown."""
     as_of_ns: NodeRawNs = _UNKNOWN
     """When it was last seen so; 0 if it was not looked at yet."""
+    may_be_for_peer: bool = False
+    """Its main thread waits for another thread, with a time-out: as for a send or receive."""
 
 
 def encode_report(report: WaitReport) -> bytes:

@@ -45,10 +45,11 @@ def suspects(finding: Mapping[str, Any]) -> dict[int, str]:
     return {suspect["rank"]: suspect["confidence"] for suspect in finding["suspects"]}
 
 
-def test_a_rank_that_receives_from_the_first_cause() -> None:
-    """A pipeline: stage 2 computes for ever, stage 3 waits in recv for it, 0 and 1 for both in an
-    all_reduce. Both are absent at first; then only stage 2 is named."""
-    finding = found("pipeline", lambda one: suspects(one) == {2: "high"})
+@pytest.mark.parametrize("place", ["pipeline", "posted"])
+def test_a_rank_that_receives_from_the_first_cause(place: str) -> None:
+    """A pipeline: stage 2 computes for ever, stage 3 waits in recv or `work.wait()` for it, 0 and 1
+    for both in an all_reduce. Both are absent at first; then only stage 2 is named."""
+    finding = found(place, lambda one: suspects(one) == {2: "high"})
     assert finding["victims"] == [0, 1, 3]
     assert finding["collective"]["op"] == "all_reduce"
 

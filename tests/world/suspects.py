@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 
 from frd.model import WaitKind, WaitsFor
 from frd_agent.counters import Counters
+from frd_agent.inspection.claims import UNKNOWN
 from frd_agent.inspection.processes import Processes
 from frd_agent.inspection.reading.memory import Helper
 from frd_agent.inspection.sampler import RankSampler
@@ -72,13 +73,16 @@ class Inspection:
         self._processes = Processes()
         self._sampler = RankSampler(pid, self._processes, Helper(deadline_s=5.0), traces)
         self._rank_of = {pid: 0} if ranks is None else ranks
+        self.report = UNKNOWN
+        """Of the last sample."""
 
     def until(self, enough: Callable[[WaitsFor], bool]) -> WaitsFor:
         """Sample until what is found is `enough`."""
         deadline_s = time.monotonic() + _PATIENCE_S
         while True:
             self._processes.look(time.monotonic())
-            found = self._sampler.sample(raw_now(), self._rank_of).waits_for
+            self.report = self._sampler.sample(raw_now(), self._rank_of)
+            found = self.report.waits_for
             if enough(found):
                 return found
             assert time.monotonic() < deadline_s, found

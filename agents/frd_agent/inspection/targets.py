@@ -96,6 +96,8 @@ class Target:
     """Of wait4, in the pid namespace of the process; 0 any."""
     is_private: bool = False
     """A futex of this process only."""
+    is_timed: bool = False
+    """A wait for such a futex that ends with a time-out."""
     joins: int = 0
     """The thread whose end it may wait for, in the pid namespace of the process."""
     shared: str = ""
@@ -177,7 +179,8 @@ class Resolver:
 
     def _futex(self, target: Target, pid: int, call: Call) -> Target:
         if call.args[1] & FUTEX_PRIVATE:
-            return replace(target, is_private=True)
+            is_timed = target.call.timeout is not None and call.args[target.call.timeout] != 0
+            return replace(target, is_private=True, is_timed=is_timed)
         at = call.args[0]
         (shared, name), problem = self._ask(
             lambda: shared_at(read_maps(pid, self._proc), at), (f"@{at:x}", "")

@@ -171,14 +171,19 @@ class _Chain:
                 [report] = found
                 rest = joined([report.waits_for.rest, f"its main thread waits for {thing}"])
                 return likely(replace(report, waits_for=replace(report.waits_for, rest=rest)))
-        return claim(
+        is_timed = wait.target.is_timed and not (is_gil or wait.woke)
+        if is_timed:
+            thing = "another thread of the process, with a time-out"
+        report = claim(
             WaitKind.LOCK_INNER,
             Certainty.LIKELY if is_gil else Certainty.SEEN,
             subject(self._view, wait),
             f"has been waiting for {thing}",
             wait.since_ns,
             what=thing,
+            topic="another thread" if is_timed else "a lock",
         )
+        return replace(report, may_be_for_peer=is_timed and path == (self._view.pid,))
 
     def _join(
         self, process: ProcessView, wait: Wait, other: Wait, path: tuple[int, ...]

@@ -23,6 +23,7 @@ from frd.engine.matching import signature_rules
 from frd.engine.state.snapshot import Mismatch
 from frd.forms import clock_text
 from frd.model import (
+    NATIVE,
     UNKNOWN_SEQ,
     AlignedNs,
     Confidence,
@@ -94,18 +95,20 @@ def _named(
     return builder.suspect(graph.snapshot, rank, reason, confidence, *evidence), began
 
 
-def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait]) -> Dated:
+def _elsewhere(
+    graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait], doing: str = ""
+) -> Dated:
     """It has rested for a threshold (not come out of another op a moment ago), was absent until the
     wait for it was a stall, there is no group in which it may be in an op, and a recorded op waits
     for it directly."""
     facts, began = graph.facts, _onset(graph, held_up)
-    words = [_last_joined(graph, rank, held_up, fresh=True)]
+    words = [_last_joined(graph, rank, held_up, fresh=True), doing]
     if ending is Ending.MOVING:
         words.append("it is still active in other groups")
     as_of = facts.as_of(rank)
     threshold_ns, margin_ns = _threshold_ns(graph, held_up), graph.snapshot.margin_ns(rank, began)
     premises = (
-        ending is Ending.IDLE or None,
+        ending is not Ending.MOVING or None,
         as_of - facts.moved_at(rank) >= threshold_ns or None,
         (margin_ns is not None and as_of - began.at >= threshold_ns + margin_ns) or None,
         not graph.waits.may_be_elsewhere(rank) or None,
@@ -117,11 +120,12 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
 
 
 def _waiting(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
-    """It waits for ranks that are not known: hardly a first cause, but all that is left."""
-    words = [
-        _last_joined(graph, rank, held_up, fresh=True),
-        unrecorded.described(graph.facts.unrecorded[rank]),
-    ]
+    """It waits for ranks that are not known: hardly a first cause, but all that is left. A native
+    call may also wait for something else than a rank, as a rank that is elsewhere does."""
+    wait = graph.facts.unrecorded[rank]
+    if wait.op == NATIVE:
+        return _elsewhere(graph, rank, Ending.WAITING, held_up, unrecorded.described(wait))
+    words = [_last_joined(graph, rank, held_up, fresh=True), unrecorded.described(wait)]
     return _named(graph, rank, Reason.CPU_STUCK, _onset(graph, held_up), (None,), *words)
 
 

@@ -35,6 +35,7 @@ from frd.engine.policy import INITIALIZATION, Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.forms import clock_text
 from frd.model import (
+    NATIVE,
     UNKNOWN_SEQ,
     AlignedNs,
     CollectiveRef,
@@ -124,9 +125,11 @@ class _Calls:
 
     @cached_property
     def first(self) -> UnrecordedWait | None:
-        """Of the waits that take too long, the first one that began."""
-        overdue = filter(self._is_overdue, self.waiting.values())
-        return min(overdue, key=lambda wait: (wait.since_ns, wait.rank), default=None)
+        """Of the waits that take too long, the first one that began. A native call alone proves no
+        hang: it may wait for anything."""
+        overdue = [wait for wait in self.waiting.values() if self._is_overdue(wait)]
+        known = [wait for wait in overdue if wait.op != NATIVE]
+        return min(known, key=lambda wait: (wait.since_ns, wait.rank), default=None)
 
     def _is_overdue(self, wait: UnrecordedWait) -> bool:
         return wait.as_of_ns - wait.since_ns >= self._threshold_ns(wait.op)

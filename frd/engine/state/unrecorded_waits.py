@@ -34,7 +34,7 @@ class UnrecordedWaits:
         return True
 
     def _end(self, wait: UnrecordedWait) -> None:
-        if wait.op and wait.source is not WaitSource.LOCK:
+        if wait.op and wait.source is not WaitSource.INSPECTION:
             self._ended.append(wait)
 
     def observe_stage(self, status: RankStatus) -> None:

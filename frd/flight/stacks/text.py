@@ -144,8 +144,12 @@ def own_of(frames: list[StackFrame]) -> list[StackFrame]:
 
 def is_machinery(frame: StackFrame) -> bool:
     """Of torch, the standard library or frd."""
-    if _TORCH.search(frame.file) or _TAP.search(frame.file):
-        return True
+    return bool(
+        _TORCH.search(frame.file) or _TAP.search(frame.file) or is_of_standard_library(frame)
+    )
+
+
+def is_of_standard_library(frame: StackFrame) -> bool:
     return bool(_STANDARD_LIBRARY.search(frame.file)) and not _INSTALLED.search(frame.file)
 
 

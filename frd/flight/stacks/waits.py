@@ -3,7 +3,8 @@
 Only calls that leave no entry in a Flight Recorder, or may leave none, are known here; a rank in a
 recorded op has its entry. The main thread must be in the call itself: nothing but torch and the
 standard library between its innermost frame and the call. Work that C++ waits for (`Work.wait` of
-an `irecv`) leaves no frame, so it is not seen.
+an `irecv`) leaves no frame: the stack ends in the line that called it (`native_line`), like that of
+any other native call.
 
 A stack shows one moment. Two of them show one wait if the main thread has not run in between
 (`Call.ran_ns`): a wait takes no processor time, and no step of a program takes none.
@@ -14,7 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from frd.flight.stacks.text import ProcessStack, StackFrame, is_machinery, processes
+from frd.flight.stacks.text import (
+    ProcessStack,
+    StackFrame,
+    is_machinery,
+    is_of_standard_library,
+    processes,
+)
 
 _C10D: Final = "torch/distributed/distributed_c10d.py"
 _STORE: Final = "torch/distributed/elastic/utils/store.py"
@@ -60,6 +67,15 @@ def call_of(text: str) -> Call | None:
     own = process.own
     where = str(own[0]) if own and not is_machinery(own[0]) else ""
     return Call(op, where, process.ran_ns)
+
+
+def native_line(text: str) -> str:
+    """The line of the program in which the main thread is, or from which it is in native code, such
+    as ``train.py:88 in exchange``; empty if it is in Python code of the standard library."""
+    process = next(iter(processes(text)))
+    if not process.main or is_of_standard_library(process.main[0]):
+        return ""
+    return str(process.own[0])
 
 
 def has_stack(text: str) -> bool:

@@ -2,8 +2,11 @@
 
 Only live suspects that are in no op are asked about, and no other: an agent reads much of a
 process that it inspects. A report becomes the suspect's `waits_for`; a finding is updated only if
-the rank waits for something else than before. If a process of another rank holds what the rank
-waits for, the engine learns that as well: the rank is then a victim of that one.
+the rank waits for something else than before.
+
+The engine learns of two kinds of wait: a process of another rank holds what the rank waits for, so
+that the rank is a victim of that one; or the rank is in a native call that may wait for another
+rank, so that it is no first cause while another suspect is left.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from frd.engine.findings import text
 from frd.engine.findings.attachments import Evidence
 from frd.errors import FrdError, WireError
 from frd.model import (
+    NATIVE,
     AlignedNs,
     AttemptKey,
     Certainty,
@@ -81,7 +85,7 @@ class _Shown:
 
 
 class Inspector:
-    """Run `run` as a task. `findings` are all findings that may be open."""
+    """Run `run` as a task."""
 
     def __init__(
         self,
@@ -89,20 +93,23 @@ class Inspector:
         engine: Engine,
         unrecorded: Unrecorded,
         *,
+        native_line: Callable[[AttemptKey, int], str],
         attach: Callable[[str, Evidence], None],
         findings: Callable[[], Iterable[Finding]],
         now: Callable[[], AlignedNs],
     ) -> None:
+        """`findings` are all findings that may be open; `native_line` is that of `StackWaits`."""
         self._ingest = ingest
         self._engine = engine
         self._unrecorded = unrecorded
+        self._native_line = native_line
         self._attach = attach
         self._findings = findings
         self._now = now
         self._shown: dict[tuple[str, int], _Shown] = {}
         """By finding and rank."""
-        self._held: set[tuple[AttemptKey, int]] = set()
-        """Ranks that the engine takes for victims of a holder."""
+        self._waiting: set[tuple[AttemptKey, int]] = set()
+        """Ranks of which the engine knows that they wait for another rank, or may do so."""
         self._mute_until_s: dict[tuple[AttemptKey, int], float] = {}
         self._wake = asyncio.Event()
         self._is_warned = False
@@ -145,15 +152,15 @@ class Inspector:
         """Those that may be inspected; ranks that turned out to wait for one of them, too."""
         key = AttemptKey(finding.job, finding.attempt)
         ranks = [one.rank for one in finding.suspects if one.reason in _REASONS]
-        held = [rank for rank in finding.victims if ranks and (key, rank) in self._held]
-        return [*ranks, *held]
+        waiting = [rank for rank in finding.victims if ranks and (key, rank) in self._waiting]
+        return [*ranks, *waiting]
 
     def _forget(self, asked: Sequence[tuple[Finding, Sequence[int]]]) -> None:
         ids = {finding.id for finding, _ in asked}
         of = {(AttemptKey(f.job, f.attempt), rank) for f, ranks in asked for rank in ranks}
         self._shown = {key: shown for key, shown in self._shown.items() if key[0] in ids}
         self._mute_until_s = {key: at for key, at in self._mute_until_s.items() if key in of}
-        self._held &= of
+        self._waiting &= of
 
     async def _ask(
         self, slots: asyncio.Semaphore, finding_id: str, key: AttemptKey, ranks: Sequence[int]
@@ -183,7 +190,7 @@ class Inspector:
                 log.warning("rank %d of job %s: %s: is left out", rank, key.job, error)
             self._is_warned = True
             return
-        self._report_holder(key, rank, report)
+        self._report_wait(key, rank, report)
         if report.as_of_ns <= 0:
             return  # not looked at yet
         words, now_s = cleaned(report.waits_for), asyncio.get_running_loop().time()
@@ -205,22 +212,30 @@ class Inspector:
         since = np.array(since_ns, np.int64)
         return AlignedNs(int(attempt.tables.ranks.to_aligned(rank, since, self._now())))
 
-    def _report_holder(self, key: AttemptKey, rank: int, report: WaitReport) -> None:
-        """The rank waits for another rank, or no longer does."""
-        found, holder = report.waits_for, _other_holder(rank, report)
-        if report.as_of_ns <= 0 or (holder is None and (key, rank) not in self._held):
+    def _report_wait(self, key: AttemptKey, rank: int, report: WaitReport) -> None:
+        """The rank waits for another rank, may do so, or no longer does."""
+        if report.as_of_ns <= 0:
             return
-        if holder is None:
-            self._held.discard((key, rank))
-            over = UnrecordedWait(rank, WaitSource.LOCK, "", report.as_of_ns, report.as_of_ns)
-            self._unrecorded.observe(key, over)
-            return
-        self._held.add((key, rank))
-        detail = text.clean(f"{found.what} held by pid {holder.pid}")
+        wait = self._wait_of(key, rank, report)
+        if wait is not None:
+            self._waiting.add((key, rank))
+        elif (key, rank) in self._waiting:
+            self._waiting.discard((key, rank))
+            times = report.as_of_ns, report.as_of_ns
+            wait = UnrecordedWait(rank, WaitSource.INSPECTION, "", *times)
+        if wait is not None:
+            self._unrecorded.observe(key, wait)
+
+    def _wait_of(self, key: AttemptKey, rank: int, report: WaitReport) -> UnrecordedWait | None:
+        if holder := _other_holder(rank, report):
+            op, peers = "lock", () if holder.rank is None else (holder.rank,)
+            detail = text.clean(f"{report.waits_for.what} held by pid {holder.pid}")
+        elif report.may_be_for_peer and (line := self._native_line(key, rank)):
+            op, peers, detail = NATIVE, (), line
+        else:
+            return None
         times = report.since_ns, report.as_of_ns
-        peers = () if holder.rank is None else (holder.rank,)
-        wait = UnrecordedWait(rank, WaitSource.LOCK, "lock", *times, peers, detail)
-        self._unrecorded.observe(key, wait)
+        return UnrecordedWait(rank, WaitSource.INSPECTION, op, *times, peers, detail)
 
 
 def _is_inspected(finding: Finding) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from frd.engine.unrecorded import ONE_SIDED
-from frd.flight.stacks.waits import Call, call_of, has_stack
+from frd.flight.stacks.waits import Call, call_of, has_stack, native_line
 from frd.model import AlignedNs, AttemptKey, NodeNs, UnrecordedWait, WaitSource
 
 _WAKES_NS: Final = 1_000_000
@@ -39,6 +39,7 @@ class StackWaits:
         """`observe` reports a wait in aligned time."""
         self._observe = observe
         self._seen: dict[AttemptKey, dict[int, _Sighting]] = {}
+        self._lines: dict[AttemptKey, dict[int, str]] = {}
 
     def take(
         self,
@@ -55,6 +56,7 @@ class StackWaits:
         for."""
         if not has_stack(text):
             return
+        self._lines.setdefault(key, {})[rank] = native_line(text)
         seen = self._seen.setdefault(key, {})
         call, known = call_of(text), seen.get(rank)
         if call is None:
@@ -75,6 +77,11 @@ class StackWaits:
         )
         self._observe(key, wait)
 
+    def native_line(self, key: AttemptKey, rank: int) -> str:
+        """The line that the last stack of a rank ended in; empty if it ended in Python's standard
+        library, or there was none."""
+        return self._lines.get(key, {}).get(rank, "")
+
     def waiting(self, key: AttemptKey) -> list[int]:
         """The ranks whose last stack showed a wait."""
         return sorted(self._seen.get(key, {}))
@@ -91,6 +98,7 @@ class StackWaits:
     def keep(self, keys: Collection[AttemptKey]) -> None:
         """Forget all other attempts."""
         self._seen = {key: seen for key, seen in self._seen.items() if key in keys}
+        self._lines = {key: lines for key, lines in self._lines.items() if key in keys}
 
 
 def _is_one_wait(before: Call, after: Call) -> bool:

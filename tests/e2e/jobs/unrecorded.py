@@ -1,6 +1,7 @@
 """Four ranks, of which some wait in calls of torch.distributed that leave no entry: PLACE.
 
 pipeline   2 computes for ever, 3 receives from it, the others are in an all_reduce
+posted     the same, but 3 has posted the receive, and is in `work.wait()`
 chain      sends and receives alone, from 0 to 3; 2 computes for ever
 barrier    2 does not come to a monitored_barrier
 new_group  2 does not make the group that the others make
@@ -27,6 +28,15 @@ def pipeline(rank: int) -> None:
         compute()
     if rank == 3:
         dist.recv(ONE, 2)
+    dist.all_reduce(ONE)
+
+
+def posted(rank: int) -> None:
+    if rank == 2:
+        compute()
+    if rank == 3:
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, ONE, 2)]):
+            work.wait()
     dist.all_reduce(ONE)
 
 
@@ -69,6 +79,7 @@ def root(rank: int) -> None:
 
 PLACES: dict[str, Callable[[int], None]] = {
     "pipeline": pipeline,
+    "posted": posted,
     "chain": chain,
     "barrier": barrier,
     "new_group": new_group,

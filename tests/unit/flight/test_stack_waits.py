@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from frd.flight.stacks.text import RESTED
-from frd.flight.stacks.waits import Call, call_of, has_stack
+from frd.flight.stacks.waits import Call, call_of, has_stack, native_line
 
 RECORDED = Path(__file__).parents[2] / "golden" / "stacks"
 C10D = "/opt/venv/lib/python3.11/site-packages/torch/distributed"
@@ -53,10 +53,23 @@ def test_a_rank_elsewhere(place: str, means: str) -> None:
     assert has_stack(recorded(place, means))
 
 
+@pytest.mark.parametrize("means", ["handler", "py-spy"])
+@pytest.mark.parametrize(
+    ("place", "line"), [("wait", "in step_async"), ("recv", "in exchange"), ("subprocess", "")]
+)
+def test_the_line_that_native_code_was_called_from(place: str, means: str, line: str) -> None:
+    """`work.wait()` and a receive end in code of the program and of torch; a wait for a child ends
+    in Python's standard library."""
+    found = native_line(recorded(place, means))
+    assert found.startswith("places.py:") == bool(line)
+    assert found.endswith(line)
+
+
 def test_a_text_without_a_stack() -> None:
     """Of a process that only the kernel describes nothing is known."""
     assert call_of("# py-spy: not installed\n== /proc/7/wchan\n0\n") is None
     assert not has_stack("# py-spy: not installed\n== /proc/7/wchan\n0\n")
+    assert native_line("# py-spy: not installed\n== /proc/7/wchan\n0\n") == ""
 
 
 def test_the_main_thread_has_not_run() -> None:

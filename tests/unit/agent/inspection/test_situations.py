@@ -12,7 +12,7 @@ import pytest
 from frd.model import Certainty, WaitKind
 from frd_agent.inspection.reading.threads import comm
 from tests.world.daemons import until
-from tests.world.suspects import inspect, of_kind, suspect
+from tests.world.suspects import Inspection, inspect, of_kind, suspect
 
 
 def test_read_of_a_fifo(fifo: Path) -> None:
@@ -143,19 +143,29 @@ def test_a_connection_that_is_not_accepted() -> None:
     assert (found.what, found.topic) == (address, f"a connection to {address}")
 
 
-def test_a_lock_inside_the_process() -> None:
-    """Which thread holds a lock of Python is not to be seen from outside."""
-    program = """
+@pytest.mark.parametrize(
+    ("arguments", "topic", "what"),
+    [
+        ("", "a lock", "a lock inside the process"),
+        ("timeout=1000", "another thread", "another thread of the process, with a time-out"),
+    ],
+)
+def test_a_lock_inside_the_process(arguments: str, topic: str, what: str) -> None:
+    """Which thread holds a lock of Python is not to be seen from outside. A call with a time-out
+    may be one of torch that waits for another rank."""
+    program = f"""
         import threading
         lock = threading.Lock()
         lock.acquire()
         print("ready", flush=True)
-        lock.acquire()
+        lock.acquire({arguments})
     """
     with suspect(program) as rank:
-        found = inspect(rank.pid)
+        inspection = Inspection(rank.pid)
+        found = inspection.until(lambda found: bool(found.says))
     assert (found.kind, found.certainty) == (WaitKind.LOCK_INNER, Certainty.SEEN)
-    assert (found.topic, found.holder) == ("a lock", None)
+    assert (found.topic, found.what, found.holder) == (topic, what, None)
+    assert inspection.report.may_be_for_peer == bool(arguments)
 
 
 def test_a_thread_that_reads(fifo: Path) -> None:

@@ -23,7 +23,9 @@ def lock(job: Job, ranks: list[int], holder: int, seconds: float = 3) -> list[Fi
     since = NodeNs(job.now)
     events = job.run(seconds)
     for rank in ranks:
-        wait = UnrecordedWait(rank, WaitSource.LOCK, "lock", since, NodeNs(job.now), (holder,))
+        wait = UnrecordedWait(
+            rank, WaitSource.INSPECTION, "lock", since, NodeNs(job.now), (holder,)
+        )
         job.attempt.observe_unrecorded(wait)
     return events + job.run(2)
 
@@ -43,7 +45,7 @@ def test_a_rank_that_was_cleared_is_named_no_more() -> None:
     job = held()
     lock(job, [0, 1, 2], 3)
     for rank in (0, 1, 2):
-        over = UnrecordedWait(rank, WaitSource.LOCK, "", NodeNs(job.now), NodeNs(job.now))
+        over = UnrecordedWait(rank, WaitSource.INSPECTION, "", NodeNs(job.now), NodeNs(job.now))
         job.attempt.observe_unrecorded(over)
     [event] = job.run(5)
     assert "lock" not in event.finding.suspects[0].evidence

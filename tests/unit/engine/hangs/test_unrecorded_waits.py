@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frd.model import Confidence, Kind, Reason, WaitSource
+from frd.model import NATIVE, Confidence, Kind, Reason, WaitSource
 from tests.world.scene import Scene, blamed, named
 
 
@@ -49,7 +49,9 @@ def test_the_holder_of_a_lock_is_the_cause() -> None:
     """Four ranks are missing; three of them wait for a lock that the fourth holds."""
     scene = Scene(6).group("dp", range(6)).passed("dp", 6, range(4)).waits("dp", 7, [4, 5])
     for rank in (0, 1, 2):
-        scene.calls(rank, "lock", [3], source=WaitSource.LOCK, detail="/ckpt/.lock held by pid 9")
+        scene.calls(
+            rank, "lock", [3], source=WaitSource.INSPECTION, detail="/ckpt/.lock held by pid 9"
+        )
     diagnosis = scene.only()
     assert blamed(diagnosis) == {3: (Reason.CPU_STUCK, Confidence.HIGH)}
     assert diagnosis.victims == (0, 1, 2, 4, 5)
@@ -61,7 +63,7 @@ def test_a_holder_that_is_in_the_op_itself() -> None:
     """Rank 3 waits in all_reduce for ranks that wait for its lock."""
     scene = Scene(4).group("dp", range(4)).passed("dp", 6, range(3)).waits("dp", 7, [3])
     for rank in (0, 1, 2):
-        scene.calls(rank, "lock", [3], source=WaitSource.LOCK)
+        scene.calls(rank, "lock", [3], source=WaitSource.INSPECTION)
     diagnosis = scene.only()
     assert diagnosis.kind is Kind.ORDER
     assert blamed(diagnosis)[3] == (Reason.ORDER, Confidence.HIGH)
@@ -96,6 +98,26 @@ def test_a_wait_for_unknown_peers_is_named_with_less_confidence() -> None:
     assert blamed(diagnosis) == {3: (Reason.CPU_STUCK, Confidence.MEDIUM)}
     [suspect] = diagnosis.suspects
     assert suspect.evidence == "last joined seq 6 of dp; waits in recv (train.py:88 in exchange)"
+
+
+def test_a_native_call_may_be_a_receive() -> None:
+    """Rank 3 is in a native call that may be a receive, and rank 2 in none: 2 alone is named."""
+    scene = pipeline().calls(3, NATIVE, source=WaitSource.INSPECTION, detail="train.py:88 in main")
+    diagnosis = scene.only()
+    assert blamed(diagnosis) == {2: (Reason.CPU_STUCK, Confidence.HIGH)}
+    assert (diagnosis.victims, diagnosis.cleared) == ((0, 1, 3), (3,))
+
+
+def test_a_native_call_of_the_only_missing_rank() -> None:
+    """Rank 3 alone is missing: whatever its native call waits for, the others wait for it."""
+    scene = Scene(4).group("dp", range(4)).passed("dp", 6, [3]).waits("dp", 7, [0, 1, 2])
+    scene.calls(3, NATIVE, source=WaitSource.INSPECTION, detail="train.py:88 in main")
+    diagnosis = scene.only()
+    assert blamed(diagnosis) == {3: (Reason.CPU_STUCK, Confidence.HIGH)}
+    [suspect] = diagnosis.suspects
+    assert (
+        suspect.evidence == "last joined seq 6 of dp; waits in a native call (train.py:88 in main)"
+    )
 
 
 def test_a_cause_outside_the_group_that_waits() -> None:

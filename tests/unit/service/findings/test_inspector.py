@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.model import (
@@ -37,6 +39,11 @@ LOCK = WaitsFor(
     topic="a lock",
     says="its main thread has been in flock() of /ckpt/.lock",
 )
+INNER = WaitsFor(
+    *(WaitKind.LOCK_INNER, Certainty.SEEN, "another thread of the process, with a time-out"),
+    topic="another thread",
+    says="its main thread has been waiting for another thread of the process, with a time-out",
+)
 UNKNOWN = WaitsFor(WaitKind.UNKNOWN, Certainty.UNKNOWN)
 
 
@@ -50,11 +57,14 @@ class World:
         self.asked: list[list[int]] = []
         self.reports: dict[int, bytes] = {}
         self.errors: dict[int, str] = {}
+        self.lines: dict[int, str] = {}
+        """Of ranks whose stack ends in their own code."""
         self.events: list[FindingEvent] = []
         self.inspector = Inspector(
             self,  # type: ignore[arg-type]
             self.job.engine,
             self,  # type: ignore[arg-type]
+            native_line=lambda key, rank: self.lines.get(rank, ""),
             attach=lambda *one: self.events.extend(self.job.engine.attach(*one)),
             findings=self.job.findings,
             now=lambda: self.job.now,
@@ -82,10 +92,12 @@ class World:
     def observe(self, key: AttemptKey, wait: Any) -> None:
         self.job.attempt.observe_unrecorded(wait)
 
-    def report(self, rank: int, found: WaitsFor, since_s: float = 4) -> None:
+    def report(
+        self, rank: int, found: WaitsFor, since_s: float = 4, *, may_be_for_peer: bool = False
+    ) -> None:
         """What the agent of a rank answers from now on."""
         since, seen = (NodeRawNs(self.job.now - int(ago * S)) for ago in (since_s, 0))
-        self.reports[rank] = encode_report(WaitReport(found, since, seen))
+        self.reports[rank] = encode_report(WaitReport(found, since, seen, may_be_for_peer))
 
     def look(self, times: int = 1) -> list[FindingEvent]:
         """One look a second of the job's time; the loop's own clock hardly moves."""
@@ -183,6 +195,45 @@ def test_a_holder_that_is_only_likely_is_no_proof() -> None:
             world.report(rank, guess)
         world.look()
     assert [s.rank for s in world.job.only().suspects] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("line", "is_timed", "named"),
+    [("train.py:88 in exchange", True, [2]), ("", True, [2, 3]), ("train.py:88", False, [2, 3])],
+)
+def test_a_native_call_that_may_wait_for_a_rank(
+    line: str, is_timed: bool, named: list[int]
+) -> None:
+    """Ranks 2 and 3 do not come: 2 computes, 3 is in `work.wait()` of a receive. Rank 3 stays a
+    suspect if its stack ends in the standard library, or if the call waits without a time-out."""
+    world = World()
+    world.hang([2, 3])
+    world.lines[3] = line
+    for _ in range(6):
+        world.report(2, replace(READ, kind=WaitKind.ON_CPU))
+        world.report(3, INNER, may_be_for_peer=is_timed)
+        world.look()
+    suspects = world.job.only().suspects
+    assert [(s.rank, s.confidence.value) for s in suspects] == [(rank, "high") for rank in named]
+    assert world.asked[-1] == [2, 3]
+
+
+def test_a_native_call_that_ends() -> None:
+    """Rank 3 comes out of the receive, and is then in a read: it no longer counts as waiting, and
+    is not asked any more. The cause that was certain stays."""
+    world = World()
+    world.hang([2, 3])
+    world.lines[3] = "train.py:88 in exchange"
+    for _ in range(6):
+        world.report(3, INNER, may_be_for_peer=True)
+        world.look()
+    assert [s.rank for s in world.job.only().suspects] == [2]
+    world.report(3, READ)
+    world.look(2)
+    waits = world.job.attempt.snapshot(world.job.now).unrecorded[3]
+    assert [wait.op for wait in waits] == [""]
+    assert world.asked[-2:] == [[2, 3], [2]]
+    assert [s.rank for s in world.job.only().suspects] == [2]
 
 
 def test_an_agent_that_cannot_answer_is_left_alone() -> None:
