@@ -32,7 +32,8 @@ from frd.model import (
 
 @dataclass(slots=True)
 class Rivals:
-    """Other suspects that the latest looks showed, and since when."""
+    """Other suspects that the latest looks showed, and since when. Reports on what ranks wait for
+    come one after another, so that one look alone may show a part of the picture."""
 
     named: frozenset[tuple[int, Reason]] = frozenset()
     since: AlignedNs | None = None
@@ -69,6 +70,8 @@ class OpenFinding:
     """Suspects that this finding may come to name."""
     successors: Rivals = field(default_factory=Rivals)
     """Suspects that another finding may name in its place."""
+    fewer: Rivals = field(default_factory=Rivals)
+    """The suspects that are left without those that wait for others."""
     cleared: set[int] = field(default_factory=set)
     """Ranks that are no suspects any more, for good."""
 
@@ -172,7 +175,7 @@ class OpenFinding:
         suspects = self._possible(claim, look)
         if suspects is None:
             return []
-        self._clear(suspects, claim)
+        self._clear(suspects, claim, look, life)
         changed = _named(suspects) != _named(self.suspects)
         if changed and not self._changes_mind(suspects, look, life):
             return []
@@ -217,12 +220,16 @@ class OpenFinding:
             suspects = [replace(s, tied=False) for s in suspects]
         return builder.begun_by(suspects, opened_at) if suspects or not claim.suspects else None
 
-    def _clear(self, suspects: Sequence[Suspect], claim: Claim) -> None:
-        """Narrow the suspects to those that the claim still names, if all others are cleared."""
+    def _clear(self, suspects: Sequence[Suspect], claim: Claim, look: Look, life: Lifetime) -> None:
+        """Narrow the suspects to those that the claim still names, if all others are cleared, and
+        that has lasted: a suspect that is left may turn out to wait for one that is not."""
         still = _named(suspects) & _named(self.suspects)
-        others = {s.rank for s in self.suspects if (s.rank, s.reason) not in still}
-        if still and others and others <= claim.cleared and not self.finding.ended_by:
-            self.suspects = tuple(s for s in self.suspects if s.rank not in others)
+        kept = tuple(s for s in self.suspects if (s.rank, s.reason) in still)
+        others = self.named - {s.rank for s in kept}
+        if not (kept and others and others <= claim.cleared) or self.finding.ended_by:
+            self.fewer = Rivals()
+        elif self.fewer.have_lasted(kept, look.at, life):
+            self.suspects = kept
             self.cleared |= others
 
     def _changes_mind(self, suspects: Sequence[Suspect], look: Look, life: Lifetime) -> bool:

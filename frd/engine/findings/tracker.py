@@ -8,8 +8,8 @@ stall, order, mismatch
     Same incident: the claim names the same ranks, or shares what is stuck; findings merge.
     Opens: immediately if reports of different age cannot fake the reason, else after 1.5 s; not
         while an exit of a named rank is being judged.
-    Changes: to more or surer suspects that have lasted 1.5 s; to fewer, when some of them wait for
-        others in something that no recorder shows.
+    Changes: to more or surer suspects that have lasted 1.5 s; to fewer, when some of them have
+        waited as long for others in something that no recorder shows.
     Closes: unseen for `close_after_s`, unless a rank of it exited; merged; or succeeded by a
         finding about what waits now. After a restart it also needs a report of every rank that
         waited.

@@ -40,6 +40,25 @@ def test_ranks_that_wait_for_the_lock_of_another_suspect() -> None:
     assert event.finding.victims == (0, 1, 2, 4, 5)
 
 
+def test_two_ranks_that_hold_the_lock_that_the_other_waits_for() -> None:
+    """The agent of rank 0 reports a second before that of rank 1: both stay suspects, because
+    neither of them is the cause without the other."""
+    job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
+    job.run(1)
+    job.join("dp", [2, 3], 1)
+    job.run(7)
+    since = NodeNs(job.now)
+    job.run(3)
+    for rank, holder in ((0, 1), (1, 0)):
+        wait = UnrecordedWait(
+            rank, WaitSource.INSPECTION, "lock", since, NodeNs(job.now), (holder,)
+        )
+        job.attempt.observe_unrecorded(wait)
+        job.run(1)
+    job.run(5)
+    assert blamed(job.only()) == dict.fromkeys((0, 1), HIGH)
+
+
 def test_a_rank_that_was_cleared_is_named_no_more() -> None:
     """The ranks that waited for the lock wait no longer, and still do not come."""
     job = held()
