@@ -183,6 +183,8 @@ def of_socket(who: Who, wait: Wait, one: Object, holder: Holder | None) -> WaitR
         topic, word = f"{address or 'another process'} to take data", "to"
     elif call.kind is Class.ACCEPT or (peer and peer.is_listening):
         topic, word = "a connection from another process", "on"
+    elif peer and peer.is_own:
+        topic, word = f"a client of {address}", "on"
     else:
         topic, word = f"a reply from {address or 'another process'}", "from"
     held = f", held by {holder_words(holder)}" if holder else ""
@@ -264,4 +266,6 @@ def likely(report: WaitReport) -> WaitReport:
 
 
 def joined(parts: Iterable[str]) -> str:
-    return "; ".join(filter(None, parts))
+    """Clauses in one sentence, each once."""
+    clauses = [clause for part in parts for clause in part.split("; ") if clause]
+    return "; ".join(dict.fromkeys(clauses))

@@ -28,6 +28,8 @@ def is_idle(view: RankView, pid: int, path: tuple[int, ...]) -> bool:
     process = view.processes.get(pid)
     if process is None or not process.main.is_sure or process.main.target is None:
         return False
+    if process.main.state in "TtZX":
+        return False  # it would not take the work
     target = process.main.target
     if target.call.kind in (Class.READ, Class.RECEIVE, *POLLS) and target.objects:
         return all(any(end.pid in path for end in one.ends) for one in target.objects)

@@ -84,12 +84,15 @@ def of_workers(
         *(WaitKind.UNKNOWN, WaitKind.NOT_ALLOWED),
     ):
         is_only = len({_cause(report) for report in reports.values()}) == 1
-        rest = joined([found.rest, _others(idle, len(stuck) - 1, are_loaders)])
+        rest = joined([found.rest, _others(idle, len(stuck) - 1)])
         report = replace(
             reports[pid],
             waits_for=replace(found, topic=topic, rest=rest),
         )
-        return report if is_only else likely(report)
+        # If the process that waits could write itself, a worker that is in a call is a cause, but
+        # one that sleeps or computes may have nothing to do with it.
+        is_proof = is_only and (found.kind in NAMED or not one.is_shared)
+        return report if is_proof else likely(report)
     held = [pid] if pid is not None else below
     words = f"a pipe from its {_count(len(below), 'worker process', 'worker processes')}"
     return claim(
@@ -101,7 +104,7 @@ def of_workers(
         what=printable(one.file.link),
         topic=topic,
         holder=view.holder(held[0]) if len(held) == 1 else None,
-        rest=_others(idle, len(stuck), are_loaders),
+        rest=_others(idle, 0, other=""),
     )
 
 
@@ -117,13 +120,13 @@ def _cause(report: WaitReport) -> tuple[WaitKind, str]:
     return report.waits_for.kind, report.waits_for.what
 
 
-def _others(idle: int, stuck: int, are_loaders: bool) -> str:
+def _others(idle: int, stuck: int, other: str = "other ") -> str:
     """``3 other workers are idle``."""
     words = []
     if stuck > 0:
-        words.append(f"{_count(stuck, 'other worker waits', 'other workers wait')} too")
+        words.append(f"{_count(stuck, f'{other}worker waits', f'{other}workers wait')} too")
     if idle > 0:
-        words.append(f"{_count(idle, 'other worker is', 'other workers are')} idle")
+        words.append(f"{_count(idle, f'{other}worker is', f'{other}workers are')} idle")
     return joined(words)
 
 

@@ -53,6 +53,9 @@ class Syscall:
     """Index of the argument that is a position in the file."""
 
 
+SENDFILE: Final = "sendfile"
+SENDFILE_OUT: Final = Syscall(SENDFILE, Class.WRITE, 0)
+"""One that waits for what it writes to; the row in the table reads."""
 FAULT: Final = Syscall("page fault", Class.FAULT)
 FROZEN: Final = Syscall("freezer", Class.FROZEN)
 NO_CALL: Final = -1
@@ -67,7 +70,7 @@ _TABLE: Final[tuple[tuple[Syscall, int | None, int | None], ...]] = (
     (Syscall("preadv", Class.READ, 0, offset=3), 295, 69),
     (Syscall("preadv2", Class.READ, 0, offset=3), 327, 286),
     (Syscall("getdents", Class.READ, 0), 217, 61),
-    (Syscall("sendfile", Class.READ, 1), 40, 71),
+    (Syscall(SENDFILE, Class.READ, 1), 40, 71),
     (Syscall("copy_file_range", Class.READ, 0), 326, 285),
     (Syscall("readahead", Class.READ, 0), 187, 213),
     (Syscall("fadvise", Class.READ, 0), 221, 223),

@@ -49,6 +49,8 @@ from frd_agent.inspection.syscalls import (
     F_OFD_SETLKW,
     FROZEN,
     FUTEX_PRIVATE,
+    SENDFILE,
+    SENDFILE_OUT,
     Class,
     Syscall,
     is_lock,
@@ -61,6 +63,7 @@ _P_PID: Final = 1
 _MAX_OBJECTS: Final = 16
 """Of one poll that are looked at."""
 _PIPE_FUNCTIONS: Final = (b"pipe", b"wait_for_partner", b"fifo")
+_SINK_FUNCTIONS: Final = (*_PIPE_FUNCTIONS, b"sk_", b"wait_woken")
 _FREEZERS: Final = (b"__refrigerator", b"get_signal", b"do_freezer_trap")
 _NEVER_IN_D: Final = (b"nanosleep", b"futex")
 """Waits in which only a frozen thread has the state D (freezer of version 1)."""
@@ -79,6 +82,10 @@ class Object:
     peer: Peer | None = None
     is_pipe: bool = False
     """It is a pipe or a FIFO: a FIFO has a path, and does not wait for its file system."""
+    is_shared: bool = False
+    """The process that waits holds the other end of the pipe, too."""
+    is_guess: bool = False
+    """Who holds the other end is not certain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +165,8 @@ class Resolver:
                 fds, problem = self._polled(pid, known, call)
                 found = tuple([self._object(pid, tid, known, fd) for fd in fds[:_MAX_OBJECTS]])
                 return replace(target, objects=found, problem=problem)
+            case _ if known.name == SENDFILE:
+                return self._sendfile(target, pid, tid, call)
             case _ if known.fd is not None:
                 one = self._object(pid, tid, known, _signed(call.args[known.fd]))
                 if known.offset is not None:
@@ -226,9 +235,9 @@ class Resolver:
         is_pipe = file.special == "pipe" or (file.is_path and self._is_in_pipe(pid, tid))
         if is_pipe:
             other = "w" if "r" in file.access and known.kind is not Class.WRITE else "r"
-            ends = self._ends(file.link, pid)
-            other_ends = tuple([end for end in ends if other in end.access])
-            return Object(file, other_ends, is_pipe=True)
+            ends = [end for end in self._ends(file.link, pid) if other in end.access]
+            is_shared = End(pid, other) in self._own.ends(file.link)
+            return Object(file, tuple(ends), is_pipe=True, is_shared=is_shared)
         if file.special == "socket":
             return self._socket(pid, file)
         return Object(file)
@@ -255,11 +264,11 @@ class Resolver:
         peer = peer_of(pid, inode, self._proc)
         if peer is not None and peer.inode:
             return Object(file, self._ends(f"socket:[{peer.inode}]", pid), peer)
-        if peer is not None and not peer.address:
-            # The ends of a socket pair mostly get successive inodes.
+        if peer is not None and peer.is_unix and not peer.address:
+            # The ends of a socket pair mostly get successive inodes; so do other sockets.
             for other in (inode + 1, inode - 1):
                 if ends := self._near(f"socket:[{other}]", pid):
-                    return Object(file, ends, peer)
+                    return Object(file, ends, peer, is_guess=True)
         return Object(file, peer=peer)
 
     def _ends(self, target: str, but: int) -> tuple[End, ...]:
@@ -277,6 +286,20 @@ class Resolver:
     @cached_property
     def _all(self) -> Descriptors:
         return Descriptors(self._everyone(), self._proc)
+
+    def _sendfile(self, target: Target, pid: int, tid: int, call: Call) -> Target:
+        """It reads one descriptor and writes another, and where it sleeps shows which it is in."""
+        source, sink = (
+            self._object(pid, tid, syscall, _signed(call.args[at]))
+            for syscall, at in ((target.call, 1), (SENDFILE_OUT, 0))
+        )
+        if sink.file.is_path and not sink.is_pipe:
+            return replace(target, objects=(source,))
+        function = self._function(pid, tid)
+        if any(name in function for name in _SINK_FUNCTIONS):
+            return Target(SENDFILE_OUT, objects=(sink,))
+        is_known = function not in (b"", b"0")
+        return replace(target, objects=(source,)) if is_known else target
 
     # -- locks ---------------------------------------------------------------------------------
 

@@ -40,6 +40,9 @@ from frd_agent.inspection.tracking import BUSY, Wait
 
 _GIL_WAKES_PER_S: Final = 50.0
 """A thread of Python that waits for the interpreter lock asks for it 200 times a second."""
+_MAX_STEPS: Final = 256
+"""Processes that are followed in one report. A family has up to 64, and most are followed once; but
+where forked workers hold all ends of each other's pipes there are as many ways as permutations."""
 _HELPERS: Final = ("pt_nccl_", "pt_tcpstore", "cuda-", "frd-", "pt_gloo_")
 """Names of threads that serve: they wait and compute in a healthy process, too."""
 
@@ -53,12 +56,27 @@ def waits_for(view: RankView) -> WaitReport:
 class _Chain:
     def __init__(self, view: RankView) -> None:
         self._view = view
+        self._known: dict[int, WaitReport] = {}
+        """By process, of those whose wait is known."""
+        self._steps = 0
 
     def of_process(self, pid: int, path: tuple[int, ...]) -> WaitReport:
         """`path`: the processes on the way to this one, which wait for it."""
         process = self._view.processes.get(pid)
         if process is None or pid in path:
             return UNKNOWN
+        if pid in self._known:
+            return self._known[pid]
+        if self._steps >= _MAX_STEPS:
+            return UNKNOWN
+        self._steps += 1
+        report = self._of_process(process, path)
+        if report.waits_for.kind is not WaitKind.UNKNOWN:
+            self._known[pid] = report
+        return report
+
+    def _of_process(self, process: ProcessView, path: tuple[int, ...]) -> WaitReport:
+        pid = process.pid
         wait = process.main
         who = subject(self._view, wait)
         if not wait.is_sure and wait.busy_since_ns is None:
@@ -113,7 +131,8 @@ class _Chain:
         who, call = subject(self._view, wait), wait.target.call
         below = workers_behind(self._view, one, path)
         if below and (one.file.special == "pipe" or not (one.peer and one.peer.address)):
-            return of_workers(self._view, self.of_process, wait, one, below, path)
+            report = of_workers(self._view, self.of_process, wait, one, below, path)
+            return likely(report) if one.is_guess else report
         holders = {end.pid for end in one.ends}
         # After a fork several processes hold one end; which of them is to answer is not known.
         holder = self._view.holder(min(holders)) if len(holders) == 1 else None
@@ -141,8 +160,10 @@ class _Chain:
             if found and (len(found) == 1 or found is pipes):
                 report = self._of_object(wait, self._first(found, path), path)
                 return likely(report) if len(target.objects) > 1 else report
-        if len(target.objects) == 1 and target.objects[0].peer:
-            return self._of_object(wait, target.objects[0], path)
+        # An event loop always watches a pair of sockets of its own.
+        is_one = len(target.objects) == 1
+        if is_one and (one := target.objects[0]).peer and (one.ends or one.peer.is_listening):
+            return self._of_object(wait, one, path)
         return of_other(who, wait, target)
 
     def _first(self, found: list[Object], path: tuple[int, ...]) -> Object:

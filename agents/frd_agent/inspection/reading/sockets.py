@@ -31,6 +31,8 @@ class Peer:
     state: str = ""
     inode: int = 0
     """Of the socket at the other end, if it is in the same namespace; 0 if not."""
+    is_unix: bool = False
+    """The table of unix sockets shows no peers: `address` is its own, which a server has."""
 
     @property
     def is_connecting(self) -> bool:
@@ -39,6 +41,11 @@ class Peer:
     @property
     def is_listening(self) -> bool:
         return self.state == _LISTENING
+
+    @property
+    def is_own(self) -> bool:
+        """The address is that of this end."""
+        return self.is_unix and bool(self.address)
 
 
 def inode_of(link: str) -> int:
@@ -88,7 +95,7 @@ def _unix_peer(pid: int, inode: int, proc: Path) -> Peer | None:
                 if len(fields) > 6 and fields[6] == str(inode):
                     path = fields[7].strip() if len(fields) > 7 else ""
                     state = _LISTENING if int(fields[3], 16) & 1 << 16 else ""
-                    return Peer(f"unix {path}" if path else "", state)
+                    return Peer(f"unix {path}" if path else "", state, is_unix=True)
     except (OSError, ValueError):
         pass
     return None

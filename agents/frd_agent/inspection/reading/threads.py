@@ -8,7 +8,7 @@ between two samples; a call with the same arguments alone could be the next one 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,6 +18,8 @@ from frd_agent.proc import PROC
 MAX_THREADS: Final = 1024
 """Of one process that are read."""
 _CHUNK: Final = 4096
+_UNKNOWN: Final = "?"
+"""A state that says nothing."""
 
 
 class Call(NamedTuple):
@@ -55,10 +57,13 @@ class ProcessSample:
 
 def read_process(pid: int, proc: Path = PROC) -> ProcessSample | None:
     """None if the process is gone. Other threads are read only when the main thread waits in
-    memory: one of them may hold the lock."""
+    memory: one of them may hold the lock. A main thread that has ended before the others looks like
+    a zombie, but the process is none."""
     main = read_thread(pid, pid, proc)
     if main is None:
         return None
+    if main.state == "Z" and len(thread_ids(pid, proc)) > 1:
+        main = replace(main, state=_UNKNOWN)
     others = []
     if main.call is not None and syscall_of(main.call.number).kind is Class.FUTEX:
         others = [

@@ -254,6 +254,111 @@ def test_a_queue_of_workers(fifo: Path) -> None:
     assert (found.what, found.topic) == (str(fifo), "its worker process")
 
 
+def test_workers_that_all_hold_all_pipes() -> None:
+    """Each of twelve forked workers reads a pipe that all others could write: there are as many
+    ways from worker to worker as permutations, and the report comes nevertheless."""
+    program = """
+        import os, time
+        read, write = os.pipe()
+        for _ in range(12):
+            if not os.fork():
+                os.read(read, 1)
+        print("ready", flush=True)
+        os.read(read, 1)
+    """
+    with suspect(program) as rank:
+        found = inspect(rank.pid)
+    assert found.kind is WaitKind.PIPE_WORKER
+    assert len(found.rest) < 200
+
+
+def test_a_worker_that_is_stopped_while_it_has_no_work() -> None:
+    """A worker that waits for work is stopped by a signal: it is not idle, it will take none."""
+    program = """
+        import multiprocessing, os, signal, time
+        context = multiprocessing.get_context("fork")
+        work, results = context.Queue(), context.Queue()
+        worker = context.Process(target=lambda: results.put(work.get()))
+        worker.start()
+        time.sleep(0.5)
+        os.kill(worker.pid, signal.SIGSTOP)
+        work.put(1)
+        print("ready", worker.pid, flush=True)
+        results.get()
+    """
+    with suspect(program) as rank:
+        found = inspect(rank.pid, enough=of_kind(WaitKind.STOPPED))
+        assert str(found.pid) in child_of(rank.pid).split()
+
+
+def test_a_child_that_sleeps_beside_a_pipe() -> None:
+    """The rank reads a pipe that it could write itself; a forked child only has inherited it, and
+    sleeps. It may have nothing to do with the wait."""
+    program = """
+        import os, time
+        read, write = os.pipe()
+        if not os.fork():
+            time.sleep(300)
+        print("ready", flush=True)
+        os.read(read, 1)
+    """
+    with suspect(program) as rank:
+        found = inspect(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.SLEEP, Certainty.LIKELY)
+
+
+def test_a_file_that_is_sent_into_a_full_pipe(tmp_path: Path) -> None:
+    """sendfile() reads a file and writes a pipe that nobody empties: it waits for the pipe."""
+    source = tmp_path / "source"
+    source.write_bytes(bytes(1 << 20))
+    program = """
+        import os, sys
+        read, write = os.pipe()
+        source = os.open(sys.argv[1], os.O_RDONLY)
+        print("ready", flush=True)
+        while True:
+            os.sendfile(write, source, 0, 1 << 20)
+    """
+    with suspect(program, source) as rank:
+        found = inspect(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.FILE_WRITE, Certainty.SEEN)
+    assert found.what.startswith("pipe:")
+
+
+def test_an_event_loop_that_only_sleeps() -> None:
+    """asyncio waits in epoll, where it watches a pair of sockets of its own: that is no peer."""
+    program = """
+        import asyncio
+        print("ready", flush=True)
+        asyncio.run(asyncio.sleep(300))
+    """
+    with suspect(program) as rank:
+        found = inspect(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.UNKNOWN, Certainty.UNKNOWN)
+
+
+def test_a_socket_beside_that_of_a_child() -> None:
+    """Two unix sockets made one after the other are of two servers; a child that sleeps has one of
+    them. Which process is at the other end is not shown, so nothing is certain."""
+    program = """
+        import os, socket, sys, time
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(b"\\0frd-test-%d" % os.getpid())
+        server.listen()
+        mine, other = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+        mine.connect(server.getsockname())
+        if not os.fork():
+            mine.close()
+            time.sleep(300)
+        other.close()
+        print("ready", flush=True)
+        mine.recv(1)
+    """
+    with suspect(program) as rank:
+        found = inspect(rank.pid)
+    assert found.certainty is not Certainty.SEEN
+
+
 def test_workers_that_have_no_work() -> None:
     """All workers are idle: the rank waits for them, and none is accused."""
     program = """
@@ -268,7 +373,7 @@ def test_workers_that_have_no_work() -> None:
         results.get()
     """
     with suspect(program) as rank:
-        found = inspect(rank.pid, enough=lambda found: found.rest == "2 other workers are idle")
+        found = inspect(rank.pid, enough=lambda found: found.rest == "2 workers are idle")
     assert (found.kind, found.certainty) == (WaitKind.PIPE_WORKER, Certainty.SEEN)
 
 
