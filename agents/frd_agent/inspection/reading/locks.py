@@ -4,7 +4,8 @@
 reader cannot see. It shows the process that took the lock. A lock of flock belongs to the open
 file: the process that took it may have closed it or ended while a forked child still has it open. A
 lock of an open file description has no pid. So a pid counts only if a descriptor of that process
-shows the lock (`fdinfo`) or its descriptors cannot be read; else all processes are searched.
+shows the lock (`fdinfo`) or its descriptors cannot be read; else all processes are searched. Locks
+of one file may have other ranges, so the range has to be the same.
 """
 
 from __future__ import annotations
@@ -36,6 +37,12 @@ class LockRow:
     pid: int
     """-1 of a lock that belongs to an open file description."""
     inode: int
+    extent: tuple[str, ...] = ()
+    """First and last byte, or ``EOF``."""
+
+    def is_like(self, other: LockRow) -> bool:
+        """Both may be one lock, whatever process has it."""
+        return (self.kind, self.inode, self.extent) == (other.kind, other.inode, other.extent)
 
 
 def read_locks(proc: Path = PROC) -> tuple[LockRow, ...]:
@@ -56,7 +63,7 @@ def parse_lock(line: str) -> LockRow | None:
         return None
     try:
         inode = int(fields[4].rpartition(":")[2])
-        return LockRow(int(number), waits, fields[0], int(fields[3]), inode)
+        return LockRow(int(number), waits, fields[0], int(fields[3]), inode, tuple(fields[5:7]))
     except ValueError:
         return None
 
@@ -83,7 +90,10 @@ def lock_holder(
 
     `others`: processes to search, nearest first.
     """
-    shown = _shown_holder(rows, lock, pid)
+    blocking = _blocking(rows, lock, pid)
+    if blocking is None:
+        return None
+    shown = blocking.pid if blocking.pid > 0 else None
     if shown is not None:
         thread = read_thread(shown, shown, proc)
         if thread is None or thread.state in "ZX":
@@ -92,38 +102,42 @@ def lock_holder(
         return shown
     if shown is not None:
         found = links(shown, proc)
-        if not found or _holds(shown, found, lock, proc):
+        if not found or _holds(shown, found, lock.path, blocking, proc):
             return shown
-    near = (one for one in others() if one != pid and _holds(one, links(one, proc), lock, proc))
+    near = (
+        one
+        for one in others()
+        if one != pid and _holds(one, links(one, proc), lock.path, blocking, proc)
+    )
     return next(near, shown)  # which may have the file open by another path, of another mount
 
 
-def _shown_holder(rows: Iterable[LockRow], lock: FileLock, pid: int) -> int | None:
+def _blocking(rows: Iterable[LockRow], lock: FileLock, pid: int) -> LockRow | None:
+    """The lock that `pid` waits for. A waiter with a lock of an open file description has no pid
+    either: if there are several, which wait for different locks, none is certain."""
     waiter = _NO_PID if lock.kind == OFD else pid
     held: dict[int, LockRow] = {}
+    found: dict[int, LockRow] = {}
     for row in rows:
         if not row.waits:
             held.setdefault(row.number, row)
-        elif (row.kind, row.pid) == (lock.kind, waiter) and lock.inode in (0, row.inode):
-            holder = held.get(row.number)
-            if holder is not None and holder.pid > 0:
-                return holder.pid
-    return None
+            continue
+        is_mine = (row.kind, row.pid) == (lock.kind, waiter) and lock.inode in (0, row.inode)
+        if is_mine and row.number in held:
+            found[row.number] = held[row.number]
+    return next(iter(found.values())) if len(found) == 1 else None
 
 
-def _holds(pid: int, found: Mapping[int, str], lock: FileLock, proc: Path) -> bool:
+def _holds(pid: int, found: Mapping[int, str], path: str, blocking: LockRow, proc: Path) -> bool:
     return any(
-        target == lock.path and _shows_lock(pid, fd, lock, proc) for fd, target in found.items()
+        target == path and _shows_lock(pid, fd, blocking, proc) for fd, target in found.items()
     )
 
 
-def _shows_lock(pid: int, fd: int, lock: FileLock, proc: Path) -> bool:
+def _shows_lock(pid: int, fd: int, blocking: LockRow, proc: Path) -> bool:
     try:
         lines = read_file(f"{proc}/{pid}/fdinfo/{fd}").decode("ascii", "replace").splitlines()
     except OSError:
         return False
     rows = [parse_lock(line.removeprefix("lock:").strip()) for line in lines if "lock:" in line]
-    kinds = (FLOCK,) if lock.kind == FLOCK else (POSIX, OFD)
-    return any(
-        row and not row.waits and row.inode == lock.inode and row.kind in kinds for row in rows
-    )
+    return any(row is not None and not row.waits and row.is_like(blocking) for row in rows)

@@ -55,6 +55,42 @@ def test_a_lock_that_a_child_inherited(tmp_path: Path, then: str) -> None:
     assert (found.kind, found.certainty) == (WaitKind.LOCK_FILE, Certainty.SEEN)
 
 
+def ranges(command: str, then: str) -> str:
+    """A program that locks ten bytes of a file, from its second argument on."""
+    return f"""
+        import fcntl, struct, sys, time
+        file = open(sys.argv[1], "a+b")
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, int(sys.argv[2]), 10, 0)
+        {command}
+        {then}
+    """
+
+
+SAYS = 'print("ready", flush=True)'
+SET, WAIT = 37, 38
+"""F_OFD_SETLK and F_OFD_SETLKW: the kernel does not know the process of such locks."""
+HELD = ranges(f"fcntl.fcntl(file, {SET}, lock)", f"{SAYS}; time.sleep(300)")
+WANTED = ranges(SAYS, f"fcntl.fcntl(file, {WAIT}, lock)")
+
+
+def test_locks_of_two_ranges_of_a_file(tmp_path: Path) -> None:
+    """Two processes have locked other bytes of one file: the holder is the one of the same range.
+    Once two ranks wait, the kernel no longer shows which of them waits for which lock."""
+    path = tmp_path / "index"
+    with (
+        suspect(HELD, path, 0) as first,
+        suspect(HELD, path, 100) as second,
+        suspect(WANTED, path, 100) as rank,
+    ):
+        ranks = {first.pid: 1, rank.pid: 0}
+        alone = inspect(rank.pid, ranks)
+        with suspect(WANTED, path, 0):
+            both = inspect(rank.pid, ranks)
+    assert alone.holder is not None
+    assert (alone.holder.pid, alone.holder.rank) == (second.pid, None)
+    assert (both.kind, both.holder) == (WaitKind.LOCK_FILE, None)
+
+
 def test_a_lock_of_the_process_itself(tmp_path: Path) -> None:
     """A program locks a file that it has opened and locked before."""
     path = tmp_path / ".lock"
