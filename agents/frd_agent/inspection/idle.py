@@ -11,10 +11,23 @@ from frd_agent.inspection.targets import Object
 POLLS: Final = (Class.POLL, Class.SELECT, Class.EPOLL)
 
 
+def answering(view: RankView, one: Object) -> set[int]:
+    """Processes at the other end, without those that are blocked in it like the one that waits:
+    after a fork they hold both ends."""
+    return {end.pid for end in one.ends if not _waits_for(view, end.pid, one)}
+
+
+def _waits_for(view: RankView, pid: int, one: Object) -> bool:
+    process = view.processes.get(pid)
+    target = process.main.target if process is not None else None
+    if target is None or len(target.objects) != 1:
+        return False
+    return bool(one.file.link) and target.objects[0].file.link == one.file.link
+
+
 def workers_behind(view: RankView, one: Object, path: tuple[int, ...]) -> list[int]:
     """Processes of the rank, other than those on the way here, at the other end."""
-    family = view.family
-    return sorted({end.pid for end in one.ends if end.pid in family and end.pid not in path})
+    return sorted(pid for pid in answering(view, one) if pid in view.family and pid not in path)
 
 
 def is_new(view: RankView, pid: int) -> bool:

@@ -20,7 +20,7 @@ from frd_agent.inspection.claims import (
     mount_fields,
     subject,
 )
-from frd_agent.inspection.idle import is_idle, is_new
+from frd_agent.inspection.idle import answering, is_idle, is_new
 from frd_agent.inspection.reading.files import printable
 from frd_agent.inspection.syscalls import Class
 from frd_agent.inspection.targets import Object
@@ -40,7 +40,7 @@ def of_pipe(view: RankView, wait: Wait, one: Object) -> WaitReport:
     assert wait.target is not None
     writes = one.file.access == "w" or wait.target.call.kind is Class.WRITE
     kind = WaitKind.FILE_WRITE if writes else WaitKind.FILE_READ
-    others = {end.pid for end in one.ends}
+    others = answering(view, one)
     holder = view.holder(min(others)) if others else None
     place = {1: "standard output, ", 2: "standard error, ", 0: "standard input, "}
     thing = printable(one.file.link)

@@ -30,7 +30,7 @@ from frd_agent.inspection.claims import (
     of_state,
     subject,
 )
-from frd_agent.inspection.idle import is_idle, workers_behind
+from frd_agent.inspection.idle import answering, is_idle, workers_behind
 from frd_agent.inspection.lock_waits import of_file_lock, of_shared_lock
 from frd_agent.inspection.pipe_waits import NAMED, of_pipe, of_workers
 from frd_agent.inspection.reading.files import printable
@@ -133,7 +133,7 @@ class _Chain:
         if below and (one.file.special == "pipe" or not (one.peer and one.peer.address)):
             report = of_workers(self._view, self.of_process, wait, one, below, path)
             return likely(report) if one.is_guess else report
-        holders = {end.pid for end in one.ends}
+        holders = answering(self._view, one)
         # After a fork several processes hold one end; which of them is to answer is not known.
         holder = self._view.holder(min(holders)) if len(holders) == 1 else None
         if one.file.special == "socket":

@@ -258,18 +258,39 @@ def test_workers_that_all_hold_all_pipes() -> None:
     """Each of twelve forked workers reads a pipe that all others could write: there are as many
     ways from worker to worker as permutations, and the report comes nevertheless."""
     program = """
-        import os, time
-        read, write = os.pipe()
-        for _ in range(12):
+        import os
+        pipes = [os.pipe() for _ in range(13)]
+        for read, _ in pipes[1:]:
             if not os.fork():
                 os.read(read, 1)
         print("ready", flush=True)
-        os.read(read, 1)
+        os.read(pipes[0][0], 1)
     """
     with suspect(program) as rank:
         found = inspect(rank.pid)
     assert found.kind is WaitKind.PIPE_WORKER
     assert len(found.rest) < 200
+
+
+def test_workers_that_all_read_one_fifo(fifo: Path) -> None:
+    """The workers hold the FIFO open for both directions, and all are in a read of it: none of them
+    will write it, so it is the cause."""
+    program = """
+        import multiprocessing, os, sys
+        context = multiprocessing.get_context("fork")
+        results = context.Queue()
+        def run():
+            os.read(os.open(sys.argv[1], os.O_RDWR), 1)
+            results.put(0)
+        for _ in range(3):
+            context.Process(target=run).start()
+        print("ready", flush=True)
+        results.get()
+    """
+    with suspect(program, fifo) as rank:
+        found = inspect(rank.pid)
+    assert (found.kind, found.certainty) == (WaitKind.FILE_READ, Certainty.SEEN)
+    assert (found.what, found.rest) == (str(fifo), "2 other workers wait too")
 
 
 def test_a_worker_that_is_stopped_while_it_has_no_work() -> None:
