@@ -117,8 +117,7 @@ class _Chain:
             case Class.CHILD:
                 return self._child(process, wait, target, path)
             case Class.SLEEP:
-                does = f"has been asleep ({target.call.name})"
-                return claim(WaitKind.SLEEP, Certainty.SEEN, who, does, wait.since_ns)
+                return self._asleep(process, wait, target, path)
             case Class.FAULT:
                 return of_fault(self._view, wait, target)
             case _:
@@ -188,8 +187,9 @@ class _Chain:
         if process.others and not any(other.is_sure for other in process.others):
             return UNKNOWN  # they have been sampled for a shorter time
         for found in (self._in_calls(process, path), self._computing(process)):
-            if len(found) == 1:
-                [report] = found
+            causes = {(one.waits_for.kind, one.waits_for.what): one for one in reversed(found)}
+            if len(causes) == 1:
+                report = found[0]
                 rest = joined([report.waits_for.rest, f"its main thread waits for {thing}"])
                 return likely(replace(report, waits_for=replace(report.waits_for, rest=rest)))
         is_timed = wait.target.is_timed and not (is_gil or wait.woke)
@@ -252,6 +252,24 @@ class _Chain:
         ]
 
     # -- others --------------------------------------------------------------------------------
+
+    def _asleep(
+        self, process: ProcessView, wait: Wait, target: Target, path: tuple[int, ...]
+    ) -> WaitReport:
+        """In one sleep after another a program may wait for its only child, as `Popen.wait` with a
+        time-out does."""
+        rest = ""
+        if wait.woke and len(process.children) == 1:
+            found = self.of_process(process.children[0], path).waits_for
+            rest = found.says if found.kind in NAMED else ""
+        return claim(
+            WaitKind.SLEEP,
+            Certainty.SEEN,
+            subject(self._view, wait),
+            f"has been asleep ({target.call.name})",
+            wait.since_ns,
+            rest=rest,
+        )
 
     def _child(
         self, process: ProcessView, wait: Wait, target: Target, path: tuple[int, ...]

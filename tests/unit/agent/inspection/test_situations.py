@@ -380,6 +380,36 @@ def test_a_socket_beside_that_of_a_child() -> None:
     assert found.certainty is not Certainty.SEEN
 
 
+def test_a_pool_of_workers(fifo: Path) -> None:
+    """Two threads of the rank wait for the worker, one for its result and one for its end."""
+    program = """
+        import multiprocessing, os, sys
+        def run(path):
+            os.read(os.open(path, os.O_RDONLY), 1)
+        pool = multiprocessing.get_context("fork").Pool(2)
+        print("ready", flush=True)
+        pool.map(run, sys.argv[1:2])
+    """
+    with suspect(program, fifo) as rank:
+        found = inspect(rank.pid, enough=of_kind(WaitKind.FILE_READ))
+        assert str(found.pid) in child_of(rank.pid).split()
+    assert (found.certainty, found.what) == (Certainty.LIKELY, str(fifo))
+
+
+def test_a_child_that_is_waited_for_with_a_time_out(fifo: Path) -> None:
+    """Python sleeps again and again until the child has ended; the text says what that one does."""
+    program = """
+        import subprocess, sys
+        child = subprocess.Popen(["cat", sys.argv[1]])
+        print("ready", flush=True)
+        child.wait(1000)
+    """
+    with suspect(program, fifo) as rank:
+        found = inspect(rank.pid, enough=lambda found: bool(found.rest))
+    assert (found.kind, found.certainty) == (WaitKind.SLEEP, Certainty.SEEN)
+    assert f"has been in read() of {fifo}" in found.rest
+
+
 def test_workers_that_have_no_work() -> None:
     """All workers are idle: the rank waits for them, and none is accused."""
     program = """
