@@ -149,7 +149,8 @@ def of_file(
     kind = _KINDS[call.kind]
     what = printable(path)
     does = f"{in_call(wait, call.name)}{f' of {what}' if what else ''}{mount_words(mount)}"
-    topic = "input" if path.startswith("/dev/") else _TOPICS[kind]
+    is_device = path.startswith("/dev/") and not path.startswith("/dev/shm/")
+    topic = "input" if is_device and kind is WaitKind.FILE_READ else _TOPICS[kind]
     return claim(
         kind,
         Certainty.SEEN if what else Certainty.LIKELY,

@@ -53,6 +53,8 @@ class Syscall:
     """Index of the argument that is a position in the file."""
 
 
+VFORK: Final = "vfork"
+"""Waits until its child has started another program, which a file system may keep up."""
 SENDFILE: Final = "sendfile"
 SENDFILE_OUT: Final = Syscall(SENDFILE, Class.WRITE, 0)
 """One that waits for what it writes to; the row in the table reads."""
@@ -89,6 +91,12 @@ _TABLE: Final[tuple[tuple[Syscall, int | None, int | None], ...]] = (
     (Syscall("msync", Class.SYNC), 26, 227),
     (Syscall("close", Class.SYNC, 0), 3, 57),
     (Syscall("fstat", Class.OPEN, 0), 5, 80),
+    (Syscall("fstatfs", Class.OPEN, 0), 138, 44),
+    (Syscall("lseek", Class.OPEN, 0), 8, 62),
+    (Syscall("fgetxattr", Class.OPEN, 0), 193, 10),
+    (Syscall("getxattr", Class.OPEN, path=0), 191, 8),
+    (Syscall("lgetxattr", Class.OPEN, path=0), 192, 9),
+    (Syscall("listxattr", Class.OPEN, path=0), 194, 11),
     (Syscall("open", Class.OPEN, path=0), 2, None),
     (Syscall("openat", Class.OPEN, 0, 1), 257, 56),
     (Syscall("openat2", Class.OPEN, 0, 1), 437, 437),
@@ -139,6 +147,7 @@ _TABLE: Final[tuple[tuple[Syscall, int | None, int | None], ...]] = (
     (Syscall("clock_nanosleep", Class.SLEEP), 230, 115),
     (Syscall("wait4", Class.CHILD), 61, 260),
     (Syscall("waitid", Class.CHILD), 247, 95),
+    (Syscall(VFORK, Class.CHILD), 58, None),
     (Syscall("pause", Class.OTHER), 34, None),
     (Syscall("sigtimedwait", Class.OTHER), 128, 137),
     (Syscall("sigsuspend", Class.OTHER), 130, 133),

@@ -21,6 +21,7 @@ from frd_agent.inspection.reading.files import (
     mount_of,
     open_file,
     read_mounts,
+    read_watched,
 )
 from frd_agent.inspection.reading.locks import (
     FLOCK,
@@ -51,6 +52,7 @@ from frd_agent.inspection.syscalls import (
     FUTEX_PRIVATE,
     SENDFILE,
     SENDFILE_OUT,
+    VFORK,
     Class,
     Syscall,
     is_lock,
@@ -182,9 +184,9 @@ class Resolver:
         try:
             return self._helper.run(read), ""
         except NotInTime:
-            return otherwise, "the memory of the process could not be read in time"
+            return otherwise, "what the process waits for could not be read in time"
         except OSError as error:
-            return otherwise, f"the memory of the process cannot be read: {error.strerror}"
+            return otherwise, f"what the process waits for cannot be read: {error.strerror}"
 
     def _futex(self, target: Target, pid: int, call: Call) -> Target:
         if call.args[1] & FUTEX_PRIVATE:
@@ -207,6 +209,8 @@ class Resolver:
         if path and not path.startswith("/"):
             fd = _AT_FDCWD if known.fd is None else _signed(call.args[known.fd])
             folder = link(pid, "cwd" if fd == _AT_FDCWD else f"fd/{fd}", self._proc)
+            if not folder:
+                problem = "the folder that the path is relative to cannot be read"
             path = posixpath.join(folder, path)
         elif not path and known.fd is not None and not problem:  # an empty path: the file itself
             path = link(pid, f"fd/{_signed(call.args[known.fd])}", self._proc)
@@ -216,7 +220,7 @@ class Resolver:
     def _polled(self, pid: int, known: Syscall, call: Call) -> tuple[tuple[int, ...], str]:
         args = call.args
         if known.kind is Class.EPOLL:
-            return open_file(pid, _signed(args[0]), {}, self._proc).watched, ""
+            return self._ask(lambda: read_watched(pid, _signed(args[0]), self._proc), ())
         if known.kind is Class.SELECT:
             return self._ask(
                 lambda: read_selected(pid, _signed(args[0]), args[1:4], self._proc), ()
@@ -329,6 +333,8 @@ def _lock_kind(known: Syscall, call: Call) -> str:
 
 
 def _child(known: Syscall, call: Call) -> int:
+    if known.name == VFORK:
+        return 0
     if known.name == "waitid":
         return call.args[1] if call.args[0] == _P_PID else 0
     return max(_signed(call.args[0]), 0)

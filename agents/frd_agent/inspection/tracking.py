@@ -86,6 +86,8 @@ class Tracker:
         """`resolve` looks up what the thread's call acts on, and the thread's name."""
         key = pid, sample.tid
         past = self._past.get(key)
+        if past is not None and past.sample.started != sample.started:
+            past = None
         ran = past is None or _ran(past.sample, sample)
         is_old = past is not None and past.age >= _REFRESH and past.wait.target is not None
         if past is None or ran or is_old:

@@ -43,6 +43,8 @@ _GIL_WAKES_PER_S: Final = 50.0
 _MAX_STEPS: Final = 256
 """Processes that are followed in one report. A family has up to 64, and most are followed once; but
 where forked workers hold all ends of each other's pipes there are as many ways as permutations."""
+_MAX_STOPPED: Final = 4
+"""Stopped processes that a report names."""
 _HELPERS: Final = ("pt_nccl_", "pt_tcpstore", "cuda-", "frd-", "pt_gloo_")
 """Names of threads that serve: they wait and compute in a healthy process, too."""
 
@@ -50,7 +52,20 @@ _HELPERS: Final = ("pt_nccl_", "pt_tcpstore", "cuda-", "frd-", "pt_gloo_")
 def waits_for(view: RankView) -> WaitReport:
     """What the rank waits for; of the kind unknown and without text before there are enough
     samples."""
-    return _Chain(view).of_process(view.pid, ())
+    return _with_stopped(_Chain(view).of_process(view.pid, ()), view)
+
+
+def _with_stopped(report: WaitReport, view: RankView) -> WaitReport:
+    """What is not certain may be due to a process of the rank that a signal has stopped, wherever
+    the chain of waits has led."""
+    found = report.waits_for
+    mains = [view.processes[pid].main for pid in view.family[1:] if pid in view.processes]
+    stopped = [one for one in mains if one.state in "Tt" and one.is_sure and one.pid != found.pid]
+    if not found.says or found.certainty is Certainty.SEEN or not stopped:
+        return report
+    states = [of_state(subject(view, wait), wait) for wait in stopped[:_MAX_STOPPED]]
+    says = [one.waits_for.says for one in states if one is not None]
+    return replace(report, waits_for=replace(found, rest=joined([found.rest, *says])))
 
 
 class _Chain:

@@ -19,6 +19,8 @@ from frd_agent.proc import PROC
 
 MAX_FDS: Final = 4096
 """Of one process whose links are read."""
+_MAX_FDINFO: Final = 256 * 1024
+_EPOLL: Final = "anon_inode:[eventpoll]"
 _MAX_MOUNTINFO: Final = 4 * 1024 * 1024
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 _ACCESS: Final = {0: "r", 1: "w", 2: "rw"}
@@ -42,8 +44,6 @@ class OpenFile:
     inode: int = 0
     position: int = 0
     mount: Mount | None = None
-    watched: tuple[int, ...] = ()
-    """Of an epoll instance: the descriptors that it watches."""
 
     @property
     def is_path(self) -> bool:
@@ -64,17 +64,17 @@ def link(pid: int, name: str, proc: Path = PROC) -> str:
 
 
 def open_file(pid: int, fd: int, mounts: Mapping[int, Mount], proc: Path = PROC) -> OpenFile:
+    """Nothing but the link is read of an epoll instance: see `read_watched`."""
     target = link(pid, f"fd/{fd}", proc)
+    if target == _EPOLL:
+        return OpenFile(fd, target)
     try:
-        lines = read_file(f"{proc}/{pid}/fdinfo/{fd}", 256 * 1024).decode("ascii", "replace")
+        lines = read_file(f"{proc}/{pid}/fdinfo/{fd}", _MAX_FDINFO).decode("ascii", "replace")
     except OSError:
         return OpenFile(fd, target)
     values: dict[str, str] = {}
-    watched = []
     for line in lines.splitlines():
         key, _, value = line.partition(":")
-        if key == "tfd":
-            watched.append(int(value.split()[0]))
         values.setdefault(key, value.strip())
     return OpenFile(
         fd,
@@ -83,8 +83,19 @@ def open_file(pid: int, fd: int, mounts: Mapping[int, Mount], proc: Path = PROC)
         inode=int(values.get("ino", "0")),
         position=int(values.get("pos", "0")),
         mount=mounts.get(int(values.get("mnt_id", "-1"))) if target.startswith("/") else None,
-        watched=tuple(watched),
     )
+
+
+def read_watched(pid: int, fd: int, proc: Path = PROC) -> tuple[int, ...]:
+    """The descriptors that an epoll instance watches. It waits while another thread polls one of
+    them, which a file system that hangs can keep up for ever: call it with a deadline.
+
+    Raises:
+        OSError: no right, or the process is gone.
+    """
+    lines = read_file(f"{proc}/{pid}/fdinfo/{fd}", _MAX_FDINFO).decode("ascii", "replace")
+    rows = [line.split() for line in lines.splitlines() if line.startswith("tfd:")]
+    return tuple(int(row[1]) for row in rows if len(row) > 1)
 
 
 def links(pid: int, proc: Path = PROC) -> dict[int, str]:
@@ -103,7 +114,7 @@ def read_mounts(pid: int, proc: Path = PROC) -> dict[int, Mount]:
     except OSError:
         return {}
     found = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):  # names may have other characters that end lines
         left, _, right = line.partition(" - ")
         fields, source = left.split(), right.split()
         if len(fields) > 4 and len(source) > 1 and fields[0].isdecimal():
@@ -119,7 +130,9 @@ def _plain(field: str) -> str:
 
 def mount_of(path: str, mounts: Mapping[int, Mount]) -> Mount | None:
     """The mount that a path is on, by its text; the last one mounted wins. A symbolic link on the
-    way may lead to another."""
+    way may lead to another, and so may ``..``: then it is not known."""
+    if ".." in path.split("/"):
+        return None
     found: Mount | None = None
     for mount in mounts.values():
         below = mount.point.rstrip("/") + "/"

@@ -161,7 +161,7 @@ def read_maps(pid: int, proc: Path = PROC) -> list[Mapping]:
 
 
 def _parse_maps(raw: bytes) -> Iterator[Mapping]:
-    for line in os.fsdecode(raw).splitlines():
+    for line in os.fsdecode(raw).split("\n"):  # names may have other characters that end lines
         fields = line.split(None, 5)
         if len(fields) < 5:
             continue

@@ -40,6 +40,8 @@ class ThreadSample:
     """None: it runs, or `is_readable` is False."""
     is_readable: bool = True
     """False if this process has no right to read its blocked call."""
+    started: int = 0
+    """When the thread started, in ticks since the boot: another thread may get the same id."""
     runs: int = -1
     """How often it has been put on a processor; -1 if the kernel does not count."""
 
@@ -109,22 +111,24 @@ def read_thread(pid: int, tid: int, proc: Path = PROC) -> ThreadSample | None:
     except OSError:
         return None
     # The name is in parentheses, and may itself contain spaces and parentheses.
-    fields = stat[stat.rfind(b")") + 2 :].split(None, 13)
-    if len(fields) < 13:
+    fields = stat[stat.rfind(b")") + 2 :].split(None, 20)
+    if len(fields) < 20:
         return None
+    started = int(fields[19])
     state, ticks = fields[0].decode("ascii", "replace"), int(fields[11]) + int(fields[12])
     if state in "ZX":
-        return ThreadSample(tid, state, ticks, None)
+        return ThreadSample(tid, state, ticks, None, started=started)
     try:
         call = parse_call(_read_line(f"{task}/syscall"))
     except PermissionError:
-        return ThreadSample(tid, state, ticks, None, is_readable=False)
+        return ThreadSample(tid, state, ticks, None, is_readable=False, started=started)
     except OSError:  # gone, or a kernel without this file
-        return ThreadSample(tid, state, ticks, None, is_readable=os.path.isdir(task))
+        is_readable = os.path.isdir(task)
+        return ThreadSample(tid, state, ticks, None, is_readable=is_readable, started=started)
     runs = -1
     if tid == pid or has_object(call):
         runs = _runs(task)
-    return ThreadSample(tid, state, ticks, call, runs=runs)
+    return ThreadSample(tid, state, ticks, call, started=started, runs=runs)
 
 
 def parse_call(line: bytes) -> Call | None:

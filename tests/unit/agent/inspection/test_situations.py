@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 from pathlib import Path
 
 import pytest
 
-from frd.model import Certainty, WaitKind
-from frd_agent.inspection.reading.threads import comm
+from frd.model import Certainty, NodeRawNs, WaitKind
+from frd_agent.inspection.reading.files import open_file, printable, read_watched
+from frd_agent.inspection.reading.threads import Call, ThreadSample, comm
+from frd_agent.inspection.tracking import Tracker
 from tests.world.daemons import until
 from tests.world.suspects import Inspection, inspect, of_kind, suspect
 
@@ -408,6 +411,70 @@ def test_a_child_that_is_waited_for_with_a_time_out(fifo: Path) -> None:
         found = inspect(rank.pid, enough=lambda found: bool(found.rest))
     assert (found.kind, found.certainty) == (WaitKind.SLEEP, Certainty.SEEN)
     assert f"has been in read() of {fifo}" in found.rest
+
+
+def test_a_stopped_worker_that_no_wait_leads_to() -> None:
+    """The rank waits for a reply over a unix socket, whose other end is not shown; a child is
+    stopped, and the text says so."""
+    program = """
+        import os, signal, socket, time
+        one, other = socket.socketpair()
+        read, write = os.pipe()
+        if not (child := os.fork()):
+            one.close()
+            other.close()
+            os.write(write, b"closed")
+            time.sleep(300)
+        os.read(read, 6)
+        os.kill(child, signal.SIGSTOP)
+        print("ready", flush=True)
+        one.recv(1)
+    """
+    with suspect(program) as rank:
+        found = inspect(rank.pid, enough=lambda found: "stopped" in found.rest)
+        assert f"(pid {child_of(rank.pid)})" in found.rest
+    assert (found.kind, found.certainty) == (WaitKind.SOCKET, Certainty.LIKELY)
+
+
+def test_what_an_epoll_instance_watches_is_read_apart() -> None:
+    """The kernel keeps a reader waiting while a watched file hangs in another thread's poll. So it
+    is read only where it is needed, with a deadline."""
+    with select.epoll() as epoll, socket.socket() as one:
+        epoll.register(one)
+        assert open_file(os.getpid(), epoll.fileno(), {}).inode == 0
+        assert read_watched(os.getpid(), epoll.fileno()) == (one.fileno(),)
+
+
+def test_a_number_of_a_process_that_is_used_again() -> None:
+    """Another process gets the pid, and is in the same call: its wait begins anew."""
+    tracker = Tracker()
+    waits = [
+        tracker.see(
+            7,
+            ThreadSample(7, "S", 1, Call(230), started=started),
+            NodeRawNs(at),
+            lambda: (None, ""),
+        )
+        for at, started in enumerate((100, 100, 100, 900))
+    ]
+    assert [(wait.samples, wait.since_ns) for wait in waits[2:]] == [(3, 0), (1, 3)]
+
+
+def test_a_mapped_file_with_a_strange_name(tmp_path: Path) -> None:
+    """Its name has characters that end lines elsewhere; the kernel escapes the newline only."""
+    path = tmp_path / "a\x0bb\x85c\u2028d"
+    path.write_bytes(bytes(4096))
+    program = """
+        import ctypes, mmap, sys
+        with open(sys.argv[1], "r+b") as file:
+            mapped = mmap.mmap(file.fileno(), 4096)
+        at = ctypes.addressof(ctypes.c_int.from_buffer(mapped))
+        print("ready", flush=True)
+        ctypes.CDLL(None).syscall(202, ctypes.c_void_p(at), 0, 0, None, None, 0)
+    """
+    with suspect(program, path) as rank:
+        found = inspect(rank.pid)
+    assert (found.kind, found.what) == (WaitKind.LOCK_SHARED, printable(str(path)))
 
 
 def test_workers_that_have_no_work() -> None:
