@@ -180,7 +180,7 @@ def of_socket(who: Who, wait: Wait, one: Object, holder: Holder | None) -> WaitR
     address = printable(peer.address) if peer else ""
     if call.kind is Class.CONNECT or (peer and peer.is_connecting):
         topic, word = f"a connection to {address or 'another process'}", "to"
-    elif call.kind in (Class.SEND, Class.WRITE):
+    elif one.writes or call.kind in (Class.SEND, Class.WRITE):
         topic, word = f"{address or 'another process'} to take data", "to"
     elif call.kind is Class.ACCEPT or (peer and peer.is_listening):
         topic, word = "a connection from another process", "on"

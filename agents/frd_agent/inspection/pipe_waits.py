@@ -21,6 +21,7 @@ from frd_agent.inspection.claims import (
     subject,
 )
 from frd_agent.inspection.idle import answering, is_idle, is_new
+from frd_agent.inspection.processes import MAX_FAMILY
 from frd_agent.inspection.reading.files import printable
 from frd_agent.inspection.syscalls import Class
 from frd_agent.inspection.targets import Object
@@ -38,7 +39,7 @@ NAMED: Final = (
 def of_pipe(view: RankView, wait: Wait, one: Object) -> WaitReport:
     """A pipe that no process of the rank holds the other end of, or a polled path."""
     assert wait.target is not None
-    writes = one.file.access == "w" or wait.target.call.kind is Class.WRITE
+    writes = one.writes or one.file.access == "w" or wait.target.call.kind is Class.WRITE
     kind = WaitKind.FILE_WRITE if writes else WaitKind.FILE_READ
     others = answering(view, one)
     holder = view.holder(min(others)) if others else None
@@ -91,13 +92,15 @@ def of_workers(
         )
         # If the process that waits could write itself, a worker that is in a call is a cause, but
         # one that sleeps or computes may have nothing to do with it.
-        is_proof = is_only and (found.kind in NAMED or not one.is_shared)
-        return report if is_proof else likely(report)
+        is_theirs = are_loaders or found.kind in NAMED or not one.is_shared
+        is_whole = len(view.family) < MAX_FAMILY
+        return report if is_only and is_theirs and is_whole else likely(report)
     held = [pid] if pid is not None else below
     words = f"a pipe from its {_count(len(below), 'worker process', 'worker processes')}"
+    is_whole = pid is None and len(view.family) < MAX_FAMILY
     return claim(
         WaitKind.PIPE_WORKER,
-        Certainty.SEEN if pid is None else Certainty.LIKELY,
+        Certainty.SEEN if is_whole else Certainty.LIKELY,
         subject(view, wait),
         f"{in_call(wait, wait.target.call.name)} of {words}",
         wait.since_ns,

@@ -14,8 +14,8 @@ from frd_agent.proc import PROC, Stat, by_parent, descendants, read_all
 SCAN_S: Final = 2.0
 _SCAN_SHARE: Final = 1 / 400
 """A node with very many processes is scanned more rarely, to take no more than this of a core."""
-MAX_FAMILY: Final = 64
-"""Processes of one rank, itself included."""
+MAX_FAMILY: Final = 128
+"""Processes of one rank, itself included; the nearest ones."""
 _MAX_DEPTH: Final = 64
 
 RankOf: TypeAlias = Mapping[int, int | None]

@@ -36,6 +36,7 @@ from frd_agent.inspection.reading.memory import (
     Helper,
     Mapping,
     NotInTime,
+    Polled,
     data_files,
     read_maps,
     read_path,
@@ -44,7 +45,7 @@ from frd_agent.inspection.reading.memory import (
     shared_at,
 )
 from frd_agent.inspection.reading.pipes import Descriptors, End
-from frd_agent.inspection.reading.sockets import Peer, inode_of, peer_of
+from frd_agent.inspection.reading.sockets import Peer, Sockets, inode_of
 from frd_agent.inspection.reading.threads import Call, ThreadSample, read_file
 from frd_agent.inspection.syscalls import (
     F_OFD_SETLKW,
@@ -62,7 +63,7 @@ from frd_agent.proc import PROC
 
 _AT_FDCWD: Final = -100
 _P_PID: Final = 1
-_MAX_OBJECTS: Final = 16
+_MAX_OBJECTS: Final = 64
 """Of one poll that are looked at."""
 _PIPE_FUNCTIONS: Final = (b"pipe", b"wait_for_partner", b"fifo")
 _SINK_FUNCTIONS: Final = (*_PIPE_FUNCTIONS, b"sk_", b"wait_woken")
@@ -84,6 +85,8 @@ class Object:
     peer: Peer | None = None
     is_pipe: bool = False
     """It is a pipe or a FIFO: a FIFO has a path, and does not wait for its file system."""
+    writes: bool = False
+    """The process waits to be able to write; of other calls than polls, the call says it."""
     is_shared: bool = False
     """The process that waits holds the other end of the pipe, too."""
     is_guess: bool = False
@@ -140,6 +143,8 @@ class Resolver:
         self._helper = helper
         self._proc = proc
         self._mounts: dict[int, dict[int, Mount]] = {}
+        self._sockets: dict[int, Sockets] = {}
+        """By process."""
 
     def target(self, pid: int, thread: ThreadSample, call: Call) -> Target:
         """What `call` of a thread of `pid` acts on."""
@@ -165,7 +170,7 @@ class Resolver:
                 return self._path(target, pid, call)
             case Class.POLL | Class.SELECT | Class.EPOLL:
                 fds, problem = self._polled(pid, known, call)
-                found = tuple([self._object(pid, tid, known, fd) for fd in fds[:_MAX_OBJECTS]])
+                found = tuple([self._object(pid, tid, known, *one) for one in fds[:_MAX_OBJECTS]])
                 return replace(target, objects=found, problem=problem)
             case _ if known.name == SENDFILE:
                 return self._sendfile(target, pid, tid, call)
@@ -217,7 +222,7 @@ class Resolver:
         mount = mount_of(path, self._mounts_of(pid)) if path else None
         return replace(target, path=path, mount=mount, problem=problem)
 
-    def _polled(self, pid: int, known: Syscall, call: Call) -> tuple[tuple[int, ...], str]:
+    def _polled(self, pid: int, known: Syscall, call: Call) -> tuple[tuple[Polled, ...], str]:
         args = call.args
         if known.kind is Class.EPOLL:
             return self._ask(lambda: read_watched(pid, _signed(args[0]), self._proc), ())
@@ -234,17 +239,18 @@ class Resolver:
             self._mounts[pid] = read_mounts(pid, self._proc)
         return self._mounts[pid]
 
-    def _object(self, pid: int, tid: int, known: Syscall, fd: int) -> Object:
+    def _object(self, pid: int, tid: int, known: Syscall, fd: int, writes: bool = False) -> Object:
         file = open_file(pid, fd, self._mounts_of(pid), self._proc)
         is_pipe = file.special == "pipe" or (file.is_path and self._is_in_pipe(pid, tid))
         if is_pipe:
-            other = "w" if "r" in file.access and known.kind is not Class.WRITE else "r"
+            is_write = writes or known.kind is Class.WRITE
+            other = "w" if "r" in file.access and not is_write else "r"
             ends = [end for end in self._ends(file.link, pid) if other in end.access]
             is_shared = End(pid, other) in self._own.ends(file.link)
-            return Object(file, tuple(ends), is_pipe=True, is_shared=is_shared)
+            return Object(file, tuple(ends), is_pipe=True, writes=writes, is_shared=is_shared)
         if file.special == "socket":
-            return self._socket(pid, file)
-        return Object(file)
+            return replace(self._socket(pid, file), writes=writes)
+        return Object(file, writes=writes)
 
     def _is_in_pipe(self, pid: int, tid: int) -> bool:
         """Whether a path is a FIFO's."""
@@ -265,7 +271,9 @@ class Resolver:
 
     def _socket(self, pid: int, file: OpenFile) -> Object:
         inode = inode_of(file.link)
-        peer = peer_of(pid, inode, self._proc)
+        if pid not in self._sockets:
+            self._sockets[pid] = Sockets(pid, self._proc)
+        peer = self._sockets[pid].peer_of(inode)
         if peer is not None and peer.inode:
             return Object(file, self._ends(f"socket:[{peer.inode}]", pid), peer)
         if peer is not None and peer.is_unix and not peer.address:

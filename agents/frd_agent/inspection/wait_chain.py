@@ -41,8 +41,9 @@ from frd_agent.inspection.tracking import BUSY, Wait
 _GIL_WAKES_PER_S: Final = 50.0
 """A thread of Python that waits for the interpreter lock asks for it 200 times a second."""
 _MAX_STEPS: Final = 256
-"""Processes that are followed in one report. A family has up to 64, and most are followed once; but
+"""Processes that are followed in one report. Most are followed once; but
 where forked workers hold all ends of each other's pipes there are as many ways as permutations."""
+_PASSING_PER_S: Final = 5.0
 _MAX_STOPPED: Final = 4
 """Stopped processes that a report names."""
 _HELPERS: Final = ("pt_nccl_", "pt_tcpstore", "cuda-", "frd-", "pt_gloo_")
@@ -107,7 +108,7 @@ class _Chain:
                 WaitKind.NOT_ALLOWED, Certainty.UNKNOWN, pid=pid, process=who.process, says=denial
             )
             return WaitReport(found)
-        return self._of_thread(process, wait, (*path, pid))
+        return _if_it_lasts(self._of_thread(process, wait, (*path, pid)), wait)
 
     def _of_thread(self, process: ProcessView, wait: Wait, path: tuple[int, ...]) -> WaitReport:
         target = wait.target
@@ -155,7 +156,8 @@ class _Chain:
         kinds = (Class.READ, Class.WRITE, Class.SYNC, Class.OPEN)
         if one.file.special == "pipe" or (one.file.is_path and call.kind not in kinds):
             return of_pipe(self._view, wait, one)
-        if one.file.is_path:
+        # close() has taken the descriptor out of the table before it writes what is left.
+        if one.file.is_path or (call.kind is Class.SYNC and not one.file.link):
             return of_file(who, wait, one.file.link, one.file.mount, holder)
         return of_other(who, wait, wait.target)
 
@@ -310,6 +312,19 @@ class _Chain:
             topic=topic,
             rest=found.waits_for.says,
         )
+
+
+def _if_it_lasts(report: WaitReport, wait: Wait) -> WaitReport:
+    """A thread that comes out of its call many times a second does not wait for one thing, unless
+    the call has a time-out: it works through many small ones."""
+    found, target = report.waits_for, wait.target
+    is_own = (found.pid, found.thread) == (wait.pid, printable(wait.thread))
+    if not is_own or target is None or target.call.timeout is not None:
+        return report
+    if wait.wakes_per_s < _PASSING_PER_S or found.kind is WaitKind.ON_CPU:
+        return report
+    says = f"it comes out of it {wait.wakes_per_s:.0f} times a second"
+    return likely(replace(report, waits_for=replace(found, rest=joined([says, found.rest]))))
 
 
 def _is_helper(wait: Wait) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from frd_agent.inspection.reading.memory import Polled, polled
 from frd_agent.inspection.reading.threads import read_file
 from frd_agent.proc import PROC
 
@@ -86,7 +87,7 @@ def open_file(pid: int, fd: int, mounts: Mapping[int, Mount], proc: Path = PROC)
     )
 
 
-def read_watched(pid: int, fd: int, proc: Path = PROC) -> tuple[int, ...]:
+def read_watched(pid: int, fd: int, proc: Path = PROC) -> tuple[Polled, ...]:
     """The descriptors that an epoll instance watches. It waits while another thread polls one of
     them, which a file system that hangs can keep up for ever: call it with a deadline.
 
@@ -95,7 +96,7 @@ def read_watched(pid: int, fd: int, proc: Path = PROC) -> tuple[int, ...]:
     """
     lines = read_file(f"{proc}/{pid}/fdinfo/{fd}", _MAX_FDINFO).decode("ascii", "replace")
     rows = [line.split() for line in lines.splitlines() if line.startswith("tfd:")]
-    return tuple(int(row[1]) for row in rows if len(row) > 1)
+    return tuple(polled(int(row[1]), int(row[3], 16)) for row in rows if len(row) > 3)
 
 
 def links(pid: int, proc: Path = PROC) -> dict[int, str]:

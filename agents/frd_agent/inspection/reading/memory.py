@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import queue
 import re
+import select
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -126,7 +127,20 @@ def read_path(pid: int, address: int, proc: Path = PROC) -> str:
     return os.fsdecode(raw.partition(b"\0")[0][:_MAX_PATH])
 
 
-def read_polled(pid: int, address: int, count: int, proc: Path = PROC) -> tuple[int, ...]:
+class Polled(NamedTuple):
+    """A descriptor that a process waits for."""
+
+    fd: int
+    writes: bool = False
+    """It waits only to be able to write."""
+
+
+def polled(fd: int, events: int) -> Polled:
+    """`events`: a mask of POLLIN and others, which EPOLLIN and others are equal to."""
+    return Polled(fd, bool(events & select.POLLOUT) and not events & select.POLLIN)
+
+
+def read_polled(pid: int, address: int, count: int, proc: Path = PROC) -> tuple[Polled, ...]:
     """The descriptors of an array of pollfd.
 
     Raises:
@@ -134,22 +148,29 @@ def read_polled(pid: int, address: int, count: int, proc: Path = PROC) -> tuple[
     """
     raw = read_memory(pid, address, _POLLFD.size * min(count, _MAX_POLLED), proc)
     whole = raw[: len(raw) // _POLLFD.size * _POLLFD.size]
-    return tuple(fd for fd, _, _ in _POLLFD.iter_unpack(whole) if fd >= 0)
+    return tuple(polled(fd, events) for fd, events, _ in _POLLFD.iter_unpack(whole) if fd >= 0)
 
 
 def read_selected(
     pid: int, count: int, sets: tuple[int, ...], proc: Path = PROC
-) -> tuple[int, ...]:
-    """The descriptors below `count` in any of the fd_sets at these addresses.
+) -> tuple[Polled, ...]:
+    """The descriptors below `count` in any of the fd_sets at these addresses: those to read, to
+    write, and others.
 
     Raises:
         OSError: as `read_memory`.
     """
     size = (min(count, _MAX_POLLED) + 7) // 8
-    bits = 0
-    for address in filter(None, sets):
-        bits |= int.from_bytes(read_memory(pid, address, size, proc), "little")
-    return tuple(fd for fd in range(min(count, _MAX_POLLED)) if bits >> fd & 1)
+    bits = [
+        int.from_bytes(read_memory(pid, address, size, proc), "little") if address else 0
+        for address in sets
+    ]
+    found = []
+    for fd in range(min(count, _MAX_POLLED)):
+        reads, writes, *others = (one >> fd & 1 for one in bits)
+        if reads or writes or any(others):
+            found.append(Polled(fd, bool(writes) and not reads))
+    return tuple(found)
 
 
 def read_maps(pid: int, proc: Path = PROC) -> list[Mapping]:

@@ -8,17 +8,25 @@ and no proof.
 from __future__ import annotations
 
 import ipaddress
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from frd_agent.proc import PROC
 
 _CONNECTING: Final = "02"
 _LISTENING: Final = "0A"
 _TABLES: Final = ("tcp", "tcp6", "udp", "udp6")
+_UNIX: Final = re.compile(
+    r"[0-9a-f]+: +[0-9A-F]+ +[0-9A-F]+ +(?P<flags>[0-9A-F]+) +[0-9A-F]+ +[0-9A-F]+ +"
+    r"(?P<inode>\d+) ?(?P<path>.*)",
+    re.DOTALL,
+)
 _MAX_ROWS: Final = 200_000
 
 
@@ -54,51 +62,66 @@ def inode_of(link: str) -> int:
     return int(inode) if inode.isdecimal() else 0
 
 
-def peer_of(pid: int, inode: int, proc: Path = PROC) -> Peer | None:
-    """None if the tables do not show the socket, as of a socket pair or another kind of socket."""
-    for table in _TABLES:
-        for row in _rows(f"{proc}/{pid}/net/{table}"):
-            if int(row[9]) == inode:
-                local, remote, state = row[1], row[2], row[3]
-                if _port(remote) == 0:
-                    return Peer("", state)
-                return Peer(_address(remote), state, _other_end(pid, table, local, remote, proc))
-    return _unix_peer(pid, inode, proc)
+class Sockets:
+    """The tables of the network namespace of one process, each read at most once."""
+
+    def __init__(self, pid: int, proc: Path = PROC) -> None:
+        self._folder = f"{proc}/{pid}/net"
+
+    def peer_of(self, inode: int) -> Peer | None:
+        """None if the tables do not show the socket, as of another kind of socket."""
+        if (row := self._by_inode.get(inode)) is None:
+            return self._unix.get(inode)
+        if _port(row.remote) == 0:
+            return Peer("", row.state)
+        other = self._by_ends.get((row.table, row.remote, row.local), 0)
+        return Peer(_address(row.remote), row.state, other)
+
+    @cached_property
+    def _by_inode(self) -> dict[int, _Row]:
+        rows = [row for table in _TABLES for row in _rows(self._folder, table)]
+        return {row.inode: row for row in reversed(rows)}
+
+    @cached_property
+    def _by_ends(self) -> dict[tuple[str, str, str], int]:
+        rows = reversed(self._by_inode.values())
+        return {(row.table, row.local, row.remote): row.inode for row in rows}
+
+    @cached_property
+    def _unix(self) -> dict[int, Peer]:
+        found = {}
+        for line in _lines(f"{self._folder}/unix"):
+            row = _UNIX.match(line)  # a path may hold a newline, so a line may be the rest of one
+            if row is not None:
+                path = row["path"].rstrip("\n")
+                state = _LISTENING if int(row["flags"], 16) & 1 << 16 else ""
+                address = f"unix {path}" if path else ""
+                found[int(row["inode"])] = Peer(address, state, is_unix=True)
+        return found
 
 
-def _rows(path: str) -> Iterator[list[str]]:
+class _Row(NamedTuple):
+    table: str
+    local: str
+    remote: str
+    state: str
+    inode: int
+
+
+def _rows(folder: str, table: str) -> Iterator[_Row]:
+    for line in _lines(f"{folder}/{table}"):
+        fields = line.split()
+        if len(fields) > 9 and fields[9].isdecimal():
+            yield _Row(table, fields[1], fields[2], fields[3], int(fields[9]))
+
+
+def _lines(path: str) -> Iterator[str]:
+    """Without the title."""
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            next(file, "")
-            for count, line in enumerate(file):
-                fields = line.split()
-                if len(fields) > 9 and fields[9].isdecimal():
-                    yield fields
-                if count > _MAX_ROWS:
-                    return
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+            yield from islice(file, 1, _MAX_ROWS)
     except OSError:
         return
-
-
-def _other_end(pid: int, table: str, local: str, remote: str, proc: Path) -> int:
-    for row in _rows(f"{proc}/{pid}/net/{table}"):
-        if (row[1], row[2]) == (remote, local):
-            return int(row[9])
-    return 0
-
-
-def _unix_peer(pid: int, inode: int, proc: Path) -> Peer | None:
-    try:
-        with open(f"{proc}/{pid}/net/unix", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                fields = line.split(None, 7)
-                if len(fields) > 6 and fields[6] == str(inode):
-                    path = fields[7].strip() if len(fields) > 7 else ""
-                    state = _LISTENING if int(fields[3], 16) & 1 << 16 else ""
-                    return Peer(f"unix {path}" if path else "", state, is_unix=True)
-    except (OSError, ValueError):
-        pass
-    return None
 
 
 def _port(field: str) -> int:

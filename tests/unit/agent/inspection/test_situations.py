@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
-import socket
 from pathlib import Path
 
 import pytest
 
 from frd.model import Certainty, NodeRawNs, WaitKind
-from frd_agent.inspection.reading.files import open_file, printable, read_watched
+from frd_agent.inspection.reading.files import printable
 from frd_agent.inspection.reading.threads import Call, ThreadSample, comm
 from frd_agent.inspection.tracking import Tracker
 from tests.world.daemons import until
@@ -107,45 +105,6 @@ def test_a_file_lock(tmp_path: Path, fifo: Path, how: str) -> None:
     assert found.rest.startswith(f"the holder has been in read() of {fifo}")
 
 
-@pytest.mark.parametrize("timeout", ["None", "20"])
-def test_a_silent_server(timeout: str) -> None:
-    """With a timeout the socket is polled; its peer is the same."""
-    program = f"""
-        import socket, sys
-        client = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-        client.settimeout({timeout})
-        print("ready", flush=True)
-        client.recv(1)
-    """
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = "{}:{}".format(*server.getsockname())
-        with suspect(program, server.getsockname()[1]) as rank:
-            found = inspect(rank.pid)
-    assert (found.kind, found.certainty) == (WaitKind.SOCKET, Certainty.SEEN)
-    assert (found.what, found.topic) == (address, f"a reply from {address}")
-
-
-def test_a_connection_that_is_not_accepted() -> None:
-    """The backlog of the listening socket is full: the connection is never established."""
-    program = """
-        import socket, sys
-        client = socket.socket()
-        print("ready", flush=True)
-        client.connect(("127.0.0.1", int(sys.argv[1])))
-    """
-    with socket.socket() as server, socket.socket() as one, socket.socket() as two:
-        server.bind(("127.0.0.1", 0))
-        server.listen(0)
-        for client in (one, two):
-            client.setblocking(False)
-            client.connect_ex(server.getsockname())
-        address = "{}:{}".format(*server.getsockname())
-        with suspect(program, server.getsockname()[1]) as rank:
-            found = inspect(rank.pid)
-    assert (found.kind, found.certainty) == (WaitKind.SOCKET, Certainty.SEEN)
-    assert (found.what, found.topic) == (address, f"a connection to {address}")
-
-
 @pytest.mark.parametrize(
     ("arguments", "topic", "what"),
     [
@@ -204,133 +163,6 @@ def test_a_thread_that_keeps_the_interpreter_lock(fifo: Path) -> None:
     assert found.rest == "its main thread waits for the interpreter lock (GIL)"
 
 
-def test_a_lock_between_processes() -> None:
-    """Its only child does not wait for the lock, so it likely holds it."""
-    program = """
-        import multiprocessing, time
-        context = multiprocessing.get_context("fork")
-        lock, held = context.Lock(), context.Event()
-        def hold():
-            lock.acquire()
-            held.set()
-            time.sleep(300)
-        child = context.Process(target=hold)
-        child.start()
-        held.wait()
-        print("ready", child.pid, flush=True)
-        lock.acquire()
-    """
-    with suspect(program) as rank:
-        found = inspect(rank.pid)
-        assert found.holder is not None
-        assert f"/{found.holder.pid}/" in f"/{child_of(rank.pid)}/"
-    assert (found.kind, found.certainty) == (WaitKind.LOCK_SHARED, Certainty.LIKELY)
-    assert found.topic == "a lock"
-    assert found.rest.startswith("the holder has been asleep")
-
-
-def child_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().strip()
-
-
-def test_a_queue_of_workers(fifo: Path) -> None:
-    """One of three workers is in a read, the others wait for work: the read is the cause."""
-    program = """
-        import multiprocessing, os, sys
-        context = multiprocessing.get_context("fork")
-        work, results = context.Queue(), context.Queue()
-        fd = os.open(sys.argv[1], os.O_RDONLY)
-        def run(number):
-            if number == 1:
-                os.read(fd, 1)
-            results.put(work.get())
-        workers = [context.Process(target=run, args=(number,)) for number in range(3)]
-        for worker in workers:
-            worker.start()
-        print("ready", workers[1].pid, flush=True)
-        results.get()
-    """
-    with suspect(program, fifo) as rank:
-        found = inspect(rank.pid, enough=lambda found: found.rest == "2 other workers are idle")
-        assert str(found.pid) in child_of(rank.pid).split()
-    assert (found.kind, found.certainty) == (WaitKind.FILE_READ, Certainty.SEEN)
-    assert (found.what, found.topic) == (str(fifo), "its worker process")
-
-
-def test_workers_that_all_hold_all_pipes() -> None:
-    """Each of twelve forked workers reads a pipe that all others could write: there are as many
-    ways from worker to worker as permutations, and the report comes nevertheless."""
-    program = """
-        import os
-        pipes = [os.pipe() for _ in range(13)]
-        for read, _ in pipes[1:]:
-            if not os.fork():
-                os.read(read, 1)
-        print("ready", flush=True)
-        os.read(pipes[0][0], 1)
-    """
-    with suspect(program) as rank:
-        found = inspect(rank.pid)
-    assert found.kind is WaitKind.PIPE_WORKER
-    assert len(found.rest) < 200
-
-
-def test_workers_that_all_read_one_fifo(fifo: Path) -> None:
-    """The workers hold the FIFO open for both directions, and all are in a read of it: none of them
-    will write it, so it is the cause."""
-    program = """
-        import multiprocessing, os, sys
-        context = multiprocessing.get_context("fork")
-        results = context.Queue()
-        def run():
-            os.read(os.open(sys.argv[1], os.O_RDWR), 1)
-            results.put(0)
-        for _ in range(3):
-            context.Process(target=run).start()
-        print("ready", flush=True)
-        results.get()
-    """
-    with suspect(program, fifo) as rank:
-        found = inspect(rank.pid)
-    assert (found.kind, found.certainty) == (WaitKind.FILE_READ, Certainty.SEEN)
-    assert (found.what, found.rest) == (str(fifo), "2 other workers wait too")
-
-
-def test_a_worker_that_is_stopped_while_it_has_no_work() -> None:
-    """A worker that waits for work is stopped by a signal: it is not idle, it will take none."""
-    program = """
-        import multiprocessing, os, signal, time
-        context = multiprocessing.get_context("fork")
-        work, results = context.Queue(), context.Queue()
-        worker = context.Process(target=lambda: results.put(work.get()))
-        worker.start()
-        time.sleep(0.5)
-        os.kill(worker.pid, signal.SIGSTOP)
-        work.put(1)
-        print("ready", worker.pid, flush=True)
-        results.get()
-    """
-    with suspect(program) as rank:
-        found = inspect(rank.pid, enough=of_kind(WaitKind.STOPPED))
-        assert str(found.pid) in child_of(rank.pid).split()
-
-
-def test_a_child_that_sleeps_beside_a_pipe() -> None:
-    """The rank reads a pipe that it could write itself; a forked child only has inherited it, and
-    sleeps. It may have nothing to do with the wait."""
-    program = """
-        import os, time
-        read, write = os.pipe()
-        if not os.fork():
-            time.sleep(300)
-        print("ready", flush=True)
-        os.read(read, 1)
-    """
-    with suspect(program) as rank:
-        found = inspect(rank.pid)
-    assert (found.kind, found.certainty) == (WaitKind.SLEEP, Certainty.LIKELY)
-
-
 def test_a_file_that_is_sent_into_a_full_pipe(tmp_path: Path) -> None:
     """sendfile() reads a file and writes a pipe that nobody empties: it waits for the pipe."""
     source = tmp_path / "source"
@@ -347,102 +179,6 @@ def test_a_file_that_is_sent_into_a_full_pipe(tmp_path: Path) -> None:
         found = inspect(rank.pid)
     assert (found.kind, found.certainty) == (WaitKind.FILE_WRITE, Certainty.SEEN)
     assert found.what.startswith("pipe:")
-
-
-def test_an_event_loop_that_only_sleeps() -> None:
-    """asyncio waits in epoll, where it watches a pair of sockets of its own: that is no peer."""
-    program = """
-        import asyncio
-        print("ready", flush=True)
-        asyncio.run(asyncio.sleep(300))
-    """
-    with suspect(program) as rank:
-        found = inspect(rank.pid)
-    assert (found.kind, found.certainty) == (WaitKind.UNKNOWN, Certainty.UNKNOWN)
-
-
-def test_a_socket_beside_that_of_a_child() -> None:
-    """Two unix sockets made one after the other are of two servers; a child that sleeps has one of
-    them. Which process is at the other end is not shown, so nothing is certain."""
-    program = """
-        import os, socket, sys, time
-        server = socket.socket(socket.AF_UNIX)
-        server.bind(b"\\0frd-test-%d" % os.getpid())
-        server.listen()
-        mine, other = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-        mine.connect(server.getsockname())
-        if not os.fork():
-            mine.close()
-            time.sleep(300)
-        other.close()
-        print("ready", flush=True)
-        mine.recv(1)
-    """
-    with suspect(program) as rank:
-        found = inspect(rank.pid)
-    assert found.certainty is not Certainty.SEEN
-
-
-def test_a_pool_of_workers(fifo: Path) -> None:
-    """Two threads of the rank wait for the worker, one for its result and one for its end."""
-    program = """
-        import multiprocessing, os, sys
-        def run(path):
-            os.read(os.open(path, os.O_RDONLY), 1)
-        pool = multiprocessing.get_context("fork").Pool(2)
-        print("ready", flush=True)
-        pool.map(run, sys.argv[1:2])
-    """
-    with suspect(program, fifo) as rank:
-        found = inspect(rank.pid, enough=of_kind(WaitKind.FILE_READ))
-        assert str(found.pid) in child_of(rank.pid).split()
-    assert (found.certainty, found.what) == (Certainty.LIKELY, str(fifo))
-
-
-def test_a_child_that_is_waited_for_with_a_time_out(fifo: Path) -> None:
-    """Python sleeps again and again until the child has ended; the text says what that one does."""
-    program = """
-        import subprocess, sys
-        child = subprocess.Popen(["cat", sys.argv[1]])
-        print("ready", flush=True)
-        child.wait(1000)
-    """
-    with suspect(program, fifo) as rank:
-        found = inspect(rank.pid, enough=lambda found: bool(found.rest))
-    assert (found.kind, found.certainty) == (WaitKind.SLEEP, Certainty.SEEN)
-    assert f"has been in read() of {fifo}" in found.rest
-
-
-def test_a_stopped_worker_that_no_wait_leads_to() -> None:
-    """The rank waits for a reply over a unix socket, whose other end is not shown; a child is
-    stopped, and the text says so."""
-    program = """
-        import os, signal, socket, time
-        one, other = socket.socketpair()
-        read, write = os.pipe()
-        if not (child := os.fork()):
-            one.close()
-            other.close()
-            os.write(write, b"closed")
-            time.sleep(300)
-        os.read(read, 6)
-        os.kill(child, signal.SIGSTOP)
-        print("ready", flush=True)
-        one.recv(1)
-    """
-    with suspect(program) as rank:
-        found = inspect(rank.pid, enough=lambda found: "stopped" in found.rest)
-        assert f"(pid {child_of(rank.pid)})" in found.rest
-    assert (found.kind, found.certainty) == (WaitKind.SOCKET, Certainty.LIKELY)
-
-
-def test_what_an_epoll_instance_watches_is_read_apart() -> None:
-    """The kernel keeps a reader waiting while a watched file hangs in another thread's poll. So it
-    is read only where it is needed, with a deadline."""
-    with select.epoll() as epoll, socket.socket() as one:
-        epoll.register(one)
-        assert open_file(os.getpid(), epoll.fileno(), {}).inode == 0
-        assert read_watched(os.getpid(), epoll.fileno()) == (one.fileno(),)
 
 
 def test_a_number_of_a_process_that_is_used_again() -> None:
@@ -477,48 +213,11 @@ def test_a_mapped_file_with_a_strange_name(tmp_path: Path) -> None:
     assert (found.kind, found.what) == (WaitKind.LOCK_SHARED, printable(str(path)))
 
 
-def test_workers_that_have_no_work() -> None:
-    """All workers are idle: the rank waits for them, and none is accused."""
-    program = """
-        import multiprocessing
-        context = multiprocessing.get_context("fork")
-        work, results = context.Queue(), context.Queue()
-        def run():
-            results.put(work.get())
-        for _ in range(2):
-            context.Process(target=run).start()
-        print("ready", flush=True)
-        results.get()
-    """
-    with suspect(program) as rank:
-        found = inspect(rank.pid, enough=lambda found: found.rest == "2 workers are idle")
-    assert (found.kind, found.certainty) == (WaitKind.PIPE_WORKER, Certainty.SEEN)
-
-
 def test_asleep() -> None:
     """A long sleep."""
     with suspect("import time; print('ready', flush=True); time.sleep(300)") as rank:
         found = inspect(rank.pid)
     assert (found.kind, found.certainty) == (WaitKind.SLEEP, Certainty.SEEN)
-
-
-def test_a_child() -> None:
-    """The child is named, and what it does."""
-    program = """
-        import subprocess
-        child = subprocess.Popen(["sleep", "300"])
-        print("ready", flush=True)
-        child.wait()
-    """
-    with suspect(program) as rank:
-        found = inspect(rank.pid, enough=lambda found: bool(found.rest))
-        assert found.holder is not None
-        assert str(found.holder.pid) == child_of(rank.pid)
-    assert (found.kind, found.certainty) == (WaitKind.CHILD, Certainty.SEEN)
-    assert found.topic == f"its child process {found.holder.pid}"
-    assert found.rest.startswith(
-        f"its child process sleep (pid {found.holder.pid}) has been asleep"
-    )
 
 
 def test_stopped() -> None:
