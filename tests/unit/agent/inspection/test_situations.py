@@ -164,7 +164,7 @@ def test_a_thread_that_keeps_the_interpreter_lock(fifo: Path) -> None:
 
 
 def test_a_file_that_is_sent_into_a_full_pipe(tmp_path: Path) -> None:
-    """sendfile() reads a file and writes a pipe that nobody empties: it waits for the pipe."""
+    """sendfile() reads a file and writes a pipe that no process empties: it waits for the pipe."""
     source = tmp_path / "source"
     source.write_bytes(bytes(1 << 20))
     program = """
