@@ -60,7 +60,7 @@ class ProcessSample:
 def read_process(pid: int, proc: Path = PROC) -> ProcessSample | None:
     """None if the process is gone. Other threads are read only when the main thread waits in
     memory: one of them may hold the lock. A main thread that has ended before the others looks like
-    a zombie, but the process is none."""
+    a zombie, but the process is alive."""
     main = read_thread(pid, pid, proc)
     if main is None:
         return None

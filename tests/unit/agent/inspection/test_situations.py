@@ -182,7 +182,7 @@ def test_a_file_that_is_sent_into_a_full_pipe(tmp_path: Path) -> None:
 
 
 def test_a_number_of_a_process_that_is_used_again() -> None:
-    """Another process gets the pid, and is in the same call: its wait begins anew."""
+    """Another process gets the pid, and is in the same call: its wait starts again."""
     tracker = Tracker()
     waits = [
         tracker.see(

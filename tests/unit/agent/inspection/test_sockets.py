@@ -54,7 +54,7 @@ def test_a_connection_that_is_not_accepted() -> None:
 
 
 def test_an_event_loop_that_only_sleeps() -> None:
-    """asyncio waits in epoll, where it watches a pair of sockets of its own: that is no peer."""
+    """asyncio waits in epoll, where it watches a pair of its own sockets: that is no peer."""
     program = """
         import asyncio
         print("ready", flush=True)
@@ -65,7 +65,7 @@ def test_an_event_loop_that_only_sleeps() -> None:
     assert (found.kind, found.certainty) == (WaitKind.UNKNOWN, Certainty.UNKNOWN)
 
 
-def test_a_socket_beside_that_of_a_child() -> None:
+def test_a_socket_next_to_that_of_a_child() -> None:
     """Two unix sockets made one after the other are of two servers; a child that sleeps has one of
     them. Which process is at the other end is not shown, so nothing is certain."""
     program = """

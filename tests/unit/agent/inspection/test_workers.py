@@ -119,7 +119,7 @@ def test_a_worker_that_is_stopped_while_it_has_no_work() -> None:
         assert str(found.pid) in child_of(rank.pid).split()
 
 
-def test_a_child_that_sleeps_beside_a_pipe() -> None:
+def test_a_child_that_sleeps_next_to_a_pipe() -> None:
     """The rank reads a pipe that it could write itself; a forked child only has inherited it, and
     sleeps. It may have nothing to do with the wait."""
     program = """
