@@ -25,7 +25,8 @@ from frd.engine.findings.open_finding import OpenFinding
 class Pairing:
     claim: Claim
     same: list[OpenFinding] = field(default_factory=list)
-    """Findings that the claim continues, or merges into one; oldest first."""
+    """Findings that the claim continues, or merges into one: first those that name a rank of it,
+    the oldest of them first."""
     parts_of: list[OpenFinding] = field(default_factory=list)
     """Findings that match the claim but that another claim continues."""
 
@@ -62,8 +63,14 @@ def paired(
             taken.add(link.finding.finding.id)
             pair.same.append(link.finding)
     for pair in pairs:
-        pair.same.sort(key=_age)
+        names = {one.finding.id for one in pair.same if _names(pair.claim, one, life)}
+        pair.same.sort(key=lambda one: (one.finding.id not in names, *_age(one)))
     return pairs
+
+
+def _names(claim: Claim, tracked: OpenFinding, life: Lifetime) -> bool:
+    """They name a common rank."""
+    return life.keeps_cause and not claim.named.isdisjoint(tracked.named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,7 @@ def _links(
 ) -> Iterator[_Link]:
     found = False
     for tracked in findings:
-        names = life.keeps_cause and not claim.named.isdisjoint(tracked.named)
+        names = _names(claim, tracked, life)
         shared = len(claim.anchors & tracked.anchors)
         if names or shared:
             found = True

@@ -222,10 +222,12 @@ class OpenFinding:
 
     def _clear(self, suspects: Sequence[Suspect], claim: Claim, look: Look, life: Lifetime) -> None:
         """Narrow the suspects to those that the claim still names, if all others are cleared, and
-        that has lasted: a suspect that is left may turn out to wait for one that is not."""
+        that has lasted: a suspect that is left may turn out to wait for one that is not. If none is
+        left, those for which they all wait take their place."""
         still = _named(suspects) & _named(self.suspects)
         kept = tuple(s for s in self.suspects if (s.rank, s.reason) in still)
         others = self.named - {s.rank for s in kept}
+        kept = kept or tuple(suspects)
         if not (kept and others and others <= claim.cleared) or self.finding.ended_by:
             self.fewer = Rivals()
         elif self.fewer.have_lasted(kept, look.at, life):

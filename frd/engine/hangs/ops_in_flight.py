@@ -150,6 +150,11 @@ class Waits:
         """In some group it is unknown which op the rank is in, or whether it has completed it."""
         return rank in self._in_doubt
 
+    @property
+    def waiting(self) -> Int64s:
+        """All ranks that have an op in flight, sorted."""
+        return self._op_rank
+
     def by_head(self, ranks: Int32s) -> Iterator[tuple[Instance, bool, Int32s]]:
         """Ranks with something in flight, by their head and whether their device started it."""
         wanted = np.unique(ranks).astype(np.int64)

@@ -5,15 +5,17 @@ A stuck rank waits in its *head*, its oldest op in flight. All ranks with the sa
 the op in which it waits itself. An edge to a `Member` is certain: the member's own telemetry
 refutes that it joined (`Graph.fact`), or proves that it is stuck. An edge to an `UnknownRank` is
 only possible, and leads no further. A member in no op may wait in a call that no recorder shows
-(`frd.engine.unrecorded`): then it has edges to the ranks that it waits for. The last node of
-a chain gets an `Ending`, which says what can be claimed about it.
+(`frd.engine.unrecorded`): then it has edges to the ranks that it waits for, if they are known, or
+if only one can be meant. The last node of a chain gets an `Ending`, which says what can be claimed
+about it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -81,7 +83,7 @@ def wait_of(rank: int, op: Op) -> Wait:
     return Wait(op.instance, started=op.started)
 
 
-@dataclass(slots=True)
+@dataclass
 class Graph:
     """The wait-for graph as far as it has been explored. `explore` is its only mutator."""
 
@@ -135,10 +137,26 @@ class Graph:
 
     def _expand_unrecorded(self, rank: int) -> Expansion:
         wait = self.facts.unrecorded[rank]
-        ranks = np.asarray(holders(wait, self.facts.unrecorded), np.int32)
+        known = holders(wait, self.facts.unrecorded) if wait.peers else self._only_free(rank)
+        ranks = np.asarray(known, np.int32)
         latest = wait.as_of_ns - self.facts.least_ns
         targets = self._targets(ranks, self.facts.presence(ranks), latest)
         return tuple(targets), None if targets else Ending.WAITING
+
+    def _only_free(self, rank: int) -> Sequence[int]:
+        """For whom a rank waits whose peers are not known: each chain of waits has to end, so if
+        only one rank of the job waits for nothing, it is that one."""
+        free = [one for one in self._free if one != rank]
+        return free if len(free) == 1 else ()
+
+    @cached_property
+    def _free(self) -> Sequence[int]:
+        """The ranks of the job, seen or not, that are neither in an op nor in another wait."""
+        snapshot = self.snapshot
+        world = np.union1d(snapshot.rank, np.arange(snapshot.world_size))
+        waiting = [*self.waits.waiting.tolist(), *self.facts.unrecorded]
+        free: list[int] = np.setdiff1d(world, np.asarray(waiting, world.dtype)).tolist()
+        return free
 
     def _expand_channel(self, wait: Wait) -> Expansion:
         if absent := self._absent(wait):

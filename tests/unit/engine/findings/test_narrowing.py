@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from frd.model import Change, Confidence, FindingEvent, NodeNs, Reason, UnrecordedWait, WaitSource
+from frd.model import (
+    Change,
+    Confidence,
+    FindingEvent,
+    FindingState,
+    NodeNs,
+    Reason,
+    UnrecordedWait,
+    WaitSource,
+)
 from tests.world.job import Job
 from tests.world.scene import blamed, named
 
@@ -57,6 +66,46 @@ def test_two_ranks_that_hold_the_lock_that_the_other_waits_for() -> None:
         job.run(1)
     job.run(5)
     assert blamed(job.only()) == dict.fromkeys((0, 1), HIGH)
+
+
+def test_the_only_suspect_turns_out_to_receive() -> None:
+    """Two groups wait, for ranks 0 and 1, which are both named. The stack of rank 1 then shows a
+    receive: its finding becomes a part of that about rank 0, the only rank that waits for none."""
+    job = Job(4).group("dp0", [0, 2]).group("dp1", [1, 3])
+    job.all_reduce("dp0", 0).all_reduce("dp1", 0)
+    job.run(1)
+    job.join("dp1", [3], 1)
+    job.run(0.25)
+    job.join("dp0", [2], 1)
+    job.run(7)
+    assert [blamed(one) for one in job.open()] == [{0: HIGH}, {1: HIGH}]
+    since = NodeNs(job.now)
+    job.run(3)
+    wait = UnrecordedWait(1, WaitSource.STACK, "recv", since, NodeNs(job.now))
+    job.attempt.observe_unrecorded(wait)
+    job.run(3)
+    assert blamed(job.only()) == {0: HIGH}
+    assert job.only().victims == (1, 2, 3)
+    closed = [one for one in job.findings() if one.state is FindingState.CLOSED]
+    assert [set(named(one)) for one in closed] == [{1}]
+
+
+def test_a_finding_whose_only_suspect_waits_for_another_rank() -> None:
+    """Only the group of rank 1 waits, and is in its finding; rank 1 receives from rank 0: the
+    finding then names rank 0."""
+    job = Job(3).group("dp1", [1, 2]).group("world", range(3))
+    job.all_reduce("world", 0).all_reduce("dp1", 0)
+    job.run(1)
+    job.join("dp1", [2], 1)
+    job.run(7)
+    opened = job.only()
+    assert blamed(opened) == {1: HIGH}
+    since = NodeNs(job.now)
+    job.run(3)
+    wait = UnrecordedWait(1, WaitSource.STACK, "recv", since, NodeNs(job.now))
+    job.attempt.observe_unrecorded(wait)
+    job.run(4)
+    assert (job.only().id, set(named(job.only()))) == (opened.id, {0})
 
 
 def test_a_rank_that_was_cleared_is_named_no_more() -> None:

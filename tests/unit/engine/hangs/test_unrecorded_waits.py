@@ -120,6 +120,34 @@ def test_a_native_call_of_the_only_missing_rank() -> None:
     )
 
 
+def pipelines(world: int = 4) -> Scene:
+    """Two pipelines of two stages, each stage with its replica in a group: 3 waits for 1, 2 for 0.
+    Rank 1 is in a receive from 0, which is in no op."""
+    scene = Scene(world).group("dp0", [0, 2]).passed("dp0", 6, [0]).waits("dp0", 7, [2])
+    scene.group("dp1", [1, 3]).passed("dp1", 6, [1]).waits("dp1", 7, [3])
+    return scene.group("world", range(world)).passed("world", 1, range(world))
+
+
+@pytest.mark.parametrize("op", ["recv", NATIVE])
+def test_the_only_rank_that_waits_for_nothing(op: str) -> None:
+    """For whom rank 1 waits is not known, but all other ranks of the job wait: it is one incident,
+    and rank 0 is its cause."""
+    diagnosis = pipelines().calls(1, op).only()
+    assert blamed(diagnosis) == {0: (Reason.CPU_STUCK, Confidence.HIGH)}
+    assert (diagnosis.victims, diagnosis.cleared) == ((1, 2, 3), (1,))
+
+
+def test_two_ranks_that_wait_for_nothing() -> None:
+    """A fifth rank computes, too: rank 1 may wait for either, so it remains a suspect of its group,
+    with less confidence."""
+    scene = pipelines(5).calls(1, "recv")
+    found = {rank: confidence for one in scene.find() for rank, confidence in blamed(one).items()}
+    assert found == {
+        0: (Reason.CPU_STUCK, Confidence.HIGH),
+        1: (Reason.CPU_STUCK, Confidence.MEDIUM),
+    }
+
+
 def test_a_cause_outside_the_group_that_waits() -> None:
     """Rank 3 waits for rank 4, which is in no op and not a member of the group."""
     scene = Scene(5).group("dp", range(4)).passed("dp", 6, [3]).waits("dp", 7, [0, 1, 2])
