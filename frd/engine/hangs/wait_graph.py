@@ -26,7 +26,7 @@ from frd.engine.hangs.ops_in_flight import Attendance, Instance, Op, Waits
 from frd.engine.matching.signature_rules import is_synchronizing
 from frd.engine.state.snapshot import Mismatch, Snapshot
 from frd.engine.unrecorded import holders
-from frd.model import Int32s, Int64s
+from frd.model import NATIVE, Int32s, Int64s
 
 
 class Ending(Enum):
@@ -129,8 +129,7 @@ class Graph:
         if head is None and rank in facts.unrecorded:
             return self._expand_unrecorded(rank)
         if head is None:
-            rests = facts.is_at_rest(rank, facts.moved_at(rank))
-            return (), Ending.IDLE if rests else Ending.MOVING
+            return (), Ending.IDLE if self._rests(rank) else Ending.MOVING
         if head.since > 0 and not facts.is_at_rest(rank, head.since, head.instance.group):
             return (), Ending.MOVING
         return (wait_of(rank, head),), None
@@ -138,10 +137,18 @@ class Graph:
     def _expand_unrecorded(self, rank: int) -> Expansion:
         wait = self.facts.unrecorded[rank]
         known = holders(wait, self.facts.unrecorded) if wait.peers else self._only_free(rank)
+        if wait.op == NATIVE and not all(self._rests(one) for one in known):
+            known = ()  # it may wait for no rank at all
         ranks = np.asarray(known, np.int32)
         latest = wait.as_of_ns - self.facts.least_ns
         targets = self._targets(ranks, self.facts.presence(ranks), latest)
         return tuple(targets), None if targets else Ending.WAITING
+
+    def _rests(self, rank: int) -> bool:
+        """A rank in no op, which has done nothing for a while, or is gone."""
+        facts = self.facts
+        is_known = self.snapshot.row(rank) >= 0
+        return is_known and facts.is_at_rest(rank, facts.moved_at(rank))
 
     def _only_free(self, rank: int) -> Sequence[int]:
         """For whom a rank waits whose peers are not known: each chain of waits has to end, so if

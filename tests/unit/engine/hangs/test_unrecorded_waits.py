@@ -137,6 +137,15 @@ def test_the_only_rank_that_waits_for_nothing(op: str) -> None:
     assert (diagnosis.victims, diagnosis.cleared) == ((1, 2, 3), (1,))
 
 
+def test_a_native_call_while_the_only_other_rank_goes_on() -> None:
+    """Rank 0 is in no op, but moved a moment ago: the native call of rank 1 may wait for anything,
+    and rank 1 stays the suspect of its group."""
+    scene = Scene(3).group("dp1", [1, 2]).passed("dp1", 6, [1]).waits("dp1", 7, [2])
+    scene.group("world", range(3)).passed("world", 1, range(3)).rank(0, moved_age=0.1)
+    diagnosis = scene.calls(1, NATIVE, source=WaitSource.INSPECTION).only()
+    assert blamed(diagnosis) == {1: (Reason.CPU_STUCK, Confidence.HIGH)}
+
+
 def test_two_ranks_that_wait_for_nothing() -> None:
     """A fifth rank computes, too: rank 1 may wait for either, so it remains a suspect of its group,
     with less confidence."""
