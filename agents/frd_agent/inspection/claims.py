@@ -236,7 +236,7 @@ def of_computing(who: Who, wait: Wait) -> WaitReport:
         does = f"has been on the CPU ({wait.cores:.1f} cores)"
         return claim(WaitKind.ON_CPU, Certainty.SEEN, who, does, wait.busy_since_ns)
     if wait.state == "R" and wait.is_sure:
-        does = "has been ready to run"
+        does = "has been running or ready to run"
         return claim(WaitKind.ON_CPU, Certainty.LIKELY, who, does, wait.since_ns)
     return UNKNOWN
 

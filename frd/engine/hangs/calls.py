@@ -234,8 +234,8 @@ class _Calls:
         come = f"has not come to {op}" if op in INITIALIZATION else "waits in no call"
         if row < 0:
             words = (
-                "no agent has ever seen it: its process has not started, or runs without "
-                "`frd-agent exec`"
+                "no agent has ever seen it: its process has not started, ended or stalled before "
+                "it imported torch, or runs without `frd-agent exec`"
             )
             return builder.suspect(
                 snapshot, rank, Reason.UNREACHABLE, confidence_of(is_only or None, None), words
