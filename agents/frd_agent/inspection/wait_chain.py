@@ -176,7 +176,7 @@ class _Chain:
             if found and (len(found) == 1 or found is pipes):
                 report = self._of_object(wait, self._first(found, path), path)
                 return likely(report) if len(target.objects) > 1 else report
-        # An event loop always watches a pair of its own sockets.
+        # An event loop always watches two sockets that it made itself.
         is_one = len(target.objects) == 1
         if is_one and (one := target.objects[0]).peer and (one.ends or one.peer.is_listening):
             return self._of_object(wait, one, path)

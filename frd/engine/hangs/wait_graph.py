@@ -151,8 +151,8 @@ class Graph:
         return is_known and facts.is_at_rest(rank, facts.moved_at(rank))
 
     def _only_free(self, rank: int) -> Sequence[int]:
-        """For whom a rank waits whose peers are not known: each chain of waits has to end, so if
-        only one rank of the job waits for nothing, it is that one."""
+        """The rank that holds up one whose peers are not known. Each chain of waits has to end, so
+        if only one rank of the job waits for nothing, it is that one."""
         free = [one for one in self._free if one != rank]
         return free if len(free) == 1 else ()
 

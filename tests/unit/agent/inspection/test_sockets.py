@@ -54,7 +54,7 @@ def test_a_connection_that_is_not_accepted() -> None:
 
 
 def test_an_event_loop_that_only_sleeps() -> None:
-    """asyncio waits in epoll, where it watches a pair of its own sockets: that is no peer."""
+    """asyncio waits in epoll, where it watches two sockets that it made itself: that is no peer."""
     program = """
         import asyncio
         print("ready", flush=True)

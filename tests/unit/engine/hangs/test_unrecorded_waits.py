@@ -130,8 +130,8 @@ def pipelines(world: int = 4) -> Scene:
 
 @pytest.mark.parametrize("op", ["recv", NATIVE])
 def test_the_only_rank_that_waits_for_nothing(op: str) -> None:
-    """For whom rank 1 waits is not known, but all other ranks of the job wait: it is one incident,
-    and rank 0 is its cause."""
+    """The rank that rank 1 waits for is not known, but all ranks of the job except rank 0 wait: it
+    is one incident, and rank 0 is its cause."""
     diagnosis = pipelines().calls(1, op).only()
     assert blamed(diagnosis) == {0: (Reason.CPU_STUCK, Confidence.HIGH)}
     assert (diagnosis.victims, diagnosis.cleared) == ((1, 2, 3), (1,))
