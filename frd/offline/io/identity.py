@@ -1,30 +1,34 @@
-"""Whose process a trace is of, and what its hashes mean.
+"""Whose process a trace is of.
 
 Most traces have no rank. The evidence, the better first: the rank that MPI gave (PR), the rank that
 the program logged (CM, or the end of the process), a process that the dump folder knows by host and
 pid, a parent with a rank, digits after "rank" in the file's name. The last one is a guess and says
-so. Hashes are resolved over all traces, because a forked child uses those of its parent; the own
-file goes first, because v1 has hashes of 16 bits, which collide.
+so. Two processes are the same only if nothing else fits: a name of a host that could be two hosts
+matches neither.
+
+What hashes of files mean is in `frd.offline.io.evidence.hashes`.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from frd.dftracer.kinds import FORKS
 from frd.dftracer.line import Event, Metadata, inline_text
 from frd.model import RankInfo
+from frd.offline.io.evidence.hashes import FileNames, definitions, file_names
 from frd.offline.io.part import Facts
 
 GUESS: Final = "guessed from the file name"
 _UNITS: Final = {"NS": 1, "US": 1_000, "MS": 1_000_000, "SEC": 1_000_000_000}
 _UNIT: Final = 1_000
-_TEXTS: Final = frozenset({"FH", "HH", "SH"})
 _RANK_NAME: Final = re.compile(r"Rank (\d{1,9})")
 _IN_FILE_NAME: Final = re.compile(r"rank[-_]?(\d{1,9})|-(\d{1,9})-of-\d+\.pfw", re.IGNORECASE)
 _MAX_RANK: Final = 1 << 30
@@ -58,9 +62,7 @@ class Identities:
     """Nanoseconds in the unit of a trace, if it is not µs."""
     parents: dict[Process, Process] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    _texts: dict[str, str] = field(default_factory=dict)
-    _own: dict[tuple[Path, str], str] = field(default_factory=dict)
-    """Where a trace defines a hash differently from another one."""
+    files: FileNames = field(default_factory=FileNames)
 
     def process(self, trace: Path, pid: int) -> Process:
         return Process(self.hosts.get(trace) or f"the unknown host of {trace.name}", pid)
@@ -69,35 +71,23 @@ class Identities:
         return self.units.get(trace, _UNIT)
 
     def text(self, trace: Path, key: str) -> str:
-        """The text of a key; for a hash that no trace defines, the hash."""
-        if (inline := inline_text(key)) is not None:
-            return inline
-        own = self._own.get((trace, key)) if self._own else None
-        return own or self._texts.get(key) or f"?{key}"
-
-    def define(self, trace: Path, key: str, text: str) -> None:
-        if self._texts.setdefault(key, text) != text:
-            self._own[trace, key] = text
+        """The file of a key: ``A or B`` if it may mean both; for an unknown hash, the hash."""
+        return self.files.text(trace, key)
 
 
 def identities_of(facts: Sequence[Facts], known: Mapping[int, RankInfo]) -> Identities:
     """`known` are the identities in the dump folder, by rank."""
     out = Identities()
+    _hosts(facts, out)
     for one in facts:
-        for meta in one.metadata:
-            if meta.kind in _TEXTS:
-                out.define(one.piece.file.path, meta.key, meta.value)
-    for one in facts:
-        trace = one.piece.file.path
-        if one.host and trace not in out.hosts:
-            out.hosts[trace] = out.text(trace, one.host)
-        out.units.update((trace, unit) for unit in _units(one.metadata))
+        out.units.update((one.piece.file.path, unit) for unit in _units(one.metadata))
     _own_ranks(facts, out)
     _ranks_of_dumps(facts, known, out)
     _parents(facts, out)
     _inherit(facts, out)
     _guess(facts, out)
     _inherit(facts, out)
+    out.files = file_names(facts, partial(_traces_of_ancestors, facts, out))
     _warn_of_many(out)
     return out
 
@@ -112,6 +102,54 @@ def _processes(facts: Sequence[Facts], of: Identities) -> Iterator[tuple[Facts, 
     for one in facts:
         for pid in one.pids:
             yield one, of.process(one.piece.file.path, pid)
+
+
+# -- hosts, and where hashes are defined -----------------------------------------------------------
+
+
+def _hosts(facts: Sequence[Facts], out: Identities) -> None:
+    """The host of each trace, by its own definition if it has one."""
+    own: dict[Path, dict[str, str]] = defaultdict(dict)
+    anywhere: dict[str, set[str]] = defaultdict(set)
+    for trace, key, name in definitions(facts, "HH"):
+        own[trace].setdefault(key, name)
+        anywhere[key].add(name)
+    for one in facts:
+        trace, key = one.piece.file.path, one.host
+        if key and trace not in out.hosts:
+            unknown = next(iter(anywhere[key])) if len(anywhere[key]) == 1 else f"?{key}"
+            out.hosts[trace] = inline_text(key) or own[trace].get(key, unknown)
+    for trace, names in own.items():
+        if len(names) > 1:
+            out.warnings.append(
+                f"{trace}: has records of {len(names)} hosts "
+                f"({', '.join(list(names.values())[:4])}), which are all taken for records of "
+                f"{out.hosts.get(trace, 'one host')}: give each process its own trace, else ranks "
+                "are added up"
+            )
+
+
+def _traces_of_ancestors(facts: Sequence[Facts], out: Identities) -> dict[Path, list[Path]]:
+    """The traces of the ancestors of each trace's processes."""
+    traces: dict[Process, dict[Path, None]] = defaultdict(dict)
+    for one, process in _processes(facts, out):
+        traces[process][one.piece.file.path] = None
+    found: dict[Path, list[Path]] = {}
+    for one, process in _processes(facts, out):
+        ancestors = _ancestors(process, out.parents)
+        found.setdefault(one.piece.file.path, []).extend(
+            path for ancestor in ancestors for path in traces.get(ancestor, ())
+        )
+    return found
+
+
+def _ancestors(process: Process, parents: Mapping[Process, Process]) -> Iterable[Process]:
+    seen: dict[Process, None] = {process: None}
+    at = parents.get(process)
+    while at is not None and at not in seen:
+        seen[at] = None
+        at = parents.get(at)
+    return list(seen)[1:]
 
 
 # -- evidence, the better first --------------------------------------------------------------------
@@ -164,13 +202,31 @@ def _rank(value: Any) -> int | None:
 
 
 def _ranks_of_dumps(facts: Sequence[Facts], known: Mapping[int, RankInfo], out: Identities) -> None:
-    by_process = {(info.node, info.pid): rank for rank, info in known.items() if info.pid}
-    by_process |= {(host.partition(".")[0], pid): r for (host, pid), r in by_process.items()}
+    exact: dict[tuple[str, int], set[int]] = defaultdict(set)
+    nodes: dict[str, set[str]] = defaultdict(set)
+    for rank, info in known.items():
+        nodes[_short(info.node)].add(info.node)
+        if info.pid:
+            exact[info.node, info.pid].add(rank)
     for _, process in _processes(facts, out):
-        for host in (process.host, process.host.partition(".")[0]):
-            rank = by_process.get((host, process.pid))
-            if rank is not None:
-                out.owners.setdefault(process, Owner(rank, "host and pid of the rank's dump"))
+        host, short = process.host, _short(process.host)
+        ranks = exact.get((host, process.pid), set())
+        if not ranks and len(alike := nodes[short]) == 1:
+            (node,) = alike
+            if short in (host, node):  # two full names that differ are two hosts
+                ranks = exact.get((node, process.pid), set())
+        if len(ranks) == 1:
+            owner = Owner(next(iter(ranks)), "host and pid of the rank's dump")
+            out.owners.setdefault(process, owner)
+
+
+def _short(host: str) -> str:
+    """The name of a host without its domain; an address is no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host.partition(".")[0]
+    return host
 
 
 def _parents(facts: Sequence[Facts], out: Identities) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,8 @@ def test_sums_of_public_samples(sample: str) -> None:
         assert (use.io_ns, use.events) == (1_000 * len(found.io), found.events)
         assert use.bytes_written == found.bytes_written > 0
         assert (only(io).rank, set(only(io).processes.values())) == (0, {"given by MPI"})
+        (shared,) = [path for file in use.files if "jf.0/0/23" in (path := io.path(file))]
+        assert shared.startswith("cm1out_000000_000009_u.dat or /var/tmp/")
     else:
         check(only(io), io, found)
         assert only(io).rank is None
@@ -198,3 +201,108 @@ def test_many_random_files_one_answer(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "t.pfw", body)
     io = load_traces([path])
     check(only(io), io, naive([path])[7])
+
+
+# -- identities ------------------------------------------------------------------------------------
+
+
+def one_read(folder: Path, host: str, pid: int = 7) -> IoAnalysis:
+    """What a trace of one process of that host is taken for, see `KNOWN`."""
+    lines = list(Writer("v2.2", pid, host).lines([Call("read", 1, 1, file="/d", ret=1)]))
+    return load_traces([write_trace(folder / "t.pfw", lines)], known=KNOWN)
+
+
+KNOWN = {
+    rank: RankInfo(rank, 6, node, "boot", 7)
+    for rank, node in enumerate(("n1", "n1.b", "10.0.0.1", "10.0.0.2", "n4.a", "n5"))
+}
+
+
+@pytest.mark.parametrize(
+    ("host", "rank"),
+    [
+        ("n1", 0),
+        ("n1.b", 1),
+        ("n1.c", None),
+        ("10.0.0.2", 3),
+        ("10.0.0.3", None),
+        ("n4", 4),
+        ("n4.a", 4),
+        ("n4.b", None),
+        ("n5.a", 5),
+    ],
+)
+def test_a_host_is_the_same_only_if_its_name_can_be_no_other(
+    host: str, rank: int | None, tmp_path: Path
+) -> None:
+    """Exact names first; neither a short name of two nodes nor another domain is a match."""
+    assert only(one_read(tmp_path, host)).rank == rank
+
+
+def test_two_processes_with_one_host_and_pid_match_no_trace(tmp_path: Path) -> None:
+    """Ranks in two containers of a node that have the same process id."""
+    known = {rank: RankInfo(rank, 2, "n1", "boot", 7) for rank in range(2)}
+    lines = list(Writer("v2.2", 7, "n1").lines([Call("read", 1, 1, file="/d", ret=1)]))
+    io = load_traces([write_trace(tmp_path / "t.pfw", lines)], known=known)
+    assert only(io).rank is None
+
+
+def test_a_trace_of_two_hosts_is_reported(tmp_path: Path) -> None:
+    """One file has the traces of two hosts, which are not separated: a warning says so."""
+    calls = [Call("read", 1, 1, file="/d", ret=1)]
+    lines = [line for host in ("n1", "n2") for line in Writer("v2.2", 7, host).lines(calls)]
+    path = write_trace(tmp_path / "all.pfw", lines)
+    (warning,) = load_traces([path]).warnings
+    assert warning.startswith(f"{path}: has records of 2 hosts (n1, n2)")
+
+
+def v1_trace(path: Path, pid: int, files: Mapping[str, int], *lines: str) -> Path:
+    """A v1 trace that defines some files, with calls that name them by number."""
+    writer = Writer("v1", pid)
+    host = writer.metadata("HH", "node1", writer._hash("node1"))
+    defined = [writer.metadata("FH", name, number) for name, number in files.items()]
+    return write_trace(path, ["[", host, *defined, *lines])
+
+
+def v1_read(pid: int, number: int, **fields: int) -> str:
+    return Writer("v1", pid).call(1, Call("read", 1, 9, args={"fhash": number, **fields}, ret=3))
+
+
+def test_a_hash_of_two_files_in_one_trace_names_both(tmp_path: Path) -> None:
+    """v1 has hashes of 16 bits: whether a call was on one file or the other is not recorded."""
+    files = dict.fromkeys(("/data/a", "/data/b"), 5)
+    path = v1_trace(tmp_path / "t.pfw", 7, files, v1_read(7, 5))
+    io = load_traces([path])
+    assert [io.path(file) for file in only(io).usage.files] == ["/data/a or /data/b"]
+
+
+def test_a_hash_that_another_job_defines_differently_is_the_parents(tmp_path: Path) -> None:
+    """The forked child defines none; the trace of another process, which is read first, does."""
+    v1_trace(tmp_path / "a.pfw", 300, {"/data/other": 5}, v1_read(300, 5))
+    fork = Writer("v1", 102).call(2, Call("fork", 1, 5, ret=202))
+    v1_trace(tmp_path / "m.pfw", 102, {"/data/right": 5}, v1_read(102, 5), fork)
+    lines = [v1_read(202, 5)]
+    v1_trace(tmp_path / "w.pfw", 202, {}, *lines)
+    v1_trace(tmp_path / "x.pfw", 400, {}, *[v1_read(400, 5)])
+    io = load_traces([tmp_path])
+    found = {
+        process.pid: [io.path(file) for file in one.usage.files]
+        for one in io.ranks
+        for process in one.processes
+    }
+    assert found == {
+        102: ["/data/right"],
+        202: ["/data/right"],
+        300: ["/data/other"],
+        400: ["/data/other or /data/right"],
+    }
+
+
+def test_hashes_of_hosts_and_of_files_are_not_compared(tmp_path: Path) -> None:
+    """A host and a file whose v1 hashes are equal."""
+    writer = Writer("v1", 9)
+    number = writer._hash("node1")
+    path = v1_trace(tmp_path / "t.pfw", 9, {"/data/x": int(number)}, v1_read(9, int(number)))
+    io = load_traces([path])
+    assert next(iter(only(io).processes)).label == "pid 9 on node1"
+    assert [io.path(file) for file in only(io).usage.files] == ["/data/x"]
