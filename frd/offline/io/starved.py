@@ -1,37 +1,41 @@
 """What the traces say of a first cause: the file its rank was reading when it was last seen.
 
-A line is written when its call has returned. So a trace proves that a call was in progress at a
-moment only if the call ended later; a call that never returned has no line. Then the last call that
-ended, and the file that is open after it, are likely the cause, and the words say no more than
-that. A trace that was not finalized may lack what was buffered.
+Only a rank that has not joined a collective can be starved by a file. Its main thread must have
+been waiting: in a call on the file, or in a fetch while another thread or process of the rank was
+in such a call. A trace shows that only if the call has returned. A call that never returned has no
+line: then the last call that ended, and the file that is open after it, are likely the cause,
+unless the rank did anything later. Whatever the trace shows before or after the moment can refute a
+claim. A trace that was not finalized may lack what was buffered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
-from frd.dftracer.block import Block
 from frd.dftracer.kinds import Kind
 from frd.engine.findings import text as words
 from frd.forms import clock_text, duration_text, utc_text
-from frd.model import Finding, Int64s, Suspect
+from frd.model import Finding, Reason, Suspect
 from frd.offline.analysis.analyze import Analysis
-from frd.offline.io.discovery import Piece
-from frd.offline.io.reading import PieceReader
-from frd.offline.io.source import Source
+from frd.offline.io.evidence.activity import Call, Process, Thread, processes_at
+from frd.offline.io.evidence.moment import Moment, moment_of
 
 if TYPE_CHECKING:
     from frd.offline.io.analysis import IoAnalysis, RankIo
 
 SEEN: Final = "seen"
 LIKELY: Final = "likely"
-_MIN_CALL_NS: Final = 100_000_000
-"""A call in progress that took less is chance, not a cause."""
+_MAY_WAIT: Final = frozenset({Reason.CPU_STUCK, Reason.UNREACHABLE})
+"""A suspect for any other reason has joined, has ended, or waits for a rank."""
+_MOST: Final = 2
+"""A call that took at least one part in so many of the wait is its cause, ..."""
+_SOME: Final = 10
+"""... and one that took less than one in so many was in progress by chance."""
+_NOT_FINALIZED: Final = " (the trace was not finalized, so buffered calls are missing)"
+_NOT_DATA: Final = frozenset({Kind.WRITE, Kind.CLOSE})
+"""Calls after which an open file is no sign that the process reads from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,8 @@ class Starved:
     rank: int
     path: str
     certainty: str
-    """``seen``: a call on it was in progress; ``likely``: it is open after the last call."""
+    """``seen``: the main thread was in a call on it, or waited for data that one of its processes
+    was reading from it; ``likely``: as far as the trace shows."""
     call: str
     """The call that was in progress, or that ended last."""
     since_ns: int
@@ -63,31 +68,45 @@ class Starved:
 
 def with_starved(analysis: Analysis, io: IoAnalysis) -> tuple[Analysis, IoAnalysis]:
     """Both, with what the traces say of the suspects of the findings."""
-    found: dict[int, Starved] = {}
+    found: dict[tuple[int, Reason], Starved] = {}
+    asked: set[tuple[int, Reason]] = set()
+    warnings: dict[str, None] = {}
+    by_rank = {one.rank: one for one in io.ranks}
     for finding in analysis.findings:
         for suspect in finding.suspects:
-            mine = next((one for one in io.ranks if one.rank == suspect.rank), None)
-            if mine is not None and suspect.rank not in found:
-                seen_ns = _last_seen_ns(analysis, finding, suspect)
-                found.update((s.rank, s) for s in _starved(io, mine, suspect.rank, seen_ns))
+            key = (suspect.rank, suspect.reason)
+            mine = by_rank.get(suspect.rank)
+            if mine is None or key in asked or suspect.reason not in _MAY_WAIT:
+                continue
+            asked.add(key)
+            moment = moment_of(analysis, finding, suspect)
+            processes = _of_this_run(io, mine, suspect.rank, moment, warnings)
+            claim = _Judge(io, suspect, moment, processes).claim()
+            if claim is not None:
+                found[key] = claim
+    io = replace(io, warnings=[*io.warnings, *warnings])
     if not found:
         return analysis, io
     findings = [_with_evidence(finding, found) for finding in analysis.findings]
     summary = analysis.summary
-    if first := next((found[s.rank] for s in findings[0].suspects if s.rank in found), None):
-        summary = f"{summary}; {_in_short(first)}"
-    io = replace(io, starved=list(found.values()))
+    first = (found.get((suspect.rank, suspect.reason)) for suspect in findings[0].suspects)
+    if (one := next(filter(None, first), None)) is not None:
+        summary = f"{summary}; {_in_short(one)}"
+    by_first: dict[int, Starved] = {}
+    for claim in found.values():
+        by_first.setdefault(claim.rank, claim)
+    io = replace(io, starved=list(by_first.values()))
     return replace(analysis, findings=findings, summary=summary), io
 
 
-def _with_evidence(finding: Finding, found: Mapping[int, Starved]) -> Finding:
-    suspects = tuple(
-        replace(one, evidence=f"{one.evidence}; {found[one.rank].text}")
-        if one.rank in found
-        else one
-        for one in finding.suspects
-    )
-    return replace(finding, suspects=suspects)
+def _with_evidence(finding: Finding, found: Mapping[tuple[int, Reason], Starved]) -> Finding:
+    def with_claim(suspect: Suspect) -> Suspect:
+        claim = found.get((suspect.rank, suspect.reason))
+        if claim is None:
+            return suspect
+        return replace(suspect, evidence=f"{suspect.evidence}; {claim.text}")
+
+    return replace(finding, suspects=tuple(map(with_claim, finding.suspects)))
 
 
 def _in_short(one: Starved) -> str:
@@ -95,166 +114,176 @@ def _in_short(one: Starved) -> str:
     return f"rank {one.rank} is {perhaps}starved by {words.clean(one.path)}"
 
 
-def _last_seen_ns(analysis: Analysis, finding: Finding, suspect: Suspect) -> int:
-    """When the rank was asked for its dump; else the last moment that a dump of the job shows.
-
-    The time of a file alone is no evidence: it may have been copied.
-    """
-    trace = analysis.trace
-    offsets = analysis.clock_offsets_ns
-    one = trace.ranks.get(suspect.rank)
-    if one is not None and one.dumped_from_ns:
-        return one.dumped_from_ns + offsets.get(suspect.rank, 0)
-    times = [
-        int(of.created_ns.max()) + offsets.get(rank, 0)
-        for rank, of in trace.ranks.items()
-        if len(of)
-    ]
-    return max([*times, finding.opened_at, suspect.onset_at or 0])
-
-
-# -- the state of a rank's processes at a moment ---------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Call:
-    name: str
-    key: str
-    start: int
-    end: int
-
-
-@dataclass(slots=True)
-class _State:
-    """Of one process, in the unit of its trace."""
-
-    trace: Path
-    pid: int
-    at: int
-    source: Source
-    last: _Call | None = None
-    """The call of I/O or the annotation that ended last before the moment."""
-    during: _Call | None = None
-    """The longest call of I/O in progress at the moment."""
-    is_finalized: bool = False
-    opens: dict[str, int] = field(default_factory=dict)
-    """Opens minus closes before the moment, by key."""
-
-    def aligned(self, at: int) -> int:
-        return self.source.aligned_one(at)
-
-
-def _states(io: IoAnalysis, mine: RankIo, seen_ns: int) -> list[_State]:
-    states: dict[tuple[Path, int], _State] = {}
-    for source in mine.sources:
-        facts = io.facts[source.part]
-        key = (facts.piece.file.path, source.pid)
-        at = (seen_ns - source.offset_ns) // source.unit_ns
-        state = states.setdefault(key, _State(*key, at, source))
-        state.is_finalized |= any(e.name == "end" and e.pid == source.pid for e in facts.tracer)
-        _watch(state, facts.piece)
-    return list(states.values())
-
-
-def _watch(state: _State, piece: Piece) -> None:
-    reader = PieceReader(piece)
-    for block in reader.blocks():
-        names, files = list(reader.calls.names), list(reader.calls.files)
-        rows = np.flatnonzero((block.pid == state.pid) & (block.kind != Kind.OTHER))
-        start, end = block.start[rows], block.start[rows] + block.dur[rows]
-
-        def call(at: int, block: Block = block, rows: Int64s = rows) -> _Call:
-            row = int(rows[at])
-            file = int(block.file[row])
-            begin = int(block.start[row])
-            return _Call(
-                names[block.name[row]],  # noqa: B023  used within this turn of the loop
-                files[file] if file >= 0 else "",  # noqa: B023
-                begin,
-                begin + int(block.dur[row]),
-            )
-
-        before = np.flatnonzero(end <= state.at)
-        if len(before):
-            last = call(int(before[end[before].argmax()]))
-            if state.last is None or last.end >= state.last.end:
-                state.last = last
-        during = np.flatnonzero((start <= state.at) & (end > state.at))
-        during = during[(block.kind[rows[during]] >= Kind.IO) & (block.file[rows[during]] >= 0)]
-        if len(during):
-            longest = call(int(during[(end - start)[during].argmax()]))
-            if state.during is None or longest.start < state.during.start:
-                state.during = longest
-        _count_opens(state, block, rows[before], files)
-
-
-def _count_opens(state: _State, block: Block, rows: Int64s, files: Sequence[str]) -> None:
-    kind = block.kind[rows]
-    opened = (kind == Kind.OPEN) & (block.failed[rows] == 0)
-    for sign, some in ((1, opened), (-1, kind == Kind.CLOSE)):
-        numbers, counts = np.unique(block.file[rows[some]], return_counts=True)
-        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-            if number >= 0:
-                key = files[number]
-                state.opens[key] = state.opens.get(key, 0) + sign * count
+def _of_this_run(
+    io: IoAnalysis, mine: RankIo, rank: int, moment: Moment, warnings: dict[str, None]
+) -> list[Process]:
+    """Without the traces of another attempt: those that ended before the rank's first recorded
+    entry, and those of processes that began after it was last seen."""
+    processes = processes_at(io.facts, io.identities, mine.sources, moment.at)
+    for one in processes:
+        if one.last_end < moment.begun and not one.is_child:
+            warnings[
+                f"{one.trace}: ends before the first recorded entry of rank {rank}, so it is of "
+                "another run, or its end is lost: not used to say what the rank waited for"
+            ] = None
+    return [one for one in processes if one.last_end >= moment.begun and not one.is_later]
 
 
 # -- the claim -------------------------------------------------------------------------------------
 
 
-def _starved(io: IoAnalysis, mine: RankIo, rank: int, seen_ns: int) -> Iterator[Starved]:
-    """At most one."""
-    states = _states(io, mine, seen_ns)
-    if found := _in_progress(io, states, rank, seen_ns) or _left_open(io, states, rank, seen_ns):
-        yield found
+class _Judge:
+    """What the threads of one suspect were doing, and what follows."""
+
+    def __init__(
+        self, io: IoAnalysis, suspect: Suspect, moment: Moment, processes: Sequence[Process]
+    ) -> None:
+        self._io, self._rank, self._moment = io, suspect.rank, moment
+        self._processes = processes
+        self._may_be_seen = suspect.reason is Reason.CPU_STUCK
+        ranks = [one for one in processes if not one.is_child]
+        self._main = ranks[0].main if len(ranks) == 1 else None
+        """The thread that trains; None if it is not known which one."""
+        self._mains = [self._main] if self._main else [t for p in ranks for t in p.threads.values()]
+        """The thread that trains is one of these, if it is traced."""
+
+    def claim(self) -> Starved | None:
+        inside = [main.inside for main in self._mains if main.inside is not None]
+        if any(call.kind in (Kind.COMPUTE, Kind.OTHER) for call in inside):
+            return None  # it computes, sleeps, or waits for a process
+        if self._main is None or self._main.inside is None:
+            return self._of_others() or self._left_open()
+        if self._main.inside.kind is Kind.FETCH:
+            return self._fetching(self._main, self._main.inside)
+        call = self._main.inside
+        return self._in_progress(self._main, call, "", kept=call.length, may_be_seen=True)
+
+    # -- calls that were in progress --
+
+    def _fetching(self, main: Thread, fetch: Call) -> Starved | None:
+        """The main thread got its data after the call of another thread or process had ended."""
+        helpers = [
+            (thread, call)
+            for thread, call in self._others()
+            if call.end <= fetch.end and call.kind not in _NOT_DATA
+        ]
+        if not helpers:
+            return None
+        thread, call = max(helpers, key=lambda pair: pair[1].end)
+        more = len({self._path(*pair) for pair in helpers}) - 1
+        meanwhile = ", while its main thread was waiting for a batch"
+        if more:
+            files = "file" if more == 1 else "files"
+            meanwhile += f"; calls on {more} other {files} were in progress, too"
+        is_plain = not more and main.noted_inside <= fetch.start
+        kept = call.end - max(call.start, fetch.start)
+        return self._in_progress(thread, call, meanwhile, kept=kept, may_be_seen=is_plain)
+
+    def _of_others(self) -> Starved | None:
+        """The trace does not show what the main thread was doing, but nothing else that it did."""
+        active_at = max([self._moment.entered, *(main.active_at for main in self._mains)])
+        if active_at > self._middle:
+            return None
+        later = [main.next_begin for main in self._mains if main.next_begin is not None]
+        calls = [pair for pair in self._others() if not later or pair[1].end <= min(later)]
+        if len({self._path(*pair) for pair in calls}) != 1:
+            return None
+        thread, call = max(calls, key=lambda pair: pair[1].length)
+        meanwhile = "; the trace does not show what its main thread was doing"
+        return self._in_progress(thread, call, meanwhile, kept=call.length, may_be_seen=False)
+
+    def _others(self) -> list[tuple[Thread, Call]]:
+        """Long calls on files that were in progress in other threads than the main one."""
+        return [
+            (thread, call)
+            for process in self._processes
+            for thread in process.threads.values()
+            if thread is not self._main
+            and (call := thread.inside) is not None
+            and call.kind >= Kind.IO
+            and call.key
+            and call.length * _SOME >= self._moment.wait
+        ]
+
+    def _in_progress(
+        self, thread: Thread, call: Call, meanwhile: str, *, kept: int, may_be_seen: bool
+    ) -> Starved | None:
+        """`kept` is how long the main thread may have waited for the call."""
+        at, wait = self._moment.at, self._moment.wait
+        if not call.key or kept * _SOME < wait:
+            return None
+        went_on = any(main.next_begin is not None for main in self._mains)
+        if went_on and not self._moment.is_measured and call.end - at < wait:
+            return None  # the rank may have done anything when the dumps were taken
+        path = self._path(thread, call)
+        is_seen = (
+            (may_be_seen and self._may_be_seen)
+            and kept * _MOST >= wait
+            and self._is_one_file(thread, call)
+        )
+        text = (
+            f"{'' if is_seen else 'probably '}starved by {words.clean(path)}: "
+            f"{self._who(thread)} was in {call.name} of it for {duration_text(call.length / 1e9)} "
+            f"from {clock_text(call.start)} on, which includes {clock_text(at)}, when the rank was "
+            f"last seen{meanwhile}"
+        )
+        certainty = SEEN if is_seen else LIKELY
+        return Starved(self._rank, path, certainty, call.name, call.start, thread.process.pid, text)
+
+    # -- calls that ended --
+
+    def _left_open(self) -> Starved | None:
+        """The file of the last call of all, if it is open and the rank did nothing later."""
+        if any(main.goes_on for main in self._mains):
+            return None
+        calls = [
+            (thread, call)
+            for process in self._processes
+            for thread in process.threads.values()
+            if (call := _read_of_open_file(thread)) is not None
+        ]
+        idle = self._mains if self._main else [m for m in self._mains if (m, m.last) not in calls]
+        active_at = max([self._moment.entered, *(main.active_at for main in idle)])
+        calls = [pair for pair in calls if pair[1].end >= active_at]
+        if len({self._path(*pair) for pair in calls}) != 1:
+            return None
+        thread, call = max(calls, key=lambda pair: pair[1].end)
+        if call.start > self._middle:
+            return None  # until lately it was busy
+        path = self._path(thread, call)
+        before = duration_text(max(self._moment.at - call.end, 0) / 1e9)
+        unsure = "" if thread.process.is_finalized else _NOT_FINALIZED
+        text = (
+            f"probably starved by {words.clean(path)}: the last call of {self._who(thread)} "
+            f"that ended is {call.name} of it, {before} before the rank was last seen, and the "
+            f"file is open{unsure}"
+        )
+        return Starved(self._rank, path, LIKELY, call.name, call.end, thread.process.pid, text)
+
+    # -- what both need --
+
+    @property
+    def _middle(self) -> int:
+        """Of the wait, as far as it is known."""
+        return (self._moment.since + self._moment.at) // 2
+
+    def _path(self, thread: Thread, call: Call) -> str:
+        return self._io.identities.text(thread.process.trace, call.key)
+
+    def _is_one_file(self, thread: Thread, call: Call) -> bool:
+        return len(self._io.identities.files.names(thread.process.trace, call.key)) == 1
+
+    def _who(self, thread: Thread) -> str:
+        if thread.process.is_child:
+            return f"its child pid {thread.process.pid}"
+        other = "" if thread is thread.process.main else "a thread of "
+        return f"{other}pid {thread.process.pid}"
 
 
-def _in_progress(
-    io: IoAnalysis, states: Iterable[_State], rank: int, seen_ns: int
-) -> Starved | None:
-    calls = [
-        (one, one.during)
-        for one in states
-        if one.during is not None
-        and one.aligned(one.during.end) - one.aligned(one.during.start) >= _MIN_CALL_NS
-    ]
-    if not calls:
+def _read_of_open_file(thread: Thread) -> Call | None:
+    """The last call of a thread, if the next one may be a read of the same file."""
+    process, call = thread.process, thread.last
+    if call is None or process.is_over or thread.goes_on or call.end < thread.noted:
         return None
-    state, call = min(calls, key=lambda pair: pair[0].aligned(pair[1].start))
-    begin, end = state.aligned(call.start), state.aligned(call.end)
-    path = io.identities.text(state.trace, call.key)
-    text = (
-        f"starved by {words.clean(path)}: {_process(io, state, rank)} was in {call.name} of it for "
-        f"{duration_text((end - begin) / 1e9)} from {clock_text(begin)} on, which includes "
-        f"{clock_text(seen_ns)}, when the rank was last seen"
-    )
-    return Starved(rank, path, SEEN, call.name, begin, state.pid, text)
-
-
-def _left_open(io: IoAnalysis, states: Iterable[_State], rank: int, seen_ns: int) -> Starved | None:
-    """The file of the last call of a process, if it is open."""
-    calls = [
-        (one, one.last)
-        for one in states
-        if one.last is not None and one.last.key and one.opens.get(one.last.key, 0) > 0
-    ]
-    if not calls:
-        return None
-    state, call = max(calls, key=lambda pair: pair[0].aligned(pair[1].end))
-    ended = state.aligned(call.end)
-    path = io.identities.text(state.trace, call.key)
-    before = duration_text(max(seen_ns - ended, 0) / 1e9)
-    unsure = "" if state.is_finalized else " (the trace was not finalized, what was buffered lacks)"
-    text = (
-        f"probably starved by {words.clean(path)}: the last call of {_process(io, state, rank)} "
-        f"that ended is {call.name} of it, {before} before the rank was last seen, and the file is "
-        f"open{unsure}"
-    )
-    return Starved(rank, path, LIKELY, call.name, ended, state.pid, text)
-
-
-def _process(io: IoAnalysis, state: _State, rank: int) -> str:
-    process = io.identities.process(state.trace, state.pid)
-    owner = io.identities.owners.get(process)
-    child = owner is not None and owner.evidence.startswith("child of")
-    return f"its child pid {state.pid}" if child else f"pid {state.pid}"
+    is_read = call.kind >= Kind.IO and call.kind not in _NOT_DATA
+    return call if is_read and process.is_open(call.key) else None

@@ -93,12 +93,12 @@ def test_a_call_in_progress_starves_the_first_cause(
     hanging: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rank 2 was in read() when it was last seen, and the call returned later: seen."""
-    calls = [Call("open64", 100, 5, file=SLOW), Call("read", 1_500, 400_000, file=SLOW, ret=9)]
+    calls = [Call("open64", 100, 5, file=SLOW), Call("read", 1_500, 40_000_000, file=SLOW, ret=9)]
     rank_trace(tmp_path / "traces", 2, calls)
     found = io_of(capsys, hanging, "--traces", tmp_path / "traces")
     (starved,) = found["io"]["starved_by"]
     assert (starved["rank"], starved["path"], starved["certainty"]) == (2, SLOW, "seen")
-    assert "was in read of it for 0.4 s" in starved["text"]
+    assert "was in read of it for 40 s" in starved["text"]
     assert found["summary"].endswith(f"; rank 2 is starved by {SLOW}")
     (suspect,) = found["findings"][0]["suspects"]
     assert suspect["rank"] == 2
@@ -111,7 +111,7 @@ def test_a_file_left_open_is_a_likely_cause_and_no_blocked_read(
     hanging: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The last line is an open; a blocked call has no line in a trace, so none is claimed."""
-    rank_trace(tmp_path / "traces", 2, [Call("open64", 1_500, 5, file=SLOW)])
+    rank_trace(tmp_path / "traces", 2, [Call("open64", 2_500, 5, file=SLOW)])
     found = io_of(capsys, hanging, "--traces", tmp_path / "traces")
     (starved,) = found["io"]["starved_by"]
     assert (starved["path"], starved["certainty"]) == (SLOW, "likely")
@@ -129,7 +129,7 @@ def test_a_file_left_open_is_a_likely_cause_and_no_blocked_read(
             Call("open64", 100, 5, file=SLOW),
             Call("forward", 1_000, 1_000, "compute", args={"step": 1}),
         ],
-        [Call("read", 900_000, 400_000, file=SLOW, ret=9)],
+        [Call("read", 900_000, 40_000_000, file=SLOW, ret=9)],
     ],
 )
 def test_other_ends_of_a_trace_name_no_file(
