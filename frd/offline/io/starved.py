@@ -100,13 +100,13 @@ def with_starved(analysis: Analysis, io: IoAnalysis) -> tuple[Analysis, IoAnalys
 
 
 def _with_evidence(finding: Finding, found: Mapping[tuple[int, Reason], Starved]) -> Finding:
-    def with_claim(suspect: Suspect) -> Suspect:
-        claim = found.get((suspect.rank, suspect.reason))
-        if claim is None:
-            return suspect
-        return replace(suspect, evidence=f"{suspect.evidence}; {claim.text}")
-
-    return replace(finding, suspects=tuple(map(with_claim, finding.suspects)))
+    suspects = [
+        replace(one, evidence=f"{one.evidence}; {claim.text}")
+        if (claim := found.get((one.rank, one.reason))) is not None
+        else one
+        for one in finding.suspects
+    ]
+    return replace(finding, suspects=tuple(suspects))
 
 
 def _in_short(one: Starved) -> str:
@@ -152,7 +152,7 @@ class _Judge:
         if any(call.kind in (Kind.COMPUTE, Kind.OTHER) for call in inside):
             return None  # it computes, sleeps, or waits for a process
         if self._main is None or self._main.inside is None:
-            return self._of_others() or self._left_open()
+            return self._of_others() if self._others() else self._left_open()
         if self._main.inside.kind is Kind.FETCH:
             return self._fetching(self._main, self._main.inside)
         call = self._main.inside
@@ -182,11 +182,11 @@ class _Judge:
     def _of_others(self) -> Starved | None:
         """The trace does not show what the main thread was doing, but nothing else that it did."""
         active_at = max([self._moment.entered, *(main.active_at for main in self._mains)])
-        if active_at > self._middle:
+        if active_at > self._middle or self._has_batch:
             return None
         later = [main.next_begin for main in self._mains if main.next_begin is not None]
         calls = [pair for pair in self._others() if not later or pair[1].end <= min(later)]
-        if len({self._path(*pair) for pair in calls}) != 1:
+        if not calls or len({self._path(*pair) for pair in (*calls, *self._open_files())}) != 1:
             return None
         thread, call = max(calls, key=lambda pair: pair[1].length)
         meanwhile = "; the trace does not show what its main thread was doing"
@@ -236,18 +236,17 @@ class _Judge:
         """The file of the last call of all, if it is open and the rank did nothing later."""
         if any(main.goes_on for main in self._mains):
             return None
-        calls = [
-            (thread, call)
-            for process in self._processes
-            for thread in process.threads.values()
-            if (call := _read_of_open_file(thread)) is not None
-        ]
+        calls = self._open_files()
         idle = self._mains if self._main else [m for m in self._mains if (m, m.last) not in calls]
         active_at = max([self._moment.entered, *(main.active_at for main in idle)])
-        calls = [pair for pair in calls if pair[1].end >= active_at]
-        if len({self._path(*pair) for pair in calls}) != 1:
+        later = [pair for pair in calls if pair[1].end >= active_at]
+        if len({self._path(*pair) for pair in later}) != 1:
             return None
-        thread, call = max(calls, key=lambda pair: pair[1].end)
+        thread, call = max(later, key=lambda pair: pair[1].end)
+        # After a read, a helper may be idle; after an open, its next call is a read.
+        is_sure = call.kind is Kind.OPEN and len({self._path(*pair) for pair in calls}) == 1
+        if thread is not self._main and (self._has_batch or not is_sure):
+            return None
         if call.start > self._middle:
             return None  # until lately it was busy
         path = self._path(thread, call)
@@ -261,6 +260,21 @@ class _Judge:
         return Starved(self._rank, path, LIKELY, call.name, call.end, thread.process.pid, text)
 
     # -- what both need --
+
+    def _open_files(self) -> list[tuple[Thread, Call]]:
+        """Threads that are silent after a call on a file that is open."""
+        return [
+            (thread, call)
+            for process in self._processes
+            for thread in process.threads.values()
+            if (call := _read_of_open_file(thread)) is not None
+        ]
+
+    @property
+    def _has_batch(self) -> bool:
+        """The last that is known of the main thread is the end of a fetch: it does not wait for
+        another one."""
+        return any(main.last and main.last.kind is Kind.FETCH for main in self._mains)
 
     @property
     def _middle(self) -> int:

@@ -7,6 +7,8 @@ was asked for its dump 60 s after `T0`. All times are in µs since then.
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -135,7 +137,7 @@ ACROSS = (2 * S, 80 * S)
         ),
         ([opened(100)], [[read(*ACROSS)]], "likely", "does not show what its main thread was"),
         (
-            [fetch(500, 900), Call("write", 2 * S, 78 * S, file=DATA, ret=9, tid=7)],
+            [forward(500, 900), Call("write", 2 * S, 78 * S, file=DATA, ret=9, tid=7)],
             [],
             "likely",
             "a thread of pid 102 was in write of it",
@@ -143,12 +145,6 @@ ACROSS = (2 * S, 80 * S)
         ([opened(3_000)], [], "likely", "the last call of pid 102 that ended is open64 of it"),
         ([forward(3_000, 9_000)], [[opened(9_500)]], "likely", "its child pid 202 that ended"),
         ([read(3_000, 59 * S), opened(2_900)], [], "likely", "that ended is read of it"),
-        (
-            [opened(100, OTHER), read(2_500, 2_900, OTHER)],
-            [[opened(150), read(*ACROSS)]],
-            "likely",
-            "its child pid 202 was in read of it",
-        ),
     ],
     ids=[
         "in a read",
@@ -160,7 +156,6 @@ ACROSS = (2 * S, 80 * S)
         "silent after an open",
         "silent while a child is silent after an open",
         "silent after a read that took nearly the whole wait",
-        "silent after a read of another file while a child reads",
     ],
 )
 def test_a_rank_that_waited_is_starved(
@@ -190,6 +185,9 @@ def test_a_rank_that_waited_is_starved(
         ([opened(100, LOG), Call("write", 3_000, 5, file=LOG, ret=9)], []),
         ([opened(100), Call("close", 3_000, 5, file=DATA)], []),
         ([forward(10 * S, 11 * S)], [[opened(12 * S)], [opened(13 * S, OTHER)]]),
+        ([forward(10 * S, 11 * S)], [[opened(12 * S)], [opened(9 * S, OTHER)]]),
+        ([forward(10 * S, 11 * S)], [[opened(12 * S), read(13 * S, 14 * S)]]),
+        ([fetch(10 * S, 11 * S)], [[opened(12 * S)]]),
         ([opened(3_000, DATA, tid=7), opened(3_100, OTHER, tid=8)], []),
     ],
     ids=[
@@ -203,6 +201,9 @@ def test_a_rank_that_waited_is_starved(
         "the last call was a write to a log",
         "the file is closed",
         "two children have different files open",
+        "another child has been silent for longer, after an open of another file",
+        "the child may be idle, because its last read has ended",
+        "the main process has got its batch",
         "two threads have different files open",
     ],
 )
@@ -227,6 +228,9 @@ def test_an_open_file_is_no_cause_if_the_rank_went_on(
         ([opened(100), read(59_950_000, 60_030_000)], []),
         ([opened(100), read(58 * S, 62 * S)], []),
         ([], [[read(*ACROSS)], [read(2 * S, 70 * S, OTHER)]]),
+        ([], [[read(*ACROSS)], [opened(3_000, OTHER)]]),
+        ([opened(100, OTHER), read(2_500, 2_900, OTHER)], [[opened(150), read(*ACROSS)]]),
+        ([fetch(3_000, 4_000)], [[read(*ACROSS)]]),
     ],
     ids=[
         "it computes while a thread reads",
@@ -240,6 +244,9 @@ def test_an_open_file_is_no_cause_if_the_rank_went_on(
         "the read took 80 ms",
         "the read took a tenth of the wait",
         "two children read",
+        "a child reads, and another one is silent after an open",
+        "a child reads, and the main process is silent after a read",
+        "a child reads, and the main process has got its batch",
     ],
 )
 def test_a_call_in_progress_is_no_cause_if_the_rank_did_not_wait_for_it(
@@ -277,6 +284,71 @@ def test_a_rank_that_does_not_answer_is_at_most_likely_to_be_starved(tmp_path: P
     io = load_traces([traced(tmp_path / "t", [opened(100), read(*ACROSS)])])
     _, io = with_starved(replace(analysis, findings=findings), io)
     assert [(one.path, one.certainty) for one in io.starved] == [(DATA, "likely")]
+
+
+# -- a simulated rank ------------------------------------------------------------------------------
+
+
+class Simulated:
+    """A training loop whose children read ahead, until the traces end: what it did and waited for.
+
+    Calls that did not return before the end have no line.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._dice = dice = random.Random(seed)
+        self._scale_s = dice.choice([0.5, 3, 10, 30])
+        self._end = dice.choice([SEEN_AT + 1, 70 * S, 100 * S, 200 * S])
+        self.waited_for: list[tuple[int, int, str]] = []
+        self.main: list[Call] = []
+        self.children: list[list[Call]] = [[] for _ in range(dice.randrange(1, 4))]
+        at, step = 3_000, 0
+        ready = [self._read_ahead(number, at) for number in range(len(self.children))]
+        while at < self._end:
+            number = step % len(ready)
+            file, end = ready[number]
+            begin, at = at, max(at, end) + 5
+            self.main.append(fetch(begin, at))
+            self.waited_for.append((begin, at, file))
+            ready[number] = self._read_ahead(number, max(end + 10, begin))
+            begin, at = at, at + self._length()
+            self.main.append(forward(begin, at))
+            if dice.random() < 0.3:
+                end = at + self._length()
+                self.main.append(Call("write", at, end - at, file=LOG, ret=9, tid=7))
+            at, step = at + dice.choice([0, 0, 3 * self._length()]), step + 1  # it does not say why
+
+    def _length(self) -> int:
+        seconds = self._dice.expovariate(1) * self._scale_s * self._dice.choice([0.01, 1, 1, 10])
+        return int(max(10, seconds * S))
+
+    def _read_ahead(self, number: int, at: int) -> tuple[str, int]:
+        file, end = f"/data/{number}-{len(self.children[number])}", at + 10 + self._length()
+        self.children[number] += [opened(at, file), read(at + 6, end, file)]
+        if self._dice.random() < 0.3:
+            self.children[number].append(Call("close", end + 1, 2, file=file))
+        return file, end
+
+    def written(self, calls: Sequence[Call]) -> list[Call]:
+        return [call for call in calls if call.at + call.dur <= self._end]
+
+
+def test_what_is_seen_is_what_a_simulated_rank_waited_for(tmp_path: Path) -> None:
+    """Calls of random lengths, some longer than the traces: `likely` is right in 9 of 10 cases."""
+    (trace,) = load_dumps([dumped(tmp_path / "d")])
+    analysis = analyze(trace)
+    right, wrong = Counter[str](), Counter[str]()
+    for seed in range(300):
+        job = Simulated(seed)
+        children = [job.written(calls) for calls in job.children]
+        folder = traced(tmp_path / f"{seed}", job.written(job.main), children)
+        _, io = with_starved(analysis, load_traces([folder]))
+        truth = [file for begin, end, file in job.waited_for if begin <= SEEN_AT < end]
+        for claim in io.starved:
+            (right if [claim.path] == truth else wrong)[claim.certainty] += 1
+    assert wrong["seen"] == 0
+    assert wrong["likely"] * 9 <= right["likely"]
+    assert min(right["seen"], right["likely"]) > 5
 
 
 # -- other runs, and hashes of two files -----------------------------------------------------------
