@@ -175,9 +175,21 @@ class _Judge:
         if more:
             files = "file" if more == 1 else "files"
             meanwhile += f"; calls on {more} other {files} were in progress, too"
-        is_plain = not more and main.noted_inside <= fetch.start
         kept = call.end - max(call.start, fetch.start)
+        others = [t for p in self._processes for t in p.threads.values()]
+        is_plain = (
+            not more
+            and kept * _MOST >= fetch.length
+            and main.noted_inside <= fetch.start
+            and all(t is main or t is thread or self._is_idle(t, call.end) for t in others)
+        )
         return self._in_progress(thread, call, meanwhile, kept=kept, may_be_seen=is_plain)
+
+    def _is_idle(self, other: Thread, until: int) -> bool:
+        """No data came from it in the second half of the wait, nor after it until a time."""
+        is_reading = other.inside is not None and other.inside.kind not in _NOT_DATA
+        goes_on = other.next_begin is not None and other.next_begin < until
+        return not is_reading and not goes_on and other.active_at <= self._middle
 
     def _of_others(self) -> Starved | None:
         """The trace does not show what the main thread was doing, but nothing else that it did."""

@@ -45,7 +45,7 @@ class Call:
         return self.end - self.start
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Thread:
     """An annotation is a span of the program that is neither a fetch nor a computation. It may
     contain everything, as an epoch does, so only its begin is used."""
@@ -74,7 +74,7 @@ class Thread:
         return self.next_begin is not None or self.inside is not None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Process:
     """One process of one trace."""
 

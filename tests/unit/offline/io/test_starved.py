@@ -130,6 +130,18 @@ ACROSS = (2 * S, 80 * S)
             "while its main thread was waiting for a batch; calls on 1 other file were in progress",
         ),
         (
+            [fetch(1 * S, 81 * S)],
+            [[read(*ACROSS)], [read(n * S, n * S + 9, OTHER) for n in range(2, 79)]],
+            "likely",
+            "while its main thread was waiting for a batch",
+        ),
+        (
+            [fetch(1 * S, 200 * S)],
+            [[read(*ACROSS)]],
+            "likely",
+            "while its main thread was waiting for a batch",
+        ),
+        (
             [forward(3_000, 45 * S), fetch(45 * S, 81 * S)],
             [[read(2 * S, 70 * S)]],
             "likely",
@@ -150,6 +162,8 @@ ACROSS = (2 * S, 80 * S)
         "in a read",
         "in a fetch while a child reads",
         "in a fetch while two children read",
+        "in a fetch while a child reads and another one makes many short reads",
+        "in a fetch that lasted long after the child's read",
         "in a fetch that began lately while a child reads",
         "silent while a child reads",
         "silent while a thread writes a checkpoint",
