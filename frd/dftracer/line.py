@@ -3,7 +3,8 @@
 The dialect is decided line by line from its shape, because the version that a trace states is
 unreliable. DFTracer writes strings without escaping them, cuts a line that is longer than its
 buffer, and then loses the newline, so that the next record is glued to the cut one: `records_of`
-recovers what can be recovered. Needs msgspec only, because the agent uses it too.
+recovers what can be recovered. A line with a quote or a backslash in a text is no JSON:
+`frd.dftracer.salvage` reads it. Needs msgspec only, because the agent uses it too.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from frd.dftracer.salvage import document_of
+
 MAX_INT: Final = (1 << 63) - 1
 TRACER: Final = "dftracer"
 """The category of DFTracer's own events: ``start`` and ``end`` of a process, and of metadata."""
 LATEST: Final = 1 << 61
 """No real time or duration is larger, in any unit; columns have no larger ones."""
+MOST_BYTES: Final = 1 << 42
+"""No call moves more than 4 TiB; larger results are damage, and would make sums overflow."""
 _UNSIGNED: Final = 1 << 64
 _GLUE: Final = re.compile(rb'(?<!"args":)(?=\{"(?:id|name)":)')
 """Where a record begins. The arguments of a v1 metadata line begin with a name as well."""
@@ -132,18 +137,22 @@ def parse_line(line: bytes) -> Record | None:
     Raises:
         BrokenLine: the line is no record.
     """
+    line = _bare(line)
+    return _record(_object(line)) if line and line not in _ARRAY else None
+
+
+def _bare(line: bytes) -> bytes:
+    """Without what surrounds a record in an array."""
     line = line.strip().removesuffix(b",").rstrip()
-    if not line or line in _ARRAY:
-        return None
-    if line.startswith(b"[{"):
-        line = line[1:]
-    return _record(_object(line))
+    line = line[1:] if line.startswith(b"[{") else line
+    return line[:-1].rstrip() if line.endswith((b"}]", b"} ]")) else line
 
 
 def records_of(line: bytes) -> tuple[list[Record], bool]:
     """All records that a line has, and whether a part of it is lost.
 
-    A line that is cut is glued to the next record; two whole records may be glued, too.
+    A line that is cut is glued to the next record; two whole records may be glued, too. One whose
+    texts are not escaped has lost nothing that is needed.
     """
     try:
         record = parse_line(line)
@@ -155,12 +164,21 @@ def records_of(line: bytes) -> tuple[list[Record], bool]:
     lost = False
     for part in parts:
         try:
-            record = parse_line(part)
+            record = _whole_or_salvaged(part)
         except BrokenLine:
             lost = True
         else:
             records += [record] if record is not None else []
     return records, lost
+
+
+def _whole_or_salvaged(part: bytes) -> Record | None:
+    try:
+        return parse_line(part)
+    except BrokenLine:
+        if (document := document_of(_bare(part))) is None:
+            raise
+    return _record(document)
 
 
 def _object(line: bytes) -> Mapping[str, Any]:
@@ -169,11 +187,24 @@ def _object(line: bytes) -> Mapping[str, Any]:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         try:  # raw control characters in strings, or bytes that are not UTF-8
             document = json.loads(line.decode("utf-8", "replace"), strict=False)
+            document = _encodable(document) if b"\\u" in line else document
         except (ValueError, RecursionError):
             raise BrokenLine("no JSON object") from None
     if not isinstance(document, dict):
         raise BrokenLine("no JSON object")
     return document
+
+
+def _encodable(value: Any) -> Any:
+    """The value with every half of a surrogate pair as text: no output can encode these."""
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode("utf-8")
+        case dict():
+            return {_encodable(key): _encodable(one) for key, one in value.items()}
+        case list():
+            return [_encodable(one) for one in value]
+    return value
 
 
 def _record(document: Mapping[str, Any]) -> Record:

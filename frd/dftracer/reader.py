@@ -22,6 +22,7 @@ from frd.dftracer.kinds import FORKS, ITEMS, Kind, kind_of
 from frd.dftracer.line import (
     LATEST,
     MAX_INT,
+    MOST_BYTES,
     TRACER,
     Event,
     Metadata,
@@ -36,7 +37,7 @@ from frd.dftracer.schema import LAX, NO_DURATION, STRICT, Args, LaxArgs, LaxLine
 from frd.model import Int64s, UInt8s
 
 _EXCERPT: Final = 60
-_HOST: Final = re.compile(rb'"hhash":("[^"]*"|\d+)|"hostname":"([^"]*)"')
+_HOST: Final = re.compile(rb'"hhash":\s*("[^"]*"|\d+)|"hostname":\s*"([^"]*)"')
 _SPAN: Final = frozenset({1, "X"})
 _NONE: Final = np.empty(0, np.int64)
 _INT, _STR = frozenset({int}), frozenset({str})
@@ -198,12 +199,13 @@ class BlockReader:
         moves = (kind == Kind.READ) | (kind == Kind.WRITE)
         rows = np.flatnonzero(moves | (kind == Kind.OPEN))
         ret = _integers([args[at].ret for at in rows.tolist()], 0)
-        nbytes[rows], failed[rows] = np.where(moves[rows], np.maximum(ret, 0), 0), ret < 0
+        nbytes[rows], failed[rows] = np.where(moves[rows], np.clip(ret, 0, MOST_BYTES), 0), ret < 0
         of_items = [self.calls.names[name] for name in ITEMS if name in self.calls.names]
         items = np.flatnonzero(moves & np.isin(names, of_items)) if of_items else _NONE
         if len(items):
             size = _integers([args[at].size for at in items.tolist()], 1)
-            nbytes[items] *= np.maximum(size, 0)
+            moved = nbytes[items] * np.maximum(size, 0).astype(np.float64)
+            nbytes[items] = np.minimum(moved, MOST_BYTES).astype(np.int64)
         return nbytes, failed
 
 

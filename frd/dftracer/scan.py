@@ -4,7 +4,8 @@ DFTracer prints every call with one format string: the same keys in the same ord
 escapes. So commas separate fields, and the eight bytes of a key are one comparison of integers. All
 lines with the same number of fields are read together, column by column. What is read is verified:
 every key, every digit, the end of the line. A line that differs in any way (another dialect, a
-definition, a long name, a comma in a text, a cut or glued line) is left to `frd.dftracer.reader`.
+definition, a long name, a comma in a text, a cut or glued line, an argument that is an object) is
+left to `frd.dftracer.reader`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from frd.dftracer.block import Calls
 from frd.dftracer.key_table import KeyTable, UInt64s
 from frd.dftracer.kinds import FORKS, ITEMS, Kind, kind_of
-from frd.dftracer.line import TRACER
+from frd.dftracer.line import MOST_BYTES, TRACER
 from frd.model import Bools, Int64s
 
 MIN_LINES: Final = 64
@@ -29,7 +30,7 @@ _WORDS: Final = 4
 _PADDING: Final = 16
 """Bytes before and after the text, so that the 16 bytes that end anywhere can be read."""
 _ESCAPES: Final = frozenset('"\\')
-_COMMA, _NEWLINE, _QUOTE = b',\n"'
+_COMMA, _NEWLINE, _QUOTE, _BRACE = b',\n"{'
 _MASK: Final = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)
 """The first n bytes of a word."""
 _LAST: Final = ~_MASK[::-1]
@@ -65,21 +66,28 @@ def scan(text: bytes, calls: Calls) -> Scanned | None:
     `text` is whole lines. One that is not ended by a newline is left to the rest.
     """
     source = _Source(text)
-    found: list[dict[str, npt.NDArray[Any]]] = []
+    found: list[tuple[Int64s, dict[str, npt.NDArray[Any]]]] = []
     is_read = np.zeros(len(source.begin), np.bool_)
-    for fields in np.unique(source.commas).tolist():
+    for fields in np.flatnonzero(np.bincount(source.commas)).tolist():
         lines = np.flatnonzero(source.commas == fields)
-        if fields >= 8 and len(lines) >= MIN_LINES:
-            columns, ok = _group(source, lines, fields, calls)
-            found.append({name: column[ok] for name, column in columns.items()})
+        if fields < 8 or len(lines) < MIN_LINES:
+            continue
+        columns, ok = _group(source, lines, fields, calls)
+        if ok.any():
+            found.append((lines[ok], {name: column[ok] for name, column in columns.items()}))
             is_read[lines[ok]] = True
+    rest = source.without(is_read)
+    if source.objects() - rest.count(_BRACE) != 2 * int(is_read.sum()):
+        is_read &= source.objects_by_line() == 2
+        found = [
+            (lines, {name: column[is_read[lines]] for name, column in columns.items()})
+            for lines, columns in found
+        ]
+        rest = source.without(is_read)
     if not is_read.any():
         return None
-    joined = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
-    others = np.flatnonzero(~is_read)
-    spans = zip(source.begin[others].tolist(), source.end[others].tolist(), strict=True)
-    left = [source.text[begin:end] for begin, end in spans]
-    rest = b"\n".join([*left, source.text[source.ended : -_PADDING]])
+    names = found[0][1]
+    joined = {name: np.concatenate([columns[name] for _, columns in found]) for name in names}
     return Scanned(joined, rest)
 
 
@@ -89,7 +97,7 @@ class _Source:
     def __init__(self, text: bytes) -> None:
         self.text = padded = bytes(_PADDING) + text + bytes(_PADDING)
         self._words: UInt64s = np.ndarray((len(padded) - 8,), "<u8", padded, strides=(1,))
-        raw = np.frombuffer(padded, np.uint8)
+        self._raw = raw = np.frombuffer(padded, np.uint8)
         marks = np.flatnonzero((raw == _COMMA) | (raw == _NEWLINE))
         newlines = np.flatnonzero(raw[marks] == _NEWLINE)
         self.marks = marks
@@ -104,13 +112,28 @@ class _Source:
         """The eight bytes from each position on, which may be up to 16 bytes before the text."""
         return self._words[at]
 
+    def objects(self) -> int:
+        """How many objects begin: two in a line, if no argument is an object."""
+        return int(np.count_nonzero(self._raw == _BRACE))
+
+    def objects_by_line(self) -> Int64s:
+        at = np.flatnonzero(self._raw == _BRACE)
+        return np.searchsorted(at, self.end) - np.searchsorted(at, self.begin)
+
+    def without(self, is_read: Bools) -> bytes:
+        """The lines that are not read yet, and what is behind the last newline."""
+        others = np.flatnonzero(~is_read)
+        spans = zip(self.begin[others].tolist(), self.end[others].tolist(), strict=True)
+        left = [self.text[begin:end] for begin, end in spans]
+        return b"\n".join([*left, self.text[self.ended : -_PADDING]])
+
 
 def _group(
     source: _Source, lines: Int64s, fields: int, calls: Calls
 ) -> tuple[dict[str, npt.NDArray[Any]], Bools]:
     """Columns of lines with the same number of commas, and which lines are as usual."""
     begin, end = source.begin[lines], source.end[lines]
-    comma = source.marks[source.first[lines][:, None] + np.arange(fields)].T
+    comma = source.marks[source.first[lines] + np.arange(fields)[:, None]]
     ok = _is(source, begin, _ID) & _is(source, end - 2, _END)
     typed = bool(_is(source, comma[2][:1] + 1, _TYPE)[0])
     at = 3 + typed  # the field of the pid
@@ -145,7 +168,7 @@ def _group(
         "kind": kind,
         **numbers,
         "file": values["file"],
-        "nbytes": np.where(moves, ret, 0),
+        "nbytes": np.where(moves, np.minimum(ret, MOST_BYTES), 0),
         "failed": np.zeros(len(lines), np.uint8),
         "epoch": np.where(is_io, -1, values["epoch"]),
         "step": np.where(is_io, -1, values["step"]),

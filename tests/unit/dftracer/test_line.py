@@ -100,6 +100,51 @@ def test_a_broken_line_is_said_to_be_broken(line: bytes) -> None:
         parse_line(line)
 
 
+@pytest.mark.parametrize(
+    ("args", "kept"),
+    [
+        ('"hhash":"68","note":"a"c","epoch":0,"step":5', {"hhash": "68", "epoch": 0, "step": 5}),
+        ('"note":"C:\\dir","ret":9', {"ret": 9}),
+        ('"ret":9,"note":"a"{"ret":5,"b","step":4', {"ret": 9}),
+        ('"ret":9,"note":"a"b"', {"ret": 9}),
+        ('"fname":"/d/a"b,c.bin","ret":"9"', {"fname": '/d/a"b,c.bin', "ret": "9"}),
+    ],
+)
+def test_texts_that_are_not_escaped_lose_nothing_else(args: str, kept: dict[str, object]) -> None:
+    """A quote or a backslash in an argument: the span, and the arguments whose value is JSON."""
+    line = V22[: V22.index(b'"hhash"')] + args.encode() + b"}}"
+    records, lost = records_of(line)
+    assert not lost
+    (event,) = records
+    assert isinstance(event, Event)
+    assert (event.name, event.pid, event.ts, event.dur) == ("read", 7, 1795464333629573, 81)
+    assert event.args == kept
+    assert records_of(line[:-1])[1]
+    assert len(records_of(line + V20)[0]) == 2
+
+
+def test_a_path_with_a_quote_is_defined() -> None:
+    """A file name that is written unescaped still belongs to its hash."""
+    line = (
+        b'{"id":1,"name":"FH","cat":"dftracer","type":1,"pid":9,"tid":9,"ph":4,'
+        b'"args":{"hhash":"68","name":"/d/a"b,c","value":"0123456789abcdef"}}'
+    )
+    assert records_of(line) == ([Metadata("FH", "0123456789abcdef", '/d/a"b,c', 9, "68")], False)
+
+
+def test_half_a_surrogate_pair_is_text() -> None:
+    """JSON may have it and no output can encode it: it is shown as it is written."""
+    event = parse_line(V0.replace(b"a.bat", b"a\\udc80\\ud83d\\ude00").replace(b"n1", b"n\\ud800"))
+    assert isinstance(event, Event)
+    assert (event.file, event.host) == ("=/data/a\\udc80\N{GRINNING FACE}", "=n\\ud800")
+
+
+def test_an_array_on_one_line() -> None:
+    """The first and the last record have a bracket."""
+    records, lost = records_of(b"[" + b",".join([V20] * 3) + b"]")
+    assert (len(records), lost) == (3, False)
+
+
 def test_a_clock_that_stepped_back_gives_no_negative_time() -> None:
     """A negative duration, written as an unsigned number, is 0 and marked."""
     event = parse_line(V22.replace(b'"dur":81', b'"dur":18446744073709551000'))

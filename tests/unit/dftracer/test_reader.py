@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from frd.dftracer.block import Block, Calls
 from frd.dftracer.reader import BlockReader
 from frd.dftracer.scan import scan
-from tests.world.io_traces import DIALECTS, Call, Writer, training
+from tests.world.io_traces import DIALECTS, Call, Writer, digest, training
 
 SEVERAL = 200
 """Lines of one form: enough for the fastest way."""
@@ -99,6 +99,14 @@ def test_names_and_files_stay_known_from_block_to_block(dialect: str) -> None:
         ('{"id":', '{"ID":'),
         ('"args":{', '"args":[{'),
         ('"ret":7', '"ret":{"id":9,"name":"read"}'),
+        ('"ret":7', '"x":{"a":1,"ret":50,"b":2},"y":1'),
+        ('"ret":7', '"note":"{","ret":7'),
+        ('"ret":7', '"note":"a"c","ret":7'),
+        ('"ret":7', '"note":"a\\qc","ret":7'),
+        ('"ret":7', '"note":"a"b,"ret":7'),
+        ('"ret":7', '"note":"a"{b","ret":7'),
+        ('"name":"read"', '"name":"r"d"'),
+        ('"fhash":"', '"fhash":"\\udc80'),
         ("\n", ",\n"),
         ("\n", "\r\n"),
         ("\n", ""),
@@ -113,6 +121,64 @@ def test_odd_lines_among_usual_ones(old: str, new: str) -> None:
         changed = (parts[number] + b"\n").replace(old.encode(), new.encode())
         parts[number] = changed.removesuffix(b"\n")
     both(b"\n".join(parts))
+
+
+@pytest.mark.parametrize("count", [10, SEVERAL])
+def test_a_quote_in_an_argument_loses_no_span(count: int) -> None:
+    """DFTracer writes a note such as `a"c` unescaped: few lines and many are read alike, and none
+    is broken."""
+    calls = [
+        Call("forward", 10 * n, 3, "compute", args={"note": "aQc", "epoch": 1, "step": n})
+        for n in range(count)
+    ]
+    fast, _ = both(text("v2.2", calls).replace(b"aQc", b'a"c'))
+    assert (len(fast), fast.broken) == (count, 0)
+    assert fast.epoch.tolist() == [1] * count
+    assert sorted(fast.step.tolist()) == list(range(count))
+
+
+def test_arguments_of_arguments_are_not_read() -> None:
+    """Objects in arguments, among lines that were cut so that braces are as many as usual."""
+    lines = text("v2.2", [Call("read", 10 * n, 3, file="/d", ret=7) for n in range(SEVERAL)])
+    nested = lines.replace(b'"ret":7', b'"x":{"a":1,"ret":50,"b":2},"y":1')
+    fast, _ = both(nested)
+    assert (len(fast), fast.nbytes.sum()) == (SEVERAL, 0)
+    cut = b'"type":3,"pid":7}}\n' * SEVERAL
+    mixed, _ = both(nested + lines + cut)
+    assert (mixed.nbytes.sum(), mixed.broken) == (7 * SEVERAL, SEVERAL)
+
+
+def test_many_definitions_hide_no_span() -> None:
+    """As many definitions, of fewer fields than a call has, as calls."""
+    calls = text("v2.2", [Call("read", 10 * n, 3, file="/d", ret=7) for n in range(SEVERAL)])
+    facts = "".join(
+        f'{{"id":{n},"name":"PR","cat":"dftracer","type":1,"pid":7,"tid":7,"ph":4,'
+        f'"args":{{"name":"fact","value":"{n}"}}}}\n'
+        for n in range(SEVERAL)
+    )
+    fast, _ = both(facts.encode() + calls)
+    assert (len(fast), len(fast.metadata)) == (SEVERAL, SEVERAL + 2)
+
+
+def test_sums_do_not_overflow() -> None:
+    """Items of a huge size, and results of 16 digits: at most 4 TiB a call, never negative."""
+    items = [
+        Call("fread", 1, 3, "STDIO", ret=1 << 60, args={"size": 1024}),
+        Call("fread", 1, 3, "STDIO", ret=3, args={"size": 1 << 31}),
+        Call("read", 1, 3, ret=(1 << 63) - 1),
+    ]
+    fast, _ = both(text("v2.2", items))
+    assert sorted(fast.nbytes.tolist()) == [3 << 31, 1 << 42, 1 << 42]
+    many = [Call("read", 10 * n, 3, file="/d", ret=9_999_999_999_999_999) for n in range(SEVERAL)]
+    fast, _ = both(text("v2.2", many))
+    assert fast.nbytes.sum() == SEVERAL << 42
+
+
+def test_blanks_after_a_colon() -> None:
+    """A trace that another tool has formatted still names its host."""
+    data = text("v2.2", [Call("read", 1, 3, ret=7)]).replace(b'":', b'": ')
+    fast, _ = both(data)
+    assert fast.host == digest("node1")
 
 
 @given(st.integers(0, 1 << 30))
