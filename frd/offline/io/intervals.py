@@ -6,6 +6,7 @@ ordered by the ends of calls; so only the last pieces are ever merged again.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -81,13 +82,19 @@ class IntervalSet:
         """Sorted and disjoint, each of shape (2, n), n > 0."""
         return (piece.unpacked() for piece in self._pieces)
 
+    @classmethod
+    def merged(cls, sets: Iterable[IntervalSet]) -> IntervalSet:
+        """The union. Pieces come in the order of their begin, so that only the last one changes:
+        one set after the other would take each piece apart again."""
+        out = cls()
+        pieces = [one.pieces for one in sets]
+        for piece in heapq.merge(*pieces, key=lambda piece: int(piece[0, 0])):
+            out._append(piece)
+        return out
+
     def add(self, start: Int64s, end: Int64s) -> None:
         """Spans in any order."""
         self._append(union(start, end))
-
-    def update(self, other: IntervalSet) -> None:
-        for piece in other.pieces:
-            self._append(piece)
 
     def mapped(self, change: Callable[[Int64s], Int64s]) -> IntervalSet:
         """With other times, in the same order; what becomes empty is left out."""
@@ -97,11 +104,6 @@ class IntervalSet:
     @property
     def length(self) -> int:
         return sum(int((piece[1] - piece[0]).sum()) for piece in self.pieces)
-
-    @property
-    def begin(self) -> int:
-        """The first begin; the set is not empty."""
-        return self._pieces[0].base + int(self._pieces[0].columns[0, 0])
 
     def __len__(self) -> int:
         return sum(map(len, self._pieces))

@@ -123,11 +123,7 @@ _Mine = Sequence[tuple[Source, Part, ProcessPart]]
 
 
 def _joined(sets: Iterable[tuple[IntervalSet, Source]]) -> IntervalSet:
-    out = IntervalSet()
-    scaled = [one.mapped(source.aligned) for one, source in sets]
-    for one in sorted((one for one in scaled if len(one)), key=lambda one: one.begin):
-        out.update(one)
-    return out
+    return IntervalSet.merged(one.mapped(source.aligned) for one, source in sets)
 
 
 def _steps(

@@ -59,12 +59,38 @@ def test_sets_are_those_of_single_microseconds(ones: list[Spans], others: list[S
     assert mine.length == len(one)
     alone = mine.minus(theirs)
     assert times(alone) == one - other
-    both = made(ones)
-    both.update(theirs)
-    assert times(both) == one | other
+    assert times(IntervalSet.merged([mine, theirs])) == one | other
     begin = np.arange(T0 - 10, T0 + 470, 37)
     inside = mine.within(begin, begin + 37)
     assert inside.tolist() == [len({a for a in one if b <= a + T0 < b + 37}) for b in begin]
+
+
+@given(st.lists(st.lists(spans, max_size=4), max_size=5))
+def test_a_union_of_several_sets_is_that_of_all_their_spans(sets: list[list[Spans]]) -> None:
+    """Sets of processes of a rank, which interleave, lie in each other or are empty."""
+    merged = IntervalSet.merged(made(parts) for parts in sets)
+    assert times(merged) == set().union(*(covered(part) for parts in sets for part in parts))
+
+
+def test_sets_that_interleave_are_merged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes of a rank work at the same time: each interval is sorted a few times, however
+    long they work."""
+    sorted_rows: list[int] = []
+    usual = intervals.union
+
+    def counted(start: Int64s, end: Int64s) -> Int64s:
+        sorted_rows.append(len(start))
+        return usual(start, end)
+
+    monkeypatch.setattr(intervals, "_SMALL", 64)
+    sets = []
+    for first in (0, 3):
+        begin = T0 + first + 10 * np.arange(20_000)
+        sets.append(IntervalSet(np.stack((p, p + 2)) for p in np.array_split(begin, 200)))
+    monkeypatch.setattr(intervals, "union", counted)
+    merged = IntervalSet.merged(sets)
+    assert (len(merged), merged.length) == (40_000, 80_000)
+    assert sum(sorted_rows) < 6 * 40_000
 
 
 def test_intervals_hours_apart_keep_their_times() -> None:
@@ -72,7 +98,7 @@ def test_intervals_hours_apart_keep_their_times() -> None:
     wide = made([[(0, 5), (1, 9)], [(400, 3)]], stretch=10**10)
     assert wide.length == 13 * 10**10
     assert wide.mapped(lambda at: at * 1_000 + 7).length == 13 * 10**13
-    assert wide.begin == T0
+    assert wide.joined()[0, 0] == T0
 
 
 def test_intervals_beyond_the_end_of_a_clock_are_none() -> None:
@@ -80,9 +106,7 @@ def test_intervals_beyond_the_end_of_a_clock_are_none() -> None:
     some = made([[(0, 5)], [(400, 3)]])
     beyond = some.mapped(lambda at: np.minimum(at, T0))
     assert (len(beyond), beyond.length) == (0, 0)
-    for _ in range(2):
-        some.update(beyond)
-    assert times(some) == covered([(0, 5), (400, 3)])
+    assert times(IntervalSet.merged([some, beyond, beyond])) == covered([(0, 5), (400, 3)])
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(-99, 99))), max_size=6))
