@@ -105,6 +105,7 @@ def write_files(
     html: Path | None,
 ) -> None:
     from frd.offline.output.export import export, export_timeline
+    from frd.offline.output.io_tracks import not_drawn
     from frd.store.new_path import new_path
 
     if output is not None:
@@ -114,6 +115,8 @@ def write_files(
         with progress("writing the timeline") as step:
             export_timeline(analysis, timeline, step, io)
         click.echo(f"written: {timeline}: open it in https://ui.perfetto.dev", err=True)
+        if io is not None and (left_out := not_drawn(io)):
+            click.echo(f"not drawn: {left_out}", err=True)
     if html is not None and analysis is not None:
         from frd.cli.screens.html_page import page
 

@@ -6,7 +6,7 @@ read: so a hundred million spans are written without being in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -18,8 +18,6 @@ from frd.model import Int64s, UInt8s
 from frd.offline.io.analysis import IoAnalysis, RankIo
 from frd.offline.io.reading import PieceReader
 from frd.offline.io.source import Source
-
-Progress = Callable[[int, int], None]
 
 COLUMNS: Final = {
     "rank": "int",
@@ -95,31 +93,42 @@ class Spans:
         ]
 
 
-def spans_of(
-    io: IoAnalysis, ranks: Sequence[RankIo] | None = None, progress: Progress | None = None
-) -> Iterator[Spans]:
-    """All spans, rank by rank and trace by trace; of some `ranks` only, if given."""
-    chosen = io.ranks if ranks is None else ranks
-    total = sum(len(one.sources) for one in chosen)
-    done = 0
-    for one in chosen:
+def spans_of(io: IoAnalysis) -> Iterator[Spans]:
+    """All spans, in the order of ranks; those of several ranks in one trace come together."""
+    return (spans for _, spans in spans_by_rank(io, io.ranks))
+
+
+def spans_by_rank(io: IoAnalysis, ranks: Sequence[RankIo]) -> Iterator[tuple[int, Spans]]:
+    """Spans of some ranks, each with the index of its rank in `ranks`.
+
+    A piece of a trace is read once, however many processes and ranks it has.
+    """
+    wanted: dict[int, dict[int, tuple[int, Source]]] = {}
+    for number, one in enumerate(ranks):
         for source in one.sources:
-            yield from _of_source(io, one.rank, source)
-            done += 1
-            if progress is not None:
-                progress(done, total)
+            wanted.setdefault(source.part, {})[source.pid] = number, source
+    for part, sources in wanted.items():
+        yield from _of_piece(io, ranks, part, sources)
 
 
-def _of_source(io: IoAnalysis, rank: int | None, source: Source) -> Iterator[Spans]:
-    piece = io.facts[source.part].piece
+def _of_piece(
+    io: IoAnalysis, ranks: Sequence[RankIo], part: int, sources: Mapping[int, tuple[int, Source]]
+) -> Iterator[tuple[int, Spans]]:
+    """`sources` are by pid."""
+    piece = io.facts[part].piece
     reader = PieceReader(piece)
-    host = io.identities.process(piece.file.path, source.pid).host
+    hosts = {pid: io.identities.process(piece.file.path, pid).host for pid in sources}
     texts = _Texts(reader.calls, partial(io.identities.text, piece.file.path))
     for block in reader.blocks():
-        rows = np.flatnonzero(block.pid == source.pid)
-        if len(rows):
-            texts.update()
-            yield _spans(block, rows, texts, source, rank, host)
+        texts.update()
+        for pid in np.unique(block.pid).tolist():
+            if pid in sources:
+                rows = np.flatnonzero(block.pid == pid)
+                number, source = sources[pid]
+                yield (
+                    number,
+                    _spans(block, rows, texts, source, ranks[number].rank, hosts[pid]),
+                )
 
 
 class _Texts:

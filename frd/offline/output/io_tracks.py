@@ -1,25 +1,28 @@
 """Spans of traces as tracks of a timeline: one a thread, below its rank.
 
-Of a rank with very many spans the longest are drawn: a browser does not open more, and a timeline
-is for what takes time.
+Of a rank with very many spans the longest are drawn, of equally long ones the first: a browser does
+not open more, and a timeline is for what takes time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from frd.dftracer.kinds import Kind
+from frd.forms import fold_ranks
 from frd.model import Int64s
 from frd.offline.io.analysis import IoAnalysis, RankIo
-from frd.offline.io.spans import Spans, spans_of
+from frd.offline.io.spans import Spans, spans_by_rank
 from frd.offline.output.op_intervals import lanes
 from frd.offline.output.perfetto import BEGIN, INSTANT, TraceWriter
 
 MAX_SPANS: Final = 200_000
 """Of a rank."""
+_TOGETHER: Final = 5 * MAX_SPANS
+"""Spans in memory. Ranks are drawn together, because a trace may have many of them."""
 MAX_LANES: Final = 32
 _ORDER: Final = 1 << 20
 """After the groups of a rank."""
@@ -35,30 +38,97 @@ def add_io(
     order: int,
 ) -> None:
     """Add all spans. `tracks` are those of ranks that are there, `order` the place of others."""
-    for number, one in enumerate(io.ranks, 1):
-        parent = tracks.get(one.rank) if one.rank is not None else None
-        if parent is None:
-            place = order + (one.rank if one.rank is not None else _UNKNOWN_RANK)
-            parent = writer.track(_title(one), order=place, ordered=True)
-        _add_rank(writer, list(_longest(io, one)), parent)
-        progress(number, len(io.ranks))
+    done = 0
+    for ranks in _batches(io.ranks):
+        for one, blocks in zip(ranks, _longest(io, ranks), strict=True):
+            parent = tracks.get(one.rank) if one.rank is not None else None
+            if parent is None:
+                place = order + (one.rank if one.rank is not None else _UNKNOWN_RANK)
+                parent = writer.track(_title(one), order=place, ordered=True)
+            _add_rank(writer, blocks, parent)
+            done += 1
+            progress(done, len(io.ranks))
+
+
+def not_drawn(io: IoAnalysis) -> str:
+    """What a timeline leaves out; empty if nothing."""
+    crowded = [one for one in io.ranks if one.usage.events > MAX_SPANS]
+    ranks = [one.rank for one in crowded if one.rank is not None]
+    more = len(crowded) - len(ranks)
+    names = [f"rank{'s' * (len(ranks) > 1)} {fold_ranks(ranks)}"] if ranks else []
+    names += [f"{more} process{'es' * (more > 1)} without a rank"] if more else []
+    if not names:
+        return ""
+    left_out = sum(one.usage.events - MAX_SPANS for one in crowded)
+    return (
+        f"the {left_out:,} shortest spans of {' and '.join(names)}: a timeline has at most the "
+        f"{MAX_SPANS:,} longest of each: --output has all of them"
+    )
+
+
+def _batches(ranks: Sequence[RankIo]) -> Iterator[list[RankIo]]:
+    """Ranks whose spans fit in memory together; at least one."""
+    batch: list[RankIo] = []
+    size = 0
+    for one in ranks:
+        drawn = min(one.usage.events, MAX_SPANS)
+        if batch and size + drawn > _TOGETHER:
+            yield batch
+            batch, size = [], 0
+        batch.append(one)
+        size += drawn
+    if batch:
+        yield batch
 
 
 def _title(one: RankIo) -> str:
     return f"rank {one.rank}" if one.rank is not None else next(iter(one.processes)).label
 
 
-def _longest(io: IoAnalysis, one: RankIo) -> Iterator[Spans]:
-    """Blocks without the shortest spans, if there are too many."""
-    least = 0
-    if one.usage.events > MAX_SPANS:
-        durations = [(s.end_ns - s.start_ns).astype(np.int64) for s in spans_of(io, [one])]
-        at = one.usage.events - MAX_SPANS
-        least = int(np.partition(np.concatenate(durations), at)[at]) + 1
-    for spans in spans_of(io, [one]):
-        rows = np.flatnonzero(spans.end_ns - spans.start_ns >= least)
-        if len(rows):
-            yield spans.take(rows)
+def _longest(io: IoAnalysis, ranks: Sequence[RankIo]) -> list[list[Spans]]:
+    """Blocks of each rank without the shortest spans, if it has too many."""
+    crowded = [number for number, one in enumerate(ranks) if one.usage.events > MAX_SPANS]
+    chosen = {number: _Longest() for number in crowded}
+    for at, spans in spans_by_rank(io, [ranks[number] for number in crowded]):
+        chosen[crowded[at]].see(spans.end_ns - spans.start_ns)
+    blocks: list[list[Spans]] = [[] for _ in ranks]
+    for number, spans in spans_by_rank(io, ranks):
+        if number not in chosen:
+            blocks[number].append(spans)
+        elif len(rows := chosen[number].rows(spans.end_ns - spans.start_ns)):
+            blocks[number].append(spans.take(rows))
+    return blocks
+
+
+class _Longest:
+    """The `MAX_SPANS` longest of more spans: first `see` all of them, then ask for `rows`."""
+
+    def __init__(self) -> None:
+        self._seen: Int64s = np.empty(0, np.int64)
+        self._new: list[Int64s] = []
+        self._least: int | None = None
+        self._ties = 0
+
+    def see(self, durations: Int64s) -> None:
+        self._new.append(durations)
+        if sum(map(len, self._new)) > MAX_SPANS:
+            self._forget()
+
+    def rows(self, durations: Int64s) -> Int64s:
+        """Those of the next block; blocks come as they were seen."""
+        if self._least is None:
+            self._forget()
+            self._least = int(self._seen.min())
+            self._ties = int((self._seen == self._least).sum())
+        ties = np.flatnonzero(durations == self._least)[: self._ties]
+        self._ties -= len(ties)
+        return np.sort(np.concatenate((np.flatnonzero(durations > self._least), ties)))
+
+    def _forget(self) -> None:
+        """All but the longest."""
+        seen = np.concatenate((self._seen, *self._new))
+        at = max(len(seen) - MAX_SPANS, 0)
+        self._seen, self._new = np.partition(seen, at)[at:], []
 
 
 def _add_rank(writer: TraceWriter, blocks: list[Spans], parent: int) -> None:

@@ -237,3 +237,17 @@ def test_impossible_times_break_no_output(tmp_path: Path) -> None:
         assert run(["analyze", "--traces", str(path), "--json"]) == 0
         outputs = [f"--output={tmp_path / f'{number}.csv'}", f"--timeline={tmp_path / str(number)}"]
         assert run(["analyze", "--traces", str(path), *outputs]) == 0
+
+
+def test_a_timeline_says_what_it_leaves_out(
+    traces: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """More spans than a timeline may have: a line that names the ranks and where all spans are."""
+    monkeypatch.setattr("frd.offline.output.io_tracks.MAX_SPANS", 50)
+    assert run(["analyze", "--traces", str(traces), f"--timeline={tmp_path / 't.pftrace'}"]) == 0
+    said = capsys.readouterr().err
+    assert "not drawn: the " in said
+    assert "shortest spans of ranks 0-2: a timeline has at most the 50 longest of each" in said
