@@ -19,7 +19,7 @@ from typing import Final
 
 from frd.dftracer.inflate import MAGIC, begins_member
 from frd.errors import TraceError
-from frd.offline.load.discovery import searched
+from frd.offline.load.discovery import has_dumps, searched
 
 MAX_FILES: Final = 1_000_000
 PLAIN, PACKED = ".pfw", ".pfw.gz"
@@ -49,34 +49,53 @@ class Piece:
     first: int
     end: int
 
-    @property
-    def is_last(self) -> bool:
-        return self.end >= self.file.size
-
 
 def find_traces(paths: Sequence[Path]) -> tuple[list[TraceFile], list[str]]:
     """The traces in files and folders, by path, and warnings.
 
     Raises:
-        TraceError: a path does not exist, or there is no trace at all.
+        TraceError: a path does not exist or cannot be read or has dumps in place of traces, or
+            there is no trace at all.
     """
     warnings: list[str] = []
-    found: dict[Path, TraceFile] = {}
+    found: dict[tuple[int, int], TraceFile] = {}
     for given in paths:
         path = Path(os.path.abspath(given))
-        if not path.exists():
-            raise TraceError(f"{path}: no such file or folder: name DFTracer's files or folder")
-        names = _in_folder(path, warnings) if path.is_dir() else iter([path])
+        names = list(_names(path, warnings))
         for one in names:
             if len(found) >= MAX_FILES:
                 warnings.append(f"{path}: more than {MAX_FILES} traces: the others are left out")
                 break
-            if (file := _trace_file(one, warnings)) is not None:
-                found[one] = file
+            _add(one, found, warnings)
+        if not any(name.name.endswith((PLAIN, PACKED)) for name in names):
+            _check_no_dumps(path)
+        if not names:
+            warnings.append(f"{path}: no trace in it")
     if not found:
         raise TraceError(_nothing(paths))
-    _drop_doubles(found, warnings)
-    return [found[path] for path in sorted(found)], warnings
+    files = {file.path: file for file in found.values()}
+    _drop_doubles(files, warnings)
+    return [files[path] for path in sorted(files)], warnings
+
+
+def _names(path: Path, warnings: list[str]) -> Iterator[Path]:
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        message = f"{path}: no such file or folder: name DFTracer's files or folder"
+        raise TraceError(message) from None
+    except OSError as error:
+        message = f"{path}: {error.strerror}: name files that this user may read"
+        raise TraceError(message) from None
+    return _in_folder(path, warnings) if is_folder else iter([path])
+
+
+def _check_no_dumps(path: Path) -> None:
+    """`--traces` takes all paths up to the next option, so it may take DIR as well."""
+    if has_dumps(path):
+        raise TraceError(
+            f"--traces: {path}: has Flight Recorder dumps, no traces: name it before --traces"
+        )
 
 
 def _in_folder(folder: Path, warnings: list[str]) -> Iterator[Path]:
@@ -88,17 +107,25 @@ def _in_folder(folder: Path, warnings: list[str]) -> Iterator[Path]:
         yield from (Path(parent, name) for name in sorted(names) if name.endswith((PLAIN, PACKED)))
 
 
-def _trace_file(path: Path, warnings: list[str]) -> TraceFile | None:
+def _add(path: Path, found: dict[tuple[int, int], TraceFile], warnings: list[str]) -> None:
+    """Add a file, unless it is there under another name; a link gives way to what it leads to."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             warnings.append(f"{path}: no regular file: left out")
-            return None
-        with open_trace(path) as file:
-            return TraceFile(path, status.st_size, file.read(len(MAGIC)) == MAGIC)
+            return
+        with open_trace(path) as opened:
+            file = TraceFile(path, status.st_size, opened.read(len(MAGIC)) == MAGIC)
+        of = status.st_dev, status.st_ino
+        old = found.setdefault(of, file)
+        if old.path == path:
+            return
+        if old.path.is_symlink() and not path.is_symlink():
+            found[of], file = file, old
     except OSError as error:
         warnings.append(f"{path}: {error.strerror}: left out")
-        return None
+    else:
+        warnings.append(f"{file.path}: the same file as {found[of].path}: counted once")
 
 
 def open_trace(path: Path) -> FileIO:
@@ -106,11 +133,17 @@ def open_trace(path: Path) -> FileIO:
 
 
 def _drop_doubles(found: dict[Path, TraceFile], warnings: list[str]) -> None:
-    """While `gzip` packs a trace, and if it is killed, the plain file is the whole one."""
+    """While `gzip` packs a trace, and if it is killed, the plain file is the whole one; an empty
+    one is what a killed process left of another run."""
     for path in [path for path in found if path.name.endswith(PACKED)]:
-        if path.with_suffix("") in found:
+        if (plain := found.get(path.with_suffix(""))) is None:
+            continue
+        if plain.size or not found[path].size:
             warnings.append(f"{path}: the same trace is there unpacked: left out")
             del found[path]
+        else:
+            warnings.append(f"{plain.path}: 0 bytes, and {path.name} is not empty: left out")
+            del found[plain.path]
 
 
 def _nothing(paths: Sequence[Path]) -> str:

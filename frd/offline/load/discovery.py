@@ -81,6 +81,16 @@ def discover(
     return Found(files, made, tuple(warnings))
 
 
+def has_dumps(path: Path) -> bool:
+    """True if `path` is a dump, or a folder with dumps; compressed ones only if frd made it."""
+    if not path.is_dir():
+        return _likeness(path) > 1
+    if made_by_frd(path, []) is not None:
+        return True
+    numbered = _candidates(path, None, []).values()
+    return any(_likeness(one) > 1 for files in numbered for _, one in files[:_SAMPLES])
+
+
 # -- any folder --------------------------------------------------------------------------------
 
 

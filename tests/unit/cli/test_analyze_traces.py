@@ -185,6 +185,17 @@ def test_spans_are_tracks_below_their_rank(hanging: Path, traces: Path, tmp_path
         assert len(begun) > sum(len(training(rank, slow=SLOW)) for rank in range(3)) / 2
 
 
+def test_dumps_among_the_traces_are_an_error(
+    hanging: Path, traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--traces TR DIR`` takes DIR for traces: the error says where DIR belongs; also if a dump
+    is named itself."""
+    for dumped in (hanging, next(path for path in sorted(hanging.iterdir()) if path.is_file())):
+        assert run(["analyze", "--traces", str(traces), str(dumped)]) == FAILED
+        said = capsys.readouterr().err
+        assert f"{dumped}: has Flight Recorder dumps, no traces: name it before --traces" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -157,6 +159,51 @@ def test_the_plain_file_of_an_interrupted_gzip_counts(tmp_path: Path, lines: lis
     io = load_traces([tmp_path])
     assert [trace.path.name for trace in io.traces] == ["t.pfw"]
     assert any("t.pfw.gz: the same trace is there unpacked" in w for w in io.warnings)
+
+
+def test_an_empty_file_gives_way_to_the_packed_one(tmp_path: Path, lines: list[str]) -> None:
+    """A killed process left 0 bytes under the name of a trace that was packed before."""
+    (tmp_path / "t.pfw").touch()
+    write_trace(tmp_path / "t.pfw.gz", lines)
+    io = load_traces([tmp_path])
+    assert [trace.path.name for trace in io.traces] == ["t.pfw.gz"]
+    assert list(io.warnings) == [f"{tmp_path}/t.pfw: 0 bytes, and t.pfw.gz is not empty: left out"]
+
+
+def test_a_file_with_several_names_is_counted_once(tmp_path: Path, lines: list[str]) -> None:
+    """A symbolic link, a hard link and the same path twice: one trace, and a warning for each
+    other name."""
+    path = write_trace(tmp_path / "t.pfw", lines)
+    (tmp_path / "latest.pfw").symlink_to(path)
+    (tmp_path / "z.pfw").hardlink_to(path)
+    io = load_traces([tmp_path, path])
+    assert [trace.path for trace in io.traces] == [path]
+    assert io.events == load_traces([path]).events
+    assert list(io.warnings) == [
+        f"{tmp_path}/{name}: the same file as {path}: counted once"
+        for name in ("latest.pfw", "z.pfw")
+    ]
+
+
+def test_a_file_in_a_locked_folder_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder may not be entered, so even the status of the file is refused."""
+
+    def refused(self: Path, **_: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(Path, "stat", refused)
+    with pytest.raises(TraceError, match=r"t\.pfw: Permission denied: name files"):
+        load_traces([tmp_path / "t.pfw"])
+
+
+def test_a_folder_without_traces_is_named(tmp_path: Path, lines: list[str]) -> None:
+    """One of two folders has no trace: a warning."""
+    write_trace(tmp_path / "a" / "t.pfw", lines)
+    (tmp_path / "b").mkdir()
+    io = load_traces([tmp_path / "a", tmp_path / "b"])
+    assert list(io.warnings) == [f"{tmp_path}/b: no trace in it"]
 
 
 def test_numbers_beyond_all_bounds(tmp_path: Path, lines: list[str]) -> None:
