@@ -6,7 +6,8 @@ Parses flags, shows progress and prints. `frd.offline` analyzes, makes the table
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -163,6 +164,7 @@ def command(
     for file in (timeline, html):
         if file is not None:
             check_new(file)
+    _check_apart({"--output": output, "--timeline": timeline, "--html": html})
 
     analysis = _analyze_dumps(paths, prefix, group_world_size, stall_after) if paths else None
     io = None
@@ -173,6 +175,16 @@ def command(
     show(chosen, io, paths, Tables(entries, collectives, stacks), as_json=as_json)
     write_files(analysis, io, paths, output, timeline, html)
     return FINDINGS_PRESENT if analysis is not None and analysis.findings else 0
+
+
+def _check_apart(files: Mapping[str, Path | None]) -> None:
+    """Two outputs in one file: refuse before one of them is written."""
+    by_path: dict[str, str] = {}
+    for option, path in files.items():
+        if path is None:
+            continue
+        if (other := by_path.setdefault(os.path.realpath(path), option)) != option:
+            raise click.UsageError(f"{option}: {path}: is the file of {other}: name another one")
 
 
 def _analyze_dumps(

@@ -47,7 +47,8 @@ def show(
         print_json(out)
         return
     screen = console()
-    if chosen is not None and (tables.entries or tables.collectives):
+    has_verdict = chosen is not None and not (tables.entries or tables.collectives)
+    if chosen is not None and not has_verdict:
         _print_tables(chosen, tables)
     elif chosen is not None:
         from frd.cli.screens.verdict import verdict
@@ -56,7 +57,7 @@ def show(
     if io is not None:
         from frd.cli.screens.io_report import io_report
 
-        screen.print(Group(*io_report(io)))
+        screen.print(Group(*io_report(io, with_starved=not has_verdict)))
 
 
 def _json(chosen: Selection, shown: Tables) -> dict[str, object]:

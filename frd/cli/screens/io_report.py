@@ -37,9 +37,10 @@ _STEPS: Final = (
 _UNCLOSED: Final = ("opened, never closed", "rank", "since (UTC)")
 
 
-def io_report(io: IoAnalysis) -> Iterator[RenderableType]:
+def io_report(io: IoAnalysis, *, with_starved: bool = True) -> Iterator[RenderableType]:
+    """`with_starved` unless a verdict above has said what starved the first cause."""
     yield Text()
-    for one in io.starved:
+    for one in io.starved if with_starved else ():
         yield Text(plain(f"rank {one.rank}: {one.text}"), style="bold red")
     ranks = sorted(io.ranks, key=lambda one: -one.usage.unoverlapped_ns)[:MAX_RANKS]
     yield _table(_RANKS, [_rank_row(one) for one in io.ranks if one in ranks])

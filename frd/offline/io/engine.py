@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, Final, Protocol
 
 from frd.errors import ConfigError, ServiceUnavailable
@@ -21,6 +22,8 @@ LARGE_BYTES: Final = 256 << 20
 _PACKED_FACTOR: Final = 12
 _TIMEOUT_S: Final = 10
 _WORKERS: Final = "FRD_DASK_WORKERS"
+_NEEDED: Final = "frd.offline.io.part"
+"""The module with the functions that workers run."""
 
 
 _ENVIRON: Final = {
@@ -97,8 +100,8 @@ def engine_for(
     """Dask at `scheduler`; else processes of this machine if there is much to read.
 
     Raises:
-        ConfigError: a scheduler is named, but Dask is not installed.
-        ServiceUnavailable: the scheduler does not answer.
+        ConfigError: a scheduler is named, but Dask is not installed; FRD_DASK_WORKERS is no number.
+        ServiceUnavailable: the scheduler does not answer, or has no workers that can read traces.
     """
     if scheduler is not None:
         with _client(scheduler) as client:
@@ -120,8 +123,13 @@ def engine_for(
 
 
 def _workers() -> int:
-    given = os.environ.get(_WORKERS, "")
-    return int(given) if given.isdecimal() else len(os.sched_getaffinity(0))
+    if not (given := os.environ.get(_WORKERS, "")):
+        return len(os.sched_getaffinity(0))
+    if not given.isdecimal():
+        raise ConfigError(
+            f"{_WORKERS}: {given}: no number of processes: use 1 or more, or unset it"
+        )
+    return int(given)
 
 
 def _has_dask() -> bool:
@@ -134,7 +142,11 @@ def _has_dask() -> bool:
 
 @contextmanager
 def local_cluster(workers: int) -> Iterator[Any]:
-    """A client of that many processes, which end with it."""
+    """A client of that many processes, which end with it.
+
+    Dask's HTTP server cannot be left out: it has no pages, and any free port of the loopback
+    interface, so that two analyses at the same time do not compete for one.
+    """
     import logging
 
     import dask
@@ -145,6 +157,8 @@ def local_cluster(workers: int) -> Iterator[Any]:
             {
                 "distributed.nanny.pre-spawn-environ": _ENVIRON,
                 "distributed.worker.profile.enabled": False,
+                "distributed.scheduler.http.routes": [],
+                "distributed.worker.http.routes": [],
             }
         ),
         LocalCluster(
@@ -152,6 +166,7 @@ def local_cluster(workers: int) -> Iterator[Any]:
             threads_per_worker=1,
             processes=True,
             dashboard_address=None,
+            scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
             silence_logs=logging.ERROR,
         ) as cluster,
         Client(cluster) as client,
@@ -176,7 +191,30 @@ def _client(scheduler: str) -> Iterator[Any]:
             "name its address, such as tcp://HOST:8786, or leave it out"
         ) from None
     with client:
+        _check_workers(client, scheduler)
         yield client
+
+
+def _check_workers(client: Any, scheduler: str) -> None:
+    """Fail before any work: tasks would wait for a worker for ever, or fail where frd is not."""
+    try:
+        client.wait_for_workers(1, timeout=_TIMEOUT_S)
+    except TimeoutError:
+        raise ServiceUnavailable(
+            f"--scheduler: {scheduler}: has no workers: start some with "
+            f"`dask worker {scheduler}`, or leave it out"
+        ) from None
+    try:
+        found = {"the scheduler": client.run_on_scheduler(find_spec, _NEEDED)}
+    except ImportError:
+        found = {"the scheduler": None}
+    found |= client.run(find_spec, _NEEDED, on_error="return")
+    if lacking := [at for at, spec in found.items() if spec is None or isinstance(spec, Exception)]:
+        raise ServiceUnavailable(
+            f"--scheduler: {scheduler}: frd is not installed at {len(lacking)} of {len(found)} "
+            f"processes of the cluster, such as {lacking[0]}: install this version of it there, or "
+            "leave it out"
+        )
 
 
 def _words(error: Exception) -> str:

@@ -104,7 +104,11 @@ def test_a_call_in_progress_starves_the_first_cause(
     assert suspect["rank"] == 2
     assert starved["text"] in suspect["evidence"]
     run(["analyze", str(hanging), "--traces", str(tmp_path / "traces")])
-    assert f"starved by {SLOW}" in " ".join(capsys.readouterr().out.split())
+    screen = capsys.readouterr().out
+    assert f"starved by {SLOW}" in " ".join(screen.split())
+    assert screen.count("pid 102 was in read of it") == 1
+    run(["analyze", str(hanging), "--traces", str(tmp_path / "traces"), "--entries"])
+    assert capsys.readouterr().out.count("pid 102 was in read of it") == 1
 
 
 def test_a_file_left_open_is_a_likely_cause_and_no_blocked_read(
@@ -206,6 +210,11 @@ def test_dumps_among_the_traces_are_an_error(
         (["--traces", "T", "--memory"], USAGE, "missing"),
         (["F", "--memory", "--traces", "T"], USAGE, "--traces: applies to dumps"),
         (["--traces", "absent"], FAILED, "absent: no such file or folder"),
+        (
+            ["--traces", "T", "-o", "x.json", "--timeline", "./x.json"],
+            USAGE,
+            "--timeline: x.json: is the file of --output: name another one",
+        ),
         (["D", "-o", "x.csv"], USAGE, "CSV has the spans of traces: add --traces"),
     ],
 )
