@@ -198,7 +198,7 @@ def analyze_traces(
     facts: list[Facts] = engine.gather([engine.submit(facts_of, p) for p in parts], progress)
     identities = identities_of(facts, known or {})
     owned = _owned(facts, identities)
-    sources = [_sources(one.pieces, one.rank, facts, identities, offsets_ns) for one in owned]
+    sources = [_sources(one, facts, identities, offsets_ns) for one in owned]
     usages = [
         engine.submit(usage_of, some, *(parts[source.part] for source in some)) for some in sources
     ]
@@ -247,16 +247,27 @@ def _owned(facts: Sequence[Facts], identities: Identities) -> list[_Owned]:
 
 
 def _sources(
-    pieces: Sequence[tuple[int, int]],
-    rank: int | None,
-    facts: Sequence[Facts],
-    identities: Identities,
-    offsets_ns: Mapping[int, int],
+    one: _Owned, facts: Sequence[Facts], identities: Identities, offsets_ns: Mapping[int, int]
 ) -> list[Source]:
-    offset = 0 if rank is None else offsets_ns.get(rank, 0)
-    return [
-        Source(at, pid, identities.unit_ns(facts[at].piece.file.path), offset) for at, pid in pieces
-    ]
+    offset = 0 if one.rank is None else offsets_ns.get(one.rank, 0)
+    found: list[Source] = []
+    for at, pid in one.pieces:
+        path = facts[at].piece.file.path
+        is_child = _is_child(identities.process(path, pid), one, identities)
+        found.append(Source(at, pid, identities.unit_ns(path), offset, is_child))
+    return found
+
+
+def _is_child(process: Process, one: _Owned, identities: Identities) -> bool:
+    """True if it descends, at any depth, from another process of its rank."""
+    seen = {process}
+    at = identities.parents.get(process)
+    while at is not None and at not in seen:
+        if at in one.processes:
+            return True
+        seen.add(at)
+        at = identities.parents.get(at)
+    return False
 
 
 # -- what is missing -------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 Definitions (`docs/io.md` has them for users): a second counts once, however many calls of the rank
 cover it; *unoverlapped I/O* is the time in which a process of the rank is in a call of I/O and no
 process of the rank is in a compute span, by the difference of the two sets of intervals. A step
-lasts from the first span that carries its number to that of the next one.
+lasts from the first span that carries its number to that of the next one. Its number is that of the
+rank's main process, where this has any: a loader's worker is some steps ahead.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ def usage_of(sources: Sequence[Source], *parts: Part) -> Usage:
     )
 
 
-_Mine = Sequence[tuple[Source, Part, ProcessPart]]
+_One = tuple[Source, Part, ProcessPart]
+_Mine = Sequence[_One]
 
 
 def _joined(sets: Iterable[tuple[IntervalSet, Source]]) -> IntervalSet:
@@ -130,12 +132,9 @@ def _steps(
     mine: _Mine, fetch: IntervalSet, io: IntervalSet, compute: IntervalSet, alone: IntervalSet
 ) -> tuple[list[Step], int]:
     """The steps that are reported, and how many there are."""
-    found = Grouped({"begin": LEAST, "end": MOST})
-    for source, _, one in mine:
-        keys, columns = one.steps.rows()
-        times = {name: source.aligned(at) for name, at in columns.items()}
-        found.add(keys, **times)
-    keys, columns = found.rows()
+    keys, columns = _numbered(part for part in mine if not part[0].is_child)
+    if not len(keys):
+        keys, columns = _numbered(mine)
     order = np.argsort(columns["begin"], kind="stable")
     keys, begin, last = keys[order], columns["begin"][order], columns["end"][order]
     if not len(keys):
@@ -146,6 +145,15 @@ def _steps(
     measured += _bytes(mine, begin, end)
     rows = zip(*(column[most].tolist() for column in (keys, begin, end, *measured)), strict=True)
     return [Step(*step_of(key), *values) for key, *values in rows], len(keys)
+
+
+def _numbered(some: Iterable[_One]) -> tuple[Int64s, dict[str, Int64s]]:
+    """By step: when its first span began and its last one ended."""
+    found = Grouped({"begin": LEAST, "end": MOST})
+    for source, _, one in some:
+        keys, columns = one.steps.rows()
+        found.add(keys, **{name: source.aligned(at) for name, at in columns.items()})
+    return found.rows()
 
 
 def _bytes(mine: _Mine, begin: Int64s, end: Int64s) -> list[Int64s]:

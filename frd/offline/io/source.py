@@ -24,6 +24,8 @@ class Source:
     """Nanoseconds in a unit of the trace's times."""
     offset_ns: int
     """Added to get times of the aligned clock."""
+    is_child: bool = False
+    """It descends from another traced process of its rank, as a loader's worker does."""
 
     def aligned(self, at: Int64s) -> Int64s:
         """Times in nanoseconds, not negative; impossible ones are the nearest possible ones."""

@@ -108,6 +108,33 @@ def test_a_step_has_the_time_between_its_first_span_and_the_next_one(tmp_path: P
     assert steps == [(1, 4, 100, 100, 30, 70, 50, 40, 100, 7), (1, 5, 200, 40, 0, 20, 40, 0, 11, 0)]
 
 
+@pytest.mark.parametrize("main_has_steps", [True, False])
+def test_a_worker_ahead_of_its_rank_changes_no_step(tmp_path: Path, main_has_steps: bool) -> None:
+    """A loader's worker, a child of a child, logs the steps that it prepares, all of them before
+    the first one is trained. Steps are the main process', or the worker's if that has none."""
+    main, middle, worker = (Writer("v2.2", pid) for pid in (7, 8, 9))
+    forward = [
+        Call("forward", 1_000 + 100 * n, 90, "compute", args={"epoch": 0, "step": n})
+        for n in range(5)
+    ]
+    ahead = [Call("item", 10 * n, 9, "data", args={"epoch": 0, "step": n}) for n in range(5)]
+    write_trace(
+        tmp_path / "a.pfw",
+        [
+            main.metadata("CM", "rank", "0"),
+            *main.lines([Call("fork", 0, 1, ret=8), *(forward if main_has_steps else [])]),
+        ],
+    )
+    write_trace(tmp_path / "b.pfw", list(middle.lines([Call("fork", 2, 1, ret=9)])))
+    write_trace(tmp_path / "c.pfw", list(worker.lines(ahead)))
+    steps = [
+        (s.step, s.begin_ns // 1_000 - T0_US, s.compute_ns)
+        for s in only(load_traces([tmp_path])).usage.steps
+    ]
+    begin, width, compute = (1_000, 100, 90_000) if main_has_steps else (0, 10, 0)
+    assert steps == [(n, begin + n * width, compute) for n in range(5)]
+
+
 @pytest.mark.parametrize("packed", ["", ".gz"])
 def test_pieces_of_a_file_add_up(
     tmp_path: Path, packed: str, monkeypatch: pytest.MonkeyPatch
