@@ -63,7 +63,6 @@ class Block:
     metadata: Sequence[Metadata] = ()
     tracer: Sequence[Event] = ()
     """`start` and `end` of processes, and forks: as objects, with all arguments."""
-    counters: int = 0
     aggregated: int = 0
     """Records that sum up many calls, and have no span."""
     broken: int = 0

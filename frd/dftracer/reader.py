@@ -162,7 +162,6 @@ class BlockReader:
             host=_host(text),
             metadata=[one for one in others if isinstance(one, Metadata)],
             tracer=[one for one in others if isinstance(one, Event)],
-            counters=phases.count(Phase.COUNTER),
             aggregated=phases.count(Phase.AGGREGATED),
             broken=broken,
             first_broken=first_broken,

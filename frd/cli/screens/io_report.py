@@ -128,6 +128,8 @@ def _facts(io: IoAnalysis) -> Iterator[tuple[str, Text]]:
     if unknown:
         what = f"the rank of {unknown} traced process{'es' * (unknown > 1)}: see docs/io.md"
         yield "not known", Text(what, style="yellow")
+    for text in io.not_listed():
+        yield "not listed", Text(text, style="dim")
     if io.broken_lines:
         yield "broken", Text(f"{io.broken_lines:,} lines, left out", style="yellow")
     yield from warning_facts(io.warnings, "")

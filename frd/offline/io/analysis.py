@@ -8,12 +8,12 @@ frozen values.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frd.forms import utc_text
+from frd.forms import fold_ranks, utc_text
 from frd.model import RankInfo
 from frd.offline.io.discovery import TraceFile, find_traces, pieces_of
 from frd.offline.io.engine import Engine, InProcess, Progress, engine_for
@@ -75,6 +75,23 @@ class IoAnalysis:
     def unclosed(self) -> list[tuple[int | None, FileUse]]:
         return [(one.rank, file) for one in self.ranks for file in one.usage.unclosed]
 
+    def not_listed(self) -> list[str]:
+        """What the lists of files and steps leave out."""
+        lists: dict[str, Callable[[Usage], int]] = {
+            "files that took less time": lambda use: use.files_in_all - len(use.files),
+            "files opened earlier and never closed": lambda use: (
+                use.unclosed_in_all - len(use.unclosed)
+            ),
+            "steps with less unoverlapped I/O": lambda use: use.steps_in_all - len(use.steps),
+        }
+        found = []
+        for what, left_out in lists.items():
+            cut = [one for one in self.ranks if left_out(one.usage)]
+            if cut:
+                count = sum(left_out(one.usage) for one in cut)
+                found.append(f"{count:,} {what}, of {names_of(cut)}")
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """The value of `io` that `frd analyze --traces --json` prints; see docs/io.md."""
         return {
@@ -119,9 +136,19 @@ class IoAnalysis:
                 for trace in self.traces
                 if trace.problem
             ],
+            "not_listed": self.not_listed(),
             "broken_lines": self.broken_lines,
             "warnings": list(self.warnings),
         }
+
+
+def names_of(ranks: Sequence[RankIo]) -> str:
+    """Some ranks and processes in words; at least one."""
+    known = [one.rank for one in ranks if one.rank is not None]
+    more = len(ranks) - len(known)
+    names = [f"rank{'s' * (len(known) > 1)} {fold_ranks(known)}"] if known else []
+    names += [f"{more} process{'es' * (more > 1)} without a rank"] if more else []
+    return " and ".join(names)
 
 
 def _usage_json(one: RankIo) -> dict[str, Any]:

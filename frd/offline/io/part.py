@@ -1,7 +1,8 @@
 """What one piece of a trace adds to the report: sums and sets of time, by process.
 
 A part knows no rank and no path: a hash may be defined in another file, and a child's rank is
-known from its parent. Parts are small, can be pickled, and are joined by `frd.offline.io.report`.
+known from its parent. Parts are small, can be pickled, and are joined by
+`frd.offline.io.rank_report`.
 Times are in the unit of the trace.
 """
 
@@ -136,8 +137,6 @@ class Facts:
     tracer: Sequence[Event]
     pids: tuple[int, ...]
     events: int
-    lines_bytes: int
-    counters: int
     aggregated: int
     broken: int
     first_broken: str
@@ -160,7 +159,7 @@ def read_part(piece: Piece) -> Part:
     processes: dict[int, ProcessPart] = {}
     metadata: dict[Metadata, None] = {}
     tracer: list[Event] = []
-    totals = dict.fromkeys(("counters", "aggregated", "broken", "stepped"), 0)
+    totals = dict.fromkeys(("aggregated", "broken", "stepped"), 0)
     host = first_broken = ""
     for block in reader.blocks():
         host = host or block.host
@@ -181,7 +180,6 @@ def read_part(piece: Piece) -> Part:
         tracer=tracer,
         pids=tuple(processes),
         events=sum(one.events for one in processes.values()),
-        lines_bytes=reader.nbytes,
         first_broken=first_broken,
         problems=tuple(reader.problems),
         files=tuple(reader.calls.files),

@@ -85,6 +85,7 @@ class Usage:
     files_in_all: int
     unclosed: Sequence[FileUse]
     """At most `MAX_FILES`, the last opened first."""
+    unclosed_in_all: int
 
 
 def usage_of(sources: Sequence[Source], *parts: Part) -> Usage:
@@ -99,6 +100,7 @@ def usage_of(sources: Sequence[Source], *parts: Part) -> Usage:
     )
     alone = io.minus(compute)
     files = _files(mine)
+    unclosed = [file for file in files if file.is_open]
     steps, steps_in_all = _steps(mine, fetch, io, compute, alone)
     return Usage(
         events=sum(one.events for *_, one in mine),
@@ -114,9 +116,8 @@ def usage_of(sources: Sequence[Source], *parts: Part) -> Usage:
         steps_in_all=steps_in_all,
         files=sorted(files, key=lambda file: (-file.io_ns, file.key))[:MAX_FILES],
         files_in_all=len(files),
-        unclosed=sorted((file for file in files if file.is_open), key=lambda file: -file.opened_ns)[
-            :MAX_FILES
-        ],
+        unclosed=sorted(unclosed, key=lambda file: -file.opened_ns)[:MAX_FILES],
+        unclosed_in_all=len(unclosed),
     )
 
 

@@ -30,8 +30,6 @@ class PieceReader:
     piece: Piece
     calls: Calls = field(default_factory=Calls)
     problems: list[str] = field(default_factory=list)
-    nbytes: int = 0
-    """Unpacked bytes of the lines that were read."""
 
     def blocks(self) -> Iterator[Block]:
         if not self.piece.file.size:
@@ -39,7 +37,6 @@ class PieceReader:
             return
         reader = BlockReader(self.calls)
         for lines in self._lines():
-            self.nbytes += len(lines)
             yield reader.read(lines)
 
     def _lines(self) -> Iterator[bytes]:

@@ -12,9 +12,8 @@ from typing import Final
 import numpy as np
 
 from frd.dftracer.kinds import Kind
-from frd.forms import fold_ranks
 from frd.model import Int64s
-from frd.offline.io.analysis import IoAnalysis, RankIo
+from frd.offline.io.analysis import IoAnalysis, RankIo, names_of
 from frd.offline.io.spans import Spans, spans_by_rank
 from frd.offline.output.op_intervals import lanes
 from frd.offline.output.perfetto import BEGIN, INSTANT, TraceWriter
@@ -53,15 +52,11 @@ def add_io(
 def not_drawn(io: IoAnalysis) -> str:
     """What a timeline leaves out; empty if nothing."""
     crowded = [one for one in io.ranks if one.usage.events > MAX_SPANS]
-    ranks = [one.rank for one in crowded if one.rank is not None]
-    more = len(crowded) - len(ranks)
-    names = [f"rank{'s' * (len(ranks) > 1)} {fold_ranks(ranks)}"] if ranks else []
-    names += [f"{more} process{'es' * (more > 1)} without a rank"] if more else []
-    if not names:
+    if not crowded:
         return ""
     left_out = sum(one.usage.events - MAX_SPANS for one in crowded)
     return (
-        f"the {left_out:,} shortest spans of {' and '.join(names)}: a timeline has at most the "
+        f"the {left_out:,} shortest spans of {names_of(crowded)}: a timeline has at most the "
         f"{MAX_SPANS:,} longest of each: --output has all of them"
     )
 

@@ -79,6 +79,21 @@ def test_json_has_the_promised_keys(traces: Path, capsys: pytest.CaptureFixture[
     assert {s["rank"] for s in io["steps"]} == {0, 1, 2}
 
 
+def test_lists_that_are_cut_say_so(
+    traces: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """20 steps and 4 files of each rank, of which few are listed; some files are left open."""
+    assert io_of(capsys, "--traces", traces)["io"]["not_listed"] == []
+    monkeypatch.setattr("frd.offline.io.rank_report.MAX_STEPS", 5)
+    monkeypatch.setattr("frd.offline.io.rank_report.MAX_FILES", 1)
+    files, unclosed, steps = io_of(capsys, "--traces", traces)["io"]["not_listed"]
+    assert files.endswith(" files that took less time, of ranks 0-2")
+    assert "files opened earlier and never closed, of rank" in unclosed
+    assert steps == "45 steps with less unoverlapped I/O, of ranks 0-2"
+    assert run(["analyze", "--traces", str(traces)]) == 0
+    assert f"not listed  {steps}" in capsys.readouterr().out
+
+
 def test_traces_takes_all_paths_up_to_the_next_option(
     traces: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
