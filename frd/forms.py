@@ -124,6 +124,29 @@ def duration_text(seconds: float) -> str:
     return f"{days} d {hours} h" if hours else f"{days} d"
 
 
+def encodable(value: Any) -> Any:
+    """A JSON value with each half of a surrogate pair as an escape: UTF-8 cannot encode these.
+
+    Names of files that are no UTF-8 have them, and JSON may.
+    """
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode("utf-8")
+        case dict():
+            return {encodable(key): encodable(one) for key, one in value.items()}
+        case list() | tuple():
+            return [encodable(one) for one in value]
+    return value
+
+
+def json_bytes(value: Any) -> bytes:
+    """`value` as JSON, whatever names are in it."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(encodable(value))
+
+
 def fold_ranks(ranks: Iterable[int]) -> str:
     """Rank set for people: ``0-11,13,15``."""
     runs: list[list[int]] = []

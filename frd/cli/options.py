@@ -21,7 +21,7 @@ from frd.address import is_loopback, split_address, without_scheme
 from frd.cli.client import Client, tls_context
 from frd.credentials import read_token
 from frd.errors import ConfigError
-from frd.forms import unfold_ranks, utc_ns, utc_text
+from frd.forms import json_bytes, unfold_ranks, utc_ns, utc_text
 
 DEFAULT_HTTP = "127.0.0.1:9374"
 
@@ -183,7 +183,7 @@ def _repeated(args: Iterable[str], option: str) -> Iterator[str]:
 
 
 def print_json(value: object) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode("utf-8"))
+    click.echo(msgspec.json.format(json_bytes(value), indent=2).decode("utf-8"))
 
 
 def console() -> Console:

@@ -4,7 +4,7 @@ The dialect is decided line by line from its shape, because the version that a t
 unreliable. DFTracer writes strings without escaping them, cuts a line that is longer than its
 buffer, and then loses the newline, so that the next record is glued to the cut one: `records_of`
 recovers what can be recovered. A line with a quote or a backslash in a text is no JSON:
-`frd.dftracer.salvage` reads it. Needs msgspec only, because the agent uses it too.
+`frd.dftracer.salvage` reads it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from frd.dftracer.salvage import document_of
+from frd.forms import encodable
 
 MAX_INT: Final = (1 << 63) - 1
 TRACER: Final = "dftracer"
@@ -187,24 +188,12 @@ def _object(line: bytes) -> Mapping[str, Any]:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         try:  # raw control characters in strings, or bytes that are not UTF-8
             document = json.loads(line.decode("utf-8", "replace"), strict=False)
-            document = _encodable(document) if b"\\u" in line else document
+            document = encodable(document) if b"\\u" in line else document
         except (ValueError, RecursionError):
             raise BrokenLine("no JSON object") from None
     if not isinstance(document, dict):
         raise BrokenLine("no JSON object")
     return document
-
-
-def _encodable(value: Any) -> Any:
-    """The value with every half of a surrogate pair as text: no output can encode these."""
-    match value:
-        case str():
-            return value.encode("utf-8", "backslashreplace").decode("utf-8")
-        case dict():
-            return {_encodable(key): _encodable(one) for key, one in value.items()}
-        case list():
-            return [_encodable(one) for one in value]
-    return value
 
 
 def _record(document: Mapping[str, Any]) -> Record:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ class Call:
 
 def digest(text: str) -> str:
     """The hash that DFTracer 2 gives a text."""
-    return "".join(f"{byte:02x}" for byte in hashlib.md5(text.encode()).digest()[::2])
+    return "".join(f"{byte:02x}" for byte in hashlib.md5(os.fsencode(text)).digest()[::2])
 
 
 class Writer:

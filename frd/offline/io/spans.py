@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from frd.dftracer.block import Block, Calls
+from frd.forms import encodable
 from frd.model import Int64s, UInt8s
 from frd.offline.io.analysis import IoAnalysis, RankIo
 from frd.offline.io.reading import PieceReader
@@ -117,7 +118,7 @@ def _of_piece(
     """`sources` are by pid."""
     piece = io.facts[part].piece
     reader = PieceReader(piece)
-    hosts = {pid: io.identities.process(piece.file.path, pid).host for pid in sources}
+    hosts = {pid: encodable(io.identities.process(piece.file.path, pid).host) for pid in sources}
     texts = _Texts(reader.calls, partial(io.identities.text, piece.file.path))
     for block in reader.blocks():
         texts.update()

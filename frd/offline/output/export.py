@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from frd.errors import ConfigError, StoreError
+from frd.forms import encodable, json_bytes
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.io.analysis import IoAnalysis
 from frd.offline.output.io_tables import io_tables
@@ -130,12 +131,12 @@ def _json(content: _Content, path: Path) -> None:
     with path.open("wb") as out:
         out.write(b"{")
         for name, value in content.document.items():
-            out.write(_key(name) + msgspec.json.encode(value) + b",\n")
+            out.write(_key(name) + json_bytes(value) + b",\n")
         rest = [table for table in content.tables if table.name not in content.document]
         for table in rest:
             out.write(_key(table.name) + b"[")
             for number, row in enumerate(table.rows()):
-                out.write((b",\n" if number else b"\n") + msgspec.json.encode(row))
+                out.write((b",\n" if number else b"\n") + json_bytes(row))
             out.write(b"]" + (b"}\n" if table is rest[-1] else b",\n"))
 
 
@@ -155,7 +156,9 @@ def _sqlite(content: _Content, path: Path) -> None:
         db.execute("CREATE TABLE analysis (key TEXT PRIMARY KEY, value TEXT)")
         db.executemany("INSERT INTO analysis VALUES (?, ?)", content.facts.items())
         db.execute("CREATE TABLE warnings (warning TEXT)")
-        db.executemany("INSERT INTO warnings VALUES (?)", [[text] for text in content.warnings])
+        db.executemany(
+            "INSERT INTO warnings VALUES (?)", [[encodable(text)] for text in content.warnings]
+        )
         for name, statement in _INDEXES:
             if any(table.name == name for table in content.tables):
                 db.execute(statement)
@@ -193,7 +196,7 @@ def _parquet(content: _Content, path: Path) -> None:
     table = content.tables[-1]
     with_stacks = "stack_id" in table.columns
     columns = {**table.columns, **({"stack": "str[]"} if with_stacks else {})}
-    about = msgspec.json.encode(content.document)
+    about = json_bytes(content.document)
     schema = pa.schema(
         [(name, arrow(kind)) for name, kind in columns.items()], metadata={_METADATA: about}
     )

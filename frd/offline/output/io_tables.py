@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+from frd.forms import encodable
 from frd.offline.io.analysis import IoAnalysis, RankIo
 from frd.offline.io.spans import COLUMNS, spans_of
 from frd.offline.output.tables import Batch, Table
@@ -50,13 +51,14 @@ def _span_batches(io: IoAnalysis) -> Iterator[Batch]:
 
 
 def _only(one: RankIo) -> str:
-    return ", ".join(process.label for process in one.processes)
+    labels: str = encodable(", ".join(process.label for process in one.processes))
+    return labels
 
 
 _RANK: _Columns = {
     "rank": ("int", lambda one: one.rank),
     "processes": ("str", _only),
-    "evidence": ("str", lambda one: "; ".join(sorted(set(one.processes.values())))),
+    "evidence": ("str", lambda one: encodable("; ".join(sorted(set(one.processes.values()))))),
     "events": ("int", lambda one: one.usage.events),
     "first_ns": ("int", lambda one: one.usage.first_ns),
     "last_ns": ("int", lambda one: one.usage.last_ns),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sqlite3
 import sys
 from collections.abc import Sequence
@@ -188,6 +189,27 @@ def test_spans_are_written(traces: Path, tmp_path: Path, ending: str) -> None:
     assert reads
     assert {int(row["rank"]) for row in rows} == {0, 1, 2}
     assert min(int(row["start_ns"]) for row in rows) >= T0_US * 1_000
+
+
+@pytest.mark.parametrize("ending", ["", "sqlite", "parquet", "csv", "json", "pftrace"])
+def test_names_that_are_no_text_break_no_output(
+    tmp_path: Path, ending: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A trace whose name is no UTF-8, which names no host; names of files, hosts and calls with
+    half of a surrogate pair."""
+    calls = [Call("open64", 1, 5, file="/d/\udc80", ret=3), Call("\udc81", 9, 5, "compute")]
+    known = Writer("v2.2", 7, host="n\udc82")
+    write_trace(tmp_path / "a.pfw", [*known.lines(calls), known.metadata("CM", "rank", "0")])
+    line = Writer("v2.2", 8).call(1, Call("read", 1, 5, args={"hhash": ""}))
+    write_trace(tmp_path / os.fsdecode(b"t\x80.pfw"), [line, "broken"])
+    file = tmp_path / f"out.{ending}"
+    options = {"": [], "pftrace": [f"--timeline={file}"]}.get(ending, ["-o", str(file)])
+    assert run(["analyze", "--traces", str(tmp_path), *options]) == 0
+    capfd.readouterr()
+    assert run(["analyze", "--traces", str(tmp_path), "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)["io"]
+    assert found["unclosed"][0]["path"] == "/d/\\udc80"
+    assert "\\udc80.pfw" in found["files_read"][1]
 
 
 def test_spans_are_tracks_below_their_rank(hanging: Path, traces: Path, tmp_path: Path) -> None:
