@@ -5,14 +5,17 @@ from __future__ import annotations
 import gzip
 import zlib
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frd.dftracer import inflate
 from frd.dftracer.inflate import Inflater
 
 LINES = b"".join(b'{"id":%d,"name":"read","ts":%d}\n' % (i, i * 37) for i in range(4000))
 MEMBERS = [gzip.compress(LINES[at : at + 30_000], 6) for at in range(0, len(LINES), 30_000)]
 PACKED = b"".join(MEMBERS)
+LARGE = gzip.compress(LINES, 6)
 places = st.integers(0, len(PACKED) - 1)
 steps = st.sampled_from([7, 100, 4096, len(PACKED)])
 
@@ -56,3 +59,23 @@ def test_members_before_damage_are_whole(place: int, flip: int, step: int) -> No
     ends = [sum(map(len, MEMBERS[: n + 1])) for n in range(len(MEMBERS))]
     whole = sum(end <= place for end in ends)
     assert text.startswith(LINES[: whole * 30_000])
+    begin = ends[whole - 1] if whole else 0
+    before = zlib.decompressobj(31).decompress(PACKED[begin:place])
+    if place - begin > 10:  # else the header is damaged
+        assert text.startswith(LINES[: whole * 30_000] + before)
+    if ends[whole] - 8 <= place < ends[whole] - 4:  # the checksum
+        assert text == LINES[: (whole + 1) * 30_000]
+
+
+@given(st.integers(len(LARGE) // 2, len(LARGE) - 9), steps)
+def test_of_a_large_member_little_is_lost(place: int, step: int) -> None:
+    """A v1 trace is one member. More than is kept has been unpacked before the damage: at most
+    what one call unpacks is lost."""
+    damaged = bytearray(LARGE)
+    damaged[place] ^= 0x55
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inflate, "_MAX_KEPT", 1_000)
+        patch.setattr(inflate, "_CHUNK", 2_000)
+        text, _ = unpacked(bytes(damaged), max(step, 100))
+    before = zlib.decompressobj(31).decompress(LARGE[:place])
+    assert text.startswith(before[:-2_000])
