@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Final
 
@@ -61,7 +61,7 @@ def find_traces(paths: Sequence[Path]) -> tuple[list[TraceFile], list[str]]:
     found: dict[tuple[int, int], TraceFile] = {}
     for given in paths:
         path = Path(os.path.abspath(given))
-        names = list(_names(path, warnings))
+        names = list(islice(_names(path, warnings), MAX_FILES + 1))
         for one in names:
             if len(found) >= MAX_FILES:
                 warnings.append(f"{path}: more than {MAX_FILES} traces: the others are left out")
