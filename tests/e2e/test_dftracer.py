@@ -101,6 +101,18 @@ def test_a_forked_child_is_part_of_the_rank(data: Path, tmp_path: Path) -> None:
     assert all(io.path(file).startswith(str(data)) for file in one.usage.files)
 
 
+def test_a_quote_in_an_argument_loses_no_compute(data: Path, tmp_path: Path) -> None:
+    """2.2.0 writes it unescaped, so that the lines of all steps are no JSON."""
+    out = tmp_path / "out"
+    assert trace("2.2.0", data, out, "quote", **LIVE) == 0
+    io = load_traces([out])
+    assert b'a,b"c' in b"".join(one.path.read_bytes() for one in io.traces)
+    use = only(io).usage
+    assert use.compute_ns >= 3 * 0.9e7
+    assert [step.step for step in use.steps] == [0, 1, 2]
+    assert (io.broken_lines, list(io.warnings)) == (0, [])
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_killed_job_leaves_a_lost_trace(release: str, data: Path, tmp_path: Path) -> None:
     """With the default buffer nothing is on disk: said, and never taken for "no I/O"."""

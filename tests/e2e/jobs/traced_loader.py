@@ -1,7 +1,8 @@
-"""A rank with a loader, traced by DFTracer: traced_loader.py OUT DATA [fork|kill].
+"""A rank with a loader, traced by DFTracer: traced_loader.py OUT DATA [fork|kill|quote].
 
 Reads every file in DATA, computes after each. With ``fork``, a child reads them again; with
-``kill``, the process kills itself instead of finalizing the trace.
+``kill``, the process kills itself instead of finalizing the trace; with ``quote``, an argument of
+each step has a quote in it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def main() -> None:
 
     for step, _ in enumerate(ai.dataloader.fetch.iter(loader())):
         with ai.compute.forward as span:
-            span.update(epoch=0, step=step)
+            note = {"args": {"note": 'a,b"c'}} if "quote" in modes else {}
+            span.update(epoch=0, step=step, **note)
             time.sleep(0.01)
     if "kill" in modes:
         os.kill(os.getpid(), signal.SIGKILL)
