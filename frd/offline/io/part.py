@@ -37,6 +37,8 @@ the last open."""
 _STEPS: Final = {"begin": LEAST, "end": MOST}
 _STEP_BITS: Final = 32
 _MAX_FACTS: Final = 1_000_000
+_LONGEST: Final = 1 << 50
+"""A longer call, of 35 years in µs, is damage: thousands of them do not overflow a sum."""
 _EARLIEST: Final = np.iinfo(np.int64).min
 
 
@@ -91,7 +93,7 @@ class ProcessPart:
         closes = kind == Kind.CLOSE
         self.files.add(
             of.file[rows],
-            dur=of.dur[rows],
+            dur=np.minimum(of.dur[rows], _LONGEST),
             nbytes=of.nbytes[rows],
             ops=np.ones(len(kind), np.int64),
             opens=opens.astype(np.int64),

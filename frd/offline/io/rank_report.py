@@ -26,6 +26,8 @@ MAX_FILES: Final = 1_000
 """Files of a rank that are reported, the slowest first."""
 MAX_STEPS: Final = 1_000
 """Steps of a rank that are reported: with the most unoverlapped I/O, in the order of time."""
+_LONGEST_NS: Final = 1 << 56
+"""Time of a process in calls on one file, two years: more is damage, and sums do not overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +228,7 @@ def _by_process(
                 names,
                 **{
                     **columns,
-                    "dur": source.span(columns["dur"]),
+                    "dur": np.minimum(source.span(columns["dur"]), _LONGEST_NS),
                     "opened": np.where(opened > 0, source.aligned(opened), opened),
                 },
             )

@@ -57,9 +57,14 @@ def discover(
         DumpError: nothing there that could be a dump.
     """
     path = Path(os.path.abspath(path))
-    if not path.exists():
-        raise DumpError(f"{path}: no such folder: name the folder that holds the dumps")
-    if not path.is_dir():
+    try:
+        if not path.exists():
+            raise DumpError(f"{path}: no such folder: name the folder that holds the dumps")
+        is_folder = path.is_dir()
+    except OSError as error:
+        message = f"{path}: {error.strerror}: name a folder that this user may read"
+        raise DumpError(message) from None
+    if not is_folder:
         return _single(path, prefix)
     warnings: list[str] = []
     made = made_by_frd(path, warnings)

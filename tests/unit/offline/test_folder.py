@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -297,3 +298,14 @@ def test_a_bad_identity_costs_the_identity(tmp_path: Path) -> None:
     assert len(trace.ranks[0]) == 3
     assert trace.ranks[0].info is None
     assert "rank_0.json" in trace.warnings[1]
+
+
+def test_a_locked_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder above may not be entered, so even the status of the named one is refused."""
+
+    def refused(self: Path, **_: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(Path, "stat", refused)
+    with pytest.raises(DumpError, match="dumps: Permission denied: name a folder"):
+        load_trace(tmp_path / "dumps")

@@ -206,6 +206,17 @@ def test_a_folder_without_traces_is_named(tmp_path: Path, lines: list[str]) -> N
     assert list(io.warnings) == [f"{tmp_path}/b: no trace in it"]
 
 
+def test_calls_that_last_for_ever_make_no_sum_negative(tmp_path: Path) -> None:
+    """Some impossible durations on one file, in six processes of a rank."""
+    for pid in range(7, 13):
+        writer = Writer("v2.2", pid)
+        calls = [Call("read", n, (1 << 61) - 1, file="/d", ret=1) for n in range(20)]
+        lines = [*writer.lines(calls), writer.metadata("CM", "rank", "0")]
+        write_trace(tmp_path / f"{pid}.pfw", lines)
+    ((_, file),) = load_traces([tmp_path]).files()
+    assert (file.io_ns, file.ops) == (6 << 56, 120)
+
+
 def test_numbers_beyond_all_bounds(tmp_path: Path, lines: list[str]) -> None:
     """A damaged line has an infinite pid of a child, and times after the end of all clocks: the
     rest of the trace is used."""
