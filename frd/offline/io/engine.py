@@ -144,8 +144,9 @@ def _has_dask() -> bool:
 def local_cluster(workers: int) -> Iterator[Any]:
     """A client of that many processes, which end with it.
 
-    Dask's HTTP server cannot be left out: it has no pages, and any free port of the loopback
-    interface, so that two analyses at the same time do not compete for one.
+    GPUs are of no use to it, and it must not fail with their driver. Dask's HTTP server cannot be
+    left out: it has no pages, and any free port of the loopback interface, so that two analyses at
+    the same time do not compete for one.
     """
     import logging
 
@@ -157,6 +158,7 @@ def local_cluster(workers: int) -> Iterator[Any]:
             {
                 "distributed.nanny.pre-spawn-environ": _ENVIRON,
                 "distributed.worker.profile.enabled": False,
+                "distributed.diagnostics.nvml": False,
                 "distributed.scheduler.http.routes": [],
                 "distributed.worker.http.routes": [],
             }
