@@ -119,7 +119,7 @@ def _of_this_run(
 ) -> list[Process]:
     """Without the traces of another attempt: those that ended before the rank's first recorded
     entry, and those of processes that began after it was last seen."""
-    processes = processes_at(io.facts, io.identities, mine.sources, moment.at)
+    processes = processes_at(io.facts, mine.sources, moment.at)
     for one in processes:
         if one.last_end < moment.begun and not one.is_child:
             warnings[

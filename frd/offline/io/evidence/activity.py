@@ -19,7 +19,6 @@ from frd.dftracer.kinds import Kind
 from frd.dftracer.line import TRACER
 from frd.model import Bools, Int64s
 from frd.offline.io.discovery import Piece
-from frd.offline.io.identity import Identities
 from frd.offline.io.part import Facts
 from frd.offline.io.reading import PieceReader
 from frd.offline.io.source import Source
@@ -104,9 +103,7 @@ class Process:
         return self.opens.get(key, 0) > 0 and key not in self.closed_later
 
 
-def processes_at(
-    facts: Sequence[Facts], identities: Identities, sources: Sequence[Source], at: int
-) -> list[Process]:
+def processes_at(facts: Sequence[Facts], sources: Sequence[Source], at: int) -> list[Process]:
     """The processes of one rank at a moment, in aligned nanoseconds."""
     found: dict[tuple[Path, int], Process] = {}
     for source in sources:
@@ -114,8 +111,7 @@ def processes_at(
         trace = one.piece.file.path
         process = found.get((trace, source.pid))
         if process is None:
-            child = _is_child(identities, trace, source.pid)
-            process = found[trace, source.pid] = Process(trace, source.pid, child)
+            process = found[trace, source.pid] = Process(trace, source.pid, source.is_child)
         for event in one.tracer:
             if event.pid == source.pid and event.name in ("start", "end"):
                 is_before = source.aligned_one(event.ts) <= at
@@ -124,15 +120,6 @@ def processes_at(
                 process.is_finalized |= event.name == "end"
         _watch(process, source, one.piece, at)
     return list(found.values())
-
-
-def _is_child(identities: Identities, trace: Path, pid: int) -> bool:
-    """Of the process that is the rank; a child may also log the rank by itself."""
-    process = identities.process(trace, pid)
-    owner = identities.owners.get(process)
-    parent = identities.parents.get(process)
-    above = identities.owners.get(parent) if parent is not None else None
-    return owner is not None and above is not None and owner.rank == above.rank
 
 
 def _watch(process: Process, source: Source, piece: Piece, at: int) -> None:
