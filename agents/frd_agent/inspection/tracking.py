@@ -117,7 +117,8 @@ class Tracker:
             target=target,
             since_ns=since_ns,
             samples=was.samples + 1 if was else 1,
-            woke=was is not None and (was.woke or ran),
+            # At its first sample a thread may still be on its way into the call.
+            woke=was is not None and (was.woke or (ran and was.samples > 1)),
             moved=was is not None and (was.moved or _position(was.target) != _position(target)),
             wakes_per_s=(sample.runs - runs_at_first) / passed_s if passed_s > 0 else 0.0,
             cores=cores,

@@ -196,6 +196,18 @@ def test_a_number_of_a_process_that_is_used_again() -> None:
     assert [(wait.samples, wait.since_ns) for wait in waits[2:]] == [(3, 0), (1, 3)]
 
 
+def test_a_thread_on_its_way_into_a_call() -> None:
+    """It is put on a processor once more after its first sample, to go to sleep: it has not come
+    out of the call. If it runs later, it has."""
+    tracker = Tracker()
+    waits = [
+        tracker.see(7, sample, NodeRawNs(at), lambda: (None, ""))
+        for at, runs in enumerate((4, 5, 5, 6))
+        for sample in (ThreadSample(7, "S", 1, Call(45), runs=runs),)
+    ]
+    assert [wait.woke for wait in waits] == [False, False, False, True]
+
+
 def test_a_mapped_file_with_a_strange_name(tmp_path: Path) -> None:
     """Its name has characters that end lines elsewhere; the kernel escapes the newline only."""
     path = tmp_path / "a\x0bb\x85c\u2028d"
