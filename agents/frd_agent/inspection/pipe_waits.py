@@ -79,6 +79,7 @@ def of_workers(
     idle = len(below) - len(stuck)
     are_loaders = any(view.processes[pid].name == LOADER for pid in below
                       if pid in view.processes)  # fmt: skip
+    is_whole = len(view.family) < MAX_FAMILY
     topic = "data" if are_loaders else "its worker process"
     pid = min(reports, key=lambda one: (_preference(reports[one]), one), default=None)
     if pid is not None and (found := reports[pid].waits_for).kind not in (
@@ -93,14 +94,12 @@ def of_workers(
         # If the process that waits could write itself, a worker that is in a call is a cause, but
         # one that sleeps or computes may have nothing to do with it.
         is_theirs = are_loaders or found.kind in NAMED or not one.is_shared
-        is_whole = len(view.family) < MAX_FAMILY
         return report if is_only and is_theirs and is_whole else likely(report)
     held = [pid] if pid is not None else below
     words = f"a pipe from its {_count(len(below), 'worker process', 'worker processes')}"
-    is_whole = pid is None and len(view.family) < MAX_FAMILY
     return claim(
         WaitKind.PIPE_WORKER,
-        Certainty.SEEN if is_whole else Certainty.LIKELY,
+        Certainty.SEEN if pid is None and is_whole else Certainty.LIKELY,
         subject(view, wait),
         f"{in_call(wait, wait.target.call.name)} of {words}",
         wait.since_ns,

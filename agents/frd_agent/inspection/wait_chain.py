@@ -41,9 +41,10 @@ from frd_agent.inspection.tracking import BUSY, Wait
 _GIL_WAKES_PER_S: Final = 50.0
 """A thread of Python that waits for the interpreter lock asks for it 200 times a second."""
 _MAX_STEPS: Final = 256
-"""Processes that are followed in one report. Most are followed once; but
-where forked workers hold all ends of each other's pipes there are as many ways as permutations."""
+"""Processes that are followed in one report. Most are followed once; but where forked workers hold
+all ends of each other's pipes there are as many ways as permutations."""
 _PASSING_PER_S: Final = 5.0
+"""A thread that comes out of its call so often works through many short waits."""
 _MAX_STOPPED: Final = 4
 """Stopped processes that a report names."""
 _HELPERS: Final = ("pt_nccl_", "pt_tcpstore", "cuda-", "frd-", "pt_gloo_")

@@ -280,21 +280,10 @@ def _sources(
     found: list[Source] = []
     for at, pid in one.pieces:
         path = facts[at].piece.file.path
-        is_child = _is_child(identities.process(path, pid), one, identities)
+        ancestors = identities.ancestors(identities.process(path, pid))
+        is_child = not one.processes.keys().isdisjoint(ancestors)
         found.append(Source(at, pid, identities.unit_ns(path), offset, is_child))
     return found
-
-
-def _is_child(process: Process, one: _Owned, identities: Identities) -> bool:
-    """True if it descends, at any depth, from another process of its rank."""
-    seen = {process}
-    at = identities.parents.get(process)
-    while at is not None and at not in seen:
-        if at in one.processes:
-            return True
-        seen.add(at)
-        at = identities.parents.get(at)
-    return False
 
 
 # -- what is missing -------------------------------------------------------------------------------

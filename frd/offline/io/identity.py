@@ -14,7 +14,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -66,6 +66,15 @@ class Identities:
 
     def process(self, trace: Path, pid: int) -> Process:
         return Process(self.hosts.get(trace) or f"the unknown host of {trace.name}", pid)
+
+    def ancestors(self, process: Process) -> Sequence[Process]:
+        """The nearest first. Numbers of processes are used again, so that there may be circles."""
+        seen: dict[Process, None] = {process: None}
+        at = self.parents.get(process)
+        while at is not None and at not in seen:
+            seen[at] = None
+            at = self.parents.get(at)
+        return list(seen)[1:]
 
     def unit_ns(self, trace: Path) -> int:
         return self.units.get(trace, _UNIT)
@@ -136,20 +145,11 @@ def _traces_of_ancestors(facts: Sequence[Facts], out: Identities) -> dict[Path, 
         traces[process][one.piece.file.path] = None
     found: dict[Path, list[Path]] = {}
     for one, process in _processes(facts, out):
-        ancestors = _ancestors(process, out.parents)
+        ancestors = out.ancestors(process)
         found.setdefault(one.piece.file.path, []).extend(
             path for ancestor in ancestors for path in traces.get(ancestor, ())
         )
     return found
-
-
-def _ancestors(process: Process, parents: Mapping[Process, Process]) -> Iterable[Process]:
-    seen: dict[Process, None] = {process: None}
-    at = parents.get(process)
-    while at is not None and at not in seen:
-        seen[at] = None
-        at = parents.get(at)
-    return list(seen)[1:]
 
 
 # -- evidence, the better first --------------------------------------------------------------------
@@ -243,16 +243,13 @@ def _parents(facts: Sequence[Facts], out: Identities) -> None:
 def _inherit(facts: Sequence[Facts], out: Identities) -> None:
     """The rank of the nearest ancestor that has one."""
     for _, process in _processes(facts, out):
-        seen: list[Process] = []
-        at: Process | None = process
-        while at is not None and at not in out.owners and at not in seen:
-            seen.append(at)
-            at = out.parents.get(at)
-        if at is not None and at in out.owners:
-            owner = out.owners[at]
+        chain = [process, *out.ancestors(process)]
+        nearest = next((at for at, one in enumerate(chain) if one in out.owners), 0)
+        if nearest:
+            owner = out.owners[chain[nearest]]
             guess = f", {GUESS}" if GUESS in owner.evidence else ""
-            for one in seen:
-                out.owners[one] = Owner(owner.rank, f"child of {at.label}{guess}")
+            for one in chain[:nearest]:
+                out.owners[one] = Owner(owner.rank, f"child of {chain[nearest].label}{guess}")
 
 
 def _guess(facts: Sequence[Facts], out: Identities) -> None:
