@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,7 @@ from frd.forms import finding_json, span_text, utc_text
 from frd.model import AlignedNs, AttemptKey, Finding, FindingState
 from frd.offline.memory.event_files import EventFile
 from frd.offline.memory.feed import Feed, Lane, lanes_of, process_text
+from frd.offline.memory.rises.rise import Rise
 from frd.offline.memory.samples import Recorded, Samples
 from frd.offline.memory.telemetry import ALLOCATED, KNOWN_VERSIONS, RESERVED, USED, block_of
 
@@ -67,6 +68,10 @@ class MemoryJob:
     missing_ranks: tuple[int, ...]
     """Ranks of the world that are in no file."""
     hosts: tuple[str, ...]
+    lanes: tuple[Lane, ...] = field(repr=False)
+    """Where the samples of each process are in `MemoryAnalysis.recorded`; by rank, then time."""
+    clock_uncertainty_ns: int
+    """Of every host; 0 if there is only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +80,15 @@ class MemoryAnalysis:
 
     findings: Sequence[Finding]
     """Those that were open at the end first, then the oldest."""
+    rises: Sequence[Rise]
+    """Of all jobs, by the onset; alarming or not."""
     jobs: Sequence[MemoryJob]
     """By name; jobs with samples."""
     clock_source: str
     """How exactly the clocks of hosts are known, for people."""
     summary: str
     warnings: Sequence[str]
+    recorded: Recorded = field(repr=False)
 
     @property
     def fault(self) -> bool:
@@ -91,6 +99,7 @@ class MemoryAnalysis:
         several = len(self.jobs) > 1
         return {
             "findings": [finding_json(finding) for finding in self.findings],
+            "rises": [rise.to_json() for rise in self.rises],
             "ranks": {
                 f"{job.job}/{rank}" if several else str(rank): _rank_json(usage)
                 for job in self.jobs
@@ -182,9 +191,14 @@ def analyze_memory(
     jobs: list[MemoryJob] = []
     notes = [*warnings, *_notes(recorded)]
     for name, lanes in sorted(lanes_of(recorded).items()):
-        job = _job(name or unnamed, recorded.world_size.get(name, 0), recorded, lanes)
-        reach_ns = round(clock_uncertainty_s * 1e9) if len(job.hosts) > 1 else 0
-        findings += _findings(recorded, lanes, job, reach_ns)
+        job = _job(
+            name or unnamed,
+            recorded.world_size.get(name, 0),
+            recorded,
+            lanes,
+            round(clock_uncertainty_s * 1e9),
+        )
+        findings += _findings(recorded, lanes, job)
         notes += _notes_of(job, lanes)
         jobs.append(job)
     if len(jobs) > 1:
@@ -194,16 +208,16 @@ def analyze_memory(
     findings.sort(key=lambda one: (one.state is FindingState.CLOSED, one.opened_at))
     return MemoryAnalysis(
         findings=tuple(findings),
+        rises=(),
         jobs=tuple(jobs),
         clock_source=_clocks(jobs, clock_uncertainty_s),
         summary=_summary(findings, jobs),
         warnings=tuple(notes),
+        recorded=recorded,
     )
 
 
-def _findings(
-    recorded: Recorded, lanes: Sequence[Lane], job: MemoryJob, reach_ns: int
-) -> list[Finding]:
+def _findings(recorded: Recorded, lanes: Sequence[Lane], job: MemoryJob) -> list[Finding]:
     """As the live engine gives them, in their last version."""
     begin = min(lane.first_ns for lane in lanes)
     length_s = (max(lane.last_ns for lane in lanes) - begin) / 1e9
@@ -215,7 +229,7 @@ def _findings(
     life = detector.lifetime(policy)
     tracker = Tracker(attempt.key, [life])
     found: dict[str, Finding] = {}
-    for now in Feed(recorded, lanes, attempt, reach_ns).steps():
+    for now in Feed(recorded, lanes, attempt, job.clock_uncertainty_ns).steps():
         if (look := detector.evaluate(attempt.tick(now), Known())) is None:
             continue
         room = policy.max_findings - len(found)
@@ -224,11 +238,21 @@ def _findings(
     return list(found.values())
 
 
-def _job(name: str, world_size: int, recorded: Recorded, lanes: Sequence[Lane]) -> MemoryJob:
+def _job(
+    name: str, world_size: int, recorded: Recorded, lanes: Sequence[Lane], clock_uncertainty_ns: int
+) -> MemoryJob:
     ranks = {rank: _rank(recorded, list(of)) for rank, of in groupby(lanes, _rank_of)}
     hosts = dict.fromkeys(lane.stream.host for lane in lanes)
     missing = set(range(world_size)) - ranks.keys()
-    return MemoryJob(name, world_size, ranks, tuple(sorted(missing)), tuple(hosts))
+    return MemoryJob(
+        job=name,
+        world_size=world_size,
+        ranks=ranks,
+        missing_ranks=tuple(sorted(missing)),
+        hosts=tuple(hosts),
+        lanes=tuple(lanes),
+        clock_uncertainty_ns=clock_uncertainty_ns if len(hosts) > 1 else 0,
+    )
 
 
 def _rank_of(lane: Lane) -> int:

@@ -26,6 +26,7 @@ from frd.offline.memory.telemetry import (
     Identities,
     Identity,
 )
+from frd.offline.phases.marks import PhaseMark
 
 MAX_ROWS: Final = 1 << 21
 """About 100 MB, and three times that while they are sorted."""
@@ -85,6 +86,8 @@ class Recorded:
     """How many samples or counters were not used, by reason."""
     later_versions: list[int]
     """Versions of the form that this reader does not know."""
+    marks: list[PhaseMark]
+    """Beginnings and ends of phases, in the order of the files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,7 @@ class Samples:
             others=self._others,
             refused=self._refused,
             later_versions=sorted(self._later),
+            marks=[],
         )
 
     # -- identities ------------------------------------------------------------------------------
