@@ -73,10 +73,10 @@ def evidence(incident: MemoryIncident, rise: MemoryRise, doing: str) -> str:
         parts.append("a leak: it rises slowly and steadily")
     if rise.out_of_memory:
         parts.append("an allocation failed")
-    return "; ".join(filter(None, (*parts, _whose(rise.attribution), doing)))
+    return "; ".join(filter(None, (*parts, whose(rise.attribution), doing)))
 
 
-def _whose(attribution: Attribution) -> str:
+def whose(attribution: Attribution) -> str:
     match attribution:
         case Attribution.ALLOCATOR:
             return "held by torch's allocator"

@@ -25,8 +25,10 @@ from frd.model import AlignedNs, AttemptKey, Finding, FindingState
 from frd.offline.memory.event_files import EventFile
 from frd.offline.memory.feed import Feed, Lane, lanes_of, process_text
 from frd.offline.memory.rises.rise import Rise
+from frd.offline.memory.rises.rises import MIN_RISE_BYTES, Watched, find_rises
 from frd.offline.memory.samples import Recorded, Samples
 from frd.offline.memory.telemetry import ALLOCATED, KNOWN_VERSIONS, RESERVED, USED, block_of
+from frd.offline.phases.answer import Certainty, PhaseAnswer
 
 CLOCK_UNCERTAINTY_S: Final = 1.0
 """Default clock uncertainty of each host, for clocks kept by a time service. Rises on two hosts
@@ -188,6 +190,7 @@ def analyze_memory(
 ) -> MemoryAnalysis:
     """The findings of what was recorded; `unnamed` is what a job without a name is called."""
     findings: list[Finding] = []
+    rises: list[Rise] = []
     jobs: list[MemoryJob] = []
     notes = [*warnings, *_notes(recorded)]
     for name, lanes in sorted(lanes_of(recorded).items()):
@@ -198,7 +201,17 @@ def analyze_memory(
             lanes,
             round(clock_uncertainty_s * 1e9),
         )
-        findings += _findings(recorded, lanes, job)
+        found = _findings(recorded, lanes, job)
+        watched = Watched(
+            job=job.job,
+            lanes=lanes,
+            missing=job.missing_ranks,
+            clock_uncertainty_ns=job.clock_uncertainty_ns,
+            findings=found,
+            phase_at=lambda rank, begin, end: PhaseAnswer(Certainty.NONE),
+        )
+        findings += found
+        rises += find_rises(recorded, watched, MIN_RISE_BYTES, 0)
         notes += _notes_of(job, lanes)
         jobs.append(job)
     if len(jobs) > 1:
@@ -208,7 +221,7 @@ def analyze_memory(
     findings.sort(key=lambda one: (one.state is FindingState.CLOSED, one.opened_at))
     return MemoryAnalysis(
         findings=tuple(findings),
-        rises=(),
+        rises=tuple(sorted(rises, key=lambda rise: rise.onset)),
         jobs=tuple(jobs),
         clock_source=_clocks(jobs, clock_uncertainty_s),
         summary=_summary(findings, jobs),

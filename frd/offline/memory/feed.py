@@ -172,7 +172,7 @@ class Feed:
         known: Bools = np.any(self._recorded.values[lane.rows] >= 0, axis=0)
         self._series[at] = -1
         device = "" if lane.stream.of_host else device_text(lane.stream)
-        for kind, column in _kinds(lane.stream, known):
+        for kind, column in series_kinds(lane.stream, known):
             self._series[at, column] = self._attempt.memory.series(
                 SeriesInfo(process.rank, kind, device), node=process.boot_id, source=lane.source
             )
@@ -198,7 +198,7 @@ class Feed:
             self._attempt.memory.event(event, AlignedNs(oom.at_ns), self._uncertainty_ns, now)
 
 
-def _kinds(stream: Stream, known: Bools) -> Iterator[tuple[SeriesKind, int]]:
+def series_kinds(stream: Stream, known: Bools) -> Iterator[tuple[SeriesKind, int]]:
     """The series of a stream, each with its column in `Recorded.values`."""
     if stream.of_host:
         yield SeriesKind.HOST_USED, USED if known[USED] else ALLOCATED

@@ -36,8 +36,8 @@ class Rise:
     """When it fell back or stopped growing, or the recording ended."""
     bytes: int
     """From its usual level to the highest value."""
-    bytes_per_s: float
-    """From the onset to the highest value; 0 for a jump between two samples."""
+    took_s: float
+    """From the earliest onset until it last grew."""
     peak_bytes: int
     fell_back: bool
     alarming: bool
@@ -54,6 +54,11 @@ class Rise:
     phase: PhaseAnswer
     text: str
 
+    @property
+    def bytes_per_s(self) -> float:
+        """On average while it grew."""
+        return self.bytes / self.took_s if self.took_s else 0.0
+
     def to_json(self) -> dict[str, Any]:
         return {
             "job": self.job,
@@ -66,6 +71,7 @@ class Rise:
             "onset": {"earliest": utc_text(self.onset[0]), "latest": utc_text(self.onset[1])},
             "ended": utc_text(self.end_ns),
             "bytes": self.bytes,
+            "took_s": self.took_s,
             "bytes_per_s": round(self.bytes_per_s),
             "peak_bytes": self.peak_bytes,
             "fell_back": self.fell_back,

@@ -1,0 +1,297 @@
+"""Which rank's memory rose first, decided from rises of single ranks as time goes on.
+
+A rise is decided once no other rank can still turn out to have risen before it or with it: each
+rank has a sample since its onset, and no rank has a smaller excursion that began as early and may
+become a rise. At the end of a recording some rises may be undecided. A decision is final: a rank
+that is named stays named, and a slow rise that is seen later, but began earlier, makes a tie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from frd.engine.memory.baseline import BATCH_NS, REVEALED_NS, SECOND
+from frd.engine.memory.onset import NEARLY_ALL
+from frd.model import Int64s
+
+FOREVER: Final = int(np.iinfo(np.int64).max)
+_DOUBT_GAPS: Final = 10
+"""Samples for which a small excursion may still become a rise, if that is longer than the time for
+which the live engine waits."""
+_SILENT_GAPS: Final = 3
+"""A rank without samples for so many of its gaps has stopped."""
+_MOST_STARTING: Final = 0.5
+"""If more than this share of the ranks rises from the beginning on, the job is starting."""
+_TOO_FEW: Final = 2
+"""Of so few ranks, one whose memory rises a whole sample later is later. Of more ranks, whose steps
+jitter, those that rise within neighbouring samples rise together."""
+LINK_NS: Final = 60 * SECOND
+"""A rise that begins within this long after another is likely to be its consequence."""
+
+
+@dataclass(slots=True, eq=False)
+class RankRise:
+    """A rise, or what may become one, of one rank. Times are aligned ns."""
+
+    rank: int
+    place: int
+    """Which of the rank's rises."""
+    lo: int
+    hi: int
+    """The interval of its onset, as wide as clocks make it."""
+    seen: int
+    """When it was first seen; the sample of `hi`, without the uncertainty of clocks."""
+    ready: int
+    """When it could be trusted; `FOREVER` if it could not."""
+    grown: int
+    """When it last grew."""
+    end: int
+    """When it was over; `FOREVER` if it was not."""
+    back: int
+    """When it fell back; `FOREVER` if it did not."""
+    from_start: bool
+    """The level before it is unknown."""
+    is_rise: bool
+    """It has grown large enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSamples:
+    """The times of a rank's samples, (n,) aligned ns, and how far apart they usually are."""
+
+    at: Int64s
+    gap: int
+
+    def shown_at(self, when: int) -> int:
+        """When it was known what the rank did until `when`: at a sample, or when it was silent."""
+        place = int(self.at.searchsorted(when))
+        following = int(self.at[place]) if place < len(self.at) else FOREVER
+        before = int(self.at[place - 1]) if place else int(self.at[0])
+        return max(when, min(following, before + self._silence))
+
+    def is_silent(self, when: int) -> bool:
+        """There is no sample around that time."""
+        place = int(self.at.searchsorted(when))
+        following = int(self.at[place]) if place < len(self.at) else FOREVER
+        return place == 0 or following - int(self.at[place - 1]) > self._silence
+
+    @property
+    def _silence(self) -> int:
+        return max(_SILENT_GAPS * self.gap, BATCH_NS)
+
+
+@dataclass(slots=True, eq=False)
+class Decision:
+    """Rises that belong together."""
+
+    rises: list[RankRise]
+    """By the onset; the first ranks, or all that rose together."""
+    decided: bool
+    """False if the recording ends before it is known which rank was first."""
+    common: bool = False
+    starting: bool = False
+    """The job was starting."""
+    doubtful: set[int] = field(default_factory=set)
+    """Ranks with a smaller excursion that began as early."""
+    silent: set[int] = field(default_factory=set)
+    """Ranks without samples at the onset."""
+    follows: bool = False
+    """It began soon after an earlier rise of another rank."""
+    others_follow: bool = False
+    """(Nearly) all other ranks rose soon after."""
+
+    @property
+    def lo(self) -> int:
+        return min(rise.lo for rise in self.rises)
+
+    @property
+    def limit(self) -> int:
+        """The latest time at which the first of them began."""
+        return min(rise.hi for rise in self.rises)
+
+    @property
+    def ranks(self) -> set[int]:
+        return {rise.rank for rise in self.rises}
+
+
+def decide(
+    rises: Sequence[RankRise], samples: Mapping[int, RankSamples], reach_ns: int
+) -> list[Decision]:
+    """All rises as decisions, by onset.
+
+    Args:
+        rises: of all ranks; those that became no rise only delay others.
+        samples: of all ranks.
+        reach_ns: how far each host's clock may be off; onsets are wider by that already.
+    """
+    judge = _Judge(rises, samples, reach_ns)
+    judge.run()
+    return sorted(judge.decisions, key=lambda one: (one.lo, one.limit))
+
+
+class _Judge:
+    def __init__(
+        self, rises: Sequence[RankRise], samples: Mapping[int, RankSamples], reach_ns: int
+    ) -> None:
+        self._samples = samples
+        self._reach_ns = reach_ns
+        self._end = max(int(one.at[-1]) for one in samples.values())
+        self._open = sorted(rises, key=lambda one: one.hi)
+        """Not in a decision yet, by onset."""
+        self.decisions: list[Decision] = []
+
+    def run(self) -> None:
+        while waiting := [one for one in self._open if one.is_rise]:
+            now = min(one.ready for one in waiting)
+            now, together = self._closed(now)
+            if now > self._end:
+                break
+            self._decide(now, together)
+        self._leave_undecided()
+
+    # -- when ------------------------------------------------------------------------------------
+
+    def _closed(self, now: int) -> tuple[int, list[RankRise]]:
+        """The first rise and all that overlap with it, and when all ranks were known to be in or
+        not; later than the end if never."""
+        while now <= self._end:
+            together = self._together(now)
+            wait = self._wait(now, together)
+            if wait <= now:
+                return now, together
+            now = wait
+        return now, []
+
+    def _together(self, now: int) -> list[RankRise]:
+        """Rises that overlap with the first one that is ready, directly or through others."""
+        known = [one for one in self._open if one.ready <= now]
+        chain = [known[0]]
+        reach = _reach(known[0], now)
+        for one in sorted(known[1:], key=lambda one: one.lo):
+            if one.lo > reach or (one.lo == reach and len(self._samples) <= _TOO_FEW):
+                break
+            chain.append(one)
+            reach = max(reach, _reach(one, now))
+        return chain
+
+    def _wait(self, now: int, together: Sequence[RankRise]) -> int:
+        """Until when it is not known what belongs to these, or was before them; `now` if it is."""
+        upto = max(one.hi for one in together) + self._reach_ns + 1
+        inside = _ranks(together)
+        others = [shown for rank, shown in self._samples.items() if rank not in inside]
+        wait = max((shown.shown_at(upto) for shown in others), default=now)
+        for one in self._open:
+            if one.lo < upto and one.seen <= now < one.ready and not _is_nothing(one, now):
+                wait = max(wait, self._clear_at(one))
+        return wait
+
+    def _clear_at(self, one: RankRise) -> int:
+        """When it was known whether an excursion is a rise; after some time it is none for now."""
+        doubt = max(REVEALED_NS, _DOUBT_GAPS * self._samples[one.rank].gap)
+        return min(one.ready, one.end, one.seen + doubt)
+
+    # -- what ------------------------------------------------------------------------------------
+
+    def _decide(self, now: int, together: Sequence[RankRise]) -> None:
+        count = len(self._samples)
+        starting = [one for one in together if one.from_start]
+        is_start = count > 1 and len(_ranks(starting)) > _MOST_STARTING * count
+        if is_start or (count > 1 and len(_ranks(together)) >= NEARLY_ALL * count):
+            decision = Decision(list(together), decided=True, common=True, starting=is_start)
+            self._take(decision)
+            if is_start:
+                self._add_late_starters(decision)
+            return
+        limit = min(one.hi for one in together)
+        first = [one for one in together if one.lo < limit]
+        if self._joins(first, now):
+            return
+        decision = Decision(first, decided=True)
+        decision.doubtful = {
+            one.rank
+            for one in self._open
+            if one.seen <= now < one.ready and one.lo < limit and not _is_nothing(one, now)
+        } - decision.ranks
+        decision.silent = {
+            rank for rank, shown in self._samples.items() if shown.is_silent(limit)
+        } - decision.ranks
+        self._take(decision)
+
+    def _joins(self, first: Sequence[RankRise], now: int) -> bool:
+        """A rise that was seen late, but may have begun before a rank that has been named, makes a
+        tie. If it began before, but slowly, its onset is any time until it could be trusted."""
+        lo, limit = min(one.lo for one in first), min(one.hi for one in first)
+        named = [one for one in self.decisions if not one.common]
+        after = next((one for one in named if lo < one.limit < now), None)
+        if after is None:
+            return False
+        for one in first:
+            one.hi = one.ready if limit <= after.lo else one.hi
+        after.rises = sorted([*after.rises, *first], key=lambda one: one.hi)
+        self._open = [one for one in self._open if one not in first]
+        return True
+
+    def _take(self, decision: Decision) -> None:
+        self._open = [one for one in self._open if one not in decision.rises]
+        lo = decision.lo
+        decision.follows = any(
+            not before.common
+            and before.limit <= lo + LINK_NS
+            and lo - before.limit <= LINK_NS
+            and not before.ranks & decision.ranks
+            and not all(one.back < lo for one in before.rises)
+            for before in self.decisions
+        )
+        self.decisions.append(decision)
+
+    def _add_late_starters(self, start: Decision) -> None:
+        """Ranks that begin to rise before the others have ended their start."""
+        ended = max(one.grown for one in start.rises)
+        late = [
+            one
+            for one in self._open
+            if one.is_rise and one.lo <= ended and one.rank not in start.ranks
+        ]
+        start.rises += late
+        self._open = [one for one in self._open if one not in late]
+
+    def _leave_undecided(self) -> None:
+        while waiting := [one for one in self._open if one.is_rise]:
+            first = waiting[0]
+            tie = [one for one in waiting if one.lo < first.hi]
+            decision = Decision(tie, decided=False)
+            decision.doubtful = {
+                one.rank for one in self._open if one.end == FOREVER and one.lo < first.hi
+            } - decision.ranks
+            self._take(decision)
+
+
+def mark_followers(decisions: Sequence[Decision], ranks: int) -> None:
+    """Say of each decision whether (nearly) all other ranks rose soon after it."""
+    for one in decisions:
+        soon = {
+            rank
+            for other in decisions
+            if other is not one and 0 <= other.lo - one.limit <= REVEALED_NS
+            for rank in other.ranks
+        }
+        others = ranks - len(one.ranks)
+        one.others_follow = others > 0 and len(soon - one.ranks) >= NEARLY_ALL * others
+
+
+def _ranks(rises: Iterable[RankRise]) -> set[int]:
+    return {one.rank for one in rises}
+
+
+def _is_nothing(one: RankRise, now: int) -> bool:
+    """It ended before it became a rise."""
+    return one.end <= now < one.ready
+
+
+def _reach(one: RankRise, now: int) -> int:
+    """Until when another onset overlaps: of a rise that the job starts with, while it grows."""
+    return max(one.hi, min(one.grown, now)) if one.from_start else one.hi

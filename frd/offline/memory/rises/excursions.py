@@ -1,0 +1,320 @@
+"""Where one series of samples leaves its usual level: a causal walk over its samples.
+
+Nothing here looks ahead: what is said of a sample follows from it and the samples before. So the
+analysis of a recording that is still being written never names a rank that the whole recording
+takes back.
+
+The usual level of a series is the range of its last minute: from a low quantile, which single wrong
+readings do not move, to the maximum. Its *band* ends above the maximum, by a share of that range
+which is larger while few samples are known. A sample beyond the band begins an excursion. It is a
+rise once it is larger than `min_rise` and than the series moves by itself, and once it can be
+trusted: a level that was known from a few samples only may be the valley of a saw-tooth, so the
+rise must last as long as the level was seen. A short excursion before that is a usual movement.
+
+An excursion ends when the series falls back for longer than it usually stays low, when it stops
+growing (then its level is the usual one), or when it becomes several times as steep: a ramp of a
+start-up ends where a spike begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from frd.engine.memory.baseline import SECOND
+from frd.model import Bools, Int64s
+
+_WINDOW_NS: Final = 60 * SECOND
+_WINDOW: Final = 100
+"""Samples that count as usual although they are older."""
+_FEW: Final = 5
+"""With fewer samples a level is unknown: the series may have been rising before."""
+_ENOUGH: Final = 20
+"""With so many samples a level is known. In half of it the valley of a training step is a level;
+with twice as many, a rise in the middle of a record of 30 samples is never trusted."""
+_SETTLED: Final = 10
+"""Samples without growth that make a level."""
+_SETTLED_SMALL: Final = 20
+"""The same while it is no rise: the next step of a staircase may make it one."""
+_LASTING: Final = 20
+_LASTING_UNKNOWN: Final = 40
+"""Samples for which a rise must last to be trusted, if its level was known from few samples, and if
+it was not known at all. Half of it is the length of a training step that is sampled well."""
+_SLACK: Final = 0.5
+_SLACK_OF_FEW: Final = 5.0
+"""The band ends this share of the usual range above the maximum, plus this divided by the number of
+samples. Of normally distributed samples one in several thousand is beyond it."""
+_SLACK_OF_MIN: Final = 16
+"""The least slack, as a part of `min_rise`."""
+_CLEAR: Final = 8
+"""A rise so many times as large as the usual range needs few samples to be trusted."""
+_AGAIN: Final = 3
+"""Samples beyond the band that are no outliers."""
+_PATIENCE: Final = 3
+"""Samples of a dip, beyond those for which the series usually stays low."""
+_STEADY: Final = 20
+"""Samples after which a lower level is the usual one."""
+_DROP_PARTS: Final = 16
+"""A level is steady if it moves by no more than this part of the drop before it."""
+_GROWTH_PARTS: Final = 32
+"""A part of the rise that counts as growth."""
+_STEPS: Final = 3
+"""Samples over which steepness is measured,"""
+_STEEPER: Final = 4
+"""and how much steeper than ever before in its rise a series must become to begin another one."""
+_GENTLE: Final = 2
+"""A slope that steepens takes longer through the band than through the same height beyond it."""
+_MOST_GAPS: Final = 2.5
+_LOW_PARTS: Final = 8
+"""A series is at its lowest within this part of its band."""
+
+
+@dataclass(slots=True)
+class Excursion:
+    """Places are those of samples; -1 for not yet."""
+
+    first: int
+    """The first sample beyond the band; the one before it was usual."""
+    calm: int
+    """Samples that showed the usual level."""
+    low: int
+    high: int
+    """The usual range, bytes."""
+    slack: int
+    established: int = -1
+    """From here on it is large enough for a rise,"""
+    ready: int = -1
+    """and from here on it is trusted."""
+    grown: int = -1
+    """Where it last grew."""
+    peak: int = 0
+    """Bytes."""
+    end: int = -1
+    """Where its end was seen; -1 if the record ends before."""
+    back: int = -1
+    """Where it fell back: at its end, or later, when its level had become a usual one."""
+
+    @property
+    def level_is_known(self) -> bool:
+        return self.calm >= _FEW
+
+    @property
+    def band(self) -> int:
+        return self.high + self.slack
+
+
+def excursions(at_ns: Int64s, values: Int64s, min_rise: int) -> Iterator[Excursion]:
+    """The excursions of a series, in the order of time.
+
+    Args:
+        at_ns: (n,) times that do not fall.
+        values: (n,) bytes, none negative.
+        min_rise: bytes; what is smaller is no rise.
+    """
+    if len(values) < 2 or int(values.max()) - int(values.min()) < min_rise // _SLACK_OF_MIN:
+        return
+    yield from _Walk(at_ns, values, min_rise).run()
+
+
+class _Walk:
+    def __init__(self, at_ns: Int64s, values: Int64s, min_rise: int) -> None:
+        self._at = at_ns
+        self._values = values
+        self._min_rise = min_rise
+        self._least_slack = min_rise // _SLACK_OF_MIN
+        self._usual: Bools = np.ones(len(values), np.bool_)
+        self._since = 0
+        """The first sample of the present level."""
+
+    def run(self) -> Iterator[Excursion]:
+        at, count = 1, len(self._values)
+        while at < count:
+            found = self._next(at)
+            if found is None:
+                return
+            known_at = found.first
+            while found is not None:
+                at, following = self._follow(found, known_at)
+                yield found
+                found, known_at = following, at
+
+    # -- calm ------------------------------------------------------------------------------------
+
+    def _next(self, at: int) -> Excursion | None:
+        """The first excursion from `at` on."""
+        values, count = self._values, len(self._values)
+        while at < count:
+            level = self._level(at)
+            size = 1 if level.calm < _ENOUGH else max(4, level.calm // 8)
+            beyond = np.flatnonzero(values[at : at + size] > level.band)
+            if len(beyond):
+                level.first = at + int(beyond[0])
+                return level
+            at += size
+            self._rebase(min(at, count))
+        return None
+
+    def _window(self, at: int) -> Int64s:
+        """Places of the usual samples before `at`."""
+        usual = self._since + np.flatnonzero(self._usual[self._since : at])
+        oldest = int(self._at.searchsorted(self._at[at] - _WINDOW_NS))
+        return usual[max(0, min(int(usual.searchsorted(oldest)), len(usual) - _WINDOW)) :]
+
+    def _level(self, at: int) -> Excursion:
+        """An excursion that begins at `at`, as far as its level is concerned."""
+        usual = self._values[self._window(at)]
+        calm = len(usual)
+        lowest = calm // 10 + (_FEW <= calm < 10)
+        low, high = int(np.partition(usual, lowest)[lowest]), int(usual.max())
+        share = _SLACK + _SLACK_OF_FEW / calm
+        slack = max(int((high - low) * share), self._least_slack)
+        return Excursion(at, calm, low, high, slack)
+
+    def _rebase(self, at: int) -> None:
+        """If memory was released and stays so, only what came after it is usual."""
+        steady = max(_STEADY, (at - self._since) // 4)
+        if at - self._since <= steady:
+            return
+        last = self._values[at - steady : at]
+        drop = int(self._values[self._since : at - steady].max()) - int(last.max())
+        if drop >= self._min_rise and np.ptp(last) <= max(drop // _DROP_PARTS, self._least_slack):
+            self._since = at - steady
+
+    # -- beyond the band -------------------------------------------------------------------------
+
+    def _follow(self, one: Excursion, known_at: int) -> tuple[int, Excursion | None]:
+        """Follow an excursion, which is known since `known_at`, to its end.
+
+        Returns the place from which to go on, and the excursion that follows at once.
+        """
+        values, end = self._values, len(self._values)
+        patience, below, above, top = self._patience(one.first), 0, 0, one.high
+        enough = max(self._min_rise, one.slack)
+        lasting = max(_LASTING, 2 * one.calm) if one.level_is_known else _LASTING_UNKNOWN
+        one.peak, one.grown = top, one.first
+        grown_to = top
+        for at in range(one.first, end):
+            value = int(values[at])
+            top = max(top, value)
+            rise = top - one.high
+            if one.established < 0 and rise >= enough:
+                one.established = at
+            if top - grown_to > self._growth(one, rise):
+                grown_to, one.grown = top, at
+            one.peak = top
+            floor = one.band if one.ready < 0 else max(one.band, one.high + rise // 4)
+            below = below + 1 if value <= floor else 0
+            above += value > floor
+            # What returns before it can be trusted is a usual movement.
+            if below >= (patience if one.ready >= 0 or one.calm >= _ENOUGH else 1):
+                return self._fell(one, at, below), None
+            if at < known_at:
+                continue
+            if one.established >= 0 and one.ready < 0 and self._is_trusted(one, above, lasting):
+                one.ready = at
+            if self._has_settled(one, at, patience):
+                return self._settled(one, at, patience), None
+            if one.ready >= 0 and (split := self._steeper(one, at)) is not None:
+                one.end = at
+                one.peak = split.high
+                self._since = one.first
+                return at, split
+        return end, None
+
+    def _growth(self, one: Excursion, rise: int) -> int:
+        """What is more than this is growth: noise and single pages are not."""
+        share = rise // _GROWTH_PARTS if one.established >= 0 else (one.high - one.low) // 8
+        return max(share, self._least_slack // 4)
+
+    def _is_trusted(self, one: Excursion, above: int, lasting: int) -> bool:
+        """Whether it is a rise, not a usual movement that had not been seen before."""
+        is_clear = (one.high - one.low) * _CLEAR <= one.peak - one.high
+        if is_clear and one.level_is_known:
+            return True
+        return above >= (_AGAIN if one.calm >= _ENOUGH else lasting)
+
+    def _fell(self, one: Excursion, at: int, below: int) -> int:
+        one.end, one.back = at, at - below + 1
+        back = one.back
+        if one.ready >= 0 and back - one.first > _ENOUGH:
+            self._usual[one.first : back] = False
+        return at + 1
+
+    def _has_settled(self, one: Excursion, at: int, patience: int) -> bool:
+        still = at - one.grown
+        if one.established < 0:
+            return still >= max(_SETTLED_SMALL, patience)
+        if still < max(_SETTLED, patience, (at - one.first) // 4):
+            return False
+        # A tooth does not grow after its peak, but is no level.
+        lowest = int(self._values[one.grown : at + 1].min())
+        return one.ready >= 0 or lowest >= one.peak - (one.peak - one.high) // 4
+
+    def _settled(self, one: Excursion, at: int, patience: int) -> int:
+        one.end = at
+        if one.established >= 0:
+            one.ready = at if one.ready < 0 else one.ready
+            self._since = one.grown
+            low = self._values[at:] <= one.high + (one.peak - one.high) // 4
+            changes = np.flatnonzero(np.diff(low.astype(np.int8), prepend=0, append=0))
+            for begin, end in changes.reshape(-1, 2).tolist():
+                if end - begin >= patience:
+                    one.back = at + begin
+                    break
+        return at + 1
+
+    def _patience(self, first: int) -> int:
+        """Samples below the floor that end an excursion."""
+        usual = self._values[self._window(first)]
+        low = usual < (int(usual.max()) + int(usual.min())) // 2
+        edges = np.flatnonzero(np.diff(low.astype(np.int8), prepend=0, append=0))
+        longest = int(np.diff(edges)[::2].max()) if len(edges) else 0
+        # A level that was low for most of the time is no dip.
+        return _PATIENCE + (longest * 5 // 4 if 3 * longest < len(usual) else 0)
+
+    def _steeper(self, one: Excursion, at: int) -> Excursion | None:
+        """Another excursion, if the series has just become much steeper than in this one."""
+        if at - one.first < 2 * _STEPS + 2:
+            return None
+        values = self._values
+        growth = int(values[at]) - int(values[at - _STEPS])
+        if growth < max(self._min_rise, one.slack, (one.peak - one.high) // 4):
+            return None
+        before = values[one.first - 1 : at - _STEPS + 1]
+        steepest = int((before[_STEPS:] - before[:-_STEPS]).max())
+        if growth < _STEEPER * max(steepest, self._least_slack):
+            return None
+        steps = np.diff(values[at - _STEPS : at + 1])
+        first = at - _STEPS + 1 + int(np.flatnonzero(steps >= growth // _STEEPER)[0])
+        ramp = values[one.first : first]
+        return Excursion(
+            first, len(ramp), int(ramp.max()), int(ramp.max()), max(steepest, self._least_slack)
+        )
+
+
+def onset_of(one: Excursion, at_ns: Int64s, values: Int64s) -> int:
+    """The earliest time (ns) at which it can have begun, from the samples until it was ready.
+
+    The last usual sample, less the time that a gentle slope needs to cross the band, which is
+    measured on the next stretch of the same height. A rise that is not much larger than the usual
+    range may have begun while the series was low: then the last time it was at its lowest counts,
+    and the time for which a slope would still have been hidden there.
+    """
+    last, until = one.first - 1, one.ready if one.ready >= 0 else len(values) - 1
+    height, seen = one.band - one.low, values[one.first : until + 1]
+    rise = int(seen.max()) - one.high
+    low = np.flatnonzero(values[: last + 1] <= one.low + height // _LOW_PARTS)
+    bottom = int(at_ns[low[-1]]) if len(low) else int(at_ns[0])
+    hidden = _GENTLE * (int(at_ns[one.first]) - bottom) // (_LOW_PARTS - 1)
+    if (one.high - one.low) * _CLEAR > rise:
+        return bottom - hidden
+    twice = np.flatnonzero(seen > one.band + height)
+    if len(twice):
+        slow = int(at_ns[one.first + int(twice[0])] - at_ns[one.first])
+    else:
+        share = min(height / max(int(seen.max()) - one.band, 1), _MOST_GAPS)
+        slow = int((at_ns[until] - at_ns[one.first]) * share)
+    return min(max(int(at_ns[last]) - _GENTLE * slow, bottom - hidden), int(at_ns[last]))
