@@ -113,13 +113,13 @@ RECORDINGS: dict[str, Recording] = {
         *one_of(NOISY, r1=step(2, 1)), until=3, answer=named(1)
     ),
     "ten samples, a step at the seventh": recording(
-        *one_of(FLAT, r1=step(0.65, 1)), until=1, answer=named(1)
+        *one_of(FLAT, r1=step(0.65, 1)), until=1, answer=named(1, high=False)
     ),
     "a climb with dips of a byte": recording(
         *one_of(FLAT, r2=plus(ramp(10, 0.5), dips(2, 1))), until=20, answer=named(2)
     ),
     "a climb with dips of half a GiB": recording(
-        *one_of(FLAT, r2=plus(ramp(10, 1), dips(3, GIB / 2))), until=20, answer=named(2)
+        *one_of(FLAT, r2=plus(ramp(10, 1), dips(3, GIB / 2))), until=20, answer=named(2, high=False)
     ),
     "a start-up ramp, and a spike at 5 s": recording(
         *one_of([plus(level(1), START)] * 4, r1=step(5, 4)),
@@ -134,7 +134,7 @@ RECORDINGS: dict[str, Recording] = {
     "a start-up ramp that a spike at 5 s interrupts": recording(
         *one_of([plus(level(1), ramp(0, 0.4))] * 4, r1=ramp(5, 8, 12)),
         until=9,
-        answer=named(1, starts=True),
+        answer=named(1, starts=True, high=False),
     ),
     "a start-up with an overshoot, and a spike below it": recording(
         *one_of([plus(level(1), START, step(0.5, 6, end=2))] * 4, r2=step(6, 2)),
@@ -242,7 +242,7 @@ RECORDINGS: dict[str, Recording] = {
     ),
     "a job of one rank": recording(plus(CALM, ramp(10, 1)), until=15, answer=named(0)),
     "rising from the first sample on": recording(
-        *one_of(FLAT, r1=ramp(0, 1)), until=10, answer=named(1, high=False)
+        *one_of(FLAT, r1=ramp(0, 1)), until=10, answer=Answer(is_open=True)
     ),
     "a jump in the last sample": recording(
         *one_of(FLAT, r3=step(9.905, 5)), until=10, answer=Answer(is_open=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Final
 
 import numpy as np
@@ -45,6 +46,8 @@ class RankRise:
     """The interval of its onset, as wide as clocks make it."""
     seen: int
     """When it was first seen; the sample of `hi`, without the uncertainty of clocks."""
+    established: int
+    """When it was large enough for a rise; `FOREVER` if it never was."""
     ready: int
     """When it could be trusted; `FOREVER` if it could not."""
     grown: int
@@ -55,6 +58,10 @@ class RankRise:
     """When it fell back; `FOREVER` if it did not."""
     from_start: bool
     """The level before it is unknown."""
+    began_before: bool
+    """It rose already when the recording began."""
+    is_certain: bool
+    """The level before it is well known."""
     is_rise: bool
     """It has grown large enough."""
 
@@ -84,17 +91,28 @@ class RankSamples:
         return max(_SILENT_GAPS * self.gap, BATCH_NS)
 
 
+class Outcome(Enum):
+    """What is known of rises that belong together."""
+
+    FIRST = auto()
+    """One of these ranks rose first."""
+    TOGETHER = auto()
+    """(Nearly) all ranks rose together."""
+    STARTING = auto()
+    """They rose together from the beginning on: the job was starting."""
+    BEGAN_BEFORE = auto()
+    """It rose already when the recording began; when it began to is not in there."""
+    UNDECIDED = auto()
+    """The recording ends before it is known which rank was first."""
+
+
 @dataclass(slots=True, eq=False)
 class Decision:
     """Rises that belong together."""
 
     rises: list[RankRise]
     """By the onset; the first ranks, or all that rose together."""
-    decided: bool
-    """False if the recording ends before it is known which rank was first."""
-    common: bool = False
-    starting: bool = False
-    """The job was starting."""
+    outcome: Outcome
     doubtful: set[int] = field(default_factory=set)
     """Ranks with a smaller excursion that began as early."""
     silent: set[int] = field(default_factory=set)
@@ -112,6 +130,10 @@ class Decision:
     def limit(self) -> int:
         """The latest time at which the first of them began."""
         return min(rise.hi for rise in self.rises)
+
+    def last_grown(self, now: int) -> int:
+        """When they last grew, as far as that was known."""
+        return max(min(one.grown, now) for one in self.rises)
 
     @property
     def ranks(self) -> set[int]:
@@ -190,9 +212,10 @@ class _Judge:
         return wait
 
     def _clear_at(self, one: RankRise) -> int:
-        """When it was known whether an excursion is a rise; after some time it is none for now."""
+        """When it was known whether an excursion is a rise; what is small for long is none."""
         doubt = max(REVEALED_NS, _DOUBT_GAPS * self._samples[one.rank].gap)
-        return min(one.ready, one.end, one.seen + doubt)
+        clear = min(one.ready, one.end)
+        return clear if one.established <= one.seen + doubt else min(clear, one.seen + doubt)
 
     # -- what ------------------------------------------------------------------------------------
 
@@ -201,16 +224,21 @@ class _Judge:
         starting = [one for one in together if one.from_start]
         is_start = count > 1 and len(_ranks(starting)) > _MOST_STARTING * count
         if is_start or (count > 1 and len(_ranks(together)) >= NEARLY_ALL * count):
-            decision = Decision(list(together), decided=True, common=True, starting=is_start)
+            outcome = Outcome.STARTING if is_start else Outcome.TOGETHER
+            decision = Decision(list(together), outcome)
             self._take(decision)
             if is_start:
                 self._add_late_starters(decision)
+            return
+        before = [one for one in together if one.began_before]
+        if before:
+            self._take(Decision(before, Outcome.BEGAN_BEFORE))
             return
         limit = min(one.hi for one in together)
         first = [one for one in together if one.lo < limit]
         if self._joins(first, now):
             return
-        decision = Decision(first, decided=True)
+        decision = Decision(first, Outcome.FIRST)
         decision.doubtful = {
             one.rank
             for one in self._open
@@ -225,7 +253,7 @@ class _Judge:
         """A rise that was seen late, but may have begun before a rank that has been named, makes a
         tie. If it began before, but slowly, its onset is any time until it could be trusted."""
         lo, limit = min(one.lo for one in first), min(one.hi for one in first)
-        named = [one for one in self.decisions if not one.common]
+        named = [one for one in self.decisions if one.outcome is Outcome.FIRST]
         after = next((one for one in named if lo < one.limit < now), None)
         if after is None:
             return False
@@ -237,15 +265,7 @@ class _Judge:
 
     def _take(self, decision: Decision) -> None:
         self._open = [one for one in self._open if one not in decision.rises]
-        lo = decision.lo
-        decision.follows = any(
-            not before.common
-            and before.limit <= lo + LINK_NS
-            and lo - before.limit <= LINK_NS
-            and not before.ranks & decision.ranks
-            and not all(one.back < lo for one in before.rises)
-            for before in self.decisions
-        )
+        decision.follows = any(_follows(decision, before) for before in self.decisions)
         self.decisions.append(decision)
 
     def _add_late_starters(self, start: Decision) -> None:
@@ -263,11 +283,22 @@ class _Judge:
         while waiting := [one for one in self._open if one.is_rise]:
             first = waiting[0]
             tie = [one for one in waiting if one.lo < first.hi]
-            decision = Decision(tie, decided=False)
+            decision = Decision(tie, Outcome.UNDECIDED)
             decision.doubtful = {
                 one.rank for one in self._open if one.end == FOREVER and one.lo < first.hi
             } - decision.ranks
             self._take(decision)
+
+
+def _follows(one: Decision, before: Decision) -> bool:
+    """One may be a consequence of the other, or is a late part of it."""
+    if before.outcome is Outcome.TOGETHER:
+        return one.lo <= max(rise.hi for rise in before.rises)
+    if before.outcome not in (Outcome.FIRST, Outcome.BEGAN_BEFORE) or before.ranks & one.ranks:
+        return False
+    if all(rise.back < one.lo for rise in before.rises):
+        return False
+    return abs(one.lo - before.last_grown(one.lo)) <= LINK_NS
 
 
 def mark_followers(decisions: Sequence[Decision], ranks: int) -> None:

@@ -18,7 +18,7 @@ start-up ends where a spike begins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,9 +32,14 @@ _WINDOW: Final = 100
 """Samples that count as usual although they are older."""
 _FEW: Final = 5
 """With fewer samples a level is unknown: the series may have been rising before."""
-_ENOUGH: Final = 20
-"""With so many samples a level is known. In half of it the valley of a training step is a level;
-with twice as many, a rise in the middle of a record of 30 samples is never trusted."""
+_TRUST: Final = ((40, 0.0), (20, 2.5), (10, 8.0), (_FEW, 16.0))
+"""A rise is trusted at once if its level was known from so many samples and it is so many times as
+large as the usual range. With half of these samples the valley of a training step is a level; with
+twice as many, a rise in the middle of a record of 30 samples is never trusted at once."""
+_CERTAIN: Final = ((200, 0.0), (40, 2.5), (20, 8.0))
+"""The same for a rise that is certain not to be a usual movement."""
+_CLEAR: Final = 8
+"""A rise so many times as large as the usual range did not hide in it for long."""
 _SETTLED: Final = 10
 """Samples without growth that make a level."""
 _SETTLED_SMALL: Final = 20
@@ -43,14 +48,15 @@ _LASTING: Final = 20
 _LASTING_UNKNOWN: Final = 40
 """Samples for which a rise must last to be trusted, if its level was known from few samples, and if
 it was not known at all. Half of it is the length of a training step that is sampled well."""
+_NEWEST: Final = 20
+"""So many newest samples, but at most half of all, do not show what is usual: a slow rise must not
+become usual while it is looked at."""
 _SLACK: Final = 0.5
 _SLACK_OF_FEW: Final = 5.0
 """The band ends this share of the usual range above the maximum, plus this divided by the number of
 samples. Of normally distributed samples one in several thousand is beyond it."""
 _SLACK_OF_MIN: Final = 16
 """The least slack, as a part of `min_rise`."""
-_CLEAR: Final = 8
-"""A rise so many times as large as the usual range needs few samples to be trusted."""
 _AGAIN: Final = 3
 """Samples beyond the band that are no outliers."""
 _PATIENCE: Final = 3
@@ -88,10 +94,14 @@ class Excursion:
     """From here on it is large enough for a rise,"""
     ready: int = -1
     """and from here on it is trusted."""
+    rise: int = 0
+    """Bytes above the usual level when it became so."""
     grown: int = -1
     """Where it last grew."""
     peak: int = 0
     """Bytes."""
+    of_ramp: bool = False
+    """It began within another one, which was less steep."""
     end: int = -1
     """Where its end was seen; -1 if the record ends before."""
     back: int = -1
@@ -100,6 +110,24 @@ class Excursion:
     @property
     def level_is_known(self) -> bool:
         return self.calm >= _FEW
+
+    @property
+    def is_clear(self) -> bool:
+        """It is much larger than the usual range."""
+        rise = self.rise if self.ready >= 0 else self.peak - self.high
+        return (self.high - self.low) * _CLEAR <= rise
+
+    @property
+    def is_certain(self) -> bool:
+        """It is no usual movement that had not been seen before."""
+        return not self.of_ramp and self._exceeds(_CERTAIN, self.rise)
+
+    def exceeds_usual(self) -> bool:
+        return self._exceeds(_TRUST, self.peak - self.high)
+
+    def _exceeds(self, limits: Sequence[tuple[int, float]], rise: int) -> bool:
+        usual = self.high - self.low
+        return any(self.calm >= calm and rise >= times * usual for calm, times in limits)
 
     @property
     def band(self) -> int:
@@ -148,7 +176,7 @@ class _Walk:
         values, count = self._values, len(self._values)
         while at < count:
             level = self._level(at)
-            size = 1 if level.calm < _ENOUGH else max(4, level.calm // 8)
+            size = 1 if level.calm < _LASTING else max(4, level.calm // 8)
             beyond = np.flatnonzero(values[at : at + size] > level.band)
             if len(beyond):
                 level.first = at + int(beyond[0])
@@ -167,9 +195,10 @@ class _Walk:
         """An excursion that begins at `at`, as far as its level is concerned."""
         usual = self._values[self._window(at)]
         calm = len(usual)
-        lowest = calm // 10 + (_FEW <= calm < 10)
-        low, high = int(np.partition(usual, lowest)[lowest]), int(usual.max())
-        share = _SLACK + _SLACK_OF_FEW / calm
+        older = usual[: max(calm - _NEWEST, (calm + 1) // 2)]
+        lowest = len(older) // 10
+        low, high = int(np.partition(older, lowest)[lowest]), int(older.max())
+        share = _SLACK + _SLACK_OF_FEW / len(older)
         slack = max(int((high - low) * share), self._least_slack)
         return Excursion(at, calm, low, high, slack)
 
@@ -205,16 +234,23 @@ class _Walk:
             if top - grown_to > self._growth(one, rise):
                 grown_to, one.grown = top, at
             one.peak = top
-            floor = one.band if one.ready < 0 else max(one.band, one.high + rise // 4)
+            floor = max(one.band, one.high + rise // 4)
             below = below + 1 if value <= floor else 0
             above += value > floor
             # What returns before it can be trusted is a usual movement.
-            if below >= (patience if one.ready >= 0 or one.calm >= _ENOUGH else 1):
+            if below >= (patience if one.ready >= 0 or one.calm >= _LASTING else 1):
                 return self._fell(one, at, below), None
             if at < known_at:
                 continue
-            if one.established >= 0 and one.ready < 0 and self._is_trusted(one, above, lasting):
-                one.ready = at
+            if one.established >= 0 and one.ready < 0:
+                if self._is_trusted(one, above):
+                    one.ready, one.rise = at, rise
+                elif above >= lasting:
+                    lately = self._values[max(one.first, at - _SETTLED) : at + 1]
+                    if int(lately.min()) < one.high + rise // 2:
+                        one.end = at  # it comes and goes within its range
+                        return at + 1, None
+                    one.ready, one.rise = at, rise
             if self._has_settled(one, at, patience):
                 return self._settled(one, at, patience), None
             if one.ready >= 0 and (split := self._steeper(one, at)) is not None:
@@ -229,17 +265,15 @@ class _Walk:
         share = rise // _GROWTH_PARTS if one.established >= 0 else (one.high - one.low) // 8
         return max(share, self._least_slack // 4)
 
-    def _is_trusted(self, one: Excursion, above: int, lasting: int) -> bool:
-        """Whether it is a rise, not a usual movement that had not been seen before."""
-        is_clear = (one.high - one.low) * _CLEAR <= one.peak - one.high
-        if is_clear and one.level_is_known:
-            return True
-        return above >= (_AGAIN if one.calm >= _ENOUGH else lasting)
+    def _is_trusted(self, one: Excursion, above: int) -> bool:
+        """Whether it is too large for a usual movement that had not been seen before."""
+        is_outlier = one.peak - one.high < _CLEAR * (one.high - one.low) and above < _AGAIN
+        return not is_outlier and one.exceeds_usual()
 
     def _fell(self, one: Excursion, at: int, below: int) -> int:
         one.end, one.back = at, at - below + 1
         back = one.back
-        if one.ready >= 0 and back - one.first > _ENOUGH:
+        if one.ready >= 0 and back - one.first > _LASTING:
             self._usual[one.first : back] = False
         return at + 1
 
@@ -256,7 +290,8 @@ class _Walk:
     def _settled(self, one: Excursion, at: int, patience: int) -> int:
         one.end = at
         if one.established >= 0:
-            one.ready = at if one.ready < 0 else one.ready
+            if one.ready < 0:
+                one.ready, one.rise = at, one.peak - one.high
             self._since = one.grown
             low = self._values[at:] <= one.high + (one.peak - one.high) // 4
             changes = np.flatnonzero(np.diff(low.astype(np.int8), prepend=0, append=0))
@@ -290,9 +325,8 @@ class _Walk:
         steps = np.diff(values[at - _STEPS : at + 1])
         first = at - _STEPS + 1 + int(np.flatnonzero(steps >= growth // _STEEPER)[0])
         ramp = values[one.first : first]
-        return Excursion(
-            first, len(ramp), int(ramp.max()), int(ramp.max()), max(steepest, self._least_slack)
-        )
+        top, slack = int(ramp.max()), max(steepest, self._least_slack)
+        return Excursion(first, len(ramp), top, top, slack, of_ramp=True)
 
 
 def onset_of(one: Excursion, at_ns: Int64s, values: Int64s) -> int:
@@ -305,16 +339,16 @@ def onset_of(one: Excursion, at_ns: Int64s, values: Int64s) -> int:
     """
     last, until = one.first - 1, one.ready if one.ready >= 0 else len(values) - 1
     height, seen = one.band - one.low, values[one.first : until + 1]
-    rise = int(seen.max()) - one.high
     low = np.flatnonzero(values[: last + 1] <= one.low + height // _LOW_PARTS)
     bottom = int(at_ns[low[-1]]) if len(low) else int(at_ns[0])
     hidden = _GENTLE * (int(at_ns[one.first]) - bottom) // (_LOW_PARTS - 1)
-    if (one.high - one.low) * _CLEAR > rise:
+    if not one.is_clear:
         return bottom - hidden
     twice = np.flatnonzero(seen > one.band + height)
-    if len(twice):
+    if len(twice) and twice[0]:
         slow = int(at_ns[one.first + int(twice[0])] - at_ns[one.first])
-    else:
+    else:  # within two samples, or not yet
+        began = at_ns[last] if len(twice) else at_ns[one.first]
         share = min(height / max(int(seen.max()) - one.band, 1), _MOST_GAPS)
-        slow = int((at_ns[until] - at_ns[one.first]) * share)
+        slow = int((at_ns[one.first if len(twice) else until] - began) * share)
     return min(max(int(at_ns[last]) - _GENTLE * slow, bottom - hidden), int(at_ns[last]))

@@ -12,6 +12,7 @@ from frd.offline.memory.feed import Lane
 from frd.offline.memory.rises.decisions import (
     LINK_NS,
     Decision,
+    Outcome,
     RankRise,
     decide,
     mark_followers,
@@ -25,6 +26,8 @@ from frd.offline.phases.answer import PhaseAnswer
 MIN_RISE_BYTES: Final = 1 << 26
 _MOST_HIGH: Final = 1
 _MOST_MEDIUM: Final = 2
+
+_COMMON: Final = (Outcome.TOGETHER, Outcome.STARTING)
 
 PhaseAt = Callable[[int, int, int], PhaseAnswer]
 """The phase of a rank over an interval: rank, begin, end (ns)."""
@@ -77,7 +80,7 @@ def _merged(decisions: Sequence[Decision], shown: dict[RankRise, SeriesRise]) ->
     for one in decisions:
         ranks = frozenset(one.ranks)
         before = latest.get(ranks)
-        if before is not None and one.decided and _goes_on(before, one, shown):
+        if before is not None and _goes_on(before, one, shown):
             later = {rise.rank: rise for rise in one.rises}
             for rise in before.rises:
                 shown[rise] = joined(shown[rise], shown[later[rise.rank]])
@@ -88,7 +91,9 @@ def _merged(decisions: Sequence[Decision], shown: dict[RankRise, SeriesRise]) ->
 
 
 def _goes_on(before: Decision, one: Decision, shown: dict[RankRise, SeriesRise]) -> bool:
-    if before.starting or before.common != one.common or not before.decided:
+    if before.outcome is not one.outcome and before.outcome is not Outcome.BEGAN_BEFORE:
+        return False
+    if one.outcome not in (Outcome.FIRST, Outcome.TOGETHER):
         return False
     ended = max(shown[rise].end_ns for rise in before.rises)
     fell_back = any(shown[rise].fell_back for rise in before.rises)
@@ -134,23 +139,18 @@ class _Report:
             peak_bytes=figures.peak,
             fell_back=figures.fell_back,
             alarming=finding is not None,
-            common_cause=one.common,
+            common_cause=one.outcome in _COMMON,
             next_rank=following.rank if following is not None else None,
             lead_ns=max(following.lo - one.limit, 0) if following is not None else 0,
-            unknown=() if one.common else tuple(sorted(unknown - one.ranks)),
+            unknown=() if one.outcome in _COMMON else tuple(sorted(unknown - one.ranks)),
             attribution=figures.attribution,
             phase=self._watched.phase_at(first.rank, first.lo, first.hi),
             text="",
         )
-        return with_text(
-            rise,
-            starting=one.starting,
-            undecided=not one.decided,
-            follows=self._followed(one, earlier),
-        )
+        return with_text(rise, one.outcome, self._followed(one, earlier))
 
     def _suspects(self, one: Decision, finding: Finding | None) -> tuple[RiseSuspect, ...]:
-        if one.common or not one.decided:
+        if one.outcome is not Outcome.FIRST:
             return ()
         confidence = self._confidence(one)
         if (
@@ -166,7 +166,7 @@ class _Report:
         if one.follows or len(one.rises) > _MOST_MEDIUM:
             return Confidence.LOW
         is_open = one.doubtful or one.silent or self._watched.missing or one.others_follow
-        if len(one.rises) > _MOST_HIGH or is_open or one.rises[0].from_start:
+        if len(one.rises) > _MOST_HIGH or is_open or not one.rises[0].is_certain:
             return Confidence.MEDIUM
         return Confidence.HIGH
 
@@ -178,12 +178,12 @@ class _Report:
 
     def _followed(self, one: Decision, earlier: Sequence[Decision]) -> int | None:
         """The rank whose rise this one may be a consequence of."""
-        if not one.follows or not one.decided:
+        if not one.follows:
             return None
         causes = [
             before
             for before in earlier
-            if not before.common and before.decided and not before.ranks & one.ranks
+            if before.outcome not in _COMMON and not before.ranks & one.ranks
         ]
         return causes[0].rises[0].rank if causes else None
 

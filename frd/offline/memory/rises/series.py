@@ -78,8 +78,8 @@ def rank_rises(
         of_lane: list[_Found] = []
         known = np.any(values >= 0, axis=0)
         for kind, column in series_kinds(lane.stream, known):
-            one = _Series(lane, kind, begin, end, values, column)
-            more = _of_series(one, min_rise, reach_ns)
+            series = _Series(lane, kind, begin, end, values, column)
+            more = _of_series(series, min_rise, reach_ns)
             if is_later:  # memory that another process fills from nothing
                 more = [one for one in more if not one.rise.from_start]
             of_lane += [one for one in more if not _overlaps(one, of_lane)]
@@ -127,11 +127,14 @@ def _of_series(series: _Series, min_rise: int, reach_ns: int) -> list[_Found]:
             lo=(earliest if one.level_is_known else int(begin[0])) - reach_ns,
             hi=int(end[one.first]) + reach_ns,
             seen=int(begin[one.first]),
+            established=int(begin[one.established]) if one.established >= 0 else FOREVER,
             ready=int(begin[one.ready]) if one.ready >= 0 else FOREVER,
             grown=int(begin[one.grown]),
             end=int(begin[one.end]) if one.end >= 0 else FOREVER,
             back=int(begin[one.back]) if one.back >= 0 else FOREVER,
             from_start=not one.level_is_known,
+            began_before=one.calm < _FEW_SAMPLES,
+            is_certain=one.is_certain,
             is_rise=is_rise,
         )
         shown = SeriesRise(

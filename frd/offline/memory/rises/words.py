@@ -4,41 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import assert_never
 
 from frd.engine.findings import text
-from frd.engine.memory.rise import Attribution
 from frd.engine.memory.text import duration, size, whose
 from frd.forms import clock_text
+from frd.offline.memory.rises.decisions import Outcome
 from frd.offline.memory.rises.rise import Rise
 
 
-def with_text(rise: Rise, *, starting: bool, undecided: bool, follows: int | None) -> Rise:
+def with_text(rise: Rise, outcome: Outcome, follows: int | None) -> Rise:
     """The rise with its line; `follows` is the rank of which it may be a consequence."""
-    who = f"memory of {text.ranks(rise.ranks)}"
-    if rise.common_cause:
-        what = "rose together from the beginning on: the job was starting"
-        what = what if starting else "rose together, no single rank is the cause"
-    elif undecided:
-        what = "rose"
-    elif follows is not None:
-        what = f"rose after that of rank {follows}"
-    elif len(rise.ranks) > 1:
-        what = "rose first, too close together to say which of them"
-    else:
-        what = "rose first"
-    parts = [f"{who} {what}: {_figures(rise)}"]
-    if undecided:
+    parts = [f"memory of {text.ranks(rise.ranks)} {_how(rise, outcome, follows)}: {_figures(rise)}"]
+    if outcome is Outcome.UNDECIDED:
         parts.append(_too_early(rise))
-    elif rise.next_rank is not None and not rise.common_cause:
-        parts.append(_lead(rise))
-    if rise.attribution not in (Attribution.UNKNOWN, Attribution.HOST) and not rise.common_cause:
+    elif outcome is Outcome.FIRST:
+        if rise.next_rank is not None:
+            parts.append(_lead(rise))
         parts.append(whose(rise.attribution))
     parts.append(rise.phase.text)
     if rise.fell_back:
         parts.append("it fell back")
-    if rise.unknown and not undecided:
+    if rise.unknown and outcome is Outcome.FIRST:
         parts.append(f"{text.ranks(rise.unknown)}: may have risen as early, or earlier")
     return replace(rise, text="; ".join(filter(None, parts)))
+
+
+def _how(rise: Rise, outcome: Outcome, follows: int | None) -> str:
+    match outcome:
+        case Outcome.FIRST if follows is not None:
+            return f"rose after that of rank {follows}"
+        case Outcome.FIRST if len(rise.ranks) > 1:
+            return "rose first, too close together to say which of them"
+        case Outcome.FIRST:
+            return "rose first"
+        case Outcome.TOGETHER:
+            return "rose together, no single rank is the cause"
+        case Outcome.STARTING:
+            return "rose together from the beginning on: the job was starting"
+        case Outcome.BEGAN_BEFORE:
+            return "rose already when the recording began"
+        case Outcome.UNDECIDED:
+            return "rose"
+        case _:
+            assert_never(outcome)
 
 
 def _figures(rise: Rise) -> str:
