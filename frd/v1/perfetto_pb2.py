@@ -14,15 +14,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x66rd/v1/perfetto.proto\x12\x0c\x66rd.perfetto\"2\n\x05Trace\x12)\n\x06packet\x18\x01 \x03(\x0b\x32\x19.frd.perfetto.TracePacket\"\x96\x03\n\x0bTracePacket\x12\x33\n\x0e\x63lock_snapshot\x18\x06 \x01(\x0b\x32\x1b.frd.perfetto.ClockSnapshot\x12\x11\n\ttimestamp\x18\x08 \x01(\x04\x12\"\n\x1atrusted_packet_sequence_id\x18\n \x01(\r\x12-\n\x0btrack_event\x18\x0b \x01(\x0b\x32\x18.frd.perfetto.TrackEvent\x12\x31\n\rinterned_data\x18\x0c \x01(\x0b\x32\x1a.frd.perfetto.InternedData\x12\x16\n\x0esequence_flags\x18\r \x01(\r\x12\x37\n\x10track_descriptor\x18< \x01(\x0b\x32\x1d.frd.perfetto.TrackDescriptor\"h\n\rSequenceFlags\x12\x13\n\x0fSEQ_UNSPECIFIED\x10\x00\x12!\n\x1dSEQ_INCREMENTAL_STATE_CLEARED\x10\x01\x12\x1f\n\x1bSEQ_NEEDS_INCREMENTAL_STATE\x10\x02\"p\n\rClockSnapshot\x12\x31\n\x06\x63locks\x18\x01 \x03(\x0b\x32!.frd.perfetto.ClockSnapshot.Clock\x1a,\n\x05\x43lock\x12\x10\n\x08\x63lock_id\x18\x01 \x01(\r\x12\x11\n\ttimestamp\x18\x02 \x01(\x04\"\x9c\x02\n\nTrackEvent\x12\x15\n\rcategory_iids\x18\x03 \x03(\x04\x12\x38\n\x11\x64\x65\x62ug_annotations\x18\x04 \x03(\x0b\x32\x1d.frd.perfetto.DebugAnnotation\x12+\n\x04type\x18\t \x01(\x0e\x32\x1d.frd.perfetto.TrackEvent.Type\x12\x10\n\x08name_iid\x18\n \x01(\x04\x12\x12\n\ntrack_uuid\x18\x0b \x01(\x04\x12\x10\n\x08\x66low_ids\x18/ \x03(\x06\"X\n\x04Type\x12\x14\n\x10TYPE_UNSPECIFIED\x10\x00\x12\x14\n\x10TYPE_SLICE_BEGIN\x10\x01\x12\x12\n\x0eTYPE_SLICE_END\x10\x02\x12\x10\n\x0cTYPE_INSTANT\x10\x03\"P\n\x0f\x44\x65\x62ugAnnotation\x12\x10\n\x08name_iid\x18\x01 \x01(\x04\x12\x11\n\tint_value\x18\x04 \x01(\x03\x12\x18\n\x10string_value_iid\x18\x11 \x01(\x04\"\xf5\x01\n\x0cInternedData\x12\x34\n\x10\x65vent_categories\x18\x01 \x03(\x0b\x32\x1a.frd.perfetto.InternedName\x12/\n\x0b\x65vent_names\x18\x02 \x03(\x0b\x32\x1a.frd.perfetto.InternedName\x12:\n\x16\x64\x65\x62ug_annotation_names\x18\x03 \x03(\x0b\x32\x1a.frd.perfetto.InternedName\x12\x42\n\x1e\x64\x65\x62ug_annotation_string_values\x18\x1d \x03(\x0b\x32\x1a.frd.perfetto.InternedName\")\n\x0cInternedName\x12\x0b\n\x03iid\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\x0c\"\xdb\x01\n\x0fTrackDescriptor\x12\x0c\n\x04uuid\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bparent_uuid\x18\x05 \x01(\x04\x12I\n\x0e\x63hild_ordering\x18\x0b \x01(\x0e\x32\x31.frd.perfetto.TrackDescriptor.ChildTracksOrdering\x12\x1a\n\x12sibling_order_rank\x18\x0c \x01(\x05\"0\n\x13\x43hildTracksOrdering\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0c\n\x08\x45XPLICIT\x10\x03*a\n\x0c\x42uiltinClock\x12\x19\n\x15\x42UILTIN_CLOCK_UNKNOWN\x10\x00\x12\x1a\n\x16\x42UILTIN_CLOCK_REALTIME\x10\x01\x12\x1a\n\x16\x42UILTIN_CLOCK_BOOTTIME\x10\x06')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x66rd/v1/perfetto.proto\x12\x0c\x66rd.perfetto\"2\n\x05Trace\x12)\n\x06packet\x18\x01 \x03(\x0b\x32\x19.frd.perfetto.TracePacket\"\x96\x03\n\x0bTracePacket\x12\x33\n\x0e\x63lock_snapshot\x18\x06 \x01(\x0b\x32\x1b.frd.perfetto.ClockSnapshot\x12\x11\n\ttimestamp\x18\x08 \x01(\x04\x12\"\n\x1atrusted_packet_sequence_id\x18\n \x01(\r\x12-\n\x0btrack_event\x18\x0b \x01(\x0b\x32\x18.frd.perfetto.TrackEvent\x12\x31\n\rinterned_data\x18\x0c \x01(\x0b\x32\x1a.frd.perfetto.InternedData\x12\x16\n\x0esequence_flags\x18\r \x01(\r\x12\x37\n\x10track_descriptor\x18< \x01(\x0b\x32\x1d.frd.perfetto.TrackDescriptor\"h\n\rSequenceFlags\x12\x13\n\x0fSEQ_UNSPECIFIED\x10\x00\x12!\n\x1dSEQ_INCREMENTAL_STATE_CLEARED\x10\x01\x12\x1f\n\x1bSEQ_NEEDS_INCREMENTAL_STATE\x10\x02\"p\n\rClockSnapshot\x12\x31\n\x06\x63locks\x18\x01 \x03(\x0b\x32!.frd.perfetto.ClockSnapshot.Clock\x1a,\n\x05\x43lock\x12\x10\n\x08\x63lock_id\x18\x01 \x01(\r\x12\x11\n\ttimestamp\x18\x02 \x01(\x04\"\xc5\x02\n\nTrackEvent\x12\x15\n\rcategory_iids\x18\x03 \x03(\x04\x12\x38\n\x11\x64\x65\x62ug_annotations\x18\x04 \x03(\x0b\x32\x1d.frd.perfetto.DebugAnnotation\x12+\n\x04type\x18\t \x01(\x0e\x32\x1d.frd.perfetto.TrackEvent.Type\x12\x10\n\x08name_iid\x18\n \x01(\x04\x12\x12\n\ntrack_uuid\x18\x0b \x01(\x04\x12\x15\n\rcounter_value\x18\x1e \x01(\x03\x12\x10\n\x08\x66low_ids\x18/ \x03(\x06\"j\n\x04Type\x12\x14\n\x10TYPE_UNSPECIFIED\x10\x00\x12\x14\n\x10TYPE_SLICE_BEGIN\x10\x01\x12\x12\n\x0eTYPE_SLICE_END\x10\x02\x12\x10\n\x0cTYPE_INSTANT\x10\x03\x12\x10\n\x0cTYPE_COUNTER\x10\x04\"P\n\x0f\x44\x65\x62ugAnnotation\x12\x10\n\x08name_iid\x18\x01 \x01(\x04\x12\x11\n\tint_value\x18\x04 \x01(\x03\x12\x18\n\x10string_value_iid\x18\x11 \x01(\x04\"\xf5\x01\n\x0cInternedData\x12\x34\n\x10\x65vent_categories\x18\x01 \x03(\x0b\x32\x1a.frd.perfetto.InternedName\x12/\n\x0b\x65vent_names\x18\x02 \x03(\x0b\x32\x1a.frd.perfetto.InternedName\x12:\n\x16\x64\x65\x62ug_annotation_names\x18\x03 \x03(\x0b\x32\x1a.frd.perfetto.InternedName\x12\x42\n\x1e\x64\x65\x62ug_annotation_string_values\x18\x1d \x03(\x0b\x32\x1a.frd.perfetto.InternedName\")\n\x0cInternedName\x12\x0b\n\x03iid\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\x0c\"\x94\x01\n\x11\x43ounterDescriptor\x12\x32\n\x04unit\x18\x03 \x01(\x0e\x32$.frd.perfetto.CounterDescriptor.Unit\x12\x18\n\x10y_axis_share_key\x18\x07 \x01(\t\"1\n\x04Unit\x12\x14\n\x10UNIT_UNSPECIFIED\x10\x00\x12\x13\n\x0fUNIT_SIZE_BYTES\x10\x03\"\x8d\x02\n\x0fTrackDescriptor\x12\x0c\n\x04uuid\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bparent_uuid\x18\x05 \x01(\x04\x12\x30\n\x07\x63ounter\x18\x08 \x01(\x0b\x32\x1f.frd.perfetto.CounterDescriptor\x12I\n\x0e\x63hild_ordering\x18\x0b \x01(\x0e\x32\x31.frd.perfetto.TrackDescriptor.ChildTracksOrdering\x12\x1a\n\x12sibling_order_rank\x18\x0c \x01(\x05\"0\n\x13\x43hildTracksOrdering\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0c\n\x08\x45XPLICIT\x10\x03*a\n\x0c\x42uiltinClock\x12\x19\n\x15\x42UILTIN_CLOCK_UNKNOWN\x10\x00\x12\x1a\n\x16\x42UILTIN_CLOCK_REALTIME\x10\x01\x12\x1a\n\x16\x42UILTIN_CLOCK_BOOTTIME\x10\x06')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'frd.v1.perfetto_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
-  _globals['_BUILTINCLOCK']._serialized_start=1496
-  _globals['_BUILTINCLOCK']._serialized_end=1593
+  _globals['_BUILTINCLOCK']._serialized_start=1738
+  _globals['_BUILTINCLOCK']._serialized_end=1835
   _globals['_TRACE']._serialized_start=39
   _globals['_TRACE']._serialized_end=89
   _globals['_TRACEPACKET']._serialized_start=92
@@ -34,17 +34,21 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_CLOCKSNAPSHOT_CLOCK']._serialized_start=568
   _globals['_CLOCKSNAPSHOT_CLOCK']._serialized_end=612
   _globals['_TRACKEVENT']._serialized_start=615
-  _globals['_TRACKEVENT']._serialized_end=899
-  _globals['_TRACKEVENT_TYPE']._serialized_start=811
-  _globals['_TRACKEVENT_TYPE']._serialized_end=899
-  _globals['_DEBUGANNOTATION']._serialized_start=901
-  _globals['_DEBUGANNOTATION']._serialized_end=981
-  _globals['_INTERNEDDATA']._serialized_start=984
-  _globals['_INTERNEDDATA']._serialized_end=1229
-  _globals['_INTERNEDNAME']._serialized_start=1231
-  _globals['_INTERNEDNAME']._serialized_end=1272
-  _globals['_TRACKDESCRIPTOR']._serialized_start=1275
-  _globals['_TRACKDESCRIPTOR']._serialized_end=1494
-  _globals['_TRACKDESCRIPTOR_CHILDTRACKSORDERING']._serialized_start=1446
-  _globals['_TRACKDESCRIPTOR_CHILDTRACKSORDERING']._serialized_end=1494
+  _globals['_TRACKEVENT']._serialized_end=940
+  _globals['_TRACKEVENT_TYPE']._serialized_start=834
+  _globals['_TRACKEVENT_TYPE']._serialized_end=940
+  _globals['_DEBUGANNOTATION']._serialized_start=942
+  _globals['_DEBUGANNOTATION']._serialized_end=1022
+  _globals['_INTERNEDDATA']._serialized_start=1025
+  _globals['_INTERNEDDATA']._serialized_end=1270
+  _globals['_INTERNEDNAME']._serialized_start=1272
+  _globals['_INTERNEDNAME']._serialized_end=1313
+  _globals['_COUNTERDESCRIPTOR']._serialized_start=1316
+  _globals['_COUNTERDESCRIPTOR']._serialized_end=1464
+  _globals['_COUNTERDESCRIPTOR_UNIT']._serialized_start=1415
+  _globals['_COUNTERDESCRIPTOR_UNIT']._serialized_end=1464
+  _globals['_TRACKDESCRIPTOR']._serialized_start=1467
+  _globals['_TRACKDESCRIPTOR']._serialized_end=1736
+  _globals['_TRACKDESCRIPTOR_CHILDTRACKSORDERING']._serialized_start=1688
+  _globals['_TRACKDESCRIPTOR_CHILDTRACKSORDERING']._serialized_end=1736
 # @@protoc_insertion_point(module_scope)

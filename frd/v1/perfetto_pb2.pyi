@@ -61,30 +61,34 @@ class ClockSnapshot(_message.Message):
     def __init__(self, clocks: _Optional[_Iterable[_Union[ClockSnapshot.Clock, _Mapping]]] = ...) -> None: ...
 
 class TrackEvent(_message.Message):
-    __slots__ = ("category_iids", "debug_annotations", "type", "name_iid", "track_uuid", "flow_ids")
+    __slots__ = ("category_iids", "debug_annotations", "type", "name_iid", "track_uuid", "counter_value", "flow_ids")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         TYPE_UNSPECIFIED: _ClassVar[TrackEvent.Type]
         TYPE_SLICE_BEGIN: _ClassVar[TrackEvent.Type]
         TYPE_SLICE_END: _ClassVar[TrackEvent.Type]
         TYPE_INSTANT: _ClassVar[TrackEvent.Type]
+        TYPE_COUNTER: _ClassVar[TrackEvent.Type]
     TYPE_UNSPECIFIED: TrackEvent.Type
     TYPE_SLICE_BEGIN: TrackEvent.Type
     TYPE_SLICE_END: TrackEvent.Type
     TYPE_INSTANT: TrackEvent.Type
+    TYPE_COUNTER: TrackEvent.Type
     CATEGORY_IIDS_FIELD_NUMBER: _ClassVar[int]
     DEBUG_ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     NAME_IID_FIELD_NUMBER: _ClassVar[int]
     TRACK_UUID_FIELD_NUMBER: _ClassVar[int]
+    COUNTER_VALUE_FIELD_NUMBER: _ClassVar[int]
     FLOW_IDS_FIELD_NUMBER: _ClassVar[int]
     category_iids: _containers.RepeatedScalarFieldContainer[int]
     debug_annotations: _containers.RepeatedCompositeFieldContainer[DebugAnnotation]
     type: TrackEvent.Type
     name_iid: int
     track_uuid: int
+    counter_value: int
     flow_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, category_iids: _Optional[_Iterable[int]] = ..., debug_annotations: _Optional[_Iterable[_Union[DebugAnnotation, _Mapping]]] = ..., type: _Optional[_Union[TrackEvent.Type, str]] = ..., name_iid: _Optional[int] = ..., track_uuid: _Optional[int] = ..., flow_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, category_iids: _Optional[_Iterable[int]] = ..., debug_annotations: _Optional[_Iterable[_Union[DebugAnnotation, _Mapping]]] = ..., type: _Optional[_Union[TrackEvent.Type, str]] = ..., name_iid: _Optional[int] = ..., track_uuid: _Optional[int] = ..., counter_value: _Optional[int] = ..., flow_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DebugAnnotation(_message.Message):
     __slots__ = ("name_iid", "int_value", "string_value_iid")
@@ -116,8 +120,22 @@ class InternedName(_message.Message):
     name: bytes
     def __init__(self, iid: _Optional[int] = ..., name: _Optional[bytes] = ...) -> None: ...
 
+class CounterDescriptor(_message.Message):
+    __slots__ = ("unit", "y_axis_share_key")
+    class Unit(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNIT_UNSPECIFIED: _ClassVar[CounterDescriptor.Unit]
+        UNIT_SIZE_BYTES: _ClassVar[CounterDescriptor.Unit]
+    UNIT_UNSPECIFIED: CounterDescriptor.Unit
+    UNIT_SIZE_BYTES: CounterDescriptor.Unit
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    Y_AXIS_SHARE_KEY_FIELD_NUMBER: _ClassVar[int]
+    unit: CounterDescriptor.Unit
+    y_axis_share_key: str
+    def __init__(self, unit: _Optional[_Union[CounterDescriptor.Unit, str]] = ..., y_axis_share_key: _Optional[str] = ...) -> None: ...
+
 class TrackDescriptor(_message.Message):
-    __slots__ = ("uuid", "name", "parent_uuid", "child_ordering", "sibling_order_rank")
+    __slots__ = ("uuid", "name", "parent_uuid", "counter", "child_ordering", "sibling_order_rank")
     class ChildTracksOrdering(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNKNOWN: _ClassVar[TrackDescriptor.ChildTracksOrdering]
@@ -127,11 +145,13 @@ class TrackDescriptor(_message.Message):
     UUID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARENT_UUID_FIELD_NUMBER: _ClassVar[int]
+    COUNTER_FIELD_NUMBER: _ClassVar[int]
     CHILD_ORDERING_FIELD_NUMBER: _ClassVar[int]
     SIBLING_ORDER_RANK_FIELD_NUMBER: _ClassVar[int]
     uuid: int
     name: str
     parent_uuid: int
+    counter: CounterDescriptor
     child_ordering: TrackDescriptor.ChildTracksOrdering
     sibling_order_rank: int
-    def __init__(self, uuid: _Optional[int] = ..., name: _Optional[str] = ..., parent_uuid: _Optional[int] = ..., child_ordering: _Optional[_Union[TrackDescriptor.ChildTracksOrdering, str]] = ..., sibling_order_rank: _Optional[int] = ...) -> None: ...
+    def __init__(self, uuid: _Optional[int] = ..., name: _Optional[str] = ..., parent_uuid: _Optional[int] = ..., counter: _Optional[_Union[CounterDescriptor, _Mapping]] = ..., child_ordering: _Optional[_Union[TrackDescriptor.ChildTracksOrdering, str]] = ..., sibling_order_rank: _Optional[int] = ...) -> None: ...

@@ -1,4 +1,4 @@
-"""A writer of Perfetto traces: tracks, slices, arrows and annotations.
+"""A writer of Perfetto traces: tracks, slices, counters, arrows and annotations.
 
 A Perfetto trace is a protobuf message of packets. The concatenation of such messages is a trace
 again, so the writer encodes and writes some packets at a time. `proto/frd/v1/perfetto.proto` has
@@ -17,6 +17,7 @@ from frd.v1 import perfetto_pb2 as pb
 BEGIN: Final = pb.TrackEvent.TYPE_SLICE_BEGIN
 INSTANT: Final = pb.TrackEvent.TYPE_INSTANT
 _END: Final = pb.TrackEvent.TYPE_SLICE_END
+_COUNTER: Final = pb.TrackEvent.TYPE_COUNTER
 
 _SEQUENCE_ID: Final = 1
 """All packets belong to one sequence, so a string that is interned once stays known."""
@@ -55,16 +56,20 @@ class TraceWriter:
         Perfetto shows tracks of one name under one parent as one, whose slices may overlap. `order`
         is the place among the children of `parent`, if that track was `ordered`.
         """
-        self._tracks += 1
-        track = self._packet().track_descriptor
-        track.uuid = self._tracks
-        track.name = name.encode("utf-8", "replace").decode()
-        track.sibling_order_rank = order
-        if parent:
-            track.parent_uuid = parent
+        track = self._track(name, order, parent)
         if ordered:
             track.child_ordering = pb.TrackDescriptor.EXPLICIT
-        return self._tracks
+        return track.uuid
+
+    def bytes_counter(self, name: str, *, order: int, parent: int, scale: str) -> int:
+        """Add a track for `counter` values in bytes and return its id.
+
+        Counters of one parent with the same `scale` are drawn on one vertical scale.
+        """
+        track = self._track(name, order, parent)
+        track.counter.unit = pb.CounterDescriptor.UNIT_SIZE_BYTES
+        track.counter.y_axis_share_key = scale
+        return track.uuid
 
     def event(
         self,
@@ -102,9 +107,23 @@ class TraceWriter:
         """The end of the slice that began last on a track."""
         self._event(_END, at_ns, track)
 
+    def counter(self, at_ns: int, value: int, track: int) -> None:
+        """A counter's value from this time to the next one."""
+        self._event(_COUNTER, at_ns, track).track_event.counter_value = value
+
     def flush(self) -> None:
         self._out.write(self._trace.SerializeToString())
         self._trace.Clear()
+
+    def _track(self, name: str, order: int, parent: int) -> pb.TrackDescriptor:
+        self._tracks += 1
+        track = self._packet().track_descriptor
+        track.uuid = self._tracks
+        track.name = name.encode("utf-8", "replace").decode()
+        track.sibling_order_rank = order
+        if parent:
+            track.parent_uuid = parent
+        return track
 
     def _event(self, kind: pb.TrackEvent.Type, at_ns: int, track: int) -> pb.TracePacket:
         packet = self._packet()

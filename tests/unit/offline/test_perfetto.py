@@ -91,6 +91,22 @@ def test_tracks_and_clocks() -> None:
     assert group.track_descriptor.name == "tp \u2603 ?"
 
 
+def test_counters() -> None:
+    """A counter in bytes knows its unit and scale; its events carry values of any size."""
+    written = Written()
+    parent = written.writer.track("rank 3", order=4, ordered=True)
+    track = written.writer.bytes_counter("device used", order=-1, parent=parent, scale="memory")
+    for value in (0, (1 << 63) - 1):
+        written.writer.counter(value, value, track)
+    _, counter, first, last = written.packets()
+    assert counter.track_descriptor.counter.unit == proto.CounterDescriptor.UNIT_SIZE_BYTES
+    assert counter.track_descriptor.counter.y_axis_share_key == "memory"
+    assert counter.track_descriptor.sibling_order_rank == -1
+    assert first.track_event.type == proto.TrackEvent.TYPE_COUNTER
+    assert (first.track_event.track_uuid, first.track_event.counter_value) == (track, 0)
+    assert (last.timestamp, last.track_event.counter_value) == ((1 << 63) - 1,) * 2
+
+
 def test_a_string_is_written_once() -> None:
     """The packet that first uses a string defines it; later packets refer to it."""
     written = Written()
