@@ -1,0 +1,258 @@
+"""The samples of a recording and what was found in them, as one file: JSON lines, CSV, Parquet or
+SQLite by its ending.
+
+All formats have a row a sample, in the order of time over all ranks. SQLite has the rest as tables,
+JSON lines as lines of another ``type`` before the samples, Parquet in its metadata; CSV has not.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from frd.errors import ConfigError, StoreError
+from frd.forms import encodable, finding_json, json_bytes
+from frd.offline.memory.analysis import MemoryAnalysis
+from frd.offline.output.memory.alignment import ClockOffset, Clocks, clocks_of, ranks_of, shift_ns
+from frd.offline.output.memory.samples import samples_table
+from frd.offline.output.table_files import (
+    Content,
+    import_pyarrow,
+    write_csv,
+    write_parquet,
+    write_sqlite,
+)
+from frd.offline.output.tables import Batch, Table
+from frd.store.new_path import check_new, new_path
+
+Progress = Callable[[int, int], None]
+"""Called with the number of samples that are written, and of all."""
+
+_RANK: Final = {
+    "job": "str",
+    "rank": "int",
+    "hosts": "str[]",
+    "processes": "str[]",
+    "samples": "int",
+    "offset_ns": "int",
+    "uncertainty_ns": "int",
+    "clock": "str",
+    "memory": "str",
+    "first_bytes": "int",
+    "peak_bytes": "int",
+    "last_bytes": "int",
+    "capacity_bytes": "int",
+}
+_RISE: Final = {
+    "job": "str",
+    "ranks": "int[]",
+    "suspects": "json",
+    "series": "str",
+    "device": "str",
+    "onset_earliest_ns": "int",
+    "onset_latest_ns": "int",
+    "end_ns": "int",
+    "bytes": "int",
+    "bytes_per_s": "int",
+    "peak_bytes": "int",
+    "fell_back": "bool",
+    "alarming": "bool",
+    "common_cause": "bool",
+    "next_rank": "int",
+    "lead_s": "float",
+    "unknown": "int[]",
+    "whose": "str",
+    "phase": "json",
+    "text": "str",
+}
+_FINDING: Final = {"id": "str", "job": "str", "kind": "str", "summary": "str", "finding": "json"}
+
+
+def check_memory_export(path: Path) -> None:
+    """Refuse before any work is done what `export_memory` would refuse after it.
+
+    Raises:
+        ConfigError: an ending that says no format, or Parquet without pyarrow.
+        StoreError: the file exists.
+    """
+    if path.suffix not in _WRITERS:
+        raise ConfigError(
+            f"output: {path}: the ending says the format: with --memory use .jsonl, .csv, .parquet "
+            "or .sqlite (--json prints the verdict without samples)"
+        )
+    if path.suffix == ".parquet":
+        import_pyarrow()
+    check_new(path)
+
+
+def not_in(path: Path) -> str:
+    """What the format of a file leaves out; empty if nothing."""
+    if path.suffix != ".csv":
+        return ""
+    return (
+        "ranks, missing ranks, clock offsets, rises and findings: CSV has the samples; .jsonl, "
+        ".parquet and .sqlite have all"
+    )
+
+
+def export_memory(
+    analysis: MemoryAnalysis,
+    path: Path,
+    offsets: Mapping[int, ClockOffset] | None,
+    progress: Progress,
+) -> None:
+    """Write the samples on one clock, and beside them all that was found.
+
+    Args:
+        offsets: Clocks by rank from a folder of dumps; None if there is none.
+
+    Raises:
+        ConfigError, StoreError: as `check_memory_export`, and when the file cannot be written.
+    """
+    check_memory_export(path)
+    clocks = clocks_of(analysis, offsets)
+    content = _content(analysis, clocks, progress, with_text=path.suffix in _FOR_READING)
+    with new_path(path) as staged:
+        try:
+            _WRITERS[path.suffix](content, staged)
+        except sqlite3.Error as error:
+            raise StoreError(f"output: {path}: {error}: free space or choose another") from None
+
+
+def _content(
+    analysis: MemoryAnalysis, clocks: Clocks, progress: Progress, *, with_text: bool
+) -> Content:
+    samples = _watched(
+        samples_table(analysis, clocks, with_text=with_text),
+        sum(usage.samples for job in analysis.jobs for usage in job.ranks.values()),
+        progress,
+    )
+    several = len(analysis.jobs) > 1
+    document = analysis.to_json()
+    document["clocks"]["ranks"] = {
+        f"{clock.job}/{clock.rank}" if several else str(clock.rank): asdict(clock)
+        for clock in clocks.values()
+    }
+    return Content(
+        document,
+        [
+            _table("ranks", _RANK, _ranks(analysis, clocks)),
+            _table(
+                "missing_ranks",
+                {"job": "str", "rank": "int"},
+                [(job.job, rank) for job in analysis.jobs for rank in job.missing_ranks],
+            ),
+            _table("rises", _RISE, _rises(analysis, clocks)),
+            _table(
+                "findings",
+                _FINDING,
+                [
+                    (one.id, one.job, one.kind.value, one.summary, finding_json(one))
+                    for one in analysis.findings
+                ],
+            ),
+            samples,
+        ],
+        {"summary": encodable(analysis.summary), "clock_source": analysis.clock_source},
+        analysis.warnings,
+    )
+
+
+def _watched(table: Table, total: int, progress: Progress) -> Table:
+    """The same table, whose batches report how far it is."""
+
+    def batches() -> Iterator[Batch]:
+        done = 0
+        for batch in table.batches():
+            yield batch
+            done += len(batch[0])
+            progress(done, total)
+
+    return replace(table, batches=batches)
+
+
+def _table(name: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> Table:
+    def batches() -> Iterator[Batch]:
+        if rows:
+            yield [encodable(list(column)) for column in zip(*rows, strict=True)]
+
+    return Table(name, columns, batches)
+
+
+def _ranks(analysis: MemoryAnalysis, clocks: Clocks) -> list[tuple[Any, ...]]:
+    return [
+        (
+            job.job,
+            rank,
+            list(usage.hosts),
+            list(usage.processes),
+            usage.samples,
+            (clock := clocks[job.job, rank]).offset_ns,
+            clock.uncertainty_ns,
+            clock.source,
+            usage.what,
+            usage.first_bytes,
+            usage.peak_bytes,
+            usage.last_bytes,
+            usage.capacity_bytes or None,
+        )
+        for job in analysis.jobs
+        for rank, usage in job.ranks.items()
+    ]
+
+
+def _rises(analysis: MemoryAnalysis, clocks: Clocks) -> list[tuple[Any, ...]]:
+    """As `Rise.to_json`, with times as numbers of aligned ns."""
+    rows = []
+    for rise in analysis.rises:
+        shift = shift_ns(clocks, rise.job, ranks_of(rise))
+        earliest, latest, end = (at + shift for at in (*rise.onset, rise.end_ns))
+        fields = rise.to_json() | {
+            "onset_earliest_ns": earliest,
+            "onset_latest_ns": latest,
+            "end_ns": end,
+        }
+        rows.append(tuple(fields[name] for name in _RISE))
+    return rows
+
+
+# -- JSON lines ----------------------------------------------------------------------------------
+
+
+def _write_jsonl(content: Content, path: Path) -> None:
+    """A line a row; its ``type`` is the table. What few lines say comes before the samples."""
+    first = {"type": "analysis", **content.facts, "warnings": list(content.warnings)}
+    encoder = msgspec.json.Encoder()
+    with path.open("wb") as out:
+        out.write(json_bytes(first) + b"\n")
+        *small, samples = content.tables
+        for table in small:
+            for row in table.rows():
+                out.write(json_bytes({"type": _LINE_TYPES[table.name], **row}) + b"\n")
+        names = ("type", *samples.columns)
+        for batch in samples.batches():
+            kind = [_LINE_TYPES[samples.name]] * len(batch[0])
+            rows = zip(kind, *batch, strict=True)
+            out.write(encoder.encode_lines([dict(zip(names, row, strict=True)) for row in rows]))
+
+
+_LINE_TYPES: Final = {
+    "ranks": "rank",
+    "missing_ranks": "missing_rank",
+    "rises": "rise",
+    "findings": "finding",
+    "samples": "sample",
+}
+_WRITERS: Final[dict[str, Callable[[Content, Path], None]]] = {
+    ".csv": write_csv,
+    ".jsonl": _write_jsonl,
+    ".parquet": write_parquet,
+    ".sqlite": write_sqlite,
+}
+_FOR_READING: Final = (".csv", ".jsonl")
+"""Formats that have the time as text as well."""

@@ -1,0 +1,160 @@
+"""All samples of a recording in one order of time, as a table.
+
+Only an index is kept for all rows, eight bytes each and their times; the rest is made a batch at a
+time. Samples with the same time are in the order of jobs and ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from frd.forms import encodable
+from frd.model import Bools, Int64s
+from frd.offline.memory.analysis import MemoryAnalysis
+from frd.offline.memory.feed import Lane
+from frd.offline.memory.samples import Recorded
+from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
+from frd.offline.output.memory.alignment import Clocks
+from frd.offline.output.tables import Batch, Table
+
+BATCH: Final = 1 << 15
+_COLUMNS: Final = {
+    "job": "str",
+    "rank": "int",
+    "host": "str",
+    "pid": "int",
+    "device": "int",
+    "time_ns": "int",
+    "uncertainty_ns": "int",
+    "device_used_bytes": "int",
+    "reserved_bytes": "int",
+    "allocated_bytes": "int",
+    "host_used_bytes": "int",
+    "change_bytes": "int",
+}
+_TIME: Final = "time"
+"""The same as `time_ns`, for people."""
+
+
+def main_column(recorded: Recorded, lane: Lane) -> int:
+    """The counter of a process that says most; the others are parts of it."""
+    known: Bools = np.any(recorded.values[lane.rows] >= 0, axis=0)
+    order = (USED, ALLOCATED) if lane.stream.of_host else (USED, RESERVED, ALLOCATED)
+    return next((column for column in order if known[column]), USED)
+
+
+def samples_table(analysis: MemoryAnalysis, clocks: Clocks, *, with_text: bool) -> Table:
+    """The columns of `samples`, by time; `with_text` adds the time as ISO 8601."""
+    columns = dict(_COLUMNS)
+    if with_text:
+        columns = {_TIME: "str"} | columns
+    merged = _Merged.of(analysis, clocks)
+
+    def batches() -> Iterator[Batch]:
+        for at in range(0, len(merged.order), BATCH):
+            yield merged.batch(merged.order[at : at + BATCH], with_text=with_text)
+
+    return Table("samples", columns, batches)
+
+
+@dataclass(frozen=True, slots=True)
+class _PerLane:
+    """Of each process; parallel."""
+
+    job: list[str]
+    rank: list[int]
+    host: list[str]
+    pid: list[int | None]
+    device: list[int | None]
+    of_host: Bools
+    main: Int64s
+    uncertainty_ns: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    recorded: Recorded
+    order: Int64s
+    """Of positions: the samples of the first lane, of the second, and so on."""
+    starts: Int64s
+    """Position at which each lane begins."""
+    rows: Int64s
+    """Row of `recorded` of the first sample of each lane."""
+    offset_ns: Int64s
+    lanes: _PerLane
+
+    @classmethod
+    def of(cls, analysis: MemoryAnalysis, clocks: Clocks) -> _Merged:
+        recorded = analysis.recorded
+        lanes = [(job.job, lane) for job in analysis.jobs for lane in job.lanes]
+        of_lane = [clocks[job, lane.stream.rank] for job, lane in lanes]
+        times = [
+            recorded.begin_ns[lane.rows] + clock.offset_ns
+            for (_, lane), clock in zip(lanes, of_lane, strict=True)
+        ]
+        streams = [lane.stream for _, lane in lanes]
+        lengths = np.array([len(lane) for _, lane in lanes], np.int64)
+        return cls(
+            recorded,
+            np.argsort(np.concatenate(times), kind="stable"),
+            np.cumsum(lengths) - lengths,
+            np.array([lane.rows.start for _, lane in lanes], np.int64),
+            np.array([clock.offset_ns for clock in of_lane], np.int64),
+            _PerLane(
+                job=[encodable(job) for job, _ in lanes],
+                rank=[stream.rank for stream in streams],
+                host=[encodable(stream.host) for stream in streams],
+                pid=[stream.pid if stream.pid >= 0 else None for stream in streams],
+                device=[stream.device if stream.device >= 0 else None for stream in streams],
+                of_host=np.array([stream.of_host for stream in streams], np.bool_),
+                main=np.array([main_column(recorded, lane) for _, lane in lanes], np.int64),
+                uncertainty_ns=np.array([clock.uncertainty_ns for clock in of_lane], np.int64),
+            ),
+        )
+
+    def batch(self, positions: Int64s, *, with_text: bool) -> Batch:
+        recorded, lanes = self.recorded, self.lanes
+        lane = np.searchsorted(self.starts, positions, "right") - 1
+        row = positions - self.starts[lane] + self.rows[lane]
+        begin = recorded.begin_ns[row]
+        time = begin + self.offset_ns[lane]
+        # A thinned sample is from anywhere between its first and its last time.
+        uncertainty = lanes.uncertainty_ns[lane] + recorded.end_ns[row] - begin
+        values, of_host = recorded.values[row], lanes.of_host[lane]
+        main = values[np.arange(len(row)), lanes.main[lane]]
+        before = recorded.values[np.maximum(row - 1, 0), lanes.main[lane]]
+        changed = (row > self.rows[lane]) & (main >= 0) & (before >= 0)
+        numbers = lane.tolist()
+        columns = [
+            *(
+                list(map(of.__getitem__, numbers))
+                for of in (lanes.job, lanes.rank, lanes.host, lanes.pid, lanes.device)
+            ),
+            time.tolist(),
+            uncertainty.tolist(),
+            *(
+                _known(values[:, column], (values[:, column] >= 0) & ~of_host)
+                for column in (USED, RESERVED, ALLOCATED)
+            ),
+            _known(main, (main >= 0) & of_host),
+            _known(main - before, changed),
+        ]
+        return [_texts(time), *columns] if with_text else columns
+
+
+def _known(values: Int64s, known: Bools) -> list[int | None]:
+    if known.all():
+        return values.tolist()  # type: ignore[no-any-return]
+    out = values.astype(object)
+    out[~known] = None
+    return out.tolist()  # type: ignore[no-any-return]
+
+
+def _texts(time_ns: Int64s) -> list[str]:
+    """ISO 8601 with microseconds, as elsewhere."""
+    texts: list[str] = np.datetime_as_string(time_ns.view("datetime64[ns]"), unit="us").tolist()
+    return [f"{text}Z" for text in texts]

@@ -1,0 +1,209 @@
+"""`frd.offline.output.memory.export`: the merged timeline of samples in every format."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import frd
+from frd.errors import ConfigError, StoreError
+from frd.forms import utc_text
+from frd.offline.memory.analysis import MemoryAnalysis
+from frd.offline.output.memory.alignment import ClockOffset
+from frd.offline.output.memory.export import check_memory_export, export_memory, not_in
+from tests.world.memory import EPOCH, GIB, S
+from tests.world.recorded_memory import a_rise
+from tests.world.telemetry_files import event, write
+
+MS = 1_000_000
+OFFSETS = {0: ClockOffset(0, 0, "dump"), 1: ClockOffset(-150 * MS, 2 * MS, "dump")}
+
+
+def two_hosts(folder: Path, **changes: Any) -> MemoryAnalysis:
+    """Rank 0 on n0 and rank 1 on n1, whose clock is 150 ms ahead; rank 2 is missing."""
+    world = {"world_size": 3} | changes
+    first = [
+        event(at_s, device_used_bytes=(20 + number) * GIB, **world)
+        for number, at_s in enumerate((0.0, 0.1, 0.2))
+    ]
+    second = [
+        event(0.16, rank=1, host="n1", pid=12, device_used_bytes=None, **world),
+        event(0.26, rank=1, host="n1", pid=12, allocator_reserved_bytes=18 * GIB, **world),
+    ]
+    return frd.load_memory([write(folder / "a.jsonl", first), write(folder / "b.jsonl", second)])
+
+
+def exported(analysis: MemoryAnalysis, path: Path, **offsets: Any) -> Path:
+    export_memory(analysis, path, offsets.get("offsets"), lambda done, total: None)
+    return path
+
+
+def samples_of(path: Path) -> list[dict[str, Any]]:
+    match path.suffix:
+        case ".jsonl":
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            return [row for row in rows if row.pop("type") == "sample"]
+        case ".csv":
+            with path.open(newline="") as file:
+                return [
+                    {name: _parsed(text) for name, text in row.items()}
+                    for row in csv.DictReader(file)
+                ]
+        case ".parquet":
+            parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+            return parquet.read_table(path).to_pylist()  # type: ignore[no-any-return]
+    with closing(sqlite3.connect(path)) as db:
+        db.row_factory = sqlite3.Row
+        return [dict(row) for row in db.execute("select * from samples order by rowid")]
+
+
+def _parsed(text: str) -> object:
+    if not text:
+        return None
+    return int(text) if text.lstrip("-").isdecimal() else text
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet", "sqlite"])
+def test_samples_of_all_ranks_in_order(tmp_path: Path, ending: str) -> None:
+    """Two hosts, one 150 ms ahead, with offsets of a dump: one order, the same in every format."""
+    path = exported(two_hosts(tmp_path), tmp_path / f"out.{ending}", offsets=OFFSETS)
+    rows = samples_of(path)
+    assert [(row["rank"], row["time_ns"] - EPOCH) for row in rows] == [
+        (0, 0),
+        (1, 10 * MS),
+        (0, 100 * MS),
+        (1, 110 * MS),
+        (0, 200 * MS),
+    ]
+    assert [row["uncertainty_ns"] for row in rows] == [0, 2 * MS, 0, 2 * MS, 0]
+    assert [row["change_bytes"] for row in rows] == [None, None, GIB, None, GIB]
+    assert [row["device_used_bytes"] for row in rows] == [
+        20 * GIB,
+        None,
+        21 * GIB,
+        21 * GIB,
+        22 * GIB,
+    ]
+    about = ("job", "host", "pid", "device", "reserved_bytes", "allocated_bytes", "host_used_bytes")
+    assert tuple(rows[3][name] for name in about) == (
+        *("llama", "n1", 12, 0),
+        *(18 * GIB, 19 * GIB, None),
+    )
+    if ending in ("jsonl", "csv"):
+        assert [row["time"] for row in rows] == [utc_text(row["time_ns"]) for row in rows]
+
+
+def test_host_memory_has_a_column_for_it(tmp_path: Path) -> None:
+    """Samples of a process without a device: host memory, and neither device nor allocator."""
+    events = [
+        event(at, device_id=-1, collector="stormlog.cpu_tracker", allocator_reserved_bytes=None)
+        for at in (0.0, 0.1)
+    ]
+    analysis = frd.load_memory([write(tmp_path / "a.jsonl", events)])
+    for row in samples_of(exported(analysis, tmp_path / "out.jsonl")):
+        assert row["host_used_bytes"] == 21 * GIB
+        assert row["device"] is row["device_used_bytes"] is row["allocated_bytes"] is None
+
+
+def test_without_dumps_hosts_are_assumed(tmp_path: Path) -> None:
+    """No offsets: times stay, and each rank says that its clock is assumed to be right."""
+    path = exported(two_hosts(tmp_path), tmp_path / "out.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    ranks = [line for line in lines if line["type"] == "rank"]
+    assert [(r["offset_ns"], r["uncertainty_ns"], r["clock"]) for r in ranks] == [
+        (0, S, "assumed: --clock-uncertainty")
+    ] * 2
+    assert [line for line in lines if line["type"] == "missing_rank"] == [
+        {"type": "missing_rank", "job": "llama", "rank": 2}
+    ]
+    assert lines[0]["type"] == "analysis"
+
+
+def test_one_host_has_one_clock(tmp_path: Path) -> None:
+    """All ranks on one host: nothing to align, and no uncertainty."""
+    analysis = frd.load_memory([write(tmp_path / "a.jsonl", [event(0.0), event(0.1)])])
+    path = exported(analysis, tmp_path / "out.sqlite")
+    with closing(sqlite3.connect(path)) as db:
+        clock = "select offset_ns, uncertainty_ns, clock from ranks"
+        assert db.execute(clock).fetchall() == [(0, 0, "one host, one clock")]
+
+
+def test_a_rank_without_offset_has_that_of_its_host(tmp_path: Path) -> None:
+    """The dump of rank 1 is missing, that of rank 0 on the same host is there."""
+    analysis = _one_host(tmp_path)
+    path = exported(analysis, tmp_path / "out.csv", offsets={0: ClockOffset(5 * MS, 1, "dump")})
+    assert {(row["rank"], row["time_ns"] - EPOCH) for row in samples_of(path)} == {
+        (0, 5 * MS),
+        (1, 5 * MS),
+    }
+
+
+def _one_host(folder: Path) -> MemoryAnalysis:
+    return frd.load_memory([write(folder / "a.jsonl", [event(0.0), event(0.0, rank=1, pid=12)])])
+
+
+def test_rises_and_missing_ranks_are_tables(tmp_path: Path) -> None:
+    """SQLite has a table for all that was found; times of rises are aligned like the samples."""
+    analysis = a_rise(two_hosts(tmp_path), ranks=(1,), at_s=0.2)
+    path = exported(analysis, tmp_path / "out.sqlite", offsets=OFFSETS)
+    with closing(sqlite3.connect(path)) as db:
+        names = {name for (name,) in db.execute("select name from sqlite_master")}
+        onset = "select ranks, suspects, onset_earliest_ns, text from rises"
+        (ranks, suspects, at_ns, text), *more = db.execute(onset).fetchall()
+        missing = db.execute("select job, rank from missing_ranks").fetchall()
+        assert dict(db.execute("select key, value from analysis")) == {
+            "summary": analysis.summary,
+            "clock_source": analysis.clock_source,
+        }
+    assert {"samples", "ranks", "missing_ranks", "rises", "findings", "warnings"} <= names
+    assert (json.loads(ranks), json.loads(suspects)[0]["rank"], more) == ([1], 1, [])
+    assert (at_ns - EPOCH, text) == (50 * MS, analysis.rises[0].text)
+    assert missing == [("llama", 2)]
+
+
+def test_parquet_has_the_rest_in_its_metadata(tmp_path: Path) -> None:
+    """The object of --json, and the clock of each rank, under the key frd."""
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    path = exported(two_hosts(tmp_path), tmp_path / "out.parquet", offsets=OFFSETS)
+    about = json.loads(parquet.read_schema(path).metadata[b"frd"])
+    assert about["missing_ranks"] == [2]
+    assert about["clocks"]["ranks"]["1"]["offset_ns"] == -150 * MS
+    assert about["clocks"]["ranks"]["1"]["source"] == "dump"
+
+
+def test_samples_of_several_jobs(tmp_path: Path) -> None:
+    """Two jobs in one file, both with a rank 0: offsets of a dump fit neither for sure."""
+    events = [event(0.2, job_id="b"), event(0.1, job_id="a", rank=0)]
+    analysis = frd.load_memory([write(tmp_path / "a.jsonl", events)])
+    path = exported(analysis, tmp_path / "out.csv", offsets={0: ClockOffset(5 * MS, 1, "dump")})
+    assert [(r["job"], r["time_ns"] - EPOCH) for r in samples_of(path)] == [
+        ("a", 100 * MS),
+        ("b", 200 * MS),
+    ]
+
+
+@pytest.mark.parametrize("name", ["out.json", "out", "out.xlsx"])
+def test_an_ending_without_a_format(tmp_path: Path, name: str) -> None:
+    """The error names the file and lists the endings."""
+    with pytest.raises(ConfigError, match=rf"{name}: .*\.jsonl, \.csv, \.parquet or \.sqlite"):
+        check_memory_export(tmp_path / name)
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    """A file that exists stays."""
+    (tmp_path / "out.csv").write_text("mine")
+    with pytest.raises(StoreError, match="exists"):
+        exported(_one_host(tmp_path), tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == "mine"
+
+
+def test_csv_says_what_it_leaves_out(tmp_path: Path) -> None:
+    """Only CSV has no place for ranks and rises."""
+    assert "missing ranks" in not_in(Path("a.csv"))
+    assert not not_in(Path("a.sqlite"))

@@ -1,0 +1,50 @@
+"""Rises of memory in recordings, written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from frd.engine.memory.rise import Attribution
+from frd.model import Confidence, SeriesKind
+from frd.offline.memory.analysis import MemoryAnalysis
+from frd.offline.memory.rises.rise import Rise, RiseSuspect
+from frd.offline.phases.answer import Certainty, PhaseAnswer
+from tests.world.memory import EPOCH, GIB, S
+
+
+def a_rise(
+    analysis: MemoryAnalysis,
+    *,
+    ranks: Sequence[int],
+    at_s: float,
+    took_s: float = 0.1,
+    end_s: float = 1.0,
+    common: bool = False,
+    series: SeriesKind = SeriesKind.DEVICE_USED,
+    text: str = "",
+) -> MemoryAnalysis:
+    """The analysis with one more rise, of 2 GiB in its first job; the first rank is the suspect."""
+    job = analysis.jobs[0]
+    rise = Rise(
+        job=job.job,
+        ranks=tuple(ranks),
+        suspects=() if common else (RiseSuspect(ranks[0], Confidence.HIGH),),
+        series=series,
+        device=f"device 0 of rank {ranks[0]}",
+        onset=(EPOCH + round(at_s * S), EPOCH + round((at_s + took_s) * S)),
+        end_ns=EPOCH + round(end_s * S),
+        bytes=2 * GIB,
+        bytes_per_s=2e9,
+        peak_bytes=23 * GIB,
+        fell_back=False,
+        alarming=False,
+        common_cause=common,
+        next_rank=None,
+        lead_ns=0,
+        unknown=(),
+        attribution=Attribution.ALLOCATOR,
+        phase=PhaseAnswer(Certainty.NONE),
+        text=text or f"memory of rank {ranks[0]} rose first: +2.0 GiB",
+    )
+    return replace(analysis, rises=(*analysis.rises, rise))
