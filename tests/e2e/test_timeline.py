@@ -16,11 +16,16 @@ from typing import Any
 
 import pytest
 
+from frd import load_memory
 from frd.flight.entry import Frame
 from frd.offline.analysis.analyze import Analysis, analyze
 from frd.offline.load.folder import load_trace
+from frd.offline.memory.analysis import MemoryAnalysis
 from frd.offline.output.export import export_timeline
 from frd.offline.output.timeline import MAX_LANES
+from tests.world.memory import EPOCH, GIB, S
+from tests.world.recorded_memory import a_rise
+from tests.world.telemetry_files import event, write
 from tests.world.traces import MS, T0, Folder, Row
 
 pytest.importorskip("perfetto", reason="the perfetto package is not installed")
@@ -161,6 +166,76 @@ def test_gloo_records_no_ends(tmp_path: Path) -> None:
         assert complaints(processor) == []
         ops = "select ts, dur from slice where category != 'finding' order by ts, dur"
         assert rows(processor, ops) == [(T0 + MS, 0)] * 2 + [(T0 + 2 * MS, -1)] * 2
+
+
+COUNTERS = """
+select rank.name as rank, track.name, unit, ts, value
+from counter join counter_track on counter.track_id = counter_track.id
+join track on counter_track.id = track.id join track rank on track.parent_id = rank.id
+order by ts, rank.name, track.name
+"""
+
+
+def recorded(folder: Path, begin_ns: int = EPOCH) -> MemoryAnalysis:
+    """Rank 0 stays, rank 1 gains 2 GiB at 0.1 s; only device and reserved memory are known."""
+    events = [
+        event(
+            at_s,
+            timestamp_ns=begin_ns + round(at_s * S),
+            rank=rank,
+            pid=rank,
+            allocator_allocated_bytes=None,
+            device_used_bytes=(21 + 2 * (rank == 1 and at_s > 0)) * GIB,
+        )
+        for rank in (0, 1)
+        for at_s in (0.0, 0.1, 0.2)
+    ]
+    return load_memory([write(folder / "memory.jsonl", events)])
+
+
+def test_memory_as_counters(tmp_path: Path) -> None:
+    """Counters in bytes below each rank, equal values once; a rise is a slice on two tracks."""
+    memory = a_rise(recorded(tmp_path), ranks=(1,), at_s=0.05, end_s=0.2)
+    path = tmp_path / "t.pftrace"
+    export_timeline(None, path, lambda done, total: None, memory=memory)
+    with loaded(path) as processor:
+        assert complaints(processor) == []
+        found = rows(processor, COUNTERS)
+        slices = "select name, ts, dur, category from slice"
+        assert (
+            rows(processor, slices)
+            == [(memory.rises[0].text, EPOCH + 50 * MS, 150 * MS, "rise")] * 2
+        )
+    one = "rank 1 on n0"
+    assert [row[3:] for row in found if row[:2] == (one, "device used")] == [
+        (EPOCH, 21.0 * GIB),
+        (EPOCH + 100 * MS, 23.0 * GIB),
+        (EPOCH + 200 * MS, 23.0 * GIB),
+    ]
+    assert {row[:3] for row in found} == {
+        (rank, name, "bytes")
+        for rank in ("rank 0 on n0", one)
+        for name in ("device used", "reserved")
+    }
+
+
+def test_memory_beside_the_collectives(tmp_path: Path) -> None:
+    """A dump and memory of the same ranks: one track a rank has both."""
+    analysis = hang()
+    path = tmp_path / "t.pftrace"
+    memory = recorded(tmp_path, T0)
+    export_timeline(analysis, path, lambda done, total: None, memory=memory)
+    with loaded(path) as processor:
+        assert complaints(processor) == []
+        ranks = {row[0] for row in rows(processor, COUNTERS)}
+        assert (
+            ranks
+            == {row[0] for row in rows(processor, TRACKS)}
+            == {
+                "rank 0",
+                "rank 1 (first cause)",
+            }
+        )
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces (../shared/traces) are not here")

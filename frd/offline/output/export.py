@@ -16,6 +16,7 @@ from typing import Any, Final
 from frd.errors import ConfigError, StoreError
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.io.analysis import IoAnalysis
+from frd.offline.memory.analysis import MemoryAnalysis
 from frd.offline.output.io_tables import io_tables
 from frd.offline.output.table_files import (
     Content,
@@ -97,9 +98,13 @@ def _content(analysis: Analysis | None, io: IoAnalysis | None) -> Content:
 
 
 def export_timeline(
-    analysis: Analysis | None, path: Path, progress: Progress, io: IoAnalysis | None = None
+    analysis: Analysis | None,
+    path: Path,
+    progress: Progress,
+    io: IoAnalysis | None = None,
+    memory: MemoryAnalysis | None = None,
 ) -> None:
-    """Write the timeline of dumps, traces or both; packed if the ending is ``.gz``.
+    """Write the timeline of dumps, traces and memory; packed if the ending is ``.gz``.
 
     Raises:
         StoreError: the file exists or cannot be written.
@@ -107,6 +112,6 @@ def export_timeline(
     with new_path(path) as staged, staged.open("wb") as out:
         if path.suffix == ".gz":
             with gzip.GzipFile("", "wb", _PACKING, out) as packed:
-                write_timeline(analysis, packed, progress, io)
+                write_timeline(analysis, packed, progress, io, memory)
         else:
-            write_timeline(analysis, out, progress, io)
+            write_timeline(analysis, out, progress, io, memory)

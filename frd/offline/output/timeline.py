@@ -24,8 +24,11 @@ from frd.forms import fold_ranks
 from frd.model import UNKNOWN_SEQ, Bools, Finding, Int64s
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.io.analysis import IoAnalysis
+from frd.offline.memory.analysis import MemoryAnalysis
 from frd.offline.output.cell_text import frame_text, op_text, sizes_text
 from frd.offline.output.io_tracks import add_io
+from frd.offline.output.memory.alignment import offsets_of
+from frd.offline.output.memory.tracks import add_memory, begins_at_ns
 from frd.offline.output.op_intervals import OPEN, ends, flows, lanes
 from frd.offline.output.perfetto import BEGIN, INSTANT, TraceWriter
 from frd.offline.output.text_tables import stuck_in
@@ -48,9 +51,14 @@ def write_timeline(
     out: BufferedIOBase,
     progress: Progress,
     io: IoAnalysis | None = None,
+    memory: MemoryAnalysis | None = None,
 ) -> None:
-    """Write the whole timeline of dumps, traces or both to `out`, rank by rank."""
-    writer = TraceWriter(out, _beginning(analysis, io))
+    """Write the whole timeline of dumps, traces, memory or several of them, rank by rank."""
+    offsets = offsets_of(analysis) if analysis is not None else None
+    begin = _beginning(analysis, io)
+    if memory is not None and (first := begins_at_ns(memory, offsets)) is not None:
+        begin = min(begin, first) if begin else first
+    writer = TraceWriter(out, max(begin, 0))
     tracks: dict[int, int] = {}
     if analysis is not None:
         timeline = _Timeline(analysis, writer)
@@ -61,6 +69,8 @@ def write_timeline(
             progress(number, len(ranks))
     if io is not None:
         add_io(writer, io, tracks, progress, order=_RANKS)
+    if memory is not None:
+        add_memory(writer, memory, tracks, offsets, progress, order=_RANKS)
     writer.flush()
 
 
