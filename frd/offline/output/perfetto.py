@@ -113,7 +113,7 @@ class TraceWriter:
 
     def flush(self) -> None:
         self._out.write(self._trace.SerializeToString())
-        self._trace.Clear()
+        self._trace = pb.Trace()  # `clear` would keep the memory of its packets
 
     def _track(self, name: str, order: int, parent: int) -> pb.TrackDescriptor:
         self._tracks += 1
