@@ -1,0 +1,126 @@
+"""The picture of a recording as a file: SVG, PNG, or a page of HTML that needs nothing else.
+
+The same recording gives the same bytes. The page is one file without scripts, and its own policy
+forbids it to load anything. Names come from other people's programs: every text is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from typing import Final
+
+from frd.errors import ConfigError
+from frd.offline.memory.analysis import MemoryAnalysis
+from frd.offline.output.memory.panels import MAX_JOBS, Panel, PhaseSpan, panels_of
+from frd.store.new_path import check_new, new_path
+
+_ENDINGS: Final = (".svg", ".png", ".html")
+_PAGE: Final = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="referrer" content="no-referrer">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>frd: memory</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto; max-width: 72rem;
+  padding: 0 1rem; color: #1f2328; background: #fff; }}
+h1 {{ font-size: 1.2rem; border-left: .4rem solid {colour}; padding: .2rem .8rem; }}
+svg {{ width: 100%; height: auto; }}
+li, p {{ overflow-wrap: anywhere; }}
+p {{ color: #57606a; }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+{picture}
+{notes}
+</body>
+</html>
+"""
+
+
+def check_plot(path: Path) -> None:
+    """Refuse before any work is done what `write_plot` would refuse after it.
+
+    Raises:
+        ConfigError: an ending that says no format, or matplotlib is missing.
+        StoreError: the file exists.
+    """
+    if path.suffix not in _ENDINGS:
+        raise ConfigError(f"plot: {path}: the ending says the format: use .svg, .png or .html")
+    if find_spec("matplotlib") is None:
+        raise ConfigError(
+            "plot: needs matplotlib, which is not installed: `pip install 'frd-daemon[plot]'`"
+        )
+    check_new(path)
+
+
+def write_plot(analysis: MemoryAnalysis, path: Path, phases: Sequence[PhaseSpan] = ()) -> None:
+    """Draw the memory of all ranks, and what was found, in the format that the ending says.
+
+    Raises:
+        ConfigError, StoreError: as `check_plot`, and when the file cannot be written.
+    """
+    check_plot(path)
+    panels = list(panels_of(analysis, phases))
+    notes = _notes(analysis, panels)
+    with new_path(path) as staged:
+        match path.suffix:
+            case ".html":
+                staged.write_text(_page(analysis, panels, notes), "utf-8", "backslashreplace")
+            case ending:
+                with staged.open("wb") as out:
+                    out.write(_picture(panels, ending[1:], analysis.summary, notes))
+
+
+def _picture(panels: Sequence[Panel], form: str, title: str, notes: Sequence[str]) -> bytes:
+    from frd.offline.output.memory.picture import draw
+
+    out = BytesIO()
+    draw(panels, out, form, title=title, notes=notes)
+    return out.getvalue()
+
+
+def _notes(analysis: MemoryAnalysis, panels: Sequence[Panel]) -> list[str]:
+    """What the numbers and letters of the picture mean, and what is not in it."""
+    several = len(panels) > 1
+    out = []
+    for panel in panels:
+        before = f"{panel.title}: " if several else ""
+        marks = [mark for mark in (*panel.rises, *panel.findings) if mark.label]
+        out += [f"{before}{mark.label}  {mark.text}" for mark in marks]
+        if more := len(panel.rises) + len(panel.findings) - len(marks):
+            out.append(f"{before}{more} more without a number")
+    for note in dict.fromkeys(
+        f"{panel.title.partition(':')[0]}: {note}" if several else note
+        for panel in panels
+        for note in panel.notes
+    ):
+        out.append(note)
+    if (more := len(analysis.jobs) - MAX_JOBS) > 0:
+        out.append(f"{more} more jobs are not drawn")
+    out.append(f"clocks: {analysis.clock_source}")
+    return list(map(_plain, out))
+
+
+def _page(analysis: MemoryAnalysis, panels: Sequence[Panel], notes: Sequence[str]) -> str:
+    """The picture without its texts, which are text of the page."""
+    svg = _picture(panels, "svg", "", ()).decode("utf-8")
+    listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return _PAGE.format(
+        colour="#cf222e" if analysis.fault else "#1a7f37",
+        title=escape(_plain(analysis.summary)),
+        picture=svg[svg.index("<svg") :],
+        notes=f'<ul class="notes">{listed}</ul>',
+    )
+
+
+def _plain(text: str) -> str:
+    """On one line, without control characters."""
+    return "".join(char if char.isprintable() else " " for char in text)
