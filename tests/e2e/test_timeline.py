@@ -219,7 +219,7 @@ def test_memory_as_counters(tmp_path: Path) -> None:
     }
 
 
-def test_memory_beside_the_collectives(tmp_path: Path) -> None:
+def test_memory_with_the_collectives(tmp_path: Path) -> None:
     """A dump and memory of the same ranks: one track a rank has both."""
     analysis = hang()
     path = tmp_path / "t.pftrace"

@@ -106,7 +106,7 @@ def export_memory(
     offsets: Mapping[int, ClockOffset] | None,
     progress: Progress,
 ) -> None:
-    """Write the samples on one clock, and beside them all that was found.
+    """Write the samples on one clock, and all that was found.
 
     Args:
         offsets: Clocks by rank from a folder of dumps; None if there is none.

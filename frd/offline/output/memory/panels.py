@@ -165,20 +165,21 @@ def _panel(
     rest = {key: lanes for key, lanes in sources.items() if key[0] not in named}
     lines = _lines(recorded, kind, apart, begin)
     lines.sort(key=lambda line: named.index(line.rank))
-    notes = list(_notes(job))
     crowded = len(sources) > MAX_LINES
+    noun = "rank" if len(rest) == 1 else "ranks"
+    label = f"{len(rest)} other {noun}" if lines else f"{len(rest)} {noun}"
     return Panel(
         title=f"{job.job}: {kind.title}" if several else kind.title,
         begin_ns=begin,
         length_s=max((end - begin) / _S, 1e-3),
         suspects=lines,
         others=[] if crowded else _lines(recorded, kind, rest, begin),
-        band=_band(recorded, kind, rest, begin, end) if crowded and rest else None,
+        band=_band(recorded, kind, rest, (begin, end), label) if crowded and rest else None,
         rises=_rise_marks(rises, begin),
         findings=_finding_marks(findings, begin),
         capacity=max((lane.capacity for lanes in sources.values() for lane in lanes), default=0),
         phases=phases,
-        notes=notes,
+        notes=list(_notes(job)),
     )
 
 
@@ -243,8 +244,11 @@ def _points(recorded: Recorded, kind: _Kind, lane: Lane, begin_ns: int) -> tuple
     return np.append(at_s, np.nan), np.append(values[known].astype(np.float64), np.nan)
 
 
-def _band(recorded: Recorded, kind: _Kind, sources: _Sources, begin: int, end: int) -> Band | None:
+def _band(
+    recorded: Recorded, kind: _Kind, sources: _Sources, span_ns: tuple[int, int], label: str
+) -> Band | None:
     """Between two samples a line has the value of the last moment with one."""
+    begin, end = span_ns
     longest = max(sum(map(len, lanes)) for lanes in sources.values())
     count = max(min(_BUCKETS, longest, _CELLS // len(sources)), 2)
     low, high, mean = (np.full((len(sources), count), np.nan) for _ in range(3))
@@ -271,9 +275,7 @@ def _band(recorded: Recorded, kind: _Kind, sources: _Sources, begin: int, end: i
     quarter, median, three_quarters = (
         np.nanpercentile(mean[:, some], percent, axis=0) for percent in (25, 50, 75)
     )
-    at_s: Floats = (np.flatnonzero(some) + 0.5) * ((end - begin) / count / _S)
-    ranks = fold_ranks(sorted({rank for rank, _, _ in sources}))
-    label = f"{len(sources)} other ranks" if len(sources) > 1 else f"rank {ranks}"
+    at_s = np.flatnonzero(some).astype(np.float64) * ((end - begin) / (count - 1) / _S)
     return Band(
         label,
         at_s,

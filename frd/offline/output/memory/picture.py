@@ -1,6 +1,6 @@
 """Draws panels with matplotlib, without its global figure and with the same bytes every time.
 
-Colours are those of Okabe and Ito, which colour-blind people tell apart; what they mean is also
+Colours are those of Okabe and Ito, which colour-blind people distinguish; what they mean is also
 said by width, dashes and numbers. Texts are never parsed as formulas.
 """
 
@@ -21,14 +21,14 @@ from matplotlib.ticker import MaxNLocator
 
 from frd.engine.memory.text import size
 from frd.forms import clock_text
-from frd.offline.output.memory.panels import Band, Floats, Line, Panel, PhaseSpan
+from frd.offline.output.memory.panels import Band, Floats, Line, Panel
+from frd.offline.output.memory.strips import draw_strips, strips_of
 
 _COLOURS: Final = (
     *("#D55E00", "#0072B2", "#009E73", "#CC79A7"),
     *("#E69F00", "#56B4E9", "#000000", "#8C6D31"),
 )
 _GREY, _SOFT, _INK = "#9AA0A6", "#57606A", "#1F2328"
-_PASTELS: Final = ("#CFE3F5", "#FCE2C8", "#D3EDE2", "#F1DCE8", "#E6E6E6", "#F6EFC0")
 _STYLE: Final = {
     "svg.hashsalt": "frd",
     "svg.fonttype": "none",
@@ -51,9 +51,6 @@ _TITLE_WIDTH, _NOTE_WIDTH = 112, 165
 _TITLE_LINES, _NOTE_LINES, _NOTES = 3, 3, 24
 _NARROW: Final = 0.002
 """Share of the axis below which a span is drawn wider, so that it can be seen."""
-_CHARACTER: Final = 0.0065
-"""Share of the axis that a character of a phase's name takes."""
-_MAX_STRIPS, _MAX_DEPTH, _MAX_SPANS = 4, 3, 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +89,7 @@ def _figure(panels: Sequence[Panel], title: str, notes: Sequence[str]) -> Figure
     texts = _wrapped(notes[:_NOTES], _NOTE_WIDTH, _NOTE_LINES)
     if (more := len(notes) - _NOTES) > 0:
         texts.append(f"… {more} more lines")
-    strips = [_strips(panel) for panel in panels]
+    strips = [strips_of(panel) for panel in panels]
     heights = [_PLOT_HEIGHT + _STRIP * sum(len(rows) for _, rows in of) for of in strips]
     top = 0.15 + _TITLE_HEIGHT * len(heading)
     height = top + sum(heights) + (_GAP + 0.35) * len(panels) + _LINE_HEIGHT * len(texts) + 0.1
@@ -114,7 +111,7 @@ def _figure(panels: Sequence[Panel], title: str, notes: Sequence[str]) -> Figure
         if of:
             below = (own - _PLOT_HEIGHT) / height
             strip = figure.add_axes((place[0], place[1] - below, place[2], below), sharex=axes)
-            _draw_strips(axes, strip, of, panel)
+            draw_strips(axes, strip, of, panel)
         at_inches += own + _GAP
     for number, line in enumerate(texts):
         at = 1 - (at_inches - 0.15 + _LINE_HEIGHT * number) / height
@@ -172,7 +169,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
 
 
 def _draw_other(axes: Axes, line: Line, number: int, *, has_suspects: bool) -> None:
-    """Beside suspects the others are grey; otherwise each has a colour, some with dashes."""
+    """If there are suspects, the others are grey; otherwise each has a colour, some with dashes."""
     dashed = number >= len(_COLOURS)
     if has_suspects:
         label = "other ranks" if number == 0 else "_"
@@ -278,85 +275,6 @@ def _level(placed: list[tuple[float, int]], at: float) -> int:
     level = next((one for one in range(2) if one not in near), 1)
     placed.append((at, level))
     return level
-
-
-# -- phases --------------------------------------------------------------------------------------
-
-_Row = list[tuple[float, float, str, bool]]
-"""Beginning and end in seconds, name, and whether it was open."""
-
-
-def _strips(panel: Panel) -> list[tuple[int, list[_Row]]]:
-    """By rank, a row for each depth: the suspects', or those of the first ranks with phases."""
-    ranks = sorted({span.rank for span in panel.phases})
-    named = dict.fromkeys(line.rank for line in panel.suspects if line.rank in set(ranks))
-    chosen = list(named)[:_MAX_STRIPS] or ranks[:1]
-    by_rank = {rank: [one for one in panel.phases if one.rank == rank] for rank in chosen}
-    return [(rank, _rows(panel, spans)) for rank, spans in by_rank.items()]
-
-
-def _rows(panel: Panel, spans: Sequence[PhaseSpan]) -> list[_Row]:
-    depth = min(max(len(span.path) for span in spans), _MAX_DEPTH)
-    rows: list[_Row] = [[] for _ in range(depth)]
-    for span in sorted(spans, key=lambda one: one.start_ns):
-        if not 0 < len(span.path) <= depth:
-            continue
-        begin = (span.start_ns - panel.begin_ns) / 1e9
-        end = panel.length_s if span.end_ns is None else (span.end_ns - panel.begin_ns) / 1e9
-        row = rows[len(span.path) - 1]
-        is_open = span.end_ns is None
-        if row and row[-1][2] == span.path[-1] and begin - row[-1][1] < panel.length_s / 1_000:
-            row[-1] = (row[-1][0], max(end, row[-1][1]), span.path[-1], is_open)
-        else:
-            row.append((begin, end, span.path[-1], is_open))
-    return [_longest(row) for row in rows]
-
-
-def _longest(row: _Row) -> _Row:
-    kept = sorted(row, key=lambda span: span[0] - span[1])[:_MAX_SPANS]
-    return sorted(kept)
-
-
-def _draw_strips(
-    main: Axes, axes: Axes, strips: Sequence[tuple[int, list[_Row]]], panel: Panel
-) -> None:
-    """Below the panel, which then has no labels at its own axis."""
-    names = sorted({span[2] for _, rows in strips for row in rows for span in row})
-    colours = {name: _PASTELS[at % len(_PASTELS)] for at, name in enumerate(names)}
-    count = sum(len(rows) for _, rows in strips)
-    at, ticks = 0, []
-    for rank, rows in strips:
-        ticks.append((at + len(rows) / 2, f"phases, rank {rank}"))
-        for row in rows:
-            _draw_row(axes, row, at, colours, panel.length_s)
-            at += 1
-    axes.set_ylim(count, 0)
-    axes.set_yticks([place for place, _ in ticks], [text for _, text in ticks], size=7)
-    axes.tick_params(length=0, axis="y")
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.set_xlabel(main.get_xlabel())
-    main.set_xlabel("")
-    main.tick_params(labelbottom=False)
-
-
-def _draw_row(axes: Axes, row: _Row, at: int, colours: dict[str, str], length_s: float) -> None:
-    for begin, end, name, is_open in row:
-        axes.broken_barh(
-            [(begin, max(end - begin, 0))], (at + 0.06, 0.88), facecolors=colours[name], lw=0
-        )
-        shown = min(end, length_s) - max(begin, 0)
-        text = f"{name} …" if is_open else name
-        if (len(text) + 1) * _CHARACTER * length_s < shown:
-            axes.text(
-                max(begin, 0) + shown / 2,
-                at + 0.52,
-                text,
-                ha="center",
-                va="center",
-                size=7,
-                color=_INK,
-                clip_on=True,
-            )
 
 
 # -- units ---------------------------------------------------------------------------------------

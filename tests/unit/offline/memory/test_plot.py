@@ -1,0 +1,161 @@
+"""`frd.offline.output.memory.plot`: what a picture shows, and that it is the same every time."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import frd
+from frd.errors import ConfigError, StoreError
+from frd.model import SeriesKind
+from frd.offline.memory.analysis import MemoryAnalysis
+from frd.offline.output.memory.panels import MAX_LINES, PhaseSpan, panels_of
+from frd.offline.output.memory.plot import check_plot, write_plot
+from tests.world.memory import EPOCH, GIB
+from tests.world.recorded_memory import a_rise
+from tests.world.telemetry_files import event, write
+
+EVAL = PhaseSpan(1, ("epoch 3", "eval"), EPOCH, None)
+
+
+def recorded(folder: Path, ranks: int, samples: int = 10, **changes: Any) -> MemoryAnalysis:
+    """Rank r uses r GiB; rank 1 gains 2 GiB in the second half."""
+    events = [
+        event(
+            number / 10,
+            rank=rank,
+            pid=rank,
+            device_used_bytes=(rank + 2 * (rank == 1 and number >= samples // 2)) * GIB,
+            **({"world_size": ranks} | changes),
+        )
+        for rank in range(ranks)
+        for number in range(samples)
+    ]
+    return frd.load_memory([write(folder / "memory.jsonl", events)])
+
+
+def drawn(analysis: MemoryAnalysis, path: Path, *phases: PhaseSpan) -> bytes:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    write_plot(analysis, path, phases)
+    return path.read_bytes()
+
+
+def test_a_line_for_each_rank(tmp_path: Path) -> None:
+    """Up to 16 ranks and no rise: a line each, with the times and values of the samples."""
+    (panel,) = panels_of(recorded(tmp_path, 3), ())
+    assert [line.label for line in panel.others] == ["rank 0", "rank 1", "rank 2"]
+    assert (panel.suspects, panel.band, panel.capacity) == ([], None, 80 * GIB)
+    line = panel.others[1]
+    known = ~np.isnan(line.bytes)
+    assert line.at_s[known].tolist() == pytest.approx([number / 10 for number in range(10)])
+    assert line.bytes[known].tolist() == [GIB] * 5 + [3 * GIB] * 5
+
+
+def test_a_suspect_against_the_band_of_the_others(tmp_path: Path) -> None:
+    """More ranks than lines: the rank that rose first, and the others from lowest to highest."""
+    ranks = MAX_LINES + 1
+    analysis = a_rise(recorded(tmp_path, ranks), ranks=(1,), at_s=0.4)
+    (panel,) = panels_of(analysis, ())
+    assert [line.label for line in panel.suspects] == ["rank 1"]
+    assert panel.others == []
+    band = panel.band
+    assert band is not None
+    assert band.label == f"{ranks - 1} other ranks"
+    assert (band.low == 0).all()
+    assert (band.high == (ranks - 1) * GIB).all()
+    assert (band.at_s[0], band.at_s[-1]) == pytest.approx((0.0, 0.9))
+    assert panel.rises[0].begin_s == pytest.approx(0.4)
+    assert panel.rises[0].rank == 1
+
+
+def test_a_panel_for_each_kind_of_memory_that_rose(tmp_path: Path) -> None:
+    """A rise of the device and one of what torch reserves: two panels, each with its rise."""
+    analysis = a_rise(recorded(tmp_path, 2), ranks=(1,), at_s=0.4)
+    analysis = a_rise(analysis, ranks=(0,), at_s=0.5, series=SeriesKind.TORCH_RESERVED)
+    device, reserved = panels_of(analysis, ())
+    assert [mark.rank for mark in device.rises] == [1]
+    assert [mark.rank for mark in reserved.rises] == [0]
+    assert np.nanmax(reserved.suspects[0].bytes) == 20 * GIB
+
+
+def test_no_single_rank_is_the_cause(tmp_path: Path) -> None:
+    """All ranks rose together: a mark without a rank, and no line that stands out."""
+    analysis = a_rise(recorded(tmp_path, 2), ranks=(0, 1), at_s=0.4, common=True)
+    (panel,) = panels_of(analysis, ())
+    assert (panel.suspects, panel.rises[0].rank) == ([], None)
+
+
+def test_what_a_picture_says(tmp_path: Path) -> None:
+    """The verdict, ranks, rises, phases, the capacity and missing ranks are words in the SVG."""
+    analysis = a_rise(recorded(tmp_path, 2, world_size=4), ranks=(1,), at_s=0.4)
+    text = drawn(analysis, tmp_path / "a.svg", EVAL).decode()
+    for words in (
+        analysis.summary,
+        "rank 1",
+        analysis.rises[0].text,
+        "phases, rank 1",
+        "eval …",
+        "capacity 80.0 GiB",
+        "no samples of ranks 2-3 (2 of 4)",
+        "seconds since 08:00:00 UTC",
+    ):
+        assert words in text, words
+
+
+@pytest.mark.parametrize("ending", ["svg", "png", "html"])
+def test_the_same_bytes_every_time(tmp_path: Path, ending: str) -> None:
+    """Two pictures of one recording, without times or numbers of their making."""
+    analysis = a_rise(recorded(tmp_path, 2), ranks=(1,), at_s=0.4)
+    first, second = (drawn(analysis, tmp_path / f"{name}.{ending}", EVAL) for name in "ab")
+    assert first == second
+
+
+@pytest.mark.parametrize(("ranks", "samples"), [(1, 1), (1, 2), (2, 10), (40, 3)])
+def test_short_recordings(tmp_path: Path, ranks: int, samples: int) -> None:
+    """One sample of one rank, and a few of many, are drawn without a warning."""
+    assert drawn(recorded(tmp_path, ranks, samples), tmp_path / "a.png")[1:4] == b"PNG"
+
+
+def test_names_are_no_formulas_and_no_tags(tmp_path: Path) -> None:
+    """A job whose name is TeX, markup, and letters that the font lacks."""
+    name = "$\\x$<script>\u4e2d"
+    events = [event(0.1 * at, job_id=job) for job in (name, "b") for at in range(3)]
+    analysis = frd.load_memory([write(tmp_path / "memory.jsonl", events)])
+    page = drawn(analysis, tmp_path / "a.html").decode()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_a_page_needs_nothing_else(tmp_path: Path) -> None:
+    """One file, whose policy forbids it to load anything, with the texts outside of the picture."""
+    analysis = a_rise(recorded(tmp_path, 2), ranks=(1,), at_s=0.4)
+    page = drawn(analysis, tmp_path / "a.html").decode()
+    assert "default-src 'none'" in page
+    assert page.count("<svg") == 1
+    assert page.count(analysis.summary) == 1
+    assert f"<li>1  {analysis.rises[0].text}</li>" in page
+
+
+def test_an_ending_without_a_format(tmp_path: Path) -> None:
+    """The error names the file and lists the endings."""
+    with pytest.raises(ConfigError, match=r"a\.pdf: .*\.svg, \.png or \.html"):
+        check_plot(tmp_path / "a.pdf")
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    """A picture that exists stays."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    (tmp_path / "a.svg").write_text("mine")
+    with pytest.raises(StoreError, match="exists"):
+        check_plot(tmp_path / "a.svg")
+
+
+def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says which extra to install."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"pip install 'frd-daemon\[plot\]'"):
+        check_plot(tmp_path / "a.svg")
