@@ -193,6 +193,25 @@ class RankStatus:
     """None outside of initialization, and in one that takes less than some seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class PhaseSpan:
+    """When the program of a rank was in a phase that it has named (`frd_agent.phase`)."""
+
+    path: tuple[str, ...]
+    """Names, outermost first."""
+    since_ns: NodeRawNs
+    until_ns: NodeRawNs = NodeRawNs(0)
+    """0: it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPhases:
+    """The last phases of a rank that have ended, and all that go on."""
+
+    rank: int
+    spans: tuple[PhaseSpan, ...]
+
+
 # -- what a rank recorded ------------------------------------------------------------------
 
 
@@ -561,6 +580,15 @@ class WaitsFor:
 
 
 @dataclass(frozen=True, slots=True)
+class SuspectPhase:
+    """The phase of its program in which a suspect is, or in which its memory began to rise."""
+
+    path: tuple[str, ...]
+    """Names, outermost first."""
+    since_at: AlignedNs
+
+
+@dataclass(frozen=True, slots=True)
 class Suspect:
     """A first cause. `stack`, `inside`, `doing` and `workers` are as in `Activity`."""
 
@@ -580,6 +608,7 @@ class Suspect:
     tied: bool = False
     """It began at the same time as another suspect, within the uncertainty of their clocks."""
     waits_for: WaitsFor | None = None
+    phase: SuspectPhase | None = None
 
 
 @dataclass(frozen=True, slots=True)

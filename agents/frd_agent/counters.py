@@ -31,7 +31,8 @@ class Counters:
     dumps: Counter[str] = field(default_factory=Counter)
     """Dumps requested from ranks, by reason."""
     refused_files: Counter[str] = field(default_factory=Counter)
-    """Files of ranks that could not be used, by kind: ``identity``, ``dump``, ``stage``."""
+    """Files of ranks that could not be used, by kind: ``identity``, ``dump``, ``stage``,
+    ``phases``."""
     dropped_rows: Counter[str] = field(default_factory=Counter)
     """Rows that will never reach the service, by reason: ``overrun``, ``refused``."""
     poll_buckets: list[int] = field(default_factory=lambda: [0] * (len(POLL_BOUNDS) + 1))

@@ -83,7 +83,7 @@ class AgentCollector(Collector):
         yield _total(
             "frd_agent_refused_files",
             "Unusable files in the run and dump directories, by kind.",
-            {"identity": 0, "dump": 0, "stage": 0} | stats.refused_files,
+            {"identity": 0, "dump": 0, "stage": 0, "phases": 0} | stats.refused_files,
             "kind",
         )
         yield HistogramMetricFamily(

@@ -1,9 +1,10 @@
 """The part of frd inside a training process: it publishes the rank's identity for the agent.
 
-It knows torch's process groups, recorder counters and allocator counters, and four files in the
-run directory: an identity (JSON, replaced as a whole), counters (binary: of collectives about once
-a second, of the allocator five times), the unix socket of torch's own C++ worker server, and a
-stage (JSON, only during an initialization that takes longer than some seconds). It
+It knows torch's process groups, recorder counters and allocator counters, the phases of the program
+(`frd_agent.phases`), and five files in the run directory: an identity (JSON, replaced as a whole),
+counters (binary: of collectives about once a second, of the allocator five times), the unix socket
+of torch's own C++ worker server, a stage (JSON, only during an initialization that takes longer
+than some seconds), and phases (JSON, only if the program has any). It
 knows nothing of jobs, agents and services, and is self-contained: standard library only, Python 3.9
 or later, loaded by path where frd is not installed.
 
@@ -93,6 +94,8 @@ OVERFLOWED = 1
 GENERIC, NCCL = 0, 1
 
 Row = tuple[int, int, int, int, int]
+Scope = tuple[tuple[str, ...], int, int]
+"""A phase, as `frd_agent.phases` returns it."""
 
 # -- the allocator's part of the same file, after the counters --------------------------------
 
@@ -170,6 +173,12 @@ RENAMED = (
 """Settings of the Flight Recorder: present name, old name."""
 RENAMED_SINCE = (2, 10)
 """From this version of torch on: it reads the present names and warns about the old ones."""
+
+_PHASES = "frd_agent.phases"
+MAX_PHASES = 16
+"""Phases in the file, the last. Up to 8 of them are open."""
+MAX_PHASE_NAME = 64
+"""Characters."""
 
 _C10D = "torch.distributed.distributed_c10d"
 _C10D_FILE = "torch/distributed/distributed_c10d.py"
@@ -306,10 +315,11 @@ def _run(stop: threading.Event, inherited: Mapping[int, int] | None) -> None:
         tap = Tap(c10d, os.environ, stage.token)
         tap.serve()
         groups, memory, counters = Throttle(TICK_S), Throttle(TICK_S), Throttle(PUBLISH_S)
-        stages = Throttle(PUBLISH_S)
+        stages, phases = Throttle(PUBLISH_S), Throttle(TICK_S)
         while not stop.is_set():
             memory.run(tap.publish_memory)
             groups.run(tap.follow_groups)
+            phases.run(tap.publish_phases)  # before counters: at their time the phases are known
             counters.run(tap.publish_counters)
             stages.run(stage.look_at_rank if tap.rests else stage.end)
             stop.wait(TICK_S - time.time() % TICK_S)
@@ -587,6 +597,14 @@ def _backends(group: Any, config: str) -> list[str]:
     return sorted(used)
 
 
+def phases_of(module: Any) -> list[Scope]:
+    """The phases that the program is in, outermost first, after the last that have ended. `module`:
+    `frd_agent.phases`; None if the program has not imported it."""
+    main = threading.main_thread().ident
+    read: Callable[[int | None], list[Scope]] | None = getattr(module, "read", None)
+    return read(main)[-MAX_PHASES:] if read is not None else []
+
+
 class Allocator:
     """torch's CUDA allocator, only where the program itself has initialized CUDA, and the
     allocations that failed because memory was exhausted."""
@@ -745,7 +763,7 @@ def write_whole(directory: str, token: str, suffix: str, text: str) -> None:
 
 
 class Files:
-    """The two files of one rank. Everything here may raise OSError."""
+    """The files of one rank. Everything here may raise OSError."""
 
     def __init__(self, directory: str, token: str) -> None:
         self._directory, self._token = directory, token
@@ -760,6 +778,18 @@ class Files:
 
     def write_identity(self, text: str) -> None:
         write_whole(self._directory, self._token, ".json", text)
+
+    def write_phases(self, phases: list[Scope]) -> None:
+        names = ("path", "since_ns", "until_ns")
+        content = {
+            "schema": SCHEMA,
+            "token": self._token,
+            "phases": [
+                dict(zip(names, ([_printable(name, MAX_PHASE_NAME) for name in path], *times)))
+                for path, *times in phases
+            ],
+        }
+        write_whole(self._directory, self._token, ".phases", json.dumps(content))
 
     def write_counters(self, at_ns: int, mono_ns: int, rows: list[Row]) -> None:
         flags = OVERFLOWED if len(rows) > CAPACITY else 0
@@ -825,6 +855,7 @@ class Tap:
         init_method = getattr(c10d, "_default_pg_init_method", None)
         self._identity = identity_of(environ, token, init_method)
         self._identity["shm"] = token + ".shm"
+        self._phases: list[Scope] = []
         self._rows: list[Row] | None = None
         self.rests = True
         """No counter has moved between the last two publications."""
@@ -881,6 +912,12 @@ class Tap:
             self._identity["devices"] = devices
             self.publish_identity()
 
+    def publish_phases(self) -> None:
+        phases = phases_of(sys.modules.get(_PHASES))
+        if phases != self._phases:
+            self._files.write_phases(phases)
+            self._phases = phases
+
     def close(self) -> None:
         """At exit: write how the program ended, and accept no more requests."""
         at_ns = time.time_ns()
@@ -891,6 +928,7 @@ class Tap:
                 time.sleep(PAUSE_S)
             self._identity["exit"] = _exit_record(at_ns)
             self.publish_memory()
+            self.publish_phases()
             self.publish_identity()
             self.publish_counters()
         except Exception as error:

@@ -26,6 +26,7 @@ from frd.engine.policy import Policy
 from frd.engine.state import snapshot_parts, status_view, watermarks
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.entry_batch import EntryBatch, EntryRows, is_empty
+from frd.engine.state.phases import PhasesAt
 from frd.engine.state.session_clocks import SessionClocks
 from frd.engine.state.snapshot import Snapshot, StallTable
 from frd.engine.state.tables import STATES
@@ -39,6 +40,7 @@ from frd.model import (
     ChannelColumns,
     GroupInfo,
     RankInfo,
+    RankPhases,
     RankStatus,
     SeriesInfo,
     Signature,
@@ -116,6 +118,7 @@ class Attempt:
                 self._collectives.forget(np.unique(self._pairs.group[self._pairs.reset(info.rank)]))
                 self._channels.forget(info.rank)
                 self.tables.unrecorded.forget(info.rank)
+                self.tables.phases.forget(info.rank)
         self._ranks.infos[info.rank] = info
         return info.rank
 
@@ -134,6 +137,7 @@ class Attempt:
         self.memory.forget()
         self._channels.clear()
         self.tables.unrecorded.clear()
+        self.tables.phases.clear()
         self._pairs.reset_all()
         self._collectives.lateness.clear()
         self._collectives.forget(np.arange(self._groups.count, dtype=np.int32))
@@ -278,6 +282,10 @@ class Attempt:
         self.tables.unrecorded.observe_stage(status)
         self._observed += 1
 
+    def observe_phases(self, phases: RankPhases) -> None:
+        """Phases of a rank's program, in node time. No verdict depends on them."""
+        self.tables.phases.observe(phases)
+
     def observe_unrecorded(self, wait: UnrecordedWait) -> None:
         """A wait that no recorder shows, or its end; replaces the earlier one of its source.
 
@@ -310,6 +318,7 @@ class Attempt:
             late_window=once(lambda: collectives.lateness.window(now)),
             contradictions=once(lambda: _taken(collectives.contradictions)),
             memory_incidents=once(lambda: self.memory.advance(now)),
+            phases=PhasesAt(self.tables.phases, self._ranks, now),
         )
 
     def take_clock_hints(self) -> list[ClockHint]:

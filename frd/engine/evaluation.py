@@ -12,17 +12,20 @@ from typing import Final, Protocol
 
 from frd.engine.attempt import Attempt
 from frd.engine.clock_faults import ClockDetector
+from frd.engine.findings import builder
 from frd.engine.findings.claim import Known, Lifetime, Look
 from frd.engine.findings.tracker import Tracker
 from frd.engine.hangs.detector import HangDetector, look_at
 from frd.engine.losses.lost_ranks import judged_after_s
 from frd.engine.memory.detector import MemoryDetector
 from frd.engine.policy import Policy
+from frd.engine.state.phases import PhasesAt
 from frd.engine.stragglers.detector import StragglerDetector
 from frd.engine.tick import Tick
 from frd.engine.views import AttemptView
 from frd.model import AlignedNs, AttemptKey, FindingEvent, Kind
 
+_OF_MEMORY: Final = (Kind.MEMORY_SPIKE, Kind.OOM)
 _FATAL: Final = (Kind.RANK_LOST, Kind.OOM)
 """Why an attempt may have ended: such findings stay open for a while after its end."""
 _LOSS_OUTLASTS_S: Final = 30.0
@@ -134,6 +137,7 @@ class Evaluation:
         for detector, life in zip(self._detectors, self._lifetimes, strict=True):
             look = detector.evaluate(tick, self.tracker.known(life.kinds))
             if look is not None:
+                look = _with_phases(look, tick.phases)
                 yield from self.tracker.update(life, look, room=most - len(self.tracker))
 
     def supersede(self, now: AlignedNs, reason: str) -> list[FindingEvent]:
@@ -155,3 +159,17 @@ class Evaluation:
             return False
         self.deserted_at = self.deserted_at or now
         return now - self.deserted_at >= self._policy.deserted_after_s * 1e9
+
+
+def _with_phases(look: Look, phases: PhasesAt) -> Look:
+    """The look with the phase in which each suspect is. Memory has its own: of its onset."""
+    claims = [
+        claim
+        if claim.kind in _OF_MEMORY
+        else replace(
+            claim,
+            suspects=tuple(builder.in_phase(s, phases.current(s.rank)) for s in claim.suspects),
+        )
+        for claim in look.claims
+    ]
+    return replace(look, claims=claims) if look.claims else look

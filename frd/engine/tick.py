@@ -14,6 +14,7 @@ from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.matching.lateness import Window
 from frd.engine.memory.incident import MemoryIncident
 from frd.engine.policy import Policy
+from frd.engine.state.phases import PhasesAt
 from frd.engine.state.snapshot import Snapshot, StallTable
 from frd.model import AlignedNs
 
@@ -53,5 +54,6 @@ class Tick:
     """The lateness of the last window, if it has just become complete."""
     contradictions: Callable[[], Sequence[ClockHint]]
     """Clock hints that contradict the uncertainty of the clocks, since they were last read."""
+    phases: PhasesAt
     memory_incidents: Callable[[], Sequence[MemoryIncident]]
     """Memory incidents that there are, and those that are over since they were last read."""

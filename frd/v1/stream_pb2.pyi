@@ -290,10 +290,30 @@ class ChannelBatch(_message.Message):
     def __init__(self, rank_index: _Optional[int] = ..., group: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., is_send: _Optional[bytes] = ..., in_flight: _Optional[bytes] = ..., head_created_ns: _Optional[bytes] = ..., as_of_ns: _Optional[int] = ...) -> None: ...
 
 class StatusBatch(_message.Message):
-    __slots__ = ("statuses",)
+    __slots__ = ("statuses", "phases")
     STATUSES_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
     statuses: _containers.RepeatedCompositeFieldContainer[Status]
-    def __init__(self, statuses: _Optional[_Iterable[_Union[Status, _Mapping]]] = ...) -> None: ...
+    phases: _containers.RepeatedCompositeFieldContainer[RankPhases]
+    def __init__(self, statuses: _Optional[_Iterable[_Union[Status, _Mapping]]] = ..., phases: _Optional[_Iterable[_Union[RankPhases, _Mapping]]] = ...) -> None: ...
+
+class RankPhases(_message.Message):
+    __slots__ = ("rank_index", "spans")
+    RANK_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    rank_index: int
+    spans: _containers.RepeatedCompositeFieldContainer[PhaseSpan]
+    def __init__(self, rank_index: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[PhaseSpan, _Mapping]]] = ...) -> None: ...
+
+class PhaseSpan(_message.Message):
+    __slots__ = ("path", "since_ns", "until_ns")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SINCE_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_NS_FIELD_NUMBER: _ClassVar[int]
+    path: _containers.RepeatedScalarFieldContainer[str]
+    since_ns: int
+    until_ns: int
+    def __init__(self, path: _Optional[_Iterable[str]] = ..., since_ns: _Optional[int] = ..., until_ns: _Optional[int] = ...) -> None: ...
 
 class Status(_message.Message):
     __slots__ = ("rank_index", "state", "at_ns", "detail", "gap_entries", "exit", "as_of_ns", "stage")

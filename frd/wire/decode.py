@@ -19,13 +19,8 @@ from frd.errors import WireError
 from frd.model import (
     ChannelColumns,
     EntryColumns,
-    ExitInfo,
-    ExitKind,
     NodeNs,
     NodeRawNs,
-    RankState,
-    RankStatus,
-    Stage,
     WatermarkColumns,
 )
 from frd.v1 import stream_pb2 as pb
@@ -40,7 +35,7 @@ from frd.wire.columns import (
     read_columns,
 )
 from frd.wire.declarations import Declarations
-from frd.wire.fields import check_most, check_text, check_time, enum_member, parse, texts_of
+from frd.wire.fields import check_most, check_time, enum_member, parse, texts_of
 from frd.wire.memory import MemoryReader
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
@@ -62,34 +57,12 @@ from frd.wire.messages import (
     Watermarks,
     Welcome,
 )
+from frd.wire.statuses import statuses
 
 MAX_DECLARED_BYTES: Final = 64 * 1024 * 1024
 """Limit per stream: the service and the journal keep declarations as long as the stream lasts."""
 _BYTES_PER_DECLARE: Final = 256
 """Memory cost of a kept message in addition to its bytes."""
-_MAX_SIGNAL: Final = 64
-_MAX_EXIT_STATUS: Final = 255
-
-
-def _exit(m: pb.Exit) -> ExitInfo:
-    check_most("statuses.exit.signal", m.signal, _MAX_SIGNAL)
-    check_most("statuses.exit.status", m.status, _MAX_EXIT_STATUS)
-    return ExitInfo(
-        kind=enum_member("statuses.exit.kind", ExitKind, m.kind, ExitKind.UNKNOWN),
-        signal=m.signal,
-        status=m.status if m.HasField("status") else None,
-        **texts_of("statuses.exit", m, "exception", "where", "note"),
-    )
-
-
-def _stage(m: pb.Stage) -> Stage:
-    check_time("statuses.stage.since_ns", m.since_ns)
-    check_time("statuses.stage.as_of_ns", m.as_of_ns)
-    if not 0 < m.since_ns <= m.as_of_ns:
-        why = "since_ns or as_of_ns is 0, or as_of_ns is earlier: send both, in order"
-        raise WireError("statuses.stage", "disagree", why)
-    texts = texts_of("statuses.stage", m, "op")
-    return Stage(since_ns=NodeRawNs(m.since_ns), as_of_ns=NodeRawNs(m.as_of_ns), **texts)
 
 
 class Decoder:
@@ -191,23 +164,7 @@ class Decoder:
         return columns
 
     def _statuses(self, m: pb.StatusBatch) -> Statuses:
-        return Statuses(tuple([self._status(status) for status in m.statuses]))
-
-    def _status(self, m: pb.Status) -> RankStatus:
-        self._known.ranks.attempt_of("statuses.rank_index", m.rank_index)
-        check_time("statuses.at_ns", m.at_ns)
-        check_time("statuses.as_of_ns", m.as_of_ns)
-        check_most("statuses.gap_entries", m.gap_entries, 2**63 - 1)
-        return RankStatus(
-            rank=m.rank_index,
-            state=enum_member("statuses.state", RankState, m.state),
-            at_ns=NodeRawNs(m.at_ns),
-            detail=check_text("statuses.detail", m.detail),
-            gap_entries=m.gap_entries,
-            exit=_exit(m.exit) if m.HasField("exit") else None,
-            as_of_ns=m.as_of_ns,
-            stage=_stage(m.stage) if m.HasField("stage") else None,
-        )
+        return statuses(m, self._known.ranks)
 
     def _response(self, m: pb.ResponsePart) -> ResponsePart:
         self._known.ranks.attempt_of("response.rank_index", m.rank_index)

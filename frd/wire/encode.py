@@ -15,6 +15,7 @@ from frd.model import (
     GroupInfo,
     MemoryColumns,
     MemoryEvent,
+    RankPhases,
     RankStatus,
     SeriesInfo,
 )
@@ -123,7 +124,7 @@ def _fields(value: DataclassInstance) -> dict[str, Any]:
             found |= _fields(item)
         else:
             found[name] = _plain(item)
-    if isinstance(value, (RankStatus, MemoryEvent, SeriesInfo)):  # stream indexes
+    if isinstance(value, (RankStatus, RankPhases, MemoryEvent, SeriesInfo)):  # stream indexes
         found["rank_index"] = found.pop("rank")
     return found
 

@@ -21,6 +21,7 @@ from frd.model import (
     NodeNs,
     NodeRawNs,
     RankInfo,
+    RankPhases,
     RankStatus,
     SeriesInfo,
     Signature,
@@ -38,6 +39,12 @@ MAX_SEQ: Final = 1 << 53
 YEAR_2200_NS: Final = 7_258_118_400_000_000_000
 """The wire carries times from 1970 to before this."""
 MAX_WORLD_SIZE: Final = 1 << 20
+MAX_PHASES: Final = 32
+"""Phases of one rank in one message."""
+MAX_PHASE_NAMES: Final = 16
+"""Phases inside each other."""
+MAX_PHASE_NAME: Final = 256
+"""Characters of the name of a phase."""
 MAX_SLACK_NS: Final = 1_000_000_000
 """Largest distance of two clock readings that may be compared."""
 PART_BYTES: Final = 1024 * 1024
@@ -143,7 +150,10 @@ class Watermarks:
 
 @dataclass(frozen=True, slots=True)
 class Statuses:
+    """The `rank` of each is a stream index."""
+
     statuses: tuple[RankStatus, ...]
+    phases: tuple[RankPhases, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

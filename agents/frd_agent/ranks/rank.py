@@ -17,12 +17,21 @@ from typing import Final
 
 from frd.errors import ServiceUnavailable
 from frd.forms import exit_text
-from frd.model import EntryColumns, ExitInfo, NodeRawNs, RankState, RankStatus, Stage
+from frd.model import (
+    EntryColumns,
+    ExitInfo,
+    NodeRawNs,
+    RankPhases,
+    RankState,
+    RankStatus,
+    Stage,
+)
 from frd_agent.counters import Counters
 from frd_agent.memory import Target
 from frd_agent.node_time import NodeTime
 from frd_agent.proc import Vital
 from frd_agent.ranks.exits import state_after
+from frd_agent.ranks.phase_files import PhaseFile, PhaseReader
 from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.reader import StackReader
@@ -76,6 +85,9 @@ class Rank:
         self.gone_at_ns: NodeRawNs | None = None
         self.files_removed = False
         self.counters = CountersFile(file.shm_path, shared.time.one_to_raw)
+        self._phases = PhaseReader(
+            file.path.with_suffix(PhaseFile.SUFFIX), shared.time.one_to_raw, shared.stats
+        )
         self._former: list[int] = []
         """Its number in the previous attempt, if any."""
         self._shared = shared
@@ -177,6 +189,7 @@ class Rank:
         suspicious = self._schedule.is_stale or self.identity.exit is not None
         vital = self.process.look(suspicious=suspicious)
         self.counters.read()
+        self._update_phases()  # after the counters: at their time these phases were known
         if vital is Vital.GONE:
             return False
         self._update_schedule(now_s)
@@ -202,6 +215,11 @@ class Rank:
             self._shared.current.set_progress(self.number, progress)
             self._progress_inputs, self._is_exact = inputs, progress.exact
         return self._is_exact
+
+    def _update_phases(self) -> None:
+        self._phases.read()
+        if self._phases.spans is not None:
+            self._shared.current.set_phases(RankPhases(self.number, self._phases.spans))
 
     def _update_last_progress(self) -> None:
         """The tap writes the counters after its exit record. If they do not show how far the rank
@@ -253,6 +271,7 @@ class Rank:
     def end(self, now_ns: NodeRawNs) -> None:
         """The process is gone: report its last counters and its end."""
         self._update_last_progress()
+        self._update_phases()
         self.gone_at_ns = now_ns
         how, at_ns = self.process.ended(self.identity.exit, self.exit_recorded_at_ns, now_ns)
         self._report(state_after(how), at_ns, exit_text(how), how)

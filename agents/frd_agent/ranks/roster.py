@@ -195,7 +195,7 @@ class Roster:
             return
         rank.files_removed = True
         token = rank.identity.token
-        names = [f"{token}.{suffix}" for suffix in ("json", "shm", "sock", "stage")]
+        names = [f"{token}.{suffix}" for suffix in ("json", "shm", "sock", "stage", "phases")]
         for name in (*names, f".{token}.tmp"):
             with contextlib.suppress(OSError):
                 (self._run_dir / name).unlink()

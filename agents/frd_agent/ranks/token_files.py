@@ -69,6 +69,11 @@ class TokenFile(Generic[_Form]):
         return [file for file in found if file is not None]
 
     @classmethod
+    def look(cls, path: Path, previous: Self | None) -> Self | None:
+        """One file: `previous` if it is unchanged, None if it does not exist."""
+        return cls._look(path, {} if previous is None else {path: previous}, "")
+
+    @classmethod
     def _look(cls, path: Path, known: dict[Path, Self], node: str) -> Self | None:
         """None if the file no longer exists."""
         stamp = (0, 0, 0)

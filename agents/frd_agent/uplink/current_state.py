@@ -1,7 +1,7 @@
 """The current state of every rank, and which parts have not been sent yet.
 
-A new watermark, channel or status replaces the previous one, so nothing queues up here even if the
-stream is slow. Space grows with ranks and groups, never with time. Indexes are
+A new watermark, channel or status replaces the previous one, as do new phases, so nothing queues up
+here even if the stream is slow. Space grows with ranks and groups, never with time. Indexes are
 those of the dictionary.
 """
 
@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from frd.model import ChannelColumns, NodeNs, NodeRawNs, RankStatus, WatermarkColumns
+from frd.model import ChannelColumns, NodeNs, NodeRawNs, RankPhases, RankStatus, WatermarkColumns
 from frd.wire.columns import CHANNEL_COLUMNS
 from frd.wire.messages import Statuses, Watermarks
 from frd_agent.recorder.group_progress import GroupWatermarks
@@ -72,6 +72,7 @@ class CurrentState:
         self._watermarks: _Latest[Pair, GroupWatermarks] = _Latest()
         self._as_of: _Latest[int, NodeRawNs] = _Latest()
         self._status: _Latest[int, RankStatus] = _Latest()
+        self._phases: _Latest[int, RankPhases] = _Latest()
         self._channels: _Latest[int, ChannelColumns] = _Latest()
         self._waiting: set[Pair] = set()
         """Pairs with something outstanding."""
@@ -102,6 +103,11 @@ class CurrentState:
     def set_status(self, status: RankStatus) -> None:
         self._status.change(status.rank, status)
 
+    def set_phases(self, phases: RankPhases) -> None:
+        """No news: phases wait for the next round, so that a program that changes its phase often
+        sends one message a round."""
+        self._phases.change(phases.rank, phases)
+
     def set_channels(self, channels: ChannelColumns) -> None:
         known = self._channels.values.get(channels.rank)
         if known is None or not _same(known, channels):
@@ -113,14 +119,15 @@ class CurrentState:
         for pair in [pair for pair in self._watermarks.values if pair[0] == rank]:
             self._watermarks.forget(pair)
             self._waiting.discard(pair)
-        for table in (self._as_of, self._status, self._channels):
+        for table in (self._as_of, self._status, self._phases, self._channels):
             table.forget(rank)
 
     # -- messages ------------------------------------------------------------------------------
 
     def rewind(self) -> None:
         """A new stream: everything is unsent."""
-        for table in (self._watermarks, self._as_of, self._status, self._channels):
+        tables = self._watermarks, self._as_of, self._status, self._phases, self._channels
+        for table in tables:
             table.rewind()
 
     def next_channels(self) -> ChannelColumns | None:
@@ -141,7 +148,13 @@ class CurrentState:
 
     def next_statuses(self) -> Statuses | None:
         ranks = self._status.take(islice(self._status.unsent, _STATUSES_A_MESSAGE))
-        return Statuses(tuple(self._status.values[rank] for rank in ranks)) if ranks else None
+        of = self._phases.take(islice(self._phases.unsent, _STATUSES_A_MESSAGE))
+        if not ranks and not of:
+            return None
+        return Statuses(
+            tuple(self._status.values[rank] for rank in ranks),
+            tuple(self._phases.values[rank] for rank in of),
+        )
 
     def is_sent(self, rank: int) -> bool:
         """The rank's last status was sent on the current stream."""

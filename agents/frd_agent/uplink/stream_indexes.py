@@ -19,6 +19,7 @@ from frd.model import (
     EntryColumns,
     MemoryColumns,
     MemoryEvent,
+    RankPhases,
     RankStatus,
     SeriesInfo,
     WatermarkColumns,
@@ -69,6 +70,7 @@ _REFERENCES: Final[dict[type, dict[str, _Kind]]] = {
     WatermarkColumns: {"rank": "ranks", "group": "groups", "seen_rank": "ranks"},
     ChannelColumns: {"rank": "ranks", "group": "groups"},
     RankStatus: {"rank": "ranks"},
+    RankPhases: {"rank": "ranks"},
     MemoryColumns: {"series": "series"},
     MemoryEvent: {"rank": "ranks"},
     ResponsePart: {"rank_index": "ranks"},
@@ -80,13 +82,13 @@ _REFERENCES: Final[dict[type, dict[str, _Kind]]] = {
     SeriesInfo: {"rank": "ranks"},
 }
 """The fields that hold numbers, as plain integers or as columns, and what they number."""
-_NESTED: Final[dict[type, str]] = {
-    Watermarks: "columns",
-    Statuses: "statuses",
-    MemoryEvents: "events",
-    SeriesDecl: "info",
+_NESTED: Final[dict[type, tuple[str, ...]]] = {
+    Watermarks: ("columns",),
+    Statuses: ("statuses", "phases"),
+    MemoryEvents: ("events",),
+    SeriesDecl: ("info",),
 }
-"""The field with the value, or the tuple of values, that has more references."""
+"""The fields with a value, or a tuple of values, that has more references."""
 
 _V = TypeVar("_V", bound="DataclassInstance")
 
@@ -146,7 +148,7 @@ class StreamIndexes:
             field: self._indexes[kind].of(getattr(value, field))
             for field, kind in _REFERENCES.get(type(value), {}).items()
         }
-        if field := _NESTED.get(type(value)):
+        for field in _NESTED.get(type(value), ()):
             inner = getattr(value, field)
             if isinstance(inner, tuple):
                 changes[field] = tuple(map(self._translated, inner))
@@ -159,9 +161,10 @@ def _references(value: DataclassInstance) -> Iterator[tuple[_Kind, Any]]:
     """The numbers in `value`, and what they number."""
     for field, kind in _REFERENCES.get(type(value), {}).items():
         yield kind, getattr(value, field)
-    inner = getattr(value, _NESTED.get(type(value), ""), ())
-    for part in inner if isinstance(inner, tuple) else (inner,):
-        yield from _references(part)
+    for field in _NESTED.get(type(value), ()):
+        inner = getattr(value, field)
+        for part in inner if isinstance(inner, tuple) else (inner,):
+            yield from _references(part)
 
 
 class _Indexes:

@@ -22,6 +22,7 @@ from frd.model import (
     Kind,
     Reason,
     Suspect,
+    SuspectPhase,
 )
 
 CONFIDENCES: Final = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
@@ -114,6 +115,15 @@ def suspect(
     """A suspect; parts of its evidence that are empty are left out."""
     node = node_of(snapshot, rank)
     return Suspect(rank, node, reason, confidence, "; ".join(filter(None, evidence)))
+
+
+def in_phase(suspect: Suspect, phase: SuspectPhase | None, when: str = "in") -> Suspect:
+    """The suspect with a phase of its program, which its evidence mentions last."""
+    if phase is None:
+        return suspect
+    evidence = "; ".join(filter(None, (suspect.evidence, text.phase(phase, when))))
+    shown = replace(phase, path=tuple(map(text.clean, phase.path)))
+    return replace(suspect, phase=shown, evidence=evidence)
 
 
 def node_of(snapshot: Snapshot, rank: int) -> str:

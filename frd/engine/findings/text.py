@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import assert_never
 
-from frd.forms import REASONS, duration_text, fold_ranks, signal_name, span_text
+from frd.forms import REASONS, clock_text, duration_text, fold_ranks, signal_name, span_text
 from frd.model import (
     Certainty,
     CollectiveRef,
@@ -24,6 +24,7 @@ from frd.model import (
     Kind,
     Reason,
     Suspect,
+    SuspectPhase,
     WaitsFor,
 )
 
@@ -250,6 +251,12 @@ def _lost(finding: Finding) -> str:
     verb = verb if finding.state is FindingState.OPEN else "waited"
     them = "it" if len(suspects) == 1 else "them"
     return f"{who}; {waiting} rank{'s' * (waiting != 1)} {verb} for {them}"
+
+
+def phase(found: SuspectPhase, when: str = "in") -> str:
+    """``in phase epoch 3 / eval since 10:02:11``"""
+    names = " / ".join(clean(name) for name in found.path)
+    return f"{when} phase {clean(names)} since {clock_text(found.since_at)}"
 
 
 def ended(how: ExitInfo) -> str:

@@ -13,11 +13,12 @@ from frd.engine.findings import builder
 from frd.engine.findings.claim import Anchors, Claim, Known, Lifetime, Look
 from frd.engine.findings.text import clean, collective
 from frd.engine.memory.incident import MemoryIncident
+from frd.engine.memory.rise import MemoryRise
 from frd.engine.memory.text import evidence, summary
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.engine.tick import Tick
-from frd.model import Kind, Reason, Suspect
+from frd.model import Kind, Reason, Suspect, SuspectPhase
 
 
 class MemoryDetector:
@@ -28,6 +29,8 @@ class MemoryDetector:
         """What was claimed last, by number of the incident."""
         self._when_named: dict[tuple[int, int], tuple[str, str]] = {}
         """Node of a rank and what it was doing when an incident named it, by number and rank."""
+        self._phases: dict[tuple[int, int], SuspectPhase | None] = {}
+        """The phase in which the memory of a rank began to rise, once it is known for good."""
 
     def lifetime(self, policy: Policy) -> Lifetime:
         return Lifetime(
@@ -52,6 +55,7 @@ class MemoryDetector:
         self._claims.pop(incident.number, None)
         for rank in incident.rises:
             self._when_named.pop((incident.number, rank), None)
+            self._phases.pop((incident.number, rank), None)
 
     def _claim(self, tick: Tick, incident: MemoryIncident) -> Claim:
         suspects = []
@@ -63,7 +67,9 @@ class MemoryDetector:
                 self._when_named[key] = builder.node_of(snapshot, rise.rank), doing
             node, doing = self._when_named[key]
             words = evidence(incident, rise, doing)
-            suspects.append(Suspect(rise.rank, node, Reason.MEMORY, incident.confidence, words))
+            suspect = Suspect(rise.rank, node, Reason.MEMORY, incident.confidence, words)
+            phase = self._phase(tick, incident.number, rise)
+            suspects.append(builder.in_phase(suspect, phase, "began in"))
         victims = {*incident.victims, *(incident.rows if incident.common else ())}
         return Claim(
             kind=incident.kind,
@@ -75,6 +81,15 @@ class MemoryDetector:
             unknown=tuple(sorted(incident.unknown - incident.rows.keys())),
             summary=summary(incident),
         )
+
+    def _phase(self, tick: Tick, number: int, rise: MemoryRise) -> SuspectPhase | None:
+        key, phases = (number, rise.rank), tick.phases
+        if key in self._phases:
+            return self._phases[key]
+        phase = phases.during(rise.rank, *rise.onset)
+        if phases.is_settled(rise.rank, rise.onset[1]):
+            self._phases[key] = phase
+        return phase
 
 
 def _anchors(incident: MemoryIncident) -> Anchors:

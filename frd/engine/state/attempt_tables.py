@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from frd.engine.state.p2p import P2PChannels
+from frd.engine.state.phases import Phases
 from frd.engine.state.tables import EXITED, FINISHED, SILENT, GroupTable, PairTable, RankTable
 from frd.engine.state.unrecorded_waits import UnrecordedWaits
 from frd.model import UNKNOWN_SEQ, AlignedNs, NodeRawNs
@@ -22,6 +23,7 @@ class AttemptTables:
     pairs: PairTable = field(default_factory=PairTable)
     channels: P2PChannels = field(default_factory=P2PChannels)
     unrecorded: UnrecordedWaits = field(default_factory=UnrecordedWaits)
+    phases: Phases = field(default_factory=Phases)
 
     def all_gone(self) -> bool:
         """All ranks that were ever declared are gone."""
@@ -65,6 +67,7 @@ class AttemptTables:
             column[rows] += by_ns * (column[rows] > 0)
         self.channels.move_times(rank, by_ns)
         self.unrecorded.move_times(rank, by_ns)
+        self.phases.move_times(rank, by_ns)
 
     def has_exits(self) -> bool:
         """A rank exited uncleanly, is silent, or finished too early."""

@@ -30,6 +30,7 @@ from frd.model import (
     MemoryColumns,
     MemoryEvent,
     NodeRawNs,
+    RankPhases,
     RankState,
     RankStatus,
     Stage,
@@ -117,8 +118,7 @@ class Session:
                 for one in event.events:
                     self._memory_event(one, now)
             case Statuses():
-                for status in event.statuses:
-                    self._status(status, now)
+                self._statuses(event, now)
             case Declare():
                 self._watermarks.flush()
                 self.declared.declare(event, now)
@@ -270,6 +270,12 @@ class Session:
         )
         handles.attempt.observe_channels(columns, now)
 
+    def _statuses(self, batch: Statuses, now: AlignedNs) -> None:
+        for status in batch.statuses:
+            self._status(status, now)
+        for phases in batch.phases:
+            self._rank_phases(phases)
+
     def _status(self, status: RankStatus, now: AlignedNs) -> None:
         rank = self.ranks[status.rank]
         if (handles := rank.handles) is not None:
@@ -280,6 +286,12 @@ class Session:
         run = rank.attempt.declared.run
         if run and status.state in (RankState.EXITED, RankState.FINISHED):
             self._shared.runs.gone(rank.key, run, rank.info)
+
+    def _rank_phases(self, phases: RankPhases) -> None:
+        """Agents that send wall times know no phases."""
+        rank = self.ranks[phases.rank]
+        if (handles := rank.handles) is not None and self._wall_times is None:
+            handles.attempt.observe_phases(replace(phases, rank=rank.info.rank))
 
     def _stage(self, stage: Stage, now: AlignedNs) -> Stage:
         since_ns = self._node_time(stage.since_ns, now)
