@@ -29,8 +29,8 @@ class MemoryDetector:
         """What was claimed last, by number of the incident."""
         self._when_named: dict[tuple[int, int], tuple[str, str]] = {}
         """Node of a rank and what it was doing when an incident named it, by number and rank."""
-        self._phases: dict[tuple[int, int], SuspectPhase | None] = {}
-        """The phase in which the memory of a rank began to rise, once it is known for good."""
+        self._phases: dict[tuple[int, int], tuple[SuspectPhase | None, bool]] = {}
+        """The phase in which the memory of a rank began to rise, and whether it is settled."""
 
     def lifetime(self, policy: Policy) -> Lifetime:
         return Lifetime(
@@ -84,11 +84,10 @@ class MemoryDetector:
 
     def _phase(self, tick: Tick, number: int, rise: MemoryRise) -> SuspectPhase | None:
         key, phases = (number, rise.rank), tick.phases
-        if key in self._phases:
-            return self._phases[key]
-        phase = phases.during(rise.rank, *rise.onset)
-        if phases.is_settled(rise.rank, rise.onset[1]):
-            self._phases[key] = phase
+        phase, settled = self._phases.get(key, (None, False))
+        if not settled:  # an inner phase may be reported later
+            phase = phases.during(rise.rank, *rise.onset) or phase
+            self._phases[key] = phase, phases.is_settled(rise.rank, rise.onset[1])
         return phase
 
 

@@ -19,15 +19,11 @@ from frd.model import AlignedNs, Int64s, NodeRawNs, PhaseSpan, RankPhases, Suspe
 
 MAX_ENDED: Final = 16
 """Phases of a rank that have ended, the last."""
-PUBLISHED_NS: Final = 3_000_000_000
-"""A phase is known to the service within this time of its beginning: the tap waits half a second,
-whether it lasts, and the agent up to a second. In half of it, some come late; with twice as much,
-the evidence of a finding about memory may be refined for longer."""
-
-
-_SHOWN_NS: Final = 10_000_000_000
-"""A suspect that goes on from phase to phase changes the evidence at most this often. With half of
-it, a finding is updated more often than people read it; with twice as much, its phase is old."""
+SETTLED_NS: Final = 5_000_000_000
+"""A phase is known to the service this long after its beginning: the tap waits half a second,
+whether it lasts, the agent up to a second for its next round, and a busy rank or node takes longer.
+A suspect that goes from phase to phase changes the evidence at most this often. In half of it, some
+phases come too late for the onset of memory; with twice as much, evidence shows an old phase."""
 
 
 @dataclass(slots=True)
@@ -97,16 +93,16 @@ class PhasesAt:
             return None
         found = self._deepest(rank, known, known.open)
         since = known.changed_at
-        if found != known.current and (since is None or self._now - since >= _SHOWN_NS):
+        if found != known.current and (since is None or self._now - since >= SETTLED_NS):
             known.current, known.changed_at = found, self._now
         return known.current
 
     def during(self, rank: int, begin: int, end: int) -> SuspectPhase | None:
         """The innermost phase that is certain to have lasted from begin to end (aligned ns)."""
         known = self._phases.known(rank)
-        if known is None:
+        spans = () if known is None else (*known.open, *known.ended)
+        if known is None or not spans:
             return None
-        spans = (*known.open, *known.ended)
         reported = int(self._ranks.as_of[rank])  # what was open then went on until then
         times = [(span.since_ns, span.until_ns or max(reported, span.since_ns)) for span in spans]
         aligned = self._aligned(rank, np.array(times, np.int64))
@@ -116,7 +112,7 @@ class PhasesAt:
     def is_settled(self, rank: int, at: int) -> bool:
         """The phases of a rank at this time (aligned ns) are known for good."""
         reported = self._aligned(rank, np.array([self._ranks.as_of[rank]]))
-        return self._phases.known(rank) is None or int(reported[0]) >= at + PUBLISHED_NS
+        return int(reported[0]) >= at + SETTLED_NS
 
     def _deepest(self, rank: int, known: _Known, spans: Iterable[PhaseSpan]) -> SuspectPhase | None:
         span = max(spans, key=lambda one: (len(one.path), one.since_ns), default=None)

@@ -17,7 +17,9 @@ from frd.model import (
     GroupInfo,
     NodeNs,
     NodeRawNs,
+    PhaseSpan,
     RankInfo,
+    RankPhases,
     RankState,
     RankStatus,
     Signature,
@@ -100,6 +102,14 @@ def exited(signal: int = 0, status: int | None = None) -> Statuses:
 def in_stage(since_ns: int, as_of_ns: int) -> Statuses:
     stage = Stage("new_group", NodeRawNs(since_ns), NodeRawNs(as_of_ns))
     return Statuses((RankStatus(0, RankState.LIVE, NodeNs(NOW), stage=stage),))
+
+
+def in_phases(rank: int, *spans: PhaseSpan) -> Statuses:
+    return Statuses((), (RankPhases(rank, spans),))
+
+
+def span(since_ns: int = NOW, until_ns: int = 0, path: tuple[str, ...] = ("eval",)) -> PhaseSpan:
+    return PhaseSpan(path, NodeRawNs(since_ns), NodeRawNs(until_ns))
 
 
 def attempt(index: int, job: str = "job") -> Declare:
@@ -210,6 +220,15 @@ def test_hello_without_identity(name: str) -> None:
         (in_stage(NOW, NOW - 1), "statuses.stage", "disagree"),
         (in_stage(-1, NOW), "statuses.stage.since_ns", "range"),
         (in_stage(1, YEAR_2200_NS), "statuses.stage.as_of_ns", "range"),
+        (in_phases(7), "phases.rank_index", "unknown_index"),
+        (in_phases(0, *[span()] * 33), "phases.spans", "too_large"),
+        (in_phases(0, span(path=())), "phases.spans.path", "missing"),
+        (in_phases(0, span(path=("x",) * 17)), "phases.spans.path", "too_large"),
+        (in_phases(0, span(path=("x" * 257,))), "phases.spans.path", "too_large"),
+        (in_phases(0, span(since_ns=0)), "phases.spans", "disagree"),
+        (in_phases(0, span(until_ns=NOW - 1)), "phases.spans", "disagree"),
+        (in_phases(0, span(since_ns=-1)), "phases.spans.since_ns", "range"),
+        (in_phases(0, span(until_ns=YEAR_2200_NS)), "phases.spans.until_ns", "range"),
         (ResponsePart(1, 9, Part.DUMP, b"", True), "response.rank_index", "unknown_index"),
         (ResponsePart(1, 0, Part.DUMP, bytes(PART_BYTES + 1), True), "response.data", "too_large"),
         (attempt(1), "declare.attempts.index", "redefined"),
@@ -260,6 +279,32 @@ def test_members_that_are_no_runs(runs: bytes, reason: str) -> None:
     message = pb.AgentMessage()
     message.declare.groups.add(index=2, attempt_index=0, name="g", ranks=runs)
     assert refusal(declared(), message.SerializeToString()) == ("declare.groups.ranks", reason)
+
+
+def test_phases_round_trip() -> None:
+    """One that has ended, one that goes on inside another; with statuses in the same message, and
+    alone. Names need not be text."""
+    spans = span(until_ns=NOW), span(path=("epoch 3", "e\udc80val"))
+    (status,) = state_of(0).statuses
+    for statuses in ((status,), ()):
+        sent = Statuses(statuses, (RankPhases(0, spans), RankPhases(1, ())))
+        found = declared().decode(encode_agent(sent))
+        assert isinstance(found, Statuses)
+        assert found.statuses == statuses
+        first, second = found.phases
+        assert (first.rank, first.spans[0]) == (0, spans[0])
+        assert first.spans[1] == span(path=("epoch 3", "e\\udc80val"))
+        assert second == RankPhases(1, ())
+
+
+def test_an_older_service_gets_what_it_knows() -> None:
+    """A service that has no field for phases reads the statuses of the message."""
+    (status,) = state_of(0).statuses
+    sent = pb.AgentMessage.FromString(
+        encode_agent(Statuses((status,), (RankPhases(0, (span(),)),)))
+    )
+    sent.statuses.ClearField("phases")
+    assert declared().decode(sent.SerializeToString()) == Statuses((status,))
 
 
 def test_a_large_group_is_small_on_the_wire() -> None:
