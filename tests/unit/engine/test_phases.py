@@ -270,7 +270,7 @@ def test_the_table_is_bounded(attempt: Attempt) -> None:
     known = attempt.tables.phases.known(0)
     assert known is not None
     assert [one.until_ns for one in known.ended] == [
-        at(second + 1) for second in range(1_000 - MAX_ENDED, 1_000)
+        NodeRawNs(at(second + 1)) for second in range(1_000 - MAX_ENDED, 1_000)
     ]
 
 

@@ -349,7 +349,7 @@ def test_the_file_changes_with_the_phases_only(run_dir: Path, clock: Clock) -> N
 def test_the_real_thread_of_a_tap(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tap's own thread, in a process with process groups: the agent reads a phase that lasts,
     and at the end of the program, that it has ended."""
-    monkeypatch.setitem(sys.modules, tap._C10D, fake_rank(World()))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, tap._C10D, fake_rank(World()))
     monkeypatch.setitem(sys.modules, "_frd_tap", tap)
     stop = threading.Event()
     thread = threading.Thread(target=tap._run, args=(stop, None))
