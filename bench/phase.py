@@ -1,7 +1,7 @@
 """What `frd_agent.phase` costs a rank, in processor time.
 
 Each figure is the least of several rounds in one process, because other work on the machine only
-adds to it. The tap publishes to a folder of its own, for a stand-in of torch's process groups.
+adds to it. The tap publishes to a temporary folder, for a stand-in of torch's process groups.
 """
 
 from __future__ import annotations

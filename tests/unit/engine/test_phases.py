@@ -153,7 +153,7 @@ def test_a_killed_rank_was_in_a_phase() -> None:
 
 
 def test_a_straggler_says_its_phase() -> None:
-    """Rank 3 is late again and again while it is in a phase of its own."""
+    """Rank 3 is late again and again while it is in a phase."""
     late = slower(even(8), [3], 0.2)
     race = raced(8, [[list(range(8))]], late, seconds=10)
     say(race.attempt, 3, span("train / slow augment", int(race.now)))

@@ -1,0 +1,76 @@
+"""Phases on a stream: whose they are, and how a reconnect repeats them."""
+
+from __future__ import annotations
+
+from frd.engine.state.phases import PhasesAt
+from frd.model import AlignedNs, NodeNs, NodeRawNs, PhaseSpan, RankInfo, RankPhases, SuspectPhase
+from frd.service.ingest.session import Session
+from frd.wire.encode import encode_agent
+from frd.wire.messages import AgentEvent, AttemptDecl, Declare, Hello, RankDecl, Statuses
+from tests.world.sessions import KEY, NOW, S, Service
+
+RAW_NOW = 77 * S
+
+
+def phases(index: int, *spans: PhaseSpan) -> Statuses:
+    return Statuses((), (RankPhases(index, spans),))
+
+
+def agent(service: Service, name: str = "s") -> Session:
+    """A stream of protocol 2 of an agent that hosts ranks 0 and 3, and whose raw clock shows
+    `RAW_NOW`."""
+    session = service.session()
+    infos = [RankInfo(rank, 4, "n", "boot", 10 + rank) for rank in (0, 3)]
+    send(service, session, Hello(2, "0", "n", "boot", name, NodeNs(NOW), NodeRawNs(RAW_NOW)))
+    declare = Declare(
+        attempts=(AttemptDecl(0, KEY, 4),),
+        ranks=tuple(RankDecl(index, 0, info) for index, info in enumerate(infos)),
+    )
+    send(service, session, declare)
+    return session
+
+
+def send(service: Service, session: Session, event: AgentEvent) -> None:
+    session.receive(encode_agent(event), AlignedNs(service.now))
+
+
+def current(service: Service, rank: int) -> SuspectPhase | None:
+    attempt = service.engine.known(KEY)
+    assert attempt is not None
+    now = AlignedNs(service.now)
+    return PhasesAt(attempt.tables.phases, attempt.tables.ranks, now).current(rank)
+
+
+def test_a_phase_is_of_a_rank_and_in_aligned_time() -> None:
+    """Stream index 1 is rank 3; eval began seven seconds ago by its node's raw clock."""
+    service = Service()
+    send(
+        service,
+        agent(service),
+        phases(1, PhaseSpan(("epoch", "eval"), NodeRawNs(RAW_NOW - 7 * S))),
+    )
+    assert current(service, 3) == SuspectPhase(("epoch", "eval"), AlignedNs(NOW - 7 * S))
+    assert current(service, 0) is None
+
+
+def test_a_new_stream_repeats_them() -> None:
+    """The agent reconnects and sends all again, and later that the phase has ended."""
+    service = Service()
+    span = PhaseSpan(("eval",), NodeRawNs(RAW_NOW - 7 * S))
+    send(service, agent(service), phases(1, span))
+    again = agent(service)
+    send(service, again, phases(1, span))
+    assert current(service, 3) is not None
+    attempt = service.engine.known(KEY)
+    assert attempt is not None
+    send(service, again, phases(1, PhaseSpan(("eval",), span.since_ns, NodeRawNs(RAW_NOW))))
+    known = attempt.tables.phases.known(3)
+    assert known is not None
+    assert (known.open, len(known.ended)) == ((), 1)
+
+
+def test_an_agent_of_wall_times_has_no_phases() -> None:
+    """Agents of protocol 1 know none: what such a stream says of phases changes nothing."""
+    service = Service()
+    service.stream().send(phases(1, PhaseSpan(("eval",), NodeRawNs(NOW))))
+    assert current(service, 3) is None
