@@ -35,7 +35,7 @@ def a_rise(
         onset=(EPOCH + round(at_s * S), EPOCH + round((at_s + took_s) * S)),
         end_ns=EPOCH + round(end_s * S),
         bytes=2 * GIB,
-        bytes_per_s=2e9,
+        took_s=1.0,
         peak_bytes=23 * GIB,
         fell_back=False,
         alarming=False,

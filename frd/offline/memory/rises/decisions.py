@@ -212,7 +212,7 @@ class _Judge:
         return wait
 
     def _clear_at(self, one: RankRise) -> int:
-        """When it was known whether an excursion is a rise; what is small for long is none."""
+        """When it was known whether an excursion is a rise; what stays small is not one."""
         doubt = max(REVEALED_NS, _DOUBT_GAPS * self._samples[one.rank].gap)
         clear = min(one.ready, one.end)
         return clear if one.established <= one.seen + doubt else min(clear, one.seen + doubt)
@@ -291,7 +291,7 @@ class _Judge:
 
 
 def _follows(one: Decision, before: Decision) -> bool:
-    """One may be a consequence of the other, or is a late part of it."""
+    """One may be a consequence of the other, or a late part of it."""
     if before.outcome is Outcome.TOGETHER:
         return one.lo <= max(rise.hi for rise in before.rises)
     if before.outcome not in (Outcome.FIRST, Outcome.BEGAN_BEFORE) or before.ranks & one.ranks:

@@ -33,9 +33,9 @@ _WINDOW: Final = 100
 _FEW: Final = 5
 """With fewer samples a level is unknown: the series may have been rising before."""
 _TRUST: Final = ((40, 0.0), (20, 2.5), (10, 8.0), (_FEW, 16.0))
-"""A rise is trusted at once if its level was known from so many samples and it is so many times as
-large as the usual range. With half of these samples the valley of a training step is a level; with
-twice as many, a rise in the middle of a record of 30 samples is never trusted at once."""
+"""A rise is trusted immediately if its level was known from so many samples and it is so many times
+as large as the usual range. With half of these samples the valley of a training step is a level;
+with twice as many, a rise in the middle of a record of 30 samples is trusted too late."""
 _CERTAIN: Final = ((200, 0.0), (40, 2.5), (20, 8.0))
 """The same for a rise that is certain not to be a usual movement."""
 _CLEAR: Final = 8
@@ -217,7 +217,7 @@ class _Walk:
     def _follow(self, one: Excursion, known_at: int) -> tuple[int, Excursion | None]:
         """Follow an excursion, which is known since `known_at`, to its end.
 
-        Returns the place from which to go on, and the excursion that follows at once.
+        Returns the place from which to go on, and the excursion that follows immediately.
         """
         values, end = self._values, len(self._values)
         patience, below, above, top = self._patience(one.first), 0, 0, one.high

@@ -19,13 +19,13 @@ class RiseSuspect:
 
 @dataclass(frozen=True, slots=True)
 class Rise:
-    """A rise of one rank, or of ranks that cannot be told apart. Sizes are bytes."""
+    """A rise of one rank, or of ranks between which nothing decides. Sizes are bytes."""
 
     job: str
     ranks: tuple[int, ...]
     """All ranks whose memory rose then."""
     suspects: tuple[RiseSuspect, ...]
-    """Ranks that may each have been first; empty if all rose together, or if it is too early."""
+    """Ranks that may each have been first; empty if all rose together, or nothing decides."""
     series: SeriesKind
     """The series that shows the onset of the first rank."""
     device: str

@@ -52,7 +52,7 @@ def find_rises(recorded: Recorded, watched: Watched, min_rise: int, warmup_ns: i
 
     Args:
         recorded: the samples of all jobs.
-        min_rise: bytes; smaller rises are none.
+        min_rise: bytes; what is smaller is not a rise.
         warmup_ns: so much from the beginning is not looked at.
     """
     since = min(lane.first_ns for lane in watched.lanes) + warmup_ns
@@ -162,7 +162,7 @@ class _Report:
         return tuple(RiseSuspect(rise.rank, confidence) for rise in one.rises)
 
     def _confidence(self, one: Decision) -> Confidence:
-        """High is a promise: this rank rose first, and no other can have, or did so at once."""
+        """High is a promise: this rank rose first, and no other can have risen as early."""
         if one.follows or len(one.rises) > _MOST_MEDIUM:
             return Confidence.LOW
         is_open = one.doubtful or one.silent or self._watched.missing or one.others_follow
