@@ -1,0 +1,126 @@
+"""The spans of one rank, and which of them were innermost in an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from frd.model import Int64s
+from frd.offline.phases.answer import Certainty, PhaseAnswer
+from frd.offline.phases.innermost import innermost
+from frd.offline.phases.spans import EVENTS, TRACES, PhaseSpan
+
+MAX_CANDIDATES: Final = 16
+_NONE = PhaseAnswer(Certainty.NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class RankSpans:
+    """Those of one source; parallel columns."""
+
+    spans: Sequence[PhaseSpan]
+    """By begin; of spans that begin together the outer ones first."""
+    begin: Int64s
+    stop: Int64s
+    thread: Sequence[int]
+    is_main: Sequence[bool]
+    source: str
+
+    @classmethod
+    def of(cls, spans: Iterable[PhaseSpan], source: str) -> RankSpans:
+        """`spans` of a thread that begin together: the outer ones first."""
+        some = sorted((one for one in spans if one.source == source), key=lambda one: one.begin_ns)
+        threads: dict[object, int] = {}
+        return cls(
+            some,
+            np.array([one.begin_ns for one in some], np.int64),
+            np.array([one.stop_ns for one in some], np.int64),
+            [threads.setdefault(one.thread, len(threads)) for one in some],
+            [one.thread.is_main for one in some],
+            source,
+        )
+
+    def at(self, begin_ns: int, end_ns: int, scope_id: str, thread_id: int | None) -> PhaseAnswer:
+        rows = np.flatnonzero((self.begin <= end_ns) & (self.stop > begin_ns))
+        if not len(rows):
+            return _NONE
+        found = rows.tolist()
+        if scope_id:
+            named = [at for at in found if self.spans[at].scope_id == scope_id]
+            if named:
+                return self._sure(Certainty.EXACT, [self.spans[named[-1]]])
+        if thread_id is not None:
+            own = [at for at in found if self.spans[at].thread.thread_id == thread_id]
+            if own:
+                return self._of(own, begin_ns, end_ns, Certainty.SAME_THREAD)
+        return self._of(found, begin_ns, end_ns, Certainty.UNIQUE)
+
+    def _of(self, rows: list[int], begin_ns: int, end_ns: int, sure: Certainty) -> PhaseAnswer:
+        """The answer from spans that touch the interval."""
+        by_thread: dict[int, list[int]] = {}
+        for row in rows:
+            by_thread.setdefault(self.thread[row], []).append(row)
+        inner = [
+            self.spans[row]
+            for of_thread in by_thread.values()
+            for row in self._innermost(of_thread, begin_ns, end_ns)
+        ]
+        if not inner:
+            return _NONE
+        inner.sort(key=lambda span: (span.begin_ns, len(span.path)), reverse=True)
+        paths = list(dict.fromkeys(span.path for span in inner))
+        if self._has_gap(rows, begin_ns, end_ns):
+            paths.append(())
+        if len(paths) == 1:
+            return self._sure(sure, inner)
+        return PhaseAnswer(
+            Certainty.AMBIGUOUS,
+            candidates=tuple(paths[:MAX_CANDIDATES]),
+            more=len(paths[MAX_CANDIDATES:]),
+            source=self.source,
+        )
+
+    def _sure(self, certainty: Certainty, spans: Sequence[PhaseSpan]) -> PhaseAnswer:
+        """`spans` have one path."""
+        return PhaseAnswer(
+            certainty,
+            spans[0].path,
+            source=self.source,
+            since_ns=min(span.begin_ns for span in spans),
+            is_open=any(span.is_open for span in spans),
+        )
+
+    def _innermost(self, rows: Sequence[int], begin_ns: int, end_ns: int) -> list[int]:
+        """Those of the spans of one thread that are the innermost one at a time of the interval."""
+        count = len(rows)
+        pieces = innermost(self.begin[rows], self.stop[rows], [0] * count, [False] * count)
+        if not len(pieces.cuts):
+            return []
+        until = np.append(pieces.cuts[1:], pieces.cuts[-1])
+        inside = (pieces.cuts <= end_ns) & (until > begin_ns) & (pieces.span >= 0)
+        return [rows[at] for at in np.unique(pieces.span[inside]).tolist()]
+
+    def _has_gap(self, rows: Sequence[int], begin_ns: int, end_ns: int) -> bool:
+        """At some time of the interval there was no span."""
+        begin, stop = self.begin[rows], np.maximum.accumulate(self.stop[rows])
+        return bool(begin[0] > begin_ns or stop[-1] <= end_ns or (begin[1:] > stop[:-1]).any())
+
+
+@dataclass(frozen=True, slots=True)
+class RankPhases:
+    """Those of one rank of a job, from both sources."""
+
+    events: RankSpans
+    traces: RankSpans
+
+    @classmethod
+    def of(cls, spans: Sequence[PhaseSpan]) -> RankPhases:
+        return cls(RankSpans.of(spans, EVENTS), RankSpans.of(spans, TRACES))
+
+    @property
+    def main(self) -> RankSpans:
+        """Phase events have beginnings before the phase ends, so they are better."""
+        return self.events if self.events.spans else self.traces
