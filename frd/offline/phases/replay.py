@@ -22,9 +22,9 @@ from frd.offline.phases.spans import EVENTS, LAST_NS, PhaseSpan, PhaseThread, Pr
 _SEARCHED: Final = 256
 """Running scopes that are compared with an end: a damaged recording must not take forever."""
 
-_UNUSABLE: Final = "phase events without a name or a possible time: left out"
-_NO_BEGIN: Final = "ends of phases match no beginning: left out"
-_NO_END: Final = "phases have no end, but an outer phase ended: they end with it"
+_UNUSABLE: Final = "phase events without a name or a possible time, left out"
+_NO_BEGIN: Final = "ends of phases that match no beginning, left out"
+_NO_END: Final = "phases without an end, ended with the phase around them"
 
 _order = attrgetter("at_ns", "sequence")
 
@@ -43,7 +43,7 @@ class Faults:
     def warnings(self) -> Iterator[str]:
         for (what, job), count in sorted(self._counts.items()):
             of = f"{job}: " if job else ""
-            yield f"{of}{count:,} {what} (rank {fold_ranks(self._ranks[what, job])})"
+            yield f"{of}{what}: {count:,} (rank {fold_ranks(self._ranks[what, job])})"
 
 
 def replayed(

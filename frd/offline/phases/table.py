@@ -97,7 +97,7 @@ def build_phases(
     spans, warnings = replayed(marks, last_ns)
     kept = [*longest(spans)]
     if len(kept) < len(spans):
-        warnings.append(f"{len(spans) - len(kept):,} short phases are too many: left out")
+        warnings.append(f"the shortest phases, too many, left out: {len(spans) - len(kept):,}")
     if io is not None:
         more, notes = trace_spans(io, all_processes(last_ns, kept))
         kept += more

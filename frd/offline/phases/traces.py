@@ -1,8 +1,8 @@
 """Spans of the program's own annotations in traces of I/O: epoch, train, forward, fetch.
 
 Calls of libraries (POSIX, STDIO, MPI) are no phases: they are too short for a sample to be in one,
-and they would end and begin within every interval. Calls in child processes are none either: a
-loader's worker is in no phase of its rank. A trace has a span only after the span has ended. So a
+and they would end and begin within every interval. Child processes are left out, too: what a
+loader's worker does is no phase of its rank. A trace has a span only after the span has ended. So a
 phase that was running when a trace ended is not in it; paths then lack their outer part.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from frd.dftracer.block import Texts
 from frd.dftracer.kinds import Kind
+from frd.forms import fold_ranks
 from frd.model import Int64s
 from frd.offline.io.analysis import IoAnalysis, RankIo
 from frd.offline.io.spans import Spans, spans_by_rank
@@ -37,9 +38,7 @@ def trace_spans(io: IoAnalysis, processes: Iterable[Process]) -> tuple[list[Phas
     jobs, warnings = _Jobs(processes), list[str]()
     ranks = [_main(one) for one in io.ranks if one.rank is not None]
     if unknown := len(io.ranks) - len(ranks):
-        warnings.append(
-            f"traces of {unknown:,} processes without a rank: their phases are left out"
-        )
+        warnings.append(f"traced processes without a rank, phases left out: {unknown:,}")
     rows, homeless = _Rows(), set[int]()
     for number, spans in spans_by_rank(io, ranks):
         rank = ranks[number].rank or 0
@@ -47,13 +46,14 @@ def trace_spans(io: IoAnalysis, processes: Iterable[Process]) -> tuple[list[Phas
             homeless.add(rank)
         else:
             rows.add(job, rank, spans, io.offsets_ns.get(rank, 0))
+    found = list(rows.nested())
     if homeless:
         warnings.append(
-            f"traces of {len(homeless):,} ranks may be of several jobs: their phases are left out"
+            f"traces that may be of several jobs, phases left out: rank {fold_ranks(homeless)}"
         )
     if rows.left_out:
-        warnings.append(f"{rows.left_out:,} short spans of traces are too many: left out")
-    return list(rows.nested()), warnings
+        warnings.append(f"the shortest spans of traces, too many, left out: {rows.left_out:,}")
+    return found, warnings
 
 
 def _main(one: RankIo) -> RankIo:
