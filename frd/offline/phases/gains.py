@@ -153,7 +153,7 @@ class _Cut:
         numbers: dict[tuple[str, ...], int] = {(): 0}
         of_span = [numbers.setdefault(span.path, len(numbers)) for span in some.spans]
         path = np.array([*of_span, 0], np.int64)[pieces.span]  # -1 finds the last
-        spans = np.bincount(of_span, minlength=len(numbers)).tolist()
+        spans = np.bincount(of_span).tolist()  # there is a span of each path but the empty one
         return cls(pieces, np.append(0, path), list(numbers), spans, some.source)
 
     def sums(self, series: Sequence[PhaseSeries]) -> dict[tuple[str, ...], _Gained]:

@@ -68,10 +68,10 @@ def innermost(
 
 
 def _changes(begin: Int64s, stop: Int64s) -> tuple[list[int], list[int], list[int]]:
-    """Times at which a span begins (1) or ends (0), and which; ends first, then outer spans."""
+    """Times at which a span begins (1) or ends (0), and which; the outer spans first."""
     lasting = np.flatnonzero(stop > begin)
     which = np.concatenate((lasting, lasting))
     is_begin = np.repeat((0, 1), len(lasting))
     times = np.concatenate((stop[lasting], begin[lasting]))
-    order = np.lexsort((which, is_begin, times))
+    order = np.lexsort((which, times))
     return times[order].tolist(), is_begin[order].tolist(), which[order].tolist()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -64,7 +67,15 @@ def test_an_end_or_a_beginning_of_all_phases_is_ambiguous() -> None:
     answer = at(made(*TRAINING), 45, 55)
     assert answer.candidates == (("epoch",), ())
     assert answer.text == "in phase epoch, or outside of them"
+    assert at(made(*TRAINING), 45, 50) == answer
     assert at(made(*TRAINING), -5, 5).candidates == (("epoch",), ())
+
+
+def test_one_step_after_another_is_one_phase() -> None:
+    """The interval has the end of a step and the begin of the next: the phase since the first."""
+    answer = at(made(scope(0, 5, "step"), scope(5, 9, "step")), 4, 6)
+    assert (answer.certainty, answer.path) == (Certainty.UNIQUE, ("step",))
+    assert answer.since_ns == T0
 
 
 def test_two_threads_are_ambiguous_unless_a_sample_names_one() -> None:
@@ -78,6 +89,12 @@ def test_two_threads_are_ambiguous_unless_a_sample_names_one() -> None:
     exact = at(table, 18, 22, scope_id="e")
     assert (exact.certainty, exact.path) == (Certainty.EXACT, ("epoch", "eval"))
     assert at(table, 45, scope_id="e").path == ("epoch",)
+
+
+def test_of_scopes_with_one_id_the_most_recent_is_meant() -> None:
+    """An id is used again after its scope has ended."""
+    table = made(scope(0, 5, "a", scope_id="x"), scope(5, 9, "b", scope_id="x"))
+    assert at(table, 4, 6, scope_id="x").path == ("b",)
 
 
 def test_two_threads_in_the_same_phase_are_unique() -> None:
@@ -271,3 +288,29 @@ def test_gains_sum_to_the_last_value_minus_the_first(
     assert round(sum(row.seconds for row in found) * 1e9) == lasted
     by_path = {row.path: row for row in found}
     assert len(by_path) == len(found)
+
+
+@given(rows, samples)
+def test_growth_counts_in_the_phase_whose_sample_shows_it(
+    some: list[tuple[int, int, int, str, bool]], values: dict[int, int]
+) -> None:
+    """Spans of the main thread (1) and others: a naive reader goes from sample to sample."""
+    table = made(
+        *[
+            scope(begin, begin + length + 1, name, thread=thread, scope_id=str(number))
+            for number, (begin, length, thread, name, _) in enumerate(some)
+        ]
+    )
+    expected: Counter[tuple[str, ...]] = Counter()
+    known = [(at, value) for at, value in sorted(values.items()) if value >= 0]
+    for (_, before), (time, value) in pairwise(known):
+        running = [
+            (span.thread.is_main, span.begin_ns, number, span.path)
+            for number, span in enumerate(table.of_rank("job", 0))
+            if span.begin_ns <= T0 + time < span.end_ns
+        ]
+        expected[max(running)[-1] if running else ()] += value - before
+    found = gained(table.gains([series(dict(sorted(values.items())))]))
+    assert {path: some for path, some in found.items() if some} == {
+        path: some for path, some in expected.items() if some
+    }

@@ -134,6 +134,12 @@ def test_spans_that_overlap_are_not_nested(tmp_path: Path) -> None:
     assert [span.path for span in table(io).spans] == [("a",), ("b",), ("b", "c")]
 
 
+def test_of_spans_that_begin_together_the_longer_is_outside(tmp_path: Path) -> None:
+    """And of spans that also end together the one that was written last."""
+    io = traced(tmp_path, [ai("c", 0, 5), ai("b", 0, 10), ai("a", 0, 10)])
+    assert [span.path for span in table(io).spans] == [("a",), ("a", "b"), ("a", "b", "c")]
+
+
 def test_of_several_jobs_the_one_with_the_pid_has_the_trace(tmp_path: Path) -> None:
     """Two jobs with the same rank: the pid decides, and if it cannot, the trace is left out."""
     io = traced(tmp_path)
