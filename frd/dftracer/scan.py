@@ -184,16 +184,16 @@ def _integers(source: _Source, begin: Int64s, end: Int64s) -> tuple[Int64s, Bool
     """Numbers of up to 16 digits, and which ones are such."""
     length = end - begin
     ok = (length > 0) & (length <= 16)
-    low, good = _digits(source.word(end - 8), np.clip(length, 0, 8))
+    low, good = digits(source.word(end - 8), np.clip(length, 0, 8))
     ok &= good
     if (length > 8).any():
-        high, good = _digits(source.word(end - 16), np.clip(length - 8, 0, 8))
+        high, good = digits(source.word(end - 16), np.clip(length - 8, 0, 8))
         ok &= good
         low = low + high * np.uint64(100_000_000)
     return low.astype(np.int64), ok
 
 
-def _digits(word: UInt64s, length: Int64s) -> tuple[UInt64s, Bools]:
+def digits(word: UInt64s, length: Int64s | int) -> tuple[UInt64s, Bools]:
     """The number that the last `length` bytes of each word spell, by pairs, fours and eights."""
     x = (word ^ np.uint64(0x3030303030303030)) & _LAST[length]
     above = (x + np.uint64(0x7676767676767676)) | x

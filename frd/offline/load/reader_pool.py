@@ -95,12 +95,12 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=_environment(),
+            env=environment(),
         )
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         self._input, self._output = self._popen.stdin, self._popen.stdout
-        _widen(self._output.fileno())
+        widen(self._output.fileno())
 
     def read(self, rank: int, path: Path) -> Reading | None:
         """None when the process has died."""
@@ -120,13 +120,13 @@ class _Process:
         self._popen.wait()
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """A reader finds modules where the caller does, and numpy in it uses one thread."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
-def _widen(descriptor: int) -> None:
+def widen(descriptor: int) -> None:
     """A larger pipe means fewer switches between processes; optional."""
     with suppress(AttributeError, OSError):
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

@@ -7,7 +7,7 @@ collects its findings. All answers are frozen values.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -22,12 +22,12 @@ from frd.engine.policy import Policy
 from frd.errors import TelemetryError
 from frd.forms import finding_json, span_text, utc_text
 from frd.model import AlignedNs, AttemptKey, Finding, FindingState
-from frd.offline.memory.event_files import EventFile
 from frd.offline.memory.feed import Feed, Lane, lanes_of, process_text
+from frd.offline.memory.reading import Progress, read_recording
 from frd.offline.memory.rises.rise import Rise
 from frd.offline.memory.rises.rises import MIN_RISE_BYTES, Watched, find_rises
-from frd.offline.memory.samples import Recorded, Samples
-from frd.offline.memory.telemetry import ALLOCATED, KNOWN_VERSIONS, RESERVED, USED, block_of
+from frd.offline.memory.samples import Recorded
+from frd.offline.memory.telemetry import ALLOCATED, KNOWN_VERSIONS, RESERVED, USED
 from frd.offline.phases.answer import Certainty, PhaseAnswer
 
 CLOCK_UNCERTAINTY_S: Final = 1.0
@@ -37,9 +37,6 @@ _WARMUP_SHARE: Final = 0.25
 """Of a short record so much, at most, is taken for the job's start, in which memory may rise."""
 _MOST_LISTED: Final = 8
 """Entries that a warning lists."""
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes that are read, and the bytes of all files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,28 +151,13 @@ def load_memory(
     """
     files = [Path(path) for path in paths]
     warnings: list[str] = []
-    recorded = _read(files, warnings, progress or (lambda done, total: None))
+    recorded = read_recording(files, warnings, progress or (lambda done, total: None))
     if not len(recorded.stream):
         what = files[0] if files else "no files"
         because = f" ({warnings[0]})" if warnings else ""
         raise TelemetryError(f"{what}: no memory sample in it{because}: name telemetry files")
     unnamed = files[0].absolute().parent.name or "job"
     return analyze_memory(recorded, warnings, clock_uncertainty_s, unnamed=unnamed)
-
-
-def _read(files: Sequence[Path], warnings: list[str], progress: Progress) -> Recorded:
-    sizes = [path.stat().st_size if path.is_file() else 0 for path in files]
-    samples, before, total = Samples(), 0, sum(sizes)
-    for path, size in zip(files, sizes, strict=True):
-        file = EventFile(path, lambda at, before=before: progress(before + at, total))  # type: ignore[misc]
-        try:
-            for events in file.events():
-                samples.add(block_of(events, samples.identities))
-        except TelemetryError as error:
-            warnings.append(str(error))
-        warnings += file.warnings
-        before += size
-    return samples.recorded()
 
 
 # -- analysis ----------------------------------------------------------------------------------

@@ -1,32 +1,36 @@
-"""Files of telemetry events, a chunk at a time: JSON lines or one JSON list, gzipped or not.
+"""Files of telemetry events, a piece at a time: JSON lines or one JSON list, gzipped or not.
 
-A file is never read as a whole, so its size costs no memory. Each chunk is decoded in one call;
-only a chunk with an error is split, and the error is a warning with its line number (in a list:
-event number). A list is cut where an event seems to end. If the cut is inside a string or a nested
-value, the part before it is not valid JSON; so a part that decodes was cut correctly. If no part
-decodes, brackets are counted.
+A file is never read as a whole, so its size costs no memory. A list is cut where an event seems to
+end. If the cut is inside a string or a nested value, the part before it is not valid JSON; so a
+part that decodes was cut correctly. If no part decodes, brackets are counted.
+
+A plain file of lines may also be read in pieces, by several readers: a piece has the lines that
+begin in it.
 """
 
 from __future__ import annotations
 
-import gzip
 import io
 import re
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from frd.errors import TelemetryError
-from frd.offline.memory.telemetry import Event
+from frd.dftracer.inflate import Inflater
+from frd.offline.memory import event_lines
+from frd.offline.memory.event_lines import BAD, EventReader, Refusals
+from frd.offline.memory.telemetry import Block, Identity, Origin
+from frd.offline.phases.marks import PhaseMark
 
-MAX_WARNINGS_A_FILE: Final = 8
-MAX_EVENT_BYTES: Final = 1 << 20
-_CHUNK_BYTES: Final = 1 << 18
-"""A few hundred events: their objects stay in the cache."""
+_CHUNK_BYTES: Final = 1 << 19
+"""Some thousand events: their columns stay in the cache."""
+_HEAD_BYTES: Final = 64
+_PACKED_BYTES: Final = 1 << 18
 _GZIP: Final = b"\x1f\x8b"
 _MARK: Final = b"\xef\xbb\xbf"
 _BETWEEN: Final = re.compile(rb"\s*,\s*\{")
@@ -34,132 +38,213 @@ _BETWEEN_EVENTS: Final = b", \t\r\n"
 _TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["{}\[\]]', re.DOTALL)
 _CUTS: Final = 4
 """How many places where an event seems to end are tried; nested lists have such places too."""
-_BAD: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
-Progress = Callable[[int], None]
-"""Progress callback: position in the file, in bytes."""
+
+class Piece(NamedTuple):
+    """Some bytes of a file; the lines that begin in them."""
+
+    file: int
+    """Number of the file."""
+    path: Path
+    begin: int
+    end: int | None
+    """None: to the end of the file, however long it is by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What was read since the part before."""
+
+    block: Block
+    """Its identities and origins are numbers of all that the parts of the piece had."""
+    identities: list[Identity]
+    origins: list[Origin]
+    marks: list[PhaseMark]
+    refusals: Refusals
+    """Numbers begin with 1 in the piece."""
+    unit: str
+    """What they count: ``line`` or ``event``."""
+    count: int
+    """How many of these there were."""
+    damage: list[str]
+    """Why the rest of the file cannot be read."""
+    at: int
+    """Position in the file."""
+
+
+def pieces_of(number: int, path: Path, piece_bytes: int) -> list[Piece]:
+    """Pieces of about that size; one of a file that cannot be divided."""
+    whole = [Piece(number, path, 0, None)]
+    if not path.is_file():
+        return whole  # a pipe, which can be read once; or its reader says what is wrong
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+            size = file.seek(0, io.SEEK_END)
+    except OSError:
+        return whole
+    text = head.removeprefix(_MARK).lstrip()
+    if size <= piece_bytes or text.startswith((b"[", _GZIP)) or not text:
+        return whole
+    ends = range(piece_bytes, size - piece_bytes // 2, piece_bytes)
+    return [Piece(number, path, begin, end) for begin, end in pairwise([0, *ends, None])]
 
 
 class EventFile:
-    """The events of one file, which can be read once."""
+    """The events of one piece, which can be read once."""
 
-    def __init__(self, path: Path, progress: Progress = lambda at: None) -> None:
-        self.path = path
-        self.warnings: list[str] = []
-        self._progress = progress
-        self._bad = 0
-        self._one = msgspec.json.Decoder(Event)
-        self._list = msgspec.json.Decoder(list[Event])
+    def __init__(self, piece: Piece) -> None:
+        self._piece = piece
+        self._reader = EventReader()
+        self._damage: list[str] = []
+        self._at = piece.begin
+        self._unit = "line"
+        self._identities = self._origins = 0
+        """How many were given to the caller."""
 
-    def events(self) -> Iterator[list[Event]]:
-        """In the order of the file.
-
-        Raises:
-            TelemetryError: it cannot be opened. What happens later is a warning.
-        """
+    def parts(self) -> Iterator[Part]:
+        """In the order of the file."""
         with ExitStack() as stack:
             try:
-                raw = stack.enter_context(self.path.open("rb"))
+                raw = stack.enter_context(self._piece.path.open("rb"))
             except OSError as error:
-                raise TelemetryError(
-                    f"{self.path}: {error.strerror}: name files of telemetry events"
-                ) from None
-            chunks = self._chunks(raw, stack)
-            first = next(chunks, b"").removeprefix(_MARK)
-            if first.lstrip().startswith(b"["):
-                yield from self._of_list(first.lstrip()[1:], chunks)
-            else:
-                yield from self._of_lines(first, chunks)
-        if (more := self._bad - MAX_WARNINGS_A_FILE) > 0:
-            self.warnings.append(f"{self.path}: {more} more that cannot be read: left out, too")
+                self._damage.append(f"{error.strerror}: name files of telemetry events")
+                yield self._part(self._reader.each(()), 0)
+                return
+            chunks = self._chunks(raw)
+            first = next(chunks, b"")
+            if not self._piece.begin:
+                first = first.removeprefix(_MARK)
+                if (items := first.lstrip()).startswith(b"["):
+                    self._unit = "event"
+                    yield from self._of_list(chain([items[1:]], chunks))
+                    return
+            yield from self._of_lines(chain([first], chunks))
 
-    def _chunks(self, raw: io.BufferedReader, stack: ExitStack) -> Iterator[bytes]:
+    def _part(self, block: Block, count: int) -> Part:
+        reader, sources = self._reader, self._reader.sources
+        part = Part(
+            block=block,
+            identities=sources.identities[self._identities :],
+            origins=sources.origins[self._origins :],
+            marks=reader.marks,
+            refusals=reader.refusals,
+            unit=self._unit,
+            count=count,
+            damage=self._damage,
+            at=self._at,
+        )
+        self._identities, self._origins = len(sources.identities), len(sources.origins)
+        reader.marks, reader.refusals, self._damage = [], Refusals(), []
+        return part
+
+    # -- bytes -----------------------------------------------------------------------------------
+
+    def _chunks(self, raw: io.BufferedReader) -> Iterator[bytes]:
         try:
-            source: io.BufferedIOBase = raw
-            if raw.peek(len(_GZIP)).startswith(_GZIP):
-                source = stack.enter_context(gzip.GzipFile(fileobj=raw))
-            while chunk := source.read(_CHUNK_BYTES):
-                if raw.seekable():
-                    self._progress(raw.tell())
-                yield chunk
-        except (OSError, EOFError, zlib.error) as error:
-            self.warnings.append(f"{self.path}: {error}: what is before that is used")
+            if raw.peek(len(_GZIP)).startswith(_GZIP) and not self._piece.begin:
+                yield from self._inflated(raw)
+            elif self._piece.begin or self._piece.end is not None:
+                yield from self._whole_lines(raw)
+            else:
+                while chunk := raw.read(_CHUNK_BYTES):
+                    self._at += len(chunk)
+                    yield chunk
+        except OSError as error:
+            self._damage.append(f"{error}: what is before that is used")
 
-    def _refuse(self, what: str, why: object) -> None:
-        self._bad += 1
-        if self._bad <= MAX_WARNINGS_A_FILE:
-            self.warnings.append(f"{self.path}: {what}: {why}: left out")
+    def _inflated(self, raw: io.BufferedReader) -> Iterator[bytes]:
+        inflater = Inflater()
+        while packed := raw.read(_PACKED_BYTES):
+            self._at += len(packed)
+            yield from inflater.feed(packed)
+        yield inflater.rest()
+        if inflater.damaged or inflater.is_cut:
+            why = inflater.damaged or "the end of the packed data is missing"
+            self._damage.append(f"{why}: what is before that is used")
+
+    def _whole_lines(self, raw: io.BufferedReader) -> Iterator[bytes]:
+        """The lines that begin in the piece."""
+        at, end = self._piece.begin, self._piece.end
+        if at:
+            at = raw.seek(at - 1)
+            while not (line := raw.readline(_CHUNK_BYTES)).endswith(b"\n"):
+                if not line:
+                    return
+            at = raw.tell()
+        while end is None or at < end:
+            chunk = raw.read(_CHUNK_BYTES if end is None else min(_CHUNK_BYTES, end - at))
+            if not chunk:
+                return
+            at = self._at = at + len(chunk)
+            if at == end:
+                while not chunk.endswith(b"\n") and (more := raw.readline(_CHUNK_BYTES)):
+                    yield chunk
+                    chunk = more
+            yield chunk
 
     # -- JSON lines ------------------------------------------------------------------------------
 
-    def _of_lines(self, rest: bytes, chunks: Iterator[bytes]) -> Iterator[list[Event]]:
-        line, is_too_long = 1, False
+    def _of_lines(self, chunks: Iterator[bytes]) -> Iterator[Part]:
+        rest, line, is_too_long, most = b"", 1, False, event_lines.MAX_EVENT_BYTES
         for chunk in chunks:
-            rest += chunk
-            end = rest.rfind(b"\n") + 1
+            begin, end = 0, chunk.rfind(b"\n") + 1
             if end and is_too_long:
-                line, is_too_long, begin = line + 1, False, rest.find(b"\n") + 1
-                rest, end = rest[begin:], end - begin
-            if end:
-                yield self._lines(memoryview(rest)[:end], line)
-                line += rest.count(b"\n", 0, end)
-                rest = rest[end:]
-            if len(rest) > MAX_EVENT_BYTES or is_too_long:
+                line, is_too_long, begin = line + 1, False, chunk.find(b"\n") + 1
+            if end > begin:
+                text = b"".join((rest, memoryview(chunk)[begin:end]))
+                block, count = self._reader.lines(text, line)
+                line += count
+                yield self._part(block, line - 1)
+                rest = chunk[end:]
+            else:
+                rest += chunk[begin:]
+            if len(rest) > most or is_too_long:
                 if not is_too_long:
-                    self._refuse(f"line {line}", f"longer than {MAX_EVENT_BYTES} bytes")
+                    self._reader.refusals.add(line, f"longer than {most} bytes")
                 rest, is_too_long = b"", True
         if rest:
-            yield self._lines(rest, line)
-
-    def _lines(self, text: bytes | memoryview, line: int) -> list[Event]:
-        try:
-            return self._one.decode_lines(text)
-        except _BAD:
-            lines = enumerate(bytes(text).split(b"\n"), line)
-            return self._each((f"line {at}", one) for at, one in lines if one.strip())
-
-    def _each(self, texts: Iterator[tuple[str, bytes]]) -> list[Event]:
-        events = []
-        for what, text in texts:
-            try:
-                events.append(self._one.decode(text))
-            except _BAD as error:
-                self._refuse(what, error)
-        return events
+            block, count = self._reader.lines(rest, line)
+            line += count
+            yield self._part(block, line - 1)
+        else:
+            yield self._part(self._reader.each(()), line - 1 + is_too_long)
 
     # -- a JSON list -----------------------------------------------------------------------------
 
-    def _of_list(self, rest: bytes, chunks: Iterator[bytes]) -> Iterator[list[Event]]:
-        count = 0
+    def _of_list(self, chunks: Iterator[bytes]) -> Iterator[Part]:
+        rest, count, most = b"", 0, event_lines.MAX_EVENT_BYTES
         for chunk in chunks:
             rest += chunk
-            events, complete, end = self._whole(rest, _cuts(rest), count)
-            yield events
+            block, complete, end = self._whole(rest, _cuts(rest), count)
             count += complete
+            yield self._part(block, count)
             rest = rest[end:].lstrip(_BETWEEN_EVENTS)
-            if len(rest) > MAX_EVENT_BYTES:
-                why = f"no end within {MAX_EVENT_BYTES} bytes: it and all after it"
-                self._refuse(f"event {count + 1}", why)
+            if len(rest) > most:
+                why = f"no end within {most} bytes: it and all after it"
+                self._reader.refusals.add(count + 1, why)
+                yield self._part(self._reader.each(()), count)
                 return
-        if rest := rest.rstrip().removesuffix(b"]").rstrip():
-            events, complete, end = self._whole(rest, [len(rest)], count)
-            yield events
-            if rest[end:].strip(_BETWEEN_EVENTS):
-                self._refuse(f"event {count + complete + 1}", "not whole")
+        rest = rest.rstrip().removesuffix(b"]").rstrip()
+        block, complete, end = self._whole(rest, [len(rest)] if rest else [], count)
+        count += complete
+        if rest[end:].strip(_BETWEEN_EVENTS):
+            self._reader.refusals.add(count + 1, "not whole")
+        yield self._part(block, count)
 
-    def _whole(self, text: bytes, cuts: list[int], count: int) -> tuple[list[Event], int, int]:
+    def _whole(self, text: bytes, cuts: list[int], count: int) -> tuple[Block, int, int]:
         """The events in a part of the list, how many there are with bad ones, where they end."""
         for cut in cuts:
             try:
-                events = self._list.decode(b"[%b]" % text[:cut])
+                block, complete = self._reader.items(text[:cut], count + 1)
             except msgspec.ValidationError:
                 break  # some event is not of the form
-            except _BAD:
+            except BAD:
                 continue
-            return events, len(events), cut
+            return block, complete, cut
         spans = list(_objects(text)) if cuts else []
-        named = ((f"event {at}", text[a:b]) for at, (a, b) in enumerate(spans, count + 1))
-        return self._each(named), len(spans), spans[-1][1] if spans else 0
+        texts = ((number, text[a:b]) for number, (a, b) in enumerate(spans, count + 1))
+        return self._reader.each(texts), len(spans), spans[-1][1] if spans else 0
 
 
 def _cuts(text: bytes) -> list[int]:

@@ -1,19 +1,22 @@
 """Samples of many files as columns, in bounded memory and in any order.
 
 A file may hold one rank, all ranks together, or one rank after another, so rows are kept until all
-files are read, and then sorted. Memory is bounded: if there are more than two million rows, the
-samples of each stream in one bin of time become one row, with the highest value and the times of
-the first and the last sample. The result stays correct: an onset that is found in such rows is an
-interval that contains the true one. Bins only double, so the order of files changes nothing.
+files are read, and then sorted. Memory is bounded: if there are more than four million rows (512
+ranks at 10 Hz for 13 minutes), the samples of each stream in one bin of time become one row, with
+the highest value and the times of the first and the last sample. The result stays correct: an onset
+that is found in such rows is an interval that contains the true one. Bins only double, so the order
+of files changes nothing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from frd.engine.memory.inbox import limits
 from frd.model import Bools, Int32s, Int64s
@@ -23,18 +26,20 @@ from frd.offline.memory.telemetry import (
     NONE,
     TOTAL,
     Block,
-    Identities,
     Identity,
+    Origin,
+    Sources,
 )
 from frd.offline.phases.marks import PhaseMark
 
-MAX_ROWS: Final = 1 << 21
-"""About 100 MB, and three times that while they are sorted."""
+MAX_ROWS: Final = 1 << 22
+"""168 MB, and twice that while they are joined or sorted."""
 _LAST_NS: Final = 1 << 62
 _FIRST_BIN_NS: Final = 1_000_000
 _SETTLE_ROWS: Final = 1 << 15
 MAX_OOMS: Final = 4_096
-
+MAX_MARKS: Final = 500_000
+"""About 150 MB."""
 
 _REFUSED, _OTHER, _OOM = -1, -2, -3
 """What happens to events that are not samples."""
@@ -72,7 +77,7 @@ class Recorded:
     stream: Int32s
     begin_ns: Int64s
     end_ns: Int64s
-    """Later than `begin_ns` only of thinned samples."""
+    """Later than `begin_ns` only of thinned samples; else the same array."""
     values: Int64s
     """(n, 3): allocated, reserved and used bytes; -1 for none."""
     bin_ns: int
@@ -87,7 +92,15 @@ class Recorded:
     later_versions: list[int]
     """Versions of the form that this reader does not know."""
     marks: list[PhaseMark]
-    """Beginnings and ends of phases, in the order of the files."""
+    """Beginnings and ends of phases, in the order of the files; `MAX_MARKS` at most."""
+    origin: Int32s
+    """By row, an index into `origins`, -1 for none; of the first sample of a thinned row."""
+    origins: list[Origin]
+
+    def origin_of(self, row: int) -> Origin | None:
+        """The thread and the phase that a sample names, if it does."""
+        number = int(self.origin[row])
+        return self.origins[number] if number >= 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +108,9 @@ class _Rows:
     stream: Int32s
     begin_ns: Int64s
     end_ns: Int64s
+    """The same array as `begin_ns` if no row is thinned."""
     values: Int64s
+    origin: Int32s
 
     def bins(self, width_ns: int) -> Int64s:
         """The first row of each bin; rows must be sorted."""
@@ -112,21 +127,33 @@ class _Rows:
             self.begin_ns[first],
             np.maximum.reduceat(self.end_ns, first),
             np.maximum.reduceat(self.values, first, axis=0),
+            self.origin[first],
         )
 
 
 def _sorted(parts: list[_Rows]) -> _Rows:
-    if not parts:
-        none = np.empty(0, np.int64)
-        return _Rows(np.empty(0, np.int32), none, none, np.empty((0, TOTAL), np.int64))
-    columns = ([getattr(part, name) for part in parts] for name in _Rows.__slots__)
-    stream, begin, end, values = map(np.concatenate, columns)
+    """All rows; `parts` is emptied, so that they are not in memory twice."""
+    is_thinned = any(part.end_ns is not part.begin_ns for part in parts)
+    columns: dict[str, npt.NDArray[Any]] = {
+        "stream": np.empty(0, np.int32),
+        "begin_ns": np.empty(0, np.int64),
+        "values": np.empty((0, TOTAL), np.int64),
+        "origin": np.empty(0, np.int32),
+    }
+    if is_thinned:
+        columns["end_ns"] = columns["begin_ns"]
+    by_name = {name: [getattr(part, name) for part in parts] for name in columns}
+    parts.clear()
+    for name, none in columns.items():
+        columns[name] = np.concatenate([none, *by_name.pop(name)])
+    stream, begin = columns["stream"], columns["begin_ns"]
     falls = np.diff(stream) < 0
     falls |= (np.diff(stream) == 0) & (np.diff(begin) < 0)
-    if not falls.any():  # a file a rank, as is usual
-        return _Rows(stream, begin, end, values)
-    order = np.lexsort((begin, stream))
-    return _Rows(stream[order], begin[order], end[order], values[order])
+    if falls.any():  # not a file a rank, as is usual
+        order = np.lexsort((begin, stream)).astype(np.int32)
+        for name in columns:
+            columns[name] = columns[name][order]
+    return _Rows(**columns, **({} if is_thinned else {"end_ns": columns["begin_ns"]}))
 
 
 def _stream_of(identity: Identity) -> Stream:
@@ -145,7 +172,7 @@ class Samples:
     """Collects blocks and returns the combined result."""
 
     def __init__(self) -> None:
-        self.identities = Identities()
+        self.sources = Sources()
         self._streams: dict[Stream, int] = {}
         self._fate = np.empty(0, np.int32)
         """By identity: its stream, or `_REFUSED`, `_OTHER`, `_OOM`."""
@@ -161,13 +188,20 @@ class Samples:
         self._others: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._later: set[int] = set()
+        self._marks: list[PhaseMark] = []
 
     def add(self, block: Block) -> None:
-        """A block whose identities are those of `identities`."""
+        """A block whose identities and origins are those of `sources`."""
         self._waiting.append(block)
         self._waiting_rows += len(block)
         if self._waiting_rows >= _SETTLE_ROWS:
             self._settle()
+
+    def mark(self, marks: Sequence[PhaseMark]) -> None:
+        room = MAX_MARKS - len(self._marks)
+        self._marks += marks[:room]
+        if more := len(marks[room:]):
+            self._refused[f"phase events beyond {MAX_MARKS:,}"] += more
 
     def recorded(self) -> Recorded:
         """All that was added; adds nothing more after it."""
@@ -186,14 +220,16 @@ class Samples:
             others=self._others,
             refused=self._refused,
             later_versions=sorted(self._later),
-            marks=[],
+            marks=self._marks,
+            origin=rows.origin,
+            origins=self.sources.origins,
         )
 
     # -- identities ------------------------------------------------------------------------------
 
     def _learn(self) -> None:
         """Decide what happens to the events of new identities."""
-        known = self.identities.by_number
+        known = self.sources.identities
         fates = [self._fate_of(at, known[at]) for at in range(len(self._fate), len(known))]
         self._fate = np.concatenate((self._fate, np.array(fates, np.int32)))
         more = len(self._streams) - len(self._capacity)
@@ -223,9 +259,9 @@ class Samples:
         if not self._waiting:
             return
         self._learn()
-        identity, at_ns, counters = (
+        identity, at_ns, counters, origin = (
             np.concatenate([getattr(block, name) for block in self._waiting])
-            for name in ("identity", "at_ns", "counters")
+            for name in Block.__slots__
         )
         self._waiting, self._waiting_rows = [], 0
         fate = np.append(self._fate, np.int32(_REFUSED))[identity]  # -1 finds the last
@@ -234,7 +270,10 @@ class Samples:
         timed = (at_ns > 0) & (at_ns < _LAST_NS)
         self._count("no time", (fate >= 0) & ~timed)
         keep = (fate >= 0) & timed
-        stream, at_ns, counters = fate[keep], at_ns[keep], counters[keep]
+        stream = fate
+        if not keep.all():
+            stream, at_ns, counters = fate[keep], at_ns[keep], counters[keep]
+            origin = origin[keep]
         self._purge(counters)
         np.maximum.at(self._capacity, stream, np.maximum(counters[:, TOTAL], 0))
         values = np.maximum(counters[:, :TOTAL], -1)
@@ -242,7 +281,8 @@ class Samples:
         self._count("no counter", ~known)
         if not known.all():
             stream, at_ns, values = stream[known], at_ns[known], values[known]
-        self._parts.append(_Rows(stream, at_ns, at_ns, values))
+            origin = origin[known]
+        self._parts.append(_Rows(stream, at_ns, at_ns, values, origin))
         self._rows += len(stream)
         if self._rows > MAX_ROWS:
             self._parts = [self._compact(MAX_ROWS // 2)]
@@ -256,9 +296,9 @@ class Samples:
             if number in self._why:
                 self._refused[self._why[number]] += count
             else:
-                self._others[self.identities.by_number[number].event_type] += count
+                self._others[self.sources.identities[number].event_type] += count
         for row in np.flatnonzero(fate == _OOM)[: MAX_OOMS - len(self._ooms)].tolist():
-            of = self.identities.by_number[int(identity[row])]
+            of = self.sources.identities[int(identity[row])]
             self._ooms.append(Oom(_stream_of(of), int(at_ns[row]), of.event_type))
 
     def _purge(self, counters: Int64s) -> None:

@@ -2,9 +2,8 @@
 
 Bytes in, numbers out; files, lines and errors are handled by `frd.offline.memory.event_files`. Of
 an event's twenty fields those are decoded that say whose memory it is and how much, by a struct
-that leaves the rest unread: a million events a second and a core. Versions 2, 3 (which adds
-``session_id``) and 4 (any counter may be null) differ in nothing else. Later versions are read like
-version 4.
+that leaves the rest unread. Versions 2, 3 (which adds ``session_id``) and 4 (any counter may be
+null) differ in nothing else. Later versions are read like version 4.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ ABSURD: Final = 1 << 62
 MAX_RANKS: Final = 1 << 16
 MAX_IDENTITIES: Final = 65_536
 """Most distinct sources of events that are read; no training job has more."""
+MAX_ORIGINS: Final = 1 << 18
+"""Most distinct origins of samples that are kept; further samples have none."""
 
 ALLOCATED, RESERVED, USED, TOTAL = range(4)
 """Columns of `Block.counters`."""
@@ -84,15 +85,23 @@ class Identity(NamedTuple):
         return no_device or "cpu" in (self.collector or "")
 
 
-_identity = attrgetter(*Identity._fields)
-_numbers = attrgetter(
+class Origin(NamedTuple):
+    """What a sample says of the code that took it, where it does."""
+
+    thread_id: int | None
+    scope_id: str
+    """Of the phase; empty if only the thread is known."""
+
+
+identity_of = attrgetter(*Identity._fields)
+NUMBERS: Final = (
     "timestamp_ns",
     "allocator_allocated_bytes",
     "allocator_reserved_bytes",
     "device_used_bytes",
     "device_total_bytes",
 )
-_WIDTH: Final = 5
+_numbers = attrgetter(*NUMBERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,42 +109,84 @@ class Block:
     """Parallel columns, one row an event, in the order of the file."""
 
     identity: Int32s
-    """Index into `Identities.by_number`; -1 where there are too many of them."""
+    """Index into `Sources.identities`; -1 where there are too many of them."""
     at_ns: Int64s
     counters: Int64s
     """(n, 4), bytes; `NONE` if missing in the event."""
+    origin: Int32s
+    """Index into `Sources.origins`; -1 for none."""
 
     def __len__(self) -> int:
         return len(self.at_ns)
 
 
-class Identities(dict[tuple[object, ...], int]):
-    """Numbers for identities, in the order in which they show up."""
+class Sources:
+    """Numbers for identities and origins, in the order in which they show up."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.by_number: list[Identity] = []
+        self.identities: list[Identity] = []
+        self.origins: list[Origin] = []
+        self._identities: dict[tuple[object, ...], int] = {}
+        self._origins: dict[Origin, int] = {}
 
-    def __missing__(self, key: tuple[object, ...]) -> int:
-        if len(self.by_number) >= MAX_IDENTITIES:
+    def identity(self, key: tuple[object, ...]) -> int:
+        """`key` has the fields of an `Identity`."""
+        number = self._identities.get(key)
+        if number is None:
+            if len(self.identities) >= MAX_IDENTITIES:
+                return -1
+            number = self._identities[key] = len(self.identities)
+            self.identities.append(Identity(*map(_storable, key)))  # type: ignore[arg-type]
+        return number
+
+    def origin(self, origin: Origin | None) -> int:
+        if origin is None:
             return -1
-        self.by_number.append(Identity(*key))  # type: ignore[arg-type]
-        number = self[key] = len(self.by_number) - 1
+        number = self._origins.get(origin)
+        if number is None:
+            if len(self.origins) >= MAX_ORIGINS:
+                return -1
+            number = self._origins[origin] = len(self.origins)
+            self.origins.append(origin)
         return number
 
 
-def block_of(events: Sequence[Event], identities: Identities) -> Block:
-    """The columns of some events; new identities are added to `identities`."""
+def block_of(
+    events: Sequence[Event], sources: Sources, origins: Sequence[Origin | None] = ()
+) -> Block:
+    """The columns of some events; `origins` has one for each, or is empty."""
     count = len(events)
-    number = map(identities.__getitem__, map(_identity, events))
-    identity = np.fromiter(number, np.int32, count)
+    known = sources._identities.get
+    numbers = list(map(known, map(identity_of, events)))
+    if None in numbers:
+        numbers = list(map(sources.identity, map(identity_of, events)))
+    origin = [sources.origin(one) for one in origins] if origins else [-1] * count
+    table = numbers_of(events)
+    return Block(
+        np.array(numbers, np.int32),
+        table[:, 0].copy(),
+        table[:, 1:].copy(),
+        np.array(origin, np.int32),
+    )
+
+
+def numbers_of(events: Sequence[Event]) -> Int64s:
+    """(n, 5): the time and the counters."""
+    shape = len(events), len(NUMBERS)
     try:
-        flat = np.fromiter(chain.from_iterable(map(_numbers, events)), np.int64, count * _WIDTH)
+        flat = np.fromiter(
+            chain.from_iterable(map(_numbers, events)), np.int64, shape[0] * shape[1]
+        )
     except (TypeError, OverflowError):  # some are null, or beyond 64 bits
         numbers = map(_bounded, chain.from_iterable(map(_numbers, events)))
-        flat = np.fromiter(numbers, np.int64, count * _WIDTH)
-    table = flat.reshape(count, _WIDTH)
-    return Block(identity, table[:, 0].copy(), table[:, 1:].copy())
+        return np.fromiter(numbers, np.int64, shape[0] * shape[1]).reshape(shape)
+    flat[(flat >= ABSURD) | (flat <= -ABSURD)] = ABSURD
+    return flat.reshape(shape)
+
+
+def _storable(value: object) -> object:
+    """A number of any size, as one that other processes can be sent."""
+    return max(-ABSURD, min(value, ABSURD)) if isinstance(value, int) else value
 
 
 def _bounded(number: int | None) -> int:

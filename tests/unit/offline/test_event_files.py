@@ -8,23 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frd.errors import TelemetryError
-from frd.offline.memory import event_files, samples
-from frd.offline.memory.event_files import MAX_WARNINGS_A_FILE, EventFile
-from frd.offline.memory.samples import Recorded, Samples
-from frd.offline.memory.telemetry import RESERVED, USED, block_of
+from frd.offline.memory import event_files, event_lines, samples
+from frd.offline.memory.event_lines import MAX_BAD
+from frd.offline.memory.reading import read_recording
+from frd.offline.memory.samples import Recorded
+from frd.offline.memory.telemetry import RESERVED, USED
 from tests.world.memory import EPOCH, GIB
 from tests.world.telemetry_files import event, lines, write
 
 
 def read(*paths: Path) -> tuple[Recorded, list[str]]:
-    taken, warnings = Samples(), []
-    for path in paths:
-        file = EventFile(path)
-        for events in file.events():
-            taken.add(block_of(events, taken.identities))
-        warnings += file.warnings
-    return taken.recorded(), warnings
+    warnings: list[str] = []
+    return read_recording(paths, warnings), warnings
 
 
 def seconds(recorded: Recorded) -> list[float]:
@@ -125,7 +120,7 @@ def test_a_list_that_ends_in_the_middle(tmp_path: Path) -> None:
 def test_a_line_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A megabyte without a newline is no event; it is passed over without being held."""
     monkeypatch.setattr(event_files, "_CHUNK_BYTES", 1000)
-    monkeypatch.setattr(event_files, "MAX_EVENT_BYTES", 3000)
+    monkeypatch.setattr(event_lines, "MAX_EVENT_BYTES", 3000)
     text = lines(SOME[:1]) + b'"' + b"x" * 20_000 + b'"\n' + lines(SOME[1:]) + b"oops\n"
     recorded, warnings = read(write(tmp_path / "a.jsonl", text))
     assert len(recorded.stream) == 7
@@ -137,7 +132,7 @@ def test_of_many_bad_lines_a_few_are_listed(tmp_path: Path) -> None:
     """A log that is no telemetry at all gives a screen of warnings, not a book."""
     recorded, warnings = read(write(tmp_path / "a.log", b"INFO hello\n" * 5_000))
     assert not len(recorded.stream)
-    assert len(warnings) == MAX_WARNINGS_A_FILE + 1
+    assert len(warnings) == MAX_BAD + 1
     assert warnings[-1].endswith("4992 more that cannot be read: left out, too")
 
 
@@ -151,9 +146,13 @@ def test_a_packed_file_that_is_cut_short(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
-    """The error names it and says what to do."""
-    with pytest.raises(TelemetryError, match=r"absent: No such file.*: name files"):
-        read(tmp_path / "absent")
+    """The warning names it and says what to do; the others are read."""
+    good = write(tmp_path / "a.jsonl", SOME)
+    recorded, (warning,) = read(tmp_path / "absent", good)
+    assert (
+        warning == f"{tmp_path}/absent: No such file or directory: name files of telemetry events"
+    )
+    assert len(recorded.stream) == 7
 
 
 # -- what cannot be true ---------------------------------------------------------------------------

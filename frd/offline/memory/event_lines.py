@@ -1,0 +1,173 @@
+"""Events to columns: the lines of a file, or the items of its list, with what is wrong with them.
+
+Whole lines come in as bytes. Those that are regular are read by `frd.offline.memory.regular_lines`,
+the others are decoded by msgspec in one call; only if that fails, one by one, so that each error
+has its line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from frd.model import Int64s
+from frd.offline.memory.phase_events import PHASES, FullEvent, has_phases, mark_of, origin_of
+from frd.offline.memory.regular_lines import Decoded, Layouts, Rows
+from frd.offline.memory.telemetry import Block, Event, Sources, block_of, identity_of
+from frd.offline.phases.marks import PhaseMark
+
+MAX_EVENT_BYTES: Final = 1 << 20
+MAX_BAD: Final = 8
+"""Refusals of a file that are listed; the others are counted."""
+BAD: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_NEWLINE: Final = ord("\n")
+
+
+class Refusal(NamedTuple):
+    """An event that cannot be read."""
+
+    number: int
+    """Of the line, or of the event in a list."""
+    why: str
+
+
+@dataclass(slots=True)
+class Refusals:
+    first: list[Refusal] = field(default_factory=list)
+    more: int = 0
+
+    def add(self, number: int, why: object) -> None:
+        if len(self.first) < MAX_BAD:
+            self.first.append(Refusal(number, str(why)))
+        else:
+            self.more += 1
+
+
+class EventReader:
+    """Decodes events of one file; what it learns of its lines serves the next ones."""
+
+    def __init__(self) -> None:
+        self.sources = Sources()
+        self.marks: list[PhaseMark] = []
+        """Of the phase events that were read, to be taken by the caller."""
+        self.refusals = Refusals()
+        self._layouts = Layouts(self._one_line)
+        self._of = {full: _Decoders(of) for full, of in ((False, Event), (True, FullEvent))}
+
+    # -- lines -----------------------------------------------------------------------------------
+
+    def lines(self, text: bytes, number: int) -> tuple[Block, int]:
+        """The events in some whole lines, the first of which has that number; how many lines."""
+        raw = np.frombuffer(text, np.uint8)
+        newline = np.flatnonzero(raw == _NEWLINE)
+        begin = np.concatenate(([0], newline + 1))
+        end = np.append(newline, len(raw))
+        if text.endswith(b"\n"):
+            begin, end = begin[:-1], end[:-1]
+        rows = Rows.empty(len(begin))
+        self._layouts.read(raw, begin, end, rows)
+        if rows.done.all():
+            at, numbers = np.arange(len(begin)), rows.numbers
+        else:
+            self._decode(text, begin, end, rows, number)
+            at = np.flatnonzero(rows.done)
+            numbers = rows.numbers[at]
+        block = Block(
+            rows.identity[at], numbers[:, 0].copy(), numbers[:, 1:].copy(), rows.origin[at]
+        )
+        return block, len(begin)
+
+    def _decode(self, text: bytes, begin: Int64s, end: Int64s, rows: Rows, number: int) -> None:
+        """Read the lines that are not regular, too."""
+        left = np.flatnonzero(~rows.done)
+        spans = zip(left.tolist(), begin[left].tolist(), end[left].tolist(), strict=True)
+        texts = [(row, one) for row, a, b in spans if (one := text[a:b].strip())]
+        pairs = self._events([(row + number, one) for row, one in texts], b"\n")
+        pairs = self._without_phases(pairs)
+        if not pairs:
+            return
+        at = np.array([line - number for line, _ in pairs])
+        block = self._block([event for _, event in pairs])
+        rows.identity[at], rows.origin[at], rows.done[at] = block.identity, block.origin, True
+        rows.numbers[at, 0], rows.numbers[at, 1:] = block.at_ns, block.counters
+
+    def _one_line(self, line: bytes) -> Decoded | None:
+        try:
+            event = self._of[has_phases(line)].one.decode(line)
+        except BAD:
+            return None
+        origin = self.sources.origin(origin_of(event))
+        return Decoded(event, self.sources.identity(identity_of(event)), origin)
+
+    # -- items of a list -------------------------------------------------------------------------
+
+    def items(self, text: bytes, number: int) -> tuple[Block, int]:
+        """The events in some items of a list, and how many there are.
+
+        Raises:
+            msgspec.ValidationError: one of them is no event.
+            msgspec.DecodeError: it is not JSON.
+        """
+        events = self._of[has_phases(text)].all.decode(b"[%b]" % text)
+        pairs = self._without_phases(list(enumerate(events, number)))
+        return self._block([event for _, event in pairs]), len(events)
+
+    def each(self, texts: Iterable[tuple[int, bytes]]) -> Block:
+        """The events in some texts, each with its number."""
+        pairs = self._without_phases(self._one_by_one(texts))
+        return self._block([event for _, event in pairs])
+
+    # -- both ------------------------------------------------------------------------------------
+
+    def _events(self, texts: list[tuple[int, bytes]], between: bytes) -> list[tuple[int, Event]]:
+        together = between.join([text for _, text in texts])
+        if max(map(len, (text for _, text in texts)), default=0) <= MAX_EVENT_BYTES:
+            try:
+                events = self._of[has_phases(together)].one.decode_lines(together)
+            except BAD:
+                events = []
+            if len(events) == len(texts):  # else two are in one line, or one is in two
+                return [(number, event) for (number, _), event in zip(texts, events, strict=True)]
+        return self._one_by_one(texts)
+
+    def _one_by_one(self, texts: Iterable[tuple[int, bytes]]) -> list[tuple[int, Event]]:
+        events = []
+        for number, text in texts:
+            if len(text) > MAX_EVENT_BYTES:
+                self.refusals.add(number, f"longer than {MAX_EVENT_BYTES} bytes")
+                continue
+            try:
+                events.append((number, self._of[has_phases(text)].one.decode(text)))
+            except BAD as error:
+                self.refusals.add(number, error)
+        return events
+
+    def _without_phases(self, pairs: list[tuple[int, Event]]) -> list[tuple[int, Event]]:
+        """Phase events become marks, the others are returned."""
+        if all(event.event_type not in PHASES for _, event in pairs):
+            return pairs
+        others = []
+        for number, event in pairs:
+            if event.event_type not in PHASES:
+                others.append((number, event))
+                continue
+            try:
+                self.marks.append(mark_of(event))
+            except ValueError as error:
+                self.refusals.add(number, error)
+        return others
+
+    def _block(self, events: Sequence[Event]) -> Block:
+        is_full = any(isinstance(event, FullEvent) for event in events)
+        origins = [origin_of(event) for event in events] if is_full else ()
+        return block_of(events, self.sources, origins)
+
+
+class _Decoders:
+    def __init__(self, of: type[Event]) -> None:
+        self.one = msgspec.json.Decoder(of)
+        self.all = msgspec.json.Decoder(list[of])  # type: ignore[valid-type]

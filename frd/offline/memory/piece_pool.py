@@ -1,0 +1,172 @@
+"""Reads pieces of files in several processes, this one included.
+
+The other processes are our own (`frd.offline.memory.piece_process`), started as plain programs, as
+in `frd.offline.load.reader_pool`, and answer in a form that msgspec checks. Each has a thread here;
+one more thread reads in this process, so that work begins before another process is ready. Parts
+are returned in the order of the pieces, and a reader that is far ahead waits: memory is bounded.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import Full, Queue
+from types import TracebackType
+from typing import Final, Self
+
+from frd.errors import TelemetryError
+from frd.offline.load.reader_pool import environment, widen
+from frd.offline.memory.event_files import EventFile, Part, Piece
+from frd.offline.memory.piece_messages import read_parts, write_piece
+
+_AHEAD: Final = 2
+"""Pieces a reader that may be read, or wait, before their turn."""
+_MAX_PARTS: Final = 16
+"""Of one piece that may wait."""
+_LOOK_S: Final = 0.2
+"""How often a waiting reader looks whether the pool was closed."""
+
+Read = Callable[[Piece], Iterator[Part]]
+
+
+@dataclass(slots=True)
+class _Job:
+    """A piece, and what was read of it so far; None ends it."""
+
+    piece: Piece
+    parts: Queue[Part | Exception | None] = field(default_factory=lambda: Queue(maxsize=_MAX_PARTS))
+
+
+class PiecePool:
+    """Use it as a context; leaving it ends the processes."""
+
+    def __init__(self, readers: int) -> None:
+        self._readers = readers if sys.executable else 1
+        self._closed = threading.Event()
+        self._processes: list[_Process] = []
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closed.set()
+        for process in self._processes:
+            process.end()
+        for thread in self._threads:
+            thread.join()
+        for process in self._processes:
+            process.close()
+
+    def read(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Iterator[Part]]]:
+        """Each piece with its parts, in order; the parts must be taken before the next piece.
+
+        Raises:
+            TelemetryError: a process died; also while parts are taken.
+        """
+        if self._readers <= 1:
+            yield from ((piece, EventFile(piece).parts()) for piece in pieces)
+            return
+        jobs = [_Job(piece) for piece in pieces]
+        self._start(jobs)
+        for job in jobs:
+            yield job.piece, _taken(job)
+            self._room.release()
+
+    def _start(self, jobs: Sequence[_Job]) -> None:
+        self._next = iter(jobs)
+        self._lock = threading.Lock()
+        self._room = threading.Semaphore(_AHEAD * self._readers)
+        self._processes = [_Process() for _ in range(self._readers - 1)]
+        reads: list[Read] = [process.read for process in self._processes]
+        reads.append(lambda piece: EventFile(piece).parts())
+        self._threads = [
+            threading.Thread(target=self._work, args=(read,), name="frd-read", daemon=True)
+            for read in reads
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self, read: Read) -> None:
+        while (job := self._take()) is not None:
+            try:
+                for part in read(job.piece):
+                    self._put(job, part)
+                self._put(job, None)
+            except Exception as error:  # raised where the parts are taken
+                self._put(job, error)
+                return
+
+    def _take(self) -> _Job | None:
+        while not self._room.acquire(timeout=_LOOK_S):
+            if self._closed.is_set():
+                return None
+        with self._lock:
+            job = None if self._closed.is_set() else next(self._next, None)
+        if job is None:
+            self._room.release()  # for the next thread, which finds none either
+        return job
+
+    def _put(self, job: _Job, part: Part | Exception | None) -> None:
+        while not self._closed.is_set():
+            with suppress(Full):
+                job.parts.put(part, timeout=_LOOK_S)
+                return
+
+
+def _taken(job: _Job) -> Iterator[Part]:
+    while (part := job.parts.get()) is not None:
+        if isinstance(part, Exception):
+            raise part
+        yield part
+
+
+class _Process:
+    """One reader process."""
+
+    def __init__(self) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-P", "-m", "frd.offline.memory.piece_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment(),
+        )
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self._input, self._output = self._popen.stdin, self._popen.stdout
+        widen(self._output.fileno())
+
+    def read(self, piece: Piece) -> Iterator[Part]:
+        """
+        Raises:
+            TelemetryError: the process has died.
+        """
+        try:
+            write_piece(self._input, piece)
+            yield from read_parts(self._output)
+        except (OSError, EOFError):
+            status = self._popen.wait()
+            how = f"by signal {-status}" if status < 0 else f"with status {status}"
+            raise TelemetryError(
+                f"{piece.path}: the process that read it was ended {how}, perhaps for want of "
+                "memory: free some, or name fewer files"
+            ) from None
+
+    def end(self) -> None:
+        self._popen.terminate()
+        self._popen.wait()
+
+    def close(self) -> None:
+        with suppress(BrokenPipeError):
+            self._input.close()
+        self._output.close()

@@ -1,0 +1,128 @@
+"""Reads all files of a recording into one `Recorded`, with the warnings about them.
+
+Large recordings are read by several processes (`frd.offline.memory.piece_pool`), a piece each; the
+result does not depend on how many there are, because parts are taken in the order of the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from frd.model import Int32s
+from frd.offline.load.reader_pool import cores
+from frd.offline.memory.event_files import Part, Piece, pieces_of
+from frd.offline.memory.event_lines import MAX_BAD
+from frd.offline.memory.piece_pool import PiecePool
+from frd.offline.memory.samples import Recorded, Samples
+
+SMALL_BYTES: Final = 16 << 20
+"""Of fewer bytes in all, other processes would take longer to start than to read them."""
+_PIECE_BYTES: Final = 16 << 20
+MAX_READERS: Final = 8
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are read, and the bytes of all files."""
+
+
+def read_recording(
+    files: Sequence[Path],
+    warnings: list[str],
+    progress: Progress = lambda done, total: None,
+    readers: int | None = None,
+) -> Recorded:
+    """All events of some files; `warnings` gets what is wrong with them.
+
+    Args:
+        readers: how many processes read, this one included; by default one for each core, and only
+            this one for a small recording.
+
+    Raises:
+        TelemetryError: a reader process died.
+    """
+    sizes = [path.stat().st_size if path.is_file() else 0 for path in files]
+    total = sum(sizes)
+    if readers is None:
+        readers = 1 if total < SMALL_BYTES else min(cores(), MAX_READERS)
+    pieces: list[Piece] = []
+    for number, path in enumerate(files):
+        pieces += pieces_of(number, path, _PIECE_BYTES)
+    collected = _Collected(warnings)
+    before = [0, *accumulate(sizes)]
+    with PiecePool(min(readers, len(pieces))) as pool:
+        for piece, parts in pool.read(pieces):
+            collected.begin(piece)
+            for part in parts:
+                collected.add(part)
+                progress(before[piece.file] + part.at, total)
+    return collected.recorded()
+
+
+class _Collected:
+    """Parts of pieces, in the order of the files."""
+
+    def __init__(self, warnings: list[str]) -> None:
+        self._samples = Samples()
+        self._warnings = warnings
+        self._piece: Piece | None = None
+        self._identities = self._origins = np.empty(0, np.int32)
+        """By number in the piece: the number here."""
+        self._listed = self._more = 0
+        """Refusals of the file."""
+        self._before = self._count = 0
+        """Lines of the pieces before, and of this one."""
+
+    def begin(self, piece: Piece) -> None:
+        if self._piece is None or self._piece.file != piece.file:
+            self._end_file()
+            self._before = self._count = self._listed = self._more = 0
+        self._before, self._count = self._before + self._count, 0
+        self._piece = piece
+        self._identities = self._origins = np.full(1, -1, np.int32)
+
+    def _end_file(self) -> None:
+        if self._piece is not None and self._more:
+            more = f"{self._more} more that cannot be read: left out, too"
+            self._warnings.append(f"{self._piece.path}: {more}")
+
+    def add(self, part: Part) -> None:
+        assert self._piece is not None
+        sources = self._samples.sources
+        self._identities = _extended(self._identities, map(sources.identity, part.identities))
+        self._origins = _extended(self._origins, map(sources.origin, part.origins))
+        block = part.block
+        # The last place is for -1.
+        self._samples.add(
+            replace(
+                block,
+                identity=self._identities[block.identity],
+                origin=self._origins[block.origin],
+            )
+        )
+        self._samples.mark(part.marks)
+        self._warn(self._piece.path, part)
+        self._count = part.count
+
+    def _warn(self, path: Path, part: Part) -> None:
+        for number, why in part.refusals.first:
+            if self._listed < MAX_BAD:
+                at = f"{part.unit} {self._before + number}"
+                self._warnings.append(f"{path}: {at}: {why}: left out")
+                self._listed += 1
+            else:
+                self._more += 1
+        self._more += part.refusals.more
+        self._warnings += [f"{path}: {why}" for why in part.damage]
+
+    def recorded(self) -> Recorded:
+        self._end_file()
+        return self._samples.recorded()
+
+
+def _extended(numbers: Int32s, more: Iterator[int]) -> Int32s:
+    return np.concatenate((numbers[:-1], np.fromiter(more, np.int32), numbers[-1:]))
