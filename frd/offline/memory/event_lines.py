@@ -7,7 +7,7 @@ has its line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -86,8 +86,7 @@ class EventReader:
         left = np.flatnonzero(~rows.done)
         spans = zip(left.tolist(), begin[left].tolist(), end[left].tolist(), strict=True)
         texts = [(row, one) for row, a, b in spans if (one := text[a:b].strip())]
-        pairs = self._events([(row + number, one) for row, one in texts], b"\n")
-        pairs = self._without_phases(pairs)
+        pairs = self._together([(row + number, one) for row, one in texts])
         if not pairs:
             return
         at = np.array([line - number for line, _ in pairs])
@@ -113,7 +112,7 @@ class EventReader:
             msgspec.DecodeError: it is not JSON.
         """
         events = self._of[has_phases(text)].all.decode(b"[%b]" % text)
-        pairs = self._without_phases(list(enumerate(events, number)))
+        pairs = self._without_phases(enumerate(events, number))
         return self._block([event for _, event in pairs]), len(events)
 
     def each(self, texts: Iterable[tuple[int, bytes]]) -> Block:
@@ -123,37 +122,36 @@ class EventReader:
 
     # -- both ------------------------------------------------------------------------------------
 
-    def _events(self, texts: list[tuple[int, bytes]], between: bytes) -> list[tuple[int, Event]]:
-        together = between.join([text for _, text in texts])
-        if max(map(len, (text for _, text in texts)), default=0) <= MAX_EVENT_BYTES:
+    def _together(self, texts: Sequence[tuple[int, bytes]]) -> list[tuple[int, Event]]:
+        """The events in some lines, each with its number."""
+        if max((len(text) for _, text in texts), default=0) <= MAX_EVENT_BYTES:
+            together = b"\n".join([text for _, text in texts])
             try:
                 events = self._of[has_phases(together)].one.decode_lines(together)
             except BAD:
                 events = []
             if len(events) == len(texts):  # else two are in one line, or one is in two
-                return [(number, event) for (number, _), event in zip(texts, events, strict=True)]
-        return self._one_by_one(texts)
+                numbers = (number for number, _ in texts)
+                return self._without_phases(zip(numbers, events, strict=True))
+        return self._without_phases(self._one_by_one(texts))
 
-    def _one_by_one(self, texts: Iterable[tuple[int, bytes]]) -> list[tuple[int, Event]]:
-        events = []
+    def _one_by_one(self, texts: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Event]]:
         for number, text in texts:
             if len(text) > MAX_EVENT_BYTES:
                 self.refusals.add(number, f"longer than {MAX_EVENT_BYTES} bytes")
                 continue
             try:
-                events.append((number, self._of[has_phases(text)].one.decode(text)))
+                yield number, self._of[has_phases(text)].one.decode(text)
             except BAD as error:
                 self.refusals.add(number, error)
-        return events
 
-    def _without_phases(self, pairs: list[tuple[int, Event]]) -> list[tuple[int, Event]]:
+    def _without_phases(self, events: Iterable[tuple[int, Event]]) -> list[tuple[int, Event]]:
         """Phase events become marks, the others are returned."""
-        if all(event.event_type not in PHASES for _, event in pairs):
-            return pairs
         others = []
-        for number, event in pairs:
+        for pair in events:
+            number, event = pair
             if event.event_type not in PHASES:
-                others.append((number, event))
+                others.append(pair)
                 continue
             try:
                 self.marks.append(mark_of(event))
