@@ -32,7 +32,7 @@ _BEGIN_NS: Final = 1_800_000_000_000_000_000
 
 _ANALYZE: Final = """
 import resource, sys, time
-import frd, frd.offline.memory.analysis
+import frd, frd.offline.memory.analyze
 begin = time.perf_counter()
 found = frd.load_memory(sys.argv[1:])
 took = time.perf_counter() - begin

@@ -54,6 +54,8 @@ def load_memory(
     paths: Sequence[str | os.PathLike[str]],
     *,
     clock_uncertainty_s: float = 1.0,
+    min_rise_bytes: int = 1 << 26,
+    warmup_s: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> MemoryAnalysis:
     """Analyze files of memory telemetry: which rank's memory rose first, and the use of each rank.
@@ -62,11 +64,15 @@ def load_memory(
         paths: files of events of the "TelemetryEventV2" form, JSON lines or a JSON list, gzipped or
             not; in any order, with any ranks and jobs in each.
         clock_uncertainty_s: how far off the clock of each host may be, where there are several.
+        min_rise_bytes: what is smaller is not a rise.
+        warmup_s: rises within this long from a job's first sample do not count. By default all
+            rises are found, and those of the job's start alarm only if they go on.
         progress: called after every chunk with the bytes read and the total.
 
     Raises:
         TelemetryError: no file has a sample.
     """
-    from frd.offline.memory.analysis import load_memory as load  # noqa: PLC0415  see above
+    from frd.offline.memory import analyze  # noqa: PLC0415  see above
 
-    return load(paths, clock_uncertainty_s=clock_uncertainty_s, progress=progress)
+    options = analyze.MemoryOptions(clock_uncertainty_s, min_rise_bytes, warmup_s)
+    return analyze.load_memory(paths, options, progress)

@@ -18,6 +18,8 @@ from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank
 from frd.usage import plain
 
 MAX_RANKS = 8
+MAX_RISES = 8
+MAX_PHASES = 6
 MAX_JOBS = 4
 
 
@@ -43,11 +45,46 @@ def _facts(analysis: MemoryAnalysis, files: Sequence[Path]) -> Iterator[tuple[st
             yield "not known", Text(plain(what), style="yellow")
     if (more := len(analysis.jobs) - MAX_JOBS) > 0:
         yield "", Text(f"… {more} more jobs: --json has all of them", style="dim")
+    yield from _rises(analysis)
+    yield from _phases(analysis)
     yield "clocks", Text(plain(analysis.clock_source))
     yield from warning_facts(analysis.warnings, f"{files[0].absolute().parent}/")
     names = " ".join(shlex.quote(str(file)) for file in files[:2])
     names += " .." if len(files) > 2 else ""
     yield "look at", Text(plain(f"frd analyze --memory {names} --json"), style="cyan")
+
+
+def _rises(analysis: MemoryAnalysis) -> Iterator[tuple[str, Text]]:
+    """In the order of onset; the alarming ones are findings as well."""
+    several = len(analysis.jobs) > 1
+    for number, rise in enumerate(analysis.rises[:MAX_RISES]):
+        name = f"{rise.job}: " if several else ""
+        sure = f" ({rise.suspects[0].confidence.value} confidence)" if rise.suspects else ""
+        style = "red" if rise.alarming else ""
+        yield "rises" if number == 0 else "", Text(plain(f"{name}{rise.text}{sure}"), style=style)
+    if (more := len(analysis.rises) - MAX_RISES) > 0:
+        yield "", Text(f"… {more} more rises: --json has all of them", style="dim")
+
+
+def _phases(analysis: MemoryAnalysis) -> Iterator[tuple[str, Text]]:
+    """What most memory was gained in, of the kind of series that has the most."""
+    kinds = [gain.kind for gain in analysis.phase_gains]
+    shown = [gain for gain in analysis.phase_gains if gain.kind == kinds[0]] if kinds else []
+    several = len(analysis.jobs) > 1
+    for number, gain in enumerate(shown[:MAX_PHASES]):
+        name = f"{gain.job}: " if several else ""
+        path = " / ".join(gain.path) or "outside of phases"
+        sign = "+" if gain.bytes_gained >= 0 else ""
+        most = f", most on rank {gain.most_rank}" if gain.ranks > 1 else ""
+        gained = f"{sign}{size(gain.bytes_gained)} on {_count(gain.ranks, 'rank')}"
+        line = f"{name}{path}: {gained}{most}"
+        yield "phases" if number == 0 else "", Text(plain(line))
+    if (more := len(shown) - MAX_PHASES) > 0:
+        yield "", Text(f"… {more} more phases: --json has all of them", style="dim")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _samples(job: MemoryJob) -> str:

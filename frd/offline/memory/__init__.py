@@ -1,4 +1,5 @@
 """The verdict on recorded memory samples.
 
-Entry points: `analysis.load_memory` and `analysis.analyze_memory`.
+Entry points: `analyze.load_memory` and `analyze.analyze_memory`, which return an
+`analysis.MemoryAnalysis`.
 """

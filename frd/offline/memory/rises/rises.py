@@ -21,6 +21,7 @@ from frd.offline.memory.rises.rise import Rise, RiseSuspect
 from frd.offline.memory.rises.series import SeriesRise, by_rank, joined, rank_rises, samples_of
 from frd.offline.memory.rises.words import with_text
 from frd.offline.memory.samples import Recorded
+from frd.offline.memory.telemetry import Origin
 from frd.offline.phases.answer import PhaseAnswer
 
 MIN_RISE_BYTES: Final = 1 << 26
@@ -29,8 +30,8 @@ _MOST_MEDIUM: Final = 2
 
 _COMMON: Final = (Outcome.TOGETHER, Outcome.STARTING)
 
-PhaseAt = Callable[[int, int, int], PhaseAnswer]
-"""The phase of a rank over an interval: rank, begin, end (ns)."""
+PhaseAt = Callable[[int, tuple[int, int], Origin | None], PhaseAnswer]
+"""The phase of a rank over an interval of its host's clock (ns), in which a sample was taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ class _Report:
             lead_ns=max(following.lo - one.limit, 0) if following is not None else 0,
             unknown=() if one.outcome in _COMMON else tuple(sorted(unknown - one.ranks)),
             attribution=figures.attribution,
-            phase=self._watched.phase_at(first.rank, first.lo, first.hi),
+            phase=self._watched.phase_at(first.rank, figures.began, figures.origin),
             text="",
         )
         return with_text(rise, one.outcome, self._followed(one, earlier))

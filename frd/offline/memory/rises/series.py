@@ -15,7 +15,7 @@ from frd.offline.memory.feed import Lane, device_text, series_kinds
 from frd.offline.memory.rises.decisions import FOREVER, RankRise, RankSamples
 from frd.offline.memory.rises.excursions import Excursion, excursions, onset_of
 from frd.offline.memory.samples import Recorded
-from frd.offline.memory.telemetry import ALLOCATED, RESERVED
+from frd.offline.memory.telemetry import ALLOCATED, RESERVED, Origin
 
 _FEW_SAMPLES: Final = 2
 
@@ -28,6 +28,10 @@ class SeriesRise:
     kind: SeriesKind
     device: str
     """Empty for host memory."""
+    began: tuple[int, int]
+    """The interval of its onset on the clock of the host, whatever that clock's error."""
+    origin: Origin | None
+    """What the first sample beyond the usual level says of the code that took it."""
     high: int
     """The usual level before it."""
     peak: int
@@ -49,9 +53,9 @@ class _Series:
 
     lane: Lane
     kind: SeriesKind
-    begin_ns: Int64s
-    end_ns: Int64s
-    values: Int64s
+    recorded: Recorded
+    rows: Int64s
+    """Of `recorded`."""
     column: int
 
 
@@ -68,18 +72,14 @@ def rank_rises(
     found: list[_Found] = []
     for lane in lanes:
         is_later = not lane.source and lane.first_ns > lanes[0].first_ns
-        rows = lane.rows
-        begin, end = recorded.begin_ns[rows], recorded.end_ns[rows]
-        values = recorded.values[rows]
-        skip = int(begin.searchsorted(since_ns))
-        begin, end, values = begin[skip:], end[skip:], values[skip:]
-        if len(begin) < _FEW_SAMPLES:
+        rows = np.arange(lane.rows.start, lane.rows.stop)
+        rows = rows[int(recorded.begin_ns[lane.rows].searchsorted(since_ns)) :]
+        if len(rows) < _FEW_SAMPLES:
             continue
         of_lane: list[_Found] = []
-        known = np.any(values >= 0, axis=0)
+        known = np.any(recorded.values[rows] >= 0, axis=0)
         for kind, column in series_kinds(lane.stream, known):
-            series = _Series(lane, kind, begin, end, values, column)
-            more = _of_series(series, min_rise, reach_ns)
+            more = _of_series(_Series(lane, kind, recorded, rows, column), min_rise, reach_ns)
             if is_later:  # memory that another process fills from nothing
                 more = [one for one in more if not one.rise.from_start]
             of_lane += [one for one in more if not _overlaps(one, of_lane)]
@@ -109,22 +109,20 @@ def _overlaps(one: _Found, found: Sequence[_Found]) -> bool:
 
 
 def _of_series(series: _Series, min_rise: int, reach_ns: int) -> list[_Found]:
-    lane, begin, end = series.lane, series.begin_ns, series.end_ns
-    values, column = series.values, series.column
-    has = values[:, column] >= 0
-    if not has.all():
-        begin, end, values = begin[has], end[has], values[has]
-    counts = np.ascontiguousarray(values[:, column])
+    lane, recorded = series.lane, series.recorded
+    rows = series.rows[recorded.values[series.rows, series.column] >= 0]
+    begin, end, values = recorded.begin_ns[rows], recorded.end_ns[rows], recorded.values[rows]
+    counts = np.ascontiguousarray(values[:, series.column])
     device = "" if lane.stream.of_host else device_text(lane.stream)
     found = []
     for one in excursions(begin, counts, min_rise):
         is_rise = one.ready >= 0 or (one.established >= 0 and one.end < 0)
-        earliest = onset_of(one, begin, counts)
+        earliest = onset_of(one, begin, counts) if one.level_is_known else int(begin[0])
         last = max(one.end, one.back) if one.end >= 0 else len(begin) - 1
         rise = RankRise(
             rank=lane.stream.rank,
             place=0,
-            lo=(earliest if one.level_is_known else int(begin[0])) - reach_ns,
+            lo=earliest - reach_ns,
             hi=int(end[one.first]) + reach_ns,
             seen=int(begin[one.first]),
             established=int(begin[one.established]) if one.established >= 0 else FOREVER,
@@ -141,6 +139,8 @@ def _of_series(series: _Series, min_rise: int, reach_ns: int) -> list[_Found]:
             lane=lane,
             kind=series.kind,
             device=device,
+            began=(earliest, int(end[one.first])),
+            origin=recorded.origin_of(int(rows[one.first])),
             high=one.high,
             peak=one.peak,
             grown_ns=int(begin[one.grown]),

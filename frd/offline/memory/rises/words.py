@@ -25,7 +25,7 @@ def with_text(rise: Rise, outcome: Outcome, follows: int | None) -> Rise:
     parts.append(rise.phase.text)
     if rise.fell_back:
         parts.append("it fell back")
-    if rise.unknown and outcome is Outcome.FIRST:
+    if rise.unknown and outcome is Outcome.FIRST and follows is None:
         parts.append(f"{text.ranks(rise.unknown)}: may have risen as early, or earlier")
     return replace(rise, text="; ".join(filter(None, parts)))
 

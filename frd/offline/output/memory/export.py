@@ -70,6 +70,19 @@ _RISE: Final = {
     "phase": "json",
     "text": "str",
 }
+_GAIN: Final = {
+    "job": "str",
+    "series": "str",
+    "path": "str[]",
+    "source": "str",
+    "spans": "int",
+    "ranks": "int",
+    "bytes_gained": "int",
+    "most_bytes": "int",
+    "most_rank": "int",
+    "seconds": "float",
+    "shared": "bool",
+}
 _FINDING: Final = {"id": "str", "job": "str", "kind": "str", "summary": "str", "finding": "json"}
 
 
@@ -148,6 +161,7 @@ def _content(
                 [(job.job, rank) for job in analysis.jobs for rank in job.missing_ranks],
             ),
             _table("rises", _RISE, _rises(analysis, clocks)),
+            _table("phases", _GAIN, [[*one.to_json().values()] for one in analysis.phase_gains]),
             _table(
                 "findings",
                 _FINDING,
@@ -243,6 +257,7 @@ def _write_jsonl(content: Content, path: Path) -> None:
 
 _LINE_TYPES: Final = {
     "ranks": "rank",
+    "phases": "phase",
     "missing_ranks": "missing_rank",
     "rises": "rise",
     "findings": "finding",

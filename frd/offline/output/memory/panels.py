@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
 from frd.offline.output.memory.alignment import ranks_of
 from frd.offline.output.memory.samples import main_column
 from frd.offline.output.memory.thinning import extremes
+from frd.offline.phases.spans import PhaseSpan
 
 Floats = NDArray[np.float64]
 
@@ -36,17 +37,6 @@ _POINTS: Final = 2_000
 _BUCKETS, _CELLS = 600, 8_000_000
 """Of the band: moments, and moments times ranks."""
 _S: Final = 1e9
-
-
-class PhaseSpan(NamedTuple):
-    """A phase of a rank, such as an epoch."""
-
-    rank: int
-    path: tuple[str, ...]
-    """Outermost phase first; its own name is the last."""
-    start_ns: int
-    end_ns: int | None
-    """None if it was open when the recording ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +117,8 @@ _OF_RANKS: Final = {"device": _DEVICE, "host": _HOST, "allocator": _RESERVED}
 """By what most numbers of a rank count, see `MemoryRank.what`."""
 
 
-def panels_of(analysis: MemoryAnalysis, phases: Sequence[PhaseSpan]) -> Iterator[Panel]:
-    """One or more for each job; the phases are those of a single job."""
-    several = len(analysis.jobs) > 1
+def panels_of(analysis: MemoryAnalysis) -> Iterator[Panel]:
+    """One or more for each job."""
     for job in analysis.jobs[:MAX_JOBS]:
         rises = [rise for rise in analysis.rises if rise.job == job.job]
         findings = [one for one in analysis.findings if one.job == job.job]
@@ -138,20 +127,17 @@ def panels_of(analysis: MemoryAnalysis, phases: Sequence[PhaseSpan]) -> Iterator
             kinds = dict.fromkeys([_OF_RANKS[next(iter(job.ranks.values())).what]])
         for kind in kinds:
             own = [rise for rise in rises if _KINDS[rise.series] == kind]
-            yield _panel(
-                analysis.recorded, job, kind, own, findings, () if several else phases, several
-            )
+            yield _panel(analysis, job, kind, own, findings)
 
 
 def _panel(
-    recorded: Recorded,
+    analysis: MemoryAnalysis,
     job: MemoryJob,
     kind: _Kind,
     rises: Sequence[Rise],
     findings: Sequence[Finding],
-    phases: Sequence[PhaseSpan],
-    several: bool,
 ) -> Panel:
+    recorded, several = analysis.recorded, len(analysis.jobs) > 1
     begin = min(lane.first_ns for lane in job.lanes)
     end = max(lane.last_ns for lane in job.lanes)
     sources = _sources(job, kind)
@@ -178,7 +164,7 @@ def _panel(
         rises=_rise_marks(rises, begin),
         findings=_finding_marks(findings, begin),
         capacity=max((lane.capacity for lanes in sources.values() for lane in lanes), default=0),
-        phases=phases,
+        phases=[span for rank in job.ranks for span in analysis.phases.of_rank(job.job, rank)],
         notes=list(_notes(job)),
     )
 

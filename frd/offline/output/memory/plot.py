@@ -15,7 +15,7 @@ from typing import Final
 
 from frd.errors import ConfigError
 from frd.offline.memory.analysis import MemoryAnalysis
-from frd.offline.output.memory.panels import MAX_JOBS, Panel, PhaseSpan, panels_of
+from frd.offline.output.memory.panels import MAX_JOBS, Panel, panels_of
 from frd.store.new_path import check_new, new_path
 
 _ENDINGS: Final = (".svg", ".png", ".html")
@@ -61,14 +61,14 @@ def check_plot(path: Path) -> None:
     check_new(path)
 
 
-def write_plot(analysis: MemoryAnalysis, path: Path, phases: Sequence[PhaseSpan] = ()) -> None:
+def write_plot(analysis: MemoryAnalysis, path: Path) -> None:
     """Draw the memory of all ranks, and what was found, in the format that the ending says.
 
     Raises:
         ConfigError, StoreError: as `check_plot`, and when the file cannot be written.
     """
     check_plot(path)
-    panels = list(panels_of(analysis, phases))
+    panels = list(panels_of(analysis))
     notes = _notes(analysis, panels)
     with new_path(path) as staged:
         match path.suffix:

@@ -7,7 +7,8 @@ from typing import Final, TypeAlias
 
 from matplotlib.axes import Axes
 
-from frd.offline.output.memory.panels import Panel, PhaseSpan
+from frd.offline.output.memory.panels import Panel
+from frd.offline.phases.spans import PhaseSpan
 
 _INK: Final = "#1F2328"
 _PASTELS: Final = ("#CFE3F5", "#FCE2C8", "#D3EDE2", "#F1DCE8", "#E6E6E6", "#F6EFC0")
@@ -21,27 +22,26 @@ Row: TypeAlias = list[tuple[float, float, str, bool]]
 
 def strips_of(panel: Panel) -> list[tuple[int, list[Row]]]:
     """By rank, a row for each depth: the suspects', or those of the first ranks with phases."""
-    ranks = sorted({span.rank for span in panel.phases})
+    ranks = sorted({span.thread.rank for span in panel.phases})
     named = dict.fromkeys(line.rank for line in panel.suspects if line.rank in set(ranks))
     chosen = list(named)[:_MAX_STRIPS] or ranks[:1]
-    by_rank = {rank: [one for one in panel.phases if one.rank == rank] for rank in chosen}
+    by_rank = {rank: [one for one in panel.phases if one.thread.rank == rank] for rank in chosen}
     return [(rank, _rows(panel, spans)) for rank, spans in by_rank.items()]
 
 
 def _rows(panel: Panel, spans: Sequence[PhaseSpan]) -> list[Row]:
     depth = min(max(len(span.path) for span in spans), _MAX_DEPTH)
     rows: list[Row] = [[] for _ in range(depth)]
-    for span in sorted(spans, key=lambda one: one.start_ns):
+    for span in sorted(spans, key=lambda one: one.begin_ns):
         if not 0 < len(span.path) <= depth:
             continue
-        begin = (span.start_ns - panel.begin_ns) / 1e9
-        end = panel.length_s if span.end_ns is None else (span.end_ns - panel.begin_ns) / 1e9
+        begin = (span.begin_ns - panel.begin_ns) / 1e9
+        end = panel.length_s if span.is_open else (span.end_ns - panel.begin_ns) / 1e9
         row = rows[len(span.path) - 1]
-        is_open = span.end_ns is None
         if row and row[-1][2] == span.path[-1] and begin - row[-1][1] < panel.length_s / 1_000:
-            row[-1] = (row[-1][0], max(end, row[-1][1]), span.path[-1], is_open)
+            row[-1] = (row[-1][0], max(end, row[-1][1]), span.path[-1], span.is_open)
         else:
-            row.append((begin, end, span.path[-1], is_open))
+            row.append((begin, end, span.path[-1], span.is_open))
     return [_longest(row) for row in rows]
 
 

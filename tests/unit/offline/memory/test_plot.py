@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ import frd
 from frd.errors import ConfigError, StoreError
 from frd.model import SeriesKind
 from frd.offline.memory.analysis import MemoryAnalysis
-from frd.offline.output.memory.panels import MAX_LINES, PhaseSpan, panels_of
+from frd.offline.output.memory.panels import MAX_LINES, panels_of
 from frd.offline.output.memory.plot import check_plot, write_plot
+from frd.offline.phases.marks import PhaseMark
+from frd.offline.phases.table import build_phases
 from tests.world.memory import EPOCH, GIB
 from tests.world.recorded_memory import a_rise
 from tests.world.telemetry_files import event, write
 
-EVAL = PhaseSpan(1, ("epoch 3", "eval"), EPOCH, None)
+EVAL = PhaseMark("llama", 1, "n0", 1, "", EPOCH, True, ("epoch 3", "eval"), "7", 1, "MainThread", 0)
 
 
 def recorded(folder: Path, ranks: int, samples: int = 10, **changes: Any) -> MemoryAnalysis:
@@ -39,14 +42,14 @@ def recorded(folder: Path, ranks: int, samples: int = 10, **changes: Any) -> Mem
     return replace(frd.load_memory([write(folder / "memory.jsonl", events)]), rises=())
 
 
-def drawn(analysis: MemoryAnalysis, path: Path, *phases: PhaseSpan) -> bytes:
-    write_plot(analysis, path, phases)
+def drawn(analysis: MemoryAnalysis, path: Path, *marks: PhaseMark) -> bytes:
+    write_plot(replace(analysis, phases=build_phases(marks, {})), path)
     return path.read_bytes()
 
 
 def test_a_line_for_each_rank(tmp_path: Path) -> None:
     """Up to 16 ranks and no rise: a line each, with the times and values of the samples."""
-    (panel,) = panels_of(recorded(tmp_path, 3), ())
+    (panel,) = panels_of(recorded(tmp_path, 3))
     assert [line.label for line in panel.others] == ["rank 0", "rank 1", "rank 2"]
     assert (panel.suspects, panel.band, panel.capacity) == ([], None, 80 * GIB)
     line = panel.others[1]
@@ -59,7 +62,7 @@ def test_a_suspect_against_the_band_of_the_others(tmp_path: Path) -> None:
     """More ranks than lines: the rank that rose first, and the others from lowest to highest."""
     ranks = MAX_LINES + 1
     analysis = a_rise(recorded(tmp_path, ranks), ranks=(1,), at_s=0.4)
-    (panel,) = panels_of(analysis, ())
+    (panel,) = panels_of(analysis)
     assert [line.label for line in panel.suspects] == ["rank 1"]
     assert panel.others == []
     band = panel.band
@@ -76,7 +79,7 @@ def test_a_panel_for_each_kind_of_memory_that_rose(tmp_path: Path) -> None:
     """A rise of the device and one of what torch reserves: two panels, each with its rise."""
     analysis = a_rise(recorded(tmp_path, 2), ranks=(1,), at_s=0.4)
     analysis = a_rise(analysis, ranks=(0,), at_s=0.5, series=SeriesKind.TORCH_RESERVED)
-    device, reserved = panels_of(analysis, ())
+    device, reserved = panels_of(analysis)
     assert [mark.rank for mark in device.rises] == [1]
     assert [mark.rank for mark in reserved.rises] == [0]
     assert np.nanmax(reserved.suspects[0].bytes) == 20 * GIB
@@ -85,7 +88,7 @@ def test_a_panel_for_each_kind_of_memory_that_rose(tmp_path: Path) -> None:
 def test_no_single_rank_is_the_cause(tmp_path: Path) -> None:
     """All ranks rose together: a mark without a rank, and no line is drawn apart."""
     analysis = a_rise(recorded(tmp_path, 2), ranks=(0, 1), at_s=0.4, common=True)
-    (panel,) = panels_of(analysis, ())
+    (panel,) = panels_of(analysis)
     assert (panel.suspects, panel.rises[0].rank) == ([], None)
 
 
@@ -94,7 +97,7 @@ def test_what_a_picture_says(tmp_path: Path) -> None:
     analysis = a_rise(recorded(tmp_path, 2, world_size=4), ranks=(1,), at_s=0.4)
     text = drawn(analysis, tmp_path / "a.svg", EVAL).decode()
     for words in (
-        analysis.summary,
+        "no memory trouble; memory of rank 1 rose first: +2.0 GiB",
         "rank 1",
         analysis.rises[0].text,
         "phases, rank 1",
@@ -136,7 +139,7 @@ def test_a_page_needs_nothing_else(tmp_path: Path) -> None:
     page = drawn(analysis, tmp_path / "a.html").decode()
     assert "default-src 'none'" in page
     assert page.count("<svg") == 1
-    assert page.count(analysis.summary) == 1
+    assert page.count(escape(analysis.summary)) == 1
     assert f"<li>1  {analysis.rises[0].text}</li>" in page
 
 

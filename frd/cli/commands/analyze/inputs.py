@@ -1,0 +1,64 @@
+"""What `frd analyze` reads, whatever it is analyzed for, and a check of what it writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from frd.cli.options import progress
+
+if TYPE_CHECKING:
+    from frd.offline.analysis.analyze import Analysis
+    from frd.offline.io.analysis import IoAnalysis
+
+
+def check_apart(files: Mapping[str, Path | None]) -> None:
+    """Two outputs in one file: refuse before one of them is written."""
+    by_path: dict[str, str] = {}
+    for option, path in files.items():
+        if path is None:
+            continue
+        if (other := by_path.setdefault(os.path.realpath(path), option)) != option:
+            raise click.UsageError(f"{option}: {path}: is the file of {other}: name another one")
+
+
+def analyze_dumps(
+    paths: Sequence[Path],
+    prefix: str | None,
+    group_world_size: int | None,
+    stall_after: float | None,
+) -> Analysis:
+    from frd.offline.analysis.analyze import analyze
+    from frd.offline.load.job_choice import load_dumps
+
+    with progress("reading dumps") as step:
+        *earlier, last = load_dumps(
+            paths, prefix=prefix, progress=step, transform_ft=group_world_size
+        )
+    return analyze(last, stall_after_s=stall_after, earlier=earlier)
+
+
+def analyze_traces(
+    analysis: Analysis | None, traces: Sequence[Path], scheduler: str | None
+) -> tuple[Analysis | None, IoAnalysis]:
+    """Both; what starved a first cause is in both."""
+    from frd.offline.io.analysis import load_traces
+    from frd.offline.io.starved import with_starved
+
+    known = {}
+    if analysis is not None:
+        ranks = analysis.trace.ranks.items()
+        known = {rank: one.info for rank, one in ranks if one.info is not None}
+    with progress("reading traces") as step:
+        io = load_traces(
+            traces,
+            known=known,
+            offsets_ns=analysis.clock_offsets_ns if analysis is not None else None,
+            scheduler=scheduler,
+            progress=step,
+        )
+    return (None, io) if analysis is None else with_starved(analysis, io)

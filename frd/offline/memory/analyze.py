@@ -1,0 +1,247 @@
+"""The verdict on recorded memory samples: the rank whose memory rose first, from files.
+
+`load_memory` reads files of telemetry events. All rises are found by `frd.offline.memory.rises`;
+which of them are alarming is decided by the live engine, to which each job's samples are fed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from frd.engine.attempt import Attempt
+from frd.engine.findings.claim import Known
+from frd.engine.findings.tracker import Tracker
+from frd.engine.memory.detector import MemoryDetector
+from frd.engine.policy import Policy
+from frd.errors import TelemetryError
+from frd.model import AlignedNs, AttemptKey, Finding, FindingState
+from frd.offline.io.analysis import IoAnalysis
+from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank
+from frd.offline.memory.feed import Feed, Lane, lanes_of, process_text, series_kinds
+from frd.offline.memory.notes import clocks_text, job_notes, notes_of, summary_of
+from frd.offline.memory.reading import Progress, read_recording
+from frd.offline.memory.rises.rise import Rise
+from frd.offline.memory.rises.rises import MIN_RISE_BYTES, Watched, find_rises
+from frd.offline.memory.samples import Recorded
+from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED, Origin
+from frd.offline.phases.answer import PhaseAnswer
+from frd.offline.phases.gains import PhaseSeries
+from frd.offline.phases.table import PhaseTable, build_phases
+
+CLOCK_UNCERTAINTY_S: Final = 1.0
+"""Default clock uncertainty of each host, for clocks kept by a time service. Rises on two hosts
+within twice that are a tie."""
+_WARMUP_SHARE: Final = 0.25
+"""Of a short record so much, at most, is taken for the job's start, in which a rise alarms only
+if it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """What is known of a recording beyond its samples."""
+
+    clock_uncertainty_s: float = CLOCK_UNCERTAINTY_S
+    """How far off each host's clock may be, where there are several hosts."""
+    min_rise_bytes: int = MIN_RISE_BYTES
+    """What is smaller is not a rise."""
+    warmup_s: float | None = None
+    """Rises within this long from the first sample of a job do not count. None: all rises are
+    found, and those within a quarter of the record, at most a minute, alarm only if they go on."""
+    io: IoAnalysis | None = None
+    """Traces, whose annotations are phases."""
+
+
+DEFAULT: Final = MemoryOptions()
+
+
+def load_memory(
+    paths: Sequence[str | os.PathLike[str]],
+    options: MemoryOptions = DEFAULT,
+    progress: Progress | None = None,
+) -> MemoryAnalysis:
+    """Analyzes files of telemetry events; see `frd.load_memory`.
+
+    Raises:
+        TelemetryError: there is no sample in any of them.
+    """
+    files = [Path(path) for path in paths]
+    warnings: list[str] = []
+    recorded = read_recording(files, warnings, progress or (lambda done, total: None))
+    if not len(recorded.stream):
+        what = files[0] if files else "no files"
+        because = f" ({warnings[0]})" if warnings else ""
+        raise TelemetryError(f"{what}: no memory sample in it{because}: name telemetry files")
+    unnamed = files[0].absolute().parent.name or "job"
+    return analyze_memory(recorded, warnings, options, unnamed=unnamed)
+
+
+def analyze_memory(
+    recorded: Recorded,
+    warnings: Sequence[str] = (),
+    options: MemoryOptions = DEFAULT,
+    *,
+    unnamed: str = "job",
+) -> MemoryAnalysis:
+    """What was found in a recording; `unnamed` is what a job without a name is called."""
+    reach_ns = round(options.clock_uncertainty_s * 1e9)
+    by_job = sorted(lanes_of(recorded).items())
+    jobs = [
+        _job(name or unnamed, recorded.world_size.get(name, 0), recorded, lanes, reach_ns)
+        for name, lanes in by_job
+    ]
+    phases = _phases(recorded, jobs, options.io, unnamed)
+    findings: list[Finding] = []
+    rises: list[Rise] = []
+    for job in jobs:
+        found = _findings(recorded, job, options.warmup_s)
+        findings += found
+        rises += _rises(recorded, job, found, phases, options)
+    # A file does not show how urgent a finding was then.
+    findings = [replace(one, severity=None) for one in findings]
+    findings.sort(key=lambda one: (one.state is FindingState.CLOSED, one.opened_at))
+    rises.sort(key=lambda rise: rise.onset)
+    several = f"{len(jobs)} jobs in these files: each is judged by itself"
+    return MemoryAnalysis(
+        findings=tuple(findings),
+        rises=tuple(rises),
+        phase_gains=tuple(phases.gains(_series(recorded, jobs)) if phases.spans else ()),
+        jobs=tuple(jobs),
+        clock_source=clocks_text(jobs, reach_ns),
+        summary=summary_of(findings, rises, jobs, options.min_rise_bytes),
+        warnings=(
+            *warnings,
+            *notes_of(recorded),
+            *phases.warnings,
+            *(note for job in jobs for note in job_notes(job)),
+            *([several] if len(jobs) > 1 else []),
+        ),
+        recorded=recorded,
+        phases=phases,
+    )
+
+
+# -- jobs ----------------------------------------------------------------------------------------
+
+
+def _job(
+    name: str, world_size: int, recorded: Recorded, lanes: Sequence[Lane], clock_uncertainty_ns: int
+) -> MemoryJob:
+    ranks = {rank: _rank(recorded, list(of)) for rank, of in groupby(lanes, _rank_of)}
+    hosts = dict.fromkeys(lane.stream.host for lane in lanes)
+    missing = set(range(world_size)) - ranks.keys()
+    return MemoryJob(
+        job=name,
+        world_size=world_size,
+        ranks=ranks,
+        missing_ranks=tuple(sorted(missing)),
+        hosts=tuple(hosts),
+        lanes=tuple(lanes),
+        clock_uncertainty_ns=clock_uncertainty_ns if len(hosts) > 1 else 0,
+    )
+
+
+def _rank_of(lane: Lane) -> int:
+    return lane.stream.rank
+
+
+def _rank(recorded: Recorded, lanes: Sequence[Lane]) -> MemoryRank:
+    """The numbers are those of the lane with the most samples."""
+    main = max(lanes, key=len)
+    values = recorded.values[main.rows]
+    if main.stream.of_host:
+        what, preferred = "host", [USED, ALLOCATED]
+    else:
+        what, preferred = "device", [USED, RESERVED, ALLOCATED]
+    column = next(c for c in preferred if (values[:, c] >= 0).any())
+    known = values[values[:, column] >= 0, column]
+    if what == "device" and column != USED:
+        what = "allocator"
+    return MemoryRank(
+        rank=main.stream.rank,
+        hosts=tuple(dict.fromkeys(lane.stream.host for lane in lanes)),
+        processes=tuple(dict.fromkeys(process_text(lane.stream) for lane in lanes)),
+        samples=sum(map(len, lanes)),
+        first_ns=min(lane.first_ns for lane in lanes),
+        last_ns=max(lane.last_ns for lane in lanes),
+        what=what,
+        first_bytes=int(known[0]),
+        peak_bytes=int(known.max()),
+        last_bytes=int(known[-1]),
+        capacity_bytes=main.capacity,
+    )
+
+
+# -- what was found ------------------------------------------------------------------------------
+
+
+def _findings(recorded: Recorded, job: MemoryJob, warmup_s: float | None) -> list[Finding]:
+    """As the live engine gives them, in their last version."""
+    begin = min(lane.first_ns for lane in job.lanes)
+    length_s = (max(lane.last_ns for lane in job.lanes) - begin) / 1e9
+    live = Policy()
+    if warmup_s is None:
+        warmup_s = min(live.memory_warmup_s, length_s * _WARMUP_SHARE)
+    policy = replace(live, memory_warmup_s=warmup_s)
+    world_size = max(job.world_size, max(job.ranks) + 1)
+    attempt = Attempt(AttemptKey(job.job, 0), world_size, policy, AlignedNs(begin))
+    detector = MemoryDetector()
+    life = detector.lifetime(policy)
+    tracker = Tracker(attempt.key, [life])
+    found: dict[str, Finding] = {}
+    for now in Feed(recorded, job.lanes, attempt, job.clock_uncertainty_ns).steps():
+        if (look := detector.evaluate(attempt.tick(now), Known())) is None:
+            continue
+        room = policy.max_findings - len(found)
+        for event in tracker.update(life, look, room=room):
+            found[event.finding.id] = event.finding
+    return list(found.values())
+
+
+def _rises(
+    recorded: Recorded,
+    job: MemoryJob,
+    findings: Sequence[Finding],
+    phases: PhaseTable,
+    options: MemoryOptions,
+) -> list[Rise]:
+    def phase_at(rank: int, began: tuple[int, int], origin: Origin | None) -> PhaseAnswer:
+        scope = origin.scope_id if origin is not None else None
+        thread = origin.thread_id if origin is not None else None
+        return phases.at(job.job, rank, *began, scope_id=scope, thread_id=thread)
+
+    watched = Watched(
+        job=job.job,
+        lanes=job.lanes,
+        missing=job.missing_ranks,
+        clock_uncertainty_ns=job.clock_uncertainty_ns,
+        findings=findings,
+        phase_at=phase_at,
+    )
+    warmup_ns = round((options.warmup_s or 0.0) * 1e9)
+    return find_rises(recorded, watched, options.min_rise_bytes, warmup_ns)
+
+
+def _phases(
+    recorded: Recorded, jobs: Sequence[MemoryJob], io: IoAnalysis | None, unnamed: str
+) -> PhaseTable:
+    last: dict[tuple[str, int, int, str], int] = {}
+    for lane in (lane for job in jobs for lane in job.lanes):
+        stream = lane.stream
+        key = stream.job, stream.rank, stream.pid, stream.session
+        last[key] = max(lane.last_ns, last.get(key, 0))
+    return build_phases(recorded.marks, last, io, unnamed=unnamed)
+
+
+def _series(recorded: Recorded, jobs: Sequence[MemoryJob]) -> Iterator[PhaseSeries]:
+    for job in jobs:
+        for lane in job.lanes:
+            begin, values = recorded.begin_ns[lane.rows], recorded.values[lane.rows]
+            for kind, column in series_kinds(lane.stream, np.any(values >= 0, axis=0)):
+                yield PhaseSeries(job.job, lane.stream.rank, kind, begin, values[:, column])

@@ -1,0 +1,72 @@
+"""What people should know of a recording: its summary, its clocks, what is odd about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from frd.engine.findings import text
+from frd.forms import span_text
+from frd.model import Finding
+from frd.offline.memory.analysis import MemoryJob
+from frd.offline.memory.rises.rise import Rise
+from frd.offline.memory.rises.words import verdict_text
+from frd.offline.memory.samples import Recorded
+from frd.offline.memory.telemetry import KNOWN_VERSIONS
+
+_MOST_LISTED: Final = 8
+"""Entries that a warning lists."""
+
+
+def notes_of(recorded: Recorded) -> Iterator[str]:
+    """What was left out of the files, or changed."""
+    if recorded.others:
+        kinds = ", ".join(f"{n:,} {kind}" for kind, n in recorded.others.most_common(_MOST_LISTED))
+        yield f"{recorded.others.total():,} events are no samples ({kinds}): left out"
+    if recorded.refused:
+        reasons = ", ".join(f"{n:,} {why}" for why, n in recorded.refused.most_common(_MOST_LISTED))
+        yield f"{recorded.refused.total():,} values refused: {reasons}"
+    for version in recorded.later_versions[:_MOST_LISTED]:
+        yield f"schema_version {version}: read as {KNOWN_VERSIONS[-1]}, the latest known here"
+    if recorded.bin_ns:
+        yield (
+            f"more samples than fit: thinned to one in {recorded.bin_ns / 1e9:g} s, "
+            "the highest: onsets are that much less exact"
+        )
+
+
+def job_notes(job: MemoryJob) -> Iterator[str]:
+    """What is odd about the ranks of a job."""
+    few = [rank for rank, usage in job.ranks.items() if usage.samples < 2]
+    if few:
+        yield f"{job.job}: {text.ranks(few)}: fewer than two samples: not judged"
+    parallel = sorted({lane.stream.rank for lane in job.lanes if lane.source})
+    if parallel:
+        yield f"{job.job}: {text.ranks(parallel)}: several processes together: judged separately"
+    after = [rank for rank, usage in job.ranks.items() if len(usage.processes) > 1]
+    if again := sorted(set(after) - set(parallel)):
+        yield f"{job.job}: {text.ranks(again)}: another process took over: judged from there on"
+    if job.world_size and max(job.ranks) >= job.world_size:
+        yield f"{job.job}: rank {max(job.ranks)} in a world of {job.world_size}: there are more"
+
+
+def clocks_text(jobs: Sequence[MemoryJob], uncertainty_ns: int) -> str:
+    hosts = max(len(job.hosts) for job in jobs)
+    if hosts < 2:
+        return "one host, one clock"
+    return (
+        f"those of {hosts} hosts, never compared: each is assumed to be right within "
+        f"±{span_text(uncertainty_ns)} (--clock-uncertainty)"
+    )
+
+
+def summary_of(
+    findings: Sequence[Finding], rises: Sequence[Rise], jobs: Sequence[MemoryJob], min_rise: int
+) -> str:
+    """The first finding, since the others are younger, or closed; else the first rise."""
+    absent = [rank for job in jobs for rank in job.missing_ranks]
+    without = f"; no samples of {text.ranks(absent)}" if absent and len(jobs) == 1 else ""
+    if not findings:
+        return f"no memory trouble; {verdict_text(rises, min_rise)}{without}"
+    more = f" ({len(findings) - 1} more below)" if len(findings) > 1 else ""
+    return f"{findings[0].summary}{more}{without}"
