@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from frd.engine.findings import text
+from frd.engine.memory.text import size
 from frd.forms import span_text
 from frd.model import Finding
 from frd.offline.memory.analysis import MemoryJob
@@ -69,4 +70,15 @@ def summary_of(
     if not findings:
         return f"no memory trouble; {verdict_text(rises, min_rise)}{without}"
     more = f" ({len(findings) - 1} more below)" if len(findings) > 1 else ""
-    return f"{findings[0].summary}{more}{without}"
+    return f"{findings[0].summary}{more}{_before(findings[0], rises)}{without}"
+
+
+def _before(finding: Finding, rises: Sequence[Rise]) -> str:
+    """A rise of another rank that is too small to alarm, but was earlier."""
+    named = {suspect.rank for suspect in finding.suspects}
+    of_job = [rise for rise in rises if rise.job == finding.job and rise.suspects]
+    about = next((rise for rise in of_job if rise.alarming and named & set(rise.ranks)), None)
+    first = of_job[0] if of_job else None
+    if about is None or first is None or first is about or named & set(first.ranks):
+        return ""
+    return f"; before it, memory of {text.ranks(first.ranks)} rose by {size(first.bytes)}"

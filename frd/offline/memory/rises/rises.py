@@ -159,7 +159,7 @@ class _Report:
             and finding is not None
             and {suspect.rank for suspect in finding.suspects} == one.ranks
         ):
-            confidence = finding.suspects[0].confidence
+            confidence = Confidence.MEDIUM
         return tuple(RiseSuspect(rise.rank, confidence) for rise in one.rises)
 
     def _confidence(self, one: Decision) -> Confidence:

@@ -71,7 +71,7 @@ def test_a_recording_is_answered(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_a_prefix_names_no_rank_that_the_rest_takes_back(tmp_path: Path, name: str) -> None:
-    """A recording that is cut off anywhere: who is named as first stays so, and so does any other."""
+    """A recording that is cut off anywhere: what it says of any rank stays so."""
     analysis = frd.load_memory(of_job(RECORDINGS[name].job, tmp_path / "job"))
     whole = [suspects(rise) for rise in until(analysis, 1 << 62)]
     first = next(filter(None, whole), set())
