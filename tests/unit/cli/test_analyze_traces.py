@@ -245,7 +245,6 @@ def test_dumps_among_the_traces_are_an_error(
         (["D", "--scheduler", "tcp://x:1"], USAGE, "--scheduler: applies to traces: add --traces"),
         (["--traces", "T", "--entries"], USAGE, "--entries, --collectives, --html: show dumps"),
         (["--traces", "T", "--memory"], USAGE, "missing"),
-        (["F", "--memory", "--traces", "T"], USAGE, "--traces: applies to dumps"),
         (["--traces", "absent"], FAILED, "absent: no such file or folder"),
         (
             ["--traces", "T", "-o", "x.json", "--timeline", "./x.json"],

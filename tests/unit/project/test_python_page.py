@@ -19,6 +19,7 @@ from frd.offline.analysis.collectives import Collective, Collectives
 from frd.offline.analysis.reports import GroupReport, RankReport
 from frd.offline.analysis.verdict import Waiting
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank
+from frd.offline.memory.rises.rise import Rise
 from tests.world.dump_files import as_json, document, entry
 from tests.world.telemetry_files import event, write
 
@@ -26,7 +27,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "python.md"
 TEXT = PAGE.read_text("utf-8")
 PUBLIC = (
     *(RankTrace, Collectives, Collective, Analysis, Trace, RankReport, GroupReport, DumpReport),
-    *(Waiting, MemoryAnalysis, MemoryJob, MemoryRank),
+    *(Waiting, MemoryAnalysis, MemoryJob, MemoryRank, Rise),
 )
 DTYPES = {Int64s: "int64", Int32s: "int32", UInt8s: "uint8", Float64s: "float64"}
 DTYPES[Bools] = "bool"
