@@ -139,31 +139,29 @@ class Feed:
     def _observe(self, lane: Int64s, rows: Int64s, now: AlignedNs) -> None:
         """Samples as a table: a row a series, and each at its own moments."""
         recorded, reach = self._recorded, self._uncertainty_ns
-        starts = np.concatenate(([0], np.flatnonzero(np.diff(lane)) + 1))
-        counts = np.diff(np.append(starts, len(lane)))
+        starts = np.concatenate(([0], np.flatnonzero(lane[1:] != lane[:-1]) + 1))
+        counts = np.diff(starts, append=len(lane))
         lanes = lane[starts]
-        for new in lanes[self._series[lanes, 0] == _UNDECLARED].tolist():
-            self._declare(new)
-        place = (
-            np.repeat(np.arange(len(starts)), counts),
-            np.arange(len(lane)) - np.repeat(starts, counts),
+        undeclared = self._series[lanes, 0] == _UNDECLARED
+        if undeclared.any():
+            for new in lanes[undeclared].tolist():
+                self._declare(new)
+        # A lane with fewer samples than others repeats its last one, without values.
+        moment = np.arange(counts.max())
+        place = rows[starts[:, None] + np.minimum(moment, counts[:, None] - 1)]
+        begin = recorded.begin_ns[place] - reach
+        end = recorded.end_ns[place] + reach
+        of, column = np.nonzero(self._series[lanes] >= 0)
+        values = recorded.values[place[of], column[:, None]]
+        values[moment >= counts[of, None]] = -1
+        table = MemoryColumns(
+            series=self._series[lanes[of], column],
+            capacity=self._capacity[lanes[of]],
+            begin_ns=begin[of],
+            end_ns=end[of],
+            values=values,
         )
-        shape = len(starts), int(counts.max())
-        begin, end = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        begin[place], end[place] = recorded.begin_ns[rows] - reach, recorded.end_ns[rows] + reach
-        values = np.full((*shape, _COLUMNS), -1, np.int64)
-        values[place] = recorded.values[rows]
-        # A lane with fewer samples than others repeats its last one.
-        np.maximum.accumulate(begin, axis=1, out=begin)
-        np.maximum.accumulate(end, axis=1, out=end)
-        columns = MemoryColumns(
-            series=self._series[lanes].ravel(),
-            capacity=np.repeat(self._capacity[lanes], _COLUMNS),
-            begin_ns=np.repeat(begin, _COLUMNS, axis=0),
-            end_ns=np.repeat(end, _COLUMNS, axis=0),
-            values=values.transpose(0, 2, 1).reshape(-1, shape[1]),
-        )
-        self._attempt.memory.observe_table(columns)
+        self._attempt.memory.observe_table(table)
 
     def _declare(self, at: int) -> None:
         """The series of a lane that begins: by column of `Recorded.values`, -1 for none."""
