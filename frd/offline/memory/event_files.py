@@ -24,12 +24,15 @@ import msgspec
 from frd.dftracer.inflate import Inflater
 from frd.offline.memory import event_lines
 from frd.offline.memory.event_lines import BAD, EventReader, Refusals
-from frd.offline.memory.telemetry import Block, Identity, Origin
+from frd.offline.memory.telemetry import Block, Identity, Origin, joined
 from frd.offline.phases.marks import PhaseMark
 
 _CHUNK_BYTES: Final = 1 << 19
 """Some thousand events: their columns stay in the cache."""
+_MAX_CHUNK: Final = 1 << 20
+"""What the inflater yields at once."""
 _HEAD_BYTES: Final = 64
+_PART_ROWS: Final = 1 << 14
 _PACKED_BYTES: Final = 1 << 18
 _GZIP: Final = b"\x1f\x8b"
 _MARK: Final = b"\xef\xbb\xbf"
@@ -38,6 +41,9 @@ _BETWEEN_EVENTS: Final = b", \t\r\n"
 _TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["{}\[\]]', re.DOTALL)
 _CUTS: Final = 4
 """How many places where an event seems to end are tried; nested lists have such places too."""
+
+
+Bytes = bytes | memoryview
 
 
 class Piece(NamedTuple):
@@ -104,15 +110,26 @@ class EventFile:
 
     def parts(self) -> Iterator[Part]:
         """In the order of the file."""
+        blocks: list[Block] = []
+        rows = count = 0
+        for block, count in self._blocks():
+            blocks.append(block)
+            rows += len(block)
+            if rows >= _PART_ROWS:
+                yield self._part(blocks, count)
+                blocks, rows = [], 0
+        yield self._part(blocks, count)
+
+    def _blocks(self) -> Iterator[tuple[Block, int]]:
+        """Events, and how many lines (or items) there were until then."""
         with ExitStack() as stack:
             try:
                 raw = stack.enter_context(self._piece.path.open("rb"))
             except OSError as error:
                 self._damage.append(f"{error.strerror}: name files of telemetry events")
-                yield self._part(self._reader.each(()), 0)
                 return
             chunks = self._chunks(raw)
-            first = next(chunks, b"")
+            first = bytes(next(chunks, b""))
             if not self._piece.begin:
                 first = first.removeprefix(_MARK)
                 if (items := first.lstrip()).startswith(b"["):
@@ -121,10 +138,10 @@ class EventFile:
                     return
             yield from self._of_lines(chain([first], chunks))
 
-    def _part(self, block: Block, count: int) -> Part:
+    def _part(self, blocks: list[Block], count: int) -> Part:
         reader, sources = self._reader, self._reader.sources
         part = Part(
-            block=block,
+            block=joined(blocks),
             identities=sources.identities[self._identities :],
             origins=sources.origins[self._origins :],
             marks=reader.marks,
@@ -140,16 +157,18 @@ class EventFile:
 
     # -- bytes -----------------------------------------------------------------------------------
 
-    def _chunks(self, raw: io.BufferedReader) -> Iterator[bytes]:
+    def _chunks(self, raw: io.BufferedReader) -> Iterator[Bytes]:
+        """Each is valid until the next one."""
         try:
             if raw.peek(len(_GZIP)).startswith(_GZIP) and not self._piece.begin:
                 yield from self._inflated(raw)
             elif self._piece.begin or self._piece.end is not None:
                 yield from self._whole_lines(raw)
             else:
-                while chunk := raw.read(_CHUNK_BYTES):
-                    self._at += len(chunk)
-                    yield chunk
+                buffer = memoryview(bytearray(_CHUNK_BYTES))
+                while size := raw.readinto(buffer):
+                    self._at += size
+                    yield buffer[:size]
         except OSError as error:
             self._damage.append(f"{error}: what is before that is used")
 
@@ -185,52 +204,56 @@ class EventFile:
 
     # -- JSON lines ------------------------------------------------------------------------------
 
-    def _of_lines(self, chunks: Iterator[bytes]) -> Iterator[Part]:
-        rest, line, is_too_long, most = b"", 1, False, event_lines.MAX_EVENT_BYTES
+    def _of_lines(self, chunks: Iterator[Bytes]) -> Iterator[tuple[Block, int]]:
+        most = event_lines.MAX_EVENT_BYTES
+        # One buffer for all chunks: new memory for each would take a quarter of the time.
+        text = bytearray(most + _MAX_CHUNK)
+        size, line, is_too_long = 0, 1, False
         for chunk in chunks:
-            begin, end = 0, chunk.rfind(b"\n") + 1
+            text[size : size + len(chunk)] = chunk
+            begin, end = 0, text.rfind(b"\n", size, size + len(chunk)) + 1
+            size += len(chunk)
             if end and is_too_long:
-                line, is_too_long, begin = line + 1, False, chunk.find(b"\n") + 1
+                line, is_too_long, begin = line + 1, False, text.find(b"\n") + 1
             if end > begin:
-                text = b"".join((rest, memoryview(chunk)[begin:end]))
-                block, count = self._reader.lines(text, line)
+                block, count = self._reader.lines(memoryview(text)[begin:end], line)
                 line += count
-                yield self._part(block, line - 1)
-                rest = chunk[end:]
-            else:
-                rest += chunk[begin:]
-            if len(rest) > most or is_too_long:
+                yield block, line - 1
+            if end:
+                text[: size - end] = text[end:size]
+                size -= end
+            if size > most or is_too_long:
                 if not is_too_long:
                     self._reader.refusals.add(line, f"longer than {most} bytes")
-                rest, is_too_long = b"", True
-        if rest:
-            block, count = self._reader.lines(rest, line)
+                size, is_too_long = 0, True
+        if size:
+            block, count = self._reader.lines(memoryview(text)[:size], line)
             line += count
-            yield self._part(block, line - 1)
+            yield block, line - 1
         else:
-            yield self._part(self._reader.each(()), line - 1 + is_too_long)
+            yield self._reader.each(()), line - 1 + is_too_long
 
     # -- a JSON list -----------------------------------------------------------------------------
 
-    def _of_list(self, chunks: Iterator[bytes]) -> Iterator[Part]:
+    def _of_list(self, chunks: Iterator[Bytes]) -> Iterator[tuple[Block, int]]:
         rest, count, most = b"", 0, event_lines.MAX_EVENT_BYTES
         for chunk in chunks:
             rest += chunk
             block, complete, end = self._whole(rest, _cuts(rest), count)
             count += complete
-            yield self._part(block, count)
+            yield block, count
             rest = rest[end:].lstrip(_BETWEEN_EVENTS)
             if len(rest) > most:
                 why = f"no end within {most} bytes: it and all after it"
                 self._reader.refusals.add(count + 1, why)
-                yield self._part(self._reader.each(()), count)
+                yield self._reader.each(()), count
                 return
         rest = rest.rstrip().removesuffix(b"]").rstrip()
         block, complete, end = self._whole(rest, [len(rest)] if rest else [], count)
         count += complete
         if rest[end:].strip(_BETWEEN_EVENTS):
             self._reader.refusals.add(count + 1, "not whole")
-        yield self._part(block, count)
+        yield block, count
 
     def _whole(self, text: bytes, cuts: list[int], count: int) -> tuple[Block, int, int]:
         """The events in a part of the list, how many there are with bad ones, where they end."""

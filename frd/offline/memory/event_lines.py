@@ -60,13 +60,13 @@ class EventReader:
 
     # -- lines -----------------------------------------------------------------------------------
 
-    def lines(self, text: bytes, number: int) -> tuple[Block, int]:
+    def lines(self, text: memoryview, number: int) -> tuple[Block, int]:
         """The events in some whole lines, the first of which has that number; how many lines."""
         raw = np.frombuffer(text, np.uint8)
         newline = np.flatnonzero(raw == _NEWLINE)
         begin = np.concatenate(([0], newline + 1))
         end = np.append(newline, len(raw))
-        if text.endswith(b"\n"):
+        if raw[-1] == _NEWLINE:
             begin, end = begin[:-1], end[:-1]
         rows = Rows.empty(len(begin))
         self._layouts.read(raw, begin, end, rows)
@@ -81,11 +81,13 @@ class EventReader:
         )
         return block, len(begin)
 
-    def _decode(self, text: bytes, begin: Int64s, end: Int64s, rows: Rows, number: int) -> None:
+    def _decode(
+        self, text: memoryview, begin: Int64s, end: Int64s, rows: Rows, number: int
+    ) -> None:
         """Read the lines that are not regular, too."""
         left = np.flatnonzero(~rows.done)
         spans = zip(left.tolist(), begin[left].tolist(), end[left].tolist(), strict=True)
-        texts = [(row, one) for row, a, b in spans if (one := text[a:b].strip())]
+        texts = [(row, one) for row, a, b in spans if (one := bytes(text[a:b]).strip())]
         pairs = self._together([(row + number, one) for row, one in texts])
         if not pairs:
             return

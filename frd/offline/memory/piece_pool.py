@@ -1,9 +1,10 @@
-"""Reads pieces of files in several processes, this one included.
+"""Reads pieces of files in several processes.
 
-The other processes are our own (`frd.offline.memory.piece_process`), started as plain programs, as
-in `frd.offline.load.reader_pool`, and answer in a form that msgspec checks. Each has a thread here;
-one more thread reads in this process, so that work begins before another process is ready. Parts
-are returned in the order of the pieces, and a reader that is far ahead waits: memory is bounded.
+The processes are our own (`frd.offline.memory.piece_process`), started as plain programs, as in
+`frd.offline.load.reader_pool`, and answer in a form that msgspec checks. Each has a thread here.
+This process only collects: a thread that decoded would hold the interpreter's lock, for which the
+others would wait. Parts are returned in the order of the pieces, and a reader that is far ahead
+waits, so memory is bounded.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Full, Queue
@@ -23,14 +24,12 @@ from frd.offline.load.reader_pool import environment, widen
 from frd.offline.memory.event_files import EventFile, Part, Piece
 from frd.offline.memory.piece_messages import read_parts, write_piece
 
-_AHEAD: Final = 2
+_AHEAD: Final = 4
 """Pieces a reader that may be read, or wait, before their turn."""
 _MAX_PARTS: Final = 16
 """Of one piece that may wait."""
 _LOOK_S: Final = 0.2
 """How often a waiting reader looks whether the pool was closed."""
-
-Read = Callable[[Piece], Iterator[Part]]
 
 
 @dataclass(slots=True)
@@ -86,29 +85,38 @@ class PiecePool:
         self._next = iter(jobs)
         self._lock = threading.Lock()
         self._room = threading.Semaphore(_AHEAD * self._readers)
-        self._processes = [_Process() for _ in range(self._readers - 1)]
-        reads: list[Read] = [process.read for process in self._processes]
-        reads.append(lambda piece: EventFile(piece).parts())
+        self._processes = [_Process() for _ in range(self._readers)]
         self._threads = [
-            threading.Thread(target=self._work, args=(read,), name="frd-read", daemon=True)
-            for read in reads
+            threading.Thread(target=self._work, args=(process,), name="frd-read", daemon=True)
+            for process in self._processes
         ]
         for thread in self._threads:
             thread.start()
 
-    def _work(self, read: Read) -> None:
-        while (job := self._take()) is not None:
+    def _work(self, process: _Process) -> None:
+        job = self._take(wait=True)
+        if job is not None:
+            process.ask(job.piece)
+        while job is not None:
+            # The process has its next piece before this one is taken from it, so it never waits.
+            following = self._take(wait=False)
+            if following is not None:
+                process.ask(following.piece)
             try:
-                for part in read(job.piece):
+                for part in process.parts(job.piece):
                     self._put(job, part)
                 self._put(job, None)
             except Exception as error:  # raised where the parts are taken
                 self._put(job, error)
                 return
+            if following is None and (following := self._take(wait=True)) is not None:
+                process.ask(following.piece)
+            job = following
 
-    def _take(self) -> _Job | None:
-        while not self._room.acquire(timeout=_LOOK_S):
-            if self._closed.is_set():
+    def _take(self, *, wait: bool) -> _Job | None:
+        """The next piece; None if there is none, or no room for its parts."""
+        while not self._room.acquire(timeout=_LOOK_S if wait else 0):
+            if not wait or self._closed.is_set():
                 return None
         with self._lock:
             job = None if self._closed.is_set() else next(self._next, None)
@@ -146,13 +154,17 @@ class _Process:
         self._input, self._output = self._popen.stdin, self._popen.stdout
         widen(self._output.fileno())
 
-    def read(self, piece: Piece) -> Iterator[Part]:
-        """
+    def ask(self, piece: Piece) -> None:
+        with suppress(OSError):  # it has died: `parts` says so
+            write_piece(self._input, piece)
+
+    def parts(self, piece: Piece) -> Iterator[Part]:
+        """Of the pieces in the order in which they were asked for.
+
         Raises:
             TelemetryError: the process has died.
         """
         try:
-            write_piece(self._input, piece)
             yield from read_parts(self._output)
         except (OSError, EOFError):
             status = self._popen.wait()

@@ -29,6 +29,7 @@ from frd.offline.memory.telemetry import (
     Identity,
     Origin,
     Sources,
+    joined,
 )
 from frd.offline.phases.marks import PhaseMark
 
@@ -259,10 +260,8 @@ class Samples:
         if not self._waiting:
             return
         self._learn()
-        identity, at_ns, counters, origin = (
-            np.concatenate([getattr(block, name) for block in self._waiting])
-            for name in Block.__slots__
-        )
+        block = joined(self._waiting)
+        identity, at_ns, counters, origin = (getattr(block, name) for name in Block.__slots__)
         self._waiting, self._waiting_rows = [], 0
         fate = np.append(self._fate, np.int32(_REFUSED))[identity]  # -1 finds the last
         if (fate < 0).any():

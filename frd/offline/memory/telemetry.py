@@ -120,6 +120,20 @@ class Block:
         return len(self.at_ns)
 
 
+def joined(blocks: Sequence[Block]) -> Block:
+    """One block after the other."""
+    if len(blocks) == 1:
+        return blocks[0]
+    none = np.empty(0, np.int32)
+    at_ns, counters = np.empty(0, np.int64), np.empty((0, TOTAL + 1), np.int64)
+    return Block(
+        np.concatenate([none, *(block.identity for block in blocks)]),
+        np.concatenate([at_ns, *(block.at_ns for block in blocks)]),
+        np.concatenate([counters, *(block.counters for block in blocks)]),
+        np.concatenate([none, *(block.origin for block in blocks)]),
+    )
+
+
 class Sources:
     """Numbers for identities and origins, in the order in which they show up."""
 
