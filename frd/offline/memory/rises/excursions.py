@@ -154,6 +154,7 @@ class _Walk:
         self._min_rise = min_rise
         self._least_slack = min_rise // _SLACK_OF_MIN
         self._usual: Bools = np.ones(len(values), np.bool_)
+        self._has_unusual = False
         self._since = 0
         """The first sample of the present level."""
 
@@ -176,7 +177,7 @@ class _Walk:
         values, count = self._values, len(self._values)
         while at < count:
             level = self._level(at)
-            size = 1 if level.calm < _LASTING else max(4, level.calm // 8)
+            size = 1 if level.calm < _LASTING else level.calm // 4
             beyond = np.flatnonzero(values[at : at + size] > level.band)
             if len(beyond):
                 level.first = at + int(beyond[0])
@@ -186,14 +187,17 @@ class _Walk:
         return None
 
     def _window(self, at: int) -> Int64s:
-        """Places of the usual samples before `at`."""
-        usual = self._since + np.flatnonzero(self._usual[self._since : at])
+        """The usual samples before `at`, by time."""
         oldest = int(self._at.searchsorted(self._at[at] - _WINDOW_NS))
-        return usual[max(0, min(int(usual.searchsorted(oldest)), len(usual) - _WINDOW)) :]
+        if not self._has_unusual:
+            return self._values[max(self._since, min(oldest, at - _WINDOW)) : at]
+        usual = self._since + np.flatnonzero(self._usual[self._since : at])
+        begin = max(0, min(int(usual.searchsorted(oldest)), len(usual) - _WINDOW))
+        return self._values[usual[begin:]]
 
     def _level(self, at: int) -> Excursion:
         """An excursion that begins at `at`, as far as its level is concerned."""
-        usual = self._values[self._window(at)]
+        usual = self._window(at)
         calm = len(usual)
         older = usual[: max(calm - _NEWEST, (calm + 1) // 2)]
         lowest = len(older) // 10
@@ -275,6 +279,7 @@ class _Walk:
         back = one.back
         if one.ready >= 0 and back - one.first > _LASTING:
             self._usual[one.first : back] = False
+            self._has_unusual = True
         return at + 1
 
     def _has_settled(self, one: Excursion, at: int, patience: int) -> bool:
@@ -303,7 +308,7 @@ class _Walk:
 
     def _patience(self, first: int) -> int:
         """Samples below the floor that end an excursion."""
-        usual = self._values[self._window(first)]
+        usual = self._window(first)
         low = usual < (int(usual.max()) + int(usual.min())) // 2
         edges = np.flatnonzero(np.diff(low.astype(np.int8), prepend=0, append=0))
         longest = int(np.diff(edges)[::2].max()) if len(edges) else 0

@@ -92,8 +92,10 @@ def rank_rises(
 
 def samples_of(recorded: Recorded, lanes: Sequence[Lane], since_ns: int) -> RankSamples | None:
     """The times of one rank's samples; None if there are too few."""
-    at = np.concatenate([recorded.begin_ns[lane.rows] for lane in lanes])
-    at = np.unique(at[at >= since_ns])
+    at = recorded.begin_ns[lanes[0].rows]
+    if len(lanes) > 1:
+        at = np.sort(np.concatenate([recorded.begin_ns[lane.rows] for lane in lanes]))
+    at = at[int(at.searchsorted(since_ns)) :]
     if len(at) < _FEW_SAMPLES:
         return None
     return RankSamples(at, int(np.median(np.diff(at))))
