@@ -2,9 +2,9 @@
 
 The processes are our own (`frd.offline.memory.piece_process`), started as plain programs, as in
 `frd.offline.load.reader_pool`, and answer in a form that msgspec checks. Each has a thread here.
-This process only collects: a thread that decoded would hold the interpreter's lock, for which the
-others would wait. Parts are returned in the order of the pieces, and a reader that is far ahead
-waits, so memory is bounded.
+This process reads, too, until the first of them is ready, and then only collects: if it decoded, it
+would hold the interpreter's lock, for which the threads would wait. Parts are returned in the order
+of the pieces, and a reader that is far ahead waits, so memory is bounded.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -78,12 +79,16 @@ class PiecePool:
         jobs = [_Job(piece) for piece in pieces]
         self._start(jobs)
         for job in jobs:
-            yield job.piece, _taken(job)
-            self._room.release()
+            if not self._ready.is_set() and self._claim(job):
+                yield job.piece, EventFile(job.piece).parts()
+            else:
+                yield job.piece, _taken(job)
+                self._room.release()
 
     def _start(self, jobs: Sequence[_Job]) -> None:
-        self._next = iter(jobs)
+        self._left = deque(jobs)
         self._lock = threading.Lock()
+        self._ready = threading.Event()
         self._room = threading.Semaphore(_AHEAD * self._readers)
         self._processes = [_Process() for _ in range(self._readers)]
         self._threads = [
@@ -93,7 +98,16 @@ class PiecePool:
         for thread in self._threads:
             thread.start()
 
+    def _claim(self, job: _Job) -> bool:
+        """True if no process has the job, which then is none for them."""
+        with self._lock:
+            if is_left := bool(self._left) and self._left[0] is job:
+                self._left.popleft()
+        return is_left
+
     def _work(self, process: _Process) -> None:
+        process.wait()
+        self._ready.set()
         job = self._take(wait=True)
         if job is not None:
             process.ask(job.piece)
@@ -119,7 +133,7 @@ class PiecePool:
             if not wait or self._closed.is_set():
                 return None
         with self._lock:
-            job = None if self._closed.is_set() else next(self._next, None)
+            job = self._left.popleft() if self._left and not self._closed.is_set() else None
         if job is None:
             self._room.release()  # for the next thread, which finds none either
         return job
@@ -153,6 +167,12 @@ class _Process:
         assert self._popen.stdout is not None
         self._input, self._output = self._popen.stdin, self._popen.stdout
         widen(self._output.fileno())
+
+    def wait(self) -> None:
+        """Until it is ready, or has died."""
+        with suppress(OSError, EOFError):
+            for _ in read_parts(self._output):
+                pass
 
     def ask(self, piece: Piece) -> None:
         with suppress(OSError):  # it has died: `parts` says so

@@ -12,6 +12,7 @@ from frd.offline.memory.piece_messages import read_pieces, write_parts
 def main() -> None:
     # Events have no reference cycles, so collection would only cost time.
     gc.disable()
+    write_parts(sys.stdout.buffer, ())  # ready
     for piece in read_pieces(sys.stdin.buffer):
         write_parts(sys.stdout.buffer, EventFile(piece).parts())
 

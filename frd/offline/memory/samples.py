@@ -273,10 +273,10 @@ class Samples:
         if not keep.all():
             stream, at_ns, counters = fate[keep], at_ns[keep], counters[keep]
             origin = origin[keep]
-        self._purge(counters)
+        counters = self._purged(counters)
         np.maximum.at(self._capacity, stream, np.maximum(counters[:, TOTAL], 0))
         values = np.maximum(counters[:, :TOTAL], -1)
-        known = (values >= 0).any(axis=1)
+        known: Bools = np.asarray((values >= 0).any(axis=1))
         self._count("no counter", ~known)
         if not known.all():
             stream, at_ns, values = stream[known], at_ns[known], values[known]
@@ -300,13 +300,14 @@ class Samples:
             of = self.sources.identities[int(identity[row])]
             self._ooms.append(Oom(_stream_of(of), int(at_ns[row]), of.event_type))
 
-    def _purge(self, counters: Int64s) -> None:
-        """Counters that cannot be true become unknown, in place."""
-        negative = (counters < 0) & (counters != NONE)
-        absurd = counters > limits(counters[:, TOTAL])[:, None]
+    def _purged(self, counters: Int64s) -> Int64s:
+        """Counters that cannot be true become unknown."""
+        negative: Bools = (counters < 0) & (counters != NONE)
+        absurd: Bools = counters > limits(counters[:, TOTAL])[:, None]
         self._count("negative", negative)
         self._count("absurdly large", absurd)
-        counters[negative | absurd] = NONE
+        bad = negative | absurd
+        return np.where(bad, NONE, counters) if bad.any() else counters
 
     def _count(self, reason: str, which: Bools) -> None:
         if count := int(which.sum()):

@@ -13,6 +13,7 @@ import pytest
 import frd
 from frd.errors import TelemetryError
 from frd.offline.memory import piece_pool, reading, samples
+from frd.offline.memory.piece_pool import PiecePool
 from frd.offline.memory.reading import read_recording
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import Origin
@@ -37,6 +38,12 @@ def same(one: Recorded, other: Recorded) -> bool:
 # -- several processes -----------------------------------------------------------------------------
 
 
+@pytest.fixture
+def only_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process would have read these small files before another one is ready."""
+    monkeypatch.setattr(PiecePool, "_claim", lambda pool, job: False)
+
+
 def mixed(rank: int) -> list[dict[str, Any]]:
     events = [event(at / 10, rank=rank, device_used_bytes=at << 20) for at in range(400)]
     events[7] = scope("enter", 0.7, rank=rank)
@@ -47,12 +54,14 @@ def mixed(rank: int) -> list[dict[str, Any]]:
     return events
 
 
+@pytest.mark.usefixtures("only_processes")
 @pytest.mark.parametrize("readers", [2, 3])
 def test_the_number_of_readers_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readers: int
 ) -> None:
     """Files of all forms, a large one in pieces: the same samples, marks and warnings."""
     monkeypatch.setattr(reading, "_PIECE_BYTES", 50_000)
+    monkeypatch.setattr(samples, "_SETTLE_ROWS", 1)
     files = [
         write(tmp_path / "a.jsonl", [one for rank in range(3) for one in mixed(rank)]),
         write(tmp_path / "b.jsonl.gz", mixed(3)),
@@ -68,6 +77,7 @@ def test_the_number_of_readers_changes_nothing(
     assert len(alone.marks) == 6
 
 
+@pytest.mark.usefixtures("only_processes")
 def test_a_reader_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of a recording could name the wrong rank, so there is an error, and no verdict."""
     start = piece_pool._Process.__init__
