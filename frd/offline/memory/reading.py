@@ -1,6 +1,6 @@
 """Reads all files of a recording into one `Recorded`, with the warnings about them.
 
-Large recordings are read by several processes (`frd.offline.memory.piece_pool`), a piece each; the
+Large recordings are read by several processes (`frd.offline.memory.events.pool`), a piece each; the
 result does not depend on how many there are, because parts are taken in the order of the files.
 """
 
@@ -16,9 +16,9 @@ import numpy as np
 
 from frd.model import Int32s
 from frd.offline.load.reader_pool import cores
-from frd.offline.memory.event_files import Part, Piece, pieces_of
-from frd.offline.memory.event_lines import MAX_BAD
-from frd.offline.memory.piece_pool import PiecePool
+from frd.offline.memory.events.files import Part, Piece, pieces_of
+from frd.offline.memory.events.lines import MAX_BAD
+from frd.offline.memory.events.pool import PiecePool
 from frd.offline.memory.samples import Recorded, Samples
 
 SMALL_BYTES: Final = 64 << 20

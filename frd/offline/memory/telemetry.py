@@ -1,6 +1,6 @@
 """Decodes events of the public "TelemetryEventV2" form to columns.
 
-Bytes in, numbers out; files, lines and errors are handled by `frd.offline.memory.event_files`. Of
+Bytes in, numbers out; files, lines and errors are handled by `frd.offline.memory.events.files`. Of
 an event's twenty fields those are decoded that say whose memory it is and how much, by a struct
 that leaves the rest unread. Versions 2, 3 (which adds ``session_id``) and 4 (any counter may be
 null) differ in nothing else. Later versions are read like version 4.

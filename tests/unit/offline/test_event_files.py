@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frd.offline.memory import event_files, event_lines, samples
-from frd.offline.memory.event_lines import MAX_BAD
+from frd.offline.memory import samples
+from frd.offline.memory.events import files as event_files
+from frd.offline.memory.events import lines as event_lines
+from frd.offline.memory.events.lines import MAX_BAD
 from frd.offline.memory.reading import read_recording
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import RESERVED, USED

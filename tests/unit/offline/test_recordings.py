@@ -12,8 +12,9 @@ import pytest
 
 import frd
 from frd.errors import TelemetryError
-from frd.offline.memory import piece_pool, reading, samples
-from frd.offline.memory.piece_pool import PiecePool
+from frd.offline.memory import reading, samples
+from frd.offline.memory.events import pool
+from frd.offline.memory.events.pool import PiecePool
 from frd.offline.memory.reading import read_recording
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import Origin
@@ -80,13 +81,13 @@ def test_the_number_of_readers_changes_nothing(
 @pytest.mark.usefixtures("only_processes")
 def test_a_reader_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of a recording could name the wrong rank, so there is an error, and no verdict."""
-    start = piece_pool._Process.__init__
+    start = pool._Process.__init__
 
-    def killed(process: piece_pool._Process) -> None:
+    def killed(process: pool._Process) -> None:
         start(process)
         os.kill(process._popen.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(piece_pool._Process, "__init__", killed)
+    monkeypatch.setattr(pool._Process, "__init__", killed)
     files = [write(tmp_path / f"{rank}.jsonl", mixed(rank)) for rank in range(3)]
     with pytest.raises(TelemetryError, match=r"0\.jsonl: .* ended by signal 9.*: free some, or"):
         read(*files, readers=2)

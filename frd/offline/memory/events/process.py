@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 
-from frd.offline.memory.event_files import EventFile
-from frd.offline.memory.piece_messages import read_pieces, write_parts
+from frd.offline.memory.events.files import EventFile
+from frd.offline.memory.events.messages import read_pieces, write_parts
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ from typing import IO, Final
 import msgspec
 import numpy as np
 
-from frd.offline.memory.event_files import Part, Piece
-from frd.offline.memory.event_lines import Refusal, Refusals
+from frd.offline.memory.events.files import Part, Piece
+from frd.offline.memory.events.lines import Refusal, Refusals
 from frd.offline.memory.telemetry import TOTAL, Block, Identity, Origin
 from frd.offline.phases.marks import PhaseMark
 

@@ -1,14 +1,9 @@
-"""Lines of events that differ from an earlier line in digits and texts only, read by numpy.
+"""The layout of a line of events: which other lines are parsed in the same way, and what they say.
 
-A tracker writes all its events with one format string, so most lines of a file have the same bytes
-except for digits. A `_Layout` is learned from one line that msgspec has decoded: it has, for each
-byte, the values that may take its place without changing how the line is parsed. A number keeps its
-sign and its count of digits; a text keeps its length and has no quote, escape or control character;
-all other bytes are the same. A line of the same length is compared with that, all bytes of it, in
-three operations on all such lines together. So each line that is read here would be accepted by
-msgspec, with the same values. All other lines are left to `frd.offline.memory.event_lines`.
-
-This takes 0.4 µs a line, a fifth of the time for decoding it to an object and taking the numbers.
+A `Layout` is learned from one line that msgspec has decoded. It has, for each byte, the values that
+may take its place without changing how the line is parsed: a number keeps its sign and its count of
+digits; a text keeps its length and has no quote, escape or control character; all other bytes are
+the same. So msgspec would accept each line of the layout, with the values that are read here.
 """
 
 from __future__ import annotations
@@ -22,22 +17,10 @@ import numpy as np
 
 from frd.dftracer.scan import digits
 from frd.model import Bools, Int32s, Int64s, UInt8s
-from frd.offline.memory.phase_events import ORIGIN_KEYS, PHASES
+from frd.offline.memory.events.phases import ORIGIN_KEYS, PHASES
 from frd.offline.memory.telemetry import ABSURD, NONE, NUMBERS, Event, Identity
 
-MIN_LINES: Final = 32
-"""Fewer lines of the same length are not worth the calls of numpy."""
-MAX_LINE: Final = 1 << 14
-_MAX_LAYOUTS: Final = 16
-"""Of lines of one length."""
-_LEARNED_AT_ONCE: Final = 4
-_WORTH: Final = 16
-"""How many lines a learned layout must save for the next one to be learned, on average."""
-_FREE: Final = 64
-"""Layouts that are learned anyway."""
 _MAX_KEYS: Final = 1 << 16
-_BLOCK_BYTES: Final = 1 << 18
-"""Bytes that are compared at once: they stay in the cache."""
 _LEFT: Final = -1 << 40
 """Lines with this key are left to msgspec."""
 _WORD: Final = 8
@@ -64,107 +47,6 @@ class Decoded(NamedTuple):
 
 
 Decode = Callable[[bytes], Decoded | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """What is read of some lines; one row a line."""
-
-    done: Bools
-    """Lines that are read; the others are blank, or left to msgspec."""
-    identity: Int32s
-    numbers: Int64s
-    """(n, 5), as in `NUMBERS`."""
-    origin: Int32s
-
-    @classmethod
-    def empty(cls, count: int) -> Rows:
-        return cls(
-            np.zeros(count, np.bool_),
-            np.empty(count, np.int32),
-            np.empty((count, len(NUMBERS)), np.int64),
-            np.full(count, -1, np.int32),
-        )
-
-
-class Layouts:
-    """The layouts of the lines of a file, learned while it is read."""
-
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._by_length: dict[int, list[_Layout]] = {}
-        self._learned = self._read = 0
-
-    def read(self, raw: UInt8s, begin: Int64s, end: Int64s, rows: Rows) -> None:
-        """Read what is regular of the lines `raw[begin:end]` into `rows`."""
-        length = np.minimum(end - begin, MAX_LINE)
-        for common in np.flatnonzero(np.bincount(length) >= MIN_LINES).tolist():
-            if 0 < common < MAX_LINE:
-                at = np.flatnonzero(length == common)
-                step = max(_BLOCK_BYTES // common, MIN_LINES)
-                for start in range(0, len(at), step):
-                    self._group(raw, begin, common, at[start : start + step], rows)
-
-    def _group(self, raw: UInt8s, begin: Int64s, length: int, at: Int64s, rows: Rows) -> None:
-        """Lines of the same length."""
-        layouts = self._by_length.setdefault(length, [])
-        for layout in layouts:
-            if not len(at):
-                return
-            at = self._of_layout(layout, raw, begin, at, rows)
-        for _ in range(_LEARNED_AT_ONCE):
-            if len(at) < MIN_LINES or not self._may_learn(layouts):
-                return
-            self._learned += 1
-            first = int(begin[at[0]])
-            new = self._learn(raw[first : first + length].tobytes())
-            if new is None:
-                at = at[1:]
-                continue
-            layouts.append(new)
-            at = self._of_layout(new, raw, begin, at, rows)
-
-    def _may_learn(self, layouts: list[_Layout]) -> bool:
-        is_useful = self._learned < _FREE or self._read > _WORTH * self._learned
-        return is_useful and len(layouts) < _MAX_LAYOUTS
-
-    def _learn(self, line: bytes) -> _Layout | None:
-        decoded = self._decode(line)
-        if decoded is None or decoded.event.event_type in PHASES:
-            return None
-        return _layout_of(line, decoded)
-
-    def _of_layout(
-        self, layout: _Layout, raw: UInt8s, begin: Int64s, at: Int64s, rows: Rows
-    ) -> Int64s:
-        """Read the lines that are of a layout; the others are returned."""
-        matrix = _matrix(raw, begin[at], layout.length)
-        identity, origin, ok = layout.sources(matrix, self._decode)
-        if ok.all():
-            good, left = at, at[:0]
-        else:
-            good, left = at[ok], at[~ok]
-            if not len(good):
-                return left
-            matrix, identity, origin = matrix[ok], identity[ok], origin[ok]
-        rows.identity[good], rows.origin[good], rows.done[good] = identity, origin, True
-        rows.numbers[good] = layout.numbers(matrix)
-        self._read += len(good)
-        return left
-
-
-def _matrix(raw: UInt8s, begin: Int64s, length: int) -> UInt8s:
-    """(n, length): the lines that begin there; a view if they follow each other."""
-    count, first = len(begin), int(begin[0])
-    if int(begin[-1]) == first + (count - 1) * (length + 1) and first + count * (length + 1) <= len(
-        raw
-    ):
-        return raw[first : first + count * (length + 1)].reshape(count, length + 1)[:, :length]
-    lines: UInt8s = np.lib.stride_tricks.sliding_window_view(raw, length)[begin]
-    return lines
-
-
-# -- layouts ---------------------------------------------------------------------------------------
 
 
 class _Word(NamedTuple):
@@ -194,7 +76,7 @@ class _Allowed(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Layout:
+class Layout:
     """What lines of one form have in common, and where they differ."""
 
     length: int
@@ -297,7 +179,7 @@ class _Value(NamedTuple):
     is_number: bool
 
 
-def _layout_of(line: bytes, first: Decoded) -> _Layout | None:
+def layout_of(line: bytes, first: Decoded) -> Layout | None:
     """None if a field that is read has no usual form."""
     if (values := _values(line)) is None:
         return None
@@ -328,7 +210,7 @@ def _layout_of(line: bytes, first: Decoded) -> _Layout | None:
             words += _words(column, begin, end, is_negative=line[begin] == _MINUS)
     key = np.flatnonzero(is_key & (other.reach > 0))
     counts = np.array([[word.digits] for word in words], np.int64).reshape(-1, 1)
-    return _Layout(len(line), same, other, np.flatnonzero(is_text), key, words, counts, first)
+    return Layout(len(line), same, other, np.flatnonzero(is_text), key, words, counts, first)
 
 
 def _words(column: int, begin: int, end: int, *, is_negative: bool) -> Iterator[_Word]:

@@ -1,6 +1,6 @@
 """Reads pieces of files in several processes.
 
-The processes are our own (`frd.offline.memory.piece_process`), started as plain programs, as in
+The processes are our own (`frd.offline.memory.events.process`), started as plain programs, as in
 `frd.offline.load.reader_pool`, and answer in a form that msgspec checks. Each has a thread here.
 This process reads, too, until the first of them is ready, and then only collects: if it decoded, it
 would hold the interpreter's lock, for which the threads would wait. Parts are returned in the order
@@ -22,8 +22,8 @@ from typing import Final, Self
 
 from frd.errors import TelemetryError
 from frd.offline.load.reader_pool import environment, widen
-from frd.offline.memory.event_files import EventFile, Part, Piece
-from frd.offline.memory.piece_messages import read_parts, write_piece
+from frd.offline.memory.events.files import EventFile, Part, Piece
+from frd.offline.memory.events.messages import read_parts, write_piece
 
 _AHEAD: Final = 4
 """Pieces a reader that may be read, or wait, before their turn."""
@@ -157,7 +157,7 @@ class _Process:
 
     def __init__(self) -> None:
         self._popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", "frd.offline.memory.piece_process"],
+            [sys.executable, "-P", "-m", "frd.offline.memory.events.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -190,8 +190,8 @@ class _Process:
             status = self._popen.wait()
             how = f"by signal {-status}" if status < 0 else f"with status {status}"
             raise TelemetryError(
-                f"{piece.path}: the process that read it was ended {how}, perhaps for want of "
-                "memory: free some, or name fewer files"
+                f"{piece.path}: the process that read it was ended {how}, perhaps because "
+                "memory ran out: free some, or name fewer files"
             ) from None
 
     def end(self) -> None:

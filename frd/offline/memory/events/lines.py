@@ -1,6 +1,6 @@
 """Events to columns: the lines of a file, or the items of its list, with what is wrong with them.
 
-Whole lines come in as bytes. Those that are regular are read by `frd.offline.memory.regular_lines`,
+Whole lines come in as bytes. Regular ones are read by `frd.offline.memory.events.regular`,
 the others are decoded by msgspec in one call; only if that fails, one by one, so that each error
 has its line.
 """
@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 
 from frd.model import Int64s
-from frd.offline.memory.phase_events import PHASES, FullEvent, has_phases, mark_of, origin_of
-from frd.offline.memory.regular_lines import Decoded, Layouts, Rows
+from frd.offline.memory.events.layout import Decoded
+from frd.offline.memory.events.phases import PHASES, FullEvent, has_phases, mark_of, origin_of
+from frd.offline.memory.events.regular import Layouts, Rows
 from frd.offline.memory.telemetry import Block, Event, Sources, block_of, identity_of
 from frd.offline.phases.marks import PhaseMark
 

@@ -22,8 +22,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from frd.dftracer.inflate import Inflater
-from frd.offline.memory import event_lines
-from frd.offline.memory.event_lines import BAD, EventReader, Refusals
+from frd.offline.memory.events import lines
+from frd.offline.memory.events.lines import BAD, EventReader, Refusals
 from frd.offline.memory.telemetry import Block, Identity, Origin, joined
 from frd.offline.phases.marks import PhaseMark
 
@@ -205,7 +205,7 @@ class EventFile:
     # -- JSON lines ------------------------------------------------------------------------------
 
     def _of_lines(self, chunks: Iterator[Bytes]) -> Iterator[tuple[Block, int]]:
-        most = event_lines.MAX_EVENT_BYTES
+        most = lines.MAX_EVENT_BYTES
         # One buffer for all chunks: new memory for each would take a quarter of the time.
         text = bytearray(most + _MAX_CHUNK)
         size, line, is_too_long = 0, 1, False
@@ -236,7 +236,7 @@ class EventFile:
     # -- a JSON list -----------------------------------------------------------------------------
 
     def _of_list(self, chunks: Iterator[Bytes]) -> Iterator[tuple[Block, int]]:
-        rest, count, most = b"", 0, event_lines.MAX_EVENT_BYTES
+        rest, count, most = b"", 0, lines.MAX_EVENT_BYTES
         for chunk in chunks:
             rest += chunk
             block, complete, end = self._whole(rest, _cuts(rest), count)
