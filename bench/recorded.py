@@ -81,6 +81,7 @@ def recorded_cost(samples: int = SAMPLES, ranks: int = RANKS) -> dict[str, Any]:
         "offline_s": round(one.wall_s, 3),
         "offline_samples_per_s": round(count / one.wall_s),
         "offline_rss_bytes": one.rss_bytes,
+        "offline_cpu_s": round(one.cpu_s, 3),
         **_figures("two_cores", two, count),
         **_figures("single_file", single, count),
         **_figures("gzipped", packed, count),

@@ -25,7 +25,8 @@ SMALL_BYTES: Final = 64 << 20
 """Fewer bytes of text in all are read here: other processes take 0.2 s to start."""
 _PACKED: Final = 8
 """Bytes of text in one byte of a gzipped file, about."""
-_PIECE_BYTES: Final = 16 << 20
+_PIECE_BYTES: Final = 48 << 20
+"""Of a large file for one reader; in each piece the form of its lines is learned again."""
 MAX_READERS: Final = 8
 
 Progress = Callable[[int, int], None]
@@ -56,8 +57,8 @@ def read_recording(
         )
         readers = 1 if text < SMALL_BYTES else min(cores(), MAX_READERS)
     pieces: list[Piece] = []
-    for number, path in enumerate(files):
-        pieces += pieces_of(number, path, _PIECE_BYTES)
+    for number, (path, size) in enumerate(zip(files, sizes, strict=True)):
+        pieces += pieces_of(number, path, _PIECE_BYTES if readers > 1 else size)
     collected = _Collected(warnings)
     before = [0, *accumulate(sizes)]
     with PiecePool(min(readers, len(pieces))) as pool:

@@ -1,8 +1,8 @@
 """The parts of an event that say in which phase of the program it was recorded.
 
 Phase events (``phase_enter``, ``phase_exit``) have a ``metadata.phase_scope``. A sample may have
-``origin_thread_id`` and ``origin_phase_scope_id``, in its metadata or as fields of the event. Most
-events have neither, so metadata are decoded only in text in which one of these names occurs.
+``origin_thread_id`` and ``origin_phase_scope_id``, in its metadata or as fields of the event.
+Most events have neither, so metadata are decoded only in text in which one of these names occurs.
 """
 
 from __future__ import annotations
