@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from frd.engine.memory.inbox import limits
 from frd.model import Bools, Int32s, Int64s
+from frd.offline.memory.rows import Rows, in_order
 from frd.offline.memory.telemetry import (
     KNOWN_VERSIONS,
     MAX_RANKS,
@@ -73,6 +73,7 @@ class Recorded:
     """All samples: parallel columns, one row a sample, by stream, then time."""
 
     streams: list[Stream]
+    """Sorted."""
     capacity: Int64s
     """By stream, bytes; 0 unknown."""
     stream: Int32s
@@ -104,74 +105,6 @@ class Recorded:
         return self.origins[number] if number >= 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    stream: Int32s
-    begin_ns: Int64s
-    end_ns: Int64s
-    """The same array as `begin_ns` if no row is thinned."""
-    values: Int64s
-    origin: Int32s
-
-    def bins(self, width_ns: int) -> Int64s:
-        """The first row of each bin; rows must be sorted."""
-        new = np.ones(len(self.stream), np.bool_)
-        new[1:] = (np.diff(self.stream) != 0) | (np.diff(self.begin_ns // width_ns) != 0)
-        return np.flatnonzero(new)
-
-    def joined(self, first: Int64s) -> _Rows:
-        """A row a bin: from its first moment to its last, the most of each counter."""
-        if len(first) == len(self.stream):
-            return self
-        return _Rows(
-            self.stream[first],
-            self.begin_ns[first],
-            np.maximum.reduceat(self.end_ns, first),
-            np.maximum.reduceat(self.values, first, axis=0),
-            self.origin[first],
-        )
-
-
-def _sorted(parts: list[_Rows]) -> _Rows:
-    """All rows; `parts` is emptied, so that they are not in memory twice."""
-    is_thinned = any(part.end_ns is not part.begin_ns for part in parts)
-    columns: dict[str, npt.NDArray[Any]] = {
-        "stream": np.empty(0, np.int32),
-        "begin_ns": np.empty(0, np.int64),
-        "values": np.empty((0, TOTAL), np.int64),
-        "origin": np.empty(0, np.int32),
-    }
-    if is_thinned:
-        columns["end_ns"] = columns["begin_ns"]
-    by_name = {name: [getattr(part, name) for part in parts] for name in columns}
-    parts.clear()
-    for name, none in columns.items():
-        columns[name] = np.concatenate([none, *by_name.pop(name)])
-    order = _order(columns["stream"], columns["begin_ns"])
-    if order is not None:
-        for name in columns:
-            columns[name] = columns[name][order]
-    return _Rows(**columns, **({} if is_thinned else {"end_ns": columns["begin_ns"]}))
-
-
-def _order(stream: Int32s, begin_ns: Int64s) -> Int32s | None:
-    """The rows by stream, then time; None if they are in that order, as with a file a rank."""
-    if _is_sorted(stream, begin_ns):
-        return None
-    # Each stream is in the order of time nearly always, and numbers of 16 bits are sorted fast.
-    if int(stream.max()) < 1 << 16:
-        order = np.argsort(stream.astype(np.uint16), kind="stable").astype(np.int32)
-        if _is_sorted(stream[order], begin_ns[order]):
-            return order
-    return np.lexsort((begin_ns, stream)).astype(np.int32)
-
-
-def _is_sorted(stream: Int32s, begin_ns: Int64s) -> bool:
-    falls = stream[1:] < stream[:-1]
-    falls |= (stream[1:] == stream[:-1]) & (begin_ns[1:] < begin_ns[:-1])
-    return not falls.any()
-
-
 def _stream_of(identity: Identity) -> Stream:
     return Stream(
         job=identity.job_id or "",
@@ -195,7 +128,7 @@ class Samples:
         self._why: dict[int, str] = {-1: "too many sources"}
         """By identity: why its events are refused."""
         self._waiting: list[Block] = []
-        self._parts: list[_Rows] = []
+        self._parts: list[Rows] = []
         self._rows = self._waiting_rows = 0
         self._bin_ns = 1
         self._capacity = np.zeros(0, np.int64)
@@ -222,10 +155,15 @@ class Samples:
     def recorded(self) -> Recorded:
         """All that was added; adds nothing more after it."""
         self._settle()
+        # Numbers so far depend on how the files were read, e.g. on which lines were regular.
+        streams = sorted(self._streams)
+        number = np.empty(len(streams), np.int32)
+        number[[self._streams[stream] for stream in streams]] = np.arange(len(streams))
+        self._parts = [replace(part, stream=number[part.stream]) for part in self._parts]
         rows = self._compact(MAX_ROWS)
         return Recorded(
-            streams=list(self._streams),
-            capacity=self._capacity,
+            streams=streams,
+            capacity=self._capacity[np.argsort(number)],
             stream=rows.stream,
             begin_ns=rows.begin_ns,
             end_ns=rows.end_ns,
@@ -233,8 +171,8 @@ class Samples:
             bin_ns=self._bin_ns if self._bin_ns > 1 else 0,
             ooms=self._ooms,
             world_size=self._world_size,
-            others=self._others,
-            refused=self._refused,
+            others=Counter(dict(sorted(self._others.items()))),
+            refused=Counter(dict(sorted(self._refused.items()))),
             later_versions=sorted(self._later),
             marks=self._marks,
             origin=rows.origin,
@@ -296,7 +234,7 @@ class Samples:
         if not known.all():
             stream, at_ns, values = stream[known], at_ns[known], values[known]
             origin = origin[known]
-        self._parts.append(_Rows(stream, at_ns, at_ns, values, origin))
+        self._parts.append(Rows(stream, at_ns, at_ns, values, origin))
         self._rows += len(stream)
         if self._rows > MAX_ROWS:
             self._parts = [self._compact(MAX_ROWS // 2)]
@@ -328,9 +266,9 @@ class Samples:
         if count := int(which.sum()):
             self._refused[reason] += count
 
-    def _compact(self, most: int) -> _Rows:
+    def _compact(self, most: int) -> Rows:
         """All rows as one part, sorted, thinned as far as there are more than `most`."""
-        rows = _sorted(self._parts)
+        rows = in_order(self._parts)
         while len(first := rows.bins(self._bin_ns)) > most:
             self._bin_ns = max(2 * self._bin_ns, _FIRST_BIN_NS)
         return rows.joined(first)

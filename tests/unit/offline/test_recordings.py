@@ -29,8 +29,11 @@ def read(*paths: Path, readers: int = 1) -> tuple[Recorded, list[str]]:
 
 
 def same(one: Recorded, other: Recorded) -> bool:
-    columns = ("stream", "begin_ns", "end_ns", "values", "capacity", "origin")
-    others = ("streams", "ooms", "world_size", "others", "refused", "marks", "origins")
+    columns = ("stream", "begin_ns", "end_ns", "values", "capacity")
+    others = ("streams", "ooms", "world_size", "others", "refused", "marks")
+    origins = [[of.origin_of(row) for row in range(len(of.stream))] for of in (one, other)]
+    if origins[0] != origins[1]:
+        return False
     return all((getattr(one, name) == getattr(other, name)).all() for name in columns) and all(
         getattr(one, name) == getattr(other, name) for name in others
     )

@@ -1,0 +1,80 @@
+"""Rows of samples in columns: joined, sorted by stream and time, and thinned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.model import Int32s, Int64s
+from frd.offline.memory.telemetry import TOTAL
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    stream: Int32s
+    begin_ns: Int64s
+    end_ns: Int64s
+    """The same array as `begin_ns` if no row is thinned."""
+    values: Int64s
+    origin: Int32s
+
+    def bins(self, width_ns: int) -> Int64s:
+        """The first row of each bin; rows must be sorted."""
+        new = np.ones(len(self.stream), np.bool_)
+        new[1:] = (np.diff(self.stream) != 0) | (np.diff(self.begin_ns // width_ns) != 0)
+        return np.flatnonzero(new)
+
+    def joined(self, first: Int64s) -> Rows:
+        """A row a bin: from its first moment to its last, the most of each counter."""
+        if len(first) == len(self.stream):
+            return self
+        return Rows(
+            self.stream[first],
+            self.begin_ns[first],
+            np.maximum.reduceat(self.end_ns, first),
+            np.maximum.reduceat(self.values, first, axis=0),
+            self.origin[first],
+        )
+
+
+def in_order(parts: list[Rows]) -> Rows:
+    """All rows; `parts` is emptied, so that they are not in memory twice."""
+    is_thinned = any(part.end_ns is not part.begin_ns for part in parts)
+    columns: dict[str, npt.NDArray[Any]] = {
+        "stream": np.empty(0, np.int32),
+        "begin_ns": np.empty(0, np.int64),
+        "values": np.empty((0, TOTAL), np.int64),
+        "origin": np.empty(0, np.int32),
+    }
+    if is_thinned:
+        columns["end_ns"] = columns["begin_ns"]
+    by_name = {name: [getattr(part, name) for part in parts] for name in columns}
+    parts.clear()
+    for name, none in columns.items():
+        columns[name] = np.concatenate([none, *by_name.pop(name)])
+    order = _order(columns["stream"], columns["begin_ns"])
+    if order is not None:
+        for name in columns:
+            columns[name] = columns[name][order]
+    return Rows(**columns, **({} if is_thinned else {"end_ns": columns["begin_ns"]}))
+
+
+def _order(stream: Int32s, begin_ns: Int64s) -> Int32s | None:
+    """The rows by stream, then time; None if they are in that order, as with a file a rank."""
+    if _isin_order(stream, begin_ns):
+        return None
+    # Each stream is in the order of time nearly always, and numbers of 16 bits are sorted fast.
+    if int(stream.max()) < 1 << 16:
+        order = np.argsort(stream.astype(np.uint16), kind="stable").astype(np.int32)
+        if _isin_order(stream[order], begin_ns[order]):
+            return order
+    return np.lexsort((begin_ns, stream)).astype(np.int32)
+
+
+def _isin_order(stream: Int32s, begin_ns: Int64s) -> bool:
+    falls = stream[1:] < stream[:-1]
+    falls |= (stream[1:] == stream[:-1]) & (begin_ns[1:] < begin_ns[:-1])
+    return not falls.any()
