@@ -64,17 +64,17 @@ def in_order(parts: list[Rows]) -> Rows:
 
 def _order(stream: Int32s, begin_ns: Int64s) -> Int32s | None:
     """The rows by stream, then time; None if they are in that order, as with a file a rank."""
-    if _isin_order(stream, begin_ns):
+    if _is_sorted(stream, begin_ns):
         return None
     # Each stream is in the order of time nearly always, and numbers of 16 bits are sorted fast.
     if int(stream.max()) < 1 << 16:
         order = np.argsort(stream.astype(np.uint16), kind="stable").astype(np.int32)
-        if _isin_order(stream[order], begin_ns[order]):
+        if _is_sorted(stream[order], begin_ns[order]):
             return order
     return np.lexsort((begin_ns, stream)).astype(np.int32)
 
 
-def _isin_order(stream: Int32s, begin_ns: Int64s) -> bool:
+def _is_sorted(stream: Int32s, begin_ns: Int64s) -> bool:
     falls = stream[1:] < stream[:-1]
     falls |= (stream[1:] == stream[:-1]) & (begin_ns[1:] < begin_ns[:-1])
     return not falls.any()

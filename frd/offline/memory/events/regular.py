@@ -31,7 +31,7 @@ _WORTH: Final = 16
 _FREE: Final = 64
 """Layouts that are learned anyway."""
 _BLOCK_BYTES: Final = 1 << 18
-"""Bytes that are compared at once: they stay in the cache."""
+"""Bytes that are compared together: they stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
