@@ -48,6 +48,8 @@ _LASTING: Final = 20
 _LASTING_UNKNOWN: Final = 40
 """Samples for which a rise must last to be trusted, if its level was known from few samples, and if
 it was not known at all. Half of it is the length of a training step that is sampled well."""
+_AHEAD: Final = 4
+"""Pieces that are looked through together."""
 _NEWEST: Final = 20
 """So many newest samples, but at most half of all, do not show what is usual: a slow rise must not
 become usual while it is looked at."""
@@ -178,13 +180,31 @@ class _Walk:
         while at < count:
             level = self._level(at)
             size = 1 if level.calm < _LASTING else level.calm // 4
+            # No band ends below this, so most pieces need no band.
+            high = values[at : at + _AHEAD * size] > level.high + self._least_slack
+            place = int(high.argmax())
+            place = place if high[place] else len(high)
+            if place >= size or at + place == count:
+                at = self._skip(at, size, at + place)
+                continue
             beyond = np.flatnonzero(values[at : at + size] > level.band)
             if len(beyond):
                 level.first = at + int(beyond[0])
                 return level
-            at += size
-            self._rebase(min(at, count))
+            at = min(at + size, count)
+            self._rebase(at)
         return None
+
+    def _skip(self, at: int, size: int, stop: int) -> int:
+        """Pass pieces without an excursion; returns where a level is needed again.
+
+        The record may end within a piece: a longer one has the same answer until there.
+        """
+        while at + size <= stop:
+            at += size
+            if self._rebase(at):
+                return at
+        return stop if stop == len(self._values) else at
 
     def _window(self, at: int) -> Int64s:
         """The usual samples before `at`, by time."""
@@ -206,15 +226,17 @@ class _Walk:
         slack = max(int((high - low) * share), self._least_slack)
         return Excursion(at, calm, low, high, slack)
 
-    def _rebase(self, at: int) -> None:
+    def _rebase(self, at: int) -> bool:
         """If memory was released and stays so, only what came after it is usual."""
         steady = max(_STEADY, (at - self._since) // 4)
         if at - self._since <= steady:
-            return
+            return False
         last = self._values[at - steady : at]
         drop = int(self._values[self._since : at - steady].max()) - int(last.max())
-        if drop >= self._min_rise and np.ptp(last) <= max(drop // _DROP_PARTS, self._least_slack):
-            self._since = at - steady
+        if drop < self._min_rise or np.ptp(last) > max(drop // _DROP_PARTS, self._least_slack):
+            return False
+        self._since = at - steady
+        return True
 
     # -- beyond the band -------------------------------------------------------------------------
 
