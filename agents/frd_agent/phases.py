@@ -7,7 +7,12 @@ ended on its ordinary ticks (`read`).
 
 A phase that is shorter than `SHORTEST_NS` is not read: a program that changes its phase a thousand
 times a second publishes nothing but the phases around them. What is kept is bounded: `MAX_DEPTH`
-phases inside each other, `MAX_THREADS` threads, `MAX_ENDED` phases that have ended.
+phases inside each other, `MAX_THREADS` threads and the main thread, `MAX_ENDED` phases that have
+ended. Of a phase that begins beyond these limits only a count is kept, so that its end ends no
+other phase.
+
+Only errors of the interpreter itself are caught. A signal handler may raise in the middle of a
+call, and its exception is the program's own: a timeout must reach the program.
 """
 
 from __future__ import annotations
@@ -25,6 +30,8 @@ MAX_NAME = 64
 MAX_DEPTH = 8
 MAX_THREADS = 64
 MAX_ENDED = 32
+MAX_BEYOND = 1_024
+"""Pairs of a thread and a phase whose entries beyond a limit are counted."""
 SHORTEST_NS = 500_000_000
 
 _TAP = "_frd_tap"
@@ -41,6 +48,8 @@ _stacks: dict[int, tuple[_Open, ...]] = {}
 thread sees the phases before or after a change."""
 _ended: deque[tuple[int, Scope]] = deque(maxlen=MAX_ENDED)
 """With the thread, in the order of their ends."""
+_beyond: dict[tuple[int, int], int] = {}
+"""How often a phase was entered beyond a limit and not left yet, by thread and id of the phase."""
 _modules = sys.modules
 _get_ident = sys.modules["_thread"].get_ident
 _time_ns = time.time_ns
@@ -62,12 +71,12 @@ class Phase:
         self._name = name if type(name) is str else _text_of(name)
 
     def __enter__(self) -> Phase:
-        if _TAP in _modules:
+        if _TAP in _modules and not _is_compiling():
             _begin(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if _stacks:
+        if _TAP in _modules and not _is_compiling() and (_stacks or _beyond):
             _end(self)
 
     def __call__(self, function: F) -> F:
@@ -75,6 +84,8 @@ class Phase:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
+            if _is_compiling():
+                return function(*args, **kwargs)
             with self:
                 return function(*args, **kwargs)
 
@@ -88,6 +99,15 @@ class Phase:
         return cast("F", wrapped)
 
 
+def _is_compiling() -> bool:
+    """torch.compile traces this code: it replaces the last call by True, and leaves the phase out.
+
+    It could not trace the rest: it would break the graph or, with fullgraph, refuse the program.
+    """
+    is_compiling: Any = getattr(_modules.get("torch.compiler"), "is_compiling", None)
+    return is_compiling is not None and is_compiling() is True
+
+
 def _text_of(name: object) -> str:
     try:
         return str.__str__(str(name)[:MAX_NAME])
@@ -99,30 +119,42 @@ def _begin(phase: Phase) -> None:
     try:
         thread = _get_ident()
         stack = _stacks.get(thread, ())
-        if len(stack) < MAX_DEPTH and (stack or len(_stacks) < MAX_THREADS):
+        if len(stack) < MAX_DEPTH and (stack or len(_stacks) < MAX_THREADS or _is_main(thread)):
             _stacks[thread] = (*stack, (phase, phase._name, _time_ns()))
-    except Exception:  # out of memory: the program runs on
+        elif (entries := _beyond.get((thread, id(phase)), 0)) or len(_beyond) < MAX_BEYOND:
+            _beyond[thread, id(phase)] = entries + 1
+    except (MemoryError, RecursionError):  # the program runs on
         return
 
 
+def _is_main(thread: int) -> bool:
+    ident: int | None = _modules["threading"].main_thread().ident  # the tap has imported it
+    return thread == ident
+
+
 def _end(phase: Phase) -> None:
+    # No more frames than `_begin`: near the limit of recursion, what has begun can also end.
     try:
         thread = _get_ident()
+        if _beyond and (entries := _beyond.pop((thread, id(phase)), 0)):
+            if entries > 1:
+                _beyond[thread, id(phase)] = entries - 1
+            return
         stack = _stacks.get(thread, ())
         if not stack or stack[-1][0] is not phase:
             thread, stack = _around(phase, thread)
         if not stack:
             return  # it began before there was a tap, or beyond a limit
         *outer, (_, _, since_ns) = stack
-        rest = tuple(outer) + _stacks[thread][len(stack) :]
+        rest = tuple(outer) + _stacks.get(thread, ())[len(stack) :]
         if rest:
             _stacks[thread] = rest
         else:
-            del _stacks[thread]
+            _stacks.pop(thread, None)
         until_ns = _time_ns()
         if until_ns - since_ns >= SHORTEST_NS:
             _ended.append((thread, (_names(stack), since_ns, until_ns)))
-    except Exception:
+    except (MemoryError, RecursionError):
         return
 
 
@@ -130,7 +162,7 @@ def _around(phase: Phase, thread: int) -> tuple[int, tuple[_Open, ...]]:
     """The thread that has entered `phase`, and its phases up to that one. Phases of concurrent
     tasks do not end in the order of their beginnings, and a generator may end in another thread.
     """
-    for ident in (thread, *tuple(_stacks)):
+    for ident in (thread, *list(_stacks)):
         stack = _stacks.get(ident, ())
         for depth in range(len(stack), 0, -1):
             if stack[depth - 1][0] is phase:
@@ -161,6 +193,7 @@ def read(main: int) -> list[Scope]:
 def _forget() -> None:
     """In a forked child: the phases are those of its parent."""
     _stacks.clear()
+    _beyond.clear()
     _ended.clear()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -223,6 +224,117 @@ def test_what_is_kept_is_bounded(clock: Clock) -> None:
         with phase("next"):
             clock.passes(1)
     assert len(phases.read(MAIN)) == phases.MAX_ENDED
+
+
+def test_an_end_beyond_a_limit_ends_no_other_phase(clock: Clock) -> None:
+    """A recursive function, deeper than what is kept, comes up and goes down again: the phases that
+    are kept go on. Two tasks beyond the limit that end in the order in which they began do, too."""
+    seen: list[tuple[int, int]] = []
+    walk = phase("walk")
+
+    @walk
+    def visit(depth: int) -> None:
+        if depth < phases.MAX_DEPTH + 2:
+            visit(depth + 1)
+            visit(phases.MAX_DEPTH + 2)
+            seen.append((depth, len(phases._stacks[MAIN])))
+
+    visit(1)
+    assert all(kept == min(depth, phases.MAX_DEPTH) for depth, kept in seen)
+    assert (phases._stacks, phases._beyond) == ({}, {})
+    deep = [phase(number) for number in range(phases.MAX_DEPTH + 2)]
+    for one in deep:
+        one.__enter__()
+    assert len(phases._stacks[MAIN]) == phases.MAX_DEPTH
+    for one in deep:
+        one.__exit__(None, None, None)
+    assert (phases._stacks, phases._beyond) == ({}, {})
+
+
+def test_more_threads_than_are_kept(clock: Clock) -> None:
+    """Loaders take all places and share one phase: the main thread has its place all the same, and
+    a loader without one that comes and goes does not end the phase of another."""
+    load, leave = phase("load"), threading.Event()
+    inside = threading.Semaphore(0)
+
+    def work() -> None:
+        with load:
+            inside.release()
+            leave.wait(60)
+
+    def come_and_go() -> None:
+        with load:
+            pass
+
+    threads = [threading.Thread(target=work) for _ in range(phases.MAX_THREADS)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert all(inside.acquire(timeout=60) for _ in threads)
+        with phase("train"):
+            clock.passes(1)
+            assert opened() == [("train",)]
+        late = threading.Thread(target=come_and_go)
+        late.start()
+        late.join()
+        assert len(phases._stacks) == phases.MAX_THREADS
+    finally:
+        leave.set()
+        for thread in threads:
+            thread.join()
+    assert (phases._stacks, phases._beyond) == ({}, {})
+
+
+def test_the_exception_of_a_signal_handler_passes(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A timeout of the program arrives in the middle of entering, and then of leaving a phase."""
+
+    def time_out(*_: object) -> None:
+        raise TimeoutError("mine")
+
+    def interrupted() -> int:
+        signal.raise_signal(signal.SIGUSR1)
+        return clock()
+
+    before = signal.signal(signal.SIGUSR1, time_out)
+    try:
+        monkeypatch.setattr(phases, "_time_ns", interrupted)
+        with pytest.raises(TimeoutError, match="mine"), phase("eval"):
+            pytest.fail("the timeout was lost")
+        monkeypatch.setattr(phases, "_time_ns", clock)
+        with pytest.raises(TimeoutError, match="mine"), phase("eval"):
+            monkeypatch.setattr(phases, "_time_ns", interrupted)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert phases._stacks == {}
+
+
+@pytest.mark.torch
+def test_torch_compile_leaves_phases_out() -> None:
+    """A model with phases inside and around it is compiled once, as one graph, as without a tap."""
+    root = Path(frd_agent.__file__).parents[1]
+    assert python(COMPILED, root).split() == ["True", "1", "{}"]
+
+
+COMPILED = """
+import sys
+import torch
+from torch._dynamo.testing import CompileCounter
+from frd_agent import phase, phases
+sys.modules["_frd_tap"] = phases
+@phase("loss")
+def loss(x): return x.cos()
+def model(x):
+    with phase("forward"): y = x.sin()
+    return loss(y) + 1
+counter = CompileCounter()
+compiled = torch.compile(model, backend=counter, fullgraph=True)
+x = torch.ones(4)
+compiled(x)
+with phase("epoch"): y = compiled(x)
+print(torch.allclose(y, model(x)), counter.frame_count, phases._stacks)
+"""
 
 
 def test_threads_that_take_turns_as_often_as_they_can(clock: Clock) -> None:
