@@ -21,6 +21,8 @@ from frd_agent.recorder.rank_progress import RankProgress
 from frd_agent.recorder.rows import LATEST_NS
 
 _STATUSES_A_MESSAGE: Final = 256
+_PHASES_A_MESSAGE: Final = 32
+"""A tap's file of phases may have 256 KiB: this is half of the largest message."""
 _SLOW_NS: Final = 1_000_000_000
 _LONG_KNOWN_NS: Final = 60_000_000_000
 
@@ -146,15 +148,13 @@ class CurrentState:
         columns = self._columns(self._watermarks.take(pairs), self._as_of.take(seen))
         return Watermarks(attempt, columns, NodeNs(0))
 
+    def next_phases(self) -> Statuses | None:
+        ranks = self._phases.take(islice(self._phases.unsent, _PHASES_A_MESSAGE))
+        return Statuses((), tuple(map(self._phases.values.__getitem__, ranks))) if ranks else None
+
     def next_statuses(self) -> Statuses | None:
         ranks = self._status.take(islice(self._status.unsent, _STATUSES_A_MESSAGE))
-        of = self._phases.take(islice(self._phases.unsent, _STATUSES_A_MESSAGE))
-        if not ranks and not of:
-            return None
-        return Statuses(
-            tuple(self._status.values[rank] for rank in ranks),
-            tuple(self._phases.values[rank] for rank in of),
-        )
+        return Statuses(tuple(map(self._status.values.__getitem__, ranks))) if ranks else None
 
     def is_sent(self, rank: int) -> bool:
         """The rank's last status was sent on the current stream."""

@@ -1,7 +1,8 @@
 """What to send next on a stream: the agent's side of the protocol, without I/O.
 
-Rows are sent first, because a watermark claims that all rows before it have been sent. Statuses are
-last, because the status of a rank that ended must follow its rows. Memory samples have the lowest
+Rows are sent first, because a watermark claims that all rows before it have been sent, and then
+phases, because with a watermark the phases up to its time are known, too. Statuses are last,
+because the status of a rank that ended must follow its rows. Memory samples have the lowest
 priority, unless they are urgent. A restarted service knows nothing: it gets open collectives whose
 rows an earlier service process acknowledged as a replay, before the rows that still wait. Nothing
 queues up here: unsent data stays in the outbox and in the current state, within their bounds.
@@ -89,7 +90,8 @@ class Dispatch:
                 or self._current.next_channels()
             )
         if event is None and (watermarks_due or self._current.has_news):
-            event = self._current.next_watermarks() or self._current.next_statuses()
+            current = self._current
+            event = current.next_phases() or current.next_watermarks() or current.next_statuses()
         if event is None and (watermarks_due or self._samples.urgent):
             event = self._samples.next_batch()
         return [] if event is None else self.translate(event)

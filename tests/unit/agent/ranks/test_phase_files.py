@@ -14,7 +14,7 @@ from frd.clocks.wall_clock import WallClock
 from frd.model import NodeNs, NodeRawNs, PhaseSpan, RankPhases
 from frd.wire.decode import Decoder
 from frd.wire.encode import encode_agent
-from frd.wire.messages import AgentEvent, Hello, Statuses, Watermarks
+from frd.wire.messages import MAX_MESSAGE_BYTES, AgentEvent, Hello, Statuses, Watermarks
 from frd_agent.counters import Counters
 from frd_agent.memory import Samples
 from frd_agent.node_time import NodeTime, raw_now
@@ -171,6 +171,8 @@ def test_a_rank_sends_its_phases_once_a_round(tmp_path: Path) -> None:
     dispatch.open(knows_nothing=True)
     again = sent(due=True)
     assert phases(again) == [[("step 49",)]]
+    kinds = list(map(type, again))
+    assert kinds.index(Statuses) < kinds.index(Watermarks), "no phase before its time is missing"
     decoder = Decoder()
     raw_ns = raw_now()
     decoder.decode(encode_agent(Hello(2, "1", "n1", "b", "s", NOW, raw_ns)))
@@ -181,6 +183,23 @@ def test_a_rank_sends_its_phases_once_a_round(tmp_path: Path) -> None:
     dispatch.open(knows_nothing=True)
     assert common.current.next_statuses() is None
     roster.close()
+
+
+def test_the_phases_of_many_ranks_fit_into_messages(tmp_path: Path) -> None:
+    """Two hundred ranks publish the longest names that the agent takes: no message is too large,
+    and each rank is sent."""
+    common = shared()
+    known = reader(tmp_path)
+    write(tmp_path, *[entry(["x" * 256] * 16, since_ns=NOW + number) for number in range(32)])
+    known.read()
+    assert known.spans is not None
+    for number in range(200):
+        common.current.set_phases(RankPhases(number, known.spans))
+    sent: list[int] = []
+    while (message := common.current.next_phases()) is not None:
+        assert len(encode_agent(message)) < MAX_MESSAGE_BYTES
+        sent += [one.rank for one in message.phases]
+    assert sent == list(range(200))
 
 
 def test_the_last_phases_of_a_rank_that_ended(tmp_path: Path) -> None:
@@ -194,7 +213,7 @@ def test_the_last_phases_of_a_rank_that_ended(tmp_path: Path) -> None:
     at_ns = time.time_ns()
     phases = write(tmp_path, entry(since_ns=at_ns - S, until_ns=at_ns))
     roster.end(rank, raw_now())
-    sent = common.current.next_statuses()
+    sent = common.current.next_phases()
     assert sent is not None
     ((found,),) = [one.spans for one in sent.phases]
     assert sent.phases[0] == RankPhases(rank.number, (found,))

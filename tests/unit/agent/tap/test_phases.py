@@ -252,7 +252,7 @@ def test_an_end_beyond_a_limit_ends_no_other_phase(clock: Clock) -> None:
 
 
 def test_more_threads_than_are_kept(clock: Clock) -> None:
-    """Loaders take all places and share one phase: the main thread has its place all the same, and
+    """Loaders take all places and share one phase: the main thread still has its place, and
     a loader without one that comes and goes does not end the phase of another."""
     load, leave = phase("load"), threading.Event()
     inside = threading.Semaphore(0)
