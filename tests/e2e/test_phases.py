@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from typing import Any
 
 import pytest
 
-from frd.cli.commands.demo.scenarios import Scenario
-from tests.world.daemons import JOBS, finding_with, frd, watched
+from frd.cli.commands.demo.scenarios import SCENARIOS, Scenario
+from tests.world.daemons import JOBS, finding_with, frd, until, watched
 
 pytestmark = pytest.mark.torch
 
@@ -35,3 +36,31 @@ def test_a_hang_in_eval_says_so() -> None:
             suspect["phase"],
             suspect["evidence"][:30],
         )
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("trouble", "policy_of", "kind", "words"),
+    [
+        ("grows", "memory", "memory_spike", "began in phase eval since "),
+        ("late", "straggler", "straggler", "in phase eval since "),
+        ("killed", "killed", "rank_lost", "in phase eval since "),
+    ],
+)
+def test_trouble_in_eval_says_so(trouble: str, policy_of: str, kind: str, words: str) -> None:
+    """Rank 1 has left train and is in eval when its memory grows, when it comes late in each step,
+    or when it is killed: the finding that names it says eval."""
+    policy = SCENARIOS[policy_of].policy
+    job = Scenario("trouble", "in eval", str(JOBS / "trouble_in_eval.py"), policy=policy)
+    with watched(job, 2, 10.0, [trouble]) as (stage, client):
+        first = finding_with(client, "suspects", 80.0)
+
+        def suspect_in_phase() -> dict[str, Any] | None:
+            """The agent may report the phase after the finding has opened."""
+            (suspect,) = client.get(f"/api/v1/findings/{first['id']}")["suspects"]
+            return suspect if "phase" in suspect else None
+
+        suspect = until(suspect_in_phase, lambda: f"{first}\n{stage.log('agent')}")
+        assert (first["kind"], suspect["rank"], suspect["phase"]["path"]) == (kind, 1, ["eval"])
+        assert words in suspect["evidence"]
