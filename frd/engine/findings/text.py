@@ -254,9 +254,11 @@ def _lost(finding: Finding) -> str:
 
 
 def phase(found: SuspectPhase, when: str = "in") -> str:
-    """``in phase epoch 3 / eval since 10:02:11``"""
-    names = " / ".join(clean(name) for name in found.path)
-    return f"{when} phase {clean(names)} since {clock_text(found.since_at)}"
+    """``in phase epoch 3 / eval since 10:02:11``; a path that is too long keeps its inner end."""
+    names = " / ".join(clean(name) or "''" for name in found.path)
+    if len(names) > _TEXT_LIMIT:
+        names = "…" + names[1 - _TEXT_LIMIT :]
+    return f"{when} phase {names} since {clock_text(found.since_at)}"
 
 
 def ended(how: ExitInfo) -> str:

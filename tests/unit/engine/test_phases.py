@@ -8,6 +8,7 @@ import pytest
 
 from frd.engine.attempt import Attempt
 from frd.engine.clocks.alignment import Alignment
+from frd.engine.findings import text
 from frd.engine.policy import Policy
 from frd.engine.state.phases import MAX_ENDED, PhasesAt
 from frd.forms import finding_from_json, finding_json
@@ -127,6 +128,17 @@ def test_names_of_phases_are_printable() -> None:
     suspect = suspect_of(job)
     assert suspect.phase is not None
     assert (suspect.phase.path[0] + suspect.evidence).isprintable()
+
+
+def test_the_evidence_keeps_the_innermost_name() -> None:
+    """A path of long names loses its outer ones; a name without text is shown as one."""
+    for path, end in (
+        (("x" * 64,) * 7 + ("eval",), "x / eval"),
+        (("fit", "", "eval"), "in phase fit / '' / eval"),
+    ):
+        words = text.phase(SuspectPhase(path, AlignedNs(at(1)))).partition(" since ")[0]
+        assert words.endswith(end)
+        assert len(words) < 320
 
 
 def test_a_new_process_of_the_rank_has_no_phase_yet() -> None:
