@@ -23,7 +23,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from types import FunctionType
+from typing import Any, TypeVar, cast, overload
 
 MAX_NAME = 64
 """Characters of a name."""
@@ -197,5 +198,13 @@ def _forget() -> None:
     _ended.clear()
 
 
-phase = Phase
+@overload
+def phase(name: F) -> F: ...  # type: ignore[overload-overlap]  # a function is an object, too
+@overload
+def phase(name: object) -> Phase: ...
+def phase(name: Any) -> Any:
+    """A phase of that name. As a decorator without parentheses, the function's own name."""
+    return Phase(name.__name__)(name) if type(name) is FunctionType else Phase(name)
+
+
 os.register_at_fork(after_in_child=_forget)

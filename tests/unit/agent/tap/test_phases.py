@@ -106,6 +106,18 @@ def test_a_decorator(clock: Clock) -> None:
     assert opened() == []
 
 
+def test_a_decorator_without_parentheses(clock: Clock) -> None:
+    """The function stays one, and its name is that of the phase."""
+
+    @phase
+    def evaluate(rounds: int) -> list[tuple[str, ...]]:
+        clock.passes(rounds)
+        return opened()
+
+    assert evaluate(1) == [("evaluate",)]
+    assert opened() == []
+
+
 def test_an_async_function(clock: Clock) -> None:
     """The phase lasts until the coroutine is over, not until it is created."""
 
