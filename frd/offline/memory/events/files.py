@@ -30,7 +30,7 @@ from frd.offline.phases.marks import PhaseMark
 _CHUNK_BYTES: Final = 1 << 19
 """Some thousand events: their columns stay in the cache."""
 _MAX_CHUNK: Final = 1 << 20
-"""What the inflater yields at once."""
+"""What the inflater yields in one piece."""
 _HEAD_BYTES: Final = 64
 _PART_ROWS: Final = 1 << 14
 _PACKED_BYTES: Final = 1 << 18

@@ -67,7 +67,7 @@ def mark_of(event: Event) -> PhaseMark:
     """The mark of a phase event.
 
     Raises:
-        ValueError: it is none, with the reason for people.
+        ValueError: it is not one, with the reason for people.
     """
     kind, rank = event.event_type, event.rank or 0
     try:

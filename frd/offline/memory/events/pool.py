@@ -99,7 +99,7 @@ class PiecePool:
             thread.start()
 
     def _claim(self, job: _Job) -> bool:
-        """True if no process has the job, which then is none for them."""
+        """True if no process has the job: this process may do it."""
         with self._lock:
             if is_left := bool(self._left) and self._left[0] is job:
                 self._left.popleft()

@@ -82,7 +82,7 @@ def test_a_prefix_names_no_rank_that_the_rest_takes_back(tmp_path: Path, name: s
         assert all(any(one <= other for other in whole) for one in found)
 
 
-def test_an_onset_lies_in_its_interval(tmp_path: Path) -> None:
+def test_an_onset_is_within_its_interval(tmp_path: Path) -> None:
     """Ramps of all slopes, between two samples: the true beginning is in the interval."""
     for slope in (0.03, 0.1, 0.4, 2, 9):
         curves = one_of(FLAT, r1=ramp(10.03, slope))
