@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -35,6 +34,8 @@ from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
 
 STEP_NS: Final = 1_000_000_000
 _COLUMNS: Final = 3
+_TOGETHER: Final = 128
+"""Steps that are cut together."""
 _UNDECLARED: Final = -2
 
 
@@ -117,24 +118,36 @@ class Feed:
 
     def steps(self) -> Iterator[AlignedNs]:
         """Yields a second's samples, then the time at which all of them were known; and so on."""
-        lanes = self._lanes
-        first = min(lane.first_ns for lane in lanes)
-        rows = np.concatenate([np.arange(lane.rows.start, lane.rows.stop) for lane in lanes])
-        lane = np.repeat(np.arange(len(lanes)), [len(one) for one in lanes])
-        step = (self._recorded.begin_ns[rows] - first) // STEP_NS
-        order = np.argsort(step, kind="stable")  # within a step by lane, then time
-        rows, lane, step = rows[order], lane[order], step[order]
-        cuts = np.flatnonzero(np.diff(step)) + 1
+        first = min(lane.first_ns for lane in self._lanes)
         now = AlignedNs(first)
-        for a, b in pairwise([0, *cuts.tolist(), len(rows)]):
-            now = AlignedNs(first + (int(step[a]) + 1) * STEP_NS)
-            self._observe(lane[a:b], rows[a:b], now)
+        for step, counts, begins in self._pieces(first):
+            lane = np.repeat(np.arange(len(counts)), counts)
+            before = np.cumsum(counts) - counts
+            rows = np.arange(len(lane)) + np.repeat(begins - before, counts)
+            now = AlignedNs(first + (step + 1) * STEP_NS)
+            self._observe(lane, rows, now)
             self._fail(now)
             yield now
         # No more samples come, and the wait for missing ranks is over.
         now = AlignedNs(max(now, self._ooms[-1].at_ns if self._ooms else 0))
         self._fail(now)
         yield AlignedNs(now + STEP_NS)
+
+    def _pieces(self, first: int) -> Iterator[tuple[int, Int64s, Int64s]]:
+        """The steps with samples: number, and by lane how many samples and the first of them."""
+        begin = self._recorded.begin_ns
+        at = np.array([lane.rows.start for lane in self._lanes])
+        stop = np.array([lane.rows.stop for lane in self._lanes])
+        while (alive := np.flatnonzero(at < stop)).size:
+            number = int(begin[at[alive]].min() - first) // STEP_NS
+            edges = first + STEP_NS * np.arange(number + 1, number + 1 + _TOGETHER)
+            cuts = np.repeat(at[:, None], _TOGETHER + 1, axis=1)
+            for lane in alive.tolist():
+                cuts[lane, 1:] += begin[at[lane] : stop[lane]].searchsorted(edges)
+            counts = np.ascontiguousarray(np.diff(cuts, axis=1).T)
+            for place in np.flatnonzero(counts.any(axis=1)).tolist():
+                yield number + place, counts[place], cuts[:, place]
+            at = cuts[:, -1].copy()
 
     def _observe(self, lane: Int64s, rows: Int64s, now: AlignedNs) -> None:
         """Samples as a table: a row a series, and each at its own moments."""
