@@ -8,6 +8,7 @@ that is named stays named, and a slow rise that is seen later, but began earlier
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -117,27 +118,40 @@ class Decision:
     """Ranks with a smaller excursion that began as early."""
     silent: set[int] = field(default_factory=set)
     """Ranks without samples at the onset."""
+    raised: set[int] = field(default_factory=set)
+    """Ranks whose memory was above its usual level for another reason, or for one that cannot be
+    trusted: another rise within that may not be seen."""
     follows: bool = False
     """It began soon after an earlier rise of another rank."""
     others_follow: bool = False
     """(Nearly) all other ranks rose soon after."""
 
-    @property
-    def lo(self) -> int:
-        return min(rise.lo for rise in self.rises)
+    lo: int = field(init=False)
+    limit: int = field(init=False)
+    """The latest time at which the first of them began."""
+    latest: int = field(init=False)
+    """The latest time at which any of them began."""
+    grown: int = field(init=False)
+    """When they last grew."""
+    back: int = field(init=False)
+    """When all had fallen back."""
+    ranks: set[int] = field(init=False)
 
-    @property
-    def limit(self) -> int:
-        """The latest time at which the first of them began."""
-        return min(rise.hi for rise in self.rises)
+    def __post_init__(self) -> None:
+        self._update()
 
-    def last_grown(self, now: int) -> int:
-        """When they last grew, as far as that was known."""
-        return max(min(one.grown, now) for one in self.rises)
+    def extend(self, rises: Iterable[RankRise]) -> None:
+        self.rises = sorted([*self.rises, *rises], key=lambda one: one.hi)
+        self._update()
 
-    @property
-    def ranks(self) -> set[int]:
-        return {rise.rank for rise in self.rises}
+    def _update(self) -> None:
+        """What all rises together show is kept: each decision is compared with all before it."""
+        self.lo = min(one.lo for one in self.rises)
+        self.limit = min(one.hi for one in self.rises)
+        self.latest = max(one.hi for one in self.rises)
+        self.grown = max(one.grown for one in self.rises)
+        self.back = max(one.back for one in self.rises)
+        self.ranks = _ranks(self.rises)
 
 
 def decide(
@@ -224,11 +238,12 @@ class _Judge:
         starting = [one for one in together if one.from_start]
         is_start = count > 1 and len(_ranks(starting)) > _MOST_STARTING * count
         if is_start or (count > 1 and len(_ranks(together)) >= NEARLY_ALL * count):
-            outcome = Outcome.STARTING if is_start else Outcome.TOGETHER
-            decision = Decision(list(together), outcome)
-            self._take(decision)
             if is_start:
+                decision = Decision(_first_of_each(together), Outcome.STARTING)
+                self._take(decision)
                 self._add_late_starters(decision)
+            else:
+                self._take(Decision(list(together), Outcome.TOGETHER))
             return
         before = [one for one in together if one.began_before]
         if before:
@@ -248,6 +263,18 @@ class _Judge:
             rank for rank, shown in self._samples.items() if shown.is_silent(limit)
         } - decision.ranks
         self._take(decision)
+        if not decision.follows:
+            decision.raised = self._raised(decision)
+
+    def _raised(self, first: Decision) -> set[int]:
+        lo, limit = first.lo, first.limit
+        known = [one for before in self.decisions if before.lo < limit for one in before.rises]
+        untrusted = [one for one in self._open if not one.is_rise and one.established < FOREVER]
+        return {
+            one.rank
+            for one in [*known, *untrusted]
+            if one.lo < limit and min(one.end, one.back) > lo
+        } - first.ranks
 
     def _joins(self, first: Sequence[RankRise], now: int) -> bool:
         """A rise that was seen late, but may have begun before a rank that has been named, makes a
@@ -259,25 +286,27 @@ class _Judge:
             return False
         for one in first:
             one.hi = one.ready if limit <= after.lo else one.hi
-        after.rises = sorted([*after.rises, *first], key=lambda one: one.hi)
-        self._open = [one for one in self._open if one not in first]
+        after.extend(first)
+        self._remove(first)
         return True
 
     def _take(self, decision: Decision) -> None:
-        self._open = [one for one in self._open if one not in decision.rises]
-        decision.follows = any(_follows(decision, before) for before in self.decisions)
+        self._remove(decision.rises)
+        decision.follows = any(_follows(decision, before) for before in reversed(self.decisions))
         self.decisions.append(decision)
+
+    def _remove(self, rises: Iterable[RankRise]) -> None:
+        taken = set(rises)
+        self._open = [one for one in self._open if one not in taken]
 
     def _add_late_starters(self, start: Decision) -> None:
         """Ranks that begin to rise before the others have ended their start."""
-        ended = max(one.grown for one in start.rises)
-        late = [
-            one
-            for one in self._open
-            if one.is_rise and one.lo <= ended and one.rank not in start.ranks
-        ]
-        start.rises += late
-        self._open = [one for one in self._open if one not in late]
+        ended, started = start.grown, start.ranks
+        late = _first_of_each(
+            one for one in self._open if one.is_rise and one.lo <= ended and one.rank not in started
+        )
+        start.extend(late)
+        self._remove(late)
 
     def _leave_undecided(self) -> None:
         while waiting := [one for one in self._open if one.is_rise]:
@@ -292,30 +321,42 @@ class _Judge:
 
 def _follows(one: Decision, before: Decision) -> bool:
     """One may be a consequence of the other, or a late part of it."""
-    if before.outcome is Outcome.TOGETHER:
-        return one.lo <= max(rise.hi for rise in before.rises)
-    if before.outcome not in (Outcome.FIRST, Outcome.BEGAN_BEFORE) or before.ranks & one.ranks:
+    if before.outcome in (Outcome.TOGETHER, Outcome.STARTING):
+        is_late = before.ranks.isdisjoint(one.ranks)
+        if before.outcome is Outcome.STARTING and not is_late:
+            return False
+        return one.lo <= before.latest + (REVEALED_NS if is_late else 0)
+    if before.outcome is Outcome.UNDECIDED or before.back < one.lo:
         return False
-    if all(rise.back < one.lo for rise in before.rises):
+    if abs(one.lo - min(before.grown, one.lo)) > LINK_NS:
         return False
-    return abs(one.lo - before.last_grown(one.lo)) <= LINK_NS
+    return before.ranks.isdisjoint(one.ranks)
 
 
 def mark_followers(decisions: Sequence[Decision], ranks: int) -> None:
-    """Say of each decision whether (nearly) all other ranks rose soon after it."""
+    """Say of each decision whether (nearly) all other ranks rose soon after it.
+
+    Args:
+        decisions: by onset.
+    """
+    onsets = [one.lo for one in decisions]
     for one in decisions:
-        soon = {
-            rank
-            for other in decisions
-            if other is not one and 0 <= other.lo - one.limit <= REVEALED_NS
-            for rank in other.ranks
-        }
         others = ranks - len(one.ranks)
+        after = bisect_left(onsets, one.limit), bisect_right(onsets, one.limit + REVEALED_NS)
+        soon = {rank for other in decisions[slice(*after)] for rank in other.ranks}
         one.others_follow = others > 0 and len(soon - one.ranks) >= NEARLY_ALL * others
 
 
 def _ranks(rises: Iterable[RankRise]) -> set[int]:
     return {one.rank for one in rises}
+
+
+def _first_of_each(rises: Iterable[RankRise]) -> list[RankRise]:
+    """The first rise of each rank, of rises in order."""
+    first: dict[int, RankRise] = {}
+    for one in rises:
+        first.setdefault(one.rank, one)
+    return list(first.values())
 
 
 def _is_nothing(one: RankRise, now: int) -> bool:

@@ -98,6 +98,8 @@ class Excursion:
     """and from here on it is trusted."""
     rise: int = 0
     """Bytes above the usual level when it became so."""
+    jump: int = -1
+    """Where it jumped from less than a rise, if that made it one: it may have begun only there."""
     grown: int = -1
     """Where it last grew."""
     peak: int = 0
@@ -108,6 +110,11 @@ class Excursion:
     """Where its end was seen; -1 if the record ends before."""
     back: int = -1
     """Where it fell back: at its end, or later, when its level had become a usual one."""
+
+    @property
+    def latest(self) -> int:
+        """The first sample that shows it without doubt."""
+        return max(self.first, self.jump)
 
     @property
     def level_is_known(self) -> bool:
@@ -272,11 +279,12 @@ class _Walk:
                 if self._is_trusted(one, above):
                     one.ready, one.rise = at, rise
                 elif above >= lasting:
-                    lately = self._values[max(one.first, at - _SETTLED) : at + 1]
-                    if int(lately.min()) < one.high + rise // 2:
-                        one.end = at  # it comes and goes within its range
+                    if self._comes_and_goes(one, at):
+                        one.end = at
                         return at + 1, None
                     one.ready, one.rise = at, rise
+                if one.ready >= 0:
+                    one.jump = self._jump(one, at)
             if self._has_settled(one, at, patience):
                 return self._settled(one, at, patience), None
             if one.ready >= 0 and (split := self._steeper(one, at)) is not None:
@@ -295,6 +303,21 @@ class _Walk:
         """Whether it is too large for a usual movement that had not been seen before."""
         is_outlier = one.peak - one.high < _CLEAR * (one.high - one.low) and above < _AGAIN
         return not is_outlier and one.exceeds_usual()
+
+    def _comes_and_goes(self, one: Excursion, at: int) -> bool:
+        """Whether it moved down within its range lately; a jump only goes up."""
+        lately = self._values[max(one.first, at - _SETTLED) : at + 1]
+        is_up = lately >= one.high + (one.peak - one.high) // 2
+        return not is_up[int(is_up.argmax()) :].all() or not is_up.any()
+
+    def _jump(self, one: Excursion, at: int) -> int:
+        """The place of a jump that has just made it a rise; -1 if it grew gradually."""
+        split = self._steepened(one, at)
+        return split.first if split is not None and not self._is_rise(one, split) else -1
+
+    def _is_rise(self, one: Excursion, split: Excursion) -> bool:
+        """Whether what was before the steeper part is a rise without it."""
+        return split.high - one.high >= max(self._min_rise, one.slack)
 
     def _fell(self, one: Excursion, at: int, below: int) -> int:
         one.end, one.back = at, at - below + 1
@@ -338,7 +361,11 @@ class _Walk:
         return _PATIENCE + (longest * 5 // 4 if 3 * longest < len(usual) else 0)
 
     def _steeper(self, one: Excursion, at: int) -> Excursion | None:
-        """Another excursion, if the series has just become much steeper than in this one."""
+        """Another excursion, if the series has just become much steeper than in this rise."""
+        split = self._steepened(one, at)
+        return split if split is not None and self._is_rise(one, split) else None
+
+    def _steepened(self, one: Excursion, at: int) -> Excursion | None:
         if at - one.first < 2 * _STEPS + 2:
             return None
         values = self._values
@@ -369,6 +396,10 @@ def onset_of(one: Excursion, at_ns: Int64s, values: Int64s) -> int:
     low = np.flatnonzero(values[: last + 1] <= one.low + height // _LOW_PARTS)
     bottom = int(at_ns[low[-1]]) if len(low) else int(at_ns[0])
     hidden = _GENTLE * (int(at_ns[one.first]) - bottom) // (_LOW_PARTS - 1)
+    fallen = _fallen(one, values)
+    if len(fallen):
+        bottom = min(bottom, int(at_ns[fallen[-1]]))
+        return bottom - _GENTLE * (int(at_ns[one.first]) - bottom) // (_LOW_PARTS - 1)
     if not one.is_clear:
         return bottom - hidden
     twice = np.flatnonzero(seen > one.band + height)
@@ -379,3 +410,16 @@ def onset_of(one: Excursion, at_ns: Int64s, values: Int64s) -> int:
         share = min(height / max(int(seen.max()) - one.band, 1), _MOST_GAPS)
         slow = int((at_ns[one.first if len(twice) else until] - began) * share)
     return min(max(int(at_ns[last]) - _GENTLE * slow, bottom - hidden), int(at_ns[last]))
+
+
+def _fallen(one: Excursion, values: Int64s) -> Int64s:
+    """Where the series was lowest after it had fallen below its usual range, from which it may have
+    climbed through that range since; none if it did not fall."""
+    begin = max(0, one.first - _NEWEST)
+    newest = values[begin : one.first]
+    begin += int((newest >= one.low - one.slack).argmax())
+    newest = values[begin : one.first]
+    lowest = int(newest.min())
+    if lowest >= one.low - one.slack:
+        return np.empty(0, np.int64)
+    return begin + np.flatnonzero(newest <= lowest + (one.band - lowest) // _LOW_PARTS)

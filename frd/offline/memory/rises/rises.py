@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from frd.engine.memory.baseline import REVEALED_NS
@@ -60,8 +60,10 @@ def find_rises(recorded: Recorded, watched: Watched, min_rise: int, warmup_ns: i
     reach = watched.clock_uncertainty_ns
     samples, rises = {}, []
     shown: dict[RankRise, SeriesRise] = {}
+    unsampled = set(watched.missing)
     for rank, lanes in by_rank(watched.lanes):
         if (times := samples_of(recorded, lanes, since)) is None:
+            unsampled.add(rank)
             continue
         samples[rank] = times
         for rise, figures in rank_rises(recorded, lanes, min_rise, since, reach):
@@ -71,6 +73,7 @@ def find_rises(recorded: Recorded, watched: Watched, min_rise: int, warmup_ns: i
         return []
     decisions = decide(rises, samples, reach)
     mark_followers(decisions, len(samples))
+    watched = replace(watched, missing=sorted(unsampled))
     return _Report(watched, shown, len(samples)).rises(_merged(decisions, shown))
 
 
@@ -160,14 +163,16 @@ class _Report:
             and {suspect.rank for suspect in finding.suspects} == one.ranks
         ):
             confidence = Confidence.MEDIUM
-        return tuple(RiseSuspect(rise.rank, confidence) for rise in one.rises)
+        ranks = dict.fromkeys(rise.rank for rise in one.rises)
+        return tuple(RiseSuspect(rank, confidence) for rank in ranks)
 
     def _confidence(self, one: Decision) -> Confidence:
         """High is a promise: this rank rose first, and no other can have risen as early."""
-        if one.follows or len(one.rises) > _MOST_MEDIUM:
+        if one.follows or len(one.ranks) > _MOST_MEDIUM:
             return Confidence.LOW
-        is_open = one.doubtful or one.silent or self._watched.missing or one.others_follow
-        if len(one.rises) > _MOST_HIGH or is_open or not one.rises[0].is_certain:
+        unclear = one.doubtful or one.silent or one.raised or self._watched.missing
+        is_open = unclear or one.others_follow
+        if len(one.ranks) > _MOST_HIGH or is_open or not one.rises[0].is_certain:
             return Confidence.MEDIUM
         return Confidence.HIGH
 

@@ -16,8 +16,8 @@ from frd.offline.memory.feed import Lane
 from frd.offline.memory.rises.rise import Rise
 from frd.offline.memory.rises.rises import MIN_RISE_BYTES, Watched, find_rises
 from frd.offline.phases.answer import Certainty, PhaseAnswer
-from tests.world.memory import EPOCH, GIB, MIB, S, ramp, step
-from tests.world.recordings import FLAT, RECORDINGS, named, one_of, recording
+from tests.world.memory import EPOCH, GIB, MIB, S, Sampler, plus, ramp, step
+from tests.world.recordings import CALM, FLAT, RECORDINGS, named, one_of, recording
 from tests.world.telemetry_files import event, of_job, write
 
 _CUTS = 60
@@ -91,6 +91,38 @@ def test_an_onset_is_within_its_interval(tmp_path: Path) -> None:
         earliest, latest = ((at - EPOCH) / S for at in rise.onset)
         assert earliest <= 10.03 <= latest
         assert latest - earliest < 1
+
+
+def test_an_onset_below_a_level_that_was_left(tmp_path: Path) -> None:
+    """All ranks evaluate until 4.5 s, then rank 1 climbs through that level: it began below it."""
+    evaluates = [plus(CALM, step(2.5, 1.2, end=4.5))] * 4
+    job = recording(*one_of(evaluates, r1=ramp(4.9, 1)), until=10, answer=named(1)).job
+    rises = frd.load_memory(of_job(job, tmp_path / "job")).rises
+    (rise,) = [one for one in rises if one.suspects]
+    earliest, latest = ((at - EPOCH) / S for at in rise.onset)
+    assert earliest <= 4.9 <= latest
+
+
+def test_a_late_starter_that_jumps(tmp_path: Path) -> None:
+    """All ranks fill a cache, rank 0 is sampled half a second later, and jumps before the others
+    have ended: only its start belongs to the start of the job."""
+    fill = [plus(CALM, ramp(0, 0.3, 3))] * 4
+    curves = one_of(fill, r0=step(8, 8))
+    job = recording(*curves, until=13, answer=named(0), r0=Sampler(start=1.5)).job
+    rises = frd.load_memory(of_job(job, tmp_path / "job")).rises
+    assert [(one.common_cause, suspects(one)) for one in rises] == [(True, set()), (False, {0})]
+
+
+def test_a_rank_without_samples_may_have_risen_first(tmp_path: Path) -> None:
+    """Rank 0 has a single sample, and rank 1 rises: the confidence is not high."""
+    events = [event(0, rank=0, device_used_bytes=GIB)]
+    events += [
+        event(at / 10, rank=1, device_id=1, device_used_bytes=(1 + 4 * (at >= 45)) * GIB)
+        for at in range(80)
+    ]
+    (rise,) = frd.load_memory([write(tmp_path / "a.jsonl", events)]).rises
+    assert [one.confidence for one in rise.suspects] == [Confidence.MEDIUM]
+    assert rise.unknown == (0,)
 
 
 def test_figures_of_a_rise(tmp_path: Path) -> None:
