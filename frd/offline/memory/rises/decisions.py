@@ -10,22 +10,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Final
 
-import numpy as np
-
-from frd.engine.memory.baseline import BATCH_NS, REVEALED_NS, SECOND
+from frd.engine.memory.baseline import REVEALED_NS, SECOND
 from frd.engine.memory.onset import NEARLY_ALL
-from frd.model import Int64s
+from frd.offline.memory.rises.decision import Decision, Outcome, ranks_of
+from frd.offline.memory.rises.rank_rise import FOREVER, RankRise, RankSamples
 
-FOREVER: Final = int(np.iinfo(np.int64).max)
 _DOUBT_GAPS: Final = 10
 """Samples for which a small excursion may still become a rise, if that is longer than the time for
 which the live engine waits."""
-_SILENT_GAPS: Final = 3
-"""A rank without samples for so many of its gaps has stopped."""
 _MOST_STARTING: Final = 0.5
 """If more than this share of the ranks rises from the beginning on, the job is starting."""
 _TOO_FEW: Final = 2
@@ -33,125 +27,6 @@ _TOO_FEW: Final = 2
 jitter, those that rise within neighbouring samples rise together."""
 LINK_NS: Final = 60 * SECOND
 """A rise that begins within this long after another is likely to be its consequence."""
-
-
-@dataclass(slots=True, eq=False)
-class RankRise:
-    """A rise, or what may become one, of one rank. Times are aligned ns."""
-
-    rank: int
-    place: int
-    """Which of the rank's rises."""
-    lo: int
-    hi: int
-    """The interval of its onset, as wide as clocks make it."""
-    seen: int
-    """When it was first seen; the sample of `hi`, without the uncertainty of clocks."""
-    established: int
-    """When it was large enough for a rise; `FOREVER` if it never was."""
-    ready: int
-    """When it could be trusted; `FOREVER` if it could not."""
-    grown: int
-    """When it last grew."""
-    end: int
-    """When it was over; `FOREVER` if it was not."""
-    back: int
-    """When it fell back; `FOREVER` if it did not."""
-    from_start: bool
-    """The level before it is unknown."""
-    began_before: bool
-    """It rose already when the recording began."""
-    is_certain: bool
-    """The level before it is well known."""
-    is_rise: bool
-    """It has grown large enough."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankSamples:
-    """The times of a rank's samples, (n,) aligned ns, and how far apart they usually are."""
-
-    at: Int64s
-    gap: int
-
-    def shown_at(self, when: int) -> int:
-        """When it was known what the rank did until `when`: at a sample, or when it was silent."""
-        place = int(self.at.searchsorted(when))
-        following = int(self.at[place]) if place < len(self.at) else FOREVER
-        before = int(self.at[place - 1]) if place else int(self.at[0])
-        return max(when, min(following, before + self._silence))
-
-    def is_silent(self, when: int) -> bool:
-        """There is no sample around that time."""
-        place = int(self.at.searchsorted(when))
-        following = int(self.at[place]) if place < len(self.at) else FOREVER
-        return place == 0 or following - int(self.at[place - 1]) > self._silence
-
-    @property
-    def _silence(self) -> int:
-        return max(_SILENT_GAPS * self.gap, BATCH_NS)
-
-
-class Outcome(Enum):
-    """What is known of rises that belong together."""
-
-    FIRST = auto()
-    """One of these ranks rose first."""
-    TOGETHER = auto()
-    """(Nearly) all ranks rose together."""
-    STARTING = auto()
-    """They rose together from the beginning on: the job was starting."""
-    BEGAN_BEFORE = auto()
-    """It rose already when the recording began; when it began to is not in there."""
-    UNDECIDED = auto()
-    """The recording ends before it is known which rank was first."""
-
-
-@dataclass(slots=True, eq=False)
-class Decision:
-    """Rises that belong together."""
-
-    rises: list[RankRise]
-    """By the onset; the first ranks, or all that rose together."""
-    outcome: Outcome
-    doubtful: set[int] = field(default_factory=set)
-    """Ranks with a smaller excursion that began as early."""
-    silent: set[int] = field(default_factory=set)
-    """Ranks without samples at the onset."""
-    raised: set[int] = field(default_factory=set)
-    """Ranks whose memory was above its usual level for another reason, or for one that cannot be
-    trusted: another rise within that may not be seen."""
-    follows: bool = False
-    """It began soon after an earlier rise of another rank."""
-    others_follow: bool = False
-    """(Nearly) all other ranks rose soon after."""
-
-    lo: int = field(init=False)
-    limit: int = field(init=False)
-    """The latest time at which the first of them began."""
-    latest: int = field(init=False)
-    """The latest time at which any of them began."""
-    grown: int = field(init=False)
-    """When they last grew."""
-    back: int = field(init=False)
-    """When all had fallen back."""
-    ranks: set[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._update()
-
-    def extend(self, rises: Iterable[RankRise]) -> None:
-        self.rises = sorted([*self.rises, *rises], key=lambda one: one.hi)
-        self._update()
-
-    def _update(self) -> None:
-        """What all rises together show is kept: each decision is compared with all before it."""
-        self.lo = min(one.lo for one in self.rises)
-        self.limit = min(one.hi for one in self.rises)
-        self.latest = max(one.hi for one in self.rises)
-        self.grown = max(one.grown for one in self.rises)
-        self.back = max(one.back for one in self.rises)
-        self.ranks = _ranks(self.rises)
 
 
 def decide(
@@ -217,7 +92,7 @@ class _Judge:
     def _wait(self, now: int, together: Sequence[RankRise]) -> int:
         """Until when it is not known what belongs to these, or was before them; `now` if it is."""
         upto = max(one.hi for one in together) + self._reach_ns + 1
-        inside = _ranks(together)
+        inside = ranks_of(together)
         others = [shown for rank, shown in self._samples.items() if rank not in inside]
         wait = max((shown.shown_at(upto) for shown in others), default=now)
         for one in self._open:
@@ -236,8 +111,8 @@ class _Judge:
     def _decide(self, now: int, together: Sequence[RankRise]) -> None:
         count = len(self._samples)
         starting = [one for one in together if one.from_start]
-        is_start = count > 1 and len(_ranks(starting)) > _MOST_STARTING * count
-        if is_start or (count > 1 and len(_ranks(together)) >= NEARLY_ALL * count):
+        is_start = count > 1 and len(ranks_of(starting)) > _MOST_STARTING * count
+        if is_start or (count > 1 and len(ranks_of(together)) >= NEARLY_ALL * count):
             if is_start:
                 decision = Decision(_first_of_each(together), Outcome.STARTING)
                 self._take(decision)
@@ -345,10 +220,6 @@ def mark_followers(decisions: Sequence[Decision], ranks: int) -> None:
         after = bisect_left(onsets, one.limit), bisect_right(onsets, one.limit + REVEALED_NS)
         soon = {rank for other in decisions[slice(*after)] for rank in other.ranks}
         one.others_follow = others > 0 and len(soon - one.ranks) >= NEARLY_ALL * others
-
-
-def _ranks(rises: Iterable[RankRise]) -> set[int]:
-    return {one.rank for one in rises}
 
 
 def _first_of_each(rises: Iterable[RankRise]) -> list[RankRise]:

@@ -9,14 +9,9 @@ from typing import Final
 from frd.engine.memory.baseline import REVEALED_NS
 from frd.model import Confidence, Finding
 from frd.offline.memory.feed import Lane
-from frd.offline.memory.rises.decisions import (
-    LINK_NS,
-    Decision,
-    Outcome,
-    RankRise,
-    decide,
-    mark_followers,
-)
+from frd.offline.memory.rises.decision import Decision, Outcome
+from frd.offline.memory.rises.decisions import LINK_NS, decide, mark_followers
+from frd.offline.memory.rises.rank_rise import RankRise
 from frd.offline.memory.rises.rise import Rise, RiseSuspect
 from frd.offline.memory.rises.series import SeriesRise, by_rank, joined, rank_rises, samples_of
 from frd.offline.memory.rises.words import with_text

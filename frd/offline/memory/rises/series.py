@@ -12,8 +12,9 @@ import numpy as np
 from frd.engine.memory.rise import Attribution
 from frd.model import Int64s, SeriesKind
 from frd.offline.memory.feed import Lane, device_text, series_kinds
-from frd.offline.memory.rises.decisions import FOREVER, RankRise, RankSamples
-from frd.offline.memory.rises.excursions import Excursion, excursions, onset_of
+from frd.offline.memory.rises.excursion import Excursion, onset_of
+from frd.offline.memory.rises.excursions import excursions
+from frd.offline.memory.rises.rank_rise import FOREVER, RankRise, RankSamples
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import ALLOCATED, RESERVED, Origin
 
@@ -85,8 +86,7 @@ def rank_rises(
             of_lane += [one for one in more if not _overlaps(one, of_lane)]
         found += of_lane
     found.sort(key=lambda one: one.rise.hi)
-    for place, one in enumerate(found):
-        one.rise.place = place
+    for one in found:
         yield one.rise, one.shown
 
 
@@ -123,7 +123,6 @@ def _of_series(series: _Series, min_rise: int, reach_ns: int) -> list[_Found]:
         last = max(one.end, one.back) if one.end >= 0 else len(begin) - 1
         rise = RankRise(
             rank=lane.stream.rank,
-            place=0,
             lo=earliest - reach_ns,
             hi=int(end[one.latest]) + reach_ns,
             seen=int(begin[one.first]),

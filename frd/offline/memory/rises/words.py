@@ -9,7 +9,7 @@ from typing import assert_never
 from frd.engine.findings import text
 from frd.engine.memory.text import duration, size, whose
 from frd.forms import clock_text
-from frd.offline.memory.rises.decisions import Outcome
+from frd.offline.memory.rises.decision import Outcome
 from frd.offline.memory.rises.rise import Rise
 
 
