@@ -71,6 +71,7 @@ def load_memory(
 
     Raises:
         TelemetryError: no file has a sample.
+        ConfigError: a time or a number of bytes that cannot be.
     """
     from frd.offline.memory import analyze  # noqa: PLC0415  see above
 

@@ -12,7 +12,12 @@ from pathlib import Path
 import click
 
 from frd.cli import FINDINGS_PRESENT
-from frd.cli.commands.analyze.inputs import analyze_dumps, analyze_traces, check_apart
+from frd.cli.commands.analyze.inputs import (
+    analyze_dumps,
+    analyze_traces,
+    check_apart,
+    check_seconds,
+)
 from frd.cli.commands.analyze.memory import MemoryCommand, parse_size
 from frd.cli.options import PATH, SeveralValues, json_option, ranks_option
 from frd.usage import examples
@@ -52,6 +57,7 @@ from frd.usage import examples
     "--clock-uncertainty",
     metavar="SECONDS",
     type=click.FloatRange(min=0),
+    callback=check_seconds,
     help="With --memory: how far off each host's clock may be. By default 1.",
 )
 @click.option(
@@ -64,6 +70,7 @@ from frd.usage import examples
     "--warmup",
     metavar="SECONDS",
     type=click.FloatRange(min=0),
+    callback=check_seconds,
     help="With --memory: rises within this long from the first sample do not count.",
 )
 @click.option("-p", "--prefix", metavar="P", help="Prefix of the file names, before the rank.")
@@ -105,6 +112,7 @@ from frd.usage import examples
 @click.option(
     "--stall-after",
     type=click.FloatRange(min=0),
+    callback=check_seconds,
     metavar="SECONDS",
     help="How long an op must have waited when dumped to be a hang. Default: the threshold of the "
     "service that took the dumps, else 10.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -14,6 +14,19 @@ from frd.cli.options import progress
 if TYPE_CHECKING:
     from frd.offline.analysis.analyze import Analysis
     from frd.offline.io.analysis import IoAnalysis
+
+
+MAX_SECONDS: Final = 1e9
+"""30 years; more does not fit a time in ns."""
+
+
+def check_seconds(
+    _context: click.Context, _option: click.Parameter, value: float | None
+) -> float | None:
+    """A range of click accepts NaN and infinity."""
+    if value is not None and not value <= MAX_SECONDS:
+        raise click.BadParameter(f"{value:g}: out of range: write a number of seconds, as in 2.5")
+    return value
 
 
 def check_apart(files: Mapping[str, Path | None]) -> None:
