@@ -65,7 +65,8 @@ def _facts(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, Rende
         why = (
             "too little is known" if finding.get("unknown_ranks") else "no single rank is the cause"
         )
-        yield "suspect", Text(f"none: {_meaning(finding.get('reason', why))}")
+        reason = finding.get("reason", why)
+        yield "suspect", Text(f"none: {why if reason == Reason.MEMORY else _meaning(reason)}")
     if finding["victims"]:
         yield "victims", Text(ranks_text(finding["victims"]))
     for label, text in collective_facts(finding):

@@ -15,6 +15,7 @@ from frd.cli.screens.finding_panel import ranks_text
 from frd.cli.screens.verdict import facts_table, findings_parts, period_text, warning_facts
 from frd.engine.memory.text import size
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank
+from frd.offline.memory.notes import before_text
 from frd.usage import plain
 
 MAX_RANKS = 8
@@ -27,6 +28,10 @@ def memory_verdict(analysis: MemoryAnalysis, files: Sequence[Path]) -> Iterator[
     partial = any(job.missing_ranks for job in analysis.jobs)
     style = "red" if analysis.fault else "yellow" if partial else "green"
     yield from findings_parts(analysis.summary, analysis.findings, style)
+    if len(analysis.findings) == 1:  # of several, the summary is on top
+        (finding,) = analysis.findings
+        if before := before_text(finding, analysis.rises):
+            yield Text(before, style="yellow")
     yield facts_table(_facts(analysis, files))
 
 
@@ -75,7 +80,7 @@ def _phases(analysis: MemoryAnalysis) -> Iterator[tuple[str, Text]]:
         name = f"{gain.job}: " if several else ""
         path = " / ".join(gain.path) or "outside of phases"
         sign = "+" if gain.bytes_gained >= 0 else ""
-        most = f", most on rank {gain.most_rank}" if gain.ranks > 1 else ""
+        most = f", most on rank {gain.most_rank}" if gain.ranks > 1 and gain.most_bytes else ""
         gained = f"{sign}{size(gain.bytes_gained)} on {_count(gain.ranks, 'rank')}"
         line = f"{name}{path}: {gained}{most}"
         yield "phases" if number == 0 else "", Text(plain(line))
@@ -84,14 +89,14 @@ def _phases(analysis: MemoryAnalysis) -> Iterator[tuple[str, Text]]:
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _samples(job: MemoryJob) -> str:
-    world = max(job.world_size, len(job.ranks))
+    world = len(job.ranks) + len(job.missing_ranks)
     count = sum(usage.samples for usage in job.ranks.values())
-    hosts = "host" if len(job.hosts) == 1 else "hosts"
-    return f"{len(job.ranks)} of {world} ranks on {len(job.hosts)} {hosts}, {count:,} samples"
+    of_world = f"{len(job.ranks)} of {_count(world, 'rank')}"
+    return f"{of_world} on {_count(len(job.hosts), 'host')}, {_count(count, 'sample')}"
 
 
 def _memory(analysis: MemoryAnalysis, job: MemoryJob) -> Iterator[str]:

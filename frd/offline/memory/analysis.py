@@ -48,6 +48,12 @@ class MemoryJob:
     clock_uncertainty_ns: int
     """Of every host; 0 if there is only one."""
 
+    @property
+    def length_ns(self) -> int:
+        """From the first sample of any rank to the last."""
+        ranks = self.ranks.values()
+        return max(one.last_ns for one in ranks) - min(one.first_ns for one in ranks)
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryAnalysis:

@@ -20,7 +20,7 @@ from frd.engine.findings.claim import Known
 from frd.engine.findings.tracker import Tracker
 from frd.engine.memory.detector import MemoryDetector
 from frd.engine.policy import Policy
-from frd.errors import TelemetryError
+from frd.errors import ConfigError, TelemetryError
 from frd.model import AlignedNs, AttemptKey, Finding, FindingState
 from frd.offline.io.analysis import IoAnalysis
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank
@@ -38,6 +38,8 @@ from frd.offline.phases.table import PhaseTable, build_phases
 CLOCK_UNCERTAINTY_S: Final = 1.0
 """Default clock uncertainty of each host, for clocks kept by a time service. Rises on two hosts
 within twice that are a tie."""
+MAX_SECONDS: Final = 1e9
+"""30 years; no recording is longer."""
 _WARMUP_SHARE: Final = 0.25
 """Of a short record so much, at most, is taken for the job's start, in which a rise alarms only
 if it goes on."""
@@ -56,6 +58,16 @@ class MemoryOptions:
     found, and those within a quarter of the record, at most a minute, alarm only if they go on."""
     io: IoAnalysis | None = None
     """Traces, whose annotations are phases."""
+
+    def __post_init__(self) -> None:
+        seconds = {"clock_uncertainty_s": self.clock_uncertainty_s, "warmup_s": self.warmup_s}
+        for name, value in seconds.items():
+            if value is not None and not 0 <= value <= MAX_SECONDS:
+                raise ConfigError(f"{name}: {value}: not from 0 to {MAX_SECONDS:g} s: name another")
+        if self.min_rise_bytes <= 0:
+            raise ConfigError(
+                f"min_rise_bytes: {self.min_rise_bytes}: not above 0: name a number of bytes"
+            )
 
 
 DEFAULT: Final = MemoryOptions()
@@ -76,7 +88,11 @@ def load_memory(
     recorded = read_recording(files, warnings, progress or (lambda done, total: None))
     if not len(recorded.stream):
         what = files[0] if files else "no files"
-        because = f" ({warnings[0]})" if warnings else ""
+        what = f"{what} and {len(files) - 1} more" if len(files) > 1 else what
+        known = [*warnings, *notes_of(recorded)]
+        if recorded.marks:
+            known.append("all events are of phases")
+        because = f" ({known[0]})" if known else ""
         raise TelemetryError(f"{what}: no memory sample in it{because}: name telemetry files")
     unnamed = files[0].absolute().parent.name or "job"
     return analyze_memory(recorded, warnings, options, unnamed=unnamed)
@@ -114,12 +130,12 @@ def analyze_memory(
         phase_gains=tuple(phases.gains(_series(recorded, jobs)) if phases.spans else ()),
         jobs=tuple(jobs),
         clock_source=clocks_text(jobs, reach_ns),
-        summary=summary_of(findings, rises, jobs, options.min_rise_bytes),
+        summary=summary_of(findings, rises, jobs, options.min_rise_bytes, options.warmup_s or 0.0),
         warnings=(
             *warnings,
             *notes_of(recorded),
             *phases.warnings,
-            *(note for job in jobs for note in job_notes(job)),
+            *(note for job in jobs for note in job_notes(job, options.warmup_s or 0.0)),
             *([several] if len(jobs) > 1 else []),
         ),
         recorded=recorded,
@@ -135,7 +151,7 @@ def _job(
 ) -> MemoryJob:
     ranks = {rank: _rank(recorded, list(of)) for rank, of in groupby(lanes, _rank_of)}
     hosts = dict.fromkeys(lane.stream.host for lane in lanes)
-    missing = set(range(world_size)) - ranks.keys()
+    missing = set(range(max(world_size, max(ranks) + 1))) - ranks.keys()
     return MemoryJob(
         job=name,
         world_size=world_size,
@@ -184,10 +200,9 @@ def _rank(recorded: Recorded, lanes: Sequence[Lane]) -> MemoryRank:
 def _findings(recorded: Recorded, job: MemoryJob, warmup_s: float | None) -> list[Finding]:
     """As the live engine gives them, in their last version."""
     begin = min(lane.first_ns for lane in job.lanes)
-    length_s = (max(lane.last_ns for lane in job.lanes) - begin) / 1e9
     live = Policy()
     if warmup_s is None:
-        warmup_s = min(live.memory_warmup_s, length_s * _WARMUP_SHARE)
+        warmup_s = min(live.memory_warmup_s, job.length_ns / 1e9 * _WARMUP_SHARE)
     policy = replace(live, memory_warmup_s=warmup_s)
     world_size = max(job.world_size, max(job.ranks) + 1)
     attempt = Attempt(AttemptKey(job.job, 0), world_size, policy, AlignedNs(begin))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from frd.engine.findings import text
-from frd.engine.memory.text import size
+from frd.engine.memory.text import duration, size
 from frd.forms import span_text
 from frd.model import Finding
 from frd.offline.memory.analysis import MemoryJob
@@ -36,8 +36,14 @@ def notes_of(recorded: Recorded) -> Iterator[str]:
         )
 
 
-def job_notes(job: MemoryJob) -> Iterator[str]:
+def job_notes(job: MemoryJob, warmup_s: float = 0.0) -> Iterator[str]:
     """What is odd about the ranks of a job."""
+    length_s = job.length_ns / 1e9
+    if warmup_s and warmup_s >= length_s:
+        yield (
+            f"{job.job}: the recording lasts {duration(length_s)}, all of it within --warmup "
+            f"{warmup_s:g}: no rise is looked for"
+        )
     few = [rank for rank, usage in job.ranks.items() if usage.samples < 2]
     if few:
         yield f"{job.job}: {text.ranks(few)}: fewer than two samples: not judged"
@@ -48,7 +54,10 @@ def job_notes(job: MemoryJob) -> Iterator[str]:
     if again := sorted(set(after) - set(parallel)):
         yield f"{job.job}: {text.ranks(again)}: another process took over: judged from there on"
     if job.world_size and max(job.ranks) >= job.world_size:
-        yield f"{job.job}: rank {max(job.ranks)} in a world of {job.world_size}: there are more"
+        yield (
+            f"{job.job}: rank {max(job.ranks)}, but world_size is {job.world_size}: a world of "
+            f"{max(job.ranks) + 1} is assumed"
+        )
 
 
 def clocks_text(jobs: Sequence[MemoryJob], uncertainty_ns: int) -> str:
@@ -62,23 +71,29 @@ def clocks_text(jobs: Sequence[MemoryJob], uncertainty_ns: int) -> str:
 
 
 def summary_of(
-    findings: Sequence[Finding], rises: Sequence[Rise], jobs: Sequence[MemoryJob], min_rise: int
+    findings: Sequence[Finding],
+    rises: Sequence[Rise],
+    jobs: Sequence[MemoryJob],
+    min_rise: int,
+    warmup_s: float = 0.0,
 ) -> str:
     """The first finding, since the others are younger, or closed; else the first rise."""
     absent = [rank for job in jobs for rank in job.missing_ranks]
     without = f"; no samples of {text.ranks(absent)}" if absent and len(jobs) == 1 else ""
     if not findings:
-        return f"no memory trouble; {verdict_text(rises, min_rise)}{without}"
+        verdict = verdict_text(rises, min_rise, warmup_s, several=len(jobs) > 1)
+        return f"no memory trouble; {verdict}{without}"
     more = f" ({len(findings) - 1} more below)" if len(findings) > 1 else ""
-    return f"{findings[0].summary}{more}{_before(findings[0], rises)}{without}"
+    before = f"; {earlier}" if (earlier := before_text(findings[0], rises)) else ""
+    return f"{findings[0].summary}{more}{before}{without}"
 
 
-def _before(finding: Finding, rises: Sequence[Rise]) -> str:
-    """A rise of another rank that is too small to alarm, but was earlier."""
+def before_text(finding: Finding, rises: Sequence[Rise]) -> str:
+    """A rise of another rank that is too small to alarm, but was earlier; empty if none."""
     named = {suspect.rank for suspect in finding.suspects}
     of_job = [rise for rise in rises if rise.job == finding.job and rise.suspects]
     about = next((rise for rise in of_job if rise.alarming and named & set(rise.ranks)), None)
     first = of_job[0] if of_job else None
     if about is None or first is None or first is about or named & set(first.ranks):
         return ""
-    return f"; before it, memory of {text.ranks(first.ranks)} rose by {size(first.bytes)}"
+    return f"before it, memory of {text.ranks(first.ranks)} rose by {size(first.bytes)}"

@@ -68,12 +68,15 @@ def _too_early(rise: Rise) -> str:
     return "too early to say whether it was first: the recording ends too soon after it"
 
 
-def verdict_text(rises: Sequence[Rise], min_rise: int) -> str:
-    """The answer for a recording without trouble."""
+def verdict_text(
+    rises: Sequence[Rise], min_rise: int, warmup_s: float = 0.0, *, several: bool = False
+) -> str:
+    """The answer for a recording without trouble; of `several` jobs it names the job."""
     named = [rise for rise in rises if rise.suspects]
     open_ones = [rise for rise in rises if not rise.suspects and not rise.common_cause]
-    if found := (named or open_ones):
-        return found[0].text
-    if rises:
-        return f"{rises[0].text}; no rank's memory rose alone"
-    return f"no rank's memory rose by more than {size(min_rise)}"
+    if found := (named or open_ones or rises):
+        name = f"{found[0].job}: " if several else ""
+        alone = "" if named or open_ones else "; no rank's memory rose alone"
+        return f"{name}{found[0].text}{alone}"
+    after = f" after the first {warmup_s:g} s" if warmup_s else ""
+    return f"no rank's memory rose by more than {size(min_rise)}{after}"

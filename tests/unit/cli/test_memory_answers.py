@@ -1,0 +1,138 @@
+"""What a person reads of `frd analyze --memory`, and what is said of impossible input."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import frd
+from frd.cli import FINDINGS_PRESENT, USAGE, run
+from frd.errors import ConfigError, TelemetryError
+from frd.model import Confidence
+from tests.world.memory import Job, Row, level, plus, ramp, step
+from tests.world.telemetry_files import event, of_job, write
+
+CALM = level(40)
+CLIMB = plus(CALM, ramp(30, 2))
+OF_ALLOCATOR = {"allocator_allocated_bytes": None, "allocator_reserved_bytes": None}
+SCOPE = {
+    "action": "enter",
+    "name": "eval",
+    "path": ["eval"],
+    "scope_id": "a",
+    "thread_id": 1,
+    "thread_name": "MainThread",
+    "sequence": 1,
+}
+
+
+def job(*curves: Any) -> Job:
+    return Job([Row(rank, curve) for rank, curve in enumerate(curves)], 45)
+
+
+def test_an_earlier_small_rise_is_on_the_first_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One finding, whose panel says "rose first", and a rise of another rank before it."""
+    files = of_job(job(plus(CALM, step(20, 0.3)), CLIMB, CALM, CALM), tmp_path / "job")
+    assert run(["analyze", "--memory", *map(str, files)]) == FINDINGS_PRESENT
+    assert "\nbefore it, memory of rank 0 rose by 307.2 MiB" in capsys.readouterr().out
+
+
+def test_a_common_cause_has_no_suspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All ranks climb together: the panel names nothing that "rose first"."""
+    files = of_job(job(CLIMB, CLIMB, CLIMB, CLIMB), tmp_path / "job")
+    assert run(["analyze", "--memory", *map(str, files)]) == FINDINGS_PRESENT
+    out = capsys.readouterr().out
+    assert "suspect  none: no single rank is the cause" in out
+    assert "none: its memory" not in out
+
+
+def test_the_answer_names_the_job_of_several(tmp_path: Path) -> None:
+    """Two jobs, one of which has a rise, too small for a finding."""
+    one = of_job(job(CALM, CALM), tmp_path / "one")
+    two = of_job(job(CALM, plus(CALM, step(20, 0.3))), tmp_path / "two")
+    for path in two:
+        write(path, path.read_bytes().replace(b'"llama"', b'"opus"'))
+    found = frd.load_memory([*one, *two])
+    assert found.summary.startswith("no memory trouble; opus: memory of rank 1 rose first")
+
+
+def test_a_rank_beyond_the_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranks 0, 1 and 3 say that the world has three ranks: rank 2 is missing, of four."""
+    events = [event(at / 10, rank=rank, world_size=3) for at in range(50) for rank in (0, 1, 3)]
+    path = write(tmp_path / "a.jsonl", events)
+    assert run(["analyze", "--memory", str(path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "3 of 4 ranks on 1 host, 150 samples" in out
+    assert "rank 3, but world_size is 3: a world of 4 is assumed" in out
+
+
+def test_ranks_below_the_highest_are_missing_without_a_world_size(tmp_path: Path) -> None:
+    """Files of ranks 0 and 3, and no world size: ranks 1 and 2 may have risen before."""
+    rises = job(CALM, CALM, CALM, plus(CALM, step(20, 0.3)))
+    files = of_job(rises, tmp_path / "job")
+    for path in files:
+        write(path, path.read_bytes().replace(b'"world_size": 4', b'"world_size": null'))
+    found = frd.load_memory([files[0], files[3]])
+    assert found.jobs[0].missing_ranks == (1, 2)
+    assert [s.confidence for s in found.rises[0].suspects] == [Confidence.MEDIUM]
+
+
+def test_a_recording_shorter_than_the_warm_up(tmp_path: Path) -> None:
+    """Nothing is judged, and the answer does not claim more."""
+    files = of_job(job(CALM, CLIMB), tmp_path / "job")
+    found = frd.load_memory(files, warmup_s=100)
+    assert found.summary == (
+        "no memory trouble; no rank's memory rose by more than 64.0 MiB after the first 100 s"
+    )
+    assert any("all of it within --warmup 100: no rise is looked for" in w for w in found.warnings)
+
+
+@pytest.mark.parametrize("option", ["--warmup", "--clock-uncertainty"])
+@pytest.mark.parametrize("value", ["nan", "inf", "1e300"])
+def test_seconds_that_are_no_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    """A usage error that names the option, not a traceback."""
+    path = write(tmp_path / "a.jsonl", [event(0), event(1)])
+    assert run(["analyze", "--memory", str(path), option, value]) == USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"frd: error: {option}: ")
+    assert "out of range: write a number of seconds" in line
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"warmup_s": -1.0},
+        {"warmup_s": math.nan},
+        {"clock_uncertainty_s": -1},
+        {"min_rise_bytes": 0},
+    ],
+)
+def test_impossible_options_in_python(tmp_path: Path, options: dict[str, Any]) -> None:
+    """The error names the argument."""
+    path = write(tmp_path / "a.jsonl", [event(0), event(1)])
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        frd.load_memory([path], **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"device_used_bytes": None} | OF_ALLOCATOR, "no counter"),
+        ({"event_type": "phase_enter", "metadata": {"phase_scope": SCOPE}}, "of phases"),
+        ({"event_type": "start"}, "no samples"),
+    ],
+)
+def test_files_without_samples_say_what_is_in_them(
+    tmp_path: Path, change: dict[str, Any], why: str
+) -> None:
+    """Events of other kinds, or without numbers: the error says so, and names the files."""
+    files = [write(tmp_path / f"{name}.jsonl", [event(0, **change)]) for name in "ab"]
+    with pytest.raises(TelemetryError, match=rf"a.jsonl and 1 more: .*{why}.*: name telemetry"):
+        frd.load_memory(files)
