@@ -19,12 +19,13 @@ import pytest
 from frd import load_memory
 from frd.flight.entry import Frame
 from frd.offline.analysis.analyze import Analysis, analyze
+from frd.offline.io.analysis import load_traces
 from frd.offline.load.folder import load_trace
 from frd.offline.memory.analysis import MemoryAnalysis
 from frd.offline.output.export import export_timeline
 from frd.offline.output.timeline import MAX_LANES
+from tests.world.io_traces import T0_US, Call, Writer, write_trace
 from tests.world.memory import EPOCH, GIB, S
-from tests.world.recorded_memory import a_rise
 from tests.world.telemetry_files import event, write
 from tests.world.traces import MS, T0, Folder, Row
 
@@ -195,17 +196,14 @@ def recorded(folder: Path, begin_ns: int = EPOCH) -> MemoryAnalysis:
 
 def test_memory_as_counters(tmp_path: Path) -> None:
     """Counters in bytes below each rank, equal values once; a rise is a slice on two tracks."""
-    memory = a_rise(recorded(tmp_path), ranks=(1,), at_s=0.05, end_s=0.2)
+    memory = recorded(tmp_path)
     path = tmp_path / "t.pftrace"
     export_timeline(None, path, lambda done, total: None, memory=memory)
     with loaded(path) as processor:
         assert complaints(processor) == []
         found = rows(processor, COUNTERS)
         slices = "select name, ts, dur, category from slice"
-        assert (
-            rows(processor, slices)
-            == [(memory.rises[0].text, EPOCH + 50 * MS, 150 * MS, "rise")] * 2
-        )
+        assert rows(processor, slices) == [(memory.rises[0].text, EPOCH, 200 * MS, "rise")] * 2
     one = "rank 1 on n0"
     assert [row[3:] for row in found if row[:2] == (one, "device used")] == [
         (EPOCH, 21.0 * GIB),
@@ -236,6 +234,24 @@ def test_memory_with_the_collectives(tmp_path: Path) -> None:
                 "rank 1 (first cause)",
             }
         )
+
+
+def test_memory_with_the_spans_of_traces(tmp_path: Path) -> None:
+    """Traces and memory of the same ranks, without dumps: one track a rank has both."""
+    for rank in (0, 1):
+        writer = Writer("v2.2", 100 + rank)
+        calls = [Call("read", 10, 20, file="/data/a", ret=5)]
+        lines = [writer.metadata("CM", "rank", rank), *writer.lines(calls)]
+        write_trace(tmp_path / "traces" / f"t{rank}.pfw", lines)
+    path = tmp_path / "t.pftrace"
+    memory = recorded(tmp_path, T0_US * 1_000)
+    io = load_traces([tmp_path / "traces"])
+    export_timeline(None, path, lambda done, total: None, io, memory)
+    with loaded(path) as processor:
+        assert complaints(processor) == []
+        assert {row[0] for row in rows(processor, COUNTERS)} == {"rank 0 on n0", "rank 1 on n0"}
+        parents = {row[:2] for row in rows(processor, TRACKS) if row[5] != "rise"}
+        assert parents == {("rank 0 on n0", "I/O pid 100"), ("rank 1 on n0", "I/O pid 101")}
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces (../shared/traces) are not here")

@@ -67,10 +67,10 @@ def write_timeline(
         for number, rank in enumerate(ranks, 1):
             tracks[rank] = timeline.add_rank(rank)
             progress(number, len(ranks))
-    if io is not None:
-        add_io(writer, io, tracks, progress, order=_RANKS)
     if memory is not None:
         add_memory(writer, memory, tracks, offsets, progress, order=_RANKS)
+    if io is not None:
+        add_io(writer, io, tracks, progress, order=_RANKS)
     writer.flush()
 
 

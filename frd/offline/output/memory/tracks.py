@@ -40,7 +40,7 @@ _JOBS_APART: Final = 100
 def add_memory(
     writer: TraceWriter,
     analysis: MemoryAnalysis,
-    tracks: Mapping[int, int],
+    tracks: dict[int, int],
     offsets: Mapping[int, ClockOffset] | None,
     progress: Callable[[int, int], None],
     *,
@@ -48,8 +48,9 @@ def add_memory(
 ) -> None:
     """Add counters, rises and findings.
 
-    `tracks` are those of ranks that are there; `order` is the place of others. The tracks of dumps
-    belong to one job, so memory of several jobs has separate tracks.
+    `tracks` are those of ranks that are there; `order` is the place of others, which are added to
+    it. The tracks of dumps and traces belong to one job, so memory of several jobs has separate
+    tracks.
     """
     known = tracks if len(analysis.jobs) == 1 else {}
     memory = _Memory(writer, analysis, offsets)
@@ -60,7 +61,9 @@ def add_memory(
     for number, job in enumerate(analysis.jobs):
         for rank, of_rank in groupby(job.lanes, lambda lane: lane.stream.rank):
             place = order * min(number + 1, _JOBS_APART) + rank
-            memory.add_rank(job, rank, list(of_rank), known.get(rank), place)
+            track = memory.add_rank(job, rank, list(of_rank), known.get(rank), place)
+            if len(analysis.jobs) == 1:
+                tracks[rank] = track
             done += 1
             progress(done, total)
 
@@ -134,8 +137,8 @@ class _Memory:
 
     def add_rank(
         self, job: MemoryJob, rank: int, lanes: list[Lane], parent: int | None, order: int
-    ) -> None:
-        """The counters of a rank, below its track, and its rises."""
+    ) -> int:
+        """Add the counters of a rank, below its track, and its rises; return that track."""
         if parent is None:
             is_suspect = (job.job, rank) in self._suspects
             name = f"{job.job}: " if self._several else ""
@@ -163,6 +166,7 @@ class _Memory:
                 self._add_counter(times[known], values[known, column], counters[title])
                 if lane.stream.of_host:
                     break
+        return parent
 
     def _add_counter(self, times: Int64s, values: Int64s, track: int) -> None:
         changed = changes(values)
