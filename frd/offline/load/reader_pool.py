@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from frd.offline.load.file_reading import Reader, Reading
 
@@ -90,17 +91,9 @@ class _Process:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", "frd.offline.load.reader_process", str(number)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment(),
+        self._popen, self._input, self._output = start_reader(
+            "frd.offline.load.reader_process", str(number)
         )
-        assert self._popen.stdin is not None
-        assert self._popen.stdout is not None
-        self._input, self._output = self._popen.stdin, self._popen.stdout
-        widen(self._output.fileno())
 
     def read(self, rank: int, path: Path) -> Reading | None:
         """None when the process has died."""
@@ -120,13 +113,29 @@ class _Process:
         self._popen.wait()
 
 
-def environment() -> dict[str, str]:
-    """A reader finds modules where the caller does, and numpy in it uses one thread."""
+def start_reader(
+    module: str, *arguments: str
+) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
+    """A process of this Python that runs a module, its standard input and its output.
+
+    It finds modules where the caller does, and numpy in it uses one thread.
+    """
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    return {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    popen = subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path, **one_thread},
+    )
+    assert popen.stdin is not None
+    assert popen.stdout is not None
+    _widen(popen.stdout.fileno())
+    return popen, popen.stdin, popen.stdout
 
 
-def widen(descriptor: int) -> None:
+def _widen(descriptor: int) -> None:
     """A larger pipe means fewer switches between processes; optional."""
     with suppress(AttributeError, OSError):
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

@@ -9,7 +9,6 @@ of the pieces, and a reader that is far ahead waits, so memory is bounded.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from collections import deque
@@ -21,7 +20,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from frd.errors import TelemetryError
-from frd.offline.load.reader_pool import environment, widen
+from frd.offline.load.reader_pool import start_reader
 from frd.offline.memory.events.files import EventFile, Part, Piece
 from frd.offline.memory.events.messages import read_parts, write_piece
 
@@ -156,17 +155,7 @@ class _Process:
     """One reader process."""
 
     def __init__(self) -> None:
-        self._popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", "frd.offline.memory.events.process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment(),
-        )
-        assert self._popen.stdin is not None
-        assert self._popen.stdout is not None
-        self._input, self._output = self._popen.stdin, self._popen.stdout
-        widen(self._output.fileno())
+        self._popen, self._input, self._output = start_reader("frd.offline.memory.events.process")
 
     def wait(self) -> None:
         """Until it is ready, or has died."""
