@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from textwrap import wrap
-from typing import Final
+from typing import Any, Final
 
 import matplotlib as mpl
 import numpy as np
@@ -143,7 +143,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     for number, line in enumerate(panel.others):
         _draw_other(axes, line, number, has_suspects=bool(of_suspects))
     for line in panel.suspects:
-        axes.plot(line.at_s, line.bytes, color=colours[line.rank], lw=1.9, label=line.label)
+        _plot(axes, line, color=colours[line.rank], lw=1.9, label=line.label)
     _set_range(axes, panel)
     _draw_marks(axes, panel, colours)
     axes.set_title(panel.title, loc="left", size=10, color=_INK, pad=16)
@@ -169,16 +169,22 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         )
 
 
+def _plot(axes: Axes, line: Line, **style: Any) -> None:
+    """A line of one sample is a point; without a marker it would not be drawn."""
+    marker = "o" if np.count_nonzero(~np.isnan(line.bytes)) == 1 else ""
+    axes.plot(line.at_s, line.bytes, marker=marker, **style)
+
+
 def _draw_other(axes: Axes, line: Line, number: int, *, has_suspects: bool) -> None:
     """If there are suspects, the others are grey; otherwise each has a colour, some with dashes."""
     dashed = number >= len(_COLOURS)
     if has_suspects:
         label = "other ranks" if number == 0 else "_"
-        axes.plot(line.at_s, line.bytes, color=_GREY, lw=0.9, label=label, zorder=1.5)
+        _plot(axes, line, color=_GREY, lw=0.9, label=label, zorder=1.5)
         return
     colour = _COLOURS[(number + 1) % len(_COLOURS)]
     style = "--" if dashed else "-"
-    axes.plot(line.at_s, line.bytes, color=colour, lw=1.2, ls=style, label=line.label)
+    _plot(axes, line, color=colour, lw=1.2, ls=style, label=line.label)
 
 
 def _draw_band(axes: Axes, band: Band) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from html import escape
@@ -121,6 +122,14 @@ def test_the_same_bytes_every_time(tmp_path: Path, ending: str) -> None:
 def test_short_recordings(tmp_path: Path, ranks: int, samples: int) -> None:
     """One sample of one rank, and a few of many, are drawn without a warning."""
     assert drawn(recorded(tmp_path, ranks, samples), tmp_path / "a.png")[1:4] == b"PNG"
+
+
+def test_one_sample_is_drawn(tmp_path: Path) -> None:
+    """A rank with a single sample is a point, not an empty picture."""
+    one, two = (drawn(recorded(tmp_path, 1, many), tmp_path / f"{many}.svg") for many in (1, 2))
+    point = rb'<g clip-path="[^"]*">\s*<use '
+    assert re.search(point, one)
+    assert not re.search(point, two)
 
 
 def test_names_are_no_formulas_and_no_tags(tmp_path: Path) -> None:
