@@ -28,7 +28,7 @@ def memory_verdict(analysis: MemoryAnalysis, files: Sequence[Path]) -> Iterator[
     partial = any(job.missing_ranks for job in analysis.jobs)
     style = "red" if analysis.fault else "yellow" if partial else "green"
     yield from findings_parts(analysis.summary, analysis.findings, style)
-    if len(analysis.findings) == 1:  # of several, the summary is on top
+    if len(analysis.findings) == 1 and len(analysis.jobs) == 1:  # else the summary is on top
         (finding,) = analysis.findings
         if before := before_text(finding, analysis.rises):
             yield Text(before, style="yellow")
@@ -49,7 +49,7 @@ def _facts(analysis: MemoryAnalysis, files: Sequence[Path]) -> Iterator[tuple[st
             what = f"{name}ranks without samples: {ranks_text(job.missing_ranks)}"
             yield "not known", Text(plain(what), style="yellow")
     if (more := len(analysis.jobs) - MAX_JOBS) > 0:
-        yield "", Text(f"… {more} more jobs: --json has all of them", style="dim")
+        yield "", Text(f"… {_count(more, 'more job')}: --json has all of them", style="dim")
     yield from _rises(analysis)
     yield from _phases(analysis)
     yield "clocks", Text(plain(analysis.clock_source))
@@ -68,7 +68,7 @@ def _rises(analysis: MemoryAnalysis) -> Iterator[tuple[str, Text]]:
         style = "red" if rise.alarming else ""
         yield "rises" if number == 0 else "", Text(plain(f"{name}{rise.text}{sure}"), style=style)
     if (more := len(analysis.rises) - MAX_RISES) > 0:
-        yield "", Text(f"… {more} more rises: --json has all of them", style="dim")
+        yield "", Text(f"… {_count(more, 'more rise')}: --json has all of them", style="dim")
 
 
 def _phases(analysis: MemoryAnalysis) -> Iterator[tuple[str, Text]]:
@@ -85,7 +85,7 @@ def _phases(analysis: MemoryAnalysis) -> Iterator[tuple[str, Text]]:
         line = f"{name}{path}: {gained}{most}"
         yield "phases" if number == 0 else "", Text(plain(line))
     if (more := len(shown) - MAX_PHASES) > 0:
-        yield "", Text(f"… {more} more phases: --json has all of them", style="dim")
+        yield "", Text(f"… {_count(more, 'more phase')}: --json has all of them", style="dim")
 
 
 def _count(number: int, noun: str) -> str:
@@ -111,7 +111,7 @@ def _memory(analysis: MemoryAnalysis, job: MemoryJob) -> Iterator[str]:
         what = _WHAT.get(usage.what, "")
         yield f"rank {rank}: {what}{moved}, at most {size(usage.peak_bytes)}{capacity}"
     if (more := len(order) - MAX_RANKS) > 0:
-        yield f"… {more} more ranks used less: --json has all of them"
+        yield f"… {_count(more, 'rank')} used no more: --json has all of them"
 
 
 _WHAT = {"allocator": "torch's allocator ", "host": "host memory "}

@@ -83,9 +83,10 @@ def summary_of(
     if not findings:
         verdict = verdict_text(rises, min_rise, warmup_s, several=len(jobs) > 1)
         return f"no memory trouble; {verdict}{without}"
+    name = f"{findings[0].job}: " if len(jobs) > 1 else ""
     more = f" ({len(findings) - 1} more below)" if len(findings) > 1 else ""
     before = f"; {earlier}" if (earlier := before_text(findings[0], rises)) else ""
-    return f"{findings[0].summary}{more}{before}{without}"
+    return f"{name}{findings[0].summary}{more}{before}{without}"
 
 
 def before_text(finding: Finding, rises: Sequence[Rise]) -> str:

@@ -61,6 +61,18 @@ def test_the_answer_names_the_job_of_several(tmp_path: Path) -> None:
     assert found.summary.startswith("no memory trouble; opus: memory of rank 1 rose first")
 
 
+def test_a_finding_of_one_of_several_jobs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line above the panel, which is also the title of a picture, names the job."""
+    one = of_job(job(CALM, CALM), tmp_path / "one")
+    two = of_job(job(CALM, CLIMB), tmp_path / "two")
+    for path in two:
+        write(path, path.read_bytes().replace(b'"llama"', b'"opus"'))
+    assert run(["analyze", "--memory", *map(str, [*one, *two])]) == FINDINGS_PRESENT
+    assert capsys.readouterr().out.startswith("opus: GPU memory of rank 1 rose first")
+
+
 def test_a_rank_beyond_the_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ranks 0, 1 and 3 say that the world has three ranks: rank 2 is missing, of four."""
     events = [event(at / 10, rank=rank, world_size=3) for at in range(50) for rank in (0, 1, 3)]
