@@ -22,6 +22,7 @@ MAX_RANKS = 8
 MAX_RISES = 8
 MAX_PHASES = 6
 MAX_JOBS = 4
+MAX_FILES = 4
 
 
 def memory_verdict(analysis: MemoryAnalysis, files: Sequence[Path]) -> Iterator[RenderableType]:
@@ -54,8 +55,7 @@ def _facts(analysis: MemoryAnalysis, files: Sequence[Path]) -> Iterator[tuple[st
     yield from _phases(analysis)
     yield "clocks", Text(plain(analysis.clock_source))
     yield from warning_facts(analysis.warnings, f"{files[0].absolute().parent}/")
-    names = " ".join(shlex.quote(str(file)) for file in files[:2])
-    names += " .." if len(files) > 2 else ""
+    names = shlex.join(map(str, files)) if len(files) <= MAX_FILES else "FILE.."
     yield "look at", Text(plain(f"frd analyze --memory {names} --json"), style="cyan")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import frd
 from frd.cli import FINDINGS_PRESENT, USAGE, run
 from frd.errors import ConfigError, TelemetryError
 from frd.model import Confidence
+from tests.world.dump_files import as_torch, document, entry
 from tests.world.memory import Job, Row, level, plus, ramp, step
 from tests.world.telemetry_files import event, of_job, write
 
@@ -148,3 +150,38 @@ def test_files_without_samples_say_what_is_in_them(
     files = [write(tmp_path / f"{name}.jsonl", [event(0, **change)]) for name in "ab"]
     with pytest.raises(TelemetryError, match=rf"a.jsonl and 1 more: .*{why}.*: name telemetry"):
         frd.load_memory(files)
+
+
+# -- with a folder of dumps ------------------------------------------------------------------------
+
+
+def test_healthy_dumps_and_a_finding_about_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The object is that of the dumps; its `fault` agrees with the exit code."""
+    files = of_job(job(CALM, CLIMB), tmp_path / "job")
+    dumps = tmp_path / "dumps"
+    dumps.mkdir()
+    for rank in (0, 1):
+        (dumps / f"rank_{rank}").write_bytes(as_torch(document([entry(0), entry(1)])))
+    timeline, samples = tmp_path / "t.pftrace", tmp_path / "samples.jsonl"
+    options = ["--json", "--timeline", str(timeline), "--output", str(samples)]
+    code = run(["analyze", str(dumps), "--memory", *map(str, files), *options])
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert code == FINDINGS_PRESENT
+    assert (found["findings"], found["fault"]) == ([], True)
+    assert [one["alarming"] for one in found["rises"]] == [True]
+    assert found["memory"]["findings"][0]["suspects"][0]["rank"] == 1
+    assert err.count("written: ") == 2
+    assert timeline.stat().st_size
+    assert "from the dumps" in samples.read_text()
+
+
+def test_a_command_to_copy_names_files_only_if_they_are_few(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of many files it has a placeholder, not a path that exists and is something else."""
+    files = [write(tmp_path / f"{rank}.jsonl", [event(0, rank=rank)]) for rank in range(5)]
+    run(["analyze", "--memory", *map(str, files)])
+    assert "frd analyze --memory FILE.. --json" in capsys.readouterr().out

@@ -153,7 +153,8 @@ def _check_options(folders: Sequence[Path]) -> None:
 def _print_json(memory: MemoryAnalysis, dumps: Analysis | None, io: IoAnalysis | None) -> None:
     out = memory.to_json()
     if dumps is not None:
-        out = dumps.to_json() | {"rises": out["rises"], "memory": out}
+        fault = dumps.fault or memory.fault
+        out = dumps.to_json() | {"rises": out["rises"], "fault": fault, "memory": out}
     if io is not None:
         out["io"] = io.to_json()
     print_json(out)
