@@ -70,17 +70,18 @@ def excursions(at_ns: Int64s, values: Int64s, min_rise: int) -> Iterator[Excursi
         values: (n,) bytes, none negative.
         min_rise: bytes; what is smaller is no rise.
     """
-    if len(values) < 2 or int(values.max()) - int(values.min()) < min_rise // _SLACK_OF_MIN:
-        return
-    yield from _Walk(at_ns, values, min_rise).run()
+    moves = int(np.ptp(values)) if len(values) > 1 else 0
+    if moves >= min_rise // _SLACK_OF_MIN:
+        yield from _Walk(at_ns, values, min_rise, may_drop=moves >= min_rise).run()
 
 
 class _Walk:
-    def __init__(self, at_ns: Int64s, values: Int64s, min_rise: int) -> None:
+    def __init__(self, at_ns: Int64s, values: Int64s, min_rise: int, *, may_drop: bool) -> None:
         self._at = at_ns
         self._values = values
         self._min_rise = min_rise
         self._least_slack = min_rise // _SLACK_OF_MIN
+        self._may_drop = may_drop
         self._usual: Bools = np.ones(len(values), np.bool_)
         self._has_unusual = False
         self._since = 0
@@ -126,6 +127,8 @@ class _Walk:
 
         The record may end within a piece: a longer one has the same answer until there.
         """
+        if not self._may_drop:
+            at += (stop - at) // size * size
         while at + size <= stop:
             at += size
             if self._rebase(at):
@@ -155,7 +158,7 @@ class _Walk:
     def _rebase(self, at: int) -> bool:
         """If memory was released and stays so, only what came after it is usual."""
         steady = max(_STEADY, (at - self._since) // 4)
-        if at - self._since <= steady:
+        if at - self._since <= steady or not self._may_drop:
             return False
         last = self._values[at - steady : at]
         drop = int(self._values[self._since : at - steady].max()) - int(last.max())
