@@ -69,7 +69,7 @@ def in_order(parts: list[Rows]) -> Rows:
 
 
 def _runs(stream: Int32s, begin_ns: Int64s) -> list[slice] | None:
-    """Runs of rows of one stream, by stream and time; None if they are in that order, or short. With
+    """Runs of rows of one stream, by stream and time; None if they are so already, or short. With
     a file a rank each rank is a run: moving runs is faster than sorting rows."""
     edges = np.flatnonzero(np.diff(stream, prepend=-1, append=-1))
     count = len(edges) - 1
