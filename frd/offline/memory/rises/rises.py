@@ -94,6 +94,9 @@ def _goes_on(before: Decision, one: Decision, shown: dict[RankRise, SeriesRise])
         return False
     if one.outcome not in (Outcome.FIRST, Outcome.TOGETHER):
         return False
+    series = {rise.rank: shown[rise].series for rise in before.rises}
+    if any(shown[rise].series != series[rise.rank] for rise in one.rises):
+        return False  # Host memory does not go on in a device.
     ended = max(shown[rise].end_ns for rise in before.rises)
     fell_back = any(shown[rise].fell_back for rise in before.rises)
     return one.lo - ended <= (REVEALED_NS if fell_back else LINK_NS)

@@ -41,6 +41,11 @@ class SeriesRise:
     fell_back: bool
     attribution: Attribution
 
+    @property
+    def series(self) -> tuple[bool, str]:
+        """Rises of one device are comparable, whichever of its counters shows them."""
+        return self.kind is SeriesKind.HOST_USED, self.device
+
 
 @dataclass(frozen=True, slots=True)
 class _Found:
