@@ -51,7 +51,7 @@ def load(
 
 
 def load_memory(
-    paths: Sequence[str | os.PathLike[str]],
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     clock_uncertainty_s: float = 1.0,
     min_rise_bytes: int = 1 << 26,
@@ -61,8 +61,8 @@ def load_memory(
     """Analyze files of memory telemetry: which rank's memory rose first, and the use of each rank.
 
     Args:
-        paths: files of events of the "TelemetryEventV2" form, JSON lines or a JSON list, gzipped or
-            not; in any order, with any ranks and jobs in each.
+        paths: one file or several of events of the "TelemetryEventV2" form, JSON lines or a JSON
+            list, gzipped or not; in any order, with any ranks and jobs in each.
         clock_uncertainty_s: how far off the clock of each host may be, where there are several.
         min_rise_bytes: what is smaller is not a rise.
         warmup_s: rises within this long from a job's first sample do not count. By default all

@@ -74,7 +74,7 @@ DEFAULT: Final = MemoryOptions()
 
 
 def load_memory(
-    paths: Sequence[str | os.PathLike[str]],
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     options: MemoryOptions = DEFAULT,
     progress: Progress | None = None,
 ) -> MemoryAnalysis:
@@ -83,7 +83,8 @@ def load_memory(
     Raises:
         TelemetryError: there is no sample in any of them.
     """
-    files = [Path(path) for path in paths]
+    named = [paths] if isinstance(paths, str | os.PathLike) else paths
+    files = [Path(path) for path in named]
     warnings: list[str] = []
     recorded = read_recording(files, warnings, progress or (lambda done, total: None))
     if not len(recorded.stream):
@@ -168,8 +169,15 @@ def _rank_of(lane: Lane) -> int:
 
 
 def _rank(recorded: Recorded, lanes: Sequence[Lane]) -> MemoryRank:
-    """The numbers are those of the lane with the most samples."""
-    main = max(lanes, key=len)
+    """The numbers are those of the device with the most samples, else of the host process.
+
+    Of several devices that have as many, it is the one that used the most.
+    """
+
+    def weight(lane: Lane) -> tuple[bool, int, int]:
+        return not lane.stream.of_host, len(lane), int(recorded.values[lane.rows].max())
+
+    main = max(lanes, key=weight)
     values = recorded.values[main.rows]
     if main.stream.of_host:
         what, preferred = "host", [USED, ALLOCATED]

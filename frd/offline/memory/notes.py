@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from frd.engine.findings import text
 from frd.engine.memory.text import duration, size
-from frd.forms import span_text
+from frd.forms import span_text, utc_text
 from frd.model import Finding
 from frd.offline.memory.analysis import MemoryJob
 from frd.offline.memory.rises.rise import Rise
 from frd.offline.memory.rises.words import verdict_text
 from frd.offline.memory.samples import Recorded
-from frd.offline.memory.telemetry import KNOWN_VERSIONS
+from frd.offline.memory.telemetry import KNOWN_VERSIONS, is_oom
 
+_FIRST_NS: Final = 946_684_800 * 10**9
+"""The year 2000: seconds, ms and µs since 1970 are below it."""
 _MOST_LISTED: Final = 8
 """Entries that a warning lists."""
 
 
 def notes_of(recorded: Recorded) -> Iterator[str]:
     """What was left out of the files, or changed."""
-    if recorded.others:
-        kinds = ", ".join(f"{n:,} {kind}" for kind, n in recorded.others.most_common(_MOST_LISTED))
-        yield f"{recorded.others.total():,} events are no samples ({kinds}): left out"
+    others = Counter({kind: n for kind, n in recorded.others.items() if not is_oom(kind)})
+    if others:
+        kinds = ", ".join(f"{n:,} {kind}" for kind, n in others.most_common(_MOST_LISTED))
+        yield f"{others.total():,} events are no samples ({kinds}): left out"
     if recorded.refused:
         reasons = ", ".join(f"{n:,} {why}" for why, n in recorded.refused.most_common(_MOST_LISTED))
         yield f"{recorded.refused.total():,} values refused: {reasons}"
@@ -43,6 +47,11 @@ def job_notes(job: MemoryJob, warmup_s: float = 0.0) -> Iterator[str]:
         yield (
             f"{job.job}: the recording lasts {duration(length_s)}, all of it within --warmup "
             f"{warmup_s:g}: no rise is looked for"
+        )
+    if (first := min(usage.first_ns for usage in job.ranks.values())) < _FIRST_NS:
+        yield (
+            f"{job.job}: samples of {utc_text(first)}: timestamp_ns is not in nanoseconds since "
+            "1970: durations and rates are wrong"
         )
     few = [rank for rank, usage in job.ranks.items() if usage.samples < 2]
     if few:

@@ -55,6 +55,12 @@ class Event(msgspec.Struct, gc=False):
     session_id: str | None = None
 
 
+def is_oom(event_type: str) -> bool:
+    """True for events of a failed allocation, whatever a tracker calls them."""
+    kind = event_type.lower()
+    return "oom" in kind or "out_of_memory" in kind
+
+
 class Identity(NamedTuple):
     """The source and the kind of an event: the fields that all events of one stream share."""
 
@@ -75,8 +81,7 @@ class Identity(NamedTuple):
 
     @property
     def is_oom(self) -> bool:
-        kind = self.event_type.lower()
-        return "oom" in kind or "out_of_memory" in kind
+        return is_oom(self.event_type)
 
     @property
     def of_host(self) -> bool:

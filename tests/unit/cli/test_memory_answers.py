@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import pytest
 import frd
 from frd.cli import FINDINGS_PRESENT, USAGE, run
 from frd.errors import ConfigError, TelemetryError
-from frd.model import Confidence
+from frd.model import Confidence, Kind
 from tests.world.dump_files import as_torch, document, entry
-from tests.world.memory import Job, Row, level, plus, ramp, step
+from tests.world.memory import GIB, Job, Row, level, plus, ramp, step
 from tests.world.telemetry_files import event, of_job, write
 
 CALM = level(40)
@@ -185,3 +186,48 @@ def test_a_command_to_copy_names_files_only_if_they_are_few(
     files = [write(tmp_path / f"{rank}.jsonl", [event(0, rank=rank)]) for rank in range(5)]
     run(["analyze", "--memory", *map(str, files)])
     assert "frd analyze --memory FILE.. --json" in capsys.readouterr().out
+
+
+# -- recordings of several kinds of memory ---------------------------------------------------------
+
+
+def of_all_kinds(*, oom: bool = False) -> Iterator[dict[str, Any]]:
+    """Rank 0 with two devices and its host process; the host rises at 20 s, device 1 at 30 s."""
+    for at in range(600):
+        for device in (0, 1):
+            gained = max(0, at - 300) * GIB // 50 if device else 0
+            used = {"device_used_bytes": 20 * GIB + gained, "allocator_reserved_bytes": 10 * GIB}
+            yield event(at / 10, device_id=device, world_size=1, **used)
+        host = {"device_used_bytes": (4 + (at > 200)) * GIB}
+        of_host = {"device_total_bytes": None} | OF_ALLOCATOR
+        yield event(at / 10, device_id=-1, world_size=1, **host, **of_host)
+    if oom:
+        yield event(60, event_type="oom", device_id=1, world_size=1)
+
+
+def test_host_memory_does_not_go_on_in_a_device(tmp_path: Path) -> None:
+    """Two rises of one rank in two memories: each has its bytes, not the difference of both."""
+    found = frd.load_memory(write(tmp_path / "a.jsonl", of_all_kinds()))
+    sizes = [(one.series.value, round(one.bytes / GIB)) for one in found.rises]
+    assert sizes == [("host_used", 1), ("device_used", 6)]
+
+
+def test_a_rank_is_shown_by_its_fullest_device(tmp_path: Path) -> None:
+    """As many samples of two devices and the host: the numbers are those of the fuller device."""
+    found = frd.load_memory(write(tmp_path / "a.jsonl", of_all_kinds()))
+    usage = found.jobs[0].ranks[0]
+    assert (usage.what, round(usage.peak_bytes / GIB)) == ("device", 26)
+
+
+def test_a_failed_allocation_is_not_left_out(tmp_path: Path) -> None:
+    """The finding is made of it; no warning says otherwise."""
+    found = frd.load_memory(write(tmp_path / "a.jsonl", of_all_kinds(oom=True)))
+    assert found.findings[0].kind is Kind.OOM
+    assert not found.warnings
+
+
+def test_times_that_are_not_nanoseconds(tmp_path: Path) -> None:
+    """A tracker that writes seconds: a warning that names the field."""
+    events = [event(0, timestamp_ns=1_800_000_000 + at) for at in range(50)]
+    found = frd.load_memory(write(tmp_path / "a.jsonl", events))
+    assert any("timestamp_ns is not in nanoseconds since 1970" in note for note in found.warnings)
