@@ -48,7 +48,7 @@ _PLOT_HEIGHT, _STRIP, _GAP = 3.6, 0.17, 0.8
 _LINE_HEIGHT, _TITLE_HEIGHT = 0.19, 0.26
 _TITLE_WIDTH, _NOTE_WIDTH = 112, 165
 """Characters of a line."""
-_TITLE_LINES, _NOTE_LINES, _NOTES = 3, 3, 24
+_TITLE_LINES, _NOTE_LINES, _NOTES = 5, 4, 24
 _NARROW: Final = 0.002
 """Share of the axis below which a span is drawn wider, so that it can be seen."""
 

@@ -1,32 +1,48 @@
-"""The phases of some ranks, as strips below a panel: a row for each depth, outermost first."""
+"""The phases of some ranks, as strips below a panel: one a thread, with a row for each depth,
+outermost first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
 from matplotlib.axes import Axes
 
 from frd.offline.output.memory.panels import Panel
-from frd.offline.phases.spans import PhaseSpan
+from frd.offline.phases.spans import PhaseSpan, PhaseThread
 
 _INK: Final = "#1F2328"
 _PASTELS: Final = ("#CFE3F5", "#FCE2C8", "#D3EDE2", "#F1DCE8", "#E6E6E6", "#F6EFC0")
 _CHARACTER: Final = 0.0065
 """Share of the axis that a character of a phase's name takes."""
+_LABEL: Final = 22
+"""Characters that fit on the left of a strip."""
 _MAX_STRIPS, _MAX_DEPTH, _MAX_SPANS = 4, 3, 400
 
 Row: TypeAlias = list[tuple[float, float, str, bool]]
 """Beginning and end in seconds, name, and whether it was open."""
 
 
-def strips_of(panel: Panel) -> list[tuple[int, list[Row]]]:
-    """By rank, a row for each depth: the suspects', or those of the first ranks with phases."""
+def strips_of(panel: Panel) -> list[tuple[str, list[Row]]]:
+    """Strips of the suspects, or of the first rank with phases, each with its label."""
     ranks = sorted({span.thread.rank for span in panel.phases})
     named = dict.fromkeys(line.rank for line in panel.suspects if line.rank in set(ranks))
     chosen = list(named)[:_MAX_STRIPS] or ranks[:1]
-    by_rank = {rank: [one for one in panel.phases if one.thread.rank == rank] for rank in chosen}
-    return [(rank, _rows(panel, spans)) for rank, spans in by_rank.items()]
+    most = max(_MAX_STRIPS // max(len(chosen), 1), 1)
+    return [strip for rank in chosen for strip in _of_rank(panel, rank, most)]
+
+
+def _of_rank(panel: Panel, rank: int, most: int) -> Iterator[tuple[str, list[Row]]]:
+    """Phases of one thread are nested, those of two would cover each other."""
+    threads: dict[tuple[PhaseThread, str], list[PhaseSpan]] = {}
+    for span in panel.phases:
+        if span.thread.rank == rank:
+            threads.setdefault((span.thread, span.source), []).append(span)
+    ordered = sorted(threads.items(), key=lambda item: (not item[0][0].is_main, -len(item[1])))
+    for place, ((thread, _), spans) in enumerate(ordered[:most]):
+        name = thread.name or f"thread {thread.thread_id}"
+        yield name[:_LABEL] if place else f"phases, rank {rank}", _rows(panel, spans)
 
 
 def _rows(panel: Panel, spans: Sequence[PhaseSpan]) -> list[Row]:
@@ -51,15 +67,15 @@ def _longest(row: Row) -> Row:
 
 
 def draw_strips(
-    main: Axes, axes: Axes, strips: Sequence[tuple[int, list[Row]]], panel: Panel
+    main: Axes, axes: Axes, strips: Sequence[tuple[str, list[Row]]], panel: Panel
 ) -> None:
     """Below the panel, which then has no labels at its own axis."""
     names = sorted({span[2] for _, rows in strips for row in rows for span in row})
     colours = {name: _PASTELS[at % len(_PASTELS)] for at, name in enumerate(names)}
     count = sum(len(rows) for _, rows in strips)
     at, ticks = 0, []
-    for rank, rows in strips:
-        ticks.append((at + len(rows) / 2, f"phases, rank {rank}"))
+    for label, rows in strips:
+        ticks.append((at + len(rows) / 2, label))
         for row in rows:
             _draw_row(axes, row, at, colours, panel.length_s)
             at += 1

@@ -18,6 +18,7 @@ from frd.model import SeriesKind
 from frd.offline.memory.analysis import MemoryAnalysis
 from frd.offline.output.memory.panels import MAX_LINES, panels_of
 from frd.offline.output.memory.plot import check_plot, write_plot
+from frd.offline.output.memory.strips import strips_of
 from frd.offline.phases.marks import PhaseMark
 from frd.offline.phases.table import build_phases
 from tests.world.memory import EPOCH, GIB
@@ -122,6 +123,16 @@ def test_the_same_bytes_every_time(tmp_path: Path, ending: str) -> None:
 def test_short_recordings(tmp_path: Path, ranks: int, samples: int) -> None:
     """One sample of one rank, and a few of many, are drawn without a warning."""
     assert drawn(recorded(tmp_path, ranks, samples), tmp_path / "a.png")[1:4] == b"PNG"
+
+
+def test_each_thread_has_a_strip(tmp_path: Path) -> None:
+    """Phases of two threads overlap in time: neither covers the name of the other."""
+    loading = EVAL._replace(path=("epoch 3", "load"), thread_id=2, thread_name="loader")
+    (panel,) = panels_of(recorded(tmp_path, 2))
+    table = build_phases([loading, EVAL], {})
+    strips = strips_of(replace(panel, phases=table.of_rank("llama", 1)))
+    assert [label for label, _ in strips] == ["phases, rank 1", "loader"]
+    assert [[span[2] for span in rows[1]] for _, rows in strips] == [["eval"], ["load"]]
 
 
 def test_one_sample_is_drawn(tmp_path: Path) -> None:
