@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from frd.forms import utc_text
+
+_NAMED: Final = 3
+"""Candidates in the text; JSON has more."""
 
 
 class Certainty(StrEnum):
@@ -64,7 +67,8 @@ class PhaseAnswer:
         names = [_text(path) for path in self.candidates if path]
         if not names:
             return ""
-        more = f" and {self.more} more" if self.more else ""
+        names, rest = names[:_NAMED], len(names[_NAMED:]) + self.more
+        more = f" and {rest} more" if rest else ""
         outside = ", or outside of them" if () in self.candidates else ""
         what = "in one of the phases" if len(names) > 1 else "in phase"
         return f"{what} {', '.join(names)}{more}{outside}"

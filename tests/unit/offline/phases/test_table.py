@@ -130,6 +130,13 @@ def test_candidates_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer.to_json()["more_candidates"] == 7
 
 
+def test_a_line_names_few_candidates() -> None:
+    """Many phases in one interval: the text has three, so that a verdict stays one line."""
+    answer = at(made(*[scope(n, n + 1, str(n)) for n in range(9)]), 0, 8)
+    assert answer.text == "in one of the phases 8, 7, 6 and 6 more"
+    assert len(answer.to_json()["candidates"]) == 9
+
+
 names = st.sampled_from(["a", "b", "c"])
 rows = st.lists(
     st.tuples(st.integers(0, 12), st.integers(0, 8), st.integers(0, 2), names, st.booleans()),
