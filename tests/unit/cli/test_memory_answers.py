@@ -210,6 +210,9 @@ def test_host_memory_does_not_go_on_in_a_device(tmp_path: Path) -> None:
     found = frd.load_memory(write(tmp_path / "a.jsonl", of_all_kinds()))
     sizes = [(one.series.value, round(one.bytes / GIB)) for one in found.rises]
     assert sizes == [("host_used", 1), ("device_used", 6)]
+    host, device = found.rises
+    assert host.text.startswith("host memory of rank 0 rose first: +1.0 GiB")
+    assert device.text.startswith("memory of rank 0 rose first: +6.0 GiB")
 
 
 def test_a_rank_is_shown_by_its_fullest_device(tmp_path: Path) -> None:

@@ -9,13 +9,15 @@ from typing import assert_never
 from frd.engine.findings import text
 from frd.engine.memory.text import duration, size, whose
 from frd.forms import clock_text
+from frd.model import SeriesKind
 from frd.offline.memory.rises.decision import Outcome
 from frd.offline.memory.rises.rise import Rise
 
 
 def with_text(rise: Rise, outcome: Outcome, follows: int | None) -> Rise:
     """The rise with its line; `follows` is the rank of which it may be a consequence."""
-    parts = [f"memory of {text.ranks(rise.ranks)} {_how(rise, outcome, follows)}: {_figures(rise)}"]
+    kind = "host memory" if rise.series is SeriesKind.HOST_USED else "memory"
+    parts = [f"{kind} of {text.ranks(rise.ranks)} {_how(rise, outcome, follows)}: {_figures(rise)}"]
     if outcome is Outcome.UNDECIDED:
         parts.append(_too_early(rise))
     elif outcome is Outcome.FIRST:
