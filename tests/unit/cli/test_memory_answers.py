@@ -14,8 +14,9 @@ import frd
 from frd.cli import FINDINGS_PRESENT, USAGE, run
 from frd.errors import ConfigError, TelemetryError
 from frd.model import Confidence, Kind
-from tests.world.dump_files import as_torch, document, entry
-from tests.world.memory import GIB, Job, Row, level, plus, ramp, step
+from tests.world.dump_files import T0, as_torch, document, entry
+from tests.world.io_traces import Call, Writer, write_trace
+from tests.world.memory import GIB, Job, Row, S, level, plus, ramp, step
 from tests.world.telemetry_files import event, of_job, write
 
 CALM = level(40)
@@ -177,6 +178,29 @@ def test_healthy_dumps_and_a_finding_about_memory(
     assert err.count("written: ") == 2
     assert timeline.stat().st_size
     assert "from the dumps" in samples.read_text()
+    (other,) = found["memory"]["warnings"]
+    assert other.startswith("the dumps are from 2026-11-20T15:57:33.129820Z to 2026-11-20T15:57:33")
+    assert other.endswith("Z: name files of one run")
+
+
+def test_dumps_and_traces_of_the_time_of_the_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files of one run: no warning; traces of another year are one."""
+    dumps = tmp_path / "dumps"
+    dumps.mkdir()
+    (dumps / "rank_0").write_bytes(as_torch(document([entry(0), entry(1)], [0])))
+    samples = [event(0, timestamp_ns=T0 + at * S, world_size=1) for at in range(-300, -60)]
+    command = ["analyze", str(dumps), "--memory", str(write(tmp_path / "a.jsonl", samples))]
+    assert run([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"]["warnings"] == []
+    writer = Writer("v2.2", 100)
+    calls = writer.lines([Call("read", 10, 20, file="/data/a", ret=5)])
+    trace = [writer.metadata("CM", "rank", "0"), *calls]
+    write_trace(tmp_path / "traces" / "t.pfw", trace)
+    assert run([*command, "--json", "--traces", str(tmp_path / "traces")]) == 0
+    (other,) = json.loads(capsys.readouterr().out)["memory"]["warnings"]
+    assert other.startswith("the traces are from 2023-11-14T22:13:20.000010Z to ")
 
 
 def test_a_command_to_copy_names_files_only_if_they_are_few(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -74,7 +74,7 @@ class MemoryCommand:
         io = None
         if self.traces:
             dumps, io = analyze_traces(dumps, self.traces, self.scheduler)
-        memory = self._load(files, io)
+        memory = self._load(files, dumps, io)
         if as_json:
             _print_json(memory, dumps, io)
         else:
@@ -97,8 +97,11 @@ class MemoryCommand:
             check_plot(self.plot)
         check_apart({"--output": self.output, "--timeline": self.timeline, "--plot": self.plot})
 
-    def _load(self, files: Sequence[Path], io: IoAnalysis | None) -> MemoryAnalysis:
+    def _load(
+        self, files: Sequence[Path], dumps: Analysis | None, io: IoAnalysis | None
+    ) -> MemoryAnalysis:
         from frd.offline.memory.analyze import DEFAULT, MemoryOptions, load_memory
+        from frd.offline.memory.same_run import other_times
 
         uncertainty_s, min_rise = self.clock_uncertainty_s, self.min_rise_bytes
         options = MemoryOptions(
@@ -108,7 +111,8 @@ class MemoryCommand:
             io,
         )
         with progress("reading telemetry (MiB)") as step:
-            return load_memory(files, options, lambda done, total: step(done >> 20, total >> 20))
+            found = load_memory(files, options, lambda done, total: step(done >> 20, total >> 20))
+        return replace(found, warnings=(*found.warnings, *other_times(found, dumps, io)))
 
     def _write(self, memory: MemoryAnalysis, dumps: Analysis | None, io: IoAnalysis | None) -> None:
         from frd.offline.output.export import export_timeline
