@@ -21,7 +21,7 @@ from frd.engine.findings.tracker import Tracker
 from frd.engine.memory.detector import MemoryDetector
 from frd.engine.policy import Policy
 from frd.errors import ConfigError, TelemetryError
-from frd.model import AlignedNs, AttemptKey, Finding, FindingState
+from frd.model import AlignedNs, AttemptKey, Confidence, Finding, FindingState
 from frd.offline.io.analysis import IoAnalysis
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank
 from frd.offline.memory.feed import Feed, Lane, lanes_of, process_text, series_kinds
@@ -117,7 +117,7 @@ def analyze_memory(
     findings: list[Finding] = []
     rises: list[Rise] = []
     for job in jobs:
-        found = _findings(recorded, job, options.warmup_s)
+        found = _less_sure(_findings(recorded, job, options.warmup_s), recorded, job)
         findings += found
         rises += _rises(recorded, job, found, phases, options)
     # A file does not show how urgent a finding was then.
@@ -225,6 +225,24 @@ def _findings(recorded: Recorded, job: MemoryJob, warmup_s: float | None) -> lis
         for event in tracker.update(life, look, room=room):
             found[event.finding.id] = event.finding
     return list(found.values())
+
+
+def _less_sure(findings: Sequence[Finding], recorded: Recorded, job: MemoryJob) -> list[Finding]:
+    """Findings of a job in which a clock runs back: who was first is not certain."""
+    if all(lane.stream not in recorded.backward for lane in job.lanes):
+        return list(findings)
+    return [
+        replace(
+            one,
+            suspects=tuple(
+                replace(suspect, confidence=Confidence.MEDIUM)
+                if suspect.confidence is Confidence.HIGH
+                else suspect
+                for suspect in one.suspects
+            ),
+        )
+        for one in findings
+    ]
 
 
 def _rises(

@@ -20,6 +20,7 @@ from frd.offline.memory.events.files import Part, Piece, pieces_of
 from frd.offline.memory.events.lines import MAX_BAD
 from frd.offline.memory.events.pool import PiecePool
 from frd.offline.memory.samples import Recorded, Samples
+from frd.offline.memory.time_order import TimeOrder
 
 SMALL_BYTES: Final = 64 << 20
 """Fewer bytes of text in all are read here: other processes take 0.2 s to start."""
@@ -83,6 +84,7 @@ class _Collected:
         """Refusals of the file."""
         self._before = self._count = 0
         """Lines of the pieces before, and of this one."""
+        self._order = TimeOrder()
 
     def begin(self, piece: Piece) -> None:
         if self._piece is None or self._piece.file != piece.file:
@@ -93,9 +95,13 @@ class _Collected:
         self._identities = self._origins = np.full(1, -1, np.int32)
 
     def _end_file(self) -> None:
-        if self._piece is not None and self._more:
+        if self._piece is None:
+            return
+        if self._more:
             more = f"{self._more} more that cannot be read: left out, too"
             self._warnings.append(f"{self._piece.path}: {more}")
+        if backward := self._order.end_file():
+            self._warnings.append(f"{self._piece.path}: {backward}: no onset there is certain")
 
     def add(self, part: Part) -> None:
         assert self._piece is not None
@@ -104,13 +110,12 @@ class _Collected:
         self._origins = _extended(self._origins, map(sources.origin, part.origins))
         block = part.block
         # The last place is for -1.
-        self._samples.add(
-            replace(
-                block,
-                identity=self._identities[block.identity],
-                origin=self._origins[block.origin],
-            )
-        )
+        identity, origin = self._identities[block.identity], self._origins[block.origin]
+        if len(block):
+            lines = part.count - self._count
+            unit = part.unit if lines == len(block) else f"near {part.unit}"
+            self._order.add(identity, block.at_ns, unit, self._before + self._count)
+        self._samples.add(replace(block, identity=identity, origin=origin))
         self._samples.mark(part.marks)
         self._warn(self._piece.path, part)
         self._count = part.count
@@ -128,7 +133,7 @@ class _Collected:
 
     def recorded(self) -> Recorded:
         self._end_file()
-        return self._samples.recorded()
+        return self._samples.recorded(self._order.backward)
 
 
 def _extended(numbers: Int32s, more: Iterator[int]) -> Int32s:

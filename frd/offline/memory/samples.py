@@ -11,7 +11,7 @@ of files changes nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -98,6 +98,8 @@ class Recorded:
     origin: Int32s
     """By row, an index into `origins`, -1 for none; of the first sample of a thinned row."""
     origins: list[Origin]
+    backward: frozenset[Stream] = frozenset()
+    """Those whose clock runs back within a file."""
 
     def origin_of(self, row: int) -> Origin | None:
         """The thread and the phase that a sample names, if it does."""
@@ -152,9 +154,15 @@ class Samples:
         if more := len(marks[room:]):
             self._refused[f"phase events beyond {MAX_MARKS:,}"] += more
 
-    def recorded(self) -> Recorded:
-        """All that was added; adds nothing more after it."""
+    def recorded(self, backward: Iterable[int] = ()) -> Recorded:
+        """All that was added; adds nothing more after it.
+
+        Args:
+            backward: identities whose times are not in the order of their files.
+        """
         self._settle()
+        self._learn()
+        fates = {int(self._fate[number]) for number in backward}
         # Numbers so far depend on how the files were read, e.g. on which lines were regular.
         streams = sorted(self._streams)
         number = np.empty(len(streams), np.int32)
@@ -177,6 +185,7 @@ class Samples:
             marks=self._marks,
             origin=rows.origin,
             origins=self.sources.origins,
+            backward=frozenset(one for one, at in self._streams.items() if at in fates),
         )
 
     # -- identities ------------------------------------------------------------------------------
@@ -220,7 +229,7 @@ class Samples:
         if (fate < 0).any():
             self._others_of(identity, at_ns, fate)
         timed = (at_ns > 0) & (at_ns < _LAST_NS)
-        self._count("no time", (fate >= 0) & ~timed)
+        self._count("without a time", (fate >= 0) & ~timed)
         keep = (fate >= 0) & timed
         stream = fate
         if not keep.all():
@@ -230,7 +239,7 @@ class Samples:
         np.maximum.at(self._capacity, stream, np.maximum(counters[:, TOTAL], 0))
         values = np.maximum(counters[:, :TOTAL], -1)
         known: Bools = np.asarray((values >= 0).any(axis=1))
-        self._count("no counter", ~known)
+        self._count("without a counter", ~known)
         if not known.all():
             stream, at_ns, values = stream[known], at_ns[known], values[known]
             origin = origin[known]

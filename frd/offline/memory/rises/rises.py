@@ -55,10 +55,12 @@ def find_rises(recorded: Recorded, watched: Watched, min_rise: int, warmup_ns: i
     reach = watched.clock_uncertainty_ns
     samples, rises = {}, []
     shown: dict[RankRise, SeriesRise] = {}
-    unsampled = set(watched.missing)
+    uncertain = set(watched.missing)
     for rank, lanes in by_rank(watched.lanes):
+        if any(lane.stream in recorded.backward for lane in lanes):
+            uncertain.add(rank)
         if (times := samples_of(recorded, lanes, since)) is None:
-            unsampled.add(rank)
+            uncertain.add(rank)
             continue
         samples[rank] = times
         for rise, figures in rank_rises(recorded, lanes, min_rise, since, reach):
@@ -68,7 +70,7 @@ def find_rises(recorded: Recorded, watched: Watched, min_rise: int, warmup_ns: i
         return []
     decisions = decide(rises, samples, reach)
     mark_followers(decisions, len(samples))
-    watched = replace(watched, missing=sorted(unsampled))
+    watched = replace(watched, missing=sorted(uncertain))
     return _Report(watched, shown, len(samples)).rises(_merged(decisions, shown))
 
 

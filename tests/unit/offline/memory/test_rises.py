@@ -229,3 +229,19 @@ def test_json_of_a_rise(tmp_path: Path) -> None:
     assert (rise["alarming"], rise["common_cause"]) == (False, False)
     assert rise["phase"]["certainty"] == "none"
     assert rise["text"].startswith("memory of rank 2 rose first: +1.0 GiB")
+
+
+def test_a_clock_that_runs_back(tmp_path: Path) -> None:
+    """Rank 0's clock is set back by 3 s while its memory is higher: sorted, its samples alternate.
+    The file and the line are a warning, and nothing is certain of that job."""
+    events = [event(at / 10, rank=1, pid=2) for at in range(200)]
+    for at in range(200):
+        when = at / 10 - (3 if at >= 120 else 0)
+        events.append(event(when, device_used_bytes=(20 + 30 * (at >= 110)) * GIB))
+    analysis = frd.load_memory([write(tmp_path / "a.jsonl", events)])
+    warning = f"{tmp_path / 'a.jsonl'}: line 321: the clock runs back by 2.9 s: no onset there is "
+    assert any(note.startswith(warning) for note in analysis.warnings)
+    sure = [one.confidence for rise in analysis.rises for one in rise.suspects]
+    sure += [one.confidence for finding in analysis.findings for one in finding.suspects]
+    assert sure
+    assert Confidence.HIGH not in sure
