@@ -140,7 +140,7 @@ def test_impossible_options_in_python(tmp_path: Path, options: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"device_used_bytes": None} | OF_ALLOCATOR, "no counter"),
+        ({"device_used_bytes": None} | OF_ALLOCATOR, "without a counter"),
         ({"event_type": "phase_enter", "metadata": {"phase_scope": SCOPE}}, "of phases"),
         ({"event_type": "start"}, "no samples"),
     ],
