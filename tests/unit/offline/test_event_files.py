@@ -181,7 +181,8 @@ def test_counters_that_cannot_be_true_are_refused_and_counted(tmp_path: Path) ->
     )
     recorded, _ = read(path)
     assert recorded.refused == {
-        "negative": 3, "absurdly large": 3, "without a counter": 1, "without a time": 2, "no rank": 2,
+        "negative": 3, "absurdly large": 3, "without a counter": 1, "without a time": 2,
+        "no rank": 2,
     }  # fmt: skip
     assert recorded.values[:, USED].tolist() == [-1, -1, -1, -1, 21 * GIB]
     assert recorded.capacity.tolist() == [80 * GIB]
