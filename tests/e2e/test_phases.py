@@ -38,19 +38,14 @@ def test_a_hang_in_eval_says_so() -> None:
         )
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("trouble", "policy_of", "kind", "words"),
-    [
-        ("grows", "memory", "memory_spike", "began in phase eval since "),
-        ("late", "straggler", "straggler", "in phase eval since "),
-        ("killed", "killed", "rank_lost", "in phase eval since "),
-    ],
+    ("trouble", "policy_of", "kind"),
+    [("late", "straggler", "straggler"), ("killed", "killed", "rank_lost")],
 )
-def test_trouble_in_eval_says_so(trouble: str, policy_of: str, kind: str, words: str) -> None:
-    """Rank 1 has left train and is in eval when its memory grows, when it comes late in each step,
-    or when it is killed: the finding that names it says eval."""
+def test_trouble_in_eval_says_so(trouble: str, policy_of: str, kind: str) -> None:
+    """Rank 1 has left train and is in eval when it comes late in each step, or when it is killed:
+    the finding that names it says eval."""
     policy = SCENARIOS[policy_of].policy
     job = Scenario("trouble", "in eval", str(JOBS / "trouble_in_eval.py"), policy=policy)
     with watched(job, 2, 10.0, [trouble]) as (stage, client):
@@ -63,4 +58,4 @@ def test_trouble_in_eval_says_so(trouble: str, policy_of: str, kind: str, words:
 
         suspect = until(suspect_in_phase, lambda: f"{first}\n{stage.log('agent')}")
         assert (first["kind"], suspect["rank"], suspect["phase"]["path"]) == (kind, 1, ["eval"])
-        assert words in suspect["evidence"]
+        assert "in phase eval since " in suspect["evidence"]
