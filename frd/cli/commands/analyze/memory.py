@@ -115,6 +115,7 @@ class MemoryCommand:
         return replace(found, warnings=(*found.warnings, *other_times(found, dumps, io)))
 
     def _write(self, memory: MemoryAnalysis, dumps: Analysis | None, io: IoAnalysis | None) -> None:
+        from frd.offline.output import io_tracks
         from frd.offline.output.export import export_timeline
         from frd.offline.output.memory.alignment import offsets_of
         from frd.offline.output.memory.export import export_memory, not_in
@@ -132,6 +133,7 @@ class MemoryCommand:
                 export_timeline(dumps, self.timeline, step, io, memory)
             _say("written", f"{self.timeline}: open it in https://ui.perfetto.dev")
             _say("not drawn", not_drawn(memory))
+            _say("not drawn", io_tracks.not_drawn(io) if io is not None else "")
         if self.plot is not None:
             write_plot(memory, self.plot)
             _say("written", str(self.plot))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from frd.engine.memory.baseline import REVEALED_NS
@@ -70,8 +71,7 @@ def find_rises(recorded: Recorded, watched: Watched, min_rise: int, warmup_ns: i
         return []
     decisions = decide(rises, samples, reach)
     mark_followers(decisions, len(samples))
-    watched = replace(watched, missing=sorted(uncertain))
-    return _Report(watched, shown, len(samples)).rises(_merged(decisions, shown))
+    return _Report(watched, shown, uncertain).rises(_merged(decisions, shown))
 
 
 def _merged(decisions: Sequence[Decision], shown: dict[RankRise, SeriesRise]) -> list[Decision]:
@@ -107,29 +107,32 @@ def _goes_on(before: Decision, one: Decision, shown: dict[RankRise, SeriesRise])
 class _Report:
     """Says of decisions what people want to know."""
 
-    def __init__(self, watched: Watched, shown: dict[RankRise, SeriesRise], ranks: int) -> None:
+    def __init__(
+        self, watched: Watched, shown: dict[RankRise, SeriesRise], uncertain: set[int]
+    ) -> None:
         self._watched = watched
         self._shown = shown
-        self._rank_count = ranks
+        self._uncertain = uncertain
+        """Ranks whose memory is not known, or not when."""
 
     def rises(self, decisions: Sequence[Decision]) -> list[Rise]:
         alarming = self._alarming(decisions)
         return [
-            self._rise(one, decisions[place + 1 :], decisions[:place], alarming.get(place))
+            self._rise(one, decisions, place, alarming.get(place))
             for place, one in enumerate(decisions)
         ]
 
     def _rise(
         self,
         one: Decision,
-        later: Sequence[Decision],
-        earlier: Sequence[Decision],
+        decisions: Sequence[Decision],
+        place: int,
         finding: Finding | None,
     ) -> Rise:
         first = min(one.rises, key=lambda rise: rise.hi)
         figures = self._shown[first]
-        following = self._next(one, later)
-        unknown = {*one.doubtful, *one.silent, *self._watched.missing}
+        following = self._next(one, islice(decisions, place + 1, None))
+        unknown = {*one.doubtful, *one.silent, *self._uncertain}
         rise = Rise(
             job=self._watched.job,
             ranks=tuple(sorted(one.ranks)),
@@ -151,7 +154,7 @@ class _Report:
             phase=self._watched.phase_at(first.rank, figures.began, figures.origin),
             text="",
         )
-        return with_text(rise, one.outcome, self._followed(one, earlier))
+        return with_text(rise, one.outcome, self._followed(one, islice(decisions, place)))
 
     def _suspects(self, one: Decision, finding: Finding | None) -> tuple[RiseSuspect, ...]:
         if one.outcome is not Outcome.FIRST:
@@ -170,28 +173,34 @@ class _Report:
         """High is a promise: this rank rose first, and no other can have risen as early."""
         if one.follows or len(one.ranks) > _MOST_MEDIUM:
             return Confidence.LOW
-        unclear = one.doubtful or one.silent or one.raised or self._watched.missing
+        unclear = one.doubtful or one.silent or one.raised or self._uncertain
         is_open = unclear or one.others_follow
         if len(one.ranks) > _MOST_HIGH or is_open or not one.rises[0].is_certain:
             return Confidence.MEDIUM
         return Confidence.HIGH
 
-    def _next(self, one: Decision, later: Sequence[Decision]) -> RankRise | None:
-        """The first rise of a rank that is not in this decision."""
-        rises = (rise for other in later for rise in other.rises if rise.rank not in one.ranks)
-        after = [rise for rise in rises if rise.lo >= one.limit]
-        return min(after, key=lambda rise: rise.lo, default=None)
+    def _next(self, one: Decision, later: Iterable[Decision]) -> RankRise | None:
+        """The first rise of a rank that is not in this decision; `later` is in order of onset."""
+        found: RankRise | None = None
+        for other in later:
+            if found is not None and other.lo >= found.lo:
+                break
+            for rise in other.rises:
+                is_after = rise.lo >= one.limit and rise.rank not in one.ranks
+                if is_after and (found is None or rise.lo < found.lo):
+                    found = rise
+        return found
 
-    def _followed(self, one: Decision, earlier: Sequence[Decision]) -> int | None:
+    def _followed(self, one: Decision, earlier: Iterable[Decision]) -> int | None:
         """The rank whose rise this one may be a consequence of."""
         if not one.follows:
             return None
-        causes = [
-            before
+        causes = (
+            before.rises[0].rank
             for before in earlier
             if before.outcome not in _COMMON and not before.ranks & one.ranks
-        ]
-        return causes[0].rises[0].rank if causes else None
+        )
+        return next(causes, None)
 
     def _alarming(self, decisions: Sequence[Decision]) -> dict[int, Finding]:
         """Findings by the place of the decision that they are about: of each finding the last one

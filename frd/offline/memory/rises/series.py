@@ -25,7 +25,6 @@ _FEW_SAMPLES: Final = 2
 class SeriesRise:
     """A rise as one series shows it: figures for people. Times are ns, sizes bytes."""
 
-    lane: Lane
     kind: SeriesKind
     device: str
     """Empty for host memory."""
@@ -142,7 +141,6 @@ def _of_series(series: _Series, min_rise: int, reach_ns: int) -> list[_Found]:
             is_rise=is_rise,
         )
         shown = SeriesRise(
-            lane=lane,
             kind=series.kind,
             device=device,
             began=(earliest, int(end[one.latest])),
