@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +23,7 @@ from frd.errors import ConfigError, TelemetryError
 from frd.model import AlignedNs, AttemptKey, Confidence, Finding, FindingState
 from frd.offline.io.analysis import IoAnalysis
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank
-from frd.offline.memory.feed import Feed, Lane, lanes_of, process_text, series_kinds
+from frd.offline.memory.feed import Feed, Lane, by_rank, lanes_of, process_text, series_kinds
 from frd.offline.memory.notes import clocks_text, job_notes, notes_of, summary_of
 from frd.offline.memory.reading import Progress, read_recording
 from frd.offline.memory.rises.rise import Rise
@@ -150,7 +149,7 @@ def analyze_memory(
 def _job(
     name: str, world_size: int, recorded: Recorded, lanes: Sequence[Lane], clock_uncertainty_ns: int
 ) -> MemoryJob:
-    ranks = {rank: _rank(recorded, list(of)) for rank, of in groupby(lanes, _rank_of)}
+    ranks = {rank: _rank(recorded, of_rank) for rank, of_rank in by_rank(lanes)}
     hosts = dict.fromkeys(lane.stream.host for lane in lanes)
     missing = set(range(max(world_size, max(ranks) + 1))) - ranks.keys()
     return MemoryJob(
@@ -162,10 +161,6 @@ def _job(
         lanes=tuple(lanes),
         clock_uncertainty_ns=clock_uncertainty_ns if len(hosts) > 1 else 0,
     )
-
-
-def _rank_of(lane: Lane) -> int:
-    return lane.stream.rank
 
 
 def _rank(recorded: Recorded, lanes: Sequence[Lane]) -> MemoryRank:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -70,6 +71,12 @@ def lanes_of(recorded: Recorded) -> dict[str, list[Lane]]:
         job: [lane for rank in sorted(ranks) for lane in _separated(ranks[rank])]
         for job, ranks in jobs.items()
     }
+
+
+def by_rank(lanes: Sequence[Lane]) -> Iterator[tuple[int, list[Lane]]]:
+    """The lanes of each rank; those of a job are sorted by rank."""
+    for rank, of_rank in groupby(lanes, lambda lane: lane.stream.rank):
+        yield rank, list(of_rank)
 
 
 def _separated(lanes: list[Lane]) -> list[Lane]:

@@ -9,12 +9,12 @@ from typing import Final
 
 from frd.engine.memory.baseline import REVEALED_NS
 from frd.model import Confidence, Finding
-from frd.offline.memory.feed import Lane
+from frd.offline.memory.feed import Lane, by_rank
 from frd.offline.memory.rises.decision import Decision, Outcome
 from frd.offline.memory.rises.decisions import LINK_NS, decide, mark_followers
 from frd.offline.memory.rises.rank_rise import RankRise
 from frd.offline.memory.rises.rise import Rise, RiseSuspect
-from frd.offline.memory.rises.series import SeriesRise, by_rank, joined, rank_rises, samples_of
+from frd.offline.memory.rises.series import SeriesRise, joined, rank_rises, samples_of
 from frd.offline.memory.rises.words import with_text
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import Origin

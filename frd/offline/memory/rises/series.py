@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -168,11 +167,6 @@ def _attribution(kind: SeriesKind, one: Excursion, values: Int64s) -> Attributio
             is_torch = 2 * (after[column] - before[column]) >= one.peak - one.high
             return Attribution.ALLOCATOR if is_torch else Attribution.OUTSIDE
     return Attribution.UNKNOWN
-
-
-def by_rank(lanes: Sequence[Lane]) -> Iterator[tuple[int, list[Lane]]]:
-    for rank, of_rank in groupby(lanes, lambda lane: lane.stream.rank):
-        yield rank, list(of_rank)
 
 
 def joined(first: SeriesRise, later: SeriesRise) -> SeriesRise:

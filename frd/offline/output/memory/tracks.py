@@ -7,7 +7,6 @@ highest value of each part of it, so every peak is drawn; `not_drawn` says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from frd.forms import fold_ranks
 from frd.model import Int64s
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob
-from frd.offline.memory.feed import Lane
+from frd.offline.memory.feed import Lane, by_rank
 from frd.offline.memory.rises.rise import Rise
 from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
 from frd.offline.output.memory.alignment import ClockOffset, clocks_of, ranks_of, shift_ns
@@ -59,9 +58,9 @@ def add_memory(
     total = sum(len(job.ranks) for job in analysis.jobs)
     done = 0
     for number, job in enumerate(analysis.jobs):
-        for rank, of_rank in groupby(job.lanes, lambda lane: lane.stream.rank):
+        for rank, of_rank in by_rank(job.lanes):
             place = order * min(number + 1, _JOBS_APART) + rank
-            track = memory.add_rank(job, rank, list(of_rank), known.get(rank), place)
+            track = memory.add_rank(job, rank, of_rank, known.get(rank), place)
             if len(analysis.jobs) == 1:
                 tracks[rank] = track
             done += 1
