@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
 
@@ -91,6 +91,36 @@ class LogOptions:
     format: Literal["text", "json"] = "text"
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """Several replicas of the service, coordinated by NATS JetStream; see docs/cluster.md."""
+
+    servers: tuple[str, ...] = ()
+    """URLs of the NATS servers, ``nats://HOST:PORT`` or ``tls://HOST:PORT``. Empty: no cluster."""
+    name: str = "frd"
+    """Prefix of the names of all streams, so that several clusters can use the same servers."""
+    member: str = ""
+    """Name of this replica, different for each; the host's name when empty."""
+    advertise_grpc: str = ""
+    """HOST:PORT at which agents reach this replica; ``grpc`` with the host's name when empty."""
+    advertise_http: str = ""
+    """The same for HTTP, at which the other replicas reach it."""
+    replicas: Annotated[int, Ge(1), Le(5)] = 3
+    """Copies of each record, on as many NATS servers."""
+    log_bytes: Count = 1024 * 1024 * 1024
+    """Size of the log of one cell; there are 64."""
+    credentials_file: Path | None = None
+    """NATS credentials (JWT and seed)."""
+    user_file: Path | None = None
+    """A file with ``USER:PASSWORD``, or a token, instead of credentials."""
+    tls_ca_file: Path | None = None
+    """Verify the NATS servers with this CA bundle (PEM)."""
+    tls_cert_file: Path | None = None
+    """Client certificate for NATS (PEM)."""
+    tls_key_file: Path | None = None
+    """Its private key (PEM)."""
+
+
 NotifyEvent: TypeAlias = Literal["opened", "critical", "suspect", "closed"]
 
 
@@ -160,6 +190,7 @@ class Config(Settings):
     auth: AuthFiles = AuthFiles()
     limits: PeerLimits = PeerLimits()
     store: StoreLimits = StoreLimits()
+    cluster: ClusterOptions = ClusterOptions()
     log: LogOptions = LogOptions()
 
 

@@ -53,3 +53,7 @@ class ListenError(FrdError):
 
 class ServiceUnavailable(FrdError):
     """The service, an agent or a rank did not answer."""
+
+
+class ClusterError(FrdError):
+    """The servers of the cluster cannot be used, or the cluster is another one than configured."""

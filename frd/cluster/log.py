@@ -1,0 +1,85 @@
+"""The log of a cell, as its owner uses it: bundles of bytes, in order, replicated and fenced.
+
+The fence is the only thing on which safety rests: after `take`, no earlier owner can append.
+A bundle is stored for good when `append` returns, and only then may what it holds be acknowledged
+to an agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final, NamedTuple, Protocol
+
+from frd.errors import FrdError
+
+MAX_BUNDLE_BYTES: Final = 900_000
+"""Largest bundle; a NATS server takes messages of up to 1 MB with its default settings."""
+
+
+class Fenced(FrdError):
+    """Another replica has taken the log: this owner must drop the cell, and never try again."""
+
+
+class LogUnavailable(FrdError):
+    """The log did not answer in time. Whether the bundle is stored is not known; the next `append`
+    of the same bundle finds out."""
+
+
+class Bundle(NamedTuple):
+    number: int
+    """Position in the log; numbers rise by one."""
+    epoch: int
+    """The fence of the owner that wrote it."""
+    data: bytes
+
+
+class Bounds(NamedTuple):
+    first: int
+    """The oldest bundle; above `last` when there is none."""
+    last: int
+
+
+class FencedLog(Protocol):
+    """The log of one cell. The methods are for one event loop, and one call at a time."""
+
+    async def take(self, owner: str) -> int:
+        """Exclude all earlier owners; returns the epoch, which is the number of the fence.
+
+        Raises:
+            LogUnavailable: nobody answers.
+        """
+        ...
+
+    async def append(self, data: bytes) -> int:
+        """Store one bundle of at most `MAX_BUNDLE_BYTES` bytes; returns its number.
+
+        Call again with the same `data` after `LogUnavailable`; it is stored once.
+
+        Raises:
+            Fenced: another owner has taken the log, or it has lost bundles of this owner.
+            LogUnavailable: not stored in time, as far as known.
+        """
+        ...
+
+    async def bounds(self) -> Bounds:
+        """
+        Raises:
+            LogUnavailable: nobody answers.
+        """
+        ...
+
+    def read(self, first: int, last: int) -> AsyncIterator[Bundle]:
+        """Bundles `first` to `last`, fences left out.
+
+        Raises:
+            LogUnavailable: it stops before `last`.
+        """
+        ...
+
+    async def purge(self, before: int) -> None:
+        """Forget all bundles with a number below `before`.
+
+        Raises:
+            LogUnavailable: nobody answers.
+        """
+        ...

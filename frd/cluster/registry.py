@@ -1,0 +1,45 @@
+"""The registry of a cluster: few small values by key, each changed by compare-and-set.
+
+Keys: ``meta`` (format and number of cells), ``r.<replica>`` (heartbeat of a replica), ``c.<nn>``
+(owner of a cell).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from frd.errors import FrdError
+
+
+class Conflict(FrdError):
+    """The key has another revision: somebody else has changed it."""
+
+
+class RegistryUnavailable(FrdError):
+    """The registry did not answer in time. Whether a write happened is not known."""
+
+
+class Entry(NamedTuple):
+    value: bytes
+    revision: int
+    """Rises with every change of any key."""
+
+
+class Registry(Protocol):
+    async def get(self, key: str) -> Entry | None:
+        """None if there is no such key. Never an outdated value."""
+        ...
+
+    async def find(self, prefix: str) -> Mapping[str, Entry]:
+        """All keys that begin with `prefix`."""
+        ...
+
+    async def put(self, key: str, value: bytes, revision: int) -> int:
+        """Change the key if its revision is `revision` (0: it does not exist); returns the new one.
+
+        Raises:
+            Conflict: it has another revision.
+            RegistryUnavailable: no answer in time.
+        """
+        ...
