@@ -34,7 +34,7 @@ class ClusterView:
     replicas: Sequence[Replica] = ()
     """All living replicas, this one included, by name."""
     owners: Mapping[int, str] = field(default_factory=dict)
-    """The replica that owns each cell; cells that nobody owns are absent."""
+    """The replica that owns each cell; cells without an owner are absent."""
     connected: bool = False
     """The registry has answered recently."""
     durable: bool = True
@@ -83,7 +83,7 @@ class Lease(Protocol):
         ...
 
     async def release(self, cell: int, successor: str | None) -> None:
-        """The service no longer has the cell; None: whoever claims it first."""
+        """The service no longer has the cell; None: any replica that claims it."""
         ...
 
     def give_up(self, cell: int) -> None:
@@ -91,5 +91,5 @@ class Lease(Protocol):
         ...
 
     async def stop(self) -> None:
-        """End heartbeats; other replicas take what is left at once."""
+        """End heartbeats; other replicas take what is left immediately."""
         ...

@@ -46,7 +46,7 @@ class FencedLog(Protocol):
         """Exclude all earlier owners; returns the epoch, which is the number of the fence.
 
         Raises:
-            LogUnavailable: nobody answers.
+            LogUnavailable: no answer in time.
         """
         ...
 
@@ -64,7 +64,7 @@ class FencedLog(Protocol):
     async def bounds(self) -> Bounds:
         """
         Raises:
-            LogUnavailable: nobody answers.
+            LogUnavailable: no answer in time.
         """
         ...
 
@@ -80,6 +80,6 @@ class FencedLog(Protocol):
         """Forget all bundles with a number below `before`.
 
         Raises:
-            LogUnavailable: nobody answers.
+            LogUnavailable: no answer in time.
         """
         ...

@@ -13,7 +13,7 @@ from frd.errors import FrdError
 
 
 class Conflict(FrdError):
-    """The key has another revision: somebody else has changed it."""
+    """The key has another revision: another replica has changed it."""
 
 
 class RegistryUnavailable(FrdError):

@@ -1,8 +1,10 @@
 """The service as one object: built, started, stopped; `frd serve` only parses flags.
 
-Engine, streams, evaluation and HTTP share one event loop and need no locks; what touches a disk
-runs in threads. This is the only module that reads the clock for the engine, and the only one that
-knows all parts: every other module gets its dependencies as arguments.
+What belongs to the process, and not to its jobs: listeners, credentials, clocks of agents, stores
+on this machine. The jobs are in cells (`frd.service.cells`). Engine, streams, evaluation and HTTP
+share one event loop and need no locks; what touches a disk runs in threads. This is the only module
+that reads the clock for the engine, and the only one that knows all parts: every other module gets
+its dependencies as arguments.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
-import secrets
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -25,32 +28,24 @@ from starlette.types import ASGIApp
 from frd import __version__
 from frd.address import split_address
 from frd.config import LIVE_KEYS, Config, StoreLimits, changed_keys
-from frd.engine.engine import Engine
-from frd.engine.views import StatusView
 from frd.errors import ConfigError, StoreError
-from frd.model import AlignedNs, AttemptKey, FindingEvent
+from frd.model import FindingEvent
 from frd.service.access.admission import Admission, Handshakes
 from frd.service.access.certificates import Certificates
 from frd.service.access.grants import Tokens
+from frd.service.cells.cell import Cell, Common, settings_of
+from frd.service.cells.cells import WHOLE, Cells
+from frd.service.cells.merged import add
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Pings, raw_now
 from frd.service.clocks.real_time import RealTime
-from frd.service.findings.dumper import Dumper
-from frd.service.findings.evaluator import Evaluator
-from frd.service.findings.inspector import REASON as WAIT_REPORT
-from frd.service.findings.inspector import Inspector
+from frd.service.findings.evaluator import TICK_S
+from frd.service.findings.keepers import LocalKeeper
 from frd.service.findings.notifier import Notifier
-from frd.service.findings.responder import Responder
-from frd.service.findings.stack_waits import StackWaits
-from frd.service.findings.standstills import LOOK_EVERY_S, Standstills
-from frd.service.findings.unrecorded import Unrecorded
+from frd.service.findings.standstills import LOOK_EVERY_S
 from frd.service.http.guard import HttpGuard
 from frd.service.http.routes import create_app
-from frd.service.ingest.collector import ACK_EVERY_S, Ingest
-from frd.service.ingest.job_runs import REASON as JOB_NAME
-from frd.service.ingest.shared import Shared
-from frd.service.ingest.streams import Streams
-from frd.service.journal.payloads import Settings, encode_payload
+from frd.service.ingest.collector import ACK_EVERY_S, Home, Ingest
 from frd.service.journal.writer import JournalWriter
 from frd.service.metrics.recent_peak import RecentPeak, watch_loop
 from frd.service.servers import GrpcServer, HttpServer
@@ -86,8 +81,6 @@ class App:
         self._handshakes = Handshakes()
         self._http_refused: Counter[str] = Counter()
         self._lock = _lock(config.data_dir)
-        self._shared = shared = Shared(Engine(config.policy))
-        self._engine = shared.engine
         self._clocks = AgentClocks(now, raw_now)
         self._pings = Pings(self._clocks, self._admission)
         self._findings = FindingStore(config.data_dir / "findings.sqlite3")
@@ -96,66 +89,30 @@ class App:
             max_count=config.store.dump_count,
             max_bytes=config.store.dump_bytes,
         )
+        self._common = Common(
+            config=lambda: self._config,
+            now=now,
+            clocks=self._clocks,
+            dumps=self._dumps,
+            stream_ids=itertools.count(1),
+            published=self._published,
+        )
         self._journal_writer = JournalWriter(
             config.data_dir / "journal",
-            settings=encode_payload(Settings(__version__, config.policy)),
+            settings=settings_of(config),
             now=now(),
             limits=_journal_limits(config.store),
         )
-        self._streams = Streams(
-            shared,
-            self._clocks,
-            self._journal_writer,
-            now=now,
-            version=__version__,
-            instance=secrets.token_hex(8),
-        )
+        self._cells = Cells(is_cluster=False, complete=self._completed)
+        whole = Cell(self._common, self._journal_writer, LocalKeeper(self._findings))
+        self._cells[WHOLE] = whole
         self._ingest = Ingest(
-            self._streams, self._admission, stream_bytes_per_s=config.limits.stream_bytes_per_s
-        )
-        self._evaluator = Evaluator(
-            shared,
-            self._findings,
-            self._journal_writer,
-            now=now,
-            project=self._project,
-            publish=self._published,
-            settle=self._streams.settle,
-        )
-        self._dumper = Dumper(
-            self._ingest,
-            self._streams,
-            self._dumps,
-            now,
-            stall_after_s=lambda: self._config.policy.stall_after_s,
-        )
-        self._responder = Responder(
-            self._dumper,
-            self._evaluator.attach,
-            keep_dumps=config.store.dump_count > 0,
-            now=now,
-            show=self._stack_shown,
-        )
-        unrecorded = Unrecorded(self._engine, self._journal_writer, now)
-        self._stack_waits = StackWaits(unrecorded.observe_aligned)
-        self._standstills = Standstills(
-            self._engine,
-            self._dumper,
-            self._stack_waits,
-            now=now,
-            state=lambda: self._evaluator.state,
-        )
-        self._inspector = Inspector(
-            self._ingest,
-            self._engine,
-            unrecorded,
-            native_line=self._stack_waits.native_line,
-            attach=self._evaluator.attach,
-            findings=lambda: self._evaluator.state.status_view.findings,
-            now=now,
+            _OneHome(whole.home),
+            self._admission,
+            stream_bytes_per_s=config.limits.stream_bytes_per_s,
         )
         app: ASGIApp = create_app(
-            ServiceView(self._evaluator, self._findings, self._dumps, self._dumper, now)
+            ServiceView(self._cells, self._findings, self._dumps, self._cells, now)
         )
         self._loop_lag = RecentPeak()
         self._forgotten_findings = 0
@@ -170,26 +127,25 @@ class App:
             self._http_refused,
         )
         self._notifier = Notifier(config.notify, self._own_url)
-        self._evaluating: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Restore the findings of an earlier process, listen, and evaluate from then on."""
-        self._evaluator.take_up()
-        self._notifier.take_up(self._findings.open_findings())
-        await self._evaluator.evaluate()
+        """Go on with the findings of an earlier process, listen, and evaluate from then on."""
+        findings = self._findings.open_findings()
+        self._notifier.take_up(findings)
+        await self._cells[WHOLE].start(findings, self._findings.pauses())
+        self._cells.refresh()
         self.http = await self._http.start()
         self.grpc = await self._grpc.start()
-        self._evaluating = asyncio.create_task(self._evaluator.run())
         self._tasks = [
             asyncio.create_task(work)
             for work in (
                 watch_loop(self._loop_lag),
-                _repeat(ACK_EVERY_S, self._streams.flush_acks),
+                _repeat(TICK_S, self._cells.refresh),
+                _repeat(ACK_EVERY_S, self._each(lambda cell: cell.streams.flush_acks())),
                 _repeat(_CLOCKS_EVERY_S, self._clocks.refresh),
-                _repeat(_CLOCKS_EVERY_S, self._streams.compare_clocks),
-                _repeat(LOOK_EVERY_S, self._standstills.look),
-                self._inspector.run(),
+                _repeat(_CLOCKS_EVERY_S, self._each(lambda cell: cell.streams.compare_clocks())),
+                _repeat(LOOK_EVERY_S, self._each(Cell.look)),
                 self._prune(),
             )
         ]
@@ -197,19 +153,23 @@ class App:
     async def stop(self) -> None:
         """End in order: a last evaluation while agents are still connected, so that no rank looks
         lost; then streams and HTTP requests end; then everything is written."""
-        if self._evaluating is not None:
-            self._evaluator.stop()
-            await self._evaluating
+        cells = list(self._cells.values())
+        await asyncio.gather(*(cell.finish() for cell in cells))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._responder.close()
-        await self._standstills.close()
         closing = asyncio.to_thread(self._notifier.close)
         await asyncio.gather(self._grpc.stop(), self._http.stop(), closing)
-        await asyncio.to_thread(self._journal_writer.close)
+        await asyncio.gather(*(cell.close() for cell in cells))
         self._findings.close()
         os.close(self._lock)
+
+    def _each(self, work: Callable[[Cell], None]) -> Callable[[], None]:
+        def on_all() -> None:
+            for cell in list(self._cells.values()):
+                work(cell)
+
+        return on_all
 
     def adopt(self, config: Config) -> None:
         """Apply another configuration; changes that need a restart are only logged.
@@ -228,10 +188,9 @@ class App:
             else:
                 log.warning("%s: changed: takes effect after a restart", key)
         self._config = old.model_copy(update={key: getattr(config, key) for key in LIVE_KEYS})
-        self._engine.adopt(config.policy)
-        settings = encode_payload(Settings(__version__, config.policy))
-        self._journal_writer.adopt(settings, _journal_limits(config.store), self._now())
-        self._responder.keep_dumps = config.store.dump_count > 0
+        self._journal_writer.adopt(settings_of(config), _journal_limits(config.store), self._now())
+        for cell in self._cells.values():
+            cell.adopt(config)
         if self._certificates is not None:
             self._certificates.refresh()
         if self._tokens is not None:
@@ -248,42 +207,22 @@ class App:
 
     # -- publishing ---------------------------------------------------------------------
 
-    def _project(self, status_view: StatusView) -> ServiceState:
-        self._streams.keep(frozenset(view.key for view in status_view.attempts))
-        journal_writer = self._journal_writer
-        return ServiceState(
-            status_view=status_view,
-            nodes=self._streams.nodes.views(status_view.at, self._config.policy.telemetry_late_s),
-            counters=Counters(
-                entries=self._shared.entries,
-                duplicates=self._shared.duplicates,
-                refused={
-                    **self._streams.refused,
-                    JOB_NAME: self._streams.runs.refused,
-                    WAIT_REPORT: self._inspector.refused,
-                },
-                clock_refused=dict(self._clocks.refused),
-                evicted={
-                    "dumps": self._dumps.evicted,
-                    "journal_segments": journal_writer.evicted,
-                    "stored_findings": self._forgotten_findings,
-                },
-                store_errors={
-                    "findings": self._evaluator.store_errors,
-                    "journal": journal_writer.dropped,
-                    "dumps": self._dumper.store_errors,
-                },
-                findings=dict(self._evaluator.opened),
-                http_refused=dict(self._http_refused),
-                handshakes_failed=self._handshakes_failed(),
-                throttled=self._ingest.throttled,
-                notifications=self._notifier.counted(),
-            ),
-            ingest_lag_s=self._streams.lag_s(),
-            loop_lag_s=self._loop_lag.value(asyncio.get_running_loop().time()),
+    def _completed(self, state: ServiceState) -> ServiceState:
+        """The cells' state, with what concerns the process as a whole."""
+        counted = Counters(
+            refused=dict(self._ingest.refused),
+            clock_refused=dict(self._clocks.refused),
+            evicted={"dumps": self._dumps.evicted, "stored_findings": self._forgotten_findings},
+            http_refused=dict(self._http_refused),
+            handshakes_failed=self._handshakes_failed(),
+            throttled=self._ingest.throttled,
+            notifications=self._notifier.counted(),
+        )
+        return replace(
+            state,
+            counters=add([state.counters, counted]),
+            loop_lag_s=self._loop_lag.value(time.monotonic()),
             version=__version__,
-            warnings=self._streams.runs.warnings(status_view.at),
-            name_conflicts=self._streams.runs.conflicts(),
             expected_agents=self._config.expected_agents,
         )
 
@@ -292,17 +231,9 @@ class App:
         return self._handshakes.failed(begun, self._admission.connections, time.monotonic())
 
     def _published(self, events: Sequence[FindingEvent]) -> None:
-        self._responder.see(events)
-        self._inspector.see(events)
-        self._notifier.see(events)
-
-    def _stack_shown(self, key: AttemptKey, rank: int, text: str, asked_at: AlignedNs) -> None:
-        self._stack_waits.take(
-            *(key, rank, text),
-            asked_at=asked_at,
-            answered_at=self._now(),
-            confirm_after_ns=self._standstills.at_rest_after_ns(key),
-        )
+        if events:
+            self._cells.refresh()
+            self._notifier.see(events)
 
     async def _prune(self) -> None:
         while True:
@@ -319,6 +250,16 @@ class App:
             await asyncio.to_thread(
                 self._dumps.bound, max_count=store.dump_count, max_bytes=store.dump_bytes
             )
+
+
+class _OneHome:
+    """All streams belong to the same cell."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    async def find(self, job: str | None) -> Home:
+        return self._home
 
 
 async def _repeat(every_s: float, work: Callable[[], None]) -> None:

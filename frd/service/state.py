@@ -37,6 +37,8 @@ class NodeView:
     clock: ClockView
     ranks: Mapping[AttemptKey, tuple[int, ...]] = field(default_factory=dict)
     """Sorted global ranks that the node hosts."""
+    session: str = ""
+    """Of the agent process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ and the end of the journal; the next process starts from the same directory.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import sqlite3
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -25,6 +26,7 @@ from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import AnsweredPings
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.evaluator import Evaluator
+from frd.service.findings.keepers import LocalKeeper
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Stream, Streams
 from frd.service.journal.payloads import Settings, encode_payload
@@ -144,12 +146,13 @@ class Service:
         self.streams = Streams(
             shared, self._clocks, self._recorder,
             now=self.now, version=VERSION, instance=instance,
+            ids=itertools.count(1),
         )  # fmt: skip
         self.evaluator = Evaluator(
-            shared, self.findings, self._recorder,
+            shared, LocalKeeper(self.findings), self._recorder,
             now=self.now, project=self._project, publish=self._publish,
         )  # fmt: skip
-        self.evaluator.take_up()
+        self.evaluator.take_up(self.findings.open_findings(), self.findings.pauses())
         self.evaluate()
 
     def raw(self) -> ServiceRawNs:

@@ -9,6 +9,7 @@ from pathlib import Path
 from frd.engine.policy import Policy
 from frd.model import AlignedNs, FindingEvent
 from frd.service.findings.evaluator import Evaluator
+from frd.service.findings.keepers import LocalKeeper
 from frd.service.ingest.shared import Shared
 from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
@@ -37,7 +38,7 @@ class Evaluated:
         self._see = see
         self.evaluator = Evaluator(
             Shared(self.job.engine),
-            self.store,
+            LocalKeeper(self.store),
             self.recorder,
             now=lambda: self.job.now,
             project=ServiceState,

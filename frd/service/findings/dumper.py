@@ -16,9 +16,9 @@ from typing import Any, Final
 from frd.errors import StoreError
 from frd.model import AlignedNs, AttemptKey
 from frd.service.clocks.view import clock_json
-from frd.service.ingest.agent_requests import Answer
-from frd.service.ingest.collector import Ingest
 from frd.service.ingest.streams import Streams
+from frd.service.requests.inquiries import Inquiries
+from frd.service.requests.inquiry import Answer
 from frd.service.state import DumpResult
 from frd.store.dumps import DumpStore, DumpWriter
 from frd.wire.messages import Part
@@ -32,7 +32,7 @@ OnStack = Callable[[int, str], None]
 class Dumper:
     def __init__(
         self,
-        ingest: Ingest,
+        inquiries: Inquiries,
         streams: Streams,
         store: DumpStore,
         now: Callable[[], AlignedNs],
@@ -40,7 +40,7 @@ class Dumper:
         stall_after_s: Callable[[], float],
     ) -> None:
         """`stall_after_s`: the stall threshold, which goes into every dump for its analysis."""
-        self._ingest = ingest
+        self._inquiries = inquiries
         self._streams = streams
         self._store = store
         self._now = now
@@ -66,7 +66,7 @@ class Dumper:
             ServiceUnavailable: no agent of the attempt is connected.
             StoreError: the dump cannot be stored.
         """
-        asking = self._ingest.ask(
+        asking = self._inquiries.ask(
             *(key, ranks),
             dump=True,
             stacks=stacks,
@@ -113,7 +113,7 @@ class Dumper:
             ServiceUnavailable: no agent of the attempt is connected.
         """
         parts = _Parts(on_stack)
-        asking = self._ingest.ask(
+        asking = self._inquiries.ask(
             *(key, ranks), dump=False, stacks=True, children_of=children_of, timeout_s=timeout_s
         )
         async with aclosing(asking) as asked:

@@ -22,11 +22,11 @@ from frd.engine.matching.learned_pauses import JobPauses
 from frd.engine.views import StatusView
 from frd.errors import ServiceUnavailable
 from frd.model import AlignedNs, Change, Finding, FindingEvent, Kind
+from frd.service.findings.keepers import Keeper
 from frd.service.ingest.shared import Shared
 from frd.service.journal.payloads import Dismissal, encode_pauses, encode_payload
 from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
-from frd.store.findings import FindingStore
 from frd.store.records import RecordKind
 
 TICK_S: Final = 0.25
@@ -47,7 +47,7 @@ class Evaluator:
     def __init__(
         self,
         shared: Shared,
-        store: FindingStore,
+        keeper: Keeper,
         journal_writer: JournalWriter,
         *,
         now: Callable[[], AlignedNs],
@@ -60,7 +60,7 @@ class Evaluator:
         self.store_errors = 0
         self._engine = shared.engine
         self._watermarks = shared.watermarks
-        self._store = store
+        self._keeper = keeper
         self._journal_writer = journal_writer
         self._now = now
         self._project = project
@@ -109,15 +109,11 @@ class Evaluator:
                 "see its log, and try again"
             ) from None
 
-    def take_up(self) -> None:
-        """Restore the open findings and learned pauses of an earlier process of the service.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
+    def take_up(self, findings: Sequence[Finding], pauses: Sequence[JobPauses]) -> None:
+        """Go on with the open findings and the learned pauses of an earlier process."""
         now = self._now()
-        self._engine.restore(self._store.open_findings(), now)
-        self._engine.recall(self._store.pauses())
+        self._engine.restore(findings, now)
+        self._engine.recall(pauses)
         if self._engine.learned:
             self._record_pauses(now)
 
@@ -205,8 +201,7 @@ class Evaluator:
         self, unsaved: Mapping[str, FindingEvent], pauses: Mapping[str, JobPauses]
     ) -> None:
         try:
-            await asyncio.to_thread(self._store.save, list(unsaved.values()))
-            await asyncio.to_thread(self._store.save_pauses, list(pauses.values()))
+            await self._keeper.save(list(unsaved.values()), list(pauses.values()))
         except Exception as error:  # any error: it must not hold a finding back
             self._log_store_error(str(error) or repr(error))
             return

@@ -43,7 +43,7 @@ from frd.model import (
     WaitSource,
 )
 from frd.service.findings.unrecorded import Unrecorded
-from frd.service.ingest.collector import Ingest
+from frd.service.requests.inquiries import Inquiries
 from frd.wire.messages import Part
 from frd.wire.waits import WaitReport, decode_report
 
@@ -89,7 +89,7 @@ class Inspector:
 
     def __init__(
         self,
-        ingest: Ingest,
+        inquiries: Inquiries,
         engine: Engine,
         unrecorded: Unrecorded,
         *,
@@ -99,7 +99,7 @@ class Inspector:
         now: Callable[[], AlignedNs],
     ) -> None:
         """`findings` are all findings that may be open; `native_line` is that of `StackWaits`."""
-        self._ingest = ingest
+        self._inquiries = inquiries
         self._engine = engine
         self._unrecorded = unrecorded
         self._native_line = native_line
@@ -168,7 +168,7 @@ class Inspector:
         muted_until_s = asyncio.get_running_loop().time() + _MUTE_S
         try:
             async with slots:
-                asking = self._ingest.ask(
+                asking = self._inquiries.ask(
                     key, ranks, dump=False, stacks=False, waits=True, timeout_s=_TIMEOUT_S
                 )
                 async with aclosing(asking) as asked:

@@ -1,30 +1,31 @@
-"""The gRPC handler of agent streams: per stream, a handler that reads and a task that writes.
+"""The gRPC handler of agent streams: per stream, a task that reads and a task that writes.
 
-`frd.service.ingest.streams` applies the messages; this module waits, limits and refuses. Everything
-runs in one event loop. A stream that sends too fast is read more slowly, so that HTTP/2 slows its
-sender down. A stream that breaks the contract gets the reason, is counted and ends; other streams
-are not affected. Requests to agents go out on their streams and are matched with the answers here.
+`frd.service.ingest.streams` applies the messages; this module finds the streams that a new one
+belongs to, waits, limits and refuses. Everything runs in one event loop. A stream that sends too
+fast is read more slowly, so that HTTP/2 slows its sender down. A stream that breaks the contract
+gets the reason, is counted and ends; other streams are not affected.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
-from typing import Final
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import grpc
 
-from frd.errors import FrdError, ServiceUnavailable, WireError
-from frd.model import AttemptKey
+from frd.errors import FrdError, WireError
 from frd.rpc import Context
 from frd.service.access.admission import Admission
+from frd.service.access.grants import Grant
 from frd.service.access.token_bucket import TokenBucket
-from frd.service.ingest.agent_requests import Answer, Inquiry, Target
 from frd.service.ingest.streams import Stream, Streams
+from frd.service.requests.inquiries import Inquiries
 from frd.wire.encode import encode_service
-from frd.wire.messages import Goodbye, Part, Refusal, Request, ResponsePart
+from frd.wire.messages import Goodbye, Refusal, ResponsePart
 
 ACK_EVERY_S: Final = 0.2
 MAX_STREAMS: Final = 16_384
@@ -35,9 +36,6 @@ FAULT: Final = "fault"
 """A stream that ended because of a fault of the service, not of the peer."""
 _HELLO_WITHIN_S: Final = 30.0
 _LAST_WRITES_S: Final = 2.0
-_MAX_INQUIRIES: Final = 16
-"""Open inquiries; each may hold `agent_requests.MAX_BUFFERED_BYTES` while the disk is slow."""
-_TRAVEL_S: Final = 1.0
 _ARRIVALS_PER_S: Final = 1_000.0
 """New streams a second. All streams of a cluster begin together when the service restarts."""
 _ARRIVALS: Final = 500
@@ -45,44 +43,72 @@ _ARRIVALS: Final = 500
 log = logging.getLogger(__name__)
 
 
-class Ingest:
-    """`handle` is the gRPC handler. `streams.refused` counts refused streams by reason: one of
-    `REASONS`, `ABORTED` or `FAULT`."""
+@dataclass(frozen=True, slots=True)
+class Home:
+    """What a stream belongs to: the streams of its cell, and the requests to them."""
 
-    def __init__(self, streams: Streams, admission: Admission, *, stream_bytes_per_s: int) -> None:
-        self._streams = streams
+    streams: Streams
+    inquiries: Inquiries
+
+
+class Homes(Protocol):
+    async def find(self, job: str | None) -> Home:
+        """The home of a stream that reports `job`; None: an agent that has no job, or that puts all
+        its jobs into one stream."""
+        ...
+
+
+class Ingest:
+    """`handle` is the gRPC handler."""
+
+    def __init__(self, homes: Homes, admission: Admission, *, stream_bytes_per_s: int) -> None:
+        self._homes = homes
         self._admission = admission
         self._stream_bytes_per_s = stream_bytes_per_s
         self._arrivals = TokenBucket(_ARRIVALS_PER_S, _ARRIVALS)
+        self._open = 0
+        self.refused: Counter[str] = Counter()
+        """Refused streams by reason: one of `REASONS`, `ABORTED` or `FAULT`."""
         self.throttled = 0
         """Messages after which a stream had to wait."""
-        self._inquiries: dict[int, Inquiry] = {}
-        self._request_ids = itertools.count(1)
-
-    # -- the stream ----------------------------------------------------------------------------
 
     async def handle(self, _: AsyncIterator[bytes], context: Context) -> None:
         """Serve one stream until either side ends it."""
-        stream = self._streams.open()
+        self._open += 1
+        try:
+            with self._admission.admitted(context) as grant:
+                if self._open > MAX_STREAMS:
+                    raise WireError("stream", "limit", f"{MAX_STREAMS} are open: try again later")
+                await self._arrive(asyncio.get_running_loop().time())
+                await self._serve(await self._homes.find(None), grant, context)
+        except FrdError as error:
+            refusal = self._refusal(error, context, context.peer())
+            async with asyncio.timeout(_LAST_WRITES_S):
+                await context.write(encode_service(refusal))
+        except asyncio.CancelledError:
+            self.refused[ABORTED] += 1
+            raise
+        finally:
+            self._open -= 1
+
+    async def _serve(self, home: Home, grant: Grant, context: Context) -> None:
+        stream = home.streams.open()
+        stream.session.declared.may_report = grant.may_report
         writer = asyncio.create_task(_write(stream, context))
         try:
             try:
-                with self._admission.admitted(context) as grant:
-                    stream.session.declared.may_report = grant.may_report
-                    await self._read(stream, context)
+                await self._read(home, stream, context)
             except FrdError as error:
-                reason = error.reason if isinstance(error, WireError) else "limit"
-                self._refuse(stream, reason, str(error), context)
+                stream.send(self._refusal(error, context, _name(stream, context)))
             except asyncio.CancelledError:
-                self._streams.refused[ABORTED] += 1
                 raise
             except Exception:
                 log.exception("stream %d: internal error", stream.id)
-                self._refuse(
-                    stream, FAULT, "stream: internal error: see the service's log", context
-                )
+                fault = WireError("stream", FAULT, "internal error: see the service's log")
+                stream.send(self._refusal(fault, context, _name(stream, context)))
             finally:
-                self._close(stream)
+                home.streams.close(stream)
+                home.inquiries.ended(stream.id)
             stream.close()
             async with asyncio.timeout(_LAST_WRITES_S):
                 await writer
@@ -91,16 +117,13 @@ class Ingest:
         finally:
             writer.cancel()
 
-    async def _read(self, stream: Stream, context: Context) -> None:
+    async def _read(self, home: Home, stream: Stream, context: Context) -> None:
         """Apply messages until the stream ends.
 
         Raises:
             FrdError: the peer broke the contract.
         """
-        if len(self._streams) >= MAX_STREAMS:
-            raise WireError("stream", "limit", f"{MAX_STREAMS} are open: try again later")
         loop = asyncio.get_running_loop()
-        await self._arrive(loop.time())
         try:
             async with asyncio.timeout(_HELLO_WITHIN_S):
                 data = await context.read()
@@ -108,16 +131,16 @@ class Ingest:
             raise WireError("hello", "missing", "none came: send it first") from None
         bucket = TokenBucket(self._stream_bytes_per_s, 2 * self._stream_bytes_per_s)
         while isinstance(data, bytes):
-            event = self._streams.take(stream, data)
+            event = home.streams.take(stream, data)
             if isinstance(event, Goodbye):
                 return
             if isinstance(event, ResponsePart):
-                self._answered(stream, event)
+                home.inquiries.answered(stream.id, event)
             if wait_s := bucket.take(len(data), loop.time()):
                 self.throttled += 1
                 await asyncio.sleep(wait_s)
             data = await context.read()
-        self._streams.refused[ABORTED] += 1
+        self.refused[ABORTED] += 1
 
     async def _arrive(self, now_s: float) -> None:
         """Limit the rate of new streams. A peer that disconnects while it waits gives back its
@@ -128,81 +151,23 @@ class Ingest:
             self._arrivals.give_back(1)
             raise
 
-    def _refuse(self, stream: Stream, reason: str, message: str, context: Context) -> None:
-        self._streams.refused[reason] += 1
-        hello = stream.session.hello
+    def _refusal(self, error: FrdError, context: Context, name: str) -> Refusal:
+        """Count and log that a stream is refused, and set the status of its call."""
+        reason = error.reason if isinstance(error, WireError) else "limit"
+        self.refused[reason] += 1
+        message = str(error)
         if self._admission.is_news(context, reason, asyncio.get_running_loop().time()):
-            log.warning("agent of %s refused: %s", hello.node if hello else context.peer(), message)
-        stream.send(Refusal(reason, message))
+            log.warning("agent of %s refused: %s", name, message)
         stranger = reason == "token"
         code = grpc.StatusCode.UNAUTHENTICATED if stranger else grpc.StatusCode.INVALID_ARGUMENT
         context.set_code(code)
         context.set_details(message)
+        return Refusal(reason, message)
 
-    def _close(self, stream: Stream) -> None:
-        self._streams.close(stream)
-        for inquiry in self._inquiries.values():
-            inquiry.fail("the agent's stream ended", stream.id)
 
-    # -- asking agents -------------------------------------------------------------------------
-
-    async def ask(
-        self,
-        key: AttemptKey,
-        ranks: Sequence[int] | None,
-        *,
-        dump: bool,
-        stacks: bool,
-        waits: bool = False,
-        children_of: Collection[int] | None = (),
-        timeout_s: float,
-    ) -> AsyncGenerator[list[Answer], None]:
-        """Ask the agents of `ranks` (None: all known ranks of the attempt); see `Inquiry.answers`.
-
-        `waits`: what the ranks are blocked in, of which an agent answers what it knows.
-        `stacks` includes stacks of child processes for the ranks `children_of` (None: all ranks).
-
-        Raises:
-            ServiceUnavailable: no agent of the attempt is connected, or too many are open.
-        """
-        wanted = sorted(self._streams.revisions.ranks(key) if ranks is None else set(ranks))
-        owners = {rank: self._streams.owners.of(key, rank) for rank in wanted}
-        if not any(owners.values()):
-            raise ServiceUnavailable(
-                f"job {key.job!r} attempt {key.attempt}: no agent of these ranks is connected: "
-                "see frd status"
-            )
-        if len(self._inquiries) >= _MAX_INQUIRIES:
-            raise ServiceUnavailable(f"dump: {_MAX_INQUIRIES} are being taken: try again later")
-        parts = [Part.DUMP, Part.IDENTITY] * dump + [Part.STACK] * stacks + [Part.WAITS] * waits
-        targets = [Target(r, owner[0].stream, owner[1]) for r, owner in owners.items() if owner]
-        inquiry = Inquiry(next(self._request_ids), targets, parts)
-        self._inquiries[inquiry.request_id] = inquiry
-        try:
-            for stream_id, asked in _by_stream(targets).items():
-                of = [t for t in asked if stacks and (children_of is None or t.rank in children_of)]
-                request = Request(
-                    inquiry.request_id,
-                    tuple(target.index for target in asked),
-                    dump,
-                    stacks,
-                    timeout_s,
-                    tuple(target.index for target in of),
-                    waits,
-                )
-                self._streams[stream_id].send(request)
-            cut_off = [rank for rank, owner in owners.items() if owner is None]
-            error = "its agent is not connected"
-            yield [Answer(rank, part, error=error) for rank in cut_off for part in parts]
-            # The agent keeps to the timeout; its last answer still needs time to arrive.
-            async for answers in inquiry.answers(timeout_s + _TRAVEL_S):
-                yield answers
-        finally:
-            del self._inquiries[inquiry.request_id]
-
-    def _answered(self, stream: Stream, part: ResponsePart) -> None:
-        if (inquiry := self._inquiries.get(part.request_id)) is not None:
-            inquiry.take(stream.id, part)
+def _name(stream: Stream, context: Context) -> str:
+    hello = stream.session.hello
+    return hello.node if hello else context.peer()
 
 
 async def _write(stream: Stream, context: Context) -> None:
@@ -212,10 +177,3 @@ async def _write(stream: Stream, context: Context) -> None:
         stream.wake.clear()
         for event in stream.take_outgoing():
             await context.write(encode_service(event))
-
-
-def _by_stream(targets: Sequence[Target]) -> dict[int, list[Target]]:
-    streams: dict[int, list[Target]] = {}
-    for target in targets:
-        streams.setdefault(target.stream, []).append(target)
-    return streams

@@ -141,6 +141,7 @@ class Nodes:
                 last_message_at=node.heard_at,
                 clock=node.clock.view(now),
                 ranks=node.shown,
+                session=session,
             )
-            for (boot_id, _), node in self._nodes.items()
+            for (boot_id, session), node in self._nodes.items()
         )

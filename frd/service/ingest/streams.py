@@ -9,10 +9,9 @@ message completely, so no lock is needed, and time comes in through one function
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -78,8 +77,8 @@ class Stream:
 
 
 class Streams:
-    """`instance` identifies this process of the service: if an agent meets another instance, its
-    earlier reports are lost."""
+    """`instance` identifies this owner of the cell: if an agent meets another instance, its earlier
+    reports are lost. `ids` numbers all streams of the process."""
 
     def __init__(
         self,
@@ -90,6 +89,7 @@ class Streams:
         now: Callable[[], AlignedNs],
         version: str,
         instance: str,
+        ids: Iterator[int],
     ) -> None:
         self.nodes = Nodes()
         self.owners = shared.owners
@@ -105,7 +105,7 @@ class Streams:
         self._instance = instance
         self._streams: dict[int, Stream] = {}
         """Streams that have sent Hello, by id."""
-        self._ids = itertools.count(1)
+        self._ids = ids
         self._acking: set[Stream] = set()
         self._warned: set[JobWarning] = set()
         self._kept: frozenset[AttemptKey] = frozenset()

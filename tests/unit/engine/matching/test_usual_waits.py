@@ -17,6 +17,7 @@ from frd.engine.policy import Policy
 from frd.errors import StoreError
 from frd.model import AlignedNs, Change, RankState, Severity
 from frd.service.findings.evaluator import Evaluator
+from frd.service.findings.keepers import LocalKeeper
 from frd.service.ingest.shared import Shared
 from frd.service.journal.payloads import Settings, decode_pauses, encode_pauses, encode_payload
 from frd.service.journal.replay import replay
@@ -274,10 +275,10 @@ class Service:
             limits=JournalLimits(),
         )
         self.evaluator = Evaluator(
-            Shared(self.engine), self.store, self.recorder,
+            Shared(self.engine), LocalKeeper(self.store), self.recorder,
             now=lambda: self.now, project=ServiceState, publish=lambda events: None,
         )  # fmt: skip
-        self.evaluator.take_up()
+        self.evaluator.take_up(self.store.open_findings(), self.store.pauses())
 
     def run(self, attempt: int) -> Job:
         job = trained(started(self.engine, attempt, self.now))

@@ -22,7 +22,7 @@ from frd.model import (
     WaitsFor,
 )
 from frd.service.findings.inspector import Inspector
-from frd.service.ingest.agent_requests import Answer
+from frd.service.requests.inquiry import Answer
 from frd.wire.messages import Part
 from frd.wire.waits import WaitReport, encode_report
 from tests.world.job import Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from frd.service.ingest import agent_requests
-from frd.service.ingest.agent_requests import Answer, Inquiry, Target
+from frd.service.requests.inquiry import Answer, Inquiry, Target
 from frd.wire.messages import Part, ResponsePart
 
 TARGETS = [Target(rank=4, stream=1, index=0), Target(rank=9, stream=2, index=3)]

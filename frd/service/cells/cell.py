@@ -1,0 +1,206 @@
+"""One cell: engine, agent streams, log and findings of some jobs.
+
+A service without a cluster has one cell for all its jobs. In a cluster there are many, each owned
+by one replica at a time. A cell knows neither listeners nor other cells; what it shares with them
+(clocks of agents, dump folder, time) comes in as `Common`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from frd import __version__
+from frd.config import Config
+from frd.engine.engine import Engine
+from frd.engine.matching.learned_pauses import JobPauses
+from frd.engine.views import StatusView
+from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent
+from frd.service.clocks.agent_clocks import AgentClocks
+from frd.service.findings.dumper import Dumper
+from frd.service.findings.evaluator import Evaluator
+from frd.service.findings.inspector import REASON as WAIT_REPORT
+from frd.service.findings.inspector import Inspector
+from frd.service.findings.keepers import Keeper
+from frd.service.findings.responder import Responder
+from frd.service.findings.stack_waits import StackWaits
+from frd.service.findings.standstills import Standstills
+from frd.service.findings.unrecorded import Unrecorded
+from frd.service.ingest.collector import Home
+from frd.service.ingest.job_runs import REASON as JOB_NAME
+from frd.service.ingest.shared import Shared
+from frd.service.ingest.streams import Streams
+from frd.service.journal.payloads import Settings, encode_payload
+from frd.service.journal.writer import JournalWriter
+from frd.service.requests.inquiries import Inquiries
+from frd.service.state import Counters, ServiceState
+from frd.store.dumps import DumpStore
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What the cells of one process share."""
+
+    config: Callable[[], Config]
+    """The present configuration."""
+    now: Callable[[], AlignedNs]
+    clocks: AgentClocks
+    dumps: DumpStore
+    stream_ids: Iterator[int]
+    published: Callable[[Sequence[FindingEvent]], None]
+    """Called with changes of findings when they are published."""
+
+
+class Cell:
+    """`start`, then `stop`, which writes everything."""
+
+    def __init__(self, common: Common, log: JournalWriter, keeper: Keeper) -> None:
+        config, now = common.config(), common.now
+        self._common = common
+        self._log = log
+        shared = self._shared = Shared(Engine(config.policy))
+        engine = self._engine = shared.engine
+        self.streams = Streams(
+            shared,
+            common.clocks,
+            log,
+            now=now,
+            version=__version__,
+            instance=secrets.token_hex(8),
+            ids=common.stream_ids,
+        )
+        inquiries = Inquiries(self.streams)
+        self.home = Home(self.streams, inquiries)
+        self.evaluator = Evaluator(
+            shared,
+            keeper,
+            log,
+            now=now,
+            project=self._project,
+            publish=self._published,
+            settle=self.streams.settle,
+        )
+        self.dumper = Dumper(
+            inquiries,
+            self.streams,
+            common.dumps,
+            now,
+            stall_after_s=lambda: common.config().policy.stall_after_s,
+        )
+        self._responder = Responder(
+            self.dumper,
+            self.evaluator.attach,
+            keep_dumps=config.store.dump_count > 0,
+            now=now,
+            show=self._stack_shown,
+        )
+        unrecorded = Unrecorded(engine, log, now)
+        self._stack_waits = StackWaits(unrecorded.observe_aligned)
+        self._standstills = Standstills(
+            engine,
+            self.dumper,
+            self._stack_waits,
+            now=now,
+            state=lambda: self.state,
+        )
+        self._inspector = Inspector(
+            inquiries,
+            engine,
+            unrecorded,
+            native_line=self._stack_waits.native_line,
+            attach=self.evaluator.attach,
+            findings=lambda: self.state.status_view.findings,
+            now=now,
+        )
+        self._evaluating: asyncio.Task[None] | None = None
+        self._inspecting: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> ServiceState:
+        """The cell's part of the published state."""
+        return self.evaluator.state
+
+    async def start(self, findings: Sequence[Finding], pauses: Sequence[JobPauses]) -> None:
+        """Go on with the open findings and learned pauses of an earlier owner of the cell, and
+        evaluate from now on."""
+        self.evaluator.take_up(findings, pauses)
+        await self.evaluator.evaluate()
+        self._evaluating = asyncio.create_task(self.evaluator.run())
+        self._inspecting = asyncio.create_task(self._inspector.run())
+
+    async def finish(self) -> None:
+        """Evaluate once more, while agents are still connected, so that no rank looks lost."""
+        if self._evaluating is not None:
+            self.evaluator.stop()
+            await self._evaluating
+        await self._quit()
+
+    async def close(self) -> None:
+        """Write everything, after `finish`."""
+        await asyncio.to_thread(self._log.close)
+
+    def look(self) -> None:
+        """Called a few times a second."""
+        self._standstills.look()
+
+    def adopt(self, config: Config) -> None:
+        """Another configuration is in force."""
+        self._engine.adopt(config.policy)
+        self._responder.keep_dumps = config.store.dump_count > 0
+
+    async def _quit(self) -> None:
+        if self._inspecting is not None:
+            self._inspecting.cancel()
+            await asyncio.gather(self._inspecting, return_exceptions=True)
+        await self._responder.close()
+        await self._standstills.close()
+
+    # -- publishing ----------------------------------------------------------------------------
+
+    def _project(self, status_view: StatusView) -> ServiceState:
+        self.streams.keep(frozenset(view.key for view in status_view.attempts))
+        runs, config = self.streams.runs, self._common.config()
+        return ServiceState(
+            status_view=status_view,
+            nodes=self.streams.nodes.views(status_view.at, config.policy.telemetry_late_s),
+            counters=Counters(
+                entries=self._shared.entries,
+                duplicates=self._shared.duplicates,
+                refused={
+                    **self.streams.refused,
+                    JOB_NAME: runs.refused,
+                    WAIT_REPORT: self._inspector.refused,
+                },
+                evicted={"journal_segments": self._log.evicted},
+                store_errors={
+                    "findings": self.evaluator.store_errors,
+                    "journal": self._log.dropped,
+                    "dumps": self.dumper.store_errors,
+                },
+                findings=dict(self.evaluator.opened),
+            ),
+            ingest_lag_s=self.streams.lag_s(),
+            version=__version__,
+            warnings=runs.warnings(status_view.at),
+            name_conflicts=runs.conflicts(),
+        )
+
+    def _published(self, events: Sequence[FindingEvent]) -> None:
+        self._responder.see(events)
+        self._inspector.see(events)
+        self._common.published(events)
+
+    def _stack_shown(self, key: AttemptKey, rank: int, text: str, asked_at: AlignedNs) -> None:
+        self._stack_waits.take(
+            *(key, rank, text),
+            asked_at=asked_at,
+            answered_at=self._common.now(),
+            confirm_after_ns=self._standstills.at_rest_after_ns(key),
+        )
+
+
+def settings_of(config: Config) -> bytes:
+    """The settings that decide what a cell finds, for its log."""
+    return encode_payload(Settings(__version__, config.policy))

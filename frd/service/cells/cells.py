@@ -1,0 +1,56 @@
+"""The cells of this process, as one: what HTTP and metrics see, and where a request goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from frd.cluster.cells import cell_of
+from frd.errors import ServiceUnavailable
+from frd.model import AttemptKey, Finding
+from frd.service.cells.cell import Cell
+from frd.service.cells.merged import merge
+from frd.service.journal.payloads import Dismissal
+from frd.service.state import DumpResult, ServiceState
+
+WHOLE = 0
+"""The number of the only cell of a service without a cluster."""
+
+
+class Cells(dict[int, Cell]):
+    """By number. `complete` adds what concerns the process as a whole to the cells' state."""
+
+    def __init__(
+        self, *, is_cluster: bool, complete: Callable[[ServiceState], ServiceState]
+    ) -> None:
+        super().__init__()
+        self._is_cluster = is_cluster
+        self._complete = complete
+        self.state = merge([])
+        """What is published; replaced by `refresh`."""
+
+    def number_of(self, job: str) -> int:
+        """The cell of a job, owned by this process or not."""
+        return cell_of(job) if self._is_cluster else WHOLE
+
+    def refresh(self) -> None:
+        """Publish what the cells have published since the last call."""
+        self.state = self._complete(merge([cell.state for cell in self.values()]))
+
+    def kept_back(self) -> list[Finding]:
+        """Findings that are published but not stored. Any thread may call this."""
+        return [finding for cell in list(self.values()) for finding in cell.evaluator.kept_back()]
+
+    async def dismiss(self, dismissal: Dismissal) -> Finding | None:
+        """See `Evaluator.dismiss`."""
+        for cell in list(self.values()):
+            if any(f.id == dismissal.finding for f in cell.state.open_findings()):
+                return await cell.evaluator.dismiss(dismissal)
+        return None
+
+    async def take(
+        self, key: AttemptKey, ranks: Sequence[int] | None, *, stacks: bool, timeout_s: float
+    ) -> DumpResult:
+        """See `Dumper.take`."""
+        if (cell := self.get(self.number_of(key.job))) is None:
+            raise ServiceUnavailable(f"job: {key.job!r}: another replica has it now: try again")
+        return await cell.dumper.take(key, ranks, stacks=stacks, timeout_s=timeout_s)

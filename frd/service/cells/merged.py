@@ -1,0 +1,70 @@
+"""The states of several cells as one, for metrics and HTTP. Jobs are in one cell each; agents that
+run several jobs may be in several."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from frd.engine.views import StatusView
+from frd.model import AlignedNs
+from frd.service.state import Counters, NodeView, ServiceState
+
+
+def merge(states: Sequence[ServiceState]) -> ServiceState:
+    """One state; without cells, an empty one."""
+    if len(states) == 1:
+        return states[0]
+    views = [state.status_view for state in states]
+    evaluated = [state.evaluated_at or AlignedNs(0) for state in states]
+    return ServiceState(
+        status_view=StatusView(
+            at=max((view.at for view in views), default=AlignedNs(0)),
+            attempts=[attempt for view in views for attempt in view.attempts],
+            findings=[finding for view in views for finding in view.findings],
+            evicted=_sum(view.evicted for view in views),
+        ),
+        nodes=_nodes(node for state in states for node in state.nodes),
+        counters=add([state.counters for state in states]),
+        ingest_lag_s=max((state.ingest_lag_s for state in states), default=0.0),
+        evaluated_at=min(evaluated, default=None) or None,
+        warnings=[warning for state in states for warning in state.warnings],
+        name_conflicts=_sum(state.name_conflicts for state in states),
+    )
+
+
+def add(counters: Sequence[Counters]) -> Counters:
+    """Totals of several cells."""
+    totals: dict[str, Any] = {}
+    for one in fields(Counters):
+        values = [getattr(counted, one.name) for counted in counters]
+        is_number = one.type == "int"
+        totals[one.name] = sum(values) if is_number else _sum(values)
+    return Counters(**totals)
+
+
+def _sum(counts: Iterable[Mapping[Any, int]]) -> dict[Any, int]:
+    total: Counter[Any] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)
+
+
+def _nodes(nodes: Iterable[NodeView]) -> tuple[NodeView, ...]:
+    """An agent that is in several cells is one node."""
+    merged: dict[tuple[str, str, str], NodeView] = {}
+    for node in nodes:
+        key = (node.node, node.boot_id, node.session)
+        known = merged.get(key)
+        if known is not None:
+            node = replace(  # noqa: PLW2901  # the same node
+                node,
+                connected=node.connected or known.connected,
+                reporting=node.reporting or known.reporting,
+                last_message_at=max(node.last_message_at, known.last_message_at),
+                ranks={**known.ranks, **node.ranks},
+            )
+        merged[key] = node
+    return tuple(merged.values())

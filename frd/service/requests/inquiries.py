@@ -1,0 +1,99 @@
+"""Asks the agents of some ranks for dumps, stacks or waits, on the streams that report these ranks.
+
+`frd.service.requests.inquiry` matches one request with its answers; this module knows which
+streams to ask, and which requests are open.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator, Collection, Sequence
+from typing import Final
+
+from frd.errors import ServiceUnavailable
+from frd.model import AttemptKey
+from frd.service.ingest.streams import Streams
+from frd.service.requests.inquiry import Answer, Inquiry, Target
+from frd.wire.messages import Part, Request, ResponsePart
+
+_TRAVEL_S: Final = 1.0
+_MAX_INQUIRIES: Final = 16
+"""Open inquiries; each may hold `inquiry.MAX_BUFFERED_BYTES` while the disk is slow."""
+
+
+class Inquiries:
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._inquiries: dict[int, Inquiry] = {}
+        self._request_ids = itertools.count(1)
+
+    async def ask(
+        self,
+        key: AttemptKey,
+        ranks: Sequence[int] | None,
+        *,
+        dump: bool,
+        stacks: bool,
+        waits: bool = False,
+        children_of: Collection[int] | None = (),
+        timeout_s: float,
+    ) -> AsyncGenerator[list[Answer], None]:
+        """Ask the agents of `ranks` (None: all known ranks of the attempt); see `Inquiry.answers`.
+
+        `waits`: what the ranks are blocked in, of which an agent answers what it knows.
+        `stacks` includes stacks of child processes for the ranks `children_of` (None: all ranks).
+
+        Raises:
+            ServiceUnavailable: no agent of the attempt is connected, or too many are open.
+        """
+        wanted = sorted(self._streams.revisions.ranks(key) if ranks is None else set(ranks))
+        owners = {rank: self._streams.owners.of(key, rank) for rank in wanted}
+        if not any(owners.values()):
+            raise ServiceUnavailable(
+                f"job {key.job!r} attempt {key.attempt}: no agent of these ranks is connected: "
+                "see frd status"
+            )
+        if len(self._inquiries) >= _MAX_INQUIRIES:
+            raise ServiceUnavailable(f"dump: {_MAX_INQUIRIES} are being taken: try again later")
+        parts = [Part.DUMP, Part.IDENTITY] * dump + [Part.STACK] * stacks + [Part.WAITS] * waits
+        targets = [Target(r, owner[0].stream, owner[1]) for r, owner in owners.items() if owner]
+        inquiry = Inquiry(next(self._request_ids), targets, parts)
+        self._inquiries[inquiry.request_id] = inquiry
+        try:
+            for stream_id, asked in _by_stream(targets).items():
+                of = [t for t in asked if stacks and (children_of is None or t.rank in children_of)]
+                request = Request(
+                    inquiry.request_id,
+                    tuple(target.index for target in asked),
+                    dump,
+                    stacks,
+                    timeout_s,
+                    tuple(target.index for target in of),
+                    waits,
+                )
+                self._streams[stream_id].send(request)
+            cut_off = [rank for rank, owner in owners.items() if owner is None]
+            error = "its agent is not connected"
+            yield [Answer(rank, part, error=error) for rank in cut_off for part in parts]
+            # The agent keeps to the timeout; its last answer still needs time to arrive.
+            async for answers in inquiry.answers(timeout_s + _TRAVEL_S):
+                yield answers
+        finally:
+            del self._inquiries[inquiry.request_id]
+
+    def answered(self, stream: int, part: ResponsePart) -> None:
+        """A part of an answer came on this stream."""
+        if (inquiry := self._inquiries.get(part.request_id)) is not None:
+            inquiry.take(stream, part)
+
+    def ended(self, stream: int) -> None:
+        """The stream has ended: what it was asked stays unanswered."""
+        for inquiry in self._inquiries.values():
+            inquiry.fail("the agent's stream ended", stream)
+
+
+def _by_stream(targets: Sequence[Target]) -> dict[int, list[Target]]:
+    streams: dict[int, list[Target]] = {}
+    for target in targets:
+        streams.setdefault(target.stream, []).append(target)
+    return streams
