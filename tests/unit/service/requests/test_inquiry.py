@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from frd.service.ingest import agent_requests
-from frd.service.requests.inquiry import Answer, Inquiry, Target
+from frd.service.requests.inquiry import MAX_RANK_BYTES, Answer, Inquiry, Target
 from frd.wire.messages import Part, ResponsePart
 
 TARGETS = [Target(rank=4, stream=1, index=0), Target(rank=9, stream=2, index=3)]
@@ -74,7 +73,7 @@ def test_a_dump_without_end() -> None:
     """A dump without end is cut off at the limit, with an error in place of its last piece."""
     inquiry = Inquiry(1, TARGETS[:1], [Part.STACK])
     piece = bytes(1024 * 1024)
-    pieces = agent_requests.MAX_RANK_BYTES // len(piece)
+    pieces = MAX_RANK_BYTES // len(piece)
     for _ in range(pieces + 1):
         inquiry.take(1, part(0, piece, last=False))
     answers = collect(inquiry)
