@@ -119,6 +119,8 @@ class ClusterOptions:
     """Client certificate for NATS (PEM)."""
     tls_key_file: Path | None = None
     """Its private key (PEM)."""
+    peers_ca_file: Path | None = None
+    """Verify the HTTP API of the other replicas with this CA bundle (PEM), if they use TLS."""
 
 
 NotifyEvent: TypeAlias = Literal["opened", "critical", "suspect", "closed"]

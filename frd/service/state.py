@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final
 
+from frd.cluster.lease import ClusterView
 from frd.engine.views import AttemptView, StatusView
 from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind, RankState
 from frd.service.clocks.view import ClockView
@@ -70,6 +72,38 @@ class Counters:
     """Deliveries to webhooks, by target and result."""
 
 
+class CellState(StrEnum):
+    """What a replica has to do with a cell."""
+
+    OWNED = "owned"
+    TAKING_OVER = "taking_over"
+    """Claimed: its log is fenced and read."""
+    DRAINING = "draining"
+    """About to be handed over."""
+    FOREIGN = "foreign"
+    """Another replica owns it."""
+    UNOWNED = "unowned"
+    """No living replica owns it, as far as this one knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """The cluster as this replica sees it, and what this replica has done in it."""
+
+    view: ClusterView
+    cells: Mapping[CellState, int]
+    """Number of cells in each state; they add up to the number of all cells."""
+    takeovers: Mapping[str, int] = field(default_factory=dict)
+    """Cells taken over since the start, by why: `start` (no replica had it), `dead` (its owner
+    stopped its heartbeats), `left` (its owner ended on purpose), `rebalance`."""
+    fenced: int = 0
+    """Cells lost because their log refused this replica."""
+    append_s: float = 0.0
+    """The slowest append to a log of the last seconds; while one waits, its age."""
+    unacked_bytes: int = 0
+    """Accepted input that no log has stored yet, so that it is not acknowledged."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceState:
     """Everything that /metrics and the JSON API show, at one moment."""
@@ -90,6 +124,8 @@ class ServiceState:
     """Running jobs that are refused because another one has their name, by name."""
     expected_agents: Mapping[str, int] = field(default_factory=dict)
     """Configured number of agents by job; a job without one expects those it has seen."""
+    cluster: ClusterState | None = None
+    """None without a cluster."""
 
     def latest_attempts(self) -> dict[str, AttemptView]:
         """The present attempt of every job."""
