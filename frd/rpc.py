@@ -7,18 +7,22 @@ ends must agree on them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
 
 from frd.v1 import stream_pb2 as pb
+from frd.wire.fields import text
 from frd.wire.messages import MAX_MESSAGE_BYTES
 
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["Collector"]
 _STREAM: Final = "Stream"
 _CLOCK: Final = "Clock"
+JOB_KEY: Final = "frd-job-bin"
+"""Metadata of both calls: the job of the stream, in UTF-8. Absent: the agent knows no rank yet, or
+is of an earlier release, which sends all jobs of its node on one stream."""
 
 # gRPC drops a larger message together with its stream and reports the reason only to the sender;
 # the margin lets `frd.wire` see, name and count those that are merely a batch too large.
@@ -32,21 +36,30 @@ _WINDOWS: Final = (
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 512 * 1024),
 )
+# A machine that dies sends no end of its connections. A ping is due after this long without any
+# data, and it must be answered within the time-out.
+KEEPALIVE_MS: Final = 4_000
+_KEEPALIVE_TIMEOUT_MS: Final = 3_000
+MIN_PING_MS: Final = 3_000
+"""How often a client may ping a connection without data. It is below `KEEPALIVE_MS`, or the
+service treats the pings as an attack and hangs up."""
 CHANNEL_OPTIONS: Final = (
     *_SIZES,
     *_WINDOWS,
     # No proxy of the environment: it would see an unencrypted token, even one for this machine.
     ("grpc.enable_http_proxy", 0),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
+_SLOW: Final = {"grpc.keepalive_time_ms": 30_000, "grpc.keepalive_timeout_ms": 10_000}
+SLOW_CHANNEL_OPTIONS: Final = tuple((dict(CHANNEL_OPTIONS) | _SLOW).items())
+"""For a service of an earlier release, which permits a ping every 20 s."""
 SERVER_OPTIONS: Final = (
     *_SIZES,
     *_WINDOWS,
-    # Below the client's keepalive time, or the server treats the pings as an attack and hangs up.
-    ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.server_handshake_timeout_ms", 10_000),
     # A connection without a stream is never authenticated, so it is closed.
@@ -83,6 +96,22 @@ def open_stream(channel: grpc.aio.Channel, **options: Any) -> StreamCall:
 def open_clock(channel: grpc.aio.Channel, **options: Any) -> StreamCall:
     """As `open_stream`, for pings."""
     return channel.stream_stream(_path(_CLOCK))(**options)
+
+
+def job_metadata(job: str | None) -> tuple[tuple[str, bytes], ...]:
+    """The metadata of a stream of `job`: its name as the messages have it."""
+    return () if job is None else ((JOB_KEY, text(job).encode()),)
+
+
+def job_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
+    """The inverse of `job_metadata`; None if they name no job, or no UTF-8."""
+    for key, value in metadata or ():
+        if key == JOB_KEY:
+            try:
+                return value.decode() if isinstance(value, bytes) else value
+            except UnicodeDecodeError:
+                return None
+    return None
 
 
 def _path(method: str) -> str:

@@ -422,30 +422,44 @@ class Goodbye(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class ServiceMessage(_message.Message):
-    __slots__ = ("welcome", "ack", "resync", "request", "refusal")
+    __slots__ = ("welcome", "ack", "resync", "request", "refusal", "redirect")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     RESYNC_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    REDIRECT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     ack: Ack
     resync: Resync
     request: Request
     refusal: Refusal
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+    redirect: Redirect
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., redirect: _Optional[_Union[Redirect, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol", "service_version", "instance", "max_message_bytes")
+    __slots__ = ("protocol", "service_version", "instance", "max_message_bytes", "next", "keepalive_ms")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SERVICE_VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    KEEPALIVE_MS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     service_version: str
     instance: str
     max_message_bytes: int
-    def __init__(self, protocol: _Optional[int] = ..., service_version: _Optional[str] = ..., instance: _Optional[str] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
+    next: str
+    keepalive_ms: int
+    def __init__(self, protocol: _Optional[int] = ..., service_version: _Optional[str] = ..., instance: _Optional[str] = ..., max_message_bytes: _Optional[int] = ..., next: _Optional[str] = ..., keepalive_ms: _Optional[int] = ...) -> None: ...
+
+class Redirect(_message.Message):
+    __slots__ = ("address", "reason")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    reason: str
+    def __init__(self, address: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("rank", "revision")

@@ -48,6 +48,7 @@ from frd.wire.messages import (
     Goodbye,
     Hello,
     Part,
+    Redirect,
     Refusal,
     Request,
     ResponsePart,
@@ -219,11 +220,12 @@ def _hello(m: pb.Hello) -> Hello:
     )
 
 
-_SERVICE_KINDS: Final[dict[str, type[Welcome | Resync | Request | Refusal]]] = {
+_SERVICE_KINDS: Final[dict[str, type[Welcome | Resync | Request | Refusal | Redirect]]] = {
     "welcome": Welcome,
     "resync": Resync,
     "request": Request,
     "refusal": Refusal,
+    "redirect": Redirect,
 }
 
 

@@ -39,6 +39,7 @@ from frd.wire.messages import (
     Goodbye,
     Hello,
     MemoryEvents,
+    Redirect,
     Refusal,
     Request,
     ResponsePart,
@@ -64,6 +65,7 @@ _KINDS: Final[dict[type, str]] = {
     Resync: "resync",
     Request: "request",
     Refusal: "refusal",
+    Redirect: "redirect",
 }
 """Kinds of messages whose fields are those of the value."""
 _INLINE: Final = ("key", "info", "signature")

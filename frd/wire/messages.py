@@ -205,6 +205,10 @@ class Welcome:
     instance: str
     """Random id of the service process; a new process has no state of the agent's ranks."""
     max_message_bytes: int
+    next: str = ""
+    """HOST:PORT where the agent should try first when this stream breaks; empty: nowhere."""
+    keepalive_ms: int = 0
+    """HTTP/2 pings may come this often; 0: an earlier release, which permits one every 30 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +249,16 @@ class Refusal:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """Another process of the service has the jobs of this stream, which ends."""
+
+    address: str
+    """HOST:PORT."""
+    reason: str
+    """For people."""
+
+
 AgentEvent: TypeAlias = (
     Hello
     | Declare
@@ -257,4 +271,4 @@ AgentEvent: TypeAlias = (
     | ResponsePart
     | Goodbye
 )
-ServiceEvent: TypeAlias = Welcome | Ack | Resync | Request | Refusal
+ServiceEvent: TypeAlias = Welcome | Ack | Resync | Request | Refusal | Redirect

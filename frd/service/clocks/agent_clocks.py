@@ -1,7 +1,8 @@
 """The clocks of all agents, as far as the service has learned them.
 
 Every agent session has its own clock: two agents of one host may have different time namespaces,
-and a malicious agent affects only its own clock. Pings go to `frd.engine.clocks.estimator`; this
+and a malicious agent affects only its own clock. A session has a stream for each of its jobs, all
+with one clock. Pings go to `frd.engine.clocks.estimator`; this
 module decides which of its alignments is *in use*: the session's rows are aligned with it, the
 engine gets its uncertainty, and the journal keeps it, so that a replay aligns in the same way. An
 alignment stays in use while it is good enough, so that clocks cost the journal almost nothing.
@@ -11,10 +12,12 @@ alignment stays in use while it is good enough, so that clocks cost the journal 
 
 from __future__ import annotations
 
+import itertools
 import logging
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeAlias
 
 from frd.engine.clocks.alignment import Alignment, growth_ns
@@ -59,7 +62,7 @@ class AgentClock:
         self.exchanged_at = AlignedNs(0)
         """When the last exchange was learned of."""
         self.gone_at = AlignedNs(0)
-        """When its stream went; 0 while it is open."""
+        """When its last stream went; 0 while one is open."""
         self.read_at = 0
         """Node raw time of the newest reading."""
         self.concluded_at = first.now_ns
@@ -67,22 +70,39 @@ class AgentClock:
         self._sends_wall = first.is_wall
         self._claim_ns = claim_ns(first)
         self._newest: OffsetEstimate | None = None
-        self._stream = 0
-        self._use: Callable[[Alignment], None] | None = None
+        self._uses: dict[int, Callable[[Alignment], None]] = {}
+        """By stream of the session that is open. They keep the streams and all their ranks."""
+        self._pingers: dict[int, None] = {}
+        """Its open clock streams, oldest first."""
+        self._pinger_ids = itertools.count()
 
     @property
     def is_connected(self) -> bool:
-        return self._stream > 0
+        return bool(self._uses)
 
     def connected(self, stream: int, use: Callable[[Alignment], None]) -> None:
         """`use` gets every alignment that comes into use while `stream` lasts."""
-        self._stream, self._use = stream, use
+        self._uses[stream] = use
         self.gone_at = AlignedNs(0)
 
     def disconnected(self, stream: int, now: AlignedNs) -> None:
-        if stream == self._stream:  # else a newer stream of the session has taken its place
-            self._stream, self._use = 0, None  # which would keep the stream and all its ranks
+        if self._uses.pop(stream, None) is not None and not self._uses:
             self.gone_at = now
+
+    @contextmanager
+    def pinging(self) -> Iterator[Callable[[], bool]]:
+        """While a clock stream of the session is open; gives whether its exchanges count.
+
+        An agent pings on each of its connections, because each may go to another replica of the
+        service. Here the oldest clock stream counts: exchanges must come in the order of sending,
+        and those of two streams interleave.
+        """
+        number = next(self._pinger_ids)
+        self._pingers[number] = None
+        try:
+            yield lambda: next(iter(self._pingers)) == number
+        finally:
+            del self._pingers[number]
 
     def conclude(self, raw: ServiceRawNs, line: ServiceLine, *, force: bool = False) -> None:
         """Estimate again, because of a message or because time has passed; use another alignment if
@@ -101,8 +121,8 @@ class AgentClock:
         if self._sends_wall:
             self.used = self.used._replace(reading=self.wall.last)
         self._claim_ns = claim_ns(self.used)
-        if self._use is not None:
-            self._use(self.used)
+        for use in list(self._uses.values()):
+            use(self.used)
 
     def _is_good_enough(self, newest: OffsetEstimate, aligned_ns: AlignedNs) -> bool:
         """The alignment in use is still good enough: its claim holds, and is not much larger than

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import grpc
@@ -91,6 +91,12 @@ class Pings:
         """
         key = await self._introduce(context)
         clock = await self._find(key)
+        with clock.pinging() as counts:
+            await self._answer(context, key, clock, counts)
+
+    async def _answer(
+        self, context: Context, key: SessionKey, clock: AgentClock, counts: Callable[[], bool]
+    ) -> None:
         answered = AnsweredPings()
         bucket = TokenBucket(_A_SECOND, BURST)
         while isinstance(data := await context.read(), bytes):
@@ -109,7 +115,7 @@ class Pings:
             await context.write(pong)
             exchange = answered.end(ping)
             answered.begin(ping, received, sent)
-            self._clocks.learn(clock, ping.readings, exchange)
+            self._clocks.learn(clock, ping.readings, exchange if counts() else None)
 
     async def _introduce(self, context: Context) -> SessionKey:
         try:

@@ -18,6 +18,7 @@ from typing import Final
 
 from frd.engine.clocks.alignment import Alignment
 from frd.model import AlignedNs, AttemptKey, EntryColumns, MemoryColumns
+from frd.rpc import MIN_PING_MS
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks
 from frd.service.clocks.alignments import encode
 from frd.service.ingest.job_runs import JobWarning
@@ -182,7 +183,8 @@ class Streams:
             key, hello.node, stream.clock, stream.id, now, stream.session.declared.may_report
         )
         self._journal_writer.record(RecordKind.OPENED, now, stream.id)
-        stream.send(Welcome(hello.protocol, self._version, self._instance, MAX_MESSAGE_BYTES))
+        welcome = hello.protocol, self._version, self._instance, MAX_MESSAGE_BYTES
+        stream.send(Welcome(*welcome, keepalive_ms=MIN_PING_MS))
 
     def _align(self, stream: Stream, alignment: Alignment) -> None:
         stream.session.align(alignment)

@@ -371,6 +371,40 @@ def test_a_stream_that_is_gone_is_not_kept() -> None:
     agent.pings(20)
 
 
+def test_all_streams_of_a_session_use_its_clock() -> None:
+    """An agent reports two jobs on two streams: both get each new alignment, and the session is
+    gone when the last one ends."""
+    world = World()
+    agent = Agent(world)
+    other: list[Alignment] = []
+    first = guess(agent.raw(), world.now())
+    assert world.clocks.connected(agent.key, "node", first, 2, other.append) is agent.clock
+    agent.pings(5)
+    assert other == agent.used
+    agent.clock.disconnected(1, world.now())
+    assert world.clocks.find(agent.key) is agent.clock
+    known = len(agent.used)
+    agent.drift += 10 * S
+    agent.pings(10)
+    assert len(agent.used) == known
+    assert len(other) > known
+    agent.clock.disconnected(2, world.now())
+    assert world.clocks.find(agent.key) is None
+    assert agent.clock.gone_at == world.now()
+
+
+def test_one_clock_stream_of_a_session_counts() -> None:
+    """Pings come on the connection of each job: those of the oldest count, until it ends."""
+    clock = Agent(World()).clock
+    with clock.pinging() as other:
+        with clock.pinging() as first:
+            assert (other(), first()) == (True, False)
+        with clock.pinging() as second:
+            assert (other(), second()) == (True, False)
+    with clock.pinging() as one:
+        assert one()
+
+
 def test_sessions_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents come and go under ever new sessions: a few are kept, for a while."""
     monkeypatch.setattr(module, "MAX_GONE", 8)

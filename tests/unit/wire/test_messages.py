@@ -42,6 +42,7 @@ from frd.wire.messages import (
     Hello,
     Part,
     RankDecl,
+    Redirect,
     Refusal,
     Request,
     ResponsePart,
@@ -360,6 +361,8 @@ def test_odd_names_survive() -> None:
     "event",
     [
         Welcome(1, "0.1.0", "instance", MAX_MESSAGE_BYTES),
+        Welcome(2, "0.1.0", "instance", MAX_MESSAGE_BYTES, "frd-1:9373", 3000),
+        Redirect("frd-1:9373", "the owner of job train"),
         Ack({0: 7, 3: 2**40}),
         Ack(),
         Resync("first sight"),
