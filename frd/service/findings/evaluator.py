@@ -24,8 +24,8 @@ from frd.errors import ServiceUnavailable
 from frd.model import AlignedNs, Change, Finding, FindingEvent, Kind
 from frd.service.findings.keepers import Keeper
 from frd.service.ingest.shared import Shared
+from frd.service.journal.log import Log
 from frd.service.journal.payloads import Dismissal, encode_pauses, encode_payload
-from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.records import RecordKind
 
@@ -48,7 +48,7 @@ class Evaluator:
         self,
         shared: Shared,
         keeper: Keeper,
-        journal_writer: JournalWriter,
+        journal: Log,
         *,
         now: Callable[[], AlignedNs],
         project: Callable[[StatusView], ServiceState],
@@ -61,7 +61,7 @@ class Evaluator:
         self._engine = shared.engine
         self._watermarks = shared.watermarks
         self._keeper = keeper
-        self._journal_writer = journal_writer
+        self._journal = journal
         self._now = now
         self._project = project
         self._publish = publish
@@ -150,7 +150,7 @@ class Evaluator:
         self._settle(now)
         self._watermarks.flush()
         events += self._engine.advance(now)
-        self._journal_writer.tick(now)
+        self._journal.tick(now)
         if learned := self._engine.take_learned():
             self._unsaved_pauses |= {one.job: one for one in learned}
             self._record_pauses(now)
@@ -174,12 +174,12 @@ class Evaluator:
         closing = self._engine.dismiss(dismissal.finding, now, dismissal.close_reason)
         if closing:
             payload = encode_payload(dismissal)
-            self._journal_writer.record(RecordKind.DISMISSED, now, payload=payload)
+            self._journal.record(RecordKind.DISMISSED, now, payload=payload)
         return closing
 
     def _record_pauses(self, now: AlignedNs) -> None:
         pauses = encode_pauses(self._engine.learned)
-        self._journal_writer.record(RecordKind.LEARNED, now, payload=pauses)
+        self._journal.record(RecordKind.LEARNED, now, payload=pauses)
 
     async def _save(self, events: Sequence[FindingEvent]) -> None:
         for event in events:

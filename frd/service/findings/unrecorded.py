@@ -11,17 +11,15 @@ from dataclasses import replace
 
 from frd.engine.engine import Engine
 from frd.model import AlignedNs, AttemptKey, NodeRawNs, UnrecordedWait
+from frd.service.journal.log import Log
 from frd.service.journal.payloads import Waited, encode_payload
-from frd.service.journal.writer import JournalWriter
 from frd.store.records import RecordKind
 
 
 class Unrecorded:
-    def __init__(
-        self, engine: Engine, journal_writer: JournalWriter, now: Callable[[], AlignedNs]
-    ) -> None:
+    def __init__(self, engine: Engine, journal: Log, now: Callable[[], AlignedNs]) -> None:
         self._engine = engine
-        self._journal_writer = journal_writer
+        self._journal = journal
         self._now = now
 
     def observe(self, key: AttemptKey, wait: UnrecordedWait) -> None:
@@ -29,7 +27,7 @@ class Unrecorded:
         attempt = self._engine.known(key)
         if attempt is not None and wait.rank in attempt.tables.ranks.infos:
             payload = encode_payload(Waited(key.job, key.attempt, wait))
-            self._journal_writer.record(RecordKind.WAITED, self._now(), payload=payload)
+            self._journal.record(RecordKind.WAITED, self._now(), payload=payload)
             attempt.observe_unrecorded(wait)
 
     def observe_aligned(self, key: AttemptKey, wait: UnrecordedWait) -> None:

@@ -143,7 +143,7 @@ class Session:
                 clocks.set(ranks, number, uncertainty_ns, alignment.now_ns, alignment)
 
     def take_acks(self) -> dict[int, int]:
-        """Revisions applied since the last call, per stream index."""
+        """The last revisions of the rows that came since the last call, per stream index."""
         acks, self._acks = self._acks, {}
         return acks
 
@@ -189,7 +189,7 @@ class Session:
         if (handles := rank.handles) is None:
             rank.attempt.has_dropped = True
             if numbered:
-                self._acks[batch.rank] = last  # refused, but the agent may drop it
+                self._acknowledge(batch.rank, last)  # refused, but the agent may drop it
             return
         if numbered:
             batch = _after(batch, revision.applied)
@@ -217,7 +217,12 @@ class Session:
             self._shared.duplicates += applied.duplicates
         if numbered:
             revision.applied = max(revision.applied, last)
-            self._acks[batch.rank] = revision.applied
+            self._acknowledge(batch.rank, last)
+
+    def _acknowledge(self, rank: int, revision: int) -> None:
+        """Never more than this stream has sent: another stream of the agent may have brought later
+        rows in messages that the log does not have."""
+        self._acks[rank] = max(self._acks.get(rank, 0), revision)
 
     def _watermark_message(self, batch: Watermarks, now: AlignedNs) -> None:
         sent_ns: int = batch.sent_at_ns if batch.sent_raw_ns is None else batch.sent_raw_ns

@@ -1,7 +1,7 @@
 """All agent streams of one service, without I/O: the effects of messages, and the answers.
 
 The registry around the sessions: which agents are connected, which stream reports which rank, which
-clock belongs to which stream, what to acknowledge, and what the journal records.
+clock belongs to which stream, what to acknowledge, and what the log records.
 `frd.service.ingest.collector` moves the bytes, waits, and admits streams. Here one call applies one
 message completely, so no lock is needed, and time comes in through one function.
 """
@@ -21,11 +21,12 @@ from frd.model import AlignedNs, AttemptKey, EntryColumns, MemoryColumns
 from frd.rpc import MIN_PING_MS
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks
 from frd.service.clocks.alignments import encode
+from frd.service.ingest.acks import PendingAcks
 from frd.service.ingest.job_runs import JobWarning
 from frd.service.ingest.nodes import Nodes
 from frd.service.ingest.session import Session
 from frd.service.ingest.shared import Shared
-from frd.service.journal.writer import JournalWriter
+from frd.service.journal.log import Log
 from frd.service.metrics.recent_peak import RecentPeak
 from frd.store.records import RecordKind
 from frd.wire.messages import (
@@ -52,6 +53,7 @@ class Stream:
 
     id: int
     session: Session
+    acks: PendingAcks
     clock: AgentClock | None = None
     """Known after its Hello."""
     outgoing: list[ServiceEvent] = field(default_factory=list)
@@ -72,7 +74,7 @@ class Stream:
     def take_outgoing(self) -> list[ServiceEvent]:
         """The events to write, in order. Acknowledgements merge until they are taken."""
         events, self.outgoing = self.outgoing, []
-        if acks := self.session.take_acks():
+        if acks := self.acks.take():
             events.insert(0, Ack(acks))
         return events
 
@@ -85,7 +87,7 @@ class Streams:
         self,
         shared: Shared,
         clocks: AgentClocks,
-        journal_writer: JournalWriter,
+        journal: Log,
         *,
         now: Callable[[], AlignedNs],
         version: str,
@@ -100,7 +102,7 @@ class Streams:
         """Refused and aborted streams by reason, and refused memory samples as `SAMPLES`."""
         self._shared = shared
         self._clocks = clocks
-        self._journal_writer = journal_writer
+        self._journal = journal
         self._now = now
         self._version = version
         self._instance = instance
@@ -123,10 +125,11 @@ class Streams:
     def open(self) -> Stream:
         """A new stream, before its first message."""
         number = next(self._ids)
-        return Stream(number, Session(self._shared, number))
+        session = Session(self._shared, number)
+        return Stream(number, session, PendingAcks(session, self._journal))
 
     def take(self, stream: Stream, data: bytes) -> AgentEvent:
-        """Apply one message, then record it in the journal.
+        """Apply one message, then record it in the log.
 
         Raises:
             FrdError: the peer broke the contract; the stream is over.
@@ -149,7 +152,8 @@ class Streams:
             case _:
                 pass
         self.nodes.heard(session.key, now)
-        self._journal_writer.message(stream.id, now, data, event)
+        if not self._journal.message(stream.id, now, data, event):
+            stream.acks.cut()
         clock = stream.clock if isinstance(event, Hello) else None
         if clock is not None and clock.used is not session.alignment:
             self._align(stream, clock.used)  # known from an earlier stream of the session
@@ -167,7 +171,7 @@ class Streams:
         self.nodes.disconnected(session.key, stream.id)
         if stream.clock is not None:
             stream.clock.disconnected(stream.id, now)
-        self._journal_writer.record(RecordKind.CLOSED, now, stream.id)
+        self._journal.record(RecordKind.CLOSED, now, stream.id)
         log.info("agent of %s gone: stream %d", session.hello.node, stream.id)
 
     def _greet(self, stream: Stream, hello: Hello, now: AlignedNs) -> None:
@@ -182,13 +186,13 @@ class Streams:
         self.nodes.connected(
             key, hello.node, stream.clock, stream.id, now, stream.session.declared.may_report
         )
-        self._journal_writer.record(RecordKind.OPENED, now, stream.id)
+        self._journal.record(RecordKind.OPENED, now, stream.id)
         welcome = hello.protocol, self._version, self._instance, MAX_MESSAGE_BYTES
         stream.send(Welcome(*welcome, keepalive_ms=MIN_PING_MS))
 
     def _align(self, stream: Stream, alignment: Alignment) -> None:
         stream.session.align(alignment)
-        self._journal_writer.record(RecordKind.ALIGNED, self._now(), stream.id, encode(alignment))
+        self._journal.record(RecordKind.ALIGNED, self._now(), stream.id, encode(alignment))
 
     def settle(self, now: AlignedNs) -> None:
         """Admit runs whose name has become free; see `JobRuns.settle`."""
@@ -228,10 +232,12 @@ class Streams:
         return self._lags.value(self._now() / 1e9)
 
     def flush_acks(self) -> None:
-        """Wake every stream that has entries to acknowledge since the last call."""
+        """Wake every stream whose entries since the last call, or earlier, are stored now."""
         for stream in self._acking:
-            stream.wake.set()
-        self._acking.clear()
+            stream.acks.draw()
+            if stream.acks.ready:
+                stream.wake.set()
+        self._acking = {stream for stream in self._acking if stream.acks.waiting}
 
     def clock(self, key: AttemptKey, rank: int) -> AgentClock | None:
         """The clock of a rank; None when no connected agent reports it."""

@@ -1,4 +1,4 @@
-"""The journal's writer: a thread, so that a slow disk never delays the event loop.
+"""The log on the local disk: a thread, so that a slow disk never delays the event loop.
 
 The event loop collects records and passes them to the thread in batches, at every tick of the
 engine or when a batch is large. If the thread falls behind, messages are dropped and counted,
@@ -8,15 +8,16 @@ streams are live *at its position in the journal*, so it makes the preamble of a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from frd.model import AlignedNs
+from frd.model import AlignedNs, Finding
 from frd.store.journal import OLD_SUFFIX, Journal, JournalLimits, old_files
 from frd.store.records import Record, RecordKind
 from frd.wire.messages import AgentEvent, Declare, Hello, ResponsePart
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class JournalWriter:
-    """The methods are for the event loop.
+    """A `Log`. The methods are for the event loop.
 
     Raises:
         StoreError: from the constructor, when the folder cannot be written.
@@ -58,10 +59,23 @@ class JournalWriter:
         self._sent_bytes = 0
         self._written_bytes = 0
         self._overflowed = 0
+        self._position = 0
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         """Calls for the thread; None ends it."""
         self._thread = threading.Thread(target=self._write, name="frd-journal", daemon=True)
         self._thread.start()
+
+    @property
+    def position(self) -> int:
+        return self._position
+
+    @property
+    def stored(self) -> int:
+        return self._position
+
+    @property
+    def fenced(self) -> bool:
+        return False
 
     @property
     def dropped(self) -> int:
@@ -79,16 +93,21 @@ class JournalWriter:
         """Anything but a message or a tick; see `RecordKind`."""
         self._put(Record(kind, at, stream, payload), preamble=kind is RecordKind.OPENED)
 
-    def message(self, stream: int, at: AlignedNs, data: bytes, event: AgentEvent) -> None:
-        """An accepted message; answers to requests are left out, as a replay does not use them."""
+    def message(self, stream: int, at: AlignedNs, data: bytes, event: AgentEvent) -> bool:
+        """Answers to requests are left out, as a replay does not use them. What is dropped may be
+        acknowledged too: see `frd.service.journal.log`."""
         if isinstance(event, ResponsePart):
-            return
+            return True
         declares = isinstance(event, Hello | Declare)
         waiting = self._batch_bytes + self._sent_bytes - self._written_bytes
         if waiting > MAX_WAITING_BYTES and not declares:
             self._overflowed += 1
-            return
+            return True
         self._put(Record(RecordKind.MESSAGE, at, stream, data), preamble=declares)
+        return True
+
+    def take_cut(self) -> Sequence[int]:
+        return ()
 
     def tick(self, at: AlignedNs) -> None:
         """The engine advanced; pass the batch to the thread."""
@@ -100,6 +119,12 @@ class JournalWriter:
         self._hand_over()
         self._work.put(partial(self._journal.adopt, settings, limits, at))
 
+    async def save(self, findings: Sequence[Finding], at: AlignedNs) -> None:
+        """Nothing to do: the findings database keeps them, and a replay finds its own."""
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self.close)
+
     def close(self) -> None:
         """Write all waiting records and end the thread; this may take as long as the disk does."""
         self._hand_over()
@@ -107,6 +132,7 @@ class JournalWriter:
         self._thread.join()
 
     def _put(self, record: Record, *, preamble: bool = False) -> None:
+        self._position += 1
         self._batch.append((record, preamble))
         self._batch_bytes += len(record.payload)
         if self._batch_bytes > _BATCH_BYTES:

@@ -1,0 +1,82 @@
+"""The log of accepted input, as the service writes it, whatever keeps it.
+
+`JournalWriter` keeps it on the local disk, `ReplicatedLog` in the log of a cell, which other
+replicas can read. Records have *positions*, numbers that rise by one. What an agent sent may be
+acknowledged once its position is stored: the agent forgets it then. The local journal calls
+everything stored that was put into it, because a restarted service begins with an empty engine
+anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from frd.model import AlignedNs, Finding
+from frd.store.journal import JournalLimits
+from frd.store.records import RecordKind
+from frd.wire.messages import AgentEvent
+
+
+class Log(Protocol):
+    """The methods are for the event loop; only those with `async` wait."""
+
+    @property
+    def position(self) -> int:
+        """Of the last record that was put into the log; 0 before the first."""
+        ...
+
+    @property
+    def stored(self) -> int:
+        """All records up to this position are stored for good."""
+        ...
+
+    @property
+    def fenced(self) -> bool:
+        """Another replica owns the log: nothing is recorded, acknowledged or published any more."""
+        ...
+
+    @property
+    def dropped(self) -> int:
+        """Records that are not in the log."""
+        ...
+
+    @property
+    def evicted(self) -> int:
+        """How often the oldest part was deleted to stay within the limits."""
+        ...
+
+    def record(
+        self, kind: RecordKind, at: AlignedNs, stream: int = 0, payload: bytes = b""
+    ) -> None:
+        """Anything but a message or a tick; see `RecordKind`."""
+        ...
+
+    def message(self, stream: int, at: AlignedNs, data: bytes, event: AgentEvent) -> bool:
+        """An accepted message. False: it is left out, so neither it nor any later message of the
+        stream may be acknowledged; `take_cut` names the stream when it should end."""
+        ...
+
+    def take_cut(self) -> Collection[int]:
+        """Streams that lack messages in the log, once it takes records again; each only once."""
+        ...
+
+    def tick(self, at: AlignedNs) -> None:
+        """The engine advanced; what waits is written now."""
+        ...
+
+    def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
+        """The settings and limits of all later records."""
+        ...
+
+    async def save(self, findings: Sequence[Finding], at: AlignedNs) -> None:
+        """Put versions of findings into the log, and return when they are stored.
+
+        Raises:
+            Fenced: another replica owns the log.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """Write what waits, as far as that is possible in a short time, and end."""
+        ...
