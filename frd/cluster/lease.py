@@ -47,8 +47,17 @@ class ClusterView:
 class Owner(Protocol):
     """What the service does about its cells; called in the service's event loop."""
 
-    def gained(self, cell: int) -> None:
-        """The claim on the cell succeeded: fence its log and take it over."""
+    def gained(self, cell: int, why: str) -> None:
+        """The claim on the cell succeeded: begin to take it over. `why` is a word for a metric:
+        `start` (no replica had it), `dead`, `left` or `rebalance`."""
+        ...
+
+    async def take_over(self, cell: int, why: str) -> None:
+        """The same, and wait until it is done.
+
+        Raises:
+            StoreError: a local store cannot be used.
+        """
         ...
 
     def lost(self, cell: int) -> None:

@@ -27,33 +27,35 @@ from starlette.types import ASGIApp
 
 from frd import __version__
 from frd.address import split_address
-from frd.config import LIVE_KEYS, Config, StoreLimits, changed_keys
+from frd.cluster.lease import Lease
+from frd.config import LIVE_KEYS, Config, changed_keys
 from frd.errors import ConfigError, StoreError
-from frd.model import FindingEvent
+from frd.model import Finding, FindingEvent
 from frd.service.access.admission import Admission, Handshakes
 from frd.service.access.certificates import Certificates
 from frd.service.access.grants import Tokens
-from frd.service.cells.cell import Cell, Common, settings_of
-from frd.service.cells.cells import WHOLE, Cells
+from frd.service.cells.alone import LocalLease
+from frd.service.cells.archive import LocalArchive
+from frd.service.cells.cell import Cell, Common
+from frd.service.cells.cells import Cells
+from frd.service.cells.homes import OneHome
 from frd.service.cells.merged import add
+from frd.service.cells.owner import CellOwner
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Pings, raw_now
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.evaluator import TICK_S
-from frd.service.findings.keepers import LocalKeeper
 from frd.service.findings.notifier import Notifier
 from frd.service.findings.standstills import LOOK_EVERY_S
 from frd.service.http.guard import HttpGuard
 from frd.service.http.routes import create_app
-from frd.service.ingest.collector import ACK_EVERY_S, Home, Ingest
-from frd.service.journal.writer import JournalWriter
+from frd.service.ingest.collector import ACK_EVERY_S, Ingest
 from frd.service.metrics.recent_peak import RecentPeak, watch_loop
 from frd.service.servers import GrpcServer, HttpServer
 from frd.service.state import Counters, ServiceState
 from frd.service.view import ServiceView
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
-from frd.store.journal import JournalLimits
 
 _CLOCKS_EVERY_S: Final = 0.5
 _PRUNE_EVERY_S: Final = 60.0
@@ -97,17 +99,17 @@ class App:
             stream_ids=itertools.count(1),
             published=self._published,
         )
-        self._journal_writer = JournalWriter(
-            config.data_dir / "journal",
-            settings=settings_of(config),
-            now=now(),
-            limits=_journal_limits(config.store),
-        )
         self._cells = Cells(is_cluster=False, complete=self._completed)
-        whole = Cell(self._common, self._journal_writer, LocalKeeper(self._findings))
-        self._cells[WHOLE] = whole
+        self._lease: Lease = LocalLease()
+        self._owner = CellOwner(
+            self._common,
+            self._cells,
+            LocalArchive(lambda: self._config, self._findings, now),
+            self._lease,
+            restored=self._restored,
+        )
         self._ingest = Ingest(
-            _OneHome(whole.home),
+            OneHome(self._cells),
             self._admission,
             stream_bytes_per_s=config.limits.stream_bytes_per_s,
         )
@@ -131,17 +133,14 @@ class App:
 
     async def start(self) -> None:
         """Go on with the findings of an earlier process, listen, and evaluate from then on."""
-        findings = self._findings.open_findings()
-        self._notifier.take_up(findings)
-        await self._cells[WHOLE].start(findings, self._findings.pauses())
-        self._cells.refresh()
+        await self._lease.start(self._owner)
         self.http = await self._http.start()
         self.grpc = await self._grpc.start()
         self._tasks = [
             asyncio.create_task(work)
             for work in (
                 watch_loop(self._loop_lag),
-                _repeat(TICK_S, self._cells.refresh),
+                _repeat(TICK_S, self._tick),
                 _repeat(ACK_EVERY_S, self._each(lambda cell: cell.streams.flush_acks())),
                 _repeat(_CLOCKS_EVERY_S, self._clocks.refresh),
                 _repeat(_CLOCKS_EVERY_S, self._each(lambda cell: cell.streams.compare_clocks())),
@@ -153,16 +152,20 @@ class App:
     async def stop(self) -> None:
         """End in order: a last evaluation while agents are still connected, so that no rank looks
         lost; then streams and HTTP requests end; then everything is written."""
-        cells = list(self._cells.values())
-        await asyncio.gather(*(cell.finish() for cell in cells))
+        await self._owner.finish()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         closing = asyncio.to_thread(self._notifier.close)
         await asyncio.gather(self._grpc.stop(), self._http.stop(), closing)
-        await asyncio.gather(*(cell.close() for cell in cells))
+        await self._owner.close()
+        await self._lease.stop()
         self._findings.close()
         os.close(self._lock)
+
+    def _tick(self) -> None:
+        self._cells.refresh()
+        self._lease.ticked()
 
     def _each(self, work: Callable[[Cell], None]) -> Callable[[], None]:
         def on_all() -> None:
@@ -188,7 +191,6 @@ class App:
             else:
                 log.warning("%s: changed: takes effect after a restart", key)
         self._config = old.model_copy(update={key: getattr(config, key) for key in LIVE_KEYS})
-        self._journal_writer.adopt(settings_of(config), _journal_limits(config.store), self._now())
         for cell in self._cells.values():
             cell.adopt(config)
         if self._certificates is not None:
@@ -230,6 +232,9 @@ class App:
         begun = self._certificates.handshakes if self._certificates is not None else 0
         return self._handshakes.failed(begun, self._admission.connections, time.monotonic())
 
+    def _restored(self, findings: Sequence[Finding]) -> None:
+        self._notifier.take_up(findings)
+
     def _published(self, events: Sequence[FindingEvent]) -> None:
         if events:
             self._cells.refresh()
@@ -252,24 +257,10 @@ class App:
             )
 
 
-class _OneHome:
-    """All streams belong to the same cell."""
-
-    def __init__(self, home: Home) -> None:
-        self._home = home
-
-    async def find(self, job: str | None) -> Home:
-        return self._home
-
-
 async def _repeat(every_s: float, work: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(every_s)
         work()
-
-
-def _journal_limits(store: StoreLimits) -> JournalLimits:
-    return JournalLimits(total_bytes=store.journal_bytes, max_age_s=store.journal_retention_s)
 
 
 def _lock(data_dir: Path) -> int:

@@ -32,8 +32,8 @@ from frd.service.ingest.collector import Home
 from frd.service.ingest.job_runs import REASON as JOB_NAME
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Streams
-from frd.service.journal.payloads import Settings, encode_payload
-from frd.service.journal.writer import JournalWriter
+from frd.service.journal.log import Log
+from frd.service.journal.payloads import limits_of, settings_of
 from frd.service.requests.inquiries import Inquiries
 from frd.service.state import Counters, ServiceState
 from frd.store.dumps import DumpStore
@@ -56,7 +56,16 @@ class Common:
 class Cell:
     """`start`, then `stop`, which writes everything."""
 
-    def __init__(self, common: Common, log: JournalWriter, keeper: Keeper) -> None:
+    def __init__(
+        self,
+        common: Common,
+        log: Log,
+        keeper: Keeper,
+        *,
+        successor: Callable[[], str] = str,
+        one_job: bool = False,
+    ) -> None:
+        """`successor` is that of `Streams`, `one_job` that of `Home`."""
         config, now = common.config(), common.now
         self._common = common
         self._log = log
@@ -70,9 +79,10 @@ class Cell:
             version=__version__,
             instance=secrets.token_hex(8),
             ids=common.stream_ids,
+            successor=successor,
         )
         inquiries = Inquiries(self.streams)
-        self.home = Home(self.streams, inquiries)
+        self.home = Home(self.streams, inquiries, one_job)
         self.evaluator = Evaluator(
             shared,
             keeper,
@@ -132,14 +142,16 @@ class Cell:
 
     async def finish(self) -> None:
         """Evaluate once more, while agents are still connected, so that no rank looks lost."""
-        if self._evaluating is not None:
-            self.evaluator.stop()
-            await self._evaluating
-        await self._quit()
+        self.evaluator.stop()
+        await self.quit()
 
     async def close(self) -> None:
         """Write everything, after `finish`."""
-        await asyncio.to_thread(self._log.close)
+        await self._log.stop()
+
+    def abandon(self) -> None:
+        """Another replica has the cell: show nothing more. Call `quit`, too."""
+        self.evaluator.abandon()
 
     def look(self) -> None:
         """Called a few times a second."""
@@ -147,10 +159,15 @@ class Cell:
 
     def adopt(self, config: Config) -> None:
         """Another configuration is in force."""
+        now = self._common.now()
+        self._log.adopt(settings_of(config), limits_of(config.store), now)
         self._engine.adopt(config.policy)
         self._responder.keep_dumps = config.store.dump_count > 0
 
-    async def _quit(self) -> None:
+    async def quit(self) -> None:
+        """End all tasks."""
+        if self._evaluating is not None:
+            await self._evaluating
         if self._inspecting is not None:
             self._inspecting.cancel()
             await asyncio.gather(self._inspecting, return_exceptions=True)
@@ -199,8 +216,3 @@ class Cell:
             answered_at=self._common.now(),
             confirm_after_ns=self._standstills.at_rest_after_ns(key),
         )
-
-
-def settings_of(config: Config) -> bytes:
-    """The settings that decide what a cell finds, for its log."""
-    return encode_payload(Settings(__version__, config.policy))

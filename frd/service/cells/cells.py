@@ -23,14 +23,14 @@ class Cells(dict[int, Cell]):
         self, *, is_cluster: bool, complete: Callable[[ServiceState], ServiceState]
     ) -> None:
         super().__init__()
-        self._is_cluster = is_cluster
+        self.is_cluster = is_cluster
         self._complete = complete
         self.state = merge([])
         """What is published; replaced by `refresh`."""
 
     def number_of(self, job: str) -> int:
         """The cell of a job, owned by this process or not."""
-        return cell_of(job) if self._is_cluster else WHOLE
+        return cell_of(job) if self.is_cluster else WHOLE
 
     def refresh(self) -> None:
         """Publish what the cells have published since the last call."""

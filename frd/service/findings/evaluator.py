@@ -77,6 +77,7 @@ class Evaluator:
         self._saving: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._stopping = False
+        self._is_abandoned = False
         self._broken = ""
 
     def kept_back(self) -> list[Finding]:
@@ -135,12 +136,19 @@ class Evaluator:
         if self._saving is not None:
             await asyncio.wait({self._saving}, timeout=SAVE_WITHIN_S)
 
+    def abandon(self) -> None:
+        """Publish nothing more: another replica has taken the cell."""
+        self._is_abandoned = True
+        self.stop()
+
     def stop(self) -> None:
         """Have `run` evaluate once more, store the result, and return."""
         self._stopping = True
         self._wake.set()
 
     async def evaluate(self) -> None:
+        if self._is_abandoned:
+            return
         now = self._now()
         evidence, self._evidence = self._evidence, []
         events = [event for one in evidence for event in self._engine.attach(*one)]
@@ -160,6 +168,8 @@ class Evaluator:
         else:
             status_view = self._engine.status_view(now)
             await self._save(events)
+            if self._is_abandoned:
+                return
             self._count(events)
             state = self._project(status_view)
         self.state = replace(state, evaluated_at=self.state.evaluated_at if faults else now)

@@ -36,8 +36,12 @@ class Notice:
 class News:
     """Turns events of the engine into notices, and remembers what was announced."""
 
-    def __init__(self, known: Iterable[Finding] = ()) -> None:
-        self._announced = {finding.id: _changes(finding) for finding in known}
+    def __init__(self) -> None:
+        self._announced: dict[str, list[NotifyEvent]] = {}
+
+    def know(self, findings: Iterable[Finding]) -> None:
+        """These were announced by another process."""
+        self._announced |= {finding.id: _changes(finding) for finding in findings}
 
     def of(self, event: FindingEvent) -> Sequence[Notice]:
         """The notices of an event, the most important first."""
@@ -66,10 +70,14 @@ def _changes(finding: Finding) -> list[NotifyEvent]:
 class Choice:
     """Selects the notices that one target gets."""
 
-    def __init__(self, target: NotifyTarget, known: Iterable[Finding] = ()) -> None:
+    def __init__(self, target: NotifyTarget) -> None:
         self._target = target
-        self._announced = {finding.id for finding in known if self._is_severe(finding)}
+        self._announced: set[str] = set()
         """Open findings about which the target got a message."""
+
+    def know(self, findings: Iterable[Finding]) -> None:
+        """Another process has sent messages about these."""
+        self._announced |= {finding.id for finding in findings if self._is_severe(finding)}
 
     def of(self, notices: Sequence[Notice]) -> Notice | None:
         """The notice to send, of those that one event has caused; None for no message."""

@@ -96,10 +96,11 @@ class Notifier:
         self._senders = [self._sender(target) for target in targets]
 
     def take_up(self, known: Sequence[Finding]) -> None:
-        """`known` were open when the service started: their opening is no news."""
-        self._news = News(known)
+        """`known` were open when the service started, or took their cell over: their opening is no
+        news."""
+        self._news.know(known)
         for sender in self._senders:
-            sender.choice = Choice(sender.target, known)
+            sender.choice.know(known)
 
     def see(self, events: Iterable[FindingEvent]) -> None:
         """Queue messages for changes; does not block."""

@@ -9,23 +9,25 @@ gets the reason, is counted and ends; other streams are not affected.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import grpc
 
-from frd.errors import FrdError, WireError
-from frd.rpc import Context
+from frd.errors import FrdError, ServiceUnavailable, WireError
+from frd.rpc import Context, job_of
 from frd.service.access.admission import Admission
 from frd.service.access.grants import Grant
 from frd.service.access.token_bucket import TokenBucket
+from frd.service.ingest.declarations import OTHER_JOBS
 from frd.service.ingest.streams import Stream, Streams
 from frd.service.requests.inquiries import Inquiries
 from frd.wire.encode import encode_service
-from frd.wire.messages import Goodbye, Refusal, ResponsePart
+from frd.wire.messages import Goodbye, Redirect, Refusal, ResponsePart, ServiceEvent
 
 ACK_EVERY_S: Final = 0.2
 MAX_STREAMS: Final = 16_384
@@ -49,12 +51,18 @@ class Home:
 
     streams: Streams
     inquiries: Inquiries
+    one_job: bool = False
+    """A stream may only report the job that its metadata names."""
 
 
 class Homes(Protocol):
-    async def find(self, job: str | None) -> Home:
-        """The home of a stream that reports `job`; None: an agent that has no job, or that puts all
-        its jobs into one stream."""
+    async def find(self, job: str | None) -> Home | Redirect:
+        """The home of a stream that reports `job`, or where that is; None: the agent has no rank,
+        or puts all its jobs into one stream.
+
+        Raises:
+            ServiceUnavailable: no replica has it at present.
+        """
         ...
 
 
@@ -80,28 +88,40 @@ class Ingest:
                 if self._open > MAX_STREAMS:
                     raise WireError("stream", "limit", f"{MAX_STREAMS} are open: try again later")
                 await self._arrive(asyncio.get_running_loop().time())
-                await self._serve(await self._homes.find(None), grant, context)
+                job = job_of(context.invocation_metadata())
+                if job is not None and not grant.may_report(job):
+                    raise WireError("job", "job", f"{job!r}: {OTHER_JOBS}")
+                home = await self._homes.find(job)
+                if isinstance(home, Redirect):
+                    await _write_last(context, home)
+                else:
+                    await self._serve(home, _reportable(home, grant, job), context)
+        except ServiceUnavailable as error:
+            context.set_code(grpc.StatusCode.UNAVAILABLE)
+            context.set_details(str(error))
         except FrdError as error:
-            refusal = self._refusal(error, context, context.peer())
-            async with asyncio.timeout(_LAST_WRITES_S):
-                await context.write(encode_service(refusal))
+            await _write_last(context, self._refusal(error, context, context.peer()))
         except asyncio.CancelledError:
             self.refused[ABORTED] += 1
             raise
         finally:
             self._open -= 1
 
-    async def _serve(self, home: Home, grant: Grant, context: Context) -> None:
+    async def _serve(self, home: Home, may_report: Callable[[str], bool], context: Context) -> None:
         stream = home.streams.open()
-        stream.session.declared.may_report = grant.may_report
+        stream.session.declared.may_report = may_report
         writer = asyncio.create_task(_write(stream, context))
         try:
             try:
-                await self._read(home, stream, context)
+                stream.reading = asyncio.create_task(self._read(home, stream, context))
+                await stream.reading
             except FrdError as error:
                 stream.send(self._refusal(error, context, _name(stream, context)))
             except asyncio.CancelledError:
-                raise
+                if not stream.moved:
+                    raise
+                context.set_code(grpc.StatusCode.UNAVAILABLE)
+                context.set_details(stream.moved)
             except Exception:
                 log.exception("stream %d: internal error", stream.id)
                 fault = WireError("stream", FAULT, "internal error: see the service's log")
@@ -165,9 +185,33 @@ class Ingest:
         return Refusal(reason, message)
 
 
+def _reportable(home: Home, grant: Grant, job: str | None) -> Callable[[str], bool]:
+    """Which jobs a stream may report."""
+    if not home.one_job:
+        return grant.may_report
+
+    def may_report(declared: str) -> bool:
+        if job is None:
+            raise WireError(
+                "attempts.job",
+                "version",
+                f"{declared!r}: in a cluster each stream has one job, which its call must name: "
+                "upgrade the agent",
+            )
+        return declared == job and grant.may_report(declared)
+
+    return may_report
+
+
 def _name(stream: Stream, context: Context) -> str:
     hello = stream.session.hello
     return hello.node if hello else context.peer()
+
+
+async def _write_last(context: Context, event: ServiceEvent) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LAST_WRITES_S):
+            await context.write(encode_service(event))
 
 
 async def _write(stream: Stream, context: Context) -> None:

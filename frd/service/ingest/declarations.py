@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from frd.engine.clocks.alignment import Alignment
 from frd.errors import FrdError, WireError
@@ -19,6 +20,8 @@ from frd.service.ingest.revisions import ProcessRevision
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.stream_handles import IndexColumn, StreamHandles
 from frd.wire.messages import AttemptDecl, Declare, GroupDecl, RankDecl
+
+OTHER_JOBS: Final = "the agent's token or certificate is for other jobs"
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +115,7 @@ class Declarations:
             raise WireError(
                 "attempts.job",
                 "job",
-                f"{declared.key.job!r}: the agent's token or certificate is for other jobs",
+                f"{declared.key.job!r}: {OTHER_JOBS}",
             )
         attempt = DeclaredAttempt(declared)
         self.attempts.append(attempt)

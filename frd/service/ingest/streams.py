@@ -35,6 +35,7 @@ from frd.wire.messages import (
     AgentEvent,
     Declare,
     Hello,
+    Redirect,
     Resync,
     ServiceEvent,
     Watermarks,
@@ -60,6 +61,10 @@ class Stream:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is something to write."""
     closing: bool = False
+    reading: asyncio.Task[None] | None = None
+    """Reads from the stream; set by its handler."""
+    moved: str = ""
+    """Why the service has ended it, which is no fault of the agent."""
     logged_refused: bool = False
 
     def send(self, event: ServiceEvent) -> None:
@@ -71,6 +76,15 @@ class Stream:
         self.closing = True
         self.wake.set()
 
+    def leave(self, why: str, address: str = "") -> None:
+        """End the stream: the agent should report to the service at `address`, if there is one, or
+        connect again."""
+        self.moved = why
+        if address:
+            self.send(Redirect(address, why))
+        if self.reading is not None:
+            self.reading.cancel()
+
     def take_outgoing(self) -> list[ServiceEvent]:
         """The events to write, in order. Acknowledgements merge until they are taken."""
         events, self.outgoing = self.outgoing, []
@@ -81,7 +95,8 @@ class Stream:
 
 class Streams:
     """`instance` identifies this owner of the cell: if an agent meets another instance, its earlier
-    reports are lost. `ids` numbers all streams of the process."""
+    reports are lost. `ids` numbers all streams of the process; `successor` is where agents should
+    go when their stream breaks, empty: here."""
 
     def __init__(
         self,
@@ -93,6 +108,7 @@ class Streams:
         version: str,
         instance: str,
         ids: Iterator[int],
+        successor: Callable[[], str] = str,
     ) -> None:
         self.nodes = Nodes()
         self.owners = shared.owners
@@ -109,6 +125,7 @@ class Streams:
         self._streams: dict[int, Stream] = {}
         """Streams that have sent Hello, by id."""
         self._ids = ids
+        self._successor = successor
         self._acking: set[Stream] = set()
         self._warned: set[JobWarning] = set()
         self._kept: frozenset[AttemptKey] = frozenset()
@@ -188,7 +205,7 @@ class Streams:
         )
         self._journal.record(RecordKind.OPENED, now, stream.id)
         welcome = hello.protocol, self._version, self._instance, MAX_MESSAGE_BYTES
-        stream.send(Welcome(*welcome, keepalive_ms=MIN_PING_MS))
+        stream.send(Welcome(*welcome, self._successor(), MIN_PING_MS))
 
     def _align(self, stream: Stream, alignment: Alignment) -> None:
         stream.session.align(alignment)
@@ -233,11 +250,19 @@ class Streams:
 
     def flush_acks(self) -> None:
         """Wake every stream whose entries since the last call, or earlier, are stored now."""
+        for number in self._journal.take_cut():
+            if (cut := self._streams.get(number)) is not None:
+                cut.leave("the log did not take all of its messages: send them again")
         for stream in self._acking:
             stream.acks.draw()
             if stream.acks.ready:
                 stream.wake.set()
         self._acking = {stream for stream in self._acking if stream.acks.waiting}
+
+    def leave(self, why: str, address: str = "") -> None:
+        """End all streams; see `Stream.leave`."""
+        for stream in list(self._streams.values()):
+            stream.leave(why, address)
 
     def clock(self, key: AttemptKey, rank: int) -> AgentClock | None:
         """The clock of a rank; None when no connected agent reports it."""

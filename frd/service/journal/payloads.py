@@ -9,10 +9,13 @@ from typing import TypeVar
 
 import msgspec
 
+from frd import __version__
+from frd.config import Config, StoreLimits
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.engine.policy import Policy
 from frd.errors import StoreError
 from frd.model import AttemptKey, UnrecordedWait
+from frd.store.journal import JournalLimits
 
 _Payload = TypeVar("_Payload", "Settings", "Dismissal", "Waited")
 _ADVICE = "a foreign file, or one of a newer frd"
@@ -52,6 +55,15 @@ class Waited:
     @property
     def key(self) -> AttemptKey:
         return AttemptKey(self.job, self.attempt)
+
+
+def settings_of(config: Config) -> bytes:
+    """The settings that decide what the service finds, for its log."""
+    return encode_payload(Settings(__version__, config.policy))
+
+
+def limits_of(store: StoreLimits) -> JournalLimits:
+    return JournalLimits(total_bytes=store.journal_bytes, max_age_s=store.journal_retention_s)
 
 
 def encode_payload(payload: Settings | Dismissal | Waited) -> bytes:

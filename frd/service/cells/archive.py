@@ -1,0 +1,62 @@
+"""Where the cells of a process come from: the log of each, and what its last owner left there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from frd.config import Config
+from frd.engine.matching.learned_pauses import JobPauses
+from frd.model import AlignedNs, Finding
+from frd.service.findings.keepers import Keeper, LocalKeeper
+from frd.service.journal.log import Log
+from frd.service.journal.payloads import limits_of, settings_of
+from frd.service.journal.writer import JournalWriter
+from frd.store.findings import FindingStore
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A cell that this process may go on with."""
+
+    log: Log
+    keeper: Keeper
+    findings: Sequence[Finding] = ()
+    """Open findings of the last owner."""
+    pauses: Sequence[JobPauses] = ()
+    """What its jobs have learned."""
+
+
+class Archive(Protocol):
+    async def open(self, cell: int) -> Opened:
+        """Become the only one that writes the log of a cell.
+
+        Raises:
+            StoreError: it cannot be used.
+            LogUnavailable: try again.
+            Fenced: another replica was quicker.
+        """
+        ...
+
+
+class LocalArchive:
+    """The data directory of this machine, for the only cell of a service without a cluster."""
+
+    def __init__(
+        self, config: Callable[[], Config], findings: FindingStore, now: Callable[[], AlignedNs]
+    ) -> None:
+        self._config = config
+        self._findings = findings
+        self._now = now
+
+    async def open(self, cell: int) -> Opened:
+        config = self._config()
+        log = JournalWriter(
+            config.data_dir / "journal",
+            settings=settings_of(config),
+            now=self._now(),
+            limits=limits_of(config.store),
+        )
+        keeper = LocalKeeper(self._findings)
+        return Opened(log, keeper, self._findings.open_findings(), self._findings.pauses())

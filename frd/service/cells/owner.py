@@ -1,0 +1,209 @@
+"""Takes over, hands over and drops cells, as the lease decides.
+
+A cell that is being taken over or handed over has one task. Agents that connect meanwhile wait (see
+`homes`). A cell whose log refused this replica, or that another replica owns, is dropped on the
+spot: what its engine knows is out of date from then on, and nothing of it may be shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Final
+
+from frd.cluster.cells import CELLS, preferred
+from frd.cluster.lease import Lease
+from frd.cluster.log import Fenced
+from frd.errors import FrdError, StoreError
+from frd.model import Finding
+from frd.service.cells.archive import Archive, Opened
+from frd.service.cells.cell import Cell, Common
+from frd.service.cells.cells import Cells
+from frd.service.state import CellState
+
+_AGAIN_S: Final = 0.2
+
+log = logging.getLogger(__name__)
+
+
+class CellOwner:
+    """An `Owner`. `restored` gets the open findings of each cell that is taken over."""
+
+    def __init__(
+        self,
+        common: Common,
+        cells: Cells,
+        archive: Archive,
+        lease: Lease,
+        restored: Callable[[Sequence[Finding]], None],
+    ) -> None:
+        self._common = common
+        self._cells = cells
+        self._archive = archive
+        self._lease = lease
+        self._restored = restored
+        self._busy: dict[int, CellState] = {}
+        """Cells with a task, and what it does."""
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._dropping: set[asyncio.Task[None]] = set()
+        self.takeovers: Counter[str] = Counter()
+        self.fenced = 0
+
+    # -- what the lease decides ------------------------------------------------------------------
+
+    def gained(self, cell: int, why: str) -> None:
+        self._start(cell, CellState.TAKING_OVER, self.take_over(cell, why))
+
+    def lost(self, cell: int) -> None:
+        if (task := self._tasks.get(cell)) is not None:
+            task.cancel()
+        if cell in self._cells:
+            log.warning("cell %d: another replica has it: dropped", cell)
+            self._drop(cell)
+
+    def drain(self, cell: int, successor: str) -> None:
+        if cell in self._cells and cell not in self._busy:
+            self._start(cell, CellState.DRAINING, self._hand_over(cell, successor))
+
+    # -- what follows ----------------------------------------------------------------------------
+
+    async def take_over(self, cell: int, why: str) -> None:
+        """
+        Raises:
+            StoreError: the local store cannot be used.
+        """
+        began = time.monotonic()
+        try:
+            opened = await self._opened(cell)
+        except Fenced:
+            self._lease.give_up(cell)
+            return
+        taken = Cell(
+            self._common,
+            opened.log,
+            opened.keeper,
+            successor=partial(self.successor, cell),
+            one_job=self._cells.is_cluster,
+        )
+        self._restored(opened.findings)
+        await taken.start(opened.findings, opened.pauses)
+        self._cells[cell] = taken
+        self._cells.refresh()
+        self._lease.owned(cell)
+        self.takeovers[why] += 1
+        log.info(
+            "cell %d: taken over in %.2f s (%s), with %d open findings",
+            *(cell, time.monotonic() - began, why, len(opened.findings)),
+        )
+
+    async def finish(self) -> None:
+        """The process ends: evaluate once more, and hand over to the other replicas."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        others = [r.name for r in self._lease.view.replicas if r.name != self._lease.view.me]
+        await asyncio.gather(
+            *(
+                self._hand_over(number, preferred(number, others)) if others else cell.finish()
+                for number, cell in list(self._cells.items())
+            )
+        )
+
+    async def close(self) -> None:
+        """Write what is left, after `finish` and the end of all streams."""
+        await asyncio.gather(*(cell.close() for cell in self._cells.values()))
+        await asyncio.gather(*self._dropping, return_exceptions=True)
+
+    def successor(self, cell: int) -> str:
+        """Where the agents of a cell should go when this replica does not answer."""
+        view = self._lease.view
+        others = [replica.name for replica in view.replicas if replica.name != view.me]
+        replica = view.replica(preferred(cell, others)) if others else None
+        return replica.grpc if replica is not None else ""
+
+    def is_open(self, cell: int) -> bool:
+        """Streams may come in."""
+        return cell in self._cells and cell not in self._busy
+
+    def states(self) -> dict[CellState, int]:
+        """The number of cells in each state."""
+        view, states = self._lease.view, dict.fromkeys(CellState, 0)
+        for cell in range(CELLS):
+            owner = view.owners.get(cell)
+            if (state := self._busy.get(cell)) is None:
+                if cell in self._cells:
+                    state = CellState.OWNED
+                elif owner is None or owner == view.me:
+                    state = CellState.UNOWNED
+                else:
+                    state = CellState.FOREIGN
+            states[state] += 1
+        return states
+
+    async def _opened(self, cell: int) -> Opened:
+        why = ""
+        while True:
+            try:
+                return await self._archive.open(cell)
+            except (Fenced, StoreError):
+                raise
+            except FrdError as error:
+                if str(error) != why:
+                    log.warning("cell %d: not taken over yet: %s", cell, error)
+                why = str(error)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _hand_over(self, cell: int, successor: str) -> None:
+        leaving = self._cells[cell]
+        self._busy[cell] = CellState.DRAINING
+        try:
+            await leaving.finish()
+            await leaving.close()
+            leaving.streams.flush_acks()
+            del self._cells[cell]
+            await self._lease.release(cell, successor)
+        finally:
+            self._busy.pop(cell, None)
+        replica = self._lease.view.replica(successor)
+        leaving.streams.leave(
+            "another replica has its jobs now", replica.grpc if replica is not None else ""
+        )
+        self._cells.refresh()
+
+    def _drop(self, cell: int) -> None:
+        """Nothing of it is shown, stored or acknowledged any more."""
+        dropped = self._cells.pop(cell)
+        dropped.abandon()
+        view = self._lease.view
+        replica = view.replica(view.owners.get(cell, ""))
+        address = replica.grpc if replica is not None and replica.name != view.me else ""
+        dropped.streams.leave("another replica has its jobs now", address)
+        self._cells.refresh()
+        task = asyncio.create_task(dropped.quit())
+        self._dropping.add(task)
+        task.add_done_callback(self._dropping.discard)
+
+    def refused(self, cell: int) -> None:
+        """The log of the cell says that another replica has taken it."""
+        if cell in self._cells:
+            self.fenced += 1
+            log.warning("cell %d: its log refused this replica: dropped", cell)
+            self._drop(cell)
+            self._lease.give_up(cell)
+
+    def _start(self, cell: int, state: CellState, work: Coroutine[None, None, None]) -> None:
+        self._busy[cell] = state
+        task = self._tasks[cell] = asyncio.create_task(work)
+        task.add_done_callback(partial(self._done, cell))
+
+    def _done(self, cell: int, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(cell) is task:
+            del self._tasks[cell]
+            self._busy.pop(cell, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("cell %d: %s", cell, error, exc_info=error)
+            self._lease.give_up(cell)
