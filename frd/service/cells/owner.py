@@ -95,6 +95,8 @@ class CellOwner:
         self._cells.refresh()
         self._lease.owned(cell)
         self.takeovers[why] += 1
+        if not self._cells.is_cluster:
+            return
         log.info(
             "cell %d: taken over in %.2f s (%s), with %d open findings",
             *(cell, time.monotonic() - began, why, len(opened.findings)),

@@ -85,13 +85,8 @@ class Ingest:
         self._open += 1
         try:
             with self._admission.admitted(context) as grant:
-                if self._open > MAX_STREAMS:
-                    raise WireError("stream", "limit", f"{MAX_STREAMS} are open: try again later")
-                await self._arrive(asyncio.get_running_loop().time())
                 job = job_of(context.invocation_metadata())
-                if job is not None and not grant.may_report(job):
-                    raise WireError("job", "job", f"{job!r}: {OTHER_JOBS}")
-                home = await self._homes.find(job)
+                home = await self._find(job, grant)
                 if isinstance(home, Redirect):
                     await _write_last(context, home)
                 else:
@@ -101,11 +96,25 @@ class Ingest:
             context.set_details(str(error))
         except FrdError as error:
             await _write_last(context, self._refusal(error, context, context.peer()))
+        finally:
+            self._open -= 1
+
+    async def _find(self, job: str | None, grant: Grant) -> Home | Redirect:
+        """
+        Raises:
+            ServiceUnavailable: no replica has the job at present.
+            WireError: the agent may not report it, or there are too many streams.
+        """
+        if self._open > MAX_STREAMS:
+            raise WireError("stream", "limit", f"{MAX_STREAMS} are open: try again later")
+        try:
+            await self._arrive(asyncio.get_running_loop().time())
+            if job is not None and not grant.may_report(job):
+                raise WireError("job", "job", f"{job!r}: {OTHER_JOBS}")
+            return await self._homes.find(job)
         except asyncio.CancelledError:
             self.refused[ABORTED] += 1
             raise
-        finally:
-            self._open -= 1
 
     async def _serve(self, home: Home, may_report: Callable[[str], bool], context: Context) -> None:
         stream = home.streams.open()
@@ -119,6 +128,7 @@ class Ingest:
                 stream.send(self._refusal(error, context, _name(stream, context)))
             except asyncio.CancelledError:
                 if not stream.moved:
+                    self.refused[ABORTED] += 1
                     raise
                 context.set_code(grpc.StatusCode.UNAVAILABLE)
                 context.set_details(stream.moved)
