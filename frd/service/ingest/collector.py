@@ -122,14 +122,16 @@ class Ingest:
         writer = asyncio.create_task(_write(stream, context))
         try:
             try:
-                stream.reading = asyncio.create_task(self._read(home, stream, context))
-                await stream.reading
+                stream.reading = asyncio.current_task()
+                await self._read(home, stream, context)
             except FrdError as error:
                 stream.send(self._refusal(error, context, _name(stream, context)))
             except asyncio.CancelledError:
                 if not stream.moved:
                     self.refused[ABORTED] += 1
                     raise
+                if stream.reading is not None:
+                    stream.reading.uncancel()
                 context.set_code(grpc.StatusCode.UNAVAILABLE)
                 context.set_details(stream.moved)
             except Exception:
@@ -137,6 +139,7 @@ class Ingest:
                 fault = WireError("stream", FAULT, "internal error: see the service's log")
                 stream.send(self._refusal(fault, context, _name(stream, context)))
             finally:
+                stream.reading = None
                 home.streams.close(stream)
                 home.inquiries.ended(stream.id)
             stream.close()

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from frd.engine.clocks.alignment import Alignment
 from frd.model import AlignedNs, AttemptKey, EntryColumns, MemoryColumns
@@ -61,8 +61,8 @@ class Stream:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is something to write."""
     closing: bool = False
-    reading: asyncio.Task[None] | None = None
-    """Reads from the stream; set by its handler."""
+    reading: asyncio.Task[Any] | None = None
+    """The handler while it reads from the stream. `leave` cancels it."""
     moved: str = ""
     """Why the service has ended it, which is no fault of the agent."""
     logged_refused: bool = False
