@@ -1,7 +1,7 @@
 """frd-agent: watches the ranks of one node and reports to the service.
 
 A shell around pure parts: at each tick it reads the run directory and polls every rank; it runs the
-stream to the service and answers the service's requests. It owns all tasks; none outlives `run`.
+streams to the service and answers the service's requests. It owns all tasks; none outlives `run`.
 Ranks are not affected by it.
 """
 
@@ -14,14 +14,13 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Final
 
 from frd.errors import FrdError
 from frd.model import EntryColumns, NodeRawNs
 from frd.version import __version__
-from frd.wire.clock import ClockHello
 from frd.wire.messages import PROTOCOL, Hello, Request
 from frd_agent import tap
 from frd_agent.config import LIVE_KEYS, Config
@@ -29,7 +28,7 @@ from frd_agent.counters import Counters
 from frd_agent.inspection.inspector import Inspector
 from frd_agent.launch.run_lock import Holder, RunLock, make_default
 from frd_agent.launch.watch import LaunchWatch
-from frd_agent.memory import MemoryView, MemoryWatch, Samples
+from frd_agent.memory import MemoryView, MemoryWatch
 from frd_agent.metrics import AgentCollector, metrics_server
 from frd_agent.node_time import NodeTime
 from frd_agent.ranks.dump_files import DumpFiles
@@ -40,15 +39,10 @@ from frd_agent.ranks.process import Process
 from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.roster import Roster
 from frd_agent.uplink.answers import AnyRank, answer, answer_waits
-from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
-from frd_agent.uplink.dispatch import Dispatch
-from frd_agent.uplink.node_clock import Clock
-from frd_agent.uplink.outbox import Outbox
 from frd_agent.uplink.stream import Stream
+from frd_agent.uplink.uplinks import Limits, Uplinks
 
-_GOODBYE_S: Final = 5.0
-"""Time limit for sending what is left at the end, if a service is connected."""
 _CONCURRENT_DUMPS: Final = 4
 _CONCURRENT_ANSWERS: Final = 32
 _LOCK_EVERY_S: Final = 0.1
@@ -63,32 +57,25 @@ class Agent:
         self._boot_id = tap.boot_id() or f"host-{socket.gethostname()}"
         self._session = secrets.token_hex(8)
         dictionary = Dictionary()
-        outbox = Outbox(config.outbox_rows, config.outbox_bytes)
-        current = CurrentState(dictionary.attempt_of)
-        self._samples = Samples(config.memory_bytes, dictionary.series_number)
         self._stats = Counters()
-        hello = ClockHello(self._boot_id, self._session)
         self._time = NodeTime(self._stats)
-        self._clock = Clock(hello, self._stats, self._time)
-        self._stream = Stream(
-            service=config.endpoint(),
+        self._uplinks = Uplinks(
+            config.endpoint(),
+            Limits(config.outbox_rows, config.outbox_bytes, config.memory_bytes),
+            dictionary,
+            self._stats,
+            self._time,
             hello=self._hello,
-            dispatch=Dispatch(dictionary, outbox, current, self._samples, self._in_flight),
-            outbox=outbox,
-            stats=self._stats,
+            in_flight=self._in_flight,
             on_request=self._on_request,
-            stamp=self._clock.stamp,
-            side_task=self._clock.ping,
         )
         self._shared = RankContext(
             dictionary=dictionary,
-            outbox=outbox,
-            current=current,
+            reports=self._uplinks.reports,
             stats=self._stats,
             time=self._time,
             policy=PollPolicy(fill=config.ring_fill),
             dumping=asyncio.Semaphore(_CONCURRENT_DUMPS),
-            wake=self._stream.wake,
         )
         me = Holder(os.getpid(), self._node, config.service, time.time(), __version__)
         self._lock = RunLock(config.run_dir, me)
@@ -120,25 +107,24 @@ class Agent:
             self._serve_metrics(stack)
             stack.callback(self._roster.close)
             stack.callback(self._inspector.stop)
+            stack.callback(self._uplinks.cancel)
             if self._config.memory_hz:
                 self._watch_memory(stack)
             log.info("watching %s, reporting to %s", self._config.run_dir, self._config.service)
             launches = LaunchWatch(self._config.run_dir, self._living)
             async with asyncio.TaskGroup() as tasks:
-                stream = tasks.create_task(self._stream.run())
                 helpers = [
-                    tasks.create_task(work)
-                    for work in (self._dump_watch.run(), self._clock.watch(), launches.run())
+                    tasks.create_task(work) for work in (self._dump_watch.run(), launches.run())
                 ]
                 await self._watch()
                 for helper in helpers:
                     helper.cancel()
-                await self._say_goodbye(stream)
+                await self._say_goodbye()
 
     def adopt(self, config: Config) -> None:
         """Apply another configuration as far as a running agent can; other changes are logged.
 
-        The connection to the service is reopened, which reads certificates and token again.
+        All connections to the service are reopened, which reads certificates and token again.
         """
         for key in Config.model_fields:
             if getattr(config, key) == getattr(self._config, key):
@@ -150,7 +136,7 @@ class Agent:
         live = {key: getattr(config, key) for key in LIVE_KEYS}
         self._config = self._config.model_copy(update=live)
         log.info("configuration read again")
-        self._stream.redial(self._config.endpoint())
+        self._uplinks.redial(self._config.endpoint())
 
     def _living(self) -> set[int]:
         found = {rank.pid for rank in self._roster if not rank.is_gone}
@@ -166,7 +152,7 @@ class Agent:
             return
         shared = self._shared
         collector = AgentCollector(
-            shared.stats, shared.outbox, self._samples, self._memory_view, shared.dictionary.who
+            shared.stats, self._uplinks, self._memory_view, shared.dictionary.who
         )
         try:
             stack.enter_context(metrics_server(self._config.metrics, collector))
@@ -190,10 +176,10 @@ class Agent:
     def _watch_memory(self, stack: ExitStack) -> None:
         loop = asyncio.get_running_loop()
         self._memory = MemoryWatch(
-            self._samples,
+            self._uplinks.samples,
             self._config.memory_hz,
             self._time,
-            wake=lambda: loop.call_soon_threadsafe(self._stream.wake),
+            wake=lambda: loop.call_soon_threadsafe(self._uplinks.wake),
         )
         self._memory.start()
         stack.callback(self._memory.stop)
@@ -233,13 +219,13 @@ class Agent:
         self._stats.ranks = len(alive)
         if self._memory is not None:
             self._memory.follow([rank.target(now_s) for rank in alive])
-        if self._shared.current.has_news or self._shared.outbox.rows:
-            self._stream.wake()
+        self._uplinks.settle({rank.reports.job for rank in self._known()}, now_s)
+        self._uplinks.wake(always=False)
 
     def _end(self, rank: Rank, now_ns: NodeRawNs) -> None:
         record, at_ns = rank.identity.exit, rank.exit_recorded_at_ns
         if record and at_ns and (event := out_of_memory(record, at_ns, rank.number)):
-            self._samples.event(event)
+            rank.reports.samples.event(event)
         self._roster.end(rank, now_ns)
 
     def _poll(self, rank: Rank, now_s: float, now_ns: NodeRawNs) -> bool:
@@ -271,7 +257,7 @@ class Agent:
                 asyncio.get_running_loop().remove_reader(fd)
                 self._pidfds.pop(fd).process.close()
 
-    # -- the stream ----------------------------------------------------------------------------
+    # -- the streams ---------------------------------------------------------------------------
 
     def _hello(self) -> Hello:
         raw_ns, real_ns, _ = self._time.look()
@@ -285,20 +271,21 @@ class Agent:
             sent_raw_ns=raw_ns,
         )
 
-    def _in_flight(self) -> Iterator[EntryColumns]:
+    def _in_flight(self, job: str) -> Iterator[EntryColumns]:
         for rank in (*self._roster, *self._dump_watch.ranks):
-            if (rows := rank.in_flight()) is not None:
+            if rank.reports.job == job and (rows := rank.in_flight()) is not None:
                 yield rows
 
-    def _on_request(self, request: Request) -> None:
+    def _on_request(self, stream: Stream, request: Request) -> None:
         for index in request.rank_indexes:
-            rank = self._find(self._stream.dispatch.rank_of(index))
+            rank = self._find(stream.dispatch.rank_of(index))
             if rank is None:
                 continue
             if request.waits:
-                self._start(self._answer_waits(rank, request))
+                self._start(self._answer_waits(rank, request, stream))
             if request.dump or request.stacks:
-                self._start(self._answer(rank, request, children=index in request.children_of))
+                children = index in request.children_of
+                self._start(self._answer(rank, request, stream, children=children))
 
     def _start(self, answering: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(answering)
@@ -306,26 +293,28 @@ class Agent:
         task.add_done_callback(self._answers.discard)
 
     def _find(self, number: int | None) -> AnyRank | None:
-        ranks = (*self._roster, *self._roster.forming, *self._dump_watch.ranks)
-        return next((rank for rank in ranks if rank.number == number), None)
+        return next((rank for rank in self._known() if rank.number == number), None)
 
-    async def _answer(self, rank: AnyRank, request: Request, *, children: bool) -> None:
+    def _known(self) -> Sequence[AnyRank]:
+        return (*self._roster, *self._roster.forming, *self._dump_watch.ranks)
+
+    async def _answer(
+        self, rank: AnyRank, request: Request, stream: Stream, *, children: bool
+    ) -> None:
         rank_pids = self._living() if children else None
         files = self._dump_watch.files_of(rank.number)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(request.timeout_s), self._answering:
-                await answer(rank, request, files, self._stream.answer, others=rank_pids)
+                await answer(rank, request, files, stream.answer, others=rank_pids)
 
-    async def _answer_waits(self, rank: AnyRank, request: Request) -> None:
+    async def _answer_waits(self, rank: AnyRank, request: Request, stream: Stream) -> None:
         """Does not queue behind dumps and stacks: it is a look at what the inspector has."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(request.timeout_s):
                 ranks = [*self._roster, *self._roster.forming]
-                await answer_waits(rank, request, self._inspector, ranks, self._stream.answer)
+                await answer_waits(rank, request, self._inspector, ranks, stream.answer)
 
-    async def _say_goodbye(self, stream: asyncio.Task[None]) -> None:
+    async def _say_goodbye(self) -> None:
         for task in self._answers:
             task.cancel()
-        self._stream.close()
-        await asyncio.wait({stream}, timeout=_GOODBYE_S if self._stats.connected else 0.0)
-        stream.cancel()
+        await self._uplinks.close()

@@ -40,7 +40,7 @@ class Config(Settings):
     )
 
     service: str = "127.0.0.1:9373"
-    """Where the service listens, HOST:PORT."""
+    """Where the service listens, HOST:PORT; several, separated by commas, are replicas of one."""
     tls: bool = False
     """Use TLS; `tls_ca_file` and `tls_cert_file` also switch it on."""
     tls_ca_file: Path | None = None
@@ -52,7 +52,7 @@ class Config(Settings):
     token_file: Path | None = None
     """File whose first word is the bearer token sent to the service."""
     insecure: bool = False
-    """Send the token unencrypted beyond this machine."""
+    """Send the token unencrypted beyond this machine, and follow redirects out of it."""
     run_dir: Path = Field(default_factory=lambda: Path(tap.run_dir(os.environ)))
     """Where the taps of this node publish."""
     dump_dir: Path | None = None
@@ -66,13 +66,13 @@ class Config(Settings):
     poll_s: Annotated[float, Field(gt=0.01, le=10)] = 0.25
     """How often the taps' counters are looked at."""
     outbox_rows: Annotated[int, Field(ge=1_000)] = 400_000
-    """Transitions kept for a service that does not acknowledge."""
+    """Transitions kept for a service that does not acknowledge; jobs share them equally."""
     outbox_bytes: Annotated[int, Field(ge=65_536)] = 32 * 1024 * 1024
     """The same in bytes; whichever bound is met first."""
     memory_hz: Annotated[float, Field(ge=0, le=100)] = 10.0
     """How often memory is sampled while a rank makes progress; 0 switches it off."""
     memory_bytes: Annotated[int, Field(ge=65_536)] = 8 * 1024 * 1024
-    """Samples of memory kept for a service that is out of reach."""
+    """Samples of memory kept for a service that is out of reach; jobs share them equally."""
     ring_fill: Annotated[float, Field(gt=0, lt=1)] = 0.6
     """Share of a recorder's ring that may be new before it is read."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -84,44 +84,55 @@ class Config(Settings):
             raise ValueError("tls_cert_file and tls_key_file: set both or neither")
         for key in ("tls_ca_file", "tls_cert_file", "tls_key_file", "token_file"):
             read_credential(key, getattr(self, key))
-        far = not is_loopback(split_address(self.service)[0])
-        if self.token_file is not None and not self.endpoint().tls and far and not self.insecure:
+        endpoint = self.endpoint()
+        far = [one for one in endpoint.addresses if not is_loopback(split_address(one)[0])]
+        if self.token_file is not None and not endpoint.tls and far and not self.insecure:
             raise ValueError(
-                "token_file: the token would be sent unencrypted: set tls_ca_file or tls = true, "
-                "or accept it with insecure = true"
+                f"token_file: the token would be sent unencrypted to {far[0]}: set tls_ca_file or "
+                "tls = true, or accept it with insecure = true"
             )
         return self
 
     def endpoint(self) -> Endpoint:
         """How to reach the service."""
         return Endpoint(
-            self.service,
+            tuple(self.service.split(",")),
             self.tls or self.tls_ca_file is not None or self.tls_cert_file is not None,
             self.tls_ca_file,
             self.tls_cert_file,
             self.tls_key_file,
             self.token_file,
+            self.insecure,
         )
 
     @model_validator(mode="before")
     @classmethod
     def _without_scheme(cls, given: Any) -> Any:
-        """``https://`` in front of the service's address asks for TLS, ``http://`` for none."""
+        """``https://`` in front of an address of the service asks for TLS, ``http://`` for none."""
         if not isinstance(given, dict) or not isinstance(given.get("service"), str):
             return given
-        try:
-            address, scheme = without_scheme(given["service"], 9373)
-        except ConfigError as error:
-            raise ValueError(f"service: {error}") from None
-        if scheme == "http" and (given.get("tls") or given.get("tls_ca_file")):
-            raise ValueError(f"service: http://{address}: TLS is asked for too: write https://")
-        tls = {"tls": True} if scheme == "https" else {}
-        return {**given, "service": address, **tls}
+        addresses, schemes = [], set()
+        for part in given["service"].split(","):
+            try:
+                address, scheme = without_scheme(part, 9373)
+            except ConfigError as error:
+                raise ValueError(f"service: {error}") from None
+            addresses.append(address)
+            schemes.add(scheme)
+            if scheme == "http" and (given.get("tls") or given.get("tls_ca_file")):
+                raise ValueError(f"service: http://{address}: TLS is asked for too: write https://")
+        if {"http", "https"} <= schemes:
+            raise ValueError(
+                f"service: {given['service']}: http:// and https:// exclude each other"
+            )
+        tls = {"tls": True} if "https" in schemes else {}
+        return {**given, "service": ",".join(addresses), **tls}
 
     @field_validator("service")
     @classmethod
-    def _is_address(cls, value: str) -> str:
-        split_address(value)
+    def _are_addresses(cls, value: str) -> str:
+        for address in value.split(","):
+            split_address(address)
         return value
 
     @field_validator("metrics")

@@ -13,7 +13,6 @@ POLL_BOUNDS: Final = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5
 
 @dataclass(slots=True)
 class Counters:
-    connected: bool = False
     streams: int = 0
     """Streams opened, the present one included."""
     pongs: int = 0

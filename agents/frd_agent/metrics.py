@@ -20,8 +20,8 @@ from frd.address import split_address
 from frd.errors import FrdError
 from frd.version import __version__
 from frd_agent.counters import POLL_BOUNDS, Counters
-from frd_agent.memory import MemoryView, Samples, memory_metrics
-from frd_agent.uplink.outbox import Outbox
+from frd_agent.memory import MemoryView, memory_metrics
+from frd_agent.uplink.uplinks import Uplinks
 
 _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 
@@ -30,23 +30,21 @@ class AgentCollector(Collector):
     def __init__(
         self,
         stats: Counters,
-        outbox: Outbox,
-        samples: Samples,
+        uplinks: Uplinks,
         view: Callable[[], MemoryView],
         job_and_rank: Callable[[int], tuple[str, int]],
     ) -> None:
         """`job_and_rank` takes a rank's number in the dictionary."""
         self._stats = stats
-        self._outbox = outbox
-        self._samples = samples
+        self._uplinks = uplinks
         self._view = view
         self._job_and_rank = job_and_rank
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._stats
+        stats, uplinks = self._stats, self._uplinks
         yield _gauge("frd_agent_build_info", "Version of this agent.", {__version__: 1}, "version")
         yield _gauge(
-            "frd_agent_connected", "1 while a stream to the service is up.", stats.connected
+            "frd_agent_connected", "1 while every stream to the service is up.", uplinks.connected
         )
         yield _total("frd_agent_streams", "Streams to the service ever opened.", stats.streams)
         yield _total("frd_agent_clock_pongs", "Pings that the service answered.", stats.pongs)
@@ -55,12 +53,12 @@ class AgentCollector(Collector):
         yield _gauge(
             "frd_agent_outbox_rows",
             "Transitions that wait for the service's acknowledgement.",
-            self._outbox.rows,
+            uplinks.outbox_rows,
         )
         yield _total(
             "frd_agent_dropped_rows",
             "Transitions and memory samples that will never reach the service, by reason.",
-            {"outbox_full": self._outbox.dropped_total, "memory": self._samples.dropped}
+            {"outbox_full": uplinks.dropped_rows, "memory": uplinks.dropped_samples}
             | {reason: stats.dropped_rows[reason] for reason in ("overrun", "refused")},
             "reason",
         )

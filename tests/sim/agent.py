@@ -25,7 +25,7 @@ from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.node_clock import BURST, Clock
 from frd_agent.uplink.outbox import Outbox
-from frd_agent.uplink.stream import Backoff
+from frd_agent.uplink.route import Backoff
 from tests.sim.clocks import read_clocks
 from tests.sim.kernel import Kernel
 from tests.sim.network import Conn, Surroundings

@@ -6,12 +6,14 @@ import asyncio
 from typing import Any
 
 from frd_agent.counters import Counters
+from frd_agent.memory import Samples
 from frd_agent.node_time import NodeTime
 from frd_agent.ranks.poll_schedule import PollPolicy
 from frd_agent.ranks.rank import RankContext
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.outbox import Outbox
+from frd_agent.uplink.reports import Reports
 
 TOKEN = "0123456789ab"
 
@@ -40,14 +42,21 @@ def identity(**changes: Any) -> dict[str, Any]:
 
 
 def shared() -> RankContext:
+    """All ranks report to one place."""
     dictionary, stats = Dictionary(), Counters()
-    return RankContext(
-        dictionary=dictionary,
+    reports = Reports(
+        job="j",
         outbox=Outbox(1000, 100_000),
         current=CurrentState(dictionary.attempt_of),
+        samples=Samples(1, dictionary.series_number),
+        wake=lambda: None,
+        is_connected=lambda: True,
+    )
+    return RankContext(
+        dictionary=dictionary,
+        reports=lambda attempt: reports,
         stats=stats,
         time=NodeTime(stats),
         policy=PollPolicy(),
         dumping=asyncio.Semaphore(1),
-        wake=lambda: None,
     )

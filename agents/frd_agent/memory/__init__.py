@@ -2,8 +2,17 @@
 
 from frd_agent.memory.host.cgroup import OomKills
 from frd_agent.memory.metrics import memory_metrics
+from frd_agent.memory.node_samples import NodeSamples
 from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import Target
 from frd_agent.memory.watch import MemoryView, MemoryWatch
 
-__all__ = ["MemoryView", "MemoryWatch", "OomKills", "Samples", "Target", "memory_metrics"]
+__all__ = [
+    "MemoryView",
+    "MemoryWatch",
+    "NodeSamples",
+    "OomKills",
+    "Samples",
+    "Target",
+    "memory_metrics",
+]

@@ -15,8 +15,7 @@ from frd_agent.memory.allocator import Allocators
 from frd_agent.memory.gpu.devices import Devices
 from frd_agent.memory.gpu.gpus import Gpus
 from frd_agent.memory.host.node_memory import NodeMemory
-from frd_agent.memory.samples import Samples
-from frd_agent.memory.target import Part, Target
+from frd_agent.memory.target import Part, Sink, Target
 from frd_agent.node_time import NodeTime, raw_now
 
 _DRIVER_S: Final = 0.02
@@ -31,7 +30,7 @@ class Sampler:
     """Lives on one thread."""
 
     def __init__(
-        self, samples: Samples, node: NodeMemory, gpus: Gpus, driver: Devices, node_time: NodeTime
+        self, samples: Sink, node: NodeMemory, gpus: Gpus, driver: Devices, node_time: NodeTime
     ) -> None:
         self._samples = samples
         self._node = node

@@ -116,9 +116,18 @@ class Samples:
             if value != NO_SAMPLE
         }
 
+    def limit(self, max_bytes: int) -> None:
+        """Another bound; from any thread."""
+        with self._lock:
+            self._max_bytes = max_bytes
+            self._make_room()
+
     def _keep(self, moment: _Moment) -> None:
         self._waiting.append(moment)
         self._bytes += moment.bytes
+        self._make_room()
+
+    def _make_room(self) -> None:
         while self._bytes > self._max_bytes or self.moments > self._max_moments:
             if self._sent:
                 self._bytes -= self._sent.popleft().bytes

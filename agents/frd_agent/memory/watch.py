@@ -21,8 +21,7 @@ from frd_agent.memory.gpu.nvml import DeviceReading, Nvml
 from frd_agent.memory.host.node_memory import NodeMemory
 from frd_agent.memory.host.processes import ProcessMemory
 from frd_agent.memory.sampler import Sampler
-from frd_agent.memory.samples import Samples
-from frd_agent.memory.target import Target
+from frd_agent.memory.target import Sink, Target
 from frd_agent.node_time import NodeTime
 
 _IDLE_S: Final = 1.0
@@ -49,7 +48,7 @@ class MemoryView:
 
 class MemoryWatch:
     def __init__(
-        self, samples: Samples, hz: float, node_time: NodeTime, wake: Callable[[], object]
+        self, samples: Sink, hz: float, node_time: NodeTime, wake: Callable[[], object]
     ) -> None:
         """`wake` is called on the sampler's thread: there is something urgent to send."""
         self._samples = samples

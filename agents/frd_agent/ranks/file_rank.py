@@ -45,6 +45,7 @@ class FileRank:
         self._shared = shared
         attempt = shared.dictionary.attempt(key, 0)
         self.number = shared.dictionary.rank(attempt, self.info)
+        self.reports = shared.reports(attempt)
         self.naming = Naming(shared.dictionary, attempt)
         self._trackers: dict[str, RecorderTracker] = {}
         self._lost = 0
@@ -61,8 +62,8 @@ class FileRank:
         diff = tracker.apply(file.dump, written_at_ns, self.naming, is_final=True)
         self._lost += diff.lost
         if diff.rows:
-            self._shared.outbox.record(columns(self.number, 0, diff.rows))
-        current = self._shared.current
+            self.reports.outbox.record(columns(self.number, 0, diff.rows))
+        current = self.reports.current
         for progress in tracker.groups:
             current.set_watermarks(self.number, progress.group, progress.watermarks)
         open_entries = chain.from_iterable(one.open.items for one in self._trackers.values())
@@ -147,7 +148,7 @@ class DumpWatch:
                 rank = FileRank(file.rank, self._key, self._node, self._boot_id, self._shared)
                 self._ranks[file.rank] = rank
             rank.take(file)
-            self._shared.wake()
+            rank.reports.wake()
         self._kept.pop(file.path, None)
         self._kept[file.path] = rank.number, file
         while len(self._kept) > 1 and self._kept_entries > _MAX_KEPT_ENTRIES:

@@ -42,9 +42,8 @@ from frd_agent.recorder.rank_progress import final_progress, live_progress, raw_
 from frd_agent.recorder.recorders import KeptDump, Recorders
 from frd_agent.recorder.rows import columns
 from frd_agent.recorder.worker_server import HandlerFailed, Handlers, Silent
-from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
-from frd_agent.uplink.outbox import Outbox
+from frd_agent.uplink.reports import Reports
 
 _DUMP_TIMEOUT_S: Final = 3.0
 _STOPPED_AGE_S: Final = 1.5
@@ -60,15 +59,13 @@ class RankContext:
     """The objects that all ranks of one agent share."""
 
     dictionary: Dictionary
-    outbox: Outbox
-    current: CurrentState
+    reports: Callable[[int], Reports]
+    """Where the ranks of an attempt report, by its number."""
     stats: Counters
     time: NodeTime
     policy: PollPolicy
     dumping: asyncio.Semaphore
     """So that the ranks of a node are not all polled at the same time."""
-    wake: Callable[[], None]
-    """Called when there is something to send to the service."""
 
 
 class Rank:
@@ -88,8 +85,8 @@ class Rank:
         self._phases = PhaseReader(
             file.path.with_suffix(PhaseFile.SUFFIX), shared.time.one_to_raw, shared.stats
         )
-        self._former: list[int] = []
-        """Its number in the previous attempt, if any."""
+        self._former: list[tuple[Reports, int]] = []
+        """Its number in the previous attempt, if any, and where it reported then."""
         self._shared = shared
         socket = None if file.socket_path is None else sockets.address(file.socket_path)
         handlers = None if socket is None else Handlers(socket, _DUMP_TIMEOUT_S)
@@ -122,6 +119,7 @@ class Rank:
             identity.attempt, identity.world_size, identity.run
         )
         self.number = shared.dictionary.rank(self._attempt, identity.info)
+        self.reports = shared.reports(self._attempt)
         self.naming = Naming(shared.dictionary, self._attempt)
         self._state, self._since_ns = RankState.LIVE, shared.time.one_to_raw(identity.started_at_ns)
         self._lost = 0
@@ -136,7 +134,7 @@ class Rank:
     def _learn_groups(self) -> None:
         self.naming.replace(self.identity.groups)
         for group in self.naming.all_groups():
-            self._shared.current.expect(self.number, group)
+            self.reports.current.expect(self.number, group)
         present = {group.name for group in self.identity.groups}
         self.recorders.close(lambda name: name not in present)
 
@@ -150,13 +148,12 @@ class Rank:
             return
         self._report(RankState.FINISHED, now_ns, f"went on as {self}")
         self.forget_former()
-        self._former.append(self.number)
+        self._former.append((self.reports, self.number))
         self._begin_attempt()
 
     def forget_former(self) -> None:
-        for number in self._former:
-            self._shared.current.forget(number)
-            self._shared.outbox.forget(number)
+        for reports, number in self._former:
+            reports.forget(number)
         self._former.clear()
 
     @property
@@ -212,14 +209,14 @@ class Rank:
         if inputs != self._progress_inputs:
             trackers = self.recorders.trackers
             progress = live_progress(trackers, counters.status, counters.published_at_ns)
-            self._shared.current.set_progress(self.number, progress)
+            self.reports.current.set_progress(self.number, progress)
             self._progress_inputs, self._is_exact = inputs, progress.exact
         return self._is_exact
 
     def _update_phases(self) -> None:
         self._phases.read()
         if self._phases.spans is not None:
-            self._shared.current.set_phases(RankPhases(self.number, self._phases.spans))
+            self.reports.current.set_phases(RankPhases(self.number, self._phases.spans))
 
     def _update_last_progress(self) -> None:
         """The tap writes the counters after its exit record. If they do not show how far the rank
@@ -233,7 +230,7 @@ class Rank:
         known_until = max(published_at_ns, self.exit_recorded_at_ns or published_at_ns)
         progress = final_progress(self.recorders.trackers, counters.status, known_until)
         if progress is not None:
-            self._shared.current.set_progress(self.number, progress)
+            self.reports.current.set_progress(self.number, progress)
 
     def _report_liveness(self, vital: Vital, now_ns: NodeRawNs) -> None:
         """Report whether the rank is live or silent, as text for users."""
@@ -260,13 +257,13 @@ class Rank:
                 logging.INFO if is_well else logging.WARNING,
                 "%s: %s", self, ": ".join(filter(None, words)) or state.value,
             )  # fmt: skip
-        gap = self._lost + self._shared.outbox.dropped.get(self.number, 0)
+        gap = self._lost + self.reports.outbox.dropped.get(self.number, 0)
         now_ns = self._shared.time.now()
         stage = None if how else self.stage
         status = RankStatus(
             *(self.number, self._state, self._since_ns, detail, gap, how, now_ns), stage
         )
-        self._shared.current.set_status(status)
+        self.reports.current.set_status(status)
 
     def end(self, now_ns: NodeRawNs) -> None:
         """The process is gone: report its last counters and its end."""
@@ -276,7 +273,7 @@ class Rank:
         how, at_ns = self.process.ended(self.identity.exit, self.exit_recorded_at_ns, now_ns)
         self._report(state_after(how), at_ns, exit_text(how), how)
         self.close()
-        self._shared.wake()
+        self.reports.wake()
 
     def close(self) -> None:
         self.counters.close()
@@ -300,7 +297,7 @@ class Rank:
         finally:
             self._task = None
         self._update_schedule(time.monotonic())
-        self._shared.wake()
+        self.reports.wake()
 
     async def ask(self, timeout_s: float) -> list[KeptDump]:
         """Read all recorders of the rank now; returns the dumps as received.
@@ -322,13 +319,13 @@ class Rank:
                 f"its tap's heartbeat is {self._schedule.age_s:.0f} s old: the GIL may be held"
             )
         if reading.rows:
-            self._shared.outbox.record(columns(self.number, 0, reading.rows))
+            self.reports.outbox.record(columns(self.number, 0, reading.rows))
         self._lost += reading.lost
         self._shared.stats.dropped_rows["overrun"] += reading.lost
         self._schedule.dumped(raw_counters(self.recorders.trackers), reading.entries)
         if reading.unread:
             self._schedule.retry()
-        self._shared.current.set_channels(self.recorders.channels(self.number))
+        self.reports.current.set_channels(self.recorders.channels(self.number))
         for problem in reading.problems:
             self._complain(problem)
         return reading.dumps

@@ -107,7 +107,7 @@ class Roster:
         dead = [rank for rank in self if rank.is_gone]
         for rank in dead:
             age_s = (now_ns - (rank.gone_at_ns or now_ns)) / 1e9
-            sent = self._shared.stats.connected and self._shared.current.is_sent(rank.number)
+            sent = rank.reports.is_connected() and rank.reports.current.is_sent(rank.number)
             if age_s > (_FILES_STAY_S if sent else _FILES_STAY_UNSENT_S):
                 self._remove_files(rank)
                 if any(self._later(rank)):
@@ -203,6 +203,5 @@ class Roster:
     def _forget(self, rank: Rank) -> None:
         self._remove_files(rank)
         self._ranks.pop(rank.identity.token, None)
-        self._shared.current.forget(rank.number)
-        self._shared.outbox.forget(rank.number)
+        rank.reports.forget(rank.number)
         rank.forget_former()

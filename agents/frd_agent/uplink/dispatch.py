@@ -36,13 +36,16 @@ class Dispatch:
         current: CurrentState,
         samples: Samples,
         in_flight: Callable[[], Iterable[EntryColumns]],
+        others: Callable[[], Iterable[Dispatch]] = tuple,
     ) -> None:
-        """`in_flight` gives the open collectives of every rank, JOINED flags set."""
+        """`in_flight` gives the open collectives of every rank, JOINED flags set; `others` all that
+        use the same dictionary."""
         self._dictionary = dictionary
         self._outbox = outbox
         self._current = current
         self._samples = samples
         self._in_flight = in_flight
+        self._others = others
         self._indexes = StreamIndexes(dictionary)
         self._replays: deque[EntryColumns] = deque()
 
@@ -54,8 +57,8 @@ class Dispatch:
     def open(self, *, knows_nothing: bool) -> None:
         """A new stream, to a service that has restarted (`knows_nothing`) or not."""
         if self._indexes.full:
-            open_now = [int(i) for batch in self._in_flight() for i in batch.signature]
-            self._dictionary.keep_signatures([*open_now, *self._outbox.used_signatures()])
+            using = {self, *self._others()}
+            self._dictionary.keep_signatures({i for one in using for i in one._used_signatures()})
         self._indexes = StreamIndexes(self._dictionary)
         self._send_all_again(replay=knows_nothing)
 
@@ -95,6 +98,11 @@ class Dispatch:
         if event is None and (watermarks_due or self._samples.urgent):
             event = self._samples.next_batch()
         return [] if event is None else self.translate(event)
+
+    def _used_signatures(self) -> set[int]:
+        """Of rows that wait or may have to be sent again."""
+        batches = (*self._in_flight(), *self._replays)
+        return self._outbox.used_signatures().union(*(b.signature.tolist() for b in batches))
 
     def _send_all_again(self, *, replay: bool) -> None:
         self._outbox.rewind()

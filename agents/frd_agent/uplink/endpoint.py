@@ -1,8 +1,8 @@
-"""The service's address and credentials: address, CA, client certificate, token.
+"""The service's addresses and credentials: CA, client certificate, token.
 
 Files are read again for every connection, so that certificates and tokens can be replaced under a
 running agent. The token is sent with each call, is never logged, and is sent without TLS
-only within this machine.
+only within this machine. The same holds for addresses to which the service redirects.
 """
 
 from __future__ import annotations
@@ -12,24 +12,55 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import grpc.aio
 
+from frd.address import is_loopback, split_address
 from frd.credentials import read_credential, read_token
-from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_clock, open_stream
+from frd.errors import ConfigError, ServiceUnavailable
+from frd.rpc import (
+    CHANNEL_OPTIONS,
+    SLOW_CHANNEL_OPTIONS,
+    StreamCall,
+    job_metadata,
+    open_clock,
+    open_stream,
+)
 
 # Every attempt uses a new channel: a shared one would add its own back-off to ours.
-_OPTIONS: Final = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+_OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1),)
+_CONNECTING: Final = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One address to dial."""
+
+    address: str
+    """HOST:PORT, as gRPC takes it."""
+    name: str = ""
+    """The name that resolved to this address, which TLS verifies instead; empty: the host of the
+    address."""
+
+    def __str__(self) -> str:
+        return f"{self.address} ({self.name})" if self.name else self.address
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """An open channel to the service, with the token for each call."""
+    """A channel to the service, with the token and the job for each call."""
 
     _channel: grpc.aio.Channel
-    _metadata: tuple[tuple[str, str], ...]
+    _metadata: tuple[tuple[str, str | bytes], ...]
+
+    async def connected(self) -> None:
+        """Returns once the channel is up, or cannot be: then a call gives the reason."""
+        state = self._channel.get_state(try_to_connect=True)
+        while state in _CONNECTING:
+            await self._channel.wait_for_state_change(state)
+            state = self._channel.get_state(try_to_connect=True)
 
     def stream(self) -> StreamCall:
         return open_stream(self._channel, metadata=self._metadata)
@@ -49,39 +80,75 @@ async def ending(call: StreamCall) -> tuple[grpc.StatusCode | None, str]:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    address: str
+    addresses: tuple[str, ...]
+    """HOST:PORT of each, at least one."""
     tls: bool = False
     ca_file: Path | None = None
     """CA bundle to verify the service; None for gRPC's default."""
     cert_file: Path | None = None
     key_file: Path | None = None
     token_file: Path | None = None
+    insecure: bool = False
+    """Unencrypted connections may leave this machine."""
 
     def __str__(self) -> str:
-        return self.address
+        return ", ".join(self.addresses)
+
+    def check_redirect(self, address: str) -> None:
+        """Whether the service may send the agent to `address`: never out of this machine without
+        TLS, unless the configuration accepts that.
+
+        Raises:
+            ServiceUnavailable: it may not, or `address` is none.
+        """
+        try:
+            host, port = split_address(address)
+        except ConfigError as error:
+            raise ServiceUnavailable(
+                f"redirect: {error}: this is an error of the service"
+            ) from None
+        if not port:
+            raise ServiceUnavailable(
+                f"redirect: {address!r}: port 0: this is an error of the service"
+            )
+        if self.tls or self.insecure or is_loopback(host):
+            return
+        stays = all(is_loopback(split_address(one)[0]) for one in self.addresses)
+        if stays or self.token_file is not None:
+            raise ServiceUnavailable(
+                f"redirect: {address}: refused: the connection would leave this machine "
+                "unencrypted: set tls_ca_file or tls = true, or accept it with insecure = true"
+            )
 
     @asynccontextmanager
-    async def connect(self) -> AsyncIterator[Connection]:
-        """
+    async def connect(
+        self, target: Target, job: str | None, *, quick: bool = True
+    ) -> AsyncIterator[Connection]:
+        """`quick`: with the keepalive of this release, which a service of an earlier release does
+        not permit.
+
         Raises:
             ConfigError: a file cannot be read, or has no token.
         """
-        metadata: tuple[tuple[str, str], ...] = ()
+        metadata: tuple[tuple[str, str | bytes], ...] = job_metadata(job)
         if self.token_file is not None:
             token = read_token("token_file", self.token_file)
-            metadata = (("authorization", f"Bearer {token}"),)
-        async with self._channel() as channel:
+            metadata = (("authorization", f"Bearer {token}"), *metadata)
+        options = [*(CHANNEL_OPTIONS if quick else SLOW_CHANNEL_OPTIONS), *_OPTIONS]
+        async with self._channel(target, options) as channel:
             yield Connection(channel, metadata)
 
-    def _channel(self) -> grpc.aio.Channel:
+    def _channel(self, target: Target, options: list[tuple[str, Any]]) -> grpc.aio.Channel:
         if not self.tls:
-            return grpc.aio.insecure_channel(self.address, options=_OPTIONS)
+            return grpc.aio.insecure_channel(target.address, options=options)
+        if target.name:
+            options.append(("grpc.ssl_target_name_override", target.name))
         credentials = grpc.ssl_channel_credentials(
             read_credential("tls_ca_file", self.ca_file),
             read_credential("tls_key_file", self.key_file),
             read_credential("tls_cert_file", self.cert_file),
         )
-        return grpc.aio.secure_channel(self.address, credentials, options=_OPTIONS)
+        return grpc.aio.secure_channel(target.address, credentials, options=options)
 
 
 def advice(details: str) -> str:

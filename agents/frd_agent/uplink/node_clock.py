@@ -36,7 +36,7 @@ from frd.wire.messages import MAX_SLACK_NS, AgentEvent, Watermarks
 from frd_agent.counters import Counters
 from frd_agent.node_time import ClockReading, NodeTime, raw_now
 from frd_agent.uplink.endpoint import Connection, ending
-from frd_agent.uplink.stream import Backoff
+from frd_agent.uplink.route import Backoff
 
 READ_EVERY_S: Final = 0.25
 BURST: Final = 8

@@ -39,7 +39,7 @@ class _Queue:
 
 class Outbox:
     def __init__(self, max_rows: int, max_bytes: int) -> None:
-        self._max_rows = max(min(max_rows, max_bytes // ROW_BYTES), 1)
+        self._max_rows = 1
         self._queues: dict[int, _Queue] = {}
         self._order: deque[tuple[int, int]] = deque()
         """Rank and last revision of each batch that may still wait, oldest first."""
@@ -49,10 +49,16 @@ class Outbox:
         """Rows that the service will never see, by rank."""
         self.dropped_total = 0
         """Rows of all ranks ever that were dropped to stay within bounds."""
+        self.limit(max_rows, max_bytes)
 
     @property
     def bytes(self) -> int:
         return self.rows * ROW_BYTES
+
+    def limit(self, max_rows: int, max_bytes: int) -> None:
+        """Other bounds; the oldest rows beyond them are dropped."""
+        self._max_rows = max(min(max_rows, max_bytes // ROW_BYTES), 1)
+        self._make_room()
 
     def record(self, rows: EntryColumns) -> None:
         """Number the rows, ignoring their `first_revision`, and keep them."""

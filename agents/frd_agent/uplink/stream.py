@@ -1,10 +1,11 @@
-"""The agent's stream to the service: connects, sends what `Dispatch` gives, handles the answers.
+"""One stream to the service: connects, sends what `Dispatch` gives, handles the answers.
 
-Every error has the same result: the stream ends, and after a delay the agent opens another one,
-with full jitter, because the streams of a thousand nodes break together. Back-pressure is
-gRPC's own: a write waits while the service does not read, and meanwhile only the bounded outbox
-fills. A service that refuses the same rows twice will always refuse them, so they are dropped and
-counted; otherwise the agent could send nothing more.
+Every error has the same result: the stream ends, and after a delay with full jitter, because the
+streams of a thousand nodes break together, the agent opens another one. `route` knows where and
+when; only a redirect costs no delay. Back-pressure is gRPC's own: a write waits while the service
+does not read, and meanwhile only the bounded outbox fills. A service that refuses the same rows
+twice will always refuse them, so they are dropped and counted; otherwise the agent could send
+nothing more.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ import grpc
 import grpc.aio
 
 from frd.errors import FrdError, ServiceUnavailable, WireError
-from frd.rpc import StreamCall
+from frd.rpc import KEEPALIVE_MS, StreamCall
 from frd.wire.decode import decode_service
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
@@ -30,6 +30,7 @@ from frd.wire.messages import (
     AgentEvent,
     Goodbye,
     Hello,
+    Redirect,
     Refusal,
     Request,
     ResponsePart,
@@ -40,14 +41,15 @@ from frd.wire.messages import (
 from frd_agent.counters import Counters
 from frd_agent.node_time import raw_now
 from frd_agent.uplink.dispatch import Dispatch
-from frd_agent.uplink.endpoint import Connection, Endpoint, advice, ending
+from frd_agent.uplink.endpoint import Connection, Endpoint, Target, advice, ending
 from frd_agent.uplink.outbox import Outbox
+from frd_agent.uplink.route import PROVEN_S, Backoff, Route
 
-BACKOFF_S: Final = 0.5
-BACKOFF_MAX_S: Final = 15.0
-_HANDSHAKE_S: Final = 10.0
-_PROVEN_S: Final = 5.0
-"""A stream that lasted this long resets the back-off."""
+_HANDSHAKE_S: Final = 15.0
+"""A replica that is about to take over the stream's job welcomes an agent up to 10 s late."""
+_CONNECT_S: Final = 5.0
+"""The same without an answer of any kind, if there is another address to try."""
+_GOODBYE_S: Final = 1.0
 _REFUSALS: Final = 2
 _REASONS_WITHOUT_ROWS: Final = ("version", "token", "job")
 
@@ -55,24 +57,26 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Backoff:
-    """Full jitter: a random delay between 0 and a bound that doubles."""
+class Keepalive:
+    """What all streams of an agent know of the service's patience with pings."""
 
-    roll: Callable[[float, float], float] = random.uniform
-    _failures: int = 0
+    is_quick: bool = True
+    """The pings of this release are permitted; that is assumed until a welcome says otherwise."""
 
-    def next_s(self, lasted_s: float) -> float:
-        """The delay after a stream that lasted `lasted_s`."""
-        if lasted_s > _PROVEN_S:
-            self._failures = 0
-        bound = min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** min(self._failures, 16))
-        self._failures += 1
-        return self.roll(0, bound)
+
+class _Elsewhere(FrdError):
+    """The service has redirected the stream, to the address in `str(error)`."""
+
+
+class _Again(FrdError):
+    """The stream should begin anew, at the same address."""
 
 
 @dataclass(slots=True)
 class Stream:
     service: Endpoint
+    job: str | None
+    """None: a stream without rows, of an agent that knows no rank."""
     hello: Callable[[], Hello]
     dispatch: Dispatch
     outbox: Outbox
@@ -83,6 +87,13 @@ class Stream:
     """Adds the current time to an event immediately before it is sent."""
     side_task: Callable[[Connection], Coroutine[None, None, None]]
     """Runs on the connection of every stream after its welcome; cancelled when the stream ends."""
+    keepalive: Keepalive = field(default_factory=Keepalive)
+    connected: bool = False
+    """Welcomed, and not ended."""
+    _route: Route = field(init=False)
+    _at: Target | None = None
+    _was_tuned: bool = False
+    """The last stream ended for another keepalive. One does so in a row: releases may be mixed."""
     _backoff: Backoff = field(default_factory=Backoff)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _parts: asyncio.Queue[ResponsePart] = field(default_factory=lambda: asyncio.Queue(4))
@@ -91,7 +102,14 @@ class Stream:
     _round_at: float = 0.0
     _closing: bool = False
     _hang_up: bool = False
+    _goodbye: str = ""
     _unreachable: bool = False
+
+    def __post_init__(self) -> None:
+        self._route = Route(self.service)
+
+    def __str__(self) -> str:
+        return f"service {self._at or self.service}"
 
     async def run(self) -> None:
         """Keep a stream open until `close` or cancellation."""
@@ -99,13 +117,18 @@ class Stream:
             began = time.monotonic()
             try:
                 await self._live()
+            except (_Elsewhere, _Again):
+                continue
             except FrdError as error:
                 self._log_lost(error)
             except Exception:
-                log.exception("service %s: unexpected error", self.service)
+                log.exception("%s: unexpected error", self)
             finally:
-                self.stats.connected = False
-            delay_s = self._backoff.next_s(time.monotonic() - began)
+                self.connected = False
+                if time.monotonic() - began > PROVEN_S:
+                    self._route.lasted()
+                    self._was_tuned = False
+            delay_s = self._backoff.next_s(time.monotonic() - began, self._route.candidates)
             if not self._closing:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._closed(), delay_s)
@@ -116,13 +139,13 @@ class Stream:
 
     def redial(self, service: Endpoint) -> None:
         """Connect again, to another endpoint or with other credentials."""
-        self.service = service
+        self.service, self._route = service, Route(service)
         self._hang_up = True
         self._wake.set()
 
-    def close(self) -> None:
+    def close(self, why: str = "the agent stops") -> None:
         """Send what is left, then Goodbye; `run` returns soon."""
-        self._closing = True
+        self._closing, self._goodbye = True, why
         self._wake.set()
 
     async def answer(self, part: ResponsePart) -> None:
@@ -139,11 +162,14 @@ class Stream:
 
     async def _live(self) -> None:
         self._hang_up = False
-        async with self.service.connect() as connection:
+        self._at = await self._route.next()
+        is_quick = self.keepalive.is_quick
+        async with self.service.connect(self._at, self.job, quick=is_quick) as connection:
+            await self._connect(connection)
             call = connection.stream()
             side: asyncio.Task[None] | None = None
             try:
-                await self._handshake(call)
+                await self._handshake(call, is_quick)
                 side = asyncio.create_task(self.side_task(connection))
                 reader = asyncio.create_task(self._read(call))
                 writer = asyncio.create_task(self._write(call))
@@ -172,7 +198,15 @@ class Stream:
                     side.cancel()
                     await asyncio.wait({side})
 
-    async def _handshake(self, call: StreamCall) -> None:
+    async def _connect(self, connection: Connection) -> None:
+        limit_s = _CONNECT_S if self._route.candidates > 1 else _HANDSHAKE_S
+        try:
+            async with asyncio.timeout(limit_s):
+                await connection.connected()
+        except TimeoutError:
+            raise ServiceUnavailable(f"no connection within {limit_s:g} s") from None
+
+    async def _handshake(self, call: StreamCall, is_quick: bool) -> None:
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
                 await call.write(encode_agent(self.hello()))
@@ -181,18 +215,47 @@ class Stream:
             raise ServiceUnavailable(f"no welcome within {_HANDSHAKE_S:g} s") from None
         if isinstance(event, Refusal):
             raise self._refused(event)
+        if isinstance(event, Redirect):
+            raise self._redirected(event)
         if not isinstance(event, Welcome):
             raise ServiceUnavailable(f"it began with {type(event).__name__} instead of a welcome")
+        await self._tune(call, event, is_quick)
+        self._route.welcomed(event.next)
         knows_nothing = event.instance != self._instance
         self._instance = event.instance
         self.dispatch.open(knows_nothing=knows_nothing)
         while not self._parts.empty():
             self._parts.get_nowait()  # answers to requests of a previous stream
         self._round_at = 0.0
-        self.stats.connected = True
+        self.connected = True
         self.stats.streams += 1
         self._unreachable = False
-        log.info("service %s (%s): connected", self.service, event.service_version)
+        of_job = "" if self.job is None else f", job {self.job}"
+        log.info("%s (%s): connected%s", self, event.service_version, of_job)
+
+    async def _tune(self, call: StreamCall, welcome: Welcome, is_quick: bool) -> None:
+        """Begin anew if the connection has another keepalive than it should have.
+
+        Raises:
+            _Again: it has.
+        """
+        self.keepalive.is_quick = 0 < welcome.keepalive_ms <= KEEPALIVE_MS
+        if self.keepalive.is_quick == is_quick or self._was_tuned:
+            return
+        self._was_tuned = True
+        self._route.again()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GOODBYE_S):
+                await call.write(encode_agent(Goodbye("connecting again, with another keepalive")))
+                await call.done_writing()
+                while isinstance(await call.read(), bytes):
+                    pass
+        raise _Again
+
+    def _redirected(self, redirect: Redirect) -> _Elsewhere:
+        self._route.redirected(redirect.address)
+        log.info("%s: redirects to %s: %s", self, redirect.address, redirect.reason)
+        return _Elsewhere(redirect.address)
 
     async def _next(self, call: StreamCall) -> ServiceEvent:
         data = await call.read()
@@ -209,11 +272,13 @@ class Stream:
                 case Request():
                     self.on_request(event)
                 case Resync():
-                    log.info("service %s: asks for a resync: %s", self.service, event.reason)
+                    log.info("%s: asks for a resync: %s", self, event.reason)
                     self.dispatch.resync()
                     self._wake.set()
                 case Refusal():
                     raise self._refused(event)
+                case Redirect():
+                    raise self._redirected(event)
                 case Welcome():
                     raise ServiceUnavailable("it sent two welcomes")
 
@@ -232,12 +297,13 @@ class Stream:
             if due:
                 self._round_at = now
             if self._closing:
-                await call.write(encode_agent(Goodbye("the agent stops")))
+                await call.write(encode_agent(Goodbye(self._goodbye)))
                 await call.done_writing()
                 return
             if self._hang_up:
                 raise ServiceUnavailable("the configuration was read again: connecting again")
             if self.dispatch.must_reopen:
+                self._route.again()
                 raise ServiceUnavailable("the stream has declared all it may: opening another")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), round_s)
@@ -254,6 +320,8 @@ class Stream:
             return ServiceUnavailable("the stream ended")
         if code is grpc.StatusCode.INVALID_ARGUMENT:  # overtook the Refusal of the same reason
             return self._refused(Refusal("status", details or "no reason given"))
+        if "too many pings" in details.lower():
+            self.keepalive.is_quick = False
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED) and details:
             return ServiceUnavailable(advice(details))
         why = f"{code.name.lower()}: {details}" if details else "the service closed it"
@@ -266,16 +334,16 @@ class Stream:
             self._refusals = 0
             dropped = self.outbox.clear()
             self.stats.dropped_rows["refused"] += dropped
-            log.warning("service %s: refuses a message: %d rows dropped", self.service, dropped)
+            log.warning("%s: refuses a message: %d rows dropped", self, dropped)
         return ServiceUnavailable(f"refused: {refusal.message}")
 
     def _log_lost(self, error: FrdError) -> None:
         """One line when the stream goes, and one when the service cannot be reached at first."""
-        if self.stats.connected or not self._unreachable:
+        if self.connected or not self._unreachable:
             log.warning(
-                "service %s: %s: %s: the agent keeps trying, and keeps %d rows until then",
-                self.service,
-                "connection lost" if self.stats.connected else "not reachable",
+                "%s: %s: %s: the agent keeps trying, and keeps %d rows until then",
+                self,
+                "connection lost" if self.connected else "not reachable",
                 error,
                 self.outbox.rows,
             )

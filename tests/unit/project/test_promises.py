@@ -28,11 +28,13 @@ from frd.service.metrics.table import METRICS
 from frd_agent.cli import cli as agent_cli
 from frd_agent.config import Config as AgentConfig
 from frd_agent.counters import Counters
-from frd_agent.memory import MemoryView, Samples
+from frd_agent.memory import MemoryView
 from frd_agent.memory.gpu.nvml import DeviceReading
 from frd_agent.metrics import AgentCollector
+from frd_agent.node_time import NodeTime
 from frd_agent.uplink.dictionary import Dictionary
-from frd_agent.uplink.outbox import Outbox
+from frd_agent.uplink.endpoint import Endpoint
+from frd_agent.uplink.uplinks import Limits, Uplinks
 from tests.world.http_api import Client as ApiClient
 from tests.world.http_api import Service, job_view
 
@@ -322,12 +324,15 @@ def agent_metrics() -> dict[str, tuple[str, ...]]:
     """What an agent exports, by exposed name."""
     stats = Counters(dumps=Counter({"fill": 1}))
     dictionary = Dictionary()
-    samples = Samples(1 << 20, dictionary.series_number)
+    uplinks = Uplinks(
+        *(Endpoint(("127.0.0.1:1",)), Limits(1, 1, 1), dictionary, stats, NodeTime(stats)),
+        hello=lambda: NotImplemented,
+        in_flight=lambda job: (),
+        on_request=lambda stream, request: None,
+    )
     kinds = [SeriesInfo(0, kind, "GPU-1") for kind in SeriesKind]
     view = MemoryView((DeviceReading("GPU-1", 1, 2, {}),), dict.fromkeys(kinds, 1))
-    collector = AgentCollector(
-        stats, Outbox(1000, 1 << 20), samples, lambda: view, lambda number: ("job", number)
-    )
+    collector = AgentCollector(stats, uplinks, lambda: view, lambda number: ("job", number))
     return {
         metric.name + ("_total" if metric.type == "counter" else ""): tuple(
             dict.fromkeys(

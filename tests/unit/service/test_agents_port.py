@@ -19,7 +19,7 @@ from frd.service.clocks.pings import Pings, raw_now
 from frd.service.clocks.real_time import RealTime
 from frd.service.servers import GrpcServer
 from frd_agent.config import load
-from frd_agent.uplink.endpoint import Endpoint
+from frd_agent.uplink.endpoint import Endpoint, Target
 
 
 async def test_a_stranger_does_not_fill_the_log(
@@ -80,7 +80,8 @@ async def test_an_agent_follows_no_proxy(monkeypatch: pytest.MonkeyPatch, tmp_pa
         for name in ("grpc_proxy", "https_proxy", "http_proxy"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{wrong.sockets[0].getsockname()[1]}")
         address = f"127.0.0.1:{right.sockets[0].getsockname()[1]}"
-        async with Endpoint(address, token_file=token).connect() as connection:
+        endpoint = Endpoint((address,), token_file=token)
+        async with endpoint.connect(Target(address), "job") as connection:
             stream = connection.stream()
             assert await asyncio.wait_for(received.get(), 30) == b"PRI * HTTP/2.0"
             stream.cancel()
@@ -91,8 +92,9 @@ async def test_an_empty_token_file(tmp_path: Path) -> None:
     """A mount that is not filled yet is an error that the agent repeats; it opens no stream."""
     token = tmp_path / "token"
     token.write_bytes(b"")
+    endpoint = Endpoint(("127.0.0.1:1",), token_file=token)
     with pytest.raises(ConfigError, match="token: no token: write it on the first line"):
-        async with Endpoint("127.0.0.1:1", token_file=token).connect():
+        async with endpoint.connect(Target("127.0.0.1:1"), None):
             raise AssertionError("a connection was opened")
 
 

@@ -33,6 +33,7 @@ class FormingRank:
         self._shared = shared
         attempt = shared.dictionary.forming_attempt(claim.attempt, claim.world_size, claim.run)
         self.number = shared.dictionary.rank(attempt, claim.info)
+        self.reports = shared.reports(attempt)
         self.stacks = _Stacks(process.pid)
         self.is_gone = False
         self._stage: Stage | None = None
@@ -50,7 +51,7 @@ class FormingRank:
     def learn(self, report: StageReport) -> None:
         """The tap has written another report."""
         self._stage = stage_of(report, self._shared)
-        self._shared.current.set_as_of(self.number, NodeRawNs(self._stage.as_of_ns))
+        self.reports.current.set_as_of(self.number, NodeRawNs(self._stage.as_of_ns))
         self.stacks.report = report
 
     def poll(self, now_ns: NodeRawNs) -> bool:
@@ -79,7 +80,7 @@ class FormingRank:
         status = RankStatus(
             *(self.number, self._state, self._since_ns, detail), as_of_ns=now_ns, stage=stage
         )
-        self._shared.current.set_status(status)
+        self.reports.current.set_status(status)
 
     def exited(self, record: ExitRecord | None, now_ns: NodeRawNs) -> None:
         """The process is gone. How it ended is text: no rank is lost that has never been one."""
@@ -91,7 +92,7 @@ class FormingRank:
         """It does not become this rank, from `since_ns` on."""
         self.is_gone = True
         self._report(RankState.FINISHED, now_ns, why, since_ns)
-        self._shared.wake()
+        self.reports.wake()
 
     def give_way(self, rank: Rank, now_ns: NodeRawNs) -> bool:
         """Its process is `rank` from now on; False if that is another rank than it claimed."""
@@ -104,8 +105,7 @@ class FormingRank:
         return False
 
     def forget(self) -> None:
-        self._shared.current.forget(self.number)
-        self._shared.outbox.forget(self.number)
+        self.reports.forget(self.number)
 
 
 def stage_of(report: StageReport, shared: RankContext) -> Stage:

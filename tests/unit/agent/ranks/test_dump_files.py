@@ -107,16 +107,16 @@ def test_a_rank_without_a_tap_is_reported_from_its_file(tmp_path: Path) -> None:
     watch._take(file)
     (rank,) = watch.ranks
     assert watch.files_of(rank.number) == [file]
-    assert common.outbox.rows == 3
+    assert common.reports(0).outbox.rows == 3
     assert common.dictionary.groups[0].info.ranks == (0, 1)
-    statuses = common.current.next_statuses()
+    statuses = common.reports(0).current.next_statuses()
     assert statuses is not None
     (status,) = statuses.statuses
     assert (status.state, status.detail) == (
         RankState.LIVE,
         "known from rank_1 only: it runs without a tap",
     )
-    watermarks = common.current.next_watermarks()
+    watermarks = common.reports(0).current.next_watermarks()
     assert watermarks is not None
     assert watermarks.columns.enqueued.tolist() == [3]
     assert watermarks.columns.completed.tolist() == [0]
@@ -143,12 +143,12 @@ def test_a_file_server_may_have_another_clock(tmp_path: Path, ahead_s: int) -> N
     files.changed()
     watch = DumpWatch(files, Roster(tmp_path, common), common, "dumps", "node", "boot")
     watch._take(files.read(path))
-    assert common.outbox.rows == 3
-    statuses = common.current.next_statuses()
+    assert common.reports(0).outbox.rows == 3
+    statuses = common.reports(0).current.next_statuses()
     assert statuses is not None
     newest, now = common.time.one_to_raw(now_ns), common.time.now()
     assert newest - S // 1_000 <= statuses.statuses[0].as_of_ns <= now
-    watermarks = common.current.next_watermarks()
+    watermarks = common.reports(0).current.next_watermarks()
     assert watermarks is not None
     assert newest - S // 1_000 <= watermarks.columns.as_of_ns[0] <= now
 
@@ -201,7 +201,7 @@ def test_sends_in_two_files_of_a_rank_are_one_channel(tmp_path: Path) -> None:
         path.write_bytes(write_pickle(dump([entry]), {"0": ("", (0, 1))}))
         files.changed()
         watch._take(files.read(path))
-    channels = [*iter(common.current.next_channels, None)]
+    channels = [*iter(common.reports(0).current.next_channels, None)]
     assert [one.in_flight.tolist() for one in channels] == [[2]]
     ((head_ns,),) = [one.head_created_ns.tolist() for one in channels]
     assert abs(head_ns - common.time.one_to_raw(NodeNs(now_ns - S))) < S // 1_000

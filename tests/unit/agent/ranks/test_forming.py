@@ -120,7 +120,7 @@ class Node:
 
     def statuses(self) -> dict[int, RankStatus]:
         """What is new to the service, by the agent's number."""
-        found = self.common.current.next_statuses()
+        found = self.common.reports(0).current.next_statuses()
         return {} if found is None else {status.rank: status for status in found.statuses}
 
 
@@ -294,7 +294,7 @@ def test_a_process_ends_before_it_is_a_rank(node: Node) -> None:
     assert status.at_ns < status.as_of_ns > before.as_of_ns
     assert not (node.run_dir / f"{TOKEN}.stage").exists()
     node.roster.clear(NodeRawNs(raw_now() + 61 * S))
-    node.common.current.rewind()
+    node.common.reports(0).current.rewind()
     assert node.statuses() == {}
 
 

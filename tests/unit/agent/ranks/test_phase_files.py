@@ -147,7 +147,9 @@ def test_a_rank_sends_its_phases_once_a_round(tmp_path: Path) -> None:
     roster = Roster(tmp_path, common)
     (rank,) = roster.update(raw_now())
     samples = Samples(1_000_000, common.dictionary.series_number)
-    dispatch = Dispatch(common.dictionary, common.outbox, common.current, samples, lambda: ())
+    dispatch = Dispatch(
+        common.dictionary, common.reports(0).outbox, common.reports(0).current, samples, lambda: ()
+    )
     dispatch.open(knows_nothing=True)
 
     def sent(*, due: bool) -> list[AgentEvent]:
@@ -179,9 +181,9 @@ def test_a_rank_sends_its_phases_once_a_round(tmp_path: Path) -> None:
     for event in again:
         if not isinstance(event, Watermarks):  # which the stream stamps
             decoder.decode(encode_agent(event))
-    common.current.forget(rank.number)
+    common.reports(0).current.forget(rank.number)
     dispatch.open(knows_nothing=True)
-    assert common.current.next_statuses() is None
+    assert common.reports(0).current.next_statuses() is None
     roster.close()
 
 
@@ -194,9 +196,9 @@ def test_the_phases_of_many_ranks_fit_into_messages(tmp_path: Path) -> None:
     known.read()
     assert known.spans is not None
     for number in range(200):
-        common.current.set_phases(RankPhases(number, known.spans))
+        common.reports(0).current.set_phases(RankPhases(number, known.spans))
     sent: list[int] = []
-    while (message := common.current.next_phases()) is not None:
+    while (message := common.reports(0).current.next_phases()) is not None:
         assert len(encode_agent(message)) < MAX_MESSAGE_BYTES
         sent += [one.rank for one in message.phases]
     assert sent == list(range(200))
@@ -213,7 +215,7 @@ def test_the_last_phases_of_a_rank_that_ended(tmp_path: Path) -> None:
     at_ns = time.time_ns()
     phases = write(tmp_path, entry(since_ns=at_ns - S, until_ns=at_ns))
     roster.end(rank, raw_now())
-    sent = common.current.next_phases()
+    sent = common.reports(0).current.next_phases()
     assert sent is not None
     ((found,),) = [one.spans for one in sent.phases]
     assert sent.phases[0] == RankPhases(rank.number, (found,))

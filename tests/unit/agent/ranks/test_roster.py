@@ -26,8 +26,8 @@ def test_files_of_an_old_job_are_removed_and_not_reported(tmp_path: Path) -> Non
     common = shared()
     assert Roster(tmp_path, common).update(common.time.now()) == []
     assert not path.exists()
-    assert common.current.next_watermarks() is None
-    assert common.current.next_statuses() is None
+    assert common.reports(0).current.next_watermarks() is None
+    assert common.reports(0).current.next_statuses() is None
 
 
 def test_a_rank_that_cannot_be_read_is_not_dead(tmp_path: Path) -> None:
@@ -53,11 +53,10 @@ def test_files_stay_until_the_end_must_have_been_received(tmp_path: Path) -> Non
     path = tmp_path / f"{TOKEN}.json"
     path.write_text(json.dumps(identity(pid=2**22 + 1, socket=None)))
     common = shared()
-    common.stats.connected = True
     roster, now_ns = Roster(tmp_path, common), raw_now()
     (rank,) = roster.update(NodeRawNs(now_ns))
     roster.end(rank, NodeRawNs(now_ns))
-    while common.current.next_statuses() is not None:
+    while common.reports(0).current.next_statuses() is not None:
         pass
     roster.clear(NodeRawNs(now_ns + 45 * 10**9))
     assert path.exists()
@@ -88,7 +87,7 @@ def test_the_end_of_a_rank_is_reported_unless_its_own_run_goes_on(tmp_path: Path
         (later,) = roster.update(NodeRawNs(now_ns))
         assert later.process.was_alive
         roster.end(former, NodeRawNs(now_ns))
-        statuses = common.current.next_statuses()
+        statuses = common.reports(0).current.next_statuses()
         ranks = {status.rank for status in statuses.statuses} if statuses is not None else set()
         assert (former.number in ranks) == is_reported
         assert (former in roster) == is_reported

@@ -17,7 +17,8 @@ from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.endpoint import Connection, Endpoint
 from frd_agent.uplink.outbox import Outbox
-from frd_agent.uplink.stream import Backoff, Stream
+from frd_agent.uplink.route import Backoff
+from frd_agent.uplink.stream import Stream
 from tests.world.collector import Collector, serving
 from tests.world.daemons import async_until
 
@@ -31,6 +32,7 @@ def stream_to(endpoint: Endpoint, stats: Counters, backoff: Backoff) -> Stream:
     current, samples = CurrentState(dictionary.attempt_of), Samples(1, dictionary.series_number)
     return Stream(
         service=endpoint,
+        job="train",
         hello=lambda: Hello(PROTOCOL, "0", "node", "boot", "session", NodeNs(1), NodeRawNs(1)),
         dispatch=Dispatch(dictionary, outbox, current, samples, lambda: []),
         outbox=outbox,
@@ -56,15 +58,15 @@ async def test_a_credential_file_that_cannot_be_read_is_tried_again(
         tries += 1
         return 0.001
 
-    endpoint = Endpoint(service.address, token_file=token)
+    endpoint = Endpoint((service.address,), token_file=token)
     stream = stream_to(endpoint, stats, Backoff(count))
     async with serving(service):
         running = asyncio.create_task(stream.run())
         await async_until(lambda: tries > 3, "several tries")
-        assert not stats.connected
+        assert not stream.connected
         assert not service.hellos
         token.write_text("secret\n")
-        await async_until(lambda: stats.connected, "the connection")
+        await async_until(lambda: stream.connected, "the connection")
         assert service.context is not None
         metadata = dict(service.context.invocation_metadata() or ())
         assert metadata["authorization"] == "Bearer secret"

@@ -1,0 +1,245 @@
+"""The streams of an agent: one for each job of its node.
+
+Two jobs may belong to two processes of the service, so each job has its own stream, queues and
+pings. The numbers of ranks, and the session, are those of the agent. The bounds on what waits hold
+for the node: its jobs share them equally, so that a job that sends much, or whose service is out of
+reach, cannot displace the rows of another one.
+
+An agent that knows no rank keeps one stream without a job: it shows that the agent is there and
+that its credentials work. It ends when a job's stream has been welcomed. A job's stream stays for
+an hour after the agent has forgotten its last rank, which is 15 minutes after that has ended: the
+job may go on elsewhere for as long as its time-outs, and the service expects every agent of a
+running job to report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from frd.model import EntryColumns
+from frd.wire.clock import ClockHello
+from frd.wire.messages import Hello, Request
+from frd_agent.counters import Counters
+from frd_agent.memory import NodeSamples, Samples
+from frd_agent.node_time import NodeTime
+from frd_agent.uplink.current_state import CurrentState
+from frd_agent.uplink.dictionary import Dictionary
+from frd_agent.uplink.dispatch import Dispatch
+from frd_agent.uplink.endpoint import Endpoint
+from frd_agent.uplink.node_clock import Clock
+from frd_agent.uplink.outbox import Outbox
+from frd_agent.uplink.reports import Reports
+from frd_agent.uplink.stream import Keepalive, Stream
+
+LINGER_S: Final = 3600.0
+MAX_LINGERING: Final = 8
+"""Streams of jobs without ranks: a node may run many short jobs one after the other."""
+_GOODBYE_S: Final = 5.0
+"""Time limit for sending what is left at the end, if a service is connected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may wait for the service, of all jobs together."""
+
+    outbox_rows: int
+    outbox_bytes: int
+    memory_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class Uplink:
+    """A stream, and what it sends. Without a job there is nothing to send."""
+
+    reports: Reports
+    dispatch: Dispatch
+    stream: Stream
+    clock: Clock
+    left_at_s: float | None = None
+    """When the agent knew no rank of the job any more."""
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def start(self) -> None:
+        work = self.stream.run(), self.clock.watch()
+        self.tasks = [asyncio.create_task(one) for one in work]
+
+    async def end(self, why: str) -> None:
+        """Send what is left, and a goodbye, if the service is connected."""
+        run, watch = self.tasks
+        watch.cancel()
+        self.stream.close(why)
+        await asyncio.wait({run}, timeout=_GOODBYE_S if self.stream.connected else 0.0)
+        run.cancel()
+        await asyncio.wait({run, watch})
+
+
+class Uplinks:
+    def __init__(
+        self,
+        service: Endpoint,
+        limits: Limits,
+        dictionary: Dictionary,
+        stats: Counters,
+        node_time: NodeTime,
+        *,
+        hello: Callable[[], Hello],
+        in_flight: Callable[[str], Iterable[EntryColumns]],
+        on_request: Callable[[Stream, Request], None],
+    ) -> None:
+        """`in_flight` gives the open collectives of every rank of a job, JOINED flags set."""
+        self.samples = NodeSamples(self._job_of, dictionary.attempt_of)
+        self._service = service
+        self._limits = limits
+        self._dictionary = dictionary
+        self._stats = stats
+        self._time = node_time
+        self._hello = hello
+        self._in_flight = in_flight
+        self._on_request = on_request
+        self._keepalive = Keepalive()
+        self._jobs: dict[str, Uplink] = {}
+        self._idle: Uplink | None = None
+        """The stream without a job."""
+        self._ending: set[asyncio.Task[None]] = set()
+        self._dropped_before = (0, 0)
+        """Rows and samples that jobs without an uplink had dropped."""
+
+    def __iter__(self) -> Iterator[Uplink]:
+        jobs = list(self._jobs.values())  # also for the thread that serves /metrics
+        return iter(jobs if self._idle is None else [*jobs, self._idle])
+
+    # -- jobs ----------------------------------------------------------------------------------
+
+    def reports(self, attempt: int) -> Reports:
+        """Where ranks of an attempt, by its number, report; opens the job's stream if need be."""
+        job = self._job_of(attempt)
+        known = self._jobs.get(job)
+        if known is None:
+            known = self._jobs[job] = self._make(job)
+            self._share()
+            known.start()
+        known.left_at_s = None
+        return known.reports
+
+    def settle(self, jobs: Collection[str], now_s: float) -> None:
+        """Open and end streams; the agent knows ranks of `jobs`, and of no others."""
+        for job, uplink in self._jobs.items():
+            if job in jobs:
+                uplink.left_at_s = None
+            elif uplink.left_at_s is None:
+                uplink.left_at_s = now_s
+        left = [
+            (one.left_at_s, job) for job, one in self._jobs.items() if one.left_at_s is not None
+        ]
+        left.sort(reverse=True)
+        for at_s, job in left[:MAX_LINGERING]:
+            if now_s - at_s > LINGER_S:
+                self._drop(job)
+        for _, job in left[MAX_LINGERING:]:
+            self._drop(job)
+        if not self._jobs and self._idle is None:
+            self._idle = self._make(None)
+            self._idle.start()
+        if self._idle is not None and any(one.stream.connected for one in self._jobs.values()):
+            self._end(self._idle, "its jobs have streams of their own")
+            self._idle = None
+
+    def _job_of(self, attempt: int) -> str:
+        return self._dictionary.attempts[attempt].key.job
+
+    def _make(self, job: str | None) -> Uplink:
+        dictionary, limits, name = self._dictionary, self._limits, job or ""
+        outbox = Outbox(limits.outbox_rows, limits.outbox_bytes)
+        current = CurrentState(dictionary.attempt_of)
+        samples = Samples(limits.memory_bytes, dictionary.series_number)
+        hello = self._hello()
+        clock = Clock(ClockHello(hello.boot_id, hello.session), self._stats, self._time)
+        dispatch = Dispatch(
+            *(dictionary, outbox, current, samples),
+            lambda: () if job is None else self._in_flight(name),
+            lambda: [uplink.dispatch for uplink in self],
+        )
+        stream = Stream(
+            service=self._service,
+            job=job,
+            hello=self._hello,
+            dispatch=dispatch,
+            outbox=outbox,
+            stats=self._stats,
+            on_request=lambda request: self._on_request(stream, request),
+            stamp=clock.stamp,
+            side_task=clock.ping,
+            keepalive=self._keepalive,
+        )
+        reports = Reports(name, outbox, current, samples, stream.wake, lambda: stream.connected)
+        return Uplink(reports, dispatch, stream, clock)
+
+    def _share(self) -> None:
+        """The bounds, among the jobs."""
+        count, limits = max(len(self._jobs), 1), self._limits
+        for uplink in self._jobs.values():
+            uplink.reports.outbox.limit(limits.outbox_rows // count, limits.outbox_bytes // count)
+            uplink.reports.samples.limit(limits.memory_bytes // count)
+        self.samples.use({job: uplink.reports.samples for job, uplink in self._jobs.items()})
+
+    def _drop(self, job: str) -> None:
+        uplink = self._jobs.pop(job)
+        rows, samples = self._dropped_before
+        self._dropped_before = (
+            rows + uplink.reports.outbox.dropped_total,
+            samples + uplink.reports.samples.dropped,
+        )
+        self._share()
+        self._end(uplink, "the job is over")
+
+    def _end(self, uplink: Uplink, why: str) -> None:
+        task = asyncio.create_task(uplink.end(why))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    # -- all of them ---------------------------------------------------------------------------
+
+    def wake(self, *, always: bool = True) -> None:
+        """Send what there is; with `always` false only if it should not wait."""
+        for uplink in self:
+            if always or uplink.reports.has_news:
+                uplink.stream.wake()
+
+    def redial(self, service: Endpoint) -> None:
+        self._service = service
+        for uplink in self:
+            uplink.stream.redial(service)
+
+    def cancel(self) -> None:
+        """Nothing more is sent."""
+        for task in (*(task for uplink in self for task in uplink.tasks), *self._ending):
+            task.cancel()
+
+    async def close(self) -> None:
+        """Say goodbye on all streams."""
+        for uplink in self:
+            self._end(uplink, "the agent stops")
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    # -- for metrics, from any thread ----------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        """Every stream is up."""
+        return all(uplink.stream.connected for uplink in self)
+
+    @property
+    def outbox_rows(self) -> int:
+        return sum(uplink.reports.outbox.rows for uplink in self)
+
+    @property
+    def dropped_rows(self) -> int:
+        return self._dropped_before[0] + sum(one.reports.outbox.dropped_total for one in self)
+
+    @property
+    def dropped_samples(self) -> int:
+        return self._dropped_before[1] + sum(one.reports.samples.dropped for one in self)
