@@ -19,7 +19,7 @@ from frd.model import (
     RankStatus,
     SeriesInfo,
 )
-from frd.rpc import SERVER_OPTIONS, Context, collector
+from frd.rpc import MIN_PING_MS, SERVER_OPTIONS, Context, collector, job_of
 from frd.wire.clock import ClockEvent, Ping, decode_clock, encode_pong
 from frd.wire.decode import Decoder
 from frd.wire.encode import encode_service
@@ -49,6 +49,8 @@ class Collector:
         self.address = address or free_address()
         self.refuse = refuse
         self.hellos: list[Hello] = []
+        self.jobs: list[str | None] = []
+        """Of each stream, from its metadata."""
         self.ranks: list[RankInfo] = []
         """By index of the present stream."""
         self.rows: list[EntryColumns] = []
@@ -70,11 +72,14 @@ class Collector:
     async def handle(self, _: AsyncIterator[bytes], context: Context) -> None:
         decoder = Decoder()
         self.context = context
+        self.jobs.append(job_of(context.invocation_metadata()))
         while isinstance(data := await context.read(), bytes):
             event = decoder.decode(data)
             if isinstance(event, Hello):
                 self.ranks, self.series = [], []
-                welcome = Welcome(PROTOCOL, "test", f"{id(self)}", 1 << 24)
+                welcome = Welcome(
+                    PROTOCOL, "test", f"{id(self)}", 1 << 24, keepalive_ms=MIN_PING_MS
+                )
                 await context.write(encode_service(welcome))
             if isinstance(event, EntryColumns) and self.refuse:
                 self.refuse -= 1

@@ -1,7 +1,7 @@
 """Streams to the service: what is sent, in which order, and what waits for acknowledgement.
 
 `uplinks` opens a stream for each job. `stream` does the I/O, `route` decides where and when it
-connects, `dispatch` what to send next. `outbox` keeps rows until acknowledged, `current_state` the rest;
-ranks reach both by `reports`. `dictionary` numbers what rows refer to, `stream_indexes` translates
-the numbers for one stream.
+connects, `dispatch` what to send next. `outbox` keeps rows until acknowledged, `current_state` the
+rest; ranks reach both by `reports`. `dictionary` numbers what rows refer to, `stream_indexes`
+translates the numbers for one stream.
 """

@@ -160,7 +160,7 @@ def advice(details: str) -> str:
             "the server there is no gRPC server: name the address of `frd serve --grpc` "
             "(by default port 9373), not that of --http, and no proxy for HTTP/1"
         )
-    if "handshake" in reason or "ssl" in reason:
+    if any(word in reason for word in ("handshake", "ssl", "verification")):
         return (
             f"TLS: {why}: does the service speak TLS (tls.cert_file), and is the agent's "
             "tls_ca_file that of its certificate?"

@@ -122,7 +122,7 @@ class Stream:
             except FrdError as error:
                 self._log_lost(error)
             except Exception:
-                log.exception("%s: unexpected error", self)
+                log.exception("%s: unexpected error", str(self))
             finally:
                 self.connected = False
                 if time.monotonic() - began > PROVEN_S:
@@ -231,7 +231,7 @@ class Stream:
         self.stats.streams += 1
         self._unreachable = False
         of_job = "" if self.job is None else f", job {self.job}"
-        log.info("%s (%s): connected%s", self, event.service_version, of_job)
+        log.info("%s (%s): connected%s", str(self), event.service_version, of_job)
 
     async def _tune(self, call: StreamCall, welcome: Welcome, is_quick: bool) -> None:
         """Begin anew if the connection has another keepalive than it should have.
@@ -254,7 +254,7 @@ class Stream:
 
     def _redirected(self, redirect: Redirect) -> _Elsewhere:
         self._route.redirected(redirect.address)
-        log.info("%s: redirects to %s: %s", self, redirect.address, redirect.reason)
+        log.info("%s: redirects to %s: %s", str(self), redirect.address, redirect.reason)
         return _Elsewhere(redirect.address)
 
     async def _next(self, call: StreamCall) -> ServiceEvent:
@@ -272,7 +272,7 @@ class Stream:
                 case Request():
                     self.on_request(event)
                 case Resync():
-                    log.info("%s: asks for a resync: %s", self, event.reason)
+                    log.info("%s: asks for a resync: %s", str(self), event.reason)
                     self.dispatch.resync()
                     self._wake.set()
                 case Refusal():
@@ -334,7 +334,7 @@ class Stream:
             self._refusals = 0
             dropped = self.outbox.clear()
             self.stats.dropped_rows["refused"] += dropped
-            log.warning("%s: refuses a message: %d rows dropped", self, dropped)
+            log.warning("%s: refuses a message: %d rows dropped", str(self), dropped)
         return ServiceUnavailable(f"refused: {refusal.message}")
 
     def _log_lost(self, error: FrdError) -> None:
@@ -342,7 +342,7 @@ class Stream:
         if self.connected or not self._unreachable:
             log.warning(
                 "%s: %s: %s: the agent keeps trying, and keeps %d rows until then",
-                self,
+                str(self),
                 "connection lost" if self.connected else "not reachable",
                 error,
                 self.outbox.rows,

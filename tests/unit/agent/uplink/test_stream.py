@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import cycle, repeat
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from frd.model import NodeNs, NodeRawNs
-from frd.wire.messages import PROTOCOL, Hello
+from frd.wire.messages import PROTOCOL, Goodbye, Hello, Redirect
 from frd_agent.counters import Counters
 from frd_agent.memory import Samples
+from frd_agent.uplink import stream as module
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.dispatch import Dispatch
-from frd_agent.uplink.endpoint import Connection, Endpoint
+from frd_agent.uplink.endpoint import Connection, Endpoint, Target
 from frd_agent.uplink.outbox import Outbox
-from frd_agent.uplink.route import Backoff
+from frd_agent.uplink.route import MAX_REDIRECTS, Backoff, Resolve, Route, resolve
 from frd_agent.uplink.stream import Stream
+from tests.world import replicas
+from tests.world.certs import Authority
 from tests.world.collector import Collector, serving
-from tests.world.daemons import async_until
+from tests.world.daemons import async_until, free_address
+from tests.world.replicas import Replica
 
 
 async def no_pings(_: Connection) -> None:
@@ -78,3 +88,195 @@ async def test_a_credential_file_that_cannot_be_read_is_tried_again(
         "No such file or directory: name a file that can be read: "
         "the agent keeps trying, and keeps 0 rows until then"
     ]
+
+
+# -- several processes of the service --------------------------------------------------------------
+
+
+@asynccontextmanager
+async def running(
+    *addresses: str, resolve: Resolve = resolve, **options: Any
+) -> AsyncIterator[Stream]:
+    """A stream of job train that begins at the first address."""
+    endpoint = Endpoint(addresses, **options)
+    stream = stream_to(endpoint, Counters(), Backoff(lambda low, high: 0.001))
+    stream._route = Route(endpoint, resolve, lambda count: 0)
+    task = asyncio.create_task(stream.run())
+    try:
+        yield stream
+    finally:
+        stream.close()
+        await asyncio.wait({task}, timeout=1.0)
+        task.cancel()
+
+
+async def test_a_redirect_leads_to_the_owner(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One process redirects to another on this machine: the stream opens there with the same job
+    and token, and nothing is reported as lost."""
+    caplog.set_level(logging.INFO)
+    owner = Replica()
+    other = Replica(redirect_to=owner.address)
+    token = tmp_path / "token"
+    token.write_text("secret")
+    async with (
+        replicas.serving(owner, other),
+        running(other.address, token_file=token) as stream,
+    ):
+        await async_until(lambda: stream.connected, "the welcome")
+        assert owner.jobs == other.jobs == ["train"]
+        assert owner.tokens == other.tokens == ["Bearer secret"]
+    lines = [one.getMessage() for one in caplog.records if one.name == module.__name__]
+    assert lines == [
+        f"service {other.address}: redirects to {owner.address}: another has the job",
+        f"service {owner.address} (test): connected, job train",
+    ]
+
+
+async def test_the_owner_hands_the_job_over() -> None:
+    """A redirect comes on a welcomed stream: the agent opens the next one at the new owner."""
+    one, two = Replica(), Replica()
+    async with replicas.serving(one, two), running(one.address) as stream:
+        await async_until(lambda: one.open, "the first welcome")
+        await one.send(Redirect(two.address, "one stops"))
+        await async_until(lambda: two.open and stream.connected, "the second welcome")
+        assert (one.hellos, two.hellos) == (1, 1)
+
+
+async def test_two_that_redirect_to_each_other(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither has the job: after three redirects that is a failure, and the agent begins again,
+    after a delay, until one of them welcomes it."""
+    one, two = Replica(), Replica()
+    one.redirect_to, two.redirect_to = two.address, one.address
+    async with replicas.serving(one, two), running(one.address) as stream:
+        await async_until(lambda: one.hellos + two.hellos > 2 * MAX_REDIRECTS, "two failures")
+        assert not stream.connected
+        one.redirect_to = ""
+        await async_until(lambda: stream.connected, "the welcome")
+    (warning,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert f"after {MAX_REDIRECTS} redirects" in warning.getMessage()
+
+
+async def test_a_redirect_out_of_this_machine_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process on this machine redirects to another machine, where the token would go unencrypted:
+    one line says so, the agent stays, and is welcomed once the process has the job."""
+    token = tmp_path / "token"
+    token.write_text("secret")
+    replica = Replica(redirect_to="frd.invalid:9373")
+    async with replicas.serving(replica), running(replica.address, token_file=token) as stream:
+        await async_until(lambda: replica.hellos > 3, "several tries")
+        replica.redirect_to = ""
+        await async_until(lambda: stream.connected, "the welcome")
+    refused = [one.getMessage() for one in caplog.records if "refused" in one.getMessage()]
+    assert refused[0] == (
+        f"service {replica.address}: redirect: frd.invalid:9373: refused: the connection would "
+        "leave this machine unencrypted: set tls_ca_file or tls = true, or accept it with "
+        "insecure = true"
+    )
+    assert len(refused) == 2  # and that the service cannot be reached, which is said once, too
+
+
+async def test_the_second_choice_of_the_welcome_is_first_when_the_stream_breaks() -> None:
+    """The owner names its successor and goes: the agent is there before it tries others."""
+    successor, other = Replica(), Replica()
+    owner = Replica(following=successor.address)
+    async with replicas.serving(successor, other), AsyncExitStack() as until_then:
+        await until_then.enter_async_context(replicas.serving(owner))
+        async with running(owner.address, other.address) as stream:
+            await async_until(lambda: stream.connected, "the owner")
+            await until_then.aclose()
+            await async_until(lambda: successor.open, "the successor")
+            assert other.hellos == 0
+
+
+async def test_a_successor_that_is_not_ready_lets_the_agent_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It welcomes the agent later than another address would be tried: the agent stays there."""
+    monkeypatch.setattr(module, "_CONNECT_S", 0.3)
+    successor, other = Replica(), Replica()
+    successor.welcome_after_s = 0.6
+    async with (
+        replicas.serving(successor, other),
+        running(successor.address, other.address) as stream,
+    ):
+        await async_until(lambda: stream.connected, "the welcome")
+        assert (successor.hellos, other.hellos) == (1, 0)
+    assert module._HANDSHAKE_S > 10
+
+
+async def test_an_address_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A dead machine's address is left after a short time for the next one, and so is one where
+    nothing listens."""
+    monkeypatch.setattr(module, "_CONNECT_S", 0.5)
+    alive = Replica()
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, in the kernel, and is silent
+        dead = f"127.0.0.1:{silent.getsockname()[1]}"
+        async with (
+            replicas.serving(alive),
+            running(dead, free_address(), alive.address) as stream,
+        ):
+            await async_until(lambda: stream.connected, "the third address")
+    (warning,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert f"service {dead}: not reachable: no connection within 0.5 s" in warning
+
+
+async def test_a_name_is_verified_at_each_of_its_addresses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TLS: the certificate is one for the name, and the agent dials one of its addresses."""
+    authority = Authority(tmp_path)
+    files = authority.issue("service", "frd.example")
+    credentials = grpc.ssl_server_credentials([(files.key.read_bytes(), files.cert.read_bytes())])
+    replica = Replica()
+
+    async def resolve(address: str) -> list[Target]:
+        return [Target(replica.address, "other.example"), Target(replica.address, "frd.example")]
+
+    async with (
+        replicas.serving(replica, credentials=credentials),
+        running("frd.example:9373", resolve=resolve, tls=True, ca_file=authority.ca) as stream,
+    ):
+        await async_until(lambda: stream.connected, "the welcome")
+    (warning,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert f"service {replica.address} (other.example): not reachable: TLS: " in warning
+
+
+# -- keepalive ---------------------------------------------------------------------------------
+
+
+async def test_an_older_service_gets_fewer_pings(caplog: pytest.LogCaptureFixture) -> None:
+    """A service of an earlier release does not say how often pings may come: the agent says goodbye
+    at once and connects with few pings, and so it does afterwards. When the service has been
+    upgraded, the agent connects anew with more."""
+    caplog.set_level(logging.INFO)
+    service = Replica()
+    service.keepalives = repeat(0)
+    async with replicas.serving(service), running(service.address) as stream:
+        await async_until(lambda: stream.connected, "the welcome")
+        assert service.hellos == 2
+        assert isinstance(service.streams[0][-1], Goodbye)
+        assert not stream.keepalive.is_quick
+        stream._was_tuned = False  # as after a few seconds
+        await service.send(Redirect(service.address, "again"))
+        await async_until(lambda: service.hellos == 3 and stream.connected, "a third stream")
+        service.keepalives = repeat(3000)
+        await service.send(Redirect(service.address, "again"))
+        await async_until(lambda: service.hellos == 5 and stream.connected, "a fifth stream")
+        assert stream.keepalive.is_quick
+    assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+async def test_releases_that_take_turns_do_not_keep_the_agent_busy() -> None:
+    """Behind one address are processes of two releases: the agent connects anew once, not for
+    ever."""
+    service = Replica()
+    service.keepalives = cycle((0, 3000))
+    async with replicas.serving(service), running(service.address) as stream:
+        await async_until(lambda: stream.connected, "the welcome")
+        assert service.hellos == 2

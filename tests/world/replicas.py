@@ -1,0 +1,92 @@
+"""Processes of a replicated service as an agent's stream meets them, scripted: they welcome at once
+or late, redirect, and end streams."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from frd.rpc import MIN_PING_MS, SERVER_OPTIONS, Context, collector, job_of
+from frd.wire.decode import Decoder
+from frd.wire.encode import encode_service
+from frd.wire.messages import PROTOCOL, AgentEvent, Hello, Redirect, ServiceEvent, Welcome
+from tests.world.daemons import free_address
+
+
+class Replica:
+    """It welcomes streams, unless `redirect_to` says where else to go."""
+
+    def __init__(self, *, redirect_to: str = "", following: str = "") -> None:
+        self.address = free_address()
+        self.redirect_to = redirect_to
+        self.following = following
+        self.keepalives: Iterator[int] = itertools.repeat(MIN_PING_MS)
+        """`Welcome.keepalive_ms` of each stream."""
+        self.welcome_after_s = 0.0
+        self.streams: list[list[AgentEvent]] = []
+        """The messages of each stream."""
+        self.jobs: list[str | None] = []
+        self.tokens: list[str] = []
+        self.open: list[Context] = []
+        """Welcomed streams."""
+
+    @property
+    def hellos(self) -> int:
+        return len(self.streams)
+
+    async def send(self, event: ServiceEvent) -> None:
+        """On the last stream that is open."""
+        await self.open[-1].write(encode_service(event))
+
+    async def handle(self, _: AsyncIterator[bytes], context: Context) -> None:
+        decoder, events = Decoder(), list[AgentEvent]()
+        metadata = dict(context.invocation_metadata() or ())
+        self.streams.append(events)
+        self.jobs.append(job_of(context.invocation_metadata()))
+        self.tokens.append(str(metadata.get("authorization", "")))
+        while isinstance(data := await context.read(), bytes):
+            event = decoder.decode(data)
+            events.append(event)
+            if not isinstance(event, Hello):
+                continue
+            if self.redirect_to:
+                redirect = Redirect(self.redirect_to, "another has the job")
+                await context.write(encode_service(redirect))
+                return
+            await asyncio.sleep(self.welcome_after_s)
+            welcome = Welcome(
+                *(PROTOCOL, "test", str(id(self)), 1 << 24), self.following, next(self.keepalives)
+            )
+            await context.write(encode_service(welcome))
+            self.open.append(context)
+        if context in self.open:
+            self.open.remove(context)
+
+    async def clock(self, _: AsyncIterator[bytes], context: Context) -> None:
+        while isinstance(await context.read(), bytes):
+            pass
+
+
+@asynccontextmanager
+async def serving(
+    *replicas: Replica,
+    options: Sequence[tuple[str, Any]] = SERVER_OPTIONS,
+    credentials: grpc.ServerCredentials | None = None,
+) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        for replica in replicas:
+            server = grpc.aio.server(options=options)
+            server.add_generic_rpc_handlers((collector(replica.handle, replica.clock),))
+            if credentials is None:
+                assert server.add_insecure_port(replica.address)
+            else:
+                assert server.add_secure_port(replica.address, credentials)
+            await server.start()
+            stack.push_async_callback(server.stop, None)
+        yield
