@@ -26,12 +26,13 @@ from frd.engine.policy import Policy
 from frd.engine.state import snapshot_parts, status_view, watermarks
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.entry_batch import EntryBatch, EntryRows, is_empty
+from frd.engine.state.lazy import once
 from frd.engine.state.phases import PhasesAt
 from frd.engine.state.session_clocks import SessionClocks
 from frd.engine.state.snapshot import Snapshot, StallTable
 from frd.engine.state.tables import STATES
 from frd.engine.state.watermarks import WatermarkRows
-from frd.engine.tick import Tick, once
+from frd.engine.tick import Tick
 from frd.engine.views import AttemptView
 from frd.errors import WireError
 from frd.model import (
@@ -278,7 +279,7 @@ class Attempt:
             lost_at = status.as_of_ns or ranks.to_node(rank, now)
             ranks.gap_at[rank] = max(ranks.gap_at[rank], lost_at)
             self.gap_entries += lost
-        ranks.statuses[rank] = status
+        ranks.set_status(status)
         self.tables.unrecorded.observe_stage(status)
         self._observed += 1
 
@@ -313,7 +314,7 @@ class Attempt:
             has_mismatches=collectives.disagrees,
             has_exits=self.tables.has_exits(),
             has_calls=self.tables.unrecorded.any_waits,
-            unsynchronized=self.clocks.unsynchronized(),
+            unsynchronized=once(self.clocks.unsynchronized),
             snapshot=once(lambda: self.snapshot(now)),
             late_window=once(lambda: collectives.lateness.window(now)),
             contradictions=once(lambda: _taken(collectives.contradictions)),
@@ -372,15 +373,14 @@ class Attempt:
     def view(self, now: AlignedNs) -> AttemptView:
         """What people see of the attempt; nothing in it changes afterwards."""
         stalls, collectives = self.stalls(now), self._collectives
+        progress = status_view.Progress(self.tables, collectives.open_collectives.frozen().of)
         ops = collectives.signatures.ops
         return AttemptView(
             key=self.key,
             world_size=self.world_size,
             ended=self.tables.all_gone(),
-            ranks=status_view.ranks(
-                self.tables, collectives.signature_of, collectives.signatures.known, now
-            ),
-            groups=status_view.groups(self.tables, stalls, now),
+            ranks=status_view.ranks(self.tables, progress, collectives.signatures.known, now),
+            groups=status_view.groups(self.tables, progress, stalls, now),
             skew=collectives.skew.by_op(ops),
             duration=collectives.duration.by_op(ops),
             gap_entries=self.gap_entries,

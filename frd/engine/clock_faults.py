@@ -69,7 +69,7 @@ class ClockDetector:
         if now - self._looked_at < _STEP_NS:
             return None
         self._looked_at = now
-        self._unknown = {ranks: self._unknown.get(ranks, now) for ranks in tick.unsynchronized}
+        self._unknown = {ranks: self._unknown.get(ranks, now) for ranks in tick.unsynchronized()}
         self._collect_contradictions(tick)
         return Look(now, [*self._unknown_clocks(tick), *self._contradictions(tick)])
 

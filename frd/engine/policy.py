@@ -74,9 +74,9 @@ class Policy:
     memory_leak_horizon_s: Seconds = 6 * 3600.0
     """A leak that would take longer than this to exhaust the capacity is not reported."""
     max_attempts: Count = 64
-    max_ranks: Count = 65_536
+    max_ranks: Count = 131_072
     """Per attempt."""
-    max_groups: Count = 65_536
+    max_groups: Count = 262_144
     """Per attempt."""
     max_pairs: Count = 4_194_304
     """Members over all groups of an attempt."""

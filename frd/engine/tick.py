@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.matching.lateness import Window
@@ -17,21 +16,6 @@ from frd.engine.policy import Policy
 from frd.engine.state.phases import PhasesAt
 from frd.engine.state.snapshot import Snapshot, StallTable
 from frd.model import AlignedNs
-
-_T = TypeVar("_T")
-
-
-def once(compute: Callable[[], _T]) -> Callable[[], _T]:
-    """Computes when it is first called, and returns that from then on. `functools.cache` does so
-    too, but to make one takes longer than most ticks leave for it."""
-    found: list[_T] = []
-
-    def value() -> _T:
-        if not found:
-            found.append(compute())
-        return found[0]
-
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +31,7 @@ class Tick:
     """A rank exited uncleanly, is silent, or finished too early."""
     has_calls: bool
     """A rank was seen in a wait that no recorder shows."""
-    unsynchronized: Sequence[tuple[int, ...]]
+    unsynchronized: Callable[[], Sequence[tuple[int, ...]]]
     """The ranks of each agent whose clock is unknown, where several clocks are compared."""
     snapshot: Callable[[], Snapshot]
     late_window: Callable[[], Window | None]

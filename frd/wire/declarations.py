@@ -27,7 +27,7 @@ from frd.wire.messages import (
     SeriesDecl,
     SignatureDecl,
 )
-from frd.wire.ranks import unpack_ranks
+from frd.wire.ranks import count_ranks, unpack_ranks
 
 MAX_ATTEMPTS: Final = 4096
 MAX_RANKS: Final = 1 << 16
@@ -36,6 +36,8 @@ MAX_SIGNATURES: Final = 1 << 16
 MAX_SERIES: Final = 1 << 16
 MAX_MEMBERS: Final = 1 << 24
 """Ranks listed in all groups of one stream together."""
+_LARGE: Final = 64
+"""Groups of so many ranks are kept for the other streams that will declare them."""
 MAX_DIMS: Final = 64
 MAX_SHAPES: Final = 4096
 MAX_NAMES: Final = 256
@@ -163,11 +165,29 @@ class Declarations:
         return SeriesDecl(m.index, SeriesInfo(m.rank_index, kind, device))
 
 
-@lru_cache(maxsize=128)
 def _group_info(name: str, desc: str, runs: bytes) -> GroupInfo:
-    """Every agent declares the large groups: one object, checked once, serves all streams."""
-    ranks = unpack_ranks("declare.groups.ranks", runs, MAX_WORLD_SIZE)
-    return GroupInfo(name, desc, tuple(ranks.tolist()))
+    """Every agent declares the large groups: one object, checked once, serves all streams. There
+    are so many small groups that they would displace the large ones, so each have their own cache.
+    """
+    if count_ranks(runs) >= _LARGE:
+        return _large_group(name, desc, runs)
+    return _small_group(name, desc, runs)
+
+
+@lru_cache(maxsize=4096)
+def _small_group(name: str, desc: str, runs: bytes) -> GroupInfo:
+    return GroupInfo(name, desc, unpack_ranks("declare.groups.ranks", runs, MAX_WORLD_SIZE))
+
+
+@lru_cache(maxsize=128)
+def _large_group(name: str, desc: str, runs: bytes) -> GroupInfo:
+    return GroupInfo(name, desc, _members(runs))
+
+
+@lru_cache(maxsize=128)
+def _members(runs: bytes) -> tuple[int, ...]:
+    """Large groups with the same ranks share one tuple, whatever their names."""
+    return unpack_ranks("declare.groups.ranks", runs, MAX_WORLD_SIZE)
 
 
 def _check_known(field: str, index: int, count: int) -> None:

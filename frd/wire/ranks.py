@@ -7,12 +7,17 @@ its ranks on every stream, and one of these groups is the whole world.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from itertools import chain
+from typing import Final
 
 import numpy as np
 
 from frd.errors import WireError
-from frd.model import Int64s
+
+_RUN: Final = struct.Struct("<3i")
+"""First rank, count, step."""
 
 
 def pack_ranks(ranks: Sequence[int]) -> bytes:
@@ -31,23 +36,31 @@ def pack_ranks(ranks: Sequence[int]) -> bytes:
     return np.array(runs, "<i4").tobytes()
 
 
-def unpack_ranks(field: str, data: bytes, limit: int) -> Int64s:
-    """The inverse of `pack_ranks`.
+def count_ranks(data: bytes) -> int:
+    """How many ranks these runs say that they have; 0 if they are no runs."""
+    if len(data) % _RUN.size:
+        return 0
+    return sum([count for _, count, _ in _RUN.iter_unpack(data)])
+
+
+def unpack_ranks(field: str, data: bytes, limit: int) -> tuple[int, ...]:
+    """The inverse of `pack_ranks`. A run costs about a microsecond, and a rank in it nothing but
+    its place in the tuple.
 
     Raises:
         WireError: `data` is not such runs, or has more than `limit` ranks.
     """
-    if len(data) % 12:
-        raise WireError(field, "length", f"{len(data)} bytes: send whole runs of 12 bytes")
-    if not data:
-        return np.empty(0, np.int64)
-    first, count, step = np.frombuffer(data, "<i4").reshape(-1, 3).astype(np.int64).T
-    if first.min() < 0 or count.min() < 1 or step.min() < 1:
-        raise WireError(field, "range", "a run needs a rank, a count and a step of 1 or more")
-    if count.sum() > limit:
-        raise WireError(field, "too_large", f"{count.sum()} ranks: send {limit} or fewer")
-    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    ranks: Int64s = np.repeat(first, count) + np.repeat(step, count) * within
-    if (np.diff(ranks) <= 0).any():
-        raise WireError(field, "range", "send sorted distinct ranks")
-    return ranks
+    if len(data) % _RUN.size:
+        raise WireError(field, "length", f"{len(data)} bytes: send whole runs of {_RUN.size} bytes")
+    total, end = 0, 0
+    runs = []
+    for first, count, step in _RUN.iter_unpack(data):
+        if first < 0 or count < 1 or step < 1:
+            raise WireError(field, "range", "a run needs a rank, a count and a step of 1 or more")
+        if (total := total + count) > limit:
+            raise WireError(field, "too_large", f"over {limit} ranks: send {limit} or fewer")
+        if first < end:
+            raise WireError(field, "range", "send sorted distinct ranks")
+        end = first + (count - 1) * step + 1
+        runs.append(range(first, end, step))
+    return tuple(runs[0]) if len(runs) == 1 else tuple(chain.from_iterable(runs))

@@ -192,7 +192,7 @@ class Collectives:
         if self._unsettled:
             self._unsettled = False
             layout = self._pairs.layout()
-            passed = np.minimum.reduceat(self._pairs.completed_row[layout.order], layout.starts)
+            passed = np.minimum.reduceat(layout.view(self._pairs.completed_row), layout.starts)
             low = self.open_collectives.windows.low[layout.groups]
             over = np.flatnonzero(passed >= low)
             self._retire(layout.groups[over], passed[over], now)

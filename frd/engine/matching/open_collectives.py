@@ -102,6 +102,28 @@ class RetiredCollectives:
 _RETIRED: Final = [c.name for c in fields(RetiredCollectives) if hasattr(Accumulators, c.name)]
 
 
+@dataclass(frozen=True, slots=True)
+class FrozenSignatures:
+    """The windows of all groups, and what each slot holds, at one time."""
+
+    base: Int64s
+    capacity: Int64s
+    low: Int64s
+    high: Int64s
+    seq: Int64s
+    signature: Int32s
+
+    def of(self, group: Int32s, seq: Int64s) -> Int64s:
+        """Handles of the signatures of open collectives, -1 when unknown."""
+        slot = _located(self, group, seq)
+        return np.where((slot >= 0) & (self.seq[slot] == seq), self.signature[slot], -1)
+
+
+def _located(w: SeqWindows | FrozenSignatures, group: Int32s, seq: Int64s) -> Int64s:
+    slot = w.base[group] + (seq & (w.capacity[group] - 1))
+    return np.where((seq >= w.low[group]) & (seq < w.high[group]), slot, -1)
+
+
 class OpenCollectives:
     """Accumulator slots of one attempt, by group handle and seq."""
 
@@ -181,9 +203,19 @@ class OpenCollectives:
 
     def locate(self, group: Int32s, seq: Int64s) -> Int64s:
         """Slots of rows; -1 where the seq is outside its group's window."""
-        w = self.windows
-        slot = w.base[group] + (seq & (w.capacity[group] - 1))
-        return np.where((seq >= w.low[group]) & (seq < w.high[group]), slot, -1)
+        return _located(self.windows, group, seq)
+
+    def frozen(self) -> FrozenSignatures:
+        """The signatures of what is open now."""
+        w, groups, slots = self.windows, self.windows.count, self.slots.count
+        return FrozenSignatures(
+            base=w.base[:groups].copy(),
+            capacity=w.capacity[:groups].copy(),
+            low=w.low[:groups].copy(),
+            high=w.high[:groups].copy(),
+            seq=self.slots.seq[:slots].copy(),
+            signature=self.slots.signature[:slots].copy(),
+        )
 
     def merge(
         self,

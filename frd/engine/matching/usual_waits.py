@@ -149,7 +149,7 @@ class StallThresholds:
         self._kinds.append(kind)
         alike = self._of_kind.setdefault(kind, [])
         alike.append(group)
-        if alike[:-1]:
+        if len(alike) > 1:
             self._groups.threshold_ns[group] = self._groups.threshold_ns[alike[0]]
         elif kind in self._history:
             self._adapt([kind], self._began_at)

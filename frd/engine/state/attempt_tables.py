@@ -51,10 +51,12 @@ class AttemptTables:
         for column in (ranks.as_of, ranks.gap_at, ranks.state_since):
             column[rank] += by_ns * (column[rank] > 0)
         if (status := ranks.statuses.get(rank)) is not None:
-            ranks.statuses[rank] = replace(
-                status,
-                at_ns=NodeRawNs(status.at_ns + by_ns * (status.at_ns > 0)),
-                as_of_ns=status.as_of_ns + by_ns * (status.as_of_ns > 0),
+            ranks.set_status(
+                replace(
+                    status,
+                    at_ns=NodeRawNs(status.at_ns + by_ns * (status.at_ns > 0)),
+                    as_of_ns=status.as_of_ns + by_ns * (status.as_of_ns > 0),
+                )
             )
         rows = np.flatnonzero(pairs.rank[: pairs.count] == rank)
         for column in (
@@ -84,6 +86,6 @@ class AttemptTables:
         finished[finished] = ranks.state[pairs.rank[:n][finished]] == FINISHED
         layout = pairs.layout()
         highest = np.full(self.groups.count, UNKNOWN_SEQ, np.int64)
-        highest[layout.groups] = np.maximum.reduceat(pairs.enqueued[layout.order], layout.starts)
+        highest[layout.groups] = np.maximum.reduceat(layout.view(pairs.enqueued), layout.starts)
         row = np.flatnonzero(finished)
         return bool((pairs.enqueued[row] < highest[pairs.group[row]]).any())

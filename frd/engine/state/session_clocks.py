@@ -87,7 +87,11 @@ class SessionClocks:
         unknown = reported & (ranks.uncertainty_ns[:count] == UNKNOWN_NS)
         if not unknown.any() or len(np.unique(session[reported])) < 2:
             return []
+        rank = np.flatnonzero(unknown)
+        rank = rank[np.argsort(session[rank], kind="stable")]
+        ends = np.flatnonzero(np.diff(session[rank], append=-1)) + 1
+        sorted_ranks = rank.tolist()
         return [
-            tuple(np.flatnonzero(unknown & (session == number)).tolist())
-            for number in np.unique(session[unknown]).tolist()
+            tuple(sorted_ranks[start:end])
+            for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
         ]

@@ -7,17 +7,20 @@ with each other, which needs no alignment, and usually nothing is left.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias, TypedDict
 
 import numpy as np
 
+from frd.engine.clocks.clock_lines import ClockLines
 from frd.engine.clocks.uncertain_time import RankClocks, assumed_ns
 from frd.engine.state.attempt_tables import AttemptTables
+from frd.engine.state.lazy import LazySequence
 from frd.engine.state.snapshot import ANY_SEQ, AT_REST, PairColumns, StallTable
 from frd.engine.state.tables import EXITED, LIVE, STATES, RankTable
 from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, ExitInfo, Int32s, Int64s, RankInfo, RankState
 
+_STATES: Final = np.array(STATES, object)
 _FAR: Final = np.iinfo(np.int64).max
 
 _NO_STALLS: Final = StallTable(
@@ -77,7 +80,7 @@ def _limits(tables: AttemptTables, row: Int64s, ends_early: EndsEarly, now: Alig
     groups, pairs = tables.groups, tables.pairs
     group, done = pairs.group[row], completed(tables, row)
     layout = pairs.layout()
-    come = pairs.enqueued[layout.order]
+    come = layout.view(pairs.enqueued)
     least = np.zeros(groups.count, np.int64)
     least[layout.groups] = np.minimum.reduceat(np.where(come < 0, _FAR, come), layout.starts)
     odd = np.flatnonzero(done > least[group])
@@ -102,7 +105,7 @@ def _least_joined(
     rank, come = rank[known], come[known]
     as_of = ranks.to_aligned(rank, ranks.as_of[rank], now) - _margin_ns(ranks, rank)
     rank = pairs.rank[row]
-    after = _by(ranks, rank, pairs.completed[row], pairs.completed_at[row], now)
+    after = _by(ranks.clock_lines(rank), pairs.completed[row], pairs.completed_at[row], now)
     after += _margin_ns(ranks, rank)
     order = np.argsort(-as_of, kind="stable")
     least = np.minimum.accumulate(np.concatenate(([_FAR], come[order])))
@@ -124,7 +127,7 @@ class RankColumns(TypedDict):
     as_of: Int64s
     state: list[RankState]
     state_since: Int64s
-    detail: list[str]
+    detail: Sequence[str]
     connected: Bools
     gap: Bools
     info: dict[int, RankInfo]
@@ -136,19 +139,24 @@ class RankColumns(TypedDict):
 def ranks(tables: AttemptTables, pairs: PairColumns, now: AlignedNs) -> RankColumns:
     table = tables.ranks
     rank = table.sorted()
-    known = table.statuses
+    statuses = dict(table.statuses)
+
+    def detail(at: int) -> str:
+        status = statuses.get(int(rank[at]))
+        return status.detail if status is not None else ""
+
     return RankColumns(
         rank=rank,
         as_of=table.to_aligned(rank, table.as_of[rank], now),
-        state=[STATES[code] for code in table.state[rank].tolist()],
+        state=_STATES[table.state[rank]].tolist(),
         state_since=table.to_aligned(rank, table.state_since[rank], now),
-        detail=[known[r].detail if r in known else "" for r in rank.tolist()],
+        detail=LazySequence(len(rank), detail),
         connected=table.connected[rank],
         gap=_lossy(table, rank),
         info=dict(table.infos),
         moved_at=_moved_at(tables, pairs, now)[rank],
         clocks=RankClocks(table.session[rank], table.uncertainty_ns[rank]),
-        exits={r: status.exit for r, status in known.items() if status.exit is not None},
+        exits=dict(table.exits),
     )
 
 
@@ -165,9 +173,9 @@ def _moved_at(tables: AttemptTables, pairs: PairColumns, now: AlignedNs) -> Int6
     return moved_at
 
 
-def _by(ranks: RankTable, rank: Int32s, seqs: Int64s, times: Int64s, now: AlignedNs) -> Int64s:
+def _by(clocks: ClockLines, seqs: Int64s, times: Int64s, now: AlignedNs) -> Int64s:
     """By when these were reached: now, if no report says more; 0 where nothing was."""
-    reached = np.where(times == 0, now, ranks.to_aligned(rank, times, now))
+    reached = np.where(times == 0, now, clocks.to_aligned(times, now))
     return np.where(seqs == UNKNOWN_SEQ, 0, reached)
 
 
@@ -200,14 +208,17 @@ def pairs(tables: AttemptTables, ends_early: EndsEarly, now: AlignedNs) -> PairC
     """All members of all groups, by group handle. Watermarks that are impossible are cut to the
     highest possible seq."""
     ranks, groups, table = tables.ranks, tables.groups, tables.pairs
-    order = table.layout().order
-    members, joined, started = table.rank[order], table.enqueued[order], table.started[order]
-    done, head = completed(tables, order), table.head[order]
-    joined_at = _by(ranks, members, joined, table.enqueued_at[order], now)
-    started_at = _by(ranks, members, started, table.started_at[order], now)
-    done_at = _by(ranks, members, table.completed[order], table.completed_at[order], now)
+    layout = table.layout()
+    order, group = layout.order, layout.copy(table.group)
+    members, joined = layout.copy(table.rank), layout.copy(table.enqueued)
+    started = layout.copy(table.started)
+    done, head = completed(tables, order), layout.view(table.head)
+    clocks = ranks.clock_lines(members)
+    joined_at = _by(clocks, joined, layout.view(table.enqueued_at), now)
+    started_at = _by(clocks, started, layout.view(table.started_at), now)
+    done_at = _by(clocks, layout.view(table.completed), layout.view(table.completed_at), now)
     moved_at = np.maximum(started_at, done_at)
-    rests = np.flatnonzero(done_at < now - groups.threshold_ns[table.group[order]] * AT_REST)
+    rests = np.flatnonzero(done_at < now - groups.threshold_ns[group] * AT_REST)
     rests = rests[ranks.knows(members[rests])]
     rests = rests[ranks.state[members[rests]] == LIVE]  # a timeout completes what never was
     limit = _limits(tables, order[rests], ends_early, now)
@@ -220,7 +231,7 @@ def pairs(tables: AttemptTables, ends_early: EndsEarly, now: AlignedNs) -> PairC
     joined_most = np.where(lossy | _unheard(tables, order, done, ends_early), ANY_SEQ, joined)
     done_most = np.where((joined > done) & (head == 0), joined, done)
     joined_most[odd] = done_most[odd] = ANY_SEQ  # what else such a member is in is not known either
-    first = np.searchsorted(table.group[order], np.arange(groups.count + 1))
+    first = np.searchsorted(group, np.arange(groups.count + 1))
     return PairColumns(
         first,
         members,
@@ -229,7 +240,7 @@ def pairs(tables: AttemptTables, ends_early: EndsEarly, now: AlignedNs) -> PairC
         started,
         done,
         done_most,
-        ranks.to_aligned(members, head, now),
+        clocks.to_aligned(head, now),
         moved_at,
         np.maximum(joined_at, moved_at),
     )

@@ -1,70 +1,70 @@
 """One attempt as metrics and HTTP show it: ranks and groups of a `frd.engine.views.AttemptView`.
 
-Made at every tick and read far less often, so columns are reduced immediately, and the objects of
-16,384 ranks are made only when they are read.
+Made every second and read far less often. So what is needed is copied, and reduced when it is read
+for the first time, in whatever thread; the objects of 98,304 ranks are made when they are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar, overload
+from typing import TypeAlias
 
 import numpy as np
 
-from frd.engine.state import snapshot_parts
 from frd.engine.state.attempt_tables import AttemptTables
+from frd.engine.state.lazy import LazySequence, once
 from frd.engine.state.snapshot import StallTable
 from frd.engine.views import GroupView, RankView
 from frd.model import AlignedNs, Int32s, Int64s, NodeNs, RankState, RankStatus, Signature
 
-T = TypeVar("T")
 SignatureOf: TypeAlias = Callable[[Int32s, Int64s], Int64s]
 """Of groups and seqs: the handles of the ops' signatures, -1 when unknown."""
 
 
-class LazySequence(Sequence[T], Generic[T]):
-    """An immutable sequence whose items are made when they are asked for."""
+class Progress:
+    """Copies of what groups and ranks are reduced from, when they are read for the first time. To
+    copy columns takes a tenth of the time of a reduction."""
 
-    def __init__(self, count: int, make: Callable[[int], T]) -> None:
-        self._count = count
-        self._make = make
+    def __init__(self, tables: AttemptTables, signature_of: SignatureOf) -> None:
+        """`signature_of` must not change afterwards."""
+        pairs, count = tables.pairs, tables.pairs.count
+        self.signature_of = signature_of
+        self.layout = pairs.layout()
+        self.group, self.rank = pairs.group[:count], pairs.rank[:count]  # rows never change
+        self.enqueued = pairs.enqueued[:count].copy()
+        self.marks = pairs.completed[:count].copy()
+        self.head = pairs.head[:count].copy()
+        self.first_seq = tables.groups.first_seq[: tables.groups.count].copy()
+        self.known = tables.ranks.declared[: tables.ranks.count].copy()
 
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, at: int) -> T: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[T]: ...
-    def __getitem__(self, at: int | slice) -> T | list[T]:
-        if isinstance(at, slice):
-            return [self._make(i) for i in range(*at.indices(self._count))]
-        if not -self._count <= at < self._count:
-            raise IndexError(at)
-        return self._make(at % self._count)
+    def completed(self) -> Int64s:
+        """By pair; see `snapshot_parts.completed`."""
+        first = self.first_seq[self.group]
+        return np.where((self.marks < 0) & (first <= self.enqueued), first - 1, self.marks)
 
 
-def groups(tables: AttemptTables, stalls: StallTable, now: AlignedNs) -> Sequence[GroupView]:
+def groups(
+    tables: AttemptTables, progress: Progress, stalls: StallTable, now: AlignedNs
+) -> Sequence[GroupView]:
     """By group handle."""
     table = tables.groups
     infos = tuple(table.infos)
     matched = table.matched[: table.count].copy()
     threshold_ns = table.threshold_ns[: table.count].copy()
-    highest, lowest, open_count = _progress(tables)
-    oldest = np.full(table.count, now, np.int64)
-    np.minimum.at(oldest, stalls.group, stalls.since)
-    instances = np.unique(np.stack((stalls.group, stalls.seq)), axis=1)[0]
-    stalled = np.bincount(instances, minlength=table.count)
+    reduced = once(lambda: _reduced(progress))
+    stalled = once(lambda: _stalled(stalls, len(infos), now))
 
     def make(group: int) -> GroupView:
         info = infos[group]
+        highest, lowest, open_count = reduced()
+        oldest, stalled_count = stalled()
         return GroupView(
             group_id=info.group_id,
             label=info.label,
             size=len(info.ranks),
             open_collectives=int(open_count[group]),
-            stalled_collectives=int(stalled[group]),
+            stalled_collectives=int(stalled_count[group]),
             stall_s=float(now - oldest[group]) / 1e9,
             matched=int(matched[group]),
             enqueued=int(highest[group]),
@@ -75,24 +75,32 @@ def groups(tables: AttemptTables, stalls: StallTable, now: AlignedNs) -> Sequenc
     return LazySequence(len(infos), make)
 
 
-def _progress(tables: AttemptTables) -> tuple[Int64s, Int64s, Int64s]:
+def _stalled(stalls: StallTable, count: int, now: AlignedNs) -> tuple[Int64s, Int64s]:
+    """By group: the start of its longest stalled wait, and how many of its ops are stalled."""
+    oldest = np.full(count, now, np.int64)
+    np.minimum.at(oldest, stalls.group, stalls.since)
+    instances = np.unique(np.stack((stalls.group, stalls.seq)), axis=1)[0]
+    return oldest, np.bincount(instances, minlength=count)
+
+
+def _reduced(progress: Progress) -> tuple[Int64s, Int64s, Int64s]:
     """By group: highest enqueued, lowest completed, and how many are open between.
 
     A member without any report leaves the lowest completed seq unknown, but opens nothing.
     """
-    table, pairs = tables.groups, tables.pairs
-    highest, lowest = np.full((2, table.count), -1, np.int64)
-    open_count = np.zeros(table.count, np.int64)
-    layout = pairs.layout()
+    count, layout = len(progress.first_seq), progress.layout
+    highest, lowest = np.full((2, count), -1, np.int64)
+    open_count = np.zeros(count, np.int64)
     if len(layout.groups):
-        order, starts, of = layout.order, layout.starts, layout.groups
-        done = snapshot_parts.completed(tables, order)
-        highest[of] = np.maximum.reduceat(pairs.enqueued[order], starts)
+        starts, of = layout.starts, layout.groups
+        done = layout.view(progress.completed())
+        highest[of] = np.maximum.reduceat(layout.view(progress.enqueued), starts)
         lowest[of] = np.minimum.reduceat(done, starts)
         # A member that is known, but has not been in the group yet, lacks all that was seen of it.
-        top, first = highest[pairs.group[order]], table.first_seq[pairs.group[order]]
+        group, rank = layout.view(progress.group), layout.view(progress.rank)
+        top, first = highest[group], progress.first_seq[group]
         behind = np.where(done < 0, np.minimum(first - 1, top), done)
-        known = tables.ranks.knows(pairs.rank[order])
+        known = progress.known.take(rank, mode="clip") & (rank < len(progress.known))
         open_count[of] = highest[of] - np.minimum.reduceat(np.where(known, behind, top), starts)
     return highest, lowest, np.maximum(open_count, 0)
 
@@ -104,55 +112,57 @@ class _Waits:
     group: Int64s
     seq: Int64s
     since: Int64s
+    """Node time."""
     signature: Int64s
 
 
-def _oldest_waits(tables: AttemptTables, signature_of: SignatureOf, now: AlignedNs) -> _Waits:
-    ranks, pairs = tables.ranks, tables.pairs
-    n = pairs.count
-    busy = (pairs.enqueued[:n] > pairs.completed[:n]) & (pairs.head[:n] > 0)
-    row = np.flatnonzero(busy)
-    since = np.full(ranks.count, np.iinfo(np.int64).max, np.int64)
-    np.minimum.at(since, pairs.rank[row], pairs.head[row])
-    oldest = row[pairs.head[row] == since[pairs.rank[row]]]
-    of_rank = np.full(ranks.count, -1, np.int64)
-    of_rank[pairs.rank[oldest]] = oldest
+def _oldest_waits(progress: Progress) -> _Waits:
+    count, enqueued, head = len(progress.known), progress.enqueued, progress.head
+    row = np.flatnonzero((enqueued > progress.marks) & (head > 0))
+    since = np.full(count, np.iinfo(np.int64).max, np.int64)
+    np.minimum.at(since, progress.rank[row], head[row])
+    oldest = row[head[row] == since[progress.rank[row]]]
+    of_rank = np.full(count, -1, np.int64)
+    of_rank[progress.rank[oldest]] = oldest
     row = of_rank[of_rank >= 0]
-    group, seq, signature = np.full((3, ranks.count), -1, np.int64)
-    rank, of = pairs.rank[row], pairs.group[row]
-    inside = snapshot_parts.completed(tables, row) + 1
-    group[rank], seq[rank], signature[rank] = of, inside, signature_of(of, inside)
-    since = ranks.to_aligned(np.arange(ranks.count), np.where(group < 0, 0, since), now)
-    return _Waits(group, seq, since, signature)
+    group, seq, signature = np.full((3, count), -1, np.int64)
+    rank, of = progress.rank[row], progress.group[row]
+    inside = progress.completed()[row] + 1
+    group[rank], seq[rank], signature[rank] = of, inside, progress.signature_of(of, inside)
+    return _Waits(group, seq, np.where(group < 0, 0, since), signature)
 
 
 def ranks(
-    tables: AttemptTables,
-    signature_of: SignatureOf,
-    signatures: Sequence[Signature],
-    now: AlignedNs,
+    tables: AttemptTables, progress: Progress, signatures: Sequence[Signature], now: AlignedNs
 ) -> Sequence[RankView]:
-    """Declared ranks, ascending; `signature_of` gives indexes into `signatures`."""
+    """Declared ranks, ascending; `progress.signature_of` gives indexes into `signatures`."""
     table = tables.ranks
     rank = table.sorted()
     as_of = table.to_aligned(rank, table.as_of[rank], now)
     state_since = table.to_aligned(rank, table.state_since[rank], now)
     infos, statuses = dict(table.infos), dict(table.statuses)
     groups = tuple(tables.groups.infos)
-    waits = _oldest_waits(tables, signature_of, now)
+    clocks = table.clock_lines(np.arange(table.count))
     stage_since = {
-        r: (status.stage.op, int(table.to_aligned(r, np.array(status.stage.since_ns), now)))
-        for r, status in statuses.items()
-        if status.stage is not None and status.stage.op and status.exit is None
+        r: (stage.op, int(table.to_aligned(r, np.array(stage.since_ns), now)))
+        for r in table.initializing
+        if (stage := statuses[r].stage) is not None
     }
+
+    def oldest_waits() -> tuple[_Waits, Int64s]:
+        waits = _oldest_waits(progress)
+        return waits, clocks.to_aligned(waits.since, now)
+
+    oldest = once(oldest_waits)
 
     def make(at: int) -> RankView:
         r = int(rank[at])
+        waits, since_of = oldest()
         group, signature = int(waits.group[r]), int(waits.signature[r])
         op = signatures[signature].op if signature >= 0 else "collective"
         status = statuses.get(r) or RankStatus(r, RankState.LIVE, NodeNs(0))
         waiting_in = f"{op} #{waits.seq[r]} on {groups[group].label}" if group >= 0 else ""
-        since = int(waits.since[r])
+        since = int(since_of[r])
         if group < 0 and r in stage_since:
             waiting_in, since = stage_since[r]
         return RankView(

@@ -16,11 +16,13 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from frd.engine.clocks.clock_lines import ClockLines
 from frd.engine.clocks.uncertain_time import UNKNOWN_NS
 from frd.model import (
     UNKNOWN_SEQ,
     AlignedNs,
     Bools,
+    ExitInfo,
     Float64s,
     GroupInfo,
     Int32s,
@@ -117,27 +119,51 @@ class RankTable(GrowingColumns):
         """Changes with all that is known of clocks."""
         self.infos: dict[int, RankInfo] = {}
         self.statuses: dict[int, RankStatus] = {}
+        self.exits: dict[int, ExitInfo] = {}
+        """How ranks ended, of the statuses that say it."""
+        self.initializing: set[int] = set()
+        """Ranks whose status says that they are inside a call that makes process groups."""
         self._sorted: Int32s | None = None
 
     def declare(self, info: RankInfo) -> None:
         """A new process of this rank: nothing of an earlier one is kept."""
         self.reserve(info.rank + 1)
         self.infos[info.rank] = info
-        self.statuses.pop(info.rank, None)
+        self._forget_status(info.rank)
         self.clear_rows(info.rank)
         self.declared[info.rank] = True
         self.clock_revision += 1
         self._sorted = None
+
+    def set_status(self, status: RankStatus) -> None:
+        """Replace the status of a rank; the columns of its state are written elsewhere."""
+        rank = status.rank
+        self._forget_status(rank)
+        self.statuses[rank] = status
+        if status.exit is not None:
+            self.exits[rank] = status.exit
+        elif status.stage is not None and status.stage.op:
+            self.initializing.add(rank)
+
+    def _forget_status(self, rank: int) -> None:
+        self.statuses.pop(rank, None)
+        self.exits.pop(rank, None)
+        self.initializing.discard(rank)
 
     def to_aligned(self, rank: Ranks, node_ns: Int64s, now: AlignedNs) -> Int64s:
         """Node times of these ranks as aligned times, not after `now`: what was reported has
         happened. 0, which says unknown, stays 0."""
         if not self.count:
             return node_ns
-        passed = node_ns - self.clock_at.take(rank, mode="clip")
-        gained = passed * self.clock_rate.take(rank, mode="clip")
-        aligned = self.clock_aligned.take(rank, mode="clip") + passed + gained.astype(np.int64)
-        return np.where(node_ns == 0, 0, np.minimum(aligned, now))
+        return self.clock_lines(rank).to_aligned(node_ns, now)
+
+    def clock_lines(self, rank: Ranks) -> ClockLines:
+        """The clocks of these ranks, looked up once for several columns of times."""
+        return ClockLines(
+            self.clock_at.take(rank, mode="clip"),
+            self.clock_aligned.take(rank, mode="clip"),
+            self.clock_rate.take(rank, mode="clip"),
+        )
 
     def to_node(self, rank: Ranks, aligned: AlignedNs) -> Int64s:
         """The node time of these ranks at an aligned time."""
@@ -171,7 +197,8 @@ class RankTable(GrowingColumns):
     def clear(self) -> None:
         """As if none had ever been declared; the rows stay."""
         self.clear_rows(slice(None))
-        self.infos, self.statuses, self._sorted = {}, {}, None
+        self.infos, self.statuses, self.exits, self.initializing = {}, {}, {}, set()
+        self._sorted = None
         self.clock_revision += 1
 
     def knows(self, rank: Int32s) -> Bools:
@@ -243,6 +270,16 @@ class PairsByGroup:
     order: Int64s
     starts: Int64s
     groups: Int32s
+    is_whole: bool
+    """`order` is that of the table: no group has gained a member after it was declared."""
+
+    def view(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A column in this order, to be read; it may be the table's own."""
+        return column[: len(self.order)] if self.is_whole else column[self.order]
+
+    def copy(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A column in this order, to be changed or kept."""
+        return column[: len(self.order)].copy() if self.is_whole else column[self.order]
 
 
 class PairTable(GrowingColumns):
@@ -297,9 +334,11 @@ class PairTable(GrowingColumns):
 
     def layout(self) -> PairsByGroup:
         if self._layout is None:
-            group = self.group[: self.count]
-            order = np.lexsort((self.rank[: self.count], group))
+            group, rank = self.group[: self.count], self.rank[: self.count]
+            later = (group[1:] > group[:-1]) | (group[1:] == group[:-1]) & (rank[1:] > rank[:-1])
+            is_whole = bool(later.all())
+            order = np.arange(self.count) if is_whole else np.lexsort((rank, group))
             grouped = group[order]
             first = np.flatnonzero(np.diff(grouped, prepend=-1))
-            self._layout = PairsByGroup(order, first, grouped[first])
+            self._layout = PairsByGroup(order, first, grouped[first], is_whole)
         return self._layout

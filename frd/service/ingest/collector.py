@@ -30,7 +30,7 @@ from frd.wire.encode import encode_service
 from frd.wire.messages import Goodbye, Redirect, Refusal, ResponsePart, ServiceEvent
 
 ACK_EVERY_S: Final = 0.2
-MAX_STREAMS: Final = 16_384
+MAX_STREAMS: Final = 32_768
 ABORTED: Final = "aborted"
 """A stream that ended without Goodbye: the agent was killed, the connection was lost, or gRPC
 refused a message that is too large."""

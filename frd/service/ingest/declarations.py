@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from frd.engine.attempt import Attempt
 from frd.engine.clocks.alignment import Alignment
 from frd.errors import FrdError, WireError
 from frd.model import AlignedNs, AttemptKey, GroupInfo, RankInfo, SeriesInfo, Signature
@@ -88,6 +89,9 @@ class Declarations:
         self.must_resync = False
         """Rows of a run that is now admitted were dropped: the agent must send them again."""
         self._entered: list[int] = []
+        self._unconnected: dict[int, tuple[Attempt, list[int]]] = {}
+        """Attempts, by identity, and the ranks that have entered them without a clock."""
+        self._entered_at = AlignedNs(0)
         self.rank_row = IndexColumn()
         self.rank_handle = IndexColumn()
         self.group_column = IndexColumn()
@@ -101,10 +105,13 @@ class Declarations:
 
     def declare(self, event: Declare, now: AlignedNs) -> None:
         self.signatures.extend(declared.signature for declared in event.signatures)
-        for attempt in event.attempts:
-            self._declare_attempt(attempt, now)
-        for rank in event.ranks:
-            self._declare_rank(rank, now)
+        try:
+            for attempt in event.attempts:
+                self._declare_attempt(attempt, now)
+            for rank in event.ranks:
+                self._declare_rank(rank, now)
+        finally:
+            self._connect()
         for group in event.groups:
             self._declare_group(group)
         for series in event.series:
@@ -161,6 +168,7 @@ class Declarations:
 
     def _open(self, declared: DeclaredAttempt, now: AlignedNs) -> None:
         """Enter the attempt into the engine, with its ranks, groups and series."""
+        self._connect()  # what was entered before belongs to the run before
         key, run = declared.declared.key, declared.declared.run
         attempt = self._engine.attempt(key, declared.declared.world_size, now)
         if run and self._runs.takes_over(key, run):
@@ -180,9 +188,21 @@ class Declarations:
         rank.is_superseded = False
         self.superseded.discard(index)
         self.rank_row.put(index, rank.row)
-        attempt.clocks.set([handle], self.session_number, self.uncertainty_ns, now, self.alignment)
-        attempt.connection([handle], True)
+        self._unconnected.setdefault(id(attempt), (attempt, []))[1].append(handle)
+        self._entered_at = now
         self._entered.append(index)
+
+    def _connect(self) -> None:
+        """The ranks that have entered the engine since the last call have an agent, and its clock:
+        one call for all of them, because an agent has many."""
+        entered, self._unconnected = self._unconnected, {}
+        for attempt, ranks in entered.values():
+            attempt.clocks.set(
+                *(ranks, self.session_number, self.uncertainty_ns),
+                now=self._entered_at,
+                alignment=self.alignment,
+            )
+            attempt.connection(ranks, True)
 
     def _enter_group(self, handles: StreamHandles, index: int, info: GroupInfo) -> None:
         handle = handles.attempt.group(info)
@@ -206,10 +226,12 @@ class Declarations:
                 except FrdError as error:  # another stream may have sent the message
                     log.warning("stream %d: %s", self._reporter.stream, error)
                     attempt.handles = None
+                self._connect()
                 self.must_resync |= attempt.has_dropped
 
     def suspend(self, key: AttemptKey, run: str) -> None:
         """The run is no longer watched in this attempt."""
+        self._connect()
         for attempt in self.attempts:
             if attempt.is_of(key, run) and attempt.handles is not None:
                 if ranks := [self.ranks[index].info.rank for index in attempt.ranks]:

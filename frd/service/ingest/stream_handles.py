@@ -44,8 +44,9 @@ class IndexColumn:
     def reserve(self, count: int) -> None:
         """Make `take` and `put` valid for indexes below `count`."""
         if count > len(self._items):
-            more = max(count - len(self._items), len(self._items))
-            self._items = np.pad(self._items, (0, more), constant_values=self._fill)
+            grown = np.full(max(count, 2 * len(self._items)), self._fill, np.int32)
+            grown[: len(self._items)] = self._items
+            self._items = grown
 
     def put(self, index: int, value: int) -> None:
         self._items[index] = value
@@ -121,7 +122,12 @@ class StreamHandles:
                 "limit",
                 f"{need[0]} ranks in {need[1]} groups on one stream: use more agents",
             )
-        more = [size if n > size else 0 for n, size in zip(need, self._pairs.shape, strict=True)]
-        if any(more):  # one more than before in either dimension: double it
-            widths = [(0, size) for size in more]
-            self._pairs = np.pad(self._pairs, widths, constant_values=_UNRESOLVED)
+        rows, columns = self._pairs.shape
+        if need[0] > rows or need[1] > columns:  # one more than before in either: double it
+            wanted = (
+                2 * rows if need[0] > rows else rows,
+                2 * columns if need[1] > columns else columns,
+            )
+            grown = np.full(wanted, _UNRESOLVED, np.int32)
+            grown[:rows, :columns] = self._pairs
+            self._pairs = grown

@@ -1,0 +1,43 @@
+"""Values that are made when they are first read: mostly nobody asks for 98,304 ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar, overload
+
+T = TypeVar("T")
+
+
+def once(compute: Callable[[], T]) -> Callable[[], T]:
+    """Computes when it is first called, and returns that from then on. `functools.cache` does so
+    too, but to make one takes longer than most ticks leave for it."""
+    found: list[T] = []
+
+    def value() -> T:
+        if not found:
+            found.append(compute())
+        return found[0]
+
+    return value
+
+
+class LazySequence(Sequence[T], Generic[T]):
+    """An immutable sequence whose items are made when they are asked for."""
+
+    def __init__(self, count: int, make: Callable[[int], T]) -> None:
+        self._count = count
+        self._make = make
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[T]: ...
+    def __getitem__(self, at: int | slice) -> T | list[T]:
+        if isinstance(at, slice):
+            return [self._make(i) for i in range(*at.indices(self._count))]
+        if not -self._count <= at < self._count:
+            raise IndexError(at)
+        return self._make(at % self._count)
