@@ -92,7 +92,7 @@ class Lease(Protocol):
         ...
 
     async def release(self, cell: int, successor: str | None) -> None:
-        """The service no longer has the cell; None: any replica that claims it."""
+        """The service no longer has the cell; None: the first replica that claims it."""
         ...
 
     def give_up(self, cell: int) -> None:

@@ -20,6 +20,12 @@ class Fenced(FrdError):
     """Another replica has taken the log: this owner must drop the cell, and never try again."""
 
 
+class LogLost(FrdError):
+    """The log lacks bundles that it had confirmed to this owner, and no other owner has taken it:
+    the servers lost its end, or all of it. Take it again, and append the whole state: numbers
+    may be used a second time."""
+
+
 class LogUnavailable(FrdError):
     """The log did not answer in time. Whether the bundle is stored is not known; the next `append`
     of the same bundle finds out."""
@@ -45,6 +51,8 @@ class FencedLog(Protocol):
     async def take(self, owner: str) -> int:
         """Exclude all earlier owners; returns the epoch, which is the number of the fence.
 
+        `owner` is for people who look at the log: printable ASCII.
+
         Raises:
             LogUnavailable: no answer in time.
         """
@@ -56,7 +64,8 @@ class FencedLog(Protocol):
         Call again with the same `data` after `LogUnavailable`; it is stored once.
 
         Raises:
-            Fenced: another owner has taken the log, or it has lost bundles of this owner.
+            Fenced: another owner has taken the log.
+            LogLost: bundles of this owner are lost; `take` is needed.
             LogUnavailable: not stored in time, as far as known.
         """
         ...
@@ -69,7 +78,8 @@ class FencedLog(Protocol):
         ...
 
     def read(self, first: int, last: int) -> AsyncIterator[Bundle]:
-        """Bundles `first` to `last`, fences left out.
+        """Bundles `first` to `last`, in order. Numbers are left out where a fence is, where bundles
+        were purged or lost, and where an earlier owner's bundle follows a fence.
 
         Raises:
             LogUnavailable: it stops before `last`.

@@ -1,0 +1,1 @@
+"""Cluster on NATS JetStream: the only package that imports the NATS library."""

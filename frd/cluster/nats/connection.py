@@ -1,0 +1,247 @@
+"""A connection to NATS that does not get stuck, and what its answers mean.
+
+The client library may hang for minutes when it reconnects over a half-open socket (nats-py issue
+671), and its tasks may die (624). This module therefore never trusts one client for long: when a
+request has no answer and the server does not answer a ping either, or when nothing has been
+answered for `WATCHDOG_S`, it makes a new client and drops the old one. What was sent by the old
+client may still arrive: every write carries an expectation, so that a late one does no harm.
+
+Errors never contain credentials: only the kinds of the library's errors are used, or the server's
+own description of an API error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+
+from frd.errors import FrdError
+
+T = TypeVar("T")
+WATCHDOG_S: Final = 10.0
+"""Without any answer for so long, a new client is made."""
+REQUEST_S: Final = 2.0
+"""A request without an answer for so long has failed."""
+_PING_S: Final = 0.75
+_DIAL_S: Final = 5.0
+_CLOSE_S: Final = 2.0
+_WRONG_LAST: Final = (10071, 10164)
+"""Error codes of the server: the stream or subject has another last sequence than expected; a write
+to the subject is still in flight."""
+_log = logging.getLogger(__name__)
+
+
+class Refused(FrdError):
+    """The expectation of a write does not hold."""
+
+
+class Unanswered(FrdError):
+    """No answer, or one that says that the server cannot serve now. Whether a write happened is not
+    known."""
+
+
+class Absent(FrdError):
+    """The stream, message or consumer does not exist."""
+
+
+class Ack(NamedTuple):
+    number: int
+    """The sequence of the message in its stream."""
+    duplicate: bool
+    """It was stored before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Addresses of the servers, and with what to authenticate."""
+
+    servers: tuple[str, ...]
+    name: str
+    """Shown by the server's tools."""
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
+    credentials_file: str | None = None
+    tls: ssl.SSLContext | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Arguments of `Client.connect`."""
+        given = {
+            "user": self.user,
+            "password": self.password,
+            "token": self.token,
+            "user_credentials": self.credentials_file,
+            "tls": self.tls,
+        }
+        return {key: value for key, value in given.items() if value is not None} | {
+            "name": self.name,
+            "connect_timeout": 1,
+            "ping_interval": 2,
+            "max_outstanding_pings": 2,
+            "reconnect_time_wait": 0.1,
+            "error_cb": _ignore,
+        }
+
+
+class Connection:
+    """For one event loop, in which `open` was called."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._client: Client | None = None
+        self._js: JetStreamContext | None = None
+        self._answered = time.monotonic()
+        self._renewing: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def open(self) -> None:
+        """
+        Raises:
+            Unanswered: no server accepts a client.
+        """
+        await self._replace()
+        self._spawn(self._watch())
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        if self._client is not None:
+            await _close(self._client)
+
+    @property
+    def client(self) -> Client:
+        """The current client; a new one may replace it at any time."""
+        if self._client is None:
+            raise Unanswered("not connected")
+        return self._client
+
+    async def publish(
+        self, subject: str, data: bytes, headers: Mapping[str, str], timeout_s: float = REQUEST_S
+    ) -> Ack:
+        """Write one message to a stream and await the confirmation.
+
+        Raises:
+            Refused, Unanswered
+        """
+        ack = await self.ask(
+            lambda js: js.publish(subject, data, timeout=timeout_s, headers=dict(headers)),
+            timeout_s,
+        )
+        return Ack(ack.seq, bool(ack.duplicate))
+
+    async def ask(
+        self, request: Callable[[JetStreamContext], Awaitable[T]], timeout_s: float = REQUEST_S
+    ) -> T:
+        """Await one request of JetStream's API.
+
+        Raises:
+            Refused, Unanswered, Absent
+        """
+        js = self._js
+        if js is None:
+            raise Unanswered("not connected")
+        try:
+            # The library's own limits end most requests; some wait for a lost connection for ever.
+            result = await asyncio.wait_for(request(js), timeout_s + 1)
+        except nats.js.errors.APIError as error:
+            self._answered = time.monotonic()
+            raise _meaning(error) from None
+        except nats.js.errors.NoStreamResponseError:
+            self._answered = time.monotonic()
+            raise Unanswered("no leader") from None
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            self._spawn(self._examine())
+            raise Unanswered(type(error).__name__) from None
+        self._answered = time.monotonic()
+        return result
+
+    # -- a new client when the old one is stuck --------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            if time.monotonic() - self._answered > WATCHDOG_S:
+                self._answered = time.monotonic()
+                await self._renew()
+
+    async def _examine(self) -> None:
+        """Ping the server after an unanswered request; a new client if the ping has no answer."""
+        client = self._client
+        if client is None or not client.is_connected or self._renewing is not None:
+            return
+        try:
+            await asyncio.wait_for(client.flush(timeout=1), _PING_S)
+        except (nats.errors.Error, TimeoutError, OSError):
+            if client is self._client:
+                await self._renew()
+
+    async def _renew(self) -> None:
+        if self._renewing is None:
+            self._renewing = self._spawn(self._replace())
+            self._renewing.add_done_callback(self._renewed)
+        with contextlib.suppress(Unanswered):
+            await asyncio.shield(self._renewing)
+
+    def _renewed(self, _: asyncio.Task[None]) -> None:
+        self._renewing = None
+
+    async def _replace(self) -> None:
+        old = self._client
+        client = Client()
+        try:
+            await asyncio.wait_for(
+                client.connect(
+                    list(self._access.servers),
+                    max_reconnect_attempts=-1,
+                    **self._access.options(),
+                ),
+                _DIAL_S,
+            )
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            self._spawn(_close(client))
+            raise Unanswered(type(error).__name__) from None
+        self._client = client
+        self._js = client.jetstream(timeout=REQUEST_S)
+        if old is not None:
+            self._spawn(_close(old))
+            _log.info("cluster: new connection to NATS; the old one did not answer")
+
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # retrieved: a failed renewal is tried again by the watchdog
+
+
+async def _close(client: Client) -> None:
+    """Close the client; give up when that hangs."""
+    with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
+        await asyncio.wait_for(client.close(), _CLOSE_S)
+
+
+async def _ignore(_: Exception) -> None:
+    """The library reports each failed attempt; `Connection` reports what follows from them."""
+
+
+def _meaning(error: nats.js.errors.APIError) -> FrdError:
+    if error.err_code in _WRONG_LAST:
+        return Refused(str(error.description))
+    if isinstance(error, nats.js.errors.NotFoundError):
+        return Absent(str(error.description))
+    return Unanswered(f"{error.description} ({error.err_code})")

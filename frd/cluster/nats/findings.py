@@ -1,0 +1,79 @@
+"""The last version of every finding, in one stream: a subject for each."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from nats.aio.msg import Msg
+
+from frd.cluster.findings import StoredFinding
+from frd.cluster.nats import compare_and_set
+from frd.cluster.nats.connection import Absent, Connection, Unanswered
+from frd.cluster.nats.reading import ForwardReader
+from frd.cluster.nats.thread import LoopThread
+
+_PATIENCE_S: Final = 10.0
+_ID: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class JetStreamFindings:
+    """Implements `frd.cluster.findings.FindingStore`; its work is done in `thread`."""
+
+    def __init__(self, thread: LoopThread, connection: Connection, name: str) -> None:
+        self._thread = thread
+        self._connection = connection
+        self._stream = f"{name}-F"
+        self._prefix = f"{name}.f."
+
+    async def put(self, cell: int, id: str, data: bytes, revision: int) -> int:
+        if not _ID.fullmatch(id):
+            raise ValueError(f"finding: {id!r}: an id has letters, digits, - and _ only")
+        subject = f"{self._prefix}{cell:02}.{id}"
+        return await self._thread.call(
+            compare_and_set.put(self._connection, self._stream, subject, data, revision)
+        )
+
+    async def of_cell(self, cell: int) -> Sequence[StoredFinding]:
+        return await self._thread.call(self._of_cell(f"{self._prefix}{cell:02}.*"))
+
+    async def tail(self, revision: int = 0) -> AsyncIterator[StoredFinding]:
+        reader = ForwardReader(self._connection, self._stream, self._prefix + ">")
+        try:
+            while True:
+                try:
+                    piece = await self._thread.call(reader.piece(revision + 1))
+                except (Unanswered, Absent):
+                    await asyncio.sleep(0.2)
+                    continue
+                for number, message in piece:
+                    revision = number
+                    yield self._finding(number, message)
+        finally:
+            await self._thread.call(reader.close())
+
+    async def _of_cell(self, subject: str) -> Sequence[StoredFinding]:
+        deadline = asyncio.get_running_loop().time() + _PATIENCE_S
+        last = await compare_and_set.get(self._connection, self._stream, subject)
+        found: list[StoredFinding] = []
+        reader = ForwardReader(self._connection, self._stream, subject)
+        try:
+            # The newest finding may get a newer revision meanwhile, so that `last` never comes.
+            while last is not None and (not found or found[-1].revision < last.revision):
+                error: Exception = TimeoutError("no messages")
+                try:
+                    piece = await reader.piece(found[-1].revision + 1 if found else 1)
+                except (Unanswered, Absent) as problem:
+                    piece, error = (), problem
+                if not piece and asyncio.get_running_loop().time() > deadline:
+                    raise compare_and_set.unavailable(self._stream, error)
+                found += (self._finding(number, message) for number, message in piece)
+        finally:
+            await reader.close()
+        return found
+
+    def _finding(self, revision: int, message: Msg) -> StoredFinding:
+        cell, _, id = message.subject.removeprefix(self._prefix).partition(".")
+        return StoredFinding(int(cell), id, message.data, revision)

@@ -1,0 +1,115 @@
+"""The log of a cell: what fences an owner, what is stored once, and what is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from frd.cluster.log import MAX_BUNDLE_BYTES, Bounds, Bundle, Fenced, FencedLog
+from tests.contract.conftest import World
+
+pytestmark = pytest.mark.xdist_group("nats")
+
+
+async def contents(log: FencedLog) -> list[Bundle]:
+    first, last = await log.bounds()
+    return [bundle async for bundle in log.read(first, last)]
+
+
+async def test_bundles_come_back_in_order(world: World) -> None:
+    """An owner appends bundles; another replica reads them with their numbers and epoch, without
+    the fence."""
+    async with world(2) as (one, two):
+        log = one.new_log()
+        assert await two.new_log().bounds() == Bounds(1, 0)
+        epoch = await log.take("a")
+        sent = [bytes([n]) * (1 + n) for n in range(40)]
+        numbers = [await log.append(data) for data in sent]
+        assert numbers == list(range(epoch + 1, epoch + 41))
+        reader = two.new_log()
+        assert await reader.bounds() == Bounds(epoch, numbers[-1])
+        expected = [Bundle(n, epoch, data) for n, data in zip(numbers, sent, strict=True)]
+        assert await contents(reader) == expected
+        assert [b async for b in reader.read(numbers[5], numbers[30])] == expected[5:31]
+
+
+async def test_a_stale_owner_is_refused_and_stays_refused(world: World) -> None:
+    """Another owner fences the log; the former one is refused, also when it tries again, and
+    nothing of it is stored after the fence."""
+    async with world(2) as (one, two):
+        old, new = one.new_log(), two.new_log()
+        await old.take("a")
+        await old.append(b"before")
+        epoch = await new.take("b")
+        for _ in range(3):
+            with pytest.raises(Fenced):
+                await old.append(b"late")
+        await new.append(b"after")
+        assert [b.data for b in await contents(new)] == [b"before", b"after"]
+        assert (await contents(new))[-1].epoch == epoch
+
+
+async def test_two_owners_of_one_name_fence_each_other(world: World) -> None:
+    """A replica is started twice under one name: the second owner fences the first."""
+    async with world(2) as (one, two):
+        old, new = one.new_log(), two.new_log()
+        await old.take("same")
+        await new.take("same")
+        with pytest.raises(Fenced):
+            await old.append(b"late")
+
+
+async def test_a_fenced_owner_may_take_again(world: World) -> None:
+    """An owner that was fenced takes the log again, when it has the cell again."""
+    async with world(2) as (one, two):
+        old, new = one.new_log(), two.new_log()
+        await old.take("a")
+        await new.take("b")
+        with pytest.raises(Fenced):
+            await old.append(b"late")
+        await old.take("a")
+        await old.append(b"again")
+        with pytest.raises(Fenced):
+            await new.append(b"late")
+
+
+async def test_equal_bundles_are_different_bundles(world: World) -> None:
+    """Two bundles with the same bytes are both stored."""
+    async with world(1) as (one,):
+        log = one.new_log()
+        await log.take("a")
+        assert await log.append(b"same") + 1 == await log.append(b"same")
+        assert [b.data for b in await contents(log)] == [b"same", b"same"]
+
+
+async def test_no_append_without_a_fence(world: World) -> None:
+    """A log that was never taken refuses to append."""
+    async with world(1) as (one,):
+        with pytest.raises(Fenced):
+            await one.new_log().append(b"data")
+
+
+async def test_largest_bundle(world: World) -> None:
+    """A bundle of the largest size is stored; a larger one is refused before it is sent."""
+    async with world(1) as (one,):
+        log = one.new_log()
+        await log.take("a")
+        await log.append(bytes(MAX_BUNDLE_BYTES))
+        with pytest.raises(ValueError, match="900001"):
+            await log.append(bytes(MAX_BUNDLE_BYTES + 1))
+
+
+async def test_purged_bundles_are_gone_and_the_owner_goes_on(world: World) -> None:
+    """The owner purges what is before a checkpoint and appends further; a read that begins before
+    the checkpoint yields what there is."""
+    async with world(2) as (one, two):
+        log = one.new_log()
+        await log.take("a")
+        numbers = [await log.append(b"%d" % n) for n in range(20)]
+        await log.purge(numbers[12])
+        last = await log.append(b"end")
+        assert await log.bounds() == Bounds(numbers[12], last)
+        found = [b.number async for b in two.new_log().read(numbers[3], last)]
+        assert found == [*numbers[12:], last]
+        await log.purge(last + 1)
+        assert await log.bounds() == Bounds(last + 1, last)
+        assert await log.append(b"more") == last + 1

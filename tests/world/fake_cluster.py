@@ -1,0 +1,266 @@
+"""Log, registry and findings of a cluster in memory, with faults of the servers.
+
+They follow the contract that `tests/contract` checks against real NATS servers. Every request may
+be delayed, have no leader, or lose its answer after it was done. Time is the event loop's, which a
+simulation may bend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from frd.cluster.findings import StoredFinding
+from frd.cluster.log import MAX_BUNDLE_BYTES, Bounds, Bundle, Fenced, LogLost, LogUnavailable
+from frd.cluster.registry import Conflict, Entry, RegistryUnavailable
+
+
+class NoAnswer(Exception):
+    """Whether the request was carried out is not known."""
+
+
+@dataclass(slots=True)
+class Faults:
+    """What happens to requests; shared by all clients, or one for each (a cut client)."""
+
+    random: random.Random = field(default_factory=lambda: random.Random(0))
+    lost_requests: float = 0.0
+    """Probability that a request is not carried out."""
+    lost_answers: float = 0.0
+    """Probability that a request is carried out and the answer lost."""
+    delay_s: float = 0.0
+    """Longest delay of a request."""
+    no_leader_until: float = 0.0
+    """Time of the event loop until which nothing is answered."""
+    timeout_s: float = 2.0
+    """So long a client waits for an answer that is lost."""
+
+    async def before(self) -> None:
+        if self.delay_s:
+            await asyncio.sleep(self.random.uniform(0, self.delay_s))
+        if asyncio.get_running_loop().time() < self.no_leader_until:
+            await asyncio.sleep(0.01)
+            raise NoAnswer
+        await self._lose(self.lost_requests)
+
+    async def after(self) -> None:
+        await self._lose(self.lost_answers)
+
+    async def _lose(self, probability: float) -> None:
+        if probability and self.random.random() < probability:
+            await asyncio.sleep(self.timeout_s)
+            raise NoAnswer
+
+
+class Stored(NamedTuple):
+    epoch: int
+    """0: a fence."""
+    writer: object
+    data: bytes
+
+
+class FakeStream:
+    """The log of one cell, as the servers hold it."""
+
+    def __init__(self) -> None:
+        self.first = 1
+        self.messages: list[Stored] = []
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.messages) - 1
+
+    def get(self, number: int) -> Stored | None:
+        if self.first <= number <= self.last:
+            return self.messages[number - self.first]
+        return None
+
+    def lose_after(self, last: int) -> None:
+        """The servers lose all messages above `last`."""
+        del self.messages[max(0, last + 1 - self.first) :]
+
+
+class FakeLog:
+    """Implements `frd.cluster.log.FencedLog`: one owner's view of the stream."""
+
+    def __init__(self, stream: FakeStream, faults: Faults, patience_s: float = 10.0) -> None:
+        self._stream = stream
+        self._faults = faults
+        self._patience_s = patience_s
+        self._epoch = 0
+        self._last = 0
+        self._taker: object = None
+
+    async def take(self, owner: str) -> int:
+        deadline = self._deadline()
+        self._epoch, self._taker = 0, object()
+        while True:
+            try:
+                await self._faults.before()
+                self._last = self._stream.last
+                number = self._publish(Stored(0, self._taker, owner.encode()))
+                self._epoch = self._last = number
+                await self._faults.after()
+                return number
+            except NoAnswer:
+                await self._pause(deadline)
+
+    async def append(self, data: bytes) -> int:
+        if len(data) > MAX_BUNDLE_BYTES:
+            raise ValueError(f"bundle: {len(data)} bytes: at most {MAX_BUNDLE_BYTES}")
+        deadline = self._deadline()
+        if not self._epoch:
+            raise Fenced("not taken")
+        message = Stored(self._epoch, self._taker, data)
+        while True:
+            try:
+                await self._faults.before()
+                number = self._publish(message)
+                await self._faults.after()
+                self._last = number
+                return number
+            except NoAnswer:
+                await self._pause(deadline)
+            except (Fenced, LogLost):
+                self._epoch = 0
+                raise
+
+    async def bounds(self) -> Bounds:
+        await self._ask()
+        return Bounds(self._stream.first, self._stream.last)
+
+    async def read(self, first: int, last: int) -> AsyncIterator[Bundle]:
+        fence = 0
+        for number in range(first, last + 1):
+            if number % 16 == first % 16:
+                await self._ask()
+            if (stored := self._stream.get(number)) is None:
+                continue
+            if not stored.epoch:
+                fence = number
+            elif fence in (0, stored.epoch):
+                yield Bundle(number, stored.epoch, stored.data)
+
+    async def purge(self, before: int) -> None:
+        await self._ask()
+        stream = self._stream
+        gone = min(max(0, before - stream.first), len(stream.messages))
+        del stream.messages[:gone]
+        stream.first += gone
+
+    def _publish(self, message: Stored) -> int:
+        """What the server does, and how `JetStreamLog` understands a refusal."""
+        stream = self._stream
+        if stream.last == self._last:
+            stream.messages.append(message)
+            return stream.last
+        after = stream.get(self._last + 1)
+        if after is not None and after.writer is self._taker and after.epoch:
+            self._last += 1  # an earlier attempt was stored
+            return self._last if after == message else self._publish(message)
+        if stream.last > self._last:
+            raise Fenced("taken by another owner")
+        end = stream.get(stream.last)
+        if end is None or self._epoch in (end.epoch, stream.last):
+            raise LogLost("ends too early")
+        raise Fenced("taken by another owner after a loss")
+
+    async def _ask(self) -> None:
+        deadline = self._deadline()
+        while True:
+            try:
+                return await self._faults.before()
+            except NoAnswer:
+                await self._pause(deadline)
+
+    def _deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self._patience_s
+
+    async def _pause(self, deadline: float) -> None:
+        if asyncio.get_running_loop().time() > deadline:
+            raise LogUnavailable("no answer")
+        await asyncio.sleep(0.1)
+
+
+class FakeKeys:
+    """Values by key with revisions, as the servers hold them."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.last = 0
+
+    async def put(self, faults: Faults, key: str, value: bytes, revision: int) -> int:
+        try:
+            await faults.before()
+            entry = self.entries.get(key)
+            if (entry.revision if entry else 0) != revision:
+                if entry is None or entry.value != value:
+                    raise Conflict(f"{key}: another revision than {revision}")
+                return entry.revision
+            self.last += 1
+            self.entries[key] = Entry(value, self.last)
+            number = self.last
+            await faults.after()
+        except NoAnswer:
+            raise RegistryUnavailable("no answer") from None
+        return number
+
+
+async def _answered(faults: Faults) -> None:
+    try:
+        await faults.before()
+        await faults.after()
+    except NoAnswer:
+        raise RegistryUnavailable("no answer") from None
+
+
+class FakeRegistry:
+    """Implements `frd.cluster.registry.Registry`: one client of the keys."""
+
+    def __init__(self, keys: FakeKeys, faults: Faults) -> None:
+        self._keys = keys
+        self._faults = faults
+
+    async def get(self, key: str) -> Entry | None:
+        await _answered(self._faults)
+        return self._keys.entries.get(key)
+
+    async def find(self, prefix: str) -> Mapping[str, Entry]:
+        await _answered(self._faults)
+        return {k: entry for k, entry in self._keys.entries.items() if k.startswith(prefix)}
+
+    async def put(self, key: str, value: bytes, revision: int) -> int:
+        return await self._keys.put(self._faults, key, value, revision)
+
+
+class FakeFindings:
+    """Implements `frd.cluster.findings.FindingStore`; keys are ``<nn>.<id>``."""
+
+    def __init__(self, keys: FakeKeys, faults: Faults) -> None:
+        self._keys = keys
+        self._faults = faults
+
+    async def put(self, cell: int, id: str, data: bytes, revision: int) -> int:
+        return await self._keys.put(self._faults, f"{cell:02}.{id}", data, revision)
+
+    async def of_cell(self, cell: int) -> Sequence[StoredFinding]:
+        await _answered(self._faults)
+        return [finding for finding in self._since(0) if finding.cell == cell]
+
+    async def tail(self, revision: int = 0) -> AsyncIterator[StoredFinding]:
+        while True:
+            for finding in self._since(revision):
+                revision = finding.revision
+                yield finding
+            await asyncio.sleep(0.05)
+
+    def _since(self, revision: int) -> Sequence[StoredFinding]:
+        found = [
+            StoredFinding(int(key[:2]), key[3:], entry.value, entry.revision)
+            for key, entry in self._keys.entries.items()
+            if entry.revision > revision
+        ]
+        return sorted(found, key=lambda finding: finding.revision)
