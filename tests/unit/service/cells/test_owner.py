@@ -1,0 +1,279 @@
+"""Cells are taken over, handed over and dropped as a scripted lease says; streams find a home."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from frd.cluster.cells import CELLS, cell_of, preferred
+from frd.cluster.lease import ClusterView, Owner, Replica
+from frd.cluster.log import Fenced, LogUnavailable
+from frd.config import Config
+from frd.errors import ServiceUnavailable, WireError
+from frd.model import Finding, NodeNs, NodeRawNs, RankInfo
+from frd.service.access.grants import EVERYTHING
+from frd.service.cells import homes
+from frd.service.cells.archive import LocalArchive, Opened
+from frd.service.cells.cell import Common
+from frd.service.cells.cells import Cells
+from frd.service.cells.homes import Homes
+from frd.service.cells.owner import CellOwner
+from frd.service.clocks.agent_clocks import AgentClocks
+from frd.service.clocks.pings import raw_now
+from frd.service.clocks.real_time import RealTime
+from frd.service.ingest.collector import Home, _reportable
+from frd.service.state import CellState
+from frd.store.dumps import DumpStore
+from frd.store.findings import FindingStore
+from frd.wire.encode import encode_agent
+from frd.wire.messages import PROTOCOL, Hello, Redirect
+from tests.world.messages import declare
+
+ME, OTHER = (
+    Replica(name, f"{name}:9373", f"http://{name}:9374", "test") for name in ("frd-0", "frd-1")
+)
+JOB = "train"
+CELL = cell_of(JOB)
+HELLO = encode_agent(Hello(PROTOCOL, "test", "n", "boot", "s", NodeNs(1), NodeRawNs(1)))
+
+
+class ScriptedLease:
+    """Says what the test says, and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.view = ClusterView(ME.name, (ME, OTHER))
+        self.calls: list[tuple[object, ...]] = []
+
+    def owners(self, **names: str) -> None:
+        owners = {int(cell.removeprefix("c")): name for cell, name in names.items()}
+        self.view = ClusterView(ME.name, (ME, OTHER), owners)
+
+    async def start(self, owner: Owner) -> None:
+        pass
+
+    def ticked(self) -> None:
+        pass
+
+    def owned(self, cell: int) -> None:
+        self.calls.append(("owned", cell))
+
+    async def release(self, cell: int, successor: str | None) -> None:
+        self.calls.append(("release", cell, successor))
+
+    def give_up(self, cell: int) -> None:
+        self.calls.append(("give_up", cell))
+
+    async def stop(self) -> None:
+        pass
+
+
+@dataclass
+class Archive:
+    """Local logs; opening fails with these errors first."""
+
+    local: LocalArchive
+    errors: list[Exception] = field(default_factory=list)
+    opened: list[Opened] = field(default_factory=list)
+
+    async def open(self, cell: int) -> Opened:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.opened.append(await self.local.open(cell))
+        return self.opened[-1]
+
+
+@dataclass
+class Parts:
+    lease: ScriptedLease
+    archive: Archive
+    cells: Cells
+    owner: CellOwner
+    homes: Homes
+    restored: list[Finding]
+
+    async def settle(self) -> None:
+        """All tasks of the owner have ended."""
+        while self.owner.states()[CellState.TAKING_OVER] + self.owner.states()[CellState.DRAINING]:
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def replica(folder: Path) -> AsyncIterator[Parts]:
+    config, now = Config(data_dir=folder), RealTime()
+    store = FindingStore(folder / "findings.sqlite3")
+    common = Common(
+        config=lambda: config,
+        now=now,
+        clocks=AgentClocks(now, raw_now),
+        dumps=DumpStore(folder / "dumps", max_count=1, max_bytes=1),
+        stream_ids=itertools.count(1),
+        published=lambda events: None,
+    )
+    lease = ScriptedLease()
+    archive = Archive(LocalArchive(lambda: config, store, now))
+    cells = Cells(is_cluster=True, complete=lambda state: state)
+    restored: list[Finding] = []
+    owner = CellOwner(common, cells, archive, lease, restored.extend)
+    try:
+        yield Parts(lease, archive, cells, owner, Homes(common, cells, owner, lease), restored)
+    finally:
+        await owner.finish()
+        await owner.close()
+        store.close()
+
+
+async def test_a_gained_cell_is_a_home(tmp_path: Path) -> None:
+    """The lease gives a cell: the log is opened, the lease hears of it, agents of its jobs come."""
+    async with replica(tmp_path) as parts:
+        parts.owner.gained(CELL, "dead")
+        assert parts.owner.states()[CellState.TAKING_OVER] == 1
+        home = await parts.homes.find(JOB)
+        assert isinstance(home, Home)
+        assert home.one_job
+        assert parts.lease.calls == [("owned", CELL)]
+        assert parts.owner.takeovers == {"dead": 1}
+        states = parts.owner.states()
+        assert (states[CellState.OWNED], states[CellState.UNOWNED]) == (1, CELLS - 1)
+
+
+async def test_agents_are_sent_to_the_owner(tmp_path: Path) -> None:
+    """Another replica has the cell: its address; it is dead and not replaced: no address."""
+    async with replica(tmp_path) as parts:
+        parts.lease.owners(**{f"c{CELL}": OTHER.name})
+        found = await parts.homes.find(JOB)
+        assert isinstance(found, Redirect)
+        assert found.address == OTHER.grpc
+        assert parts.owner.states()[CellState.FOREIGN] == 1
+        assert parts.owner.successor(CELL) == OTHER.grpc
+
+
+async def test_agents_wait_for_an_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an owner the agent waits; when this replica gains the cell, it is let in; if nothing
+    happens for long, it is sent away with a reason."""
+    async with replica(tmp_path) as parts:
+        waiting = asyncio.create_task(parts.homes.find(JOB))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        parts.owner.gained(CELL, "start")
+        assert isinstance(await waiting, Home)
+        monkeypatch.setattr(homes, "_WAIT_S", 0.05)
+        other = next(f"job-{i}" for i in range(1000) if cell_of(f"job-{i}") != CELL)
+        with pytest.raises(ServiceUnavailable, match="no replica has its cell"):
+            await parts.homes.find(other)
+
+
+async def test_a_cell_is_handed_over(tmp_path: Path) -> None:
+    """A drain: the log ends before the lease goes to the successor, then streams are redirected."""
+    async with replica(tmp_path) as parts:
+        parts.owner.gained(CELL, "start")
+        home = await parts.homes.find(JOB)
+        assert isinstance(home, Home)
+        stream = home.streams.open()
+        home.streams.take(stream, HELLO)
+        parts.owner.drain(CELL, OTHER.name)
+        await parts.settle()
+        assert parts.lease.calls[-1] == ("release", CELL, OTHER.name)
+        assert [e.address for e in stream.outgoing if isinstance(e, Redirect)] == [OTHER.grpc]
+        assert stream.moved
+        assert CELL not in parts.cells
+
+
+async def test_a_lost_cell_is_dropped(tmp_path: Path) -> None:
+    """Another replica has taken the cell: it is gone, and its streams go to the new owner."""
+    async with replica(tmp_path) as parts:
+        parts.owner.gained(CELL, "start")
+        home = await parts.homes.find(JOB)
+        assert isinstance(home, Home)
+        stream = home.streams.open()
+        home.streams.take(stream, HELLO)
+        parts.lease.owners(**{f"c{CELL}": OTHER.name})
+        parts.owner.lost(CELL)
+        assert CELL not in parts.cells
+        assert [e.address for e in stream.outgoing if isinstance(e, Redirect)] == [OTHER.grpc]
+
+
+async def test_a_refused_log(tmp_path: Path) -> None:
+    """The log refuses an owner: it drops the cell, counts that and gives the lease back."""
+    async with replica(tmp_path) as parts:
+        parts.owner.gained(CELL, "start")
+        await parts.homes.find(JOB)
+        parts.owner.refused(CELL)
+        assert CELL not in parts.cells
+        assert parts.owner.fenced == 1
+        assert parts.lease.calls[-1] == ("give_up", CELL)
+
+
+async def test_a_takeover_that_fails(tmp_path: Path) -> None:
+    """No answer: it is tried again. Another replica was quicker: the cell is given up."""
+    async with replica(tmp_path) as parts:
+        parts.archive.errors = [LogUnavailable("log: no answer"), LogUnavailable("log: no answer")]
+        parts.owner.gained(CELL, "start")
+        assert isinstance(await parts.homes.find(JOB), Home)
+        other = (CELL + 1) % CELLS
+        parts.archive.errors = [Fenced("log: taken by frd-1")]
+        parts.owner.gained(other, "start")
+        await parts.settle()
+        assert parts.lease.calls[-1] == ("give_up", other)
+        assert other not in parts.cells
+
+
+async def test_a_takeover_that_is_overtaken(tmp_path: Path) -> None:
+    """The lease takes a cell back while it is taken over: it never becomes a home."""
+    async with replica(tmp_path) as parts:
+        parts.archive.errors = [LogUnavailable("log: no answer")] * 1000
+        parts.owner.gained(CELL, "start")
+        await asyncio.sleep(0.05)
+        parts.owner.lost(CELL)
+        await parts.settle()
+        assert CELL not in parts.cells
+        assert parts.lease.calls == []
+
+
+async def test_the_end_of_a_replica(tmp_path: Path) -> None:
+    """SIGTERM: each cell goes to the living replica that should have it."""
+    async with replica(tmp_path) as parts:
+        parts.owner.gained(CELL, "start")
+        await parts.homes.find(JOB)
+        await parts.owner.finish()
+        assert parts.lease.calls[-1] == ("release", CELL, preferred(CELL, [OTHER.name]))
+
+
+async def test_which_jobs_a_stream_may_report(tmp_path: Path) -> None:
+    """In a cluster a stream reports the job that its call names; an agent that names none is of an
+    earlier release and is told to be upgraded, but only when it has a job."""
+    async with replica(tmp_path) as parts:
+        parts.owner.gained(CELL, "start")
+        home = await parts.homes.find(JOB)
+        assert isinstance(home, Home)
+        may_report = _reportable(home, EVERYTHING, JOB)
+        assert may_report(JOB)
+        assert not may_report("another")
+        lobby = await parts.homes.find(None)
+        assert isinstance(lobby, Home)
+        stream = lobby.streams.open()
+        stream.session.declared.may_report = _reportable(lobby, EVERYTHING, None)
+        lobby.streams.take(stream, HELLO)
+        with pytest.raises(WireError, match="upgrade the agent") as refused:
+            lobby.streams.take(stream, encode_agent(declare([RankInfo(0, 1, "n", "boot", 7, 0)])))
+        assert refused.value.reason == "version"
+
+
+def test_cells_are_for_ever() -> None:
+    """The hashes are part of the format: replicas of all releases must agree on them."""
+    assert [cell_of(job) for job in ("", "train", "job-1", "söhne/1")] == [52, 57, 43, 15]
+    assert [preferred(cell, ["a", "b", "c"]) for cell in range(6)] == [*"bbbbba"]
+
+
+def test_few_cells_move() -> None:
+    """A replica that is gone gives its cells to the others; the cells of others stay."""
+    names = ["frd-0", "frd-1", "frd-2"]
+    before = [preferred(cell, names) for cell in range(CELLS)]
+    after = [preferred(cell, names[:2]) for cell in range(CELLS)]
+    assert all(a == b for a, b in zip(after, before, strict=True) if b != "frd-2")
+    assert all(10 <= before.count(name) <= 32 for name in names)
