@@ -20,11 +20,12 @@ from tests.world.daemons import free_address
 
 
 class Replica:
-    """It welcomes streams, unless `redirect_to` says where else to go."""
+    """It welcomes streams, unless `redirect_to` or, by job, `owners` say where else to go."""
 
     def __init__(self, *, redirect_to: str = "", following: str = "") -> None:
         self.address = free_address()
         self.redirect_to = redirect_to
+        self.owners: dict[str, str] = {}
         self.following = following
         self.keepalives: Iterator[int] = itertools.repeat(MIN_PING_MS)
         """`Welcome.keepalive_ms` of each stream."""
@@ -35,6 +36,10 @@ class Replica:
         self.tokens: list[str] = []
         self.open: list[Context] = []
         """Welcomed streams."""
+
+    def of_job(self, job: str | None) -> list[AgentEvent]:
+        """The messages of the last stream of a job."""
+        return [events for events, of in zip(self.streams, self.jobs, strict=True) if of == job][-1]
 
     @property
     def hellos(self) -> int:
@@ -48,16 +53,17 @@ class Replica:
         decoder, events = Decoder(), list[AgentEvent]()
         metadata = dict(context.invocation_metadata() or ())
         self.streams.append(events)
-        self.jobs.append(job_of(context.invocation_metadata()))
+        job = job_of(context.invocation_metadata())
+        self.jobs.append(job)
         self.tokens.append(str(metadata.get("authorization", "")))
         while isinstance(data := await context.read(), bytes):
             event = decoder.decode(data)
             events.append(event)
             if not isinstance(event, Hello):
                 continue
-            if self.redirect_to:
-                redirect = Redirect(self.redirect_to, "another has the job")
-                await context.write(encode_service(redirect))
+            elsewhere = self.owners.get(job or "", self.redirect_to)
+            if elsewhere:
+                await context.write(encode_service(Redirect(elsewhere, "another has the job")))
                 return
             await asyncio.sleep(self.welcome_after_s)
             welcome = Welcome(

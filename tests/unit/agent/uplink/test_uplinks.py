@@ -1,0 +1,262 @@
+"""The streams of one agent: which are open, what each sends, and how they share the bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from frd.model import (
+    AttemptKey,
+    EntryColumns,
+    Flags,
+    GroupInfo,
+    MemoryEvent,
+    MemoryEventKind,
+    NodeNs,
+    NodeRawNs,
+    RankInfo,
+    RankState,
+    RankStatus,
+    SeriesInfo,
+    SeriesKind,
+    Signature,
+)
+from frd.wire.messages import PROTOCOL, Declare, Goodbye, Hello
+from frd_agent.counters import Counters
+from frd_agent.memory import NodeSamples, Samples
+from frd_agent.memory.target import Reading
+from frd_agent.node_time import NodeTime
+from frd_agent.uplink import stream_indexes
+from frd_agent.uplink.dictionary import Dictionary
+from frd_agent.uplink.endpoint import Endpoint
+from frd_agent.uplink.outbox import ROW_BYTES
+from frd_agent.uplink.reports import Reports
+from frd_agent.uplink.uplinks import LINGER_S, MAX_LINGERING, Limits, Uplinks
+from tests.world.daemons import async_until, free_address
+from tests.world.messages import entry_columns
+from tests.world.replicas import Replica, serving
+
+NOW: Final = 10**18
+LIMITS: Final = Limits(4_000, 4_000 * ROW_BYTES, 1 << 20)
+
+
+class Node:
+    """An agent's dictionary and uplinks, and ranks without processes."""
+
+    def __init__(self, *addresses: str, limits: Limits = LIMITS) -> None:
+        self.dictionary, self.stats = Dictionary(), Counters()
+        self.open: dict[str, list[EntryColumns]] = {}
+        self.uplinks = Uplinks(
+            *(Endpoint(addresses), limits, self.dictionary, self.stats, NodeTime(self.stats)),
+            hello=lambda: Hello(PROTOCOL, "0", "node", "boot", "session", NodeNs(1), NodeRawNs(1)),
+            in_flight=lambda job: self.open.get(job, []),
+            on_request=lambda stream, request: None,
+        )
+
+    def rank(self, job: str, world: int = 1) -> tuple[Reports, int]:
+        attempt = self.dictionary.attempt(AttemptKey(job, 0), world)
+        return self.uplinks.reports(attempt), self.dictionary.rank(
+            attempt, RankInfo(0, world, "node", "boot", 100)
+        )
+
+    def rows(self, rank: int, seqs: Iterable[int], op: str = "all_reduce") -> EntryColumns:
+        attempt = self.dictionary.attempt_of(rank)
+        return entry_columns(
+            seqs,
+            rank=rank,
+            group=self.dictionary.group(attempt, GroupInfo("0", "default_pg", (0,))),
+            signature=self.dictionary.signature(Signature("gloo", op)),
+            flags=Flags.JOINED,
+            created=NOW,
+        )
+
+
+@asynccontextmanager
+async def node(*addresses: str, limits: Limits = LIMITS) -> AsyncIterator[Node]:
+    made = Node(*addresses, limits=limits)
+    try:
+        yield made
+    finally:
+        await asyncio.wait_for(made.uplinks.close(), 10)
+
+
+def declared(replica: Replica, job: str) -> list[str]:
+    """The jobs that a job's stream has declared."""
+    declares = [event for event in replica.of_job(job) if isinstance(event, Declare)]
+    return [attempt.key.job for one in declares for attempt in one.attempts]
+
+
+def rows_of(replica: Replica, job: str) -> list[int]:
+    batches = [event for event in replica.of_job(job) if isinstance(event, EntryColumns)]
+    return [seq for batch in batches for seq in batch.seq.tolist()]
+
+
+async def test_two_jobs_of_a_node_go_to_two_owners() -> None:
+    """Each of two processes of the service owns one of two jobs: each hears of its job only, and a
+    stop of the agent says goodbye to both."""
+    one, two = Replica(), Replica()
+    one.owners["b"], two.owners["a"] = two.address, one.address
+    async with serving(one, two):
+        async with node(one.address, two.address) as agent:
+            for job, seqs in (("a", range(3)), ("b", range(10, 15))):
+                reports, rank = agent.rank(job)
+                reports.current.set_status(RankStatus(rank, RankState.LIVE, NodeNs(NOW)))
+                reports.outbox.record(agent.rows(rank, seqs))
+            agent.uplinks.wake(always=False)
+            await async_until(lambda: one.open and two.open, "both welcomes")
+            await async_until(lambda: rows_of(one, "a") and rows_of(two, "b"), "the rows")
+            assert agent.uplinks.connected
+            assert agent.uplinks.outbox_rows == 8
+        assert (rows_of(one, "a"), rows_of(two, "b")) == ([0, 1, 2], [10, 11, 12, 13, 14])
+        assert (declared(one, "a"), declared(two, "b")) == (["a"], ["b"])
+        assert isinstance(one.of_job("a")[-1], Goodbye)
+        assert isinstance(two.of_job("b")[-1], Goodbye)
+
+
+async def test_jobs_of_one_name_and_two_sizes() -> None:
+    """The second job called train, of another world size, has another name, which is that of its
+    stream: the service finds the job by it."""
+    replica = Replica()
+    async with serving(replica), node(replica.address) as agent:
+        agent.rank("train", 2)
+        agent.rank("train", 4)
+        await async_until(lambda: len(replica.open) == 2, "both welcomes")
+        assert sorted(map(str, replica.jobs)) == ["train", "train (world size 4)"]
+
+
+async def test_an_agent_without_ranks_is_connected() -> None:
+    """No rank is there: one stream without a job. A job's stream is welcomed: the other one says
+    goodbye. The job is long over: its stream says goodbye, and the one without a job is back."""
+    replica = Replica()
+    async with serving(replica), node(replica.address) as agent:
+        agent.uplinks.settle([], 0.0)
+        await async_until(lambda: agent.uplinks.connected, "the stream without a job")
+        agent.rank("a")
+        agent.uplinks.settle(["a"], 1.0)
+        assert replica.jobs[0] is None
+        assert not isinstance(replica.streams[0][-1], Goodbye), "it stays until the other is up"
+
+        def is_alone() -> bool:
+            agent.uplinks.settle(["a"], 2.0)
+            return isinstance(replica.streams[0][-1], Goodbye)
+
+        await async_until(is_alone, "the goodbye")
+        assert replica.jobs == [None, "a"]
+        agent.uplinks.settle([], 3.0)
+        agent.uplinks.settle([], 3.0 + LINGER_S)
+        assert not isinstance(replica.of_job("a")[-1], Goodbye)
+        agent.uplinks.settle([], 4.0 + LINGER_S)
+        await async_until(lambda: isinstance(replica.of_job("a")[-1], Goodbye), "its goodbye")
+        await async_until(lambda: replica.jobs == [None, "a", None], "a stream without a job")
+
+
+async def test_a_job_that_comes_back_keeps_its_stream() -> None:
+    """The job's ranks are forgotten, and an hour later it has others: one stream all the time."""
+    replica = Replica()
+    async with serving(replica), node(replica.address) as agent:
+        agent.rank("a")
+        await async_until(lambda: agent.uplinks.connected, "the welcome")
+        agent.uplinks.settle([], 0.0)
+        agent.rank("a")
+        agent.uplinks.settle(["a"], LINGER_S)
+        agent.uplinks.settle([], LINGER_S + 1)
+        agent.uplinks.settle([], 2 * LINGER_S)
+        assert len(replica.open) == 1
+
+
+async def test_many_jobs_one_after_the_other() -> None:
+    """A node runs many short jobs: only the last ones that have ended keep their streams, and what
+    the others had dropped still counts."""
+    dropped = [0]
+    async with node(free_address()) as agent:
+        for number in range(3 * MAX_LINGERING):
+            reports, rank = agent.rank(f"job {number}")
+            reports.outbox.record(agent.rows(rank, range(5_000)))
+            agent.uplinks.settle([f"job {number}"], float(number))
+            agent.uplinks.settle([], number + 0.5)
+            dropped.append(agent.uplinks.dropped_rows)
+        names = [uplink.reports.job for uplink in agent.uplinks]
+        assert names == [f"job {number}" for number in range(2 * MAX_LINGERING, 3 * MAX_LINGERING)]
+        assert dropped == sorted(set(dropped))
+
+
+async def test_jobs_share_the_bounds() -> None:
+    """The service is out of reach. A job alone has all the room; a second one halves it, and cannot
+    displace rows of the first; when it is over, the first has all again."""
+    async with node(free_address()) as agent:
+        first, rank = agent.rank("a")
+        first.outbox.record(agent.rows(rank, range(4_000)))
+        assert (first.outbox.rows, agent.uplinks.dropped_rows) == (4_000, 0)
+        second, other = agent.rank("b")
+        assert (first.outbox.rows, agent.uplinks.dropped_rows) == (2_000, 2_000)
+        second.outbox.record(agent.rows(other, range(3_000)))
+        assert (first.outbox.rows, second.outbox.rows) == (2_000, 2_000)
+        second.forget(other)
+        agent.uplinks.settle(["a"], 0.0)
+        agent.uplinks.settle(["a"], LINGER_S + 1)
+        first.outbox.record(agent.rows(rank, range(4_000, 6_000)))
+        assert first.outbox.rows == 4_000
+        assert agent.uplinks.dropped_rows == 3_000
+
+
+async def test_a_full_stream_keeps_the_signatures_of_other_jobs() -> None:
+    """A job's stream has declared all signatures that it may, and begins anew: what another job's
+    rows refer to stays known."""
+    replica = Replica()
+    async with serving(replica), node(replica.address) as agent:
+        one, rank = agent.rank("a")
+        two, other = agent.rank("b")
+        await async_until(lambda: agent.uplinks.connected, "both welcomes")
+        agent.open["b"] = [agent.rows(other, [7], "all_gather")]
+        for number in range(20):
+            one.outbox.record(agent.rows(rank, [number], f"op {number}"))
+        uplinks = {uplink.reports.job: uplink for uplink in agent.uplinks}
+        dispatch = uplinks["a"].dispatch
+        while dispatch.next(watermarks_due=True):
+            pass
+        one.outbox.clear()
+        dispatch._indexes._signature_bytes = stream_indexes.MAX_SIGNATURE_BYTES
+        dispatch.open(knows_nothing=False)
+        assert [decl.signature.op for decl in agent.dictionary.signatures.values()] == [
+            "all_gather"
+        ]
+        two.outbox.record(agent.open["b"][0])
+        assert uplinks["b"].dispatch.next(watermarks_due=False)
+
+
+def test_samples_go_to_their_job() -> None:
+    """One round has values of ranks of two jobs, and one of a job that has just ended: each job
+    gets its own; all are shown."""
+    attempts = {0: "a", 1: "b", 2: "over"}
+    queues = {job: Samples(1 << 20, lambda series: series.rank) for job in ("a", "b")}
+    node_samples = NodeSamples(lambda attempt: attempts[attempt], lambda rank: rank // 10)
+    node_samples.use(queues)
+    series = [SeriesInfo(10 * attempt, SeriesKind.HOST_USED) for attempt in attempts]
+    readings = [Reading(one.rank // 10, one, 100, 50 + one.rank) for one in series]
+    node_samples.follow(attempts, [one.rank for one in series])
+    node_samples.add(1, 2, readings)
+    node_samples.event(MemoryEvent(10, MemoryEventKind.OOM, NodeRawNs(3)))
+    node_samples.event(MemoryEvent(20, MemoryEventKind.OOM, NodeRawNs(3)))
+    values = {job: queue.next_batch() for job, queue in queues.items()}
+    assert {job: batch and batch.values.tolist() for job, batch in values.items()} == {
+        "a": [[50]],
+        "b": [[60]],
+    }
+    assert node_samples.latest() == {series[0]: 50, series[1]: 60}
+    assert queues["a"].next_events() is None
+    assert queues["b"].next_events() is not None
+
+
+def test_a_lower_bound_of_samples_drops_the_oldest() -> None:
+    """Another job appears, and the room for samples is halved: the newest samples stay."""
+    samples = Samples(1 << 20, lambda series: series.rank)
+    series = SeriesInfo(0, SeriesKind.HOST_USED)
+    for at in range(10):
+        samples.add(at + 1, at + 1, [Reading(0, series, 100, 50)])
+    samples.limit(3 * 264)
+    assert (samples.moments, samples.dropped) == (3, 7)
+    batch = samples.next_batch()
+    assert batch is not None
+    assert batch.begin_ns.tolist() == [8, 9, 10]
