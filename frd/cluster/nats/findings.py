@@ -13,7 +13,7 @@ from frd.cluster.findings import StoredFinding
 from frd.cluster.nats import compare_and_set
 from frd.cluster.nats.connection import Absent, Connection, Unanswered
 from frd.cluster.nats.reading import ForwardReader
-from frd.cluster.nats.thread import LoopThread
+from frd.cluster.thread import LoopThread
 
 _PATIENCE_S: Final = 10.0
 _ID: Final = re.compile(r"[A-Za-z0-9_-]+")

@@ -28,7 +28,7 @@ from frd.cluster.log import (
 )
 from frd.cluster.nats.connection import Absent, Connection, Refused, Unanswered
 from frd.cluster.nats.reading import ForwardReader
-from frd.cluster.nats.thread import LoopThread
+from frd.cluster.thread import LoopThread
 
 EPOCH: Final = "Frd-Epoch"
 """Header of a bundle: the number of its owner's fence."""

@@ -1,4 +1,4 @@
-"""A thread with its own event loop, in which everything that talks to NATS runs.
+"""A thread with its own event loop, in which all that talks to NATS runs.
 
 The analysis of a large job may block the service's event loop for seconds. Heartbeats must go on
 meanwhile, and acknowledgements of the log must be read. The service calls in from its own loop and
@@ -11,9 +11,17 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+
+
+class Runner(Protocol):
+    """Where the work of the cluster runs: a `LoopThread`, or the loop of a simulation."""
+
+    async def call(self, work: Coroutine[Any, Any, T]) -> T: ...
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Any: ...
 
 
 class LoopThread:

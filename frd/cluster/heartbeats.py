@@ -1,0 +1,332 @@
+"""The lease of a replica: its heartbeats in the registry, and what follows from those of others.
+
+A heartbeat lists the replica's cells, so that a replica reads only one key for each other replica
+with every heartbeat of its own. The decisions are `frd.cluster.ownership`'s. A replica that cannot
+reach the registry keeps its cells: it learns that others own them when it reaches the registry
+again, or when the log refuses it. Heartbeats stop when the service's event loop no longer
+evaluates, because such an owner detects nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from frd.cluster.lease import ClusterView, Owner, Replica
+from frd.cluster.ownership import SILENT, Claim, Heartbeat, Ownership
+from frd.cluster.registry import Conflict, Entry, Registry, RegistryUnavailable
+from frd.cluster.thread import Runner
+from frd.errors import ClusterError
+
+INTERVAL_S: Final = 0.5
+"""Between two heartbeats."""
+_RETRY_S: Final = 0.1
+_IDLE_S: Final = 5.0
+"""Heartbeats stop when the service has not evaluated for so long."""
+_START_S: Final = 20.0
+_LEAVE_S: Final = 3.0
+_log = logging.getLogger(__name__)
+
+
+class _Heartbeat(msgspec.Struct):
+    """Value of ``r.<replica>``."""
+
+    grpc: str
+    http: str
+    version: str
+    generation: int
+    cells: dict[int, int] = {}
+    leaving: bool = False
+
+
+class _Claim(msgspec.Struct):
+    """Value of ``c.<nn>``."""
+
+    owner: str
+    generation: int
+
+
+class HeartbeatLease:
+    """Implements `frd.cluster.lease.Lease`.
+
+    The work is done in `runner`, for whose event loop `registry` is; the methods are for the event
+    loop in which `start` was called.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        registry: Registry,
+        me: Replica,
+        *,
+        durable: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runner = runner
+        self._registry = registry
+        self._me = me
+        self._key = f"r.{me.name}"
+        self._clock = clock
+        self._ownership = Ownership(me.name)
+        self._view = ClusterView(me.name, durable=durable)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._owner: Owner | None = None
+        self._running: Any = None
+        self._generation = 0
+        self._revision = 0
+        self._ticked = 0.0
+        self._acknowledged = 0.0
+        self._replaced = False
+        self._ready: set[int] = set()
+        """Cells whose takeover is complete."""
+        self._releasing: set[int] = set()
+        self._kick: asyncio.Event | None = None
+
+    # -- frd.cluster.lease.Lease, in the service's event loop ------------------------------------
+
+    @property
+    def view(self) -> ClusterView:
+        return self._view
+
+    async def start(self, owner: Owner) -> None:
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self.ticked()
+        await self._runner.call(self._begin())
+        self._running = self._runner.submit(self._run())
+
+    def ticked(self) -> None:
+        self._ticked = self._clock()
+
+    def owned(self, cell: int) -> None:
+        self._ready.add(cell)
+
+    async def release(self, cell: int, successor: str | None) -> None:
+        await self._runner.call(self._release(cell))
+
+    def give_up(self, cell: int) -> None:
+        self._runner.submit(self._release(cell))
+
+    async def stop(self) -> None:
+        if self._running is None:
+            return
+        self._running.cancel()
+        self._running = None
+        await self._runner.call(self._leave())
+
+    # -- heartbeats, in the runner's event loop --------------------------------------------------
+
+    async def _begin(self) -> None:
+        """The first heartbeat, as the next process of this replica's name."""
+        self._kick = asyncio.Event()
+        deadline = self._clock() + _START_S
+        while True:
+            try:
+                entry = await self._registry.get(self._key)
+                self._revision = entry.revision if entry else 0
+                self._generation = (_generation(entry) if entry else 0) + 1
+                self._revision = await self._registry.put(self._key, self._value(), self._revision)
+                self._acknowledged = self._clock()
+                return
+            except (Conflict, RegistryUnavailable) as error:
+                if self._clock() > deadline:
+                    raise ClusterError(f"cluster.servers: no heartbeat: {error}") from None
+                await asyncio.sleep(_RETRY_S)
+
+    async def _run(self) -> None:
+        assert self._kick is not None
+        due = self._clock()
+        idle = False
+        while not self._replaced:
+            pause = due - self._clock()
+            if pause > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._kick.wait(), pause)
+            self._kick.clear()
+            was_idle, idle = idle, self._clock() - self._ticked > _IDLE_S
+            if idle:
+                if not was_idle:
+                    _log.error("cluster: no evaluation for %s s: heartbeats stop", _IDLE_S)
+                due = self._clock() + _RETRY_S
+                continue
+            began = self._clock()
+            try:
+                await self._beat()
+                due = began + INTERVAL_S
+            except RegistryUnavailable:
+                due = self._clock() + _RETRY_S
+                self._publish(self._view.replicas)
+            except Exception:  # a bug must not end the heartbeats: the cells would be taken
+                _log.exception("cluster: heartbeat failed")
+                due = self._clock() + INTERVAL_S
+
+    async def _beat(self) -> None:
+        """One heartbeat; all that is decided follows from what is read after its acknowledgement.
+
+        Raises:
+            RegistryUnavailable: it is not known to be stored.
+        """
+        try:
+            self._revision = await self._registry.put(self._key, self._value(), self._revision)
+        except Conflict:
+            await self._resolve()
+            if self._replaced:
+                return
+            self._revision = await self._put_again()
+        found = await self._registry.find("r.")
+        self._acknowledged = self._clock()
+        values = {key.removeprefix("r."): _decoded(entry) for key, entry in found.items()}
+        decision = self._ownership.beat(
+            {
+                name: Heartbeat(
+                    value.generation, found[f"r.{name}"].revision, value.cells, value.leaving
+                )
+                for name, value in values.items()
+                if value is not None
+            }
+        )
+        for cell in decision.lost:
+            self._lose(cell)
+        if decision.drain is not None and decision.drain[0] in self._ready:
+            cell, successor = decision.drain
+            self._notify(lambda owner: owner.drain(cell, successor))
+        if decision.claim:
+            await asyncio.gather(*map(self._claim, decision.claim))
+        self._publish(
+            [
+                Replica(name, v.grpc, v.http, v.version, tuple(sorted(v.cells)))
+                for name, v in values.items()
+                if v is not None and name != self._me.name and name in self._ownership.living
+            ]
+        )
+
+    async def _put_again(self) -> int:
+        try:
+            return await self._registry.put(self._key, self._value(), self._revision)
+        except Conflict as error:
+            raise RegistryUnavailable(str(error)) from None
+
+    async def _resolve(self) -> None:
+        """Our key has another revision: an earlier heartbeat without an answer was stored, or
+        another process of our name has begun."""
+        entry = await self._registry.get(self._key)
+        self._revision = entry.revision if entry else 0
+        if entry is None or _generation(entry) <= self._generation:
+            return
+        self._replaced = True
+        _log.error(
+            "cluster.member: %s: a newer process uses this name: this one takes no more jobs; "
+            "give each replica its own name",
+            self._me.name,
+        )
+        for cell in list(self._ownership.mine):
+            self._ownership.dropped(cell)
+            self._lose(cell)
+        self._publish(())
+
+    async def _claim(self, cell: int) -> None:
+        key = f"c.{cell:02}"
+        try:
+            entry = await self._registry.get(key)
+            if not self._ownership.may_claim(cell, _claim(entry)):
+                return
+            value = msgspec.json.encode(_Claim(self._me.name, self._generation))
+            revision = await self._registry.put(key, value, entry.revision if entry else 0)
+        except (Conflict, RegistryUnavailable):
+            return  # the next heartbeat shows whether it is still free
+        self._ownership.claimed(cell, revision)
+        self._notify(lambda owner: owner.gained(cell))
+
+    async def _release(self, cell: int) -> None:
+        """Say that the cell is free, if our claim is still the last one."""
+        revision = self._ownership.mine.get(cell)
+        self._ready.discard(cell)
+        if revision is None or cell in self._releasing:
+            return
+        self._releasing.add(cell)
+        # If this fails, others find the cell unreported, and claim it a little later.
+        with contextlib.suppress(Conflict, RegistryUnavailable):
+            value = msgspec.json.encode(_Claim("", 0))
+            await self._registry.put(f"c.{cell:02}", value, revision)
+        self._releasing.discard(cell)
+        self._ownership.dropped(cell)
+        if self._kick is not None:
+            self._kick.set()
+
+    async def _leave(self) -> None:
+        self._ownership.leaving = True
+        for cell in list(self._ownership.mine):
+            self._ownership.dropped(cell)
+        try:
+            await asyncio.wait_for(self._put_leaving(), _LEAVE_S)
+        except (Conflict, RegistryUnavailable, TimeoutError):
+            _log.warning("cluster: the last heartbeat failed: others take over some seconds later")
+
+    async def _put_leaving(self) -> None:
+        if self._replaced:
+            return
+        try:
+            await self._registry.put(self._key, self._value(), self._revision)
+        except Conflict:
+            await self._resolve()
+            if not self._replaced:
+                await self._registry.put(self._key, self._value(), self._revision)
+
+    # -- values and notifications ----------------------------------------------------------------
+
+    def _value(self) -> bytes:
+        me, own = self._me, self._ownership
+        return msgspec.json.encode(
+            _Heartbeat(me.grpc, me.http, me.version, self._generation, own.mine, own.leaving)
+        )
+
+    def _lose(self, cell: int) -> None:
+        self._ready.discard(cell)
+        if cell not in self._releasing:
+            self._notify(lambda owner: owner.lost(cell))
+
+    def _notify(self, call: Callable[[Owner], None]) -> None:
+        assert self._loop is not None
+        assert self._owner is not None
+        self._loop.call_soon_threadsafe(call, self._owner)
+
+    def _publish(self, others: Sequence[Replica]) -> None:
+        me = self._me
+        mine = Replica(me.name, me.grpc, me.http, me.version, tuple(sorted(self._ownership.mine)))
+        replicas = [mine, *(replica for replica in others if replica.name != me.name)]
+        self._view = ClusterView(
+            me.name,
+            sorted(replicas, key=lambda replica: replica.name),
+            self._ownership.owners(),
+            self._clock() - self._acknowledged < SILENT * INTERVAL_S,
+            self._view.durable,
+        )
+
+
+def _decoded(entry: Entry) -> _Heartbeat | None:
+    """None: not readable; such a replica is not known to live."""
+    try:
+        return msgspec.json.decode(entry.value, type=_Heartbeat)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _generation(entry: Entry) -> int:
+    value = _decoded(entry)
+    return value.generation if value else 0
+
+
+def _claim(entry: Entry | None) -> Claim | None:
+    if entry is None:
+        return None
+    try:
+        value = msgspec.json.decode(entry.value, type=_Claim)
+    except msgspec.MsgspecError:
+        return None
+    return Claim(value.owner, value.generation, entry.revision)
