@@ -241,7 +241,8 @@ class HeartbeatLease:
         except (Conflict, RegistryUnavailable):
             return  # the next heartbeat shows whether it is still free
         self._ownership.claimed(cell, revision)
-        self._notify(lambda owner: owner.gained(cell))
+        why = _why(_claim(entry), self._me.name)
+        self._notify(lambda owner: owner.gained(cell, why))
 
     async def _release(self, cell: int) -> None:
         """Say that the cell is free, if our claim is still the last one."""
@@ -320,6 +321,13 @@ def _decoded(entry: Entry) -> _Heartbeat | None:
 def _generation(entry: Entry) -> int:
     value = _decoded(entry)
     return value.generation if value else 0
+
+
+def _why(former: Claim | None, me: str) -> str:
+    """Why a cell is claimed, after its former claim; see `Owner.gained`."""
+    if former is None or former.owner == me:
+        return "start"
+    return "dead" if former.owner else "released"
 
 
 def _claim(entry: Entry | None) -> Claim | None:

@@ -49,7 +49,7 @@ class Owner(Protocol):
 
     def gained(self, cell: int, why: str) -> None:
         """The claim on the cell succeeded: begin to take it over. `why` is a word for a metric:
-        `start` (no replica had it), `dead`, `left` or `rebalance`."""
+        `start` (no other replica had it), `dead` or `released`."""
         ...
 
     async def take_over(self, cell: int, why: str) -> None:

@@ -94,8 +94,8 @@ class ClusterState:
     cells: Mapping[CellState, int]
     """Number of cells in each state; they add up to the number of all cells."""
     takeovers: Mapping[str, int] = field(default_factory=dict)
-    """Cells taken over since the start, by why: `start` (no replica had it), `dead` (its owner
-    stopped its heartbeats), `left` (its owner ended on purpose), `rebalance`."""
+    """Cells taken over since the start, by why: `start` (no other replica had it), `dead` (its
+    owner's heartbeats ended), `released` (its owner handed it over)."""
     fenced: int = 0
     """Cells lost because their log refused this replica."""
     append_s: float = 0.0
