@@ -32,7 +32,6 @@ T = TypeVar("T")
 WATCHDOG_S: Final = 10.0
 """Without any answer for so long, a new client is made."""
 REQUEST_S: Final = 2.0
-"""A request without an answer for so long has failed."""
 _PING_S: Final = 0.75
 _DIAL_S: Final = 5.0
 _CLOSE_S: Final = 2.0
@@ -49,6 +48,11 @@ class Refused(FrdError):
 class Unanswered(FrdError):
     """No answer, or one that says that the server cannot serve now. Whether a write happened is not
     known."""
+
+    def __init__(self, what: str, code: int = 0) -> None:
+        super().__init__(what)
+        self.code = code
+        """Of the server's answer; 0: there is none."""
 
 
 class Absent(FrdError):
@@ -97,8 +101,10 @@ class Access:
 class Connection:
     """For one event loop, in which `open` was called."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, request_s: float = REQUEST_S) -> None:
+        """A request without an answer for `request_s` has failed."""
         self._access = access
+        self._request_s = request_s
         self._client: Client | None = None
         self._js: JetStreamContext | None = None
         self._answered = time.monotonic()
@@ -126,22 +132,19 @@ class Connection:
             raise Unanswered("not connected")
         return self._client
 
-    async def publish(
-        self, subject: str, data: bytes, headers: Mapping[str, str], timeout_s: float = REQUEST_S
-    ) -> Ack:
+    async def publish(self, subject: str, data: bytes, headers: Mapping[str, str]) -> Ack:
         """Write one message to a stream and await the confirmation.
 
         Raises:
             Refused, Unanswered
         """
         ack = await self.ask(
-            lambda js: js.publish(subject, data, timeout=timeout_s, headers=dict(headers)),
-            timeout_s,
+            lambda js: js.publish(subject, data, timeout=self._request_s, headers=dict(headers))
         )
         return Ack(ack.seq, bool(ack.duplicate))
 
     async def ask(
-        self, request: Callable[[JetStreamContext], Awaitable[T]], timeout_s: float = REQUEST_S
+        self, request: Callable[[JetStreamContext], Awaitable[T]], timeout_s: float | None = None
     ) -> T:
         """Await one request of JetStream's API.
 
@@ -153,7 +156,7 @@ class Connection:
             raise Unanswered("not connected")
         try:
             # The library's own limits end most requests; some wait for a lost connection for ever.
-            result = await asyncio.wait_for(request(js), timeout_s + 1)
+            result = await asyncio.wait_for(request(js), (timeout_s or self._request_s) + 0.5)
         except nats.js.errors.APIError as error:
             self._answered = time.monotonic()
             raise _meaning(error) from None
@@ -212,7 +215,7 @@ class Connection:
             self._spawn(_close(client))
             raise Unanswered(type(error).__name__) from None
         self._client = client
-        self._js = client.jetstream(timeout=REQUEST_S)
+        self._js = client.jetstream(timeout=self._request_s)
         if old is not None:
             self._spawn(_close(old))
             _log.info("cluster: new connection to NATS; the old one did not answer")
@@ -244,4 +247,4 @@ def _meaning(error: nats.js.errors.APIError) -> FrdError:
         return Refused(str(error.description))
     if isinstance(error, nats.js.errors.NotFoundError):
         return Absent(str(error.description))
-    return Unanswered(f"{error.description} ({error.err_code})")
+    return Unanswered(f"{error.description} ({error.err_code})", error.err_code or 0)
