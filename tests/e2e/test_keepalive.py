@@ -61,9 +61,9 @@ async def test_the_machine_of_an_agent_dies(tmp_path: Path) -> None:
 
 
 async def test_an_earlier_release_of_the_service_that_says_nothing(tmp_path: Path) -> None:
-    """A service of an earlier release permits a ping every 20 s. A client with the keepalive of this
-    release is thrown out after four pings without an answer of the service; the agent, which
-    asks for less after its first welcome, is not."""
+    """A service of an earlier release permits a ping every 20 s. It throws a client out that has the
+    keepalive of this release, after four pings; not the agent, which after its first welcome
+    pings less often."""
     service = Replica()
     service.keepalives = repeat(0)
     earlier = dict(SERVER_OPTIONS) | {"grpc.http2.min_ping_interval_without_data_ms": 20_000}
@@ -74,17 +74,17 @@ async def test_an_earlier_release_of_the_service_that_says_nothing(tmp_path: Pat
     ):
         del earlier[key]
     hello = encode_agent(Hello(PROTOCOL, "0", "node", "boot", "session", 1, 1))  # type: ignore[arg-type]
-    async with serving(service, options=tuple(earlier.items())):
-        async with (
-            agent(tmp_path, service.address),
-            grpc.aio.insecure_channel(service.address, options=CHANNEL_OPTIONS) as channel,
-        ):
-            await async_until(lambda: service.hellos == 2 and service.open, "the welcomes")
-            assert isinstance(service.streams[0][-1], Goodbye)
-            call = open_stream(channel)
-            await call.write(hello)
-            assert isinstance(await call.read(), bytes)
-            with pytest.raises(grpc.aio.AioRpcError, match="Too many pings"):
-                await asyncio.wait_for(call.read(), 40)
-            assert service.hellos == 3
-            assert len(service.open) == 1
+    async with (
+        serving(service, options=tuple(earlier.items())),
+        agent(tmp_path, service.address),
+        grpc.aio.insecure_channel(service.address, options=CHANNEL_OPTIONS) as channel,
+    ):
+        await async_until(lambda: service.hellos == 2 and service.open, "the welcomes")
+        assert isinstance(service.streams[0][-1], Goodbye)
+        call = open_stream(channel)
+        await call.write(hello)
+        assert isinstance(await call.read(), bytes)
+        with pytest.raises(grpc.aio.AioRpcError, match="Too many pings"):
+            await asyncio.wait_for(call.read(), 40)
+        assert service.hellos == 3
+        assert len(service.open) == 1
