@@ -25,6 +25,8 @@ FIELDS: Final[Mapping[int, Mapping[int, int]]] = {
 the field. A column that is not named here is only compressed less well."""
 MAX_SPANS: Final = 64
 """Of one message; more than any kind has columns."""
+_MIN_BYTES: Final = 32
+"""Shorter columns gain less than they cost."""
 _WIDTHS: Final = (1, 4, 8)
 
 
@@ -60,7 +62,7 @@ def spans(message: bytes) -> list[Span]:
                     size, start = _varint(message, at)
                     at = start + size
                     width = fields.get(key >> 3, 0)
-                    if width and size and not size % width and at <= len(message):
+                    if width and size >= _MIN_BYTES and not size % width and at <= len(message):
                         found.append(Span(start, at, message[0] << 8 | key >> 3, width))
                 case _:
                     break

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from frd.cluster.columns import MAX_SPANS, shuffle, spans, unshuffle
+from frd.cluster.columns import MAX_SPANS, Span, shuffle, spans, unshuffle
 from frd.cluster.log import MAX_BUNDLE_BYTES, Bundle
 from frd.errors import StoreError
 from frd.model import AlignedNs
@@ -37,6 +37,7 @@ MAX_RECORD_BYTES: Final = 32 * 1024 * 1024
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 """Unpacked. More than any frame has; one with more is damaged or forged."""
 _LEVEL: Final = 1
+_SMALL_BYTES: Final = 16 * 1024
 _HEAD: Final = struct.Struct("<BBHH2xQ")
 _COUNTS: Final = struct.Struct("<III")
 _MAX_COLUMNS: Final = 256
@@ -122,9 +123,10 @@ def _encode(records: Sequence[Record]) -> bytes:
     lengths: list[int] = []
     counts: list[int] = []
     cuts: list[tuple[int, int, int]] = []
+    layouts: dict[tuple[int, int], list[Span]] = {}
     for record in records:
         payload, at, length = memoryview(record.payload), 0, 0
-        found = spans(record.payload) if record.kind is RecordKind.MESSAGE else []
+        found = _spans(record, layouts)
         for start, stop, key, width in found:
             if (column := columns.get(key)) is None:
                 column = columns[key] = _Column(len(columns), width, [])
@@ -155,6 +157,20 @@ def _encode(records: Sequence[Record]) -> bytes:
             *rest,
         )
     )
+
+
+def _spans(record: Record, layouts: dict[tuple[int, int], list[Span]]) -> list[Span]:
+    """The columns of the record. Small messages of the same kind and size mostly have the same
+    layout; if one has not, it only becomes less small."""
+    payload = record.payload
+    if record.kind is not RecordKind.MESSAGE or not payload:
+        return []
+    if len(payload) > _SMALL_BYTES:
+        return spans(payload)
+    key = payload[0], len(payload)
+    if (found := layouts.get(key)) is None:
+        found = layouts[key] = spans(payload)
+    return found
 
 
 def _array(items: Sequence[int], dtype: str) -> bytes:
