@@ -26,8 +26,7 @@ class PendingAcks:
         self._cut = False
 
     def draw(self) -> None:
-        """Take what the session has applied. What it applied is in the log by now, as far as
-        `cut` was not called: at the log's position, or before."""
+        """Take what the session has applied, which is in the log up to its position of now."""
         acks = self._session.take_acks()
         if not acks or self._cut:
             return
@@ -37,10 +36,22 @@ class PendingAcks:
         self._waiting.append((self._log.position, acks))
 
     def cut(self) -> None:
-        """The log has left out a message of the stream: what was applied since the last `draw`, and
-        later, is never acknowledged."""
+        """The log has left out a message: what was applied since the last `draw`, and later, is
+        never acknowledged."""
         self._session.take_acks()
         self._cut = True
+
+    def drop(self) -> None:
+        """The stream is to end, and the log may lack any part of it: nothing is acknowledged."""
+        self.cut()
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """The stream is over: what is not stored now is not acknowledged."""
+        ready = self.take()
+        self.drop()
+        if ready:
+            self._waiting.append((0, ready))
 
     @property
     def ready(self) -> bool:

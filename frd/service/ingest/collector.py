@@ -14,6 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 import grpc
@@ -122,24 +123,23 @@ class Ingest:
         writer = asyncio.create_task(_write(stream, context))
         try:
             try:
-                stream.reading = asyncio.current_task()
-                await self._read(home, stream, context)
+                async with asyncio.timeout(None) as reading:
+                    stream.interrupt = partial(reading.reschedule, 0)
+                    await self._read(home, stream, context)
+            except TimeoutError:
+                context.set_code(grpc.StatusCode.UNAVAILABLE)
+                context.set_details(stream.moved)
             except FrdError as error:
                 stream.send(self._refusal(error, context, _name(stream, context)))
             except asyncio.CancelledError:
-                if not stream.moved:
-                    self.refused[ABORTED] += 1
-                    raise
-                if stream.reading is not None:
-                    stream.reading.uncancel()
-                context.set_code(grpc.StatusCode.UNAVAILABLE)
-                context.set_details(stream.moved)
+                self.refused[ABORTED] += 1
+                raise
             except Exception:
                 log.exception("stream %d: internal error", stream.id)
                 fault = WireError("stream", FAULT, "internal error: see the service's log")
                 stream.send(self._refusal(fault, context, _name(stream, context)))
             finally:
-                stream.reading = None
+                stream.interrupt = _nothing
                 home.streams.close(stream)
                 home.inquiries.ended(stream.id)
             stream.close()
@@ -214,6 +214,10 @@ def _reportable(home: Home, grant: Grant, job: str | None) -> Callable[[str], bo
         return declared == job and grant.may_report(declared)
 
     return may_report
+
+
+def _nothing() -> None:
+    pass
 
 
 def _name(stream: Stream, context: Context) -> str:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from frd.engine.clocks.alignment import Alignment
 from frd.model import AlignedNs, AttemptKey, EntryColumns, MemoryColumns
@@ -61,10 +61,10 @@ class Stream:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is something to write."""
     closing: bool = False
-    reading: asyncio.Task[Any] | None = None
-    """The handler while it reads from the stream. `leave` cancels it."""
     moved: str = ""
-    """Why the service has ended it, which is no fault of the agent."""
+    """Why the service ends the stream, without an error of the agent."""
+    interrupt: Callable[[], object] = lambda: None
+    """Ends the reading of messages."""
     logged_refused: bool = False
 
     def send(self, event: ServiceEvent) -> None:
@@ -77,13 +77,12 @@ class Stream:
         self.wake.set()
 
     def leave(self, why: str, address: str = "") -> None:
-        """End the stream: the agent should report to the service at `address`, if there is one, or
-        connect again."""
+        """Read nothing more: the agent keeps what is not acknowledged, and reports to the service at
+        `address`, if there is one, or connects again."""
         self.moved = why
         if address:
             self.send(Redirect(address, why))
-        if self.reading is not None:
-            self.reading.cancel()
+        self.interrupt()
 
     def take_outgoing(self) -> list[ServiceEvent]:
         """The events to write, in order. Acknowledgements merge until they are taken."""
@@ -180,6 +179,7 @@ class Streams:
         """Called when a stream has ended: ranks without another stream lose their agent."""
         session = stream.session
         self._acking.discard(stream)
+        stream.acks.close()
         if self._streams.pop(stream.id, None) is None or session.hello is None:
             return
         now = self._now()
@@ -252,7 +252,8 @@ class Streams:
         """Wake every stream whose entries since the last call, or earlier, are stored now."""
         for number in self._journal.take_cut():
             if (cut := self._streams.get(number)) is not None:
-                cut.leave("the log did not take all of its messages: send them again")
+                cut.acks.drop()
+                cut.leave("the log lacks some of the stream: it is sent again on a new one")
         for stream in self._acking:
             stream.acks.draw()
             if stream.acks.ready:
