@@ -28,7 +28,7 @@ class Log(Protocol):
 
     @property
     def stored(self) -> int:
-        """All records up to this position are stored for good."""
+        """All records up to this position are stored for good; -1 once `fenced`."""
         ...
 
     @property

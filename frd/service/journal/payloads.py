@@ -1,11 +1,12 @@
-"""Payloads of journal records: settings, dismissals and waits as JSON, learned pauses as JSON
-lines."""
+"""Payloads of journal records: settings, dismissals, waits and findings as JSON, learned pauses as
+JSON lines."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,7 +15,8 @@ from frd.config import Config, StoreLimits
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.engine.policy import Policy
 from frd.errors import StoreError
-from frd.model import AttemptKey, UnrecordedWait
+from frd.forms import finding_from_json, finding_json
+from frd.model import AttemptKey, Finding, UnrecordedWait
 from frd.store.journal import JournalLimits
 
 _Payload = TypeVar("_Payload", "Settings", "Dismissal", "Waited")
@@ -95,3 +97,19 @@ def decode_pauses(data: bytes) -> list[JobPauses]:
         return [JobPauses.decode(line) for line in data.splitlines()]
     except ValueError as error:
         raise StoreError(f"journal: {error}: {_ADVICE}") from None
+
+
+def encode_finding(finding: Finding) -> bytes:
+    """Times to the microsecond."""
+    return json.dumps(finding_json(finding), separators=(",", ":")).encode("ascii")
+
+
+def decode_finding(data: bytes) -> Finding:
+    """
+    Raises:
+        StoreError: `data` is not what `encode_finding` returns.
+    """
+    try:
+        return finding_from_json(msgspec.json.decode(data, type=dict[str, Any]))
+    except (ValueError, TypeError, OverflowError) as error:  # msgspec's errors are ValueErrors
+        raise StoreError(f"journal: finding: {error}: {_ADVICE}") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import assert_never
 
 from frd.engine.engine import Engine
 from frd.errors import FrdError
@@ -20,6 +21,7 @@ from frd.service.journal.payloads import (
     Dismissal,
     Settings,
     Waited,
+    decode_finding,
     decode_pauses,
     decode_payload,
 )
@@ -80,13 +82,8 @@ class Player:
                 self._message(record)
             case RecordKind.TICK:
                 self.advance(record.at)
-            case RecordKind.OPENED:
-                self._streams[record.stream] = Session(self._shared, record.stream)
-            case RecordKind.ALIGNED:
-                if (session := self._streams.get(record.stream)) is not None:
-                    session.align(decode(record.payload))
-            case RecordKind.CLOSED:
-                self._close(record.stream)
+            case RecordKind.OPENED | RecordKind.ALIGNED | RecordKind.CLOSED:
+                self._stream(record)
             case RecordKind.SETTINGS:
                 self._shared.engine.adopt(decode_payload(record.payload, Settings).policy)
             case RecordKind.START:
@@ -97,6 +94,20 @@ class Player:
                 self._wait(decode_payload(record.payload, Waited))
             case RecordKind.LEARNED:
                 self._shared.engine.recall(decode_pauses(record.payload))
+            case RecordKind.RESTORED:
+                self._restore(decode_finding(record.payload), record.at)
+            case RecordKind.FINDING:
+                pass
+            case _:
+                assert_never(record.kind)
+
+    def _stream(self, record: Record) -> None:
+        if record.kind is RecordKind.OPENED:
+            self._streams[record.stream] = Session(self._shared, record.stream)
+        elif record.kind is RecordKind.CLOSED:
+            self._close(record.stream)
+        elif (session := self._streams.get(record.stream)) is not None:
+            session.align(decode(record.payload))
 
     def advance(self, now: AlignedNs) -> None:
         self._shared.runs.settle(now)
@@ -121,6 +132,12 @@ class Player:
         self._shared = Shared(Engine(settings.policy))
         self._streams: dict[int, Session] = {}
         self._shared.engine.restore(list(self.findings.values()), now)
+
+    def _restore(self, finding: Finding, now: AlignedNs) -> None:
+        """A finding that opened before the first record that is left."""
+        if finding.id not in self.findings:
+            self.findings[finding.id] = finding
+            self._shared.engine.restore([finding], now)
 
     def _message(self, record: Record) -> None:
         session = self._streams.get(record.stream)

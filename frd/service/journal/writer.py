@@ -12,12 +12,13 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from frd.model import AlignedNs, Finding
+from frd.service.journal.preamble import Preamble
 from frd.store.journal import OLD_SUFFIX, Journal, JournalLimits, old_files
 from frd.store.records import Record, RecordKind
 from frd.wire.messages import AgentEvent, Declare, Hello, ResponsePart
@@ -41,12 +42,10 @@ class JournalWriter:
     def __init__(
         self, folder: Path, *, settings: bytes, now: AlignedNs, limits: JournalLimits
     ) -> None:
-        self._live: dict[int, list[Record]] = {}
-        self._aligned: dict[int, Record] = {}
-        """The last alignment of each stream."""
-        self._learned: Record | None = None
+        self._preamble = Preamble()
+        """Of what the thread has written."""
         self._journal = Journal(
-            folder, settings=settings, preamble=self._preamble, now=now, limits=limits
+            folder, settings=settings, preamble=self._preamble.records, now=now, limits=limits
         )
         if old := old_files(folder):
             log.warning(
@@ -158,23 +157,5 @@ class JournalWriter:
         # If a new segment begins with this batch, its preamble must not reflect the batch yet.
         self._journal.append([record for record, _ in batch])
         for record, preamble in batch:
-            self._remember(record, preamble)
+            self._preamble.see(record, declares=preamble)
         self._written_bytes += sum(len(record.payload) for record, _ in batch)
-
-    def _remember(self, record: Record, preamble: bool) -> None:
-        if preamble:
-            self._live.setdefault(record.stream, []).append(record)
-        elif record.kind is RecordKind.ALIGNED:
-            self._aligned[record.stream] = record
-        elif record.kind is RecordKind.LEARNED:
-            self._learned = record
-        elif record.kind is RecordKind.CLOSED:
-            self._live.pop(record.stream, None)
-            self._aligned.pop(record.stream, None)
-
-    def _preamble(self) -> Iterator[Record]:
-        if self._learned is not None:
-            yield self._learned
-        for records in self._live.values():
-            yield from records
-        yield from self._aligned.values()

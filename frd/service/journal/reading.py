@@ -1,0 +1,143 @@
+"""Reads the log of a cell: from a checkpoint on, for the next owner and for `frd replay`.
+
+Records are returned from the first complete checkpoint on. A checkpoint that only repeats what the
+records before it say is left out; it is used where bundles before it are missing. So a reader sees
+a log without holes: at the START record of a checkpoint, nothing read before is live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from frd.cluster.log import Bounds, FencedLog
+from frd.cluster.packing import Frame, Joiner, Mark, read_head
+from frd.engine.matching.learned_pauses import JobPauses
+from frd.model import Finding, FindingState
+from frd.service.journal.payloads import decode_finding, decode_pauses
+from frd.store.records import Record, RecordKind
+
+_LAST_BUNDLES: Final = 16
+"""Bundles that are read for the head of the last one; the last ones of all may be fences."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What the last owner left."""
+
+    findings: tuple[Finding, ...]
+    """Open ones, oldest first."""
+    pauses: tuple[JobPauses, ...]
+    records: int
+
+
+async def recover(
+    log: FencedLog,
+    warn: Callable[[str], None],
+    play: Callable[[Record], None] = lambda record: None,
+) -> Recovered:
+    """Read the last complete checkpoint and everything after it; `play` gets each record.
+
+    Raises:
+        StoreError: the log is damaged, or a newer frd wrote it.
+        LogUnavailable: it does not answer.
+    """
+    bounds = await log.bounds()
+    findings: dict[str, Finding] = {}
+    learned, count = b"", 0
+    async for record in read(log, await _last_checkpoint(log, bounds), bounds.last, warn):
+        count += 1
+        play(record)
+        match record.kind:
+            case RecordKind.START:
+                findings.clear()
+            case RecordKind.RESTORED | RecordKind.FINDING:
+                finding = decode_finding(record.payload)
+                findings[finding.id] = finding
+            case RecordKind.LEARNED:
+                learned = record.payload
+            case _:
+                pass
+    still_open = [one for one in findings.values() if one.state is FindingState.OPEN]
+    still_open.sort(key=lambda finding: finding.opened_at)
+    return Recovered(tuple(still_open), tuple(decode_pauses(learned)), count)
+
+
+async def _last_checkpoint(log: FencedLog, bounds: Bounds) -> int:
+    """Number of a bundle from which on there is a complete checkpoint, if the log has one."""
+    size, before = _LAST_BUNDLES, bounds.last + 1
+    while before > bounds.first:
+        first = max(bounds.first, before - size)
+        checkpoint = None
+        async for bundle in log.read(first, before - 1):
+            checkpoint = read_head(bundle).checkpoint
+        if checkpoint is not None:
+            return max(checkpoint, bounds.first)
+        size, before = 2 * size, first
+    return bounds.first
+
+
+async def read(
+    log: FencedLog, first: int, last: int, warn: Callable[[str], None]
+) -> AsyncIterator[Record]:
+    """The records in bundles `first` to `last`; `warn` gets one line of text for each loss.
+
+    Raises:
+        StoreError: the log is damaged, or a newer frd wrote it.
+        LogUnavailable: it stops before `last`.
+    """
+    sequence = _Sequence(warn)
+    joiner = Joiner()
+    async for bundle in log.read(first, last):
+        frame = joiner.add(bundle)
+        if frame is not None:
+            for usable in sequence.add(frame):
+                for record in await asyncio.to_thread(usable.records):
+                    yield record
+    if not sequence.is_whole and last >= first:
+        warn("log: it has no complete checkpoint, from which reading could begin")
+
+
+class _Sequence:
+    """Decides which frames are read: those of a complete checkpoint, and what follows it."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._last: Frame | None = None
+        self._checkpoint: list[Frame] = []
+        """Frames of a checkpoint that is not complete."""
+        self.is_whole = False
+        """All that came before is known."""
+
+    def add(self, frame: Frame) -> list[Frame]:
+        """Frames whose records are to be read now."""
+        last, self._last = self._last, frame
+        if last is not None and frame.epoch < last.epoch:
+            self._warn(
+                f"log: bundle {frame.first}: of an owner that was excluded: it is left out: "
+                "report this as a bug"
+            )
+            self._last = last
+            return []
+        is_new_owner = last is None or frame.epoch != last.epoch
+        if not is_new_owner and last is not None and frame.first != last.last + 1 and self.is_whole:
+            self._warn(f"log: records before bundle {frame.first} are missing")
+            self.is_whole = False
+        if is_new_owner or not frame.mark & Mark.MIDDLE or frame.mark & Mark.FIRST:
+            self._checkpoint = []
+        if is_new_owner:
+            # A complete checkpoint begins the records of each owner.
+            self.is_whole = False
+        if not frame.mark & Mark.MIDDLE:
+            return [frame] if self.is_whole else []
+        if frame.mark & Mark.FIRST or self._checkpoint:
+            self._checkpoint.append(frame)
+        if not frame.mark & Mark.LAST or not self._checkpoint:
+            return []
+        complete, self._checkpoint = self._checkpoint, []
+        if self.is_whole and not frame.mark & Mark.START:
+            return []
+        self.is_whole = True
+        return complete

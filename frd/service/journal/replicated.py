@@ -1,0 +1,475 @@
+"""The log of a cell: replicated by the servers of the cluster, and fenced.
+
+The event loop collects records; a task packs them in a worker thread and appends them, one bundle
+in flight, in order. The engine never waits for that. If the log is slow, records wait in memory, up
+to a bound; beyond it a stream is *cut*: none of its messages is recorded or acknowledged any more,
+and when the log is back, the stream ends, so that its agent sends again what is missing. So the log
+has of each stream a part without holes from its beginning, and the next owner can rely on it.
+
+The first records are a checkpoint, and others follow at intervals: all that a reader must know to
+begin there (see `frd.service.journal.reading`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from frd.cluster.log import Fenced, FencedLog, LogLost, LogUnavailable
+from frd.cluster.packing import FRAME_BYTES, MAX_RECORD_BYTES, NO_MARK, Mark, frames, pack
+from frd.model import AlignedNs, Finding, FindingState
+from frd.service.journal.payloads import encode_finding
+from frd.service.journal.preamble import Preamble
+from frd.service.metrics.recent_peak import RecentPeak
+from frd.store.journal import JournalLimits
+from frd.store.records import Record, RecordKind
+from frd.wire.messages import AgentEvent, Declare, Hello, ResponsePart
+
+MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
+CHECKPOINT_EVERY_NS: Final = 30_000_000_000
+CHECKPOINT_BYTES: Final = 64 * 1024 * 1024
+"""Payloads between two checkpoints, if they come faster; and at least four times its own size."""
+_RECORD_BYTES: Final = 200
+"""A waiting record in addition to its payload."""
+_IDLE_CHECKPOINT_EVERY_NS: Final = 600_000_000_000
+"""If only little is recorded."""
+_TICKS_TOGETHER: Final = 40
+"""Ticks that are written together if nothing else is recorded."""
+_RETRY_S: Final = 0.2
+_STOP_WITHIN_S: Final = 5.0
+_INDISPENSABLE: Final = (
+    *(RecordKind.START, RecordKind.CLOSED, RecordKind.SETTINGS),
+    *(RecordKind.DISMISSED, RecordKind.FINDING),
+)
+"""Recorded even beyond the bound. They are few."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Run:
+    """Records that are written together."""
+
+    records: list[Record]
+    size: int
+    position: int
+    """Of the last record."""
+    checkpoint: AlignedNs | None = None
+    """Time of the checkpoint that the run is."""
+    mark: Mark = NO_MARK
+
+
+class _Checkpoint(NamedTuple):
+    first: int
+    """Number of its first bundle."""
+    at: AlignedNs
+    written: int
+    """Bytes of all bundles before it, since the log was taken."""
+
+
+class _Saving(NamedTuple):
+    """Versions of findings that a caller waits for."""
+
+    position: int
+    records: Sequence[Record]
+    done: asyncio.Future[None]
+
+
+class ReplicatedLog:
+    """A `Log` on a `FencedLog` that was taken. The methods are for the event loop.
+
+    `findings` are open, and `learned` are the learned pauses (see `payloads.encode_pauses`), both
+    as the last owner left them. `on_fenced` is called when the log refuses this owner, or cannot
+    be written because of a fault: the cell must be dropped then.
+    """
+
+    def __init__(
+        self,
+        log: FencedLog,
+        *,
+        owner: str,
+        settings: bytes,
+        now: AlignedNs,
+        limits: JournalLimits,
+        findings: Sequence[Finding] = (),
+        learned: bytes = b"",
+        on_fenced: Callable[[], None],
+    ) -> None:
+        self._log = log
+        self._owner = owner
+        self._settings = settings
+        self._limits = limits
+        self._on_fenced = on_fenced
+        self._clock = asyncio.get_running_loop().time
+        self._preamble = Preamble()
+        """Of all records up to `_position`."""
+        if learned:
+            self._preamble.see(Record(RecordKind.LEARNED, now, 0, learned), declares=False)
+        self._open_findings = {f.id: Record(RecordKind.RESTORED, now, 0, encode_finding(f))
+                               for f in findings}  # fmt: skip
+        self._cut: set[int] = set()
+        self._cut_news: set[int] = set()
+        """Streams of `_cut` that `take_cut` has not returned."""
+        self._open, self._ticks = _Run([], 0, 0), 0
+        """Records that are not handed over, and how many of them are ticks."""
+        self._queue: deque[_Run] = deque()
+        self._waiting = 0
+        """Bytes that are not stored."""
+        self._position = self._reached = self._released = 0
+        self._is_withheld = False
+        """The log has lost records that may have been drawn for acknowledgement."""
+        self._saving: list[_Saving] = []
+        self._dropped = 0
+        self._evicted = 0
+        self._fenced = False
+        self._is_over = False
+        """Nothing is recorded any more."""
+        self._checkpoint = 0
+        """Number of the bundle with which the last complete checkpoint began."""
+        self._checkpoints: deque[_Checkpoint] = deque()
+        self._checkpoint_at = now
+        self._checkpoint_bytes = 0
+        """Payloads of the last checkpoint."""
+        self._since_checkpoint = 0
+        self._written = 0
+        self._append_began: float | None = None
+        self._appends = RecentPeak()
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._put_checkpoint(now, is_start=True)
+        self._task = asyncio.create_task(self._run())
+
+    # -- frd.service.journal.log.Log -------------------------------------------------------------
+
+    @property
+    def position(self) -> int:
+        return self._position
+
+    @property
+    def stored(self) -> int:
+        return -1 if self._fenced else self._released
+
+    @property
+    def fenced(self) -> bool:
+        return self._fenced
+
+    @property
+    def dropped(self) -> int:
+        return self._dropped
+
+    @property
+    def evicted(self) -> int:
+        return self._evicted
+
+    def record(
+        self, kind: RecordKind, at: AlignedNs, stream: int = 0, payload: bytes = b""
+    ) -> None:
+        if kind is RecordKind.CLOSED:
+            self._cut.discard(stream)
+            self._cut_news.discard(stream)
+            if stream not in self._preamble.streams:  # it never was in the log
+                return
+        elif stream in self._cut:
+            return
+        opens = kind is RecordKind.OPENED
+        if self._is_full and kind not in _INDISPENSABLE:
+            self._dropped += 1
+            if opens:
+                self._cut_off(stream)
+            return
+        self._put(Record(kind, at, stream, payload), declares=opens)
+
+    def message(self, stream: int, at: AlignedNs, data: bytes, event: AgentEvent) -> bool:
+        if isinstance(event, ResponsePart):
+            return True
+        if self._is_over or stream in self._cut:
+            self._dropped += 1
+            return False
+        if self._is_full:
+            self._dropped += 1
+            self._cut_off(stream)
+            return False
+        record = Record(RecordKind.MESSAGE, at, stream, data)
+        self._put(record, declares=isinstance(event, Hello | Declare))
+        return True
+
+    def take_cut(self) -> Collection[int]:
+        if not self._is_withheld and self._waiting > MAX_WAITING_BYTES // 2:
+            return ()
+        cut, self._cut_news = self._cut_news, set()
+        self._is_withheld = False
+        self._released = self._reached
+        return cut
+
+    def tick(self, at: AlignedNs) -> None:
+        self.record(RecordKind.TICK, at)
+        self._ticks += 1
+        if self._checkpoint_is_due(at):
+            self._put_checkpoint(at, is_start=False)
+        elif self._ticks < len(self._open.records) or self._ticks >= _TICKS_TOGETHER:
+            self._hand_over()
+
+    def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
+        self._settings, self._limits = settings, limits
+        self.record(RecordKind.SETTINGS, at, 0, settings)
+
+    async def save(self, findings: Sequence[Finding], at: AlignedNs) -> None:
+        if not findings:
+            return
+        records = []
+        for finding in findings:
+            payload = encode_finding(finding)
+            records.append(Record(RecordKind.FINDING, at, 0, payload))
+            if finding.state is FindingState.OPEN:
+                self._open_findings[finding.id] = Record(RecordKind.RESTORED, at, 0, payload)
+            else:
+                self._open_findings.pop(finding.id, None)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._save(records, done)
+        await done
+
+    async def stop(self) -> None:
+        self._hand_over()
+        self._wake.set()
+        try:
+            async with asyncio.timeout(_STOP_WITHIN_S):
+                await self._idle.wait()
+        except TimeoutError:
+            logger.warning(
+                "log of the cell: %d bytes are not stored: agents send them again", self._waiting
+            )
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        self._end()
+
+    # -- for metrics -----------------------------------------------------------------------------
+
+    @property
+    def unacked_bytes(self) -> int:
+        """Payloads that are not stored yet."""
+        return self._waiting
+
+    @property
+    def append_s(self) -> float:
+        """The slowest recent append, one in progress included."""
+        now = self._clock()
+        running = 0.0 if self._append_began is None else now - self._append_began
+        return max(self._appends.value(now), running)
+
+    @property
+    def written_bytes(self) -> int:
+        """Bundles, packed, since the log was taken."""
+        return self._written
+
+    # -- collecting ------------------------------------------------------------------------------
+
+    @property
+    def _is_full(self) -> bool:
+        return self._waiting > MAX_WAITING_BYTES
+
+    def _put(self, record: Record, *, declares: bool = False) -> None:
+        if self._is_over:
+            return
+        if len(record.payload) > MAX_RECORD_BYTES:
+            self._dropped += 1
+            return
+        self._preamble.see(record, declares=declares)
+        self._position += 1
+        size = len(record.payload) + _RECORD_BYTES
+        self._open.records.append(record)
+        self._open.size += size
+        self._waiting += size
+        self._since_checkpoint += len(record.payload)
+        if self._open.size > FRAME_BYTES:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self._open.records:
+            self._open.position = self._position
+            last = self._queue[-1] if self._queue else None
+            if last and last.checkpoint is None and last.size + self._open.size <= FRAME_BYTES:
+                last.records += self._open.records
+                last.size += self._open.size
+                last.position = self._position
+            else:
+                self._queue.append(self._open)
+            self._open, self._ticks = _Run([], 0, 0), 0
+        self._idle.clear()
+        self._wake.set()
+
+    def _cut_off(self, stream: int) -> None:
+        if not self._cut:
+            logger.warning("log of the cell: %d bytes wait: messages are left out", self._waiting)
+        self._cut.add(stream)
+        self._cut_news.add(stream)
+
+    def _save(self, records: Sequence[Record], done: asyncio.Future[None]) -> None:
+        if self._is_over:
+            done.set_exception(Fenced("log: another replica owns the cell"))
+            return
+        for record in records:
+            self._put(record)
+        self._saving.append(_Saving(self._position, records, done))
+        self._hand_over()
+
+    def _checkpoint_is_due(self, at: AlignedNs) -> bool:
+        if self._is_full or any(run.checkpoint is not None for run in self._queue):
+            return False
+        age_ns, size = at - self._checkpoint_at, self._since_checkpoint
+        return (
+            (age_ns >= CHECKPOINT_EVERY_NS and size >= self._checkpoint_bytes)
+            or age_ns >= _IDLE_CHECKPOINT_EVERY_NS
+            or size >= max(CHECKPOINT_BYTES, 4 * self._checkpoint_bytes)
+        )
+
+    def _put_checkpoint(self, at: AlignedNs, *, is_start: bool) -> None:
+        """What is known of everything that was put before, and of nothing that comes later."""
+        self._hand_over()
+        start = Record(RecordKind.START, at, 0, self._settings)
+        records = [start, *self._open_findings.values(), *self._preamble.records()]
+        size = sum(len(record.payload) for record in records)
+        mark = Mark.START if is_start else NO_MARK
+        self._position += 1
+        self._queue.append(_Run(records, size, self._position, at, mark))
+        self._waiting += size
+        self._checkpoint_at, self._checkpoint_bytes, self._since_checkpoint = at, size, 0
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                while self._queue:
+                    try:
+                        await self._write(self._queue.popleft())
+                    except LogLost as error:
+                        await self._begin_again(error)
+                if not self._open.records:
+                    self._idle.set()
+                await self._wake.wait()
+                self._wake.clear()
+        except Fenced as error:
+            logger.warning("log of the cell: %s", error)
+            self._give_up()
+        except Exception:
+            logger.exception("log of the cell: internal error: the cell is given up")
+            self._give_up()
+
+    async def _write(self, run: _Run) -> None:
+        """
+        Raises:
+            Fenced, LogLost
+        """
+        some = list(frames(run.records))
+        first, written = 0, self._written
+        for index, records in enumerate(some):
+            mark = NO_MARK
+            if run.checkpoint is not None:
+                mark = run.mark | Mark.MIDDLE
+                mark |= Mark.FIRST if index == 0 else NO_MARK
+                mark |= Mark.LAST if index == len(some) - 1 else NO_MARK
+            # Packed once: an append that is tried again must be of the same bytes.
+            bundles = await asyncio.to_thread(pack, records, mark, checkpoint=self._checkpoint)
+            for data in bundles:
+                number = await self._append(data)
+                first = first or number
+        self._waiting -= run.size
+        self._advance(run.position)
+        if run.checkpoint is not None:
+            self._checkpoint = first
+            self._checkpoints.append(_Checkpoint(first, run.checkpoint, written))
+            await self._purge(run.checkpoint)
+
+    async def _append(self, data: bytes) -> int:
+        self._append_began = began = self._clock()
+        logged = False
+        try:
+            while True:
+                try:
+                    number = await self._log.append(data)
+                except LogUnavailable as error:
+                    if not logged:
+                        logger.warning("log of the cell: %s: trying again", error)
+                    logged = True
+                    await asyncio.sleep(_RETRY_S)
+                else:
+                    break
+        finally:
+            self._append_began = None
+        if logged:
+            logger.warning("log of the cell: written again")
+        self._written += len(data)
+        self._appends.add(self._clock() - began, self._clock())
+        return number
+
+    def _advance(self, position: int) -> None:
+        self._reached = position
+        if not self._is_withheld:
+            self._released = position
+        saved = [saving for saving in self._saving if saving.position <= position]
+        self._saving = self._saving[len(saved) :]
+        for saving in saved:
+            if not saving.done.done():
+                saving.done.set_result(None)
+
+    async def _begin_again(self, error: LogLost) -> None:
+        """The servers have lost the end of the log. Nothing that was acknowledged can be asked for
+        again, but what was not can: all streams are cut, and the log begins again without them."""
+        logger.error("log of the cell: %s: some of its end is lost, all agents send again", error)
+        self._dropped += sum(len(run.records) for run in (*self._queue, self._open))
+        self._queue.clear()
+        self._open, self._ticks, self._waiting = _Run([], 0, 0), 0, 0
+        for stream in self._preamble.streams:
+            self._cut_off(stream)
+        self._preamble.forget_streams()
+        self._is_withheld = True
+        self._checkpoint = 0
+        self._checkpoints.clear()
+        self._put_checkpoint(self._checkpoint_at, is_start=True)
+        saving, self._saving = self._saving, []
+        for one in saving:
+            self._save(one.records, one.done)
+        while True:
+            try:
+                await self._log.take(self._owner)
+            except LogUnavailable:
+                await asyncio.sleep(_RETRY_S)
+            else:
+                return
+
+    async def _purge(self, now: AlignedNs) -> None:
+        """Delete what is older, or more, than the limits allow, up to a checkpoint."""
+        before = 0
+        age_ns = self._limits.max_age_s * 1e9
+        while len(self._checkpoints) > 1:
+            _, second = self._checkpoints[0], self._checkpoints[1]
+            is_old = 0 < age_ns < now - second.at
+            if not is_old and self._written - second.written < self._limits.total_bytes:
+                break
+            self._checkpoints.popleft()
+            before = second.first
+        if before:
+            try:
+                await self._log.purge(before)
+            except LogUnavailable:
+                return  # the next one deletes it, too
+            self._evicted += 1
+
+    def _give_up(self) -> None:
+        self._fenced = True
+        self._end()
+        self._on_fenced()
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._queue.clear()
+        self._open, self._ticks, self._waiting = _Run([], 0, 0), 0, 0
+        saving, self._saving = self._saving, []
+        for one in saving:
+            if not one.done.done():
+                one.done.set_exception(Fenced("log: another replica owns the cell"))
+        self._idle.set()

@@ -1,0 +1,374 @@
+"""Laws of a cell's log: what an agent may forget is stored, and the log has no holes.
+
+Real outboxes of agents, real sessions and streams of the service, and the real replicated log on
+fake servers. Connections break with messages and acknowledgements in flight, old streams go on for
+a while after new ones, and the servers are slow, away, or lose answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frd.cluster.log import Bundle, FencedLog
+from frd.cluster.packing import Joiner
+from frd.engine.engine import Engine
+from frd.engine.policy import Policy
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    EntryColumns,
+    GroupInfo,
+    NodeNs,
+    NodeRawNs,
+    RankInfo,
+    Signature,
+)
+from frd.service.clocks.agent_clocks import AgentClocks
+from frd.service.clocks.pings import raw_now
+from frd.service.ingest.shared import Shared
+from frd.service.ingest.streams import Stream, Streams
+from frd.service.journal import replicated
+from frd.service.journal.payloads import Settings, encode_payload
+from frd.service.journal.replicated import ReplicatedLog
+from frd.store.journal import JournalLimits
+from frd.store.records import Record, RecordKind
+from frd.v1 import stream_pb2 as pb
+from frd.wire.encode import encode_agent
+from frd.wire.messages import (
+    PROTOCOL,
+    Ack,
+    AttemptDecl,
+    Declare,
+    GroupDecl,
+    Hello,
+    RankDecl,
+    SignatureDecl,
+)
+from frd_agent.uplink.outbox import Outbox
+from tests.world.fake_cluster import FakeLog, FakeStream, Faults
+from tests.world.virtual_time import run_virtual
+
+RANKS: Final = 2
+"""Of each agent."""
+AGENTS: Final = 2
+START: Final = AlignedNs(1_790_000_000_000_000_000)
+SETTINGS: Final = encode_payload(Settings("0"))
+
+
+@dataclass(eq=False)
+class Connection:
+    stream: Stream
+    unread: list[bytes] = field(default_factory=list)
+    """Messages that the service has not read."""
+
+
+class Agent:
+    """Sends rows of its ranks from a real outbox."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.outbox = Outbox(10**9, 10**12)
+        self.recorded = [0] * RANKS
+        self.acked: dict[int, int] = defaultdict(int)
+        """The highest revision of each rank that the service has acknowledged."""
+        self.connection: Connection | None = None
+
+    def introduction(self) -> list[bytes]:
+        ranks = [self.number * RANKS + i for i in range(RANKS)]
+        name = str(self.number)
+        world = AGENTS * RANKS
+        hello = Hello(PROTOCOL, "0", f"n{name}", f"b{name}", name, NodeNs(1), NodeRawNs(1))
+        declare = Declare(
+            attempts=(AttemptDecl(0, AttemptKey("job", 0), world),),
+            ranks=tuple(
+                RankDecl(i, 0, RankInfo(rank, world, f"n{name}", f"b{name}", 10 + rank))
+                for i, rank in enumerate(ranks)
+            ),
+            groups=(GroupDecl(0, 0, GroupInfo("0", "dp", tuple(range(world)))),),
+            signatures=(SignatureDecl(0, Signature("gloo", "all_reduce")),),
+        )
+        return [encode_agent(hello), encode_agent(declare)]
+
+    def record(self, rank: int, rows: int) -> None:
+        first = self.recorded[rank]
+        self.recorded[rank] += rows
+        at = np.arange(first, first + rows, dtype=np.int64)
+        self.outbox.record(
+            EntryColumns(
+                rank=rank,
+                first_revision=0,
+                group=np.zeros(rows, np.uint32),
+                seq=at,
+                signature=np.zeros(rows, np.uint32),
+                flags=np.full(rows, 5, np.uint8),
+                created_ns=START - 10**9 + at,
+                started_ns=np.zeros(rows, np.int64),
+                completed_ns=START - 10**9 + at + 1,
+            )
+        )
+
+
+class World:
+    """One owner of a cell, and its agents. Every acknowledgement that leaves is checked."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.faults = Faults(random.Random(seed))
+        self.servers = FakeStream()
+        self.agents = [Agent(number) for number in range(AGENTS)]
+        self.late: list[Connection] = []
+        """Connections that their agent has left."""
+        self.agent_of: dict[int, Agent] = {}
+        self.excused: dict[tuple[int, int], int] = {}
+        """Rows that the servers had stored, and lost."""
+        self.fenced = 0
+        self.ack_loss = 0.1
+
+    async def begin(self) -> None:
+        fenced = FakeLog(self.servers, self.faults)
+        await fenced.take("a")
+        self.log = ReplicatedLog(
+            fenced,
+            owner="a",
+            settings=SETTINGS,
+            now=START,
+            limits=JournalLimits(total_bytes=10**12),
+            on_fenced=self._on_fenced,
+        )
+        shared = Shared(Engine(Policy()))
+        self.streams = Streams(
+            shared, AgentClocks(self.now, raw_now), self.log,
+            now=self.now, version="0", instance="i",
+        )  # fmt: skip
+
+    def _on_fenced(self) -> None:
+        self.fenced += 1
+
+    def now(self) -> AlignedNs:
+        return AlignedNs(START + round(asyncio.get_running_loop().time() * 1e9))
+
+    # -- what may happen -------------------------------------------------------------------------
+
+    def connect(self, agent: Agent) -> None:
+        """The former stream is left with what it has in flight."""
+        if agent.connection is not None:
+            self.late.append(agent.connection)
+        agent.connection = Connection(self.streams.open())
+        self.agent_of[agent.connection.stream.id] = agent
+        agent.connection.unread += agent.introduction()
+        agent.outbox.rewind()
+
+    def send(self, agent: Agent) -> None:
+        if agent.connection is not None and (batch := agent.outbox.next_batch()) is not None:
+            agent.connection.unread.append(encode_agent(batch))
+
+    def receive(self, connection: Connection) -> None:
+        if connection.unread:
+            self.streams.take(connection.stream, connection.unread.pop(0))
+
+    def acknowledge(self) -> None:
+        """All streams that have something to write do so; the former ones in vain."""
+        self.streams.flush_acks()
+        current = [agent.connection for agent in self.agents if agent.connection]
+        for connection in (*current, *self.late):
+            stream = connection.stream
+            if stream.hung_up:
+                self.end(connection)
+            elif stream.wake.is_set():
+                stream.wake.clear()
+                for event in stream.take_outgoing():
+                    if isinstance(event, Ack):
+                        self._acked(connection, event)
+
+    def end(self, connection: Connection) -> None:
+        """The service notices that the stream is over."""
+        if connection in self.late:
+            self.late.remove(connection)
+        agent = self.agent_of[connection.stream.id]
+        if agent.connection is connection:
+            agent.connection = None
+        self.streams.close(connection.stream)
+        for event in connection.stream.take_outgoing():
+            if isinstance(event, Ack):
+                self._acked(connection, event)
+
+    def _acked(self, connection: Connection, ack: Ack) -> None:
+        agent = self.agent_of[connection.stream.id]
+        for rank, revision in ack.revisions.items():
+            agent.acked[rank] = max(agent.acked[rank], revision)
+        assert not self.fenced, "acknowledged after the fence"
+        self.check()
+        if connection is agent.connection:
+            if self.dice.random() < self.ack_loss:
+                self.connect(agent)  # the connection broke before it came
+            else:
+                agent.outbox.ack(ack.revisions)
+
+    # -- the laws --------------------------------------------------------------------------------
+
+    def check(self) -> dict[tuple[int, int], int]:
+        """The last row of each rank in the log.
+
+        Every acknowledged row is in the log; and there is no row before which one is missing."""
+        applied = defaultdict(int, self.excused)
+        for record in stored(self.servers):
+            if record.kind is not RecordKind.MESSAGE:
+                continue
+            message = pb.AgentMessage.FromString(record.payload)
+            if message.WhichOneof("kind") == "entries":
+                batch = message.entries
+                key = self.agent_of[record.stream].number, batch.rank_index
+                assert batch.first_revision <= applied[key] + 1, "a hole"
+                last = batch.first_revision + len(batch.flags) - 1
+                applied[key] = max(applied[key], last)
+        for agent in self.agents:
+            for rank, revision in agent.acked.items():
+                assert revision <= applied[agent.number, rank]
+        return applied
+
+    async def settle(self) -> None:
+        """The servers answer, all agents are connected, and everything is sent."""
+        self.faults.no_leader_until = self.ack_loss = 0.0
+        self.faults.lost_answers = self.faults.lost_requests = 0.0
+        for _ in range(200):
+            for agent in self.agents:
+                if agent.connection is None:
+                    self.connect(agent)
+                self.send(agent)
+                while agent.connection is not None and agent.connection.unread:
+                    self.receive(agent.connection)
+            self.log.tick(self.now())
+            await asyncio.sleep(0.5)
+            self.acknowledge()
+
+
+def stored(servers: FakeStream) -> Iterator[Record]:
+    joiner = Joiner()
+    for number, message in enumerate(servers.messages, servers.first):
+        if message.epoch:
+            frame = joiner.add(Bundle(number, message.epoch, message.data))
+            if frame is not None:
+                yield from frame.records()
+
+
+async def live(world: World, steps: int) -> None:
+    """`steps` random events."""
+    await world.begin()
+    for _ in range(steps):
+        agent = world.dice.choice(world.agents)
+        if world.dice.random() < 0.6:
+            agent_acts(world, agent)
+        else:
+            await service_acts(world)
+
+
+def agent_acts(world: World, agent: Agent) -> None:
+    dice = world.dice
+    if agent.connection is None or dice.random() < 0.05:
+        world.connect(agent)
+        return
+    match dice.randrange(3):
+        case 0:
+            agent.record(dice.randrange(RANKS), dice.randrange(1, 30))
+        case 1:
+            world.send(agent)
+        case _:
+            world.receive(agent.connection)
+
+
+async def service_acts(world: World) -> None:
+    dice = world.dice
+    match dice.randrange(5):
+        case 0 if world.late:
+            connection = dice.choice(world.late)
+            world.receive(connection)
+            if dice.random() < 0.3:
+                world.end(connection)
+        case 1:
+            world.log.tick(world.now())
+        case 2:
+            await asyncio.sleep(dice.choice([0, 0, 0.01, 0.3, 3]))
+        case 3:
+            world.acknowledge()
+        case _ if dice.random() < 0.2:
+            world.faults.lost_answers = dice.choice([0, 0, 0.3])
+            world.faults.delay_s = dice.choice([0, 0, 0.2])
+            away = dice.choice([0, 0, 5, 20])
+            world.faults.no_leader_until = asyncio.get_running_loop().time() + away
+        case _:
+            pass
+
+
+@given(seed=st.integers(0, 2**32), bound=st.sampled_from([3_000, 10_000, 10**9]))
+@settings(max_examples=60, deadline=None)
+def test_what_is_acknowledged_is_stored(seed: int, bound: int) -> None:
+    """Agents come and go while the servers have faults, and the memory for waiting records is
+    small: no row is acknowledged before it is stored, and in the end all rows are."""
+
+    async def work() -> None:
+        world = World(seed)
+        await live(world, 400)
+        await world.settle()
+        world.check()
+        for agent in world.agents:
+            assert [agent.acked[rank] for rank in range(RANKS)] == agent.recorded
+            assert agent.outbox.rows == 0
+        await world.log.stop()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replicated, "MAX_WAITING_BYTES", bound)
+        run_virtual(work())
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_servers_that_lose_the_end_of_the_log(seed: int) -> None:
+    """The servers lose bundles that they had confirmed: rows that were not acknowledged before are
+    stored again, before they are acknowledged."""
+
+    async def work() -> None:
+        world = World(seed)
+        await live(world, 200)
+        world.excused = world.check()
+        world.servers.lose_after(max(world.servers.last - world.dice.randrange(1, 6), 0))
+        for _ in range(3):
+            world.agents[0].record(0, 5)
+        await world.settle()
+        world.check()
+        for agent in world.agents:
+            assert [agent.acked[rank] for rank in range(RANKS)] == agent.recorded
+        await world.log.stop()
+
+    run_virtual(work())
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_a_fenced_owner_acknowledges_nothing(seed: int) -> None:
+    """Another replica takes the log in between: the owner learns of it once, and nothing that it
+    receives from then on is acknowledged."""
+
+    async def work() -> None:
+        world = World(seed)
+        await live(world, 200)
+        end = world.servers.last
+        other: FencedLog = FakeLog(world.servers, Faults())
+        await other.take("b")
+        world.agents[0].record(0, 5)
+        await world.settle()
+        assert world.fenced == 1
+        assert world.log.fenced
+        assert world.servers.last == end + 1
+        await world.log.stop()
+
+    run_virtual(work())
