@@ -47,19 +47,20 @@ async def recover(
     bounds = await log.bounds()
     findings: dict[str, Finding] = {}
     learned, count = b"", 0
-    async for record in read(log, await _last_checkpoint(log, bounds), bounds.last, warn):
-        count += 1
-        play(record)
-        match record.kind:
-            case RecordKind.START:
-                findings.clear()
-            case RecordKind.RESTORED | RecordKind.FINDING:
-                finding = decode_finding(record.payload)
-                findings[finding.id] = finding
-            case RecordKind.LEARNED:
-                learned = record.payload
-            case _:
-                pass
+    async for records in read(log, await _last_checkpoint(log, bounds), bounds.last, warn):
+        count += len(records)
+        for record in records:
+            play(record)
+            match record.kind:
+                case RecordKind.START:
+                    findings.clear()
+                case RecordKind.RESTORED | RecordKind.FINDING:
+                    finding = decode_finding(record.payload)
+                    findings[finding.id] = finding
+                case RecordKind.LEARNED:
+                    learned = record.payload
+                case _:
+                    pass
     still_open = [one for one in findings.values() if one.state is FindingState.OPEN]
     still_open.sort(key=lambda finding: finding.opened_at)
     return Recovered(tuple(still_open), tuple(decode_pauses(learned)), count)
@@ -81,8 +82,9 @@ async def _last_checkpoint(log: FencedLog, bounds: Bounds) -> int:
 
 async def read(
     log: FencedLog, first: int, last: int, warn: Callable[[str], None]
-) -> AsyncIterator[Record]:
-    """The records in bundles `first` to `last`; `warn` gets one line of text for each loss.
+) -> AsyncIterator[list[Record]]:
+    """The records in bundles `first` to `last`, some at a time; `warn` gets one line of text for
+    each loss.
 
     Raises:
         StoreError: the log is damaged, or a newer frd wrote it.
@@ -94,8 +96,7 @@ async def read(
         frame = joiner.add(bundle)
         if frame is not None:
             for usable in sequence.add(frame):
-                for record in await asyncio.to_thread(usable.records):
-                    yield record
+                yield await asyncio.to_thread(usable.records)
     if not sequence.is_whole and last >= first:
         warn("log: it has no complete checkpoint, from which reading could begin")
 

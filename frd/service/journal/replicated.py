@@ -19,12 +19,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from frd.cluster.log import Fenced, FencedLog, LogLost, LogUnavailable
-from frd.cluster.packing import FRAME_BYTES, MAX_RECORD_BYTES, NO_MARK, Mark, frames, pack
+from frd.cluster.log import Fenced, FencedLog, LogLost
+from frd.cluster.packing import FRAME_BYTES, MAX_RECORD_BYTES
 from frd.model import AlignedNs, Finding, FindingState
+from frd.service.journal.appending import Appender
 from frd.service.journal.payloads import encode_finding
 from frd.service.journal.preamble import Preamble
-from frd.service.metrics.recent_peak import RecentPeak
 from frd.store.journal import JournalLimits
 from frd.store.records import Record, RecordKind
 from frd.wire.messages import AgentEvent, Declare, Hello, ResponsePart
@@ -39,7 +39,6 @@ _IDLE_CHECKPOINT_EVERY_NS: Final = 600_000_000_000
 """If only little is recorded."""
 _TICKS_TOGETHER: Final = 40
 """Ticks that are written together if nothing else is recorded."""
-_RETRY_S: Final = 0.2
 _STOP_WITHIN_S: Final = 5.0
 _INDISPENSABLE: Final = (
     *(RecordKind.START, RecordKind.CLOSED, RecordKind.SETTINGS),
@@ -60,15 +59,7 @@ class _Run:
     """Of the last record."""
     checkpoint: AlignedNs | None = None
     """Time of the checkpoint that the run is."""
-    mark: Mark = NO_MARK
-
-
-class _Checkpoint(NamedTuple):
-    first: int
-    """Number of its first bundle."""
-    at: AlignedNs
-    written: int
-    """Bytes of all bundles before it, since the log was taken."""
+    is_start: bool = False
 
 
 class _Saving(NamedTuple):
@@ -99,12 +90,10 @@ class ReplicatedLog:
         learned: bytes = b"",
         on_fenced: Callable[[], None],
     ) -> None:
-        self._log = log
-        self._owner = owner
+        self._appender = Appender(log, owner)
         self._settings = settings
         self._limits = limits
         self._on_fenced = on_fenced
-        self._clock = asyncio.get_running_loop().time
         self._preamble = Preamble()
         """Of all records up to `_position`."""
         if learned:
@@ -124,20 +113,13 @@ class ReplicatedLog:
         """The log has lost records that may have been drawn for acknowledgement."""
         self._saving: list[_Saving] = []
         self._dropped = 0
-        self._evicted = 0
         self._fenced = False
         self._is_over = False
         """Nothing is recorded any more."""
-        self._checkpoint = 0
-        """Number of the bundle with which the last complete checkpoint began."""
-        self._checkpoints: deque[_Checkpoint] = deque()
         self._checkpoint_at = now
         self._checkpoint_bytes = 0
         """Payloads of the last checkpoint."""
         self._since_checkpoint = 0
-        self._written = 0
-        self._append_began: float | None = None
-        self._appends = RecentPeak()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._put_checkpoint(now, is_start=True)
@@ -163,7 +145,7 @@ class ReplicatedLog:
 
     @property
     def evicted(self) -> int:
-        return self._evicted
+        return self._appender.deleted
 
     def record(
         self, kind: RecordKind, at: AlignedNs, stream: int = 0, payload: bytes = b""
@@ -256,14 +238,12 @@ class ReplicatedLog:
     @property
     def append_s(self) -> float:
         """The slowest recent append, one in progress included."""
-        now = self._clock()
-        running = 0.0 if self._append_began is None else now - self._append_began
-        return max(self._appends.value(now), running)
+        return self._appender.append_s
 
     @property
     def written_bytes(self) -> int:
         """Bundles, packed, since the log was taken."""
-        return self._written
+        return self._appender.written
 
     # -- collecting ------------------------------------------------------------------------------
 
@@ -332,9 +312,8 @@ class ReplicatedLog:
         start = Record(RecordKind.START, at, 0, self._settings)
         records = [start, *self._open_findings.values(), *self._preamble.records()]
         size = sum(len(record.payload) for record in records)
-        mark = Mark.START if is_start else NO_MARK
         self._position += 1
-        self._queue.append(_Run(records, size, self._position, at, mark))
+        self._queue.append(_Run(records, size, self._position, at, is_start))
         self._waiting += size
         self._checkpoint_at, self._checkpoint_bytes, self._since_checkpoint = at, size, 0
 
@@ -364,47 +343,14 @@ class ReplicatedLog:
         Raises:
             Fenced, LogLost
         """
-        some = list(frames(run.records))
-        first, written = 0, self._written
-        for index, records in enumerate(some):
-            mark = NO_MARK
-            if run.checkpoint is not None:
-                mark = run.mark | Mark.MIDDLE
-                mark |= Mark.FIRST if index == 0 else NO_MARK
-                mark |= Mark.LAST if index == len(some) - 1 else NO_MARK
-            # Packed once: an append that is tried again must be of the same bytes.
-            bundles = await asyncio.to_thread(pack, records, mark, checkpoint=self._checkpoint)
-            for data in bundles:
-                number = await self._append(data)
-                first = first or number
+        if run.checkpoint is None:
+            await self._appender.append(run.records)
+        else:
+            await self._appender.append_checkpoint(
+                run.records, run.checkpoint, self._limits, is_start=run.is_start
+            )
         self._waiting -= run.size
         self._advance(run.position)
-        if run.checkpoint is not None:
-            self._checkpoint = first
-            self._checkpoints.append(_Checkpoint(first, run.checkpoint, written))
-            await self._purge(run.checkpoint)
-
-    async def _append(self, data: bytes) -> int:
-        self._append_began = began = self._clock()
-        logged = False
-        try:
-            while True:
-                try:
-                    number = await self._log.append(data)
-                except LogUnavailable as error:
-                    if not logged:
-                        logger.warning("log of the cell: %s: trying again", error)
-                    logged = True
-                    await asyncio.sleep(_RETRY_S)
-                else:
-                    break
-        finally:
-            self._append_began = None
-        if logged:
-            logger.warning("log of the cell: written again")
-        self._written += len(data)
-        self._appends.add(self._clock() - began, self._clock())
-        return number
 
     def _advance(self, position: int) -> None:
         self._reached = position
@@ -427,37 +373,11 @@ class ReplicatedLog:
             self._cut_off(stream)
         self._preamble.forget_streams()
         self._is_withheld = True
-        self._checkpoint = 0
-        self._checkpoints.clear()
         self._put_checkpoint(self._checkpoint_at, is_start=True)
         saving, self._saving = self._saving, []
         for one in saving:
             self._save(one.records, one.done)
-        while True:
-            try:
-                await self._log.take(self._owner)
-            except LogUnavailable:
-                await asyncio.sleep(_RETRY_S)
-            else:
-                return
-
-    async def _purge(self, now: AlignedNs) -> None:
-        """Delete what is older, or more, than the limits allow, up to a checkpoint."""
-        before = 0
-        age_ns = self._limits.max_age_s * 1e9
-        while len(self._checkpoints) > 1:
-            _, second = self._checkpoints[0], self._checkpoints[1]
-            is_old = 0 < age_ns < now - second.at
-            if not is_old and self._written - second.written < self._limits.total_bytes:
-                break
-            self._checkpoints.popleft()
-            before = second.first
-        if before:
-            try:
-                await self._log.purge(before)
-            except LogUnavailable:
-                return  # the next one deletes it, too
-            self._evicted += 1
+        await self._appender.take_again()
 
     def _give_up(self) -> None:
         self._fenced = True

@@ -1,0 +1,141 @@
+"""Appends records to the log of a cell: packed in a worker thread, one bundle in flight, in order.
+
+Knows the numbers of bundles: where the last complete checkpoint began, which every bundle says in
+its head, and what may be deleted. It knows neither streams nor what waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from frd.cluster.log import FencedLog, LogUnavailable
+from frd.cluster.packing import NO_MARK, Mark, frames, pack
+from frd.model import AlignedNs
+from frd.service.metrics.recent_peak import RecentPeak
+from frd.store.journal import JournalLimits
+from frd.store.records import Record
+
+_RETRY_S: Final = 0.2
+
+logger = logging.getLogger(__name__)
+
+
+class _Checkpoint(NamedTuple):
+    first: int
+    """Number of its first bundle."""
+    at: AlignedNs
+    written: int
+    """Bytes of all bundles before it, since the log was taken."""
+
+
+class Appender:
+    """For one task. `log` was taken by `owner`."""
+
+    def __init__(self, log: FencedLog, owner: str) -> None:
+        self.written = 0
+        """Bytes of bundles since the log was taken."""
+        self.deleted = 0
+        """How often the oldest bundles were deleted."""
+        self._log = log
+        self._owner = owner
+        self._now = asyncio.get_running_loop().time
+        self._last_checkpoint = 0
+        self._checkpoints: deque[_Checkpoint] = deque()
+        self._began: float | None = None
+        self._times = RecentPeak()
+
+    @property
+    def append_s(self) -> float:
+        """The slowest recent append, one in progress included."""
+        now = self._now()
+        running = 0.0 if self._began is None else now - self._began
+        return max(self._times.value(now), running)
+
+    async def append(self, records: Sequence[Record]) -> None:
+        """Returns when they are stored.
+
+        Raises:
+            Fenced: another owner has taken the log.
+            LogLost: the servers have lost bundles, perhaps some of these.
+        """
+        for some in frames(records):
+            await self._append_frame(some, NO_MARK)
+
+    async def append_checkpoint(
+        self, records: Sequence[Record], at: AlignedNs, limits: JournalLimits, *, is_start: bool
+    ) -> None:
+        """The same for all records of a checkpoint; then delete what is beyond `limits`."""
+        some = list(frames(records))
+        first, written = 0, self.written
+        for index, one in enumerate(some):
+            mark = Mark.MIDDLE | (Mark.START if is_start else NO_MARK)
+            mark |= Mark.FIRST if index == 0 else NO_MARK
+            mark |= Mark.LAST if index == len(some) - 1 else NO_MARK
+            number = await self._append_frame(one, mark)
+            first = first or number
+        self._last_checkpoint = first
+        self._checkpoints.append(_Checkpoint(first, at, written))
+        await self._delete(at, limits)
+
+    async def take_again(self) -> None:
+        """After `LogLost`: the next records must be a checkpoint."""
+        self._last_checkpoint = 0
+        self._checkpoints.clear()
+        while True:
+            try:
+                await self._log.take(self._owner)
+            except LogUnavailable:
+                await asyncio.sleep(_RETRY_S)
+            else:
+                return
+
+    async def _append_frame(self, records: Sequence[Record], mark: Mark) -> int:
+        """Returns the number of its first bundle."""
+        # Packed once: an append that is tried again must be of the same bytes.
+        bundles = await asyncio.to_thread(pack, records, mark, checkpoint=self._last_checkpoint)
+        numbers = [await self._append(data) for data in bundles]
+        return numbers[0]
+
+    async def _append(self, data: bytes) -> int:
+        self._began = began = self._now()
+        logged = False
+        try:
+            while True:
+                try:
+                    number = await self._log.append(data)
+                except LogUnavailable as error:
+                    if not logged:
+                        logger.warning("log of the cell: %s: trying again", error)
+                    logged = True
+                    await asyncio.sleep(_RETRY_S)
+                else:
+                    break
+        finally:
+            self._began = None
+        if logged:
+            logger.warning("log of the cell: written again")
+        self.written += len(data)
+        self._times.add(self._now() - began, self._now())
+        return number
+
+    async def _delete(self, now: AlignedNs, limits: JournalLimits) -> None:
+        """What is older, or more, than the limits allow; what is left begins with a checkpoint."""
+        before = 0
+        age_ns = limits.max_age_s * 1e9
+        while len(self._checkpoints) > 1:
+            second = self._checkpoints[1]
+            is_old = 0 < age_ns < now - second.at
+            if not is_old and self.written - second.written < limits.total_bytes:
+                break
+            self._checkpoints.popleft()
+            before = second.first
+        if before:
+            try:
+                await self._log.purge(before)
+            except LogUnavailable:
+                return  # the next checkpoint deletes it, too
+            self.deleted += 1
