@@ -11,8 +11,8 @@ from frd.cluster.nats.findings import JetStreamFindings
 from frd.cluster.nats.log import JetStreamLog
 from frd.cluster.nats.registry import JetStreamRegistry
 from frd.cluster.nats.streams import finding_stream, log_stream, registry_stream
-from frd.cluster.thread import LoopThread
 from frd.cluster.registry import Entry
+from frd.cluster.thread import LoopThread
 from frd.config import ClusterOptions
 from tests.world.nats_servers import NatsServers
 
