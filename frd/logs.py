@@ -27,6 +27,9 @@ def configure(level: str, form: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Uvicorn logs its start and stop, and each invalid request, which any client can send.
     logging.getLogger("uvicorn").setLevel("ERROR")
+    # httpx logs each request that it sends, httpcore what is in it.
+    for client in ("httpx", "httpcore"):
+        logging.getLogger(client).setLevel("WARNING")
 
 
 class _TextLines(logging.Formatter):

@@ -36,7 +36,7 @@ keyUsage = critical, keyCertSign, cRLSign
 subjectKeyIdentifier = hash
 [server]
 basicConstraints = critical, CA:FALSE
-extendedKeyUsage = serverAuth
+extendedKeyUsage = serverAuth, clientAuth
 subjectAltName = {names}
 subjectKeyIdentifier = hash
 authorityKeyIdentifier = keyid

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.types import ASGIApp
 
@@ -56,6 +56,9 @@ from frd.service.state import Counters, ServiceState
 from frd.service.view import ServiceView
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
+
+if TYPE_CHECKING:
+    from frd.service.http.peers.peers import Peers
 
 _CLOCKS_EVERY_S: Final = 0.5
 _PRUNE_EVERY_S: Final = 60.0
@@ -113,9 +116,9 @@ class App:
             self._admission,
             stream_bytes_per_s=config.limits.stream_bytes_per_s,
         )
-        app: ASGIApp = create_app(
-            ServiceView(self._cells, self._findings, self._dumps, self._cells, now)
-        )
+        view = ServiceView(self._cells, self._findings, self._dumps, self._cells, now)
+        self._peers = _peers(config, view, self._cells) if config.cluster.servers else None
+        app: ASGIApp = create_app(view, self._peers)
         self._loop_lag = RecentPeak()
         self._forgotten_findings = 0
         self._grpc = GrpcServer(
@@ -158,6 +161,8 @@ class App:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         closing = asyncio.to_thread(self._notifier.close)
         await asyncio.gather(self._grpc.stop(), self._http.stop(), closing)
+        if self._peers is not None:
+            await self._peers.close()
         await self._owner.close()
         await self._lease.stop()
         self._findings.close()
@@ -255,6 +260,17 @@ class App:
             await asyncio.to_thread(
                 self._dumps.bound, max_count=store.dump_count, max_bytes=store.dump_bytes
             )
+
+
+def _peers(config: Config, view: ServiceView, cells: Cells) -> Peers:
+    try:
+        from frd.service.http.peers.client import PeerClient  # noqa: PLC0415  httpx is an extra
+        from frd.service.http.peers.peers import Peers  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"cluster.servers: set, and {error.name} is missing: pip install 'frd-daemon[cluster]'"
+        ) from None
+    return Peers(view, PeerClient(config.tls, config.cluster.peers_ca_file), cells.keys)
 
 
 async def _repeat(every_s: float, work: Callable[[], None]) -> None:

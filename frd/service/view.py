@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from frd.model import AlignedNs, AttemptKey, Finding, FindingState
 from frd.service.journal.payloads import Dismissal
-from frd.service.state import DumpResult, ServiceState
+from frd.service.state import CellState, DumpResult, ServiceState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
 
@@ -51,7 +51,14 @@ class ServiceView:
         return self.published.state
 
     def not_ready(self) -> str | None:
-        """The reason why the service cannot serve at present; None when it can."""
+        """The reason why the service cannot serve at present; None when it can.
+
+        A replica goes on with the cells that it has while NATS does not answer.
+        """
+        if (cluster := self.state.cluster) is not None and not cluster.cells.get(CellState.OWNED):
+            if cluster.view.connected:
+                return None
+            return "NATS does not answer, and this replica has no cell: see the service's log"
         if self.now() - (self.state.evaluated_at or 0) > _STALE_AFTER_S * 1e9:
             return "the last evaluation is stale: see the service's log"
         return None

@@ -71,17 +71,25 @@ def finding(number: int, job: str = "train") -> Finding:
     )
 
 
+def closed(one: Finding) -> Finding:
+    return dataclasses.replace(
+        one, state=FindingState.CLOSED, closed_at=AlignedNs(NOW + 9 * SECOND)
+    )
+
+
 class Service:
     """A service over real stores, with a fixed state and agents that answer from a script."""
 
-    def __init__(self, folder: Path, jobs: Sequence[AttemptView]) -> None:
+    def __init__(
+        self, folder: Path, jobs: Sequence[AttemptView], findings: Sequence[Finding] | None = None
+    ) -> None:
+        """`findings`: the stored ones; by default two that are open, and a closed one."""
         self.store = FindingStore(folder / "findings.sqlite")
         self.dumps = DumpStore(folder / "dumps", max_count=5, max_bytes=1_000_000)
-        findings = [finding(1), finding(2)]
-        closed = dataclasses.replace(
-            finding(3), state=FindingState.CLOSED, closed_at=AlignedNs(NOW + 9 * SECOND)
-        )
-        self.store.save([FindingEvent(Change.OPENED, item) for item in (*findings, closed)])
+        if findings is None:
+            findings = [finding(1), finding(2), closed(finding(3))]
+        self.store.save([FindingEvent(Change.OPENED, item) for item in findings])
+        findings = [one for one in findings if one.state is FindingState.OPEN]
         ranks = {view.key: (0, 1) for view in jobs}
         node = node_view("node0", ranks, heard_s=0.5, behind_ns=1_000_000, boot="boot0")
         self.state = ServiceState(StatusView(NOW, jobs, findings), [node], evaluated_at=NOW)

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frd.service.access.grants import Role, Tokens
-from frd.service.http.routes import error_response
+from frd.service.http.answers import error_response
 from frd.service.http.runbooks import PREFIX as RUNBOOKS
 
 OPEN: Final = ("/-/healthy", "/-/ready")

@@ -9,19 +9,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import asdict
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
+from frd.cluster.cells import CELLS
 from frd.engine.views import AttemptView, GroupView, RankView
 from frd.forms import finding_json, utc_text
 from frd.model import AlignedNs, Finding
 from frd.service.clocks.view import clock_json
+from frd.service.http.answers import API_VERSION
 from frd.service.http.memory_json import memory_json
 from frd.service.http.watching_json import watching_json
-from frd.service.state import UNWATCHED, NodeView, ServiceState, rank_states, unwatched
+from frd.service.state import (
+    UNWATCHED,
+    ClusterState,
+    NodeView,
+    ServiceState,
+    rank_states,
+    unwatched,
+)
 
 Json: TypeAlias = dict[str, Any]
-API_VERSION: Final = 1
-"""Version of the JSON forms; docs/api.md says what may change without a new number."""
 
 
 def jobs_json(state: ServiceState, stale: str | None = None) -> Json:
@@ -78,6 +85,37 @@ def job_json(
             for finding in sorted(state.open_findings(), key=lambda f: -f.opened_at)
             if (finding.job, finding.attempt) == (view.key.job, view.key.attempt)
         ],
+    }
+
+
+def cluster_json(cluster: ClusterState) -> Json:
+    """The cluster as one replica sees it. What is not stored yet each replica knows of itself only;
+    `peers.merging` adds it for the others."""
+    view = cluster.view
+    own = {
+        "append_s": cluster.append_s,
+        "unacked_bytes": cluster.unacked_bytes,
+        "connected": view.connected,
+    }
+    return {
+        "api_version": API_VERSION,
+        "replica": view.me,
+        "durable": view.durable,
+        "replicas": [
+            {
+                "replica": replica.name,
+                "version": replica.version,
+                "grpc": replica.grpc,
+                "http": replica.http,
+                "cells": len(replica.cells),
+                **(own if replica.name == view.me else dict.fromkeys(own)),
+            }
+            for replica in view.replicas
+        ],
+        "cells": {state.value: count for state, count in cluster.cells.items()},
+        "unowned": [cell for cell in range(CELLS) if cell not in view.owners],
+        "takeovers": dict(cluster.takeovers),
+        "fenced": cluster.fenced,
     }
 
 

@@ -1,8 +1,7 @@
 """HTTP: metrics, health, the JSON API and runbooks, over a `ServiceView`.
 
-Routes, validation of requests, and the form of errors: ``{"error": "what: which: what to do"}``.
-Answers that are large or read the disk are made in a worker thread: the event loop belongs to
-ingest.
+Routes and validation of requests; the forms of answers are in `answers` and `json_api`. In a
+cluster, `peers` decides which replica answers.
 
 The API reads, takes dumps and closes findings; it can change nothing else. Web pages cannot take a
 dump or close a finding: the API accepts only the content type of JSON, which another site may not
@@ -13,9 +12,8 @@ whose name resolves to this service).
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Collection, Mapping
-from typing import Final, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable, Collection
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -30,20 +28,30 @@ from frd.errors import ServiceUnavailable, StoreError
 from frd.forms import finding_json, unfold_ranks, utc_ns
 from frd.model import AlignedNs, Finding, FindingState
 from frd.service.http import runbooks
-from frd.service.http.json_api import API_VERSION, findings_json, job_json, jobs_json
+from frd.service.http.answers import (
+    API_VERSION,
+    DEFAULT_FINDINGS,
+    MAX_DUMP_TIMEOUT_S,
+    MAX_FINDINGS,
+    body_of,
+    error_response,
+    json_answer,
+    refuse,
+)
+from frd.service.http.json_api import cluster_json, findings_json, job_json, jobs_json
 from frd.service.journal.payloads import Dismissal
 from frd.service.metrics import collector
 from frd.service.state import ServiceState
 from frd.service.view import ServiceView
 from frd.store.findings import Place
 
-MAX_BODY_BYTES: Final = 64 * 1024
-MAX_FINDINGS: Final = 10_000
-DEFAULT_FINDINGS: Final = 1_000
-MAX_DUMP_TIMEOUT_S: Final = 300.0
+if TYPE_CHECKING:
+    from frd.service.http.peers.peers import Peers  # needs httpx, which only a cluster needs
+
 MAX_REASON_CHARS: Final = 1000
 _SEE_FINDINGS: Final = "see /api/v1/findings or `frd findings --all`"
 _Form = TypeVar("_Form")
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 class _DumpRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,21 +73,26 @@ class _Anything(PathConvertor):
 register_url_convertor("anything", _Anything())
 
 
-def create_app(view: ServiceView) -> Starlette:
-    """The ASGI application of one service."""
-    api = _Api(view)
+def create_app(view: ServiceView, peers: Peers | None = None) -> Starlette:
+    """The ASGI application of one service; `peers` are the other replicas of its cluster."""
+    api, by = _Api(view), peers or _Alone()
     routes = [
         Route("/metrics", api.metrics),
         Route("/-/healthy", api.healthy),
         Route("/-/ready", api.ready),
-        Route("/api/v1/jobs", api.jobs),
-        Route("/api/v1/jobs/{job:anything}/dumps", api.take_dump, methods=["POST"]),
-        Route("/api/v1/jobs/{job:anything}", api.job),
-        Route("/api/v1/findings", api.findings),
+        Route("/api/v1/jobs", by.jobs(api.jobs)),
+        Route("/api/v1/jobs/{job:anything}/dumps", by.owner(api.take_dump), methods=["POST"]),
+        Route("/api/v1/jobs/{job:anything}", by.owner(api.job)),
+        Route("/api/v1/findings", by.findings(api.findings)),
         Route("/api/v1/history", api.history),
-        Route("/api/v1/findings/{id:anything}/close", api.close, methods=["POST"]),
-        Route("/api/v1/findings/{id:anything}", api.finding),
-        Route("/api/v1/dumps/{id:anything}", api.dump),
+        Route(
+            "/api/v1/findings/{id:anything}/close",
+            by.owner_of_finding(api.close),
+            methods=["POST"],
+        ),
+        Route("/api/v1/findings/{id:anything}", by.owner_of_finding(api.finding)),
+        Route("/api/v1/dumps/{id:anything}", by.owner_of_dump(api.dump)),
+        Route("/api/v1/cluster", by.cluster(api.cluster)),
         Route(runbooks.PREFIX + "{name:anything}", api.runbook),
     ]
     return Starlette(
@@ -93,7 +106,19 @@ def create_app(view: ServiceView) -> Starlette:
     )
 
 
+class _Alone:
+    """Without a cluster, this service answers all requests itself."""
+
+    @staticmethod
+    def jobs(handler: Handler) -> Handler:
+        return handler
+
+    findings = cluster = owner = owner_of_finding = owner_of_dump = jobs
+
+
 class _Api:
+    """What this replica has."""
+
     def __init__(self, view: ServiceView) -> None:
         self._view = view
         self._runbooks = runbooks.load()
@@ -112,19 +137,19 @@ class _Api:
 
     async def jobs(self, _: Request) -> Response:
         state, stale = self._view.state, self._view.not_ready()
-        return await _json(lambda: jobs_json(state, stale))
+        return await json_answer(lambda: jobs_json(state, stale))
 
     async def job(self, request: Request) -> Response:
         state = self._view.state
         attempt = _number(request, "attempt", low=0)
         view = _attempt(state, request.path_params["job"], attempt)
         memory_of = _memory_of(request.query_params.get("memory"), view)
-        return await _json(lambda: job_json(state, view, memory_of))
+        return await json_answer(lambda: job_json(state, view, memory_of))
 
     async def findings(self, request: Request) -> Response:
         state = request.query_params.get("state")
         if state is not None and state not in tuple(FindingState):
-            _refuse(400, f"state: {state!r}: write open or closed, or leave it out")
+            refuse(400, f"state: {state!r}: write open or closed, or leave it out")
         limit = _number(request, "limit", low=1, high=MAX_FINDINGS)
         wanted = FindingState(state) if state else None
         job, since = request.query_params.get("job"), _time(request, "since")
@@ -135,7 +160,7 @@ class _Api:
             lasted = [f for f in found if f.closed_at is None or f.closed_at >= (since or 0)]
             return findings_json(now, lasted, stale, job)
 
-        return await _json(answer)
+        return await json_answer(answer)
 
     async def history(self, request: Request) -> Response:
         """A page of all stored findings, oldest first; `next` is the `after` of the next page."""
@@ -155,35 +180,35 @@ class _Api:
                 "next": last and f"{last.opened_at}.{last.id}",
             }
 
-        return await _json(answer)
+        return await json_answer(answer)
 
     async def finding(self, request: Request) -> Response:
         found = await self._finding(request.path_params["id"])
-        return await _json(lambda: finding_json(found))
+        return await json_answer(lambda: finding_json(found))
 
     async def _finding(self, finding_id: str) -> Finding:
         if (found := await asyncio.to_thread(self._view.finding, finding_id)) is not None:
             return found
-        _refuse(404, f"finding: {finding_id!r}: unknown here: {_SEE_FINDINGS}")
+        refuse(404, f"finding: {finding_id!r}: unknown here: {_SEE_FINDINGS}")
 
     async def close(self, request: Request) -> Response:
         """Close an open finding by hand; its incident opens no other finding while it lasts."""
         finding_id = request.path_params["id"]
         because = " ".join((await _body(request, _CloseRequest, "send because")).because.split())
         if not 0 < len(because) <= MAX_REASON_CHARS:
-            _refuse(400, f"because: {len(because)} characters: say why in 1 to {MAX_REASON_CHARS}")
+            refuse(400, f"because: {len(because)} characters: say why in 1 to {MAX_REASON_CHARS}")
         closed = await self._view.published.dismiss(Dismissal(finding_id, because))
         if closed is None:
             known = await self._finding(finding_id)
-            _refuse(409, f"finding: {finding_id}: closed already: {known.close_reason}")
-        return await _json(lambda: finding_json(closed))
+            refuse(409, f"finding: {finding_id}: closed already: {known.close_reason}")
+        return await json_answer(lambda: finding_json(closed))
 
     async def take_dump(self, request: Request) -> Response:
         view = _attempt(self._view.state, request.path_params["job"], None)
         wanted = await _body(request, _DumpRequest, "send ranks (0-3,7), stacks and timeout_s")
         if not 0 < wanted.timeout_s <= MAX_DUMP_TIMEOUT_S:
             most = f"{MAX_DUMP_TIMEOUT_S:g} seconds"
-            _refuse(400, f"timeout_s: {wanted.timeout_s:g}: write up to {most}")
+            refuse(400, f"timeout_s: {wanted.timeout_s:g}: write up to {most}")
         result = await self._view.dumper.take(
             view.key, _ranks(wanted.ranks, view), stacks=wanted.stacks, timeout_s=wanted.timeout_s
         )
@@ -192,19 +217,24 @@ class _Api:
             "answered": sorted(result.answered),
             "failed": {str(rank): why for rank, why in sorted(result.failed.items())},
         }
-        return await _json(lambda: answer, 201)
+        return await json_answer(lambda: answer, 201)
 
     async def dump(self, request: Request) -> Response:
         dump_id = request.path_params["id"]
         stream = await asyncio.to_thread(self._view.dumps.tar, dump_id)
         if stream is None:
-            _refuse(404, f"dump: {dump_id!r}: unknown here, or evicted to stay within the bound")
+            refuse(404, f"dump: {dump_id!r}: unknown here, or evicted to stay within the bound")
         return StreamingResponse(stream, media_type="application/x-tar")
+
+    async def cluster(self, _: Request) -> Response:
+        if (cluster := self._view.state.cluster) is None:
+            refuse(404, "cluster: none: this service has no section [cluster]: see docs/cluster.md")
+        return await json_answer(lambda: cluster_json(cluster))
 
     async def runbook(self, request: Request) -> Response:
         name = request.path_params["name"]
         if (page := self._runbooks.get(name)) is None:
-            _refuse(404, f"runbook: {name!r}: unknown here: see {runbooks.PREFIX}")
+            refuse(404, f"runbook: {name!r}: unknown here: see {runbooks.PREFIX}")
         return PlainTextResponse(page)
 
 
@@ -220,7 +250,7 @@ def _attempt(state: ServiceState, job: str, attempt: int | None) -> AttemptView:
         found = next((view for view in wanted if view.key.attempt == attempt), None)
     if found is None:
         which = repr(job) if attempt is None else f"{job!r} attempt {attempt}"
-        _refuse(404, f"job: {which}: unknown here: see /api/v1/jobs")
+        refuse(404, f"job: {which}: unknown here: see /api/v1/jobs")
     return found
 
 
@@ -229,7 +259,7 @@ def _number(request: Request, name: str, *, low: int, high: int = 2**31) -> int 
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) < 12 and low <= int(text) <= high):
-        _refuse(400, f"{name}: {text!r}: write a number from {low} to {high}")
+        refuse(400, f"{name}: {text!r}: write a number from {low} to {high}")
     return int(text)
 
 
@@ -238,32 +268,28 @@ def _time(request: Request, name: str) -> AlignedNs | None:
     try:
         return None if text is None else utc_ns(text)
     except ValueError as error:
-        _refuse(400, f"{name}: {error}")
+        refuse(400, f"{name}: {error}")
 
 
 def _place(text: str | None) -> Place:
     opened_ns, _, finding_id = (text or "0.").partition(".")
     number = opened_ns.isascii() and opened_ns.isdecimal() and len(opened_ns) < 20
     if not (number and int(opened_ns) < 2**63):
-        _refuse(400, f"after: {text!r}: write the key next of the previous page")
+        refuse(400, f"after: {text!r}: write the key next of the previous page")
     return int(opened_ns), finding_id
 
 
 async def _body(request: Request, form: type[_Form], say: str) -> _Form:
     """The JSON object in the request's body; `say` is what to send instead of a bad one."""
     if "origin" in request.headers:
-        _refuse(403, "origin: web pages may not change anything: use the frd command")
+        refuse(403, "origin: web pages may not change anything: use the frd command")
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        _refuse(400, "content-type: not application/json: send a JSON object")
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            _refuse(413, f"body: over {MAX_BODY_BYTES} bytes: {say}")
+        refuse(400, "content-type: not application/json: send a JSON object")
+    body = await body_of(request, say)
     try:
-        return msgspec.json.decode(bytes(body), type=form)
+        return msgspec.json.decode(body, type=form)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        _refuse(400, f"body: {error}: {say}")
+        refuse(400, f"body: {error}: {say}")
 
 
 def _memory_of(text: str | None, view: AttemptView) -> Collection[int] | None:
@@ -280,36 +306,14 @@ def _ranks(text: str | None, view: AttemptView) -> tuple[int, ...] | None:
     try:
         ranks = unfold_ranks(text)
     except ValueError as error:
-        _refuse(400, str(error))
+        refuse(400, str(error))
     world = max(view.world_size, *(rank.info.rank + 1 for rank in view.ranks), 0)
     if ranks[-1] >= world:
-        _refuse(400, f"ranks: {ranks[-1]}: the job has ranks 0 to {world - 1}")
+        refuse(400, f"ranks: {ranks[-1]}: the job has ranks 0 to {world - 1}")
     return ranks
 
 
-# -- answers -----------------------------------------------------------------------------------
-
-
-async def _json(make: Callable[[], object], status: int = 200) -> Response:
-    content = await asyncio.to_thread(lambda: _encoded(make()))
-    headers = {"frd-api-version": str(API_VERSION)}
-    return Response(content, status, headers, media_type="application/json")
-
-
-def _encoded(value: object) -> bytes:
-    try:
-        return msgspec.json.encode(value)
-    except UnicodeEncodeError:  # a name that is not UTF-8: ASCII escapes encode it
-        return json.dumps(value).encode("ascii")
-
-
-def _refuse(status: int, message: str) -> NoReturn:
-    raise HTTPException(status, message)
-
-
-def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    body = _encoded({"error": message})
-    return Response(body, status, headers, media_type="application/json")
+# -- errors ------------------------------------------------------------------------------------
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -14,9 +14,11 @@ from typing import Any, Final
 from frd.engine.views import AttemptView
 from frd.forms import duration_text, fold_ranks
 from frd.model import AlignedNs
-from frd.service.state import NodeView, ServiceState, alive_ranks, unwatched
+from frd.service.state import CellState, NodeView, ServiceState, alive_ranks, unwatched
 
 _MAX_NAMES: Final = 3
+_START: Final = "start `frd-agent run` where the ranks run, or `frd up`"
+NO_AGENT: Final = f"no agent is connected: {_START}"
 _ADVICE: Final = "start `frd-agent run` there"
 
 
@@ -48,15 +50,16 @@ def watching_json(
 def _blind(
     state: ServiceState, running: Sequence[AttemptView], stale: str | None, job: str | None
 ) -> Iterator[str]:
+    cluster = state.cluster
     if state.evaluated_at is None:
-        yield "the service has not evaluated yet: see its log"
+        if cluster is None or cluster.cells.get(CellState.OWNED, 0):
+            yield "the service has not evaluated yet: see its log"
     elif stale is not None:
         yield stale
-    if job is None and not running and not any(node.connected for node in state.nodes):
-        none = "no agent is connected"
-        if not state.status_view.attempts:
-            none = "no agent has connected since the service started"
-        yield f"{none}: start `frd-agent run` where the ranks run, or `frd up`"
+    no_agent = not running and not any(node.connected for node in state.nodes)
+    if job is None and no_agent and cluster is None:  # agents may be connected to other replicas
+        seen = bool(state.status_view.attempts)
+        yield NO_AGENT if seen else f"no agent has connected since the service started: {_START}"
     for view in running:
         yield from _blind_of(state, view)
 

@@ -1,0 +1,304 @@
+"""Which replica answers a request: this one, the owner of the job's cell, or all together.
+
+Wraps the handlers of `frd.service.http.routes`, which know only what this replica has. The cells
+that this replica has come from the service itself; the owners of the others, and the only addresses
+that are ever asked, from the `ClusterView`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Final, TypeAlias
+from urllib.parse import quote, urlencode
+
+import httpx
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frd.cluster.cells import cell_of
+from frd.cluster.lease import ClusterView, Replica
+from frd.model import Finding, FindingState
+from frd.service.http.answers import (
+    DEFAULT_FINDINGS,
+    MAX_DUMP_TIMEOUT_S,
+    MAX_FINDINGS,
+    body_of,
+    json_answer,
+    refuse,
+)
+from frd.service.http.peers import merging
+from frd.service.http.peers.client import READ_S, NoAnswer, PeerClient
+from frd.service.http.peers.merging import Heard, Json, Listing
+from frd.service.http.peers.relay import Relay, asked, forwarded, is_forwarded
+from frd.service.view import ServiceView
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+_CELLS: Final = "frd-cells"
+"""Header of the answer to a forwarded request for a list: the cells whose jobs it has."""
+_CHANGE_READ_S: Final = MAX_DUMP_TIMEOUT_S + 15.0
+_AGAIN: Final = "try again in a few seconds, see frd status"
+
+log = logging.getLogger(__name__)
+
+
+class Peers:
+    """`cells` returns the cells that this replica has at the moment."""
+
+    def __init__(
+        self, view: ServiceView, client: PeerClient, cells: Callable[[], Collection[int]]
+    ) -> None:
+        self._view = view
+        self._client = client
+        self._cells = cells
+        self._silent: dict[str, str] = {}
+        """Replicas that did not answer a question, and why."""
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    # -- one replica answers -------------------------------------------------------------------
+
+    def owner(self, handler: Handler) -> Handler:
+        """The owner of the job answers."""
+
+        async def answer(request: Request) -> Response:
+            return await self._by_owner(request.path_params["job"], request, handler)
+
+        return answer
+
+    def owner_of_finding(self, handler: Handler) -> Handler:
+        """A closed finding is final, and every replica has it; of an open one, and of one that is
+        not known here yet, the owner of its job answers."""
+
+        async def answer(request: Request) -> Response:
+            finding_id = request.path_params["id"]
+            found = await asyncio.to_thread(self._view.finding, finding_id)
+            if found is not None and found.state is FindingState.CLOSED:
+                return await handler(request)
+            if found is None and is_forwarded(request):
+                return await handler(request)
+            job = found.job if found is not None else await self._job_of(finding_id, request)
+            if job is None:
+                return await handler(request)
+            return await self._by_owner(job, request, handler)
+
+        return answer
+
+    def owner_of_dump(self, handler: Handler) -> Handler:
+        """The replica that took the dump has it."""
+
+        async def answer(request: Request) -> Response:
+            dump_id = request.path_params["id"]
+            if is_forwarded(request) or dump_id in await asyncio.to_thread(self._view.dumps.ids):
+                return await handler(request)
+            others = self._others()
+            relayed, silent = await self._first_that_has(request, others)
+            if relayed is not None:
+                return relayed
+            self._require_all(f"dump: {dump_id!r}", silent)
+            return await handler(request)
+
+        return answer
+
+    async def _by_owner(self, job: str, request: Request, handler: Handler) -> Response:
+        cell = cell_of(job)
+        if cell in self._cells():
+            return await handler(request)
+        if is_forwarded(request):
+            refuse(503, f"job: {job!r}: another replica has it now: try again")
+        view = self._cluster()
+        owner = view.replica(view.owners.get(cell, ""))
+        if owner is None or owner.name == view.me:
+            refuse(503, f"job: {job!r}: no replica has its cell {cell} at present: {_AGAIN}")
+        body = await body_of(request, "send less")
+        read_s = READ_S if request.method in ("GET", "HEAD") else _CHANGE_READ_S
+        try:
+            answered = await self._client.send(owner, forwarded(request, view.me, body, read_s))
+        except NoAnswer as error:
+            why = f"has its cell {cell} and does not answer ({error})"
+            refuse(503, f"job: {job!r}: replica {owner.name} {why}: {_AGAIN}")
+        return Relay(request, owner.name, answered)
+
+    async def _job_of(self, finding_id: str, request: Request) -> str | None:
+        """The job of a finding that the others may know; None: none of them does."""
+        others = self._others()
+        target = f"/api/v1/findings/{quote(finding_id.encode(errors='surrogateescape'), safe='')}"
+        heard, silent = await self._ask(others, request, target, merging.OneFinding)
+        if heard:
+            job: str = heard[0].json["job"]
+            return job
+        self._require_all(f"finding: {finding_id!r}", silent)
+        return None
+
+    async def _first_that_has(
+        self, request: Request, others: Sequence[Replica]
+    ) -> tuple[Relay | None, list[str]]:
+        """The answer of a replica that does not say 404; and the replicas that did not answer."""
+        sent = forwarded(request, self._cluster().me)
+
+        async def one(replica: Replica) -> tuple[Replica, httpx.Response | None]:
+            try:
+                async with asyncio.timeout(self._client.within_s):
+                    return replica, await self._client.send(replica, sent)
+            except (NoAnswer, TimeoutError) as error:
+                self._heard(replica.name, str(error) or "no answer in time")
+                return replica, None
+
+        found: Relay | None = None
+        silent = []
+        for replica, answered in await asyncio.gather(*map(one, others)):
+            if answered is None:
+                silent.append(replica.name)
+            elif found is None and answered.status_code != httpx.codes.NOT_FOUND:
+                found = Relay(request, replica.name, answered)
+            else:
+                await answered.aclose()
+        return found, silent
+
+    @staticmethod
+    def _require_all(what: str, silent: Sequence[str]) -> None:
+        """An id is unknown only if all replicas say so."""
+        if silent:
+            names = ", ".join(silent)
+            refuse(503, f"{what}: unknown here, and no answer from {names}: {_AGAIN}")
+
+    # -- all replicas answer -------------------------------------------------------------------
+
+    def jobs(self, handler: Handler) -> Handler:
+        async def answer(request: Request) -> Response:
+            cells = self._served()
+            own = await handler(request)
+            if is_forwarded(request):
+                return _with_cells(own, cells)
+            others, target = self._others(), "/api/v1/jobs"
+            heard, silent = await self._ask(others, request, target, merging.Jobs)
+            view = self._cluster()
+
+            def merged() -> object:
+                listing = Listing(Heard(_json_of(own), cells), view, silent)
+                return merging.merge_jobs(listing, heard)
+
+            return await json_answer(merged)
+
+        return answer
+
+    def findings(self, handler: Handler) -> Handler:
+        """The others are asked for open findings only: the closed ones are here, too."""
+
+        async def answer(request: Request) -> Response:
+            cells = self._served()
+            own = await handler(request)
+            if is_forwarded(request):
+                return _with_cells(own, cells)
+            query = request.query_params
+            job, state = query.get("job"), query.get("state")
+            asks = {"state": "open", "limit": str(MAX_FINDINGS)} | ({"job": job} if job else {})
+            target = f"/api/v1/findings?{urlencode(asks, errors='surrogateescape')}"
+            others = self._others(job)
+            heard, silent = await self._ask(others, request, target, merging.Findings)
+            view = self._cluster()
+
+            def merged() -> object:
+                listing = Listing(Heard(_json_of(own), cells), view, silent, job)
+                return merging.merge_findings(
+                    *(listing, heard, self._copies(job)),
+                    state=state,
+                    limit=int(query.get("limit", DEFAULT_FINDINGS)),
+                )
+
+            return await json_answer(merged)
+
+        return answer
+
+    def cluster(self, handler: Handler) -> Handler:
+        async def answer(request: Request) -> Response:
+            own = await handler(request)
+            if is_forwarded(request):
+                return own
+            others = self._others()
+            heard, silent = await self._ask(others, request, "/api/v1/cluster", merging.Member)
+            return await json_answer(lambda: merging.merge_cluster(_json_of(own), heard, silent))
+
+        return answer
+
+    async def _ask(
+        self,
+        replicas: Sequence[Replica],
+        request: Request,
+        target: str,
+        form: type[msgspec.Struct],
+    ) -> tuple[list[Heard], list[str]]:
+        """The answers that have arrived in time, and the names of replicas without one. Status 404
+        is an answer, with nothing in it."""
+        sent = asked(request, self._cluster().me, target)
+
+        async def one(replica: Replica) -> Heard | NoAnswer | None:
+            try:
+                answered = await self._client.ask(replica, sent)
+                if answered.status_code == httpx.codes.NOT_FOUND:
+                    return None
+                said = await asyncio.to_thread(merging.decode, answered.content, form)
+                return Heard(said, _cells_in(answered))
+            except NoAnswer as error:
+                return error
+            except ValueError as error:
+                return NoAnswer(f"its answer is not frd's: {error}")
+
+        answers = await asyncio.gather(*map(one, replicas))
+        silent = []
+        for replica, said in zip(replicas, answers, strict=True):
+            if isinstance(said, NoAnswer):
+                silent.append(replica.name)
+            self._heard(replica.name, str(said) if isinstance(said, NoAnswer) else "")
+        return [said for said in answers if isinstance(said, Heard)], silent
+
+    def _heard(self, name: str, why: str) -> None:
+        """Log when a replica stops to answer and when it answers again, not each question."""
+        if why and name not in self._silent:
+            log.warning("replica %s: did not answer: %s", name, why)
+        elif not why and name in self._silent:
+            log.info("replica %s: answers again", name)
+        if why:
+            self._silent[name] = why
+        else:
+            self._silent.pop(name, None)
+
+    # -- what this replica knows ---------------------------------------------------------------
+
+    def _cluster(self) -> ClusterView:
+        cluster = self._view.state.cluster
+        return cluster.view if cluster is not None else ClusterView()
+
+    def _others(self, job: str | None = None) -> list[Replica]:
+        """The other living replicas; with a job, only its owner if that is another one."""
+        view = self._cluster()
+        others = [replica for replica in view.replicas if replica.name != view.me]
+        if job is None:
+            return others
+        cell = cell_of(job)
+        owner = None if cell in self._cells() else view.owners.get(cell)
+        return [replica for replica in others if replica.name == owner]
+
+    def _served(self) -> frozenset[int]:
+        return frozenset(self._cells())
+
+    def _copies(self, job: str | None) -> Sequence[Finding]:
+        """The last known version of open findings of all replicas."""
+        return self._view.store.query(state=FindingState.OPEN, job=job, limit=MAX_FINDINGS)
+
+
+def _with_cells(answer: Response, cells: Collection[int]) -> Response:
+    answer.headers[_CELLS] = ",".join(map(str, sorted(cells)))
+    return answer
+
+
+def _cells_in(answer: httpx.Response) -> frozenset[int]:
+    return frozenset(int(cell) for cell in answer.headers.get(_CELLS, "").split(",") if cell)
+
+
+def _json_of(answer: Response) -> Json:
+    return merging.decode(bytes(answer.body), msgspec.Struct)

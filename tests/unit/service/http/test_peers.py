@@ -1,0 +1,529 @@
+"""Any replica answers: three real listeners in one process, with scripted states."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import json
+import logging
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from frd.config import TlsFiles
+from frd.errors import ConfigError
+from frd.forms import finding_json
+from frd.model import AlignedNs, Change, FindingEvent
+from frd.service.http.peers.client import PeerClient
+from frd.service.state import CellState
+from tests.world.certs import Authority
+from tests.world.http_api import closed, finding
+from tests.world.http_cluster import Cluster, Script, cluster, job_of
+from tests.world.http_server import Reply, answering
+from tests.world.views import NOW, SECOND
+
+OPERATOR, READER = "o" * 32, "r" * 32
+A, B, C = job_of(3), job_of(30), job_of(50)
+"""Jobs of frd-0, frd-1 and frd-2."""
+OPEN_A, OPEN_B, CLOSED_C = finding(1, A), finding(2, B), closed(finding(3, C))
+SCRIPTS = {
+    "frd-0": Script([A], [OPEN_A], [OPEN_B, CLOSED_C]),
+    "frd-1": Script([B], [OPEN_B], [OPEN_A, CLOSED_C]),
+    "frd-2": Script([C], [CLOSED_C], [OPEN_A, OPEN_B]),
+}
+
+
+def job_path(job: str) -> str:
+    return f"/api/v1/jobs/{quote(job, safe='')}"
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Cluster]:
+    with cluster(tmp_path, SCRIPTS) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def hanging() -> Iterator[str]:
+    """A URL where connections are accepted and nothing is ever answered."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def saying(*chunks: bytes, every_s: float = 0.0) -> Iterator[str]:
+    """A URL where one request gets these parts of a chunked answer, and then the end of the
+    connection instead of that of the answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def speak() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                for chunk in chunks:
+                    connection.sendall(chunk)
+                    time.sleep(every_s)
+
+        thread = threading.Thread(target=speak)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+# -- one job -----------------------------------------------------------------------------------
+
+
+def test_a_job_is_answered_by_its_owner(three: Cluster) -> None:
+    """frd-0 is asked for a job of frd-2: the answer is that of frd-2, with query and headers."""
+    direct = three.ask("frd-2", f"{job_path(C)}?memory=all&attempt=0")
+    relayed = three.ask("frd-0", f"{job_path(C)}?memory=all&attempt=0")
+    assert relayed.status == 200
+    assert relayed.json == direct.json
+    assert relayed.json["job"] == C
+    assert relayed.headers == {**direct.headers, "date": relayed.headers["date"]}
+    method, path, headers = three.members["frd-2"].asked[-1]
+    assert (method, path) == ("GET", f"{job_path(C)}?memory=all&attempt=0")
+    assert headers["frd-forwarded"] == "frd-0"
+    assert three.members["frd-1"].asked == []
+
+
+def test_refusals_of_the_owner_come_back(three: Cluster) -> None:
+    """A parameter that cannot be used, a job that the owner does not know: its own words."""
+    for path, status, said in (
+        (f"{job_path(C)}?attempt=x", 400, "attempt: 'x': write a number"),
+        (job_path(job_of(50, 1)), 404, "unknown here: see /api/v1/jobs"),
+    ):
+        answer = three.ask("frd-0", path)
+        assert (answer.status, said in answer.json["error"]) == (status, True)
+
+
+def test_a_job_with_an_odd_name_is_found(tmp_path: Path) -> None:
+    """A job called `..` is one of the owner, not the folder above."""
+    dots = ["..", "../..", "a b?c#d", "é\n"]
+    with cluster(tmp_path, {name: Script(dots) for name in ("frd-0", "frd-1", "frd-2")}) as made:
+        for name in made.members:
+            for job in dots:
+                path = job_path(job) if "/" in job else f"/api/v1/jobs/{quote(job)}"
+                assert made.ask(name, path).json["job"] == job
+
+
+def test_a_dump_is_taken_by_the_owner_and_fetched_anywhere(three: Cluster) -> None:
+    """frd-0 is asked for a dump of a job of frd-1: frd-1 asks its agents; frd-2 finds the tar."""
+    body = {"ranks": "0-1", "timeout_s": 7}
+    answer = three.ask("frd-0", f"{job_path(B)}/dumps", body)
+    assert (answer.status, answer.json["answered"]) == (201, [0])
+    ((key, ranks, _, timeout_s),) = three.members["frd-1"].service.asked
+    assert (key.job, ranks, timeout_s) == (B, (0, 1), 7.0)
+    for name in three.members:
+        tar = three.ask(name, f"/api/v1/dumps/{answer.json['id']}")
+        assert tar.headers["content-type"] == "application/x-tar"
+        with tarfile.open(fileobj=io.BytesIO(tar.body)) as archive:
+            assert "summary.json" in archive.getnames()
+    unknown = three.ask("frd-0", "/api/v1/dumps/none")
+    assert (unknown.status, "unknown here" in unknown.json["error"]) == (404, True)
+
+
+def test_a_web_page_may_change_nothing_elsewhere_either(three: Cluster) -> None:
+    """A request with an Origin goes on with it, and the owner refuses it."""
+    sent = {"Origin": "https://evil.example"}
+    answer = three.ask("frd-0", f"{job_path(B)}/dumps", {}, headers=sent)
+    assert (answer.status, answer.json["error"].partition(":")[0]) == (403, "origin")
+    assert three.members["frd-1"].service.asked == []
+
+
+def test_a_body_that_is_too_large_is_not_forwarded(three: Cluster) -> None:
+    """The replica that receives it refuses it, as the owner would."""
+    answer = three.ask("frd-0", f"{job_path(B)}/dumps", {"ranks": "0" * 70_000})
+    assert answer.status == 413
+    assert three.members["frd-1"].asked == []
+
+
+def test_headers_of_one_connection_stay(three: Cluster) -> None:
+    """What `Connection` names does not reach the owner; other headers do."""
+    sent = {"Connection": "close, X-Mine", "X-Mine": "1", "X-Other": "2", "TE": "trailers"}
+    assert three.ask("frd-0", job_path(C), headers=sent).status == 200
+    headers = three.members["frd-2"].asked[-1][2]
+    assert headers["x-other"] == "2"
+    assert not {"x-mine", "te"} & headers.keys()
+    assert headers["host"] == three.members["frd-2"].address
+
+
+def test_two_replicas_that_disagree_make_no_loop(three: Cluster) -> None:
+    """frd-0 believes that frd-1 has the job, frd-1 that frd-0 has it: 503, after one request."""
+    three.members["frd-1"].cells.discard(30)
+    answer = three.ask("frd-0", job_path(B))
+    assert answer.status == 503
+    assert answer.json["error"] == f"job: {B!r}: another replica has it now: try again"
+    assert [len(member.asked) for member in three.members.values()] == [1, 1, 0]
+
+
+def test_a_cell_without_an_owner(three: Cluster) -> None:
+    """frd-1 is gone and no replica has its cells yet: 503 that says so."""
+    urls = three.urls()
+    del urls["frd-1"]
+    three.show(urls)
+    answer = three.ask("frd-0", job_path(B))
+    assert answer.status == 503
+    assert f"job: {B!r}: no replica has its cell 30 at present: try again" in answer.json["error"]
+
+
+def test_an_owner_that_does_not_answer(three: Cluster) -> None:
+    """frd-1 has just died: 503 that names it."""
+    three.stop("frd-1")
+    answer = three.ask("frd-0", job_path(B))
+    assert answer.status == 503
+    assert f"job: {B!r}: replica frd-1 has its cell 30 and does not" in answer.json["error"]
+
+
+def test_an_answer_that_breaks_off_is_not_whole(three: Cluster) -> None:
+    """The owner dies in the middle of its answer: the client does not get a shorter one."""
+    with saying(b"3\r\nabc\r\n") as url:
+        three.show({**three.urls(), "frd-1": url})
+        with pytest.raises(http.client.IncompleteRead):
+            three.ask("frd-0", job_path(B))
+
+
+# -- findings ----------------------------------------------------------------------------------
+
+
+def test_a_finding_is_answered_by_the_owner_of_its_job(three: Cluster) -> None:
+    """An open finding comes from its owner, a closed one from the local store, also when its
+    owner is gone."""
+    three.members["frd-1"].service.state.open_findings()
+    assert three.ask("frd-0", f"/api/v1/findings/{OPEN_B.id}").json == finding_json(OPEN_B)
+    assert len(three.members["frd-1"].asked) == 1
+    three.stop("frd-2")
+    assert three.ask("frd-0", f"/api/v1/findings/{CLOSED_C.id}").json == finding_json(CLOSED_C)
+
+
+def test_a_finding_is_closed_by_its_owner(three: Cluster) -> None:
+    """frd-0 is asked to close a finding of frd-1: frd-1 closes it; again is a conflict there."""
+    path = f"/api/v1/findings/{OPEN_B.id}/close"
+    answer = three.ask("frd-0", path, {"because": "seen"})
+    assert (answer.status, answer.json["close_reason"]) == (200, "closed by hand: seen")
+    assert three.members["frd-1"].service.state.open_findings() == []
+    assert three.ask("frd-0", path, {"because": "seen"}).status == 409
+
+
+def test_a_finding_that_is_not_copied_yet(three: Cluster) -> None:
+    """It has just opened on frd-1: frd-0 asks the others, and frd-1 answers."""
+    fresh = finding(7, B)
+    three.members["frd-1"].service.store.save([FindingEvent(Change.OPENED, fresh)])
+    assert three.ask("frd-0", f"/api/v1/findings/{fresh.id}").json == finding_json(fresh)
+    answer = three.ask("frd-0", f"/api/v1/findings/{fresh.id}/close", {"because": "seen"})
+    assert answer.status == 200
+
+
+def test_an_id_is_unknown_only_if_all_say_so(three: Cluster) -> None:
+    """An unknown id is 404; when a replica is silent, it may be that replica's: 503."""
+    assert three.ask("frd-0", "/api/v1/findings/ffff").status == 404
+    assert three.ask("frd-0", "/api/v1/dumps/ffff").status == 404
+    three.stop("frd-2")
+    for path in ("/api/v1/findings/ffff", "/api/v1/dumps/ffff"):
+        answer = three.ask("frd-0", path)
+        assert (answer.status, "no answer from frd-2" in answer.json["error"]) == (503, True)
+
+
+# -- lists -------------------------------------------------------------------------------------
+
+
+def test_all_replicas_make_one_list_of_jobs(three: Cluster) -> None:
+    """Whichever is asked, the jobs are the same, by name; what is watched is added up."""
+    answers = [three.ask(name, "/api/v1/jobs").json for name in three.members]
+    for answer in answers:
+        assert [line["job"] for line in answer["jobs"]] == sorted([A, B, C])
+        assert answer["incomplete"] == []
+        watching = answer["watching"]
+        assert (watching["jobs"], watching["ranks"], watching["agents"]) == (3, 6, 3)
+        assert watching["last_heard_s"] == 0.5
+    assert all("frd-cells" not in three.ask(name, "/api/v1/jobs").headers for name in three.members)
+
+
+def test_all_replicas_make_one_list_of_findings(three: Cluster) -> None:
+    """Open ones live on their owners, closed ones in every store; newest first, each once."""
+    for name in three.members:
+        found = three.ask(name, "/api/v1/findings?state=open").json
+        assert [one["id"] for one in found["findings"]] == [OPEN_B.id, OPEN_A.id]
+        every = three.ask(name, "/api/v1/findings").json
+        assert [one["id"] for one in every["findings"]] == [CLOSED_C.id, OPEN_B.id, OPEN_A.id]
+        old = three.ask(name, "/api/v1/findings?state=closed").json
+        assert [one["id"] for one in old["findings"]] == [CLOSED_C.id]
+        assert len(three.ask(name, "/api/v1/findings?limit=2").json["findings"]) == 2
+        assert three.ask(name, "/api/v1/history").json.keys() == {"api_version", "findings", "next"}
+
+
+def test_the_owner_says_what_is_open(three: Cluster) -> None:
+    """frd-1 has closed a finding, frd-0 has an older copy: the list does not show it as open."""
+    three.ask("frd-1", f"/api/v1/findings/{OPEN_B.id}/close", {"because": "seen"})
+    for query in ("", "?state=open"):
+        found = three.ask("frd-0", f"/api/v1/findings{query}").json["findings"]
+        assert OPEN_B.id not in [one["id"] for one in found if one["state"] == "open"]
+
+
+def test_one_job_is_asked_of_its_owner_only(three: Cluster) -> None:
+    """With `job`, the other replicas are not asked, and their silence does not matter."""
+    three.stop("frd-2")
+    found = three.ask("frd-0", f"/api/v1/findings?job={quote(B)}").json
+    assert [one["id"] for one in found["findings"]] == [OPEN_B.id]
+    assert found["incomplete"] == []
+    assert found["watching"]["jobs"] == 1
+
+
+def test_a_bad_parameter_of_a_list_asks_no_replica(three: Cluster) -> None:
+    """400 as without a cluster."""
+    assert three.ask("frd-0", "/api/v1/findings?state=ajar").status == 400
+    assert three.members["frd-1"].asked == []
+
+
+def test_a_dead_replica_makes_a_list_incomplete(
+    three: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """frd-1 has just died: its jobs are missing and the list says so; its open finding is shown
+    from the copy. One line in the log, however often lists are asked for."""
+    three.stop("frd-1")
+    with caplog.at_level(logging.INFO, "frd"):
+        for _ in range(3):
+            jobs = three.ask("frd-0", "/api/v1/jobs").json
+            assert [line["job"] for line in jobs["jobs"]] == sorted([A, C])
+            assert jobs["incomplete"] == ["frd-1"]
+        found = three.ask("frd-0", "/api/v1/findings?state=open").json
+    assert [one["id"] for one in found["findings"]] == [OPEN_B.id, OPEN_A.id]
+    assert found["incomplete"] == ["frd-1"]
+    assert len([line for line in caplog.messages if "frd-1" in line]) == 1
+
+
+def test_a_replica_that_hangs_costs_a_bounded_time(tmp_path: Path) -> None:
+    """It accepts connections and says nothing: the list comes without it, after the limit."""
+    with cluster(tmp_path, SCRIPTS, within_s=0.3) as three, hanging() as url:
+        three.show({**three.urls(), "frd-1": url})
+        began = time.monotonic()
+        answer = three.ask("frd-0", "/api/v1/jobs").json
+        assert 0.3 <= time.monotonic() - began < 5
+        assert answer["incomplete"] == ["frd-1"]
+        dump = three.ask("frd-0", "/api/v1/dumps/x")
+        assert (dump.status, "no answer from frd-1" in dump.json["error"]) == (503, True)
+
+
+def test_a_replica_that_drips_costs_a_bounded_time(tmp_path: Path) -> None:
+    """The limit is for the whole answer, not for each read of it."""
+    with (
+        cluster(tmp_path, SCRIPTS, within_s=0.5) as three,
+        saying(*[b"1\r\n \r\n"] * 40, every_s=0.1) as url,
+    ):
+        three.show({**three.urls(), "frd-1": url})
+        began = time.monotonic()
+        assert three.ask("frd-0", "/api/v1/jobs").json["incomplete"] == ["frd-1"]
+        assert time.monotonic() - began < 3  # of the 4 s that the answer takes
+
+
+GOOD = {"at": "", "jobs": [], "warnings": [], "findings": [], "replica": "frd-1", "replicas": []}
+WATCHING: dict[str, object] = {
+    "jobs": 0,
+    "ranks": 0,
+    "agents": 0,
+    "last_heard_s": None,
+    "blind": [],
+}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(200, b"<html>it works</html>"),
+        Reply(200, b"{"),
+        Reply(200, b"[1, 2]"),
+        Reply(200, b'{"jobs": 3, "findings": 3}'),
+        Reply(200, json.dumps({**GOOD, "watching": {**WATCHING, "jobs": "many"}}).encode()),
+        Reply(200, json.dumps({**GOOD, "watching": WATCHING, "jobs": [{}]}).encode()),
+        Reply(200, json.dumps(GOOD).encode(), {"frd-cells": "all"}),
+        Reply(401, b'{"error": "authorization: missing"}'),
+        Reply(302, b"", {"Location": "http://127.0.0.1:1/"}),
+        Reply(500, b"oops"),
+    ],
+)
+def test_a_replica_that_answers_nonsense_did_not_answer(three: Cluster, reply: Reply) -> None:
+    """Another server at the address: the list is incomplete, not an error."""
+    with answering(lambda *_: reply) as port:
+        three.show({**three.urls(), "frd-1": f"http://127.0.0.1:{port}"})
+        answer = three.ask("frd-0", "/api/v1/jobs")
+        assert (answer.status, answer.json["incomplete"]) == (200, ["frd-1"])
+
+
+def test_an_answer_that_is_too_large_is_none(
+    three: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that sends without end fills no memory."""
+    monkeypatch.setattr("frd.service.http.peers.client._MAX_ANSWER_BYTES", 100)
+    assert three.ask("frd-0", "/api/v1/jobs").json["incomplete"] == ["frd-1", "frd-2"]
+
+
+@pytest.mark.parametrize(
+    "url", ["frd-1:9374", "ftp://frd-1", "http://u:p@127.0.0.1:1", "http://", "x"]
+)
+def test_an_address_that_is_none_is_not_asked(three: Cluster, url: str) -> None:
+    """What a replica advertises by mistake is a replica that does not answer."""
+    three.show({**three.urls(), "frd-1": url})
+    assert three.ask("frd-0", "/api/v1/jobs").json["incomplete"] == ["frd-1"]
+    assert three.ask("frd-0", job_path(B)).status == 503
+
+
+def test_cells_without_an_owner_are_blind(three: Cluster) -> None:
+    """No replica has some cells, so that their jobs are not watched: every list says so."""
+    urls = three.urls()
+    del urls["frd-1"]
+    three.show(urls)
+    blind = three.ask("frd-0", "/api/v1/jobs").json["watching"]["blind"]
+    assert blind == [
+        "21 cells have no owner (21, 22, 23, 24, 25, 26, 27, 28, ...), no replica watches their "
+        "jobs: see frd status"
+    ]
+    of_job = three.ask("frd-0", f"/api/v1/findings?state=open&job={quote(B)}").json
+    assert of_job["watching"]["blind"] == [f"{B}: no replica has its cell 30: see frd status"]
+    assert [one["id"] for one in of_job["findings"]] == [OPEN_B.id]
+
+
+def test_a_cluster_without_agents_is_blind_once(tmp_path: Path) -> None:
+    """No agent is connected to any replica: one sentence, not one for each replica."""
+    with cluster(tmp_path, {}) as made:
+        for member in made.members.values():
+            object.__setattr__(member.service.state, "nodes", ())
+        blind = made.ask("frd-0", "/api/v1/findings?state=open").json["watching"]["blind"]
+        assert [text.partition(":")[0] for text in blind] == ["no agent is connected"]
+
+
+# -- the cluster itself ------------------------------------------------------------------------
+
+
+def test_the_cluster_is_shown(three: Cluster) -> None:
+    """Replicas with version, addresses, cells and what each has not stored yet."""
+    said = three.ask("frd-0", "/api/v1/cluster").json
+    assert (said["replica"], said["durable"], said["incomplete"]) == ("frd-0", True, [])
+    assert [(one["replica"], one["cells"]) for one in said["replicas"]] == [
+        ("frd-0", 21),
+        ("frd-1", 21),
+        ("frd-2", 22),
+    ]
+    assert [one["unacked_bytes"] for one in said["replicas"]] == [100, 101, 102]
+    assert said["cells"] == {"owned": 21, "unowned": 0}
+    three.stop("frd-1")
+    said = three.ask("frd-0", "/api/v1/cluster").json
+    assert [one["unacked_bytes"] for one in said["replicas"]] == [100, None, 102]
+    assert said["incomplete"] == ["frd-1"]
+
+
+def test_readiness(three: Cluster) -> None:
+    """Ready with NATS or with cells; alive in any case."""
+    assert three.ask("frd-0", "/-/ready").status == 200
+    three.show(three.urls(), connected=False)
+    assert three.ask("frd-0", "/-/ready").status == 200
+    member = three.members["frd-0"]
+    shown = member.service.state.cluster
+    assert shown is not None
+    object.__setattr__(shown, "cells", {CellState.FOREIGN: 64})
+    answer = three.ask("frd-0", "/-/ready")
+    assert (answer.status, b"NATS does not answer" in answer.body) == (503, True)
+    assert three.ask("frd-0", "/-/healthy").status == 200
+    object.__setattr__(shown.view, "connected", True)
+    member.service.now = AlignedNs(NOW + 60 * SECOND)  # without cells nothing is evaluated
+    assert three.ask("frd-0", "/-/ready").status == 200
+
+
+# -- credentials -------------------------------------------------------------------------------
+
+
+def test_a_token_is_checked_before_anything_is_forwarded(tmp_path: Path) -> None:
+    """Without a token, or with one that may not do it, no other replica hears of the request; with
+    the right one, the owner gets the same."""
+    file = tmp_path / "tokens"
+    file.write_text(f"{OPERATOR} role=operator\n{READER} role=reader\n")
+    file.chmod(0o600)
+    with cluster(tmp_path, SCRIPTS, token_file=file) as three:
+        reader = {"Authorization": f"Bearer {READER}"}
+        operator = {"Authorization": f"Bearer {OPERATOR}"}
+        assert three.ask("frd-0", job_path(B)).status == 401
+        assert three.ask("frd-0", f"{job_path(B)}/dumps", {}, headers=reader).status == 403
+        assert three.ask("frd-0", "/api/v1/cluster").status == 401
+        forged = {"frd-forwarded": "frd-2"}
+        assert three.ask("frd-0", "/api/v1/jobs", headers=forged).status == 401
+        assert three.members["frd-1"].asked == []
+        assert three.ask("frd-0", job_path(B), headers=reader).status == 200
+        assert three.ask("frd-0", f"{job_path(B)}/dumps", {}, headers=operator).status == 201
+        assert three.ask("frd-0", "/api/v1/jobs", headers=reader).json["incomplete"] == []
+        for _, _, headers in three.members["frd-1"].asked:
+            assert headers["authorization"] in (*reader.values(), *operator.values())
+
+
+def test_replicas_with_certificates(tmp_path: Path) -> None:
+    """HTTP needs TLS and a client certificate: answers as in clear. A replica that is not encrypted
+    gets no request, and no token."""
+    authority = Authority(tmp_path)
+    files = authority.issue("frd")
+    tls = TlsFiles(files.cert, files.key, http_client_ca_file=authority.ca)
+    with cluster(tmp_path, SCRIPTS, tls=tls, ca_file=authority.ca) as three:
+        assert three.ask("frd-0", job_path(B)).json["job"] == B
+        assert three.ask("frd-0", "/api/v1/jobs").json["incomplete"] == []
+        asked: list[str] = []
+
+        def heard(path: str, headers: object, body: bytes) -> Reply:
+            asked.append(path)
+            return Reply(200, b"{}")
+
+        with answering(heard) as port:
+            three.show({**three.urls(), "frd-1": f"http://127.0.0.1:{port}"})
+            answer = three.ask("frd-0", job_path(B))
+            assert (answer.status, "is not encrypted" in answer.json["error"]) == (503, True)
+            assert three.ask("frd-0", "/api/v1/jobs").json["incomplete"] == ["frd-1"]
+        assert asked == []
+
+
+def test_replicas_that_trust_another_authority(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`peers_ca_file` is the wrong one: no replica answers, and the log says why."""
+    ours, others = Authority(tmp_path), Authority(tmp_path, "others")
+    files = ours.issue("frd")
+    tls = TlsFiles(files.cert, files.key)
+    with (
+        caplog.at_level(logging.WARNING, "frd"),
+        cluster(tmp_path, SCRIPTS, tls=tls, ca_file=ours.ca, peers_ca_file=others.ca) as three,
+    ):
+        assert three.ask("frd-0", "/api/v1/jobs").json["incomplete"] == ["frd-1", "frd-2"]
+    assert any("CERTIFICATE_VERIFY_FAILED" in line for line in caplog.messages)
+
+
+def test_certificates_are_read_again(tmp_path: Path) -> None:
+    """The authority is replaced while the replicas run: the next request trusts the new one."""
+    old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
+    files = new.issue("frd")
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(old.ca.read_bytes())
+    tls = TlsFiles(files.cert, files.key)
+    with cluster(tmp_path, SCRIPTS, tls=tls, ca_file=new.ca, peers_ca_file=trusted) as three:
+        assert three.ask("frd-0", job_path(B)).status == 503
+        trusted.write_bytes(new.ca.read_bytes())
+        assert three.ask("frd-0", job_path(B)).status == 200
+
+
+def test_a_ca_file_that_cannot_be_used(tmp_path: Path) -> None:
+    """An error at the start, which names the key."""
+    for path in (tmp_path / "none.pem", tmp_path / "empty.pem"):
+        if path.name == "empty.pem":
+            path.write_text("nothing")
+        with pytest.raises(ConfigError, match=r"^cluster\.peers_ca_file: .*give PEM certificates"):
+            PeerClient(TlsFiles(), path)
+
+
+def test_without_a_cluster_httpx_is_not_imported() -> None:
+    """A service that is alone starts without the extra packages."""
+    code = "import frd.service.app, sys; sys.exit('httpx' in sys.modules or 'nats' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
