@@ -23,7 +23,14 @@ from frd.service.clocks.pings import REASONS as CLOCK_REASONS
 from frd.service.findings.inspector import REASON as WAIT_REPORT
 from frd.service.ingest.job_runs import REASON as JOB_NAME
 from frd.service.metrics.table import MAX_SUSPECTS, METRICS
-from frd.service.state import RANK_STATES, NodeView, ServiceState, rank_states
+from frd.service.state import (
+    RANK_STATES,
+    CellState,
+    ClusterState,
+    NodeView,
+    ServiceState,
+    rank_states,
+)
 from frd.wire.messages import REASONS
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -40,6 +47,7 @@ STORES: Final = ("findings", "journal", "dumps")
 _BY_ENGINE: Final = (
     *("collectives", "rows", "mismatches", "attempts", "findings", "memory_series", "pauses"),
 )
+TAKEOVERS: Final = ("start", "dead", "left", "rebalance")
 EVICTED: Final = (*_BY_ENGINE, "dumps", "journal_segments", "stored_findings")
 
 _PROCESS: Final = ProcessCollector(registry=None)
@@ -79,6 +87,8 @@ class _StateCollector(Collector):
         )
         _add_clocks(values, state.nodes)
         _add_own_health(values, state)
+        if state.cluster is not None:
+            _add_cluster(values, state.cluster)
         for name, samples in values.items():
             yield _family(name, samples, histograms[name])
 
@@ -180,6 +190,22 @@ def _add_own_health(values: Values, state: ServiceState) -> None:
             values[metric][label(name),] = counts.get(name, 0)
     for (target, result), count in counters.notifications.items():
         values["frd_notifications_total"][label(target), result] = count
+
+
+def _add_cluster(values: Values, cluster: ClusterState) -> None:
+    for metric, value in {
+        "frd_replicas": len(cluster.view.replicas),
+        "frd_cluster_connected": cluster.view.connected,
+        "frd_fenced_total": cluster.fenced,
+        "frd_log_append_seconds": cluster.append_s,
+        "frd_log_unacked_bytes": cluster.unacked_bytes,
+        "frd_log_durable": cluster.view.durable,
+    }.items():
+        values[metric][()] = value
+    for state in CellState:
+        values["frd_cells"][state.value,] = cluster.cells.get(state, 0)
+    for why in (*TAKEOVERS, *cluster.takeovers):
+        values["frd_takeovers_total"][label(why),] = cluster.takeovers.get(why, 0)
 
 
 # -- labels and families -----------------------------------------------------------------------

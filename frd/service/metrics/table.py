@@ -34,6 +34,34 @@ _gauge = partial(Spec, GaugeMetricFamily)
 _counter = partial(Spec, CounterMetricFamily)
 _histogram = partial(Spec, HistogramMetricFamily)
 
+CLUSTER_METRICS: Final[dict[str, Spec]] = {
+    "frd_replicas": _gauge((), "Living replicas of the cluster that this replica knows of."),
+    "frd_cluster_connected": _gauge(
+        (), "1 while the servers of the cluster answer this replica, otherwise 0."
+    ),
+    "frd_cells": _gauge(
+        ("state",), "Cells of the cluster by state, as this replica sees them; 64 in all."
+    ),
+    "frd_takeovers_total": _counter(
+        ("why",),
+        "Cells that this replica took over: no replica had them (`start`), their owner stopped "
+        "its heartbeats (`dead`) or ended (`left`), or the load was shared out (`rebalance`).",
+    ),
+    "frd_fenced_total": _counter(
+        (), "Cells that this replica lost because their log refused its append."
+    ),
+    "frd_log_append_seconds": _gauge(
+        (), "Duration of the slowest recent append to a log; while one waits, its age."
+    ),
+    "frd_log_unacked_bytes": _gauge(
+        (), "Accepted input that no log has stored yet, so that agents have to keep it."
+    ),
+    "frd_log_durable": _gauge(
+        (), "1 if the servers of the log sync every write to disk before they confirm it."
+    ),
+}
+"""Exported by a replica of a cluster only."""
+
 METRICS: Final[dict[str, Spec]] = {
     "frd_build_info": _gauge(("version",), "Version of the running service; always 1."),
     "frd_nodes": _gauge(
@@ -145,4 +173,5 @@ METRICS: Final[dict[str, Spec]] = {
     "frd_last_evaluation_timestamp_seconds": _gauge(
         (), "Time of the engine's last evaluation, Unix time; 0 before the first."
     ),
+    **CLUSTER_METRICS,
 }

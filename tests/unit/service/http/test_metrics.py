@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from frd.cluster.lease import ClusterView, Replica
 from frd.engine.views import AttemptView, GroupView, Histogram, StatusView
 from frd.model import (
     AttemptKey,
@@ -26,8 +27,8 @@ from frd.model import (
     WaitsFor,
 )
 from frd.service.metrics.collector import MAX_GROUPS, MAX_LABEL_CHARS, MAX_OPS, OTHER, render
-from frd.service.metrics.table import MAX_SUSPECTS, METRICS
-from frd.service.state import Counters, NodeView, ServiceState
+from frd.service.metrics.table import CLUSTER_METRICS, MAX_SUSPECTS, METRICS
+from frd.service.state import CellState, ClusterState, Counters, NodeView, ServiceState
 from tests.world.views import NOW, TRAIN, attempt_view, group_view, node_view, rank_view
 
 # Promised names: a rename breaks users' alerts.
@@ -62,6 +63,14 @@ PROMISED = {
     "frd_evicted_total": ("what",),
     "frd_loop_lag_seconds": (),
     "frd_last_evaluation_timestamp_seconds": (),
+    "frd_replicas": (),
+    "frd_cluster_connected": (),
+    "frd_cells": ("state",),
+    "frd_takeovers_total": ("why",),
+    "frd_fenced_total": (),
+    "frd_log_append_seconds": (),
+    "frd_log_unacked_bytes": (),
+    "frd_log_durable": (),
 }
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -207,6 +216,53 @@ def test_values_of_a_stalled_job() -> None:
     assert value(got, "frd_clock_uncertainty_seconds", node="node-a") is None
 
 
+CLUSTER = ClusterState(
+    ClusterView(
+        me="frd-0",
+        replicas=[Replica(f"frd-{n}", "h:9373", "http://h:9374", "1.2.3") for n in range(2)],
+        connected=True,
+        durable=False,
+    ),
+    cells={CellState.OWNED: 30, CellState.FOREIGN: 33, CellState.UNOWNED: 1},
+    takeovers={"dead": 21, "new_word": 1},
+    fenced=2,
+    append_s=0.25,
+    unacked_bytes=4096,
+)
+OF_CLUSTER = """
+frd_replicas 2
+frd_cluster_connected 1
+frd_cells{state="owned"} 30
+frd_cells{state="taking_over"} 0
+frd_cells{state="draining"} 0
+frd_cells{state="foreign"} 33
+frd_cells{state="unowned"} 1
+frd_takeovers_total{why="start"} 0
+frd_takeovers_total{why="dead"} 21
+frd_takeovers_total{why="left"} 0
+frd_takeovers_total{why="rebalance"} 0
+frd_takeovers_total{why="new_word"} 1
+frd_fenced_total 2
+frd_log_append_seconds 0.25
+frd_log_unacked_bytes 4096
+frd_log_durable 0
+"""
+
+
+def test_values_of_a_replica() -> None:
+    """A replica of a cluster exports the cells as it sees them, and its log; known series start
+    at zero."""
+    got = scraped(dataclasses.replace(full_state(), cluster=CLUSTER))
+    of_cluster = {key: sample for key, sample in got.items() if key not in scraped(full_state())}
+    assert of_cluster == parsed(OF_CLUSTER)
+
+
+def test_a_service_without_a_cluster_has_no_series_of_one() -> None:
+    """Alerts about cells and logs have nothing to evaluate on a single service."""
+    names = {name for name, _ in scraped(full_state())}
+    assert not names & set(CLUSTER_METRICS)
+
+
 def test_histograms_are_cumulative() -> None:
     """Bucket counts become classic cumulative buckets with a sum and a count."""
     got = scraped(full_state())
@@ -323,7 +379,7 @@ def test_promtool_accepts_it() -> None:
         pytest.skip("promtool is not installed (Debian package prometheus)")
     checked = subprocess.run(
         [promtool, "check", "metrics"],
-        input=render(full_state()),
+        input=render(dataclasses.replace(full_state(), cluster=CLUSTER)),
         capture_output=True,
         check=False,
         timeout=30,
