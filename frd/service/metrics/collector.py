@@ -47,7 +47,7 @@ STORES: Final = ("findings", "journal", "dumps")
 _BY_ENGINE: Final = (
     *("collectives", "rows", "mismatches", "attempts", "findings", "memory_series", "pauses"),
 )
-TAKEOVERS: Final = ("start", "dead", "left", "rebalance")
+TAKEOVERS: Final = ("start", "dead", "released")
 EVICTED: Final = (*_BY_ENGINE, "dumps", "journal_segments", "stored_findings")
 
 _PROCESS: Final = ProcessCollector(registry=None)

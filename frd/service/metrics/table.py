@@ -44,8 +44,8 @@ CLUSTER_METRICS: Final[dict[str, Spec]] = {
     ),
     "frd_takeovers_total": _counter(
         ("why",),
-        "Cells that this replica took over: no replica had them (`start`), their owner stopped "
-        "its heartbeats (`dead`) or ended (`left`), or the load was shared out (`rebalance`).",
+        "Cells that this replica took over: no other replica had them (`start`), their owner's "
+        "heartbeats ended (`dead`), or their owner handed them over (`released`).",
     ),
     "frd_fenced_total": _counter(
         (), "Cells that this replica lost because their log refused its append."

@@ -239,8 +239,7 @@ frd_cells{state="foreign"} 33
 frd_cells{state="unowned"} 1
 frd_takeovers_total{why="start"} 0
 frd_takeovers_total{why="dead"} 21
-frd_takeovers_total{why="left"} 0
-frd_takeovers_total{why="rebalance"} 0
+frd_takeovers_total{why="released"} 0
 frd_takeovers_total{why="new_word"} 1
 frd_fenced_total 2
 frd_log_append_seconds 0.25
