@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -122,8 +123,8 @@ class ClusterOptions:
     peers_ca_file: Path | None = None
     """Verify the HTTP API of the other replicas with this CA bundle (PEM), if they use TLS."""
     durable: bool = False
-    """The NATS servers are known to run with ``sync_interval: always``. Needed only if frd's account
-    may not ask them."""
+    """The NATS servers are known to run with ``sync_interval: always``. Needed only if frd's
+    account may not ask them."""
 
 
 NotifyEvent: TypeAlias = Literal["opened", "critical", "suspect", "closed"]
@@ -197,6 +198,11 @@ class Config(Settings):
     store: StoreLimits = StoreLimits()
     cluster: ClusterOptions = ClusterOptions()
     log: LogOptions = LogOptions()
+
+    @property
+    def member(self) -> str:
+        """The name of this replica."""
+        return self.cluster.member or socket.gethostname()
 
 
 LIVE_KEYS = ("policy", "store", "log", "expected_agents", "notify")

@@ -27,20 +27,17 @@ from starlette.types import ASGIApp
 
 from frd import __version__
 from frd.address import split_address
-from frd.cluster.lease import Lease
 from frd.config import LIVE_KEYS, Config, changed_keys
 from frd.errors import ConfigError, StoreError
-from frd.model import Finding, FindingEvent
+from frd.model import FindingEvent
 from frd.service.access.admission import Admission, Handshakes
 from frd.service.access.certificates import Certificates
 from frd.service.access.grants import Tokens
-from frd.service.cells.alone import LocalLease
-from frd.service.cells.archive import LocalArchive
 from frd.service.cells.cell import Cell, Common
 from frd.service.cells.cells import Cells
-from frd.service.cells.homes import OneHome
+from frd.service.cells.holding import Holding, LateHomes, hold_alone
 from frd.service.cells.merged import add
-from frd.service.cells.owner import CellOwner
+from frd.service.cells.replica import hold_replica
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Pings, raw_now
 from frd.service.clocks.real_time import RealTime
@@ -73,6 +70,7 @@ class App:
         ConfigError: from the constructor, when certificates or tokens cannot be used.
         StoreError: from the constructor, when the data directory cannot be used.
         ListenError: from `start`, when an address cannot be listened on.
+        ClusterError: from `start`, when the cluster cannot be used.
     """
 
     def __init__(self, config: Config) -> None:
@@ -102,19 +100,11 @@ class App:
             stream_ids=itertools.count(1),
             published=self._published,
         )
-        self._cells = Cells(is_cluster=False, complete=self._completed)
-        self._lease: Lease = LocalLease()
-        self._owner = CellOwner(
-            self._common,
-            self._cells,
-            LocalArchive(lambda: self._config, self._findings, now),
-            self._lease,
-            restored=self._restored,
-        )
+        self._cells = Cells(is_cluster=bool(config.cluster.servers), complete=self._completed)
+        self._held: Holding | None = None
+        self._homes = LateHomes()
         self._ingest = Ingest(
-            OneHome(self._cells),
-            self._admission,
-            stream_bytes_per_s=config.limits.stream_bytes_per_s,
+            self._homes, self._admission, stream_bytes_per_s=config.limits.stream_bytes_per_s
         )
         view = ServiceView(self._cells, self._findings, self._dumps, self._cells, now)
         self._peers = _peers(config, view, self._cells) if config.cluster.servers else None
@@ -136,9 +126,17 @@ class App:
 
     async def start(self) -> None:
         """Go on with the findings of an earlier process, listen, and evaluate from then on."""
-        await self._lease.start(self._owner)
-        self.http = await self._http.start()
-        self.grpc = await self._grpc.start()
+        of_process = self._common, self._cells, self._findings, self._notifier.take_up
+        if self._cells.is_cluster:
+            await self._listen()  # other replicas must know the addresses
+            options = self._config.cluster
+            grpc = options.advertise_grpc or self._reachable(self.grpc)
+            http = self._url(options.advertise_http or self._reachable(self.http))
+            self._held = await hold_replica(*of_process, grpc, http)
+        else:
+            self._held = await hold_alone(*of_process)
+            await self._listen()
+        self._homes.know(self._held.homes)
         self._tasks = [
             asyncio.create_task(work)
             for work in (
@@ -152,10 +150,15 @@ class App:
             )
         ]
 
+    async def _listen(self) -> None:
+        self.http = await self._http.start()
+        self.grpc = await self._grpc.start()
+
     async def stop(self) -> None:
         """End in order: a last evaluation while agents are still connected, so that no rank looks
         lost; then streams and HTTP requests end; then everything is written."""
-        await self._owner.finish()
+        if self._held is not None:
+            await self._held.owner.finish()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -163,14 +166,15 @@ class App:
         await asyncio.gather(self._grpc.stop(), self._http.stop(), closing)
         if self._peers is not None:
             await self._peers.close()
-        await self._owner.close()
-        await self._lease.stop()
+        if self._held is not None:
+            await self._held.stop()
         self._findings.close()
         os.close(self._lock)
 
     def _tick(self) -> None:
         self._cells.refresh()
-        self._lease.ticked()
+        if self._held is not None:
+            self._held.lease.ticked()
 
     def _each(self, work: Callable[[Cell], None]) -> Callable[[], None]:
         def on_all() -> None:
@@ -206,11 +210,16 @@ class App:
 
     def _own_url(self) -> str:
         """The URL of HTTP, as far as the service knows."""
-        address = self.http or self._config.http
-        host, port = split_address(address)
-        if host in ("0.0.0.0", "::"):
-            address = f"{socket.gethostname()}:{port}"
+        return self._url(self._reachable(self.http or self._config.http))
+
+    def _url(self, address: str) -> str:
         return f"{'http' if self._certificates is None else 'https'}://{address}"
+
+    @staticmethod
+    def _reachable(address: str) -> str:
+        """The address with the name of this host if it listens on all addresses."""
+        host, port = split_address(address)
+        return f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "::") else address
 
     # -- publishing ---------------------------------------------------------------------
 
@@ -231,14 +240,13 @@ class App:
             loop_lag_s=self._loop_lag.value(time.monotonic()),
             version=__version__,
             expected_agents=self._config.expected_agents,
+            cluster=self._held.cluster() if self._held is not None else None,
+            evaluated_at=state.evaluated_at if self._cells else self._now(),
         )
 
     def _handshakes_failed(self) -> int:
         begun = self._certificates.handshakes if self._certificates is not None else 0
         return self._handshakes.failed(begun, self._admission.connections, time.monotonic())
-
-    def _restored(self, findings: Sequence[Finding]) -> None:
-        self._notifier.take_up(findings)
 
     def _published(self, events: Sequence[FindingEvent]) -> None:
         if events:

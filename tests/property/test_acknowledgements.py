@@ -8,6 +8,7 @@ a while after new ones, and the servers are slow, away, or lose answers.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import defaultdict
 from collections.abc import Iterator
@@ -148,7 +149,7 @@ class World:
         shared = Shared(Engine(Policy()))
         self.streams = Streams(
             shared, AgentClocks(self.now, raw_now), self.log,
-            now=self.now, version="0", instance="i",
+            now=self.now, version="0", instance="i", ids=itertools.count(1),
         )  # fmt: skip
 
     def _on_fenced(self) -> None:
@@ -182,7 +183,7 @@ class World:
         current = [agent.connection for agent in self.agents if agent.connection]
         for connection in (*current, *self.late):
             stream = connection.stream
-            if stream.hung_up:
+            if stream.moved:
                 self.end(connection)
             elif stream.wake.is_set():
                 stream.wake.clear()

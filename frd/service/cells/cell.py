@@ -68,7 +68,7 @@ class Cell:
         """`successor` is that of `Streams`, `one_job` that of `Home`."""
         config, now = common.config(), common.now
         self._common = common
-        self._log = log
+        self.log = log
         shared = self._shared = Shared(Engine(config.policy))
         engine = self._engine = shared.engine
         self.streams = Streams(
@@ -147,7 +147,7 @@ class Cell:
 
     async def close(self) -> None:
         """Write everything, after `finish`."""
-        await self._log.stop()
+        await self.log.stop()
 
     def abandon(self) -> None:
         """Another replica has the cell: show nothing more. Call `quit`, too."""
@@ -160,7 +160,7 @@ class Cell:
     def adopt(self, config: Config) -> None:
         """Another configuration is in force."""
         now = self._common.now()
-        self._log.adopt(settings_of(config), limits_of(config.store), now)
+        self.log.adopt(settings_of(config), limits_of(config.store), now)
         self._engine.adopt(config.policy)
         self._responder.keep_dumps = config.store.dump_count > 0
 
@@ -190,10 +190,10 @@ class Cell:
                     JOB_NAME: runs.refused,
                     WAIT_REPORT: self._inspector.refused,
                 },
-                evicted={"journal_segments": self._log.evicted},
+                evicted={"journal_segments": self.log.evicted},
                 store_errors={
                     "findings": self.evaluator.store_errors,
-                    "journal": self._log.dropped,
+                    "journal": self.log.dropped,
                     "dumps": self.dumper.store_errors,
                 },
                 findings=dict(self.evaluator.opened),

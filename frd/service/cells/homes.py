@@ -44,7 +44,7 @@ class OneHome:
         return self._cells[WHOLE].home
 
 
-class Homes:
+class ReplicaHomes:
     def __init__(self, common: Common, cells: Cells, owner: CellOwner, lease: Lease) -> None:
         self._cells = cells
         self._owner = owner

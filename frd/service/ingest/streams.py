@@ -77,8 +77,8 @@ class Stream:
         self.wake.set()
 
     def leave(self, why: str, address: str = "") -> None:
-        """Read nothing more: the agent keeps what is not acknowledged, and reports to the service at
-        `address`, if there is one, or connects again."""
+        """Read nothing more: the agent keeps what is not acknowledged, and reports to the service
+        at `address`, if there is one, or connects again."""
         self.moved = why
         if address:
             self.send(Redirect(address, why))

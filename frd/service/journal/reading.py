@@ -29,6 +29,8 @@ class Recovered:
 
     findings: tuple[Finding, ...]
     """Open ones, oldest first."""
+    closed: frozenset[str]
+    """Ids of findings that were closed since the checkpoint."""
     pauses: tuple[JobPauses, ...]
     records: int
 
@@ -63,7 +65,8 @@ async def recover(
                     pass
     still_open = [one for one in findings.values() if one.state is FindingState.OPEN]
     still_open.sort(key=lambda finding: finding.opened_at)
-    return Recovered(tuple(still_open), tuple(decode_pauses(learned)), count)
+    closed = findings.keys() - {finding.id for finding in still_open}
+    return Recovered(tuple(still_open), frozenset(closed), tuple(decode_pauses(learned)), count)
 
 
 async def _last_checkpoint(log: FencedLog, bounds: Bounds) -> int:

@@ -18,11 +18,11 @@ from frd.config import Config
 from frd.errors import ServiceUnavailable, WireError
 from frd.model import Finding, NodeNs, NodeRawNs, RankInfo
 from frd.service.access.grants import EVERYTHING
-from frd.service.cells import homes
+from frd.service.cells import homes as homes_module
 from frd.service.cells.archive import LocalArchive, Opened
 from frd.service.cells.cell import Common
 from frd.service.cells.cells import Cells
-from frd.service.cells.homes import Homes
+from frd.service.cells.homes import ReplicaHomes
 from frd.service.cells.owner import CellOwner
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import raw_now
@@ -94,7 +94,7 @@ class Parts:
     archive: Archive
     cells: Cells
     owner: CellOwner
-    homes: Homes
+    homes: ReplicaHomes
     restored: list[Finding]
 
     async def settle(self) -> None:
@@ -121,7 +121,8 @@ async def replica(folder: Path) -> AsyncIterator[Parts]:
     restored: list[Finding] = []
     owner = CellOwner(common, cells, archive, lease, restored.extend)
     try:
-        yield Parts(lease, archive, cells, owner, Homes(common, cells, owner, lease), restored)
+        homes = ReplicaHomes(common, cells, owner, lease)
+        yield Parts(lease, archive, cells, owner, homes, restored)
     finally:
         await owner.finish()
         await owner.close()
@@ -162,7 +163,7 @@ async def test_agents_wait_for_an_owner(tmp_path: Path, monkeypatch: pytest.Monk
         assert not waiting.done()
         parts.owner.gained(CELL, "start")
         assert isinstance(await waiting, Home)
-        monkeypatch.setattr(homes, "_WAIT_S", 0.05)
+        monkeypatch.setattr(homes_module, "_WAIT_S", 0.05)
         other = next(f"job-{i}" for i in range(1000) if cell_of(f"job-{i}") != CELL)
         with pytest.raises(ServiceUnavailable, match="no replica has its cell"):
             await parts.homes.find(other)

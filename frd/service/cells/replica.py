@@ -1,0 +1,151 @@
+"""A replica: a process that shares the cells of a cluster with others.
+
+The log of a cell is the truth about its findings. What `Copies` and the local database hold is a
+copy of it, so that every replica can answer for the past of all jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from frd import __version__
+from frd.cluster.cluster import Cluster
+from frd.cluster.findings import FindingStore as SharedFindings
+from frd.config import Config
+from frd.errors import ClusterError, FrdError, StoreError
+from frd.model import AlignedNs, Change, FindingEvent, FindingState
+from frd.service.cells.archive import Opened
+from frd.service.cells.cell import Common
+from frd.service.cells.cells import Cells
+from frd.service.cells.holding import Holding, Restored
+from frd.service.cells.homes import ReplicaHomes
+from frd.service.cells.owner import CellOwner
+from frd.service.findings.keepers import SharedKeeper
+from frd.service.journal.payloads import (
+    decode_finding,
+    encode_pauses,
+    limits_of,
+    settings_of,
+)
+from frd.service.journal.reading import recover
+from frd.service.journal.replicated import ReplicatedLog
+from frd.service.state import ClusterState
+from frd.store.findings import FindingStore
+
+log = logging.getLogger(__name__)
+
+
+async def hold_replica(
+    common: Common, cells: Cells, store: FindingStore, restored: Restored, grpc: str, http: str
+) -> Holding:
+    """`grpc` and `http` are the addresses at which agents and other replicas reach this process.
+
+    Raises:
+        ClusterError: the cluster cannot be used: names the key and what to do.
+    """
+    cluster = await _connected(common.config(), grpc, http)
+    archive = SharedArchive(cluster, common.config, store, common.now)
+    owner = CellOwner(common, cells, archive, cluster.lease, restored)
+    archive.refused = owner.refused
+    copying = asyncio.create_task(_copy(cluster.findings, store))
+
+    async def close() -> None:
+        copying.cancel()
+        await asyncio.gather(copying, return_exceptions=True)
+        await cluster.close()
+
+    def state() -> ClusterState:
+        logs = [cell.log for cell in cells.values() if isinstance(cell.log, ReplicatedLog)]
+        return ClusterState(
+            view=cluster.lease.view,
+            cells=owner.states(),
+            takeovers=dict(owner.takeovers),
+            fenced=owner.fenced,
+            append_s=max((one.append_s for one in logs), default=0.0),
+            unacked_bytes=sum(one.unacked_bytes for one in logs),
+        )
+
+    try:
+        await cluster.lease.start(owner)
+    except BaseException:
+        await close()
+        raise
+    homes = ReplicaHomes(common, cells, owner, cluster.lease)
+    return Holding(cluster.lease, owner, homes, state, close)
+
+
+async def _connected(config: Config, grpc: str, http: str) -> Cluster:
+    try:
+        from frd.cluster.nats import connect  # noqa: PLC0415  NATS is an extra
+    except ModuleNotFoundError as error:
+        raise ClusterError(
+            f"cluster.servers: set, and {error.name} is missing: pip install 'frd-daemon[cluster]'"
+        ) from None
+    return await connect(config.cluster, config.member, grpc, http, __version__)
+
+
+class SharedArchive:
+    """An `Archive` in the logs of the cluster."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: Callable[[], Config],
+        store: FindingStore,
+        now: Callable[[], AlignedNs],
+    ) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._store = store
+        self._now = now
+        self.refused: Callable[[int], None] = lambda cell: None
+        """Called when the log of a cell refuses this replica."""
+
+    async def open(self, cell: int) -> Opened:
+        config = self._config()
+        fenced = self._cluster.log(cell)
+        await fenced.take(config.member)
+        left = await recover(fenced, partial(log.warning, "cell %d: %s", cell))
+        stored = await self._cluster.findings.of_cell(cell)
+        findings = {finding.id: finding for finding in left.findings}
+        for one in stored:
+            finding = decode_finding(one.data)
+            if finding.state is FindingState.OPEN and one.id not in left.closed:
+                findings.setdefault(one.id, finding)
+        replicated = ReplicatedLog(
+            fenced,
+            owner=config.member,
+            settings=settings_of(config),
+            now=self._now(),
+            limits=limits_of(config.store),
+            findings=list(findings.values()),
+            learned=encode_pauses(left.pauses),
+            on_fenced=partial(self.refused, cell),
+        )
+        keeper = SharedKeeper(
+            cell,
+            replicated,
+            self._cluster.findings,
+            {one.id: one.revision for one in stored},
+            self._store,
+            self._now,
+        )
+        return Opened(replicated, keeper, list(findings.values()), left.pauses)
+
+
+async def _copy(shared: SharedFindings, store: FindingStore) -> None:
+    """Copy all findings of the cluster to the local database, for ever."""
+    while True:
+        try:
+            async for stored in shared.tail():
+                with contextlib.suppress(StoreError):  # saving own findings reports a broken store
+                    finding = decode_finding(stored.data)
+                    event = FindingEvent(Change.UPDATED, finding)
+                    await asyncio.to_thread(store.save, [event])
+        except FrdError as error:
+            log.warning("findings of other replicas: %s: trying again", error)
+            await asyncio.sleep(1.0)
