@@ -92,12 +92,20 @@ class LogOptions:
     format: Literal["text", "json"] = "text"
 
 
+def _separated(value: object) -> object:
+    """A string counts as a list, separated by commas: the environment has only strings."""
+    if not isinstance(value, str):
+        return value
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
     """Several replicas of the service, coordinated by NATS JetStream; see docs/cluster.md."""
 
-    servers: tuple[str, ...] = ()
-    """URLs of the NATS servers, ``nats://HOST:PORT`` or ``tls://HOST:PORT``. Empty: no cluster."""
+    servers: Annotated[tuple[str, ...], BeforeValidator(_separated)] = ()
+    """URLs of the NATS servers, ``nats://HOST:PORT`` or ``tls://HOST:PORT``: a list, or one string
+    with commas between. Empty: no cluster."""
     name: str = "frd"
     """Prefix of the names of all streams, so that several clusters can use the same servers."""
     member: str = ""

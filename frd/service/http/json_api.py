@@ -113,6 +113,7 @@ def cluster_json(cluster: ClusterState) -> Json:
             for replica in view.replicas
         ],
         "cells": {state.value: count for state, count in cluster.cells.items()},
+        "owners": [view.owners.get(cell) for cell in range(CELLS)],
         "unowned": [cell for cell in range(CELLS) if cell not in view.owners],
         "takeovers": dict(cluster.takeovers),
         "fenced": cluster.fenced,
