@@ -61,7 +61,7 @@ async def test_the_machine_of_an_agent_dies(tmp_path: Path) -> None:
 
 
 async def test_an_earlier_release_of_the_service_that_says_nothing(tmp_path: Path) -> None:
-    """A service of an earlier release permits a ping every 20 s. It ends the stream of a client with the
+    """A service of an earlier release permits a ping every 20 s. It refuses a client with the
     keepalive of this release, after four pings; not the agent, which after its first welcome
     pings less often."""
     service = Replica()

@@ -65,15 +65,14 @@ class Prometheus(_Daemon):
     def __init__(
         self,
         folder: Path,
-        service: str,
-        *,
+        *services: str,
         agents: Sequence[str] = (),
         alertmanager: str = "",
         as_documented: bool = False,
     ) -> None:
         super().__init__(folder, "prometheus")
         self._as_documented = as_documented
-        self._service = service
+        self._services = services
         self._agents = agents
         self._alertmanager = alertmanager
 
@@ -86,8 +85,8 @@ class Prometheus(_Daemon):
             text = text.replace("keep_firing_for: 30s", "keep_firing_for: 6s")
             text = text.replace("interval: 5s", "interval: 1s")
             service["scrape_interval"] = agents["scrape_interval"] = "1s"
-        rules.write_text(text.replace(LOCAL, f"http://{self._service}"))
-        service["static_configs"] = [{"targets": [self._service]}]
+        rules.write_text(text.replace(LOCAL, f"http://{self._services[0]}"))
+        service["static_configs"] = [{"targets": list(self._services)}]
         agents["static_configs"] = [{"targets": list(self._agents)}]
         config["rule_files"] = [str(rules)]
         (managers,) = config["alerting"]["alertmanagers"]

@@ -1,0 +1,182 @@
+"""Replicas of the service on real NATS servers: what a stall looks like while its owner dies.
+
+Eight real agents with two scripted ranks each report to three replicas.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd.cluster.cells import cell_of
+from tests.world import daemons
+from tests.world.daemons import free_address, metric
+from tests.world.fleet import Fleet, ReplicaProcess, fleet
+from tests.world.prometheus import Prometheus
+from tests.world.training import Training
+
+pytestmark = [pytest.mark.nats, pytest.mark.timeout(300)]
+AGENTS = 8
+STALL_S = 5.0
+FOUND_WITHIN_S = 8.0
+SLACK_S = 6.0
+"""A machine with two cores runs a dozen processes."""
+HELD = 5
+POLICY = {"FRD_POLICY__STALL_AFTER_S": str(STALL_S), "FRD_POLICY__TELEMETRY_LATE_S": "5"}
+until = daemons.until
+
+
+@dataclass
+class Scene:
+    fleet: Fleet
+    training: Training
+    metrics_of: list[str]
+
+    @property
+    def owner(self) -> ReplicaProcess:
+        return until(lambda: self.fleet.owner_of(self.training.job), "an owner", ignoring=OSError)
+
+    def others(self, of: ReplicaProcess) -> list[ReplicaProcess]:
+        return [replica for replica in self.fleet.alive if replica.name != of.name]
+
+    def open(self, at: ReplicaProcess) -> list[dict[str, Any]]:
+        """Open findings of the job, asked of this replica."""
+        answer = at.get(f"/api/v1/findings?state=open&job={self.training.job}")
+        found: list[dict[str, Any]] = answer["findings"]
+        return found
+
+    def stall(self, at: ReplicaProcess) -> dict[str, Any]:
+        """Wait for the stall of `HELD`."""
+
+        def found() -> dict[str, Any] | None:
+            return next((f for f in self.open(at) if named(f) == {HELD}), None)
+
+        return until(found, lambda: str(self.open(at)), ignoring=OSError)
+
+    def connected(self) -> bool:
+        return all(metric(one, "frd_agent_connected") == 1 for one in self.metrics_of)
+
+
+def named(finding: dict[str, Any]) -> set[int]:
+    return {suspect["rank"] for suspect in finding["suspects"]}
+
+
+@contextmanager
+def scene(folder: Path) -> Iterator[Scene]:
+    run_dirs = [folder / f"run{number}" for number in range(AGENTS)]
+    metrics_of = [free_address() for _ in run_dirs]
+    with ExitStack() as stack:
+        whole = stack.enter_context(fleet(folder, env=POLICY))
+        for number, run_dir in enumerate(run_dirs):
+            command = daemons.agent_command(
+                run_dir, "--service", whole.service, "--metrics", metrics_of[number]
+            )
+            env = {"FRD_AGENT_NODE": f"node{number}", "FRD_AGENT_MEMORY_HZ": "0"}
+            log = folder / f"agent{number}.log"
+            stack.enter_context(daemons.running(command, env=env, log=log))
+        training = stack.enter_context(Training(run_dirs, job="training"))
+        made = Scene(whole, training, metrics_of)
+        until(
+            lambda: made.owner.metric("frd_agents_reporting") == AGENTS,
+            "agents are missing",
+            ignoring=OSError,
+        )
+        training.go_on()
+        until(lambda: training.steps > 50, "steps")
+        yield made
+
+
+def lasted(condition: Callable[[], object]) -> float:
+    """Seconds until the condition holds."""
+    began = time.monotonic()
+    until(condition, "it", ignoring=OSError)
+    return time.monotonic() - began
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="absent: prometheus")
+def test_the_owner_dies_with_a_stall_open(tmp_path: Path) -> None:
+    """The owner of a job that hangs is killed: from another replica comes the same finding with the
+    same suspect, no other rank is named, and the alert fires on. Then the rank goes on, and the
+    finding closes. A second hang, which began during a second takeover, is named, too."""
+    with scene(tmp_path) as at:
+        https = [replica.http for replica in at.fleet.alive]
+        (tmp_path / "prometheus").mkdir()
+        with Prometheus(tmp_path / "prometheus", *https) as prometheus:
+            at.training.hold(HELD)
+            before = at.stall(at.owner)
+            alert = 'ALERTS{alertname="FrdCollectiveStalled",alertstate="firing"}'
+            until(lambda: prometheus.query(alert), "the alert")
+
+            first = at.owner
+            at.fleet.kill(first.name)
+            took_s = lasted(lambda: at.fleet.owner_of(at.training.job))
+            assert took_s <= FOUND_WITHIN_S + SLACK_S
+            second = at.owner
+            other = next(iter(at.others(second)), second)
+            deadline = time.monotonic() + 15
+            while time.monotonic() < deadline:  # agents come back, and a stall would open again
+                (finding,) = until(lambda: at.open(other), "the finding", ignoring=OSError)
+                assert finding["id"] == before["id"]
+                assert named(finding) == {HELD}
+                assert prometheus.query(alert), "the alert has resolved"
+                time.sleep(0.25)
+            assert at.connected()
+
+            at.training.release(HELD)
+            until(lambda: not at.open(other), lambda: str(at.open(other)), ignoring=OSError)
+
+        at.fleet.start(first.name)
+        at.fleet.kill(second.name)
+        at.training.hold(HELD)
+        held_at = time.monotonic()
+        again = at.stall(first)
+        assert time.monotonic() - held_at <= STALL_S + 10 + SLACK_S
+        assert again["id"] != before["id"]
+        closed = [f for f in first.get("/api/v1/findings")["findings"] if f["state"] == "closed"]
+        assert {frozenset(named(f)) for f in closed} == {frozenset({HELD})}, "an innocent was named"
+
+
+def test_an_owner_that_was_paused(tmp_path: Path) -> None:
+    """The owner is stopped for 8 s with a stall open: another replica has the job; when it goes on,
+    it drops what it had, shows nothing of it, and asks the new owner."""
+    with scene(tmp_path) as at:
+        at.training.hold(HELD)
+        before = at.stall(at.owner)
+        paused = at.owner
+        daemons.freeze(paused.process)
+        until(
+            lambda: any(r.metric('frd_cells{state="owned"}') for r in at.others(paused)),
+            "a new owner",
+        )
+        time.sleep(4.0)
+        os.kill(paused.process.pid, signal.SIGCONT)
+        until(lambda: paused.metric('frd_cells{state="owned"}') == 0, "it drops its cells")
+        (finding,) = until(lambda: at.open(paused), "the finding of the new owner")
+        assert (finding["id"], named(finding)) == (before["id"], {HELD})
+        until(at.connected, "all agents")
+        assert at.owner.name != paused.name
+
+
+def test_a_nats_server_dies(tmp_path: Path) -> None:
+    """The NATS server that leads the job's log is killed: no cell moves, and a rank that stops
+    meanwhile is named."""
+    with scene(tmp_path) as at:
+        at.fleet.nats.leader(f"frd-J{cell_of(at.training.job):02}").kill()
+        at.training.hold(HELD)
+        held_at = time.monotonic()
+        finding = at.stall(at.owner)
+        assert time.monotonic() - held_at <= STALL_S + 10 + SLACK_S
+        assert named(finding) == {HELD}
+        dead = [r.metric('frd_takeovers_total{why="dead"}') for r in at.fleet.alive]
+        assert not any(dead), "a living owner lost a cell"
+        at.training.release(HELD)
+        until(lambda: not at.open(at.owner), "it closes")
