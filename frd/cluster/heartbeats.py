@@ -1,9 +1,9 @@
 """The lease of a replica: its heartbeats in the registry, and what follows from those of others.
 
 A heartbeat lists the replica's cells, so that a replica reads only one key for each other replica
-with each heartbeat that it sends. The decisions are `frd.cluster.ownership`'s. A replica that does
-not reach the registry keeps its cells: it learns that others own them when it reaches the registry
-again, or when the log refuses it. Heartbeats stop when the service's event loop no longer
+after each heartbeat that it sends. The decisions are `frd.cluster.ownership`'s. A replica that
+cannot reach the registry keeps its cells: it learns that others own them when it reaches the
+registry again, or when the log refuses it. Heartbeats stop when the service's event loop no longer
 evaluates, because such an owner detects nothing.
 """
 

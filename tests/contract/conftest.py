@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 from uuid import uuid4
 
 import pytest
@@ -20,16 +20,23 @@ from tests.world.fake_cluster import (
     FakeRegistry,
     FakeStream,
     Faults,
+    Loss,
 )
-from tests.world.nats_clients import nats_client, options_for
+from tests.world.nats_clients import NatsClient, nats_client, options_for
 from tests.world.nats_servers import NatsServers, nats_servers
+
+
+class NewLog(Protocol):
+    def __call__(self, losses: list[Loss] = ..., patience_s: float = ...) -> FencedLog:
+        """An owner's access to the log; `losses` happen to its next writes, one by one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
     """What one replica uses of empty streams that the clients of a test share."""
 
-    new_log: Callable[[], FencedLog]
+    new_log: NewLog
     registry: Registry
     findings: FindingStore
 
@@ -51,8 +58,12 @@ async def fake_clients(count: int) -> AsyncIterator[list[Client]]:
 
     def client() -> Client:
         faults = Faults()
+
+        def new_log(losses: list[Loss] | None = None, patience_s: float = 10.0) -> FencedLog:
+            return FakeLog(stream, Faults(losses=[] if losses is None else losses), patience_s)
+
         return Client(
-            lambda: FakeLog(stream, faults),
+            new_log,
             FakeRegistry(keys, faults),
             FakeFindings(findings, faults),
         )
@@ -72,12 +83,16 @@ def world(request: pytest.FixtureRequest) -> World:
             others = [nats_client(options) for _ in range(count - 1)]
             opened = [first, *[await other.__aenter__() for other in others]]
             try:
-                yield [
-                    Client(lambda c=c: c.log(7), c.registry, c.findings)  # type: ignore[misc]
-                    for c in opened
-                ]
+                yield [Client(_new_log(c), c.registry, c.findings) for c in opened]
             finally:
                 for other in others:
                     await other.__aexit__(None, None, None)
 
     return clients
+
+
+def _new_log(client: NatsClient) -> NewLog:
+    def new_log(losses: list[Loss] | None = None, patience_s: float = 10.0) -> FencedLog:
+        return client.log(7, patience_s, losses)
+
+    return new_log

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from frd.cluster.log import MAX_BUNDLE_BYTES, Bounds, Bundle, Fenced, FencedLog
+from frd.cluster.log import (
+    MAX_BUNDLE_BYTES,
+    Bounds,
+    Bundle,
+    Fenced,
+    FencedLog,
+    LogUnavailable,
+)
 from tests.contract.conftest import World
+from tests.world.fake_cluster import Loss
 
 pytestmark = pytest.mark.xdist_group("nats")
 
@@ -113,3 +123,79 @@ async def test_purged_bundles_are_gone_and_the_owner_goes_on(world: World) -> No
         await log.purge(last + 1)
         assert await log.bounds() == Bounds(last + 1, last)
         assert await log.append(b"more") == last + 1
+
+
+async def test_a_lost_confirmation(world: World) -> None:
+    """A bundle is stored and its confirmation lost; the owner sends it again, and it is stored
+    once."""
+    async with world(1) as (one,):
+        losses: list[Loss] = []
+        log = one.new_log(losses)
+        await log.take("a")
+        losses += ["answer", "answer", "request"]
+        first = await log.append(b"1")
+        losses += ["request", "answer"]
+        assert await log.append(b"2") == first + 1
+        assert [b.data for b in await contents(log)] == [b"1", b"2"]
+
+
+async def test_a_lost_confirmation_of_a_fence(world: World) -> None:
+    """The confirmation of a fence is lost: the owner still takes the log, and the earlier
+    owner is excluded."""
+    async with world(2) as (one, two):
+        old, new = one.new_log(), two.new_log(["request", "answer"])
+        await old.take("a")
+        await new.take("b")
+        await new.append(b"data")
+        with pytest.raises(Fenced):
+            await old.append(b"late")
+
+
+async def test_another_bundle_after_an_unknown_outcome(world: World) -> None:
+    """A bundle is stored, the owner does not learn it and appends another one: both are there."""
+    async with world(1) as (one,):
+        losses: list[Loss] = []
+        log = one.new_log(losses, patience_s=0.0)
+        await log.take("a")
+        losses += ["answer"]
+        with pytest.raises(LogUnavailable):
+            await log.append(b"1")
+        await log.append(b"2")
+        assert [b.data for b in await contents(log)] == [b"1", b"2"]
+
+
+async def test_fenced_before_the_outcome_is_known(world: World) -> None:
+    """The last append of an owner has no answer, and another owner fences. If the bundle was stored
+    before the fence, the append succeeds; if not, it is refused. Nothing is stored after it."""
+    cases: list[tuple[Loss, list[bytes]]] = [("answer", [b"1"]), ("request", [])]
+    for loss, stored in cases:
+        async with world(2) as (one, two):
+            losses: list[Loss] = []
+            log = one.new_log(losses, patience_s=0.0)
+            new = two.new_log()
+            before = len(await contents(new))
+            await log.take("a")
+            losses += [loss]
+            with pytest.raises(LogUnavailable):
+                await log.append(b"1")
+            await new.take("b")
+            if stored:
+                await log.append(b"1")
+            with pytest.raises(Fenced):
+                await log.append(b"1" if loss == "request" else b"2")
+            assert [b.data for b in await contents(new)][before:] == stored
+
+
+async def test_concurrent_appends_pass_no_fence(world: World) -> None:
+    """An owner that was fenced appends four bundles at the same time: none is stored, although
+    the later ones might expect the position of the fence."""
+    async with world(2) as (one, two):
+        old, new = one.new_log(), two.new_log()
+        await old.take("a")
+        await new.take("b")
+        results = await asyncio.gather(
+            *(old.append(b"%d" % n) for n in range(4)), return_exceptions=True
+        )
+        assert [type(result) for result in results] == [Fenced] * 4
+        await new.append(b"new")
+        assert [b.data for b in await contents(new)] == [b"new"]

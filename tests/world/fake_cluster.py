@@ -11,11 +11,13 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from frd.cluster.findings import StoredFinding
 from frd.cluster.log import MAX_BUNDLE_BYTES, Bounds, Bundle, Fenced, LogLost, LogUnavailable
 from frd.cluster.registry import Conflict, Entry, RegistryUnavailable
+
+Loss: TypeAlias = Literal["request", "answer"]
 
 
 class NoAnswer(Exception):
@@ -37,6 +39,8 @@ class Faults:
     """Time of the event loop until which nothing is answered."""
     timeout_s: float = 2.0
     """So long a client waits for an answer that is lost."""
+    losses: list[Loss] = field(default_factory=list)
+    """What happens to the next requests, one by one, before chance decides."""
 
     async def before(self) -> None:
         if self.delay_s:
@@ -44,9 +48,15 @@ class Faults:
         if asyncio.get_running_loop().time() < self.no_leader_until:
             await asyncio.sleep(0.01)
             raise NoAnswer
+        if self.losses[:1] == ["request"]:
+            self.losses.pop(0)
+            raise NoAnswer
         await self._lose(self.lost_requests)
 
     async def after(self) -> None:
+        if self.losses[:1] == ["answer"]:
+            self.losses.pop(0)
+            raise NoAnswer
         await self._lose(self.lost_answers)
 
     async def _lose(self, probability: float) -> None:
@@ -133,15 +143,15 @@ class FakeLog:
         return Bounds(self._stream.first, self._stream.last)
 
     async def read(self, first: int, last: int) -> AsyncIterator[Bundle]:
-        fence = 0
+        writer: object = None
         for number in range(first, last + 1):
             if number % 16 == first % 16:
                 await self._ask()
             if (stored := self._stream.get(number)) is None:
                 continue
             if not stored.epoch:
-                fence = number
-            elif fence in (0, stored.epoch):
+                writer = stored.writer
+            elif writer in (None, stored.writer):
                 yield Bundle(number, stored.epoch, stored.data)
 
     async def purge(self, before: int) -> None:
@@ -159,12 +169,14 @@ class FakeLog:
             return stream.last
         after = stream.get(self._last + 1)
         if after is not None and after.writer is self._taker and after.epoch:
-            self._last += 1  # an earlier attempt was stored
-            return self._last if after == message else self._publish(message)
+            if after == message:
+                return self._last + 1  # an earlier attempt was stored
+            self._last += 1
+            return self._publish(message)
         if stream.last > self._last:
             raise Fenced("taken by another owner")
         end = stream.get(stream.last)
-        if end is None or self._epoch in (end.epoch, stream.last):
+        if end is None or end.writer is self._taker:
             raise LogLost("ends too early")
         raise Fenced("taken by another owner after a loss")
 
@@ -180,7 +192,7 @@ class FakeLog:
         return asyncio.get_running_loop().time() + self._patience_s
 
     async def _pause(self, deadline: float) -> None:
-        if asyncio.get_running_loop().time() > deadline:
+        if asyncio.get_running_loop().time() >= deadline:
             raise LogUnavailable("no answer")
         await asyncio.sleep(0.1)
 

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
-from frd.cluster.nats.connection import Access, Connection
+from nats.js import JetStreamContext
+
+from frd.cluster.nats.connection import Access, Ack, Connection, Unanswered
 from frd.cluster.nats.findings import JetStreamFindings
 from frd.cluster.nats.log import JetStreamLog
 from frd.cluster.nats.registry import JetStreamRegistry
-from frd.cluster.nats.streams import finding_stream, log_stream, registry_stream
+from frd.cluster.nats.streams import (
+    DUPLICATE_WINDOW_S,
+    finding_stream,
+    log_stream,
+    registry_stream,
+)
 from frd.cluster.registry import Entry
 from frd.cluster.thread import LoopThread
 from frd.config import ClusterOptions
+from tests.world.fake_cluster import Loss
 from tests.world.nats_servers import NatsServers
+
+T = TypeVar("T")
 
 
 def options_for(servers: NatsServers, name: str) -> ClusterOptions:
@@ -47,18 +58,48 @@ class NatsClient:
     registry: CalledRegistry
     findings: JetStreamFindings
 
-    def log(self, cell: int, patience_s: float = 10.0) -> JetStreamLog:
-        stream = log_stream(self.options, cell)
-        return JetStreamLog(self.thread, self.connection, stream, patience_s)
+    def log(
+        self,
+        cell: int,
+        patience_s: float = 10.0,
+        losses: list[Loss] | None = None,
+        duplicate_window_s: float = DUPLICATE_WINDOW_S,
+    ) -> JetStreamLog:
+        """`losses` happen to the next writes, one by one."""
+        connection = self.connection if losses is None else Lossy(self.connection, losses)
+        stream = log_stream(self.options, cell).evolve(duplicate_window=duplicate_window_s)
+        return JetStreamLog(self.thread, connection, stream, patience_s)
+
+
+class Lossy(Connection):
+    """The connection `real`, some of whose writes or confirmations are lost on the way."""
+
+    def __init__(self, real: Connection, losses: list[Loss]) -> None:
+        self._real = real
+        self._losses = losses
+
+    async def publish(self, subject: str, data: bytes, headers: Mapping[str, str]) -> Ack:
+        loss = self._losses.pop(0) if self._losses else None
+        if loss == "request":
+            raise Unanswered("lost request")
+        ack = await self._real.publish(subject, data, headers)
+        if loss == "answer":
+            raise Unanswered("lost answer")
+        return ack
+
+    async def ask(
+        self, request: Callable[[JetStreamContext], Awaitable[T]], timeout_s: float | None = None
+    ) -> T:
+        return await self._real.ask(request, timeout_s)
 
 
 @asynccontextmanager
 async def nats_client(
-    options: ClusterOptions, *, server: str | None = None
+    options: ClusterOptions, *, server: str | None = None, request_s: float = 2.0
 ) -> AsyncIterator[NatsClient]:
     """Connected to `server` or any of the servers; registry and findings have their streams."""
     thread = LoopThread("nats")
-    connection = Connection(Access((server,) if server else options.servers, "test"))
+    connection = Connection(Access((server,) if server else options.servers, "test"), request_s)
     try:
         await thread.call(connection.open())
         for stream in (registry_stream(options), finding_stream(options)):

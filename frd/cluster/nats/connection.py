@@ -20,6 +20,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import nats.errors
 import nats.js.errors
@@ -205,7 +206,7 @@ class Connection:
         try:
             await asyncio.wait_for(
                 client.connect(
-                    list(self._access.servers),
+                    _servers(self._access, old),
                     max_reconnect_attempts=-1,
                     **self._access.options(),
                 ),
@@ -230,6 +231,16 @@ class Connection:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # retrieved: a failed renewal is tried again by the watchdog
+
+
+def _servers(access: Access, old: Client | None) -> list[str]:
+    """Configured servers, and those that the old client has heard of, but not the one that it is
+    stuck with, unless there is no other."""
+    if old is None:
+        return list(access.servers)
+    known = [*access.servers, *(server.geturl() for server in old.discovered_servers)]
+    stuck = old.connected_url.netloc if old.connected_url else None
+    return [server for server in known if urlsplit(server).netloc != stuck] or known
 
 
 async def _close(client: Client) -> None:

@@ -57,7 +57,8 @@ class JetStreamLog:
         self._subject = stream.subjects[0]
         self._patience_s = patience_s
         self._taker = ""
-        """Random, new with every `take`: two processes of one name are two owners."""
+        """Random, new with every `take`: two processes of one name are two owners, and after a loss
+        two fences may have one number. All our message ids begin with it."""
         self._epoch = 0
         """Number of our fence; 0: we do not own the log."""
         self._last = 0
@@ -82,11 +83,11 @@ class JetStreamLog:
 
     async def read(self, first: int, last: int) -> AsyncIterator[Bundle]:
         reader = ForwardReader(self._connection, self._stream, self._subject)
-        fence = 0
+        taker = ""
         try:
             while first <= last:
-                bundles, fence, first = await self._thread.call(
-                    self._piece(reader, first, last, fence)
+                bundles, taker, first = await self._thread.call(
+                    self._piece(reader, first, last, taker)
                 )
                 for bundle in bundles:
                     yield bundle
@@ -194,15 +195,19 @@ class JetStreamLog:
     async def _lost(self, state: StreamState | None) -> None:
         """The stream ends below `_last`. Lost, or taken by another owner after that?"""
         last = await self._get(state.last_seq) if state is not None and state.last_seq else None
-        if last is None or self._epoch in (_epoch(last), last.seq):
+        if last is None or _taker(last.headers) == self._taker:
             end = 0 if last is None else last.seq
             raise LogLost(f"{self._stream}: ends at {end}, not {self._last}: take it again")
         raise Fenced(f"{self._stream}: taken by {_writer(last)} after a loss: drop the cell")
 
     async def _piece(
-        self, reader: ForwardReader, first: int, last: int, fence: int
-    ) -> tuple[Sequence[Bundle], int, int]:
-        """Bundles from `first` on; the last fence seen, and the next number to read."""
+        self, reader: ForwardReader, first: int, last: int, taker: str
+    ) -> tuple[Sequence[Bundle], str, int]:
+        """Bundles from `first` on, the taker of the last fence seen, and the next number to read.
+
+        A bundle of an earlier taker after a fence can only be there when the servers lost the end
+        of the log, so that its expected position was reached a second time.
+        """
         deadline = self._deadline()
         while True:
             try:
@@ -221,11 +226,12 @@ class JetStreamLog:
                         break
                     headers = message.headers or {}
                     if FENCE in headers:
-                        fence = number
-                    elif fence in (0, epoch := _number(headers.get(EPOCH))):
+                        taker = _taker(headers)
+                    elif taker in ("", _taker(headers)):
+                        epoch = _number(headers.get(EPOCH))
                         bundles.append(Bundle(number, epoch, message.data))
                     first = number + 1
-                return bundles, fence, first
+                return bundles, taker, first
             except (Unanswered, Absent) as error:
                 await self._pause(deadline, str(error))
 
@@ -311,8 +317,8 @@ class JetStreamLog:
         await asyncio.sleep(0.1)
 
 
-def _epoch(message: RawStreamMsg) -> int:
-    return _number((message.headers or {}).get(EPOCH))
+def _taker(headers: Mapping[str, str] | None) -> str:
+    return (headers or {}).get(_ID, "").partition("-")[0]
 
 
 def _number(text: str | None) -> int:
