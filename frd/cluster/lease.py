@@ -52,14 +52,6 @@ class Owner(Protocol):
         `start` (no other replica had it), `dead` or `released`."""
         ...
 
-    async def take_over(self, cell: int, why: str) -> None:
-        """The same, and wait until it is done.
-
-        Raises:
-            StoreError: a local store cannot be used.
-        """
-        ...
-
     def lost(self, cell: int) -> None:
         """Another replica owns the cell: drop it, and write nothing more."""
         ...

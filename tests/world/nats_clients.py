@@ -11,7 +11,7 @@ from nats.js import JetStreamContext
 
 from frd.cluster.nats.connection import Access, Ack, Connection, Unanswered
 from frd.cluster.nats.findings import JetStreamFindings
-from frd.cluster.nats.log import JetStreamLog
+from frd.cluster.nats.log import FENCE, JetStreamLog
 from frd.cluster.nats.registry import JetStreamRegistry
 from frd.cluster.nats.streams import (
     DUPLICATE_WINDOW_S,
@@ -69,6 +69,16 @@ class NatsClient:
         connection = self.connection if losses is None else Lossy(self.connection, losses)
         stream = log_stream(self.options, cell).evolve(duplicate_window=duplicate_window_s)
         return JetStreamLog(self.thread, connection, stream, patience_s)
+
+    async def fences(self, cell: int, first: int, last: int) -> int:
+        """Number of fences in the log."""
+        stream = f"{self.options.name}-J{cell:02}"
+
+        async def count(js: JetStreamContext) -> int:
+            messages = [await js.get_msg(stream, n) for n in range(first, last + 1)]
+            return sum(FENCE in (message.headers or {}) for message in messages)
+
+        return await self.thread.call(self.connection.ask(count, 30))
 
 
 class Lossy(Connection):

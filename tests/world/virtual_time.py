@@ -50,3 +50,13 @@ def run_virtual(work: Coroutine[Any, Any, T]) -> T:
     """Like `asyncio.run`, in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)
+
+
+class SameLoop:
+    """A `frd.cluster.thread.Runner` without a thread."""
+
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        return await work
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        return asyncio.get_running_loop().create_task(work)

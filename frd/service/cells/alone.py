@@ -6,7 +6,6 @@ That no other process uses the same data directory is ensured by a lock on it (`
 from __future__ import annotations
 
 from frd.cluster.lease import ClusterView, Owner
-from frd.service.cells.cells import WHOLE
 
 
 class LocalLease:
@@ -15,11 +14,7 @@ class LocalLease:
     view = ClusterView()
 
     async def start(self, owner: Owner) -> None:
-        """
-        Raises:
-            StoreError: the data directory cannot be used.
-        """
-        await owner.take_over(WHOLE, "start")
+        pass
 
     def ticked(self) -> None:
         pass

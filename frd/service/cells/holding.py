@@ -11,7 +11,7 @@ from frd.model import Finding
 from frd.service.cells.alone import LocalLease
 from frd.service.cells.archive import LocalArchive
 from frd.service.cells.cell import Common
-from frd.service.cells.cells import Cells
+from frd.service.cells.cells import WHOLE, Cells
 from frd.service.cells.homes import OneHome
 from frd.service.cells.owner import CellOwner
 from frd.service.ingest.collector import Home, Homes
@@ -49,7 +49,7 @@ async def hold_alone(
     lease = LocalLease()
     archive = LocalArchive(common.config, store, common.now)
     owner = CellOwner(common, cells, archive, lease, restored)
-    await lease.start(owner)
+    await owner.take_over(WHOLE, "start")
     return Holding(lease, owner, OneHome(cells), lambda: None, _nothing)
 
 

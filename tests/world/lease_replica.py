@@ -1,0 +1,92 @@
+"""lease_replica SERVERS NAME MEMBER: a replica with nothing but its cells, as a process of its own.
+
+It takes the log of each cell that it gains, appends its name every two seconds, and prints what
+happens, one JSON object a line: {"at": CLOCK_MONOTONIC, "what": ..., "cell": ...}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from frd.cluster.cluster import Cluster
+from frd.cluster.log import Fenced, LogLost, LogUnavailable
+from frd.cluster.nats import connect
+from frd.config import ClusterOptions
+
+APPEND_S = 2.0
+
+
+class Replica:
+    def __init__(self, cluster: Cluster, member: str) -> None:
+        self._cluster = cluster
+        self._member = member
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._others: set[asyncio.Task[None]] = set()
+
+    def gained(self, cell: int, why: str) -> None:
+        say("gained", cell)
+        self._tasks[cell] = asyncio.create_task(self._own(cell))
+
+    def lost(self, cell: int) -> None:
+        say("lost", cell)
+        # The appends go on: the fence alone must stop them.
+
+    def drain(self, cell: int, successor: str) -> None:
+        say("drained", cell)
+        self._spawn(self._drain(cell, successor))
+
+    async def run(self) -> None:
+        await self._cluster.lease.start(self)
+        while True:
+            self._cluster.lease.ticked()
+            await asyncio.sleep(0.25)
+
+    async def _own(self, cell: int) -> None:
+        log = self._cluster.log(cell)
+        while True:
+            try:
+                await log.take(self._member)
+                break
+            except LogUnavailable:
+                pass
+        say("owned", cell)
+        self._cluster.lease.owned(cell)
+        while True:
+            try:
+                await log.append(self._member.encode())
+            except LogUnavailable:
+                continue
+            except (Fenced, LogLost):
+                say("fenced", cell)
+                self._cluster.lease.give_up(cell)
+                return
+            await asyncio.sleep(APPEND_S)
+
+    async def _drain(self, cell: int, successor: str) -> None:
+        self._tasks.pop(cell).cancel()
+        await self._cluster.lease.release(cell, successor)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
+
+
+def say(what: str, cell: int) -> None:
+    line = json.dumps({"at": time.monotonic(), "what": what, "cell": cell})
+    print(line, flush=True)
+
+
+async def main(servers: str, name: str, member: str) -> None:
+    options = ClusterOptions(tuple(servers.split(",")), name, log_bytes=1 << 28)
+    cluster = await connect(options, member, f"{member}:1", f"http://{member}:2", "1")
+    await Replica(cluster, member).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
