@@ -46,11 +46,16 @@ def cli(context: click.Context) -> int:
 @cli.command(
     epilog=examples(
         "frd-agent run --service frd.example:9373",
+        "frd-agent run --service frd-0:9373,frd-1:9373,frd-2:9373",
         "frd-agent run --service 127.0.0.1:9373 --run-dir /tmp/frd --metrics off",
         "frd-agent run --config agent.toml",
     )
 )
-@click.option("--service", metavar="HOST:PORT", help="gRPC address of the service, or its URL.")
+@click.option(
+    "--service",
+    metavar="HOST:PORT,...",
+    help="gRPC address of the service, or its URL; several are replicas of one service.",
+)
 @click.option("--run-dir", type=_PATH, help="Where the taps of this node publish.")
 @click.option("--dump-dir", type=_PATH, help="Where torch writes its dump files.")
 @click.option(

@@ -1,5 +1,5 @@
-"""Processes of a replicated service as an agent's stream meets them, scripted: they welcome at once
-or late, redirect, and end streams."""
+"""Processes of a replicated service as an agent's stream meets them, scripted: they welcome it,
+immediately or late, or redirect it."""
 
 from __future__ import annotations
 

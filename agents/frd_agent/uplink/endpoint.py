@@ -99,7 +99,7 @@ class Endpoint:
         TLS, unless the configuration accepts that.
 
         Raises:
-            ServiceUnavailable: it may not, or `address` is none.
+            ServiceUnavailable: it may not, or `address` is no HOST:PORT.
         """
         try:
             host, port = split_address(address)

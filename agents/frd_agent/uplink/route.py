@@ -3,9 +3,9 @@
 A redirect names the process of the service that has the stream's job; the last welcome named a
 second choice. After these come the configured addresses, beginning at a random one so that the
 agents of a cluster spread, and the next one after each failure. A name with several addresses is
-as many candidates. A redirect is followed at once, but only a few times in a row: two processes
-that redirect to each other must not keep the agent busy. After a failure comes a delay with full
-jitter. The only I/O is the resolution of names.
+as many candidates. A redirect is followed without delay, but only a few times in a row: two
+processes that redirect to each other must not keep the agent busy. After a failure comes a delay
+with full jitter. The only I/O is the resolution of names.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Resolve: TypeAlias = Callable[[str], Awaitable[Sequence[Target]]]
 
 
 async def resolve(address: str) -> list[Target]:
-    """The candidates that a configured address stands for.
+    """The candidates of a configured address.
 
     A host that is no name, has one address, or is this machine is left to gRPC, and so is a name
     that cannot be resolved: gRPC then says why.

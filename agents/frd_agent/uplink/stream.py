@@ -69,7 +69,7 @@ class _Elsewhere(FrdError):
 
 
 class _Again(FrdError):
-    """The stream should begin anew, at the same address."""
+    """The stream should begin again, at the same address."""
 
 
 @dataclass(slots=True)
@@ -234,7 +234,7 @@ class Stream:
         log.info("%s (%s): connected%s", str(self), event.service_version, of_job)
 
     async def _tune(self, call: StreamCall, welcome: Welcome, is_quick: bool) -> None:
-        """Begin anew if the connection has another keepalive than it should have.
+        """Begin again if the connection has another keepalive than it should have.
 
         Raises:
             _Again: it has.

@@ -144,7 +144,7 @@ class Uplinks:
             self._idle = self._make(None)
             self._idle.start()
         if self._idle is not None and any(one.stream.connected for one in self._jobs.values()):
-            self._end(self._idle, "its jobs have streams of their own")
+            self._end(self._idle, "its jobs have their streams")
             self._idle = None
 
     def _job_of(self, attempt: int) -> str:

@@ -72,7 +72,7 @@ async def test_redirects_in_a_circle_end() -> None:
     for _ in range(MAX_REDIRECTS):
         route.redirected("b:1")
         assert await taken(route, 1) == ["b:1"]
-        route.welcomed("")  # and is redirected again at once
+        route.welcomed("")  # and is redirected again immediately
     with pytest.raises(ServiceUnavailable, match="redirected to b:1 after 3 redirects"):
         route.redirected("b:1")
     assert await taken(route, 1) == ["a:1"]
@@ -116,7 +116,7 @@ async def test_where_the_service_may_send_the_agent(
         else:
             route.redirected(address)
         assert await taken(route, 1) == [addresses[0] if why else address]
-    # An empty second choice is none.
+    # An empty second choice is not one.
     assert len(caplog.records) == (0 if not why else 1 if not address else 2)
 
 
@@ -149,7 +149,7 @@ async def test_a_name_with_several_addresses(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_first_tries_wait_half_a_second_at_most() -> None:
     """With three candidates the bound of the delay stays until each has been tried, then doubles;
-    a stream that lasted starts anew."""
+    after a stream that lasted it is as at first."""
     bounds: list[float] = []
 
     def roll(low: float, high: float) -> float:

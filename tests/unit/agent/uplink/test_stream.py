@@ -252,8 +252,8 @@ async def test_a_name_is_verified_at_each_of_its_addresses(
 
 async def test_an_older_service_gets_fewer_pings(caplog: pytest.LogCaptureFixture) -> None:
     """A service of an earlier release does not say how often pings may come: the agent says goodbye
-    at once and connects with few pings, and so it does afterwards. When the service has been
-    upgraded, the agent connects anew with more."""
+    immediately and connects with few pings, and so it does afterwards. When the service has been
+    upgraded, the agent connects again with more."""
     caplog.set_level(logging.INFO)
     service = Replica()
     service.keepalives = repeat(0)
@@ -273,7 +273,7 @@ async def test_an_older_service_gets_fewer_pings(caplog: pytest.LogCaptureFixtur
 
 
 async def test_releases_that_take_turns_do_not_keep_the_agent_busy() -> None:
-    """Behind one address are processes of two releases: the agent connects anew once, not for
+    """Behind one address are processes of two releases: the agent connects again once, not for
     ever."""
     service = Replica()
     service.keepalives = cycle((0, 3000))

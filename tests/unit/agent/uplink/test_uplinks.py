@@ -202,7 +202,7 @@ async def test_jobs_share_the_bounds() -> None:
 
 
 async def test_a_full_stream_keeps_the_signatures_of_other_jobs() -> None:
-    """A job's stream has declared all signatures that it may, and begins anew: what another job's
+    """A job's stream has declared all signatures that it may, and begins again: what another job's
     rows refer to stays known."""
     replica = Replica()
     async with serving(replica), node(replica.address) as agent:
