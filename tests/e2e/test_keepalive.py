@@ -61,9 +61,8 @@ async def test_the_machine_of_an_agent_dies(tmp_path: Path) -> None:
 
 
 async def test_an_earlier_release_of_the_service_that_says_nothing(tmp_path: Path) -> None:
-    """A service of an earlier release permits a ping every 20 s. After four pings it throws a client
-    out that has the keepalive of this release; not the agent, which after its first welcome pings
-    less often."""
+    """A service of an earlier release permits a ping every 20 s. It throws out a client that has
+    this release's keepalive; not the agent, which after its first welcome pings less often."""
     service = Replica()
     service.keepalives = repeat(0)
     earlier = dict(SERVER_OPTIONS) | {"grpc.http2.min_ping_interval_without_data_ms": 20_000}

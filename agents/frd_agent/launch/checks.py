@@ -219,18 +219,28 @@ def _untapped(directory: str) -> Iterator[Check]:
 # -- service and stacks ----------------------------------------------------------------------
 
 
-def _service(address: str) -> Check:
+def _service(addresses: str) -> Check:
+    """Of several replicas one is enough for a job to be watched."""
+    found = {address: _refusal(address) for address in addresses.split(",")}
+    refused = {address: why for address, why in found.items() if why}
+    if not refused:
+        verb = "accepts" if len(found) == 1 else "accept"
+        return Check.ok("service, gRPC", f"{', '.join(found)} {verb} connections")
+    check = Check.failed if len(refused) == len(found) else Check.warning
+    return check("service, gRPC", "; ".join(refused.values()))
+
+
+def _refusal(address: str) -> str:
+    """Why `address` accepts no connection; empty: it does."""
     try:
         with socket.create_connection(split_address(address), _CONNECT_S):
-            return Check.ok("service, gRPC", f"{address} accepts connections")
+            return ""
     except ConfigError as error:
-        return Check.failed("service, gRPC", str(error))
+        return str(error)
     except OSError as error:
-        why = error.strerror or str(error)
-        return Check.failed(
-            "service, gRPC",
-            f"{address}: {why}: is `frd serve` running there, and is --service of the agent its "
-            "--grpc address?",
+        return (
+            f"{address}: {error.strerror or error}: is `frd serve` running there, and is --service "
+            "of the agent its --grpc address?"
         )
 
 

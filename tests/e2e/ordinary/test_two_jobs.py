@@ -112,7 +112,8 @@ def test_two_jobs_of_one_name_and_one_that_hangs(tmp_path: Path) -> None:
             metrics = client.text("/metrics")
             assert 'frd_ingest_refused_total{reason="job_name"} 2.0' in metrics
             assert 'frd_job_name_conflicts{job="train"} 0.0' in metrics
-            assert len(re.findall(": connected", stage.log("agent"))) == 1, stage.log("agent")
+            streams = re.findall(r": connected, job (\S+)", stage.log("agent"))
+            assert sorted(streams) == ["other", "train"], stage.log("agent")
             assert "two running jobs are called train" in stage.log("agent")
             found = findings(client)
             assert {f["job"] for f in found if f["state"] == "open"} == {"other"}, json.dumps(found)

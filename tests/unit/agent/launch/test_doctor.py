@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from frd_agent.launch import checks, command_line
 from frd_agent.launch.checks import State
-from tests.world.daemons import run_program
+from tests.world.daemons import free_address, run_program
 
 
 @pytest.fixture
@@ -105,3 +106,16 @@ def test_json_is_false_if_one_has_failed() -> None:
     assert checks.as_json(warned)["ok"] is True
     failed = checks.as_json([*warned, checks.Check("b", State.FAILED, "y")])
     assert json.loads(json.dumps(failed))["ok"] is False
+
+
+def test_the_replicas_of_a_service(tmp_path: Path) -> None:
+    """The agent names three addresses: one that accepts connections is enough, with a warning about
+    the others; none is a failure."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        there = f"127.0.0.1:{one.getsockname()[1]}"
+        lost = f"{free_address()},{free_address()}"
+        assert checks._service(there).state is State.OK
+        some = checks._service(f"{there},{lost}")
+        assert some.state is State.WARNING
+        assert there not in some.text
+    assert checks._service(f"{there},{lost}").state is State.FAILED
