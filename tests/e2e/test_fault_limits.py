@@ -106,7 +106,7 @@ def test_a_service_without_descriptors(tmp_path: Path) -> None:
                     cluster.get("/api/v1/findings", timeout_s=1)
                 log = late.log
                 until(
-                    lambda: "no connection" in log.read_text(), "the new agent is not kept waiting"
+                    lambda: "not reachable" in log.read_text(), "the new agent is not kept waiting"
                 )
         until(lambda: cluster.agent_metric(2, "frd_agent_connected") == 1, "it is not let in")
         run.over(overrun=None)
