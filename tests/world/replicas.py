@@ -33,6 +33,8 @@ class Replica:
         self.streams: list[list[AgentEvent]] = []
         """The messages of each stream."""
         self.jobs: list[str | None] = []
+        self.welcomed: list[str | None] = []
+        """The jobs of streams that were welcomed."""
         self.tokens: list[str] = []
         self.open: list[Context] = []
         """Welcomed streams."""
@@ -71,6 +73,7 @@ class Replica:
             )
             await context.write(encode_service(welcome))
             self.open.append(context)
+            self.welcomed.append(job)
         if context in self.open:
             self.open.remove(context)
 
