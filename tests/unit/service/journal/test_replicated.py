@@ -1,0 +1,366 @@
+"""The log of a cell on fake servers: checkpoints, findings, bounds; what the next owner reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final
+
+import pytest
+
+from frd.cluster.log import Bundle, Fenced
+from frd.cluster.packing import FRAME_BYTES, Frame, Joiner, Mark
+from frd.engine.matching.learned_pauses import JobPauses
+from frd.model import AlignedNs, Finding, FindingState, Kind, NodeNs, NodeRawNs
+from frd.service.journal import replicated
+from frd.service.journal.payloads import Settings, encode_pauses, encode_payload
+from frd.service.journal.reading import Recovered, read, recover
+from frd.service.journal.replay import replay
+from frd.service.journal.replicated import CHECKPOINT_EVERY_NS, ReplicatedLog
+from frd.store.journal import JournalLimits
+from frd.store.records import Record, RecordKind
+from frd.wire.messages import PROTOCOL, Declare, Hello, Part, ResponsePart, Statuses
+from tests.world.fake_cluster import FakeLog, FakeStream, Faults
+from tests.world.virtual_time import run_virtual
+
+HELLO: Final = Hello(PROTOCOL, "0", "n", "b", "s", NodeNs(1), NodeRawNs(1))
+SETTINGS: Final = encode_payload(Settings("0"))
+T0: Final = AlignedNs(1_790_000_000_000_000_000)
+SOME: Final = Statuses(())
+
+
+class Cell:
+    """The log of one owner."""
+
+    def __init__(self, servers: FakeStream, **options: Any) -> None:
+        self.servers = servers
+        self.faults = Faults()
+        self.fenced = 0
+        self.now = T0
+        self.limits: JournalLimits = options.pop("limits", JournalLimits())
+        self._options = options
+        self.log: ReplicatedLog
+
+    async def begin(self, owner: str = "a") -> Cell:
+        fenced = FakeLog(self.servers, self.faults, patience_s=1.0)
+        await fenced.take(owner)
+        self.log = ReplicatedLog(
+            fenced,
+            owner=owner,
+            settings=SETTINGS,
+            now=self.now,
+            limits=self.limits,
+            on_fenced=self._on_fenced,
+            **self._options,
+        )
+        return self
+
+    def _on_fenced(self) -> None:
+        self.fenced += 1
+
+    def open(self, stream: int, declared: bytes = b"declare") -> None:
+        self.log.record(RecordKind.OPENED, self.now, stream)
+        self.log.message(stream, self.now, b"hello", HELLO)
+        self.log.message(stream, self.now, declared, Declare())
+
+    async def pass_s(self, seconds: float) -> None:
+        """The engine advances, and the log has time to write."""
+        self.now = AlignedNs(self.now + round(seconds * 1e9))
+        self.log.tick(self.now)
+        await asyncio.sleep(1)
+
+    def frames(self) -> list[Frame]:
+        joiner = Joiner()
+        found = []
+        for number, message in enumerate(self.servers.messages, self.servers.first):
+            if message.epoch:
+                found.append(joiner.add(Bundle(number, message.epoch, message.data)))
+        return [frame for frame in found if frame is not None]
+
+
+async def everything(servers: FakeStream, warn: Callable[[str], None]) -> list[Record]:
+    log = FakeLog(servers, Faults())
+    pieces = [records async for records in read(log, servers.first, servers.last, warn)]
+    return [record for records in pieces for record in records]
+
+
+async def recovered(servers: FakeStream) -> tuple[Recovered, list[Record]]:
+    records: list[Record] = []
+    warnings: list[str] = []
+    found = await recover(FakeLog(servers, Faults()), warnings.append, records.append)
+    assert warnings == []
+    return found, records
+
+
+def payloads(records: list[Record], stream: int) -> list[bytes]:
+    return [r.payload for r in records if r.stream == stream and r.kind is RecordKind.MESSAGE]
+
+
+def finding(id_: str, state: FindingState = FindingState.OPEN) -> Finding:
+    closed_at = T0 if state is FindingState.CLOSED else None
+    return Finding(id_, Kind.STALL, state, "job", 0, T0, closed_at=closed_at)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    run_virtual(work)
+
+
+def test_records_come_back_in_order() -> None:
+    """A stream opens, reports and closes; what is read begins with a START."""
+
+    async def work() -> None:
+        cell = await Cell(FakeStream()).begin()
+        cell.open(7)
+        assert cell.log.message(7, T0, b"statuses", SOME)
+        assert cell.log.message(7, T0, b"answer", ResponsePart(1, 0, Part.STACK, b"", True))
+        cell.log.record(RecordKind.CLOSED, T0, 7)
+        assert cell.log.stored == 0
+        await cell.pass_s(0.25)
+        assert cell.log.stored == cell.log.position > 0
+        await cell.log.stop()
+        records = await everything(cell.servers, pytest.fail)
+        assert [(r.kind, r.payload) for r in records] == [
+            (RecordKind.START, SETTINGS),
+            (RecordKind.OPENED, b""),
+            (RecordKind.MESSAGE, b"hello"),
+            (RecordKind.MESSAGE, b"declare"),
+            (RecordKind.MESSAGE, b"statuses"),
+            (RecordKind.CLOSED, b""),
+            (RecordKind.TICK, b""),
+        ]
+        assert (cell.log.unacked_bytes, cell.log.dropped, cell.fenced) == (0, 0, 0)
+
+    run(work())
+
+
+def test_the_next_owner_reads_from_the_last_checkpoint() -> None:
+    """Two checkpoints, of which the second is the last complete one: live streams, learned pauses
+    and what came after them are read, and nothing of what came before."""
+
+    async def work() -> None:
+        pauses = JobPauses("job", T0)
+        cell = await Cell(FakeStream()).begin()
+        cell.open(1, b"one")
+        cell.open(2, b"two")
+        cell.log.record(RecordKind.LEARNED, T0, payload=encode_pauses([pauses]))
+        cell.log.record(RecordKind.ALIGNED, T0, 2, b"aligned")
+        cell.log.message(2, T0, b"early", SOME)
+        cell.log.record(RecordKind.CLOSED, T0, 1)
+        await cell.pass_s(0.25)
+        cell.log.message(2, cell.now, b"middle" + bytes(2_000), SOME)
+        await cell.pass_s(CHECKPOINT_EVERY_NS / 1e9)
+        cell.log.message(2, cell.now, b"late", SOME)
+        await cell.pass_s(0.25)
+        found, records = await recovered(cell.servers)
+        assert found.pauses == (pauses,)
+        assert payloads(records, 2) == [b"hello", b"two", b"late"]
+        assert payloads(records, 1) == []
+        assert [r.kind for r in records][:3] == [
+            RecordKind.START, RecordKind.LEARNED, RecordKind.OPENED,
+        ]  # fmt: skip
+        whole = await everything(cell.servers, pytest.fail)
+        assert [r.kind for r in whole].count(RecordKind.START) == 1
+        assert payloads(whole, 2)[-1] == b"late"
+        await cell.log.stop()
+
+    run(work())
+
+
+def test_a_checkpoint_that_is_not_complete_is_not_used() -> None:
+    """The owner dies while it writes a checkpoint of several bundles: the one before it counts."""
+
+    async def work() -> None:
+        cell = await Cell(FakeStream()).begin()
+        for stream in range(1, 4):
+            cell.open(stream, bytes([stream]) * (FRAME_BYTES // 2 + 1))
+        await cell.pass_s(0.25)
+        for _ in range(2):
+            await cell.pass_s(700)
+        marks = [frame.mark for frame in cell.frames() if frame.mark]
+        middle = Mark.MIDDLE
+        once = [middle | Mark.FIRST, middle, middle | Mark.LAST]
+        assert marks == [middle | Mark.FIRST | Mark.LAST | Mark.START, *once, *once]
+        complete, records = await recovered(cell.servers)
+        first, last = [f for f in cell.frames() if f.mark & (Mark.FIRST | Mark.LAST)][-2:]
+        servers = FakeStream()
+        servers.messages = list(cell.servers.messages)
+        servers.lose_after(last.first - 1)
+        torn, same = await recovered(servers)
+        assert (torn, same) == (complete, records)
+        del servers.messages[: first.first - 1]
+        servers.first = first.first
+        warnings: list[str] = []
+        assert (await recover(FakeLog(servers, Faults()), warnings.append)).records == 0
+        assert warnings == ["log: it has no complete checkpoint, from which reading could begin"]
+        servers.messages.append(cell.servers.messages[last.first - 1])
+        _, purged = await recovered(servers)
+        assert [r for r in purged if r.stream] == [r for r in records if r.stream]
+        await cell.log.stop()
+
+    run(work())
+
+
+def test_a_new_owner_begins_with_what_is_open() -> None:
+    """The first owner leaves two findings, of which it has closed one: the second owner's log
+    begins with the open one, and a replay of both owners has it once."""
+
+    async def work() -> None:
+        servers = FakeStream()
+        first = await Cell(servers).begin()
+        first.open(1)
+        await first.log.save([finding("f1"), finding("f2")], T0)
+        await first.log.save([finding("f2", FindingState.CLOSED)], T0)
+        left, _ = await recovered(servers)
+        assert [one.id for one in left.findings] == ["f1"]
+        second = await Cell(servers, findings=left.findings).begin("b")
+        second.open(1, b"again")
+        await second.pass_s(0.25)
+        assert [one.id for one in (await recovered(servers))[0].findings] == ["f1"]
+        with pytest.raises(Fenced):
+            await first.log.save([finding("f3")], T0)
+        assert (first.fenced, first.log.fenced, first.log.stored) == (1, True, -1)
+        assert not first.log.message(1, T0, b"late", SOME)
+        records = await everything(servers, pytest.fail)
+        assert payloads(records, 1) == [b"hello", b"declare", b"hello", b"again"]
+        restored = [r for r in records if r.kind is RecordKind.RESTORED]
+        assert len(restored) == 1
+        replayed = replay([r for r in records if r.kind is not RecordKind.MESSAGE], pytest.fail)
+        assert [one.id for one in replayed.findings] == ["f1"]
+        for cell in (first, second):
+            await cell.log.stop()
+
+    run(work())
+
+
+def test_a_finding_waits_until_it_is_stored() -> None:
+    """The servers have no leader for 7 s: the finding is stored then, and not said to be before."""
+
+    async def work() -> None:
+        cell = await Cell(FakeStream()).begin()
+        await cell.pass_s(0.25)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        cell.faults.no_leader_until = began + 7
+        saving = asyncio.create_task(cell.log.save([finding("f1")], T0))
+        await asyncio.sleep(5)
+        assert not saving.done()
+        assert cell.log.append_s >= 5
+        await saving
+        assert 7 <= loop.time() - began < 8
+        assert cell.log.append_s >= 7
+        await cell.log.stop()
+
+    run(work())
+
+
+def test_a_log_that_is_away_cuts_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is stored for a minute, and little may wait: what came first is stored, the stream
+    ends when the log is back, and its later declarations are not in the log."""
+    monkeypatch.setattr(replicated, "MAX_WAITING_BYTES", 5_000)
+
+    async def work() -> None:
+        cell = await Cell(FakeStream()).begin()
+        cell.open(1)
+        cell.open(2)
+        await cell.pass_s(0.25)
+        cell.faults.no_leader_until = asyncio.get_running_loop().time() + 60
+        taken = [cell.log.message(1, cell.now, b"%03d" % i + bytes(900), SOME) for i in range(9)]
+        assert taken == [True] * 5 + [False] * 4
+        assert not cell.log.message(1, cell.now, b"more", Declare())
+        cell.open(3)
+        assert not cell.log.message(3, cell.now, b"hello", HELLO)
+        await cell.pass_s(1)
+        assert cell.log.take_cut() == ()
+        assert cell.log.unacked_bytes <= 6_000
+        await asyncio.sleep(60)
+        assert set(cell.log.take_cut()) == {1, 3}
+        assert cell.log.take_cut() == set()
+        assert not cell.log.message(1, cell.now, b"still cut", SOME)
+        assert cell.log.message(2, cell.now, b"fine", SOME)
+        for stream in (1, 3):
+            cell.log.record(RecordKind.CLOSED, cell.now, stream)
+        await cell.log.stop()
+        records = await everything(cell.servers, pytest.fail)
+        assert [p[:3] for p in payloads(records, 1)[2:]] == [b"%03d" % i for i in range(5)]
+        assert payloads(records, 2)[2:] == [b"fine"]
+        assert [r.stream for r in records if r.kind is RecordKind.CLOSED] == [1]
+        assert [r.stream for r in records if r.kind is RecordKind.OPENED] == [1, 2]
+
+    run(work())
+
+
+def test_old_bundles_are_deleted() -> None:
+    """Records may be two minutes old: what is left begins with a checkpoint."""
+
+    async def work() -> None:
+        cell = await Cell(FakeStream(), limits=JournalLimits(max_age_s=120.0)).begin()
+        cell.open(1)
+        await cell.pass_s(0)
+        for minute in range(6):
+            cell.log.message(1, cell.now, b"%d" % minute + bytes(2_000), SOME)
+            await cell.pass_s(60)
+        assert cell.log.evicted == 3
+        assert cell.servers.first > 5
+        warnings: list[str] = []
+        records = await everything(cell.servers, warnings.append)
+        assert [p[:1] for p in payloads(records, 1)[2:]] == [b"3", b"4", b"5"]
+        assert payloads(records, 1)[:2] == [b"hello", b"declare"]
+        assert warnings == []
+        await cell.log.stop()
+
+    run(work())
+
+
+def test_missing_bundles_are_named() -> None:
+    """The log lacks a bundle in its middle: reading goes on at the next checkpoint, with a line."""
+
+    async def work() -> None:
+        cell = await Cell(FakeStream()).begin()
+        cell.open(1)
+        for number in range(6):
+            cell.log.message(1, cell.now, b"%d" % number + bytes(2_000), SOME)
+            await cell.pass_s(20)
+        await cell.log.stop()
+        lost = 4  # has the second message
+        warnings: list[str] = []
+        log = _Without(cell.servers, lost)
+        pieces = [r async for r in read(log, 1, cell.servers.last, warnings.append)]
+        records = [record for piece in pieces for record in piece]
+        assert warnings == ["log: records before bundle 5 are missing"]
+        assert [p[:1] for p in payloads(records, 1)] == [
+            b"h",
+            b"d",
+            b"0",
+            *(b"h", b"d"),
+            *(b"2", b"3", b"4", b"5"),
+        ]
+
+    run(work())
+
+
+class _Without(FakeLog):
+    """A log that lacks a bundle."""
+
+    def __init__(self, servers: FakeStream, number: int) -> None:
+        super().__init__(servers, Faults())
+        self._number = number
+
+    async def read(self, first: int, last: int) -> AsyncIterator[Bundle]:
+        async for bundle in super().read(first, last):
+            if bundle.number != self._number:
+                yield bundle
+
+
+def test_an_idle_cell_writes_little() -> None:
+    """Nothing happens for two minutes: ticks are recorded each 0.25 s, in few bundles."""
+
+    async def work() -> None:
+        cell = await Cell(FakeStream()).begin()
+        for _ in range(480):
+            await cell.pass_s(0.25)
+        assert len(cell.servers.messages) == 2 + 12
+        await cell.log.stop()
+        records = await everything(cell.servers, pytest.fail)
+        assert [r.kind for r in records].count(RecordKind.TICK) == 480
+
+    run(work())
