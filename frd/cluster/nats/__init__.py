@@ -1,9 +1,10 @@
 """Cluster on NATS JetStream: the only package that imports the NATS library.
 
-`connect` is the entry point. Streams of a cluster ``frd``: ``KV_frd`` (registry), ``frd-J00`` to
-``frd-J63`` (the logs of the cells) and ``frd-F`` (findings).
+Entry points: `connect` for a replica, and `reading` for a program that only reads a log. Streams of
+a cluster ``frd``: ``KV_frd`` (registry), ``frd-J00`` to ``frd-J63`` (the logs of the cells) and
+``frd-F`` (findings).
 """
 
-from frd.cluster.nats.opening import connect
+from frd.cluster.nats.opening import connect, reading
 
-__all__ = ["connect"]
+__all__ = ["connect", "reading"]

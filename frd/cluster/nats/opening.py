@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 from frd.cluster.cluster import Cluster
@@ -24,6 +26,26 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _MEMBER: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _HEARTBEAT_REQUEST_S: Final = 1.0
 """A heartbeat tries another server after that: others count six heartbeats, 3 s."""
+
+
+@asynccontextmanager
+async def reading(options: ClusterOptions, cell: int) -> AsyncIterator[FencedLog]:
+    """The log of a cell, for a program that only reads it. Nothing is created or changed.
+
+    Raises:
+        ClusterError: the servers cannot be used: names the key and what to do.
+    """
+    opened = access(options, "reader")
+    thread, data = LoopThread("frd-cluster"), Connection(opened)
+    try:
+        await thread.call(check_servers(opened))
+        await thread.call(data.open())
+        yield JetStreamLog(thread, data, log_stream(options, cell))
+    except Unanswered as error:
+        raise ClusterError(f"cluster.servers: no connection: {error}: check the servers") from None
+    finally:
+        await thread.call(data.close())
+        await thread.stop()
 
 
 async def connect(

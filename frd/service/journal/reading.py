@@ -8,13 +8,15 @@ a log without holes: at the START record of a checkpoint, nothing read before is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final
 
 from frd.cluster.log import Bounds, FencedLog
 from frd.cluster.packing import Frame, Joiner, Mark, read_head
 from frd.engine.matching.learned_pauses import JobPauses
+from frd.errors import StoreError
 from frd.model import Finding, FindingState
 from frd.service.journal.payloads import decode_finding, decode_pauses
 from frd.store.records import Record, RecordKind
@@ -102,6 +104,49 @@ async def read(
                 yield await asyncio.to_thread(usable.records)
     if not sequence.is_whole and last >= first:
         warn("log: it has no complete checkpoint, from which reading could begin")
+
+
+def read_all(
+    opened: Callable[[], AbstractAsyncContextManager[FencedLog]],
+    warn: Callable[[str], None],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Iterator[Record]:
+    """All records of a log, for a caller without an event loop. `progress` gets the number of
+    bundles read, and their total.
+
+    Raises:
+        StoreError: the log is empty or damaged, or a newer frd wrote it.
+        LogUnavailable: it does not answer.
+    """
+    with asyncio.Runner() as runner:
+        pieces = _read_all(opened, warn, progress)
+        try:
+            while (records := runner.run(_next(pieces))) is not None:
+                yield from records
+        finally:
+            runner.run(pieces.aclose())
+
+
+async def _next(pieces: AsyncGenerator[list[Record], None]) -> list[Record] | None:
+    return await anext(pieces, None)
+
+
+async def _read_all(
+    opened: Callable[[], AbstractAsyncContextManager[FencedLog]],
+    warn: Callable[[str], None],
+    progress: Callable[[int, int], None],
+) -> AsyncGenerator[list[Record], None]:
+    async with opened() as log:
+        bounds = await log.bounds()
+        if bounds.last < bounds.first:
+            raise StoreError("log: it is empty, or there is none: check cluster.name and the cell")
+        done = bounds.first
+        total = bounds.last - bounds.first + 1
+        async for records in read(log, bounds.first, bounds.last, warn):
+            yield records
+            done += 1
+            progress(min(done - bounds.first, total), total)
+        progress(total, total)
 
 
 class _Sequence:
