@@ -12,14 +12,19 @@ from pathlib import Path
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from scripts.dashboards import fleet, health, job
+from scripts.dashboards import cluster, fleet, health, job
 
 FOLDER = Path(__file__).parents[2] / "helm/frd/dashboards"
 
 
 def generated() -> dict[str, str]:
     """Contents by file name."""
-    built = {"fleet.json": fleet.build(), "job.json": job.build(), "health.json": health.build()}
+    built = {
+        "fleet.json": fleet.build(),
+        "job.json": job.build(),
+        "health.json": health.build(),
+        "cluster.json": cluster.build(),
+    }
     return {
         name: json.dumps(dashboard.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
         for name, dashboard in built.items()

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from scripts.dashboards.parts import Column, Panel, dashboard, findings, graph, jobs, number
+from scripts.dashboards.parts import Column, Panel, dashboard, findings, graph, jobs, number, once
 
 OF = '{job=~"$job"}'
-RANKS = 'sum(frd_ranks{job=~"$job"%s})'
+RANKS = 'sum(max by (job, state) (frd_ranks{job=~"$job"%s}))'
+EXPECTED = once(f"frd_agents_expected{OF}", "job")
+REPORTING = once(f"frd_agents_reporting{OF}", "job")
+CRITICAL = once(f"frd_finding_critical{OF}", "job", "finding")
+NOT_WATCHED = once(f"frd_job_name_conflicts{OF}", "job")
 GPU_SHARE = (
     "max by (job) (frd_gpu_memory_used_bytes / frd_gpu_memory_total_bytes "
     f"* on (instance, gpu) group_right () (frd_rank_gpu_memory_bytes{OF} >= bool 0))"
@@ -33,7 +37,7 @@ def _state() -> list[Panel]:
         number(
             "Jobs running",
             "Jobs whose newest attempt has not ended.",
-            {"": f"count(max by (job) (frd_agents_expected{OF}) > 0)"},
+            {"": f"count({EXPECTED} > 0)"},
             width=4,
         ),
         number(
@@ -47,7 +51,7 @@ def _state() -> list[Panel]:
         number(
             "Critical findings",
             "Open findings that have lasted; other open findings are warnings.",
-            {"": f"sum(frd_finding_critical{OF})"},
+            {"": f"sum({CRITICAL})"},
             width=4,
             bad_from=1,
         ),
@@ -61,7 +65,7 @@ def _state() -> list[Panel]:
         number(
             "Agents silent",
             "Agents that host ranks of running jobs and have not reported recently.",
-            {"": f"sum(frd_agents_expected{OF}) - sum(frd_agents_reporting{OF})"},
+            {"": f"sum({EXPECTED}) - sum({REPORTING})"},
             width=4,
             bad_from=1,
             runbook="FrdBlind",
@@ -69,7 +73,7 @@ def _state() -> list[Panel]:
         number(
             "Jobs not watched",
             "Running jobs with the name of another running job: frd watches only the first.",
-            {"": f"sum(frd_job_name_conflicts{OF})"},
+            {"": f"sum({NOT_WATCHED})"},
             width=4,
             bad_from=1,
         ),
@@ -78,23 +82,22 @@ def _state() -> list[Panel]:
 
 def _tables() -> list[Panel]:
     def ranks(state: str) -> str:
-        return f'sum by (job) (frd_ranks{{job=~"$job", state="{state}"}})'
+        return once(f'frd_ranks{{job=~"$job", state="{state}"}}', "job")
 
-    none = f"0 * max by (job) (frd_agents_expected{OF})"
+    none = f"0 * {EXPECTED}"
+    found = once(f"frd_findings_open{OF}", "job", "kind")
     columns = {
         "hangs for": Column(f"max by (job) (frd_stall_seconds{OF})", "s", 0.001),
-        "critical": Column(
-            f"sum by (job) (frd_finding_critical{OF}) or on (job) {none}", bad_from=1
-        ),
-        "findings": Column(f"sum by (job) (frd_findings_open{OF})", bad_from=1),
+        "critical": Column(f"sum by (job) ({CRITICAL}) or on (job) {none}", bad_from=1),
+        "findings": Column(f"sum by (job) ({found})", bad_from=1),
         "live": Column(ranks("live")),
         "silent": Column(ranks("silent"), bad_from=1),
         "unwatched": Column(ranks("unwatched"), bad_from=1),
         "exited": Column(ranks("exited"), bad_from=1),
         "finished": Column(ranks("finished")),
-        "agents": Column(f"sum by (job) (frd_agents_reporting{OF})"),
-        "expected": Column(f"sum by (job) (frd_agents_expected{OF})"),
-        "not watched": Column(f"sum by (job) (frd_job_name_conflicts{OF})", bad_from=1),
+        "agents": Column(REPORTING),
+        "expected": Column(EXPECTED),
+        "not watched": Column(NOT_WATCHED, bad_from=1),
         "fullest GPU": Column(GPU_SHARE, "percentunit", 0.95),
     }
     return [
@@ -136,7 +139,7 @@ def _history() -> list[Panel]:
         graph(
             "Ranks by state",
             "Of all jobs. unwatched: no agent reports the rank, so its state is unknown.",
-            {"{{state}}": f"sum by (state) (frd_ranks{OF})"},
+            {"{{state}}": f"sum by (state) ({once(f'frd_ranks{OF}', 'job', 'state')})"},
             width=6,
             unit="none",
             stacked=True,

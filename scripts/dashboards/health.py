@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from scripts.dashboards.parts import Panel, dashboard, graph, number
+from scripts.dashboards.parts import Panel, dashboard, graph, number, once
 
 
 def build() -> Dashboard:
@@ -31,8 +31,9 @@ def _own(metric: str) -> str:
 
 
 def _watching() -> list[Panel]:
-    expected = 'sum(frd_agents_expected{job=~"$job"})'
-    reporting = 'sum(frd_agents_reporting{job=~"$job"})'
+    expected = once('frd_agents_expected{job=~"$job"}', "job")
+    reporting = once('frd_agents_reporting{job=~"$job"}', "job")
+    unsynchronized = once('frd_nodes_unsynchronized{job=~"$job"}', "job")
     return [
         number(
             "Service",
@@ -45,7 +46,8 @@ def _watching() -> list[Panel]:
         ),
         number(
             "Runs for",
-            "Time since the service's process started. Findings survive a restart.",
+            "Time since the service's process started, of several replicas the youngest. Findings "
+            "survive a restart.",
             {"": f"time() - max({_own('process_start_time_seconds')})"},
             width=4,
             unit="s",
@@ -54,8 +56,9 @@ def _watching() -> list[Panel]:
         ),
         number(
             "Last evaluation",
-            "Time since the engine's last evaluation. The other panels are at least as old.",
-            {"": "time() - max(frd_last_evaluation_timestamp_seconds)"},
+            "Time since the engine's last evaluation, of several replicas the one that is longest "
+            "ago. The other panels are at least as old.",
+            {"": "time() - min(frd_last_evaluation_timestamp_seconds > 0)"},
             width=4,
             unit="s",
             nothing="DOWN",
@@ -65,7 +68,7 @@ def _watching() -> list[Panel]:
         number(
             "Agents silent",
             "Agents that host ranks of running jobs and have not reported recently.",
-            {"": f"{expected} - {reporting}"},
+            {"": f"sum({expected}) - sum({reporting})"},
             width=3,
             bad_from=1,
             runbook="FrdBlind",
@@ -73,7 +76,7 @@ def _watching() -> list[Panel]:
         number(
             "Nodes without a clock",
             "Connected nodes with an unknown clock: their times are not compared with other nodes.",
-            {"": 'sum(frd_nodes_unsynchronized{job=~"$job"})'},
+            {"": f"sum({unsynchronized})"},
             width=3,
             bad_from=1,
             runbook="FrdClockUnsynchronized",
@@ -103,7 +106,7 @@ def _clocks() -> list[Panel]:
             "Uncertainty of clocks",
             "Bound on the error of a node's clock offset, the ten largest. frd does not order two "
             "events that are closer together than both uncertainties.",
-            {"{{node}}": "topk(10, frd_clock_uncertainty_seconds)"},
+            {"{{node}}": f"topk(10, {once('frd_clock_uncertainty_seconds', 'node')})"},
             width=8,
             unit="s",
             runbook="FrdClockUnsynchronized",
@@ -112,7 +115,7 @@ def _clocks() -> list[Panel]:
             "Offset of clocks",
             "Absolute offset of a node's clock from the service's, the ten largest. frd corrects "
             "it; other programs of the cluster may not.",
-            {"{{node}}": "topk(10, abs(frd_clock_offset_seconds))"},
+            {"{{node}}": f"topk(10, {once('abs(frd_clock_offset_seconds)', 'node')})"},
             width=8,
             unit="s",
         ),
@@ -164,7 +167,8 @@ def _service() -> list[Panel]:
         ),
         graph(
             "Memory of the service",
-            "Resident memory of the process; the limits of the service bound it.",
+            "Resident memory of the process, of several replicas the largest; the limits of the "
+            "service bound it.",
             {"resident": f"max({_own('process_resident_memory_bytes')})"},
             width=6,
             unit="bytes",
@@ -173,12 +177,13 @@ def _service() -> list[Panel]:
 
 
 def _losses() -> list[Panel]:
+    nodes = once('frd_nodes{job=~"$job"}', "job", "state")
     return [
         graph(
             "Nodes by state of their agent",
             "reporting: has reported recently. late: connected, but has not reported recently. "
             "disconnected: gone.",
-            {"{{state}}": 'sum by (state) (frd_nodes{job=~"$job"})'},
+            {"{{state}}": f"sum by (state) ({nodes})"},
             width=6,
             unit="none",
             stacked=True,

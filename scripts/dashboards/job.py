@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from scripts.dashboards.parts import JOB_UID, Panel, dashboard, findings, graph, number
+from scripts.dashboards.parts import JOB_UID, Panel, dashboard, findings, graph, number, once
+
+_OF = '{job="$job"}'
 
 
 def build() -> Dashboard:
@@ -45,7 +47,7 @@ def _state() -> list[Panel]:
         number(
             "Open findings",
             "Incidents that are open now. `frd findings --job $job` has the evidence.",
-            {"": 'sum(frd_findings_open{job="$job"})'},
+            {"": f"sum({once('frd_findings_open' + _OF, 'kind')})"},
             width=4,
             bad_from=1,
         ),
@@ -53,8 +55,8 @@ def _state() -> list[Panel]:
             "Ranks alive",
             "Ranks whose process runs and whose recorder answers, out of all ranks seen.",
             {
-                "alive": 'sum(frd_ranks{job="$job", state="live"})',
-                "seen": 'sum(frd_ranks{job="$job"})',
+                "alive": 'max(frd_ranks{job="$job", state="live"})',
+                "seen": f"sum({once('frd_ranks' + _OF, 'state')})",
             },
             width=5,
             runbook="FrdRankLost",
@@ -63,8 +65,8 @@ def _state() -> list[Panel]:
             "Agents reporting",
             "The state of ranks on silent nodes is unknown; they may be the cause.",
             {
-                "reporting": 'sum(frd_agents_reporting{job="$job"})',
-                "expected": 'sum(frd_agents_expected{job="$job"})',
+                "reporting": 'max(frd_agents_reporting{job="$job"})',
+                "expected": 'max(frd_agents_expected{job="$job"})',
             },
             width=4,
             runbook="FrdBlind",
@@ -88,7 +90,7 @@ def _incident() -> list[Panel]:
             "Groups that wait",
             "How long each group has waited for its oldest stalled collective, the ten worst. A "
             "finding lists all groups that its suspect holds up.",
-            {"{{group}}": 'topk(10, frd_stall_seconds{job="$job"} > 0)'},
+            {"{{group}}": f"topk(10, {once('frd_stall_seconds' + _OF, 'group')} > 0)"},
             width=10,
             unit="s",
             nothing="no group waits",
@@ -98,12 +100,13 @@ def _incident() -> list[Panel]:
 
 
 def _progress() -> list[Panel]:
+    critical = once("frd_finding_critical" + _OF, "kind", "finding")
     return [
         graph(
             "Ranks by state",
             "live: its recorder answers. silent: the process exists, its recorder does not answer. "
             "exited: gone without a clean exit. finished: gone after a clean exit.",
-            {"{{state}}": 'sum by (state) (frd_ranks{job="$job"})'},
+            {"{{state}}": once("frd_ranks" + _OF, "state")},
             width=8,
             unit="none",
             stacked=True,
@@ -114,8 +117,8 @@ def _progress() -> list[Panel]:
             "By kind and severity: each is one incident. It opens as a warning, and becomes "
             "critical once it has lasted.",
             {
-                "{{kind}} critical": 'sum by (kind) (frd_finding_critical{job="$job"})',
-                "{{kind}} warning": 'sum by (kind) (1 - frd_finding_critical{job="$job"})',
+                "{{kind}} critical": f"sum by (kind) ({critical})",
+                "{{kind}} warning": f"sum by (kind) (1 - {critical})",
             },
             width=8,
             unit="none",
@@ -126,7 +129,8 @@ def _progress() -> list[Panel]:
             "while the job hangs.",
             {
                 "{{group}}": (
-                    'topk(10, rate(frd_collectives_matched_total{job="$job"}[$__rate_interval]))'
+                    "topk(10, sum by (group) "
+                    f"(rate(frd_collectives_matched_total{_OF}[$__rate_interval])))"
                 )
             },
             width=8,

@@ -1,4 +1,4 @@
-"""Builders of panels that the dashboards `fleet`, `job` and `health` share.
+"""Builders of panels that the dashboards `fleet`, `job`, `health` and `cluster` share.
 
 They set what Grafana's defaults get wrong: units, the text for missing data, links from a job's
 name to its overview, and a description for every panel. Queries limit the number of series
@@ -49,6 +49,12 @@ JOB_UID: Final = "frd-job"
 """Uid of the dashboard to which the name of a job links."""
 STAT_HEIGHT: Final = 4
 GRAPH_HEIGHT: Final = 7
+
+
+def once(metric: str, *labels: str) -> str:
+    """`metric` by `labels`, once: at a takeover two replicas may have the series for one scrape."""
+    return f"max by ({', '.join(labels)}) ({metric})"
+
 
 Panel = stat.Panel | table.Panel | timeseries.Panel
 Queries = Mapping[str, str]
