@@ -51,7 +51,7 @@ class TwoNodes(Stage):
         shifted = [*half, str(self.folder / "shifted"), "2,3", *script]
         self.set_clock(SHIFT_S)
         self.started_at = time.time()
-        self.ranks.append(self._spawn("true", true, environment=common))
+        self.ranks.append(self.spawn("true", true, environment=common))
         # The wrapper gives all below it one start of their drift; the file can be changed.
         wrapped = ["faketime", "-f", "+0s", "env", "-u", "FAKETIME", *shifted]
         environment = common | {
@@ -59,7 +59,7 @@ class TwoNodes(Stage):
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         }
-        self.ranks.append(self._spawn("shifted", wrapped, environment=environment))
+        self.ranks.append(self.spawn("shifted", wrapped, environment=environment))
 
     def set_clock(self, shift_s: float) -> None:
         self.shift_s = shift_s

@@ -28,6 +28,8 @@ IN_SOAK = frozenset({"wrong_order", "mismatch", "killed", "frozen", "straggler",
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:
+    if name == "failover":
+        return [pytest.mark.nats, pytest.mark.timeout(150)]
     if name in ("memory", "oom"):
         return [pytest.mark.alone, pytest.mark.soak]
     # `test_missing_rank_shows_the_line` plays that one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -81,6 +82,7 @@ def command(scenario: str, ranks: int, stall_after: float, scripted: bool, as_js
                 "matched": not outcome.problems,
                 "injected": chosen.suspects(ranks) if chosen.expected is not None else None,
                 "findings": list(outcome.findings),
+                **_takeover_json(outcome),
             }
         )
     else:
@@ -89,6 +91,13 @@ def command(scenario: str, ranks: int, stall_after: float, scripted: bool, as_js
         raise FrdError(f"demo: {scenario}: {'; '.join(outcome.problems)}")
     if not as_json:
         click.echo(_NEXT)
+
+
+def _takeover_json(outcome: Outcome) -> dict[str, Any]:
+    if (takeover := outcome.takeover) is None:
+        return {}
+    seconds = round(takeover.seconds, 2)
+    return {"takeover": {"killed": takeover.killed, "by": takeover.by, "seconds": seconds}}
 
 
 def _play_live(stage: Stage) -> Outcome:
@@ -125,6 +134,13 @@ def _print_outcome(console: Console, outcome: Outcome) -> None:
         console.print(finding_panel(finding))
     if not outcome.findings:
         console.print("no findings")
+    if (takeover := outcome.takeover) is not None:
+        console.print(
+            f"{takeover.killed} watched the job and was killed; {takeover.seconds:.1f} s later "
+            f"{takeover.by} shows the same finding",
+            style="bold",
+            highlight=False,
+        )
     if outcome.metrics:
         console.print("what Prometheus sees:", style="bold")
         for line in outcome.metrics:

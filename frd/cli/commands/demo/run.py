@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from frd.cli.client import Client, job_path
+from frd.cli.commands.demo.replicas import Takeover, kill_owner, start_cluster
 from frd.cli.commands.demo.scenarios import disagreements
 from frd.cli.commands.demo.stage import Stage, watch
 from frd.errors import FrdError
@@ -46,6 +47,7 @@ class Outcome:
     findings: Sequence[Mapping[str, Any]]
     metrics: Sequence[str]
     problems: Sequence[str]
+    takeover: Takeover | None = None
 
 
 def play(stage: Stage, show: Callable[[Scene], None]) -> Outcome:
@@ -56,9 +58,9 @@ def play(stage: Stage, show: Callable[[Scene], None]) -> Outcome:
     """
     scenario = stage.scenario
     show(Scene(0.0, "starting the service"))
-    addresses = stage.start_service()
-    client = Client(addresses.http)
-    stage.start_agent(addresses)
+    services = start_cluster(stage) if scenario.is_replicated else [stage.start_service()]
+    client = Client(services[0].http)
+    stage.start_agent(*services)
     stage.start_job()
 
     running_at = settled_at = None
@@ -87,7 +89,12 @@ def play(stage: Stage, show: Callable[[Scene], None]) -> Outcome:
         problems.append("the job never ran: " + stage.log("rank0")[-300:])
     if problems and not findings:
         problems += [f"{name}: {stage.log(name)[-300:]}" for name in ("agent", "service", "rank0")]
-    return Outcome(findings, _alert_metrics(client), problems)
+    metrics = _alert_metrics(client)
+    if problems or not scenario.is_replicated:
+        return Outcome(findings, metrics, problems)
+    show(Scene(passed_s, "found; the replica that watches the job is killed", job, findings))
+    takeover = kill_owner(stage, services, findings[0]["id"])
+    return Outcome(takeover.findings, metrics, _problems(stage, takeover.findings), takeover)
 
 
 def _look(client: Client, job: str) -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]]]:

@@ -62,6 +62,8 @@ class Scenario:
     """Sent to the first suspect once the job runs."""
     recovers: bool = False
     """The job goes on by itself, so the finding has to close."""
+    is_replicated: bool = False
+    """Several replicas of the service; the one that watches the job is killed."""
     policy: Mapping[str, float] = field(default_factory=dict)
     """Keys of the service's policy that fit a small job of a minute."""
 
@@ -186,6 +188,14 @@ _SCENARIOS: Final = (
             "oom", "memory", (2,), summary="host memory", other_kinds=("memory_spike", "rank_lost")
         ),
         policy=_SMALL_MEMORY,
+    ),
+    Scenario(
+        "failover",
+        "a rank gets stuck, and then the replica of the service that watches its job dies",
+        "missing_rank.py",
+        _RANK,
+        Expected("stall", "cpu_stuck", (2,)),
+        is_replicated=True,
     ),
     Scenario("healthy", "nothing is wrong", "train.py", "--steps 1000000"),
 )

@@ -18,9 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import frd
@@ -70,6 +71,7 @@ class Stage:
         self.folder = Path(tempfile.mkdtemp(prefix="frd-demo-"))
         self.run_dir = self.folder / "run"
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._named: dict[str, subprocess.Popen[bytes]] = {}
         self.service: subprocess.Popen[bytes] | None = None
         self.agent: subprocess.Popen[bytes] | None = None
         self.ranks: list[subprocess.Popen[bytes]] = []
@@ -82,20 +84,26 @@ class Stage:
 
     # -- parts ---------------------------------------------------------------------------------
 
-    def start_service(self, at: Addresses = ANY_PORTS) -> Addresses:
+    def start_service(
+        self,
+        at: Addresses = ANY_PORTS,
+        *,
+        name: str = "service",
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> Addresses:
         """Start `frd serve` and wait until it prints its addresses.
 
         Raises:
             ServiceUnavailable: it ended or was not ready in time; the message has its last output.
         """
         policy = {f"FRD_POLICY__{key.upper()}": str(v) for key, v in self.scenario.policy.items()}
-        service = self.service = self._spawn(
-            "service",
+        service = self.service = self.spawn(
+            name,
             [sys.executable, "-m", "frd", "serve"]
             + ["--grpc", at.grpc, "--http", at.http]
-            + ["--data-dir", str(self.folder / "data")]
+            + ["--data-dir", str(self.folder / ("data" if name == "service" else f"{name}-data"))]
             + ["--stall-after", str(self._stall_after_s)],
-            environment=os.environ | policy,
+            environment={**os.environ, **policy, **environment},
             stdout=subprocess.PIPE,
         )
         assert service.stdout is not None
@@ -104,13 +112,14 @@ class Stage:
             ready = selector.select(_READY_WITHIN_S)
         line = service.stdout.readline() if ready else b""
         if not line:
-            raise ServiceUnavailable(f"frd serve: did not start: {self.log('service')[-500:]}")
+            raise ServiceUnavailable(f"frd serve: did not start: {self.log(name)[-500:]}")
         return Addresses(**json.loads(line))
 
-    def start_agent(self, addresses: Addresses) -> None:
-        self.agent = self._spawn(
+    def start_agent(self, *services: Addresses) -> None:
+        addresses = ",".join(service.grpc for service in services)
+        self.agent = self.spawn(
             "agent",
-            [sys.executable, "-m", "frd_agent", "run", "--service", addresses.grpc]
+            [sys.executable, "-m", "frd_agent", "run", "--service", addresses]
             + ["--run-dir", str(self.run_dir), "--metrics", "off"],
         )
 
@@ -134,7 +143,7 @@ class Stage:
                 "FRD_DEMO_START_AT": str(start_at),
                 "TMPDIR": str(self.folder),
             }
-            self.ranks.append(self._spawn(f"rank{rank}", command, environment=environment))
+            self.ranks.append(self.spawn(f"rank{rank}", command, environment=environment))
 
     def inject(self) -> None:
         """Send the scenario's signal to the first suspect; a scripted rank sends it to itself."""
@@ -174,7 +183,11 @@ class Stage:
         tap = [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(self.run_dir), "--"]
         return [*tap, sys.executable, script, *self._arguments]
 
-    def _spawn(
+    def process(self, name: str) -> subprocess.Popen[bytes]:
+        """The process of a part."""
+        return self._named[name]
+
+    def spawn(
         self,
         name: str,
         command: Sequence[str],
@@ -192,6 +205,7 @@ class Stage:
                 start_new_session=True,
             )
         self._processes.append(process)
+        self._named[name] = process
         return process
 
 
