@@ -38,6 +38,8 @@ test: lint torch dftracer
 	@scripts/debian-packages
 	@echo "frd: tests"
 	@$(BIN)/pytest -n 2 --dist loadgroup $(PARALLEL)
+	@echo "frd: tests with real NATS servers"
+	@$(BIN)/pytest $(REAL) -n 2 --dist loadgroup tests/contract
 	@echo "frd: tests with real daemons"
 	@$(BIN)/pytest $(REAL) -n 3 --dist loadfile -m "not torch and not soak" tests/e2e
 	@echo "frd: tests with real ranks"

@@ -146,14 +146,17 @@ class HeartbeatLease:
         while not self._replaced:
             pause = due - self._clock()
             if pause > 0:
-                with contextlib.suppress(TimeoutError):
+                with contextlib.suppress(TimeoutError, RegistryUnavailable):
                     await asyncio.wait_for(self._kick.wait(), pause)
-            self._kick.clear()
+                    self._kick.clear()
+                    await self._put()  # decides nothing: others have had no time for theirs
+                    continue
             was_idle, idle = idle, self._clock() - self._ticked > _IDLE_S
             if idle:
                 if not was_idle:
                     _log.error("cluster: no evaluation for %s s: heartbeats stop", _IDLE_S)
                 due = self._clock() + _RETRY_S
+                self._publish(self._view.replicas)
                 continue
             began = self._clock()
             try:
@@ -172,13 +175,9 @@ class HeartbeatLease:
         Raises:
             RegistryUnavailable: it is not known to be stored.
         """
-        try:
-            self._revision = await self._registry.put(self._key, self._value(), self._revision)
-        except Conflict:
-            await self._resolve()
-            if self._replaced:
-                return
-            self._revision = await self._put_again()
+        await self._put()
+        if self._replaced:
+            return
         found = await self._registry.find("r.")
         self._acknowledged = self._clock()
         values = {key.removeprefix("r."): _decoded(entry) for key, entry in found.items()}
@@ -206,9 +205,21 @@ class HeartbeatLease:
             ]
         )
 
-    async def _put_again(self) -> int:
+    async def _put(self) -> None:
+        """Write the heartbeat, unless a newer process uses this replica's name.
+
+        Raises:
+            RegistryUnavailable: it is not known to be stored.
+        """
         try:
-            return await self._registry.put(self._key, self._value(), self._revision)
+            self._revision = await self._registry.put(self._key, self._value(), self._revision)
+            return
+        except Conflict:
+            await self._resolve()
+        if self._replaced:
+            return
+        try:
+            self._revision = await self._registry.put(self._key, self._value(), self._revision)
         except Conflict as error:
             raise RegistryUnavailable(str(error)) from None
 
@@ -265,19 +276,9 @@ class HeartbeatLease:
         for cell in list(self._ownership.mine):
             self._ownership.dropped(cell)
         try:
-            await asyncio.wait_for(self._put_leaving(), _LEAVE_S)
-        except (Conflict, RegistryUnavailable, TimeoutError):
+            await asyncio.wait_for(self._put(), _LEAVE_S)
+        except (RegistryUnavailable, TimeoutError):
             _log.warning("cluster: the last heartbeat failed: others take over some seconds later")
-
-    async def _put_leaving(self) -> None:
-        if self._replaced:
-            return
-        try:
-            await self._registry.put(self._key, self._value(), self._revision)
-        except Conflict:
-            await self._resolve()
-            if not self._replaced:
-                await self._registry.put(self._key, self._value(), self._revision)
 
     # -- values and notifications ----------------------------------------------------------------
 

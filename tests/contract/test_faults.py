@@ -55,14 +55,14 @@ async def test_the_leader_fails_under_an_owner(servers: NatsServers, fault: str)
         leader = await asyncio.to_thread(servers.leader, f"{client.options.name}-J03")
         strike: Callable[[], None] = getattr(leader, fault)
         confirmed: list[Bundle] = []
-        longest, end = 0.0, time.monotonic() + 2.0
+        longest, end = 0.0, time.monotonic() + 0.5
         struck = False
         try:
             while time.monotonic() < end or len(confirmed) < 50:
                 if not struck and len(confirmed) >= 20:
                     struck = True
                     await asyncio.to_thread(strike)
-                    end = time.monotonic() + 2.0
+                    end = time.monotonic() + 1.0
                 data = b"%d" % len(confirmed)
                 began = time.monotonic()
                 confirmed.append(Bundle(await patiently(log, data), epoch, data))

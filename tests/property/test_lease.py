@@ -318,10 +318,32 @@ def test_cells_are_drained_to_a_new_replica() -> None:
         await cluster.begin("c")
         await asyncio.sleep(60)
         assert 4 <= len(cluster.services["c"].cells) <= 12
-        await asyncio.sleep(300)
+        await asyncio.sleep(200)
         assert 10 <= len(cluster.services["c"].cells) <= 32
         await cluster.settle(3.0)
         assert not any(service.losses for service in cluster.services.values())
+        cluster.end()
+
+    run_virtual(story())
+
+
+def test_giving_up_many_cells_is_no_sign_of_death() -> None:
+    """An owner gives up all its cells at the same moment, and writes many heartbeats for that: it
+    does not take the others for dead."""
+
+    async def story() -> None:
+        cluster = Cluster()
+        await cluster.begin("a", "b", "c")
+        await cluster.settle(6.0)
+        service = cluster.services["a"]
+        service.faults.delay_s = 0.05
+        for cell in sorted(service.cells):
+            service.cells.discard(cell)
+            service.lease.give_up(cell)
+            await asyncio.sleep(0.02)
+        await cluster.settle(4.0)
+        assert not any(service.losses for service in cluster.services.values())
+        assert not service.cells, "it leaves them to others for a while"
         cluster.end()
 
     run_virtual(story())

@@ -12,14 +12,13 @@ from nats.js import JetStreamContext
 from frd.cluster.nats.connection import Access, Ack, Connection, Unanswered
 from frd.cluster.nats.findings import JetStreamFindings
 from frd.cluster.nats.log import FENCE, JetStreamLog
-from frd.cluster.nats.registry import JetStreamRegistry
+from frd.cluster.nats.registry import CalledRegistry, JetStreamRegistry
 from frd.cluster.nats.streams import (
     DUPLICATE_WINDOW_S,
     finding_stream,
     log_stream,
     registry_stream,
 )
-from frd.cluster.registry import Entry
 from frd.cluster.thread import LoopThread
 from frd.config import ClusterOptions
 from tests.world.fake_cluster import Loss
@@ -31,23 +30,6 @@ T = TypeVar("T")
 def options_for(servers: NatsServers, name: str) -> ClusterOptions:
     """Of a cluster with separate streams."""
     return ClusterOptions(servers.urls, name, replicas=min(3, len(servers.all)), log_bytes=1 << 28)
-
-
-class CalledRegistry:
-    """A registry whose work is done in the thread, for callers in another event loop."""
-
-    def __init__(self, thread: LoopThread, registry: JetStreamRegistry) -> None:
-        self._thread = thread
-        self._registry = registry
-
-    async def get(self, key: str) -> Entry | None:
-        return await self._thread.call(self._registry.get(key))
-
-    async def find(self, prefix: str) -> dict[str, Entry]:
-        return dict(await self._thread.call(self._registry.find(prefix)))
-
-    async def put(self, key: str, value: bytes, revision: int) -> int:
-        return await self._thread.call(self._registry.put(key, value, revision))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from frd.cluster.nats.checks import check_durable, check_meta, check_servers, ch
 from frd.cluster.nats.connection import Connection, Unanswered
 from frd.cluster.nats.findings import JetStreamFindings
 from frd.cluster.nats.log import JetStreamLog
-from frd.cluster.nats.registry import JetStreamRegistry
+from frd.cluster.nats.registry import CalledRegistry, JetStreamRegistry
 from frd.cluster.nats.streams import log_stream
 from frd.cluster.thread import LoopThread
 from frd.config import ClusterOptions
@@ -89,14 +89,11 @@ async def connect(
     def log(cell: int) -> FencedLog:
         return JetStreamLog(thread, data, log_stream(options, cell))
 
+    keys = JetStreamRegistry(registry, options.name)
     return Cluster(
-        lease=HeartbeatLease(
-            thread,
-            JetStreamRegistry(registry, options.name),
-            Replica(member, grpc, http, version),
-            durable=durable,
-        ),
+        lease=HeartbeatLease(thread, keys, Replica(member, grpc, http, version), durable=durable),
         log=log,
         findings=JetStreamFindings(thread, data, options.name),
+        registry=CalledRegistry(thread, keys),
         close=close,
     )
