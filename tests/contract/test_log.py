@@ -199,3 +199,13 @@ async def test_concurrent_appends_pass_no_fence(world: World) -> None:
         assert [type(result) for result in results] == [Fenced] * 4
         await new.append(b"new")
         assert [b.data for b in await contents(new)] == [b"new"]
+
+
+async def test_concurrent_appends_are_stored_one_after_another(world: World) -> None:
+    """An owner appends bundles without waiting for the answers: they are stored in that order."""
+    async with world(1) as (one,):
+        log = one.new_log()
+        epoch = await log.take("a")
+        numbers = await asyncio.gather(*(log.append(b"%d" % n) for n in range(12)))
+        assert numbers == list(range(epoch + 1, epoch + 13))
+        assert [b.data for b in await contents(log)] == [b"%d" % n for n in range(12)]

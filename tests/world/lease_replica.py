@@ -1,4 +1,4 @@
-"""lease_replica SERVERS NAME MEMBER: a replica with nothing but its cells, as a process of its own.
+"""lease_replica SERVERS NAME MEMBER: a replica with nothing but its cells, as a process.
 
 It takes the log of each cell that it gains, appends its name every two seconds, and prints what
 happens, one JSON object a line: {"at": CLOCK_MONOTONIC, "what": ..., "cell": ...}.
