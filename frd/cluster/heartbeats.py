@@ -83,6 +83,9 @@ class HeartbeatLease:
         self._ticked = 0.0
         self._acknowledged = 0.0
         self._replaced = False
+        """A newer process uses this replica's name."""
+        self._idle = False
+        """The service does not evaluate."""
         self._ready: set[int] = set()
         """Cells whose takeover is complete."""
         self._releasing: set[int] = set()
@@ -140,34 +143,41 @@ class HeartbeatLease:
                 await asyncio.sleep(_RETRY_S)
 
     async def _run(self) -> None:
-        assert self._kick is not None
         due = self._clock()
-        idle = False
         while not self._replaced:
-            pause = due - self._clock()
-            if pause > 0:
-                with contextlib.suppress(TimeoutError, RegistryUnavailable):
-                    await asyncio.wait_for(self._kick.wait(), pause)
-                    self._kick.clear()
-                    await self._put()  # decides nothing: others have had no time for theirs
-                    continue
-            was_idle, idle = idle, self._clock() - self._ticked > _IDLE_S
-            if idle:
-                if not was_idle:
-                    _log.error("cluster: no evaluation for %s s: heartbeats stop", _IDLE_S)
-                due = self._clock() + _RETRY_S
-                self._publish(self._view.replicas)
-                continue
-            began = self._clock()
             try:
-                await self._beat()
-                due = began + INTERVAL_S
+                if await self._kicked(due):
+                    await self._put()  # decides nothing: others have had no time for theirs
+                elif self._is_idle():
+                    due = self._clock() + _RETRY_S
+                    self._publish(self._view.replicas)
+                else:
+                    due = self._clock() + INTERVAL_S
+                    await self._beat()
             except RegistryUnavailable:
-                due = self._clock() + _RETRY_S
+                due = max(due, self._clock() + _RETRY_S)
                 self._publish(self._view.replicas)
             except Exception:  # a bug must not end the heartbeats: the cells would be taken
                 _log.exception("cluster: heartbeat failed")
-                due = self._clock() + INTERVAL_S
+                due = max(due, self._clock() + _RETRY_S)
+
+    async def _kicked(self, due: float) -> bool:
+        """Wait until `due`; true if a heartbeat should be written before."""
+        assert self._kick is not None
+        if (pause := due - self._clock()) <= 0:
+            return False
+        try:
+            await asyncio.wait_for(self._kick.wait(), pause)
+        except TimeoutError:
+            return False
+        self._kick.clear()
+        return True
+
+    def _is_idle(self) -> bool:
+        was_idle, self._idle = self._idle, self._clock() - self._ticked > _IDLE_S
+        if self._idle and not was_idle:
+            _log.error("cluster: no evaluation for %s s: heartbeats stop", _IDLE_S)
+        return self._idle
 
     async def _beat(self) -> None:
         """One heartbeat; all that is decided follows from what is read after its acknowledgement.
