@@ -98,6 +98,12 @@ class Route:
         """Addresses of a round, as far as known."""
         return max(self._candidates, len(self.service.addresses))
 
+    @property
+    def has_others(self) -> bool:
+        """There is another address to try than the present one."""
+        at = self._current
+        return self.candidates > 1 or (at is not None and at.address not in self.service.addresses)
+
     async def next(self) -> Target:
         """The address to dial now."""
         again, self._again = self._again, False

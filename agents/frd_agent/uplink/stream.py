@@ -50,6 +50,7 @@ _HANDSHAKE_S: Final = 15.0
 _CONNECT_S: Final = 5.0
 """The same without an answer of any kind, if there is another address to try."""
 _GOODBYE_S: Final = 1.0
+_LAST_READ_S: Final = 1.0
 _REFUSALS: Final = 2
 _REASONS_WITHOUT_ROWS: Final = ("version", "token", "job")
 
@@ -173,19 +174,21 @@ class Stream:
                 side = asyncio.create_task(self.side_task(connection))
                 reader = asyncio.create_task(self._read(call))
                 writer = asyncio.create_task(self._write(call))
-                done, pending = await asyncio.wait(
-                    {reader, writer}, return_when=asyncio.FIRST_COMPLETED
-                )
+                tasks = reader, writer
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 if writer in done and writer.exception() is None:
                     # Goodbye has been sent; the service ends the stream when it arrives.
                     await asyncio.wait({reader})
                     reader.exception()
                     return
-                for task in pending:
+                if reader not in done and not isinstance(writer.exception(), FrdError):
+                    # The service has ended the stream: its last message says why.
+                    await asyncio.wait({reader}, timeout=_LAST_READ_S)
+                for task in tasks:
                     task.cancel()
-                await asyncio.wait(pending or done)
-                for task in done:
-                    task.result()
+                await asyncio.wait(tasks)
+                errors = [task.exception() for task in tasks if not task.cancelled()]
+                raise next(filter(None, errors), ServiceUnavailable("the stream ended"))
             except grpc.aio.AioRpcError as error:
                 raise self._ended(error.code(), error.details() or "") from None
             except asyncio.InvalidStateError:
@@ -199,7 +202,7 @@ class Stream:
                     await asyncio.wait({side})
 
     async def _connect(self, connection: Connection) -> None:
-        limit_s = _CONNECT_S if self._route.candidates > 1 else _HANDSHAKE_S
+        limit_s = _CONNECT_S if self._route.has_others else _HANDSHAKE_S
         try:
             async with asyncio.timeout(limit_s):
                 await connection.connected()

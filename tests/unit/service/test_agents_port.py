@@ -104,6 +104,11 @@ async def test_an_empty_token_file(tmp_path: Path) -> None:
         ({"service": "far:1", "token_file": "FILE"}, r"^token_file: the token would be sent"),
         ({"tls_ca_file": "/nowhere/ca.crt"}, r"^tls_ca_file: /nowhere/ca.crt: No such file"),
         ({"tls_cert_file": "FILE"}, r"^tls_cert_file and tls_key_file: set both"),
+        ({"service": "localhost:1,far:1", "token_file": "FILE"}, r"^token_file: .* to far:1: set"),
+        ({"service": "a:1,b"}, r"^service: .*'b': write HOST:PORT"),
+        ({"service": "a:1,"}, r"^service: .*'': write HOST:PORT"),
+        ({"service": "https://a:1,http://b:1"}, r"^service: .* exclude each other"),
+        ({"service": "a:1,http://b:1", "tls": True}, r"^service: http://b:1: TLS is asked for"),
     ],
 )
 def test_an_agents_mistakes_begin_with_the_key(
@@ -114,3 +119,13 @@ def test_an_agents_mistakes_begin_with_the_key(
     given = {key: str(tmp_path / "file") if v == "FILE" else v for key, v in flags.items()}
     with pytest.raises(ConfigError, match=message):
         load(None, given)
+
+
+def test_several_addresses_of_the_service(tmp_path: Path) -> None:
+    """Spaces are ignored, and a URL among them asks for TLS to all, which permits a token."""
+    token = tmp_path / "token"
+    token.write_text("secret")
+    given = {"service": " far-0:1, https://far-1 ,[::1]:2", "token_file": str(token)}
+    endpoint = load(None, given).endpoint()
+    assert endpoint.addresses == ("far-0:1", "far-1:9373", "[::1]:2")
+    assert endpoint.tls

@@ -55,6 +55,19 @@ async def test_a_redirect_comes_first_and_then_the_second_choice() -> None:
     assert await taken(route, 4) == ["owner:1", "next:1", "a:1", "b:1"]
 
 
+async def test_whether_there_is_another_address() -> None:
+    """A single configured address is waited for; a redirect to another one is not."""
+    route = route_to("a:1")
+    await route.next()
+    assert not route.has_others
+    route.redirected("b:1")
+    await route.next()
+    assert route.has_others
+    route = route_to(*THREE)
+    await route.next()
+    assert route.has_others
+
+
 async def test_the_same_address_again() -> None:
     """A stream ends as planned: the next one goes to the same address, once."""
     route = route_to(*THREE)

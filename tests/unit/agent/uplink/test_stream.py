@@ -14,8 +14,16 @@ from typing import Any
 import grpc
 import pytest
 
-from frd.model import NodeNs, NodeRawNs
-from frd.wire.messages import PROTOCOL, Goodbye, Hello, Redirect
+from frd.model import (
+    AttemptKey,
+    EntryColumns,
+    GroupInfo,
+    NodeNs,
+    NodeRawNs,
+    RankInfo,
+    Signature,
+)
+from frd.wire.messages import PROTOCOL, AgentEvent, Goodbye, Hello, Redirect
 from frd_agent.counters import Counters
 from frd_agent.memory import Samples
 from frd_agent.uplink import stream as module
@@ -30,6 +38,7 @@ from tests.world import replicas
 from tests.world.certs import Authority
 from tests.world.collector import Collector, serving
 from tests.world.daemons import async_until, free_address
+from tests.world.messages import entry_columns
 from tests.world.replicas import Replica
 
 
@@ -38,7 +47,7 @@ async def no_pings(_: Connection) -> None:
 
 
 def stream_to(endpoint: Endpoint, stats: Counters, backoff: Backoff) -> Stream:
-    dictionary, outbox = Dictionary(), Outbox(100, 10_000)
+    dictionary, outbox = Dictionary(), Outbox(100_000, 1 << 26)
     current, samples = CurrentState(dictionary.attempt_of), Samples(1, dictionary.series_number)
     return Stream(
         service=endpoint,
@@ -142,6 +151,32 @@ async def test_the_owner_hands_the_job_over() -> None:
         await one.send(Redirect(two.address, "one stops"))
         await async_until(lambda: two.open and stream.connected, "the second welcome")
         assert (one.hellos, two.hellos) == (1, 1)
+
+
+async def test_a_redirect_while_rows_are_sent() -> None:
+    """The owner stops in the middle of many rows: the agent follows the redirect, and all rows that
+    were not acknowledged come to the new owner."""
+    one, two = Replica(), Replica()
+    async with replicas.serving(one, two), running(one.address) as stream:
+        await async_until(lambda: one.open, "the first welcome")
+        dictionary = stream.dispatch._dictionary
+        attempt = dictionary.attempt(AttemptKey("train", 0), 1)
+        rank = dictionary.rank(attempt, RankInfo(0, 1, "node", "boot", 7))
+        dictionary.group(attempt, GroupInfo("0", "default_pg", (0,)))
+        dictionary.signature(Signature("gloo", "all_reduce"))
+        for first in range(0, 50_000, 5_000):
+            rows = entry_columns(range(first, first + 5_000), rank=rank, flags=1, created=10**18)
+            stream.outbox.record(rows)
+        stream.wake()
+        await async_until(lambda: any(_seqs(events) for events in one.streams), "the first rows")
+        await one.send(Redirect(two.address, "one stops"))
+        await async_until(lambda: two.streams and len(_seqs(two.streams[-1])) == 50_000, "all rows")
+        assert (one.hellos, two.hellos) == (1, 1)
+
+
+def _seqs(events: list[AgentEvent]) -> list[int]:
+    batches = [event for event in events if isinstance(event, EntryColumns)]
+    return [seq for batch in batches for seq in batch.seq.tolist()]
 
 
 async def test_two_that_redirect_to_each_other(caplog: pytest.LogCaptureFixture) -> None:
