@@ -25,7 +25,7 @@ from frd.engine.memory import Memory
 from frd.engine.policy import Policy
 from frd.engine.state import snapshot_parts, status_view, watermarks
 from frd.engine.state.attempt_tables import AttemptTables
-from frd.engine.state.entry_batch import EntryBatch, EntryRows, is_empty
+from frd.engine.state.entry_batch import CheckedEntries, EntryBatch, EntryRows, Rows
 from frd.engine.state.lazy import once
 from frd.engine.state.phases import PhasesAt
 from frd.engine.state.session_clocks import SessionClocks
@@ -212,40 +212,72 @@ class Attempt:
         """
         if not len(rows):
             return Applied(0, 0, 0, 0)
-        pairs, batch, rank = self._pairs, EntryBatch(rows), rows.rank
-        reported = batch.joined() if replay else None
-        joined = batch.news(batch.joins, pairs.joined_row, replay=replay)
-        completed = batch.news(batch.completes, pairs.completed_row, replay=replay)
-        if reported is not None and (lost := watermarks.count_unread(pairs, reported, session)):
-            lost_at = rows.created_ns.max() or self._ranks.as_of[rank]
-            self._ranks.gap_at[rank] = max(self._ranks.gap_at[rank], lost_at)
-            self.gap_entries += lost
-        pairs.last_session[rows.pair] = session
-        ranks = self._ranks
-        if completed is not None:
-            ended = completed.column(rows.completed_ns)
-            watermarks.complete(pairs, completed, ended, ranks.as_of.item(rank))
-        slots = None
-        if joined is not None:
-            created = joined.column(rows.created_ns)
-            watermarks.join(pairs, joined, created)
-            signature = joined.column(rows.signature)
-            aligned = ranks.to_aligned(rank, created, now)
-            slots = self._collectives.join(joined, rank, signature, aligned, now)
-        if completed is not None:
-            same = slots if completed is joined else None
-            aligned = ranks.to_aligned(rank, rows.completed_ns, now)
-            self._collectives.complete(completed, rank, aligned, same)
-        if not is_empty(batch.starts):
-            at = batch.starts
-            watermarks.start(pairs, rows.pair[at], rows.seq[at], rows.started_ns[at])
-        self._observed += 1
+        checked = self.check_entries(rows, replay=replay, session=session, now=now)
+        self.apply_entries([checked])
         return Applied(
             rows=len(rows),
-            duplicates=batch.repeated(joined, completed) if replay else 0,
-            joined=len(joined) if joined is not None else 0,
-            completed=len(completed) if completed is not None else 0,
+            duplicates=checked.duplicates,
+            joined=len(checked.joined) if checked.joined is not None else 0,
+            completed=len(checked.completed) if checked.completed is not None else 0,
         )
+
+    def check_entries(
+        self, rows: EntryRows, *, replay: bool, session: int = -1, now: AlignedNs
+    ) -> CheckedEntries:
+        """The first half of `observe_entries`, which changes nothing: rows (at least one) that
+        `apply_entries` can apply, as long as no other rows of the rank are applied before."""
+        pairs, batch = self._pairs, EntryBatch(rows)
+        joined = batch.news(batch.joins, pairs.joined_row, replay=replay)
+        completed = batch.news(batch.completes, pairs.completed_row, replay=replay)
+        return CheckedEntries(
+            rows=rows,
+            session=session,
+            now=now,
+            reported=batch.joined() if replay else None,
+            joined=joined,
+            completed=completed,
+            starts=batch.starts,
+            duplicates=batch.repeated(joined, completed) if replay else 0,
+        )
+
+    def apply_entries(self, messages: Sequence[CheckedEntries]) -> None:
+        """The second half of `observe_entries`, for messages of different ranks together."""
+        pairs, ranks = self._pairs, self._ranks
+        for one in messages:
+            self._note_unread(one)
+        rows = Rows(messages)
+        pairs.last_session[rows.column("pair")] = rows.sessions
+        lines, times, rank = ranks.clock_lines(rows.ranks), rows.times, rows.ranks
+        if (completed := rows.completed) is not None:
+            as_of = ranks.as_of[pairs.rank[completed.pair]]
+            ended = rows.column("completed_ns")
+            watermarks.complete(pairs, completed, completed.column(ended), as_of)
+        slots = None
+        if (joined := rows.joined) is not None:
+            created = rows.column("created_ns")
+            watermarks.join(pairs, joined, joined.column(created))
+            aligned = joined.column(lines.to_aligned(created, times))
+            of, signature = joined.column(rank), joined.column(rows.column("signature"))
+            slots = self._collectives.join(joined, of, signature, aligned, rows.now)
+        if completed is not None:
+            aligned = completed.column(lines.to_aligned(ended, times))
+            same = slots if completed is joined else None
+            self._collectives.complete(completed, completed.column(rank), aligned, same)
+        if len(at := rows.starts):
+            watermarks.start(
+                pairs, *(rows.column(name)[at] for name in ("pair", "seq", "started_ns"))
+            )
+        self._observed += 1
+
+    def _note_unread(self, one: CheckedEntries) -> None:
+        """Entries that the ring of the rank dropped between two agent sessions."""
+        if one.reported is None:
+            return
+        if lost := watermarks.count_unread(self._pairs, one.reported, one.session):
+            ranks, rank = self._ranks, one.rows.rank
+            lost_at = one.rows.created_ns.max() or ranks.as_of[rank]
+            ranks.gap_at[rank] = max(ranks.gap_at[rank], lost_at)
+            self.gap_entries += lost
 
     def observe_watermarks(self, rows: WatermarkRows) -> None:
         """How far ranks have come; see `watermarks.observe`.

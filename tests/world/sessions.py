@@ -62,7 +62,7 @@ class Service:
         return Stream(self, self.session(), session, pid)
 
     def view(self) -> AttemptView:
-        self.shared.watermarks.flush()
+        self.shared.flush()
         (view,) = self.engine.status_view(AlignedNs(self.now)).attempts
         return view
 
@@ -102,6 +102,11 @@ class Stream:
 
     def send(self, event: AgentEvent) -> None:
         self.session.receive(encode_agent(event), AlignedNs(self.service.now))
+
+    def take_acks(self) -> dict[int, int]:
+        """After a tick of the engine."""
+        self.service.shared.flush()
+        return self.session.take_acks()
 
     def watermarks(
         self, enqueued: int, completed: int, since: NodeNs, index: int = 0, *, raw: bool = False

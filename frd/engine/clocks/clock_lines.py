@@ -20,9 +20,9 @@ class ClockLines:
     rate: Float64s
     """How fast aligned time gains on node time, in ns per ns."""
 
-    def to_aligned(self, node_ns: Int64s, now: AlignedNs) -> Int64s:
-        """Aligned times, not after `now`: what was reported has happened. 0, which says unknown,
-        stays 0."""
+    def to_aligned(self, node_ns: Int64s, now: AlignedNs | Int64s) -> Int64s:
+        """Aligned times, not after `now` (of all rows, or by row): what was reported has happened.
+        0, which says unknown, stays 0."""
         passed = node_ns - self.at
         gained = (passed * self.rate).astype(np.int64)
         aligned = np.minimum(gained + passed + self.aligned, now)

@@ -85,13 +85,13 @@ class Collectives:
     def join(
         self,
         runs: PairRuns,
-        rank: int,
+        rank: Int64s,
         signature: Int32s,
         created: Int64s,
         now: AlignedNs,
     ) -> Int64s | None:
-        """Count joined rows of one rank, none of which was counted before; returns their slots, or
-        None when some have none any more.
+        """Count joined rows, none of which was counted before; returns their slots, or None when
+        some have none any more.
 
         Columns are in the order of the runs.
         """
@@ -102,15 +102,20 @@ class Collectives:
         if slot.min() < 0:
             rows = (slot >= 0).nonzero()[0]
             self.late_rows += len(slot) - len(rows)
-        slot, seq, signature = slot[rows], runs.seq[rows], signature[rows]
+        if not isinstance(rows, slice):
+            slot, signature, created, rank = slot[rows], signature[rows], created[rows], rank[rows]
+        seq = runs.seq[rows]
         other = self.open_collectives.merge(
-            slot, seq, signature, created[rows], rank, self._ranks.session
+            slot, seq, signature, created, rank, self._ranks.session
         )
         if other.any():
             groups = np.repeat(group, runs.count)[rows]
-            self._compare(groups[other], slot[other], seq[other], signature[other], rank, now)
+            self._compare(
+                groups[other], slot[other], seq[other], signature[other], rank[other], now
+            )
         if self.signatures.any_balanced:
-            self.open_collectives.slots.balance[slot] += self.signatures.balance[signature]
+            surplus = self.signatures.balance[signature]
+            np.add.at(self.open_collectives.slots.balance, slot, surplus)
             self._check_balance(np.repeat(group, runs.count)[rows], slot, seq, now)
         self._pairs.joined_row[runs.pair] = runs.last
         return slots if len(slot) == len(slots) else None
@@ -118,13 +123,20 @@ class Collectives:
     def _admit(self, runs: PairRuns, group: Int32s, now: AlignedNs) -> Int64s:
         """Slots of the rows; -1 where the accumulator was removed already."""
         open_collectives = self.open_collectives
-        spans = list(zip(group.tolist(), runs.first.tolist(), runs.last.tolist(), strict=True))
-        if tight := [span for span in spans if not open_collectives.admit(*span)]:
-            over = np.array([of for of, _, _ in tight])
-            self._retire(over, np.array([self._passed(of) for of in over.tolist()]), now)
-            for span in tight:
-                if not open_collectives.admit(*span):
-                    open_collectives.make_room(*span)
+        order = np.argsort(group, kind="stable")
+        of = group[order]
+        begins = np.flatnonzero(np.diff(of, prepend=-1))
+        of, first, last = (
+            of[begins],
+            np.minimum.reduceat(runs.first[order], begins),
+            np.maximum.reduceat(runs.last[order], begins),
+        )
+        tight = open_collectives.admit(of, first, last)
+        if len(tight):
+            self._retire(of[tight], self._passed(of[tight]), now)
+            tight = tight[open_collectives.admit(of[tight], first[tight], last[tight])]
+            for span in zip(*(column[tight].tolist() for column in (of, first, last)), strict=True):
+                open_collectives.make_room(*span)
         return self._slots(runs, group)
 
     def _slots(self, runs: PairRuns, group: Int32s) -> Int64s:
@@ -142,7 +154,7 @@ class Collectives:
         slot: Int64s,
         seq: Int64s,
         signature: Int32s,
-        rank: int,
+        rank: Int64s,
         now: AlignedNs,
     ) -> None:
         first = self.open_collectives.slots.signature[slot]
@@ -150,7 +162,7 @@ class Collectives:
         wrong = np.flatnonzero(classes[signature] != classes[first])
         for at in wrong.tolist():
             self._mismatches.differs(
-                int(group[at]), int(seq[at]), int(first[at]), rank, int(signature[at]), now
+                int(group[at]), int(seq[at]), int(first[at]), int(rank[at]), int(signature[at]), now
             )
 
     def _check_balance(self, group: Int32s, slot: Int64s, seq: Int64s, now: AlignedNs) -> None:
@@ -158,23 +170,23 @@ class Collectives:
         slots = self.open_collectives.slots
         off = (slots.joined[slot] == self._groups.size[group]) & (slots.balance[slot] != 0)
         off &= self.signatures.balanced[slots.signature[slot]]
-        for at in np.flatnonzero(off).tolist():
+        rows = np.flatnonzero(off)
+        for at in rows[np.unique(slot[rows], return_index=True)[1]].tolist():
             first, surplus = slots.signature.item(slot[at]), slots.balance.item(slot[at])
             self._mismatches.unbalanced(int(group[at]), int(seq[at]), first, surplus, now)
 
     def complete(
-        self, runs: PairRuns, rank: int, completed_ns: Int64s, slot: Int64s | None = None
+        self, runs: PairRuns, rank: Int64s, at: Int64s, slot: Int64s | None = None
     ) -> None:
-        """Note when a rank's collectives completed (a column of the batch, 0 where unknown).
+        """Note when ranks completed collectives (`at`, 0 where unknown).
 
-        `slot` is the result of `join` for the same rows.
+        Columns are in the order of the runs; `slot` is the result of `join` for the same rows.
         """
-        if completed_ns.any():
-            at = runs.column(completed_ns)
+        if at.any():
             if slot is None:
                 slot = self._slots(runs, self._pairs.group[runs.pair])
                 held = self.open_collectives.holds(slot, runs.seq)
-                slot, at = slot[held], at[held]
+                slot, at, rank = slot[held], at[held], rank[held]
             self.open_collectives.complete(slot, at, rank)
         self._pairs.completed_row[runs.pair] = runs.last
         self._unsettled = True
@@ -202,9 +214,10 @@ class Collectives:
             self._mismatches.expire(self.open_collectives.windows.done, now)
         self.thresholds.expire(now)
 
-    def _passed(self, group: int) -> int:
-        """The seq whose completion the rows of every member have passed."""
-        return int(self._pairs.completed_row[self._groups.rows(group)].min())
+    def _passed(self, groups: Int32s) -> Int64s:
+        """The seq whose completion the rows of every member of these groups have passed."""
+        done, rows_of = self._pairs.completed_row, self._groups.rows
+        return np.array([done[rows_of(group)].min() for group in groups.tolist()], np.int64)
 
     def _retire(self, group: Int32s | Int64s, upto: Int64s, now: AlignedNs) -> None:
         closed = self.open_collectives.take(group, upto)

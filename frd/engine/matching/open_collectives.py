@@ -24,6 +24,8 @@ from frd.model import Bools, Int32s, Int64s
 FIRST_CAPACITY: Final = 16
 NEVER: Final = np.iinfo(np.int64).max
 _EMPTY: Final = -1
+_NONE: Final = np.empty(0, np.int64)
+_ONE: Final = np.int32(1)
 
 
 class Accumulators(GrowingColumns):
@@ -124,6 +126,13 @@ def _located(w: SeqWindows | FrozenSignatures, group: Int32s, seq: Int64s) -> In
     return np.where((seq >= w.low[group]) & (seq < w.high[group]), slot, -1)
 
 
+def _distinct(places: Int64s, scratch: Int32s) -> int:
+    """How many different places there are; leaves numbers in `scratch` there."""
+    row = np.arange(len(places), dtype=np.int32)
+    scratch[places] = row
+    return int(np.count_nonzero(scratch[places] == row))
+
+
 class OpenCollectives:
     """Accumulator slots of one attempt, by group handle and seq."""
 
@@ -144,17 +153,23 @@ class OpenCollectives:
 
     # -- the window --------------------------------------------------------------------------
 
-    def admit(self, group: int, first: int, last: int) -> bool:
-        """Extend the window to ``first..last``; False if the chunk is too small for it."""
+    def admit(self, group: Int32s, first: Int64s, last: Int64s) -> Int64s:
+        """Extend the windows of these groups (distinct) to ``first..last``; returns the places of
+        those whose chunks are too small for it."""
         w = self.windows
-        low, high = self._span(group, first, last)
-        if high - low > w.capacity.item(group):
-            return False
-        w.low[group], w.high[group] = low, high
-        return True
+        low, high = w.low[group], w.high[group]
+        low = np.maximum(w.done[group] + 1, np.where(low < high, np.minimum(low, first), first))
+        high = np.maximum(high, last + 1)
+        tight = high - low > w.capacity[group]
+        if not tight.any():
+            w.low[group], w.high[group] = low, high
+            return _NONE
+        fits = ~tight
+        w.low[group[fits]], w.high[group[fits]] = low[fits], high[fits]
+        return tight.nonzero()[0]
 
     def make_room(self, group: int, first: int, last: int) -> None:
-        """As `admit`, but grows the chunk; at the limit the oldest seqs are evicted."""
+        """As `admit`, of one group, but grows the chunk; at the limit it evicts the oldest seqs."""
         w = self.windows
         low, high = self._span(group, first, last)
         wanted = min(1 << max(high - low - 1, FIRST_CAPACITY - 1).bit_length(), self._most)
@@ -223,60 +238,66 @@ class OpenCollectives:
         seq: Int64s,
         signature: Int32s,
         created: Int64s,
-        rank: int,
+        rank: Int64s | int,
         nodes: Int32s,
     ) -> Bools:
-        """Count `rank` into distinct slots, each inside its window; `nodes` are by rank.
+        """Count the rows of ranks into slots, each inside its window and at most once for each
+        rank; `nodes` are by rank.
 
         Returns the rows whose signature is not the first one of its slot.
         """
         s = self.slots
-        fresh = (s.seq[slot] != seq).nonzero()[0]
+        fresh = (s.seq.take(slot) != seq).nonzero()[0]
         if len(fresh):
-            self.open += len(fresh)
             new = slot[fresh]
+            self.open += _distinct(new, s.last_rank)
             s.seq[new] = seq[fresh]
-            s.signature[new] = signature[fresh]
-        s.joined[slot] += 1
-        s.first_created[slot] = np.minimum(s.first_created[slot], created)
+            s.signature[new[::-1]] = signature[fresh][::-1]  # the first row of several stays
+            s.last_rank[new] = 0
+        np.add.at(s.joined, slot, _ONE)
+        np.minimum.at(s.first_created, slot, created)
         self._arrive(slot, created, rank, nodes)
-        other: Bools = s.signature[slot] != signature
+        other: Bools = s.signature.take(slot) != signature
         return other
 
-    def _arrive(self, slot: Int64s, created: Int64s, rank: int, nodes: Int32s) -> None:
+    def _arrive(self, slot: Int64s, created: Int64s, rank: Int64s | int, nodes: Int32s) -> None:
         """Update the last rank, the latest of the others, and the latest on other nodes.
 
-        The earlier of the old last and the new arrival is not the last one, but may be the latest
-        of the rest.
+        Of a row that is the last one now, the last one before may be the latest of the rest; of
+        any other row, the row itself may be.
         """
         s = self.slots
-        last = s.last_created.take(slot)
-        passed = np.minimum(last, created)
-        s.second_created[slot] = np.maximum(s.second_created.take(slot), passed)
-        elsewhere = nodes.take(s.last_rank.take(slot)) != nodes[rank]
+        rank = np.broadcast_to(np.asarray(rank, np.int32), slot.shape)
+        before, last_before = s.last_created.take(slot), s.last_rank.take(slot)
+        np.maximum.at(s.last_created, slot, created)
+        later = ((created == s.last_created.take(slot)) & (created > before)).nonzero()[0]
+        later = later[::-1]  # of several at the same time, the first row stays
+        s.last_rank[slot[later]] = rank[later]
+        last = s.last_rank.take(slot)
+        is_last = last == rank
+        passed = np.where(is_last, before, created)
+        np.maximum.at(s.second_created, slot, passed)
+        elsewhere = nodes.take(np.where(is_last, last_before, rank)) != nodes.take(last)
         if elsewhere.any():
-            s.other_created[slot] = np.maximum(s.other_created.take(slot), passed * elsewhere)
-        later = (created > last).nonzero()[0]
-        if len(later):
-            s.last_rank[slot[later]] = rank
-            s.last_created[slot] = np.maximum(last, created)
+            np.maximum.at(s.other_created, slot, passed * elsewhere)
 
     def holds(self, slot: Int64s, seq: Int64s) -> Bools:
         """Which slots hold these seqs."""
         held: Bools = (slot >= 0) & (self.slots.seq[slot] == seq)
         return held
 
-    def complete(self, slot: Int64s, at: Int64s, rank: int) -> None:
-        """Note when `rank` completed the collectives of these slots (0 where unknown)."""
+    def complete(self, slot: Int64s, at: Int64s, rank: Int64s | int) -> None:
+        """Note when ranks completed the collectives of these slots (0 where unknown)."""
         s = self.slots
+        rank = np.broadcast_to(np.asarray(rank, np.int32), slot.shape)
         here = at > 0
         if not here.all():
-            slot, at = slot[here], at[here]
-        s.last_completed[slot] = np.maximum(s.last_completed[slot], at)
-        sooner = (at < s.first_completed[slot]).nonzero()[0]
-        if len(sooner):
-            s.first_completed[slot[sooner]] = at[sooner]
-            s.first_done[slot[sooner]] = rank
+            slot, at, rank = slot[here], at[here], rank[here]
+        np.maximum.at(s.last_completed, slot, at)
+        before = s.first_completed.take(slot)
+        np.minimum.at(s.first_completed, slot, at)
+        sooner = ((at == s.first_completed.take(slot)) & (at < before)).nonzero()[0][::-1]
+        s.first_done[slot[sooner]] = rank[sooner]
 
     def take(self, group: npt.NDArray[Any], upto: Int64s) -> RetiredCollectives:
         """Remove the open collectives of these groups (distinct) up to one seq per group."""

@@ -1,12 +1,14 @@
 """A batch of transitions in order: rows of one rank, split into runs of one pair each.
 
 Within a run the seqs must rise. This one check makes everything after it a plain column operation
-(no accumulator is hit twice by one batch) and a replay recognizable by a single number, the highest
-seq seen before.
+(no accumulator is hit twice by one rank) and a replay recognizable by a single number, the highest
+seq seen before. Batches are checked one by one, so that an error has one author, and applied many
+at a time (`Rows`), for a call costs more than the rows of most messages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -14,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frd.errors import WireError
-from frd.model import Flags, Int32s, Int64s, UInt8s
+from frd.model import AlignedNs, Flags, Int32s, Int64s, UInt8s
 
 Places: TypeAlias = npt.NDArray[np.intp] | slice
 """Rows of a batch; the slice of everything is free of cost."""
@@ -64,6 +66,27 @@ class PairRuns:
     count: Int64s
     first: Int64s
     last: Int64s
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[int, PairRuns]]) -> PairRuns:
+        """The runs of several messages whose rows follow each other; each with the row at which
+        its message begins."""
+        (offset, runs), *others = parts
+        if not others and not offset:
+            return runs
+        places = [
+            np.arange(len(r.seq)) if isinstance(r.places, slice) else r.places for _, r in parts
+        ]
+        rows = np.cumsum([0, *(len(r.seq) for _, r in parts[:-1])]).tolist()
+        return cls(
+            places=np.concatenate([at + of for at, (of, _) in zip(places, parts, strict=True)]),
+            seq=np.concatenate([r.seq for _, r in parts]),
+            pair=np.concatenate([r.pair for _, r in parts]),
+            start=np.concatenate([r.start + at for at, (_, r) in zip(rows, parts, strict=True)]),
+            count=np.concatenate([r.count for _, r in parts]),
+            first=np.concatenate([r.first for _, r in parts]),
+            last=np.concatenate([r.last for _, r in parts]),
+        )
 
     def __len__(self) -> int:
         """Rows."""
@@ -188,3 +211,80 @@ def _runs(pair: Int32s, seq: Int64s, places: Places) -> PairRuns:
         first=seq[start],
         last=seq[end - 1],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedEntries:
+    """A message that can be applied: its rows, and the runs of what is new in them."""
+
+    rows: EntryRows
+    session: int
+    """Number of the agent session."""
+    now: AlignedNs
+    """When the message came."""
+    reported: PairRuns | None
+    """All runs that join, of a replay; None otherwise."""
+    joined: PairRuns | None
+    completed: PairRuns | None
+    starts: Places
+    duplicates: int
+    """Rows that report nothing new."""
+
+
+class Rows:
+    """The rows of several checked messages of different ranks, one after the other."""
+
+    def __init__(self, messages: Sequence[CheckedEntries]) -> None:
+        self._messages = messages
+        self.lengths = [len(m.rows) for m in messages]
+        self._first = np.cumsum([0, *self.lengths[:-1]]).tolist()
+        self.now = max(m.now for m in messages)
+        self.joined = self._runs([m.joined for m in messages])
+        same = all(m.completed is m.joined for m in messages)
+        self.completed = self.joined if same else self._runs([m.completed for m in messages])
+
+    def _runs(self, of: Sequence[PairRuns | None]) -> PairRuns | None:
+        parts = [
+            (first, runs) for first, runs in zip(self._first, of, strict=True) if runs is not None
+        ]
+        return PairRuns.joined(parts) if parts else None
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A column of `EntryRows`."""
+        return joined_arrays([getattr(m.rows, name) for m in self._messages])
+
+    def by_row(self, values: Sequence[int]) -> Int64s:
+        """One value a message, for each of its rows."""
+        return np.repeat(np.array(values, np.int64), self.lengths)
+
+    @property
+    def ranks(self) -> Int64s:
+        """By row."""
+        return self.by_row([m.rows.rank for m in self._messages])
+
+    @property
+    def sessions(self) -> Int64s:
+        """By row."""
+        return self.by_row([m.session for m in self._messages])
+
+    @property
+    def times(self) -> Int64s:
+        """When the message of each row came."""
+        return self.by_row([m.now for m in self._messages])
+
+    @property
+    def starts(self) -> npt.NDArray[np.intp]:
+        """The rows that report a start."""
+        return joined_arrays(
+            [
+                np.arange(first, first + length)[m.starts]
+                for first, length, m in zip(self._first, self.lengths, self._messages, strict=True)
+                if not is_empty(m.starts)
+            ]
+        )
+
+
+def joined_arrays(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else _NOTHING

@@ -8,6 +8,7 @@ time by which a report shows it, so reports may come in any order: no time is on
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -15,7 +16,9 @@ from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.entry_batch import PairRuns
 from frd.engine.state.tables import PairTable, RankTable
 from frd.errors import WireError
-from frd.model import UNKNOWN_SEQ, Int32s, Int64s
+from frd.model import UNKNOWN_SEQ, Bools, Int32s, Int64s
+
+_FAR: Final = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,25 +113,23 @@ def _take_over(ranks: RankTable, pairs: PairTable, rank: Int32s) -> None:
         pairs.head[unreported] = 0
 
 
-# -- entry rows: one step of plain Python for each run of rows, none for each row ----------------
+# -- entry rows: runs of many messages, each pair at most once ---------------------------------
 
 
-def complete(pairs: PairTable, runs: PairRuns, completed: Int64s, as_of: int) -> None:
-    """Raise `completed`; `as_of` is the last time at which it was known to be lower."""
-    for pair, last, at in zip(
-        runs.pair.tolist(), runs.last.tolist(), _last_of(runs, completed), strict=True
-    ):
-        known = pairs.completed.item(pair)
-        if last <= known:
-            if last == known and at:
-                pairs.completed_at[pair] = min(at, pairs.completed_at.item(pair) or at)
-            continue
-        pairs.completed[pair], pairs.completed_at[pair] = last, at
-        pairs.idle_until[pair] = max(as_of, pairs.idle_until.item(pair))
-        if last >= (joined := pairs.enqueued.item(pair)):
-            pairs.head[pair] = 0
-            if last > joined:
-                pairs.enqueued[pair], pairs.enqueued_at[pair] = last, at
+def complete(pairs: PairTable, runs: PairRuns, completed: Int64s, as_of: Int64s) -> None:
+    """Raise `completed` (times by row); `as_of` is by run: when it was last known to be lower."""
+    pair, last, at = runs.pair, runs.last, _last_of(runs, completed)
+    known = pairs.completed[pair]
+    _earlier(pairs.completed_at, pair, at, last == known)
+    if not (more := last > known).all():
+        pair, last, at, as_of = pair[more], last[more], at[more], as_of[more]
+    pairs.completed[pair], pairs.completed_at[pair] = last, at
+    pairs.idle_until[pair] = np.maximum(as_of, pairs.idle_until[pair])
+    joined = pairs.enqueued[pair]
+    pairs.head[pair[last >= joined]] = 0
+    beyond = last > joined
+    pairs.enqueued[pair[beyond]] = last[beyond]
+    pairs.enqueued_at[pair[beyond]] = at[beyond]
 
 
 def join(pairs: PairTable, runs: PairRuns, created: Int64s) -> None:
@@ -136,46 +137,48 @@ def join(pairs: PairTable, runs: PairRuns, created: Int64s) -> None:
 
     Where no row shows the exact time, an earlier time is used until the next watermark message.
     """
-    for pair, first, last, start, count, latest in zip(
-        runs.pair.tolist(),
-        runs.first.tolist(),
-        runs.last.tolist(),
-        runs.start.tolist(),
-        runs.count.tolist(),
-        _last_of(runs, created),
-        strict=True,
-    ):
-        done, known = pairs.completed.item(pair), pairs.enqueued.item(pair)
-        if last > known:
-            pairs.enqueued[pair], pairs.enqueued_at[pair] = last, latest
-        else:
-            if last == known:
-                at = pairs.enqueued_at.item(pair)
-                pairs.enqueued_at[pair] = min(at or latest, latest or at)
-            if done >= known:
-                continue
-        head = max(done + 1, first)
-        if head > last:
-            continue
-        at = start + min(head - first, count - 1)
-        if runs.seq.item(at) == head == done + 1 or not pairs.head.item(pair):
-            pairs.head[pair] = created.item(at)
+    pair, first, last, latest = runs.pair, runs.first, runs.last, _last_of(runs, created)
+    done, known = pairs.completed[pair], pairs.enqueued[pair]
+    _earlier(pairs.enqueued_at, pair, latest, last == known)
+    more = last > known
+    pairs.enqueued[pair[more]], pairs.enqueued_at[pair[more]] = last[more], latest[more]
+    head = np.maximum(done + 1, first)
+    open_ = ((more | (done < known)) & (head <= last)).nonzero()[0]
+    if not len(open_):
+        return
+    pair, head, done = pair[open_], head[open_], done[open_]
+    at = runs.start[open_] + np.minimum(head - first[open_], runs.count[open_] - 1)
+    exact = (runs.seq[at] == head) & (head == done + 1)
+    known_better = exact | (pairs.head[pair] == 0)
+    pairs.head[pair[known_better]] = created[at[known_better]]
 
 
 def start(pairs: PairTable, pair: Int32s, seq: Int64s, at: Int64s) -> None:
-    """Raise `started`, in the order of the rows; where `at` is 0, the next watermark message shows
-    when."""
-    for one, reached, when in zip(pair.tolist(), seq.tolist(), at.tolist(), strict=True):
-        known = pairs.started.item(one)
-        if reached > known:
-            pairs.started[one], pairs.started_at[one] = reached, when
-        elif reached == known and when:
-            pairs.started_at[one] = min(when, pairs.started_at.item(one) or when)
+    """Raise `started`, by row; where `at` is 0, the next watermark message shows when."""
+    known = pairs.started[pair]
+    np.maximum.at(pairs.started, pair, seq)
+    row = ((seq == pairs.started[pair]) & (seq >= known)).nonzero()[0]
+    pair, at, is_new = pair[row], at[row], seq[row] > known[row]
+    pairs.started_at[pair[is_new]] = 0
+    when = np.where(pairs.started_at[pair] == 0, _FAR, pairs.started_at[pair])
+    pairs.started_at[pair] = when
+    np.minimum.at(pairs.started_at, pair, np.where(at == 0, _FAR, at))
+    when = pairs.started_at[pair]
+    pairs.started_at[pair] = np.where(when == _FAR, 0, when)
 
 
-def _last_of(runs: PairRuns, times: Int64s) -> list[int]:
+def _earlier(times: Int64s, pair: Int32s, at: Int64s, rows: Bools) -> None:
+    """Another report of what is known: the earlier of the two times counts, 0 is unknown."""
+    if rows.any():
+        pair, at = pair[rows], at[rows]
+        known = times[pair]
+        unknown = (known == 0) | (at == 0)
+        times[pair] = np.where(unknown, np.maximum(known, at), np.minimum(known, at))
+
+
+def _last_of(runs: PairRuns, times: Int64s) -> Int64s:
     """The time of the last row of each run."""
-    last: list[int] = times[runs.start + runs.count - 1].tolist()
+    last: Int64s = times[runs.start + runs.count - 1]
     return last
 
 

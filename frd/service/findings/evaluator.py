@@ -59,7 +59,7 @@ class Evaluator:
         self.opened: Counter[tuple[str, Kind]] = Counter()
         self.store_errors = 0
         self._engine = shared.engine
-        self._watermarks = shared.watermarks
+        self._shared = shared
         self._keeper = keeper
         self._journal = journal
         self._now = now
@@ -156,7 +156,7 @@ class Evaluator:
         dismissed = [(done, self._dismiss(dismissal, now)) for dismissal, done in dismissals]
         events += [event for _, closing in dismissed for event in closing]
         self._settle(now)
-        self._watermarks.flush()
+        self._shared.flush()
         events += self._engine.advance(now)
         self._journal.tick(now)
         if learned := self._engine.take_learned():

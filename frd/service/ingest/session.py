@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
+from functools import partial
 from typing import Final, assert_never
 
 import numpy as np
@@ -77,6 +78,8 @@ class Session:
         self._last_rows: tuple[StreamHandles, UInt32s, UInt32s, Int32s] | None = None
         """Ranks, groups and pairs of the last watermarks; the next message mostly has the same."""
         self._acks: dict[int, int] = {}
+        self._unapplied = 0
+        """Messages with entries that wait to be applied."""
         self.lag_ns = 0
         """Time from sending to applying of the last watermark message."""
         self._refused_samples = 0
@@ -120,7 +123,7 @@ class Session:
             case Statuses():
                 self._statuses(event, now)
             case Declare():
-                self._watermarks.flush()
+                self._shared.flush()
                 self.declared.declare(event, now)
             case Hello():
                 self._hello(event, now)
@@ -132,6 +135,7 @@ class Session:
 
     def align(self, alignment: Alignment) -> None:
         """Use another alignment from now on, also for what was reported before."""
+        self._shared.waiting.flush()  # what came before is aligned as it was then
         if self._wall_times is not None:
             alignment = self._wall_times.alignment(alignment)
         self.alignment = self.declared.alignment = alignment
@@ -141,6 +145,11 @@ class Session:
             clocks = handles.attempt.clocks
             if ranks := clocks.ranks_of_session(handles.ranks, number):
                 clocks.set(ranks, number, uncertainty_ns, alignment.now_ns, alignment)
+
+    @property
+    def has_unapplied(self) -> bool:
+        """Entries of the stream wait to be applied."""
+        return self._unapplied > 0
 
     def take_acks(self) -> dict[int, int]:
         """The last revisions of the rows that came since the last call, per stream index."""
@@ -154,17 +163,17 @@ class Session:
 
     def admit(self, key: AttemptKey, run: str, now: AlignedNs) -> None:
         """The run is watched from now on."""
-        self._watermarks.flush()
+        self._shared.flush()
         self.declared.admit(key, run, now)
 
     def suspend(self, key: AttemptKey, run: str) -> None:
         """The run is no longer watched in this attempt."""
-        self._watermarks.flush()
+        self._shared.flush()
         self.declared.suspend(key, run)
 
     def disconnect(self, ranks: Iterable[DeclaredRank]) -> None:
         """Called when the stream has ended: `ranks` are reported by no other stream."""
-        self._watermarks.flush()
+        self._shared.flush()
         for rank in ranks:
             if (handles := rank.attempt.handles) is not None:
                 handles.attempt.connection([rank.info.rank], False)
@@ -191,38 +200,57 @@ class Session:
             if numbered:
                 self._acknowledge(batch.rank, last)  # refused, but the agent may drop it
             return
+        waiting, attempt = self._shared.waiting, handles.attempt
+        if waiting.has(attempt, rank.info.rank):
+            waiting.flush()
         if numbered:
             batch = _after(batch, revision.applied)
-        if len(batch):
-            created, started, completed = self._node_times(
-                np.array([batch.created_ns, batch.started_ns, batch.completed_ns]), now
-            )
-            rows = EntryRows(
-                rank=rank.info.rank,
-                pair=handles.pairs("entries.group", rank.row, known.group_column.take(batch.group)),
-                seq=batch.seq,
-                signature=handles.signatures(batch.signature, known.signatures),
-                flags=batch.flags,
-                created_ns=created,
-                started_ns=started,
-                completed_ns=completed,
-            )
-            applied = handles.attempt.observe_entries(
-                rows,
-                replay=revision.replay or not numbered,
-                session=known.session_number,
-                now=now,
-            )
-            self._shared.entries += applied.rows - applied.duplicates
-            self._shared.duplicates += applied.duplicates
+        if not len(batch):
+            if numbered:
+                self._acknowledge(batch.rank, last)
+            return
+        rows = self._entry_rows(batch, rank, handles, now)
+        message = attempt.check_entries(
+            rows, replay=revision.replay or not numbered, session=known.session_number, now=now
+        )
+        self._shared.entries += len(rows) - message.duplicates
+        self._shared.duplicates += message.duplicates
         if numbered:
             revision.applied = max(revision.applied, last)
-            self._acknowledge(batch.rank, last)
+        self._unapplied += 1
+        revision_applied = last if numbered else 0
+        waiting.add(attempt, message, partial(self._apply_until, batch.rank, revision_applied))
 
-    def _acknowledge(self, rank: int, revision: int) -> None:
-        """Never more than this stream has sent: another stream of the agent may have brought later
-        rows in messages that the log does not have."""
-        self._acks[rank] = max(self._acks.get(rank, 0), revision)
+    def _apply_until(self, index: int, revision: int) -> None:
+        """All rows of a message are applied; `revision` is the last of them, 0 if they have no
+        numbers. Never more is acknowledged than this stream has sent: another stream of the agent
+        may have brought later rows in messages that the log does not have."""
+        self._unapplied -= 1
+        if revision:
+            self._acknowledge(index, revision)
+
+    def _acknowledge(self, index: int, revision: int) -> None:
+        self._acks[index] = max(self._acks.get(index, 0), revision)
+
+    def _entry_rows(
+        self, batch: EntryColumns, rank: DeclaredRank, handles: StreamHandles, now: AlignedNs
+    ) -> EntryRows:
+        known = self.declared
+        created, started, completed = batch.created_ns, batch.started_ns, batch.completed_ns
+        if self._wall_times is not None:
+            created, started, completed = self._node_times(
+                np.array([created, started, completed]), now
+            )
+        return EntryRows(
+            rank=rank.info.rank,
+            pair=handles.pairs("entries.group", rank.row, known.group_column.take(batch.group)),
+            seq=batch.seq,
+            signature=handles.signatures(batch.signature, known.signatures),
+            flags=batch.flags,
+            created_ns=created,
+            started_ns=started,
+            completed_ns=completed,
+        )
 
     def _watermark_message(self, batch: Watermarks, now: AlignedNs) -> None:
         sent_ns: int = batch.sent_at_ns if batch.sent_raw_ns is None else batch.sent_raw_ns

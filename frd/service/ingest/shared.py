@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from frd.engine.engine import Engine
 from frd.model import AttemptKey
+from frd.service.ingest.entry_buffer import EntryBuffer
 from frd.service.ingest.job_runs import JobRuns
 from frd.service.ingest.revisions import MAX_SESSIONS, Revisions
 from frd.service.ingest.wall_times import WallTimes
@@ -67,6 +68,7 @@ class RankOwners:
 @dataclass(slots=True)
 class Shared:
     engine: Engine
+    waiting: EntryBuffer = field(default_factory=EntryBuffer)
     watermarks: WatermarkBuffer = field(default_factory=WatermarkBuffer)
     revisions: Revisions = field(default_factory=Revisions)
     runs: JobRuns = field(default_factory=JobRuns)
@@ -76,6 +78,12 @@ class Shared:
     duplicates: int = 0
     """Entry rows that an earlier agent session had reported."""
     _wall_times: dict[int, WallTimes] = field(default_factory=dict)
+
+    def flush(self) -> None:
+        """Apply all messages that wait. Entries first: what they report was true before the
+        watermarks that came after them."""
+        self.waiting.flush()
+        self.watermarks.flush()
 
     def wall_times(self, session: int) -> WallTimes:
         """The same for all streams of an agent session, by its number."""

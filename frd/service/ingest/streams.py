@@ -258,7 +258,9 @@ class Streams:
             stream.acks.draw()
             if stream.acks.ready:
                 stream.wake.set()
-        self._acking = {stream for stream in self._acking if stream.acks.waiting}
+        self._acking = {
+            stream for stream in self._acking if stream.acks.waiting or stream.session.has_unapplied
+        }
 
     def leave(self, why: str, address: str = "") -> None:
         """End all streams; see `Stream.leave`."""

@@ -112,7 +112,7 @@ class Player:
     def advance(self, now: AlignedNs) -> None:
         self._shared.runs.settle(now)
         self._claim()
-        self._shared.watermarks.flush()
+        self._shared.flush()
         self._keep(self._shared.engine.advance(now))
 
     def _dismiss(self, dismissal: Dismissal, now: AlignedNs) -> None:

@@ -105,6 +105,7 @@ def test_an_agent_of_a_release_is_understood(release: Any) -> None:
         said.DiscardUnknownFields()
         session.receive(said.SerializeToString(), AlignedNs(NOW))
     assert service.shared.entries == 3
+    service.shared.flush()
     assert session.take_acks() == {0: 3}
     assert [rank.status.state for rank in service.view().ranks] == [RankState.LIVE]
 

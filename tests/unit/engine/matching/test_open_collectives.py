@@ -31,7 +31,7 @@ def join(
 ) -> Int64s:
     """One member joins these seqs, one after the other in time; returns its slots."""
     seq = i64(*seqs)
-    if not ring.admit(group, int(seq[0]), int(seq[-1])):
+    if len(ring.admit(np.array([group]), seq[:1], seq[-1:])):
         ring.make_room(group, int(seq[0]), int(seq[-1]))
     slot = ring.locate(np.full(len(seq), group, np.int32), seq)
     inside = slot >= 0

@@ -52,10 +52,37 @@ def test_rows_are_applied_and_acknowledged_once(stream: Stream) -> None:
     stream.send(entries(1, range(5)))
     stream.send(entries(6, range(5, 8)))
     stream.send(entries(1, range(2), rank=1))
-    assert stream.session.take_acks() == {0: 8, 1: 2}
-    assert stream.session.take_acks() == {}
+    assert stream.take_acks() == {0: 8, 1: 2}
+    assert stream.take_acks() == {}
     assert stream.service.shared.entries == 10
     assert max(group.enqueued for group in stream.service.view().groups) == 7
+
+
+def test_nothing_is_acknowledged_before_it_is_applied(stream: Stream) -> None:
+    """Messages of two ranks wait for the tick; the second one of a rank has the first applied."""
+    stream.send(entries(1, range(5)))
+    stream.send(entries(1, range(2), rank=1))
+    assert stream.session.take_acks() == {}
+    stream.send(entries(6, range(5, 8)))
+    assert stream.session.take_acks() == {0: 5, 1: 2}
+    stream.send(entries(1, range(5)))
+    assert stream.session.take_acks() == {0: 8}
+    assert stream.service.shared.entries == 10
+
+
+def test_a_bad_batch_ends_its_own_stream_and_no_other_batch(service: Service) -> None:
+    """While the rows of one stream wait, another stream sends seqs that do not rise: only that
+    message is refused, nothing of it is acknowledged, and a new stream may send it again."""
+    bad, good = service.stream(), service.stream()
+    good.send(entries(1, range(5)))
+    with pytest.raises(WireError, match="must rise"):
+        bad.send(entries(1, range(3, 0, -1), rank=1))
+    assert bad.take_acks() == {}
+    assert good.take_acks() == {0: 5}
+    again = service.stream()
+    again.send(entries(1, range(3), rank=1))
+    assert again.take_acks() == {1: 3}
+    assert service.shared.entries == 8
 
 
 def test_a_reconnect_resends_and_nothing_counts_twice(service: Service) -> None:
@@ -64,14 +91,14 @@ def test_a_reconnect_resends_and_nothing_counts_twice(service: Service) -> None:
     again = service.stream()
     again.send(entries(3, range(2, 9)))
     assert (service.shared.entries, service.shared.duplicates) == (9, 0)
-    assert again.session.take_acks() == {0: 9}
+    assert again.take_acks() == {0: 9}
     again.send(entries(3, range(2, 9)))
     assert service.shared.entries == 9
-    assert again.session.take_acks() == {0: 9}
+    assert again.take_acks() == {0: 9}
     again.send(entries(1, range(5)))
     again.send(entries(9, range(8, 10)))
     assert service.shared.entries == 10
-    assert again.session.take_acks() == {0: 10}
+    assert again.take_acks() == {0: 10}
 
 
 def paired(
@@ -110,7 +137,7 @@ def test_another_agent_process_sends_all_again(service: Service) -> None:
     second = service.stream("second")
     second.send(entries(1, range(7)))
     assert (service.shared.entries, service.shared.duplicates) == (7, 5)
-    assert second.session.take_acks() == {0: 7}
+    assert second.take_acks() == {0: 7}
 
 
 def test_rows_of_the_agent_before_may_come_late(service: Service) -> None:
@@ -120,17 +147,17 @@ def test_rows_of_the_agent_before_may_come_late(service: Service) -> None:
     new.send(entries(1, range(6)))
     old.send(entries(1, range(3)))
     old.send(entries(4, range(3, 8)))
-    assert old.session.take_acks() == {0: 8}
+    assert old.take_acks() == {0: 8}
     assert (service.shared.entries, service.shared.duplicates) == (8, 6)
 
 
 def test_unnumbered_rows_are_a_resync(stream: Stream) -> None:
     """In-flight entries sent again have no revision: applied once, never acknowledged."""
     stream.send(entries(1, range(5)))
-    stream.session.take_acks()
+    stream.take_acks()
     stream.send(entries(0, range(4, 6)))
     assert stream.service.shared.entries == 6
-    assert stream.session.take_acks() == {}
+    assert stream.take_acks() == {}
 
 
 def test_a_restarted_rank_begins_again(service: Service) -> None:
@@ -148,7 +175,7 @@ def test_backwards_is_refused_and_changes_nothing(stream: Stream) -> None:
         stream.send(entries(4, range(4, 9)))
     assert (caught.value.field, caught.value.reason) == ("entries.seq", "backwards")
     assert stream.service.shared.entries == 3
-    assert stream.session.take_acks() == {0: 3}
+    assert stream.take_acks() == {0: 3}
 
 
 def test_a_rank_outside_the_group_is_refused(stream: Stream) -> None:
@@ -186,7 +213,7 @@ def test_watermarks_are_of_the_ranks_they_name(service: Service, stream: Stream)
 def test_no_wait_has_no_start(service: Service) -> None:
     """The absent time is sent as 0, and is not aligned."""
     service.stream().watermarks(7, 7, NodeNs(0))
-    service.shared.watermarks.flush()
+    service.shared.flush()
     attempt = service.engine.attempt(KEY, 4, AlignedNs(service.now))
     assert not attempt.snapshot(AlignedNs(service.now)).pairs.head_since.any()
 
