@@ -1,5 +1,5 @@
-"""An event loop whose time passes only when all tasks wait, and then at once; threads of
-`asyncio.to_thread` run in place."""
+"""An event loop whose time passes only when all tasks wait, and then without delay; work of
+`asyncio.to_thread` runs in place."""
 
 from __future__ import annotations
 

@@ -150,8 +150,9 @@ class Cell:
         await self.log.stop()
 
     def abandon(self) -> None:
-        """Another replica has the cell: show nothing more. Call `quit`, too."""
+        """Another replica has the cell: show and write nothing more. Call `quit`, too."""
         self.evaluator.abandon()
+        self.log.abandon()
 
     def look(self) -> None:
         """Called a few times a second."""

@@ -113,5 +113,8 @@ class _NoLog:
     async def save(self, findings: Sequence[Finding], at: AlignedNs) -> None:
         pass
 
+    def abandon(self) -> None:
+        pass
+
     async def stop(self) -> None:
         pass

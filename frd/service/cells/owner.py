@@ -90,7 +90,16 @@ class CellOwner:
             one_job=self._cells.is_cluster,
         )
         self._restored(opened.findings)
-        await taken.start(opened.findings, opened.pauses)
+        try:
+            await taken.start(opened.findings, opened.pauses)
+        except BaseException:  # cancelled, too: another replica has the cell
+            self._abandon(taken)
+            raise
+        if opened.log.fenced:
+            self.fenced += 1
+            self._abandon(taken)
+            self._lease.give_up(cell)
+            return
         self._cells[cell] = taken
         self._cells.refresh()
         self._lease.owned(cell)
@@ -179,12 +188,15 @@ class CellOwner:
     def _drop(self, cell: int) -> None:
         """Nothing of it is shown, stored or acknowledged any more."""
         dropped = self._cells.pop(cell)
-        dropped.abandon()
+        self._abandon(dropped)
         view = self._lease.view
         replica = view.replica(view.owners.get(cell, ""))
         address = replica.grpc if replica is not None and replica.name != view.me else ""
         dropped.streams.leave("another replica has its jobs now", address)
         self._cells.refresh()
+
+    def _abandon(self, dropped: Cell) -> None:
+        dropped.abandon()
         task = asyncio.create_task(dropped.quit())
         self._dropping.add(task)
         task.add_done_callback(self._dropping.discard)

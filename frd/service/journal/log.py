@@ -77,6 +77,11 @@ class Log(Protocol):
         """
         ...
 
+    def abandon(self) -> None:
+        """Another replica owns the cell: write and acknowledge nothing more. `stop` is not needed
+        then."""
+        ...
+
     async def stop(self) -> None:
         """Write what waits, as far as that is possible in a short time, and end."""
         ...

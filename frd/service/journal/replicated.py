@@ -214,6 +214,11 @@ class ReplicatedLog:
         self._save(records, done)
         await done
 
+    def abandon(self) -> None:
+        self._fenced = True
+        self._end()
+        self._task.cancel()
+
     async def stop(self) -> None:
         self._hand_over()
         self._wake.set()

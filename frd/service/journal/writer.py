@@ -121,6 +121,9 @@ class JournalWriter:
     async def save(self, findings: Sequence[Finding], at: AlignedNs) -> None:
         """Nothing to do: the findings database keeps them, and a replay finds its own."""
 
+    def abandon(self) -> None:
+        """Does not happen: no other process has this log."""
+
     async def stop(self) -> None:
         await asyncio.to_thread(self.close)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +15,9 @@ from frd.cluster.cells import CELLS, cell_of, preferred
 from frd.cluster.lease import ClusterView, Owner, Replica
 from frd.cluster.log import Fenced, LogUnavailable
 from frd.config import Config
+from frd.engine.matching.learned_pauses import JobPauses
 from frd.errors import ServiceUnavailable, WireError
-from frd.model import Finding, NodeNs, NodeRawNs, RankInfo
+from frd.model import Finding, FindingEvent, NodeNs, NodeRawNs, RankInfo
 from frd.service.access.grants import EVERYTHING
 from frd.service.cells import homes as homes_module
 from frd.service.cells.archive import LocalArchive, Opened
@@ -28,11 +29,14 @@ from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import raw_now
 from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.collector import Home, _reportable
+from frd.service.journal.replicated import ReplicatedLog
 from frd.service.state import CellState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
+from frd.store.journal import JournalLimits
 from frd.wire.encode import encode_agent
 from frd.wire.messages import PROTOCOL, Hello, Redirect
+from tests.world.fake_cluster import FakeLog, FakeStream, Faults
 from tests.world.messages import declare
 
 ME, OTHER = (
@@ -208,6 +212,69 @@ async def test_a_refused_log(tmp_path: Path) -> None:
         assert CELL not in parts.cells
         assert parts.owner.fenced == 1
         assert parts.lease.calls[-1] == ("give_up", CELL)
+
+
+class SharedLogs(LocalArchive):
+    """Logs of cells on fake servers; another replica takes each right after this one."""
+
+    def __init__(self, servers: FakeStream, *, contested: bool) -> None:
+        self.servers = servers
+        self.contested = contested
+        self.logs: list[ReplicatedLog] = []
+
+    async def open(self, cell: int) -> Opened:
+        fenced = FakeLog(self.servers, Faults())
+        await fenced.take("frd-0")
+        log = ReplicatedLog(
+            fenced,
+            owner="frd-0",
+            settings=b"{}",
+            now=RealTime()(),
+            limits=JournalLimits(),
+            on_fenced=lambda: None,
+        )
+        self.logs.append(log)
+        if self.contested:
+            await FakeLog(self.servers, Faults()).take("frd-1")
+            await asyncio.sleep(0.1)
+        return Opened(log, Unkept())
+
+
+class Unkept:
+    """A `Keeper` without findings."""
+
+    async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
+        assert not events
+
+
+async def test_a_log_that_is_refused_before_the_takeover_ends(tmp_path: Path) -> None:
+    """Another replica takes the log while this one takes the cell over: the cell is given up, and
+    nothing of it is shown."""
+    async with replica(tmp_path) as parts:
+        parts.archive.local = SharedLogs(FakeStream(), contested=True)
+        parts.owner.gained(CELL, "dead")
+        await parts.settle()
+        assert CELL not in parts.cells
+        assert parts.lease.calls == [("give_up", CELL)]
+        assert parts.owner.fenced == 1
+
+
+async def test_a_lost_cell_writes_nothing_more(tmp_path: Path) -> None:
+    """The lease says that another replica has the cell: its log ends, with what waits there, also
+    when the new owner has not fenced it yet."""
+    async with replica(tmp_path) as parts:
+        shared = SharedLogs(FakeStream(), contested=False)
+        parts.archive.local = shared
+        parts.owner.gained(CELL, "start")
+        home = await parts.homes.find(JOB)
+        assert isinstance(home, Home)
+        home.streams.take(home.streams.open(), HELLO)
+        parts.owner.lost(CELL)
+        stored = list(shared.servers.messages)
+        await asyncio.sleep(0.5)
+        (log,) = shared.logs
+        assert shared.servers.messages == stored
+        assert (log.fenced, log.stored, log.unacked_bytes) == (True, -1, 0)
 
 
 async def test_a_takeover_that_fails(tmp_path: Path) -> None:
