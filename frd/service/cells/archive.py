@@ -56,7 +56,7 @@ class LocalArchive:
             config.data_dir / "journal",
             settings=settings_of(config),
             now=self._now(),
-            limits=limits_of(config.store),
+            limits=limits_of(config),
         )
         keeper = LocalKeeper(self._findings)
         return Opened(log, keeper, self._findings.open_findings(), self._findings.pauses())

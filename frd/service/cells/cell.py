@@ -161,7 +161,7 @@ class Cell:
     def adopt(self, config: Config) -> None:
         """Another configuration is in force."""
         now = self._common.now()
-        self.log.adopt(settings_of(config), limits_of(config.store), now)
+        self.log.adopt(settings_of(config), limits_of(config), now)
         self._engine.adopt(config.policy)
         self._responder.keep_dumps = config.store.dump_count > 0
 

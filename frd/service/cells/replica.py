@@ -121,7 +121,7 @@ class SharedArchive:
             owner=config.member,
             settings=settings_of(config),
             now=self._now(),
-            limits=limits_of(config.store),
+            limits=limits_of(config),
             findings=list(findings.values()),
             learned=encode_pauses(left.pauses),
             on_fenced=partial(self.refused, cell),

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from frd import __version__
-from frd.config import Config, StoreLimits
+from frd.config import Config
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.engine.policy import Policy
 from frd.errors import StoreError
@@ -64,8 +64,11 @@ def settings_of(config: Config) -> bytes:
     return encode_payload(Settings(__version__, config.policy))
 
 
-def limits_of(store: StoreLimits) -> JournalLimits:
-    return JournalLimits(total_bytes=store.journal_bytes, max_age_s=store.journal_retention_s)
+def limits_of(config: Config) -> JournalLimits:
+    """Of the journal; in a cluster, of the log of one cell."""
+    store, cluster = config.store, config.cluster
+    total_bytes = cluster.log_bytes if cluster.servers else store.journal_bytes
+    return JournalLimits(total_bytes=total_bytes, max_age_s=store.journal_retention_s)
 
 
 def encode_payload(payload: Settings | Dismissal | Waited) -> bytes:
