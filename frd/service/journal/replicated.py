@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from frd.cluster.log import Fenced, FencedLog, LogLost
-from frd.cluster.packing import FRAME_BYTES, MAX_RECORD_BYTES
+from frd.cluster.packing import MAX_RECORD_BYTES
 from frd.model import AlignedNs, Finding, FindingState
 from frd.service.journal.appending import Appender
 from frd.service.journal.payloads import encode_finding
 from frd.service.journal.preamble import Preamble
+from frd.service.journal.runs import Run, Runs
 from frd.store.journal import JournalLimits
 from frd.store.records import Record, RecordKind
 from frd.wire.messages import AgentEvent, Declare, Hello, ResponsePart
@@ -33,8 +32,6 @@ MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 CHECKPOINT_EVERY_NS: Final = 30_000_000_000
 CHECKPOINT_BYTES: Final = 64 * 1024 * 1024
 """Payloads between two checkpoints, if they come faster; and at least four times its own size."""
-_RECORD_BYTES: Final = 200
-"""A waiting record in addition to its payload."""
 _IDLE_CHECKPOINT_EVERY_NS: Final = 600_000_000_000
 """If only little is recorded."""
 _TICKS_TOGETHER: Final = 40
@@ -47,19 +44,6 @@ _INDISPENSABLE: Final = (
 """Recorded even beyond the bound. They are few."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Run:
-    """Records that are written together."""
-
-    records: list[Record]
-    size: int
-    position: int
-    """Of the last record."""
-    checkpoint: AlignedNs | None = None
-    """Time of the checkpoint that the run is."""
-    is_start: bool = False
 
 
 class _Saving(NamedTuple):
@@ -103,11 +87,7 @@ class ReplicatedLog:
         self._cut: set[int] = set()
         self._cut_news: set[int] = set()
         """Streams of `_cut` that `take_cut` has not returned."""
-        self._open, self._ticks = _Run([], 0, 0), 0
-        """Records that are not handed over, and how many of them are ticks."""
-        self._queue: deque[_Run] = deque()
-        self._waiting = 0
-        """Bytes that are not stored."""
+        self._runs = Runs()
         self._position = self._reached = self._released = 0
         self._is_withheld = False
         """The log has lost records that may have been drawn for acknowledgement."""
@@ -173,6 +153,9 @@ class ReplicatedLog:
             return False
         if self._is_full:
             self._dropped += 1
+            if not self._cut:
+                waiting = self._runs.waiting
+                logger.warning("log of the cell: %d bytes wait: messages are left out", waiting)
             self._cut_off(stream)
             return False
         record = Record(RecordKind.MESSAGE, at, stream, data)
@@ -180,7 +163,7 @@ class ReplicatedLog:
         return True
 
     def take_cut(self) -> Collection[int]:
-        if not self._is_withheld and self._waiting > MAX_WAITING_BYTES // 2:
+        if not self._is_withheld and self._runs.waiting > MAX_WAITING_BYTES // 2:
             return ()
         cut, self._cut_news = self._cut_news, set()
         self._is_withheld = False
@@ -189,10 +172,9 @@ class ReplicatedLog:
 
     def tick(self, at: AlignedNs) -> None:
         self.record(RecordKind.TICK, at)
-        self._ticks += 1
         if self._checkpoint_is_due(at):
             self._put_checkpoint(at, is_start=False)
-        elif self._ticks < len(self._open.records) or self._ticks >= _TICKS_TOGETHER:
+        elif not 0 < self._runs.idle_ticks < _TICKS_TOGETHER:
             self._hand_over()
 
     def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
@@ -227,7 +209,8 @@ class ReplicatedLog:
                 await self._idle.wait()
         except TimeoutError:
             logger.warning(
-                "log of the cell: %d bytes are not stored: agents send them again", self._waiting
+                "log of the cell: %d bytes are not stored: agents send them again",
+                self._runs.waiting,
             )
         self._task.cancel()
         await asyncio.wait({self._task})
@@ -238,7 +221,7 @@ class ReplicatedLog:
     @property
     def unacked_bytes(self) -> int:
         """Payloads that are not stored yet."""
-        return self._waiting
+        return self._runs.waiting
 
     @property
     def append_s(self) -> float:
@@ -254,7 +237,7 @@ class ReplicatedLog:
 
     @property
     def _is_full(self) -> bool:
-        return self._waiting > MAX_WAITING_BYTES
+        return self._runs.waiting > MAX_WAITING_BYTES
 
     def _put(self, record: Record, *, declares: bool = False) -> None:
         if self._is_over:
@@ -264,31 +247,16 @@ class ReplicatedLog:
             return
         self._preamble.see(record, declares=declares)
         self._position += 1
-        size = len(record.payload) + _RECORD_BYTES
-        self._open.records.append(record)
-        self._open.size += size
-        self._waiting += size
         self._since_checkpoint += len(record.payload)
-        if self._open.size > FRAME_BYTES:
+        if self._runs.add(record, self._position):
             self._hand_over()
 
     def _hand_over(self) -> None:
-        if self._open.records:
-            self._open.position = self._position
-            last = self._queue[-1] if self._queue else None
-            if last and last.checkpoint is None and last.size + self._open.size <= FRAME_BYTES:
-                last.records += self._open.records
-                last.size += self._open.size
-                last.position = self._position
-            else:
-                self._queue.append(self._open)
-            self._open, self._ticks = _Run([], 0, 0), 0
+        self._runs.close()
         self._idle.clear()
         self._wake.set()
 
     def _cut_off(self, stream: int) -> None:
-        if not self._cut:
-            logger.warning("log of the cell: %d bytes wait: messages are left out", self._waiting)
         self._cut.add(stream)
         self._cut_news.add(stream)
 
@@ -302,7 +270,7 @@ class ReplicatedLog:
         self._hand_over()
 
     def _checkpoint_is_due(self, at: AlignedNs) -> bool:
-        if self._is_full or any(run.checkpoint is not None for run in self._queue):
+        if self._is_full or self._runs.has_checkpoint:
             return False
         age_ns, size = at - self._checkpoint_at, self._since_checkpoint
         return (
@@ -313,26 +281,25 @@ class ReplicatedLog:
 
     def _put_checkpoint(self, at: AlignedNs, *, is_start: bool) -> None:
         """What is known of everything that was put before, and of nothing that comes later."""
-        self._hand_over()
         start = Record(RecordKind.START, at, 0, self._settings)
         records = [start, *self._open_findings.values(), *self._preamble.records()]
         size = sum(len(record.payload) for record in records)
         self._position += 1
-        self._queue.append(_Run(records, size, self._position, at, is_start))
-        self._waiting += size
+        self._runs.add_checkpoint(records, at, self._position, is_start=is_start)
         self._checkpoint_at, self._checkpoint_bytes, self._since_checkpoint = at, size, 0
+        self._hand_over()
 
     # -- writing ---------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         try:
             while True:
-                while self._queue:
+                while (run := self._runs.take()) is not None:
                     try:
-                        await self._write(self._queue.popleft())
+                        await self._write(run)
                     except LogLost as error:
                         await self._begin_again(error)
-                if not self._open.records:
+                if self._runs.is_empty:
                     self._idle.set()
                 await self._wake.wait()
                 self._wake.clear()
@@ -343,7 +310,7 @@ class ReplicatedLog:
             logger.exception("log of the cell: internal error: the cell is given up")
             self._give_up()
 
-    async def _write(self, run: _Run) -> None:
+    async def _write(self, run: Run) -> None:
         """
         Raises:
             Fenced, LogLost
@@ -354,7 +321,7 @@ class ReplicatedLog:
             await self._appender.append_checkpoint(
                 run.records, run.checkpoint, self._limits, is_start=run.is_start
             )
-        self._waiting -= run.size
+        self._runs.wrote(run)
         self._advance(run.position)
 
     def _advance(self, position: int) -> None:
@@ -371,9 +338,7 @@ class ReplicatedLog:
         """The servers have lost the end of the log. Nothing that was acknowledged can be asked for
         again, but what was not can: all streams are cut, and the log begins again without them."""
         logger.error("log of the cell: %s: some of its end is lost, all agents send again", error)
-        self._dropped += sum(len(run.records) for run in (*self._queue, self._open))
-        self._queue.clear()
-        self._open, self._ticks, self._waiting = _Run([], 0, 0), 0, 0
+        self._dropped += self._runs.clear()
         for stream in self._preamble.streams:
             self._cut_off(stream)
         self._preamble.forget_streams()
@@ -391,8 +356,7 @@ class ReplicatedLog:
 
     def _end(self) -> None:
         self._is_over = True
-        self._queue.clear()
-        self._open, self._ticks, self._waiting = _Run([], 0, 0), 0, 0
+        self._runs.clear()
         saving, self._saving = self._saving, []
         for one in saving:
             if not one.done.done():

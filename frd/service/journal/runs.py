@@ -1,0 +1,103 @@
+"""Records that wait to be written into the log of a cell, in order, as runs.
+
+Records are collected in an open run. Once it is closed, it may be taken; closed runs are joined
+while nothing takes them, up to the size of a frame. A checkpoint is a separate run: its records are
+referred to elsewhere, so they take no memory and do not count as waiting.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from frd.cluster.packing import FRAME_BYTES
+from frd.model import AlignedNs
+from frd.store.records import Record, RecordKind
+
+_RECORD_BYTES: Final = 200
+"""A waiting record in addition to its payload."""
+
+
+@dataclass(slots=True)
+class Run:
+    """Records that are written together."""
+
+    records: list[Record]
+    size: int = 0
+    """Bytes that wait because of it."""
+    position: int = 0
+    """Of the last record."""
+    checkpoint: AlignedNs | None = None
+    """Time of the checkpoint that the run is."""
+    is_start: bool = False
+
+
+class Runs:
+    def __init__(self) -> None:
+        self.waiting = 0
+        """Bytes that are not written, those that were taken included."""
+        self._open = Run([])
+        self._ticks = 0
+        """Records of the open run that are ticks."""
+        self._closed: deque[Run] = deque()
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing waits to be taken."""
+        return not self._open.records and not self._closed
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return any(run.checkpoint is not None for run in self._closed)
+
+    @property
+    def idle_ticks(self) -> int:
+        """The number of ticks in the open run if it has nothing else, otherwise 0."""
+        return self._ticks if self._ticks == len(self._open.records) else 0
+
+    def add(self, record: Record, position: int) -> bool:
+        """True: the open run is large enough to be closed."""
+        size = len(record.payload) + _RECORD_BYTES
+        self._open.records.append(record)
+        self._open.size += size
+        self._open.position = position
+        self._ticks += record.kind is RecordKind.TICK
+        self.waiting += size
+        return self._open.size > FRAME_BYTES
+
+    def close(self) -> None:
+        """The open run may be taken."""
+        run = self._open
+        if not run.records:
+            return
+        last = self._closed[-1] if self._closed else None
+        if last and last.checkpoint is None and last.size + run.size <= FRAME_BYTES:
+            last.records += run.records
+            last.size += run.size
+            last.position = run.position
+        else:
+            self._closed.append(run)
+        self._open, self._ticks = Run([]), 0
+
+    def add_checkpoint(
+        self, records: list[Record], at: AlignedNs, position: int, *, is_start: bool
+    ) -> None:
+        """After everything that was added."""
+        self.close()
+        self._closed.append(Run(records, 0, position, at, is_start))
+
+    def take(self) -> Run | None:
+        """The oldest closed run; `wrote` when it is written."""
+        return self._closed.popleft() if self._closed else None
+
+    def wrote(self, run: Run) -> None:
+        self.waiting -= run.size
+
+    def clear(self) -> int:
+        """Forget all runs, those that were taken included; returns the number of their records
+        that were not taken."""
+        dropped = sum(len(run.records) for run in (*self._closed, self._open))
+        self._closed.clear()
+        self._open, self._ticks, self.waiting = Run([]), 0, 0
+        return dropped
