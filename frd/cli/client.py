@@ -2,7 +2,8 @@
 
 Built on http.client, so that `frd status` starts fast and follows no redirect or proxy. Every
 failure is an `FrdError` that names the address. Answers are returned as the JSON that the service
-sent.
+sent. Any replica of a cluster answers for all of them, so several addresses are tried in order; the
+one that answered is asked first from then on.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import http.client
 import shutil
 import ssl
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote, urlencode
@@ -24,24 +26,36 @@ from frd.errors import ConfigError, FrdError, ServiceUnavailable
 TIMEOUT_S = 10.0
 _MAX_JSON_BYTES = 256 * 1024 * 1024
 _MAX_NAMES = 10
+_CONNECT_S = 3.0
+"""For connecting to an address, when another one could be tried."""
 
 
 class Client:
-    """One service, with a new connection for each call: commands are short and services restart."""
+    """One service, with a new connection for each call: commands are short and services restart.
+
+    `others` are tried when `address` does not answer.
+    """
 
     def __init__(
         self,
         address: str,
         timeout_s: float = TIMEOUT_S,
         *,
+        others: Sequence[str] = (),
         tls: ssl.SSLContext | None = None,
         token: str | None = None,
     ) -> None:
-        self.address = address
-        self._where = split_address(address)
+        self._addresses = deque((address, *others))
+        for one in self._addresses:
+            split_address(one)
         self._timeout_s = timeout_s
         self.tls = tls
         self._token = token
+
+    @property
+    def address(self) -> str:
+        """The address that has answered last."""
+        return self._addresses[0]
 
     def get(self, path: str, query: Mapping[str, str | None] | None = None) -> Any:
         """The JSON at `path`; query parameters that are None are left out."""
@@ -76,29 +90,56 @@ class Client:
         self, method: str, target: str, body: bytes | None = None, timeout_s: float | None = None
     ) -> Iterator[http.client.HTTPResponse]:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        connection = self._connection(timeout_s)
         headers = {"Accept": "application/json", "Connection": "close"}
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
         if body is not None:
             headers["Content-Type"] = "application/json"
-        try:
-            connection.request(method, target, body, headers)
-            response = connection.getresponse()
-            if response.status >= http.client.BAD_REQUEST:
-                raise self._refusal(response)
-            yield response
-        except (OSError, http.client.HTTPException) as error:
-            raise ServiceUnavailable(
-                f"service: {self.address}: {_advice(error, timeout_s)}"
-            ) from None
-        finally:
-            connection.close()
+        connection, response = self._first_answer(method, target, body, headers, timeout_s)
+        with closing(connection):
+            try:
+                if response.status >= http.client.BAD_REQUEST:
+                    raise self._refusal(response)
+                yield response
+            except (OSError, http.client.HTTPException) as error:
+                raise ServiceUnavailable(
+                    f"service: {self.address}: {_advice(error, timeout_s)}"
+                ) from None
+
+    def _first_answer(
+        self,
+        method: str,
+        target: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout_s: float,
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """The first address that answers. A POST that may have arrived is not sent to another."""
+        failed: dict[str, list[str]] = {}
+        connect_s = timeout_s if len(self._addresses) == 1 else min(timeout_s, _CONNECT_S)
+        for _ in range(len(self._addresses)):
+            connection, is_connected = self._connection(connect_s), False
+            try:
+                connection.connect()
+                is_connected = True
+                connection.sock.settimeout(timeout_s)
+                connection.request(method, target, body, dict(headers))
+                return connection, connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                advice = _advice(error, timeout_s if is_connected else connect_s)
+                failed.setdefault(advice, []).append(self.address)
+                if is_connected and method != "GET":
+                    break
+                self._addresses.rotate(-1)
+        why = "; ".join(f"{', '.join(where)}: {advice}" for advice, where in failed.items())
+        raise ServiceUnavailable(f"service: {why}")
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        where = split_address(self.address)
         if self.tls is None:
-            return http.client.HTTPConnection(*self._where, timeout=timeout_s)
-        return http.client.HTTPSConnection(*self._where, timeout=timeout_s, context=self.tls)
+            return http.client.HTTPConnection(*where, timeout=timeout_s)
+        return http.client.HTTPSConnection(*where, timeout=timeout_s, context=self.tls)
 
     def _json(self, response: http.client.HTTPResponse) -> Any:
         data = response.read(_MAX_JSON_BYTES)
@@ -115,7 +156,9 @@ class Client:
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
             match msgspec.json.decode(response.read(1 << 20)):
                 case {"error": str(message)}:
-                    return FrdError(message)
+                    # 503: an agent, or another replica, does not answer at present.
+                    is_busy = response.status == http.client.SERVICE_UNAVAILABLE
+                    return (ServiceUnavailable if is_busy else FrdError)(message)
         return FrdError(
             f"service: {self.address}: answered {response.status} {response.reason}: "
             "name the HTTP address of `frd serve`"
@@ -163,11 +206,16 @@ def tls_context(ca_file: Path | None, cert_file: Path | None) -> ssl.SSLContext:
     return context
 
 
-def unknown_job(job: str, known: Collection[str], where: str = "this service") -> FrdError:
-    """``job: 'x': unknown to this service: ...`` with the jobs that there are."""
+def unknown_job(
+    job: str, known: Collection[str], where: str = "this service", silent: Sequence[str] = ()
+) -> FrdError:
+    """``job: 'x': unknown to this service: ...`` with the jobs that there are; `silent` replicas
+    may know it."""
     names = ", ".join(repr(name) for name in sorted(known)[:_MAX_NAMES])
     more = f" and {len(known) - _MAX_NAMES} more" if len(known) > _MAX_NAMES else ""
     known_jobs = f"it knows {names}{more}" if known else "it has seen no job yet"
+    if silent:
+        known_jobs += f"; {', '.join(silent)} did not answer: try again"
     return FrdError(f"job: {job!r}: unknown to {where}: {known_jobs}")
 
 

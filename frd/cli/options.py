@@ -39,7 +39,8 @@ _SERVICE = (
         envvar="FRD_HTTP",
         default=DEFAULT_HTTP,
         show_default=True,
-        help="HTTP address of the service, or its URL.",
+        help="HTTP address of the service, or its URL; several, separated by commas, are tried in "
+        "order.",
     ),
     click.option("--tls", is_flag=True, envvar="FRD_TLS", help="Use TLS."),
     click.option(
@@ -91,19 +92,28 @@ def _client(
     token_file: Path | None,
     insecure: bool,
 ) -> Client:
-    is_https = http.strip().lower().startswith("https:")
-    http, scheme = without_scheme(http, _HTTPS_PORT if is_https else _HTTP_PORT)
+    addresses, schemes = zip(*map(_address, http.split(",")), strict=True)
+    if len({scheme == "https" for scheme in schemes}) > 1:
+        raise ConfigError(f"address: {http!r}: some with TLS and some without: write all alike")
     context = None
-    if scheme == "https" or tls or tls_ca_file is not None or tls_cert_file is not None:
+    if "https" in schemes or tls or tls_ca_file is not None or tls_cert_file is not None:
         context = tls_context(tls_ca_file, tls_cert_file)
+    first, *others = addresses
     if token_file is None:
-        return Client(http, tls=context)
-    if context is None and not insecure and not is_loopback(split_address(http)[0]):
+        return Client(first, others=others, tls=context)
+    is_local = all(is_loopback(split_address(address)[0]) for address in addresses)
+    if context is None and not insecure and not is_local:
         raise ConfigError(
             f"--token-file: {token_file}: the token would be sent unencrypted: add "
             "--tls-ca-file or --tls, or accept it with --insecure"
         )
-    return Client(http, tls=context, token=read_token("--token-file", token_file))
+    token = read_token("--token-file", token_file)
+    return Client(first, others=others, tls=context, token=token)
+
+
+def _address(text: str) -> tuple[str, str]:
+    is_https = text.strip().lower().startswith("https:")
+    return without_scheme(text, _HTTPS_PORT if is_https else _HTTP_PORT)
 
 
 _SERVE = (

@@ -1,4 +1,4 @@
-"""Three replicas in one process: real listeners over scripted states, in a loop of their own.
+"""Three replicas in one process: real listeners over scripted states, in a loop in a thread.
 
 Each has the jobs of its cells, a store and dumps. What a replica knows of the others is its
 `ClusterView`, which a test may change: an owner that is gone, one that hangs, one that is no frd.

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Final
 
 import click
 from prometheus_client.parser import text_string_to_metric_families
 
 from frd import __version__
-from frd.cli.client import Client
+from frd.cli.client import Client, job_path
 from frd.cli.options import PATH, json_option, print_json, service_options
 from frd.errors import FrdError
 from frd.usage import examples, plain
@@ -21,6 +22,9 @@ from frd_agent import exec as starter
 from frd_agent import tap
 from frd_agent.launch import checks
 from frd_agent.launch.checks import Check, State
+
+_MAX_JOBS: Final = 50
+"""Running jobs of a cluster that are searched for this node."""
 
 
 @click.command(
@@ -66,14 +70,19 @@ def _checks(client: Client, run_dir: Path | None, cmd: tuple[str, ...]) -> Itera
 def _service(client: Client, node: str) -> Iterator[Check]:
     """`node`: name of the node of the agent that watches here; empty without an agent."""
     try:
-        watching = client.get("/api/v1/jobs")["watching"]
+        listed = client.get("/api/v1/jobs")
+        watching = listed["watching"]
         metrics = _samples(client.text("/metrics"))
+        is_cluster = "incomplete" in listed
+        known = _node_of(client, listed["jobs"], node) if is_cluster and node else None
     except (FrdError, KeyError, TypeError, ValueError) as error:
         yield Check("service, HTTP", State.FAILED, str(error).removeprefix("service: "))
         return
     versions = [label for name, label in metrics if name == "frd_build_info"]
     yield _version(client, versions[0] if versions else "unknown")
-    if node and not (watching["agents"] and ("frd_clock_steps_total", node) in metrics):
+    if node and is_cluster:
+        yield from _replicated(client, node, known)
+    elif node and not (watching["agents"] and ("frd_clock_steps_total", node) in metrics):
         yield Check(
             "service hears the agent",
             State.FAILED,
@@ -85,6 +94,32 @@ def _service(client: Client, node: str) -> Iterator[Check]:
         yield _clock(node, metrics.get(("frd_clock_uncertainty_seconds", node)))
     for text in watching["blind"]:
         yield Check("blind", State.WARNING, text)
+
+
+def _node_of(
+    client: Client, lines: Sequence[Mapping[str, Any]], node: str
+) -> Mapping[str, Any] | None:
+    """What a running job of a cluster knows of the node."""
+    for line in [one for one in lines if not one["ended"]][:_MAX_JOBS]:
+        for known in client.get(job_path(line["job"]))["nodes"]:
+            if known["node"] == node and known["connected"]:
+                found: Mapping[str, Any] = known
+                return found
+    return None
+
+
+def _replicated(client: Client, node: str, known: Mapping[str, Any] | None) -> Iterator[Check]:
+    """The agent may be connected to any replica; its jobs say to which."""
+    if known is not None:
+        yield Check("service hears the agent", State.OK, f"{node} is connected")
+        yield _clock(node, known["clock_uncertainty_s"])
+        return
+    yield Check(
+        "service hears the agent",
+        State.WARNING,
+        f"{node}: no running job of the cluster of {client.address} has ranks there: start the "
+        "job, or check the agent's --service and its log",
+    )
 
 
 def _samples(metrics: str) -> Mapping[tuple[str, str], float]:

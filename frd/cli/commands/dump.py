@@ -20,6 +20,7 @@ import msgspec
 from frd.cli import FAILED
 from frd.cli.client import Client, job_path
 from frd.cli.options import PATH, ranks_option, service_options
+from frd.cli.screens.watching import incomplete_text, silent_replicas
 from frd.errors import FrdError
 from frd.forms import fold_ranks
 from frd.store.new_path import check_new, new_path
@@ -101,7 +102,10 @@ def command(
 
 def _only_job(client: Client) -> str:
     """The only running job; if none runs, the only known job."""
-    jobs = client.get("/api/v1/jobs")["jobs"]
+    answer = client.get("/api/v1/jobs")
+    jobs = answer["jobs"]
+    if silent := silent_replicas(answer):
+        click.echo(f"frd: warning: {incomplete_text(silent)}", err=True)
     live = [job for job in jobs if not job["ended"] and _RUNNING & job["ranks"].keys()]
     match live or jobs:
         case [job]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
@@ -14,6 +15,7 @@ from rich.text import Text
 from frd.cli.client import Client, job_path, unknown_job
 from frd.cli.options import console, json_option, print_json, ranks_option, service_options
 from frd.cli.screens import live
+from frd.cli.screens.cluster_table import cluster_lines, cluster_table
 from frd.cli.screens.job_tables import (
     clocks_table,
     groups_table,
@@ -22,7 +24,8 @@ from frd.cli.screens.job_tables import (
     ranks_table,
 )
 from frd.cli.screens.live import Picture
-from frd.cli.screens.watching import age_text, last_lines
+from frd.cli.screens.watching import age_text, last_lines, silent_replicas
+from frd.errors import ServiceUnavailable
 from frd.forms import fold_ranks
 from frd.usage import examples, plain
 
@@ -68,33 +71,63 @@ def command(
     unfolded = unfolded or as_json or job is not None
     look = functools.partial(_look, client, job, ranks, wanted, unfolded)
     if as_json:
-        answer, jobs, _ = look()
-        others = {key: value for key, value in answer.items() if key != "findings"}
-        print_json({**others, "jobs": jobs})
+        seen = look()
+        others = {key: value for key, value in seen.answer.items() if key != "findings"}
+        of_cluster = (
+            {} if seen.cluster is None else {"cluster": seen.cluster, "missing": seen.missing}
+        )
+        print_json({**others, **of_cluster, "jobs": seen.jobs})
     elif watch:
-        live.watch(console(), lambda: _picture(*look()))
+        live.watch(console(), lambda: _picture(look()))
     else:
-        console().print(_picture(*look()))
+        console().print(_picture(look()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the service has answered."""
+
+    answer: _Object
+    """The open findings; ``incomplete`` names the replicas that did not answer a question."""
+    jobs: Sequence[_Object]
+    """Jobs in full."""
+    ended: Sequence[_Object]
+    """Of jobs that have ended, their line of the list."""
+    missing: Mapping[str, str]
+    """Jobs whose replica did not answer, and why."""
+    cluster: _Object | None
+    """None without a cluster."""
 
 
 def _look(
     client: Client, job: str | None, ranks: _Ranks, memory: str | None, unfolded: bool
-) -> tuple[_Object, Sequence[_Object], Sequence[_Object]]:
-    """The answer with the open findings; jobs in full; of ended jobs, their line of the list.
-
-    `memory`: ranks whose memory is asked for; None: those that the service chooses.
-    """
-    known = client.get("/api/v1/jobs")["jobs"]
-    lines = [line for line in known if job in (None, line["job"])]
+) -> _Seen:
+    """`memory`: ranks whose memory is asked for; None: those that the service chooses."""
+    known = client.get("/api/v1/jobs")
+    is_cluster = "incomplete" in known
+    lines = [line for line in known["jobs"] if job in (None, line["job"])]
     if job is not None and not lines:
-        raise unknown_job(job, [line["job"] for line in known])
+        names = [line["job"] for line in known["jobs"]]
+        raise unknown_job(job, names, silent=silent_replicas(known))
     folded = [x for x in lines if x["ended"] and not x["open_findings"] and not unfolded]
-    jobs = [
-        _with_ranks(client.get(job_path(line["job"]), {"memory": memory}), ranks)
-        for line in lines
-        if line not in folded
-    ]
-    return client.get("/api/v1/findings", {"job": job, "state": "open"}), jobs, folded
+    jobs, missing = [], {}
+    for line in lines:
+        if line not in folded:
+            try:
+                whole = client.get(job_path(line["job"]), {"memory": memory})
+            except ServiceUnavailable as error:
+                if job is not None or not is_cluster:
+                    raise
+                missing[line["job"]] = str(error)
+            else:
+                jobs.append(_with_ranks(whole, ranks))
+    answer = client.get("/api/v1/findings", {"job": job, "state": "open"})
+    if not is_cluster:
+        return _Seen(answer, jobs, folded, missing, None)
+    cluster = client.get("/api/v1/cluster")
+    asked = (known, answer, cluster) if job is None else (answer,)
+    silent = {name for one in asked for name in one.get("incomplete", ())}
+    return _Seen({**answer, "incomplete": sorted(silent)}, jobs, folded, missing, cluster)
 
 
 def _with_ranks(job: _Object, ranks: _Ranks) -> _Object:
@@ -103,20 +136,26 @@ def _with_ranks(job: _Object, ranks: _Ranks) -> _Object:
     return {**job, "ranks": [rank for rank in job["ranks"] if rank["rank"] in ranks]}
 
 
-def _picture(answer: _Object, jobs: Sequence[_Object], ended: Sequence[_Object]) -> Picture:
-    """Open findings first, then each job, then what frd watches."""
+def _picture(seen: _Seen) -> Picture:
+    """Open findings first, then each job, then the replicas, then what frd watches."""
+    answer, jobs, ended = seen.answer, seen.jobs, seen.ended
     # All times are on the service's clock; services of older versions do not report it.
     at = answer.get("at")
     now = datetime.fromisoformat(at) if at else datetime.now(UTC)
-    body: list[RenderableType] = [*_findings(answer["findings"], now)]
+    body: list[RenderableType] = [*_findings(answer, now)]
     for job in sorted(jobs, key=lambda job: not job["findings"]):  # a window may be too low
         body += ("", *_job(job))
     body += [_ended(line) for line in ended[:MAX_ENDED]]
     if len(ended) > MAX_ENDED:
         body.append(f"and {len(ended) - MAX_ENDED} more that ended: --all")
-    if not jobs and not ended:
+    if not jobs and not ended and not seen.missing:
         body.append("no jobs: no rank has been seen yet")
-    return Picture(body, ["", *last_lines(answer)])
+    last: list[RenderableType] = [""]
+    if seen.cluster is not None:
+        body += ("", cluster_table(seen.cluster))
+        last += cluster_lines(seen.cluster)
+    last += [Text(f"not shown: {plain(why)}", style="yellow") for why in seen.missing.values()]
+    return Picture(body, [*last, *last_lines(answer)])
 
 
 def _ended(line: _Object) -> Text:
@@ -160,10 +199,10 @@ def _title(job: _Object) -> Text:
     return text.append(f"  attempt {job['attempt']}{ended}, {size} ranks", style="not bold")
 
 
-def _findings(findings: Sequence[_Object], now: datetime) -> Sequence[Text]:
+def _findings(answer: _Object, now: datetime) -> Sequence[Text]:
     """A line each, the newest last, and how to see all of one."""
     lines = []
-    for one in sorted(findings, key=lambda finding: str(finding["opened_at"])):
+    for one in sorted(answer["findings"], key=lambda finding: str(finding["opened_at"])):
         opened = datetime.fromisoformat(one["opened_at"])
         age = age_text((now - opened).total_seconds())
         style = "yellow" if one.get("severity") == "warning" else "red"
@@ -172,4 +211,8 @@ def _findings(findings: Sequence[_Object], now: datetime) -> Sequence[Text]:
         lines.append(text)
     if lines:
         lines.append(Text("`frd findings ID` shows one of them in full", style="dim"))
-    return lines or [Text("no open findings", style="green")]
+    elif silent_replicas(answer):
+        lines.append(Text("no open findings of the replicas that answered", style="yellow"))
+    else:
+        lines.append(Text("no open findings", style="green"))
+    return lines

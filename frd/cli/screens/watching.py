@@ -1,12 +1,12 @@
 """The last lines of `frd findings` and `frd status`: warnings, why frd is blind, what it watches.
 
-Draws the keys ``watching`` and ``warnings`` of the service's answer. An older service has neither;
-then there is no such line.
+Draws the keys ``watching``, ``warnings`` and ``incomplete`` of the service's answer. An older
+service has none of them, and only a cluster has the last one; then there is no such line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -22,7 +22,21 @@ def last_lines(answer: Mapping[str, Any]) -> Iterator[Text]:
     if (watching := answer.get("watching")) is not None:
         for text in watching["blind"]:
             yield Text(f"blind: {plain(text)}", style="bold yellow")
+    if silent := silent_replicas(answer):
+        yield Text(incomplete_text(silent), style="bold yellow")
+    if watching is not None:
         yield Text(watching_text(watching), style="dim")
+
+
+def silent_replicas(answer: Mapping[str, Any]) -> Sequence[str]:
+    """Replicas of a cluster that did not answer, so that their jobs are missing in `answer`."""
+    return [plain(str(name)) for name in answer.get("incomplete", ())]
+
+
+def incomplete_text(silent: Sequence[str]) -> str:
+    """``incomplete: frd-2 did not answer: its jobs are missing``."""
+    whose = "its" if len(silent) == 1 else "their"
+    return f"incomplete: {', '.join(silent)} did not answer: {whose} jobs are missing"
 
 
 def watching_text(watching: Mapping[str, Any]) -> str:

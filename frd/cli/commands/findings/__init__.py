@@ -25,7 +25,7 @@ from frd.cli.commands.findings.one import close, show
 from frd.cli.options import console, json_option, print_json, service_options, since_option
 from frd.cli.screens.finding_panel import finding_panel
 from frd.cli.screens.live import EVERY_S, Picture, watch
-from frd.cli.screens.watching import last_lines
+from frd.cli.screens.watching import last_lines, silent_replicas
 from frd.errors import ServiceUnavailable
 from frd.usage import examples
 
@@ -93,7 +93,7 @@ def command(
     answer = _ask(
         client, query
     )  # with --watch, a wrong address is an error, a later restart is not
-    if job is not None and not answer["findings"]:
+    if job is not None and not answer["findings"] and not _blind(answer):
         _require_job(client, job)
     if watch:
         return _watch(client, query, as_json)
@@ -144,9 +144,10 @@ def _require_job(client: Client, job: str) -> None:
     Raises:
         FrdError: the job neither runs nor has a finding.
     """
-    known = [line["job"] for line in client.get("/api/v1/jobs")["jobs"]]
+    answer = client.get("/api/v1/jobs")
+    known = [line["job"] for line in answer["jobs"]]
     if job not in known and not _ask(client, {"job": job, "limit": "1"})["findings"]:
-        raise unknown_job(job, known)
+        raise unknown_job(job, known, silent=silent_replicas(answer))
 
 
 def _picture(answer: Mapping[str, Any], *, newest_last: bool) -> Picture:
@@ -156,6 +157,8 @@ def _picture(answer: Mapping[str, Any], *, newest_last: bool) -> Picture:
     last = list(last_lines(answer))
     if not found and _blind(answer):
         last.insert(0, Text("no findings, but frd does not see everything", style="yellow"))
+    elif not found and silent_replicas(answer):
+        last.insert(0, Text("no findings of the replicas that answered", style="yellow"))
     elif not found:
         last.insert(0, Text("no findings", style="green"))
     return Picture(body, last, keep_end=newest_last)
@@ -173,7 +176,7 @@ def _watch(client: Client, query: _Query, as_json: bool) -> int:
 
 def _follow(client: Client, query: _Query, as_json: bool) -> None:
     """For a pipe: print each finding that is new or has changed, and what is watched whenever frd
-    becomes blind or sees everything again."""
+    becomes blind or sees everything again, or a replica is silent or answers again."""
 
     def show(value: object, *drawn: RenderableType) -> None:
         if as_json:
@@ -182,7 +185,7 @@ def _follow(client: Client, query: _Query, as_json: bool) -> None:
             console().print(*drawn, sep="\n")
 
     shown: dict[str, Mapping[str, Any]] = {}
-    blind: Sequence[str] | None = [] if as_json else None
+    seen: tuple[Sequence[str], Sequence[str]] | None = ([], []) if as_json else None
     silent = False
     while True:
         try:
@@ -199,7 +202,8 @@ def _follow(client: Client, query: _Query, as_json: bool) -> None:
             if is_news and shown.get(finding["id"]) != finding:
                 shown[finding["id"]] = finding
                 show(finding, finding_panel(finding))
-        if (seen := list(_blind(answer))) != blind:
-            blind = seen
-            show({"watching": answer.get("watching")}, *last_lines(answer))
+        if (now := (list(_blind(answer)), silent_replicas(answer))) != seen:
+            seen = now
+            keys = ("watching", "incomplete")
+            show({key: answer[key] for key in keys if key in answer}, *last_lines(answer))
         time.sleep(EVERY_S)

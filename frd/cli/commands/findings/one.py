@@ -11,6 +11,7 @@ from frd.cli import FINDINGS_PRESENT
 from frd.cli.client import Client
 from frd.cli.options import console, json_option, print_json, service_options
 from frd.cli.screens.finding_panel import finding_panel
+from frd.cli.screens.watching import incomplete_text, silent_replicas
 from frd.errors import FrdError, ServiceUnavailable
 from frd.usage import examples, plain
 
@@ -81,8 +82,10 @@ def _find(client: Client, name: str) -> Any:
     except FrdError:
         if len(name) < _LEAST_PREFIX:
             raise
-        found = client.get("/api/v1/findings", {"limit": _SEARCHED})["findings"]
-        fits = [one for one in found if one["id"].startswith(name)]
+        answer = client.get("/api/v1/findings", {"limit": _SEARCHED})
+        fits = [one for one in answer["findings"] if one["id"].startswith(name)]
+        if silent := silent_replicas(answer):
+            click.echo(f"frd: warning: {incomplete_text(silent)}", err=True)
         if not fits:
             raise
     if len(fits) > 1:

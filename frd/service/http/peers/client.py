@@ -110,7 +110,7 @@ class PeerClient:
             await self._client.aclose()
 
     def _connections(self) -> httpx.AsyncClient:
-        """Made anew when certificates have changed. Requests of the former client go on: without
+        """Replaced when certificates have changed. Requests of the former client go on: without
         kept connections it holds nothing else."""
         context = self._tls.content()
         if self._client is None or context is not self._context:
