@@ -66,4 +66,6 @@ def cluster_lines(cluster: Mapping[str, Any]) -> Iterator[Text]:
 
 
 def _append_text(append_s: float | None) -> str:
-    return "" if append_s is None else duration_text(append_s)
+    if append_s is None:
+        return ""
+    return f"{append_s * 1e3:.0f} ms" if append_s < 1 else duration_text(append_s)
