@@ -25,7 +25,7 @@ from frd.service.access.reloaded import Reloaded
 
 ASK_WITHIN_S: Final = 2.0
 """How long a list waits for each of the other replicas."""
-READ_S: Final = 30.0
+READ_S: Final = 10.0
 """How long each read of a forwarded request may take."""
 _MAX_CONNECTIONS: Final = 128
 _MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024

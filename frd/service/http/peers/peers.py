@@ -30,7 +30,7 @@ from frd.service.http.answers import (
     refuse,
 )
 from frd.service.http.peers import merging
-from frd.service.http.peers.client import READ_S, NoAnswer, PeerClient
+from frd.service.http.peers.client import READ_S, Forwarded, NoAnswer, PeerClient
 from frd.service.http.peers.merging import Heard, Json, Listing
 from frd.service.http.peers.relay import Relay, asked, forwarded, is_forwarded
 from frd.service.view import ServiceView
@@ -39,7 +39,8 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 _CELLS: Final = "frd-cells"
 """Header of the answer to a forwarded request for a list: the cells whose jobs it has."""
-_CHANGE_READ_S: Final = MAX_DUMP_TIMEOUT_S + 15.0
+_PATIENCE_S: Final = 15.0
+"""For the owner itself, in addition to the time limit of its agents."""
 _AGAIN: Final = "try again in a few seconds, see frd status"
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class Peers:
         if owner is None or owner.name == view.me:
             refuse(503, f"job: {job!r}: no replica has its cell {cell} at present: {_AGAIN}")
         body = await body_of(request, "send less")
-        read_s = READ_S if request.method in ("GET", "HEAD") else _CHANGE_READ_S
+        read_s = READ_S if request.method in ("GET", "HEAD") else _patience_s(body)
         try:
             answered = await self._client.send(owner, forwarded(request, view.me, body, read_s))
         except NoAnswer as error:
@@ -137,27 +138,45 @@ class Peers:
     async def _first_that_has(
         self, request: Request, others: Sequence[Replica]
     ) -> tuple[Relay | None, list[str]]:
-        """The answer of a replica that does not say 404; and the replicas that did not answer."""
+        """The first answer with status 200; and the replicas that did not answer."""
         sent = forwarded(request, self._cluster().me)
-
-        async def one(replica: Replica) -> tuple[Replica, httpx.Response | None]:
-            try:
-                async with asyncio.timeout(self._client.within_s):
-                    return replica, await self._client.send(replica, sent)
-            except (NoAnswer, TimeoutError) as error:
-                self._heard(replica.name, str(error) or "no answer in time")
-                return replica, None
-
+        tasks = [asyncio.create_task(self._opened(replica, sent)) for replica in others]
         found: Relay | None = None
         silent = []
-        for replica, answered in await asyncio.gather(*map(one, others)):
-            if answered is None:
+        for done in asyncio.as_completed(tasks):
+            replica, answered = await done
+            self._heard(replica.name, str(answered) if isinstance(answered, NoAnswer) else "")
+            if isinstance(answered, NoAnswer):
                 silent.append(replica.name)
-            elif found is None and answered.status_code != httpx.codes.NOT_FOUND:
+            elif answered is not None:
                 found = Relay(request, replica.name, answered)
-            else:
-                await answered.aclose()
+                break
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for task in tasks:
+            late = None if task.cancelled() else task.result()[1]
+            if isinstance(late, httpx.Response) and not (found and found.passes_on(late)):
+                await late.aclose()
         return found, silent
+
+    async def _opened(
+        self, replica: Replica, sent: Forwarded
+    ) -> tuple[Replica, httpx.Response | NoAnswer | None]:
+        """Its answer, if that has status 200; None for status 404."""
+        try:
+            async with asyncio.timeout(self._client.within_s):
+                answered = await self._client.send(replica, sent)
+        except NoAnswer as error:
+            return replica, error
+        except TimeoutError:
+            return replica, NoAnswer(f"no answer within {self._client.within_s:g} s")
+        if answered.status_code == httpx.codes.OK:
+            return replica, answered
+        await answered.aclose()
+        if answered.status_code == httpx.codes.NOT_FOUND:
+            return replica, None
+        return replica, NoAnswer(f"answered {answered.status_code}")
 
     @staticmethod
     def _require_all(what: str, silent: Sequence[str]) -> None:
@@ -262,6 +281,8 @@ class Peers:
             log.warning("replica %s: did not answer: %s", name, why)
         elif not why and name in self._silent:
             log.info("replica %s: answers again", name)
+        view = self._cluster()
+        self._silent = {one: said for one, said in self._silent.items() if view.replica(one)}
         if why:
             self._silent[name] = why
         else:
@@ -289,6 +310,19 @@ class Peers:
     def _copies(self, job: str | None) -> Sequence[Finding]:
         """The last known version of open findings of all replicas."""
         return self._view.store.query(state=FindingState.OPEN, job=job, limit=MAX_FINDINGS)
+
+
+class _Timed(msgspec.Struct):
+    timeout_s: float = 10.0
+
+
+def _patience_s(body: bytes) -> float:
+    """How long the owner may take for a request that changes something."""
+    try:
+        asked_s = msgspec.json.decode(body, type=_Timed).timeout_s
+    except (msgspec.DecodeError, UnicodeDecodeError):  # which the owner refuses
+        return READ_S
+    return min(max(asked_s, 0.0), MAX_DUMP_TIMEOUT_S) + _PATIENCE_S
 
 
 def _with_cells(answer: Response, cells: Collection[int]) -> Response:

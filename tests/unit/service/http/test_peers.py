@@ -193,6 +193,16 @@ def test_an_answer_that_breaks_off_is_not_whole(three: Cluster) -> None:
             three.ask("frd-0", job_path(B))
 
 
+def test_a_dump_does_not_wait_for_a_replica_that_hangs(tmp_path: Path) -> None:
+    """frd-2 has it, and frd-1 says nothing: the tar comes as soon as frd-2 answers."""
+    with cluster(tmp_path, SCRIPTS, within_s=20.0) as three, hanging() as url:
+        taken = three.ask("frd-2", f"{job_path(C)}/dumps", {}).json["id"]
+        three.show({**three.urls(), "frd-1": url})
+        began = time.monotonic()
+        assert three.ask("frd-0", f"/api/v1/dumps/{taken}").status == 200
+        assert time.monotonic() - began < 10
+
+
 # -- findings ----------------------------------------------------------------------------------
 
 

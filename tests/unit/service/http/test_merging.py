@@ -1,0 +1,83 @@
+"""One answer of several: pure functions over JSON."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from frd.cluster.cells import CELLS
+from frd.cluster.lease import ClusterView
+from frd.service.http.peers.merging import Heard, Jobs, Listing, decode, merge_jobs
+
+VIEW = ClusterView("frd-0", owners=dict.fromkeys(range(CELLS), "frd-0"))
+
+
+def line(job: str, attempt: int = 0, **others: Any) -> dict[str, Any]:
+    return {"job": job, "attempt": attempt, **others}
+
+
+def said(*lines: Any, at: str = "2026-11-25T00:00:00.000000Z", **watching: Any) -> dict[str, Any]:
+    known = {"jobs": 0, "ranks": 0, "agents": 0, "last_heard_s": None, "blind": [], **watching}
+    return {"at": at, "jobs": list(lines), "watching": known, "warnings": []}
+
+
+def merged(first: dict[str, Any], *others: dict[str, Any], view: ClusterView = VIEW) -> Any:
+    return merge_jobs(Listing(Heard(first), view), [Heard(one) for one in others])
+
+
+def test_the_order_of_answers_does_not_matter() -> None:
+    """Whoever merges, and whoever answers first: the same list."""
+    answers = [
+        said(line("b"), agents=2, ranks=3, last_heard_s=2.0, blind=["x"]),
+        said(line("a"), at="2026-11-25T00:00:01.000000Z", agents=1, last_heard_s=0.5),
+        said(line("c", 1), line("c", 2), blind=["x"]),
+    ]
+    (one, *others) = [merged(*order) for order in permutations(answers)]
+    assert all(other == one for other in others)
+    assert [(found["job"], found["attempt"]) for found in one["jobs"]] == [
+        ("a", 0),
+        ("b", 0),
+        ("c", 2),
+    ]
+    assert one["at"] == "2026-11-25T00:00:01.000000Z"
+    assert one["watching"] == {
+        "jobs": 0,
+        "ranks": 3,
+        "agents": 3,
+        "last_heard_s": 0.5,
+        "blind": ["x"],
+    }
+
+
+def test_keys_of_a_newer_release_stay() -> None:
+    """During an upgrade, a replica says more than this one knows."""
+    answer = merged(said(), said(line("a", colour="red")))
+    assert answer["jobs"] == [line("a", colour="red")]
+
+
+def test_a_job_that_has_just_moved_is_listed_once() -> None:
+    """Its former owner and its new one both have it: the newer attempt is shown."""
+    assert merged(said(line("a", 3)), said(line("a", 2)))["jobs"] == [line("a", 3)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"3", b"[]", b"{}", b'{"jobs": []}', b"\xff", b'{"at": 1, "jobs": []}'],
+)
+def test_nonsense_is_refused(body: bytes) -> None:
+    """What is no list of jobs is a ValueError, whatever it is."""
+    with pytest.raises(ValueError, match=r"."):
+        decode(body, Jobs)
+
+
+def test_a_name_that_is_not_utf_8_arrives() -> None:
+    """JSON has it as an escaped surrogate, which a strict parser refuses."""
+    watching = b'{"jobs": 0, "ranks": 0, "agents": 0, "last_heard_s": null, "blind": []}'
+    body = (
+        b'{"at": "", "jobs": [{"job": "a\\udc80", "attempt": 0}], "warnings": [], "watching": '
+        + watching
+        + b"}"
+    )
+    assert decode(body, Jobs)["jobs"] == [line("a\udc80")]
