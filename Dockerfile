@@ -5,10 +5,11 @@ FROM python:3.11.14-slim-bookworm AS build
 WORKDIR /src
 COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
-# The tested versions; with py-spy the agent reads stacks where it has the right to trace.
+# The tested versions; with py-spy the agent reads stacks where it has the right to trace. The extra is
+# for replicas of a cluster.
 RUN python -m venv /opt/frd/venv \
     && /opt/frd/venv/bin/pip install --no-cache-dir --constraint requirements/demo.txt \
-        /wheels/*.whl py-spy
+        "$(echo /wheels/*.whl)[cluster]" py-spy
 
 FROM python:3.11.14-slim-bookworm
 COPY --from=build /opt/frd/venv /opt/frd/venv

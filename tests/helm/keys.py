@@ -20,6 +20,8 @@ CHART = Path(__file__).parents[2] / "helm/frd"
 SCHEMA = CHART / "values.schema.json"
 CHARTS_OWN = {"grpc", "http", "data_dir", "tls", "auth", "insecure"}
 """What the chart sets itself, in the service's file."""
+CHARTS_OWN_OF_CLUSTER = {"member", "advertise_grpc", "advertise_http"}
+"""What it sets itself in the section `cluster`."""
 CHARTS_FLAGS = {"service", "run_dir", "dump_dir", "metrics", "job", "node", "insecure"}
 """The same for the agent, in addition to all keys that begin with tls or token."""
 _NOISE = ("title", "default", "description")
@@ -29,6 +31,8 @@ def service_keys() -> dict[str, Any]:
     """The schema of `config`."""
     schema = _plain(config.json_schema(), CHARTS_OWN)
     resolved: dict[str, Any] = _resolved(schema, schema.pop("$defs"))
+    for key in CHARTS_OWN_OF_CLUSTER:
+        del resolved["properties"]["cluster"]["properties"][key]
     return resolved
 
 

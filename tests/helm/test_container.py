@@ -122,7 +122,9 @@ def test_every_pin_of_the_image_is_a_tested_one() -> None:
         (path.parent / name).read_text("utf-8")
         for name in [path.name, *re.findall(r"^-c (\S+)$", path.read_text("utf-8"), re.M)]
     )
-    for wanted in [*PYPROJECT["project"]["dependencies"], "py-spy"]:
+    (extra,) = re.findall(r"\.whl\)\[(\w+)\]", install.text)
+    optional = PYPROJECT["project"]["optional-dependencies"][extra]
+    for wanted in [*PYPROJECT["project"]["dependencies"], *optional, "py-spy"]:
         name = re.split(r"[^\w-]", wanted)[0]
         assert re.search(rf"^{name}==", pins, re.MULTILINE), name
 

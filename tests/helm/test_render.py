@@ -84,6 +84,17 @@ OPTIONS: dict[str, Values] = {
         }
     },
     "ingress of the default class": {"ingress": {"enabled": True, "hosts": ["frd.example"]}},
+    "cluster": {
+        "replicas": 3,
+        "cluster": {"secretName": "frd-nats"},
+        "config": {
+            "cluster": {
+                "servers": [f"tls://nats-{n}.nats-headless.nats.svc:4222" for n in range(3)],
+                "user_file": "/etc/frd/nats/user",
+                "tls_ca_file": "/etc/frd/nats/ca.crt",
+            }
+        },
+    },
     "budget": {"podDisruptionBudget": {"enabled": True}},
     "no policy": {"networkPolicy": {"enabled": False}},
     "agents elsewhere": {"agent": {"namespaces": ["training", "frd", "more"]}},
@@ -364,6 +375,68 @@ def test_the_service_monitor_finds_the_service_once() -> None:
         and endpoint["port"] in {p["name"] for p in service["spec"]["ports"]}
     ]
     assert found == ["frd"]
+
+
+ON_NODES_AND_ZONES = {
+    "kubernetes.io/hostname": "DoNotSchedule",
+    "topology.kubernetes.io/zone": "ScheduleAnyway",
+}
+
+
+def test_replicas_are_apart_and_leave_one_at_a_time() -> None:
+    """Three replicas start together on different nodes, and a drained node takes one of them."""
+    rendered = render(OPTIONS["cluster"])
+    service = rendered.one("StatefulSet")["spec"]
+    assert (service["replicas"], service["podManagementPolicy"]) == (3, "Parallel")
+    spread = rendered.pod()["topologySpreadConstraints"]
+    assert {s["topologyKey"]: s["whenUnsatisfiable"] for s in spread} == ON_NODES_AND_ZONES
+    for constraint in spread:
+        assert selects(constraint["labelSelector"]["matchLabels"], service["template"])
+    assert rendered.one("PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+
+
+def test_own_settings_of_replicas_win() -> None:
+    """Constraints and a budget that the values give replace those of the chart."""
+    own = {"enabled": True, "maxUnavailable": 2}
+    given = {"topologySpreadConstraints": [SPREAD], "podDisruptionBudget": own}
+    rendered = render(OPTIONS["cluster"] | given)
+    assert rendered.pod()["topologySpreadConstraints"] == [SPREAD]
+    assert rendered.one("PodDisruptionBudget")["spec"]["maxUnavailable"] == 2
+
+
+def test_one_replica_is_as_it_was() -> None:
+    """An upgrade of a single service changes no field that Kubernetes refuses to change, and asks
+    for no cluster."""
+    rendered = render()
+    service = rendered.one("StatefulSet")["spec"]
+    assert service["replicas"] == 1
+    assert not {"podManagementPolicy", "minReadySeconds"} & set(service)
+    assert not rendered.of("PodDisruptionBudget")
+    assert not [e for e in rendered.pod()["containers"][0]["env"] if "CLUSTER" in e["name"]]
+    assert "topologySpreadConstraints" not in rendered.pod()
+
+
+def test_several_replicas_without_a_cluster_are_refused() -> None:
+    """Two services that know nothing of each other would each watch a part of every job."""
+    with pytest.raises(helm.HelmRenderError, match=r"replicas: 3: .* config\.cluster\.servers"):
+        render({"replicas": 3})
+
+
+def test_only_replicas_reach_nats_and_each_other() -> None:
+    """The policy opens the NATS port for the service's pods, not for agents, and lets replicas ask
+    each other although clients of HTTP are limited."""
+    limited = {"http": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]}
+    values = merged(OPTIONS["cluster"], OPTIONS["daemonset"], {"networkPolicy": limited})
+    rendered = render(values)
+    service = rendered.one("NetworkPolicy", "frd")["spec"]
+    mine = {"podSelector": {"matchLabels": service["podSelector"]["matchLabels"]}}
+    nats = {"ports": [{"port": 4222, "protocol": "TCP"}]}
+    assert nats in service["egress"]
+    assert {"to": [mine], "ports": [{"port": "http"}]} in service["egress"]
+    assert mine in service["ingress"][1]["from"]
+    agents = rendered.one("NetworkPolicy", "frd-agent")["spec"]
+    assert "4222" not in str(agents)
+    assert nats not in render().one("NetworkPolicy")["spec"]["egress"]
 
 
 def test_two_releases_share_nothing() -> None:

@@ -37,6 +37,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
             "store": {"journal_bytes": 268435456},
         }
     },
+    "cluster": {
+        "replicas": 3,
+        "config": {"cluster": {"servers": ["tls://n:4222"], "tls_ca_file": "/etc/frd/nats/ca.crt"}},
+    },
     "webhook": {
         "config": {
             "notify": [{"url_file": "/etc/frd/notify/url", "on": ["opened"]}, {"url": "http://h/"}]
@@ -83,7 +87,36 @@ def test_the_service_takes_its_file(values: dict[str, Any], tmp_path: Path) -> N
     for section, given in sections:
         for key, value in given.items():
             there = getattr(loaded, section)
-            assert (there[key] if isinstance(there, dict) else getattr(there, key)) == value
+            loaded_value = there[key] if isinstance(there, dict) else getattr(there, key)
+            assert as_given(loaded_value, value, tmp_path)
+
+
+def as_given(loaded: Any, value: Any, root: Path) -> bool:
+    """Lists are tuples, and files are below `root`."""
+    if isinstance(loaded, Path):
+        return loaded == Path(f"{root}{value}")
+    return bool((list(loaded) if isinstance(loaded, tuple) else loaded) == value)
+
+
+def test_a_replica_gives_its_own_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the variables of its pod, `frd serve` advertises names that the certificate has, and
+    checks other replicas with the same CA; agents are given the same addresses."""
+    rendered = render(OPTIONS["cluster"])
+    (tmp_path / "frd.toml").write_text(mounted(rendered, tmp_path))
+    for variable in container(rendered)["env"]:
+        value = variable.get("value", "").replace("$(POD_NAME)", "frd-1")
+        if variable["name"].startswith("FRD_CLUSTER__"):
+            monkeypatch.setenv(variable["name"], value)
+    loaded = config.load(tmp_path / "frd.toml").cluster
+    assert loaded.advertise_grpc == "frd-1.frd-headless.frd.svc:9373"
+    assert loaded.advertise_http == "frd-1.frd-headless.frd.svc:9374"
+    assert loaded.peers_ca_file is not None
+    assert loaded.peers_ca_file.is_file()
+    (agent,) = (c for c in recipe(OPTIONS["cluster"])["initContainers"] if c["name"] == "frd-agent")
+    (service,) = (w for w in agent["command"] if w.startswith("--service="))
+    addresses = service.partition("=")[2].split(",")
+    assert len(addresses) == 3
+    assert addresses[1] == loaded.advertise_grpc
 
 
 @pytest.mark.parametrize(

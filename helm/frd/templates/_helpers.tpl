@@ -55,6 +55,27 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{ include "frd.fullname" . }}.{{ .Release.Namespace }}.svc
 {{- end }}
 
+{{/* Not empty if the service is a replica of a cluster. */}}
+{{- define "frd.cluster" -}}
+{{- if dig "cluster" "servers" list .Values.config }}yes{{ end }}
+{{- end }}
+
+{{/* What agents call: the service's host, or all pods of a cluster. An agent tries them one after the
+     other, without waiting for Kubernetes to notice that a node is gone. Every certificate of this chart
+     has these names. */}}
+{{- define "frd.agentService" -}}
+{{- if include "frd.cluster" . }}
+{{- $name := include "frd.fullname" . }}
+{{- $addresses := list }}
+{{- range $number := until (int .Values.replicas) }}
+{{- $addresses = append $addresses (printf "%s-%d.%s-headless.%s.svc:%v" $name $number $name $.Release.Namespace $.Values.service.grpcPort) }}
+{{- end }}
+{{- join "," $addresses }}
+{{- else }}
+{{- include "frd.host" . }}:{{ .Values.service.grpcPort }}
+{{- end }}
+{{- end }}
+
 {{- define "frd.scheme" -}}
 {{ ternary "http" "https" .Values.insecure }}
 {{- end }}
@@ -129,6 +150,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- $_ := set $config "grpc" (printf "%s:%d" .Values.bindAddress (int .Values.service.grpcPort)) }}
 {{- $_ := set $config "http" (printf "%s:%d" .Values.bindAddress (int .Values.service.httpPort)) }}
 {{- $_ := set $config "data_dir" "/var/lib/frd" }}
+{{- if and (include "frd.cluster" .) (not .Values.insecure) (not (dig "cluster" "peers_ca_file" "" $config)) }}
+{{- $_ := set $config.cluster "peers_ca_file" "/etc/frd/credentials/ca.crt" }}
+{{- end }}
 {{- range $target := $config.notify }}
 {{- if not $target.runbook_url }}
 {{- $_ := set $target "runbook_url" (include "frd.runbooks" $) }}

@@ -6,7 +6,7 @@ chart's context, so a chart that depends on this one can use them too, with .Sub
 {{- define "frd.agent.command" -}}
 - frd-agent
 - run
-- --service={{ include "frd.host" .root }}:{{ .root.Values.service.grpcPort }}
+- --service={{ include "frd.agentService" .root }}
 - --run-dir={{ .runDir }}
 - --metrics={{ .root.Values.bindAddress }}:{{ .root.Values.agent.metricsPort }}
 {{- if not .root.Values.insecure }}
