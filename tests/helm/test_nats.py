@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from frd.config import ClusterOptions
 from frd.cluster.cells import CELLS
+from frd.config import ClusterOptions
 from tests.helm.chart import NEWEST, ROOT, Object, check, render
 from tests.world.certs import make_certs
 
@@ -48,7 +48,7 @@ def test_the_server_takes_the_configuration(tmp_path: Path) -> None:
     """nats-server finds no mistake in accounts, TLS and JetStream of the values."""
     make_certs(tmp_path)
     (tmp_path / "nats.conf").write_text(server_config(tmp_path))
-    passwords = {name: "secret" for name in VALUES["container"]["env"]}
+    passwords = dict.fromkeys(VALUES["container"]["env"], "secret")
     checked = subprocess.run(
         [BINARY, "-t", "--config", tmp_path / "nats.conf"],
         env=os.environ | passwords,
@@ -66,7 +66,10 @@ def test_each_record_is_on_the_disks_of_three_nodes() -> None:
     assert config["cluster"]["replicas"] == ClusterOptions().replicas == 3
     assert config["jetstream"]["merge"]["sync_interval"] == "always"
     (spread,) = VALUES["podTemplate"]["topologySpreadConstraints"].items()
-    assert spread == ("kubernetes.io/hostname", {"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"})
+    assert spread == (
+        "kubernetes.io/hostname",
+        {"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"},
+    )
     size = int(config["jetstream"]["fileStore"]["pvc"]["size"].removesuffix("Gi")) * 2**30
     assert CELLS * ClusterOptions().log_bytes < 0.7 * size
 

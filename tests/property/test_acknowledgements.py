@@ -147,7 +147,7 @@ class World:
             limits=JournalLimits(total_bytes=10**12),
             on_fenced=self._on_fenced,
         )
-        shared = Shared(Engine(Policy()))
+        self.shared = shared = Shared(Engine(Policy()))
         self.streams = Streams(
             shared, AgentClocks(self.now, raw_now), self.log,
             now=self.now, version="0", instance="i", ids=itertools.count(1),
@@ -247,6 +247,7 @@ class World:
                 self.send(agent)
                 while agent.connection is not None and agent.connection.unread:
                     self.receive(agent.connection)
+            self.shared.flush()
             self.log.tick(self.now())
             await asyncio.sleep(0.5)
             self.acknowledge()
@@ -308,6 +309,7 @@ async def service_acts(world: World) -> None:
             if dice.random() < 0.3:
                 world.end(connection)
         case 1:
+            world.shared.flush()
             world.log.tick(world.now())
         case 2:
             await asyncio.sleep(dice.choice([0, 0, 0.01, 0.3, 3]))
