@@ -71,9 +71,6 @@ class PairRuns:
     def joined(cls, parts: Sequence[tuple[int, PairRuns]]) -> PairRuns:
         """The runs of several messages whose rows follow each other; each with the row at which
         its message begins."""
-        (offset, runs), *others = parts
-        if not others and not offset:
-            return runs
         places = [
             np.arange(len(r.seq)) if isinstance(r.places, slice) else r.places for _, r in parts
         ]

@@ -41,3 +41,8 @@ class LazySequence(Sequence[T], Generic[T]):
         if not -self._count <= at < self._count:
             raise IndexError(at)
         return self._make(at % self._count)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
