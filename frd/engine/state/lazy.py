@@ -1,4 +1,4 @@
-"""Values that are made when they are first read: mostly nobody asks for 98,304 ranks."""
+"""Values that are made when they are first read: of 98,304 ranks, mostly a few are read."""
 
 from __future__ import annotations
 

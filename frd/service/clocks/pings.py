@@ -25,7 +25,7 @@ from frd.service.access.token_bucket import TokenBucket
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks, SessionKey
 from frd.wire.clock import ClockHello, Ping, decode_clock, encode_pong
 
-MAX_STREAMS: Final = 16_384
+MAX_STREAMS: Final = 32_768
 PROTOCOL: Final = "protocol"
 """A stream that was ended because of an invalid message."""
 STRANGER: Final = "stranger"
