@@ -190,7 +190,7 @@ class World:
                 self.write(connection)
 
     def write(self, connection: Connection) -> None:
-        """The service writes what it has for the stream, as it does for requests, too."""
+        """The service writes what it has for the stream, for a request, too."""
         connection.stream.wake.clear()
         for event in connection.stream.take_outgoing():
             if isinstance(event, Ack):
@@ -250,6 +250,9 @@ class World:
             self.shared.flush()
             self.log.tick(self.now())
             await asyncio.sleep(0.5)
+            for agent in self.agents:
+                if agent.connection is not None:
+                    self.write(agent.connection)
             self.acknowledge()
 
 
