@@ -8,12 +8,10 @@ that are ever asked, from the `ClusterView`.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, TypeAlias
 from urllib.parse import quote, urlencode
 
-import httpx
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,20 +28,17 @@ from frd.service.http.answers import (
     refuse,
 )
 from frd.service.http.peers import merging
-from frd.service.http.peers.client import READ_S, Forwarded, NoAnswer, PeerClient
+from frd.service.http.peers.client import READ_S, NoAnswer, PeerClient
 from frd.service.http.peers.merging import Heard, Json, Listing
-from frd.service.http.peers.relay import Relay, asked, forwarded, is_forwarded
+from frd.service.http.peers.questions import CELLS_HEADER, Questions
+from frd.service.http.peers.relay import Relay, forwarded, is_forwarded
 from frd.service.view import ServiceView
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
-_CELLS: Final = "frd-cells"
-"""Header of the answer to a forwarded request for a list: the cells whose jobs it has."""
 _PATIENCE_S: Final = 15.0
 """For the owner itself, in addition to the time limit of its agents."""
 _AGAIN: Final = "try again in a few seconds, see frd status"
-
-log = logging.getLogger(__name__)
 
 
 class Peers:
@@ -54,9 +49,8 @@ class Peers:
     ) -> None:
         self._view = view
         self._client = client
+        self._questions = Questions(client, self._cluster)
         self._cells = cells
-        self._silent: dict[str, str] = {}
-        """Replicas that did not answer a question, and why."""
 
     async def close(self) -> None:
         await self._client.close()
@@ -97,7 +91,7 @@ class Peers:
             if is_forwarded(request) or dump_id in await asyncio.to_thread(self._view.dumps.ids):
                 return await handler(request)
             others = self._others()
-            relayed, silent = await self._first_that_has(request, others)
+            relayed, silent = await self._questions.first_that_has(request, others)
             if relayed is not None:
                 return relayed
             self._require_all(f"dump: {dump_id!r}", silent)
@@ -128,55 +122,12 @@ class Peers:
         """The job of a finding that the others may know; None: none of them does."""
         others = self._others()
         target = f"/api/v1/findings/{quote(finding_id.encode(errors='surrogateescape'), safe='')}"
-        heard, silent = await self._ask(others, request, target, merging.OneFinding)
+        heard, silent = await self._questions.ask(others, request, target, merging.OneFinding)
         if heard:
             job: str = heard[0].json["job"]
             return job
         self._require_all(f"finding: {finding_id!r}", silent)
         return None
-
-    async def _first_that_has(
-        self, request: Request, others: Sequence[Replica]
-    ) -> tuple[Relay | None, list[str]]:
-        """The first answer with status 200; and the replicas that did not answer."""
-        sent = forwarded(request, self._cluster().me)
-        tasks = [asyncio.create_task(self._opened(replica, sent)) for replica in others]
-        found: Relay | None = None
-        silent = []
-        for done in asyncio.as_completed(tasks):
-            replica, answered = await done
-            self._heard(replica.name, str(answered) if isinstance(answered, NoAnswer) else "")
-            if isinstance(answered, NoAnswer):
-                silent.append(replica.name)
-            elif answered is not None:
-                found = Relay(request, replica.name, answered)
-                break
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for task in tasks:
-            late = None if task.cancelled() else task.result()[1]
-            if isinstance(late, httpx.Response) and not (found and found.passes_on(late)):
-                await late.aclose()
-        return found, silent
-
-    async def _opened(
-        self, replica: Replica, sent: Forwarded
-    ) -> tuple[Replica, httpx.Response | NoAnswer | None]:
-        """Its answer, if that has status 200; None for status 404."""
-        try:
-            async with asyncio.timeout(self._client.within_s):
-                answered = await self._client.send(replica, sent)
-        except NoAnswer as error:
-            return replica, error
-        except TimeoutError:
-            return replica, NoAnswer(f"no answer within {self._client.within_s:g} s")
-        if answered.status_code == httpx.codes.OK:
-            return replica, answered
-        await answered.aclose()
-        if answered.status_code == httpx.codes.NOT_FOUND:
-            return replica, None
-        return replica, NoAnswer(f"answered {answered.status_code}")
 
     @staticmethod
     def _require_all(what: str, silent: Sequence[str]) -> None:
@@ -194,7 +145,7 @@ class Peers:
             if is_forwarded(request):
                 return _with_cells(own, cells)
             others, target = self._others(), "/api/v1/jobs"
-            heard, silent = await self._ask(others, request, target, merging.Jobs)
+            heard, silent = await self._questions.ask(others, request, target, merging.Jobs)
             view = self._cluster()
 
             def merged() -> object:
@@ -215,10 +166,12 @@ class Peers:
                 return _with_cells(own, cells)
             query = request.query_params
             job, state = query.get("job"), query.get("state")
-            asks = {"state": "open", "limit": str(MAX_FINDINGS)} | ({"job": job} if job else {})
+            asks = {"state": "open", "limit": str(MAX_FINDINGS)}
+            if job is not None:
+                asks["job"] = job
             target = f"/api/v1/findings?{urlencode(asks, errors='surrogateescape')}"
             others = self._others(job)
-            heard, silent = await self._ask(others, request, target, merging.Findings)
+            heard, silent = await self._questions.ask(others, request, target, merging.Findings)
             view = self._cluster()
 
             def merged() -> object:
@@ -238,55 +191,11 @@ class Peers:
             own = await handler(request)
             if is_forwarded(request):
                 return own
-            others = self._others()
-            heard, silent = await self._ask(others, request, "/api/v1/cluster", merging.Member)
+            others, target = self._others(), "/api/v1/cluster"
+            heard, silent = await self._questions.ask(others, request, target, merging.Member)
             return await json_answer(lambda: merging.merge_cluster(_json_of(own), heard, silent))
 
         return answer
-
-    async def _ask(
-        self,
-        replicas: Sequence[Replica],
-        request: Request,
-        target: str,
-        form: type[msgspec.Struct],
-    ) -> tuple[list[Heard], list[str]]:
-        """The answers that have arrived in time, and the names of replicas without one. Status 404
-        is an answer, with nothing in it."""
-        sent = asked(request, self._cluster().me, target)
-
-        async def one(replica: Replica) -> Heard | NoAnswer | None:
-            try:
-                answered = await self._client.ask(replica, sent)
-                if answered.status_code == httpx.codes.NOT_FOUND:
-                    return None
-                said = await asyncio.to_thread(merging.decode, answered.content, form)
-                return Heard(said, _cells_in(answered))
-            except NoAnswer as error:
-                return error
-            except ValueError as error:
-                return NoAnswer(f"its answer is not frd's: {error}")
-
-        answers = await asyncio.gather(*map(one, replicas))
-        silent = []
-        for replica, said in zip(replicas, answers, strict=True):
-            if isinstance(said, NoAnswer):
-                silent.append(replica.name)
-            self._heard(replica.name, str(said) if isinstance(said, NoAnswer) else "")
-        return [said for said in answers if isinstance(said, Heard)], silent
-
-    def _heard(self, name: str, why: str) -> None:
-        """Log when a replica stops to answer and when it answers again, not each question."""
-        if why and name not in self._silent:
-            log.warning("replica %s: did not answer: %s", name, why)
-        elif not why and name in self._silent:
-            log.info("replica %s: answers again", name)
-        view = self._cluster()
-        self._silent = {one: said for one, said in self._silent.items() if view.replica(one)}
-        if why:
-            self._silent[name] = why
-        else:
-            self._silent.pop(name, None)
 
     # -- what this replica knows ---------------------------------------------------------------
 
@@ -326,12 +235,8 @@ def _patience_s(body: bytes) -> float:
 
 
 def _with_cells(answer: Response, cells: Collection[int]) -> Response:
-    answer.headers[_CELLS] = ",".join(map(str, sorted(cells)))
+    answer.headers[CELLS_HEADER] = ",".join(map(str, sorted(cells)))
     return answer
-
-
-def _cells_in(answer: httpx.Response) -> frozenset[int]:
-    return frozenset(int(cell) for cell in answer.headers.get(_CELLS, "").split(",") if cell)
 
 
 def _json_of(answer: Response) -> Json:

@@ -1,0 +1,124 @@
+"""Questions to several replicas at the same time, and which of them did not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import httpx
+import msgspec
+from starlette.requests import Request
+
+from frd.cluster.lease import ClusterView, Replica
+from frd.service.http.peers import merging
+from frd.service.http.peers.client import Forwarded, NoAnswer, PeerClient
+from frd.service.http.peers.merging import Heard
+from frd.service.http.peers.relay import Relay, asked, forwarded
+
+CELLS_HEADER: Final = "frd-cells"
+"""Header of the answer to a forwarded request for a list: the cells whose jobs it has."""
+
+log = logging.getLogger(__name__)
+
+
+class Questions:
+    """`view` returns the cluster as this replica sees it."""
+
+    def __init__(self, client: PeerClient, view: Callable[[], ClusterView]) -> None:
+        self._client = client
+        self._view = view
+        self._silent: dict[str, str] = {}
+        """Replicas that did not answer the last question, and why."""
+
+    async def ask(
+        self,
+        replicas: Sequence[Replica],
+        request: Request,
+        target: str,
+        form: type[msgspec.Struct],
+    ) -> tuple[list[Heard], list[str]]:
+        """The answers that have arrived in time, and the names of replicas without one. Status 404
+        is an answer, with nothing in it."""
+        sent = asked(request, self._view().me, target)
+
+        async def one(replica: Replica) -> Heard | NoAnswer | None:
+            try:
+                answered = await self._client.ask(replica, sent)
+                if answered.status_code == httpx.codes.NOT_FOUND:
+                    return None
+                said = await asyncio.to_thread(merging.decode, answered.content, form)
+                return Heard(said, _cells_in(answered))
+            except NoAnswer as error:
+                return error
+            except ValueError as error:
+                return NoAnswer(f"its answer is not frd's: {error}")
+
+        answers = await asyncio.gather(*map(one, replicas))
+        silent = []
+        for replica, said in zip(replicas, answers, strict=True):
+            if isinstance(said, NoAnswer):
+                silent.append(replica.name)
+            self._heard(replica.name, str(said) if isinstance(said, NoAnswer) else "")
+        return [said for said in answers if isinstance(said, Heard)], silent
+
+    def _heard(self, name: str, why: str) -> None:
+        """Log when a replica stops to answer and when it answers again, not each question."""
+        if why and name not in self._silent:
+            log.warning("replica %s: did not answer: %s", name, why)
+        elif not why and name in self._silent:
+            log.info("replica %s: answers again", name)
+        view = self._view()
+        self._silent = {one: said for one, said in self._silent.items() if view.replica(one)}
+        if why:
+            self._silent[name] = why
+        else:
+            self._silent.pop(name, None)
+
+    async def first_that_has(
+        self, request: Request, others: Sequence[Replica]
+    ) -> tuple[Relay | None, list[str]]:
+        """The first answer with status 200; and the replicas that did not answer."""
+        sent = forwarded(request, self._view().me)
+        tasks = [asyncio.create_task(self._opened(replica, sent)) for replica in others]
+        found: Relay | None = None
+        silent = []
+        for done in asyncio.as_completed(tasks):
+            replica, answered = await done
+            self._heard(replica.name, str(answered) if isinstance(answered, NoAnswer) else "")
+            if isinstance(answered, NoAnswer):
+                silent.append(replica.name)
+            elif answered is not None:
+                found = Relay(request, replica.name, answered)
+                break
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for task in tasks:
+            late = None if task.cancelled() else task.result()[1]
+            if isinstance(late, httpx.Response) and not (found and found.passes_on(late)):
+                await late.aclose()
+        return found, silent
+
+    async def _opened(
+        self, replica: Replica, sent: Forwarded
+    ) -> tuple[Replica, httpx.Response | NoAnswer | None]:
+        """Its answer, if that has status 200; None for status 404."""
+        try:
+            async with asyncio.timeout(self._client.within_s):
+                answered = await self._client.send(replica, sent)
+        except NoAnswer as error:
+            return replica, error
+        except TimeoutError:
+            return replica, NoAnswer(f"no answer within {self._client.within_s:g} s")
+        if answered.status_code == httpx.codes.OK:
+            return replica, answered
+        await answered.aclose()
+        if answered.status_code == httpx.codes.NOT_FOUND:
+            return replica, None
+        return replica, NoAnswer(f"answered {answered.status_code}")
+
+
+def _cells_in(answer: httpx.Response) -> frozenset[int]:
+    return frozenset(int(cell) for cell in answer.headers.get(CELLS_HEADER, "").split(",") if cell)
