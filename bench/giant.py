@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import math
 import os
 import resource
@@ -35,6 +36,7 @@ from frd.model import AlignedNs, AttemptKey
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import raw_now
 from frd.service.findings.evaluator import Evaluator
+from frd.service.findings.keepers import LocalKeeper
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Stream, Streams
 from frd.service.journal.payloads import Settings, encode_payload
@@ -140,10 +142,11 @@ class Process:
             now=now,
             version=__version__,
             instance="bench",
+            ids=itertools.count(1),
         )
         self.evaluator = Evaluator(
             self.shared,
-            self.store,
+            LocalKeeper(self.store),
             self.journal,
             now=now,
             project=self._project,

@@ -247,7 +247,7 @@ def test_three_machines_with_nats(typed: dict[str, str], tmp_path: Path) -> None
 
     with ExitStack() as stack:
         for number in range(len(HOSTS)):
-            command = [BINARY, "--config", nats_config(tmp_path, number, ports)]
+            command = [str(BINARY), "--config", str(nats_config(tmp_path, number, ports))]
             env = os.environ | {"NATS_NAME": HOSTS[number]}
             stack.enter_context(running(command, env=env, log=tmp_path / f"nats-{number}.log"))
         https: list[str] = []

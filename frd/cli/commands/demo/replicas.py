@@ -97,8 +97,8 @@ def _start_nats(stage: Stage) -> list[str]:
     """Three servers on free ports that form one cluster; returns their URLs."""
     if importlib.util.find_spec("nats") is None:
         raise FrdError("demo: failover: nats-py is missing: pip install 'frd-daemon[cluster]'")
-    beside = Path(sys.executable).with_name("nats-server")
-    program = str(beside) if beside.exists() else shutil.which("nats-server")
+    installed = Path(sys.executable).with_name("nats-server")
+    program = str(installed) if installed.exists() else shutil.which("nats-server")
     if program is None:
         raise FrdError(
             "demo: failover: nats-server: not found: install NATS 2.12 or newer; see "
