@@ -28,7 +28,7 @@ def merged(first: dict[str, Any], *others: dict[str, Any], view: ClusterView = V
 
 
 def test_the_order_of_answers_does_not_matter() -> None:
-    """Whoever merges, and whoever answers first: the same list."""
+    """Any replica may merge, and any may answer first: the list is the same."""
     answers = [
         said(line("b"), agents=2, ranks=3, last_heard_s=2.0, blind=["x"]),
         said(line("a"), at="2026-11-25T00:00:01.000000Z", agents=1, last_heard_s=0.5),
