@@ -28,11 +28,19 @@ class Entry(NamedTuple):
 
 class Registry(Protocol):
     async def get(self, key: str) -> Entry | None:
-        """None if there is no such key. Never an outdated value."""
+        """None if there is no such key. Never an outdated value.
+
+        Raises:
+            RegistryUnavailable: no answer in time.
+        """
         ...
 
     async def find(self, prefix: str) -> Mapping[str, Entry]:
-        """All keys that begin with `prefix`."""
+        """All keys that begin with `prefix`, which ends with a dot.
+
+        Raises:
+            RegistryUnavailable: no answer in time.
+        """
         ...
 
     async def put(self, key: str, value: bytes, revision: int) -> int:

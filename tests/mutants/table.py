@@ -113,4 +113,14 @@ MUTANTS: Final = (
            "the last acknowledged row is sent again, or a row too many is forgotten"),
     Mutant("frd_agent.memory.samples", "rewind", Swap("reversed", "list"), "unit/agent/memory",
            "samples that are sent again go backwards"),
+    # -- cluster -------------------------------------------------------------------------------
+    Mutant("frd.cluster.ownership", "Ownership._newer", Swap(ast.Gt, ast.Lt),
+           "property/ownership property/lease",
+           "an owner does not learn that another replica has claimed its cell since"),
+    Mutant("frd.cluster.ownership", "Ownership.may_claim", Swap(ast.GtE, ast.Lt),
+           "property/ownership",
+           "a claim that its owner has not reported yet is robbed"),
+    Mutant("frd.cluster.heartbeats", "HeartbeatLease._run", Swap("_put", "_beat"),
+           "property/lease",
+           "heartbeats in quick succession count others as dead that had no time for theirs"),
 )  # fmt: skip
