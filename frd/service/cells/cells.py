@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from frd.cluster.cells import cell_of
 from frd.errors import ServiceUnavailable
 from frd.model import AttemptKey, Finding
 from frd.service.cells.cell import Cell
-from frd.service.cells.merged import merge
+from frd.service.cells.merged import add, merge
 from frd.service.journal.payloads import Dismissal
-from frd.service.state import DumpResult, ServiceState
+from frd.service.state import Counters, DumpResult, ServiceState
 
 WHOLE = 0
 """The number of the only cell of a service without a cluster."""
@@ -25,6 +26,9 @@ class Cells(dict[int, Cell]):
         super().__init__()
         self.is_cluster = is_cluster
         self._complete = complete
+        self._left = Counters()
+        """Of cells that are no longer here. Totals of a process must not fall: Prometheus takes a
+        fall for a restart, and the rest for new events."""
         self.state = merge([])
         """What is published; replaced by `refresh`."""
 
@@ -32,9 +36,19 @@ class Cells(dict[int, Cell]):
         """The cell of a job, owned by this process or not."""
         return cell_of(job) if self.is_cluster else WHOLE
 
+    def drop(self, number: int) -> Cell:
+        """Remove a cell. What it has counted still counts, except by job."""
+        cell = self.pop(number)
+        counted = replace(cell.state.counters, findings={})
+        of_engine = Counters(evicted=cell.state.status_view.evicted)
+        self._left = add([self._left, counted, of_engine])
+        return cell
+
     def refresh(self) -> None:
         """Publish what the cells have published since the last call."""
-        self.state = self._complete(merge([cell.state for cell in self.values()]))
+        merged = merge([cell.state for cell in self.values()])
+        counters = add([merged.counters, self._left])
+        self.state = self._complete(replace(merged, counters=counters))
 
     def kept_back(self) -> list[Finding]:
         """Findings that are published but not stored. Any thread may call this."""

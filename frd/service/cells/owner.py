@@ -175,7 +175,7 @@ class CellOwner:
             await leaving.finish()
             await leaving.close()
             leaving.streams.flush_acks()
-            del self._cells[cell]
+            self._cells.drop(cell)
             await self._lease.release(cell, successor)
         finally:
             self._busy.pop(cell, None)
@@ -187,7 +187,7 @@ class CellOwner:
 
     def _drop(self, cell: int) -> None:
         """Nothing of it is shown, stored or acknowledged any more."""
-        dropped = self._cells.pop(cell)
+        dropped = self._cells.drop(cell)
         self._abandon(dropped)
         view = self._lease.view
         replica = view.replica(view.owners.get(cell, ""))

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,7 @@ from frd.service.clocks.pings import raw_now
 from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.collector import Home, _reportable
 from frd.service.journal.replicated import ReplicatedLog
-from frd.service.state import CellState
+from frd.service.state import CellState, Counters
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits
@@ -201,6 +201,40 @@ async def test_a_lost_cell_is_dropped(tmp_path: Path) -> None:
         parts.owner.lost(CELL)
         assert CELL not in parts.cells
         assert [e.address for e in stream.outgoing if isinstance(e, Redirect)] == [OTHER.grpc]
+
+
+async def both_here(parts: Parts) -> None:
+    async with asyncio.timeout(10):
+        while len(parts.cells) < 2:
+            await asyncio.sleep(0.01)
+
+
+async def test_totals_do_not_fall_with_a_cell(tmp_path: Path) -> None:
+    """One of two cells is lost and comes back: what it has counted still counts, once, and an alert
+    about losses has no reason to fire."""
+    async with replica(tmp_path) as parts:
+        other = (CELL + 1) % CELLS
+        for cell in (CELL, other):
+            parts.owner.gained(cell, "dead")
+        await both_here(parts)
+        for cell, lost in ((CELL, 100), (other, 3)):
+            counted = Counters(entries=lost, store_errors={"journal": lost})
+            view = replace(parts.cells[cell].state.status_view, evicted={"rows": lost})
+            state = replace(parts.cells[cell].state, counters=counted, status_view=view)
+            parts.cells[cell].evaluator.state = state
+        parts.cells.refresh()
+
+        def totals() -> tuple[int, int, int]:
+            state = parts.cells.state
+            evicted = state.status_view.evicted.get("rows", 0) + state.counters.evicted["rows"]
+            return state.counters.entries, state.counters.store_errors["journal"], evicted
+
+        parts.owner.lost(CELL)
+        assert totals() == (103, 103, 103)
+        parts.owner.gained(CELL, "dead")
+        await both_here(parts)
+        parts.cells.refresh()
+        assert totals() == (103, 103, 103)
 
 
 async def test_a_refused_log(tmp_path: Path) -> None:
