@@ -49,7 +49,7 @@ from frd.model import (
     WatermarkColumns,
 )
 from frd.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, Context, StreamCall, collector, open_stream
-from frd.service.ingest.entry_buffer import EntryBuffer
+from frd.service.ingest.buffers.entries import EntryBuffer
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
     PROTOCOL,

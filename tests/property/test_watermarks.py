@@ -11,7 +11,7 @@ from frd.engine.policy import Policy
 from frd.engine.state.watermarks import WatermarkRows
 from frd.model import AlignedNs, AttemptKey, GroupInfo, Int32s, RankInfo
 from frd.service.clocks.alignments import guess
-from frd.service.ingest.watermark_buffer import WatermarkBuffer
+from frd.service.ingest.buffers.watermarks import WatermarkBuffer
 
 NOW = AlignedNs(1_790_000_000_000_000_000)
 WORLD = 4

@@ -2,6 +2,6 @@
 
 `collector` has the gRPC handler, `streams` all streams without I/O, `session` one stream without
 I/O, `declarations` what it has declared, and `shared` what sessions share: the engine,
-`watermark_buffer`, `revisions`, and `job_runs`, which decides which runs of a job are watched.
+`buffers`, `revisions`, and `job_runs`, which decides which runs of a job are watched.
 `nodes` lists the agents.
 """

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from frd.engine.engine import Engine
 from frd.model import AttemptKey
-from frd.service.ingest.entry_buffer import EntryBuffer
+from frd.service.ingest.buffers.entries import EntryBuffer
+from frd.service.ingest.buffers.watermarks import WatermarkBuffer
 from frd.service.ingest.job_runs import JobRuns
 from frd.service.ingest.revisions import MAX_SESSIONS, Revisions
 from frd.service.ingest.wall_times import WallTimes
-from frd.service.ingest.watermark_buffer import WatermarkBuffer
 
 if TYPE_CHECKING:
     from frd.service.ingest.declarations import DeclaredRank

@@ -48,7 +48,7 @@ HELLO = encode_agent(Hello(PROTOCOL, "test", "n", "boot", "s", NodeNs(1), NodeRa
 
 
 class ScriptedLease:
-    """Says what the test says, and remembers what it was told."""
+    """Says what the test says, and remembers the calls on it."""
 
     def __init__(self) -> None:
         self.view = ClusterView(ME.name, (ME, OTHER))
@@ -348,7 +348,7 @@ async def test_the_end_of_a_replica(tmp_path: Path) -> None:
 
 async def test_which_jobs_a_stream_may_report(tmp_path: Path) -> None:
     """In a cluster a stream reports the job that its call names; an agent that names none is of an
-    earlier release and is told to be upgraded, but only when it has a job."""
+    earlier release and must be upgraded, but only when it has a job."""
     async with replica(tmp_path) as parts:
         parts.owner.gained(CELL, "start")
         home = await parts.homes.find(JOB)
