@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
+from tests.sim.cluster.scenario import draw_cluster
 from tests.sim.oracle import Violation
 from tests.sim.run import Failure, Sum, attempt_all, live, quiet, shrink
 from tests.sim.scenario import draw
@@ -27,6 +28,7 @@ _SHOWN = 20
 @click.option("--only", help="With --seed: numbers of the events that happen, as 1,3.")
 @click.option("--world", type=click.IntRange(2), help="With --seed: so many ranks.")
 @click.option("--shrink", "smaller", is_flag=True, help="With --seed: leave out what can be.")
+@click.option("--cluster", is_flag=True, help="Several replicas in place of one service.")
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, show_default="cores")
 def main(
     seeds: int,
@@ -35,38 +37,39 @@ def main(
     only: str | None,
     world: int | None,
     smaller: bool,
+    cluster: bool,
     jobs: int,
 ) -> None:
     """Simulate clusters by their seeds; exit 1 when one breaks a promise."""
     quiet()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no worker is left
     if seed is None:
-        sys.exit(_many(range(first, first + seeds), jobs))
+        sys.exit(_many(range(first, first + seeds), jobs, cluster))
     numbers = None if only is None else [int(number) for number in only.split(",") if number]
     if smaller:
-        numbers = shrink(seed, world)
+        numbers = shrink(seed, world, cluster=cluster)
         fewest = ",".join(map(str, numbers))
         click.echo(f"as little as fails: --seed {seed} --only {fewest or ','}")
-    scenario = draw(seed, world)
+    scenario = draw_cluster(seed, world) if cluster else draw(seed, world)
     click.echo(f"{scenario.plan}\n{scenario.limits}")
     for event in scenario.events:
         if numbers is None or event.number in numbers:
             click.echo(f"  {event}, share {event.share}, for {event.length / 1e9:.1f} s")
     try:
-        click.echo(live(seed, only=numbers, world=world))
+        click.echo(live(seed, only=numbers, world=world, cluster=cluster))
     except Violation as violation:
         click.echo(violation)
         sys.exit(1)
 
 
-def _many(seeds: range, jobs: int) -> int:
+def _many(seeds: range, jobs: int, cluster: bool) -> int:
     total, began = Sum(), time.monotonic()
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeRemainingColumn())
     show = Progress(*columns, console=console, disable=not console.is_terminal)
     with contextlib.suppress(KeyboardInterrupt), show as progress:  # then the sum of what there is
         task = progress.add_task("worlds", total=len(seeds))
-        for result in attempt_all(seeds, jobs):
+        for result in attempt_all(seeds, jobs, cluster=cluster):
             total.add(result)
             if isinstance(result, Failure) and len(total.failures) <= _SHOWN:
                 console.print(str(result), markup=False, highlight=False, soft_wrap=True)

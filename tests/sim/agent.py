@@ -12,11 +12,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from frd.errors import ServiceUnavailable
 from frd.model import EntryColumns, NodeNs, NodeRawNs
 from frd.wire.clock import ClockHello, Ping, decode_pong, encode_clock
 from frd.wire.decode import decode_service
 from frd.wire.encode import encode_agent
-from frd.wire.messages import PROTOCOL, Ack, AgentEvent, Goodbye, Hello, Refusal, Resync, Welcome
+from frd.wire.messages import (
+    PROTOCOL,
+    Ack,
+    AgentEvent,
+    Goodbye,
+    Hello,
+    Redirect,
+    Refusal,
+    Resync,
+    Welcome,
+)
 from frd_agent.counters import Counters
 from frd_agent.memory import Samples
 from frd_agent.node_time import NodeTime
@@ -25,7 +36,7 @@ from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.node_clock import BURST, Clock
 from frd_agent.uplink.outbox import Outbox
-from frd_agent.uplink.route import Backoff
+from frd_agent.uplink.route import PROVEN_S, Backoff, Route
 from tests.sim.clocks import read_clocks
 from tests.sim.kernel import Kernel
 from tests.sim.network import Conn, Surroundings
@@ -100,6 +111,8 @@ class SimAgent:
             self.dictionary, self.outbox, self.current, self.samples, self._in_flight
         )
         self._backoff = Backoff(dice.uniform)
+        self.route: Route | None = None
+        """In a cluster."""
         self._instance = ""
         self._welcome = False
         self._round_at = -S
@@ -126,6 +139,10 @@ class SimAgent:
     def node_ns(self) -> int:
         """Now, as the agent's protocol has it."""
         return self.wall_ns() if self.protocol == 1 else self.raw_ns()
+
+    @property
+    def is_welcome(self) -> bool:
+        return self._welcome
 
     def stop(self) -> None:
         """SIGKILL."""
@@ -228,7 +245,13 @@ class SimAgent:
             self._lost()
 
     def _lost(self) -> None:
-        delay_s = self._backoff.next_s((self.kernel.now - self._began) / S)
+        lasted_s = (self.kernel.now - self._began) / S
+        candidates = 1
+        if self.route is not None:
+            candidates = self.route.candidates
+            if lasted_s > PROVEN_S:
+                self.route.lasted()
+        delay_s = self._backoff.next_s(lasted_s, candidates)
         self.kernel.after(max(round(delay_s * 1e9), MS), self._connect)
 
     def receive(self, data: bytes) -> None:
@@ -239,6 +262,8 @@ class SimAgent:
                 self._instance = event.instance
                 self.dispatch.open(knows_nothing=knows_nothing)
                 self._round_at, self._welcome = -S, True
+                if self.route is not None:
+                    self.route.welcomed(event.next)
                 self._begin_pings()
             case Ack():
                 self._refusals = 0
@@ -247,6 +272,9 @@ class SimAgent:
                 self.dispatch.resync()
             case Refusal():
                 self._refused()
+                return
+            case Redirect():
+                self._redirected(event.address)
                 return
             case _:
                 pass
@@ -260,6 +288,20 @@ class SimAgent:
         if self.conn is not None:
             self.conn.hang_up()
         self.lost()
+
+    def _redirected(self, address: str) -> None:
+        assert self.route is not None
+        assert self.conn is not None
+        if self.kernel.now - self._began > PROVEN_S * S:
+            self.route.lasted()
+        self.conn.hang_up()
+        try:
+            self.route.redirected(address)
+        except ServiceUnavailable:
+            self.lost()
+            return
+        self.conn, self._welcome = None, False
+        self.kernel.after(MS, self._connect)
 
     def pump(self) -> None:
         """Send pending messages, as far as the wire accepts them."""
@@ -276,6 +318,8 @@ class SimAgent:
                     self._round_at = self.kernel.now
                 break
         if self.dispatch.must_reopen:
+            if self.route is not None:
+                self.route.again()
             conn.hang_up()
             self.lost()
 

@@ -9,10 +9,13 @@ import traceback
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
+from tests.sim.cluster.scenario import draw_cluster
+from tests.sim.cluster.world import ClusterWorld
 from tests.sim.oracle import Violation
 from tests.sim.scenario import draw
 from tests.sim.world import Summary, World
@@ -30,18 +33,26 @@ class Failure:
     what: str
     where: str
     """The traceback."""
+    cluster: bool = False
 
     def __str__(self) -> str:
-        return f"seed {self.seed}: {self.what}\nagain: {command(self.seed)}"
+        return f"seed {self.seed}: {self.what}\nagain: {command(self.seed, cluster=self.cluster)}"
 
 
-def command(seed: int, world: int | None = None) -> str:
+def command(seed: int, world: int | None = None, *, cluster: bool = False) -> str:
     """The command that repeats a world and makes it smaller."""
     more = "" if world is None else f" --world {world}"
+    more += " --cluster" if cluster else ""
     return f".venv/bin/python -m tests.sim --seed {seed}{more} --shrink"
 
 
-def live(seed: int, *, only: Collection[int] | None = None, world: int | None = None) -> Summary:
+def live(
+    seed: int,
+    *,
+    only: Collection[int] | None = None,
+    world: int | None = None,
+    cluster: bool = False,
+) -> Summary:
     """
     Raises:
         Violation: a promise was broken. Any other exception is a fault of frd, or of the
@@ -49,6 +60,8 @@ def live(seed: int, *, only: Collection[int] | None = None, world: int | None = 
     """
     folder = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="frd-sim-", dir=folder) as name:
+        if cluster:
+            return ClusterWorld(draw_cluster(seed, world), Path(name), only).live()
         return World(draw(seed, world), Path(name), only).live()
 
 
@@ -61,42 +74,45 @@ def quiet() -> None:
     gc.set_threshold(100_000)
 
 
-def attempt(seed: int) -> Summary | Failure:
+def attempt(seed: int, cluster: bool = False) -> Summary | Failure:
     try:
-        return live(seed)
+        return live(seed, cluster=cluster)
     except Exception as error:
         what = str(error) if isinstance(error, Violation) else repr(error)
-        return Failure(seed, what, traceback.format_exc())
+        return Failure(seed, what, traceback.format_exc(), cluster)
     finally:
         gc.collect()
 
 
-def attempt_all(seeds: Iterable[int], jobs: int) -> Iterator[Summary | Failure]:
+def attempt_all(
+    seeds: Iterable[int], jobs: int, *, cluster: bool = False
+) -> Iterator[Summary | Failure]:
     """As they come, in any order."""
-    seeds = list(seeds)
+    seeds, one = list(seeds), partial(attempt, cluster=cluster)
     if jobs <= 1:
-        yield from map(attempt, seeds)
+        yield from map(one, seeds)
         return
     # Not a ProcessPoolExecutor: that of Python 3.11 hangs once its workers have had their tasks.
     with get_context("spawn").Pool(jobs, quiet, maxtasksperchild=_SEEDS_A_PROCESS) as pool:
-        yield from pool.imap_unordered(attempt, seeds)
+        yield from pool.imap_unordered(one, seeds)
 
 
-def shrink(seed: int, world: int | None = None) -> list[int]:
+def shrink(seed: int, world: int | None = None, *, cluster: bool = False) -> list[int]:
     """The fewest events, by number, with which the same promise is broken."""
-    numbers = [event.number for event in draw(seed, world).events]
-    broken = _broken(seed, numbers, world)
+    drawn = draw_cluster(seed, world) if cluster else draw(seed, world)
+    numbers = [event.number for event in drawn.events]
+    broken = _broken(seed, numbers, world, cluster)
     for number in list(numbers):
         fewer = [other for other in numbers if other != number]
-        if broken and _broken(seed, fewer, world) == broken:
+        if broken and _broken(seed, fewer, world, cluster) == broken:
             numbers = fewer
     return numbers
 
 
-def _broken(seed: int, only: Collection[int], world: int | None) -> str:
+def _broken(seed: int, only: Collection[int], world: int | None, cluster: bool) -> str:
     """The broken promise; empty if none is broken."""
     try:
-        live(seed, only=only, world=world)
+        live(seed, only=only, world=world, cluster=cluster)
     except Violation as violation:
         return violation.promise
     except Exception as error:

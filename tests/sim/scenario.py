@@ -59,6 +59,18 @@ class Trouble(StrEnum):
     LIAR = "liar"
     """An agent sends false messages."""
     JOB_RESTARTED = "job_restarted"
+    # Only in a cluster:
+    REPLICA_KILLED = "replica_killed"
+    REPLICA_RESTARTED = "replica_restarted"
+    REPLICA_PAUSED = "replica_paused"
+    CUT_FROM_SERVERS = "cut_from_servers"
+    """A replica reaches neither the registry nor the log."""
+    CUT_FROM_LOG = "cut_from_log"
+    CUT_FROM_AGENTS = "cut_from_agents"
+    NO_LEADER = "no_leader"
+    """The servers answer no replica."""
+    LOST_ANSWERS = "lost_answers"
+    """Of the servers; requests are lost and delayed, too."""
 
 
 _WEIGHTS: Final = {

@@ -1,0 +1,274 @@
+"""What a cluster promises in addition: no loss of what was acknowledged, and findings that survive.
+
+A cell may have two owners for a while, one of which does not know yet that it has been replaced.
+What the present owner shows is judged as one service's findings are. The former one goes on from
+what it knew; it may accuse no innocent rank either, and must fall silent when it hears of the
+other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from frd.cluster.cells import cell_of
+from frd.model import Change, Confidence, EntryColumns, Finding, FindingEvent, FindingState
+from frd.service.cells.archive import Opened
+from frd.service.ingest.streams import Stream
+from frd.service.journal.payloads import decode_finding
+from frd.service.journal.reading import read, recover
+from frd.store.records import Record, RecordKind
+from frd.wire.decode import Decoder
+from frd.wire.messages import AgentEvent, Declare, Hello
+from tests.sim.oracle import _OF_INCIDENTS, Oracle, Violation, _gist, _labels
+from tests.world.clocks import S
+from tests.world.fake_cluster import FakeFindings, FakeLog, Faults
+
+if TYPE_CHECKING:
+    from tests.sim.cluster.replica import SimReplica
+    from tests.sim.cluster.world import ClusterWorld
+
+_Rows = dict[tuple[str, int], set[int]]
+"""Revisions by agent session and pid."""
+_HIGH: Final = Confidence.HIGH
+_SETTLED: Final = 20 * S
+"""So long after a takeover, findings that close while their fault lasts are due to it."""
+_GRACE: Final = 3
+"""So many checks in a row, because a heartbeat and what follows from it take a moment."""
+
+
+class ClusterOracle(Oracle):
+    def __init__(self, world: ClusterWorld) -> None:
+        super().__init__(world)
+        self._cluster = world
+        self._owner: SimReplica | None = None
+        """The last replica that has taken over the job's cell."""
+        self._known: dict[SimReplica, dict[str, Finding]] = {}
+        """What each replica shows of the job's cell."""
+        self._applied: _Rows = defaultdict(set)
+        self._foreign: dict[tuple[SimReplica, int], int] = {}
+        self.takeovers = 0
+        self._taken_at = 0
+
+    @property
+    def owner(self) -> str:
+        """Of the job's cell; empty if it had none yet."""
+        return self._owner.name if self._owner is not None else ""
+
+    # -- what happens ----------------------------------------------------------------------------
+
+    def applied(self, stream: Stream, event: AgentEvent, data: bytes) -> None:
+        super().applied(stream, event, data)
+        if isinstance(event, EntryColumns) and event.first_revision > 0:
+            rank = stream.session.ranks[event.rank]
+            rows = range(event.first_revision, event.first_revision + len(event))
+            self._applied[stream.session.key[1], rank.info.pid].update(rows)
+
+    def taken_over(self, replica: SimReplica, opened: Opened) -> None:
+        """`replica` has taken the log of the job's cell and read what was left there."""
+        self.takeovers += 1
+        self._taken_at = self._world.kernel.now
+        self._evidence.restarted()
+        restored = {finding.id: finding for finding in opened.findings}
+        unsaved = self._unsaved()
+        known = dict(self.findings)
+        for id_, finding in self.findings.items():
+            if id_ in unsaved:
+                if id_ not in restored:
+                    del known[id_]
+            elif finding.state is FindingState.OPEN and id_ not in restored:
+                raise Violation("lost in a takeover", finding.summary)
+            elif finding.state is FindingState.CLOSED and id_ in restored:
+                raise Violation("open again after a takeover", finding.summary)
+            elif id_ in restored and not _labels(finding) <= _labels(restored[id_]):
+                raise Violation(
+                    "changed by a takeover", f"{finding.summary} -> {restored[id_].summary}"
+                )
+        self.findings = known | restored
+        self._known[replica] = self.findings
+        self._owner = replica
+        for finding in opened.findings:
+            self._check_blame(finding)
+
+    def _unsaved(self) -> set[str]:
+        """Findings with a change that was shown, but could not be stored in time."""
+        return {
+            id_
+            for replica in self._cluster.all_replicas
+            if replica.cell is not None
+            for id_ in replica.cell.evaluator._unsaved
+        }
+
+    def shown(self, replica: SimReplica, events: Sequence[FindingEvent]) -> None:
+        """`replica` has published changes of findings."""
+        present, self.findings = self.findings, self._known[replica]
+        opened = self._opened.copy()
+        try:
+            assert replica.cell is not None
+            self.published(events, replica.cell.state.status_view)
+        finally:
+            if replica is not self._owner:
+                self.findings, self._opened = present, opened
+
+    def _follow(self, event: FindingEvent) -> None:
+        super()._follow(event)
+        finding, now = event.finding, self._world.kernel.now
+        if event.change is not Change.CLOSED or now > self._taken_at + _SETTLED:
+            return
+        run = self._run_of(finding)
+        if run is not self._world.runs[-1] or finding.kind not in _OF_INCIDENTS:
+            return
+        named = {suspect.rank for suspect in finding.suspects if suspect.confidence is _HIGH}
+        for injected in run.job.injected:
+            if named & injected.culprits and run.job.is_felt(injected):
+                raise Violation(
+                    "closed by a takeover", f"{finding.summary}: {finding.close_reason}"
+                )
+
+    # -- at any time -----------------------------------------------------------------------------
+
+    def check_now(self) -> None:
+        super().check_now()
+        if self._cluster.failures:
+            raise Violation("internal error", "; ".join(self._cluster.failures))
+        foreign: dict[tuple[SimReplica, int], int] = {}
+        for replica in self._cluster.running():
+            view = replica.lease.view
+            for cell in replica.cells:
+                owner = view.owners.get(cell)
+                if view.connected and owner not in (None, replica.name):
+                    foreign[replica, cell] = self._foreign.get((replica, cell), 0) + 1
+                    if foreign[replica, cell] > _GRACE:
+                        what = f"{replica.name} shows cell {cell} and knows that {owner} owns it"
+                        raise Violation("two owners", what)
+        self._foreign = foreign
+
+    def check_owned(self) -> None:
+        """Every cell has one owner, to which all replicas send agents."""
+        running = self._cluster.running()
+        for cell in range(self._cluster.cell_count):
+            having = [replica.name for replica in running if cell in replica.cells]
+            open_at = [replica.name for replica in running if replica.owner.is_open(cell)]
+            known = {replica.lease.view.owners.get(cell) for replica in running}
+            if len(having) != 1 or having != open_at or known != set(having):
+                what = f"cell {cell}: at {having}, open at {open_at}, known as {known}"
+                raise Violation("not owned", what)
+
+    # -- at the end ------------------------------------------------------------------------------
+
+    def check_replay(self, folder: Path) -> None:
+        self._cluster.disk.run(self._check_logs())
+
+    async def _check_logs(self) -> None:
+        world, cell = self._cluster, cell_of(self._cluster.job)
+        for number, stream in world.servers.streams.items():
+            fence = None
+            for at, stored in enumerate(stream.messages, stream.first):
+                if not stored.epoch:
+                    fence, writer = at, stored.writer
+                elif fence is None or stored.epoch != fence or stored.writer is not writer:
+                    raise Violation("fence", f"cell {number}, bundle {at}: epoch {stored.epoch}")
+        log = FakeLog(world.servers.stream(cell), Faults())
+        warnings: list[str] = []
+        content = _Content()
+        bounds = await log.bounds()
+        async for records in read(log, *bounds, warnings.append):
+            for record in records:
+                content.add(record)
+        if warnings:
+            raise Violation("log", f"{warnings}")
+        self._check_acknowledged(content)
+        await self._check_findings(content)
+
+    def _check_acknowledged(self, content: _Content) -> None:
+        """Every row that was acknowledged is in the log."""
+        for number, node in enumerate(self._world.nodes):
+            if number in self._world.troubles.liars:
+                continue
+            for agent in node.sessions:
+                for watched in agent.watched.values():
+                    if (queue := agent.outbox._queues.get(watched.number)) is None:
+                        continue
+                    of = agent.session, watched.process.info.pid
+                    acked = {row for row in self._applied[of] if row <= queue.acked}
+                    missing = acked - content.rows[of]
+                    if len(missing) > agent.outbox.dropped.get(watched.number, 0):
+                        what = f"{len(missing)} rows of rank {watched.process.info.rank}"
+                        raise Violation("acknowledged, not in the log", what)
+
+    async def _check_findings(self, content: _Content) -> None:
+        """The log, the shared store and all local copies have the same last versions."""
+        world, cell = self._cluster, cell_of(self._cluster.job)
+        shown = {id_: _seen(finding) for id_, finding in self.findings.items()}
+        stored = {id_: _seen(finding) for id_, finding in content.findings.items()}
+        _same("findings in the log", shown, stored)
+        left = await recover(FakeLog(world.servers.stream(cell), Faults()), lambda text: None)
+        still_open = {
+            f.id: _seen(f) for f in self.findings.values() if f.state is FindingState.OPEN
+        }
+        _same("recovered findings", still_open, {f.id: _seen(f) for f in left.findings})
+        shared = await FakeFindings(world.servers.findings, Faults()).of_cell(cell)
+        _same("shared findings", shown, {one.id: _seen(decode_finding(one.data)) for one in shared})
+        for replica in world.running():
+            local = [replica._store.get(id_) for id_ in shown]
+            _same(f"findings of {replica.name}", shown, {f.id: _seen(f) for f in local if f})
+
+
+def _seen(finding: Finding) -> tuple[object, ...]:
+    """What is stored of it: times in microseconds."""
+    kind, state, opened_at, closed_at, suspects = _gist(finding)
+    assert isinstance(opened_at, int)
+    closed_us = closed_at // 1000 if isinstance(closed_at, int) else None
+    return kind, state, opened_at // 1000, closed_us, suspects
+
+
+def _same(what: str, shown: object, other: object) -> None:
+    if shown != other:
+        raise Violation(what, f"shown {shown}, there {other}")
+
+
+@dataclass(slots=True)
+class _LoggedStream:
+    session: str = ""
+    pids: list[int] = field(default_factory=list)
+    decoder: Decoder = field(default_factory=Decoder)
+
+
+class _Content:
+    """What the log of the job's cell says."""
+
+    def __init__(self) -> None:
+        self.rows: _Rows = defaultdict(set)
+        self.findings: dict[str, Finding] = {}
+        self._streams: dict[int, _LoggedStream] = {}
+
+    def add(self, record: Record) -> None:
+        match record.kind:
+            case RecordKind.START:
+                self._streams.clear()
+            case RecordKind.OPENED:
+                self._streams[record.stream] = _LoggedStream()
+            case RecordKind.CLOSED:
+                self._streams.pop(record.stream, None)
+            case RecordKind.FINDING | RecordKind.RESTORED:
+                finding = decode_finding(record.payload)
+                self.findings[finding.id] = finding
+            case RecordKind.MESSAGE:
+                self._message(self._streams[record.stream], record.payload)
+            case _:
+                pass
+
+    def _message(self, stream: _LoggedStream, data: bytes) -> None:
+        match event := stream.decoder.decode(data):
+            case Hello():
+                stream.session = event.session
+            case Declare():
+                stream.pids += [rank.info.pid for rank in event.ranks]
+            case EntryColumns() if event.first_revision > 0:
+                rows = range(event.first_revision, event.first_revision + len(event))
+                self.rows[stream.session, stream.pids[event.rank]].update(rows)
+            case _:
+                pass

@@ -1,0 +1,52 @@
+"""The events of a cluster's world: the job's faults, and troubles of replicas, servers and wire."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Final
+
+from tests.sim.programs import draw_plan
+from tests.sim.scenario import LAST, Event, Scenario, Trouble, draw
+from tests.world.clocks import S
+
+_WORLDS: Final = (4, 4, 8)
+_WEIGHTS: Final = {
+    Trouble.REPLICA_KILLED: 5,
+    Trouble.REPLICA_RESTARTED: 2,
+    Trouble.REPLICA_PAUSED: 5,
+    Trouble.CUT_FROM_SERVERS: 4,
+    Trouble.CUT_FROM_LOG: 3,
+    Trouble.CUT_FROM_AGENTS: 3,
+    Trouble.NO_LEADER: 4,
+    Trouble.LOST_ANSWERS: 4,
+    Trouble.AGENT_KILLED: 2,
+    Trouble.AGENT_RESTARTED: 1,
+    Trouble.PARTITION: 2,
+    Trouble.RESET: 3,
+    Trouble.SLOW_READER: 1,
+    Trouble.NODE_STEP: 1,
+    Trouble.SERVICE_STEP: 1,
+    Trouble.LIAR: 1,
+    Trouble.JOB_RESTARTED: 1,
+}
+
+
+def draw_cluster(seed: int, world: int | None = None) -> Scenario:
+    """The world of a seed; `world` overrides the number of ranks."""
+    alone, dice = draw(seed, world), random.Random(f"{seed}/cluster")
+    plan = alone.plan
+    if world is None:
+        plan = draw_plan(random.Random(f"{seed}/plan"), world=dice.choice(_WORLDS))
+    events = [event for event in alone.events if event.trouble is None]
+    kinds, weights = list(_WEIGHTS), list(_WEIGHTS.values())
+    for _ in range(dice.choice((1, 1, 2, 3, 4, 6))):
+        trouble = dice.choices(kinds, weights)[0]
+        at = dice.randrange(5 * S, LAST - S)
+        length = min(round(10 ** dice.uniform(-1, 1.5) * S), LAST + 10 * S - at)
+        if trouble is Trouble.NO_LEADER:
+            length = dice.randrange(4 * S, 9 * S)
+        events.append(Event(0, at, trouble, dice.choice((0.0, 0.0, 0.5, 1.0)), length))
+    events.sort(key=lambda event: event.at)
+    numbered = tuple(replace(event, number=number) for number, event in enumerate(events))
+    return replace(alone, plan=plan, events=numbered)

@@ -1,0 +1,155 @@
+"""How the troubles of a cluster begin, and how they end."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from tests.sim.cluster.calls import KEEPALIVE
+from tests.sim.scenario import Event, Trouble
+from tests.sim.troubles import Troubles, _jump
+from tests.world.clocks import S
+
+if TYPE_CHECKING:
+    from tests.sim.cluster.world import ClusterWorld
+
+_THE_OWNER: Final = 0.5
+_LOSSES: Final = 0.1
+_DELAY_S: Final = 0.3
+
+
+class ClusterTroubles(Troubles):
+    def __init__(self, world: ClusterWorld) -> None:
+        super().__init__(world)
+        self._cluster = world
+
+    def happen(self, event: Event) -> None:
+        world = self._cluster
+        dice = world.dice(f"trouble/{event.number}")
+        names = self._replicas(event.share, dice)
+        match event.trouble:
+            case Trouble.REPLICA_KILLED | Trouble.REPLICA_RESTARTED:
+                self._restart(names, event, dice)
+            case Trouble.REPLICA_PAUSED:
+                self._pause(names, event, dice)
+            case Trouble.CUT_FROM_SERVERS:
+                self._no_answers(names, event, (0, 1, 2))
+            case Trouble.CUT_FROM_LOG:
+                self._no_answers(names, event, (1, 2))
+            case Trouble.NO_LEADER:
+                self._no_answers(world.names, event, dice.choice(((0,), (1,), (2,), (0, 1, 2))))
+            case Trouble.CUT_FROM_AGENTS:
+                for name in names:
+                    for link in world.links_of(name):
+                        link.cut_until = max(link.cut_until, world.kernel.now + event.length)
+                    self._fall_silent(name, event.length)
+            case Trouble.LOST_ANSWERS:
+                self._lose(names, event, dice)
+            case Trouble.SERVICE_STEP:
+                world.replica_hosts[names[0]].step(world.kernel.now, _jump(dice))
+            case _:
+                super().happen(event)
+                return
+        self.well_since = max(self.well_since, event.until)
+
+    def heal(self) -> None:
+        world = self._cluster
+        super().heal()
+        for name in world.names:
+            self._answer_again(name)
+            if (replica := world.replicas.get(name)) is not None:
+                replica.loop.go_on()
+            world.start_replica(name)
+            for link in world.links_of(name):
+                link.cut_until = min(link.cut_until, world.kernel.now)
+                link.message_ns = 0
+        world.healed()
+
+    def _replicas(self, share: float, dice: random.Random) -> list[str]:
+        """That share of them, at least one, which is often the owner of the job's cell."""
+        names = self._cluster.names
+        chosen = sorted(dice.sample(names, max(round(share * len(names)), 1)))
+        owner = self._cluster.oracle.owner
+        return [owner] if owner and len(chosen) == 1 and dice.random() < _THE_OWNER else chosen
+
+    # -- replicas --------------------------------------------------------------------------------
+
+    def _restart(self, names: list[str], event: Event, dice: random.Random) -> None:
+        world = self._cluster
+        for name in names:
+            if (replica := world.replicas.get(name)) is None or replica.is_over:
+                continue
+            if event.trouble is Trouble.REPLICA_KILLED:
+                # A process that ends says so; a machine that dies does not.
+                noticed = dice.choice((dice.randrange(S // 5), KEEPALIVE + dice.randrange(S)))
+                world.kill_replica(name, noticed)
+            else:
+                replica.loop.go_on()
+                replica.stop()
+            world.kernel.after(event.length, partial(world.start_replica, name))
+
+    def _pause(self, names: list[str], event: Event, dice: random.Random) -> None:
+        world = self._cluster
+        for name in names:
+            replica = world.replicas.get(name)
+            if replica is None or replica.is_over or replica.loop.is_paused:
+                continue
+            replica.loop.pause()
+            self._fall_silent(name, event.length)
+            world.kernel.after(event.length, replica.loop.go_on)
+
+    def _fall_silent(self, name: str, length: int) -> None:
+        world = self._cluster
+        for conn in world.conns_of(name):
+            conn.fall_silent(world.kernel.now + length)
+
+    # -- servers ---------------------------------------------------------------------------------
+
+    def _no_answers(self, names: list[str], event: Event, of: tuple[int, ...]) -> None:
+        until = (self._cluster.kernel.now + event.length) / S
+        for name in names:
+            for number in of:
+                faults = self._cluster.faults[name][number]
+                faults.no_leader_until = max(faults.no_leader_until, until)
+
+    def _lose(self, names: list[str], event: Event, dice: random.Random) -> None:
+        for name in names:
+            for faults in self._cluster.faults[name]:
+                faults.lost_requests = dice.uniform(0, _LOSSES)
+                faults.lost_answers = dice.uniform(0, _LOSSES)
+                faults.delay_s = dice.uniform(0, _DELAY_S)
+            self._cluster.kernel.after(event.length, partial(self._lose_nothing, name))
+
+    def _lose_nothing(self, name: str) -> None:
+        for faults in self._cluster.faults[name]:
+            faults.lost_requests = faults.lost_answers = faults.delay_s = 0.0
+
+    def _answer_again(self, name: str) -> None:
+        self._lose_nothing(name)
+        for faults in self._cluster.faults[name]:
+            faults.no_leader_until = 0.0
+
+    # -- wire ------------------------------------------------------------------------------------
+
+    def _cut(self, number: int, length: int, dice: random.Random) -> None:
+        world = self._cluster
+        for link in world.links_from(number):
+            link.cut_until = max(link.cut_until, world.kernel.now + length)
+        agent = world.nodes[number].agent
+        for conn in world.cluster_conns():
+            if conn.agent is agent:
+                conn.fall_silent(world.kernel.now + length)
+
+    def _slow(self, nodes: list[int], event: Event, dice: random.Random) -> None:
+        world = self._cluster
+        links = [link for node in nodes for link in world.links_from(node)]
+        delay = dice.randrange(S // 100, S // 2)
+        for link in links:
+            link.message_ns = delay
+
+        def quick() -> None:
+            for link in links:
+                link.message_ns = 0
+
+        world.kernel.after(event.length, quick)
