@@ -23,9 +23,9 @@ help:
 	@echo "make test    lint, types, import floors, generated code, tests"
 	@echo "make lint    only the checks that run no code"
 	@echo "make coverage  lines of engine, parser, outbox and stores that no test runs"
-	@echo "make sim SEEDS=N  simulate N whole clusters with faults; all frozen verdicts"
+	@echo "make sim SEEDS=N  simulate N jobs with one service and N with replicas; all frozen verdicts"
 	@echo "make soak    end-to-end tests that are too long for make test (10 minutes)"
-	@echo "make mutants MODULE=PATH  small changes that must fail a test: thirty chosen ones, then mutmut in PATH"
+	@echo "make mutants MODULE=PATH  small changes that must fail a test: forty chosen ones, then mutmut in PATH"
 	@echo "make bench   run the benches (several minutes, on an idle machine)"
 	@echo "make proto   regenerate frd/v1 from proto/"
 	@echo "make dashboards  regenerate helm/frd/dashboards"
@@ -68,6 +68,7 @@ sim: .venv/installed
 	@$(BIN)/python -m tests.frozen
 	@FRD_ALL_SEEDS=1 $(BIN)/pytest -n 2 tests/property
 	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
+	@$(BIN)/python -m tests.sim --cluster --seeds $(SEEDS)
 	@$(BIN)/python -m tests.sim --seed 1 --world 768
 
 soak: .venv/installed torch

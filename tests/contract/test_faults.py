@@ -13,6 +13,7 @@ import pytest
 from nats.js import JetStreamContext
 
 from frd.cluster.log import Bundle, Fenced, FencedLog, LogLost, LogUnavailable
+from frd.cluster.nats import connection
 from frd.cluster.nats.streams import log_stream
 from frd.cluster.registry import RegistryUnavailable
 from tests.world.fake_cluster import Loss
@@ -218,3 +219,22 @@ async def test_a_frozen_server_does_not_hold_its_clients(servers: NatsServers) -
                 assert time.monotonic() - began < 3.0, "others count to six in 3 s"
             finally:
                 near.thaw()
+
+
+@pytest.mark.nats
+async def test_a_client_that_has_ended_for_good_is_replaced(
+    servers: NatsServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client of the library ends by itself and does not connect again: the watchdog makes a new
+    one."""
+    monkeypatch.setattr(connection, "WATCHDOG_S", 1.0)
+    async with client_of(servers) as client:
+        await client.registry.put("r.a", b"1", 0)
+        await client.thread.call(client.connection.client.close())
+        began = time.monotonic()
+        while True:
+            with contextlib.suppress(RegistryUnavailable):
+                await client.registry.get("r.a")
+                break
+            assert time.monotonic() - began < GAP_S
+            await asyncio.sleep(0.1)

@@ -75,7 +75,36 @@ class Without:
         return False
 
 
-Edit: TypeAlias = Swap | Without
+@dataclass(frozen=True, slots=True)
+class Say:
+    """One text for another."""
+
+    old: str
+    new: str
+
+    def apply(self, tree: ast.AST) -> bool:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and node.value == self.old:
+                node.value = self.new
+                return True
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Instead:
+    """Another function, which is compiled as if it stood in the module of the first one."""
+
+    function: FunctionType
+
+    def apply(self, tree: ast.AST) -> bool:
+        (other,) = ast.parse(textwrap.dedent(inspect.getsource(self.function))).body
+        (own,) = tree.body  # type: ignore[attr-defined]
+        other.name = own.name  # type: ignore[attr-defined]
+        tree.body = [other]  # type: ignore[attr-defined]
+        return isinstance(other, type(own))
+
+
+Edit: TypeAlias = Swap | Without | Say | Instead
 
 
 def plant(package: str, function: str, edit: Edit) -> None:

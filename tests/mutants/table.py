@@ -6,7 +6,12 @@ import ast
 from dataclasses import dataclass
 from typing import Final
 
-from tests.mutants.edits import Edit, Swap, Without
+from tests.mutants.edits import Edit, Instead, Say, Swap, Without
+from tests.mutants.mistakes import (
+    append_after_reading_again,
+    append_with_a_window,
+    observe_by_clock,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ _CAUSE: Final = (
 )
 _LATE: Final = "unit/engine/matching unit/engine/stragglers"
 _MEMORY: Final = "unit/engine/memory"
+_NATS: Final = "frd.cluster.nats"
 
 MUTANTS: Final = (
     # -- matching ------------------------------------------------------------------------------
@@ -123,4 +129,22 @@ MUTANTS: Final = (
     Mutant("frd.cluster.heartbeats", "HeartbeatLease._run", Swap("_put", "_beat"),
            "property/lease",
            "heartbeats in quick succession count others as dead that had no time for theirs"),
+    Mutant(_NATS, "JetStreamLog._store", Say("Nats-Expected-Last-Sequence", "Frd-Expected"),
+           "contract/log", "an owner does not say after which bundle its own one belongs"),
+    Mutant(_NATS, "JetStreamLog._append", Instead(append_with_a_window), "contract/log",
+           "several bundles are in flight, and one takes the place that a fence has freed"),
+    Mutant(_NATS, "JetStreamLog._append", Instead(append_after_reading_again), "contract/log",
+           "an owner that was fenced goes on where the log ends now"),
+    Mutant(_NATS, "Connection.open", Without("_spawn"), "contract/faults",
+           "a client that has ended for good is never replaced"),
+    Mutant("frd.service.journal", "ReplicatedLog._run", Swap("LogLost", "Fenced"),
+           "unit/service/journal/replicated sim/cluster",
+           "the owner of a cell takes its log again after it was fenced"),
+    Mutant("frd.service.journal", "ReplicatedLog.stored", Swap("_released", "_position"),
+           "unit/service/journal/replicated sim/cluster",
+           "rows are acknowledged before they are in the log"),
+    Mutant("frd.cluster", "Ownership._observe", Instead(observe_by_clock), "property/lease",
+           "living replicas lose their cells because the registry was not there"),
+    Mutant("frd.cluster", "HeartbeatLease._run", Swap(ast.Gt, ast.Lt, 1), "property/lease",
+           "the heartbeats of a service that hangs go on"),
 )  # fmt: skip

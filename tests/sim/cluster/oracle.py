@@ -116,6 +116,9 @@ class ClusterOracle(Oracle):
     def _follow(self, event: FindingEvent) -> None:
         super()._follow(event)
         finding, now = event.finding, self._world.kernel.now
+        if finding.closed_at is not None and finding.closed_at < finding.opened_at:
+            early = (finding.opened_at - finding.closed_at) / S
+            raise Violation("closed before it opened", f"{early:.3f} s: {finding.summary}")
         if event.change is not Change.CLOSED or now > self._taken_at + _SETTLED:
             return
         run = self._run_of(finding)

@@ -12,11 +12,11 @@ from tests.world.clocks import S
 
 _WORLDS: Final = (4, 4, 8)
 _WEIGHTS: Final = {
-    Trouble.REPLICA_KILLED: 5,
-    Trouble.REPLICA_RESTARTED: 2,
-    Trouble.REPLICA_PAUSED: 5,
-    Trouble.CUT_FROM_SERVERS: 4,
-    Trouble.CUT_FROM_LOG: 3,
+    Trouble.REPLICA_KILLED: 8,
+    Trouble.REPLICA_RESTARTED: 3,
+    Trouble.REPLICA_PAUSED: 8,
+    Trouble.CUT_FROM_SERVERS: 5,
+    Trouble.CUT_FROM_LOG: 4,
     Trouble.CUT_FROM_AGENTS: 3,
     Trouble.NO_LEADER: 4,
     Trouble.LOST_ANSWERS: 4,
@@ -40,7 +40,7 @@ def draw_cluster(seed: int, world: int | None = None) -> Scenario:
         plan = draw_plan(random.Random(f"{seed}/plan"), world=dice.choice(_WORLDS))
     events = [event for event in alone.events if event.trouble is None]
     kinds, weights = list(_WEIGHTS), list(_WEIGHTS.values())
-    for _ in range(dice.choice((1, 1, 2, 3, 4, 6))):
+    for _ in range(dice.choice((1, 2, 3, 4, 6, 8))):
         trouble = dice.choices(kinds, weights)[0]
         at = dice.randrange(5 * S, LAST - S)
         length = min(round(10 ** dice.uniform(-1, 1.5) * S), LAST + 10 * S - at)

@@ -14,7 +14,7 @@ from tests.world.clocks import S
 if TYPE_CHECKING:
     from tests.sim.cluster.world import ClusterWorld
 
-_THE_OWNER: Final = 0.5
+_THE_OWNER: Final = 0.7
 _LOSSES: Final = 0.1
 _DELAY_S: Final = 0.3
 

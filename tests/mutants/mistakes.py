@@ -1,0 +1,54 @@
+"""Mistakes that are more than one changed operator: whole functions, as they must not be written.
+
+Each takes the place of a function of frd and is compiled as if it stood in that function's module,
+whose names it uses.
+"""
+
+# ruff: noqa: F821  names of the other module
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+
+async def append_with_a_window(self, data):
+    """`JetStreamLog._append`: a bundle expects the place after those in flight."""
+    if not self._epoch:
+        raise Fenced(self._stream)
+    self._last += 1
+    expected = str(self._last - 1)
+    headers = {
+        **{EPOCH: str(self._epoch), _ID: self._identity(data)},
+        **{"Nats-Expected-Stream": self._stream, "Nats-Expected-Last-Sequence": expected},
+    }
+    try:
+        return (await self._connection.publish(self._subject, data, headers)).number
+    except Refused:
+        raise Fenced(self._stream) from None
+
+
+async def append_after_reading_again(self, data):
+    """`JetStreamLog._append`: a refused owner reads where the log ends, and goes on there."""
+    async with self._lock:
+        if not self._epoch:
+            raise Fenced(self._stream)
+        while True:
+            try:
+                return await self._store(data, {EPOCH: str(self._epoch)}, self._deadline())
+            except (Fenced, LogLost):
+                self._last = await self._end(self._deadline())
+
+
+def observe_by_clock(self, heartbeats):
+    """`Ownership._observe`: a replica is silent by the clock, and not by our own heartbeats."""
+    now = __import__("asyncio").get_running_loop().time()
+    changed_at = self.__dict__.setdefault("_changed_at", {})
+    for name in self._others.keys() - heartbeats.keys():
+        del self._others[name]
+    for name, heartbeat in heartbeats.items():
+        if name == self._me:
+            continue
+        seen = self._others.get(name)
+        if seen is None or seen.heartbeat.revision != heartbeat.revision:
+            self._others[name], changed_at[name] = _Seen(heartbeat), now
+        else:
+            seen.silent = int((now - changed_at[name]) / 0.5)
