@@ -91,6 +91,7 @@ class Cell:
             project=self._project,
             publish=self._published,
             settle=self.streams.settle,
+            is_idle=self._is_idle,
         )
         self.dumper = Dumper(
             inquiries,
@@ -156,6 +157,8 @@ class Cell:
 
     def look(self) -> None:
         """Called a few times a second."""
+        if self.evaluator.is_slow and self.streams:
+            self.evaluator.wake()
         self._standstills.look()
 
     def adopt(self, config: Config) -> None:
@@ -174,6 +177,11 @@ class Cell:
             await asyncio.gather(self._inspecting, return_exceptions=True)
         await self._responder.close()
         await self._standstills.close()
+
+    def _is_idle(self) -> bool:
+        """No agent reports, and nothing is known that time could change."""
+        view = self.evaluator.state.status_view
+        return not (self.streams or view.attempts or view.findings)
 
     # -- publishing ----------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@ run several jobs may be in several."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -46,10 +45,11 @@ def add(counters: Sequence[Counters]) -> Counters:
 
 
 def _sum(counts: Iterable[Mapping[Any, int]]) -> dict[Any, int]:
-    total: Counter[Any] = Counter()
+    total: dict[Any, int] = {}
     for one in counts:
-        total.update(one)
-    return dict(total)
+        for key, count in one.items():
+            total[key] = total.get(key, 0) + count
+    return total
 
 
 def _nodes(nodes: Iterable[NodeView]) -> tuple[NodeView, ...]:

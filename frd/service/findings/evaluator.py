@@ -30,6 +30,8 @@ from frd.service.state import ServiceState
 from frd.store.records import RecordKind
 
 TICK_S: Final = 0.25
+IDLE_TICK_S: Final = 1.0
+"""While there is nothing to evaluate. A replica may own 64 cells, most of them without a job."""
 PUBLISH_EVERY_S: Final = 1.0
 """Interval without changes; changes are published immediately."""
 SAVE_WITHIN_S: Final = 3.0
@@ -42,7 +44,8 @@ log = logging.getLogger(__name__)
 
 class Evaluator:
     """`project` turns a status view into the published state; `publish` gets changes of findings.
-    `settle` is called before each evaluation with its time, as in a replay."""
+    `settle` is called before each evaluation with its time, as in a replay. While `is_idle`,
+    evaluations are rare; call `wake` when that ends."""
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class Evaluator:
         project: Callable[[StatusView], ServiceState],
         publish: Callable[[Sequence[FindingEvent]], None],
         settle: Callable[[AlignedNs], None] = lambda now: None,
+        is_idle: Callable[[], bool] = lambda: False,
     ) -> None:
         self.state = ServiceState(StatusView(AlignedNs(0), (), ()))
         self.opened: Counter[tuple[str, Kind]] = Counter()
@@ -66,6 +70,9 @@ class Evaluator:
         self._project = project
         self._publish = publish
         self._settle = settle
+        self._is_idle = is_idle
+        self.is_slow = False
+        """The next evaluation may be up to `IDLE_TICK_S` away."""
         self._evidence: list[tuple[str, Evidence]] = []
         """Evidence that is not applied yet, each with the id of its finding."""
         self._dismissals: list[tuple[Dismissal, asyncio.Future[Finding | None]]] = []
@@ -122,10 +129,12 @@ class Evaluator:
         """Evaluate until `stop`. A fault of the engine is logged, shows as staleness, and does
         not end the service: streams, dumps and earlier findings still work."""
         while not self._stopping:
+            self.is_slow = self._is_idle()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
+                async with asyncio.timeout(IDLE_TICK_S if self.is_slow else TICK_S):
                     await self._wake.wait()
             self._wake.clear()
+            self.is_slow = False
             try:
                 await self.evaluate()
                 self._broken = ""
@@ -135,6 +144,10 @@ class Evaluator:
                 self._broken = repr(error)
         if self._saving is not None:
             await asyncio.wait({self._saving}, timeout=SAVE_WITHIN_S)
+
+    def wake(self) -> None:
+        """Evaluate now."""
+        self._wake.set()
 
     def abandon(self) -> None:
         """Publish nothing more: another replica has taken the cell."""

@@ -38,6 +38,7 @@ from frd.wire.encode import encode_agent
 from frd.wire.messages import PROTOCOL, Hello, Redirect
 from tests.world.fake_cluster import FakeLog, FakeStream, Faults
 from tests.world.messages import declare
+from tests.world.virtual_time import run_virtual
 
 ME, OTHER = (
     Replica(name, f"{name}:9373", f"http://{name}:9374", "test") for name in ("frd-0", "frd-1")
@@ -379,3 +380,27 @@ def test_few_cells_move() -> None:
     after = [preferred(cell, names[:2]) for cell in range(CELLS)]
     assert all(a == b for a, b in zip(after, before, strict=True) if b != "frd-2")
     assert all(10 <= before.count(name) <= 32 for name in names)
+
+
+def test_a_cell_without_agents_is_evaluated_rarely(tmp_path: Path) -> None:
+    """A cell without agents is evaluated once a second; once an agent is there, four times a
+    second, beginning with the next look at the cell and not a second later."""
+
+    async def run() -> None:
+        async with replica(tmp_path) as at:
+            at.owner.gained(CELL, "start")
+            await at.settle()
+            cell = at.cells[CELL]
+
+            async def evaluations(seconds: float) -> int:
+                before = cell.log.position  # each evaluation records a tick
+                await asyncio.sleep(seconds)
+                return cell.log.position - before
+
+            assert 9 <= await evaluations(10) <= 11
+            cell.home.streams.take(cell.home.streams.open(), HELLO)
+            cell.look()
+            assert await evaluations(0.01) == 1
+            assert 39 <= await evaluations(10) <= 41
+
+    run_virtual(run())
