@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from frd.cluster.findings import FindingStore
 from frd.cluster.lease import Lease
 from frd.cluster.log import FencedLog
-from frd.cluster.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +18,5 @@ class Cluster:
     log: Callable[[int], FencedLog]
     """A new owner's, or reader's, access to the log of a cell."""
     findings: FindingStore
-    registry: Registry
     close: Callable[[], Awaitable[None]]
     """Call it last, after `Lease.stop`."""

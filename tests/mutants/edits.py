@@ -94,7 +94,7 @@ class Say:
 class Instead:
     """Another function, which is compiled as if it stood in the module of the first one."""
 
-    function: FunctionType
+    function: Callable[..., object]
 
     def apply(self, tree: ast.AST) -> bool:
         (other,) = ast.parse(textwrap.dedent(inspect.getsource(self.function))).body

@@ -12,7 +12,7 @@ from nats.js import JetStreamContext
 from frd.cluster.nats.connection import Access, Ack, Connection, Unanswered
 from frd.cluster.nats.findings import JetStreamFindings
 from frd.cluster.nats.log import FENCE, JetStreamLog
-from frd.cluster.nats.registry import CalledRegistry, JetStreamRegistry
+from frd.cluster.nats.registry import JetStreamRegistry
 from frd.cluster.nats.streams import (
     DUPLICATE_WINDOW_S,
     finding_stream,
@@ -30,6 +30,23 @@ T = TypeVar("T")
 def options_for(servers: NatsServers, name: str) -> ClusterOptions:
     """Of a cluster with separate streams."""
     return ClusterOptions(servers.urls, name, replicas=min(3, len(servers.all)), log_bytes=1 << 28)
+
+
+class CalledRegistry:
+    """A registry for callers in another event loop than that of its connection."""
+
+    def __init__(self, runner: Runner, registry: Registry) -> None:
+        self._runner = runner
+        self._registry = registry
+
+    async def get(self, key: str) -> Entry | None:
+        return await self._runner.call(self._registry.get(key))
+
+    async def find(self, prefix: str) -> Mapping[str, Entry]:
+        return await self._runner.call(self._registry.find(prefix))
+
+    async def put(self, key: str, value: bytes, revision: int) -> int:
+        return await self._runner.call(self._registry.put(key, value, revision))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from frd.cluster.nats.checks import check_durable, check_meta, check_servers, ch
 from frd.cluster.nats.connection import Connection, Unanswered
 from frd.cluster.nats.findings import JetStreamFindings
 from frd.cluster.nats.log import JetStreamLog
-from frd.cluster.nats.registry import CalledRegistry, JetStreamRegistry
+from frd.cluster.nats.registry import JetStreamRegistry
 from frd.cluster.nats.streams import log_stream
 from frd.cluster.thread import LoopThread
 from frd.config import ClusterOptions
@@ -94,6 +94,5 @@ async def connect(
         lease=HeartbeatLease(thread, keys, Replica(member, grpc, http, version), durable=durable),
         log=log,
         findings=JetStreamFindings(thread, data, options.name),
-        registry=CalledRegistry(thread, keys),
         close=close,
     )

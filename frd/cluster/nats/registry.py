@@ -11,8 +11,7 @@ from collections.abc import Mapping
 
 from frd.cluster.nats import compare_and_set
 from frd.cluster.nats.connection import Absent, Connection, Unanswered
-from frd.cluster.registry import Entry, Registry
-from frd.cluster.thread import Runner
+from frd.cluster.registry import Entry
 
 
 class JetStreamRegistry:
@@ -40,20 +39,3 @@ class JetStreamRegistry:
     async def put(self, key: str, value: bytes, revision: int) -> int:
         subject = self._prefix + key
         return await compare_and_set.put(self._connection, self._stream, subject, value, revision)
-
-
-class CalledRegistry:
-    """A registry for callers in another event loop than that of its connection."""
-
-    def __init__(self, runner: Runner, registry: Registry) -> None:
-        self._runner = runner
-        self._registry = registry
-
-    async def get(self, key: str) -> Entry | None:
-        return await self._runner.call(self._registry.get(key))
-
-    async def find(self, prefix: str) -> Mapping[str, Entry]:
-        return await self._runner.call(self._registry.find(prefix))
-
-    async def put(self, key: str, value: bytes, revision: int) -> int:
-        return await self._runner.call(self._registry.put(key, value, revision))

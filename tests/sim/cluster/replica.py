@@ -148,7 +148,8 @@ class SimReplica:
         def log(cell: int) -> FencedLog:
             return FakeLog(self._servers.stream(cell), of_log)
 
-        cluster = Cluster(self.lease, log, FakeFindings(self._servers.findings, of_findings), _end)
+        findings = FakeFindings(self._servers.findings, of_findings)
+        cluster = Cluster(self.lease, log, findings, _end)
         archive = SharedArchive(cluster, common.config, self._store, self.now)
         self.owner = CellOwner(
             common, self.cells, _WatchedArchive(self, archive), self.lease, lambda findings: None
