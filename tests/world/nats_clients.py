@@ -19,7 +19,8 @@ from frd.cluster.nats.streams import (
     log_stream,
     registry_stream,
 )
-from frd.cluster.thread import LoopThread
+from frd.cluster.registry import Entry, Registry
+from frd.cluster.thread import LoopThread, Runner
 from frd.config import ClusterOptions
 from tests.world.fake_cluster import Loss
 from tests.world.nats_servers import NatsServers
