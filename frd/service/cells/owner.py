@@ -174,6 +174,8 @@ class CellOwner:
         try:
             await leaving.finish()
             await leaving.close()
+            if self._cells.get(cell) is not leaving:
+                return  # its log has refused this replica meanwhile
             leaving.streams.flush_acks()
             self._cells.drop(cell)
             await self._lease.release(cell, successor)

@@ -125,6 +125,8 @@ class Streams:
         """Streams that have sent Hello, by id."""
         self._ids = ids
         self._successor = successor
+        self._left: tuple[str, str] | None = None
+        """Why all streams have ended, and where they should go."""
         self._acking: set[Stream] = set()
         self._warned: set[JobWarning] = set()
         self._kept: frozenset[AttemptKey] = frozenset()
@@ -153,6 +155,10 @@ class Streams:
         now = self._now()
         session = stream.session
         event = session.receive(data, now)
+        if self._left is not None and stream.id not in self._streams:
+            if not stream.moved:  # the agent had called before, and says Hello only now
+                stream.leave(*self._left)
+            return event
         match event:
             case EntryColumns():
                 self._acking.add(stream)
@@ -263,7 +269,8 @@ class Streams:
         }
 
     def leave(self, why: str, address: str = "") -> None:
-        """End all streams; see `Stream.leave`."""
+        """End all streams, and those that say Hello later; see `Stream.leave`."""
+        self._left = why, address
         for stream in list(self._streams.values()):
             stream.leave(why, address)
 

@@ -197,9 +197,10 @@ class ReplicatedLog:
         await done
 
     def abandon(self) -> None:
-        self._fenced = True
-        self._end()
-        self._task.cancel()
+        if not self._fenced:
+            self._fenced = True
+            self._end()
+            self._task.cancel()
 
     async def stop(self) -> None:
         self._hand_over()

@@ -312,6 +312,45 @@ async def test_a_lost_cell_writes_nothing_more(tmp_path: Path) -> None:
         assert (log.fenced, log.stored, log.unacked_bytes) == (True, -1, 0)
 
 
+async def test_a_stream_without_hello_when_its_cell_goes(tmp_path: Path) -> None:
+    """An agent has called, and its first message arrives after its cell was dropped: it is sent on
+    instead of being welcomed by a cell that acknowledges nothing."""
+    async with replica(tmp_path) as parts:
+        parts.owner.gained(CELL, "start")
+        home = await parts.homes.find(JOB)
+        assert isinstance(home, Home)
+        stream = home.streams.open()
+        parts.lease.owners(**{f"c{CELL}": OTHER.name})
+        parts.owner.lost(CELL)
+        interrupted: list[bool] = []
+        stream.interrupt = lambda: interrupted.append(True)
+        home.streams.take(stream, HELLO)
+        assert [type(event) for event in stream.outgoing] == [Redirect]
+        assert interrupted
+        assert len(home.streams) == 0
+
+
+async def test_a_cell_is_refused_while_it_is_handed_over(tmp_path: Path) -> None:
+    """The log refuses the last writes of a replica that ends: the cell is dropped, it is not
+    released a second time, and the other cells are handed over."""
+    async with replica(tmp_path) as parts:
+        second = (CELL + 1) % CELLS
+        for cell in (CELL, second):
+            parts.owner.gained(cell, "start")
+        await parts.settle()
+        finish = parts.cells[CELL].finish
+
+        async def refused() -> None:
+            await finish()
+            parts.owner.refused(CELL)
+
+        parts.cells[CELL].finish = refused  # type: ignore[method-assign]
+        await parts.owner.finish()
+        assert not parts.cells
+        released = [call for call in parts.lease.calls if call[0] == "release"]
+        assert [call[1] for call in released] == [second]
+
+
 async def test_a_takeover_that_fails(tmp_path: Path) -> None:
     """No answer: it is tried again. Another replica was quicker: the cell is given up."""
     async with replica(tmp_path) as parts:

@@ -364,3 +364,30 @@ def test_an_idle_cell_writes_little() -> None:
         assert [r.kind for r in records].count(RecordKind.TICK) == 480
 
     run(work())
+
+
+def test_an_abandoned_log_is_silent() -> None:
+    """A cell is dropped because another replica has claimed it, and the log answers only much
+    later, when this replica may own the cell again: the former log neither writes nor reports that
+    it was refused, and nothing of it is acknowledged."""
+
+    async def story() -> None:
+        servers = FakeStream()
+        cell = await Cell(servers).begin()
+        await cell.pass_s(1)
+        cell.faults.no_leader_until = asyncio.get_running_loop().time() + 5.0
+        cell.open(1)
+        cell.log.message(1, cell.now, b"rows", SOME)
+        await cell.pass_s(1)
+        cell.log.abandon()
+        assert cell.log.stored == -1
+        await FakeLog(servers, Faults()).take("b")
+        end = servers.last
+        await asyncio.sleep(20)
+        assert cell.fenced == 0
+        assert servers.last == end
+        with pytest.raises(Fenced):
+            await cell.log.save([finding("f")], cell.now)
+        assert cell.log._task.done()
+
+    run_virtual(story())
