@@ -93,6 +93,7 @@ class ClusterConn(Conn):
         self._call = Call(replica.loop, job, f"ipv4:{agent.node}:1")
         self._call.send = self._down.send
         self._serving: asyncio.Task[None] | None = None
+        self.up.send(b"")  # the headers of the call arrive before its first message
         kernel.after(_CONNECT, self._give_up_connecting)
         kernel.after(_WELCOME, self._give_up_waiting)
 
@@ -101,11 +102,12 @@ class ClusterConn(Conn):
     def _take(self, data: bytes) -> None:
         if not self.is_open or self.replica.loop.is_dead:
             return
-        self._call.arrive(data)
         if self._serving is None:
             work = self.replica.handle(cast(Context, self._call))
             self._serving = self.replica.loop.create_task(work)
             self._serving.add_done_callback(self._served)
+            return
+        self._call.arrive(data)
         self.agent.pump()
 
     def _ping(self, data: bytes) -> None:

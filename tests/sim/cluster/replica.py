@@ -91,6 +91,7 @@ class SimReplica:
         self._servers = servers
         self._faults = faults
         self._tasks: list[asyncio.Task[None]] = []
+        self._stopping: list[asyncio.Task[None]] = []
         self._main = self.loop.create_task(self._run())
 
     # -- the process -----------------------------------------------------------------------------
@@ -101,7 +102,7 @@ class SimReplica:
 
     def stop(self) -> None:
         """SIGTERM."""
-        self.loop.call_soon(lambda: self._tasks.append(self.loop.create_task(self._stop())))
+        self.loop.call_soon(lambda: self._stopping.append(self.loop.create_task(self._stop())))
 
     async def handle(self, context: Context) -> None:
         """A call of an agent."""
@@ -175,14 +176,19 @@ class SimReplica:
 
     async def _stop(self) -> None:
         """As `App.stop`."""
-        periodic = list(self._tasks)
         await self._main
-        if self.is_over:
+        if self.is_over or len(self._stopping) > 1:
             return
+        try:
+            await self._end()
+        except Exception as error:
+            self._world.failed(f"{self.name}: does not end: {error!r}")
+            raise
+
+    async def _end(self) -> None:
         await self.owner.finish()
-        for task in periodic:
-            if task is not asyncio.current_task():
-                task.cancel()
+        for task in self._tasks:
+            task.cancel()
         self._world.hang_up(self)
         await asyncio.sleep(_GRACE_S)
         await self.owner.close()
