@@ -94,13 +94,9 @@ class ClusterOracle(Oracle):
             self._check_blame(finding)
 
     def _unsaved(self) -> set[str]:
-        """Findings with a change that was shown, but could not be stored in time."""
-        return {
-            id_
-            for replica in self._cluster.all_replicas
-            if replica.cell is not None
-            for id_ in replica.cell.evaluator._unsaved
-        }
+        """Findings with a change that the last owner has shown, but could not store in time."""
+        cell = self._owner.cell if self._owner is not None else None
+        return set(cell.evaluator._unsaved) if cell is not None else set()
 
     def shown(self, replica: SimReplica, events: Sequence[FindingEvent]) -> None:
         """`replica` has published changes of findings."""
