@@ -97,12 +97,15 @@ async def read(
     """
     sequence = _Sequence(warn)
     joiner = Joiner()
+    is_new = True
+    """It has at most the fences of its first owners."""
     async for bundle in log.read(first, last):
+        is_new = False
         frame = joiner.add(bundle)
         if frame is not None:
             for usable in sequence.add(frame):
                 yield await asyncio.to_thread(usable.records)
-    if not sequence.is_whole and last >= first:
+    if not sequence.is_whole and not is_new:
         warn("log: it has no complete checkpoint, from which reading could begin")
 
 

@@ -200,6 +200,18 @@ def test_a_checkpoint_that_is_not_complete_is_not_used() -> None:
     run(work())
 
 
+def test_a_new_log_is_no_loss() -> None:
+    """The first owner of a log finds only its fence: there is nothing to warn of."""
+
+    async def work() -> None:
+        servers = FakeStream()
+        await FakeLog(servers, Faults()).take("a")
+        found, records = await recovered(servers)
+        assert (found.findings, records) == ((), [])
+
+    run(work())
+
+
 def test_a_new_owner_begins_with_what_is_open() -> None:
     """The first owner leaves two findings, of which it has closed one: the second owner's log
     begins with the open one, and a replay of both owners has it once."""
