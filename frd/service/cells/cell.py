@@ -65,7 +65,8 @@ class Cell:
         successor: Callable[[], str] = str,
         one_job: bool = False,
     ) -> None:
-        """`successor` is that of `Streams`, `one_job` that of `Home`."""
+        """`successor` is that of `Streams`, `one_job` that of `Home`: the cell is one of many, and
+        does little while it is idle."""
         config, now = common.config(), common.now
         self._common = common
         self.log = log
@@ -91,7 +92,7 @@ class Cell:
             project=self._project,
             publish=self._published,
             settle=self.streams.settle,
-            is_idle=self._is_idle,
+            is_idle=self._is_idle if one_job else lambda: False,
         )
         self.dumper = Dumper(
             inquiries,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import is_not
 
 from frd.cluster.cells import cell_of
+from frd.engine.views import StatusView
 from frd.errors import ServiceUnavailable
 from frd.model import AttemptKey, Finding
 from frd.service.cells.cell import Cell
-from frd.service.cells.merged import add, merge
+from frd.service.cells.merged import add, evaluated_at, merge
 from frd.service.journal.payloads import Dismissal
 from frd.service.state import Counters, DumpResult, ServiceState
 
@@ -29,7 +31,10 @@ class Cells(dict[int, Cell]):
         self._left = Counters()
         """Of cells that are no longer here. Totals of a process must not fall: Prometheus takes a
         fall for a restart, and the rest for new events."""
-        self.state = merge([])
+        self._merged = merge([])
+        self._views: list[StatusView] = []
+        """Of which `_merged` consists."""
+        self.state = self._merged
         """What is published; replaced by `refresh`."""
 
     def number_of(self, job: str) -> int:
@@ -46,7 +51,11 @@ class Cells(dict[int, Cell]):
 
     def refresh(self) -> None:
         """Publish what the cells have published since the last call."""
-        merged = merge([cell.state for cell in self.values()])
+        states = [cell.state for cell in self.values()]
+        views = [state.status_view for state in states]
+        if len(views) != len(self._views) or any(map(is_not, views, self._views)):
+            self._merged, self._views = merge(states), views
+        merged = replace(self._merged, evaluated_at=evaluated_at(states))
         counters = add([merged.counters, self._left])
         self.state = self._complete(replace(merged, counters=counters))
 

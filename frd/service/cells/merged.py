@@ -17,7 +17,6 @@ def merge(states: Sequence[ServiceState]) -> ServiceState:
     if len(states) == 1:
         return states[0]
     views = [state.status_view for state in states]
-    evaluated = [state.evaluated_at or AlignedNs(0) for state in states]
     return ServiceState(
         status_view=StatusView(
             at=max((view.at for view in views), default=AlignedNs(0)),
@@ -28,10 +27,15 @@ def merge(states: Sequence[ServiceState]) -> ServiceState:
         nodes=_nodes(node for state in states for node in state.nodes),
         counters=add([state.counters for state in states]),
         ingest_lag_s=max((state.ingest_lag_s for state in states), default=0.0),
-        evaluated_at=min(evaluated, default=None) or None,
+        evaluated_at=evaluated_at(states),
         warnings=[warning for state in states for warning in state.warnings],
         name_conflicts=_sum(state.name_conflicts for state in states),
     )
+
+
+def evaluated_at(states: Sequence[ServiceState]) -> AlignedNs | None:
+    """Since when all cells have been evaluated; None: one never was, or there is none."""
+    return min((state.evaluated_at or AlignedNs(0) for state in states), default=None) or None
 
 
 def add(counters: Sequence[Counters]) -> Counters:

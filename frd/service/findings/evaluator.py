@@ -34,6 +34,7 @@ IDLE_TICK_S: Final = 1.0
 """While there is nothing to evaluate. A replica may own 64 cells, most of them without a job."""
 PUBLISH_EVERY_S: Final = 1.0
 """Interval without changes; changes are published immediately."""
+IDLE_PUBLISH_EVERY_S: Final = 5.0
 SAVE_WITHIN_S: Final = 3.0
 """How long an alert waits for the disk."""
 DISMISS_WITHIN_S: Final = 10.0
@@ -45,7 +46,8 @@ log = logging.getLogger(__name__)
 class Evaluator:
     """`project` turns a status view into the published state; `publish` gets changes of findings.
     `settle` is called before each evaluation with its time, as in a replay. While `is_idle`,
-    evaluations are rare; call `wake` when that ends."""
+    evaluations are rare, and publication of what has not changed rarer; call `wake` when that
+    ends."""
 
     def __init__(
         self,
@@ -176,7 +178,8 @@ class Evaluator:
             self._unsaved_pauses |= {one.job: one for one in learned}
             self._record_pauses(now)
         faults = self._engine.faults
-        if not (events or learned) and now - self.state.status_view.at < PUBLISH_EVERY_S * 1e9:
+        every_s = IDLE_PUBLISH_EVERY_S if self._is_idle() else PUBLISH_EVERY_S
+        if not (events or learned) and now - self.state.status_view.at < every_s * 1e9:
             state = self.state
         else:
             status_view = self._engine.status_view(now)

@@ -256,6 +256,8 @@ class Streams:
 
     def flush_acks(self) -> None:
         """Wake every stream whose entries since the last call, or earlier, are stored now."""
+        if not self._streams:
+            return
         for number in self._journal.take_cut():
             if (cut := self._streams.get(number)) is not None:
                 cut.acks.drop()

@@ -436,7 +436,11 @@ def test_a_cell_without_agents_is_evaluated_rarely(tmp_path: Path) -> None:
                 await asyncio.sleep(seconds)
                 return cell.log.position - before
 
+            at.cells.refresh()
+            earlier = at.cells.state.evaluated_at or 0
             assert 9 <= await evaluations(10) <= 11
+            at.cells.refresh()
+            assert (at.cells.state.evaluated_at or 0) > earlier
             cell.home.streams.take(cell.home.streams.open(), HELLO)
             cell.look()
             assert await evaluations(0.01) == 1
