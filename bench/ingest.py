@@ -48,7 +48,15 @@ from frd.model import (
     Signature,
     WatermarkColumns,
 )
-from frd.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, Context, StreamCall, collector, open_stream
+from frd.rpc import (
+    CHANNEL_OPTIONS,
+    SERVER_OPTIONS,
+    Context,
+    StreamCall,
+    collector,
+    job_metadata,
+    open_stream,
+)
 from frd.service.ingest.buffers.entries import EntryBuffer
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
@@ -80,6 +88,7 @@ HEAD_AGO_NS: Final = 1_000_000
 """How long ago ranks enqueued what they are in, in watermarks."""
 TICK_ROUNDS: Final = 4
 """Messages of each rank between two ticks of the engine alone."""
+JOB: Final = "bench"
 SIGNATURE: Final = Signature("nccl", "all_reduce", ((4096,),), ((4096,),), ("Float",), ("Float",))
 
 
@@ -130,7 +139,7 @@ class Node:
         name = str(self.number)
         live = [RankStatus(i, RankState.LIVE, now) for i in range(RANKS)]
         declare = Declare(
-            attempts=(AttemptDecl(0, AttemptKey("bench", 0), self.world),),
+            attempts=(AttemptDecl(0, AttemptKey(JOB, 0), self.world),),
             ranks=tuple(RankDecl(i, 0, info) for i, info in enumerate(self.infos())),
             groups=tuple(GroupDecl(i, 0, group) for i, group in enumerate(self.groups)),
             signatures=(SignatureDecl(0, SIGNATURE),),
@@ -179,7 +188,7 @@ async def stream(address: str) -> Any:
     """A stream on its own connection; answers of the service are read and ignored."""
     options = [("grpc.use_local_subchannel_pool", 1), *CHANNEL_OPTIONS]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
-        call = open_stream(channel, wait_for_ready=True)
+        call = open_stream(channel, metadata=job_metadata(JOB), wait_for_ready=True)
         reading = asyncio.create_task(_drain(call))
         yield call
         await call.done_writing()
@@ -242,7 +251,7 @@ def engine_alone(messages: int, *, together: bool = False) -> float:
     service does it, which collects messages; or `together`: those of all ranks in one call."""
     engine = Engine(Policy())
     now = AlignedNs(START_NS + 1_000_000_000_000)
-    attempt = engine.attempt(AttemptKey("bench", 0), NODES * RANKS, now)
+    attempt = engine.attempt(AttemptKey(JOB, 0), NODES * RANKS, now)
     nodes = [Node(number, NODES) for number in range(NODES)]
     signature = attempt.signature(SIGNATURE)
     work = []

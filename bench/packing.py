@@ -24,7 +24,7 @@ from bench.ingest import RANKS, ROWS, Node
 from bench.report import show
 from frd.cluster.log import Bundle
 from frd.cluster.packing import Joiner, frames, pack
-from frd.model import AlignedNs
+from frd.model import AlignedNs, EntryColumns
 from frd.store.records import Record, RecordKind
 from frd.wire.encode import encode_agent
 
@@ -39,13 +39,17 @@ def entries() -> list[Record]:
     found = []
     for number in range(_ROUNDS):
         for rank in range(RANKS):
-            batch = host.entries(rank, number)
-            created = batch.created_ns + dice.normal(0, 5_000, ROWS).astype(np.int64)
-            took = 30_000 + dice.integers(0, 50_000, ROWS)
-            batch = replace(batch, created_ns=created, completed_ns=created + took)
-            data = encode_agent(batch)
-            found.append(Record(RecordKind.MESSAGE, AlignedNs(int(created[-1])), 1, data))
+            batch = jittered(host.entries(rank, number), dice)
+            at = AlignedNs(int(batch.created_ns[-1]))
+            found.append(Record(RecordKind.MESSAGE, at, 1, encode_agent(batch)))
     return found
+
+
+def jittered(batch: EntryColumns, dice: np.random.Generator) -> EntryColumns:
+    """The same entries with times as real ones have them."""
+    created = batch.created_ns + dice.normal(0, 5_000, len(batch)).astype(np.int64)
+    took = 30_000 + dice.integers(0, 50_000, len(batch))
+    return replace(batch, created_ns=created, completed_ns=created + took)
 
 
 def watermarks() -> list[Record]:

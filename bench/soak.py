@@ -7,6 +7,7 @@ With ``--partition``, half of the agents are cut off for that time in the middle
 is ever blamed, every row that a rank recorded is accounted for, memory does not grow, and all ranks
 are reported again after a cut. Exit status 1 if not.
 
+``--cluster`` does this to three replicas and three NATS servers: see `bench.soak_fleet`.
 ``--quiet`` runs another test, an hour of normal operation: see `bench.quiet`.
 """
 
@@ -17,12 +18,8 @@ import contextlib
 import json
 import math
 import random
-import shutil
-import statistics
 import sys
-import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -31,59 +28,28 @@ from typing import Any, Final
 
 sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
 
-from bench import quiet
+from bench import quiet, soak_fleet
 from bench.ingest import _rss_bytes as rss_bytes
+from bench.soak_watch import (
+    AGENT_EVERY_S,
+    AWAY_S,
+    MOST_GROWTH,
+    PATIENCE_S,
+    RING,
+    SAMPLE_EVERY_S,
+    SERVICE_EVERY_S,
+    Watch,
+    broken,
+    kept_on_failure,
+)
 from tests.world.account import Account
 from tests.world.cluster import Cluster, until
 from tests.world.proxy import Proxy
 from tests.world.training import Training
 
-RING: Final = 200
-"""Entries: more than the ranks record while an agent is away."""
-AGENT_EVERY_S: Final = 6.0
-SERVICE_EVERY_S: Final = 60.0
-AWAY_S: Final = (0.2, 3.0)
-SAMPLE_EVERY_S: Final = 5.0
-SETTLE_S: Final = 60.0
-"""Growth of a process in this time after its start does not count."""
-PATIENCE_S: Final = 180.0
 UNWRITTEN_S: Final = 12.0
 """Rows are recorded, read by an agent within 7 s and sent; what a service has not handed to the
 system when it is killed, within the next tick, is not in its journal."""
-MOST_GROWTH: Final = 1024 * 1024
-"""Bytes a minute."""
-
-
-@dataclass
-class Watch:
-    """Measurements during the run."""
-
-    began: float = field(default_factory=time.monotonic)
-    kills: Counter[str] = field(default_factory=Counter)
-    service_killed_at: list[float] = field(default_factory=list)
-    lags_s: list[float] = field(default_factory=list)
-    rss: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
-    """By process: times and bytes."""
-    findings: dict[str, str] = field(default_factory=dict)
-    """Summaries by id."""
-
-    def look(self, world: Cluster) -> None:
-        now = time.monotonic()
-        for daemon in (world.service, *world.agents):
-            with contextlib.suppress(OSError, AssertionError):
-                self.rss.setdefault(daemon.pid, []).append((now, rss_bytes(daemon.pid)))
-        with contextlib.suppress(OSError):
-            self.lags_s.append(world.metric("frd_loop_lag_seconds"))
-            self.findings |= {found["id"]: found["summary"] for found in world.findings()}
-
-    def growth(self, pid: int) -> float | None:
-        """Bytes a minute, from a line through the samples; None for a young process."""
-        seen = self.rss.get(pid, [])
-        settled = [(at, size) for at, size in seen if at - seen[0][0] > SETTLE_S]
-        if not settled or settled[-1][0] - settled[0][0] < SETTLE_S:
-            return None
-        times, sizes = zip(*settled, strict=True)
-        return 60 * statistics.linear_regression(times, sizes).slope
 
 
 @dataclass
@@ -114,8 +80,8 @@ class Soak:
                 self.kill_service(now)
             if next_sample < now:
                 next_sample = now + SAMPLE_EVERY_S
-                self.watch.look(self.world)
-                self.report_progress()
+                self.look()
+                self.watch.progress(self.training.steps)
             time.sleep(0.1)
 
     def kill_agent(self, now: float) -> None:
@@ -147,8 +113,8 @@ class Soak:
         self.proxy.cut()
         cut = time.monotonic()
         while time.monotonic() < cut + seconds:
-            self.watch.look(self.world)
-            self.report_progress("cut")
+            self.look()
+            self.watch.progress(self.training.steps, "cut")
             time.sleep(1.0)
         reporting = self.world.metric("frd_agents_reporting")
         self.proxy.heal()
@@ -157,7 +123,7 @@ class Soak:
         caught_up = time.monotonic()
         until(lambda: self.world.metric("frd_ingest_lag_seconds") < 1, "lag", PATIENCE_S)
         on_time = time.monotonic()
-        self.watch.look(self.world)
+        self.look()
         return {
             "seconds": seconds,
             "reporting_meanwhile": reporting,
@@ -175,12 +141,12 @@ class Soak:
 
         until(reported, "agents or rows are missing: see the logs", PATIENCE_S)
 
-    def report_progress(self, doing: str = "") -> None:
-        if sys.stderr.isatty():
-            passed = (time.monotonic() - self.watch.began) / 60
-            kills = ", ".join(f"{n} {who}" for who, n in self.watch.kills.items())
-            text = f"{passed:5.1f} min  {self.training.steps} steps  killed: {kills}  {doing}"
-            print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
+    def look(self) -> None:
+        daemons = [one for one in (self.world.service, *self.world.agents) if one.is_alive]
+        self.watch.sizes(daemon.pid for daemon in daemons)
+        with contextlib.suppress(OSError):
+            self.watch.lags_s.append(self.world.metric("frd_loop_lag_seconds"))
+            self.watch.findings |= {f["id"]: f["summary"] for f in self.world.findings()}
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -227,11 +193,11 @@ class Soak:
         )
 
 
-def broken(report: dict[str, Any]) -> list[str]:
-    """The requirements that were not met."""
+def required(report: dict[str, Any]) -> dict[str, bool]:
+    """The requirements, and whether they were met."""
     rows, partition = report["rows"], report["partition"]
     growths = [report[f"{who}_growth_bytes_per_min"] for who in ("service", "agent")]
-    kept = {
+    return {
         "no rank is blamed": not report["findings"],
         "no row is lost": rows["missing"] == rows["unwritten_at_kills"] + rows["gap"],
         "no row is invented": not rows["invented"],
@@ -239,19 +205,6 @@ def broken(report: dict[str, Any]) -> list[str]:
         "a cut half is missed": partition is None
         or partition["reporting_meanwhile"] == report["agents"] - report["agents"] // 2,
     }
-    return [promise for promise, is_kept in kept.items() if not is_kept]
-
-
-@contextlib.contextmanager
-def kept_on_failure() -> Iterator[str]:
-    """A temporary directory with the logs."""
-    folder = tempfile.mkdtemp(prefix="frd-bench-")
-    try:
-        yield folder
-    except Exception:
-        print(f"soak: logs and journal are in {folder}", file=sys.stderr)
-        raise
-    shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
@@ -276,15 +229,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--minutes", type=float, help="30, or 60 with --quiet")
+    parser.add_argument("--seconds", type=float, help="instead of --minutes")
     parser.add_argument(
         "--quiet", action="store_true", help="an hour of healthy jobs and of the shipped alerts"
     )
+    parser.add_argument("--cluster", action="store_true", help="replicas and NATS servers")
     parser.add_argument("--agents", type=int, default=64)
     parser.add_argument("--ranks", type=int, default=2, help="of each agent")
     parser.add_argument("--rate", type=float, default=5.0, help="steps a second")
     parser.add_argument("--partition", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    if options.seconds:
+        options.minutes = options.seconds / 60
     options.minutes = options.minutes or (60.0 if options.quiet else 30.0)
     if options.quiet:
         with kept_on_failure() as folder:
@@ -292,19 +249,23 @@ def main() -> None:
         report["broken"] = quiet.broken(report)
         print(json.dumps(report)) if options.json else quiet.show(report)
         sys.exit(bool(report["broken"]))
-    with scene(options) as soak:
-        half_s = options.minutes * 30
-        soak.run(time.monotonic() + half_s, kill_service=True)
-        partition = soak.partition(options.partition) if options.partition else None
-        soak.run(time.monotonic() + half_s, kill_service=False)
-        report = soak.report(partition)
-    report["broken"] = broken(report)
+    report = soak_fleet.run(options) if options.cluster else run(options)
     if options.json:
         print(json.dumps(report))
     else:
         for key, value in report.items():
             print(f"{key}: {value}")
     sys.exit(bool(report["broken"]))
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    with scene(options) as soak:
+        half_s = options.minutes * 30
+        soak.run(time.monotonic() + half_s, kill_service=True)
+        partition = soak.partition(options.partition) if options.partition else None
+        soak.run(time.monotonic() + half_s, kill_service=False)
+        report = soak.report(partition)
+    return report | {"broken": broken(required(report))}
 
 
 if __name__ == "__main__":

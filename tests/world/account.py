@@ -8,7 +8,7 @@ killed or cut in between: recorded = applied + missing, and missing rows were co
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from frd.model import EntryColumns, Flags
 from frd.store.journal import read
-from frd.store.records import RecordKind
+from frd.store.records import Record, RecordKind
 from frd.wire.decode import Decoder
 from frd.wire.messages import Declare, Hello
 
@@ -81,8 +81,18 @@ class Account:
 def account(
     journal: Path, job: str, joined: Mapping[int, int], completed: Mapping[int, int]
 ) -> Account:
-    """Ranks have joined the collectives 1 to `joined` and completed those to `completed`."""
-    by_rank = _read(journal, job)
+    """Ranks have joined the collectives 1 to `joined` and completed those to `completed`.
+
+    The journal may still be written: a record that is cut off is left out.
+    """
+    return account_of(read(journal, lambda warning: None), job, joined, completed)
+
+
+def account_of(
+    records: Iterable[Record], job: str, joined: Mapping[int, int], completed: Mapping[int, int]
+) -> Account:
+    """The same from records, such as those of a cell's log."""
+    by_rank = _read(records, job)
     applied = repeated = rows_missing = 0
     missing: dict[int, tuple[int, ...]] = {}
     invented: dict[int, tuple[int, ...]] = {}
@@ -115,11 +125,11 @@ def _holes(batches: list[tuple[int, int]]) -> int:
     return holes
 
 
-def _read(journal: Path, job: str) -> dict[int, _RankRows]:
-    """By global rank. The journal may still be written: a record that is cut off is left out."""
+def _read(records: Iterable[Record], job: str) -> dict[int, _RankRows]:
+    """By global rank."""
     by_rank: defaultdict[int, _RankRows] = defaultdict(_RankRows)
     streams: dict[int, _Stream] = {}
-    for record in read(journal, lambda warning: None):
+    for record in records:
         match record.kind:
             case RecordKind.START:
                 streams.clear()

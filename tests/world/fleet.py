@@ -22,6 +22,7 @@ from tests.world.daemons import (
     until,
 )
 from tests.world.nats_servers import USER, NatsServers, nats_servers
+from tests.world.proxy import Proxy
 
 
 @dataclass
@@ -32,6 +33,13 @@ class ReplicaProcess:
     grpc: str
     http: str
     process: subprocess.Popen[str]
+    proxy: Proxy | None = None
+    """In front of `grpc`."""
+
+    @property
+    def address(self) -> str:
+        """At which agents reach it."""
+        return self.grpc if self.proxy is None else self.proxy.address
 
     def get(self, path: str) -> Any:
         return get(self.http, path)
@@ -43,8 +51,13 @@ class ReplicaProcess:
 class Fleet:
     """`replicas` by name: frd-0, frd-1, ..."""
 
-    def __init__(self, folder: Path, nats: NatsServers, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, nats: NatsServers, env: Mapping[str, str], mark: bytes | None = None
+    ) -> None:
+        """With `mark`, agents reach each replica through a `Proxy` that knows this mark."""
         self.nats = nats
+        self._mark = mark
+        self._proxies = contextlib.ExitStack()
         self.replicas: dict[str, ReplicaProcess] = {}
         self._folder = folder
         self._env = env
@@ -55,6 +68,10 @@ class Fleet:
         """Start a replica, and wait until it listens."""
         known = self.replicas.get(name)
         grpc, http = (known.grpc, known.http) if known else (free_address(), free_address())
+        proxy = known.proxy if known else None
+        if known is None and self._mark is not None:
+            proxy = self._proxies.enter_context(Proxy(grpc, mark=self._mark))
+        advertised = {} if proxy is None else {"FRD_CLUSTER__ADVERTISE_GRPC": proxy.address}
         data = self._folder / name
         process = start(
             [*serve_command(data), "--grpc", grpc, "--http", http],
@@ -62,11 +79,12 @@ class Fleet:
                 "FRD_CLUSTER__SERVERS": ",".join(self.nats.urls),
                 "FRD_CLUSTER__MEMBER": name,
                 "FRD_CLUSTER__USER_FILE": str(self._user_file),
+                **advertised,
                 **self._env,
             },
             log=self._folder / f"{name}.log",
         )
-        self.replicas[name] = replica = ReplicaProcess(name, grpc, http, process)
+        self.replicas[name] = replica = ReplicaProcess(name, grpc, http, process, proxy)
         assert first_line(process), self.log(name)
         return replica
 
@@ -80,7 +98,7 @@ class Fleet:
     @property
     def service(self) -> str:
         """The agents' `service`: all replicas."""
-        return ",".join(replica.grpc for replica in self.replicas.values())
+        return ",".join(replica.address for replica in self.replicas.values())
 
     def owned(self) -> dict[str, int]:
         """Cells that each living replica has."""
@@ -105,16 +123,20 @@ class Fleet:
         for replica in self.replicas.values():
             with contextlib.suppress(OSError):
                 end(replica.process)
+        self._proxies.close()
 
 
 @contextlib.contextmanager
 def fleet(
-    folder: Path, count: int = 3, env: Mapping[str, str] = MappingProxyType({})
+    folder: Path,
+    count: int = 3,
+    env: Mapping[str, str] = MappingProxyType({}),
+    mark: bytes | None = None,
 ) -> Iterator[Fleet]:
     """`count` replicas on three NATS servers, all cells owned."""
     (folder / "nats").mkdir()
     with nats_servers(folder / "nats") as nats:
-        whole = Fleet(folder, nats, env)
+        whole = Fleet(folder, nats, env, mark)
         try:
             for number in range(count):
                 whole.start(f"frd-{number}")

@@ -56,6 +56,11 @@ class NatsServer:
         )
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         return self._process is not None and not self.frozen
 

@@ -28,6 +28,13 @@ _START_S: Final = 10.0
 
 
 @dataclass(slots=True)
+class _Link:
+    """One connection."""
+
+    is_marked: bool = False
+
+
+@dataclass(slots=True)
 class Way:
     """One direction. Changes apply to later data."""
 
@@ -38,15 +45,20 @@ class Way:
 
 
 class Proxy:
-    """Listens on `address` while the context lasts, and connects each caller to `target`."""
+    """Listens on `address` while the context lasts, and connects each caller to `target`.
 
-    def __init__(self, target: str, seed: int = 0) -> None:
+    Connections whose callers send `mark`, in one piece, can be cut while others are not.
+    """
+
+    def __init__(self, target: str, seed: int = 0, mark: bytes = b"") -> None:
         self.address = ""
         self.there = Way()
         self.back = Way()
         self.connections = 0
         """All connections that were ever made."""
         self._target = split_address(target)
+        self._mark = mark
+        self._cuts_marked = False
         self._dice = random.Random(seed)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
@@ -66,8 +78,10 @@ class Proxy:
         self._call(self._stop.set)
         self._thread.join()
 
-    def cut(self) -> None:
-        """From now on nothing passes; connections stay open, and new ones get no answer."""
+    def cut(self, *, marked: bool = False) -> None:
+        """From now on nothing passes; connections stay open, and new ones get no answer. With
+        `marked`, on connections with the mark only."""
+        self._cuts_marked = marked
         self._call(self._passing.clear)
 
     def heal(self) -> None:
@@ -129,9 +143,11 @@ class Proxy:
             return
         ends = {caller.transport, callee.transport}
         self._transports |= ends
+        link = _Link()
         try:
             await asyncio.gather(
-                self._pass(near, callee, self.there), self._pass(far, caller, self.back)
+                self._pass(near, callee, self.there, link, self._mark),
+                self._pass(far, caller, self.back, link),
             )
         except OSError:
             pass  # one end is gone: so is the other
@@ -141,16 +157,23 @@ class Proxy:
                 transport.abort()
 
     async def _pass(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        way: Way,
+        link: _Link,
+        mark: bytes = b"",
     ) -> None:
-        """One direction of a connection, until its end."""
+        """One direction of a connection, until its end; `mark` marks the connection."""
         waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_CHUNKS)
         filling = asyncio.create_task(self._take(reader, waiting, way))
         try:
             while True:
                 due, data = await waiting.get()
                 await asyncio.sleep(due - self._loop.time())
-                await self._passing.wait()
+                link.is_marked |= bool(mark) and mark in data
+                if link.is_marked or not self._cuts_marked:
+                    await self._passing.wait()
                 if not data:
                     break
                 writer.write(data)
