@@ -95,7 +95,7 @@ class CellOwner:
         except BaseException:  # cancelled, too: another replica has the cell
             self._abandon(taken)
             raise
-        if opened.log.fenced:
+        if opened.log.fenced:  # before it was among the cells, where `refused` looks for it
             self.fenced += 1
             self._abandon(taken)
             self._lease.give_up(cell)
@@ -169,7 +169,8 @@ class CellOwner:
             await asyncio.sleep(_AGAIN_S)
 
     async def _hand_over(self, cell: int, successor: str) -> None:
-        leaving = self._cells[cell]
+        if (leaving := self._cells.get(cell)) is None:
+            return  # it was dropped before this began
         self._busy[cell] = CellState.DRAINING
         try:
             await leaving.finish()

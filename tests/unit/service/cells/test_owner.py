@@ -351,6 +351,21 @@ async def test_a_cell_is_refused_while_it_is_handed_over(tmp_path: Path) -> None
         assert [call[1] for call in released] == [second]
 
 
+async def test_a_cell_is_refused_at_the_moment_of_the_end(tmp_path: Path) -> None:
+    """The log refuses a replica that has just begun to end: nothing of that cell is left to hand
+    over, and the other cells are handed over."""
+    async with replica(tmp_path) as parts:
+        second = (CELL + 1) % CELLS
+        for cell in (CELL, second):
+            parts.owner.gained(cell, "start")
+        await parts.settle()
+        asyncio.get_running_loop().call_soon(parts.owner.refused, CELL)
+        await parts.owner.finish()
+        assert not parts.cells
+        released = [call for call in parts.lease.calls if call[0] == "release"]
+        assert [call[1] for call in released] == [second]
+
+
 async def test_a_takeover_that_fails(tmp_path: Path) -> None:
     """No answer: it is tried again. Another replica was quicker: the cell is given up."""
     async with replica(tmp_path) as parts:
