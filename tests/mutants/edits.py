@@ -94,7 +94,7 @@ class Say:
 class Instead:
     """Another function, which is compiled as if it stood in the module of the first one."""
 
-    function: Callable[..., object]
+    function: Callable[..., Any]
 
     def apply(self, tree: ast.AST) -> bool:
         (other,) = ast.parse(textwrap.dedent(inspect.getsource(self.function))).body

@@ -164,6 +164,10 @@ class ClusterOracle(Oracle):
     async def _check_logs(self) -> None:
         world, cell = self._cluster, cell_of(self._cluster.job)
         for number, stream in world.servers.streams.items():
+            takers = {id(stored.writer) for stored in stream.messages if not stored.epoch}
+            if len(takers) > world.takes[number]:
+                what = f"cell {number}: {len(takers)} owners, {world.takes[number]} takeovers"
+                raise Violation("taken again", what)
             fence = None
             for at, stored in enumerate(stream.messages, stream.first):
                 if not stored.epoch:

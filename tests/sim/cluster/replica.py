@@ -242,6 +242,7 @@ class _WatchedArchive:
         self._archive = archive
 
     async def open(self, cell: int) -> Opened:
+        self._replica._world.takes[cell] += 1
         opened = await self._archive.open(cell)
         self._replica._world.taken_over(self._replica, cell, opened)
         return opened

@@ -7,6 +7,7 @@ cell must have an owner. A cluster has few cells here: idle ones cost simulated 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -70,6 +71,8 @@ class ClusterWorld(World):
         self.replicas: dict[str, SimReplica] = {}
         self.all_replicas: list[SimReplica] = []
         """Dead ones included: nothing of them may be collected, which would run their `finally`."""
+        self.takes: Counter[int] = Counter()
+        """How often replicas have begun to take over each cell."""
         self.failures: list[str] = []
         self.oracle: ClusterOracle = ClusterOracle(self)
         self.troubles: ClusterTroubles = ClusterTroubles(self)
