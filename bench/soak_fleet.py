@@ -55,6 +55,8 @@ NATS_EVERY_S: Final = 120.0
 NATS_AWAY_S: Final = (0.5, 20.0)
 STOPPED_S: Final = (2.0, 12.0)
 """A stopped process loses its cells after 3 s."""
+REPLICA_SETTLE_S: Final = 180.0
+"""A replica that starts gets one cell after the other; its growth is that of these cells first."""
 OWNER: Final = 0.6
 """How often the owner of the job is chosen."""
 MARK: Final = "distant"
@@ -263,7 +265,8 @@ class Soak:
         self.look()
         immortal = self.agents[: len(self.agents) - len(self.mortal)]
         growths = [self.watch.growth(agent.pid) for agent in immortal]
-        replicas = [self.watch.growth(one.process.pid) for one in self.fleet.alive]
+        pids = [one.process.pid for one in self.fleet.alive]
+        replicas = [self.watch.growth(pid, REPLICA_SETTLE_S) for pid in pids]
         lags = sorted(self.watch.lags_s)
         return {
             "minutes": round(self.passed_s() / 60, 1),

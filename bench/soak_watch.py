@@ -47,10 +47,10 @@ class Watch:
             with contextlib.suppress(OSError):
                 self.rss.setdefault(pid, []).append((now, rss_bytes(pid)))
 
-    def growth(self, pid: int) -> float | None:
+    def growth(self, pid: int, settle_s: float = SETTLE_S) -> float | None:
         """Bytes a minute, from a line through the samples; None for a young process."""
         seen = self.rss.get(pid, [])
-        settled = [(at, size) for at, size in seen if at - seen[0][0] > SETTLE_S]
+        settled = [(at, size) for at, size in seen if at - seen[0][0] > settle_s]
         if not settled or settled[-1][0] - settled[0][0] < SETTLE_S:
             return None
         times, sizes = zip(*settled, strict=True)
