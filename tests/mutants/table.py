@@ -138,7 +138,7 @@ MUTANTS: Final = (
     Mutant(_NATS, "Connection.open", Without("_spawn"), "contract/faults",
            "a client that has ended for good is never replaced"),
     Mutant("frd.service.journal", "ReplicatedLog._run", Swap("LogLost", "Fenced"),
-           "unit/service/journal/replicated property/acknowledgements",
+           "unit/service/journal/replicated",
            "the owner of a cell takes its log again after it was fenced"),
     Mutant("frd.service.journal", "ReplicatedLog.stored", Swap("_released", "_position"),
            "unit/service/journal/replicated property/acknowledgements",

@@ -40,7 +40,6 @@ class ReplicaLoop(asyncio.AbstractEventLoop):
 
     def kill(self) -> None:
         self.is_dead = True
-        self._ready.clear()
 
     def close(self) -> None:
         """At the end of the world: end all tasks, so that collecting them later does nothing."""
@@ -50,7 +49,8 @@ class ReplicaLoop(asyncio.AbstractEventLoop):
             task.cancel()
         for _ in range(10):
             self._turn()
-        self.kill()
+        self.is_dead = True
+        self._ready.clear()
 
     def _plan(self) -> None:
         if self._ready and not (self._is_planned or self.is_paused or self.is_dead):
