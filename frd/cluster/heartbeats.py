@@ -209,7 +209,14 @@ class HeartbeatLease:
             await asyncio.gather(*map(self._claim, decision.claim))
         self._publish(
             [
-                Replica(name, v.grpc, v.http, v.version, tuple(sorted(v.cells)))
+                Replica(
+                    name,
+                    v.grpc,
+                    v.http,
+                    v.version,
+                    tuple(sorted(v.cells)),
+                    is_late=name in self._ownership.late,
+                )
                 for name, v in values.items()
                 if v is not None and name != self._me.name and name in self._ownership.living
             ]

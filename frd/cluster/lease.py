@@ -24,6 +24,8 @@ class Replica:
     version: str
     cells: tuple[int, ...] = ()
     """Cells that it owns, sorted."""
+    is_late: bool = False
+    """Its last heartbeats are missing, so that it may be dead."""
 
 
 @dataclass(frozen=True, slots=True)

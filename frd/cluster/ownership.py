@@ -19,6 +19,8 @@ from frd.cluster.cells import CELLS, preferred
 
 SILENT: Final = 6
 """A replica is dead after so many own heartbeats without a change of its heartbeat."""
+LATE: Final = 2
+"""A replica may be dead after so many: agents are no longer sent to it."""
 LATER: Final = 2
 """Replicas that are not preferred wait for so many more heartbeats before they claim a cell."""
 QUIET: Final = 20
@@ -93,6 +95,11 @@ class Ownership:
         """Replicas that have neither died nor left, this one included, sorted."""
         names = [name for name, seen in self._others.items() if _lives(seen)]
         return sorted([*names, self._me])
+
+    @property
+    def late(self) -> frozenset[str]:
+        """Replicas whose last heartbeats are missing."""
+        return frozenset(name for name, seen in self._others.items() if seen.silent >= LATE)
 
     def owners(self) -> dict[int, str]:
         """The living owner of each cell that has one."""

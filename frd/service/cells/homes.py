@@ -68,7 +68,9 @@ class ReplicaHomes:
 def _elsewhere(view: ClusterView, cell: int) -> str | None:
     name = view.owners.get(cell)
     replica = view.replica(name) if name is not None and name != view.me else None
-    return replica.grpc if replica is not None else None
+    if replica is None or replica.is_late:
+        return None  # dialled in vain, the agent would wait longer before each try
+    return replica.grpc
 
 
 def _lobby(common: Common) -> Home:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -172,6 +173,19 @@ async def test_agents_wait_for_an_owner(tmp_path: Path, monkeypatch: pytest.Monk
         other = next(f"job-{i}" for i in range(1000) if cell_of(f"job-{i}") != CELL)
         with pytest.raises(ServiceUnavailable, match="no replica has its cell"):
             await parts.homes.find(other)
+
+
+async def test_agents_are_not_sent_to_an_owner_that_may_be_dead(tmp_path: Path) -> None:
+    """The owner's last heartbeats are missing: the agent waits here, and is let in when this replica
+    has taken the cell over."""
+    async with replica(tmp_path) as parts:
+        late = dataclasses.replace(OTHER, is_late=True)
+        parts.lease.view = ClusterView(ME.name, (ME, late), {CELL: OTHER.name})
+        waiting = asyncio.create_task(parts.homes.find(JOB))
+        await asyncio.sleep(0.25)
+        assert not waiting.done()
+        parts.owner.gained(CELL, "dead")
+        assert isinstance(await waiting, Home)
 
 
 async def test_a_cell_is_handed_over(tmp_path: Path) -> None:
