@@ -176,8 +176,8 @@ async def test_agents_wait_for_an_owner(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 async def test_agents_are_not_sent_to_an_owner_that_may_be_dead(tmp_path: Path) -> None:
-    """The owner's last heartbeats are missing: the agent waits here, and is let in when this replica
-    has taken the cell over."""
+    """The owner's last heartbeats are missing: the agent waits, and is let in when this replica has
+    taken the cell over."""
     async with replica(tmp_path) as parts:
         late = dataclasses.replace(OTHER, is_late=True)
         parts.lease.view = ClusterView(ME.name, (ME, late), {CELL: OTHER.name})
