@@ -15,6 +15,7 @@ from functools import partial
 from frd import __version__
 from frd.cluster.cluster import Cluster
 from frd.cluster.findings import FindingStore as SharedFindings
+from frd.cluster.log import FencedLog
 from frd.config import Config
 from frd.errors import ClusterError, FrdError, StoreError
 from frd.model import AlignedNs, Change, FindingEvent, FindingState
@@ -31,7 +32,7 @@ from frd.service.journal.payloads import (
     limits_of,
     settings_of,
 )
-from frd.service.journal.reading import recover
+from frd.service.journal.reading import Recovered, recover
 from frd.service.journal.replicated import ReplicatedLog
 from frd.service.state import ClusterState
 from frd.store.findings import FindingStore
@@ -109,7 +110,7 @@ class SharedArchive:
         config = self._config()
         fenced = self._cluster.log(cell)
         await fenced.take(config.member)
-        left = await recover(fenced, partial(log.warning, "cell %d: %s", cell))
+        left = await self._left(cell, fenced)
         stored = await self._cluster.findings.of_cell(cell)
         findings = {finding.id: finding for finding in left.findings}
         for one in stored:
@@ -135,6 +136,15 @@ class SharedArchive:
             self._now,
         )
         return Opened(replicated, keeper, list(findings.values()), left.pauses)
+
+    async def _left(self, cell: int, fenced: FencedLog) -> Recovered:
+        """What the last owner left. A log that cannot be read must not leave the cell without an
+        owner: it begins without its history, and agents report the present again."""
+        try:
+            return await recover(fenced, partial(log.warning, "cell %d: %s", cell))
+        except StoreError as error:
+            log.error("cell %d: %s: the cell begins without what its log has", cell, error)
+            return Recovered((), frozenset(), (), 0)
 
 
 async def _copy(shared: SharedFindings, store: FindingStore) -> None:

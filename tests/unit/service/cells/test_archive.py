@@ -1,0 +1,100 @@
+"""What a new owner begins with: what its log has, else what all replicas share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from frd.cluster.cluster import Cluster
+from frd.config import Config
+from frd.model import Change, Finding, FindingEvent, FindingState
+from frd.service.cells.alone import LocalLease
+from frd.service.cells.archive import Opened
+from frd.service.cells.replica import SharedArchive
+from frd.service.clocks.real_time import RealTime
+from frd.service.journal.payloads import encode_finding
+from frd.store.findings import FindingStore
+from tests.world.evaluated import Evaluated
+from tests.world.fake_cluster import FakeFindings, FakeKeys, FakeLog, FakeStream, Faults
+
+CELL = 7
+
+
+class Servers:
+    """The log and the shared findings of a cluster, without faults."""
+
+    def __init__(self, store: FindingStore) -> None:
+        self.stream = FakeStream()
+        self.findings = FakeFindings(FakeKeys(), Faults())
+        self._store = store
+
+    def log(self, cell: int) -> FakeLog:
+        return FakeLog(self.stream, Faults())
+
+    async def open(self) -> Opened:
+        """As the next replica does it."""
+        cluster = Cluster(LocalLease(), self.log, self.findings, _nothing)
+        archive = SharedArchive(cluster, Config, self._store, RealTime())
+        return await archive.open(CELL)
+
+
+async def _nothing() -> None:
+    pass
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Servers]:
+    store = FindingStore(tmp_path / "findings.sqlite3")
+    yield Servers(store)
+    store.close()
+
+
+@pytest.fixture
+def finding(tmp_path: Path) -> Iterator[Finding]:
+    """An open stall."""
+    job = Evaluated(tmp_path)
+    job.hang()
+    job.evaluate()
+    (opened,) = job.evaluator.state.open_findings()
+    yield opened
+    job.close()
+
+
+async def test_open_findings_come_from_the_log(servers: Servers, finding: Finding) -> None:
+    """One owner opens a finding and ends; the next one has it, with the same id, and so has the
+    store of all replicas. The second owner closes it: the third has none."""
+    first = await servers.open()
+    assert not first.findings
+    await first.keeper.save([FindingEvent(Change.OPENED, finding)], [])
+    await first.log.stop()
+    second = await servers.open()
+    assert [one.id for one in second.findings] == [finding.id]
+    (shared,) = await servers.findings.of_cell(CELL)
+    assert shared.id == finding.id
+    closed = dataclasses.replace(finding, state=FindingState.CLOSED, closed_at=finding.opened_at)
+    await second.keeper.save([FindingEvent(Change.CLOSED, closed)], [])
+    await second.log.stop()
+    third = await servers.open()
+    assert not third.findings
+    await third.log.stop()
+
+
+async def test_a_log_that_cannot_be_read(
+    servers: Servers, finding: Finding, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log holds bytes that are no records: the cell has an owner all the same, with the open
+    findings that all replicas share, and the log is used again."""
+    broken = servers.log(CELL)
+    await broken.take("frd-0")
+    await broken.append(b"no bundle at all")
+    await servers.findings.put(CELL, finding.id, encode_finding(finding), 0)
+    opened = await servers.open()
+    assert [one.id for one in opened.findings] == [finding.id]
+    assert "begins without what its log has" in caplog.text
+    await opened.log.stop()
+    again = await servers.open()
+    assert [one.id for one in again.findings] == [finding.id]
+    await again.log.stop()
