@@ -13,7 +13,7 @@ import pytest
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from tests.world.daemons import frd, run_program
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
 
 
 @pytest.fixture
@@ -23,13 +23,13 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-IN_SOAK = frozenset({"wrong_order", "mismatch", "killed", "frozen", "straggler", "healthy"})
+IN_SOAK = frozenset(
+    {"wrong_order", "mismatch", "killed", "frozen", "straggler", "failover", "healthy"}
+)
 """Scenarios that `make test` plays with scripted ranks only."""
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:
-    if name == "failover":
-        return [pytest.mark.nats, pytest.mark.timeout(150)]
     if name in ("memory", "oom"):
         return [pytest.mark.alone, pytest.mark.soak]
     # `test_missing_rank_shows_the_line` plays that one.

@@ -145,6 +145,7 @@ def test_the_owner_dies_with_a_stall_open(tmp_path: Path) -> None:
         assert {frozenset(named(f)) for f in closed} == {frozenset({HELD})}, "an innocent was named"
 
 
+@pytest.mark.soak  # tests/contract/test_lease.py shows the lease and the fence of it
 def test_an_owner_that_was_paused(tmp_path: Path) -> None:
     """The owner is stopped for 8 s with a stall open: another replica has the job; when it goes on,
     it drops what it had, shows nothing of it, and asks the new owner."""
@@ -166,6 +167,7 @@ def test_an_owner_that_was_paused(tmp_path: Path) -> None:
         assert at.owner.name != paused.name
 
 
+@pytest.mark.soak
 def test_a_nats_server_dies(tmp_path: Path) -> None:
     """The NATS server that leads the job's log is killed: no cell moves, and a rank that stops
     meanwhile is named."""

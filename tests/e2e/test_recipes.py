@@ -225,7 +225,7 @@ def nats_config(folder: Path, number: int, ports: list[tuple[int, int, int]]) ->
 
 def has_leader(monitor: str) -> bool:
     """JetStream's servers have elected one."""
-    return bool(get(monitor, "/jsz")["meta_cluster"].get("leader"))
+    return bool(get(monitor, "/jsz").get("meta_cluster", {}).get("leader"))
 
 
 @pytest.mark.nats

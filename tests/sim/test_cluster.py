@@ -21,7 +21,7 @@ from tests.sim.run import command, live
 from tests.sim.scenario import Event, Trouble
 from tests.world.clocks import S
 
-SEEDS = 10
+SEEDS = 5
 REGRESSIONS: dict[int, str] = {
     4053: "ends: a cell that was dropped while its replica ended stopped the end of the replica",
 }
