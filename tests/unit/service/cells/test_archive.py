@@ -85,7 +85,7 @@ async def test_open_findings_come_from_the_log(servers: Servers, finding: Findin
 async def test_a_log_that_cannot_be_read(
     servers: Servers, finding: Finding, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log holds bytes that are no records: the cell has an owner all the same, with the open
+    """The log holds bytes that are no records: the cell gets an owner, with the open
     findings that all replicas share, and the log is used again."""
     broken = servers.log(CELL)
     await broken.take("frd-0")
