@@ -12,7 +12,6 @@ import itertools
 import random
 import sqlite3
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +37,7 @@ from frd.store.records import RecordKind
 from frd.wire.clock import ClockHello, decode_clock, encode_pong
 from frd.wire.messages import AgentEvent, Goodbye, Refusal
 from tests.world.clocks import Host
+from tests.world.virtual_time import InPlace
 
 VERSION: Final = "simulated"
 _TICKS_TOGETHER: Final = 40
@@ -62,18 +62,6 @@ class _Journal(JournalWriter):
         self._batch, self._batch_bytes = [], 0
 
 
-class _Inline(ThreadPoolExecutor):
-    """Runs immediately, in order, what production gives to threads."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-        return future
-
-
 class Disk:
     """The data directory and the event loop, which outlive every process of the service."""
 
@@ -81,7 +69,7 @@ class Disk:
         self.folder = folder
         self.full = False
         self._loop = asyncio.new_event_loop()
-        self._loop.set_default_executor(_Inline())
+        self._loop.set_default_executor(InPlace())
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         self._loop.run_until_complete(work)
