@@ -54,7 +54,7 @@ class Common:
 
 
 class Cell:
-    """`start`, then `stop`, which writes everything."""
+    """`start`, then `finish` and `close`; or `abandon` and `quit`, if another replica has it."""
 
     def __init__(
         self,
