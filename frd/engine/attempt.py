@@ -30,10 +30,9 @@ from frd.engine.state.lazy import once
 from frd.engine.state.phases import PhasesAt
 from frd.engine.state.session_clocks import SessionClocks
 from frd.engine.state.snapshot import Snapshot, StallTable
-from frd.engine.state.tables import STATES
 from frd.engine.state.watermarks import WatermarkRows
 from frd.engine.tick import Tick
-from frd.engine.views import AttemptView
+from frd.engine.views import STATES, AttemptView
 from frd.errors import WireError
 from frd.model import (
     AlignedNs,
@@ -406,13 +405,17 @@ class Attempt:
         """What people see of the attempt; nothing in it changes afterwards."""
         stalls, collectives = self.stalls(now), self._collectives
         progress = status_view.Progress(self.tables, collectives.open_collectives.frozen().of)
-        ops = collectives.signatures.ops
+        ops, known = collectives.signatures.ops, collectives.signatures.known
+        groups = status_view.Groups(self.tables, progress, stalls, now)
+        ranks = status_view.rank_columns(self.tables, now)
         return AttemptView(
             key=self.key,
             world_size=self.world_size,
             ended=self.tables.all_gone(),
-            ranks=status_view.ranks(self.tables, progress, collectives.signatures.known, now),
-            groups=status_view.groups(self.tables, progress, stalls, now),
+            ranks=status_view.ranks(self.tables, ranks, progress, known, now),
+            groups=groups.views(),
+            rank_columns=ranks,
+            group_columns=groups.columns,
             skew=collectives.skew.by_op(ops),
             duration=collectives.duration.by_op(ops),
             gap_entries=self.gap_entries,

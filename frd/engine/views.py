@@ -5,8 +5,9 @@ The engine creates them; all other code only reads them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -14,10 +15,14 @@ from frd.model import (
     AlignedNs,
     AttemptKey,
     Finding,
+    Float64s,
+    Int32s,
     Int64s,
     RankInfo,
+    RankState,
     RankStatus,
     SeriesInfo,
+    UInt8s,
 )
 
 
@@ -45,6 +50,30 @@ class GroupView:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupColumns:
+    """What metrics sum over groups, one element a group: a large job has a hundred thousand groups,
+    and to make a `GroupView` of each takes a second. See `GroupView` for the meaning of each."""
+
+    label: Sequence[str]
+    open_collectives: Int64s
+    stalled_collectives: Int64s
+    stall_s: Float64s
+    matched: Int64s
+    threshold_s: Float64s
+
+    @classmethod
+    def of(cls, groups: Sequence[GroupView]) -> GroupColumns:
+        return cls(
+            label=[group.label for group in groups],
+            open_collectives=np.array([group.open_collectives for group in groups], np.int64),
+            stalled_collectives=np.array([group.stalled_collectives for group in groups], np.int64),
+            stall_s=np.array([group.stall_s for group in groups], np.float64),
+            matched=np.array([group.matched for group in groups], np.int64),
+            threshold_s=np.array([group.threshold_s for group in groups], np.float64),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RankView:
     """One rank in a `StatusView`."""
 
@@ -57,6 +86,27 @@ class RankView:
     waiting_in: str
     """``all_reduce #7 on default_pg``, empty when the rank is in no collective."""
     waiting_s: float
+
+
+STATES: Final = (RankState.LIVE, RankState.SILENT, RankState.EXITED, RankState.FINISHED)
+"""By the numbers that stand for them in columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankColumns:
+    """What is counted and compared over all ranks, one element a rank, sorted by rank."""
+
+    rank: Int32s
+    state: UInt8s
+    """Index in `STATES`."""
+    as_of: Int64s
+    """Aligned; see `RankView.as_of`."""
+
+    @classmethod
+    def of(cls, ranks: Iterable[RankView]) -> RankColumns:
+        rows = [(r.info.rank, STATES.index(r.status.state), r.as_of) for r in ranks]
+        rank, state, as_of = np.array(rows, np.int64).reshape(-1, 3).T
+        return cls(rank.astype(np.int32), state.astype(np.uint8), as_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +150,10 @@ class AttemptView:
     ranks: Sequence[RankView]
     """Sorted by rank; only ranks that were ever declared."""
     groups: Sequence[GroupView]
+    rank_columns: RankColumns
+    """Of `ranks`."""
+    group_columns: Callable[[], GroupColumns]
+    """Of `groups`; made when it is called, in whatever thread."""
     skew: dict[str, Histogram] = field(default_factory=dict)
     """Arrival skew in seconds by op."""
     duration: dict[str, Histogram] = field(default_factory=dict)

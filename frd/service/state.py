@@ -10,11 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import Final
 
+import numpy as np
+
 from frd.cluster.lease import ClusterView
-from frd.engine.views import AttemptView, StatusView
-from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind, RankState
+from frd.engine.views import STATES, AttemptView, StatusView
+from frd.model import AlignedNs, AttemptKey, Bools, Finding, FindingState, Kind, RankState
 from frd.service.clocks.view import ClockView
 from frd.service.ingest.job_runs import JobWarning
 
@@ -138,7 +141,7 @@ class ServiceState:
 
 def alive_ranks(view: AttemptView) -> set[int]:
     """Ranks that have not ended, as far as known."""
-    return {rank.info.rank for rank in view.ranks if rank.status.state not in _OVER}
+    return set(view.rank_columns.rank[_is_alive(view)].tolist())
 
 
 def unwatched(view: AttemptView, nodes: Iterable[NodeView]) -> Mapping[int, AlignedNs]:
@@ -147,28 +150,34 @@ def unwatched(view: AttemptView, nodes: Iterable[NodeView]) -> Mapping[int, Alig
     The engine keeps the last state that an agent reported, which may be out of date: a rank that
     was live when its agent ended is shown as `unwatched`.
     """
-    alive = alive_ranks(view)
-    heard: dict[int, AlignedNs] = {}
-    for node in nodes:
-        ranks = node.ranks.get(view.key, ())
-        if node.reporting:
-            alive.difference_update(ranks)
-        else:
-            at = node.last_message_at
-            heard.update((rank, max(heard.get(rank, at), at)) for rank in ranks)
-    return {
-        rank.info.rank: max(heard.get(rank.info.rank, AlignedNs(0)), rank.as_of)
-        for rank in view.ranks
-        if rank.info.rank in alive
-    }
+    columns, nodes = view.rank_columns, [node for node in nodes if view.key in node.ranks]
+    blind = np.flatnonzero(_is_unwatched(view, nodes))
+    found = dict(zip(columns.rank[blind].tolist(), columns.as_of[blind].tolist(), strict=True))
+    for node in nodes if found else ():
+        for rank in node.ranks[view.key]:
+            if rank in found:
+                found[rank] = max(found[rank], node.last_message_at)
+    return found
 
 
 def rank_states(view: AttemptView, nodes: Iterable[NodeView]) -> Counter[str]:
-    """The number of ranks in each state of `RANK_STATES`; states without ranks may be absent."""
-    blind = unwatched(view, nodes)
-    return Counter(
-        UNWATCHED if rank.info.rank in blind else rank.status.state.value for rank in view.ranks
-    )
+    """The number of ranks in each state of `RANK_STATES`; states without ranks are absent."""
+    blind = _is_unwatched(view, nodes)
+    counts = np.bincount(view.rank_columns.state[~blind], minlength=len(STATES)).tolist()
+    by_state = {state.value: count for state, count in zip(STATES, counts, strict=True)}
+    return +Counter(by_state | {UNWATCHED: int(blind.sum())})
+
+
+def _is_alive(view: AttemptView) -> Bools:
+    """By row of the view's rank columns."""
+    return np.isin(view.rank_columns.state, [STATES.index(s) for s in _OVER], invert=True)
+
+
+def _is_unwatched(view: AttemptView, nodes: Iterable[NodeView]) -> Bools:
+    """By row of the view's rank columns."""
+    reported = [node.ranks.get(view.key, ()) for node in nodes if node.reporting]
+    watched = np.fromiter(chain.from_iterable(reported), np.int64)
+    return _is_alive(view) & np.isin(view.rank_columns.rank, watched, invert=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from frd.engine.views import AttemptView, GroupView, Histogram, RankView
+from frd.engine.views import (
+    AttemptView,
+    GroupColumns,
+    GroupView,
+    Histogram,
+    RankColumns,
+    RankView,
+)
 from frd.model import AlignedNs, AttemptKey, NodeNs, RankState, RankStatus
 from frd.service.clocks.agent_clocks import AgentClock
 from frd.service.clocks.alignments import guess
@@ -66,6 +73,8 @@ def attempt_view(
         ended=ended,
         ranks=ranks,
         groups=groups,
+        rank_columns=RankColumns.of(ranks),
+        group_columns=lambda: GroupColumns.of(groups),
         skew=skew or {},
         gap_entries=gap_entries,
     )

@@ -17,7 +17,8 @@ from frd.engine.clocks.uncertain_time import RankClocks, assumed_ns
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.lazy import LazySequence
 from frd.engine.state.snapshot import ANY_SEQ, AT_REST, PairColumns, StallTable
-from frd.engine.state.tables import EXITED, LIVE, STATES, RankTable
+from frd.engine.state.tables import EXITED, LIVE, RankTable
+from frd.engine.views import STATES
 from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, ExitInfo, Int32s, Int64s, RankInfo, RankState
 
 _STATES: Final = np.array(STATES, object)

@@ -15,7 +15,7 @@ import numpy as np
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.lazy import LazySequence, once
 from frd.engine.state.snapshot import StallTable
-from frd.engine.views import GroupView, RankView
+from frd.engine.views import GroupColumns, GroupView, RankColumns, RankView
 from frd.model import AlignedNs, Int32s, Int64s, NodeNs, RankState, RankStatus, Signature
 
 SignatureOf: TypeAlias = Callable[[Int32s, Int64s], Int64s]
@@ -44,35 +44,50 @@ class Progress:
         return np.where((self.marks < 0) & (first <= self.enqueued), first - 1, self.marks)
 
 
-def groups(
-    tables: AttemptTables, progress: Progress, stalls: StallTable, now: AlignedNs
-) -> Sequence[GroupView]:
-    """By group handle."""
-    table = tables.groups
-    infos = tuple(table.infos)
-    matched = table.matched[: table.count].copy()
-    threshold_ns = table.threshold_ns[: table.count].copy()
-    reduced = once(lambda: _reduced(progress))
-    stalled = once(lambda: _stalled(stalls, len(infos), now))
+class Groups:
+    """All groups of an attempt, by handle: as objects, and as columns."""
 
-    def make(group: int) -> GroupView:
-        info = infos[group]
-        highest, lowest, open_count = reduced()
-        oldest, stalled_count = stalled()
+    def __init__(
+        self, tables: AttemptTables, progress: Progress, stalls: StallTable, now: AlignedNs
+    ) -> None:
+        table = tables.groups
+        self._infos = tuple(table.infos)
+        self._matched = table.matched[: table.count].copy()
+        self._threshold_ns = table.threshold_ns[: table.count].copy()
+        self._reduced = once(lambda: _reduced(progress))
+        self._stalled = once(lambda: _stalled(stalls, len(self._infos), now))
+        self._now = now
+
+    def views(self) -> Sequence[GroupView]:
+        return LazySequence(len(self._infos), self._view)
+
+    def _view(self, group: int) -> GroupView:
+        info = self._infos[group]
+        highest, lowest, open_count = self._reduced()
+        oldest, stalled = self._stalled()
         return GroupView(
             group_id=info.group_id,
             label=info.label,
             size=len(info.ranks),
             open_collectives=int(open_count[group]),
-            stalled_collectives=int(stalled_count[group]),
-            stall_s=float(now - oldest[group]) / 1e9,
-            matched=int(matched[group]),
+            stalled_collectives=int(stalled[group]),
+            stall_s=float(self._now - oldest[group]) / 1e9,
+            matched=int(self._matched[group]),
             enqueued=int(highest[group]),
             completed=int(lowest[group]),
-            threshold_s=float(threshold_ns[group]) / 1e9,
+            threshold_s=float(self._threshold_ns[group]) / 1e9,
         )
 
-    return LazySequence(len(infos), make)
+    def columns(self) -> GroupColumns:
+        oldest, stalled = self._stalled()
+        return GroupColumns(
+            label=[info.label for info in self._infos],
+            open_collectives=self._reduced()[2],
+            stalled_collectives=stalled,
+            stall_s=(self._now - oldest) / 1e9,
+            matched=self._matched,
+            threshold_s=self._threshold_ns / 1e9,
+        )
 
 
 def _stalled(stalls: StallTable, count: int, now: AlignedNs) -> tuple[Int64s, Int64s]:
@@ -132,13 +147,22 @@ def _oldest_waits(progress: Progress) -> _Waits:
     return _Waits(group, seq, np.where(group < 0, 0, since), signature)
 
 
-def ranks(
-    tables: AttemptTables, progress: Progress, signatures: Sequence[Signature], now: AlignedNs
-) -> Sequence[RankView]:
-    """Declared ranks, ascending; `progress.signature_of` gives indexes into `signatures`."""
+def rank_columns(tables: AttemptTables, now: AlignedNs) -> RankColumns:
+    """Declared ranks."""
     table = tables.ranks
     rank = table.sorted()
-    as_of = table.to_aligned(rank, table.as_of[rank], now)
+    return RankColumns(rank, table.state[rank], table.to_aligned(rank, table.as_of[rank], now))
+
+
+def ranks(
+    tables: AttemptTables,
+    columns: RankColumns,
+    progress: Progress,
+    signatures: Sequence[Signature],
+    now: AlignedNs,
+) -> Sequence[RankView]:
+    """The ranks of `columns`; `progress.signature_of` gives indexes into `signatures`."""
+    table, rank, as_of = tables.ranks, columns.rank, columns.as_of
     state_since = table.to_aligned(rank, table.state_since[rank], now)
     infos, statuses = dict(table.infos), dict(table.statuses)
     groups = tuple(tables.groups.infos)

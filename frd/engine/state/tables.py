@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,16 +28,14 @@ from frd.model import (
     Int32s,
     Int64s,
     RankInfo,
-    RankState,
     RankStatus,
     UInt8s,
 )
 
 Ranks: TypeAlias = Int32s | Int64s | int
 """One rank, or a column of them."""
-STATES: Final = (RankState.LIVE, RankState.SILENT, RankState.EXITED, RankState.FINISHED)
 LIVE, SILENT, EXITED, FINISHED = range(4)
-"""`STATES` as the numbers that the state column holds."""
+"""`frd.engine.views.STATES` as the numbers that the state column holds."""
 
 
 class _Column(NamedTuple):

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Final, TypeAlias
 
+import numpy as np
 from prometheus_client import CollectorRegistry, ProcessCollector, exposition
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from frd.engine.views import AttemptView, GroupView, Histogram
+from frd.engine.views import AttemptView, GroupColumns, Histogram
 from frd.model import Kind, Severity
 from frd.service.clocks.pings import REASONS as CLOCK_REASONS
 from frd.service.findings.inspector import REASON as WAIT_REPORT
@@ -78,7 +79,7 @@ class _StateCollector(Collector):
         histograms: Histograms = defaultdict(dict)
         for name, view in latest.items():
             _add_job(values, state, name, view)
-            _add_groups(values, label(name), view.groups)
+            _add_groups(values, label(name), view.group_columns())
             _merge(histograms["frd_collective_skew_seconds"], label(name), view.skew)
             _merge(histograms["frd_collective_duration_seconds"], label(name), view.duration)
         # Jobs with an attempt or a remembered finding: a bounded set.
@@ -117,23 +118,34 @@ def _add_job(values: Values, state: ServiceState, name: str, view: AttemptView) 
         values[metric][job,] += value
 
 
-def _add_groups(values: Values, job: str, groups: Iterable[GroupView]) -> None:
+def _add_groups(values: Values, job: str, groups: GroupColumns) -> None:
     """Collectives by group label: sums of counts, the maximum of ages."""
-    names: set[str] = set()
-    for group in groups:
-        name = label(group.label)
-        if name not in names and len(names) >= MAX_GROUPS:
-            name = OTHER
-        names.add(name)
-        key = (job, name)
-        values["frd_group_open_collectives"][key] += group.open_collectives
-        values["frd_stalled_collectives"][key] += group.stalled_collectives
-        values["frd_collectives_matched_total"][key] += group.matched
-        for metric, value in (
-            ("frd_stall_seconds", group.stall_s),
-            ("frd_stall_threshold_seconds", group.threshold_s),
-        ):
+    numbers: dict[str, int] = {}
+    of = np.array([_number(numbers, label(name)) for name in groups.label], np.int64)
+    keys = [(job, name) for name in numbers]
+    for metric, counts in (
+        ("frd_group_open_collectives", groups.open_collectives),
+        ("frd_stalled_collectives", groups.stalled_collectives),
+        ("frd_collectives_matched_total", groups.matched),
+    ):
+        sums = np.bincount(of, counts, len(keys)).tolist()
+        for key, value in zip(keys, sums, strict=True):
+            values[metric][key] += value
+    for metric, ages in (
+        ("frd_stall_seconds", groups.stall_s),
+        ("frd_stall_threshold_seconds", groups.threshold_s),
+    ):
+        longest = np.zeros(len(keys))
+        np.maximum.at(longest, of, ages)
+        for key, value in zip(keys, longest.tolist(), strict=True):
             values[metric][key] = max(values[metric][key], value)
+
+
+def _number(numbers: dict[str, int], name: str) -> int:
+    """The number of a group's name; those that are one too many share one."""
+    if name not in numbers and len(numbers) >= MAX_GROUPS:
+        name = OTHER
+    return numbers.setdefault(name, len(numbers))
 
 
 def _add_findings(values: Values, state: ServiceState, jobs: Iterable[str]) -> None:
