@@ -74,6 +74,9 @@ def command(
     # A full collection walks every rank of every job: 0.2 s and more in which no message is read.
     # Long-lived objects have no cycles here, so full collections can be rare.
     gc.set_threshold(10_000, 20, 1_000)
+    # Threads write the journal and render scrapes. With Python's 5 ms a turn, each of the thousand
+    # messages a second would wait that long for them.
+    sys.setswitchinterval(0.0005)
     asyncio.run(_serve(effective, load))
 
 

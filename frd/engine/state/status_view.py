@@ -50,12 +50,13 @@ class Groups:
     def __init__(
         self, tables: AttemptTables, progress: Progress, stalls: StallTable, now: AlignedNs
     ) -> None:
-        table = tables.groups
+        table, count = tables.groups, tables.groups.count
         self._infos = tuple(table.infos)
-        self._matched = table.matched[: table.count].copy()
-        self._threshold_ns = table.threshold_ns[: table.count].copy()
+        self._matched = table.matched[:count].copy()
+        self._threshold_ns = table.threshold_ns[:count].copy()
+        # These hold no reference to this object: a cycle would keep all copies in memory.
         self._reduced = once(lambda: _reduced(progress))
-        self._stalled = once(lambda: _stalled(stalls, len(self._infos), now))
+        self._stalled = once(lambda: _stalled(stalls, count, now))
         self._now = now
 
     def views(self) -> Sequence[GroupView]:
