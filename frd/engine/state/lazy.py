@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar, overload
 
 T = TypeVar("T")
@@ -19,6 +19,26 @@ def once(compute: Callable[[], T]) -> Callable[[], T]:
         return found[0]
 
     return value
+
+
+class MadeOnce(Sequence[T], Generic[T]):
+    """An immutable sequence that is made, as a whole, when it is first read."""
+
+    def __init__(self, make: Callable[[], Sequence[T]]) -> None:
+        self._made = once(make)
+
+    def __len__(self) -> int:
+        return len(self._made())
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[T]: ...
+    def __getitem__(self, at: int | slice) -> T | Sequence[T]:
+        return self._made()[at]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._made())
 
 
 class LazySequence(Sequence[T], Generic[T]):

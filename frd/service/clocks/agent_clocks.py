@@ -155,19 +155,8 @@ class AgentClock:
         ahead = self.wall.ahead(raw_ns)
         if ahead is None and self._sends_wall:
             ahead = (0, 0)  # its wall clock counts as its clock
-        offset_s = bound_s = None
-        if ahead is not None:
-            offset_s = (used.one_to_aligned(raw_ns) - raw_ns - ahead[0]) / 1e9
-            bound_ns = used.uncertainty_ns(raw_ns)
-            bound_s = None if bound_ns is None else (bound_ns + ahead[1]) / 1e9
-        return ClockView(
-            reason=used.reason,
-            offset_s=offset_s,
-            uncertainty_s=bound_s,
-            drift_ppm=(self._newest.rate if self._newest else 0.0) * 1e6,
-            age_s=max(0, now - self.exchanged_at) / 1e9 if self.exchanged_at else None,
-            steps=self.wall.steps,
-        )
+        rate = self._newest.rate if self._newest else 0.0
+        return ClockView(now, used, raw_ns, ahead, rate, self.exchanged_at, self.wall.steps)
 
 
 # -- all clocks ----------------------------------------------------------------------------------

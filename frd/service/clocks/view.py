@@ -2,27 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from frd.engine.clocks.alignment import Alignment
+from frd.model import AlignedNs
 
 
-@dataclass(frozen=True, slots=True)
-class ClockView:
-    """Computed on request, because requests are rare."""
+class ClockView(NamedTuple):
+    """What is known at `now`. Its figures are computed when they are read: that is rare, and there
+    is a view of each of twelve thousand agents every second."""
 
-    reason: str
-    """Why it is unsynchronized; empty otherwise."""
-    offset_s: float | None
-    """Service clock minus the node's wall clock; None while no reading of that is known."""
-    uncertainty_s: float | None
-    """Largest error of the offset; None while nothing bounds it, and
-    without an offset."""
-    drift_ppm: float
-    """Of the service's raw clock against the node's."""
-    age_s: float | None
-    """Since the last exchange; None before the first."""
-    steps: int = 0
+    now: AlignedNs
+    used: Alignment
+    raw_ns: int
+    """Node raw time of `now`."""
+    ahead: tuple[int, int] | None
+    """How far the node's wall clock is ahead of its raw one, and the largest error of that, in ns;
+    None while no reading of it is known."""
+    rate: float
+    """How fast the service's raw clock gains on the node's, in ns per ns."""
+    exchanged_at: AlignedNs
+    """When the last exchange was learned of; 0 before the first."""
+    steps: int
     """Of the node's wall clock, in this session."""
+
+    @property
+    def reason(self) -> str:
+        """Why it is unsynchronized; empty otherwise."""
+        return self.used.reason
+
+    @property
+    def offset_s(self) -> float | None:
+        """Service clock minus the node's wall clock; None while no reading of that is known."""
+        if self.ahead is None:
+            return None
+        return (self.used.one_to_aligned(self.raw_ns) - self.raw_ns - self.ahead[0]) / 1e9
+
+    @property
+    def uncertainty_s(self) -> float | None:
+        """Largest error of the offset; None while nothing bounds it, and without an offset."""
+        if self.ahead is None:
+            return None
+        bound_ns = self.used.uncertainty_ns(self.raw_ns)
+        return None if bound_ns is None else (bound_ns + self.ahead[1]) / 1e9
+
+    @property
+    def drift_ppm(self) -> float:
+        """Of the service's raw clock against the node's."""
+        return self.rate * 1e6
+
+    @property
+    def age_s(self) -> float | None:
+        """Since the last exchange; None before the first."""
+        return max(0, self.now - self.exchanged_at) / 1e9 if self.exchanged_at else None
 
     @property
     def is_synchronized(self) -> bool:

@@ -9,11 +9,14 @@ continue on other nodes is not missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from frd.engine.state.lazy import MadeOnce
 from frd.model import AlignedNs, AttemptKey
 from frd.service.clocks.agent_clocks import AgentClock, SessionKey
+from frd.service.clocks.view import ClockView
 from frd.service.state import NodeView
 
 
@@ -41,6 +44,8 @@ class Nodes:
 
     def __init__(self) -> None:
         self._nodes: dict[SessionKey, _Node] = {}
+        self._of_host: defaultdict[str, dict[SessionKey, None]] = defaultdict(dict)
+        """The keys of `_nodes` by boot id, in the same order."""
         self._hosts: dict[tuple[AttemptKey, int], SessionKey] = {}
 
     def connected(
@@ -56,6 +61,7 @@ class Nodes:
         if node is None:
             before = self._last_gone(key[0], may_report)
             node = self._nodes[key] = _Node(name, clock, now, may_report)
+            self._of_host[key[0]][key] = None
             if before is not None:
                 self._inherit(key, before)
         node.name, node.clock, node.may_report = name, clock, may_report
@@ -91,9 +97,8 @@ class Nodes:
         jobs must be jobs that the new session may report."""
         gone = [
             key
-            for key, node in self._nodes.items()
-            if key[0] == boot_id
-            and not node.streams
+            for key in self._of_host.get(boot_id, ())
+            if not (node := self._nodes[key]).streams
             and all(may_report(attempt.job) for attempt, ranks in node.ranks.items() if ranks)
         ]
         return max(gone, key=lambda key: self._nodes[key].heard_at, default=None)
@@ -119,6 +124,10 @@ class Nodes:
         node = self._nodes[key]
         if not node.ranks and not node.streams:
             del self._nodes[key]
+            sessions = self._of_host[key[0]]
+            del sessions[key]
+            if not sessions:
+                del self._of_host[key[0]]
 
     def keep(self, attempts: Collection[AttemptKey]) -> None:
         """Forget all other attempts, and disconnected nodes that hosted nothing else."""
@@ -129,19 +138,27 @@ class Nodes:
                 node.show()
             self._drop_unless_needed(key)
 
-    def views(self, now: AlignedNs, late_s: float) -> tuple[NodeView, ...]:
-        """All nodes; a node without a message for `late_s` is not reporting."""
+    def views(self, now: AlignedNs, late_s: float) -> Sequence[NodeView]:
+        """All nodes; a node without a message for `late_s` is not reporting.
+
+        What changes is copied now, the views are made when they are read."""
         late_at = now - int(late_s * 1e9)
-        return tuple(
-            NodeView(
-                node=node.name,
-                boot_id=boot_id,
-                connected=bool(node.streams),
-                reporting=bool(node.streams) and node.heard_at >= late_at,
-                last_message_at=node.heard_at,
-                clock=node.clock.view(now),
-                ranks=node.shown,
-                session=session,
-            )
-            for (boot_id, session), node in self._nodes.items()
-        )
+        rows = [
+            (key, node.name, bool(node.streams), node.heard_at, node.clock.view(now), node.shown)
+            for key, node in self._nodes.items()
+        ]
+        return MadeOnce(lambda: [_view(*row, late_at) for row in rows])
+
+
+def _view(
+    key: SessionKey,
+    name: str,
+    connected: bool,
+    heard_at: AlignedNs,
+    clock: ClockView,
+    ranks: Mapping[AttemptKey, tuple[int, ...]],
+    late_at: int,
+) -> NodeView:
+    boot_id, session = key
+    reporting = connected and heard_at >= late_at
+    return NodeView(name, boot_id, connected, reporting, heard_at, clock, ranks, session)

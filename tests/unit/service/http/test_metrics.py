@@ -113,7 +113,7 @@ def job_view(
 
 def agent_of(name: str, *, reporting: bool = True) -> NodeView:
     view = node_view(name, {TRAIN: (0, 1)}, reporting=reporting, behind_ns=250_000_000)
-    return dataclasses.replace(view, clock=dataclasses.replace(view.clock, steps=1))
+    return dataclasses.replace(view, clock=view.clock._replace(steps=1))
 
 
 def stall(number: int = 1, *, job: str = "train", suspects: int = 1) -> Finding:
