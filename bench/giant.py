@@ -33,6 +33,7 @@ from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.engine.views import StatusView
 from frd.model import AlignedNs, AttemptKey
+from frd.service import interpreter
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import raw_now
 from frd.service.findings.evaluator import Evaluator
@@ -263,6 +264,7 @@ def main() -> None:
     if options.feed:
         asyncio.run(feed(options.feed, options.ranks // RANKS))
     else:
+        interpreter.tune()
         show(asyncio.run(measure(options.ranks, options.seconds)), as_json=options.json)
 
 

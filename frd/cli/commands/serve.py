@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import gc
 import json
 import logging
 import os
@@ -71,12 +70,9 @@ def command(
     load = functools.partial(load_config, config, flags)
     effective = load()
     logs.configure(effective.log.level, effective.log.format)
-    # A full collection walks every rank of every job: 0.2 s and more in which no message is read.
-    # Long-lived objects have no cycles here, so full collections can be rare.
-    gc.set_threshold(10_000, 20, 1_000)
-    # Threads write the journal and render scrapes. With Python's 5 ms a turn, each of the thousand
-    # messages a second would wait that long for them.
-    sys.setswitchinterval(0.0005)
+    from frd.service import interpreter
+
+    interpreter.tune()
     asyncio.run(_serve(effective, load))
 
 
