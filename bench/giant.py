@@ -3,7 +3,8 @@
 12,288 agents of 8 ranks in 10 groups each introduce themselves, then each sends its watermarks once
 a second, spread over the second. The messages come from another process through a socket, without
 gRPC, into what the service has behind gRPC: streams, sessions, journal, evaluation four times a
-second, a view of everything once a second. Clocks are known, as after the first pings.
+second, a view of everything once a second. Each agent's clock is exchanged as by its pings. What is
+measured begins after every agent has sent its first watermarks, which cost more.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from typing import Any, Final
 
 sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
 
+import numpy as np
+
 from bench.ingest import HEAD_AGO_NS, RANKS, Node
 from bench.report import show
 from frd import __version__
-from frd.engine.clocks.alignment import Alignment
+from frd.engine.clocks.exchange import Exchange
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.engine.views import StatusView
-from frd.model import AlignedNs, AttemptKey
+from frd.model import AlignedNs, AttemptKey, NodeRawNs, ServiceRawNs
 from frd.service import interpreter
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import raw_now
@@ -45,6 +48,8 @@ from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits
+from frd.wire.clock import Readings
+from frd.wire.messages import Watermarks
 
 _FRAME: Final = struct.Struct("<II")
 """Number of the agent, bytes of its message."""
@@ -54,7 +59,13 @@ _SEQ: Final = 123_456_789
 _SLICES: Final = 100
 """Parts of a second in which agents send."""
 _SAMPLE_S: Final = 0.05
-_UNCERTAINTY_NS: Final = 50_000
+_HALF_NS: Final = 50_000
+"""Half of the round trip of a ping."""
+_BURST: Final = 8
+"""Pings."""
+_BURST_EVERY_NS: Final = 10_000_000
+_PING_EVERY: Final = 16
+"""Messages of an agent; about as many seconds."""
 
 
 def now() -> AlignedNs:
@@ -136,9 +147,10 @@ class Process:
             now=now(),
             limits=JournalLimits(total_bytes=1 << 30, max_age_s=3600.0),
         )
+        self.clocks = AgentClocks(now, raw_now)
         self.streams = Streams(
             self.shared,
-            AgentClocks(now, raw_now),
+            self.clocks,
             self.journal,
             now=now,
             version=__version__,
@@ -162,6 +174,8 @@ class Process:
 
     async def take(self, reader: asyncio.StreamReader, agents: int, ready: asyncio.Event) -> None:
         streams: list[Stream] = []
+        marked: list[int] = []
+        """Watermark messages, by stream."""
         costs = self.costs
         while True:
             number, size = _FRAME.unpack(await reader.readexactly(_FRAME.size))
@@ -169,19 +183,31 @@ class Process:
             began = time.thread_time()
             if number == len(streams):
                 streams.append(self.streams.open())
+                marked.append(0)
             stream = streams[number]
-            is_introduced = stream.session.hello is not None and bool(stream.session.ranks)
-            self.streams.take(stream, data)
-            if not is_introduced and stream.session.ranks:
-                at = now()
-                stream.session.align(Alignment("", at, at, at, 0.0, _UNCERTAINTY_NS))
+            event = self.streams.take(stream, data)
+            if is_marks := isinstance(event, Watermarks):
+                if marked[number] % _PING_EVERY == 0:
+                    self._exchange(stream)
+                marked[number] += 1
             spent = time.thread_time() - began
             if ready.is_set():
                 costs.messages_s, costs.messages = costs.messages_s + spent, costs.messages + 1
-            else:
+            elif not is_marks:
                 costs.introductions_s += spent
-                if len(streams) == agents and is_introduced:
-                    ready.set()
+            elif len(streams) == agents and min(marked) == 1:
+                ready.set()
+
+    def _exchange(self, stream: Stream) -> None:
+        """What a burst of pings brings; the raw clock of a node here is the wall clock."""
+        assert stream.clock is not None
+        at, raw = time.time_ns(), raw_now()
+        for before in range(_BURST * _BURST_EVERY_NS, 0, -_BURST_EVERY_NS):
+            times = np.array([at - before])
+            readings = Readings(times, times, np.array([1_000]))
+            sent, back = (NodeRawNs(at - before + way) for way in (-_HALF_NS, _HALF_NS))
+            there = ServiceRawNs(raw - before)
+            self.clocks.learn(stream.clock, readings, Exchange(sent, there, there, back))
 
     async def evaluate(self) -> None:
         """As `Evaluator.run` does it."""
@@ -207,7 +233,6 @@ async def measure(ranks: int, seconds: float) -> dict[str, Any]:
         tasks = [asyncio.create_task(process.evaluate())]
         try:
             await ready.wait()
-            await asyncio.sleep(5.0)  # the first message of an agent costs more
             costs = process.costs
             introduction_us = 1e6 * costs.introductions_s / agents
             costs.messages_s = costs.evaluation_s = costs.messages = 0
