@@ -129,6 +129,7 @@ def late_ranks(stage: TwoNodes) -> list[int]:
     return [suspect["rank"] for finding in findings for suspect in finding["suspects"]]
 
 
+@pytest.mark.soak  # tests/e2e/test_clock_streams.py shows clocks without ranks
 def test_two_clocks_one_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
     """One node is 2.5 s ahead and drifts, and is set 3 s further ahead and back again in mid-run:
     the late rank, and later the rank that hangs, are reported as on one clock, and nothing else."""

@@ -21,6 +21,7 @@ HEALTHY_S = float(os.environ.get("FRD_HEALTHY_SECONDS", "50"))
 pytestmark = pytest.mark.torch
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(HEALTHY_S + 90)
 def test_uneven_job_with_a_pause_has_no_finding() -> None:
     """Four ranks with subgroups, uneven steps, a 20 s pause and memory that grows and then stays:

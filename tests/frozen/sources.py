@@ -42,7 +42,7 @@ class Source:
 
 def lives() -> Source:
     """What the service publishes in a simulated life, from the first finding to the last."""
-    return Source("lives", {str(seed): partial(_life, seed) for seed in range(300)}, 80)
+    return Source("lives", {str(seed): partial(_life, seed) for seed in range(300)}, 40)
 
 
 def _life(seed: int) -> Json:
@@ -54,7 +54,7 @@ def _life(seed: int) -> Json:
 
 def hangs() -> Source:
     """What `analyze` says of the dumps of a generated hang."""
-    return Source("corpus", {str(seed): partial(_hang, seed) for seed in range(1_000)}, 400)
+    return Source("corpus", {str(seed): partial(_hang, seed) for seed in range(1_000)}, 200)
 
 
 def _hang(seed: int) -> Json:

@@ -72,11 +72,11 @@ def test_a_fault_is_missed(seed: int) -> None:
 
 
 def test_a_large_job() -> None:
-    """Hundreds of ranks in tensor, pipeline, data and expert groups, with few troubles.
+    """Many ranks in tensor, pipeline, data and expert groups, with few troubles.
 
     Thousands take minutes: `python -m tests.sim --seed 1 --world 2048`.
     """
-    assert live(1, world=192).ranks == 192
+    assert live(1, world=96).ranks == 96
 
 
 def test_a_seed_is_a_run_byte_for_byte() -> None:

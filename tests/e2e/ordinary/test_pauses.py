@@ -51,6 +51,7 @@ def run_to_end(stage: Stage, http: str, *arguments: str) -> None:
     until(lambda: all(f["state"] == "closed" for f in findings(http)), "the end of every finding")
 
 
+@pytest.mark.soak
 def test_checkpoints_over_three_starts_and_a_restart_of_the_service(stage: Stage) -> None:
     """Checkpoints of 5 s with a threshold of 2 s: the first one is a warning, later ones are not,
     also after a restart of the job and of the service. Then the job hangs: the finding opens as a
