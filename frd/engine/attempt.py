@@ -74,6 +74,8 @@ class Attempt:
         self.key = key
         self.world_size = world_size
         self.created_at = now
+        self.attended_since = AlignedNs(0)
+        """Since when `Engine.advance` has been called without a break."""
         self._observed = 0
         self.gap_entries = 0
         self.memory = Memory(policy)
@@ -394,6 +396,7 @@ class Attempt:
             op=self._collectives.ops(),
             channels=self._channels.snapshot(self._ranks, now),
             mismatches=self._collectives.facts(),
+            attended_since=self.attended_since,
             created_at=self.created_at,
             p2p_ranks=self._channels.ranks_seen(),
             unrecorded=self.tables.unrecorded.snapshot(self._ranks, now),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from frd.engine.attempt import Attempt
 from frd.engine.evaluation import Evaluation
@@ -21,6 +22,10 @@ from frd.engine.views import AttemptView, StatusView
 from frd.errors import WireError
 from frd.model import AlignedNs, AttemptKey, Change, Finding, FindingEvent, FindingState, RankInfo
 
+_AWAY_NS: Final = 3_000_000_000
+"""The engine advances at least once a second; after a longer break, reports may wait for it that
+were sent in time."""
+
 
 class Engine:
     """All attempts: observe rows, advance time, attach evidence, restore and adopt findings,
@@ -32,6 +37,7 @@ class Engine:
         self._learned = LearnedPauses()
         self._closed: dict[str, Finding] = {}
         """Findings that are remembered, oldest first, by id."""
+        self._advanced_at = self._attended_since = AlignedNs(0)
         self._pending: list[FindingEvent] = []
         """Events between two calls of `advance`."""
         self.faults: list[Exception] = []
@@ -167,7 +173,11 @@ class Engine:
         """
         events, self._pending = self._pending, []
         self.faults = []
+        if now - self._advanced_at > _AWAY_NS:
+            self._attended_since = now
+        self._advanced_at = now
         for evaluation in self._evaluations.values():
+            evaluation.attended(self._attended_since)
             events += evaluation.expire(now)
             try:
                 for event in evaluation.look(now, room=self._room()):

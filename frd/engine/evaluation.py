@@ -110,6 +110,11 @@ class Evaluation:
             closed += self.tracker.expire(now, min(after_s, _UNHEARD_S), of=(Kind.RANK_LOST,))
         return closed
 
+    def attended(self, since: AlignedNs) -> None:
+        """Since when the engine has been evaluated without a break."""
+        if self.attempt is not None:
+            self.attempt.attended_since = since
+
     def look(self, now: AlignedNs, *, room: int) -> Iterator[FindingEvent]:
         """Ask all detectors and update the findings; at most `room` more findings open.
 

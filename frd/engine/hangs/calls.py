@@ -153,7 +153,7 @@ class _Calls:
         if row < 0 or snapshot.state[row] is not RankState.LIVE:
             return False
         as_of = max(int(snapshot.as_of[row]), self.outside.get(rank, 0))
-        is_late = snapshot.now - as_of > self._policy.telemetry_late_s * 1e9
+        is_late = snapshot.is_late(as_of, self._policy.telemetry_late_s)
         return bool(not snapshot.connected[row] or is_late)
 
     def _moved_lately(self, rank: int) -> bool:

@@ -77,7 +77,7 @@ class RankFacts:
         ranks, times = snapshot.rank[finished], snapshot.state_since[finished]
         self.finished_at: dict[int, int] = dict(zip(ranks.tolist(), times.tolist(), strict=True))
         """When ranks finished cleanly."""
-        late = snapshot.now - snapshot.as_of > late_s * 1e9
+        late = snapshot.is_late(snapshot.as_of, late_s)
         silent = np.where(self._reaches(slice(None), stalled_at), Fact.REFUTED, Fact.UNPROVEN)
         silent = np.where(late, Fact.LATE, silent)
         silent = np.where(snapshot.connected, silent, Fact.DISCONNECTED)

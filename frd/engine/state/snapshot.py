@@ -165,6 +165,8 @@ class Snapshot:
     mismatches: Sequence[Mismatch] = ()
     exits: Mapping[int, ExitInfo] = field(default_factory=dict)
     """How processes that are gone ended, by rank, as far as their agents know."""
+    attended_since: int = 0
+    """Aligned ns since when the engine has looked without a break; see `is_late`. 0 offline."""
     created_at: int = 0
     """Aligned ns when the service first heard of the attempt; 0 offline."""
     p2p_ranks: Set[int] = frozenset()
@@ -182,6 +184,12 @@ class Snapshot:
     def in_state(self, *states: RankState) -> Bools:
         """The ranks in one of these states, as a mask of the rank arrays."""
         return np.array([state in states for state in self.state], np.bool_)
+
+    def is_late(self, as_of: Int64s | int, late_s: float) -> Bools:
+        """What was reported up to these times is older than `late_s`, and not because the engine
+        itself was away: reports of that time may still wait for it."""
+        late: Bools = self.now - np.maximum(as_of, self.attended_since) > late_s * 1e9
+        return late
 
     def moment(self, rank: int, at: AlignedNs) -> UncertainTime:
         """A time of the clock of `rank`; without bounds when the rank is unknown."""

@@ -7,7 +7,7 @@ import pytest
 from frd.engine.policy import Policy
 from frd.engine.views import AttemptView
 from frd.errors import WireError
-from frd.model import RankInfo, RankState, Reason
+from frd.model import AlignedNs, RankInfo, RankState, Reason
 from tests.world.job import Job
 
 POLICY = Policy(stall_after_s=5.0, attempt_retention_s=60.0, deserted_after_s=30.0, max_attempts=2)
@@ -132,3 +132,29 @@ def test_attempts_that_no_agent_speaks_for_make_room() -> None:
     job.run(90)
     Job(1, engine=job.engine, now=job.now, name="c")
     assert [view.key.job for view in job.engine.status_view(job.now).attempts] == ["b", "c"]
+
+
+def test_a_service_that_was_away_names_no_rank_whose_report_still_waits_for_it() -> None:
+    """The service is stopped for 17 s. Meanwhile rank 2 is in no op, the others wait for it; the
+    service looks when it has read all reports but that of rank 2."""
+    job = Job(4, POLICY).group("dp", range(4)).all_reduce("dp", 0)
+    job.run(2)
+    job.join("dp", [0, 1, 3], 1)
+    job.now = AlignedNs(job.now + 17_000_000_000)
+    job.reporting = {0, 1, 3}
+    job.report()
+    job.engine.advance(job.now)
+    assert [f.suspects for f in job.open() if f.suspects] == []
+    job.reporting = set(range(4))
+    job.run(1)
+    assert [suspect.rank for suspect in job.only().suspects] == [2]
+
+
+def test_an_agent_that_is_silent_is_late() -> None:
+    """The same silence of rank 2's agent, while the service has looked all the time."""
+    job = Job(4, POLICY).group("dp", range(4)).all_reduce("dp", 0)
+    job.run(2)
+    job.join("dp", [0, 1, 3], 1)
+    job.reporting = {0, 1, 3}
+    job.run(17)
+    assert [suspect.reason for suspect in job.only().suspects] == [Reason.UNREACHABLE]
