@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from frd import __version__
 from frd.cluster.cluster import Cluster
 from frd.cluster.findings import FindingStore as SharedFindings
+from frd.cluster.findings import StoredFinding
 from frd.cluster.log import FencedLog
+from frd.cluster.registry import RegistryUnavailable
 from frd.config import Config
 from frd.errors import ClusterError, FrdError, StoreError
-from frd.model import AlignedNs, Change, FindingEvent, FindingState
+from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState
 from frd.service.cells.archive import Opened
 from frd.service.cells.cell import Common
 from frd.service.cells.cells import Cells
@@ -111,11 +113,13 @@ class SharedArchive:
         fenced = self._cluster.log(cell)
         await fenced.take(config.member)
         left = await self._left(cell, fenced)
-        stored = await self._cluster.findings.of_cell(cell)
+        stored = await self._stored(cell)
         findings = {finding.id: finding for finding in left.findings}
         for one in stored:
-            finding = decode_finding(one.data)
-            if finding.state is FindingState.OPEN and one.id not in left.closed:
+            finding = _decoded(one)
+            if finding is None or one.id in left.closed:
+                continue
+            if finding.state is FindingState.OPEN:
                 findings.setdefault(one.id, finding)
         replicated = ReplicatedLog(
             fenced,
@@ -145,6 +149,24 @@ class SharedArchive:
         except StoreError as error:
             log.error("cell %d: %s: the cell begins without what its log has", cell, error)
             return Recovered((), frozenset(), (), 0)
+
+    async def _stored(self, cell: int) -> Sequence[StoredFinding]:
+        """What all replicas share. It only repeats the log: no answer must not delay an owner,
+        who learns missing revisions from the conflict of its first write (`SharedKeeper`)."""
+        try:
+            return await self._cluster.findings.of_cell(cell)
+        except RegistryUnavailable as error:
+            log.warning("cell %d: it begins with the findings of its log only: %s", cell, error)
+            return ()
+
+
+def _decoded(stored: StoredFinding) -> Finding | None:
+    """None: another release of frd stored the finding, and this one cannot read it."""
+    try:
+        return decode_finding(stored.data)
+    except StoreError as error:
+        log.warning("cell %d: finding %s: left out: %s", stored.cell, stored.id, error)
+        return None
 
 
 async def _copy(shared: SharedFindings, store: FindingStore) -> None:

@@ -15,7 +15,7 @@ from frd.service.cells.alone import LocalLease
 from frd.service.cells.archive import Opened
 from frd.service.cells.replica import SharedArchive
 from frd.service.clocks.real_time import RealTime
-from frd.service.journal.payloads import encode_finding
+from frd.service.journal.payloads import decode_finding, encode_finding
 from frd.store.findings import FindingStore
 from tests.world.evaluated import Evaluated
 from tests.world.fake_cluster import FakeFindings, FakeKeys, FakeLog, FakeStream, Faults
@@ -28,7 +28,8 @@ class Servers:
 
     def __init__(self, store: FindingStore) -> None:
         self.stream = FakeStream()
-        self.findings = FakeFindings(FakeKeys(), Faults())
+        self.of_findings = Faults()
+        self.findings = FakeFindings(FakeKeys(), self.of_findings)
         self._store = store
 
     def log(self, cell: int) -> FakeLog:
@@ -98,3 +99,40 @@ async def test_a_log_that_cannot_be_read(
     again = await servers.open()
     assert [one.id for one in again.findings] == [finding.id]
     await again.log.stop()
+
+
+async def test_a_finding_of_a_newer_release(
+    servers: Servers, finding: Finding, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A newer replica stored a finding of a kind that this one does not know, and died: the cell
+    gets an owner with the findings that it can read; the other one is left as it is."""
+    newer = encode_finding(finding).replace(b'"stall"', b'"slow_fan"')
+    assert newer != encode_finding(finding)
+    await servers.findings.put(CELL, "newer", newer, 0)
+    await servers.findings.put(CELL, finding.id, encode_finding(finding), 0)
+    opened = await servers.open()
+    assert [one.id for one in opened.findings] == [finding.id]
+    assert "cell 7: finding newer: left out" in caplog.text
+    assert (await servers.findings.of_cell(CELL))[0].data == newer
+    await opened.log.stop()
+
+
+async def test_no_answer_about_the_shared_findings(
+    servers: Servers, finding: Finding, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The stream of findings has no leader while a cell is taken over: one fence, and the findings
+    of the log; the next change of a finding reaches the stream nevertheless."""
+    first = await servers.open()
+    await first.keeper.save([FindingEvent(Change.OPENED, finding)], [])
+    await first.log.stop()
+    fences = sum(not message.epoch for message in servers.stream.messages)
+    servers.of_findings.losses = ["request"]
+    second = await servers.open()
+    assert [one.id for one in second.findings] == [finding.id]
+    assert "findings of its log only" in caplog.text
+    assert sum(not message.epoch for message in servers.stream.messages) == fences + 1
+    closed = dataclasses.replace(finding, state=FindingState.CLOSED, closed_at=finding.opened_at)
+    await second.keeper.save([FindingEvent(Change.CLOSED, closed)], [])
+    (shared,) = await servers.findings.of_cell(CELL)
+    assert decode_finding(shared.data).state is FindingState.CLOSED
+    await second.log.stop()
