@@ -3,8 +3,9 @@
 The client library may hang for minutes when it reconnects over a half-open socket (nats-py issue
 671), and its tasks may die (624). This module therefore never trusts one client for long: when a
 request has no answer and the server does not answer a ping either, or when nothing has been
-answered for `WATCHDOG_S`, it makes a new client and drops the old one. What was sent by the old
-client may still arrive: every write carries an expectation, so that a late one does no harm.
+answered for `WATCHDOG_S`, it makes a new client and drops the old one. Requests wait meanwhile,
+because the old client would lose them. What it has sent before may still arrive: every write
+carries an expectation, so that a late one does no harm.
 
 Errors never contain credentials: only the kinds of the library's errors are used, or the server's
 own description of an API error.
@@ -15,9 +16,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -35,6 +37,8 @@ WATCHDOG_S: Final = 10.0
 REQUEST_S: Final = 2.0
 _PING_S: Final = 0.75
 _DIAL_S: Final = 5.0
+_DIALS: Final = 5
+"""Servers that are dialled at the same time."""
 _CLOSE_S: Final = 2.0
 _WRONG_LAST: Final = (10071, 10164)
 """Error codes of the server: the stream or subject has another last sequence than expected; a write
@@ -95,6 +99,8 @@ class Access:
             "ping_interval": 2,
             "max_outstanding_pings": 2,
             "reconnect_time_wait": 0.1,
+            "max_reconnect_attempts": -1,
+            "dont_randomize": True,
             "error_cb": _ignore,
         }
 
@@ -109,7 +115,8 @@ class Connection:
         self._client: Client | None = None
         self._js: JetStreamContext | None = None
         self._answered = time.monotonic()
-        self._renewing: asyncio.Task[None] | None = None
+        self._mending: asyncio.Task[None] | None = None
+        """It finds out whether the client is stuck, or makes a new one."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
@@ -117,7 +124,8 @@ class Connection:
         Raises:
             Unanswered: no server accepts a client.
         """
-        await self._replace()
+        servers = self._access.servers
+        await self._replace([random.sample(servers, len(servers))])  # replicas use all of them
         self._spawn(self._watch())
 
     async def close(self) -> None:
@@ -137,7 +145,7 @@ class Connection:
         """Write one message to a stream and await the confirmation.
 
         Raises:
-            Refused, Unanswered
+            Refused, Unanswered, Absent
         """
         ack = await self.ask(
             lambda js: js.publish(subject, data, timeout=self._request_s, headers=dict(headers))
@@ -152,8 +160,10 @@ class Connection:
         Raises:
             Refused, Unanswered, Absent
         """
+        if self._mending is not None:
+            await asyncio.wait({self._mending}, timeout=self._request_s)
         js = self._js
-        if js is None:
+        if js is None or self._mending is not None:
             raise Unanswered("not connected")
         try:
             # The library's own limits end most requests; some wait for a lost connection for ever.
@@ -165,7 +175,7 @@ class Connection:
             self._answered = time.monotonic()
             raise Unanswered("no leader") from None
         except (nats.errors.Error, TimeoutError, OSError) as error:
-            self._spawn(self._examine())
+            self._mend(self._examine)
             raise Unanswered(type(error).__name__) from None
         self._answered = time.monotonic()
         return result
@@ -177,49 +187,65 @@ class Connection:
             await asyncio.sleep(1)
             if time.monotonic() - self._answered > WATCHDOG_S:
                 self._answered = time.monotonic()
-                await self._renew()
+                self._mend(self._renew)
+
+    def _mend(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if self._mending is None:
+            self._mending = self._spawn(work())
+            self._mending.add_done_callback(self._mended)
+
+    def _mended(self, _: asyncio.Task[None]) -> None:
+        self._mending = None
 
     async def _examine(self) -> None:
         """Ping the server after an unanswered request; a new client if the ping has no answer."""
         client = self._client
-        if client is None or not client.is_connected or self._renewing is not None:
-            return
+        if client is None or not client.is_connected:
+            return  # the library connects again; if it does not, the watchdog sees that
         try:
             await asyncio.wait_for(client.flush(timeout=1), _PING_S)
         except (nats.errors.Error, TimeoutError, OSError):
-            if client is self._client:
-                await self._renew()
+            await self._renew()
 
     async def _renew(self) -> None:
-        if self._renewing is None:
-            self._renewing = self._spawn(self._replace())
-            self._renewing.add_done_callback(self._renewed)
+        """Dial each server with another client: another server that is stuck, or the same one
+        under another name, costs no time."""
+        servers = _servers(self._access, self._client)[:_DIALS]
         with contextlib.suppress(Unanswered):
-            await asyncio.shield(self._renewing)
+            await self._replace([servers[n:] + servers[:n] for n in range(len(servers))])
 
-    def _renewed(self, _: asyncio.Task[None]) -> None:
-        self._renewing = None
+    async def _replace(self, orders: Sequence[Sequence[str]]) -> None:
+        """Use the client that is connected first, of one for each order of servers.
 
-    async def _replace(self) -> None:
-        old = self._client
+        Raises:
+            Unanswered: none is connected in time.
+        """
+        dials = [self._spawn(self._dialled(servers)) for servers in orders]
+        done, late = await asyncio.wait(dials, timeout=_DIAL_S, return_when=asyncio.FIRST_COMPLETED)
+        for dial in late:
+            dial.cancel()
+        errors = [error for dial in done if (error := dial.exception()) is not None]
+        clients = [dial.result() for dial in done if dial.exception() is None]
+        if not clients:
+            error = errors[0] if errors else TimeoutError()
+            raise Unanswered(type(error).__name__)
+        old, (self._client, *others) = self._client, clients
+        self._js = self._client.jetstream(timeout=self._request_s)
+        for client in (old, *others):
+            if client is not None:
+                self._spawn(_close(client))
+        if old is not None:
+            _log.info("cluster: new connection to NATS; the old one did not answer")
+
+    async def _dialled(self, servers: Sequence[str]) -> Client:
+        """A client that is connected to the first of the servers that answers."""
         client = Client()
         try:
-            await asyncio.wait_for(
-                client.connect(
-                    _servers(self._access, old),
-                    max_reconnect_attempts=-1,
-                    **self._access.options(),
-                ),
-                _DIAL_S,
-            )
-        except (nats.errors.Error, TimeoutError, OSError) as error:
+            await client.connect(list(servers), **self._access.options())
+        except BaseException:
             self._spawn(_close(client))
-            raise Unanswered(type(error).__name__) from None
-        self._client = client
-        self._js = client.jetstream(timeout=self._request_s)
-        if old is not None:
-            self._spawn(_close(old))
-            _log.info("cluster: new connection to NATS; the old one did not answer")
+            raise
+        return client
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work)
