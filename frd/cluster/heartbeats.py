@@ -4,7 +4,7 @@ A heartbeat lists the replica's cells, so that a replica reads only one key for 
 after each heartbeat that it sends. The decisions are `frd.cluster.ownership`'s. A replica that
 cannot reach the registry keeps its cells: it learns that others own them when it reaches the
 registry again, or when the log refuses it. Heartbeats stop when the service's event loop no longer
-evaluates, because such an owner detects nothing.
+runs, because such an owner detects nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INTERVAL_S: Final = 0.5
 """Between two heartbeats."""
 _RETRY_S: Final = 0.1
 _IDLE_S: Final = 5.0
-"""Heartbeats stop when the service has not evaluated for so long."""
+"""Heartbeats stop when the service's event loop has not run for so long."""
 _START_S: Final = 20.0
 _LEAVE_S: Final = 3.0
 _log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class HeartbeatLease:
         self._replaced = False
         """A newer process uses this replica's name."""
         self._idle = False
-        """The service does not evaluate."""
+        """The service's event loop does not run."""
         self._ready: set[int] = set()
         """Cells whose takeover is complete."""
         self._releasing: set[int] = set()
@@ -110,11 +110,14 @@ class HeartbeatLease:
     def owned(self, cell: int) -> None:
         self._ready.add(cell)
 
-    async def release(self, cell: int, successor: str | None) -> None:
+    async def release(self, cell: int) -> None:
         await self._runner.call(self._release(cell))
 
     def give_up(self, cell: int) -> None:
         self._runner.submit(self._release(cell))
+
+    async def leave(self) -> None:
+        await self._runner.call(self._announce_end())
 
     async def stop(self) -> None:
         if self._running is None:
@@ -176,7 +179,7 @@ class HeartbeatLease:
     def _is_idle(self) -> bool:
         was_idle, self._idle = self._idle, self._clock() - self._ticked > _IDLE_S
         if self._idle and not was_idle:
-            _log.error("cluster: no evaluation for %s s: heartbeats stop", _IDLE_S)
+            _log.error("cluster: the event loop has not run for %s s: heartbeats stop", _IDLE_S)
         return self._idle
 
     async def _beat(self) -> None:
@@ -269,6 +272,9 @@ class HeartbeatLease:
         except (Conflict, RegistryUnavailable):
             return  # the next heartbeat shows whether it is still free
         self._ownership.claimed(cell, revision)
+        if self._ownership.leaving:
+            await self._release(cell)
+            return
         why = _why(_claim(entry), self._me.name)
         self._notify(lambda owner: owner.gained(cell, why))
 
@@ -280,11 +286,20 @@ class HeartbeatLease:
             return
         self._releasing.add(cell)
         # If this fails, others find the cell unreported, and claim it a little later.
-        with contextlib.suppress(Conflict, RegistryUnavailable):
-            value = msgspec.json.encode(_Claim("", 0))
-            await self._registry.put(f"c.{cell:02}", value, revision)
-        self._releasing.discard(cell)
+        try:
+            with contextlib.suppress(Conflict, RegistryUnavailable):
+                value = msgspec.json.encode(_Claim("", 0))
+                await self._registry.put(f"c.{cell:02}", value, revision)
+        finally:
+            self._releasing.discard(cell)
         self._ownership.dropped(cell)
+        self._beat_now()
+
+    async def _announce_end(self) -> None:
+        self._ownership.leaving = True
+        self._beat_now()
+
+    def _beat_now(self) -> None:
         if self._kick is not None:
             self._kick.set()
 

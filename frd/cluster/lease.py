@@ -78,19 +78,25 @@ class Lease(Protocol):
         ...
 
     def ticked(self) -> None:
-        """The service's event loop has evaluated. Without such calls for 5 s, heartbeats stop."""
+        """The service's event loop runs. Without such calls for 5 s, heartbeats stop."""
         ...
 
     def owned(self, cell: int) -> None:
         """The takeover of a gained cell is complete."""
         ...
 
-    async def release(self, cell: int, successor: str | None) -> None:
-        """The service no longer has the cell; None: the first replica that claims it."""
+    async def release(self, cell: int) -> None:
+        """The service no longer has the cell: another replica may claim it now."""
         ...
 
     def give_up(self, cell: int) -> None:
-        """The log of the cell refused this replica: it is no longer the owner."""
+        """As `release`, without waiting: the log of the cell refused this replica, or its takeover
+        failed or was cancelled. Another owner's claim stays."""
+        ...
+
+    async def leave(self) -> None:
+        """The service will end: claim nothing more, and report that to the other replicas. No call
+        of `Owner.gained` follows."""
         ...
 
     async def stop(self) -> None:

@@ -33,9 +33,11 @@ class Service:
         self.losses: list[int] = []
         self.drained: list[int] = []
         self.busy = False
+        self.leaving = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def gained(self, cell: int, why: str) -> None:
+        assert not self.leaving
         self.cells.add(cell)
         self.lease.owned(cell)
 
@@ -47,7 +49,7 @@ class Service:
     def drain(self, cell: int, successor: str) -> None:
         assert successor != self.name
         self.drained.append(cell)
-        self._spawn(self._drain(cell, successor))
+        self._spawn(self._drain(cell))
 
     async def start(self) -> None:
         await self.lease.start(self)
@@ -62,16 +64,18 @@ class Service:
             task.cancel()
 
     async def leave(self) -> None:
+        await self.lease.leave()
+        self.leaving = True
         for cell in sorted(self.cells):
             self.cells.discard(cell)
-            await self.lease.release(cell, None)
+            await self.lease.release(cell)
         await self.lease.stop()
         for task in self._tasks:
             task.cancel()
 
-    async def _drain(self, cell: int, successor: str) -> None:
+    async def _drain(self, cell: int) -> None:
         self.cells.discard(cell)
-        await self.lease.release(cell, successor)
+        await self.lease.release(cell)
 
     async def _tick(self) -> None:
         while True:
@@ -241,6 +245,35 @@ def test_a_replica_that_leaves_is_replaced_without_waiting() -> None:
         await cluster.begin("a", "b", "c")
         await cluster.settle(6.0)
         await cluster.services.pop("c").leave()
+        await cluster.settle(2.0)
+        cluster.end()
+
+    run_virtual(story())
+
+
+def test_a_replica_that_ends_slowly_claims_nothing() -> None:
+    """A replica begins to end, and keeps its cells for some seconds; meanwhile another one dies: a
+    third replica takes its cells, and the first ones that are released without waiting longer."""
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        cluster = Cluster()
+        await cluster.begin("a", "b", "c")
+        await cluster.settle(6.0)
+        ending = cluster.services.pop("a")
+        await ending.lease.leave()
+        dead = cluster.crash("b").cells
+        await asyncio.sleep(4.5)
+        assert dead <= cluster.services["c"].cells
+        assert not ending.cells & dead
+        cell = min(ending.cells)
+        began = loop.time()
+        ending.cells.discard(cell)
+        await ending.lease.release(cell)
+        while cell not in cluster.services["c"].cells:
+            await asyncio.sleep(0.05)
+        assert loop.time() - began < 1.1
+        await ending.leave()
         await cluster.settle(2.0)
         cluster.end()
 

@@ -38,7 +38,7 @@ class Replica:
 
     def drain(self, cell: int, successor: str) -> None:
         say("drained", cell)
-        self._spawn(self._drain(cell, successor))
+        self._spawn(self._drain(cell))
 
     async def run(self) -> None:
         await self._cluster.lease.start(self)
@@ -67,9 +67,9 @@ class Replica:
                 return
             await asyncio.sleep(APPEND_S)
 
-    async def _drain(self, cell: int, successor: str) -> None:
+    async def _drain(self, cell: int) -> None:
         self._tasks.pop(cell).cancel()
-        await self._cluster.lease.release(cell, successor)
+        await self._cluster.lease.release(cell)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -22,10 +22,13 @@ class LocalLease:
     def owned(self, cell: int) -> None:
         pass
 
-    async def release(self, cell: int, successor: str | None) -> None:
+    async def release(self, cell: int) -> None:
         pass
 
     def give_up(self, cell: int) -> None:
+        pass
+
+    async def leave(self) -> None:
         pass
 
     async def stop(self) -> None:

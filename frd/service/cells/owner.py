@@ -113,9 +113,14 @@ class CellOwner:
 
     async def finish(self) -> None:
         """The process ends: evaluate once more, and hand over to the other replicas."""
-        for task in list(self._tasks.values()):
-            task.cancel()
+        await self._lease.leave()
+        taken = [cell for cell, now in self._busy.items() if now is CellState.TAKING_OVER]
+        for cell in taken:
+            self._tasks[cell].cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for cell in taken:
+            if cell not in self._cells:
+                self._lease.give_up(cell)
         others = [r.name for r in self._lease.view.replicas if r.name != self._lease.view.me]
         await asyncio.gather(
             *(
@@ -179,7 +184,7 @@ class CellOwner:
                 return  # its log has refused this replica meanwhile
             leaving.streams.flush_acks()
             self._cells.drop(cell)
-            await self._lease.release(cell, successor)
+            await self._lease.release(cell)
         finally:
             self._busy.pop(cell, None)
         replica = self._lease.view.replica(successor)

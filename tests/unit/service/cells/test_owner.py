@@ -4,135 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from frd.cluster.cells import CELLS, cell_of, preferred
-from frd.cluster.lease import ClusterView, Owner, Replica
+from frd.cluster.lease import ClusterView
 from frd.cluster.log import Fenced, LogUnavailable
-from frd.config import Config
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.errors import ServiceUnavailable, WireError
-from frd.model import Finding, FindingEvent, NodeNs, NodeRawNs, RankInfo
+from frd.model import FindingEvent, RankInfo
 from frd.service.access.grants import EVERYTHING
 from frd.service.cells import homes as homes_module
 from frd.service.cells.archive import LocalArchive, Opened
-from frd.service.cells.cell import Common
-from frd.service.cells.cells import Cells
-from frd.service.cells.homes import ReplicaHomes
-from frd.service.cells.owner import CellOwner
-from frd.service.clocks.agent_clocks import AgentClocks
-from frd.service.clocks.pings import raw_now
 from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.collector import Home, _reportable
 from frd.service.journal.replicated import ReplicatedLog
 from frd.service.state import CellState, Counters
-from frd.store.dumps import DumpStore
-from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits
 from frd.wire.encode import encode_agent
-from frd.wire.messages import PROTOCOL, Hello, Redirect
+from frd.wire.messages import Redirect
 from tests.world.fake_cluster import FakeLog, FakeStream, Faults
 from tests.world.messages import declare
+from tests.world.one_replica import CELL, HELLO, JOB, ME, OTHER, Parts, replica
 from tests.world.virtual_time import run_virtual
-
-ME, OTHER = (
-    Replica(name, f"{name}:9373", f"http://{name}:9374", "test") for name in ("frd-0", "frd-1")
-)
-JOB = "train"
-CELL = cell_of(JOB)
-HELLO = encode_agent(Hello(PROTOCOL, "test", "n", "boot", "s", NodeNs(1), NodeRawNs(1)))
-
-
-class ScriptedLease:
-    """Says what the test says, and remembers the calls on it."""
-
-    def __init__(self) -> None:
-        self.view = ClusterView(ME.name, (ME, OTHER))
-        self.calls: list[tuple[object, ...]] = []
-
-    def owners(self, **names: str) -> None:
-        owners = {int(cell.removeprefix("c")): name for cell, name in names.items()}
-        self.view = ClusterView(ME.name, (ME, OTHER), owners)
-
-    async def start(self, owner: Owner) -> None:
-        pass
-
-    def ticked(self) -> None:
-        pass
-
-    def owned(self, cell: int) -> None:
-        self.calls.append(("owned", cell))
-
-    async def release(self, cell: int, successor: str | None) -> None:
-        self.calls.append(("release", cell, successor))
-
-    def give_up(self, cell: int) -> None:
-        self.calls.append(("give_up", cell))
-
-    async def stop(self) -> None:
-        pass
-
-
-@dataclass
-class Archive:
-    """Local logs; opening fails with these errors first."""
-
-    local: LocalArchive
-    errors: list[Exception] = field(default_factory=list)
-    opened: list[Opened] = field(default_factory=list)
-
-    async def open(self, cell: int) -> Opened:
-        if self.errors:
-            raise self.errors.pop(0)
-        self.opened.append(await self.local.open(cell))
-        return self.opened[-1]
-
-
-@dataclass
-class Parts:
-    lease: ScriptedLease
-    archive: Archive
-    cells: Cells
-    owner: CellOwner
-    homes: ReplicaHomes
-    restored: list[Finding]
-
-    async def settle(self) -> None:
-        """All tasks of the owner have ended."""
-        while self.owner.states()[CellState.TAKING_OVER] + self.owner.states()[CellState.DRAINING]:
-            await asyncio.sleep(0.01)
-
-
-@asynccontextmanager
-async def replica(folder: Path) -> AsyncIterator[Parts]:
-    config, now = Config(data_dir=folder), RealTime()
-    store = FindingStore(folder / "findings.sqlite3")
-    common = Common(
-        config=lambda: config,
-        now=now,
-        clocks=AgentClocks(now, raw_now),
-        dumps=DumpStore(folder / "dumps", max_count=1, max_bytes=1),
-        stream_ids=itertools.count(1),
-        published=lambda events: None,
-    )
-    lease = ScriptedLease()
-    archive = Archive(LocalArchive(lambda: config, store, now))
-    cells = Cells(is_cluster=True, complete=lambda state: state)
-    restored: list[Finding] = []
-    owner = CellOwner(common, cells, archive, lease, restored.extend)
-    try:
-        homes = ReplicaHomes(common, cells, owner, lease)
-        yield Parts(lease, archive, cells, owner, homes, restored)
-    finally:
-        await owner.finish()
-        await owner.close()
-        store.close()
 
 
 async def test_a_gained_cell_is_a_home(tmp_path: Path) -> None:
@@ -198,7 +95,7 @@ async def test_a_cell_is_handed_over(tmp_path: Path) -> None:
         home.streams.take(stream, HELLO)
         parts.owner.drain(CELL, OTHER.name)
         await parts.settle()
-        assert parts.lease.calls[-1] == ("release", CELL, OTHER.name)
+        assert parts.lease.calls[-1] == ("release", CELL)
         assert [e.address for e in stream.outgoing if isinstance(e, Redirect)] == [OTHER.grpc]
         assert stream.moved
         assert CELL not in parts.cells
@@ -407,12 +304,18 @@ async def test_a_takeover_that_is_overtaken(tmp_path: Path) -> None:
 
 
 async def test_the_end_of_a_replica(tmp_path: Path) -> None:
-    """SIGTERM: each cell goes to the living replica that should have it."""
+    """SIGTERM: the replica claims nothing more, gives up the cell that it was taking over, and
+    hands over the other one."""
     async with replica(tmp_path) as parts:
         parts.owner.gained(CELL, "start")
         await parts.homes.find(JOB)
+        taken = (CELL + 1) % CELLS
+        parts.archive.errors = [LogUnavailable("log: no answer")] * 1000
+        parts.owner.gained(taken, "dead")
+        await asyncio.sleep(0.05)
+        parts.lease.calls.clear()
         await parts.owner.finish()
-        assert parts.lease.calls[-1] == ("release", CELL, preferred(CELL, [OTHER.name]))
+        assert parts.lease.calls == [("leave",), ("give_up", taken), ("release", CELL)]
 
 
 async def test_which_jobs_a_stream_may_report(tmp_path: Path) -> None:
