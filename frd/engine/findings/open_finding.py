@@ -118,10 +118,10 @@ class OpenFinding:
         return builder.finished(replace(self.finding, collective=replace(ref, waited_s=waited_s)))
 
     def closed(self, now: AlignedNs, reason: str, *, as_of: AlignedNs) -> Finding:
+        # A replica whose clock was ahead may have opened it.
+        at = max(now, self.finding.opened_at)
         return builder.finished(
-            replace(
-                self.as_of(as_of), state=FindingState.CLOSED, closed_at=now, close_reason=reason
-            )
+            replace(self.as_of(as_of), state=FindingState.CLOSED, closed_at=at, close_reason=reason)
         )
 
     def is_over(self, look: Look, life: Lifetime) -> bool:

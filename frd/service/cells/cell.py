@@ -19,6 +19,7 @@ from frd.engine.matching.learned_pauses import JobPauses
 from frd.engine.views import StatusView
 from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent
 from frd.service.clocks.agent_clocks import AgentClocks
+from frd.service.clocks.real_time import RealTime
 from frd.service.findings.dumper import Dumper
 from frd.service.findings.evaluator import Evaluator
 from frd.service.findings.inspector import REASON as WAIT_REPORT
@@ -45,7 +46,7 @@ class Common:
 
     config: Callable[[], Config]
     """The present configuration."""
-    now: Callable[[], AlignedNs]
+    now: RealTime
     clocks: AgentClocks
     dumps: DumpStore
     stream_ids: Iterator[int]

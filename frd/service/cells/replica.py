@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Final
 
 from frd import __version__
 from frd.cluster.cluster import Cluster
@@ -27,6 +28,7 @@ from frd.service.cells.cells import Cells
 from frd.service.cells.holding import Holding, Restored
 from frd.service.cells.homes import ReplicaHomes
 from frd.service.cells.owner import CellOwner
+from frd.service.clocks.real_time import RealTime
 from frd.service.findings.keepers import SharedKeeper
 from frd.service.journal.payloads import (
     decode_finding,
@@ -38,6 +40,9 @@ from frd.service.journal.reading import Recovered, recover
 from frd.service.journal.replicated import ReplicatedLog
 from frd.service.state import ClusterState
 from frd.store.findings import FindingStore
+
+_AHEAD_NS: Final = 1_000_000_000
+"""The clock of a replica is set forward by so much at most, to that of a former owner."""
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +104,7 @@ class SharedArchive:
         cluster: Cluster,
         config: Callable[[], Config],
         store: FindingStore,
-        now: Callable[[], AlignedNs],
+        now: RealTime,
     ) -> None:
         self._cluster = cluster
         self._config = config
@@ -113,6 +118,7 @@ class SharedArchive:
         fenced = self._cluster.log(cell)
         await fenced.take(config.member)
         left = await self._left(cell, fenced)
+        self._continue_from(left.last_at, cell)
         stored = await self._stored(cell)
         findings = {finding.id: finding for finding in left.findings}
         for one in stored:
@@ -148,7 +154,21 @@ class SharedArchive:
             return await recover(fenced, partial(log.warning, "cell %d: %s", cell))
         except StoreError as error:
             log.error("cell %d: %s: the cell begins without what its log has", cell, error)
-            return Recovered((), frozenset(), (), 0)
+            return Recovered((), frozenset(), (), 0, AlignedNs(0))
+
+    def _continue_from(self, last_at: AlignedNs, cell: int) -> None:
+        """The last owner's clock may be ahead: let no record, and no end of a finding, be earlier
+        than what it wrote. All cells of this process share the clock, so that it moves a little
+        only."""
+        ahead_ns = last_at + 1 - self._now()
+        if ahead_ns > _AHEAD_NS:
+            log.error(
+                "cell %d: its log ends %.0f s ahead of this machine's clock: "
+                "synchronize the clocks (NTP)",
+                *(cell, ahead_ns / 1e9),
+            )
+        elif ahead_ns > 0:
+            self._now.at_least(AlignedNs(last_at + 1))
 
     async def _stored(self, cell: int) -> Sequence[StoredFinding]:
         """What all replicas share. It only repeats the log: no answer must not delay an owner,

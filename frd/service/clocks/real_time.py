@@ -38,3 +38,7 @@ class RealTime:
         self._last = max(wall, self._last + passed - passed // _SLOWER)
         self._read_at = read_at
         return AlignedNs(self._last)
+
+    def at_least(self, at: AlignedNs) -> None:
+        """Go on from `at`, if that is later, as after a step back of the wall clock to now."""
+        self._last = max(self._last, at)

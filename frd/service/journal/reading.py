@@ -17,7 +17,7 @@ from frd.cluster.log import Bounds, FencedLog
 from frd.cluster.packing import Frame, Joiner, Mark, read_head
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.errors import StoreError
-from frd.model import Finding, FindingState
+from frd.model import AlignedNs, Finding, FindingState
 from frd.service.journal.payloads import decode_finding, decode_pauses
 from frd.store.records import Record, RecordKind
 
@@ -35,6 +35,8 @@ class Recovered:
     """Ids of findings that were closed since the checkpoint."""
     pauses: tuple[JobPauses, ...]
     records: int
+    last_at: AlignedNs
+    """The latest time of a record, by the clock of its owner's machine; 0: there is none."""
 
 
 async def recover(
@@ -50,10 +52,11 @@ async def recover(
     """
     bounds = await log.bounds()
     findings: dict[str, Finding] = {}
-    learned, count = b"", 0
+    learned, count, last_at = b"", 0, AlignedNs(0)
     async for records in read(log, await _last_checkpoint(log, bounds), bounds.last, warn):
         count += len(records)
         for record in records:
+            last_at = max(last_at, record.at)
             play(record)
             match record.kind:
                 case RecordKind.START:
@@ -68,7 +71,8 @@ async def recover(
     still_open = [one for one in findings.values() if one.state is FindingState.OPEN]
     still_open.sort(key=lambda finding: finding.opened_at)
     closed = findings.keys() - {finding.id for finding in still_open}
-    return Recovered(tuple(still_open), frozenset(closed), tuple(decode_pauses(learned)), count)
+    pauses = tuple(decode_pauses(learned))
+    return Recovered(tuple(still_open), frozenset(closed), pauses, count, last_at)
 
 
 async def _last_checkpoint(log: FencedLog, bounds: Bounds) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from frd.model import AlignedNs
 from frd.service.clocks.real_time import RealTime
 
 S = 1_000_000_000
@@ -59,6 +60,18 @@ def test_a_core_that_is_lost_in_between_costs_nothing() -> None:
     host.now()
     host.pass_s(1)
     assert host.now() == host.wall
+
+
+def test_it_goes_on_from_the_time_of_another_machine() -> None:
+    """It is set forward by half a second: it goes on from there, is never still, and an earlier
+    time changes nothing."""
+    host = Host()
+    later = AlignedNs(host.wall + S // 2)
+    host.now.at_least(later)
+    assert host.now() == later
+    host.now.at_least(AlignedNs(later - S))
+    host.pass_s(0.1)
+    assert later < host.now() <= later + S // 10
 
 
 def test_it_meets_the_wall_clock_again() -> None:

@@ -70,6 +70,18 @@ def test_a_restored_finding_closes_when_the_job_has_moved_on() -> None:
     assert (event.change, event.finding.id) == (CLOSED, before.id)
 
 
+def test_a_restored_finding_is_not_closed_before_it_was_opened() -> None:
+    """The clock of the service that goes on with a finding is a minute behind: the finding, closed
+    by hand, ends when it was opened."""
+    job = hanging(8)
+    before = job.only()
+    job.restart_service()
+    now = AlignedNs(before.opened_at - 60_000_000_000)
+    (event,) = job.engine.dismiss(before.id, now, "closed by hand: known")
+    assert event.change is CLOSED
+    assert event.finding.closed_at == before.opened_at
+
+
 def test_a_restored_finding_of_a_job_that_is_gone_is_closed_in_the_end() -> None:
     """No agent reports on the job again."""
     job = hanging(8)

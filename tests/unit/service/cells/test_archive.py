@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from frd.service.cells.archive import Opened
 from frd.service.cells.replica import SharedArchive
 from frd.service.clocks.real_time import RealTime
 from frd.service.journal.payloads import decode_finding, encode_finding
+from frd.service.journal.reading import recover
 from frd.store.findings import FindingStore
+from frd.store.records import Record, RecordKind
 from tests.world.evaluated import Evaluated
 from tests.world.fake_cluster import FakeFindings, FakeKeys, FakeLog, FakeStream, Faults
 
@@ -35,10 +38,10 @@ class Servers:
     def log(self, cell: int) -> FakeLog:
         return FakeLog(self.stream, Faults())
 
-    async def open(self) -> Opened:
+    async def open(self, now: RealTime | None = None) -> Opened:
         """As the next replica does it."""
         cluster = Cluster(LocalLease(), self.log, self.findings, _nothing)
-        archive = SharedArchive(cluster, Config, self._store, RealTime())
+        archive = SharedArchive(cluster, Config, self._store, now or RealTime())
         return await archive.open(CELL)
 
 
@@ -135,4 +138,40 @@ async def test_no_answer_about_the_shared_findings(
     await second.keeper.save([FindingEvent(Change.CLOSED, closed)], [])
     (shared,) = await servers.findings.of_cell(CELL)
     assert decode_finding(shared.data).state is FindingState.CLOSED
+    await second.log.stop()
+
+
+def clock(ahead_s: float) -> RealTime:
+    """Of a machine whose clock is ahead of the true time."""
+    return RealTime(lambda: time.time_ns() + round(ahead_s * 1e9))
+
+
+async def last_at(servers: Servers) -> int:
+    return (await recover(servers.log(CELL), pytest.fail)).last_at
+
+
+async def test_the_clock_of_the_last_owner_was_ahead(servers: Servers) -> None:
+    """The last owner's clock was 0.9 s ahead: all times of the new owner follow its last record."""
+    first = await servers.open(clock(0.9))
+    first.log.tick(clock(0.9)())
+    await first.log.stop()
+    before, now = await last_at(servers), RealTime()
+    second = await servers.open(now)
+    assert before < now() < before + 10**9
+    await second.log.stop()
+    records: list[Record] = []
+    await recover(servers.log(CELL), pytest.fail, records.append)
+    starts = [record.at for record in records if record.kind is RecordKind.START]
+    assert starts[-1] > before
+
+
+async def test_the_clock_of_the_last_owner_was_far_ahead(
+    servers: Servers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last owner's clock was 40 s ahead: the new owner keeps its time, and says what to do."""
+    await (await servers.open(clock(40))).log.stop()
+    now = RealTime()
+    second = await servers.open(now)
+    assert now() < await last_at(servers)
+    assert "cell 7: its log ends 40 s ahead of this machine's clock: synchronize" in caplog.text
     await second.log.stop()
