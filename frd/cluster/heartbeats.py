@@ -20,8 +20,9 @@ import msgspec
 
 from frd.cluster.lease import ClusterView, Owner, Replica
 from frd.cluster.ownership import SILENT, Claim, Heartbeat, Ownership
-from frd.cluster.registry import Conflict, Entry, Registry, RegistryUnavailable
+from frd.cluster.registry import Conflict, Registry, RegistryUnavailable
 from frd.cluster.thread import Runner
+from frd.cluster.values import ClaimValue, HeartbeatValue, claim_of, generation_of, heartbeat_of
 from frd.errors import ClusterError
 
 INTERVAL_S: Final = 0.5
@@ -32,24 +33,6 @@ _IDLE_S: Final = 5.0
 _START_S: Final = 20.0
 _LEAVE_S: Final = 3.0
 _log = logging.getLogger(__name__)
-
-
-class _Heartbeat(msgspec.Struct):
-    """Value of ``r.<replica>``."""
-
-    grpc: str
-    http: str
-    version: str
-    generation: int
-    cells: dict[int, int] = {}
-    leaving: bool = False
-
-
-class _Claim(msgspec.Struct):
-    """Value of ``c.<nn>``."""
-
-    owner: str
-    generation: int
 
 
 class HeartbeatLease:
@@ -67,12 +50,14 @@ class HeartbeatLease:
         *,
         durable: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._runner = runner
         self._registry = registry
         self._me = me
         self._key = f"r.{me.name}"
         self._clock = clock
+        self._wall = wall
         self._ownership = Ownership(me.name)
         self._view = ClusterView(me.name, durable=durable)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -80,6 +65,8 @@ class HeartbeatLease:
         self._running: Any = None
         self._generation = 0
         self._revision = 0
+        self._others: dict[str, HeartbeatValue] = {}
+        """The last heartbeats of the other living replicas."""
         self._ticked = 0.0
         self._acknowledged = 0.0
         self._replaced = False
@@ -136,7 +123,8 @@ class HeartbeatLease:
             try:
                 entry = await self._registry.get(self._key)
                 self._revision = entry.revision if entry else 0
-                self._generation = (_generation(entry) if entry else 0) + 1
+                # Not 1 where a key was deleted, of which an old process may still be frozen.
+                self._generation = max(generation_of(entry) + 1, int(self._wall()))
                 self._revision = await self._registry.put(self._key, self._value(), self._revision)
                 self._acknowledged = self._clock()
                 return
@@ -170,7 +158,8 @@ class HeartbeatLease:
         if (pause := due - self._clock()) <= 0:
             return False
         try:
-            await asyncio.wait_for(self._kick.wait(), pause)
+            async with asyncio.timeout(pause):  # wait_for may lose a cancellation
+                await self._kick.wait()
         except TimeoutError:
             return False
         self._kick.clear()
@@ -193,16 +182,23 @@ class HeartbeatLease:
             return
         found = await self._registry.find("r.")
         self._acknowledged = self._clock()
-        values = {key.removeprefix("r."): _decoded(entry) for key, entry in found.items()}
+        values = {
+            key.removeprefix("r."): value
+            for key, entry in found.items()
+            if (value := heartbeat_of(entry)) is not None
+        }
         decision = self._ownership.beat(
             {
                 name: Heartbeat(
                     value.generation, found[f"r.{name}"].revision, value.cells, value.leaving
                 )
                 for name, value in values.items()
-                if value is not None
             }
         )
+        others = set(self._ownership.living) - {self._me.name}
+        self._others = {
+            name: value for name, value in (self._others | values).items() if name in others
+        }
         for cell in decision.lost:
             self._lose(cell)
         if decision.drain is not None and decision.drain[0] in self._ready:
@@ -220,10 +216,11 @@ class HeartbeatLease:
                     tuple(sorted(v.cells)),
                     is_late=name in self._ownership.late,
                 )
-                for name, v in values.items()
-                if v is not None and name != self._me.name and name in self._ownership.living
+                for name, v in self._others.items()
             ]
         )
+        if decision.forget is not None:
+            await self._forget(*decision.forget)
 
     async def _put(self) -> None:
         """Write the heartbeat, unless a newer process uses this replica's name.
@@ -248,7 +245,7 @@ class HeartbeatLease:
         another process of our name has begun."""
         entry = await self._registry.get(self._key)
         self._revision = entry.revision if entry else 0
-        if entry is None or _generation(entry) <= self._generation:
+        if entry is None or generation_of(entry) <= self._generation:
             return
         self._replaced = True
         _log.error(
@@ -265,9 +262,9 @@ class HeartbeatLease:
         key = f"c.{cell:02}"
         try:
             entry = await self._registry.get(key)
-            if not self._ownership.may_claim(cell, _claim(entry)):
+            if not self._ownership.may_claim(cell, claim_of(entry)):
                 return
-            value = msgspec.json.encode(_Claim(self._me.name, self._generation))
+            value = msgspec.json.encode(ClaimValue(self._me.name, self._generation))
             revision = await self._registry.put(key, value, entry.revision if entry else 0)
         except (Conflict, RegistryUnavailable):
             return  # the next heartbeat shows whether it is still free
@@ -275,8 +272,13 @@ class HeartbeatLease:
         if self._ownership.leaving:
             await self._release(cell)
             return
-        why = _why(_claim(entry), self._me.name)
+        why = _why(claim_of(entry), self._me.name)
         self._notify(lambda owner: owner.gained(cell, why))
+
+    async def _forget(self, name: str, revision: int) -> None:
+        with contextlib.suppress(RegistryUnavailable):  # then with the next heartbeat
+            await self._registry.delete(f"r.{name}", revision)
+            _log.info("cluster: replica %s: no heartbeat for a day: forgotten", name)
 
     async def _release(self, cell: int) -> None:
         """Say that the cell is free, if our claim is still the last one."""
@@ -288,7 +290,7 @@ class HeartbeatLease:
         # If this fails, others find the cell unreported, and claim it a little later.
         try:
             with contextlib.suppress(Conflict, RegistryUnavailable):
-                value = msgspec.json.encode(_Claim("", 0))
+                value = msgspec.json.encode(ClaimValue("", 0))
                 await self._registry.put(f"c.{cell:02}", value, revision)
         finally:
             self._releasing.discard(cell)
@@ -317,7 +319,7 @@ class HeartbeatLease:
     def _value(self) -> bytes:
         me, own = self._me, self._ownership
         return msgspec.json.encode(
-            _Heartbeat(me.grpc, me.http, me.version, self._generation, own.mine, own.leaving)
+            HeartbeatValue(me.grpc, me.http, me.version, self._generation, own.mine, own.leaving)
         )
 
     def _lose(self, cell: int) -> None:
@@ -343,31 +345,8 @@ class HeartbeatLease:
         )
 
 
-def _decoded(entry: Entry) -> _Heartbeat | None:
-    """None: not readable; such a replica is not known to live."""
-    try:
-        return msgspec.json.decode(entry.value, type=_Heartbeat)
-    except msgspec.MsgspecError:
-        return None
-
-
-def _generation(entry: Entry) -> int:
-    value = _decoded(entry)
-    return value.generation if value else 0
-
-
 def _why(former: Claim | None, me: str) -> str:
     """Why a cell is claimed, after its former claim; see `Owner.gained`."""
     if former is None or former.owner == me:
         return "start"
     return "dead" if former.owner else "released"
-
-
-def _claim(entry: Entry | None) -> Claim | None:
-    if entry is None:
-        return None
-    try:
-        value = msgspec.json.decode(entry.value, type=_Claim)
-    except msgspec.MsgspecError:
-        return None
-    return Claim(value.owner, value.generation, entry.revision)

@@ -25,6 +25,8 @@ LATER: Final = 2
 """Replicas that are not preferred wait for so many more heartbeats before they claim a cell."""
 QUIET: Final = 20
 """Heartbeats without any change before a cell is drained, and between two: 10 s."""
+FORGOTTEN: Final = 172_800
+"""The key of a replica that died or left is deleted after so many heartbeats: 24 h."""
 _AVOID: Final = 10
 """A cell that this replica has given up is not claimed again for so many heartbeats."""
 
@@ -59,6 +61,8 @@ class Decision(NamedTuple):
     """Cells that another replica has claimed since."""
     drain: tuple[int, str] | None
     """A cell to hand over, and its successor."""
+    forget: tuple[str, int] | None
+    """A replica that is gone for good: delete its heartbeat if it has this revision still."""
 
 
 @dataclass(slots=True)
@@ -128,7 +132,7 @@ class Ownership:
         if self._free or lost or self._last_living != self.living:
             self._last_living = self.living
             self._quiet_since = self._beats
-        return Decision(self._to_claim(), lost, self._to_drain())
+        return Decision(self._to_claim(), lost, self._to_drain(), self._to_forget())
 
     def may_claim(self, cell: int, claim: Claim | None) -> bool:
         """Whether to overwrite this claim of a cell that no living replica reports as its own.
@@ -162,7 +166,10 @@ class Ownership:
 
     def _observe(self, heartbeats: Mapping[str, Heartbeat]) -> None:
         for name in self._others.keys() - heartbeats.keys():
-            del self._others[name]
+            # One reading without it proves nothing.
+            self._others[name].silent += 1
+            if not _lives(self._others[name]):
+                del self._others[name]
         for name, heartbeat in heartbeats.items():
             if name == self._me:
                 continue
@@ -203,6 +210,15 @@ class Ownership:
             return None
         self._quiet_since = self._beats
         return cell, preferred(cell, candidates)
+
+    def _to_forget(self) -> tuple[str, int] | None:
+        """One at a time, by the first of the living replicas: every key costs every replica a read
+        with each heartbeat."""
+        if self._me != self.living[0]:
+            return None
+        gone = (name for name, seen in self._others.items() if seen.silent >= FORGOTTEN)
+        name = min(gone, default=None)
+        return None if name is None else (name, self._others[name].heartbeat.revision)
 
 
 def _lives(seen: _Seen) -> bool:

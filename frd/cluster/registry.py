@@ -51,3 +51,11 @@ class Registry(Protocol):
             RegistryUnavailable: no answer in time.
         """
         ...
+
+    async def delete(self, key: str, revision: int) -> None:
+        """Delete the key if its revision is `revision`; otherwise nothing happens.
+
+        Raises:
+            RegistryUnavailable: no answer in time.
+        """
+        ...

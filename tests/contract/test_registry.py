@@ -50,6 +50,23 @@ async def test_keys_by_prefix(world: World) -> None:
         assert not await one.registry.find("x.")
 
 
+async def test_a_key_is_deleted_at_one_revision(world: World) -> None:
+    """A replica deletes a heartbeat that another one has renewed since: it stays. The last one can
+    be deleted, twice without harm; after that the key gets a higher revision."""
+    async with world(2) as (one, two):
+        old = await one.registry.put("r.a", b"1", 0)
+        last = await one.registry.put("r.a", b"2", old)
+        await two.registry.delete("r.a", old)
+        assert await one.registry.get("r.a") == (b"2", last)
+        for _ in range(2):
+            await two.registry.delete("r.a", last)
+        assert await one.registry.get("r.a") is None
+        assert not await one.registry.find("r.")
+        with pytest.raises(Conflict):
+            await one.registry.put("r.a", b"3", last)
+        assert await one.registry.put("r.a", b"3", 0) > last
+
+
 async def test_findings_of_a_cell(world: World) -> None:
     """A successor reads the last version of every finding of its cell, and of no other."""
     async with world(2) as (one, two):

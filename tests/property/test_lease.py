@@ -4,138 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass, field
 
 import pytest
 
+from frd.cluster import ownership
 from frd.cluster.cells import CELLS
-from frd.cluster.heartbeats import HeartbeatLease
-from frd.cluster.lease import Replica
-from tests.world.fake_cluster import FakeKeys, FakeRegistry, Faults
+from tests.world.lease_services import Cluster
 from tests.world.seeds import seeds
-from tests.world.virtual_time import SameLoop, run_virtual
-
-
-class Service:
-    """A replica's service: it takes over what it gains immediately, and drains when asked."""
-
-    def __init__(self, keys: FakeKeys, name: str, seed: int) -> None:
-        self.name = name
-        self.faults = Faults(random.Random(f"{seed} {name}"), timeout_s=1.0)
-        loop = asyncio.get_running_loop()
-        self.lease = HeartbeatLease(
-            SameLoop(),
-            FakeRegistry(keys, self.faults),
-            Replica(name, f"{name}:1", f"http://{name}:2", "1"),
-            clock=loop.time,
-        )
-        self.cells: set[int] = set()
-        self.losses: list[int] = []
-        self.drained: list[int] = []
-        self.busy = False
-        self.leaving = False
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def gained(self, cell: int, why: str) -> None:
-        assert not self.leaving
-        self.cells.add(cell)
-        self.lease.owned(cell)
-
-    def lost(self, cell: int) -> None:
-        assert cell in self.cells
-        self.cells.discard(cell)
-        self.losses.append(cell)
-
-    def drain(self, cell: int, successor: str) -> None:
-        assert successor != self.name
-        self.drained.append(cell)
-        self._spawn(self._drain(cell))
-
-    async def start(self) -> None:
-        await self.lease.start(self)
-        self._spawn(self._tick())
-
-    def kill(self) -> None:
-        """As a crash: nothing is said."""
-        assert self.lease._running is not None
-        self.lease._running.cancel()
-        self.lease._running = None
-        for task in self._tasks:
-            task.cancel()
-
-    async def leave(self) -> None:
-        await self.lease.leave()
-        self.leaving = True
-        for cell in sorted(self.cells):
-            self.cells.discard(cell)
-            await self.lease.release(cell)
-        await self.lease.stop()
-        for task in self._tasks:
-            task.cancel()
-
-    async def _drain(self, cell: int) -> None:
-        self.cells.discard(cell)
-        await self.lease.release(cell)
-
-    async def _tick(self) -> None:
-        while True:
-            if not self.busy:
-                self.lease.ticked()
-            await asyncio.sleep(0.25)
-
-    def _spawn(self, work: object) -> None:
-        assert asyncio.iscoroutine(work)
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-@dataclass
-class Cluster:
-    seed: int = 0
-    keys: FakeKeys = field(default_factory=FakeKeys)
-    services: dict[str, Service] = field(default_factory=dict)
-
-    async def begin(self, *names: str) -> None:
-        for name in names:
-            self.services[name] = Service(self.keys, name, self.seed)
-            await self.services[name].start()
-
-    def crash(self, name: str) -> Service:
-        service = self.services.pop(name)
-        service.kill()
-        return service
-
-    def no_leader(self, seconds: float) -> None:
-        for service in self.services.values():
-            service.faults.no_leader_until = asyncio.get_running_loop().time() + seconds
-
-    def problem(self) -> str | None:
-        """What is not as it should be in a settled cluster."""
-        owners = {cell: name for name, s in self.services.items() for cell in s.cells}
-        total = sum(len(s.cells) for s in self.services.values())
-        if total != CELLS or len(owners) != CELLS:
-            return f"{total} owners of {len(owners)} cells"
-        for service in self.services.values():
-            view = service.lease.view
-            if view.owners != owners or not view.connected:
-                return f"{service.name} sees other owners, or is not connected"
-            if [r.name for r in view.replicas] != sorted(self.services):
-                return f"{service.name} sees {[r.name for r in view.replicas]}"
-        return None
-
-    async def settle(self, within_s: float) -> float:
-        """Seconds until every cell has one owner and all replicas see that."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        while (problem := self.problem()) is not None:
-            assert loop.time() < began + within_s, f"{problem} after {within_s} s"
-            await asyncio.sleep(0.1)
-        return loop.time() - began
-
-    def end(self) -> None:
-        for name in list(self.services):
-            self.crash(name)
+from tests.world.virtual_time import run_virtual
 
 
 @pytest.mark.parametrize("seed", range(seeds(60)))
@@ -355,6 +231,37 @@ def test_cells_are_drained_to_a_new_replica() -> None:
         assert 10 <= len(cluster.services["c"].cells) <= 32
         await cluster.settle(3.0)
         assert not any(service.losses for service in cluster.services.values())
+        cluster.end()
+
+    run_virtual(story())
+
+
+def test_a_replica_that_is_gone_for_good_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five replicas one dies and one leaves: a day later their keys are deleted, and the cluster
+    goes on. The dead one was only frozen, and wakes when a new process has its name: it is the
+    new one that stays."""
+    monkeypatch.setattr(ownership, "FORGOTTEN", 60)
+
+    async def story() -> None:
+        cluster = Cluster()
+        await cluster.begin("a", "b", "c", "d", "e")
+        await cluster.settle(6.0)
+        frozen = cluster.crash("a")
+        await cluster.services.pop("e").leave()
+        await asyncio.sleep(25)
+        assert {"r.a", "r.e"} <= set(cluster.keys.entries)
+        await asyncio.sleep(10)
+        keys = [key for key in cluster.keys.entries if key.startswith("r.")]
+        assert keys == ["r.b", "r.c", "r.d"]
+        await cluster.begin("a")
+        await cluster.settle(6.0)
+        frozen.lease._running = frozen.lease._runner.submit(frozen.lease._run())
+        frozen.lease.ticked()
+        await asyncio.sleep(5)
+        assert not frozen.cells
+        await cluster.settle(3.0)
+        assert not cluster.services["a"].losses
+        cluster.services["frozen"] = frozen
         cluster.end()
 
     run_virtual(story())

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from frd.cluster import ownership
 from frd.cluster.cells import CELLS, preferred
 from frd.cluster.ownership import LATER, QUIET, SILENT, Claim, Heartbeat, Ownership
 from tests.world.seeds import seeds
@@ -230,6 +231,37 @@ def test_a_new_replica_gets_its_cells_one_by_one() -> None:
     assert (moves[-1] - moves[0]) / len(moves) > QUIET / 2, "one in ten seconds from each owner"
     cluster.assert_settled()
     assert not any(p.robbed for p in cluster.processes.values())
+
+
+def test_one_reading_without_a_replica_is_no_sign_of_death() -> None:
+    """A reading of the registry lacks a living owner: it stays one; six such readings are as good
+    as six silent heartbeats."""
+    own = Ownership("a")
+    for revision in range(LONGEST):
+        decision = own.beat({"b": Heartbeat(1, 1 + revision, {5: 1})})
+    for _ in range(SILENT - 1):
+        assert own.owners()[5] == "b"
+        decision = own.beat({})
+    assert 5 not in decision.claim
+    own.beat({})
+    assert own.living == ["a"]
+    assert 5 not in own.owners()
+
+
+def test_only_the_first_of_the_living_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two replicas died long ago: the first of the living ones deletes their keys one by one, at
+    the revisions that it has seen."""
+    monkeypatch.setattr(ownership, "FORGOTTEN", 10)
+    first, second = Ownership("b"), Ownership("c")
+    gone = {"a": Heartbeat(1, 7), "d": Heartbeat(1, 8, leaving=True)}
+    for revision in range(11):
+        of_first = first.beat(gone | {"c": Heartbeat(1, 100 + revision)})
+        of_second = second.beat(gone | {"b": Heartbeat(1, 200 + revision)})
+    assert of_second.forget is None
+    assert of_first.forget == ("a", 7)
+    del gone["a"]
+    assert first.beat(gone | {"c": Heartbeat(1, 300)}).forget == ("d", 8)
+    assert first.beat({"c": Heartbeat(1, 301)}).forget is None
 
 
 def test_a_fresh_claim_is_respected_until_its_owner_has_had_time_to_report_it() -> None:

@@ -220,6 +220,15 @@ class FakeKeys:
             raise RegistryUnavailable("no answer") from None
         return number
 
+    async def delete(self, faults: Faults, key: str, revision: int) -> None:
+        try:
+            await faults.before()
+            if (entry := self.entries.get(key)) is not None and entry.revision == revision:
+                del self.entries[key]
+            await faults.after()
+        except NoAnswer:
+            raise RegistryUnavailable("no answer") from None
+
 
 async def _answered(faults: Faults) -> None:
     try:
@@ -246,6 +255,9 @@ class FakeRegistry:
 
     async def put(self, key: str, value: bytes, revision: int) -> int:
         return await self._keys.put(self._faults, key, value, revision)
+
+    async def delete(self, key: str, revision: int) -> None:
+        await self._keys.delete(self._faults, key, revision)
 
 
 class FakeFindings:

@@ -49,6 +49,9 @@ class CalledRegistry:
     async def put(self, key: str, value: bytes, revision: int) -> int:
         return await self._runner.call(self._registry.put(key, value, revision))
 
+    async def delete(self, key: str, revision: int) -> None:
+        await self._runner.call(self._registry.delete(key, revision))
+
 
 @dataclass(frozen=True, slots=True)
 class NatsClient:

@@ -167,7 +167,8 @@ class Connection:
             raise Unanswered("not connected")
         try:
             # The library's own limits end most requests; some wait for a lost connection for ever.
-            result = await asyncio.wait_for(request(js), (timeout_s or self._request_s) + 0.5)
+            async with asyncio.timeout((timeout_s or self._request_s) + 0.5):
+                result = await request(js)
         except nats.js.errors.APIError as error:
             self._answered = time.monotonic()
             raise _meaning(error) from None

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Final
 
 from frd.cluster.nats import compare_and_set
 from frd.cluster.nats.connection import Absent, Connection, Unanswered
 from frd.cluster.registry import Entry
+
+_NO_MESSAGE: Final = (10043, 10057)
+"""Error codes of the server: the stream has no message of this sequence."""
 
 
 class JetStreamRegistry:
@@ -39,3 +43,13 @@ class JetStreamRegistry:
     async def put(self, key: str, value: bytes, revision: int) -> int:
         subject = self._prefix + key
         return await compare_and_set.put(self._connection, self._stream, subject, value, revision)
+
+    async def delete(self, key: str, revision: int) -> None:
+        # Nothing else ever has this sequence. A marker of the deletion would be one more key.
+        try:
+            await self._connection.ask(lambda js: js.delete_msg(self._stream, revision))
+        except Absent:
+            pass
+        except Unanswered as error:
+            if error.code not in _NO_MESSAGE:
+                raise compare_and_set.unavailable(self._stream, error) from None

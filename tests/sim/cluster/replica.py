@@ -144,6 +144,7 @@ class SimReplica:
             FakeRegistry(self._servers.keys, of_registry),
             Replica(self.name, self.address, f"http://{self.name}:9374", "simulated"),
             clock=self.loop.time,
+            wall=lambda: self._host.real(world.kernel.now) / 1e9,
         )
 
         def log(cell: int) -> FencedLog:
