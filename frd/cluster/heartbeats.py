@@ -306,6 +306,8 @@ class HeartbeatLease:
             self._kick.set()
 
     async def _leave(self) -> None:
+        if self._replaced:
+            return  # the heartbeat is the newer process's
         self._ownership.leaving = True
         for cell in list(self._ownership.mine):
             self._ownership.dropped(cell)

@@ -198,6 +198,27 @@ def test_a_second_process_of_one_name_replaces_the_first() -> None:
     run_virtual(story())
 
 
+def test_a_replaced_process_ends_without_a_trace() -> None:
+    """A process learns that a newer one has its name, and ends before that one's next heartbeat:
+    the newer one's stays as it is."""
+
+    async def story() -> None:
+        cluster = Cluster()
+        await cluster.begin("a", "b")
+        await cluster.settle(6.0)
+        older = cluster.services.pop("a")
+        await asyncio.sleep(0.25)  # to beat between the older one's heartbeats
+        await cluster.begin("a")
+        while older.cells:
+            await asyncio.sleep(0.01)
+        heartbeat = cluster.keys.entries["r.a"]
+        await older.leave()
+        assert cluster.keys.entries["r.a"] == heartbeat
+        cluster.end()
+
+    run_virtual(story())
+
+
 def test_a_fenced_owner_gives_up_and_the_cell_is_owned_again() -> None:
     """The log refuses an owner: it gives the cell up, and the cell has an owner soon."""
 
