@@ -193,7 +193,8 @@ class HeartbeatLease:
                     value.generation, found[f"r.{name}"].revision, value.cells, value.leaving
                 )
                 for name, value in values.items()
-            }
+            },
+            self._ready,
         )
         others = set(self._ownership.living) - {self._me.name}
         self._others = {
@@ -201,7 +202,7 @@ class HeartbeatLease:
         }
         for cell in decision.lost:
             self._lose(cell)
-        if decision.drain is not None and decision.drain[0] in self._ready:
+        if decision.drain is not None:
             cell, successor = decision.drain
             self._notify(lambda owner: owner.drain(cell, successor))
         if decision.claim:
@@ -215,6 +216,7 @@ class HeartbeatLease:
                     v.version,
                     tuple(sorted(v.cells)),
                     is_late=name in self._ownership.late,
+                    is_leaving=v.leaving,
                 )
                 for name, v in self._others.items()
             ]

@@ -26,6 +26,8 @@ class Replica:
     """Cells that it owns, sorted."""
     is_late: bool = False
     """Its last heartbeats are missing, so that it may be dead."""
+    is_leaving: bool = False
+    """It hands its cells over, and ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ to their preferred replica one at a time, when their owner drains them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -118,8 +118,9 @@ class Ownership:
 
     # -- what happens ----------------------------------------------------------------------------
 
-    def beat(self, heartbeats: Mapping[str, Heartbeat]) -> Decision:
-        """A heartbeat of this replica was acknowledged, and these were read after that."""
+    def beat(self, heartbeats: Mapping[str, Heartbeat], ready: Collection[int]) -> Decision:
+        """A heartbeat of this replica was acknowledged, and these were read after that. `ready` are
+        the cells whose takeover is complete."""
         self._beats += 1
         self._observe(heartbeats)
         lost = [cell for cell, revision in self.mine.items() if self._newer(cell, revision)]
@@ -132,7 +133,7 @@ class Ownership:
         if self._free or lost or self._last_living != self.living:
             self._last_living = self.living
             self._quiet_since = self._beats
-        return Decision(self._to_claim(), lost, self._to_drain(), self._to_forget())
+        return Decision(self._to_claim(), lost, self._to_drain(ready), self._to_forget())
 
     def may_claim(self, cell: int, claim: Claim | None) -> bool:
         """Whether to overwrite this claim of a cell that no living replica reports as its own.
@@ -201,15 +202,15 @@ class Ownership:
             and self._avoid.get(cell, 0) <= self._beats
         ]
 
-    def _to_drain(self) -> tuple[int, str] | None:
+    def _to_drain(self, ready: Collection[int]) -> tuple[int, str] | None:
         if self.leaving or self._beats - self._quiet_since < QUIET:
             return None
-        candidates = self._candidates()
-        cell = _first(c for c in sorted(self.mine) if preferred(c, candidates) != self._me)
-        if cell is None:
-            return None
-        self._quiet_since = self._beats
-        return cell, preferred(cell, candidates)
+        candidates, busy = self._candidates(), {self._me, *self.late}
+        for cell in sorted(self.mine.keys() & ready):
+            if (successor := preferred(cell, candidates)) not in busy:
+                self._quiet_since = self._beats
+                return cell, successor
+        return None
 
     def _to_forget(self) -> tuple[str, int] | None:
         """One at a time, by the first of the living replicas: every key costs every replica a read
@@ -224,7 +225,3 @@ class Ownership:
 def _lives(seen: _Seen) -> bool:
     left = seen.heartbeat.leaving and not seen.heartbeat.claims
     return seen.silent < SILENT and not left
-
-
-def _first(cells: Iterable[int]) -> int | None:
-    return next(iter(cells), None)

@@ -121,10 +121,10 @@ class CellOwner:
         for cell in taken:
             if cell not in self._cells:
                 self._lease.give_up(cell)
-        others = [r.name for r in self._lease.view.replicas if r.name != self._lease.view.me]
+        is_last = all(replica.name == self._lease.view.me for replica in self._lease.view.replicas)
         await asyncio.gather(
             *(
-                self._hand_over(number, preferred(number, others)) if others else cell.finish()
+                cell.finish() if is_last else self._hand_over(number, self._heir(number))
                 for number, cell in list(self._cells.items())
             )
         )
@@ -136,10 +136,15 @@ class CellOwner:
 
     def successor(self, cell: int) -> str:
         """Where the agents of a cell should go when this replica does not answer."""
-        view = self._lease.view
-        others = [replica.name for replica in view.replicas if replica.name != view.me]
-        replica = view.replica(preferred(cell, others)) if others else None
+        replica = self._lease.view.replica(self._heir(cell))
         return replica.grpc if replica is not None else ""
+
+    def _heir(self, cell: int) -> str:
+        """The replica that takes the cell when this one has gone; empty: none is known to live."""
+        view = self._lease.view
+        others = [r.name for r in view.replicas if not (r.is_late or r.is_leaving)]
+        others = [name for name in others if name != view.me]
+        return preferred(cell, others) if others else ""
 
     def is_open(self, cell: int) -> bool:
         """Streams may come in."""

@@ -318,6 +318,27 @@ async def test_the_end_of_a_replica(tmp_path: Path) -> None:
         assert parts.lease.calls == [("leave",), ("give_up", taken), ("release", CELL)]
 
 
+async def test_agents_are_not_sent_to_a_replica_that_ends(tmp_path: Path) -> None:
+    """SIGTERM, while the other replica ends, too, or may be dead: the cell is released, and its
+    agents look for themselves."""
+    for odd in (
+        dataclasses.replace(OTHER, is_late=True),
+        dataclasses.replace(OTHER, is_leaving=True),
+    ):
+        async with replica(tmp_path) as parts:
+            parts.owner.gained(CELL, "start")
+            home = await parts.homes.find(JOB)
+            assert isinstance(home, Home)
+            stream = home.streams.open()
+            home.streams.take(stream, HELLO)
+            parts.lease.view = ClusterView(ME.name, (ME, odd))
+            assert parts.owner.successor(CELL) == ""
+            await parts.owner.finish()
+            assert parts.lease.calls[-1] == ("release", CELL)
+            assert stream.moved
+            assert not any(isinstance(event, Redirect) for event in stream.outgoing)
+
+
 async def test_which_jobs_a_stream_may_report(tmp_path: Path) -> None:
     """In a cluster a stream reports the job that its call names; an agent that names none is of an
     earlier release and must be upgraded, but only when it has a job."""
