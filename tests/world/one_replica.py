@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,8 @@ from pathlib import Path
 from frd.cluster.cells import cell_of
 from frd.cluster.lease import ClusterView, Owner, Replica
 from frd.config import Config
-from frd.model import Finding, NodeNs, NodeRawNs
+from frd.engine.matching.learned_pauses import JobPauses
+from frd.model import Finding, FindingEvent, NodeNs, NodeRawNs
 from frd.service.cells.archive import LocalArchive, Opened
 from frd.service.cells.cell import Common
 from frd.service.cells.cells import Cells
@@ -21,11 +22,14 @@ from frd.service.cells.owner import CellOwner
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import raw_now
 from frd.service.clocks.real_time import RealTime
+from frd.service.journal.replicated import ReplicatedLog
 from frd.service.state import CellState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
+from frd.store.journal import JournalLimits
 from frd.wire.encode import encode_agent
 from frd.wire.messages import PROTOCOL, Hello
+from tests.world.fake_cluster import FakeLog, FakeStream, Faults
 
 ME, OTHER = (
     Replica(name, f"{name}:9373", f"http://{name}:9374", "test") for name in ("frd-0", "frd-1")
@@ -83,6 +87,39 @@ class Archive:
         return self.opened[-1]
 
 
+class SharedLogs(LocalArchive):
+    """Logs of cells on fake servers; another replica takes each right after this one."""
+
+    def __init__(self, servers: FakeStream, *, contested: bool) -> None:
+        self.servers = servers
+        self.contested = contested
+        self.logs: list[ReplicatedLog] = []
+
+    async def open(self, cell: int) -> Opened:
+        fenced = FakeLog(self.servers, Faults())
+        await fenced.take("frd-0")
+        log = ReplicatedLog(
+            fenced,
+            owner="frd-0",
+            settings=b"{}",
+            now=RealTime()(),
+            limits=JournalLimits(),
+            on_fenced=lambda: None,
+        )
+        self.logs.append(log)
+        if self.contested:
+            await FakeLog(self.servers, Faults()).take("frd-1")
+            await asyncio.sleep(0.1)
+        return Opened(log, Unkept())
+
+
+class Unkept:
+    """A `Keeper` without findings."""
+
+    async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
+        assert not events
+
+
 @dataclass
 class Parts:
     lease: ScriptedLease
@@ -91,6 +128,8 @@ class Parts:
     owner: CellOwner
     homes: ReplicaHomes
     restored: list[Finding]
+    configs: list[Config]
+    """The last one is in force."""
 
     async def settle(self) -> None:
         """All tasks of the owner have ended."""
@@ -100,10 +139,10 @@ class Parts:
 
 @asynccontextmanager
 async def replica(folder: Path) -> AsyncIterator[Parts]:
-    config, now = Config(data_dir=folder), RealTime()
+    configs, now = [Config(data_dir=folder)], RealTime()
     store = FindingStore(folder / "findings.sqlite3")
     common = Common(
-        config=lambda: config,
+        config=lambda: configs[-1],
         now=now,
         clocks=AgentClocks(now, raw_now),
         dumps=DumpStore(folder / "dumps", max_count=1, max_bytes=1),
@@ -111,13 +150,13 @@ async def replica(folder: Path) -> AsyncIterator[Parts]:
         published=lambda events: None,
     )
     lease = ScriptedLease()
-    archive = Archive(LocalArchive(lambda: config, store, now))
+    archive = Archive(LocalArchive(lambda: configs[-1], store, now))
     cells = Cells(is_cluster=True, complete=lambda state: state)
     restored: list[Finding] = []
     owner = CellOwner(common, cells, archive, lease, restored.extend)
     try:
         homes = ReplicaHomes(common, cells, owner, lease)
-        yield Parts(lease, archive, cells, owner, homes, restored)
+        yield Parts(lease, archive, cells, owner, homes, restored, configs)
     finally:
         await owner.finish()
         await owner.close()

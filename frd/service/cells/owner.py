@@ -82,6 +82,7 @@ class CellOwner:
         except Fenced:
             self._lease.give_up(cell)
             return
+        config = self._common.config()
         taken = Cell(
             self._common,
             opened.log,
@@ -100,6 +101,8 @@ class CellOwner:
             self._abandon(taken)
             self._lease.give_up(cell)
             return
+        if self._common.config() is not config:
+            taken.adopt(self._common.config())
         self._cells[cell] = taken
         self._cells.refresh()
         self._lease.owned(cell)

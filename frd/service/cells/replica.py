@@ -114,9 +114,8 @@ class SharedArchive:
         """Called when the log of a cell refuses this replica."""
 
     async def open(self, cell: int) -> Opened:
-        config = self._config()
         fenced = self._cluster.log(cell)
-        await fenced.take(config.member)
+        await fenced.take(self._config().member)
         left = await self._left(cell, fenced)
         self._continue_from(left.last_at, cell)
         stored = await self._stored(cell)
@@ -127,6 +126,7 @@ class SharedArchive:
                 continue
             if finding.state is FindingState.OPEN:
                 findings.setdefault(one.id, finding)
+        config = self._config()  # the one with which the cell begins
         replicated = ReplicatedLog(
             fenced,
             owner=config.member,

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from frd.cluster.cluster import Cluster
 from frd.config import Config
+from frd.engine.policy import Policy
 from frd.model import Change, Finding, FindingEvent, FindingState
 from frd.service.cells.alone import LocalLease
 from frd.service.cells.archive import Opened
 from frd.service.cells.replica import SharedArchive
 from frd.service.clocks.real_time import RealTime
-from frd.service.journal.payloads import decode_finding, encode_finding
+from frd.service.journal.payloads import decode_finding, encode_finding, settings_of
 from frd.service.journal.reading import recover
 from frd.store.findings import FindingStore
 from frd.store.records import Record, RecordKind
@@ -38,10 +39,12 @@ class Servers:
     def log(self, cell: int) -> FakeLog:
         return FakeLog(self.stream, Faults())
 
-    async def open(self, now: RealTime | None = None) -> Opened:
+    async def open(
+        self, now: RealTime | None = None, config: Callable[[], Config] = Config
+    ) -> Opened:
         """As the next replica does it."""
         cluster = Cluster(LocalLease(), self.log, self.findings, _nothing)
-        archive = SharedArchive(cluster, Config, self._store, now or RealTime())
+        archive = SharedArchive(cluster, config, self._store, now or RealTime())
         return await archive.open(CELL)
 
 
@@ -139,6 +142,21 @@ async def test_no_answer_about_the_shared_findings(
     (shared,) = await servers.findings.of_cell(CELL)
     assert decode_finding(shared.data).state is FindingState.CLOSED
     await second.log.stop()
+
+
+async def test_settings_change_while_the_log_is_read(servers: Servers) -> None:
+    """SIGHUP while a cell is taken over: its log begins with the settings that are in force when
+    the cell begins."""
+    old, new = Config(), Config(policy=Policy(stall_after_s=77.0))
+
+    def config() -> Config:
+        return new if servers.stream.last else old  # the fence is there
+
+    await (await servers.open(config=config)).log.stop()
+    records: list[Record] = []
+    await recover(servers.log(CELL), pytest.fail, records.append)
+    starts = [record.payload for record in records if record.kind is RecordKind.START]
+    assert starts == [settings_of(new)]
 
 
 def clock(ahead_s: float) -> RealTime:

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from frd.cluster.cells import CELLS, cell_of, preferred
 from frd.cluster.lease import ClusterView
 from frd.cluster.log import Fenced, LogUnavailable
-from frd.engine.matching.learned_pauses import JobPauses
 from frd.errors import ServiceUnavailable, WireError
-from frd.model import FindingEvent, RankInfo
+from frd.model import RankInfo
 from frd.service.access.grants import EVERYTHING
 from frd.service.cells import homes as homes_module
-from frd.service.cells.archive import LocalArchive, Opened
-from frd.service.clocks.real_time import RealTime
+from frd.service.cells.cell import Cell
 from frd.service.ingest.collector import Home, _reportable
-from frd.service.journal.replicated import ReplicatedLog
 from frd.service.state import CellState, Counters
-from frd.store.journal import JournalLimits
 from frd.wire.encode import encode_agent
 from frd.wire.messages import Redirect
-from tests.world.fake_cluster import FakeLog, FakeStream, Faults
+from tests.world.fake_cluster import FakeStream
 from tests.world.messages import declare
-from tests.world.one_replica import CELL, HELLO, JOB, ME, OTHER, Parts, replica
+from tests.world.one_replica import CELL, HELLO, JOB, ME, OTHER, Parts, SharedLogs, replica
 from tests.world.virtual_time import run_virtual
 
 
@@ -160,39 +156,6 @@ async def test_a_refused_log(tmp_path: Path) -> None:
         assert parts.lease.calls[-1] == ("give_up", CELL)
 
 
-class SharedLogs(LocalArchive):
-    """Logs of cells on fake servers; another replica takes each right after this one."""
-
-    def __init__(self, servers: FakeStream, *, contested: bool) -> None:
-        self.servers = servers
-        self.contested = contested
-        self.logs: list[ReplicatedLog] = []
-
-    async def open(self, cell: int) -> Opened:
-        fenced = FakeLog(self.servers, Faults())
-        await fenced.take("frd-0")
-        log = ReplicatedLog(
-            fenced,
-            owner="frd-0",
-            settings=b"{}",
-            now=RealTime()(),
-            limits=JournalLimits(),
-            on_fenced=lambda: None,
-        )
-        self.logs.append(log)
-        if self.contested:
-            await FakeLog(self.servers, Faults()).take("frd-1")
-            await asyncio.sleep(0.1)
-        return Opened(log, Unkept())
-
-
-class Unkept:
-    """A `Keeper` without findings."""
-
-    async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
-        assert not events
-
-
 async def test_a_log_that_is_refused_before_the_takeover_ends(tmp_path: Path) -> None:
     """Another replica takes the log while this one takes the cell over: the cell is given up, and
     nothing of it is shown."""
@@ -289,6 +252,25 @@ async def test_a_takeover_that_fails(tmp_path: Path) -> None:
         await parts.settle()
         assert parts.lease.calls[-1] == ("give_up", other)
         assert other not in parts.cells
+
+
+async def test_settings_change_while_a_cell_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGHUP after the cell was made, and before it is one of the replica's cells: it adopts the
+    new settings."""
+    async with replica(tmp_path) as parts:
+        start = Cell.start
+        policy = replace(parts.configs[0].policy, stall_after_s=77.0)
+
+        async def changed(cell: Cell, *of_former: Any) -> None:
+            parts.configs.append(parts.configs[0].model_copy(update={"policy": policy}))
+            await start(cell, *of_former)
+
+        monkeypatch.setattr(Cell, "start", changed)
+        parts.owner.gained(CELL, "start")
+        await parts.settle()
+        assert parts.cells[CELL]._engine.policy == policy
 
 
 async def test_a_takeover_that_is_overtaken(tmp_path: Path) -> None:
