@@ -128,10 +128,16 @@ class HeartbeatLease:
                 self._revision = await self._registry.put(self._key, self._value(), self._revision)
                 self._acknowledged = self._clock()
                 return
-            except (Conflict, RegistryUnavailable) as error:
-                if self._clock() > deadline:
-                    raise ClusterError(f"cluster.servers: no heartbeat: {error}") from None
-                await asyncio.sleep(_RETRY_S)
+            except Conflict:
+                problem = (
+                    f"cluster.member: {self._me.name}: another process uses this name: "
+                    "give each replica its own name"
+                )
+            except RegistryUnavailable as error:
+                problem = f"cluster.servers: no heartbeat: {error}"
+            if self._clock() > deadline:
+                raise ClusterError(problem)
+            await asyncio.sleep(_RETRY_S)
 
     async def _run(self) -> None:
         due = self._clock()

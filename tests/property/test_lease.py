@@ -9,7 +9,9 @@ import pytest
 
 from frd.cluster import ownership
 from frd.cluster.cells import CELLS
-from tests.world.lease_services import Cluster
+from frd.cluster.registry import Entry
+from frd.errors import ClusterError
+from tests.world.lease_services import Cluster, Service
 from tests.world.seeds import seeds
 from tests.world.virtual_time import run_virtual
 
@@ -194,6 +196,27 @@ def test_a_second_process_of_one_name_replaces_the_first() -> None:
         assert not older.cells
         cluster.services["older"] = older
         cluster.end()
+
+    run_virtual(story())
+
+
+def test_another_process_takes_the_name_again_and_again() -> None:
+    """Whenever a replica is about to write its first heartbeat, another process of its name has
+    written one: the replica does not start, and says which setting to change."""
+
+    async def story() -> None:
+        cluster = Cluster()
+        service = Service(cluster.keys, "a", 0)
+        registry, get = service.lease._registry, service.lease._registry.get
+
+        async def overtaken(key: str) -> Entry | None:
+            entry = await get(key)
+            await registry.put(key, b"%d" % cluster.keys.last, entry.revision if entry else 0)
+            return entry
+
+        registry.get = overtaken  # type: ignore[method-assign]
+        with pytest.raises(ClusterError, match=r"cluster\.member: a: another process uses"):
+            await service.lease.start(service)
 
     run_virtual(story())
 

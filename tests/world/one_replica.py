@@ -116,6 +116,8 @@ class SharedLogs(LocalArchive):
 class Unkept:
     """A `Keeper` without findings."""
 
+    name = "nothing"
+
     async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
         assert not events
 

@@ -221,7 +221,7 @@ class Evaluator:
             self._saving = asyncio.create_task(saving)
             await asyncio.wait({self._saving}, timeout=SAVE_WITHIN_S)
             if not self._saving.done():
-                self._log_store_error(f"findings database: no answer within {SAVE_WITHIN_S:g} s")
+                self._log_store_error(f"{self._keeper.name}: no answer within {SAVE_WITHIN_S:g} s")
 
     async def _store_all(
         self, unsaved: Mapping[str, FindingEvent], pauses: Mapping[str, JobPauses]

@@ -16,6 +16,9 @@ from frd.store.findings import FindingStore
 
 
 class Keeper(Protocol):
+    name: str
+    """What keeps them, for messages."""
+
     async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
         """Keep the newest version of each finding and of the pauses of each job.
 
@@ -27,6 +30,8 @@ class Keeper(Protocol):
 
 class LocalKeeper:
     """In the database of this machine."""
+
+    name = "findings database"
 
     def __init__(self, store: FindingStore) -> None:
         self._store = store
@@ -50,6 +55,7 @@ class SharedKeeper:
         now: Callable[[], AlignedNs],
     ) -> None:
         """`revisions` are those of the cell's findings in `shared`; `store` is the local copy."""
+        self.name = f"log of cell {cell}"
         self._cell = cell
         self._log = log
         self._shared = shared
