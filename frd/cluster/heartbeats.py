@@ -2,9 +2,9 @@
 
 A heartbeat lists the replica's cells, so that a replica reads only one key for each other replica
 after each heartbeat that it sends. The decisions are `frd.cluster.ownership`'s. A replica that
-cannot reach the registry keeps its cells: it learns that others own them when it reaches the
-registry again, or when the log refuses it. Heartbeats stop when the service's event loop no longer
-runs, because such an owner detects nothing.
+cannot reach the registry keeps its cells: it learns that others own them from those
+(`frd.service.http.peers.cut_off`), when it reaches the registry again, or when the log refuses it.
+Heartbeats stop when the service's event loop no longer runs, because such an owner detects nothing.
 """
 
 from __future__ import annotations

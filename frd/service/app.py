@@ -18,10 +18,10 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp
 
@@ -147,8 +147,13 @@ class App:
                 _repeat(_CLOCKS_EVERY_S, self._each(lambda cell: cell.streams.compare_clocks())),
                 _repeat(LOOK_EVERY_S, self._each(Cell.look)),
                 self._prune(),
+                *self._watch(self._held),
             )
         ]
+
+    def _watch(self, held: Holding) -> Iterator[Coroutine[Any, Any, None]]:
+        if self._peers is not None:
+            yield self._peers.watch(lambda: held.lease.view, held.owner.taken)
 
     async def _listen(self) -> None:
         self.http = await self._http.start()

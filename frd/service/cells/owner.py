@@ -63,7 +63,7 @@ class CellOwner:
             task.cancel()
         if cell in self._cells:
             log.warning("cell %d: another replica has it: dropped", cell)
-            self._drop(cell)
+            self._drop(cell, self._address_of_owner(cell))
 
     def drain(self, cell: int, successor: str) -> None:
         if cell in self._cells and cell not in self._busy:
@@ -201,13 +201,15 @@ class CellOwner:
         )
         self._cells.refresh()
 
-    def _drop(self, cell: int) -> None:
-        """Nothing of it is shown, stored or acknowledged any more."""
-        dropped = self._cells.drop(cell)
-        self._abandon(dropped)
+    def _address_of_owner(self, cell: int) -> str:
         view = self._lease.view
         replica = view.replica(view.owners.get(cell, ""))
-        address = replica.grpc if replica is not None and replica.name != view.me else ""
+        return replica.grpc if replica is not None and replica.name != view.me else ""
+
+    def _drop(self, cell: int, address: str) -> None:
+        """Nothing of it is shown, stored or acknowledged any more; its agents go to `address`."""
+        dropped = self._cells.drop(cell)
+        self._abandon(dropped)
         dropped.streams.leave("another replica has its jobs now", address)
         self._cells.refresh()
 
@@ -222,7 +224,15 @@ class CellOwner:
         if cell in self._cells:
             self.fenced += 1
             log.warning("cell %d: its log refused this replica: dropped", cell)
-            self._drop(cell)
+            self._drop(cell, self._address_of_owner(cell))
+            self._lease.give_up(cell)
+
+    def taken(self, cell: int, address: str) -> None:
+        """Another replica says that it has the cell, while NATS does not answer this one. `address`
+        is that replica's, for agents."""
+        if cell in self._cells:
+            log.warning("cell %d: %s has it, and NATS does not answer here: dropped", cell, address)
+            self._drop(cell, address)
             self._lease.give_up(cell)
 
     def _start(self, cell: int, state: CellState, work: Coroutine[None, None, None]) -> None:

@@ -79,7 +79,7 @@ def create_app(view: ServiceView, peers: Peers | None = None) -> Starlette:
     routes = [
         Route("/metrics", api.metrics),
         Route("/-/healthy", api.healthy),
-        Route("/-/ready", api.ready),
+        Route("/-/ready", by.ready(api.ready)),
         Route("/api/v1/jobs", by.jobs(api.jobs)),
         Route("/api/v1/jobs/{job:anything}/dumps", by.owner(api.take_dump), methods=["POST"]),
         Route("/api/v1/jobs/{job:anything}", by.owner(api.job)),
@@ -113,7 +113,7 @@ class _Alone:
     def jobs(handler: Handler) -> Handler:
         return handler
 
-    findings = cluster = owner = owner_of_finding = owner_of_dump = jobs
+    findings = cluster = ready = owner = owner_of_finding = owner_of_dump = jobs
 
 
 class _Api:

@@ -29,6 +29,7 @@ from frd.service.http.answers import (
 )
 from frd.service.http.peers import merging
 from frd.service.http.peers.client import READ_S, NoAnswer, PeerClient
+from frd.service.http.peers.cut_off import CutOff
 from frd.service.http.peers.merging import Heard, Json, Listing
 from frd.service.http.peers.questions import CELLS_HEADER, Questions
 from frd.service.http.peers.relay import Relay, forwarded, is_forwarded
@@ -196,6 +197,25 @@ class Peers:
             return await json_answer(lambda: merging.merge_cluster(_json_of(own), heard, silent))
 
         return answer
+
+    def ready(self, handler: Handler) -> Handler:
+        """A replica that is cut off from the registry asks; see `cut_off`."""
+
+        async def answer(request: Request) -> Response:
+            own = await handler(request)
+            if is_forwarded(request) and self._cluster().connected:
+                return _with_cells(own, self._served())
+            return own
+
+        return answer
+
+    # -- while the registry does not answer ----------------------------------------------------
+
+    async def watch(
+        self, view: Callable[[], ClusterView], taken: Callable[[int, str], None]
+    ) -> None:
+        """See `CutOff`."""
+        await CutOff(self._client, view, self._cells, taken).run()
 
     # -- what this replica knows ---------------------------------------------------------------
 

@@ -18,7 +18,8 @@ from frd.service.http.peers.merging import Heard
 from frd.service.http.peers.relay import Relay, asked, forwarded
 
 CELLS_HEADER: Final = "frd-cells"
-"""Header of the answer to a forwarded request for a list: the cells whose jobs it has."""
+"""Header of the answer to a forwarded request for a list: the cells whose jobs it has. Of the
+answer to one for readiness: the replica's cells, if the registry answers it."""
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class Questions:
                 if answered.status_code == httpx.codes.NOT_FOUND:
                     return None
                 said = await asyncio.to_thread(merging.decode, answered.content, form)
-                return Heard(said, _cells_in(answered))
+                return Heard(said, cells_in(answered))
             except NoAnswer as error:
                 return error
             except ValueError as error:
@@ -120,5 +121,5 @@ class Questions:
         return replica, NoAnswer(f"answered {answered.status_code}")
 
 
-def _cells_in(answer: httpx.Response) -> frozenset[int]:
+def cells_in(answer: httpx.Response) -> frozenset[int]:
     return frozenset(int(cell) for cell in answer.headers.get(CELLS_HEADER, "").split(",") if cell)

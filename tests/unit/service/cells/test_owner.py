@@ -111,6 +111,22 @@ async def test_a_lost_cell_is_dropped(tmp_path: Path) -> None:
         assert [e.address for e in stream.outgoing if isinstance(e, Redirect)] == [OTHER.grpc]
 
 
+async def test_a_cell_is_taken_from_a_replica_that_is_cut_off(tmp_path: Path) -> None:
+    """NATS does not answer a replica, and another one says that it has its cell: the cell is
+    dropped and given up, and its streams go there. It says so again: nothing happens."""
+    async with replica(tmp_path) as parts:
+        parts.owner.gained(CELL, "start")
+        home = await parts.homes.find(JOB)
+        assert isinstance(home, Home)
+        stream = home.streams.open()
+        home.streams.take(stream, HELLO)
+        for _ in range(2):
+            parts.owner.taken(CELL, OTHER.grpc)
+        assert CELL not in parts.cells
+        assert parts.lease.calls == [("owned", CELL), ("give_up", CELL)]
+        assert [e.address for e in stream.outgoing if isinstance(e, Redirect)] == [OTHER.grpc]
+
+
 async def both_here(parts: Parts) -> None:
     async with asyncio.timeout(10):
         while len(parts.cells) < 2:

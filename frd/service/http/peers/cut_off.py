@@ -1,0 +1,61 @@
+"""What a replica does about its cells while the registry does not answer it.
+
+Other replicas may have taken them over. Its agents would not notice: their streams are well, and
+acknowledge nothing. So it asks the others, as long as it is cut off, which cells they have. Only an
+answer of a replica that the registry answers counts. While the registry answers none, there is no
+such answer, and every replica keeps what it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Final
+
+from frd.cluster.lease import ClusterView, Replica
+from frd.service.http.peers.client import Forwarded, NoAnswer, PeerClient
+from frd.service.http.peers.questions import cells_in
+from frd.service.http.peers.relay import FORWARDED
+
+_EVERY_S: Final = 1.0
+_TARGET: Final = b"/-/ready"
+"""It needs no token, of which a replica has none to ask others with."""
+
+
+class CutOff:
+    """`taken` gets each cell of `cells` that another replica has, and the address of that replica
+    for agents."""
+
+    def __init__(
+        self,
+        client: PeerClient,
+        view: Callable[[], ClusterView],
+        cells: Callable[[], Collection[int]],
+        taken: Callable[[int, str], None],
+    ) -> None:
+        self._client = client
+        self._view = view
+        self._cells = cells
+        self._taken = taken
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            await self.look()
+
+    async def look(self) -> None:
+        view = self._view()
+        if view.connected or not self._cells():
+            return
+        others = [replica for replica in view.replicas if replica.name != view.me]
+        sent = Forwarded("GET", _TARGET, [(FORWARDED.encode(), view.me.encode("ascii"))])
+        answers = await asyncio.gather(*(self._ask(replica, sent) for replica in others))
+        for replica, theirs in zip(others, answers, strict=True):
+            for cell in theirs & frozenset(self._cells()):
+                self._taken(cell, replica.grpc)
+
+    async def _ask(self, replica: Replica, sent: Forwarded) -> frozenset[int]:
+        try:
+            return cells_in(await self._client.ask(replica, sent))
+        except (NoAnswer, ValueError):
+            return frozenset()  # it is asked again

@@ -1,0 +1,62 @@
+"""A replica that NATS does not answer asks the others for its cells, over real listeners."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from frd.service.http.peers.client import PeerClient
+from frd.service.http.peers.cut_off import CutOff
+from tests.world.http_cluster import PLAIN, Cluster, cluster
+
+
+def taken_from(made: Cluster, *, connected: bool = False) -> dict[int, str]:
+    """The cells that frd-0 learns to have lost, and where their agents should go. `connected`: NATS
+    answers frd-0."""
+    member, taken = made.members["frd-0"], dict[int, str]()
+    state = member.service.state.cluster
+    assert state is not None
+    view = replace(state.view, connected=connected)
+    client = PeerClient(PLAIN)
+    cut_off = CutOff(client, lambda: view, lambda: member.cells, taken.__setitem__)
+    made.run(cut_off.look())
+    made.run(client.close())
+    return taken
+
+
+def test_a_replica_that_is_cut_off_learns_who_has_its_cells(tmp_path: Path) -> None:
+    """NATS does not answer one replica, and answers the others, of which one has taken two of its
+    cells over: the agents of those go there. The question needs no token."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"{'r' * 32} role=reader\n")
+    tokens.chmod(0o600)
+    with cluster(tmp_path, {}, token_file=tokens) as made:
+        assert taken_from(made) == {}
+        made.members["frd-1"].cells |= {3, 7}
+        assert taken_from(made) == {3: "frd-1:9373", 7: "frd-1:9373"}
+
+
+def test_no_question_while_nats_answers(tmp_path: Path) -> None:
+    """NATS answers a replica: the lease alone decides what it has."""
+    with cluster(tmp_path, {}) as made:
+        made.members["frd-1"].cells |= {3}
+        assert taken_from(made, connected=True) == {}
+        assert not made.members["frd-1"].asked
+
+
+def test_all_keep_what_they_have_while_nats_answers_none(tmp_path: Path) -> None:
+    """NATS answers no replica, and two of them have one cell: the older owner cannot know which it
+    is, and keeps it. A replica that does not answer at all changes nothing."""
+    with cluster(tmp_path, {}) as made:
+        made.members["frd-1"].cells |= {3}
+        made.show(made.urls(), connected=False)
+        made.stop("frd-2")
+        assert taken_from(made) == {}
+        asked = [(method, target) for method, target, _ in made.members["frd-1"].asked]
+        assert asked == [("GET", "/-/ready")]
+
+
+def test_only_replicas_learn_which_cells_a_replica_has(tmp_path: Path) -> None:
+    """A supervisor asks for readiness: the answer is as short as without a cluster."""
+    with cluster(tmp_path, {}) as made:
+        assert "frd-cells" not in made.ask("frd-1", "/-/ready").headers
