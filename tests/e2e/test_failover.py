@@ -71,11 +71,11 @@ def named(finding: dict[str, Any]) -> set[int]:
 
 
 @contextmanager
-def scene(folder: Path) -> Iterator[Scene]:
+def scene(folder: Path, *, may_cut: bool = False) -> Iterator[Scene]:
     run_dirs = [folder / f"run{number}" for number in range(AGENTS)]
     metrics_of = [free_address() for _ in run_dirs]
     with ExitStack() as stack:
-        whole = stack.enter_context(fleet(folder, env=POLICY))
+        whole = stack.enter_context(fleet(folder, env=POLICY, may_cut=may_cut))
         for number, run_dir in enumerate(run_dirs):
             command = daemons.agent_command(
                 run_dir, "--service", whole.service, "--metrics", metrics_of[number]
@@ -165,6 +165,32 @@ def test_an_owner_that_was_paused(tmp_path: Path) -> None:
         assert (finding["id"], named(finding)) == (before["id"], {HELD})
         until(at.connected, "all agents")
         assert at.owner.name != paused.name
+
+
+@pytest.mark.soak
+def test_an_owner_that_is_cut_off_from_nats(tmp_path: Path) -> None:
+    """The way from the owner to NATS is cut, with a stall open, and its agents still reach it:
+    within seconds they are with another replica, which has the same finding. When NATS cannot be
+    reached by any replica, the new owner keeps its agents."""
+    with scene(tmp_path, may_cut=True) as at:
+        at.training.hold(HELD)
+        cut = at.owner
+        before = at.stall(cut)
+        assert cut.to_nats is not None
+        cut.to_nats.cut()
+        others = at.others(cut)
+        took_s = lasted(lambda: any(r.metric("frd_agents_reporting") == AGENTS for r in others))
+        print(f"agents with another replica after {took_s:.1f} s")
+        assert took_s <= 6.0 + SLACK_S
+        assert cut.metric('frd_cells{state="owned"}') == 0
+        new = next(r for r in others if r.metric("frd_agents_reporting") == AGENTS)
+        finding = at.stall(new)
+        assert finding["id"] == before["id"]
+        for replica in others:
+            assert replica.to_nats is not None
+            replica.to_nats.cut()
+        time.sleep(6.0)
+        assert new.metric("frd_agents_reporting") == AGENTS
 
 
 @pytest.mark.soak

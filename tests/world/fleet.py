@@ -35,6 +35,8 @@ class ReplicaProcess:
     process: subprocess.Popen[str]
     proxy: Proxy | None = None
     """In front of `grpc`."""
+    to_nats: Proxy | None = None
+    """The only way to NATS."""
 
     @property
     def address(self) -> str:
@@ -52,10 +54,18 @@ class Fleet:
     """`replicas` by name: frd-0, frd-1, ..."""
 
     def __init__(
-        self, folder: Path, nats: NatsServers, env: Mapping[str, str], mark: bytes | None = None
+        self,
+        folder: Path,
+        nats: NatsServers,
+        env: Mapping[str, str],
+        mark: bytes | None = None,
+        *,
+        may_cut: bool = False,
     ) -> None:
-        """With `mark`, agents reach each replica through a `Proxy` that knows this mark."""
+        """With `mark`, agents reach each replica through a `Proxy` that knows this mark. With
+        `may_cut`, each replica reaches NATS through a `Proxy` only."""
         self.nats = nats
+        self._may_cut = may_cut
         self._mark = mark
         self._proxies = contextlib.ExitStack()
         self.replicas: dict[str, ReplicaProcess] = {}
@@ -72,11 +82,17 @@ class Fleet:
         if known is None and self._mark is not None:
             proxy = self._proxies.enter_context(Proxy(grpc, mark=self._mark))
         advertised = {} if proxy is None else {"FRD_CLUSTER__ADVERTISE_GRPC": proxy.address}
+        urls, to_nats = self.nats.urls, known.to_nats if known else None
+        if self._may_cut:
+            near = urls[len(self.replicas) % len(urls)]
+            target = near.removeprefix("nats://")
+            to_nats = to_nats or self._proxies.enter_context(Proxy(target))
+            urls = (f"nats://{to_nats.address}",)
         data = self._folder / name
         process = start(
             [*serve_command(data), "--grpc", grpc, "--http", http],
             env={
-                "FRD_CLUSTER__SERVERS": ",".join(self.nats.urls),
+                "FRD_CLUSTER__SERVERS": ",".join(urls),
                 "FRD_CLUSTER__MEMBER": name,
                 "FRD_CLUSTER__USER_FILE": str(self._user_file),
                 **advertised,
@@ -84,7 +100,7 @@ class Fleet:
             },
             log=self._folder / f"{name}.log",
         )
-        self.replicas[name] = replica = ReplicaProcess(name, grpc, http, process, proxy)
+        self.replicas[name] = replica = ReplicaProcess(name, grpc, http, process, proxy, to_nats)
         assert first_line(process), self.log(name)
         return replica
 
@@ -132,11 +148,13 @@ def fleet(
     count: int = 3,
     env: Mapping[str, str] = MappingProxyType({}),
     mark: bytes | None = None,
+    *,
+    may_cut: bool = False,
 ) -> Iterator[Fleet]:
     """`count` replicas on three NATS servers, all cells owned."""
     (folder / "nats").mkdir()
-    with nats_servers(folder / "nats") as nats:
-        whole = Fleet(folder, nats, env, mark)
+    with nats_servers(folder / "nats", advertise=not may_cut) as nats:
+        whole = Fleet(folder, nats, env, mark, may_cut=may_cut)
         try:
             for number in range(count):
                 whole.start(f"frd-{number}")

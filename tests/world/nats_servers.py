@@ -109,8 +109,10 @@ class NatsServers:
         accounts: bool = False,
         may_ask: bool = True,
         sync: str = "always",
+        advertise: bool = True,
     ) -> None:
         """
+        Unless `advertise`, servers do not report each other's addresses to clients.
         With `accounts`, clients need `USER`; `may_ask`: they can ask for the servers' settings.
         """
         ports = [(free_port(), free_port(), free_port()) for _ in range(count)]
@@ -128,7 +130,8 @@ class NatsServers:
                 lines += [f"jetstream {{{store}, sync_interval: {sync}}}"]
             if count > 1:
                 cluster = f"name: frd, listen: 127.0.0.1:{route}, routes: [{routes}]"
-                lines += [f"cluster {{{cluster}}}"]
+                cluster += "" if advertise else ", no_advertise: true"
+                lines += [f"cluster {{{cluster} }}"]
             if accounts:
                 lines += [_ACCOUNTS.replace("IMPORTS", _IMPORT if may_ask else "")]
             config = folder / f"{name}.conf"
