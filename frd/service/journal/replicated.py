@@ -47,7 +47,8 @@ logger = logging.getLogger(__name__)
 
 
 class _Saving(NamedTuple):
-    """Versions of findings that a caller waits for."""
+    """A caller waits until everything up to a position is stored: its records, versions of
+    findings, and what was put before them."""
 
     position: int
     records: Sequence[Record]
@@ -101,7 +102,6 @@ class ReplicatedLog:
         """Payloads of the last checkpoint."""
         self._since_checkpoint = 0
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
         self._put_checkpoint(now, is_start=True)
         self._task = asyncio.create_task(self._run())
 
@@ -203,11 +203,14 @@ class ReplicatedLog:
             self._task.cancel()
 
     async def stop(self) -> None:
-        self._hand_over()
-        self._wake.set()
+        """Messages that come meanwhile are not waited for: they are never acknowledged."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._save((), done)
         try:
             async with asyncio.timeout(_STOP_WITHIN_S):
-                await self._idle.wait()
+                await done
+        except Fenced:
+            pass
         except TimeoutError:
             logger.warning(
                 "log of the cell: %d bytes are not stored: agents send them again",
@@ -254,7 +257,6 @@ class ReplicatedLog:
 
     def _hand_over(self) -> None:
         self._runs.close()
-        self._idle.clear()
         self._wake.set()
 
     def _cut_off(self, stream: int) -> None:
@@ -269,6 +271,7 @@ class ReplicatedLog:
             self._put(record)
         self._saving.append(_Saving(self._position, records, done))
         self._hand_over()
+        self._answer()
 
     def _checkpoint_is_due(self, at: AlignedNs) -> bool:
         if self._is_full or self._runs.has_checkpoint:
@@ -300,8 +303,6 @@ class ReplicatedLog:
                         await self._write(run)
                     except LogLost as error:
                         await self._begin_again(error)
-                if self._runs.is_empty:
-                    self._idle.set()
                 await self._wake.wait()
                 self._wake.clear()
         except Fenced as error:
@@ -329,7 +330,11 @@ class ReplicatedLog:
         self._reached = position
         if not self._is_withheld:
             self._released = position
-        saved = [saving for saving in self._saving if saving.position <= position]
+        self._answer()
+
+    def _answer(self) -> None:
+        """Callers of `save` and `stop`."""
+        saved = [saving for saving in self._saving if saving.position <= self._reached]
         self._saving = self._saving[len(saved) :]
         for saving in saved:
             if not saving.done.done():
@@ -362,4 +367,3 @@ class ReplicatedLog:
         for one in saving:
             if not one.done.done():
                 one.done.set_exception(Fenced("log: another replica owns the cell"))
-        self._idle.set()

@@ -43,11 +43,6 @@ class Runs:
         self._closed: deque[Run] = deque()
 
     @property
-    def is_empty(self) -> bool:
-        """Nothing waits to be taken."""
-        return not self._open.records and not self._closed
-
-    @property
     def has_checkpoint(self) -> bool:
         return any(run.checkpoint is not None for run in self._closed)
 

@@ -323,6 +323,30 @@ def test_old_bundles_are_deleted() -> None:
     run(work())
 
 
+def test_stopping_a_busy_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A cell is handed over while its last append takes a second and agents still report: what was
+    put before is stored and can be acknowledged a second later, and what came since is not."""
+
+    async def work() -> None:
+        cell = await Cell(FakeStream()).begin()
+        cell.open(1)
+        await cell.pass_s(0.25)
+        began = asyncio.get_running_loop().time()
+        cell.faults.no_leader_until = began + 1
+        cell.log.message(1, cell.now, b"last", SOME)
+        target = cell.log.position
+        stopping = asyncio.create_task(cell.log.stop())
+        await asyncio.sleep(0.5)
+        assert cell.log.message(1, cell.now, b"later", SOME)
+        await stopping
+        assert asyncio.get_running_loop().time() - began < 2
+        assert cell.log.stored == target < cell.log.position
+        assert payloads(await everything(cell.servers, pytest.fail), 1)[2:] == [b"last"]
+        assert "not stored" not in caplog.text
+
+    run(work())
+
+
 def test_missing_bundles_are_named() -> None:
     """The log lacks a bundle in its middle: reading goes on at the next checkpoint, with a line."""
 
