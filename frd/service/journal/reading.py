@@ -22,7 +22,7 @@ from frd.service.journal.payloads import decode_finding, decode_pauses
 from frd.store.records import Record, RecordKind
 
 _LAST_BUNDLES: Final = 16
-"""Bundles that are read for the head of the last one; the last ones of all may be fences."""
+"""Bundles that are read for a head that names a checkpoint; the last ones of all may be fences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,19 @@ async def recover(
 
 
 async def _last_checkpoint(log: FencedLog, bounds: Bounds) -> int:
-    """Number of a bundle from which on there is a complete checkpoint, if the log has one."""
+    """Number of a bundle from which on there is a complete checkpoint, if the log has one.
+
+    The bundles of an owner that died during its first checkpoint, or soon after it, name none: the
+    checkpoint of the owner before it is found then, and reading passes through the later one.
+    """
     size, before = _LAST_BUNDLES, bounds.last + 1
     while before > bounds.first:
         first = max(bounds.first, before - size)
-        checkpoint = None
+        checkpoint = 0
         async for bundle in log.read(first, before - 1):
-            checkpoint = read_head(bundle).checkpoint
-        if checkpoint is not None:
+            if 0 < (named := read_head(bundle).checkpoint) <= bundle.number:
+                checkpoint = named
+        if checkpoint:
             return max(checkpoint, bounds.first)
         size, before = 2 * size, first
     return bounds.first
@@ -101,15 +106,16 @@ async def read(
     """
     sequence = _Sequence(warn)
     joiner = Joiner()
-    is_new = True
-    """It has at most the fences of its first owners."""
+    is_new = is_unusable = True
+    """It has at most the fences of its first owners; nothing of it was read."""
     async for bundle in log.read(first, last):
         is_new = False
         frame = joiner.add(bundle)
         if frame is not None:
             for usable in sequence.add(frame):
+                is_unusable = False
                 yield await asyncio.to_thread(usable.records)
-    if not sequence.is_whole and not is_new:
+    if is_unusable and not is_new:
         warn("log: it has no complete checkpoint, from which reading could begin")
 
 

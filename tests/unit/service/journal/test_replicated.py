@@ -200,6 +200,57 @@ def test_a_checkpoint_that_is_not_complete_is_not_used() -> None:
     run(work())
 
 
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_an_owner_that_dies_soon(is_torn: bool) -> None:
+    """An owner is killed during its first checkpoint, or right after it, and so is the next one:
+    the third finds the last checkpoint of the first owner, and does not read the whole log."""
+
+    async def work() -> None:
+        servers = FakeStream()
+        first = await Cell(servers).begin()
+        first.open(1)
+        for number in range(40):
+            first.log.message(1, first.now, b"%d" % number + bytes(2_000), SOME)
+            await first.pass_s(20)
+        await first.log.save([finding("f1")], first.now)
+        checkpoint = [f.first for f in first.frames() if f.mark & Mark.FIRST][-1]
+        assert checkpoint > 20
+        for owner in ("b", "c"):
+            left, _ = await recovered(servers)
+            learned = bytes(FRAME_BYTES) if is_torn else b""  # that of a checkpoint of two frames
+            now = await Cell(servers, findings=left.findings, learned=learned).begin(owner)
+            await asyncio.sleep(5)
+            last = now.frames()[-1]
+            assert (last.mark & (Mark.START | Mark.LAST), last.first) == (
+                Mark.START | Mark.LAST, servers.last,
+            )  # fmt: skip
+            if is_torn:
+                servers.lose_after(last.first - 1)
+            now.log.abandon()
+        log = _Counted(servers, Faults())
+        found = await recover(log, pytest.fail)
+        assert [one.id for one in found.findings] == ["f1"]
+        assert min(log.numbers[-1]) == checkpoint
+        first.log.abandon()
+
+    run(work())
+
+
+class _Counted(FakeLog):
+    """A log that counts what is read."""
+
+    def __init__(self, servers: FakeStream, faults: Faults) -> None:
+        super().__init__(servers, faults)
+        self.numbers: list[list[int]] = []
+        """Of each `read`."""
+
+    async def read(self, first: int, last: int) -> AsyncIterator[Bundle]:
+        self.numbers.append([])
+        async for bundle in super().read(first, last):
+            self.numbers[-1].append(bundle.number)
+            yield bundle
+
+
 def test_a_new_log_is_no_loss() -> None:
     """The first owner of a log finds only its fence: there is nothing to warn of."""
 
