@@ -22,8 +22,8 @@ class Fenced(FrdError):
 
 class LogLost(FrdError):
     """The log lacks bundles that it had confirmed to this owner, and no other owner has taken it:
-    the servers lost its end, or all of it. Take it again, and append the whole state: numbers
-    may be used a second time."""
+    the servers lost its end, or all of it. `retake` it, and append the whole state: numbers may be
+    used a second time."""
 
 
 class LogUnavailable(FrdError):
@@ -58,6 +58,16 @@ class FencedLog(Protocol):
         """
         ...
 
+    async def retake(self, owner: str) -> int:
+        """`take` after `LogLost`, for an owner that may have been replaced meanwhile: the log must
+        still end with what this owner wrote, or be empty.
+
+        Raises:
+            Fenced: another owner has taken the log.
+            LogUnavailable: no answer in time.
+        """
+        ...
+
     async def append(self, data: bytes) -> int:
         """Store one bundle of at most `MAX_BUNDLE_BYTES` bytes; returns its number.
 
@@ -65,7 +75,7 @@ class FencedLog(Protocol):
 
         Raises:
             Fenced: another owner has taken the log.
-            LogLost: bundles of this owner are lost; `take` is needed.
+            LogLost: bundles of this owner are lost; `retake` is needed.
             LogUnavailable: not stored in time, as far as known.
         """
         ...

@@ -110,9 +110,17 @@ async def test_the_servers_lose_the_end_of_a_log(servers: NatsServers) -> None:
             await log.append(b"5")
         with pytest.raises(Fenced):
             await log.append(b"5")
-        await log.take("a")
+        await log.retake("a")
         await log.append(b"all")
         assert [bundle.data for bundle in await contents(log)] == [b"0", b"1", b"all"]
+        await lose_after(client, 4)
+        with pytest.raises(LogLost, match="ends at 4, not 5"):
+            await log.append(b"more")
+        new = client.log(3)
+        await new.take("b")
+        with pytest.raises(Fenced, match="taken by b after a loss"):
+            await log.retake("a")
+        await new.append(b"b's")
 
 
 @pytest.mark.nats
@@ -152,7 +160,7 @@ async def test_the_servers_lose_the_whole_log(servers: NatsServers) -> None:
         await client.thread.call(client.connection.ask(lambda js: js.delete_stream(stream)))
         with pytest.raises(LogLost, match="the stream is gone"):
             await log.append(b"2")
-        await log.take("a")
+        await log.retake("a")
         await log.append(b"all")
         assert [bundle.data for bundle in await contents(client.log(3))] == [b"all"]
 

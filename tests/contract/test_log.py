@@ -82,6 +82,31 @@ async def test_a_fenced_owner_may_take_again(world: World) -> None:
             await new.append(b"late")
 
 
+async def test_an_owner_retakes_only_its_own_log(world: World) -> None:
+    """An owner retakes the log, as after a loss, while its last bundle is the owner's own, also if
+    an earlier attempt had no answer. Once another owner has it, it is refused, and the other one
+    goes on."""
+    async with world(2) as (one, two):
+        losses: list[Loss] = []
+        old, new = one.new_log(losses, patience_s=0.0), two.new_log()
+        assert await old.retake("a") == 1, "an empty log is anyone's"
+        await old.append(b"1")
+        losses += ["answer"]
+        with pytest.raises(LogUnavailable):
+            await old.retake("a")
+        assert await old.retake("a") == 4
+        await old.append(b"2")
+        await new.take("b")
+        await new.append(b"3")
+        for _ in range(2):
+            with pytest.raises(Fenced):
+                await old.retake("a")
+            with pytest.raises(Fenced):
+                await old.append(b"late")
+        await new.append(b"4")
+        assert [b.data for b in await contents(new)] == [b"1", b"2", b"3", b"4"]
+
+
 async def test_equal_bundles_are_different_bundles(world: World) -> None:
     """Two bundles with the same bytes are both stored."""
     async with world(1) as (one,):

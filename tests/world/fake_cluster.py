@@ -103,20 +103,39 @@ class FakeLog:
         self._epoch = 0
         self._last = 0
         self._taker: object = None
+        self._takers: list[object] = []
 
     async def take(self, owner: str) -> int:
         deadline = self._deadline()
-        self._epoch, self._taker = 0, object()
+        self._epoch = 0
+        self._takers.clear()
         while True:
             try:
                 await self._faults.before()
-                self._last = self._stream.last
-                number = self._publish(Stored(0, self._taker, owner.encode()))
-                self._epoch = self._last = number
-                await self._faults.after()
-                return number
+                return await self._fence(owner)
             except NoAnswer:
                 await self._pause(deadline)
+
+    async def retake(self, owner: str) -> int:
+        deadline = self._deadline()
+        self._epoch = 0
+        while True:
+            try:
+                await self._faults.before()
+                end = self._stream.get(self._stream.last)
+                if end is not None and end.writer not in self._takers:
+                    raise Fenced("taken by another owner after a loss")
+                return await self._fence(owner)
+            except NoAnswer:
+                await self._pause(deadline)
+
+    async def _fence(self, owner: str) -> int:
+        self._taker = object()
+        self._takers.append(self._taker)
+        self._last = self._stream.last
+        self._epoch = self._last = self._publish(Stored(0, self._taker, owner.encode()))
+        await self._faults.after()
+        return self._epoch
 
     async def append(self, data: bytes) -> int:
         if len(data) > MAX_BUNDLE_BYTES:
@@ -176,7 +195,7 @@ class FakeLog:
         if stream.last > self._last:
             raise Fenced("taken by another owner")
         end = stream.get(stream.last)
-        if end is None or end.writer is self._taker:
+        if end is None or end.writer in self._takers:
             raise LogLost("ends too early")
         raise Fenced("taken by another owner after a loss")
 

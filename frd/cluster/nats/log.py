@@ -57,8 +57,10 @@ class JetStreamLog:
         self._subject = stream.subjects[0]
         self._patience_s = patience_s
         self._taker = ""
-        """Random, new with every `take`: two processes of one name are two owners, and after a loss
+        """Random, new with every fence: two processes of one name are two owners, and after a loss
         two fences may have one number. All our message ids begin with it."""
+        self._takers: set[str] = set()
+        """This one, and those of the fences since the last `take`."""
         self._epoch = 0
         """Number of our fence; 0: we do not own the log."""
         self._last = 0
@@ -72,6 +74,9 @@ class JetStreamLog:
 
     async def take(self, owner: str) -> int:
         return await self._thread.call(self._take(owner))
+
+    async def retake(self, owner: str) -> int:
+        return await self._thread.call(self._retake(owner))
 
     async def append(self, data: bytes) -> int:
         if len(data) > MAX_BUNDLE_BYTES:
@@ -102,18 +107,41 @@ class JetStreamLog:
     async def _take(self, owner: str) -> int:
         async with self._lock:
             self._epoch = 0
-            self._taker = uuid4().hex[:16]
+            self._takers.clear()
             deadline = self._deadline()
             while True:
-                self._last = await self._end(deadline)
-                self._unknown.clear()
                 try:
-                    # The message is not empty, because some tools do not show empty ones.
-                    self._epoch = await self._store(b"fence", {FENCE: owner}, deadline)
+                    return await self._fence(owner, await self._end(deadline), deadline)
                 except (Fenced, LogLost):
                     self._check(deadline, "other owners take the log, too")
-                else:
-                    return self._epoch
+
+    async def _retake(self, owner: str) -> int:
+        async with self._lock:
+            self._epoch = 0
+            deadline = self._deadline()
+            while True:
+                end = await self._end(deadline)
+                try:
+                    last = await self._get(end) if end else None
+                    if last is not None and _taker(last.headers) not in self._takers:
+                        raise Fenced(_taken(self._stream, last, " after a loss"))
+                    return await self._fence(owner, end, deadline)
+                except (LogLost, Unanswered) as error:
+                    await self._pause(deadline, str(error))
+
+    async def _fence(self, owner: str, end: int, deadline: float) -> int:
+        """Store a fence right after `end`; returns its number.
+
+        Raises:
+            Fenced, LogLost, LogUnavailable
+        """
+        self._last = end
+        self._taker = uuid4().hex[:16]
+        self._takers.add(self._taker)
+        self._unknown.clear()
+        # The message is not empty, because some tools do not show empty ones.
+        self._epoch = await self._store(b"fence", {FENCE: owner}, deadline)
+        return self._epoch
 
     async def _append(self, data: bytes) -> int:
         async with self._lock:
@@ -182,7 +210,7 @@ class JetStreamLog:
                     for identity in self._unknown:
                         if (message.headers or {}).get(_ID) == identity:
                             return identity
-                    raise Fenced(f"{self._stream}: taken by {_writer(message)}: drop the cell")
+                    raise Fenced(_taken(self._stream, message))
                 state = await self._state()
                 if state is None or state.last_seq < self._last:
                     await self._lost(state)
@@ -195,10 +223,10 @@ class JetStreamLog:
     async def _lost(self, state: StreamState | None) -> None:
         """The stream ends below `_last`. Lost, or taken by another owner after that?"""
         last = await self._get(state.last_seq) if state is not None and state.last_seq else None
-        if last is None or _taker(last.headers) == self._taker:
+        if last is None or _taker(last.headers) in self._takers:
             end = 0 if last is None else last.seq
             raise LogLost(f"{self._stream}: ends at {end}, not {self._last}: take it again")
-        raise Fenced(f"{self._stream}: taken by {_writer(last)} after a loss: drop the cell")
+        raise Fenced(_taken(self._stream, last, " after a loss"))
 
     async def _piece(
         self, reader: ForwardReader, first: int, last: int, taker: str
@@ -325,6 +353,8 @@ def _number(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
 
 
-def _writer(message: RawStreamMsg) -> str:
+def _taken(stream: str, message: RawStreamMsg, when: str = "") -> str:
+    """Text of an error: the message is of another owner."""
     headers = message.headers or {}
-    return headers.get(FENCE) or f"epoch {headers.get(EPOCH, 'unknown')}"
+    writer = headers.get(FENCE) or f"epoch {headers.get(EPOCH, 'unknown')}"
+    return f"{stream}: taken by {writer}{when}: drop the cell"

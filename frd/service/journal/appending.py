@@ -82,12 +82,16 @@ class Appender:
         await self._delete(at, limits)
 
     async def take_again(self) -> None:
-        """After `LogLost`: the next records must be a checkpoint."""
+        """After `LogLost`: the next records must be a checkpoint.
+
+        Raises:
+            Fenced: another owner has taken the log.
+        """
         self._last_checkpoint = 0
         self._checkpoints.clear()
         while True:
             try:
-                await self._log.take(self._owner)
+                await self._log.retake(self._owner)
             except LogUnavailable:
                 await asyncio.sleep(_RETRY_S)
             else:

@@ -374,6 +374,36 @@ def test_old_bundles_are_deleted() -> None:
     run(work())
 
 
+def test_a_loss_and_a_new_owner(caplog: pytest.LogCaptureFixture) -> None:
+    """The servers lose the end of the log and its owner is cut off when it learns that. Another
+    replica takes the cell meanwhile: the former owner is fenced when it is back, and the new one
+    goes on."""
+
+    async def work() -> None:
+        servers = FakeStream()
+        first = await Cell(servers).begin()
+        first.open(1)
+        await first.pass_s(0.25)
+        servers.lose_after(servers.last - 1)
+        first.faults.delay_s = 1.0
+        first.log.message(1, first.now, b"rows", SOME)
+        first.log.tick(first.now)
+        while "its end is lost" not in caplog.text:
+            await asyncio.sleep(0.01)
+        first.faults.no_leader_until = asyncio.get_running_loop().time() + 30
+        await asyncio.sleep(1)
+        second = await Cell(servers).begin("b")
+        await second.pass_s(0.25)
+        await asyncio.sleep(60)
+        assert (first.fenced, first.log.stored) == (1, -1)
+        second.open(2)
+        await second.pass_s(0.25)
+        assert (second.fenced, second.log.stored) == (0, second.log.position)
+        await second.log.stop()
+
+    run(work())
+
+
 def test_stopping_a_busy_log(caplog: pytest.LogCaptureFixture) -> None:
     """A cell is handed over while its last append takes a second and agents still report: what was
     put before is stored and can be acknowledged a second later, and what came since is not."""
