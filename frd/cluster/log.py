@@ -96,8 +96,10 @@ class FencedLog(Protocol):
         """
         ...
 
-    async def purge(self, before: int) -> None:
-        """Forget all bundles with a number below `before`.
+    async def trim(self, before: int, *, max_bytes: int, max_age_s: float = 0.0) -> bool:
+        """Forget the oldest bundles, those of earlier owners, too: as many as the log has above
+        `max_bytes`, about, as the servers count; and those that were stored more than `max_age_s`
+        ago, unless it is 0. But only numbers below `before`. Returns whether there were any.
 
         Raises:
             LogUnavailable: no answer in time.

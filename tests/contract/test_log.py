@@ -133,21 +133,46 @@ async def test_largest_bundle(world: World) -> None:
             await log.append(bytes(MAX_BUNDLE_BYTES + 1))
 
 
-async def test_purged_bundles_are_gone_and_the_owner_goes_on(world: World) -> None:
-    """The owner purges what is before a checkpoint and appends further; a read that begins before
+async def test_trimmed_bundles_are_gone_and_the_owner_goes_on(world: World) -> None:
+    """The owner deletes what is before a checkpoint and appends further; a read that begins before
     the checkpoint yields what there is."""
     async with world(2) as (one, two):
         log = one.new_log()
         await log.take("a")
         numbers = [await log.append(b"%d" % n) for n in range(20)]
-        await log.purge(numbers[12])
+        assert await log.trim(numbers[12], max_bytes=0)
+        assert not await log.trim(numbers[12], max_bytes=0)
         last = await log.append(b"end")
         assert await log.bounds() == Bounds(numbers[12], last)
         found = [b.number async for b in two.new_log().read(numbers[3], last)]
         assert found == [*numbers[12:], last]
-        await log.purge(last + 1)
+        assert await log.trim(last + 1, max_bytes=0)
         assert await log.bounds() == Bounds(last + 1, last)
         assert await log.append(b"more") == last + 1
+
+
+async def test_what_is_trimmed(world: World) -> None:
+    """Two owners have written a log. The later one deletes what is too old, then what is too much,
+    and nothing if the limits allow all of it."""
+    async with world(2) as (one, two):
+        old, new = one.new_log(), two.new_log()
+        await old.take("a")
+        numbers = [await old.append(bytes(10_000)) for _ in range(10)]
+        await asyncio.sleep(1.5)
+        fence = await new.take("b")
+        last = [await new.append(bytes(10_000)) for _ in range(10)][-1]
+        assert not await new.trim(last, max_bytes=1_000_000, max_age_s=600)
+        assert await new.bounds() == Bounds(numbers[0] - 1, last)
+        assert not await new.trim(numbers[0] - 1, max_bytes=0, max_age_s=1)
+        assert await new.trim(numbers[5], max_bytes=1_000_000, max_age_s=1)
+        assert await new.bounds() == Bounds(numbers[5], last)
+        assert await new.trim(last, max_bytes=1_000_000, max_age_s=1)
+        assert await new.bounds() == Bounds(fence, last)
+        assert await new.trim(last, max_bytes=55_000)
+        assert (await new.bounds()).first - fence in (5, 6)
+        await asyncio.sleep(1.5)
+        assert await new.trim(last + 1, max_bytes=1_000_000, max_age_s=1)
+        assert await new.bounds() == Bounds(last + 1, last), "all are older"
 
 
 async def test_a_lost_confirmation(world: World) -> None:

@@ -70,6 +70,8 @@ class Stored(NamedTuple):
     """0: a fence."""
     writer: object
     data: bytes
+    at: float
+    """Time of the event loop."""
 
 
 class FakeStream:
@@ -133,7 +135,7 @@ class FakeLog:
         self._taker = object()
         self._takers.append(self._taker)
         self._last = self._stream.last
-        self._epoch = self._last = self._publish(Stored(0, self._taker, owner.encode()))
+        self._epoch = self._last = self._publish(self._message(owner.encode()))
         await self._faults.after()
         return self._epoch
 
@@ -143,7 +145,7 @@ class FakeLog:
         deadline = self._deadline()
         if not self._epoch:
             raise Fenced("not taken")
-        message = Stored(self._epoch, self._taker, data)
+        message = self._message(data)
         while True:
             try:
                 await self._faults.before()
@@ -173,12 +175,22 @@ class FakeLog:
             elif writer in (None, stored.writer):
                 yield Bundle(number, stored.epoch, stored.data)
 
-    async def purge(self, before: int) -> None:
+    async def trim(self, before: int, *, max_bytes: int, max_age_s: float = 0.0) -> bool:
         await self._ask()
-        stream = self._stream
-        gone = min(max(0, before - stream.first), len(stream.messages))
+        stream, gone = self._stream, 0
+        since = asyncio.get_running_loop().time() - max_age_s if max_age_s else -1.0
+        size = sum(len(message.data) for message in stream.messages)
+        for message in stream.messages[: max(0, before - stream.first)]:
+            if size <= max_bytes and message.at >= since:
+                break
+            size -= len(message.data)
+            gone += 1
         del stream.messages[:gone]
         stream.first += gone
+        return gone > 0
+
+    def _message(self, data: bytes) -> Stored:
+        return Stored(self._epoch, self._taker, data, asyncio.get_running_loop().time())
 
     def _publish(self, message: Stored) -> int:
         """What the server does, and how `JetStreamLog` understands a refusal."""
@@ -188,7 +200,7 @@ class FakeLog:
             return stream.last
         after = stream.get(self._last + 1)
         if after is not None and after.writer is self._taker and after.epoch:
-            if after == message:
+            if after.data == message.data:
                 return self._last + 1  # an earlier attempt was stored
             self._last += 1
             return self._publish(message)

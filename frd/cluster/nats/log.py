@@ -27,7 +27,7 @@ from frd.cluster.log import (
     LogUnavailable,
 )
 from frd.cluster.nats.connection import Absent, Connection, Refused, Unanswered
-from frd.cluster.nats.reading import ForwardReader
+from frd.cluster.nats.reading import ForwardReader, first_since
 from frd.cluster.thread import LoopThread
 
 EPOCH: Final = "Frd-Epoch"
@@ -99,8 +99,8 @@ class JetStreamLog:
         finally:
             await self._thread.call(reader.close())
 
-    async def purge(self, before: int) -> None:
-        await self._thread.call(self._purge(before))
+    async def trim(self, before: int, *, max_bytes: int, max_age_s: float = 0.0) -> bool:
+        return await self._thread.call(self._trim(before, max_bytes, max_age_s))
 
     # -- in the thread ---------------------------------------------------------------------------
 
@@ -289,16 +289,28 @@ class JetStreamLog:
             except Unanswered as error:
                 await self._pause(deadline, str(error))
 
-    async def _purge(self, before: int) -> None:
-        deadline = self._deadline()
-        while before > 1:
-            try:
-                await self._connection.ask(lambda js: js.purge_stream(self._stream, seq=before))
-                return
-            except Absent:
-                return
-            except Unanswered as error:
-                await self._pause(deadline, str(error))
+    async def _trim(self, before: int, max_bytes: int, max_age_s: float) -> bool:
+        """Tried once: the owner waits for it, and will call again."""
+        try:
+            return await self._trimmed(before, max_bytes, max_age_s)
+        except (Unanswered, Absent) as error:
+            raise LogUnavailable(f"{self._stream}: {error}: nothing is deleted") from None
+
+    async def _trimmed(self, before: int, max_bytes: int, max_age_s: float) -> bool:
+        state = await self._state()
+        if state is None or state.first_seq >= before:
+            return False
+        first = state.first_seq
+        if state.bytes > max_bytes:
+            # The sizes of single messages are not known.
+            first += -(-state.messages * (state.bytes - max_bytes) // state.bytes)
+        if max_age_s:
+            first = max(first, await first_since(self._connection, self._stream, max_age_s))
+        first = min(first, before)
+        if first <= state.first_seq:
+            return False
+        await self._connection.ask(lambda js: js.purge_stream(self._stream, seq=first))
+        return True
 
     async def _end(self, deadline: float) -> int:
         """The last sequence; creates the stream if it does not exist, as after a loss."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import Final
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -24,6 +25,29 @@ _BATCH: Final = 16
 """Messages of a piece: at most 16 MB."""
 _SILENCE_S: Final = 1.0
 """A consumer that delivers nothing for so long is made again."""
+_CHEAP: Final[dict[str, Any]] = {
+    "ack_policy": AckPolicy.NONE,
+    "mem_storage": True,
+    "num_replicas": 1,
+    "inactive_threshold": 10,
+}
+"""Properties of consumers: kept by one server, which deletes them after ten seconds without use."""
+
+
+async def first_since(connection: Connection, stream: str, age_s: float) -> int:
+    """The sequence of the first message that was stored less than `age_s` ago, or, if there is
+    none, of the next one that will be: where a consumer from that time on begins.
+
+    Raises:
+        Unanswered, Absent
+    """
+    config = ConsumerConfig(
+        deliver_policy=DeliverPolicy.BY_START_TIME,
+        opt_start_time=datetime.now(UTC) - timedelta(seconds=age_s),
+        **_CHEAP,
+    )
+    made = await connection.ask(lambda js: js.add_consumer(stream, config))
+    return made.delivered.stream_seq + 1 if made.delivered else 0
 
 
 class ForwardReader:
@@ -70,7 +94,7 @@ class ForwardReader:
         return found
 
     async def close(self) -> None:
-        """Forget the consumer; the server deletes it when it is unused for ten seconds."""
+        """Forget the consumer."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
@@ -81,10 +105,7 @@ class ForwardReader:
         config = ConsumerConfig(
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=max(first, 1),
-            ack_policy=AckPolicy.NONE,
-            mem_storage=True,
-            num_replicas=1,
-            inactive_threshold=10,
+            **_CHEAP,
         )
         consumer = await self._connection.ask(
             lambda js: js.pull_subscribe(self._subject, stream=self._stream, config=config)

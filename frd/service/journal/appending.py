@@ -7,14 +7,13 @@ its head, and what may be deleted. It knows neither streams nor what waits.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections import deque
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from frd.cluster.log import FencedLog, LogUnavailable
 from frd.cluster.packing import NO_MARK, Mark, frames, pack
-from frd.model import AlignedNs
 from frd.service.metrics.recent_peak import RecentPeak
 from frd.store.journal import JournalLimits
 from frd.store.records import Record
@@ -22,14 +21,6 @@ from frd.store.records import Record
 _RETRY_S: Final = 0.2
 
 logger = logging.getLogger(__name__)
-
-
-class _Checkpoint(NamedTuple):
-    first: int
-    """Number of its first bundle."""
-    at: AlignedNs
-    written: int
-    """Bytes of all bundles before it, since the log was taken."""
 
 
 class Appender:
@@ -44,7 +35,6 @@ class Appender:
         self._owner = owner
         self._now = asyncio.get_running_loop().time
         self._last_checkpoint = 0
-        self._checkpoints: deque[_Checkpoint] = deque()
         self._began: float | None = None
         self._times = RecentPeak()
 
@@ -66,11 +56,11 @@ class Appender:
             await self._append_frame(some, NO_MARK)
 
     async def append_checkpoint(
-        self, records: Sequence[Record], at: AlignedNs, limits: JournalLimits, *, is_start: bool
+        self, records: Sequence[Record], limits: JournalLimits, *, is_start: bool
     ) -> None:
         """The same for all records of a checkpoint; then delete what is beyond `limits`."""
         some = list(frames(records))
-        first, written = 0, self.written
+        first = 0
         for index, one in enumerate(some):
             mark = Mark.MIDDLE | (Mark.START if is_start else NO_MARK)
             mark |= Mark.FIRST if index == 0 else NO_MARK
@@ -78,8 +68,7 @@ class Appender:
             number = await self._append_frame(one, mark)
             first = first or number
         self._last_checkpoint = first
-        self._checkpoints.append(_Checkpoint(first, at, written))
-        await self._delete(at, limits)
+        await self._trim(limits)
 
     async def take_again(self) -> None:
         """After `LogLost`: the next records must be a checkpoint.
@@ -88,7 +77,6 @@ class Appender:
             Fenced: another owner has taken the log.
         """
         self._last_checkpoint = 0
-        self._checkpoints.clear()
         while True:
             try:
                 await self._log.retake(self._owner)
@@ -126,20 +114,10 @@ class Appender:
         self._times.add(self._now() - began, self._now())
         return number
 
-    async def _delete(self, now: AlignedNs, limits: JournalLimits) -> None:
-        """What is older, or more, than the limits allow; what is left begins with a checkpoint."""
-        before = 0
-        age_ns = limits.max_age_s * 1e9
-        while len(self._checkpoints) > 1:
-            second = self._checkpoints[1]
-            is_old = 0 < age_ns < now - second.at
-            if not is_old and self.written - second.written < limits.total_bytes:
-                break
-            self._checkpoints.popleft()
-            before = second.first
-        if before:
-            try:
-                await self._log.purge(before)
-            except LogUnavailable:
-                return  # the next checkpoint deletes it, too
-            self.deleted += 1
+    async def _trim(self, limits: JournalLimits) -> None:
+        """Delete what is older, or more, than the limits allow, of earlier owners, too; but never
+        the last checkpoint and what follows it."""
+        with contextlib.suppress(LogUnavailable):  # the next checkpoint deletes it, too
+            self.deleted += await self._log.trim(
+                self._last_checkpoint, max_bytes=limits.total_bytes, max_age_s=limits.max_age_s
+            )

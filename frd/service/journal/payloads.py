@@ -65,9 +65,10 @@ def settings_of(config: Config) -> bytes:
 
 
 def limits_of(config: Config) -> JournalLimits:
-    """Of the journal; in a cluster, of the log of one cell."""
+    """Of the journal; in a cluster, of the log of one cell: the owner deletes before the servers
+    would, which know no checkpoints."""
     store, cluster = config.store, config.cluster
-    total_bytes = cluster.log_bytes if cluster.servers else store.journal_bytes
+    total_bytes = cluster.log_bytes * 7 // 8 if cluster.servers else store.journal_bytes
     return JournalLimits(total_bytes=total_bytes, max_age_s=store.journal_retention_s)
 
 

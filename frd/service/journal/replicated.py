@@ -289,7 +289,7 @@ class ReplicatedLog:
         records = [start, *self._open_findings.values(), *self._preamble.records()]
         size = sum(len(record.payload) for record in records)
         self._position += 1
-        self._runs.add_checkpoint(records, at, self._position, is_start=is_start)
+        self._runs.add_checkpoint(records, self._position, is_start=is_start)
         self._checkpoint_at, self._checkpoint_bytes, self._since_checkpoint = at, size, 0
         self._hand_over()
 
@@ -317,12 +317,10 @@ class ReplicatedLog:
         Raises:
             Fenced, LogLost
         """
-        if run.checkpoint is None:
-            await self._appender.append(run.records)
+        if run.is_checkpoint:
+            await self._appender.append_checkpoint(run.records, self._limits, is_start=run.is_start)
         else:
-            await self._appender.append_checkpoint(
-                run.records, run.checkpoint, self._limits, is_start=run.is_start
-            )
+            await self._appender.append(run.records)
         self._runs.wrote(run)
         self._advance(run.position)
 

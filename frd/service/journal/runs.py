@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from frd.cluster.packing import FRAME_BYTES
-from frd.model import AlignedNs
 from frd.store.records import Record, RecordKind
 
 _RECORD_BYTES: Final = 200
@@ -28,8 +27,7 @@ class Run:
     """Bytes that wait because of it."""
     position: int = 0
     """Of the last record."""
-    checkpoint: AlignedNs | None = None
-    """Time of the checkpoint that the run is."""
+    is_checkpoint: bool = False
     is_start: bool = False
 
 
@@ -44,7 +42,7 @@ class Runs:
 
     @property
     def has_checkpoint(self) -> bool:
-        return any(run.checkpoint is not None for run in self._closed)
+        return any(run.is_checkpoint for run in self._closed)
 
     @property
     def idle_ticks(self) -> int:
@@ -67,7 +65,7 @@ class Runs:
         if not run.records:
             return
         last = self._closed[-1] if self._closed else None
-        if last and last.checkpoint is None and last.size + run.size <= FRAME_BYTES:
+        if last and not last.is_checkpoint and last.size + run.size <= FRAME_BYTES:
             last.records += run.records
             last.size += run.size
             last.position = run.position
@@ -75,12 +73,10 @@ class Runs:
             self._closed.append(run)
         self._open, self._ticks = Run([]), 0
 
-    def add_checkpoint(
-        self, records: list[Record], at: AlignedNs, position: int, *, is_start: bool
-    ) -> None:
+    def add_checkpoint(self, records: list[Record], position: int, *, is_start: bool) -> None:
         """After everything that was added."""
         self.close()
-        self._closed.append(Run(records, 0, position, at, is_start))
+        self._closed.append(Run(records, 0, position, True, is_start))
 
     def take(self) -> Run | None:
         """The oldest closed run; `wrote` when it is written."""
