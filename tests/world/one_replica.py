@@ -22,7 +22,9 @@ from frd.service.cells.owner import CellOwner
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import raw_now
 from frd.service.clocks.real_time import RealTime
+from frd.service.journal.appending import Appender
 from frd.service.journal.replicated import ReplicatedLog
+from frd.service.journal.runs import Budget
 from frd.service.state import CellState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
@@ -99,11 +101,11 @@ class SharedLogs(LocalArchive):
         fenced = FakeLog(self.servers, Faults())
         await fenced.take("frd-0")
         log = ReplicatedLog(
-            fenced,
-            owner="frd-0",
+            Appender(fenced, "frd-0"),
             settings=b"{}",
             now=RealTime()(),
             limits=JournalLimits(),
+            budget=Budget(),
             on_fenced=lambda: None,
         )
         self.logs.append(log)

@@ -30,6 +30,7 @@ from frd.service.cells.homes import ReplicaHomes
 from frd.service.cells.owner import CellOwner
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.keepers import SharedKeeper
+from frd.service.journal.appending import Appender
 from frd.service.journal.payloads import (
     decode_finding,
     encode_pauses,
@@ -38,6 +39,7 @@ from frd.service.journal.payloads import (
 )
 from frd.service.journal.reading import Recovered, recover
 from frd.service.journal.replicated import ReplicatedLog
+from frd.service.journal.runs import Budget
 from frd.service.state import ClusterState
 from frd.store.findings import FindingStore
 
@@ -110,6 +112,7 @@ class SharedArchive:
         self._config = config
         self._store = store
         self._now = now
+        self._budget = Budget()
         self.refused: Callable[[int], None] = lambda cell: None
         """Called when the log of a cell refuses this replica."""
 
@@ -128,11 +131,11 @@ class SharedArchive:
                 findings.setdefault(one.id, finding)
         config = self._config()  # the one with which the cell begins
         replicated = ReplicatedLog(
-            fenced,
-            owner=config.member,
+            Appender(fenced, config.member),
             settings=settings_of(config),
             now=self._now(),
             limits=limits_of(config),
+            budget=self._budget,
             findings=list(findings.values()),
             learned=encode_pauses(left.pauses),
             on_fenced=partial(self.refused, cell),

@@ -2,9 +2,12 @@
 
 The event loop collects records; a task packs them in a worker thread and appends them, one bundle
 in flight, in order. The engine never waits for that. If the log is slow, records wait in memory, up
-to a bound; beyond it a stream is *cut*: none of its messages is recorded or acknowledged any more,
-and when the log is back, the stream ends, so that its agent sends again what is missing. So the log
-has of each stream a part without holes from its beginning, and the next owner can rely on it.
+to the budget of all logs of the process. If that is used up, each stream of a log that has more
+than its share is *cut* at its next message: none of its messages is recorded or acknowledged any
+more, and when the log is back, the stream ends, so that its agent sends again what is missing. So
+the log has of each stream a part without holes from its beginning, and the next owner can rely on
+it. The engine has applied what was left out; if this process dies before it is sent again, only
+the agents know it.
 
 The first records are a checkpoint, and others follow at intervals: all that a reader must know to
 begin there (see `frd.service.journal.reading`).
@@ -17,18 +20,17 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
-from frd.cluster.log import Fenced, FencedLog, LogLost
+from frd.cluster.log import Fenced, LogLost
 from frd.cluster.packing import MAX_RECORD_BYTES
 from frd.model import AlignedNs, Finding, FindingState
 from frd.service.journal.appending import Appender
 from frd.service.journal.payloads import encode_finding
 from frd.service.journal.preamble import Preamble
-from frd.service.journal.runs import Run, Runs
+from frd.service.journal.runs import Budget, Run, Runs
 from frd.store.journal import JournalLimits
 from frd.store.records import Record, RecordKind
 from frd.wire.messages import AgentEvent, Declare, Hello, ResponsePart
 
-MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 CHECKPOINT_EVERY_NS: Final = 30_000_000_000
 CHECKPOINT_BYTES: Final = 64 * 1024 * 1024
 """Payloads between two checkpoints, if they come faster; and at least four times its own size."""
@@ -56,26 +58,27 @@ class _Saving(NamedTuple):
 
 
 class ReplicatedLog:
-    """A `Log` on a `FencedLog` that was taken. The methods are for the event loop.
+    """A `Log` on that of `appender`. The methods are for the event loop.
 
     `findings` are open, and `learned` are the learned pauses (see `payloads.encode_pauses`), both
-    as the last owner left them. `on_fenced` is called when the log refuses this owner, or cannot
-    be written because of a fault: the cell must be dropped then.
+    as the last owner left them. `budget` is that of all logs of the process. `on_fenced` is called
+    when the log refuses this owner, or cannot be written because of a fault: the cell must be
+    dropped then.
     """
 
     def __init__(
         self,
-        log: FencedLog,
+        appender: Appender,
         *,
-        owner: str,
         settings: bytes,
         now: AlignedNs,
         limits: JournalLimits,
+        budget: Budget,
         findings: Sequence[Finding] = (),
         learned: bytes = b"",
         on_fenced: Callable[[], None],
     ) -> None:
-        self._appender = Appender(log, owner)
+        self._appender = appender
         self._settings = settings
         self._limits = limits
         self._on_fenced = on_fenced
@@ -88,7 +91,7 @@ class ReplicatedLog:
         self._cut: set[int] = set()
         self._cut_news: set[int] = set()
         """Streams of `_cut` that `take_cut` has not returned."""
-        self._runs = Runs()
+        self._runs = Runs(budget)
         self._position = self._reached = self._released = 0
         self._is_withheld = False
         """The log has lost records that may have been drawn for acknowledgement."""
@@ -138,7 +141,7 @@ class ReplicatedLog:
         elif stream in self._cut:
             return
         opens = kind is RecordKind.OPENED
-        if self._is_full and kind not in _INDISPENSABLE:
+        if self._runs.is_full and kind not in _INDISPENSABLE:
             self._dropped += 1
             if opens:
                 self._cut_off(stream)
@@ -151,7 +154,7 @@ class ReplicatedLog:
         if self._is_over or stream in self._cut:
             self._dropped += 1
             return False
-        if self._is_full:
+        if self._runs.is_full:
             self._dropped += 1
             if not self._cut:
                 waiting = self._runs.waiting
@@ -163,7 +166,7 @@ class ReplicatedLog:
         return True
 
     def take_cut(self) -> Collection[int]:
-        if not self._is_withheld and self._runs.waiting > MAX_WAITING_BYTES // 2:
+        if not self._is_withheld and not self._runs.is_half_empty:
             return ()
         cut, self._cut_news = self._cut_news, set()
         self._is_withheld = False
@@ -239,10 +242,6 @@ class ReplicatedLog:
 
     # -- collecting ------------------------------------------------------------------------------
 
-    @property
-    def _is_full(self) -> bool:
-        return self._runs.waiting > MAX_WAITING_BYTES
-
     def _put(self, record: Record, *, declares: bool = False) -> None:
         if self._is_over:
             return
@@ -274,7 +273,7 @@ class ReplicatedLog:
         self._answer()
 
     def _checkpoint_is_due(self, at: AlignedNs) -> bool:
-        if self._is_full or self._runs.has_checkpoint:
+        if self._runs.is_full or self._runs.has_checkpoint:
             return False
         age_ns, size = at - self._checkpoint_at, self._since_checkpoint
         return (
@@ -359,8 +358,10 @@ class ReplicatedLog:
         self._on_fenced()
 
     def _end(self) -> None:
+        if self._is_over:
+            return
         self._is_over = True
-        self._runs.clear()
+        self._runs.end()
         saving, self._saving = self._saving, []
         for one in saving:
             if not one.done.done():

@@ -1,4 +1,4 @@
-"""Records that wait to be written into the log of a cell, in order, as runs.
+"""Records that wait to be written into the log of a cell, in order, as runs; and their budget.
 
 Records are collected in an open run. Once it is closed, it may be taken; closed runs are joined
 while nothing takes them, up to the size of a frame. A checkpoint is a separate run: its records are
@@ -14,6 +14,7 @@ from typing import Final
 from frd.cluster.packing import FRAME_BYTES
 from frd.store.records import Record, RecordKind
 
+MAX_WAITING_BYTES: Final = 256 * 1024 * 1024
 _RECORD_BYTES: Final = 200
 """A waiting record in addition to its payload."""
 
@@ -31,14 +32,46 @@ class Run:
     is_start: bool = False
 
 
+class Budget:
+    """Bytes that may wait in all logs of a process together.
+
+    Once more wait, each log may still have its share, the same for all: a log that is written in
+    time is not held up by others whose servers are away. So less than twice the limit waits.
+    """
+
+    def __init__(self, limit: int = MAX_WAITING_BYTES) -> None:
+        self.limit = limit
+        self.waiting = 0
+        self.logs = 0
+
+    @property
+    def share(self) -> int:
+        return self.limit // max(self.logs, 1)
+
+
 class Runs:
-    def __init__(self) -> None:
+    """Of one log; call `end` last."""
+
+    def __init__(self, budget: Budget) -> None:
         self.waiting = 0
         """Bytes that are not written, those that were taken included."""
+        self._budget = budget
+        budget.logs += 1
         self._open = Run([])
         self._ticks = 0
         """Records of the open run that are ticks."""
         self._closed: deque[Run] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        budget = self._budget
+        return budget.waiting > budget.limit and self.waiting > budget.share
+
+    @property
+    def is_half_empty(self) -> bool:
+        """After `is_full`: much may be added again."""
+        budget = self._budget
+        return budget.waiting <= budget.limit // 2 or self.waiting <= budget.share // 2
 
     @property
     def has_checkpoint(self) -> bool:
@@ -56,7 +89,7 @@ class Runs:
         self._open.size += size
         self._open.position = position
         self._ticks += record.kind is RecordKind.TICK
-        self.waiting += size
+        self._count(size)
         return self._open.size > FRAME_BYTES
 
     def close(self) -> None:
@@ -83,12 +116,22 @@ class Runs:
         return self._closed.popleft() if self._closed else None
 
     def wrote(self, run: Run) -> None:
-        self.waiting -= run.size
+        self._count(-run.size)
 
     def clear(self) -> int:
         """Forget all runs, those that were taken included; returns the number of their records
         that were not taken."""
         dropped = sum(len(run.records) for run in (*self._closed, self._open))
         self._closed.clear()
-        self._open, self._ticks, self.waiting = Run([]), 0, 0
+        self._open, self._ticks = Run([]), 0
+        self._count(-self.waiting)
         return dropped
+
+    def end(self) -> None:
+        """Forget all runs, and leave the budget to the other logs."""
+        self.clear()
+        self._budget.logs -= 1
+
+    def _count(self, size: int) -> None:
+        self.waiting += size
+        self._budget.waiting += size

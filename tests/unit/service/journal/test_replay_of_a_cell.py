@@ -15,9 +15,11 @@ from frd.cli import FINDINGS_PRESENT, run
 from frd.cluster.cells import cell_of
 from frd.cluster.log import FencedLog
 from frd.model import AlignedNs
+from frd.service.journal.appending import Appender
 from frd.service.journal.reading import read
 from frd.service.journal.replay import Replayed, replay
 from frd.service.journal.replicated import ReplicatedLog
+from frd.service.journal.runs import Budget
 from frd.store.journal import JournalLimits
 from frd.store.records import Record, RecordKind
 from frd.wire.decode import Decoder
@@ -34,11 +36,11 @@ async def put(fenced: FencedLog, owner: str, records: Sequence[Record]) -> None:
     """Write the log of an owner that received this."""
     await fenced.take(owner)
     log = ReplicatedLog(
-        fenced,
-        owner=owner,
+        Appender(fenced, owner),
         settings=SETTINGS,
         now=records[0].at,
         limits=LIMITS,
+        budget=Budget(),
         on_fenced=pytest.fail,
     )
     decoder = Decoder()

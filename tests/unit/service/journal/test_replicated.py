@@ -13,11 +13,12 @@ from frd.cluster.log import Bundle, Fenced
 from frd.cluster.packing import FRAME_BYTES, Frame, Joiner, Mark
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.model import AlignedNs, Finding, FindingState, Kind, NodeNs, NodeRawNs
-from frd.service.journal import replicated
+from frd.service.journal.appending import Appender
 from frd.service.journal.payloads import Settings, encode_pauses, encode_payload
 from frd.service.journal.reading import Recovered, read, recover
 from frd.service.journal.replay import replay
 from frd.service.journal.replicated import CHECKPOINT_EVERY_NS, ReplicatedLog
+from frd.service.journal.runs import Budget
 from frd.store.journal import JournalLimits
 from frd.store.records import Record, RecordKind
 from frd.wire.messages import PROTOCOL, Declare, Hello, Part, ResponsePart, Statuses
@@ -39,6 +40,7 @@ class Cell:
         self.fenced = 0
         self.now = T0
         self.limits: JournalLimits = options.pop("limits", JournalLimits())
+        self.budget: Budget = options.pop("budget", None) or Budget()
         self._options = options
         self.log: ReplicatedLog
 
@@ -46,11 +48,11 @@ class Cell:
         fenced = FakeLog(self.servers, self.faults, patience_s=1.0)
         await fenced.take(owner)
         self.log = ReplicatedLog(
-            fenced,
-            owner=owner,
+            Appender(fenced, owner),
             settings=SETTINGS,
             now=self.now,
             limits=self.limits,
+            budget=self.budget,
             on_fenced=self._on_fenced,
             **self._options,
         )
@@ -317,13 +319,12 @@ def test_a_finding_waits_until_it_is_stored() -> None:
     run(work())
 
 
-def test_a_log_that_is_away_cuts_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_away_cuts_streams() -> None:
     """Nothing is stored for a minute, and little may wait: what came first is stored, the stream
     ends when the log is back, and its later declarations are not in the log."""
-    monkeypatch.setattr(replicated, "MAX_WAITING_BYTES", 5_000)
 
     async def work() -> None:
-        cell = await Cell(FakeStream()).begin()
+        cell = await Cell(FakeStream(), budget=Budget(5_000)).begin()
         cell.open(1)
         cell.open(2)
         await cell.pass_s(0.25)
@@ -372,6 +373,56 @@ def test_old_bundles_are_deleted() -> None:
         assert payloads(records, 1)[:2] == [b"hello", b"declare"]
         assert warnings == []
         await cell.log.stop()
+
+    run(work())
+
+
+def test_the_logs_of_a_process_share_what_may_wait() -> None:
+    """Five cells of one replica, and the log of one is away for a minute: it uses up the budget,
+    and the others go on. Then all are away: what waits stays below twice the budget. When they
+    are back, all streams that were cut end, and each log has what it accepted of them."""
+
+    async def work() -> None:
+        budget = Budget(20_000)
+        cells = [await Cell(FakeStream(), budget=budget).begin() for _ in range(5)]
+        accepted: dict[int, list[bytes]] = {}
+        for number, cell in enumerate(cells):
+            accepted[number] = [b"hello", b"declare"]
+            cell.open(1)
+
+        def report(number: int) -> bool:
+            data = b"%05d" % len(accepted[number]) + bytes(800)
+            if is_taken := cells[number].log.message(1, cells[number].now, data, SOME):
+                accepted[number].append(data)
+            return is_taken
+
+        async def pass_s(seconds: float) -> None:
+            for cell in cells:
+                cell.log.tick(cell.now)
+            await asyncio.sleep(seconds)
+
+        await pass_s(1)
+        back = asyncio.get_running_loop().time() + 60
+        cells[0].faults.no_leader_until = back
+        assert not all(report(0) for _ in range(30))
+        for _ in range(20):
+            assert all(report(number) for number in range(1, 5))
+            await pass_s(0.25)
+        for cell in cells:
+            cell.faults.no_leader_until = back
+        for _ in range(50):
+            for number in range(5):
+                report(number)
+        assert budget.limit < budget.waiting < 2 * budget.limit
+        assert [list(cell.log.take_cut()) for cell in cells] == [[]] * 5
+        await asyncio.sleep(60)
+        await pass_s(1)
+        for number, cell in enumerate(cells):
+            assert list(cell.log.take_cut()) == [1]
+            await cell.log.stop()
+            stored = payloads(await everything(cell.servers, pytest.fail), 1)
+            assert stored == accepted[number]
+        assert (budget.waiting, budget.logs) == (0, 0)
 
     run(work())
 
