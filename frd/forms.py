@@ -231,8 +231,8 @@ def finding_from_json(data: dict[str, Any]) -> Finding:
     """
     try:
         return msgspec.convert(_values(data), Finding)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"finding: {error}") from error
+    except (ValueError, TypeError, OverflowError) as error:  # msgspec's errors are ValueErrors
+        raise ValueError(f"finding {data.get('id', 'without id')}: {error}") from error
 
 
 def _values(data: dict[str, Any]) -> dict[str, Any]:

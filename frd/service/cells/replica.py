@@ -21,7 +21,7 @@ from frd.cluster.log import FencedLog
 from frd.cluster.registry import RegistryUnavailable
 from frd.config import Config
 from frd.errors import ClusterError, FrdError, StoreError
-from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState
+from frd.model import AlignedNs, Change, FindingEvent, FindingState
 from frd.service.cells.archive import Opened
 from frd.service.cells.cell import Common
 from frd.service.cells.cells import Cells
@@ -37,7 +37,7 @@ from frd.service.journal.payloads import (
     limits_of,
     settings_of,
 )
-from frd.service.journal.reading import Recovered, recover
+from frd.service.journal.reading import Recovered, recover, usable
 from frd.service.journal.replicated import ReplicatedLog
 from frd.service.journal.runs import Budget
 from frd.service.state import ClusterState
@@ -119,15 +119,13 @@ class SharedArchive:
     async def open(self, cell: int) -> Opened:
         fenced = self._cluster.log(cell)
         await fenced.take(self._config().member)
-        left = await self._left(cell, fenced)
+        warn = partial(log.warning, "cell %d: %s", cell)
+        left = await self._left(cell, fenced, warn)
         self._continue_from(left.last_at, cell)
-        stored = await self._stored(cell)
         findings = {finding.id: finding for finding in left.findings}
-        for one in stored:
-            finding = _decoded(one)
-            if finding is None or one.id in left.closed:
-                continue
-            if finding.state is FindingState.OPEN:
+        for one in await self._stored(cell):
+            finding = usable(decode_finding, one.data, warn)
+            if finding and finding.state is FindingState.OPEN and one.id not in left.closed:
                 findings.setdefault(one.id, finding)
         config = self._config()  # the one with which the cell begins
         replicated = ReplicatedLog(
@@ -150,11 +148,11 @@ class SharedArchive:
         )
         return Opened(replicated, keeper, list(findings.values()), left.pauses)
 
-    async def _left(self, cell: int, fenced: FencedLog) -> Recovered:
+    async def _left(self, cell: int, fenced: FencedLog, warn: Callable[[str], None]) -> Recovered:
         """What the last owner left. A log that cannot be read must not leave the cell without an
         owner: it begins without its history, and agents report the present again."""
         try:
-            return await recover(fenced, partial(log.warning, "cell %d: %s", cell))
+            return await recover(fenced, warn)
         except StoreError as error:
             log.error("cell %d: %s: the cell begins without what its log has", cell, error)
             return Recovered((), frozenset(), (), 0, AlignedNs(0))
@@ -181,15 +179,6 @@ class SharedArchive:
         except RegistryUnavailable as error:
             log.warning("cell %d: it begins with the findings of its log only: %s", cell, error)
             return ()
-
-
-def _decoded(stored: StoredFinding) -> Finding | None:
-    """None: another release of frd stored the finding, and this one cannot read it."""
-    try:
-        return decode_finding(stored.data)
-    except StoreError as error:
-        log.warning("cell %d: finding %s: left out: %s", stored.cell, stored.id, error)
-        return None
 
 
 async def _copy(shared: SharedFindings, store: FindingStore) -> None:

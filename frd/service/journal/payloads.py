@@ -20,7 +20,7 @@ from frd.model import AttemptKey, Finding, UnrecordedWait
 from frd.store.journal import JournalLimits
 
 _Payload = TypeVar("_Payload", "Settings", "Dismissal", "Waited")
-_ADVICE = "a foreign file, or one of a newer frd"
+_ADVICE = "damaged, or of a newer frd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,5 +115,5 @@ def decode_finding(data: bytes) -> Finding:
     """
     try:
         return finding_from_json(msgspec.json.decode(data, type=dict[str, Any]))
-    except (ValueError, TypeError, OverflowError) as error:  # msgspec's errors are ValueErrors
-        raise StoreError(f"journal: finding: {error}: {_ADVICE}") from None
+    except ValueError as error:  # msgspec's errors are ValueErrors
+        raise StoreError(f"journal: {error}: {_ADVICE}") from None

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from frd.cluster.log import Bounds, FencedLog
 from frd.cluster.packing import Frame, Joiner, Mark, read_head
@@ -21,6 +21,7 @@ from frd.model import AlignedNs, Finding, FindingState
 from frd.service.journal.payloads import decode_finding, decode_pauses
 from frd.store.records import Record, RecordKind
 
+T = TypeVar("T")
 _LAST_BUNDLES: Final = 16
 """Bundles that are read for a head that names a checkpoint; the last ones of all may be fences."""
 
@@ -46,6 +47,9 @@ async def recover(
 ) -> Recovered:
     """Read the last complete checkpoint and everything after it; `play` gets each record.
 
+    A newer release may have stored findings or pauses of a form that this one cannot decode. They
+    are left out; the version of the finding before it, if there is one, counts then.
+
     Raises:
         StoreError: the log is damaged, or a newer frd wrote it.
         LogUnavailable: it does not answer.
@@ -62,8 +66,8 @@ async def recover(
                 case RecordKind.START:
                     findings.clear()
                 case RecordKind.RESTORED | RecordKind.FINDING:
-                    finding = decode_finding(record.payload)
-                    findings[finding.id] = finding
+                    if (finding := usable(decode_finding, record.payload, warn)) is not None:
+                        findings[finding.id] = finding
                 case RecordKind.LEARNED:
                     learned = record.payload
                 case _:
@@ -71,8 +75,17 @@ async def recover(
     still_open = [one for one in findings.values() if one.state is FindingState.OPEN]
     still_open.sort(key=lambda finding: finding.opened_at)
     closed = findings.keys() - {finding.id for finding in still_open}
-    pauses = tuple(decode_pauses(learned))
-    return Recovered(tuple(still_open), frozenset(closed), pauses, count, last_at)
+    pauses = usable(decode_pauses, learned, warn) or ()
+    return Recovered(tuple(still_open), frozenset(closed), tuple(pauses), count, last_at)
+
+
+def usable(decode: Callable[[bytes], T], data: bytes, warn: Callable[[str], None]) -> T | None:
+    """None, with a warning, if this release cannot decode `data`."""
+    try:
+        return decode(data)
+    except StoreError as error:
+        warn(f"{error}: it is left out")
+        return None
 
 
 async def _last_checkpoint(log: FencedLog, bounds: Bounds) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -13,8 +14,9 @@ from frd.cluster.log import Bundle, Fenced
 from frd.cluster.packing import FRAME_BYTES, Frame, Joiner, Mark
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.model import AlignedNs, Finding, FindingState, Kind, NodeNs, NodeRawNs
+from frd.service.journal import replicated
 from frd.service.journal.appending import Appender
-from frd.service.journal.payloads import Settings, encode_pauses, encode_payload
+from frd.service.journal.payloads import Settings, encode_finding, encode_pauses, encode_payload
 from frd.service.journal.reading import Recovered, read, recover
 from frd.service.journal.replay import replay
 from frd.service.journal.replicated import CHECKPOINT_EVERY_NS, ReplicatedLog
@@ -294,6 +296,39 @@ def test_a_new_owner_begins_with_what_is_open() -> None:
         assert [one.id for one in replayed.findings] == ["f1"]
         for cell in (first, second):
             await cell.log.stop()
+
+    run(work())
+
+
+def test_findings_of_a_newer_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer release has stored one finding of a kind that this release does not know, another
+    whose last version has such a kind, and pauses of another form: the rest is read, with a line
+    for each of these."""
+
+    def newer(one: Finding) -> bytes:
+        data = encode_finding(one)
+        return data.replace(b'"stall"', b'"drizzle"') if one.summary else data
+
+    async def work() -> None:
+        cell = await Cell(FakeStream()).begin()
+        await cell.log.save([finding("f1"), finding("f2")], T0)
+        with monkeypatch.context() as patch:
+            patch.setattr(replicated, "encode_finding", newer)
+            versions = [replace(finding(one), summary="newer") for one in ("f2", "f3")]
+            await cell.log.save(versions, T0)
+        await cell.log.save([finding("f4")], T0)
+        cell.log.record(RecordKind.LEARNED, T0, payload=b"?")
+        await cell.pass_s(0.25)
+        warnings: list[str] = []
+        found = await recover(FakeLog(cell.servers, Faults()), warnings.append)
+        assert [one.id for one in found.findings] == ["f1", "f2", "f4"]
+        assert warnings.pop().startswith("journal: pauses of a job: ")
+        assert warnings == [
+            f"journal: finding {one}: Invalid enum value 'drizzle' - at `$.kind`: "
+            "damaged, or of a newer frd: it is left out"
+            for one in ("f2", "f3")
+        ]
+        await cell.log.stop()
 
     run(work())
 
