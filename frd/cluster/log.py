@@ -89,10 +89,10 @@ class FencedLog(Protocol):
 
     def read(self, first: int, last: int) -> AsyncIterator[Bundle]:
         """Bundles `first` to `last`, in order. Numbers are left out where a fence is, where bundles
-        were purged or lost, and where an earlier owner's bundle follows a fence.
+        were deleted or lost, where an earlier owner's bundle follows a fence, and above the end.
 
         Raises:
-            LogUnavailable: it stops before `last`.
+            LogUnavailable: no answer in time.
         """
         ...
 

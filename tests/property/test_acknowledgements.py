@@ -143,7 +143,7 @@ class World:
         fenced = FakeLog(self.servers, self.faults)
         await fenced.take("a")
         self.log = ReplicatedLog(
-            Appender(fenced, "a"),
+            Appender(7, fenced, "a"),
             settings=SETTINGS,
             now=START,
             limits=JournalLimits(total_bytes=10**12),

@@ -101,7 +101,7 @@ class SharedLogs(LocalArchive):
         fenced = FakeLog(self.servers, Faults())
         await fenced.take("frd-0")
         log = ReplicatedLog(
-            Appender(fenced, "frd-0"),
+            Appender(cell, fenced, "frd-0"),
             settings=b"{}",
             now=RealTime()(),
             limits=JournalLimits(),

@@ -123,13 +123,14 @@ class SharedArchive:
         left = await self._left(cell, fenced, warn)
         self._continue_from(left.last_at, cell)
         findings = {finding.id: finding for finding in left.findings}
-        for one in await self._stored(cell):
+        stored = await self._stored(cell)
+        for one in stored:
             finding = usable(decode_finding, one.data, warn)
             if finding and finding.state is FindingState.OPEN and one.id not in left.closed:
                 findings.setdefault(one.id, finding)
         config = self._config()  # the one with which the cell begins
         replicated = ReplicatedLog(
-            Appender(fenced, config.member),
+            Appender(cell, fenced, config.member),
             settings=settings_of(config),
             now=self._now(),
             limits=limits_of(config),

@@ -24,9 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 class Appender:
-    """For one task. `log` was taken by `owner`."""
+    """For one task. `log` is that of `cell` and was taken by `owner`."""
 
-    def __init__(self, log: FencedLog, owner: str) -> None:
+    def __init__(self, cell: int, log: FencedLog, owner: str) -> None:
+        self.cell = cell
         self.written = 0
         """Bytes of bundles since the log was taken."""
         self.deleted = 0
@@ -101,7 +102,7 @@ class Appender:
                     number = await self._log.append(data)
                 except LogUnavailable as error:
                     if not logged:
-                        logger.warning("log of the cell: %s: trying again", error)
+                        logger.warning("cell %d: log: %s: trying again", self.cell, error)
                     logged = True
                     await asyncio.sleep(_RETRY_S)
                 else:
@@ -109,7 +110,7 @@ class Appender:
         finally:
             self._began = None
         if logged:
-            logger.warning("log of the cell: written again")
+            logger.warning("cell %d: log: written again", self.cell)
         self.written += len(data)
         self._times.add(self._now() - began, self._now())
         return number

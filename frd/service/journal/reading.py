@@ -115,7 +115,7 @@ async def read(
 
     Raises:
         StoreError: the log is damaged, or a newer frd wrote it.
-        LogUnavailable: it stops before `last`.
+        LogUnavailable: it does not answer.
     """
     sequence = _Sequence(warn)
     joiner = Joiner()

@@ -79,6 +79,7 @@ class ReplicatedLog:
         on_fenced: Callable[[], None],
     ) -> None:
         self._appender = appender
+        self._cell = appender.cell
         self._settings = settings
         self._limits = limits
         self._on_fenced = on_fenced
@@ -157,8 +158,10 @@ class ReplicatedLog:
         if self._runs.is_full:
             self._dropped += 1
             if not self._cut:
-                waiting = self._runs.waiting
-                logger.warning("log of the cell: %d bytes wait: messages are left out", waiting)
+                logger.warning(
+                    "cell %d: log: %d bytes wait: messages are left out",
+                    *(self._cell, self._runs.waiting),
+                )
             self._cut_off(stream)
             return False
         record = Record(RecordKind.MESSAGE, at, stream, data)
@@ -216,8 +219,8 @@ class ReplicatedLog:
             pass
         except TimeoutError:
             logger.warning(
-                "log of the cell: %d bytes are not stored: agents send them again",
-                self._runs.waiting,
+                "cell %d: log: %d bytes are not stored: agents send them again",
+                *(self._cell, self._runs.waiting),
             )
         self._task.cancel()
         await asyncio.wait({self._task})
@@ -305,10 +308,10 @@ class ReplicatedLog:
                 await self._wake.wait()
                 self._wake.clear()
         except Fenced as error:
-            logger.warning("log of the cell: %s", error)
+            logger.warning("cell %d: %s", self._cell, error)
             self._give_up()
         except Exception:
-            logger.exception("log of the cell: internal error: the cell is given up")
+            logger.exception("cell %d: log: internal error: the cell is given up", self._cell)
             self._give_up()
 
     async def _write(self, run: Run) -> None:
@@ -320,7 +323,7 @@ class ReplicatedLog:
             await self._appender.append_checkpoint(run.records, self._limits, is_start=run.is_start)
         else:
             await self._appender.append(run.records)
-        self._runs.wrote(run)
+        self._runs.wrote()
         self._advance(run.position)
 
     def _advance(self, position: int) -> None:
@@ -340,7 +343,9 @@ class ReplicatedLog:
     async def _begin_again(self, error: LogLost) -> None:
         """The servers have lost the end of the log. Nothing that was acknowledged can be asked for
         again, but what was not can: all streams are cut, and the log begins again without them."""
-        logger.error("log of the cell: %s: some of its end is lost, all agents send again", error)
+        logger.error(
+            "cell %d: %s: some of its log's end is lost: all agents send again", self._cell, error
+        )
         self._dropped += self._runs.clear()
         for stream in self._preamble.streams:
             self._cut_off(stream)

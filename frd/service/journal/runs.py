@@ -54,13 +54,14 @@ class Runs:
 
     def __init__(self, budget: Budget) -> None:
         self.waiting = 0
-        """Bytes that are not written, those that were taken included."""
+        """Bytes that are not written, those of the run that was taken included."""
         self._budget = budget
         budget.logs += 1
         self._open = Run([])
         self._ticks = 0
         """Records of the open run that are ticks."""
         self._closed: deque[Run] = deque()
+        self._taken: Run | None = None
 
     @property
     def is_full(self) -> bool:
@@ -112,20 +113,23 @@ class Runs:
         self._closed.append(Run(records, 0, position, True, is_start))
 
     def take(self) -> Run | None:
-        """The oldest closed run; `wrote` when it is written."""
-        return self._closed.popleft() if self._closed else None
+        """The oldest closed run; `wrote` when it is written, before the next one is taken."""
+        self._taken = self._closed.popleft() if self._closed else None
+        return self._taken
 
-    def wrote(self, run: Run) -> None:
-        self._count(-run.size)
+    def wrote(self) -> None:
+        if self._taken is not None:
+            self._count(-self._taken.size)
+            self._taken = None
 
     def clear(self) -> int:
-        """Forget all runs, those that were taken included; returns the number of their records
-        that were not taken."""
-        dropped = sum(len(run.records) for run in (*self._closed, self._open))
+        """Forget all runs; returns the number of their records, without those of checkpoints."""
+        runs = filter(None, (self._taken, *self._closed, self._open))
+        forgotten = sum(len(run.records) for run in runs if not run.is_checkpoint)
         self._closed.clear()
-        self._open, self._ticks = Run([]), 0
+        self._open, self._taken, self._ticks = Run([]), None, 0
         self._count(-self.waiting)
-        return dropped
+        return forgotten
 
     def end(self) -> None:
         """Forget all runs, and leave the budget to the other logs."""

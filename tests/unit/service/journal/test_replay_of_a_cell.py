@@ -36,7 +36,7 @@ async def put(fenced: FencedLog, owner: str, records: Sequence[Record]) -> None:
     """Write the log of an owner that received this."""
     await fenced.take(owner)
     log = ReplicatedLog(
-        Appender(fenced, owner),
+        Appender(7, fenced, owner),
         settings=SETTINGS,
         now=records[0].at,
         limits=LIMITS,

@@ -50,7 +50,7 @@ class Cell:
         fenced = FakeLog(self.servers, self.faults, patience_s=1.0)
         await fenced.take(owner)
         self.log = ReplicatedLog(
-            Appender(fenced, owner),
+            Appender(7, fenced, owner),
             settings=SETTINGS,
             now=self.now,
             limits=self.limits,
@@ -500,7 +500,7 @@ def test_a_loss_and_a_new_owner(caplog: pytest.LogCaptureFixture) -> None:
         first.faults.delay_s = 1.0
         first.log.message(1, first.now, b"rows", SOME)
         first.log.tick(first.now)
-        while "its end is lost" not in caplog.text:
+        while "log's end is lost" not in caplog.text:
             await asyncio.sleep(0.01)
         first.faults.no_leader_until = asyncio.get_running_loop().time() + 30
         await asyncio.sleep(1)
@@ -508,12 +508,43 @@ def test_a_loss_and_a_new_owner(caplog: pytest.LogCaptureFixture) -> None:
         await second.pass_s(0.25)
         await asyncio.sleep(60)
         assert (first.fenced, first.log.stored) == (1, -1)
+        assert first.log.dropped == 2, "the rows and the tick that the servers refused"
         second.open(2)
         await second.pass_s(0.25)
         assert (second.fenced, second.log.stored) == (0, second.log.position)
         await second.log.stop()
 
     run(work())
+
+
+def test_lines_name_the_cell(caplog: pytest.LogCaptureFixture) -> None:
+    """The servers of cell 7 are away until its budget is used up and it is stopped, are back, and
+    another owner takes the cell: each line says which cell."""
+
+    async def work() -> None:
+        servers = FakeStream()
+        cell = await Cell(servers, budget=Budget(2_000)).begin()
+        cell.open(1)
+        cell.faults.no_leader_until = asyncio.get_running_loop().time() + 3
+        while cell.log.message(1, cell.now, bytes(500), SOME):
+            pass
+        await cell.pass_s(1)
+        await asyncio.sleep(5)
+        cell.faults.no_leader_until = asyncio.get_running_loop().time() + 20
+        cell.log.record(RecordKind.SETTINGS, cell.now)
+        await cell.log.stop()
+        later = await Cell(servers).begin("b")
+        await later.pass_s(1)
+        await FakeLog(servers, Faults()).take("c")
+        later.open(1)
+        await later.pass_s(30)
+        assert later.fenced
+
+    run(work())
+    texts = "wait", "trying again", "written again", "not stored", "taken by another"
+    for text in texts:
+        assert any(text in line for line in caplog.messages), text
+    assert all(line.startswith("cell 7: ") for line in caplog.messages)
 
 
 def test_stopping_a_busy_log(caplog: pytest.LogCaptureFixture) -> None:
