@@ -284,7 +284,7 @@ def engine_alone(messages: int, *, together: bool = False) -> float:
     return messages * len(work) * ROWS / spent
 
 
-def _ignore() -> None:
+def _ignore(is_applied: bool) -> None:
     """Nothing is acknowledged."""
 
 

@@ -177,7 +177,9 @@ class Evaluator:
         if learned := self._engine.take_learned():
             self._unsaved_pauses |= {one.job: one for one in learned}
             self._record_pauses(now)
-        faults = self._engine.faults
+        faults = self._engine.faults  # the view may add some
+        if (fault := self._shared.watermarks.take_fault()) is not None:
+            faults.append(fault)
         every_s = IDLE_PUBLISH_EVERY_S if self._is_idle() else PUBLISH_EVERY_S
         if not (events or learned) and now - self.state.status_view.at < every_s * 1e9:
             state = self.state

@@ -25,6 +25,7 @@ from frd.service.access.admission import Admission
 from frd.service.access.grants import Grant
 from frd.service.access.token_bucket import TokenBucket
 from frd.service.ingest.declarations import OTHER_JOBS
+from frd.service.ingest.shared import FAULT
 from frd.service.ingest.streams import Stream, Streams
 from frd.service.requests.inquiries import Inquiries
 from frd.wire.encode import encode_service
@@ -35,8 +36,6 @@ MAX_STREAMS: Final = 32_768
 ABORTED: Final = "aborted"
 """A stream that ended without Goodbye: the agent was killed, the connection was lost, or gRPC
 refused a message that is too large."""
-FAULT: Final = "fault"
-"""A stream that ended because of a fault of the service, not of the peer."""
 _HELLO_WITHIN_S: Final = 30.0
 _LAST_WRITES_S: Final = 2.0
 _ARRIVALS_PER_S: Final = 1_000.0

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
-from frd.model import AttemptKey, RankInfo
+from frd.model import AttemptKey, EntryColumns, RankInfo
 
 MAX_PROCESSES: Final = 4
 """Processes of one rank. One runs at a time, but an agent may still report an earlier one."""
@@ -33,7 +33,20 @@ class ProcessRevision:
     applied: int = 0
     """Highest revision of `session` that the engine has applied."""
     replay: bool = False
-    """Another session has reported this rank process too, and may have sent the same rows."""
+    """Another session has reported this rank process too, and may have sent the same rows; or rows
+    may be applied that count as not applied."""
+
+    def news(self, batch: EntryColumns) -> EntryColumns:
+        """The rows of a numbered batch that are not applied."""
+        cut = min(max(self.applied + 1 - batch.first_revision, 0), len(batch))
+        if not cut:
+            return batch
+        columns = {c.name: getattr(batch, c.name)[cut:] for c in fields(batch)[2:]}
+        return replace(batch, first_revision=batch.first_revision + cut, **columns)
+
+    def retract(self, first: int) -> None:
+        """The rows from revision `first` on are not applied, or not all of them."""
+        self.applied, self.replay = min(self.applied, max(first - 1, 0)), True
 
 
 class Revisions:

@@ -21,6 +21,7 @@ import numpy as np
 from frd.engine.clocks.alignment import Alignment
 from frd.engine.state.entry_batch import EntryRows
 from frd.engine.state.watermarks import WatermarkRows
+from frd.errors import WireError
 from frd.model import (
     AlignedNs,
     AttemptKey,
@@ -41,7 +42,7 @@ from frd.model import (
 from frd.service.clocks.agent_clocks import SessionKey
 from frd.service.clocks.alignments import claim_ns, guess
 from frd.service.ingest.declarations import Declarations, DeclaredRank
-from frd.service.ingest.shared import Shared
+from frd.service.ingest.shared import FAULT, Shared
 from frd.service.ingest.stream_handles import StreamHandles
 from frd.service.ingest.wall_times import WallTimes
 from frd.wire.decode import Decoder
@@ -59,8 +60,6 @@ from frd.wire.messages import (
 UNKNOWN_UNCERTAINTY_NS: Final = 50_000_000
 """Uncertainty of a clock without pings: more than the delay of a slow network, and little
 compared with the 100 ms between two memory samples."""
-
-
 _UNALIGNED: Final = Alignment("no exchange yet", AlignedNs(0), 0, 0, 0.0, 0)
 
 
@@ -80,6 +79,8 @@ class Session:
         self._acks: dict[int, int] = {}
         self._unapplied = 0
         """Messages with entries that wait to be applied."""
+        self._has_failed = False
+        """The engine has failed on a message of the stream."""
         self.lag_ns = 0
         """Time from sending to applying of the last watermark message."""
         self._refused_samples = 0
@@ -106,6 +107,7 @@ class Session:
         Raises:
             FrdError: the stream is over; a `WireError` names the field.
         """
+        self._go_on()
         event = self._decoder.decode(data)
         self.heard_at = now
         match event:
@@ -203,8 +205,9 @@ class Session:
         waiting, attempt = self._shared.waiting, handles.attempt
         if waiting.has(attempt, rank.info.rank):
             waiting.flush()
+            self._go_on()
         if numbered:
-            batch = _after(batch, revision.applied)
+            batch = revision.news(batch)
         if not len(batch):
             if numbered:
                 self._acknowledge(batch.rank, last)
@@ -218,16 +221,23 @@ class Session:
         if numbered:
             revision.applied = max(revision.applied, last)
         self._unapplied += 1
-        revision_applied = last if numbered else 0
-        waiting.add(attempt, message, partial(self._apply_until, batch.rank, revision_applied))
+        revisions = (batch.first_revision, last) if numbered else (0, 0)
+        waiting.add(attempt, message, partial(self._settled, batch.rank, *revisions))
 
-    def _apply_until(self, index: int, revision: int) -> None:
-        """All rows of a message are applied; `revision` is the last of them, 0 if they have no
-        numbers. Never more is acknowledged than this stream has sent: another stream of the agent
-        may have brought later rows in messages that the log does not have."""
+    def _go_on(self) -> None:
+        if self._has_failed:
+            raise WireError("stream", FAULT, "internal error: see the service's log")
+
+    def _settled(self, index: int, first: int, last: int, is_applied: bool) -> None:
+        """All rows of a message are applied, or not all; `first` and `last` are their revisions, 0
+        if they have none. Never more is acknowledged than this stream has sent: another stream of
+        the agent may have brought later rows in messages that the log does not have."""
         self._unapplied -= 1
-        if revision:
-            self._acknowledge(index, revision)
+        if not is_applied:
+            self._has_failed = True
+            self.ranks[index].revision.retract(first)
+        elif last:
+            self._acknowledge(index, last)
 
     def _acknowledge(self, index: int, revision: int) -> None:
         self._acks[index] = max(self._acks.get(index, 0), revision)
@@ -375,15 +385,6 @@ class Session:
 
     def _node_now(self, now: AlignedNs) -> int:
         return self.alignment.at_ns + now - self.alignment.aligned_ns
-
-
-def _after(batch: EntryColumns, applied: int) -> EntryColumns:
-    """The rows of a numbered batch whose revision is above `applied`."""
-    cut = min(max(applied + 1 - batch.first_revision, 0), len(batch))
-    if not cut:
-        return batch
-    columns = {c.name: getattr(batch, c.name)[cut:] for c in fields(batch)[2:]}
-    return replace(batch, first_revision=batch.first_revision + cut, **columns)
 
 
 def _without(columns: WatermarkColumns, superseded: Iterable[int]) -> WatermarkColumns:

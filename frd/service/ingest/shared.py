@@ -6,7 +6,7 @@ The live service has one `Shared`, and so has the replay of each service process
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from frd.engine.engine import Engine
 from frd.model import AttemptKey
@@ -15,6 +15,9 @@ from frd.service.ingest.buffers.watermarks import WatermarkBuffer
 from frd.service.ingest.job_runs import JobRuns
 from frd.service.ingest.revisions import MAX_SESSIONS, Revisions
 from frd.service.ingest.wall_times import WallTimes
+
+FAULT: Final = "fault"
+"""Reason of a stream that ended because of a fault of the service, not of the peer."""
 
 if TYPE_CHECKING:
     from frd.service.ingest.declarations import DeclaredRank

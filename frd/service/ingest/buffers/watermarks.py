@@ -27,6 +27,7 @@ class WatermarkBuffer:
     def __init__(self) -> None:
         self._batches: dict[int, tuple[Attempt, list[WatermarkRows]]] = {}
         """By identity of the attempt."""
+        self._fault: Exception | None = None
 
     def add(self, attempt: Attempt, rows: WatermarkRows) -> None:
         """Add one message."""
@@ -39,7 +40,25 @@ class WatermarkBuffer:
         batches, self._batches = self._batches, {}
         for attempt, messages in batches.values():
             for some in _calls(messages):
-                attempt.observe_watermarks(_joined(some))
+                self._fault = _apply(attempt, some) or self._fault
+
+    def take_fault(self) -> Exception | None:
+        """Why messages were not applied since the last call: a bug of the engine."""
+        fault, self._fault = self._fault, None
+        return fault
+
+
+def _apply(attempt: Attempt, messages: list[WatermarkRows]) -> Exception | None:
+    """If the engine fails on some of them, because of a bug, the others count nevertheless: what is
+    applied twice has no effect. The next message of an agent reports everything again."""
+    try:
+        attempt.observe_watermarks(_joined(messages))
+    except Exception as error:
+        if len(messages) > 1:
+            for message in messages:
+                _apply(attempt, [message])
+        return error
+    return None
 
 
 def _joined(messages: list[WatermarkRows]) -> WatermarkRows:

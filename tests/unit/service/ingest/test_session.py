@@ -8,9 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from frd.engine.attempt import Attempt
 from frd.engine.clocks.alignment import Alignment
 from frd.engine.hangs.ops_in_flight import Waits
 from frd.engine.policy import Policy
+from frd.engine.state.entry_batch import CheckedEntries
+from frd.engine.state.watermarks import WatermarkRows
 from frd.errors import FrdError, WireError
 from frd.model import (
     AlignedNs,
@@ -83,6 +86,58 @@ def test_a_bad_batch_ends_its_own_stream_and_no_other_batch(service: Service) ->
     again.send(entries(1, range(3), rank=1))
     assert again.take_acks() == {1: 3}
     assert service.shared.entries == 8
+
+
+def test_a_fault_of_the_engine_costs_one_stream(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine has a bug that one of two waiting messages meets: the other one is applied, and
+    the stream of the first ends without an acknowledgement, so that its agent sends the rows again
+    on another stream. They are applied then, although the engine had begun with them."""
+    apply = Attempt.apply_entries
+
+    def broken(attempt: Attempt, messages: Sequence[CheckedEntries]) -> None:
+        if hit := [m for m in messages if m.rows.rank == 3]:
+            apply(attempt, hit)
+            raise ZeroDivisionError
+        apply(attempt, messages)
+
+    bad, good = service.stream(), service.stream()
+    with monkeypatch.context() as patch:
+        patch.setattr(Attempt, "apply_entries", broken)
+        good.send(entries(1, range(5)))
+        bad.send(entries(1, range(3), rank=1))
+        service.shared.flush()
+        assert (good.take_acks(), bad.take_acks()) == ({0: 5}, {})
+        for event in (entries(4, range(3, 5), rank=1), Statuses(())):
+            with pytest.raises(WireError, match="internal error"):
+                bad.send(event)
+    again = service.stream()
+    again.send(entries(1, range(4), rank=1))
+    good.send(entries(6, range(5, 7)))
+    service.shared.flush()
+    assert (good.take_acks(), again.take_acks(), bad.take_acks()) == ({0: 7}, {1: 4}, {})
+
+
+def test_a_fault_of_the_engine_costs_one_message_of_watermarks(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine has a bug that one of two waiting messages meets: the other one is applied, and
+    the evaluation learns of the fault."""
+    observe = Attempt.observe_watermarks
+
+    def broken(attempt: Attempt, rows: WatermarkRows) -> None:
+        if 9 in rows.enqueued:
+            raise ZeroDivisionError
+        observe(attempt, rows)
+
+    one, two = service.stream(), service.stream()
+    monkeypatch.setattr(Attempt, "observe_watermarks", broken)
+    one.watermarks(9, 9, one.ago(1))
+    two.watermarks(5, 5, two.ago(1), index=1)
+    assert max(group.enqueued for group in service.view().groups) == 5
+    assert isinstance(service.shared.watermarks.take_fault(), ZeroDivisionError)
+    assert service.shared.watermarks.take_fault() is None
 
 
 def test_a_reconnect_resends_and_nothing_counts_twice(service: Service) -> None:
