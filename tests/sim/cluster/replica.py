@@ -195,7 +195,7 @@ class SimReplica:
         await self.owner.close()
         await self.lease.stop()
         self._store.close()
-        self.kill()
+        self._world.kill_replica(self.name, 0)  # with the connections that came since
 
     def _tick(self) -> None:
         self.cells.refresh()
