@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
+import nats.errors
 import pytest
 from nats.js import JetStreamContext
 
@@ -198,9 +199,17 @@ async def lose_after(client: NatsClient, last: int) -> None:
                 for k, v in (message.headers or {}).items()
                 if k.startswith(("Frd", "Nats-Msg"))
             }
-            await js.publish(message.subject, message.data or b"", headers=headers)
+            for attempt in range(20):  # the new stream may have no leader yet
+                try:
+                    await js.publish(message.subject, message.data or b"", headers=headers)
+                except (nats.errors.Error, TimeoutError):
+                    if attempt == 19:
+                        raise
+                    await asyncio.sleep(0.2)
+                else:
+                    break
 
-    await client.thread.call(client.connection.ask(again, 10))
+    await client.thread.call(client.connection.ask(again, 30))
 
 
 @pytest.mark.nats
