@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from frd.engine.attempt import Attempt
 from frd.engine.evaluation import Evaluation
@@ -21,10 +20,6 @@ from frd.engine.policy import Policy
 from frd.engine.views import AttemptView, StatusView
 from frd.errors import WireError
 from frd.model import AlignedNs, AttemptKey, Change, Finding, FindingEvent, FindingState, RankInfo
-
-_AWAY_NS: Final = 3_000_000_000
-"""The engine advances at least once a second; after a longer break, reports may wait for it that
-were sent in time."""
 
 
 class Engine:
@@ -173,7 +168,8 @@ class Engine:
         """
         events, self._pending = self._pending, []
         self.faults = []
-        if now - self._advanced_at > _AWAY_NS:
+        # Reports that were sent in time may wait: without the break they would not be late now.
+        if now - self._advanced_at > self.policy.telemetry_late_s / 2 * 1e9:
             self._attended_since = now
         self._advanced_at = now
         for evaluation in self._evaluations.values():

@@ -118,7 +118,7 @@ async def test_a_finding_of_a_newer_release(
     await servers.findings.put(CELL, finding.id, encode_finding(finding), 0)
     opened = await servers.open()
     assert [one.id for one in opened.findings] == [finding.id]
-    assert "cell 7: finding newer: left out" in caplog.text
+    assert f"cell 7: journal: finding {finding.id}: Invalid enum value" in caplog.text
     assert (await servers.findings.of_cell(CELL))[0].data == newer
     await opened.log.stop()
 
