@@ -118,6 +118,8 @@ class Connection:
         self._mending: asyncio.Task[None] | None = None
         """It finds out whether the client is stuck, or makes a new one."""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        """Clients that are being closed; they end by themselves."""
 
     async def open(self) -> None:
         """
@@ -129,10 +131,14 @@ class Connection:
         self._spawn(self._watch())
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
+        while self._tasks:  # a cancelled dial leaves a client to close
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
         if self._client is not None:
-            await _close(self._client)
+            self._retire(self._client)
+        if self._closing:
+            await asyncio.wait(self._closing)
 
     @property
     def client(self) -> Client:
@@ -234,7 +240,7 @@ class Connection:
         self._js = self._client.jetstream(timeout=self._request_s)
         for client in (old, *others):
             if client is not None:
-                self._spawn(_close(client))
+                self._retire(client)
         if old is not None:
             _log.info("cluster: new connection to NATS; the old one did not answer")
 
@@ -244,9 +250,14 @@ class Connection:
         try:
             await client.connect(list(servers), **self._access.options())
         except BaseException:
-            self._spawn(_close(client))
+            self._retire(client)
             raise
         return client
+
+    def _retire(self, client: Client) -> None:
+        task = asyncio.get_running_loop().create_task(_close(client))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work)
