@@ -85,6 +85,8 @@ class SimReplica:
         """The last one that it had of the job's."""
         self.is_over = False
         """The process has ended, or was killed."""
+        self.is_stopping = False
+        """It has got SIGTERM."""
         self._world = world
         self._host = host
         self._folder = folder
@@ -102,6 +104,7 @@ class SimReplica:
 
     def stop(self) -> None:
         """SIGTERM."""
+        self.is_stopping = True
         self.loop.call_soon(lambda: self._stopping.append(self.loop.create_task(self._stop())))
 
     async def handle(self, context: Context) -> None:

@@ -91,6 +91,8 @@ class ClusterWorld(World):
 
     def start_replica(self, name: str) -> None:
         if (before := self.replicas.get(name)) is not None and not before.is_over:
+            if before.is_stopping:  # as a supervisor, which waits for the end of the process
+                self.kernel.after(S // 10, partial(self.start_replica, name))
             return
         host, faults = self.replica_hosts[name], self.faults[name]
         replica = SimReplica(self, name, host, self.folder / name, self.servers, faults)
