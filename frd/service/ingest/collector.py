@@ -14,7 +14,6 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, Protocol
 
 import grpc
@@ -38,6 +37,8 @@ ABORTED: Final = "aborted"
 refused a message that is too large."""
 _HELLO_WITHIN_S: Final = 30.0
 _LAST_WRITES_S: Final = 2.0
+_HANG_UP_S: Final = 2.0
+"""An agent hangs up as soon as it is redirected: normally a round trip later."""
 _ARRIVALS_PER_S: Final = 1_000.0
 """New streams a second. All streams of a cluster begin together when the service restarts."""
 _ARRIVALS: Final = 500
@@ -88,7 +89,7 @@ class Ingest:
                 job = job_of(context.invocation_metadata())
                 home = await self._find(job, grant)
                 if isinstance(home, Redirect):
-                    await _write_last(context, home)
+                    await _redirect(context, home)
                 else:
                     await self._serve(home, _reportable(home, grant, job), context)
         except ServiceUnavailable as error:
@@ -120,10 +121,13 @@ class Ingest:
         stream = home.streams.open()
         stream.session.declared.may_report = may_report
         writer = asyncio.create_task(_write(stream, context))
+        loop = asyncio.get_running_loop()
         try:
             try:
                 async with asyncio.timeout(None) as reading:
-                    stream.interrupt = partial(reading.reschedule, 0)
+                    stream.interrupt = lambda redirected: reading.reschedule(
+                        loop.time() + (_HANG_UP_S if redirected else 0)
+                    )
                     await self._read(home, stream, context)
             except TimeoutError:
                 context.set_code(grpc.StatusCode.UNAVAILABLE)
@@ -131,7 +135,7 @@ class Ingest:
             except FrdError as error:
                 stream.send(self._refusal(error, context, _name(stream, context)))
             except asyncio.CancelledError:
-                self.refused[ABORTED] += 1
+                self.refused[ABORTED] += not stream.moved
                 raise
             except Exception:
                 log.exception("stream %d: internal error", stream.id)
@@ -150,7 +154,8 @@ class Ingest:
             writer.cancel()
 
     async def _read(self, home: Home, stream: Stream, context: Context) -> None:
-        """Apply messages until the stream ends.
+        """Apply messages until the stream ends. Messages of a stream that has moved are only read:
+        its call should end with the Redirect, see `_redirect`.
 
         Raises:
             FrdError: the peer broke the contract.
@@ -163,6 +168,9 @@ class Ingest:
             raise WireError("hello", "missing", "none came: send it first") from None
         bucket = TokenBucket(self._stream_bytes_per_s, 2 * self._stream_bytes_per_s)
         while isinstance(data, bytes):
+            if stream.moved:
+                data = await context.read()
+                continue
             event = home.streams.take(stream, data)
             if isinstance(event, Goodbye):
                 return
@@ -172,7 +180,7 @@ class Ingest:
                 self.throttled += 1
                 await asyncio.sleep(wait_s)
             data = await context.read()
-        self.refused[ABORTED] += 1
+        self.refused[ABORTED] += not stream.moved
 
     async def _arrive(self, now_s: float) -> None:
         """Limit the rate of new streams. A peer that disconnects while it waits gives back its
@@ -215,7 +223,7 @@ def _reportable(home: Home, grant: Grant, job: str | None) -> Callable[[str], bo
     return may_report
 
 
-def _nothing() -> None:
+def _nothing(redirected: bool) -> None:
     pass
 
 
@@ -228,6 +236,16 @@ async def _write_last(context: Context, event: ServiceEvent) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LAST_WRITES_S):
             await context.write(encode_service(event))
+
+
+async def _redirect(context: Context, redirect: Redirect) -> None:
+    """Send it, and read until the agent hangs up: if the call ended while the agent is writing, its
+    write would fail and the Redirect might be lost."""
+    await _write_last(context, redirect)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_HANG_UP_S):
+            while isinstance(await context.read(), bytes):
+                pass
 
 
 async def _write(stream: Stream, context: Context) -> None:

@@ -63,8 +63,8 @@ class Stream:
     closing: bool = False
     moved: str = ""
     """Why the service ends the stream, without an error of the agent."""
-    interrupt: Callable[[], object] = lambda: None
-    """Ends the reading of messages."""
+    interrupt: Callable[[bool], None] = lambda redirected: None
+    """Ends the reading of messages; if the agent is redirected, after it had time to hang up."""
     logged_refused: bool = False
 
     def send(self, event: ServiceEvent) -> None:
@@ -77,12 +77,14 @@ class Stream:
         self.wake.set()
 
     def leave(self, why: str, address: str = "") -> None:
-        """Read nothing more: the agent keeps what is not acknowledged, and reports to the service
-        at `address`, if there is one, or connects again."""
+        """Apply nothing more: the agent keeps what is not acknowledged, and reports to the service
+        at `address`, if there is one, or connects again. Only the first call counts."""
+        if self.moved:
+            return
         self.moved = why
         if address:
             self.send(Redirect(address, why))
-        self.interrupt()
+        self.interrupt(bool(address))
 
     def take_outgoing(self) -> list[ServiceEvent]:
         """The events to write, in order. Acknowledgements merge until they are taken."""
@@ -156,8 +158,7 @@ class Streams:
         session = stream.session
         event = session.receive(data, now)
         if self._left is not None and stream.id not in self._streams:
-            if not stream.moved:  # the agent had called before, and says Hello only now
-                stream.leave(*self._left)
+            stream.leave(*self._left)  # the agent had called before, and says Hello only now
             return event
         match event:
             case EntryColumns():

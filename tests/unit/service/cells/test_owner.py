@@ -213,7 +213,7 @@ async def test_a_stream_without_hello_when_its_cell_goes(tmp_path: Path) -> None
         parts.lease.owners(**{f"c{CELL}": OTHER.name})
         parts.owner.lost(CELL)
         interrupted: list[bool] = []
-        stream.interrupt = lambda: interrupted.append(True)
+        stream.interrupt = interrupted.append
         home.streams.take(stream, HELLO)
         assert [type(event) for event in stream.outgoing] == [Redirect]
         assert interrupted

@@ -1,0 +1,169 @@
+"""How the calls of agents end: redirected, handed over, or without a replica for their job."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from typing import cast
+
+import pytest
+
+from frd.engine.engine import Engine
+from frd.engine.policy import Policy
+from frd.errors import ServiceUnavailable
+from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs
+from frd.rpc import Context
+from frd.service.access.admission import Admission
+from frd.service.cells.homes import _NoLog
+from frd.service.clocks.agent_clocks import AgentClocks
+from frd.service.ingest.collector import ABORTED, Home, Ingest
+from frd.service.ingest.shared import Shared
+from frd.service.ingest.streams import Streams
+from frd.service.requests.inquiries import Inquiries
+from frd.wire.decode import decode_service
+from frd.wire.encode import encode_agent
+from frd.wire.messages import PROTOCOL, Goodbye, Hello, Redirect, ServiceEvent, Welcome
+from tests.sim.cluster.calls import Call
+from tests.world.virtual_time import run_virtual
+
+HELLO = encode_agent(Hello(PROTOCOL, "test", "n", "boot", "s", NodeNs(1), NodeRawNs(1)))
+ROWS = encode_agent(Goodbye("would end the stream, if it were applied"))
+MOVED = "another replica has its jobs now"
+
+
+class Wire(Call):
+    """The call of an agent, and how it has ended."""
+
+    code: object = None
+    details = ""
+
+    def __init__(self) -> None:
+        super().__init__(asyncio.get_running_loop(), "train", "ipv4:10.0.0.1:1")
+        self.received: list[ServiceEvent] = []
+        self.send = lambda data: self.received.append(decode_service(data))
+
+    def set_code(self, code: object) -> None:
+        self.code = code
+
+    def set_details(self, details: str) -> None:
+        self.details = details
+
+
+class Scene:
+    """A service with one cell, and an agent that calls it."""
+
+    def __init__(self, answer: Redirect | ServiceUnavailable | None = None) -> None:
+        self._answer = answer
+        self.streams = Streams(
+            Shared(Engine(Policy())),
+            AgentClocks(lambda: AlignedNs(1), lambda: ServiceRawNs(1)),
+            _NoLog(),
+            now=lambda: AlignedNs(1),
+            version="test",
+            instance="one",
+            ids=itertools.count(1),
+        )
+        self.home = Home(self.streams, Inquiries(self.streams))
+        self.ingest = Ingest(self, Admission(None, 10), stream_bytes_per_s=1 << 20)
+        self.call = Wire()
+        self.began = self.call._loop.time()
+        handler = self.ingest.handle(cast(AsyncIterator[bytes], None), cast(Context, self.call))
+        self.serving = asyncio.create_task(handler)
+
+    async def find(self, job: str | None) -> Home | Redirect:
+        match self._answer:
+            case None:
+                return self.home
+            case Redirect():
+                return self._answer
+            case error:
+                raise error
+
+    async def says(self, *messages: bytes) -> None:
+        for message in messages:
+            self.call.arrive(message)
+        await asyncio.sleep(0.01)
+
+    async def hangs_up(self) -> None:
+        self.serving.cancel()
+        await asyncio.gather(self.serving, return_exceptions=True)
+
+    @property
+    def lasted_s(self) -> float:
+        return self.call._loop.time() - self.began
+
+
+@pytest.mark.parametrize("hangs_up", [True, False])
+def test_an_agent_that_is_redirected_hangs_up_first(hangs_up: bool) -> None:
+    """The Redirect is written before the agent's Hello is here: the call lasts until the agent
+    hangs up, so that its write does not fail, or for two seconds."""
+
+    async def run() -> None:
+        scene = Scene(Redirect("frd-1:9373", "another replica has this job"))
+        await scene.says()
+        assert [type(event) for event in scene.call.received] == [Redirect]
+        await scene.says(HELLO, ROWS)
+        assert not scene.serving.done()
+        if hangs_up:
+            await scene.hangs_up()
+        else:
+            await scene.serving
+            assert 1.9 < scene.lasted_s < 2.1
+        assert not scene.ingest.refused
+
+    run_virtual(run())
+
+
+@pytest.mark.parametrize("hangs_up", [True, False])
+def test_a_stream_that_is_handed_over_is_read_until_the_agent_hangs_up(hangs_up: bool) -> None:
+    """A replica hands a cell over while the agent writes: what comes after the Redirect is read and
+    not applied, and the call ends when the agent hangs up, or after two seconds."""
+
+    async def run() -> None:
+        scene = Scene()
+        await scene.says(HELLO)
+        scene.streams.leave(MOVED, "frd-1:9373")
+        scene.streams.leave("a second reason", "frd-2:9373")
+        await scene.says(ROWS, ROWS)
+        assert [type(event) for event in scene.call.received] == [Welcome, Redirect]
+        assert not scene.serving.done()
+        if hangs_up:
+            await scene.hangs_up()
+        else:
+            await scene.serving
+            assert 1.9 < scene.lasted_s < 2.1
+        assert not scene.ingest.refused[ABORTED]
+        assert not len(scene.streams)
+
+    run_virtual(run())
+
+
+def test_a_hello_that_comes_after_the_cell_has_gone() -> None:
+    """The agent called before the cell was handed over, and says Hello afterwards: it is
+    redirected, and not welcomed."""
+
+    async def run() -> None:
+        scene = Scene()
+        await scene.says()
+        scene.streams.leave(MOVED, "frd-1:9373")
+        await scene.says(HELLO)
+        assert [type(event) for event in scene.call.received] == [Redirect]
+        await scene.hangs_up()
+
+    run_virtual(run())
+
+
+def test_a_stream_without_another_address_ends_immediately() -> None:
+    """No replica has the cell yet: the agent has nowhere to go, and the call ends with the
+    reason."""
+
+    async def run() -> None:
+        scene = Scene()
+        await scene.says(HELLO)
+        scene.streams.leave(MOVED)
+        await scene.serving
+        assert scene.lasted_s < 0.1
+        assert scene.call.details == MOVED
+
+    run_virtual(run())
