@@ -30,6 +30,8 @@ class Replica:
         self.keepalives: Iterator[int] = itertools.repeat(MIN_PING_MS)
         """`Welcome.keepalive_ms` of each stream."""
         self.welcome_after_s = 0.0
+        self.aborts = ""
+        """Why it ends streams instead of a welcome."""
         self.streams: list[list[AgentEvent]] = []
         """The messages of each stream."""
         self.jobs: list[str | None] = []
@@ -67,6 +69,8 @@ class Replica:
             if elsewhere:
                 await context.write(encode_service(Redirect(elsewhere, "another has the job")))
                 return
+            if self.aborts:
+                await context.abort(grpc.StatusCode.ABORTED, self.aborts)
             await asyncio.sleep(self.welcome_after_s)
             welcome = Welcome(
                 *(PROTOCOL, "test", str(id(self)), 1 << 24), self.following, next(self.keepalives)

@@ -327,6 +327,8 @@ class Stream:
             self.keepalive.is_quick = False
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED) and details:
             return ServiceUnavailable(advice(details))
+        if code is grpc.StatusCode.ABORTED and details:  # the service's own words
+            return ServiceUnavailable(details)
         why = f"{code.name.lower()}: {details}" if details else "the service closed it"
         return ServiceUnavailable(why)
 

@@ -1,7 +1,8 @@
 """The gRPC handler of agent streams: per stream, a task that reads and a task that writes.
 
 `frd.service.ingest.streams` applies the messages; this module finds the streams that a new one
-belongs to, waits, limits and refuses. Everything runs in one event loop. A stream that sends too
+belongs to, waits, limits and refuses. A stream that must begin again elsewhere or later ends as
+ABORTED: gRPC itself says UNAVAILABLE when it cannot reach a service. Everything runs in one event loop. A stream that sends too
 fast is read more slowly, so that HTTP/2 slows its sender down. A stream that breaks the contract
 gets the reason, is counted and ends; other streams are not affected.
 """
@@ -93,7 +94,7 @@ class Ingest:
                 else:
                     await self._serve(home, _reportable(home, grant, job), context)
         except ServiceUnavailable as error:
-            context.set_code(grpc.StatusCode.UNAVAILABLE)
+            context.set_code(grpc.StatusCode.ABORTED)
             context.set_details(str(error))
         except FrdError as error:
             await _write_last(context, self._refusal(error, context, context.peer()))
@@ -130,7 +131,7 @@ class Ingest:
                     )
                     await self._read(home, stream, context)
             except TimeoutError:
-                context.set_code(grpc.StatusCode.UNAVAILABLE)
+                context.set_code(grpc.StatusCode.ABORTED)
                 context.set_details(stream.moved)
             except FrdError as error:
                 stream.send(self._refusal(error, context, _name(stream, context)))

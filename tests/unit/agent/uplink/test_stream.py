@@ -193,6 +193,23 @@ async def test_two_that_redirect_to_each_other(caplog: pytest.LogCaptureFixture)
     assert f"after {MAX_REDIRECTS} redirects" in warning.getMessage()
 
 
+async def test_the_service_says_why_a_stream_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """No replica has the job yet: the agent logs the service's own words, without advice for a
+    service that cannot be reached, whatever the name of the job is."""
+    replica = Replica()
+    replica.aborts = "job: 'ssl-pretrain': no replica has its cell 3 yet: try again"
+    async with replicas.serving(replica), running(replica.address) as stream:
+        await async_until(lambda: replica.hellos > 1, "two tries")
+        replica.aborts = ""
+        await async_until(lambda: stream.connected, "the welcome")
+    (warning,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert warning == (
+        f"service {replica.address}: not reachable: "
+        "job: 'ssl-pretrain': no replica has its cell 3 yet: try again: "
+        "the agent keeps trying, and keeps 0 rows until then"
+    )
+
+
 async def test_a_redirect_out_of_this_machine_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import AsyncIterator
 from typing import cast
 
+import grpc
 import pytest
 
 from frd.engine.engine import Engine
@@ -164,6 +165,19 @@ def test_a_stream_without_another_address_ends_immediately() -> None:
         scene.streams.leave(MOVED)
         await scene.serving
         assert scene.lasted_s < 0.1
-        assert scene.call.details == MOVED
+        assert (scene.call.code, scene.call.details) == (grpc.StatusCode.ABORTED, MOVED)
+
+    run_virtual(run())
+
+
+def test_a_job_that_no_replica_has() -> None:
+    """No replica owns the job: the call ends with a reason of the service, and with another status
+    than gRPC's own for a service that cannot be reached."""
+
+    async def run() -> None:
+        scene = Scene(ServiceUnavailable("job: 'train': no replica has its cell"))
+        await scene.serving
+        assert scene.call.code is grpc.StatusCode.ABORTED
+        assert scene.call.details == "job: 'train': no replica has its cell"
 
     run_virtual(run())
