@@ -10,7 +10,8 @@ A burst of pings at connect gives a bound immediately. After it the agent sends 
 second, fewer if the service has many agents and asks for a pause, and with jitter, so that a whole
 job does not ping in step.
 
-Errors stay here: the stream of rows is not affected, and pings are tried again.
+Errors stay here: the stream of rows is not affected, and pings are tried again. One failure is no
+news: when the service ends both streams, this one may end first.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import asyncio
 import itertools
 import logging
 import random
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -61,6 +61,8 @@ class Clock:
     """Not sent yet; the oldest are dropped first."""
     _pong: tuple[int, NodeRawNs] | None = None
     _pause_s: float = _PING_EVERY_S
+    _answered_at_s: float | None = None
+    """When the first answer of the stream came."""
     _last_warning: str = ""
 
     # -- readings ------------------------------------------------------------------------------
@@ -99,21 +101,25 @@ class Clock:
 
     async def ping(self, connection: Connection) -> None:
         """Ping over `connection` until cancelled."""
-        backoff = Backoff(self.roll)
+        backoff, loop = Backoff(self.roll), asyncio.get_running_loop()
         while True:
-            began = time.monotonic()
+            why = ""
             try:
                 await self._live(connection.clock())
             except FrdError as error:
-                self._warn(str(error))
+                why = str(error)
             except Exception as error:
                 if self._last_warning != repr(error):
                     log.exception("clock: unexpected error")
                 self._last_warning = repr(error)
-            await asyncio.sleep(backoff.next_s(time.monotonic() - began))
+            began = self._answered_at_s
+            delay_s = backoff.next_s(0.0 if began is None else loop.time() - began)
+            if why and backoff.failures > 1:
+                self._warn(why)
+            await asyncio.sleep(delay_s)
 
     async def _live(self, call: StreamCall) -> None:
-        self._pong = None
+        self._pong = self._answered_at_s = None
         tasks: list[asyncio.Task[None]] = []
         try:
             await call.write(encode_clock(self.hello))
@@ -137,6 +143,8 @@ class Clock:
             number, pause_s = decode_pong(data)
             self._pong = number, at
             self._pause_s = min(pause_s or _PING_EVERY_S, _LONGEST_PAUSE_S)
+            if self._answered_at_s is None:
+                self._answered_at_s = asyncio.get_running_loop().time()
             self.stats.pongs += 1
             self._last_warning = ""
         raise await _ending(call)

@@ -62,16 +62,17 @@ class Backoff:
     """Full jitter: a random delay between 0 and a bound that doubles."""
 
     roll: Callable[[float, float], float] = random.uniform
-    _failures: int = 0
+    failures: int = 0
+    """Streams in a row that did not last."""
 
     def next_s(self, lasted_s: float, candidates: int = 1) -> float:
         """The delay after a stream that lasted `lasted_s`. The bound begins to double once all
         `candidates` have been tried."""
         if lasted_s > PROVEN_S:
-            self._failures = 0
-        doublings = max(self._failures + 1 - candidates, 0)
+            self.failures = 0
+        doublings = max(self.failures + 1 - candidates, 0)
         bound = min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** min(doublings, 16))
-        self._failures += 1
+        self.failures += 1
         return self.roll(0, bound)
 
 

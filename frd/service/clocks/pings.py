@@ -2,8 +2,9 @@
 
 The timestamps must be exact: one is taken immediately after a ping arrives, one immediately before
 its answer is sent, and nothing is computed in between. A clock stream belongs to a stream of rows
-of the same agent session; if it comes first, it waits for that stream for a short time. A peer that
-pings too fast is delayed, which HTTP/2 passes on to the sender, and is counted.
+of the same agent session: if it comes first, it waits for that stream for a short time, and it ends
+with that stream. A peer that pings too fast is delayed, which HTTP/2 passes on to the sender, and
+is counted.
 """
 
 from __future__ import annotations
@@ -106,7 +107,10 @@ class Pings:
                 raise WireError("clock.number", "order", "it is 0 again: open a new stream")
             answered.check(ping)
             if self._clocks.find(key) is not clock:
-                raise _Stranger("its stream of rows is gone: open that one first")
+                # Rows and pings of an agent end in any order, also after a handover.
+                context.set_code(grpc.StatusCode.ABORTED)
+                context.set_details("clock: its stream of rows is gone: open that one first")
+                return
             if wait_s := bucket.take(1, received / 1e9):
                 self._clocks.refused[Refusal.FLOOD.value] += 1
                 await asyncio.sleep(wait_s)

@@ -2,9 +2,10 @@
 
 `frd.service.ingest.streams` applies the messages; this module finds the streams that a new one
 belongs to, waits, limits and refuses. A stream that must begin again elsewhere or later ends as
-ABORTED: gRPC itself says UNAVAILABLE when it cannot reach a service. Everything runs in one event loop. A stream that sends too
-fast is read more slowly, so that HTTP/2 slows its sender down. A stream that breaks the contract
-gets the reason, is counted and ends; other streams are not affected.
+ABORTED: gRPC itself says UNAVAILABLE when it cannot reach a service. Everything runs in one event
+loop. A stream that sends too fast is read more slowly, so that HTTP/2 slows its sender down. A
+stream that breaks the contract gets the reason, is counted and ends; other streams are not
+affected.
 """
 
 from __future__ import annotations

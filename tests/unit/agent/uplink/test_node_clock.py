@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from typing import cast
 
+import grpc
+import grpc.aio
 import numpy as np
 import pytest
 
 from frd.model import NodeNs, WatermarkColumns
-from frd.wire.clock import MAX_READINGS, ClockHello
+from frd.wire.clock import MAX_READINGS, ClockHello, encode_pong
 from frd.wire.messages import MAX_SLACK_NS, AgentEvent, Goodbye, Watermarks
 from frd_agent.node_time import STEP_NS, read_clocks
 from frd_agent.recorder.transitions import RecorderTracker
+from frd_agent.uplink.endpoint import Connection
 from frd_agent.uplink.node_clock import Clock
 from tests.world.clocks import EPOCH, MS, S
 from tests.world.entries import dump, naming, nccl
 from tests.world.node_clocks import Clocks
+from tests.world.virtual_time import run_virtual
 
 HOUR = 3600 * S
 
@@ -143,3 +149,59 @@ def test_an_entry_from_before_the_agent_is_read() -> None:
         assert len(tracker.apply(dump([entry]), node.raw, names).rows) == read
         assert tracker.is_whole == bool(read)
         assert 0 < tracker.taken_at_ns <= node.raw
+
+
+class Pings:
+    """A service's end of clock streams: it answers the first ping of each, or does not, and ends
+    the stream after so many seconds."""
+
+    def __init__(self, *streams: tuple[bool, float]) -> None:
+        self.left = list(streams)
+
+    def clock(self) -> Pings:
+        if not self.left:
+            raise asyncio.CancelledError
+        self.answers, self.lasts_s = self.left.pop(0)
+        return self
+
+    async def write(self, data: bytes) -> None:
+        pass
+
+    async def read(self) -> object:
+        if self.answers:
+            self.answers = False
+            return encode_pong(1, 1.0)
+        await asyncio.sleep(self.lasts_s)
+        return grpc.aio.EOF
+
+    async def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.ABORTED
+
+    async def details(self) -> str:
+        return "its stream of rows is gone"
+
+    def cancel(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("streams", "warnings"),
+    [
+        ([(True, 60.0), (True, 60.0)], 0),
+        ([(False, 0.1), (True, 6.0), (True, 6.0)], 0),
+        ([(True, 60.0), (False, 0.0)], 1),
+        ([(False, 5.1), (False, 5.1), (False, 5.1)], 1),
+    ],
+)
+def test_one_failure_of_pings_is_no_news(
+    streams: list[tuple[bool, float]], warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A clock stream ends, which each handover causes: that is logged if the next one does not
+    last either. A stream without an answer has not lasted, however late it is refused."""
+    node = Node()
+    node.clock.roll = lambda low, high: high
+    connection = cast(Connection, Pings(*streams))
+    with pytest.raises(asyncio.CancelledError), caplog.at_level(logging.WARNING):
+        run_virtual(node.clock.ping(connection))
+    ended = [one.getMessage() for one in caplog.records]
+    assert ended == ["clock: pings have ended: aborted: its stream of rows is gone"] * warnings
