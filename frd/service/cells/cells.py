@@ -7,13 +7,14 @@ from dataclasses import replace
 from operator import is_not
 
 from frd.cluster.cells import cell_of
+from frd.engine.state.lazy import MadeOnce
 from frd.engine.views import StatusView
 from frd.errors import ServiceUnavailable
 from frd.model import AttemptKey, Finding
 from frd.service.cells.cell import Cell
-from frd.service.cells.merged import add, evaluated_at, merge
+from frd.service.cells.merged import add, evaluated_at, merge, nodes_of
 from frd.service.journal.payloads import Dismissal
-from frd.service.state import Counters, DumpResult, ServiceState
+from frd.service.state import Counters, DumpResult, NodeView, ServiceState
 
 WHOLE = 0
 """The number of the only cell of a service without a cluster."""
@@ -34,6 +35,8 @@ class Cells(dict[int, Cell]):
         self._merged = merge([])
         self._views: list[StatusView] = []
         """Of which `_merged` consists."""
+        self.idle: Callable[[], Sequence[NodeView]] = tuple
+        """Connected agents without a job, whose streams belong to no cell."""
         self.state = self._merged
         """What is published; replaced by `refresh`."""
 
@@ -56,6 +59,9 @@ class Cells(dict[int, Cell]):
         if len(views) != len(self._views) or any(map(is_not, views, self._views)):
             self._merged, self._views = merge(states), views
         merged = replace(self._merged, evaluated_at=evaluated_at(states))
+        if idle := self.idle():
+            with_jobs = merged.nodes
+            merged = replace(merged, nodes=MadeOnce(lambda: nodes_of([*with_jobs, *idle])))
         counters = add([merged.counters, self._left])
         self.state = self._complete(replace(merged, counters=counters))
 

@@ -2,13 +2,15 @@
 
 An agent says the job of its stream before the first message. If the job's cell belongs to another
 replica, the agent is redirected there. If the cell has no owner yet, or this replica is taking it
-over, the agent waits: it would only be sent back and forth. An agent without a rank yet is welcome
-at every replica; it reports nothing.
+over, the agent waits: it would only be sent back and forth. All agents that wait for a cell have
+one task that looks for its owner: a takeover has no time for thousands. An agent without a rank yet
+is welcome at every replica; it reports nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Sequence
 from typing import Final
@@ -25,6 +27,7 @@ from frd.service.ingest.collector import Home
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Streams
 from frd.service.requests.inquiries import Inquiries
+from frd.service.state import NodeView
 from frd.store.journal import JournalLimits
 from frd.store.records import RecordKind
 from frd.wire.messages import AgentEvent, Redirect
@@ -45,24 +48,56 @@ class OneHome:
 
 
 class ReplicaHomes:
+    """`cells` shows the agents that belong to no cell, too."""
+
     def __init__(self, common: Common, cells: Cells, owner: CellOwner, lease: Lease) -> None:
+        self._common = common
         self._cells = cells
         self._owner = owner
         self._lease = lease
         self._lobby = _lobby(common)
+        self._until: dict[int, float] = {}
+        """By cell: how long agents wait for it."""
+        self._searches: dict[int, asyncio.Task[Home | Redirect | None]] = {}
+        """By cell: the last search of an owner, for all agents that wait for it."""
+        cells.idle = self._idle
 
     async def find(self, job: str | None) -> Home | Redirect:
         if job is None:
             return self._lobby
         cell, loop = self._cells.number_of(job), asyncio.get_running_loop()
-        deadline = loop.time() + _WAIT_S
-        while loop.time() < deadline:
-            if self._owner.is_open(cell):
-                return self._cells[cell].home
-            if (address := _elsewhere(self._lease.view, cell)) is not None:
-                return Redirect(address, "another replica has this job")
+        if (found := self._look(cell)) is not None:
+            return found
+        self._until[cell] = loop.time() + _WAIT_S
+        search = self._searches.get(cell)
+        if search is None or search.done():
+            search = self._searches[cell] = loop.create_task(self._search(cell))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WAIT_S):
+                found = await asyncio.shield(search)
+        if found is None:
+            raise ServiceUnavailable(f"job: {job!r}: no replica has its cell {cell} yet: try again")
+        return found
+
+    async def _search(self, cell: int) -> Home | Redirect | None:
+        """None: no agent waits any more."""
+        loop = asyncio.get_running_loop()
+        while loop.time() < self._until[cell]:
             await asyncio.sleep(_LOOK_EVERY_S)
-        raise ServiceUnavailable(f"job: {job!r}: no replica has its cell {cell} yet: try again")
+            if (found := self._look(cell)) is not None:
+                return found
+        return None
+
+    def _look(self, cell: int) -> Home | Redirect | None:
+        if self._owner.is_open(cell):
+            return self._cells[cell].home
+        if (address := _elsewhere(self._lease.view, cell)) is not None:
+            return Redirect(address, "another replica has this job")
+        return None
+
+    def _idle(self) -> Sequence[NodeView]:
+        streams, late_s = self._lobby.streams, self._common.config().policy.telemetry_late_s
+        return streams.nodes.views(self._common.now(), late_s) if streams else ()
 
 
 def _elsewhere(view: ClusterView, cell: int) -> str | None:

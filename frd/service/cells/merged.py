@@ -24,7 +24,7 @@ def merge(states: Sequence[ServiceState]) -> ServiceState:
             findings=[finding for view in views for finding in view.findings],
             evicted=_sum(view.evicted for view in views),
         ),
-        nodes=_nodes(node for state in states for node in state.nodes),
+        nodes=nodes_of(node for state in states for node in state.nodes),
         counters=add([state.counters for state in states]),
         ingest_lag_s=max((state.ingest_lag_s for state in states), default=0.0),
         evaluated_at=evaluated_at(states),
@@ -56,8 +56,8 @@ def _sum(counts: Iterable[Mapping[Any, int]]) -> dict[Any, int]:
     return total
 
 
-def _nodes(nodes: Iterable[NodeView]) -> tuple[NodeView, ...]:
-    """An agent that is in several cells is one node."""
+def nodes_of(nodes: Iterable[NodeView]) -> tuple[NodeView, ...]:
+    """An agent with several streams is one node."""
     merged: dict[tuple[str, str, str], NodeView] = {}
     for node in nodes:
         key = (node.node, node.boot_id, node.session)
