@@ -78,7 +78,7 @@ class PeerLimits:
     """Limits of one peer address."""
 
     streams_per_peer: Count = 4_096
-    """Concurrent gRPC streams of one host; an agent has two."""
+    """Concurrent gRPC streams of one host; an agent has two for each of its jobs."""
     http_connections_per_peer: Count = 256
     stream_bytes_per_s: Count = 64 * 1024 * 1024
     """A stream that sends more is throttled, after a burst of twice as much."""
@@ -347,6 +347,7 @@ def _checked(config: Config) -> Config:
         )
     _check_tls(config.tls)
     _check_exposure(config)
+    _check_advertised(config.cluster)
     targets = _checked_targets(config.notify)
     return config.model_copy(update={"data_dir": config.data_dir.expanduser(), "notify": targets})
 
@@ -389,6 +390,16 @@ def _check_exposure(config: Config) -> None:
                 f"tls.cert_file, tls.key_file and auth.token_file (or tls.{ca_key}), listen on "
                 "127.0.0.1, or accept it with --insecure"
             )
+
+
+def _check_advertised(cluster: ClusterOptions) -> None:
+    for key in ("advertise_grpc", "advertise_http"):
+        given: str = getattr(cluster, key)
+        try:
+            if given and not split_address(given)[1]:
+                raise ConfigError(f"address: {given!r}: port 0: write HOST:PORT")
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("address", f"cluster.{key}", 1)) from None
 
 
 def _checked_targets(targets: tuple[NotifyTarget, ...]) -> tuple[NotifyTarget, ...]:

@@ -22,11 +22,12 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp
 
 from frd import __version__
-from frd.address import split_address
+from frd.address import is_loopback, split_address
 from frd.config import LIVE_KEYS, Config, changed_keys
 from frd.errors import ConfigError, StoreError
 from frd.model import FindingEvent
@@ -131,8 +132,10 @@ class App:
             await self._listen()  # other replicas must know the addresses
             options = self._config.cluster
             grpc = options.advertise_grpc or self._reachable(self.grpc)
-            http = self._url(options.advertise_http or self._reachable(self.http))
-            self._held = await hold_replica(*of_process, grpc, http)
+            http = options.advertise_http or self._reachable(self.http)
+            for mistake in advertised_in_vain(options.servers, grpc=grpc, http=http):
+                log.warning("%s", mistake)
+            self._held = await hold_replica(*of_process, grpc, self._url(http))
         else:
             self._held = await hold_alone(*of_process)
             await self._listen()
@@ -272,6 +275,18 @@ class App:
                 )
             await asyncio.to_thread(
                 self._dumps.bound, max_count=store.dump_count, max_bytes=store.dump_bytes
+            )
+
+
+def advertised_in_vain(servers: Sequence[str], **addresses: str) -> Iterator[str]:
+    """Addresses, by key, that lead the agents and replicas of other machines to themselves."""
+    if all(is_loopback(urlsplit(server).hostname or "") for server in servers):
+        return
+    for key, address in addresses.items():
+        if is_loopback(split_address(address)[0]):
+            yield (
+                f"cluster.advertise_{key}: {address}: other machines cannot reach this replica "
+                f"there: name its address, or listen on 0.0.0.0 ({key})"
             )
 
 

@@ -157,3 +157,16 @@ def test_the_agents_service_may_be_a_url() -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             agent_config.load(flags=flags)
+
+
+@pytest.mark.parametrize("key", ["advertise_grpc", "advertise_http"])
+@pytest.mark.parametrize("address", ["frd-1.example", "frd-1:0", "http://frd-1:9374", "::1:9373"])
+def test_an_address_that_others_cannot_dial(
+    key: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica would advertise no HOST:PORT: that is an error at start, not one of every agent."""
+    monkeypatch.setenv(f"FRD_CLUSTER__{key.upper()}", address)
+    with pytest.raises(ConfigError, match=f"^cluster.{key}: '{address}': write|: port 0: write"):
+        config.load()
+    monkeypatch.setenv(f"FRD_CLUSTER__{key.upper()}", "frd-1.example:9373")
+    assert getattr(config.load().cluster, key) == "frd-1.example:9373"
