@@ -117,7 +117,7 @@ class SimAgent:
         self._welcome = False
         self._round_at = -S
         self._refusals = 0
-        self._began = 0
+        self._welcomed_at: int | None = None
         self._pong: tuple[int, NodeRawNs] | None = None
         self._pings = 0
         self._steps = 0
@@ -219,7 +219,7 @@ class SimAgent:
     def _connect(self) -> None:
         if self._stopped:
             return
-        self._began, self._welcome = self.kernel.now, False
+        self._welcomed_at, self._welcome = None, False
         self.conn = self._around.dial(self)
         if self.conn is None:
             self._lost()
@@ -244,8 +244,12 @@ class SimAgent:
             self.conn, self._welcome = None, False
             self._lost()
 
+    @property
+    def _lasted_s(self) -> float:
+        return 0.0 if self._welcomed_at is None else (self.kernel.now - self._welcomed_at) / S
+
     def _lost(self) -> None:
-        lasted_s = (self.kernel.now - self._began) / S
+        lasted_s = self._lasted_s
         candidates = 1
         if self.route is not None:
             candidates = self.route.candidates
@@ -262,6 +266,7 @@ class SimAgent:
                 self._instance = event.instance
                 self.dispatch.open(knows_nothing=knows_nothing)
                 self._round_at, self._welcome = -S, True
+                self._welcomed_at = self.kernel.now
                 if self.route is not None:
                     self.route.welcomed(event.next)
                 self._begin_pings()
@@ -292,7 +297,7 @@ class SimAgent:
     def _redirected(self, address: str) -> None:
         assert self.route is not None
         assert self.conn is not None
-        if self.kernel.now - self._began > PROVEN_S * S:
+        if self._lasted_s > PROVEN_S:
             self.route.lasted()
         self.conn.hang_up()
         try:

@@ -98,6 +98,8 @@ class Stream:
     _backoff: Backoff = field(default_factory=Backoff)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _parts: asyncio.Queue[ResponsePart] = field(default_factory=lambda: asyncio.Queue(4))
+    _welcomed_at_s: float = 0.0
+    """If connected. Only from then on does a stream last: a dead machine takes long to say no."""
     _instance: str = ""
     _refusals: int = 0
     _round_at: float = 0.0
@@ -115,7 +117,7 @@ class Stream:
     async def run(self) -> None:
         """Keep a stream open until `close` or cancellation."""
         while not self._closing:
-            began = time.monotonic()
+            lasted_s = 0.0
             try:
                 await self._live()
             except (_Elsewhere, _Again):
@@ -125,11 +127,13 @@ class Stream:
             except Exception:
                 log.exception("%s: unexpected error", str(self))
             finally:
+                if self.connected:
+                    lasted_s = time.monotonic() - self._welcomed_at_s
                 self.connected = False
-                if time.monotonic() - began > PROVEN_S:
+                if lasted_s > PROVEN_S:
                     self._route.lasted()
                     self._was_tuned = False
-            delay_s = self._backoff.next_s(time.monotonic() - began, self._route.candidates)
+            delay_s = self._backoff.next_s(lasted_s, self._route.candidates)
             if not self._closing:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._closed(), delay_s)
@@ -230,7 +234,7 @@ class Stream:
         while not self._parts.empty():
             self._parts.get_nowait()  # answers to requests of a previous stream
         self._round_at = 0.0
-        self.connected = True
+        self.connected, self._welcomed_at_s = True, time.monotonic()
         self.stats.streams += 1
         self._unreachable = False
         of_job = "" if self.job is None else f", job {self.job}"

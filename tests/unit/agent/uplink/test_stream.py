@@ -26,6 +26,7 @@ from frd.model import (
 from frd.wire.messages import PROTOCOL, AgentEvent, Goodbye, Hello, Redirect
 from frd_agent.counters import Counters
 from frd_agent.memory import Samples
+from frd_agent.uplink import route as route_module
 from frd_agent.uplink import stream as module
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
@@ -276,6 +277,25 @@ async def test_an_address_that_does_not_answer(
             await async_until(lambda: stream.connected, "the third address")
     (warning,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
     assert f"service {dead}: not reachable: no connection within 0.5 s" in warning
+
+
+async def test_the_delay_grows_while_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only address is one of a dead machine, and each try takes longer than a stream that has
+    proved itself: no stream was welcomed, so the bound of the delay doubles with each try."""
+    monkeypatch.setattr(module, "_HANDSHAKE_S", 0.2)
+    for one in (module, route_module):
+        monkeypatch.setattr(one, "PROVEN_S", 0.1)
+    bounds: list[float] = []
+
+    def roll(low: float, high: float) -> float:
+        bounds.append(high)
+        return 0.001
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with running(f"127.0.0.1:{silent.getsockname()[1]}") as stream:
+            stream._backoff.roll = roll
+            await async_until(lambda: len(bounds) >= 3, "three tries")
+    assert bounds[:3] == [0.5, 1.0, 2.0]
 
 
 async def test_a_name_is_verified_at_each_of_its_addresses(
