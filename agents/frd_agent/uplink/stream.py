@@ -73,6 +73,10 @@ class _Again(FrdError):
     """The stream should begin again, at the same address."""
 
 
+class _Planned(FrdError):
+    """The agent ends the stream to open another one, after the usual delay."""
+
+
 @dataclass(slots=True)
 class Stream:
     service: Endpoint
@@ -122,6 +126,8 @@ class Stream:
                 await self._live()
             except (_Elsewhere, _Again):
                 continue
+            except _Planned as error:
+                log.info("%s: %s", str(self), error)
             except FrdError as error:
                 self._log_lost(error)
             except Exception:
@@ -308,10 +314,10 @@ class Stream:
                 await call.done_writing()
                 return
             if self._hang_up:
-                raise ServiceUnavailable("the configuration was read again: connecting again")
+                raise _Planned("the configuration was read again: connecting again")
             if self.dispatch.must_reopen:
                 self._route.again()
-                raise ServiceUnavailable("the stream has declared all it may: opening another")
+                raise _Planned("the stream has declared all it may: opening another")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), round_s)
             self._wake.clear()

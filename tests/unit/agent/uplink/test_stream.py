@@ -35,6 +35,7 @@ from frd_agent.uplink.endpoint import Connection, Endpoint, Target
 from frd_agent.uplink.outbox import Outbox
 from frd_agent.uplink.route import MAX_REDIRECTS, Backoff, Resolve, Route, resolve
 from frd_agent.uplink.stream import Stream
+from frd_agent.uplink.stream_indexes import MAX_SIGNATURE_BYTES
 from tests.world import replicas
 from tests.world.certs import Authority
 from tests.world.collector import Collector, serving
@@ -317,6 +318,27 @@ async def test_a_name_is_verified_at_each_of_its_addresses(
         await async_until(lambda: stream.connected, "the welcome")
     (warning,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
     assert f"service {replica.address} (other.example): not reachable: TLS: " in warning
+
+
+@pytest.mark.parametrize("why", ["the configuration was read again", "declared all it may"])
+async def test_an_end_that_the_agent_plans_is_no_loss(
+    why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SIGHUP, or a stream that has declared all it may: the agent opens another one, and says so
+    without a warning."""
+    caplog.set_level(logging.INFO)
+    replica = Replica()
+    async with replicas.serving(replica), running(replica.address) as stream:
+        await async_until(lambda: stream.connected, "the welcome")
+        if why == "declared all it may":
+            stream.dispatch._indexes._signature_bytes = MAX_SIGNATURE_BYTES
+            stream.wake()
+        else:
+            stream.redial(stream.service)
+        await async_until(lambda: replica.hellos == 2 and stream.connected, "another stream")
+    lines = [one.getMessage() for one in caplog.records if why in one.getMessage()]
+    assert len(lines) == 1
+    assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
 
 
 # -- keepalive ---------------------------------------------------------------------------------
