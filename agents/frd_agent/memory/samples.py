@@ -22,7 +22,8 @@ from frd_agent.memory.table import Layout, Table
 from frd_agent.memory.target import NO_SAMPLE, Reading
 
 _UNSURE_NS: Final = 40_000_000_000
-"""A broken stream may have lost this much: writes succeed until keepalive notices the break."""
+"""A broken stream may have lost this much: writes succeed until keepalive notices the break, after
+7 s, or after 40 s if the service is of an earlier release."""
 _MESSAGE_VALUES: Final = 32_768
 """Of one message: 256 KiB."""
 _MAX_EVENTS: Final = 1_024
@@ -141,6 +142,11 @@ class Samples:
     def moments(self) -> int:
         """Kept here, sent or not."""
         return len(self._waiting) + len(self._sent)
+
+    @property
+    def waiting(self) -> int:
+        """Moments that no stream was given."""
+        return len(self._waiting)
 
     @property
     def urgent(self) -> bool:

@@ -48,7 +48,8 @@ class Outbox:
         self.dropped: dict[int, int] = {}
         """Rows that the service will never see, by rank."""
         self.dropped_total = 0
-        """Rows of all ranks ever that were dropped to stay within bounds."""
+        """Rows of all ranks ever that were dropped to stay within bounds, or were never sent before
+        their rank was forgotten."""
         self.limit(max_rows, max_bytes)
 
     @property
@@ -129,6 +130,7 @@ class Outbox:
         """Forget a rank that is gone, after its last status was sent."""
         if (queue := self._queues.pop(rank, None)) is not None:
             self.rows -= sum(len(batch) for batch in queue.batches)
+            self.dropped_total += sum(len(_after(batch, queue.sent)) for batch in queue.batches)
             self._order = deque(mark for mark in self._order if mark[0] != rank)
         self.dropped.pop(rank, None)
 

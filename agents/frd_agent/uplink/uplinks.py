@@ -187,18 +187,21 @@ class Uplinks:
 
     def _drop(self, job: str) -> None:
         uplink = self._jobs.pop(job)
-        rows, samples = self._dropped_before
-        self._dropped_before = (
-            rows + uplink.reports.outbox.dropped_total,
-            samples + uplink.reports.samples.dropped,
-        )
+        outbox, samples = uplink.reports.outbox, uplink.reports.samples
+        self._dropped(outbox.dropped_total, samples.dropped)
         self._share()
-        self._end(uplink, "the job is over")
+        ending = self._end(uplink, "the job is over")
+        ending.add_done_callback(lambda _: self._dropped(outbox.rows, samples.waiting))
 
-    def _end(self, uplink: Uplink, why: str) -> None:
+    def _dropped(self, rows: int, samples: int) -> None:
+        rows_before, samples_before = self._dropped_before
+        self._dropped_before = rows_before + rows, samples_before + samples
+
+    def _end(self, uplink: Uplink, why: str) -> asyncio.Task[None]:
         task = asyncio.create_task(uplink.end(why))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+        return task
 
     # -- all of them ---------------------------------------------------------------------------
 

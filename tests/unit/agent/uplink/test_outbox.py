@@ -144,6 +144,18 @@ def test_the_first_joined_row_that_waits_is_known_by_group() -> None:
     assert outbox.first_joined(0) == {0: 6, 3: 9}
 
 
+def test_rows_that_were_never_sent_are_counted_with_their_rank() -> None:
+    """A rank is forgotten while the service is away: its rows that were never sent are dropped, and
+    count; those of another rank wait."""
+    outbox = Outbox(100, 10_000)
+    outbox.record(rows(0, 1, 2))
+    drain(outbox)
+    outbox.record(rows(0, 3, 4, 5))
+    outbox.record(rows(1, 1))
+    outbox.forget(0)
+    assert (outbox.rows, outbox.dropped_total) == (1, 3)
+
+
 def test_a_forgotten_rank_takes_its_rows_along() -> None:
     """A rank is superseded: nothing of it is sent any more."""
     outbox = Outbox(100, 10_000)

@@ -182,6 +182,19 @@ async def test_many_jobs_one_after_the_other() -> None:
         assert dropped == sorted(set(dropped))
 
 
+async def test_what_waits_on_a_dropped_stream_is_dropped() -> None:
+    """The service is out of reach until the job's stream is given up: the rows and samples that
+    wait then are lost, and count."""
+    async with node(free_address()) as agent:
+        reports, rank = agent.rank("a")
+        reports.outbox.record(agent.rows(rank, range(30)))
+        reports.samples.add(1, 1, [Reading(0, SeriesInfo(rank, SeriesKind.HOST_USED), 100, 50)])
+        agent.uplinks.settle([], 0.0)
+        agent.uplinks.settle([], LINGER_S + 1)
+        await async_until(lambda: agent.uplinks.dropped_rows == 30, "the rows")
+        assert agent.uplinks.dropped_samples == 1
+
+
 async def test_jobs_share_the_bounds() -> None:
     """The service is out of reach. A job alone has all the room; a second one halves it, and cannot
     displace rows of the first; when it is over, the first has all again."""
@@ -198,7 +211,7 @@ async def test_jobs_share_the_bounds() -> None:
         agent.uplinks.settle(["a"], LINGER_S + 1)
         first.outbox.record(agent.rows(rank, range(4_000, 6_000)))
         assert first.outbox.rows == 4_000
-        assert agent.uplinks.dropped_rows == 3_000
+        assert agent.uplinks.dropped_rows == 5_000, "its 2000 rows were never sent"
 
 
 async def test_a_full_stream_keeps_the_signatures_of_other_jobs() -> None:
