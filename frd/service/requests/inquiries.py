@@ -7,6 +7,7 @@ streams to ask, and which requests are open.
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import AsyncGenerator, Collection, Sequence
 from typing import Final
 
@@ -25,7 +26,8 @@ class Inquiries:
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._inquiries: dict[int, Inquiry] = {}
-        self._request_ids = itertools.count(1)
+        # An agent may still answer a request of the cell's last owner on its new stream.
+        self._request_ids = itertools.count(secrets.randbits(48))
 
     async def ask(
         self,
