@@ -19,8 +19,9 @@ from frd.service.access.grants import EVERYTHING, Grant, Role, Tokens
 _NAMES: Final = "x509_subject_alternative_name"
 _PENDING_S: Final = 15.0
 """More than a handshake may take."""
-_STRANGERS: Final = ("token", "limit")
-"""Reasons of refusals that are logged once a minute for each host, because there may be many."""
+_REPEATED: Final = ("token", "limit", "version")
+"""Reasons of refusals that are logged once a minute for each host: there may be many such peers,
+and they try again until a person acts."""
 _QUIET_S: Final = 60.0
 
 
@@ -63,7 +64,7 @@ class Admission:
 
     def is_news(self, context: Context, reason: str, now_s: float) -> bool:
         """Whether to log that the peer was refused: repeated attempts must not fill the disk."""
-        if reason not in _STRANGERS:
+        if reason not in _REPEATED:
             return True
         self._logged = {of: at for of, at in self._logged.items() if now_s - at < _QUIET_S}
         return self._logged.setdefault((host_of(context.peer()), reason), now_s) == now_s

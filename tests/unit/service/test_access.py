@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from frd.errors import ConfigError
+from frd.rpc import Context
+from frd.service.access.admission import Admission
 from frd.service.access.grants import EVERYTHING, Grant, Role, Tokens
 
 ALL, AGENT, OPERATOR = "a" * 32, "b" * 32, "c" * 32
@@ -113,3 +116,20 @@ def test_a_certificate_narrows() -> None:
     agent = Grant(frozenset({Role.AGENT}), frozenset({"c", "d"}))
     assert agent.narrowed(names).jobs == frozenset({"c"})
     assert agent.narrowed(["urn:frd:job:x"]).jobs == frozenset()
+
+
+class Call:
+    """A call of one host."""
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.1:5000"
+
+
+@pytest.mark.parametrize("reason", ["token", "limit", "version"])
+def test_a_peer_that_is_refused_again_and_again(reason: str) -> None:
+    """An agent without a token, or of a release that cannot report to a cluster, tries again every
+    few seconds until a person acts: it is logged once a minute."""
+    admission, call = Admission(None, 10), cast(Context, Call())
+    logged = [at for at in range(0, 125, 5) if admission.is_news(call, reason, float(at))]
+    assert logged == [0, 60, 120]
+    assert all(admission.is_news(call, "order", 130.0) for _ in range(3))
