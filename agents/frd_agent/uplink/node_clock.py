@@ -47,6 +47,7 @@ _BURST_EVERY_S: Final = 0.01
 _PING_EVERY_S: Final = 1.0
 _JITTER: Final = (0.8, 1.2)
 _LONGEST_PAUSE_S: Final = 60.0
+"""After 120 s without a ping, the service takes a clock for unsynchronized."""
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,9 @@ class Clock:
     stats: Counters
     time: NodeTime
     roll: Callable[[float, float], float] = random.uniform
+    has_ranks: bool = True
+    """The stream has rows. Without, pings only keep the clock from being unknown, because the
+    job's other nodes may still be watched."""
     _readings: deque[ClockReading] = field(default_factory=lambda: deque(maxlen=MAX_READINGS))
     """Not sent yet; the oldest are dropped first."""
     _pong: tuple[int, NodeRawNs] | None = None
@@ -160,7 +164,8 @@ class Clock:
             if burst_left > 0:
                 await asyncio.sleep(_BURST_EVERY_S)
                 continue
-            await asyncio.sleep(self._pause_s * self.roll(*_JITTER))
+            pause_s = self._pause_s if self.has_ranks else _LONGEST_PAUSE_S
+            await asyncio.sleep(pause_s * self.roll(*_JITTER))
             burst_left = _TOGETHER
 
     def _warn(self, why: str) -> None:

@@ -6,10 +6,10 @@ for the node: its jobs share them equally, so that a job that sends much, or who
 reach, cannot displace the rows of another one.
 
 An agent that knows no rank keeps one stream without a job: it shows that the agent is there and
-that its credentials work. It ends when a job's stream has been welcomed. A job's stream stays for
-an hour after the agent has forgotten its last rank, which is 15 minutes after that has ended: the
-job may go on elsewhere for as long as its time-outs, and the service expects every agent of a
-running job to report.
+that its credentials work. It ends when a job's stream has been welcomed. A job's stream stays, with
+few pings, for 15 minutes after the agent has forgotten its last rank, which is 15 minutes after
+that has ended: the job may go on elsewhere for as long as its time-outs, and the service expects
+every agent of a running job to report. The service bounds all streams together, so few stay.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from frd_agent.uplink.outbox import Outbox
 from frd_agent.uplink.reports import Reports
 from frd_agent.uplink.stream import Keepalive, Stream
 
-LINGER_S: Final = 3600.0
-MAX_LINGERING: Final = 8
+LINGER_S: Final = 900.0
+MAX_LINGERING: Final = 4
 """Streams of jobs without ranks: a node may run many short jobs one after the other."""
 _GOODBYE_S: Final = 5.0
 """Time limit for sending what is left at the end, if a service is connected."""
@@ -65,6 +65,17 @@ class Uplink:
     def start(self) -> None:
         work = self.stream.run(), self.clock.watch()
         self.tasks = [asyncio.create_task(one) for one in work]
+
+    def stay(self) -> None:
+        """The agent knows ranks of the job."""
+        self.left_at_s = None
+        self.clock.has_ranks = True
+
+    def linger(self, now_s: float) -> None:
+        """The agent knows none, since now or earlier."""
+        if self.left_at_s is None:
+            self.left_at_s = now_s
+            self.clock.has_ranks = False
 
     async def end(self, why: str) -> None:
         """Send what is left, and a goodbye, if the service is connected."""
@@ -121,16 +132,16 @@ class Uplinks:
             known = self._jobs[job] = self._make(job)
             self._share()
             known.start()
-        known.left_at_s = None
+        known.stay()
         return known.reports
 
     def settle(self, jobs: Collection[str], now_s: float) -> None:
         """Open and end streams; the agent knows ranks of `jobs`, and of no others."""
         for job, uplink in self._jobs.items():
             if job in jobs:
-                uplink.left_at_s = None
-            elif uplink.left_at_s is None:
-                uplink.left_at_s = now_s
+                uplink.stay()
+            else:
+                uplink.linger(now_s)
         left = [
             (one.left_at_s, job) for job, one in self._jobs.items() if one.left_at_s is not None
         ]

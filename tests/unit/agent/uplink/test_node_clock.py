@@ -11,6 +11,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from frd.engine.clocks.exchange import SILENT_NS
 from frd.model import NodeNs, WatermarkColumns
 from frd.wire.clock import MAX_READINGS, ClockHello, encode_pong
 from frd.wire.messages import MAX_SLACK_NS, AgentEvent, Goodbye, Watermarks
@@ -157,6 +158,7 @@ class Pings:
 
     def __init__(self, *streams: tuple[bool, float]) -> None:
         self.left = list(streams)
+        self.written = 0
 
     def clock(self) -> Pings:
         if not self.left:
@@ -165,7 +167,7 @@ class Pings:
         return self
 
     async def write(self, data: bytes) -> None:
-        pass
+        self.written += 1
 
     async def read(self) -> object:
         if self.answers:
@@ -205,3 +207,25 @@ def test_one_failure_of_pings_is_no_news(
         run_virtual(node.clock.ping(connection))
     ended = [one.getMessage() for one in caplog.records]
     assert ended == ["clock: pings have ended: aborted: its stream of rows is gone"] * warnings
+
+
+def test_a_stream_without_ranks_has_few_pings() -> None:
+    """The job's ranks are forgotten: there are as many pings as keep the clock known, no more,
+    until the job has ranks again."""
+
+    async def run() -> None:
+        node, service = Node(), Pings((True, 1e9))
+        pinging = asyncio.create_task(node.clock.ping(cast(Connection, service)))
+        counts = []
+        for node.clock.has_ranks in (True, False, True):
+            await asyncio.sleep(75.0)  # the last pause may have begun before
+            before = service.written
+            await asyncio.sleep(600.0)
+            counts.append(service.written - before)
+        assert counts[0] > 1_000
+        assert 600 / SILENT_NS * S < counts[1] / 2 <= 600 / 45
+        assert counts[2] > 1_000
+        pinging.cancel()
+        await asyncio.gather(pinging, return_exceptions=True)
+
+    run_virtual(run())

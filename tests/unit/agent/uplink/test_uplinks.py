@@ -153,13 +153,17 @@ async def test_an_agent_without_ranks_is_connected() -> None:
 
 
 async def test_a_job_that_comes_back_keeps_its_stream() -> None:
-    """The job's ranks are forgotten, and an hour later it has others: one stream all the time."""
+    """The job's ranks are forgotten, and 15 minutes later it has others: one stream all the time,
+    with few pings meanwhile."""
     replica = Replica()
     async with serving(replica), node(replica.address) as agent:
         agent.rank("a")
         await async_until(lambda: agent.uplinks.connected, "the welcome")
         agent.uplinks.settle([], 0.0)
+        (uplink,) = agent.uplinks
+        assert not uplink.clock.has_ranks
         agent.rank("a")
+        assert uplink.clock.has_ranks
         agent.uplinks.settle(["a"], LINGER_S)
         agent.uplinks.settle([], LINGER_S + 1)
         agent.uplinks.settle([], 2 * LINGER_S)
