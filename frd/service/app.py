@@ -18,7 +18,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -49,6 +49,7 @@ from frd.service.http.guard import HttpGuard
 from frd.service.http.routes import create_app
 from frd.service.ingest.collector import ACK_EVERY_S, Ingest
 from frd.service.metrics.recent_peak import RecentPeak, watch_loop
+from frd.service.periodic import repeat
 from frd.service.servers import GrpcServer, HttpServer
 from frd.service.state import Counters, ServiceState
 from frd.service.view import ServiceView
@@ -144,12 +145,12 @@ class App:
             asyncio.create_task(work)
             for work in (
                 watch_loop(self._loop_lag),
-                _repeat(TICK_S, self._tick),
-                _repeat(ACK_EVERY_S, self._each(lambda cell: cell.streams.flush_acks())),
-                _repeat(_CLOCKS_EVERY_S, self._clocks.refresh),
-                _repeat(_CLOCKS_EVERY_S, self._each(lambda cell: cell.streams.compare_clocks())),
-                _repeat(LOOK_EVERY_S, self._each(Cell.look)),
-                self._prune(),
+                repeat("publishing", TICK_S, self._tick),
+                repeat("acknowledging", ACK_EVERY_S, self._acknowledge),
+                repeat("clocks of agents", _CLOCKS_EVERY_S, self._clocks.refresh),
+                repeat("comparing clocks", _CLOCKS_EVERY_S, self._compare_clocks),
+                repeat("looking at cells", LOOK_EVERY_S, self._look),
+                repeat("removing what is old", _PRUNE_EVERY_S, self._prune),
                 *self._watch(self._held),
             )
         ]
@@ -180,16 +181,18 @@ class App:
         os.close(self._lock)
 
     def _tick(self) -> None:
-        self._cells.refresh()
         if self._held is not None:
             self._held.lease.ticked()
+        self._cells.refresh()
 
-    def _each(self, work: Callable[[Cell], None]) -> Callable[[], None]:
-        def on_all() -> None:
-            for cell in list(self._cells.values()):
-                work(cell)
+    def _acknowledge(self) -> None:
+        self._cells.each("acknowledging", lambda cell: cell.streams.flush_acks())
 
-        return on_all
+    def _compare_clocks(self) -> None:
+        self._cells.each("comparing clocks", lambda cell: cell.streams.compare_clocks())
+
+    def _look(self) -> None:
+        self._cells.each("looking at it", Cell.look)
 
     def adopt(self, config: Config) -> None:
         """Apply another configuration; changes that need a restart are only logged.
@@ -262,20 +265,18 @@ class App:
             self._notifier.see(events)
 
     async def _prune(self) -> None:
-        while True:
-            await asyncio.sleep(_PRUNE_EVERY_S)
-            now, store = self._now(), self._config.store
-            self._clocks.forget(now)
-            with contextlib.suppress(StoreError):  # saving reports a broken store
-                self._forgotten_findings += await asyncio.to_thread(
-                    self._findings.prune,
-                    max_count=store.finding_count,
-                    max_age_s=store.finding_retention_s,
-                    now=now,
-                )
-            await asyncio.to_thread(
-                self._dumps.bound, max_count=store.dump_count, max_bytes=store.dump_bytes
+        now, store = self._now(), self._config.store
+        self._clocks.forget(now)
+        with contextlib.suppress(StoreError):  # saving reports a broken store
+            self._forgotten_findings += await asyncio.to_thread(
+                self._findings.prune,
+                max_count=store.finding_count,
+                max_age_s=store.finding_retention_s,
+                now=now,
             )
+        await asyncio.to_thread(
+            self._dumps.bound, max_count=store.dump_count, max_bytes=store.dump_bytes
+        )
 
 
 def advertised_in_vain(servers: Sequence[str], **addresses: str) -> Iterator[str]:
@@ -299,12 +300,6 @@ def _peers(config: Config, view: ServiceView, cells: Cells) -> Peers:
             f"cluster.servers: set, and {error.name} is missing: pip install 'frd-daemon[cluster]'"
         ) from None
     return Peers(view, PeerClient(config.tls, config.cluster.peers_ca_file), cells.keys)
-
-
-async def _repeat(every_s: float, work: Callable[[], None]) -> None:
-    while True:
-        await asyncio.sleep(every_s)
-        work()
 
 
 def _lock(data_dir: Path) -> int:

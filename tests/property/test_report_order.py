@@ -230,8 +230,9 @@ NUMBERED: Final = {"groups", "threshold_ns", "pairs", "op", "channels", "mismatc
 """Groups are numbered as they are declared, so all that has their numbers is compared by their ids.
 An op is compared where a rank may be inside it: others are forgotten once all have left. If the
 members disagree on the op, that of the first to arrive is shown, and the mismatch has them all."""
-HEARD: Final = {"created_at"}
-"""When the service first heard of the attempt is a time of arrival, and should be."""
+HEARD: Final = {"created_at", "attended_since"}
+"""When the service first heard of the attempt, and looked without a break, are its own times, and
+should be."""
 
 
 def value_of(attempt: Attempt) -> Json:

@@ -14,6 +14,7 @@ from frd.model import AttemptKey, Finding
 from frd.service.cells.cell import Cell
 from frd.service.cells.merged import add, evaluated_at, merge, nodes_of
 from frd.service.journal.payloads import Dismissal
+from frd.service.periodic import Faults
 from frd.service.state import Counters, DumpResult, NodeView, ServiceState
 
 WHOLE = 0
@@ -39,6 +40,7 @@ class Cells(dict[int, Cell]):
         """Connected agents without a job, whose streams belong to no cell."""
         self.state = self._merged
         """What is published; replaced by `refresh`."""
+        self._faults = Faults()
 
     def number_of(self, job: str) -> int:
         """The cell of a job, owned by this process or not."""
@@ -51,6 +53,12 @@ class Cells(dict[int, Cell]):
         of_engine = Counters(evicted=cell.state.status_view.evicted)
         self._left = add([self._left, counted, of_engine])
         return cell
+
+    def each(self, what: str, work: Callable[[Cell], None]) -> None:
+        """Do `work` for each cell. A fault in one cell is logged, and concerns no other."""
+        for number, cell in list(self.items()):
+            with self._faults.logged(f"cell {number}: {what}"):
+                work(cell)
 
     def refresh(self) -> None:
         """Publish what the cells have published since the last call."""

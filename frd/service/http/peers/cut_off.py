@@ -16,6 +16,7 @@ from frd.cluster.lease import ClusterView, Replica
 from frd.service.http.peers.client import Forwarded, NoAnswer, PeerClient
 from frd.service.http.peers.questions import cells_in
 from frd.service.http.peers.relay import FORWARDED
+from frd.service.periodic import repeat
 
 _EVERY_S: Final = 1.0
 _TARGET: Final = b"/-/ready"
@@ -39,9 +40,7 @@ class CutOff:
         self._taken = taken
 
     async def run(self) -> None:
-        while True:
-            await asyncio.sleep(_EVERY_S)
-            await self.look()
+        await repeat("cells that other replicas have", _EVERY_S, self.look)
 
     async def look(self) -> None:
         view = self._view()
