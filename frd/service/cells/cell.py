@@ -171,9 +171,9 @@ class Cell:
         self._responder.keep_dumps = config.store.dump_count > 0
 
     async def quit(self) -> None:
-        """End all tasks."""
+        """End all tasks. It may be called again after it was cancelled."""
         if self._evaluating is not None:
-            await self._evaluating
+            await asyncio.wait({self._evaluating})  # a cancelled wait must not cancel the last save
         if self._inspecting is not None:
             self._inspecting.cancel()
             await asyncio.gather(self._inspecting, return_exceptions=True)
