@@ -19,7 +19,7 @@ from frd.engine.matching.learned_pauses import JobPauses, LearnedPauses
 from frd.engine.policy import Policy
 from frd.engine.views import AttemptView, StatusView
 from frd.errors import WireError
-from frd.model import AlignedNs, AttemptKey, Change, Finding, FindingEvent, FindingState, RankInfo
+from frd.model import AlignedNs, AttemptKey, Change, Finding, FindingEvent, RankInfo
 
 
 class Engine:
@@ -252,12 +252,21 @@ class Engine:
                 return [event]
         return []
 
+    @property
+    def dismissed(self) -> frozenset[str]:
+        """Ids of findings that were closed by hand, and whose trouble lasts."""
+        return frozenset(
+            finding_id
+            for evaluation in self._evaluations.values()
+            for finding_id in evaluation.tracker.dismissed()
+        )
+
     def restore(self, findings: Sequence[Finding], now: AlignedNs) -> None:
-        """Go on with the open findings of an earlier process of the service."""
+        """Go on with the findings of an earlier process of the service. Those that are closed were
+        dismissed there: they are not shown, but the same incident opens no other finding."""
         for finding in findings:
-            if finding.state is FindingState.OPEN:
-                key = AttemptKey(finding.job, finding.attempt)
-                self._evaluation(key).tracker.restore(finding, now)
+            key = AttemptKey(finding.job, finding.attempt)
+            self._evaluation(key).tracker.restore(finding, now)
 
     def adopt(self, policy: Policy) -> None:
         """Decide by another policy from now on, attempts that run included.

@@ -51,7 +51,7 @@ class RecordKind(IntEnum):
     """A version of a finding, as it was stored, JSON: for the next owner of a replicated log. A
     replay finds its own."""
     RESTORED = 12
-    """Follows START: a finding that was open then, JSON."""
+    """Follows START: a finding that was open then, or dismissed while its trouble lasted, JSON."""
 
 
 @dataclass(frozen=True, slots=True)

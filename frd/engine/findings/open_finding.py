@@ -82,7 +82,10 @@ class OpenFinding:
 
     @classmethod
     def restored(cls, finding: Finding, now: AlignedNs, life: Lifetime) -> OpenFinding:
-        """A finding of an earlier process of the service."""
+        """A finding of an earlier process of the service; if it is closed, it was dismissed there,
+        and what it is about lasts."""
+        is_dismissed = finding.state is FindingState.CLOSED
+        finding = replace(finding, state=FindingState.OPEN, closed_at=None, close_reason="")
         if life.critical_after_s < NEVER and finding.severity is None:
             finding = replace(finding, severity=Severity.WARNING)
         return cls(
@@ -93,6 +96,7 @@ class OpenFinding:
             now,
             Attachments.of(finding),
             restored_at=now,
+            is_dismissed=is_dismissed,
         )
 
     @classmethod

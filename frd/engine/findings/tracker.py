@@ -86,6 +86,10 @@ class Tracker:
         """The open findings that people see, by detector, then in the order of opening."""
         return [tracked.as_of(now) for tracked in self._of(tuple(Kind)) if not tracked.is_dismissed]
 
+    def dismissed(self) -> list[str]:
+        """Ids of findings that were closed by hand, and whose trouble lasts."""
+        return [id_ for id_, tracked in self._open.items() if tracked.is_dismissed]
+
     def known(self, kinds: Collection[Kind]) -> Known:
         """What a detector may know of its earlier claims."""
         findings = [tracked.finding for tracked in self._of(kinds)]
@@ -201,7 +205,7 @@ class Tracker:
     # -- from outside ------------------------------------------------------------------------
 
     def restore(self, finding: Finding, now: AlignedNs) -> None:
-        """Go on with a finding of an earlier process of the service."""
+        """Go on with a finding of an earlier process of the service; see `OpenFinding.restored`."""
         life = self._lifetimes[finding.kind]
         self._open[finding.id] = OpenFinding.restored(finding, now, life)
 

@@ -23,7 +23,8 @@ class Opened:
     log: Log
     keeper: Keeper
     findings: Sequence[Finding] = ()
-    """Open findings of the last owner."""
+    """Of the last owner: open ones, and closed ones that were dismissed while their trouble
+    lasts."""
     pauses: Sequence[JobPauses] = ()
     """What its jobs have learned."""
 

@@ -136,7 +136,7 @@ class Cell:
         return self.evaluator.state
 
     async def start(self, findings: Sequence[Finding], pauses: Sequence[JobPauses]) -> None:
-        """Go on with the open findings and learned pauses of an earlier owner of the cell, and
+        """Go on with the findings and learned pauses of an earlier owner of the cell, and
         evaluate from now on."""
         self.evaluator.take_up(findings, pauses)
         await self.evaluator.evaluate()

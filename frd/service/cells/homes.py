@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from frd import __version__
@@ -145,6 +145,9 @@ class _NoLog:
         pass
 
     def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
+        pass
+
+    def keep_dismissed(self, ids: Collection[str], at: AlignedNs) -> None:
         pass
 
     async def save(self, findings: Sequence[Finding], at: AlignedNs) -> None:

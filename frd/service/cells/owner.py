@@ -19,7 +19,7 @@ from frd.cluster.cells import CELLS, preferred
 from frd.cluster.lease import Lease
 from frd.cluster.log import Fenced
 from frd.errors import FrdError, StoreError
-from frd.model import Finding
+from frd.model import Finding, FindingState
 from frd.service.cells.archive import Archive, Opened
 from frd.service.cells.cell import Cell, Common
 from frd.service.cells.cells import Cells
@@ -90,7 +90,8 @@ class CellOwner:
             successor=partial(self.successor, cell),
             one_job=self._cells.is_cluster,
         )
-        self._restored(opened.findings)
+        still_open = [one for one in opened.findings if one.state is FindingState.OPEN]
+        self._restored(still_open)
         try:
             await taken.start(opened.findings, opened.pauses)
         except BaseException:  # cancelled, too: another replica has the cell
@@ -111,7 +112,7 @@ class CellOwner:
             return
         log.info(
             "cell %d: taken over in %.2f s (%s), with %d open findings",
-            *(cell, time.monotonic() - began, why, len(opened.findings)),
+            *(cell, time.monotonic() - began, why, len(still_open)),
         )
 
     async def finish(self) -> None:

@@ -173,6 +173,7 @@ class Evaluator:
         self._settle(now)
         self._shared.flush()
         events += self._engine.advance(now)
+        self._journal.keep_dismissed(self._engine.dismissed, now)
         self._journal.tick(now)
         if learned := self._engine.take_learned():
             self._unsaved_pauses |= {one.job: one for one in learned}

@@ -69,6 +69,11 @@ class Log(Protocol):
         """The settings and limits of all later records."""
         ...
 
+    def keep_dismissed(self, ids: Collection[str], at: AlignedNs) -> None:
+        """These findings were closed by hand and their trouble lasts: the next owner must know
+        them, and no others."""
+        ...
+
     async def save(self, findings: Sequence[Finding], at: AlignedNs) -> None:
         """Put versions of findings into the log, and return when they are stored.
 

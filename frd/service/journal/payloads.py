@@ -20,6 +20,8 @@ from frd.model import AttemptKey, Finding, UnrecordedWait
 from frd.store.journal import JournalLimits
 
 _Payload = TypeVar("_Payload", "Settings", "Dismissal", "Waited")
+_DISMISSED = "dismissed"
+"""A key next to those of a finding, which is no part of it: `decode_finding` ignores it."""
 _ADVICE = "damaged, or of a newer frd"
 
 
@@ -103,9 +105,12 @@ def decode_pauses(data: bytes) -> list[JobPauses]:
         raise StoreError(f"journal: {error}: {_ADVICE}") from None
 
 
-def encode_finding(finding: Finding) -> bytes:
-    """Times to the microsecond."""
-    return json.dumps(finding_json(finding), separators=(",", ":")).encode("ascii")
+def encode_finding(finding: Finding, *, is_dismissed: bool = False) -> bytes:
+    """Times to the microsecond. `is_dismissed`: it was closed by hand, and its trouble lasts."""
+    data = finding_json(finding)
+    if is_dismissed:
+        data[_DISMISSED] = True
+    return json.dumps(data, separators=(",", ":")).encode("ascii")
 
 
 def decode_finding(data: bytes) -> Finding:
@@ -117,3 +122,8 @@ def decode_finding(data: bytes) -> Finding:
         return finding_from_json(msgspec.json.decode(data, type=dict[str, Any]))
     except ValueError as error:  # msgspec's errors are ValueErrors
         raise StoreError(f"journal: {error}: {_ADVICE}") from None
+
+
+def is_dismissed(data: bytes) -> bool:
+    """Whether what `encode_finding` returned is of a dismissed finding."""
+    return bool(msgspec.json.decode(data, type=dict[str, Any]).get(_DISMISSED))

@@ -18,7 +18,7 @@ from frd.cluster.packing import Frame, Joiner, Mark, read_head
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.errors import StoreError
 from frd.model import AlignedNs, Finding, FindingState
-from frd.service.journal.payloads import decode_finding, decode_pauses
+from frd.service.journal.payloads import decode_finding, decode_pauses, is_dismissed
 from frd.store.records import Record, RecordKind
 
 T = TypeVar("T")
@@ -31,9 +31,9 @@ class Recovered:
     """What the last owner left."""
 
     findings: tuple[Finding, ...]
-    """Open ones, oldest first."""
+    """Open ones, and closed ones that were dismissed while their trouble lasts; oldest first."""
     closed: frozenset[str]
-    """Ids of findings that were closed since the checkpoint."""
+    """Ids of all others that were closed since the checkpoint."""
     pauses: tuple[JobPauses, ...]
     records: int
     last_at: AlignedNs
@@ -56,6 +56,7 @@ async def recover(
     """
     bounds = await log.bounds()
     findings: dict[str, Finding] = {}
+    over: dict[str, bool] = {}
     learned, count, last_at = b"", 0, AlignedNs(0)
     async for records in read(log, await _last_checkpoint(log, bounds), bounds.last, warn):
         count += len(records)
@@ -68,15 +69,17 @@ async def recover(
                 case RecordKind.RESTORED | RecordKind.FINDING:
                     if (finding := usable(decode_finding, record.payload, warn)) is not None:
                         findings[finding.id] = finding
+                        is_open = finding.state is FindingState.OPEN
+                        over[finding.id] = not (is_open or is_dismissed(record.payload))
                 case RecordKind.LEARNED:
                     learned = record.payload
                 case _:
                     pass
-    still_open = [one for one in findings.values() if one.state is FindingState.OPEN]
-    still_open.sort(key=lambda finding: finding.opened_at)
-    closed = findings.keys() - {finding.id for finding in still_open}
+    known = [finding for finding in findings.values() if not over[finding.id]]
+    known.sort(key=lambda finding: finding.opened_at)
+    closed = findings.keys() - {finding.id for finding in known}
     pauses = usable(decode_pauses, learned, warn) or ()
-    return Recovered(tuple(still_open), frozenset(closed), tuple(pauses), count, last_at)
+    return Recovered(tuple(known), frozenset(closed), tuple(pauses), count, last_at)
 
 
 def usable(decode: Callable[[bytes], T], data: bytes, warn: Callable[[str], None]) -> T | None:

@@ -13,7 +13,7 @@ from typing import assert_never
 
 from frd.engine.engine import Engine
 from frd.errors import FrdError
-from frd.model import AlignedNs, Finding, FindingEvent
+from frd.model import AlignedNs, Finding, FindingEvent, FindingState
 from frd.service.clocks.alignments import decode
 from frd.service.ingest.session import Session
 from frd.service.ingest.shared import Shared
@@ -131,11 +131,12 @@ class Player:
     def _begin(self, settings: Settings, now: AlignedNs) -> None:
         self._shared = Shared(Engine(settings.policy))
         self._streams: dict[int, Session] = {}
-        self._shared.engine.restore(list(self.findings.values()), now)
+        still_open = [one for one in self.findings.values() if one.state is FindingState.OPEN]
+        self._shared.engine.restore(still_open, now)
 
     def _restore(self, finding: Finding, now: AlignedNs) -> None:
-        """A finding that opened before the first record that is left."""
-        if finding.id not in self.findings:
+        """A finding that opened before the first record that is left, or that was dismissed."""
+        if finding.id not in self.findings or finding.state is FindingState.CLOSED:
             self.findings[finding.id] = finding
             self._shared.engine.restore([finding], now)
 

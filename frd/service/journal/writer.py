@@ -12,7 +12,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -117,6 +117,9 @@ class JournalWriter:
         """The settings and limits of all later records."""
         self._hand_over()
         self._work.put(partial(self._journal.adopt, settings, limits, at))
+
+    def keep_dismissed(self, ids: Collection[str], at: AlignedNs) -> None:
+        """Nothing to do: a service that restarts begins with what is open."""
 
     async def save(self, findings: Sequence[Finding], at: AlignedNs) -> None:
         """Nothing to do: the findings database keeps them, and a replay finds its own."""

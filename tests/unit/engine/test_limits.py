@@ -104,12 +104,13 @@ def test_a_late_process_of_an_old_attempt_does_not_revive_it() -> None:
     assert [rank.info.rank for rank in views[0].ranks] == [0, 1]
 
 
-def test_only_what_is_open_is_taken_up_again() -> None:
-    """A store gives back an open finding and a closed one."""
+def test_what_was_dismissed_is_taken_up_and_not_shown() -> None:
+    """An earlier process left an open finding and a dismissed one, which is closed."""
     engine = Engine(Policy())
     closed = replace(OTHERS, id="ff", state=FindingState.CLOSED, closed_at=START)
     engine.restore([closed, OTHERS], START)
     assert [finding.id for finding in engine.status_view(START).findings] == [OTHERS.id]
+    assert engine.dismissed == {"ff"}
 
 
 def test_clock_hints_are_taken_once() -> None:

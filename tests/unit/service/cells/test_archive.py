@@ -89,6 +89,26 @@ async def test_open_findings_come_from_the_log(servers: Servers, finding: Findin
     await third.log.stop()
 
 
+async def test_a_dismissed_finding_comes_from_the_log(servers: Servers, finding: Finding) -> None:
+    """A finding is closed by hand while its trouble lasts: the next owner has it, closed; all
+    replicas see it closed. The trouble ends: the owner after that has none."""
+    first = await servers.open()
+    await first.keeper.save([FindingEvent(Change.OPENED, finding)], [])
+    first.log.keep_dismissed({finding.id}, finding.opened_at)
+    closed = dataclasses.replace(finding, state=FindingState.CLOSED, closed_at=finding.opened_at)
+    await first.keeper.save([FindingEvent(Change.CLOSED, closed)], [])
+    await first.log.stop()
+    second = await servers.open()
+    assert [(one.id, one.state) for one in second.findings] == [(finding.id, FindingState.CLOSED)]
+    (shared,) = await servers.findings.of_cell(CELL)
+    assert decode_finding(shared.data).state is FindingState.CLOSED
+    second.log.keep_dismissed((), finding.opened_at)
+    await second.log.stop()
+    third = await servers.open()
+    assert not third.findings
+    await third.log.stop()
+
+
 async def test_a_log_that_cannot_be_read(
     servers: Servers, finding: Finding, caplog: pytest.LogCaptureFixture
 ) -> None:

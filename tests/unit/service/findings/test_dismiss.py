@@ -37,6 +37,25 @@ def test_the_same_incident_does_not_come_back() -> None:
     assert job.only().id != found.id
 
 
+def test_a_new_owner_knows_what_was_dismissed() -> None:
+    """Dismissed while it lasts; another process goes on with the job, and the hang lasts for
+    another minute: nothing opens. The job moves on and hangs again: a finding opens."""
+    job = hanging(7)
+    found = job.only()
+    (event,) = job.engine.dismiss(found.id, job.now, "closed by hand: a known pause")
+    job.restart_service()
+    job.engine.restore([event.finding], job.now)
+    job.reconnect(range(4))
+    assert job.run(60) == []
+    assert job.engine.dismissed == {found.id}
+    job.join("dp", [2], 1).complete("dp", range(4), 1)
+    assert job.run(10) == []
+    assert job.engine.dismissed == frozenset()
+    job.join("dp", [0, 1, 3], 2)
+    job.run(7)
+    assert job.only().id != found.id
+
+
 def test_only_an_open_finding_can_be_closed() -> None:
     """A second time, or with an unknown id, nothing happens."""
     job = hanging(7)
