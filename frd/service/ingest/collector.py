@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -25,7 +25,7 @@ from frd.rpc import Context, job_of
 from frd.service.access.admission import Admission
 from frd.service.access.grants import Grant
 from frd.service.access.token_bucket import TokenBucket
-from frd.service.ingest.declarations import OTHER_JOBS
+from frd.service.ingest.declarations import OTHER_JOBS, Reportable
 from frd.service.ingest.shared import FAULT
 from frd.service.ingest.streams import Stream, Streams
 from frd.service.requests.inquiries import Inquiries
@@ -93,7 +93,9 @@ class Ingest:
                 if isinstance(home, Redirect):
                     await _redirect(context, home)
                 else:
-                    await self._serve(home, _reportable(home, grant, job), context)
+                    await self._serve(
+                        home, Reportable(grant.may_report, home.one_job, job), context
+                    )
         except ServiceUnavailable as error:
             context.set_code(grpc.StatusCode.ABORTED)
             context.set_details(str(error))
@@ -119,7 +121,7 @@ class Ingest:
             self.refused[ABORTED] += 1
             raise
 
-    async def _serve(self, home: Home, may_report: Callable[[str], bool], context: Context) -> None:
+    async def _serve(self, home: Home, may_report: Reportable, context: Context) -> None:
         stream = home.streams.open()
         stream.session.declared.may_report = may_report
         writer = asyncio.create_task(_write(stream, context))
@@ -205,24 +207,6 @@ class Ingest:
         context.set_code(code)
         context.set_details(message)
         return Refusal(reason, message)
-
-
-def _reportable(home: Home, grant: Grant, job: str | None) -> Callable[[str], bool]:
-    """Which jobs a stream may report."""
-    if not home.one_job:
-        return grant.may_report
-
-    def may_report(declared: str) -> bool:
-        if job is None:
-            raise WireError(
-                "attempts.job",
-                "version",
-                f"{declared!r}: in a cluster each stream has one job, which its call must name: "
-                "upgrade the agent",
-            )
-        return declared == job and grant.may_report(declared)
-
-    return may_report
 
 
 def _nothing(redirected: bool) -> None:

@@ -27,6 +27,40 @@ OTHER_JOBS: Final = "the agent's token or certificate is for other jobs"
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Reportable:
+    """Which jobs a stream may report: those that `granted` says; if it may have `one_job` only, the
+    `job` that its call names."""
+
+    granted: Callable[[str], bool] = lambda job: True
+    one_job: bool = False
+    job: str | None = None
+
+    def __call__(self, declared: str) -> bool:
+        return self.granted(declared) and (not self.one_job or declared == self.job)
+
+    def check(self, declared: str) -> None:
+        """
+        Raises:
+            WireError: the stream may not report `declared`.
+        """
+        if not self.granted(declared):
+            raise WireError("attempts.job", "job", f"{declared!r}: {OTHER_JOBS}")
+        if self.one_job and self.job is None:
+            raise WireError(
+                "attempts.job",
+                "version",
+                f"{declared!r}: in a cluster each stream has one job, which its call must name: "
+                "upgrade the agent",
+            )
+        if not self(declared):
+            raise WireError(
+                "attempts.job",
+                "job",
+                f"{declared!r}: the call names {self.job!r}: open a stream for each job",
+            )
+
+
 @dataclass(slots=True)
 class DeclaredAttempt:
     declared: AttemptDecl
@@ -70,8 +104,7 @@ class Declarations:
         self._revisions = shared.revisions
         self._runs = shared.runs
         self._reporter = reporter
-        self.may_report: Callable[[str], bool] = lambda job: True
-        """Whether the peer may report a job."""
+        self.may_report = Reportable()
         self.session = ""
         """The session of the agent process."""
         self.session_number = -1
@@ -118,12 +151,7 @@ class Declarations:
             self._declare_series(series.info)
 
     def _declare_attempt(self, declared: AttemptDecl, now: AlignedNs) -> None:
-        if not self.may_report(declared.key.job):
-            raise WireError(
-                "attempts.job",
-                "job",
-                f"{declared.key.job!r}: {OTHER_JOBS}",
-            )
+        self.may_report.check(declared.key.job)
         attempt = DeclaredAttempt(declared)
         self.attempts.append(attempt)
         if not declared.run:

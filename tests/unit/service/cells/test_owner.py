@@ -13,17 +13,13 @@ import pytest
 from frd.cluster.cells import CELLS, cell_of, preferred
 from frd.cluster.lease import ClusterView
 from frd.cluster.log import Fenced, LogUnavailable
-from frd.errors import ServiceUnavailable, WireError
-from frd.model import RankInfo
-from frd.service.access.grants import EVERYTHING
+from frd.errors import ServiceUnavailable
 from frd.service.cells import homes as homes_module
 from frd.service.cells.cell import Cell
-from frd.service.ingest.collector import Home, _reportable
+from frd.service.ingest.collector import Home
 from frd.service.state import CellState, Counters
-from frd.wire.encode import encode_agent
 from frd.wire.messages import Redirect
 from tests.world.fake_cluster import FakeStream
-from tests.world.messages import declare
 from tests.world.one_replica import CELL, HELLO, JOB, ME, OTHER, Parts, SharedLogs, replica
 from tests.world.virtual_time import run_virtual
 
@@ -335,26 +331,6 @@ async def test_agents_are_not_sent_to_a_replica_that_ends(tmp_path: Path) -> Non
             assert parts.lease.calls[-1] == ("release", CELL)
             assert stream.moved
             assert not any(isinstance(event, Redirect) for event in stream.outgoing)
-
-
-async def test_which_jobs_a_stream_may_report(tmp_path: Path) -> None:
-    """In a cluster a stream reports the job that its call names; an agent that names none is of an
-    earlier release and must be upgraded, but only when it has a job."""
-    async with replica(tmp_path) as parts:
-        parts.owner.gained(CELL, "start")
-        home = await parts.homes.find(JOB)
-        assert isinstance(home, Home)
-        may_report = _reportable(home, EVERYTHING, JOB)
-        assert may_report(JOB)
-        assert not may_report("another")
-        lobby = await parts.homes.find(None)
-        assert isinstance(lobby, Home)
-        stream = lobby.streams.open()
-        stream.session.declared.may_report = _reportable(lobby, EVERYTHING, None)
-        lobby.streams.take(stream, HELLO)
-        with pytest.raises(WireError, match="upgrade the agent") as refused:
-            lobby.streams.take(stream, encode_agent(declare([RankInfo(0, 1, "n", "boot", 7, 0)])))
-        assert refused.value.reason == "version"
 
 
 def test_cells_are_for_ever() -> None:
