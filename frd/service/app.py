@@ -212,7 +212,7 @@ class App:
                 log.warning("%s: changed: takes effect after a restart", key)
         self._config = old.model_copy(update={key: getattr(config, key) for key in LIVE_KEYS})
         for cell in self._cells.values():
-            cell.adopt(config)
+            cell.adopt(self._config)  # not what needs a restart
         if self._certificates is not None:
             self._certificates.refresh()
         if self._tokens is not None:
