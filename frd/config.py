@@ -113,7 +113,8 @@ class ClusterOptions:
     advertise_grpc: str = ""
     """HOST:PORT at which agents reach this replica; ``grpc`` with the host's name when empty."""
     advertise_http: str = ""
-    """The same for HTTP, at which the other replicas reach it."""
+    """The same for HTTP, at which the other replicas reach it; links in messages of ``notify`` have
+    it, too."""
     replicas: Annotated[int, Ge(1), Le(5)] = 3
     """Copies of each record, on as many NATS servers."""
     log_bytes: Count = 1024 * 1024 * 1024

@@ -133,10 +133,11 @@ class App:
             await self._listen()  # other replicas must know the addresses
             options = self._config.cluster
             grpc = options.advertise_grpc or self._reachable(self.grpc)
-            http = options.advertise_http or self._reachable(self.http)
+            url = self._own_url()
+            http = urlsplit(url).netloc
             for mistake in advertised_in_vain(options.servers, grpc=grpc, http=http):
                 log.warning("%s", mistake)
-            self._held = await hold_replica(*of_process, grpc, self._url(http))
+            self._held = await hold_replica(*of_process, grpc, url)
         else:
             self._held = await hold_alone(*of_process)
             await self._listen()
@@ -220,10 +221,9 @@ class App:
         log.info("configuration read again")
 
     def _own_url(self) -> str:
-        """The URL of HTTP, as far as the service knows."""
-        return self._url(self._reachable(self.http or self._config.http))
-
-    def _url(self, address: str) -> str:
+        """The URL of HTTP for others, as far as the service knows."""
+        advertised = self._config.cluster.advertise_http
+        address = advertised or self._reachable(self.http or self._config.http)
         return f"{'http' if self._certificates is None else 'https'}://{address}"
 
     @staticmethod

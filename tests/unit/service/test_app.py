@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from frd.config import ClusterOptions, Config
+import pytest
+
+from frd.config import ClusterOptions, Config, NotifyTarget
+from frd.service import app as app_module
 from frd.service.app import App
+from frd.service.findings.notifier import Notifier
 
 SERVERS: Final = ("nats://127.0.0.1:4222",)
 
@@ -35,3 +40,26 @@ async def test_a_cell_adopts_only_what_needs_no_restart(tmp_path: Path) -> None:
     await app.stop()
     assert cell.config.policy == policy
     assert cell.config.cluster == cluster
+
+
+@pytest.mark.parametrize(
+    ("advertised", "url"),
+    [("frd-0.frd:80", "http://frd-0.frd:80"), ("", "http://127.0.0.1:9374")],
+)
+async def test_links_have_the_address_that_a_replica_advertises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advertised: str, url: str
+) -> None:
+    """A replica advertises an address for HTTP, or none: links in messages to webhooks begin with
+    that, or with the one at which it listens."""
+    own: list[Callable[[], str]] = []
+
+    class Silent(Notifier):
+        def __init__(self, targets: Sequence[NotifyTarget], own_url: Callable[[], str]) -> None:
+            own.append(own_url)
+            super().__init__(targets, own_url)
+
+    monkeypatch.setattr(app_module, "Notifier", Silent)
+    cluster = ClusterOptions(servers=SERVERS, advertise_http=advertised)
+    app = App(Config(data_dir=tmp_path, http="127.0.0.1:9374", cluster=cluster))
+    await app.stop()
+    assert [own_url() for own_url in own] == [url]
