@@ -102,7 +102,12 @@ class App:
             stream_ids=itertools.count(1),
             published=self._published,
         )
-        self._cells = Cells(is_cluster=bool(config.cluster.servers), complete=self._completed)
+        self._notifier = Notifier(config.notify, self._own_url)
+        self._cells = Cells(
+            is_cluster=bool(config.cluster.servers),
+            complete=self._completed,
+            dropped=self._notifier.forget,
+        )
         self._held: Holding | None = None
         self._homes = LateHomes()
         self._ingest = Ingest(
@@ -123,7 +128,6 @@ class App:
             config.limits.http_connections_per_peer,
             self._http_refused,
         )
-        self._notifier = Notifier(config.notify, self._own_url)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

@@ -22,14 +22,20 @@ WHOLE = 0
 
 
 class Cells(dict[int, Cell]):
-    """By number. `complete` adds what concerns the process as a whole to the cells' state."""
+    """By number. `complete` adds what concerns the process as a whole to the cells' state;
+    `dropped` gets the open findings of a cell that is dropped."""
 
     def __init__(
-        self, *, is_cluster: bool, complete: Callable[[ServiceState], ServiceState]
+        self,
+        *,
+        is_cluster: bool,
+        complete: Callable[[ServiceState], ServiceState],
+        dropped: Callable[[Sequence[Finding]], None] = lambda findings: None,
     ) -> None:
         super().__init__()
         self.is_cluster = is_cluster
         self._complete = complete
+        self._dropped = dropped
         self._left = Counters()
         """Of cells that are no longer here. Totals of a process must not fall: Prometheus takes a
         fall for a restart, and the rest for new events."""
@@ -52,6 +58,7 @@ class Cells(dict[int, Cell]):
         counted = replace(cell.state.counters, findings={})
         of_engine = Counters(evicted=cell.state.status_view.evicted)
         self._left = add([self._left, counted, of_engine])
+        self._dropped(cell.state.open_findings())
         return cell
 
     def each(self, what: str, work: Callable[[Cell], None]) -> None:

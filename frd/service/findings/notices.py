@@ -3,8 +3,9 @@
 A finding causes at most four messages: it opens, it becomes critical, it gets its first suspect, it
 closes. If two of these happen together, a target gets one message, for the first of them in its
 configuration. A closing is sent only to a target that has received a message about this finding
-before. After a restart of the service, the findings that were open in the store count as sent: the
-store keeps findings, not deliveries.
+before. After a restart of the service, and with a cell that a replica takes over, the findings that
+are open count as sent to each target that wants what has happened to them: what is kept are
+findings, not deliveries.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ class News:
         """These were announced by another process."""
         self._announced |= {finding.id: _changes(finding) for finding in findings}
 
+    def forget(self, findings: Iterable[Finding]) -> None:
+        """Another process announces what happens to these."""
+        for finding in findings:
+            self._announced.pop(finding.id, None)
+
     def of(self, event: FindingEvent) -> Sequence[Notice]:
         """The notices of an event, the most important first."""
         finding = event.finding
@@ -76,8 +82,17 @@ class Choice:
         """Open findings about which the target got a message."""
 
     def know(self, findings: Iterable[Finding]) -> None:
-        """Another process has sent messages about these."""
-        self._announced |= {finding.id for finding in findings if self._is_severe(finding)}
+        """Another process has announced these, to targets that want what has happened to them."""
+        self._announced |= {
+            finding.id
+            for finding in findings
+            if self._is_severe(finding)
+            and not {"opened", *_changes(finding)}.isdisjoint(self._target.on)
+        }
+
+    def forget(self, findings: Iterable[Finding]) -> None:
+        """Another process sends the messages about these."""
+        self._announced -= {finding.id for finding in findings}
 
     def of(self, notices: Sequence[Notice]) -> Notice | None:
         """The notice to send, of those that one event has caused; None for no message."""

@@ -102,6 +102,12 @@ class Notifier:
         for sender in self._senders:
             sender.choice.know(known)
 
+    def forget(self, left: Sequence[Finding]) -> None:
+        """`left` are open, and their cell is no longer this process's."""
+        self._news.forget(left)
+        for sender in self._senders:
+            sender.choice.forget(left)
+
     def see(self, events: Iterable[FindingEvent]) -> None:
         """Queue messages for changes; does not block."""
         for event in events:

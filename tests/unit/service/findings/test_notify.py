@@ -254,6 +254,34 @@ def test_each_target_has_its_own_choice(tmp_path: Path) -> None:
     assert chosen(NotifyTarget(url=url, on=("critical", "suspect")), at_once) == ["critical"]
 
 
+def test_what_another_process_has_sent(tmp_path: Path) -> None:
+    """A cell comes with a finding that is open and no more: a target that wants its opening gets
+    its closing, one that wants what has not happened gets none. It becomes critical first: both
+    get it. The cell goes: this process knows nothing of the finding any more."""
+    scene = Scene(tmp_path)
+    scene.hang()
+    finding = replace(scene.published[0].finding, suspects=())
+    scene.close()
+    critical = FindingEvent(Change.UPDATED, replace(finding, severity=_critical()))
+    closed = FindingEvent(Change.CLOSED, finding)
+
+    def later(target: NotifyTarget, *events: FindingEvent, goes: bool = False) -> list[str]:
+        news, choice = News(), Choice(target)
+        for known in (news, choice):
+            known.know([finding])
+            if goes:
+                known.forget([finding])
+        return [one.event for e in events if (one := choice.of(news.of(e))) is not None]
+
+    wants_all = NotifyTarget(url="http://h/")
+    wants_critical = NotifyTarget(url="http://h/", on=("critical", "closed"))
+    assert later(wants_all, closed) == ["closed"]
+    assert later(wants_critical, closed) == []
+    for target in (wants_all, wants_critical):
+        assert later(target, critical, closed) == ["critical", "closed"]
+        assert later(target, critical, closed, goes=True) == []
+
+
 def test_url_and_headers_come_from_files_that_may_change(
     tmp_path: Path, receiver: Receiver
 ) -> None:
