@@ -137,11 +137,10 @@ class App:
             await self._listen()  # other replicas must know the addresses
             options = self._config.cluster
             grpc = options.advertise_grpc or self._reachable(self.grpc)
-            url = self._own_url()
-            http = urlsplit(url).netloc
+            http = self._own_address()
             for mistake in advertised_in_vain(options.servers, grpc=grpc, http=http):
                 log.warning("%s", mistake)
-            self._held = await hold_replica(*of_process, grpc, url)
+            self._held = await hold_replica(*of_process, grpc, self._own_url())
         else:
             self._held = await hold_alone(*of_process)
             await self._listen()
@@ -224,11 +223,13 @@ class App:
             self._tokens.refresh()
         log.info("configuration read again")
 
-    def _own_url(self) -> str:
-        """The URL of HTTP for others, as far as the service knows."""
+    def _own_address(self) -> str:
+        """Where others find HTTP, as far as the service knows."""
         advertised = self._config.cluster.advertise_http
-        address = advertised or self._reachable(self.http or self._config.http)
-        return f"{'http' if self._certificates is None else 'https'}://{address}"
+        return advertised or self._reachable(self.http or self._config.http)
+
+    def _own_url(self) -> str:
+        return f"{'http' if self._certificates is None else 'https'}://{self._own_address()}"
 
     @staticmethod
     def _reachable(address: str) -> str:

@@ -17,11 +17,21 @@ from frd.errors import ServiceUnavailable
 from frd.service.cells import homes as homes_module
 from frd.service.cells.cell import Cell
 from frd.service.ingest.collector import Home
+from frd.service.ingest.streams import Stream
 from frd.service.state import CellState, Counters
 from frd.wire.messages import Redirect
 from tests.world.fake_cluster import FakeStream
 from tests.world.one_replica import CELL, HELLO, JOB, ME, OTHER, Parts, SharedLogs, replica
 from tests.world.virtual_time import run_virtual
+
+
+async def connected(parts: Parts) -> Stream:
+    """A stream of an agent in the cell of the job."""
+    home = await parts.homes.find(JOB)
+    assert isinstance(home, Home)
+    stream = home.streams.open()
+    home.streams.take(stream, HELLO)
+    return stream
 
 
 async def test_a_gained_cell_is_a_home(tmp_path: Path) -> None:
@@ -81,10 +91,7 @@ async def test_a_cell_is_handed_over(tmp_path: Path) -> None:
     """A drain: the log ends before the lease goes to the successor, then streams are redirected."""
     async with replica(tmp_path) as parts:
         parts.owner.gained(CELL, "start")
-        home = await parts.homes.find(JOB)
-        assert isinstance(home, Home)
-        stream = home.streams.open()
-        home.streams.take(stream, HELLO)
+        stream = await connected(parts)
         parts.owner.drain(CELL, OTHER.name)
         await parts.settle()
         assert parts.lease.calls[-1] == ("release", CELL)
@@ -97,10 +104,7 @@ async def test_a_lost_cell_is_dropped(tmp_path: Path) -> None:
     """Another replica has taken the cell: it is gone, and its streams go to the new owner."""
     async with replica(tmp_path) as parts:
         parts.owner.gained(CELL, "start")
-        home = await parts.homes.find(JOB)
-        assert isinstance(home, Home)
-        stream = home.streams.open()
-        home.streams.take(stream, HELLO)
+        stream = await connected(parts)
         parts.lease.owners(**{f"c{CELL}": OTHER.name})
         parts.owner.lost(CELL)
         assert CELL not in parts.cells
@@ -112,10 +116,7 @@ async def test_a_cell_is_taken_from_a_replica_that_is_cut_off(tmp_path: Path) ->
     dropped and given up, and its streams go there. It says so again: nothing happens."""
     async with replica(tmp_path) as parts:
         parts.owner.gained(CELL, "start")
-        home = await parts.homes.find(JOB)
-        assert isinstance(home, Home)
-        stream = home.streams.open()
-        home.streams.take(stream, HELLO)
+        stream = await connected(parts)
         for _ in range(2):
             parts.owner.taken(CELL, OTHER.grpc)
         assert CELL not in parts.cells

@@ -90,6 +90,14 @@ class Scene:
         self.serving.cancel()
         await asyncio.gather(self.serving, return_exceptions=True)
 
+    async def ends(self, *, hangs_up: bool) -> None:
+        """By the agent; or by the service, two seconds after the beginning."""
+        if hangs_up:
+            await self.hangs_up()
+        else:
+            await self.serving
+            assert 1.9 < self.lasted_s < 2.1
+
     @property
     def lasted_s(self) -> float:
         return self.call._loop.time() - self.began
@@ -106,11 +114,7 @@ def test_an_agent_that_is_redirected_hangs_up_first(hangs_up: bool) -> None:
         assert [type(event) for event in scene.call.received] == [Redirect]
         await scene.says(HELLO, ROWS)
         assert not scene.serving.done()
-        if hangs_up:
-            await scene.hangs_up()
-        else:
-            await scene.serving
-            assert 1.9 < scene.lasted_s < 2.1
+        await scene.ends(hangs_up=hangs_up)
         assert not scene.ingest.refused
 
     run_virtual(run())
@@ -129,11 +133,7 @@ def test_a_stream_that_is_handed_over_is_read_until_the_agent_hangs_up(hangs_up:
         await scene.says(ROWS, ROWS)
         assert [type(event) for event in scene.call.received] == [Welcome, Redirect]
         assert not scene.serving.done()
-        if hangs_up:
-            await scene.hangs_up()
-        else:
-            await scene.serving
-            assert 1.9 < scene.lasted_s < 2.1
+        await scene.ends(hangs_up=hangs_up)
         assert not scene.ingest.refused[ABORTED]
         assert not len(scene.streams)
 
