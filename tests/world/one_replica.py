@@ -119,9 +119,16 @@ class Unkept:
     """A `Keeper` without findings."""
 
     name = "nothing"
+    failures = 0
 
     async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
         assert not events
+
+    async def close(self) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
 
 
 @dataclass

@@ -71,6 +71,7 @@ class Cell:
         config, now = common.config(), common.now
         self._common = common
         self.log = log
+        self._keeper = keeper
         shared = self._shared = Shared(Engine(config.policy))
         engine = self._engine = shared.engine
         self.streams = Streams(
@@ -150,11 +151,13 @@ class Cell:
 
     async def close(self) -> None:
         """Write everything, after `finish`."""
+        await self._keeper.close()
         await self.log.stop()
 
     def abandon(self) -> None:
         """Another replica has the cell: show and write nothing more. Call `quit`, too."""
         self.evaluator.abandon()
+        self._keeper.abandon()
         self.log.abandon()
 
     def look(self) -> None:
@@ -203,7 +206,7 @@ class Cell:
                 },
                 evicted={"journal_segments": self.log.evicted},
                 store_errors={
-                    "findings": self.evaluator.store_errors,
+                    "findings": self.evaluator.store_errors + self._keeper.failures,
                     "journal": self.log.dropped,
                     "dumps": self.dumper.store_errors,
                 },

@@ -31,6 +31,7 @@ from frd.service.cells.owner import CellOwner
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.keepers import SharedKeeper
 from frd.service.journal.appending import Appender
+from frd.service.journal.kept_findings import KeptFindings
 from frd.service.journal.payloads import (
     decode_finding,
     encode_pauses,
@@ -122,12 +123,16 @@ class SharedArchive:
         warn = partial(log.warning, "cell %d: %s", cell)
         left = await self._left(cell, fenced, warn)
         self._continue_from(left.last_at, cell)
-        findings = {finding.id: finding for finding in left.findings}
         stored = await self._stored(cell)
-        for one in stored:
-            finding = usable(decode_finding, one.data, warn)
-            if finding and finding.state is FindingState.OPEN and one.id not in left.closed:
-                findings.setdefault(one.id, finding)
+        shared = {one.id: usable(decode_finding, one.data, warn) for one in stored}
+        logged = {finding.id: finding for finding in (*left.findings, *left.closed)}
+        findings = list(left.findings)
+        for id_, finding in shared.items():
+            if finding and finding.state is FindingState.OPEN and id_ not in logged:
+                findings.append(finding)
+        # The last owner had no time for these, or what is shared could not be read.
+        unshared = [one for id_, one in logged.items() if shared.get(id_) != one]
+        closed = [finding for finding in unshared if finding.state is FindingState.CLOSED]
         config = self._config()  # the one with which the cell begins
         replicated = ReplicatedLog(
             Appender(cell, fenced, config.member),
@@ -135,7 +140,7 @@ class SharedArchive:
             now=self._now(),
             limits=limits_of(config),
             budget=self._budget,
-            findings=list(findings.values()),
+            findings=KeptFindings(self._now(), findings, closed),
             learned=encode_pauses(left.pauses),
             on_fenced=partial(self.refused, cell),
         )
@@ -144,10 +149,11 @@ class SharedArchive:
             replicated,
             self._cluster.findings,
             {one.id: one.revision for one in stored},
+            unshared,
             self._store,
             self._now,
         )
-        return Opened(replicated, keeper, list(findings.values()), left.pauses)
+        return Opened(replicated, keeper, findings, left.pauses)
 
     async def _left(self, cell: int, fenced: FencedLog, warn: Callable[[str], None]) -> Recovered:
         """What the last owner left. A log that cannot be read must not leave the cell without an
@@ -156,7 +162,7 @@ class SharedArchive:
             return await recover(fenced, warn)
         except StoreError as error:
             log.error("cell %d: %s: the cell begins without what its log has", cell, error)
-            return Recovered((), frozenset(), (), 0, AlignedNs(0))
+            return Recovered((), (), (), 0, AlignedNs(0))
 
     def _continue_from(self, last_at: AlignedNs, cell: int) -> None:
         """The last owner's clock may be ahead: let no record, and no end of a finding, be earlier

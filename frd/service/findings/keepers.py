@@ -9,15 +9,21 @@ from typing import Protocol
 from frd.cluster.findings import FindingStore as SharedFindings
 from frd.cluster.registry import Conflict
 from frd.engine.matching.learned_pauses import JobPauses
-from frd.model import AlignedNs, Finding, FindingEvent
-from frd.service.journal.log import Log
+from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState
+from frd.service.findings.outbox import Outbox
 from frd.service.journal.payloads import encode_finding
+from frd.service.journal.replicated import ReplicatedLog
 from frd.store.findings import FindingStore
 
 
 class Keeper(Protocol):
     name: str
     """What keeps them, for messages."""
+
+    @property
+    def failures(self) -> int:
+        """Writes to the database of this machine that failed although `save` did not."""
+        ...
 
     async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
         """Keep the newest version of each finding and of the pauses of each job.
@@ -27,11 +33,21 @@ class Keeper(Protocol):
         """
         ...
 
+    async def close(self) -> None:
+        """Bring what was saved to where others read it, as far as that is possible in a short
+        time, and end. Nothing is saved any more."""
+        ...
+
+    def abandon(self) -> None:
+        """Another replica has the cell: write nothing more. `close` is not needed then."""
+        ...
+
 
 class LocalKeeper:
     """In the database of this machine."""
 
     name = "findings database"
+    failures = 0
 
     def __init__(self, store: FindingStore) -> None:
         self._store = store
@@ -40,21 +56,30 @@ class LocalKeeper:
         await asyncio.to_thread(self._store.save, events)
         await asyncio.to_thread(self._store.save_pauses, pauses)
 
+    async def close(self) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
+
 
 class SharedKeeper:
-    """In the log of a cell, and from there in the cluster's store of findings, which all replicas
-    copy. Pauses are in the log already: the evaluator records them."""
+    """In the log of a cell. From there, without anyone waiting for it, in the cluster's store of
+    findings, which all replicas copy, and in the local copy. Pauses are in the log already: the
+    evaluator records them."""
 
     def __init__(
         self,
         cell: int,
-        log: Log,
+        log: ReplicatedLog,
         shared: SharedFindings,
         revisions: dict[str, int],
+        unshared: Sequence[Finding],
         store: FindingStore,
         now: Callable[[], AlignedNs],
     ) -> None:
-        """`revisions` are those of the cell's findings in `shared`; `store` is the local copy."""
+        """`revisions` are those of the cell's findings in `shared`, and `unshared` are findings of
+        the log that it does not have as they are; `store` is the local copy."""
         self.name = f"log of cell {cell}"
         self._cell = cell
         self._log = log
@@ -62,14 +87,34 @@ class SharedKeeper:
         self._revisions = revisions
         self._store = store
         self._now = now
+        self._saving = asyncio.Lock()
+        """So that the log has the versions of a finding in their order."""
+        self._to_share = Outbox(f"cell {cell}: shared findings", self._share)
+        self._to_copy = Outbox(f"cell {cell}: findings database", self._copy)
+        self._pass_on(unshared)
+
+    @property
+    def failures(self) -> int:
+        return self._to_copy.failures
 
     async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
         if not events:
             return
-        await self._log.save([event.finding for event in events], self._now())
-        for event in events:
-            await self._share(event.finding)
-        await asyncio.to_thread(self._store.save, events)
+        findings = [event.finding for event in events]
+        async with self._saving:
+            await self._log.save(findings, self._now())
+            self._pass_on(findings)
+
+    async def close(self) -> None:
+        await asyncio.gather(self._to_share.close(), self._to_copy.close())
+
+    def abandon(self) -> None:
+        self._to_share.abandon()
+        self._to_copy.abandon()
+
+    def _pass_on(self, findings: Sequence[Finding]) -> None:
+        self._to_share.put(findings)
+        self._to_copy.put(findings)
 
     async def _share(self, finding: Finding) -> None:
         data = encode_finding(finding)
@@ -79,9 +124,16 @@ class SharedKeeper:
                 stored = await self._shared.put(self._cell, finding.id, data, revision)
             except Conflict:
                 # A former owner was late, or there is a newer one: only the log knows which.
-                await self._log.save([finding], self._now())
+                async with self._saving:
+                    await self._log.save([self._to_share.newest(finding)], self._now())
                 known = await self._shared.of_cell(self._cell)
                 self._revisions = {one.id: one.revision for one in known}
             else:
                 self._revisions[finding.id] = stored
+                if finding.state is FindingState.CLOSED:
+                    self._log.shared(finding)
                 return
+
+    async def _copy(self, finding: Finding) -> None:
+        event = FindingEvent(Change.UPDATED, finding)
+        await asyncio.to_thread(self._store.save, [event])

@@ -32,8 +32,8 @@ class Recovered:
 
     findings: tuple[Finding, ...]
     """Open ones, and closed ones that were dismissed while their trouble lasts; oldest first."""
-    closed: frozenset[str]
-    """Ids of all others that were closed since the checkpoint."""
+    closed: tuple[Finding, ...]
+    """All others that were closed since the checkpoint, or that were not shared before it."""
     pauses: tuple[JobPauses, ...]
     records: int
     last_at: AlignedNs
@@ -75,11 +75,11 @@ async def recover(
                     learned = record.payload
                 case _:
                     pass
-    known = [finding for finding in findings.values() if not over[finding.id]]
-    known.sort(key=lambda finding: finding.opened_at)
-    closed = findings.keys() - {finding.id for finding in known}
+    by_age = sorted(findings.values(), key=lambda finding: finding.opened_at)
+    known = tuple(finding for finding in by_age if not over[finding.id])
+    closed = tuple(finding for finding in by_age if over[finding.id])
     pauses = usable(decode_pauses, learned, warn) or ()
-    return Recovered(tuple(known), frozenset(closed), tuple(pauses), count, last_at)
+    return Recovered(known, closed, tuple(pauses), count, last_at)
 
 
 def usable(decode: Callable[[bytes], T], data: bytes, warn: Callable[[str], None]) -> T | None:

@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 
 from frd.cluster.log import Fenced, LogLost
 from frd.cluster.packing import MAX_RECORD_BYTES
-from frd.model import AlignedNs, Finding, FindingState
+from frd.model import AlignedNs, Finding
 from frd.service.journal.appending import Appender
-from frd.service.journal.payloads import decode_finding, encode_finding
+from frd.service.journal.kept_findings import KeptFindings
 from frd.service.journal.preamble import Preamble
 from frd.service.journal.runs import Budget, Run, Runs
 from frd.store.journal import JournalLimits
@@ -60,10 +60,9 @@ class _Saving(NamedTuple):
 class ReplicatedLog:
     """A `Log` on that of `appender`. The methods are for the event loop.
 
-    `findings` are open or dismissed, and `learned` are the learned pauses (see
-    `payloads.encode_pauses`), both as the last owner left them. `budget` is that of all logs of the
-    process. `on_fenced` is called when the log refuses this owner, or cannot be written because of
-    a fault: the cell must be dropped then.
+    `findings` and the learned pauses, `learned` (see `payloads.encode_pauses`), are as the last
+    owner left them. `budget` is that of all logs of the process. `on_fenced` is called when the log
+    refuses this owner, or cannot be written because of a fault: the cell must be dropped then.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class ReplicatedLog:
         now: AlignedNs,
         limits: JournalLimits,
         budget: Budget,
-        findings: Sequence[Finding] = (),
+        findings: KeptFindings | None = None,
         learned: bytes = b"",
         on_fenced: Callable[[], None],
     ) -> None:
@@ -87,9 +86,7 @@ class ReplicatedLog:
         """Of all records up to `_position`."""
         if learned:
             self._preamble.see(Record(RecordKind.LEARNED, now, 0, learned), declares=False)
-        self._dismissed = frozenset(f.id for f in findings if f.state is FindingState.CLOSED)
-        self._findings = {f.id: self._restored(f, now) for f in findings}
-        """Those with which the next owner must go on, by id."""
+        self._findings = findings or KeptFindings(now)
         self._cut: set[int] = set()
         self._cut_news: set[int] = set()
         """Streams of `_cut` that `take_cut` has not returned."""
@@ -189,26 +186,20 @@ class ReplicatedLog:
         self.record(RecordKind.SETTINGS, at, 0, settings)
 
     def keep_dismissed(self, ids: Collection[str], at: AlignedNs) -> None:
-        forgotten, self._dismissed = self._dismissed.difference(ids), frozenset(ids)
-        for finding_id in forgotten:
-            if (known := self._findings.pop(finding_id, None)) is not None:
-                payload = encode_finding(decode_finding(known.payload))
-                self.record(RecordKind.FINDING, at, payload=payload)
+        for record in self._findings.keep_dismissed(ids, at):
+            self.record(record.kind, at, payload=record.payload)
 
     async def save(self, findings: Sequence[Finding], at: AlignedNs) -> None:
         if not findings:
             return
-        records = []
-        for finding in findings:
-            restored = self._restored(finding, at)
-            records.append(Record(RecordKind.FINDING, at, 0, restored.payload))
-            if finding.state is FindingState.OPEN or finding.id in self._dismissed:
-                self._findings[finding.id] = restored
-            else:
-                self._findings.pop(finding.id, None)
+        records = [self._findings.see(finding, at) for finding in findings]
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._save(records, done)
         await done
+
+    def shared(self, finding: Finding) -> None:
+        """All replicas know that it is closed: the next owner need not share it."""
+        self._findings.shared(finding)
 
     def abandon(self) -> None:
         if not self._fenced:
@@ -283,11 +274,6 @@ class ReplicatedLog:
         self._hand_over()
         self._answer()
 
-    def _restored(self, finding: Finding, at: AlignedNs) -> Record:
-        is_dismissed = finding.id in self._dismissed and finding.state is FindingState.CLOSED
-        payload = encode_finding(finding, is_dismissed=is_dismissed)
-        return Record(RecordKind.RESTORED, at, 0, payload)
-
     def _checkpoint_is_due(self, at: AlignedNs) -> bool:
         if self._runs.is_full or self._runs.has_checkpoint:
             return False
@@ -301,7 +287,7 @@ class ReplicatedLog:
     def _put_checkpoint(self, at: AlignedNs, *, is_start: bool) -> None:
         """What is known of everything that was put before, and of nothing that comes later."""
         start = Record(RecordKind.START, at, 0, self._settings)
-        records = [start, *self._findings.values(), *self._preamble.records()]
+        records = [start, *self._findings.records(), *self._preamble.records()]
         size = sum(len(record.payload) for record in records)
         self._position += 1
         self._runs.add_checkpoint(records, self._position, is_start=is_start)

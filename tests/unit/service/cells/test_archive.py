@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from frd.cluster.cluster import Cluster
+from frd.cluster.registry import RegistryUnavailable
 from frd.config import Config
 from frd.engine.policy import Policy
-from frd.model import Change, Finding, FindingEvent, FindingState
+from frd.errors import StoreError
+from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState
 from frd.service.cells.alone import LocalLease
 from frd.service.cells.archive import Opened
 from frd.service.cells.replica import SharedArchive
@@ -23,18 +27,23 @@ from frd.store.findings import FindingStore
 from frd.store.records import Record, RecordKind
 from tests.world.evaluated import Evaluated
 from tests.world.fake_cluster import FakeFindings, FakeKeys, FakeLog, FakeStream, Faults
+from tests.world.virtual_time import run_virtual
 
 CELL = 7
 
 
 class Servers:
-    """The log and the shared findings of a cluster, without faults."""
+    """The log and the shared findings of a cluster."""
 
     def __init__(self, store: FindingStore) -> None:
         self.stream = FakeStream()
         self.of_findings = Faults()
-        self.findings = FakeFindings(FakeKeys(), self.of_findings)
-        self._store = store
+        self.keys = FakeKeys()
+        self.findings = _Findings(self)
+        self.writes_fail = False
+        """No finding can be shared."""
+        self.puts = 0
+        self.store = store
 
     def log(self, cell: int) -> FakeLog:
         return FakeLog(self.stream, Faults())
@@ -44,12 +53,43 @@ class Servers:
     ) -> Opened:
         """As the next replica does it."""
         cluster = Cluster(LocalLease(), self.log, self.findings, _nothing)
-        archive = SharedArchive(cluster, config, self._store, now or RealTime())
+        archive = SharedArchive(cluster, config, self.store, now or RealTime())
         return await archive.open(CELL)
+
+    async def shared(self) -> list[Finding]:
+        return [decode_finding(one.data) for one in await self.findings.of_cell(CELL)]
+
+
+class _Findings(FakeFindings):
+    def __init__(self, servers: Servers) -> None:
+        super().__init__(servers.keys, servers.of_findings)
+        self._servers = servers
+
+    async def put(self, cell: int, id: str, data: bytes, revision: int) -> int:
+        self._servers.puts += 1
+        if self._servers.writes_fail:
+            raise RegistryUnavailable("no leader")
+        return await super().put(cell, id, data, revision)
 
 
 async def _nothing() -> None:
     pass
+
+
+async def end(opened: Opened) -> None:
+    """As a cell that is handed over."""
+    await opened.keeper.close()
+    await opened.log.stop()
+
+
+async def die(opened: Opened) -> None:
+    """Everything that is in the log stays there, and nothing else happens any more."""
+    opened.keeper.abandon()
+    await opened.log.stop()
+
+
+def closed(finding: Finding) -> Finding:
+    return dataclasses.replace(finding, state=FindingState.CLOSED, closed_at=finding.opened_at)
 
 
 @pytest.fixture
@@ -76,17 +116,16 @@ async def test_open_findings_come_from_the_log(servers: Servers, finding: Findin
     first = await servers.open()
     assert not first.findings
     await first.keeper.save([FindingEvent(Change.OPENED, finding)], [])
-    await first.log.stop()
+    await end(first)
     second = await servers.open()
     assert [one.id for one in second.findings] == [finding.id]
     (shared,) = await servers.findings.of_cell(CELL)
     assert shared.id == finding.id
-    closed = dataclasses.replace(finding, state=FindingState.CLOSED, closed_at=finding.opened_at)
-    await second.keeper.save([FindingEvent(Change.CLOSED, closed)], [])
-    await second.log.stop()
+    await second.keeper.save([FindingEvent(Change.CLOSED, closed(finding))], [])
+    await end(second)
     third = await servers.open()
     assert not third.findings
-    await third.log.stop()
+    await end(third)
 
 
 async def test_a_dismissed_finding_comes_from_the_log(servers: Servers, finding: Finding) -> None:
@@ -95,18 +134,17 @@ async def test_a_dismissed_finding_comes_from_the_log(servers: Servers, finding:
     first = await servers.open()
     await first.keeper.save([FindingEvent(Change.OPENED, finding)], [])
     first.log.keep_dismissed({finding.id}, finding.opened_at)
-    closed = dataclasses.replace(finding, state=FindingState.CLOSED, closed_at=finding.opened_at)
-    await first.keeper.save([FindingEvent(Change.CLOSED, closed)], [])
-    await first.log.stop()
+    await first.keeper.save([FindingEvent(Change.CLOSED, closed(finding))], [])
+    await end(first)
     second = await servers.open()
     assert [(one.id, one.state) for one in second.findings] == [(finding.id, FindingState.CLOSED)]
     (shared,) = await servers.findings.of_cell(CELL)
     assert decode_finding(shared.data).state is FindingState.CLOSED
     second.log.keep_dismissed((), finding.opened_at)
-    await second.log.stop()
+    await end(second)
     third = await servers.open()
     assert not third.findings
-    await third.log.stop()
+    await end(third)
 
 
 async def test_a_log_that_cannot_be_read(
@@ -121,10 +159,10 @@ async def test_a_log_that_cannot_be_read(
     opened = await servers.open()
     assert [one.id for one in opened.findings] == [finding.id]
     assert "begins without what its log has" in caplog.text
-    await opened.log.stop()
+    await end(opened)
     again = await servers.open()
     assert [one.id for one in again.findings] == [finding.id]
-    await again.log.stop()
+    await end(again)
 
 
 async def test_a_finding_of_a_newer_release(
@@ -140,7 +178,7 @@ async def test_a_finding_of_a_newer_release(
     assert [one.id for one in opened.findings] == [finding.id]
     assert f"cell 7: journal: finding {finding.id}: Invalid enum value" in caplog.text
     assert (await servers.findings.of_cell(CELL))[0].data == newer
-    await opened.log.stop()
+    await end(opened)
 
 
 async def test_no_answer_about_the_shared_findings(
@@ -150,18 +188,139 @@ async def test_no_answer_about_the_shared_findings(
     of the log; the next change of a finding reaches the stream nevertheless."""
     first = await servers.open()
     await first.keeper.save([FindingEvent(Change.OPENED, finding)], [])
-    await first.log.stop()
+    await end(first)
     fences = sum(not message.epoch for message in servers.stream.messages)
     servers.of_findings.losses = ["request"]
     second = await servers.open()
     assert [one.id for one in second.findings] == [finding.id]
     assert "findings of its log only" in caplog.text
     assert sum(not message.epoch for message in servers.stream.messages) == fences + 1
-    closed = dataclasses.replace(finding, state=FindingState.CLOSED, closed_at=finding.opened_at)
-    await second.keeper.save([FindingEvent(Change.CLOSED, closed)], [])
-    (shared,) = await servers.findings.of_cell(CELL)
-    assert decode_finding(shared.data).state is FindingState.CLOSED
-    await second.log.stop()
+    await second.keeper.save([FindingEvent(Change.CLOSED, closed(finding))], [])
+    await end(second)
+    (shared,) = await servers.shared()
+    assert shared.state is FindingState.CLOSED
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+def test_a_closing_that_was_not_shared(is_back: bool, tmp_path: Path, finding: Finding) -> None:
+    """The first owner closes a finding, dies before all replicas know it, after another
+    checkpoint of its log: the finding stays closed, whether the shared findings answer
+    the second owner or the third one only; at the end all know it, and checkpoints forget it."""
+
+    async def work(servers: Servers) -> None:
+        first = await servers.open()
+        await first.keeper.save([FindingEvent(Change.OPENED, finding)], [])
+        await asyncio.sleep(0.1)
+        servers.writes_fail = True
+        await first.keeper.save([FindingEvent(Change.CLOSED, closed(finding))], [])
+        for _ in range(2):  # the first one makes a checkpoint, the second one names it
+            first.log.tick(AlignedNs(RealTime()() + 1200 * 10**9))
+            await asyncio.sleep(0.1)
+        await die(first)
+        servers.writes_fail = not is_back
+        second = await servers.open()
+        assert not second.findings
+        await asyncio.sleep(0.1)
+        await die(second)
+        assert [one.state.value for one in await servers.shared()] == [
+            "closed" if is_back else "open"
+        ]
+        servers.writes_fail = False
+        third = await servers.open()
+        assert not third.findings
+        await end(third)
+        assert [one.state for one in await servers.shared()] == [FindingState.CLOSED]
+        await end(await servers.open())
+        left = await recover(servers.log(CELL), pytest.fail)
+        assert (left.findings, left.closed) == ((), ())
+
+    with contextlib.closing(FindingStore(tmp_path / "copy.sqlite3")) as store:
+        run_virtual(work(Servers(store)))
+
+
+def test_the_shared_findings_hang(
+    tmp_path: Path, finding: Finding, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server of the shared findings hangs for a minute while a finding opens and changes: each
+    version is saved immediately, and is in the log once; the local copy has the newest one, and
+    later all replicas have it. A failure is logged once."""
+
+    async def work(servers: Servers) -> None:
+        time = asyncio.get_running_loop().time
+        owner = await servers.open()
+        servers.of_findings.lost_requests = 1.0
+        for summary in ("1", "2", "3"):
+            version = dataclasses.replace(finding, summary=summary)
+            began = time()
+            await owner.keeper.save([FindingEvent(Change.UPDATED, version)], [])
+            assert time() - began < 0.1
+            await asyncio.sleep(20)
+        assert not await FakeFindings(servers.keys, Faults()).of_cell(CELL)
+        (copy,) = servers.store.open_findings()
+        assert copy.summary == "3"
+        servers.of_findings.lost_requests = 0.0
+        await asyncio.sleep(5)
+        assert [one.summary for one in await servers.shared()] == ["3"]
+        await end(owner)
+        records: list[Record] = []
+        await recover(servers.log(CELL), pytest.fail, records.append)
+        assert sum(record.kind is RecordKind.FINDING for record in records) == 3
+        assert caplog.text.count("trying again") == 1
+
+    with contextlib.closing(FindingStore(tmp_path / "copy.sqlite3")) as store:
+        run_virtual(work(Servers(store)))
+
+
+def test_the_local_copy_fails(
+    tmp_path: Path, finding: Finding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database of the machine refuses a finding: all replicas have it nevertheless, the failure
+    is counted, and the copy is written when the database takes it."""
+
+    async def work(servers: Servers) -> None:
+        owner = await servers.open()
+        with monkeypatch.context() as patch:
+            patch.setattr(servers.store, "save", _refuse)
+            await owner.keeper.save([FindingEvent(Change.OPENED, finding)], [])
+            await asyncio.sleep(0.1)
+            assert owner.keeper.failures == 1
+        assert [one.id for one in await servers.shared()] == [finding.id]
+        assert not servers.store.open_findings()
+        await asyncio.sleep(2)
+        assert [one.id for one in servers.store.open_findings()] == [finding.id]
+        await end(owner)
+
+    with contextlib.closing(FindingStore(tmp_path / "copy.sqlite3")) as store:
+        run_virtual(work(Servers(store)))
+
+
+def _refuse(events: object) -> None:
+    raise StoreError("disk full")
+
+
+def test_a_replica_that_was_fenced_shares_nothing_more(tmp_path: Path, finding: Finding) -> None:
+    """An owner waits to share a finding when another replica takes the cell and closes it: what
+    the former owner has is refused, and after it was dropped it tries no more."""
+
+    async def work(servers: Servers) -> None:
+        first = await servers.open()
+        servers.writes_fail = True
+        await first.keeper.save([FindingEvent(Change.OPENED, finding)], [])
+        await asyncio.sleep(0.1)
+        servers.writes_fail = False
+        second = await servers.open()
+        await second.keeper.save([FindingEvent(Change.CLOSED, closed(finding))], [])
+        await asyncio.sleep(5)
+        assert first.log.fenced
+        assert [one.state for one in await servers.shared()] == [FindingState.CLOSED]
+        first.keeper.abandon()
+        servers.puts = 0
+        await asyncio.sleep(60)
+        assert not servers.puts
+        await end(second)
+
+    with contextlib.closing(FindingStore(tmp_path / "copy.sqlite3")) as store:
+        run_virtual(work(Servers(store)))
 
 
 async def test_settings_change_while_the_log_is_read(servers: Servers) -> None:
@@ -172,7 +331,7 @@ async def test_settings_change_while_the_log_is_read(servers: Servers) -> None:
     def config() -> Config:
         return new if servers.stream.last else old  # the fence is there
 
-    await (await servers.open(config=config)).log.stop()
+    await end(await servers.open(config=config))
     records: list[Record] = []
     await recover(servers.log(CELL), pytest.fail, records.append)
     starts = [record.payload for record in records if record.kind is RecordKind.START]
@@ -192,11 +351,11 @@ async def test_the_clock_of_the_last_owner_was_ahead(servers: Servers) -> None:
     """The last owner's clock was 0.9 s ahead: all times of the new owner follow its last record."""
     first = await servers.open(clock(0.9))
     first.log.tick(clock(0.9)())
-    await first.log.stop()
+    await end(first)
     before, now = await last_at(servers), RealTime()
     second = await servers.open(now)
     assert before < now() < before + 10**9
-    await second.log.stop()
+    await end(second)
     records: list[Record] = []
     await recover(servers.log(CELL), pytest.fail, records.append)
     starts = [record.at for record in records if record.kind is RecordKind.START]
@@ -207,9 +366,9 @@ async def test_the_clock_of_the_last_owner_was_far_ahead(
     servers: Servers, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The last owner's clock was 40 s ahead: the new owner keeps its time, and says what to do."""
-    await (await servers.open(clock(40))).log.stop()
+    await end(await servers.open(clock(40)))
     now = RealTime()
     second = await servers.open(now)
     assert now() < await last_at(servers)
     assert "cell 7: its log ends 40 s ahead of this machine's clock: synchronize" in caplog.text
-    await second.log.stop()
+    await end(second)

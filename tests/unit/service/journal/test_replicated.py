@@ -14,8 +14,9 @@ from frd.cluster.log import Bundle, Fenced
 from frd.cluster.packing import FRAME_BYTES, Frame, Joiner, Mark
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.model import AlignedNs, Finding, FindingState, Kind, NodeNs, NodeRawNs
-from frd.service.journal import replicated
+from frd.service.journal import kept_findings
 from frd.service.journal.appending import Appender
+from frd.service.journal.kept_findings import KeptFindings
 from frd.service.journal.payloads import Settings, encode_finding, encode_pauses, encode_payload
 from frd.service.journal.reading import Recovered, read, recover
 from frd.service.journal.replay import replay
@@ -223,7 +224,9 @@ def test_an_owner_that_dies_soon(is_torn: bool) -> None:
         for owner in ("b", "c"):
             left, _ = await recovered(servers)
             learned = bytes(FRAME_BYTES) if is_torn else b""  # that of a checkpoint of two frames
-            now = await Cell(servers, findings=left.findings, learned=learned).begin(owner)
+            now = await Cell(
+                servers, findings=KeptFindings(T0, left.findings), learned=learned
+            ).begin(owner)
             await asyncio.sleep(5)
             last = now.frames()[-1]
             assert (last.mark & (Mark.START | Mark.LAST), last.first) == (
@@ -280,7 +283,7 @@ def test_a_new_owner_begins_with_what_is_open() -> None:
         await first.log.save([finding("f2", FindingState.CLOSED)], T0)
         left, _ = await recovered(servers)
         assert [one.id for one in left.findings] == ["f1"]
-        second = await Cell(servers, findings=left.findings).begin("b")
+        second = await Cell(servers, findings=KeptFindings(T0, left.findings)).begin("b")
         second.open(1, b"again")
         await second.pass_s(0.25)
         assert [one.id for one in (await recovered(servers))[0].findings] == ["f1"]
@@ -320,8 +323,8 @@ def test_dismissed_findings(*, has_checkpoint: bool) -> None:
             ("a", FindingState.CLOSED),
             ("b", FindingState.CLOSED),
         ]
-        assert left.closed == (frozenset() if has_checkpoint else {"c"})
-        second = await Cell(servers, findings=left.findings).begin("b")
+        assert [one.id for one in left.closed] == ["c"]
+        second = await Cell(servers, findings=KeptFindings(T0, left.findings)).begin("b")
         second.log.keep_dismissed({"a", "b"}, second.now)
         second.log.keep_dismissed({"b"}, second.now)
         for _ in range(2 * has_checkpoint):
@@ -346,7 +349,7 @@ def test_findings_of_a_newer_release(monkeypatch: pytest.MonkeyPatch) -> None:
         cell = await Cell(FakeStream()).begin()
         await cell.log.save([finding("f1"), finding("f2")], T0)
         with monkeypatch.context() as patch:
-            patch.setattr(replicated, "encode_finding", newer)
+            patch.setattr(kept_findings, "encode_finding", newer)
             versions = [replace(finding(one), summary="newer") for one in ("f2", "f3")]
             await cell.log.save(versions, T0)
         await cell.log.save([finding("f4")], T0)
