@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from uuid import uuid4
 
 import pytest
 
 from frd.cluster.findings import StoredFinding
 from frd.cluster.registry import Conflict
 from tests.contract.conftest import World
+from tests.world.nats_clients import nats_client, options_for
+from tests.world.nats_servers import NatsServers
 
 pytestmark = pytest.mark.xdist_group("nats")
 
@@ -98,3 +101,17 @@ async def test_a_copy_follows(world: World) -> None:
         await one.findings.put(8, "b", b"new", 0)
         assert (await asyncio.wait_for(anext(later), 10)).id == "b"
         await later.aclose()  # type: ignore[attr-defined]
+
+
+@pytest.mark.nats
+async def test_a_foreign_message_among_findings(servers: NatsServers) -> None:
+    """Somebody publishes below the subject of the findings: readers pass over it."""
+    options = options_for(servers, f"t{uuid4().hex[:8]}")
+    async with nats_client(options) as client:
+        subject = f"{options.name}.f.note"
+        await client.thread.call(client.connection.publish(subject, b"hello", {}))
+        revision = await client.findings.put(7, "a", b"1", 0)
+        tail = client.findings.tail()
+        found = await asyncio.wait_for(anext(tail), 10)
+        assert found == StoredFinding(7, "a", b"1", revision)
+        await tail.aclose()  # type: ignore[attr-defined]

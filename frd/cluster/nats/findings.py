@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Final
 
 from nats.aio.msg import Msg
@@ -17,6 +17,8 @@ from frd.cluster.thread import LoopThread
 
 _PATIENCE_S: Final = 10.0
 _ID: Final = re.compile(r"[A-Za-z0-9_-]+")
+_NAME: Final = re.compile(rf"([0-9]{{2}})\.({_ID.pattern})")
+"""Of a finding, in its subject. Messages with others are not from frd: they are left out."""
 
 
 class JetStreamFindings:
@@ -50,7 +52,8 @@ class JetStreamFindings:
                     continue
                 for number, message in piece:
                     revision = number
-                    yield self._finding(number, message)
+                    for finding in self._findings([(number, message)]):
+                        yield finding
         finally:
             await self._thread.call(reader.close())
 
@@ -69,11 +72,12 @@ class JetStreamFindings:
                     piece, error = (), problem
                 if not piece and asyncio.get_running_loop().time() > deadline:
                     raise compare_and_set.unavailable(self._stream, error)
-                found += (self._finding(number, message) for number, message in piece)
+                found += self._findings(piece)
         finally:
             await reader.close()
         return found
 
-    def _finding(self, revision: int, message: Msg) -> StoredFinding:
-        cell, _, id = message.subject.removeprefix(self._prefix).partition(".")
-        return StoredFinding(int(cell), id, message.data, revision)
+    def _findings(self, piece: Sequence[tuple[int, Msg]]) -> Iterator[StoredFinding]:
+        for revision, message in piece:
+            if name := _NAME.fullmatch(message.subject.removeprefix(self._prefix)):
+                yield StoredFinding(int(name[1]), name[2], message.data, revision)

@@ -7,7 +7,6 @@ copy of it, so that every replica can answer for the past of all jobs.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,7 +19,7 @@ from frd.cluster.findings import StoredFinding
 from frd.cluster.log import FencedLog
 from frd.cluster.registry import RegistryUnavailable
 from frd.config import Config
-from frd.errors import ClusterError, FrdError, StoreError
+from frd.errors import ClusterError, StoreError
 from frd.model import AlignedNs, Change, FindingEvent, FindingState
 from frd.service.cells.archive import Opened
 from frd.service.cells.cell import Common
@@ -44,6 +43,7 @@ from frd.service.journal.runs import Budget
 from frd.service.state import ClusterState
 from frd.store.findings import FindingStore
 
+_AGAIN_S: Final = 1.0
 _AHEAD_NS: Final = 1_000_000_000
 """The clock of a replica is set forward by so much at most, to that of a former owner."""
 
@@ -190,13 +190,31 @@ class SharedArchive:
 
 async def _copy(shared: SharedFindings, store: FindingStore) -> None:
     """Copy all findings of the cluster to the local database, for ever."""
+    revision = 0
     while True:
         try:
-            async for stored in shared.tail():
-                with contextlib.suppress(StoreError):  # saving own findings reports a broken store
-                    finding = decode_finding(stored.data)
-                    event = FindingEvent(Change.UPDATED, finding)
-                    await asyncio.to_thread(store.save, [event])
-        except FrdError as error:
-            log.warning("findings of other replicas: %s: trying again", error)
-            await asyncio.sleep(1.0)
+            async for stored in shared.tail(revision):
+                revision = stored.revision
+                try:
+                    await _copy_one(stored, store)
+                except Exception:  # any error: the findings after it must be copied
+                    log.exception("cell %d: finding %s: not copied", stored.cell, stored.id)
+        except Exception as error:  # any error: the same
+            log.warning("findings of other replicas: %s: trying again", str(error) or repr(error))
+        await asyncio.sleep(_AGAIN_S)
+
+
+async def _copy_one(stored: StoredFinding, store: FindingStore) -> None:
+    try:
+        event = FindingEvent(Change.UPDATED, decode_finding(stored.data))
+    except StoreError:  # of a newer release
+        return
+    is_known = False
+    while True:
+        try:
+            return await asyncio.to_thread(store.save, [event])
+        except StoreError as error:
+            if not is_known:
+                log.warning("findings of other replicas: %s: trying again", error)
+            is_known = True
+        await asyncio.sleep(_AGAIN_S)
