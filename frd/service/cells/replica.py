@@ -46,6 +46,7 @@ from frd.store.findings import FindingStore
 _AGAIN_S: Final = 1.0
 _AHEAD_NS: Final = 1_000_000_000
 """The clock of a replica is set forward by so much at most, to that of a former owner."""
+_STORED_WITHIN_S: Final = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -182,10 +183,14 @@ class SharedArchive:
         """What all replicas share. It only repeats the log: no answer must not delay an owner,
         who learns missing revisions from the conflict of its first write (`SharedKeeper`)."""
         try:
-            return await self._cluster.findings.of_cell(cell)
+            async with asyncio.timeout(_STORED_WITHIN_S):
+                return await self._cluster.findings.of_cell(cell)
+        except TimeoutError:
+            why = f"no answer within {_STORED_WITHIN_S:g} s"
         except RegistryUnavailable as error:
-            log.warning("cell %d: it begins with the findings of its log only: %s", cell, error)
-            return ()
+            why = str(error)
+        log.warning("cell %d: it begins with the findings of its log only: %s", cell, why)
+        return ()
 
 
 async def _copy(shared: SharedFindings, store: FindingStore) -> None:

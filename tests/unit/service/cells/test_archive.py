@@ -201,6 +201,32 @@ async def test_no_answer_about_the_shared_findings(
     assert shared.state is FindingState.CLOSED
 
 
+def test_the_shared_findings_hang_during_a_takeover(
+    tmp_path: Path, finding: Finding, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server of the shared findings does not answer a new owner: the cell has it after one
+    second, with the findings of its log, and they are shared when the server answers again."""
+
+    async def work(servers: Servers) -> None:
+        time = asyncio.get_running_loop().time
+        servers.of_findings.lost_requests = 1.0
+        first = await servers.open()
+        await first.keeper.save([FindingEvent(Change.OPENED, finding)], [])
+        await die(first)
+        began = time()
+        second = await servers.open()
+        assert time() - began < 1.5
+        assert [one.id for one in second.findings] == [finding.id]
+        assert "findings of its log only: no answer within 1 s" in caplog.text
+        servers.of_findings.lost_requests = 0.0
+        await asyncio.sleep(5)
+        assert [one.id for one in await servers.shared()] == [finding.id]
+        await end(second)
+
+    with contextlib.closing(FindingStore(tmp_path / "copy.sqlite3")) as store:
+        run_virtual(work(Servers(store)))
+
+
 @pytest.mark.parametrize("is_back", [True, False])
 def test_a_closing_that_was_not_shared(is_back: bool, tmp_path: Path, finding: Finding) -> None:
     """The first owner closes a finding, dies before all replicas know it, after another
