@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import signal
 
@@ -22,6 +23,17 @@ def _signals_heeded() -> None:
     """Processes that tests start react to signals, even if nohup or a shell's `&` ignored them."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _loops_end_quietly() -> None:
+    """gRPC has one poller for all loops of a process. It may have news for the loop of an earlier
+    test, and the error that then appears in the log is not of the test that looks there."""
+
+    def is_of_a_test(record: logging.LogRecord) -> bool:
+        return "PollerCompletionQueue._handle_events" not in record.getMessage()
+
+    logging.getLogger("asyncio").addFilter(is_of_a_test)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -93,8 +93,7 @@ async def test_a_credential_file_that_cannot_be_read_is_tried_again(
         assert metadata["authorization"] == "Bearer secret"
         stream.close()
         await running
-    warnings = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
-    assert warnings == [
+    assert warnings(caplog) == [
         f"service {service.address}: not reachable: token_file: {token}: "
         "No such file or directory: name a file that can be read: "
         "the agent keeps trying, and keeps 0 rows until then"
@@ -102,6 +101,10 @@ async def test_a_credential_file_that_cannot_be_read_is_tried_again(
 
 
 # -- several processes of the service --------------------------------------------------------------
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
 
 
 @asynccontextmanager
@@ -191,8 +194,8 @@ async def test_two_that_redirect_to_each_other(caplog: pytest.LogCaptureFixture)
         assert not stream.connected
         one.redirect_to = ""
         await async_until(lambda: stream.connected, "the welcome")
-    (warning,) = [one for one in caplog.records if one.levelno == logging.WARNING]
-    assert f"after {MAX_REDIRECTS} redirects" in warning.getMessage()
+    (warning,) = warnings(caplog)
+    assert f"after {MAX_REDIRECTS} redirects" in warning
 
 
 async def test_the_service_says_why_a_stream_ends(caplog: pytest.LogCaptureFixture) -> None:
@@ -204,7 +207,7 @@ async def test_the_service_says_why_a_stream_ends(caplog: pytest.LogCaptureFixtu
         await async_until(lambda: replica.hellos > 1, "two tries")
         replica.aborts = ""
         await async_until(lambda: stream.connected, "the welcome")
-    (warning,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    (warning,) = warnings(caplog)
     assert warning == (
         f"service {replica.address}: not reachable: "
         "job: 'ssl-pretrain': no replica has its cell 3 yet: try again: "
@@ -276,7 +279,7 @@ async def test_an_address_that_does_not_answer(
             running(dead, free_address(), alive.address) as stream,
         ):
             await async_until(lambda: stream.connected, "the third address")
-    (warning,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    (warning,) = warnings(caplog)
     assert f"service {dead}: not reachable: no connection within 0.5 s" in warning
 
 
@@ -316,7 +319,7 @@ async def test_a_name_is_verified_at_each_of_its_addresses(
         running("frd.example:9373", resolve=resolve, tls=True, ca_file=authority.ca) as stream,
     ):
         await async_until(lambda: stream.connected, "the welcome")
-    (warning,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    (warning,) = warnings(caplog)
     assert f"service {replica.address} (other.example): not reachable: TLS: " in warning
 
 
@@ -338,7 +341,7 @@ async def test_an_end_that_the_agent_plans_is_no_loss(
         await async_until(lambda: replica.hellos == 2 and stream.connected, "another stream")
     lines = [one.getMessage() for one in caplog.records if why in one.getMessage()]
     assert len(lines) == 1
-    assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert not warnings(caplog)
 
 
 # -- keepalive ---------------------------------------------------------------------------------
@@ -363,7 +366,7 @@ async def test_an_older_service_gets_fewer_pings(caplog: pytest.LogCaptureFixtur
         await service.send(Redirect(service.address, "again"))
         await async_until(lambda: service.hellos == 5 and stream.connected, "a fifth stream")
         assert stream.keepalive.is_quick
-    assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert not warnings(caplog)
 
 
 async def test_releases_that_take_turns_do_not_keep_the_agent_busy() -> None:
