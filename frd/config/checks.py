@@ -1,0 +1,134 @@
+"""Checks that involve several keys, or more than a type can say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+from frd.address import is_loopback, split_address, without_scheme
+from frd.config.sections import ClusterOptions, NotifyTarget, TlsFiles
+from frd.config.settings import Config
+from frd.config_loader import NOT_SHOWN
+from frd.errors import ConfigError
+
+_MAX_NOTIFY_TARGETS: Final = 16
+
+
+def checked(config: Config) -> Config:
+    """`config`, with addresses and names in their usual form.
+
+    Raises:
+        ConfigError: it begins with the name of a key.
+    """
+    grpc = _listening(config, "grpc", config.grpc, 9373)
+    http = _listening(config, "http", config.http, 9374)
+    config = config.model_copy(update={"grpc": grpc, "http": http})
+    floor, ceiling = config.policy.stall_after_s, config.policy.stall_after_max_s
+    if floor > ceiling:
+        raise ConfigError(
+            f"policy.stall_after_s: {floor:g}: "
+            f"must not exceed policy.stall_after_max_s ({ceiling:g})"
+        )
+    _check_tls(config.tls)
+    _check_exposure(config)
+    _check_advertised(config.cluster)
+    targets = _checked_targets(config.notify)
+    return config.model_copy(update={"data_dir": config.data_dir.expanduser(), "notify": targets})
+
+
+def _listening(config: Config, key: str, given: str, default_port: int) -> str:
+    """HOST:PORT of an address to listen on, which may be written as a URL."""
+    try:
+        address, scheme = without_scheme(given, default_port)
+        split_address(address)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("address", key, 1)) from None
+    if scheme == "https" and config.tls.cert_file is None:
+        raise ConfigError(f"{key}: {given}: needs a certificate: set tls.cert_file")
+    if scheme == "http" and config.tls.cert_file is not None:
+        raise ConfigError(f"{key}: {given}: tls.cert_file is set: write https://")
+    return address
+
+
+def _check_tls(tls: TlsFiles) -> None:
+    for key, other in (("cert_file", "key_file"), ("key_file", "cert_file")):
+        if getattr(tls, key) is not None and getattr(tls, other) is None:
+            raise ConfigError(f"tls.{other}: not set: tls.{key} needs it")
+    for key in ("client_ca_file", "http_client_ca_file"):
+        if getattr(tls, key) is not None and tls.cert_file is None:
+            raise ConfigError(f"tls.cert_file: not set: tls.{key} needs it")
+
+
+def _check_exposure(config: Config) -> None:
+    """An address beyond loopback requires TLS and authentication."""
+    tls, token_file = config.tls, config.auth.token_file
+    for key, ca_key in (("grpc", "client_ca_file"), ("http", "http_client_ca_file")):
+        address = getattr(config, key)
+        if config.insecure or is_loopback(split_address(address)[0]):
+            continue
+        known = token_file is not None or getattr(tls, ca_key) is not None
+        if tls.cert_file is None or not known:
+            missing = "TLS" if tls.cert_file is None else "authentication"
+            raise ConfigError(
+                f"{key}: {address}: reachable from the network without {missing}: set "
+                f"tls.cert_file, tls.key_file and auth.token_file (or tls.{ca_key}), listen on "
+                "127.0.0.1, or accept it with --insecure"
+            )
+
+
+def _check_advertised(cluster: ClusterOptions) -> None:
+    for key in ("advertise_grpc", "advertise_http"):
+        given: str = getattr(cluster, key)
+        try:
+            _, scheme = without_scheme(given, 0)
+            if scheme:
+                raise ConfigError(f"address: {given!r}: write HOST:PORT, without {scheme}://")
+            if given and not split_address(given)[1]:
+                raise ConfigError(f"address: {given!r}: port 0: write HOST:PORT")
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("address", f"cluster.{key}", 1)) from None
+
+
+def _checked_targets(targets: tuple[NotifyTarget, ...]) -> tuple[NotifyTarget, ...]:
+    """Each with a name; unnamed targets get their position."""
+    if len(targets) > _MAX_NOTIFY_TARGETS:
+        raise ConfigError(f"notify: {len(targets)} targets: at most {_MAX_NOTIFY_TARGETS}")
+    named = tuple(
+        replace(target, name=target.name or str(at)) for at, target in enumerate(targets, start=1)
+    )
+    for at, target in enumerate(named):
+        key = f"notify.{at}"
+        if (target.url != "") == (target.url_file is not None):
+            raise ConfigError(f"{key}.url: set either url or url_file")
+        if target.url:
+            checked_url(f"{key}.url", target.url)
+        if not target.on:
+            raise ConfigError(f"{key}.on: []: name at least one event")
+        if target.name in (other.name for other in named[:at]):
+            raise ConfigError(f"{key}.name: {target.name!r}: another target has this name")
+        if target.runbook_url and not target.runbook_url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"{key}.runbook_url: {target.runbook_url!r}: write http:// or https://"
+            )
+    return named
+
+
+def checked_url(key: str, url: str) -> SplitResult:
+    """The parts of a URL to POST to.
+
+    Raises:
+        ConfigError: not a URL. The message does not contain the URL, which is a secret.
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise ConfigError(f"{key}: {NOT_SHOWN}: not a URL") from None
+    if not (url.isascii() and url.isprintable()) or " " in url:
+        raise ConfigError(f"{key}: {NOT_SHOWN}: write it without spaces, in ASCII")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{key}: {NOT_SHOWN}: must begin with http:// or https:// and a host")
+    if "@" in parts.netloc:
+        raise ConfigError(f"{key}: {NOT_SHOWN}: holds a user name: use headers_file instead")
+    return parts
