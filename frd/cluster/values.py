@@ -7,8 +7,10 @@ import msgspec
 
 from frd.cluster.ownership import Claim
 from frd.cluster.registry import Entry
+from frd.decodable import decodable
 
 
+@decodable
 class HeartbeatValue(msgspec.Struct):
     """Value of ``r.<replica>``."""
 
@@ -20,6 +22,7 @@ class HeartbeatValue(msgspec.Struct):
     leaving: bool = False
 
 
+@decodable
 class ClaimValue(msgspec.Struct):
     """Value of ``c.<nn>``."""
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from frd.decodable import decodable
 from frd.errors import DumpError
 from frd.flight.entry import Dump, Entry, Int64, Status
 from frd.flight.pickles.unpickle import load_plain
@@ -53,6 +54,7 @@ class _Document(_Header, gc=False):
     entries: list[Entry] = []
 
 
+@decodable
 class _Membership(msgspec.Struct):
     ranks: Any
     desc: str = ""

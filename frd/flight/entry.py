@@ -12,6 +12,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
+from frd.decodable import decodable
 from frd.model import GroupInfo
 
 INT64_MAX = 2**63 - 1
@@ -43,6 +44,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 Frames: TypeAlias = Annotated[tuple[Frame, ...], msgspec.Meta(max_length=MAX_FRAMES)]
 
 
+@decodable
 class Entry(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One record of the ring. `record_id`, `pg_id` and `p2p_seq_id` mean nothing on other ranks.
 
@@ -91,6 +93,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return self.process_group[1]
 
 
+@decodable
 class Status(
     msgspec.Struct,
     frozen=True,

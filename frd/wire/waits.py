@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from frd.decodable import decodable
 from frd.errors import WireError
 from frd.model import Holder, NodeRawNs, WaitsFor
 from frd.wire.fields import check_most, check_time, text
@@ -22,6 +23,7 @@ _FIELD: Final = "response.data"
 _UNKNOWN: Final = NodeRawNs(0)
 
 
+@decodable
 @dataclass(frozen=True, slots=True)
 class WaitReport:
     """What an agent found out about one rank, as of now."""

@@ -19,6 +19,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from frd.decodable import decodable
 from frd_agent import tap, untrusted_files
 from frd_agent.launch.command_line import brief
 from frd_agent.proc import (
@@ -39,6 +40,7 @@ GRACE_S: Final = 15.0
 """A process that has just loaded torch may be about to load the tap."""
 
 
+@decodable
 class Command(msgspec.Struct, frozen=True):
     start_ticks: int
     words: Annotated[str, msgspec.Meta(max_length=4096)]

@@ -24,6 +24,7 @@ from typing import Final
 
 import msgspec
 
+from frd.decodable import decodable
 from frd.errors import FrdError
 from frd_agent import tap
 from frd_agent.untrusted_files import NOT_THE_FORM, opened
@@ -38,6 +39,7 @@ _BUSY: Final = (errno.EWOULDBLOCK, errno.EACCES)
 log = logging.getLogger(__name__)
 
 
+@decodable
 @dataclass(frozen=True, slots=True)
 class Holder:
     """The agent that watches a run directory, from its lock file; unknown fields are empty."""

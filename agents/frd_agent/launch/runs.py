@@ -18,6 +18,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from frd.decodable import decodable
 from frd_agent import untrusted_files
 from frd_agent.launch.commands import write_private
 from frd_agent.proc import Vital, own_start_ticks, read_same
@@ -30,6 +31,7 @@ _KEPT_S: Final = 30 * 86_400.0
 _MAX_BYTES: Final = 4096
 
 
+@decodable
 class _Run(msgspec.Struct):
     """The last run of a job, as its file holds it; the process is the command's."""
 

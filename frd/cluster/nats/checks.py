@@ -27,6 +27,7 @@ from frd.cluster.nats.connection import Absent, Access, Connection, Refused, Una
 from frd.cluster.nats.streams import COMPARED, finding_stream, log_stream, registry_stream
 from frd.cluster.registry import Conflict, RegistryUnavailable
 from frd.config import ClusterOptions
+from frd.decodable import decodable
 from frd.errors import ClusterError
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ _NO_SPACE: Final = (10047, 10023, 10028)
 _log = logging.getLogger(__name__)
 
 
+@decodable
 class _Meta(msgspec.Struct):
     """Value of the key ``meta``."""
 

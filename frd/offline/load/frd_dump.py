@@ -16,6 +16,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
+from frd.decodable import decodable
 from frd.flight.stacks.places import activity_of
 from frd.model import Activity, AlignedNs, AttemptKey, RankInfo
 
@@ -24,10 +25,13 @@ SUMMARY = "summary.json"
 META = ".meta"
 
 
+decodable(RankInfo)
+
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 _Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 61)]
 
 
+@decodable
 class Times(msgspec.Struct, frozen=True):
     """Of ``rank_<rank>.json``: when the dump was taken, and how far off the node's clock was.
 
@@ -95,6 +99,7 @@ def rank_metadata(meta: Path | None, rank: int, warnings: list[str]) -> RankMeta
     return RankMetadata(info, times, activity_of(stack.decode("utf-8", "replace")))
 
 
+@decodable
 class _Summary(msgspec.Struct):
     job: str
     attempt: int

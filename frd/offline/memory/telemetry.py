@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
+from frd.decodable import decodable
 from frd.model import Int32s, Int64s
 
 SAMPLE: Final = "sample"
@@ -35,6 +36,7 @@ ALLOCATED, RESERVED, USED, TOTAL = range(4)
 """Columns of `Block.counters`."""
 
 
+@decodable
 class Event(msgspec.Struct, gc=False):
     """The fields of an event that are read; the others are skipped."""
 

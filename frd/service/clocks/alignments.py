@@ -9,11 +9,14 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from frd.decodable import decodable
 from frd.engine.clocks.alignment import FAR_NS, Alignment
 from frd.engine.clocks.estimator import OffsetEstimate
 from frd.errors import StoreError
 from frd.model import AlignedNs
 from frd.service.clocks.service_line import ServiceLine
+
+decodable(Alignment)
 
 HORIZON_NS: Final = 1_500_000_000
 """An alignment in use must hold for so long: until another ping has come."""
@@ -79,6 +82,7 @@ def decode(data: bytes) -> Alignment:
         ) from None
 
 
+@decodable
 class _WallAlignment(NamedTuple):
     """What earlier releases wrote: how far the service's clock is ahead of the node's wall one."""
 

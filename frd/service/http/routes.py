@@ -23,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from frd.decodable import decodable
 from frd.engine.views import AttemptView
 from frd.errors import ServiceUnavailable, StoreError
 from frd.forms import finding_json, unfold_ranks, utc_ns
@@ -54,12 +55,14 @@ _Form = TypeVar("_Form")
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
+@decodable
 class _DumpRequest(msgspec.Struct, forbid_unknown_fields=True):
     ranks: str | None = None
     stacks: bool = False
     timeout_s: float = 10.0
 
 
+@decodable
 class _CloseRequest(msgspec.Struct, forbid_unknown_fields=True):
     because: str
 

@@ -12,6 +12,7 @@ import msgspec
 
 from frd import __version__
 from frd.config import Config
+from frd.decodable import decodable
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.engine.policy import Policy
 from frd.errors import StoreError
@@ -25,6 +26,7 @@ _DISMISSED = "dismissed"
 _ADVICE = "damaged, or of a newer frd"
 
 
+@decodable
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Settings of the service that wrote the journal, so that a replay decides in the same way.
@@ -36,6 +38,7 @@ class Settings:
     policy: Policy = field(default_factory=Policy)
 
 
+@decodable
 @dataclass(frozen=True, slots=True)
 class Dismissal:
     """A request to close a finding by hand."""
@@ -48,6 +51,7 @@ class Dismissal:
         return f"closed by hand: {self.because}"
 
 
+@decodable
 @dataclass(frozen=True, slots=True)
 class Waited:
     """A wait of a rank that no recorder shows, in node time."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from frd.decodable import decodable
 from frd.offline.memory.telemetry import KNOWN_VERSIONS, MAX_RANKS, Event, Origin
 from frd.offline.phases.marks import ENTER, EXIT, PhaseMark
 
@@ -23,6 +24,7 @@ MAX_DEPTH: Final = 64
 _LAST_NS: Final = 1 << 62
 
 
+@decodable
 class FullEvent(Event, gc=False):
     """An event with the fields that phases need, of any type."""
 

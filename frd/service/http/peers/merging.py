@@ -15,6 +15,7 @@ import msgspec
 
 from frd.cluster.cells import CELLS, cell_of
 from frd.cluster.lease import ClusterView
+from frd.decodable import decodable
 from frd.forms import finding_json
 from frd.model import Finding, FindingState
 from frd.service.http.watching_json import NO_AGENT
@@ -48,6 +49,7 @@ class _Finding(msgspec.Struct):
     opened_at: str
 
 
+@decodable
 class Jobs(msgspec.Struct):
     """What `merge_jobs` needs of an answer."""
 
@@ -57,6 +59,7 @@ class Jobs(msgspec.Struct):
     warnings: list[_Warning]
 
 
+@decodable
 class Findings(msgspec.Struct):
     """What `merge_findings` needs of an answer."""
 
@@ -66,10 +69,12 @@ class Findings(msgspec.Struct):
     warnings: list[_Warning]
 
 
+@decodable
 class OneFinding(msgspec.Struct):
     job: str
 
 
+@decodable
 class Member(msgspec.Struct):
     """What `merge_cluster` needs of an answer."""
 
@@ -99,18 +104,27 @@ class Listing:
 
 
 def decode(body: bytes, form: type[msgspec.Struct]) -> Json:
-    """The JSON of another replica.
+    """The JSON of another replica, with all its keys. `form` is decodable.
 
     Raises:
         ValueError: it is not what `form` describes.
+    """
+    value = plain(body)
+    msgspec.convert(value, form)
+    return value
+
+
+def plain(body: bytes) -> Json:
+    """The JSON object of a replica.
+
+    Raises:
+        ValueError: `body` is something else.
     """
     try:
         value = msgspec.json.decode(body)
     except msgspec.DecodeError:
         value = json.loads(body)  # takes names that are not UTF-8, too
-    msgspec.convert(value, form)
-    known: Json = value
-    return known
+    return msgspec.convert(value, Json)
 
 
 def merge_jobs(listing: Listing, others: Sequence[Heard]) -> Json:

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from frd.cluster.cells import cell_of
 from frd.cluster.lease import ClusterView, Replica
+from frd.decodable import decodable
 from frd.model import Finding, FindingState
 from frd.service.http.answers import (
     DEFAULT_FINDINGS,
@@ -241,6 +242,7 @@ class Peers:
         return self._view.store.query(state=FindingState.OPEN, job=job, limit=MAX_FINDINGS)
 
 
+@decodable
 class _Timed(msgspec.Struct):
     timeout_s: float = 10.0
 
@@ -260,4 +262,4 @@ def _with_cells(answer: Response, cells: Collection[int]) -> Response:
 
 
 def _json_of(answer: Response) -> Json:
-    return merging.decode(bytes(answer.body), msgspec.Struct)
+    return merging.plain(bytes(answer.body))
