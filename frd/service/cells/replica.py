@@ -36,8 +36,9 @@ from frd.service.journal.payloads import (
     encode_pauses,
     limits_of,
     settings_of,
+    usable,
 )
-from frd.service.journal.reading import Recovered, recover, usable
+from frd.service.journal.reading import Recovered, recover
 from frd.service.journal.replicated import ReplicatedLog
 from frd.service.journal.runs import Budget
 from frd.service.state import ClusterState

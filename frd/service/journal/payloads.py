@@ -4,7 +4,7 @@ JSON lines."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from frd.forms import finding_from_json, finding_json
 from frd.model import AttemptKey, Finding, UnrecordedWait
 from frd.store.journal import JournalLimits
 
+_T = TypeVar("_T")
 _Payload = TypeVar("_Payload", "Settings", "Dismissal", "Waited")
 _DISMISSED = "dismissed"
 """A key next to those of a finding, which is no part of it: `decode_finding` ignores it."""
@@ -126,6 +127,15 @@ def decode_finding(data: bytes) -> Finding:
         return finding_from_json(msgspec.json.decode(data, type=dict[str, Any]))
     except ValueError as error:  # msgspec's errors are ValueErrors
         raise StoreError(f"journal: {error}: {_ADVICE}") from None
+
+
+def usable(decode: Callable[[bytes], _T], data: bytes, warn: Callable[[str], None]) -> _T | None:
+    """None, with a warning, if this release cannot decode `data`."""
+    try:
+        return decode(data)
+    except StoreError as error:
+        warn(f"{error}: it is left out")
+        return None
 
 
 def is_dismissed(data: bytes) -> bool:

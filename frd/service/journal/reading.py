@@ -11,17 +11,16 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from frd.cluster.log import Bounds, FencedLog
 from frd.cluster.packing import Frame, Joiner, Mark, read_head
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.errors import StoreError
 from frd.model import AlignedNs, Finding, FindingState
-from frd.service.journal.payloads import decode_finding, decode_pauses, is_dismissed
+from frd.service.journal.payloads import decode_finding, decode_pauses, is_dismissed, usable
 from frd.store.records import Record, RecordKind
 
-T = TypeVar("T")
 _LAST_BUNDLES: Final = 16
 """Bundles that are read for a head that names a checkpoint; the last ones of all may be fences."""
 
@@ -80,15 +79,6 @@ async def recover(
     closed = tuple(finding for finding in by_age if over[finding.id])
     pauses = usable(decode_pauses, learned, warn) or ()
     return Recovered(known, closed, tuple(pauses), count, last_at)
-
-
-def usable(decode: Callable[[bytes], T], data: bytes, warn: Callable[[str], None]) -> T | None:
-    """None, with a warning, if this release cannot decode `data`."""
-    try:
-        return decode(data)
-    except StoreError as error:
-        warn(f"{error}: it is left out")
-        return None
 
 
 async def _last_checkpoint(log: FencedLog, bounds: Bounds) -> int:

@@ -24,6 +24,7 @@ from frd.service.journal.payloads import (
     decode_finding,
     decode_pauses,
     decode_payload,
+    usable,
 )
 from frd.store.records import Record, RecordKind
 
@@ -93,9 +94,10 @@ class Player:
             case RecordKind.WAITED:
                 self._wait(decode_payload(record.payload, Waited))
             case RecordKind.LEARNED:
-                self._shared.engine.recall(decode_pauses(record.payload))
+                self._shared.engine.recall(usable(decode_pauses, record.payload, self._warn) or ())
             case RecordKind.RESTORED:
-                self._restore(decode_finding(record.payload), record.at)
+                if (finding := usable(decode_finding, record.payload, self._warn)) is not None:
+                    self._restore(finding, record.at)
             case RecordKind.FINDING:
                 pass
             case _:

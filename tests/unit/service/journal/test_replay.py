@@ -203,6 +203,20 @@ def test_lost_records_are_a_warning(tmp_path: Path) -> None:
     assert warnings[0].startswith("stream 1: entries.group")
 
 
+def test_what_a_newer_release_wrote_is_left_out() -> None:
+    """A finding or learned pauses that cannot be decoded end no replay."""
+    records = [Record(RecordKind.START, AlignedNs(START), 0, SETTINGS), *incident()]
+    of_a_newer = [
+        Record(RecordKind.RESTORED, records[-1].at, 0, b'{"id": "f1", "kind": "new"}'),
+        Record(RecordKind.LEARNED, records[-1].at, 0, b"new"),
+    ]
+    warnings: list[str] = []
+    result = replay([*records, *of_a_newer], warnings.append)
+    assert result.findings == replay(records, warnings.append).findings
+    assert result.findings
+    assert ["finding f1" in warnings[0], len(warnings)] == [True, 2]
+
+
 def test_settings_of_another_version() -> None:
     """Unknown settings are ignored, absent ones have defaults, garbage is an error."""
     assert decode_payload(
