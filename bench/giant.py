@@ -49,7 +49,7 @@ from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits
 from frd.wire.clock import Readings
-from frd.wire.messages import Watermarks
+from frd.wire.messages import Hello, Watermarks
 
 _FRAME: Final = struct.Struct("<II")
 """Number of the agent, bytes of its message."""
@@ -186,10 +186,10 @@ class Process:
                 marked.append(0)
             stream = streams[number]
             event = self.streams.take(stream, data)
-            if is_marks := isinstance(event, Watermarks):
-                if marked[number] % _PING_EVERY == 0:
-                    self._exchange(stream)
-                marked[number] += 1
+            is_marks = isinstance(event, Watermarks)
+            if isinstance(event, Hello) or (is_marks and marked[number] % _PING_EVERY == 0):
+                self._exchange(stream)
+            marked[number] += is_marks
             spent = time.thread_time() - began
             if ready.is_set():
                 costs.messages_s, costs.messages = costs.messages_s + spent, costs.messages + 1
@@ -201,13 +201,16 @@ class Process:
     def _exchange(self, stream: Stream) -> None:
         """What a burst of pings brings; the raw clock of a node here is the wall clock."""
         assert stream.clock is not None
-        at, raw = time.time_ns(), raw_now()
+        # Other threads may run between these.
+        sent, there, back = time.time_ns(), raw_now(), time.time_ns()
         for before in range(_BURST * _BURST_EVERY_NS, 0, -_BURST_EVERY_NS):
-            times = np.array([at - before])
+            times = np.array([sent - before])
             readings = Readings(times, times, np.array([1_000]))
-            sent, back = (NodeRawNs(at - before + way) for way in (-_HALF_NS, _HALF_NS))
-            there = ServiceRawNs(raw - before)
-            self.clocks.learn(stream.clock, readings, Exchange(sent, there, there, back))
+            left = NodeRawNs(sent - before - _HALF_NS)
+            returned = NodeRawNs(back - before + _HALF_NS)
+            answered = ServiceRawNs(there - before)
+            exchange = Exchange(left, answered, answered, returned)
+            self.clocks.learn(stream.clock, readings, exchange)
 
     async def evaluate(self) -> None:
         """As `Evaluator.run` does it."""
