@@ -34,6 +34,7 @@ pytestmark = [
     pytest.mark.prometheus,
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is absent"),
     pytest.mark.timeout(240),
+    pytest.mark.xdist_group("dashboards"),  # two stages for all
 ]
 DASHBOARDS = sorted((ROOT / "helm/frd/dashboards").glob("*.json"))
 JOB = "training"

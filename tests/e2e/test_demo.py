@@ -23,17 +23,16 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-IN_SOAK = frozenset(
-    {"wrong_order", "mismatch", "killed", "frozen", "straggler", "failover", "healthy"}
-)
-"""Scenarios that `make test` plays with scripted ranks only."""
+WITH_TORCH = ("missing_rank", "starved")
+"""Scenarios that `make test` plays with real ranks; `test_missing_rank_shows_the_line` plays the
+first."""
+OF_MEMORY = ("memory", "oom")
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:
-    if name in ("memory", "oom"):
+    if name in OF_MEMORY:
         return [pytest.mark.alone, pytest.mark.soak]
-    # `test_missing_rank_shows_the_line` plays that one.
-    return [pytest.mark.soak] if name in {*IN_SOAK, "missing_rank"} else []
+    return [] if name == "starved" else [pytest.mark.soak]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in SCENARIOS])
@@ -43,7 +42,7 @@ def test_scenario_names_the_injected_ranks(name: str, folder: Path) -> None:
     check(name, folder)
 
 
-@pytest.mark.parametrize("name", sorted(IN_SOAK))
+@pytest.mark.parametrize("name", sorted(set(SCENARIOS).difference(WITH_TORCH, OF_MEMORY)))
 def test_scripted_ranks_stand_in_for_torch(name: str, folder: Path) -> None:
     """Where torch is absent, scripted ranks take its place and the truth is the same."""
     assert "scripted" in check(name, folder, "--scripted")

@@ -40,7 +40,11 @@ def sure(stage: Stage, client: Client) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("place", "op"), [("absent", "init_process_group"), ("new_group", "new_group")]
+    ("place", "op"),
+    [
+        ("absent", "init_process_group"),
+        pytest.param("new_group", "new_group", marks=pytest.mark.soak),
+    ],
 )
 def test_the_rank_that_does_not_come_is_named(place: str, op: str) -> None:
     """Rank 2 does something else; the finding has its stack and what it waits for."""

@@ -62,6 +62,7 @@ def waiting(known: list[Rank]) -> list[str]:
     return [rank["waiting_in"] for rank in known]
 
 
+@pytest.mark.soak  # `test_init_findings` has such a job, too
 def test_a_rank_that_does_not_come() -> None:
     """Rank 2 loads a model for ever, the others are in init_process_group: all four are known, with
     the processes that they are, and three of them wait. One is stopped, and is silent. Ctrl-C ends
@@ -81,6 +82,7 @@ def test_a_rank_that_does_not_come() -> None:
         assert "KeyboardInterrupt" in known[2]["detail"]
 
 
+@pytest.mark.soak
 def test_a_rank_that_does_not_make_the_group() -> None:
     """Three ranks are in new_group, to which rank 2 does not come."""
     with job("new_group") as (stage, client, _):

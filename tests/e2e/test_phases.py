@@ -41,7 +41,10 @@ def test_a_hang_in_eval_says_so() -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("trouble", "policy_of", "kind"),
-    [("late", "straggler", "straggler"), ("killed", "killed", "rank_lost")],
+    [
+        pytest.param("late", "straggler", "straggler", marks=pytest.mark.soak),
+        ("killed", "killed", "rank_lost"),
+    ],
 )
 def test_trouble_in_eval_says_so(trouble: str, policy_of: str, kind: str) -> None:
     """Rank 1 has left train and is in eval when it comes late in each step, or when it is killed:

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from frd.cli.client import Client
-from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
 from tests.world import daemons
-from tests.world.daemons import JOBS, exec_command, findings, running, watched
+from tests.world.daemons import JOBS, STEADY, exec_command, findings, running, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
 until = partial(daemons.until, ignoring=FrdError)
@@ -42,7 +41,7 @@ def kill(process: subprocess.Popen[bytes] | None) -> None:
 def test_killed_daemons_leave_a_healthy_job_alone() -> None:
     """SIGKILL for the agent: ranks run on, and the next agent's rows are not counted again. SIGKILL
     for the service: ranks and agent run on, and SIGTERM ends the agent with exit code 0."""
-    with Stage(SCENARIOS["healthy"], 2, 3.0) as stage:
+    with Stage(STEADY, 2, 3.0) as stage:
         addresses = stage.start_service()
         client = Client(addresses.http)
         stage.start_agent(addresses)
@@ -53,7 +52,7 @@ def test_killed_daemons_leave_a_healthy_job_alone() -> None:
         assert all(rank.poll() is None for rank in stage.ranks)
         stage.start_agent(addresses)
         resumed = group(client, stage.job)["completed"]
-        until(lambda: group(client, stage.job)["completed"] > resumed + 1200, "more steps", 60)
+        until(lambda: group(client, stage.job)["completed"] > resumed + 500, "more steps", 60)
         seen = group(client, stage.job)
         assert seen["matched"] <= seen["completed"]
         assert findings(client) == []
@@ -69,8 +68,8 @@ def test_killed_daemons_leave_a_healthy_job_alone() -> None:
 
 def test_restarted_job_starts_clean() -> None:
     """torchrun restarts a job after a killed rank: the old attempt's finding closes."""
-    with watched(SCENARIOS["healthy"], 4, 3.0, job=False) as (stage, client):
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
+    with watched(STEADY, 0, 3.0, job=False) as (stage, client):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
         torchrun += ["--max-restarts", "1", "--rdzv-id", "phoenix", "--rdzv-backend", "c10d"]
         torchrun += ["--rdzv-endpoint", "localhost:0", str(JOBS / "restarts.py")]
         with running(exec_command(stage.run_dir, *torchrun)) as job:

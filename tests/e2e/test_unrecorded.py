@@ -45,7 +45,7 @@ def suspects(finding: Mapping[str, Any]) -> dict[int, str]:
     return {suspect["rank"]: suspect["confidence"] for suspect in finding["suspects"]}
 
 
-@pytest.mark.parametrize("place", ["pipeline", "posted"])
+@pytest.mark.parametrize("place", ["posted", pytest.param("pipeline", marks=pytest.mark.soak)])
 def test_a_rank_that_receives_from_the_first_cause(place: str) -> None:
     """A pipeline: stage 2 computes for ever, stage 3 waits in recv or `work.wait()` for it, 0 and 1
     for both in an all_reduce. Both are absent at first; then only stage 2 is named."""
@@ -68,7 +68,11 @@ def test_a_broadcast_with_another_root() -> None:
 
 @pytest.mark.parametrize(
     ("place", "op"),
-    [("chain", "recv"), ("barrier", "monitored_barrier"), ("new_group", "new_group")],
+    [
+        pytest.param("chain", "recv", marks=pytest.mark.soak),
+        ("barrier", "monitored_barrier"),
+        pytest.param("new_group", "new_group", marks=pytest.mark.soak),
+    ],
 )
 def test_a_call_that_leaves_no_entry(place: str, op: str) -> None:
     """Rank 2 computes for ever; the others wait in calls that no recorder shows, for it or for each

@@ -25,6 +25,8 @@ from frd.cli.commands.demo.stage import Stage
 T = TypeVar("T")
 JOBS: Final = Path(__file__).parents[1] / "e2e" / "jobs"
 """Training scripts of real ranks."""
+STEADY: Final = Scenario("steady", "nothing is wrong", str(JOBS / "steady.py"), "0.01 0 0 /never")
+"""A healthy job that mostly sleeps, unlike that of the demo."""
 PATIENCE_S: Final = 60.0
 """Limit for operations that take a few seconds on a quiet machine."""
 _POLL_S: Final = 0.05

@@ -128,13 +128,19 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in NAMES:
-            self.stop(name)
-            self.run(self.members[name].peers.close())
-            self.members[name].service.store.close()
+        self.run(self._end())
+        for member in self.members.values():
+            member.service.store.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _end(self) -> None:
+        async with asyncio.TaskGroup() as together:  # uvicorn looks ten times a second
+            for member in self.members.values():
+                together.create_task(member.server.stop())
+        for member in self.members.values():
+            await member.peers.close()
 
     def _url(self, address: str) -> str:
         return f"{'https' if self._tls.cert_file else 'http'}://{address}"

@@ -10,9 +10,8 @@ import pytest
 
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT
 from frd.cli.client import Client
-from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
-from tests.world.daemons import findings, frd, until
+from tests.world.daemons import STEADY, findings, frd, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -23,7 +22,7 @@ def test_an_agent_is_killed_under_a_healthy_job() -> None:
     """Before the agent starts, while it watches, after it is killed, and after its restart: four
     answers of `frd findings` about one healthy job. Then one of its ranks is stopped, and a user
     closes the finding by hand: it does not open again, and a replay agrees."""
-    with Stage(SCENARIOS["healthy"], 2, 3.0) as stage:
+    with Stage(STEADY, 2, 3.0) as stage:
         addresses = stage.start_service()
         client, command = Client(addresses.http), ("findings", "--http", addresses.http)
 
@@ -44,7 +43,7 @@ def test_an_agent_is_killed_under_a_healthy_job() -> None:
         typo = frd(*command, "--job", "TYPO")
         assert (typo.returncode, typo.stdout) == (FAILED, "")
         assert typo.stderr == (
-            "frd: error: job: 'TYPO': unknown to this service: it knows 'demo-healthy'\n"
+            "frd: error: job: 'TYPO': unknown to this service: it knows 'demo-steady'\n"
         )
 
         assert stage.agent is not None
@@ -54,10 +53,10 @@ def test_an_agent_is_killed_under_a_healthy_job() -> None:
         blind = frd(*command)
         assert blind.returncode == BLIND
         shown = " ".join(blind.stdout.split())
-        assert "no findings, but frd does not see everything blind: demo-healthy: " in shown
+        assert "no findings, but frd does not see everything blind: demo-steady: " in shown
         assert "is gone, last heard" in shown
         assert "no agent watches ranks 0-1" in shown
-        assert "blind: demo-healthy" in frd("status", "--http", addresses.http).stdout
+        assert "blind: demo-steady" in frd("status", "--http", addresses.http).stdout
 
         stage.start_agent(addresses)
         until(lambda: watching()["ranks"] == 2 and not watching()["blind"])
@@ -88,5 +87,5 @@ def _close_by_hand(stage: Stage, client: Client) -> None:
 
 def _waited_s(client: Client) -> float:
     """How long the rank that runs has waited for the other one."""
-    ranks = client.get("/api/v1/jobs/demo-healthy")["ranks"]
+    ranks = client.get("/api/v1/jobs/demo-steady")["ranks"]
     return float(max(rank["waiting_s"] for rank in ranks))
