@@ -37,7 +37,8 @@ help:
 demo: .venv/installed torch
 	@$(BIN)/frd demo
 
-test: lint torch dftracer
+test:
+	@$(MAKE) --no-print-directory -j 3 lint torch dftracer
 	@scripts/debian-packages
 	@echo "frd: tests"
 	@$(BIN)/pytest -n 3 --dist loadgroup $(PARALLEL)

@@ -197,6 +197,7 @@ class Process:
                 costs.introductions_s += spent
             elif len(streams) == agents and min(marked) == 1:
                 ready.set()
+            await asyncio.sleep(0)  # each message is an event of the loop, as in gRPC
 
     def _exchange(self, stream: Stream) -> None:
         """What a burst of pings brings; the raw clock of a node here is the wall clock."""

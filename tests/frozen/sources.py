@@ -42,7 +42,7 @@ class Source:
 
 def lives() -> Source:
     """What the service publishes in a simulated life, from the first finding to the last."""
-    return Source("lives", {str(seed): partial(_life, seed) for seed in range(300)}, 40)
+    return Source("lives", {str(seed): partial(_life, seed) for seed in range(300)}, 20)
 
 
 def _life(seed: int) -> Json:

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, Final
 
 import numpy as np
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -56,6 +57,9 @@ class Case:
     def __repr__(self) -> str:
         name = next(name for name, plan in PLANS.items() if plan == self.plan)
         return " ".join([name, self.kind, *self.troubles])
+
+
+pytestmark = pytest.mark.xdist_group("report-order")  # one worker simulates each case once
 
 
 def small(plan: JobPlan, tensor: int = 2) -> JobPlan:

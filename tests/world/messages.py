@@ -32,7 +32,7 @@ BOTH = Flags.JOINED | Flags.COMPLETED
 
 
 def column(values: Any, rows: int, dtype: Any = np.int64) -> Any:
-    return np.broadcast_to(np.asarray(values), rows).astype(dtype)
+    return np.full(rows, values, dtype)
 
 
 def entry_columns(
