@@ -27,7 +27,7 @@ help:
 	@echo "make lint    only the checks that run no code"
 	@echo "make coverage  lines of engine, parser, outbox and stores that no test runs"
 	@echo "make sim SEEDS=N  simulate N jobs with one service and N with replicas; all frozen verdicts"
-	@echo "make soak    end-to-end tests that are too long for make test (10 minutes)"
+	@echo "make soak    end-to-end tests that are too long for make test (15 minutes)"
 	@echo "make mutants MODULE=PATH  small changes that must fail a test: forty chosen ones, then mutmut in PATH"
 	@echo "make bench   run the benches (several minutes, on an idle machine)"
 	@echo "make proto   regenerate frd/v1 from proto/"
