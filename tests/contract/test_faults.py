@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
-from collections.abc import AsyncIterator, Callable
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
@@ -24,6 +26,16 @@ from tests.world.nats_servers import NatsServers
 pytestmark = pytest.mark.xdist_group("nats")
 GAP_S = 12.0
 """Longest time without a confirmed append when the leader fails."""
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    """nats-py leaves the connection to a server that is stopped to the garbage collector, which
+    would fail a later test."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @asynccontextmanager

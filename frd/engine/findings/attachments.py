@@ -116,10 +116,13 @@ class Attachments:
     def _witness(self, finding: Finding) -> Witness | None:
         """The first rank that waits in the finding's collective and whose stack is known."""
         ref = finding.collective
+        shown = {rank for rank, activity in self.activities.items() if activity.stack}
+        shown.intersection_update(finding.victims)
         for rank in (*(ref.waiting_ranks if ref is not None else ()), *finding.victims):
-            activity = self.activities.get(rank)
-            if activity is not None and activity.stack and rank in finding.victims:
-                return Witness(rank, activity.stack)
+            if not shown:
+                break
+            if rank in shown:
+                return Witness(rank, self.activities[rank].stack)
         return finding.witness
 
 

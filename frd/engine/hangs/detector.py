@@ -71,6 +71,8 @@ class HangDetector:
 
 def _ripe(mismatches: Sequence[Mismatch], tick: Tick) -> list[Mismatch]:
     """Mismatches that may be claimed: all members joined, or had time to join."""
+    if not mismatches:
+        return []
     stuck = set(zip(tick.stalls.group.tolist(), tick.stalls.seq.tolist(), strict=True))
     latest = tick.now - tick.policy.mismatch_grace_s * 1e9
     return [

@@ -111,7 +111,7 @@ def _starts(waits: Waits, stalled: Int32s) -> dict[Wait, set[int]]:
     alive = waits.snapshot.rank[~waits.snapshot.in_state(*GONE)]
     return {
         Wait(instance, started, int(ranks[0]) if instance.is_p2p else -1): set(ranks.tolist())
-        for instance, started, ranks in waits.by_head(np.intersect1d(stalled, alive))
+        for instance, started, ranks in waits.by_head(stalled[np.isin(stalled, alive)])
     }
 
 

@@ -72,7 +72,8 @@ class RankFacts:
         self.unrecorded = {r: wait for r, wait in counted.items() if waits.head(r) is None}
         """Waits that no recorder shows, by rank, of ranks that are in no op."""
         gone = snapshot.in_state(*GONE)
-        self._left = frozenset(snapshot.rank[gone].tolist())
+        self.left = frozenset(snapshot.rank[gone].tolist())
+        """Ranks that are gone."""
         finished = snapshot.in_state(RankState.FINISHED)
         ranks, times = snapshot.rank[finished], snapshot.state_since[finished]
         self.finished_at: dict[int, int] = dict(zip(ranks.tolist(), times.tolist(), strict=True))
@@ -85,7 +86,7 @@ class RankFacts:
         self._silent = np.append(np.where(gone, Fact.REFUTED, silent), Fact.NEVER_SEEN)
         """By row: what an absence is at most, whatever the op. The last row is of unknown ranks."""
         self.exited_waiting = frozenset(
-            rank for rank in self._left if not name_exits and self._waited(rank)
+            rank for rank in self.left if not name_exits and self._waited(rank)
         )
         """Ranks that are gone, and count as waiting where they were."""
 
@@ -101,12 +102,9 @@ class RankFacts:
 
     # -- one rank ----------------------------------------------------------------------------
 
-    def has_left(self, rank: int) -> bool:
-        return rank in self._left
-
     def is_gone(self, rank: int) -> bool:
         """The rank left, and does not count as waiting."""
-        return rank in self._left and rank not in self.exited_waiting
+        return rank in self.left and rank not in self.exited_waiting
 
     def as_of(self, rank: int) -> AlignedNs:
         """Everything that the rank did until then is known; the rank must be declared."""
@@ -123,14 +121,14 @@ class RankFacts:
     def interval(self, rank: int, since: int) -> Interval:
         """What the last report says of the rank has been true since `since`."""
         known = self.snapshot.moment(rank, self.as_of(rank))
-        until = FOREVER if rank in self._left else known.at
+        until = FOREVER if rank in self.left else known.at
         return Interval(since, until, known.node, known.uncertainty_ns)
 
     def is_at_rest(self, rank: int, since: int, group: int = -1) -> bool:
         """What the rank does it has done for a while, by the group's threshold (without a group,
         the least of all)."""
         limit = self.threshold_ns(group) if group >= 0 else self.least_ns
-        return rank in self._left or self.as_of(rank) - since >= limit * AT_REST
+        return rank in self.left or self.as_of(rank) - since >= limit * AT_REST
 
     def threshold_ns(self, group: int) -> int:
         """How long a wait in the group may take before it is a stall."""
@@ -163,7 +161,7 @@ class RankFacts:
         the time `since` when others had. `doubtful`: the rank may have come."""
         rows = self._rows(ranks)
         fact = self._silent[rows]
-        known = np.flatnonzero((fact == Fact.REFUTED) & ~np.isin(ranks, list(self._left)))
+        known = np.flatnonzero((fact == Fact.REFUTED) & ~np.isin(ranks, list(self.left)))
         if doubtful is not None:
             fact[known[doubtful[known]]] = Fact.GAP
             known = known[~doubtful[known]]

@@ -8,6 +8,7 @@ Python objects.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -119,10 +120,10 @@ class Waits:
         self._op_source = source[order]
         self._op_since = since[order]
         self._op_rank, self._op_first = np.unique(rank[order], return_index=True)
-        bounds = [*self._op_first.tolist(), len(order)]
-        self._op_rows = dict(
-            zip(self._op_rank.tolist(), map(range, bounds, bounds[1:]), strict=True)
-        )
+        self._op_ranks = (
+            self._op_rank.tolist()
+        )  # as lists, because `_rows` is asked for single ranks
+        self._op_bounds = [*self._op_first.tolist(), len(order)]
         self._is_head = np.zeros(len(self._rank) + len(channels.rank), dtype=np.bool_)
         self._is_head[self._op_source[self._op_first]] = True
 
@@ -142,9 +143,14 @@ class Waits:
         if rank not in self._ops:
             self._ops[rank] = tuple(
                 self._op(int(self._op_source[row]), int(self._op_since[row]))
-                for row in self._op_rows.get(rank, ())
+                for row in self._rows(rank)
             )
         return self._ops[rank]
+
+    def _rows(self, rank: int) -> range:
+        at = bisect_left(self._op_ranks, rank)
+        is_there = at < len(self._op_ranks) and self._op_ranks[at] == rank
+        return range(self._op_bounds[at], self._op_bounds[at + 1]) if is_there else range(0)
 
     def may_be_elsewhere(self, rank: int) -> bool:
         """In some group it is unknown which op the rank is in, or whether it has completed it."""
@@ -157,20 +163,20 @@ class Waits:
 
     def by_head(self, ranks: Int32s) -> Iterator[tuple[Instance, bool, Int32s]]:
         """Ranks with something in flight, by their head and whether their device started it."""
-        wanted = np.unique(ranks).astype(np.int64)
-        wanted = wanted[np.isin(wanted, self._op_rank)]
-        heads = self._op_source[self._op_first[np.searchsorted(self._op_rank, wanted)]]
+        is_wanted = np.isin(self._op_rank, ranks)
+        wanted = self._op_rank[is_wanted].astype(np.int64)
+        heads = self._op_source[self._op_first[is_wanted]]
         is_pair = heads < len(self._rank)
         rows = heads[is_pair]
         seq = self._pairs.completed[rows] + 1
-        keys = np.stack([self._group[rows], seq, self._pairs.started[rows] >= seq], axis=1)
-        distinct, which = np.unique(keys, axis=0, return_inverse=True)
-        order = np.argsort(which.ravel(), kind="stable")
-        ends = np.cumsum(np.bincount(which.ravel(), minlength=len(distinct)))
-        for (group, at, started), some in zip(
-            distinct.tolist(), np.split(wanted[is_pair][order], ends[:-1]), strict=False
+        group, started = self._group[rows], self._pairs.started[rows] >= seq
+        order = np.lexsort((started, seq, group))  # stable: ranks stay in order
+        keys = np.stack([group, seq, started])[:, order]
+        firsts = np.flatnonzero(np.any(np.diff(keys, prepend=UNKNOWN_SEQ - 1), axis=0))
+        for (number, at, begun), some in zip(
+            keys[:, firsts].T.tolist(), np.split(wanted[is_pair][order], firsts[1:]), strict=False
         ):
-            yield Instance(group, at), bool(started), some.astype(np.int32)
+            yield Instance(number, at), bool(begun), some.astype(np.int32)
         for rank, source in zip(wanted[~is_pair].tolist(), heads[~is_pair].tolist(), strict=True):
             yield self._op(source, 0).instance, False, np.asarray([rank], dtype=np.int32)
 

@@ -279,7 +279,8 @@ class Graph:
         others do. A rank that waited in this very op for long is no cause of it."""
         inside = attendance.inside
         ripe_at = self._ripe_at(wait) if attendance.last_since > 0 else FOREVER
-        left = [rank for rank in inside.tolist() if self.facts.has_left(rank)]
+        all_left = self.facts.left
+        left = [rank for rank in inside.tolist() if rank in all_left]
         gone = [
             rank
             for rank in left
@@ -304,7 +305,7 @@ class Graph:
         well after `since`, when others had come further."""
         ranks = attendance.inside[attendance.heads]
         stuck = ranks[self._not_beyond(ranks, since) == Fact.REFUTED]
-        return [rank for rank in stuck.tolist() if not self.facts.has_left(rank)]
+        return [rank for rank in stuck.tolist() if rank not in self.facts.left]
 
     def stuck_devices(self, attendance: Attendance) -> list[int]:
         """Members whose device has not started the op although it is next and other devices have: a

@@ -18,7 +18,7 @@ import numpy as np
 
 from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.state.snapshot import Snapshot
-from frd.model import UNKNOWN_SEQ, AlignedNs, ExitInfo, ExitKind, RankState
+from frd.model import UNKNOWN_SEQ, AlignedNs, ExitInfo, ExitKind, Int64s, RankState
 
 TOGETHER_NS: Final = 50_000_000
 """Exits closer than this have no order."""
@@ -142,29 +142,26 @@ def how_it_ended(snapshot: Snapshot, row: int) -> ExitInfo:
 
 def exits(snapshot: Snapshot) -> list[Exit]:
     """All ranks of the attempt that are gone, earliest first."""
-    gone = (RankState.EXITED, RankState.FINISHED)
-    known = _known_to_end(snapshot)
+    gone = np.flatnonzero(snapshot.in_state(RankState.EXITED, RankState.FINISHED))
+    known = _known_to_end(snapshot, gone)
     deserters = _deserters(snapshot, known)
     found = []
-    for row, rank in enumerate(snapshot.rank.tolist()):
-        if snapshot.state[row] in gone:
-            how = how_it_ended(snapshot, row)
-            at = snapshot.moment(rank, AlignedNs(int(snapshot.state_since[row])))
-            one = Exit(rank, at, how, manner_of(how), at.at, rank in known, rank in deserters)
-            if not one.has_record:
-                one = replace(
-                    one, earliest=AlignedNs(min(at.at, int(snapshot.as_of[row]) or at.at))
-                )
-            found.append(one)
+    for row, rank in zip(gone.tolist(), snapshot.rank[gone].tolist(), strict=True):
+        how = how_it_ended(snapshot, row)
+        at = snapshot.moment(rank, AlignedNs(int(snapshot.state_since[row])))
+        one = Exit(rank, at, how, manner_of(how), at.at, rank in known, rank in deserters)
+        if not one.has_record:
+            one = replace(one, earliest=AlignedNs(min(at.at, int(snapshot.as_of[row]) or at.at)))
+        found.append(one)
     return sorted(found, key=lambda exited: (exited.at, exited.rank))
 
 
-def _known_to_end(snapshot: Snapshot) -> set[int]:
-    """Ranks that finished and are known to their end. Agents of version 0.1 do not report how far
-    a rank came at its end."""
+def _known_to_end(snapshot: Snapshot, gone: Int64s) -> set[int]:
+    """Ranks of the rows `gone` that finished and are known to their end. Agents of version 0.1 do
+    not report how far a rank came at its end."""
     return {
         rank
-        for row, rank in enumerate(snapshot.rank.tolist())
+        for row, rank in zip(gone.tolist(), snapshot.rank[gone].tolist(), strict=True)
         if snapshot.state[row] is RankState.FINISHED
         and rank in snapshot.exits
         and not snapshot.gap[row]
