@@ -120,9 +120,7 @@ class Waits:
         self._op_source = source[order]
         self._op_since = since[order]
         self._op_rank, self._op_first = np.unique(rank[order], return_index=True)
-        self._op_ranks = (
-            self._op_rank.tolist()
-        )  # as lists, because `_rows` is asked for single ranks
+        self._op_ranks = self._op_rank.tolist()  # lists: `_rows` looks for single ranks
         self._op_bounds = [*self._op_first.tolist(), len(order)]
         self._is_head = np.zeros(len(self._rank) + len(channels.rank), dtype=np.bool_)
         self._is_head[self._op_source[self._op_first]] = True

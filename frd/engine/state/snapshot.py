@@ -183,7 +183,7 @@ class Snapshot:
 
     def in_state(self, *states: RankState) -> Bools:
         """The ranks in one of these states, as a mask of the rank arrays."""
-        if not any(map(self.state.count, states)):  # quicker, and usual for a rank that is gone
+        if not any(map(self.state.count, states)):  # the usual case, and quicker
             return np.zeros(len(self.state), np.bool_)
         return np.fromiter(map(states.__contains__, self.state), np.bool_, len(self.state))
 
