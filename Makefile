@@ -43,7 +43,7 @@ test:
 	@echo "frd: tests"
 	@$(BIN)/pytest -n 3 --dist loadgroup $(PARALLEL)
 	@echo "frd: tests with real daemons and NATS servers"
-	@$(BIN)/pytest $(REAL) -n 5 --dist loadgroup -m "not torch and not soak" tests/contract tests/e2e
+	@$(BIN)/pytest $(REAL) -n 4 --dist loadgroup -m "not torch and not soak" tests/contract tests/e2e
 	@echo "frd: tests with real ranks"
 	@$(BIN)/pytest $(REAL) -n 4 --dist loadgroup -m "torch and not alone and not soak" --durations 10 tests/e2e
 	@$(BIN)/pytest $(REAL) -m "alone and not soak" tests/e2e

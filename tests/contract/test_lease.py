@@ -23,7 +23,7 @@ MOVED_S = 6.0
 FENCED_S = 1.0
 BOTH_S = 20.0
 
-pytestmark = [pytest.mark.nats, pytest.mark.xdist_group("nats-lease")]
+pytestmark = [pytest.mark.nats, pytest.mark.xdist_group("fleet")]
 
 
 async def assert_nothing_stale(replicas: Replicas) -> None:

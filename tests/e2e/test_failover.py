@@ -24,7 +24,7 @@ from tests.world.fleet import Fleet, ReplicaProcess, fleet
 from tests.world.prometheus import Prometheus
 from tests.world.training import Training
 
-pytestmark = [pytest.mark.nats, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nats, pytest.mark.timeout(300), pytest.mark.xdist_group("fleet")]
 AGENTS = 8
 STALL_S = 5.0
 FOUND_WITHIN_S = 8.0

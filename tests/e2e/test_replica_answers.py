@@ -17,7 +17,7 @@ from tests.world.daemons import frd
 from tests.world.fleet import ReplicaProcess, fleet
 from tests.world.training import Training
 
-pytestmark = [pytest.mark.nats, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.nats, pytest.mark.timeout(240), pytest.mark.xdist_group("fleet")]
 JOB, HELD = "training", 1
 POLICY = {"FRD_POLICY__STALL_AFTER_S": "3"}
 
