@@ -76,7 +76,7 @@ def test_a_large_job() -> None:
 
     Thousands take minutes: `python -m tests.sim --seed 1 --world 2048`.
     """
-    assert live(1, world=64).ranks == 64
+    assert live(1, world=96).ranks == 96
 
 
 def test_a_seed_is_a_run_byte_for_byte() -> None:

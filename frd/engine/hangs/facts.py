@@ -73,7 +73,7 @@ class RankFacts:
         """Waits that no recorder shows, by rank, of ranks that are in no op."""
         gone = snapshot.in_state(*GONE)
         self.left = frozenset(snapshot.rank[gone].tolist())
-        """Ranks that are gone."""
+        """Ranks that have ended, or do not answer."""
         finished = snapshot.in_state(RankState.FINISHED)
         ranks, times = snapshot.rank[finished], snapshot.state_since[finished]
         self.finished_at: dict[int, int] = dict(zip(ranks.tolist(), times.tolist(), strict=True))

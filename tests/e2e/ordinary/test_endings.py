@@ -15,11 +15,18 @@ from typing import Any
 import pytest
 
 from frd.cli.client import Client
-from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
 from tests.world import daemons
-from tests.world.daemons import JOBS, exec_command, findings, rank_environment, running, watched
+from tests.world.daemons import (
+    JOBS,
+    STEADY,
+    exec_command,
+    findings,
+    rank_environment,
+    running,
+    watched,
+)
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240), pytest.mark.xdist_group("endings")]
 until = partial(daemons.until, ignoring=FrdError)
@@ -27,7 +34,7 @@ until = partial(daemons.until, ignoring=FrdError)
 Finding = Mapping[str, Any]
 _STALL_S = 8.0
 """Longer than a rank that has ended needs until its process is gone: torch takes seconds."""
-_JUDGED_S = 5.0
+_JUDGED_S = _STALL_S + 2.0
 """After so long no finding about a job that has ended is still to come."""
 
 
@@ -104,8 +111,7 @@ class Job:
 
 @pytest.fixture(scope="module")
 def jobs() -> Iterator[Jobs]:
-    healthy = SCENARIOS["healthy"]
-    with watched(healthy, 0, _STALL_S, job=False) as (stage, client), ExitStack() as stack:
+    with watched(STEADY, 0, _STALL_S, job=False) as (stage, client), ExitStack() as stack:
         yield Jobs(stage, client, stack)
 
 
