@@ -277,6 +277,7 @@ class HeartbeatLease:
         except (Conflict, RegistryUnavailable):
             return  # the next heartbeat shows whether it is still free
         self._ownership.claimed(cell, revision)
+        self._publish(self._view.replicas)  # other claims of this heartbeat may wait for answers
         if self._ownership.leaving:
             await self._release(cell)
             return
@@ -303,6 +304,7 @@ class HeartbeatLease:
         finally:
             self._releasing.discard(cell)
         self._ownership.dropped(cell)
+        self._publish(self._view.replicas)
         self._beat_now()
 
     async def _announce_end(self) -> None:

@@ -41,11 +41,11 @@ async def test_servers_and_owners_fail(servers: NatsServers, tmp_path: Path) -> 
         try:
             assert killed_leader(replicas) == 0
             servers.heal()
-            moved, fenced = frozen_owner(replicas, "b")
+            moved, fenced = frozen_owner(replicas, replicas.busiest())
             print(f"stopped: moved after {moved:.1f} s, fenced {fenced:.2f} s after continuing")
             assert moved <= MOVED_S
             assert fenced <= FENCED_S
-            moved = killed_owner_and_leader(replicas, "a")
+            moved = killed_owner_and_leader(replicas, replicas.busiest())
             print(f"owner and leader killed: moved after {moved:.1f} s")
             assert moved <= BOTH_S
             await assert_nothing_stale(replicas)

@@ -199,6 +199,7 @@ async def test_a_lost_confirmation_of_a_fence(world: World) -> None:
         await new.append(b"data")
         with pytest.raises(Fenced):
             await old.append(b"late")
+        assert [b.data for b in await contents(new)] == [b"data"]
 
 
 async def test_another_bundle_after_an_unknown_outcome(world: World) -> None:

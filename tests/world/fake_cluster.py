@@ -112,40 +112,45 @@ class FakeLog:
         self._epoch = 0
         self._takers.clear()
         while True:
+            await self._ask(deadline)
             try:
-                await self._faults.before()
-                return await self._fence(owner)
-            except NoAnswer:
+                return await self._fence(owner, deadline)
+            except (Fenced, LogLost):
                 await self._pause(deadline)
 
     async def retake(self, owner: str) -> int:
         deadline = self._deadline()
         self._epoch = 0
         while True:
+            await self._ask(deadline)
+            end = self._stream.get(self._stream.last)
+            if end is not None and end.writer not in self._takers:
+                raise Fenced("taken by another owner after a loss")
             try:
-                await self._faults.before()
-                end = self._stream.get(self._stream.last)
-                if end is not None and end.writer not in self._takers:
-                    raise Fenced("taken by another owner after a loss")
-                return await self._fence(owner)
-            except NoAnswer:
+                return await self._fence(owner, deadline)
+            except LogLost:
                 await self._pause(deadline)
 
-    async def _fence(self, owner: str) -> int:
+    async def _fence(self, owner: str, deadline: float) -> int:
         self._taker = object()
         self._takers.append(self._taker)
         self._last = self._stream.last
-        self._epoch = self._last = self._publish(self._message(owner.encode()))
-        await self._faults.after()
+        self._epoch = await self._store(owner.encode(), deadline)
         return self._epoch
 
     async def append(self, data: bytes) -> int:
         if len(data) > MAX_BUNDLE_BYTES:
             raise ValueError(f"bundle: {len(data)} bytes: at most {MAX_BUNDLE_BYTES}")
-        deadline = self._deadline()
         if not self._epoch:
             raise Fenced("not taken")
-        message = self._message(data)
+        try:
+            return await self._store(data, self._deadline())
+        except (Fenced, LogLost):
+            self._epoch = 0
+            raise
+
+    async def _store(self, data: bytes, deadline: float) -> int:
+        message = Stored(self._epoch, self._taker, data, asyncio.get_running_loop().time())
         while True:
             try:
                 await self._faults.before()
@@ -155,9 +160,6 @@ class FakeLog:
                 return number
             except NoAnswer:
                 await self._pause(deadline)
-            except (Fenced, LogLost):
-                self._epoch = 0
-                raise
 
     async def bounds(self) -> Bounds:
         await self._ask()
@@ -189,9 +191,6 @@ class FakeLog:
         stream.first += gone
         return gone > 0
 
-    def _message(self, data: bytes) -> Stored:
-        return Stored(self._epoch, self._taker, data, asyncio.get_running_loop().time())
-
     def _publish(self, message: Stored) -> int:
         """What the server does, and how `JetStreamLog` understands a refusal."""
         stream = self._stream
@@ -199,8 +198,8 @@ class FakeLog:
             stream.messages.append(message)
             return stream.last
         after = stream.get(self._last + 1)
-        if after is not None and after.writer is self._taker and after.epoch:
-            if after.data == message.data:
+        if after is not None and after.writer is self._taker:
+            if (after.epoch, after.data) == (message.epoch, message.data):
                 return self._last + 1  # an earlier attempt was stored
             self._last += 1
             return self._publish(message)
@@ -211,8 +210,8 @@ class FakeLog:
             raise LogLost("ends too early")
         raise Fenced("taken by another owner after a loss")
 
-    async def _ask(self) -> None:
-        deadline = self._deadline()
+    async def _ask(self, deadline: float | None = None) -> None:
+        deadline = self._deadline() if deadline is None else deadline
         while True:
             try:
                 return await self._faults.before()

@@ -69,6 +69,10 @@ class Replicas:
                         owned.discard(event.cell)
         return owned
 
+    def busiest(self) -> str:
+        """The replica with the most cells: one that began late may have none."""
+        return max(self.processes, key=lambda member: len(self.cells(member)))
+
     def await_all_owned(self, members: tuple[str, ...] = MEMBERS, within_s: float = 60.0) -> None:
         def all_owned() -> bool:
             return set().union(*map(self.cells, members)) == set(range(CELLS))
