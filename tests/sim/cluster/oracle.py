@@ -24,6 +24,7 @@ from frd.store.records import Record, RecordKind
 from frd.wire.decode import Decoder
 from frd.wire.messages import AgentEvent, Declare, Hello
 from tests.sim.oracle import _OF_INCIDENTS, Oracle, Violation, _gist, _labels
+from tests.sim.scenario import POLICY
 from tests.world.clocks import S
 from tests.world.fake_cluster import FakeFindings, FakeLog, Faults
 
@@ -35,7 +36,9 @@ _Rows = dict[tuple[str, int], set[int]]
 """Revisions by agent session and pid."""
 _HIGH: Final = Confidence.HIGH
 _SETTLED: Final = 20 * S
-"""So long after a takeover, findings that close while their fault lasts are due to it."""
+"""So long after a takeover, restored findings that close while their fault lasts are due to it."""
+_EXPIRED: Final = round(POLICY.lost_close_after_s * S)
+"""So long after it, they may close because no agent has reported on them."""
 _GRACE: Final = 3
 """So many checks in a row, because a heartbeat and what follows from it take a moment."""
 
@@ -52,6 +55,8 @@ class ClusterOracle(Oracle):
         self._foreign: dict[tuple[SimReplica, int], int] = {}
         self.takeovers = 0
         self._taken_at = 0
+        self._restored: set[str] = set()
+        """Findings that were open at the last takeover."""
 
     @property
     def owner(self) -> str:
@@ -87,6 +92,7 @@ class ClusterOracle(Oracle):
                 raise Violation(
                     "changed by a takeover", f"{finding.summary} -> {restored[id_].summary}"
                 )
+        self._restored = {id_ for id_, one in restored.items() if one.state is FindingState.OPEN}
         self.findings = known | restored
         self._known[replica] = self.findings
         self._owner = replica
@@ -115,7 +121,11 @@ class ClusterOracle(Oracle):
         if finding.closed_at is not None and finding.closed_at < finding.opened_at:
             early = (finding.opened_at - finding.closed_at) / S
             raise Violation("closed before it opened", f"{early:.3f} s: {finding.summary}")
-        if event.change is not Change.CLOSED or now > self._taken_at + _SETTLED:
+        if event.change is not Change.CLOSED or finding.id not in self._restored:
+            return
+        since = now - self._taken_at
+        has_expired = since >= _EXPIRED and finding.close_reason.startswith("nothing new for")
+        if since > _SETTLED or has_expired:
             return
         run = self._run_of(finding)
         if run is not self._world.runs[-1] or finding.kind not in _OF_INCIDENTS:
