@@ -5,7 +5,8 @@ rank. Pairing is stable from look to look:
 
 1. A claim continues the finding that matches best: a common rank counts more than anchors, many
    common anchors count more than few. No two claims continue the same finding.
-2. A finding that is left over merges into the claim that it matches.
+2. A finding that is left over merges into the claim that it matches; but one whose cause is known
+   for good stays as it is.
 3. A claim that is left over, although a finding matches it, is a part of an incident that was seen
    as a whole: late telemetry, or an agent that went away, hides what connects the parts. Such a
    claim is news only if its cause is at least as sure as the cause of the whole.
@@ -59,7 +60,7 @@ def paired(
         pair = pairs[link.at]
         if not pair.same:
             pair.parts_of.append(link.finding)
-        elif link.finding.finding.id not in taken:
+        elif link.finding.finding.id not in taken and _may_merge(link.finding, life):
             taken.add(link.finding.finding.id)
             pair.same.append(link.finding)
     for pair in pairs:
@@ -71,6 +72,10 @@ def paired(
 def _names(claim: Claim, tracked: OpenFinding, life: Lifetime) -> bool:
     """They name a common rank."""
     return life.keeps_cause and not claim.named.isdisjoint(tracked.named)
+
+
+def _may_merge(tracked: OpenFinding, life: Lifetime) -> bool:
+    return tracked.finding.kind not in life.final
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,22 +3,29 @@
 The figures of a rank are those of the moment in which its incident named it, and stay as they are.
 The evidence also says what the rank was doing at that moment. A claim is repeated only when it says
 something new, so that findings expire of which nothing new is known, as when agents are gone.
+
+After a restart of the service, agents send samples and failures again that an earlier process has
+judged. What a finding of that process is about opens no other one, and says no more about it until
+it names more ranks, or is surer: the earlier process may have known more.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from frd.engine.findings import builder
 from frd.engine.findings.claim import Anchors, Claim, Known, Lifetime, Look
 from frd.engine.findings.text import clean, collective
-from frd.engine.memory.incident import MemoryIncident
+from frd.engine.memory.incident import RAN_OUT, MemoryIncident
 from frd.engine.memory.rise import MemoryRise
-from frd.engine.memory.text import evidence, summary
+from frd.engine.memory.text import evidence, is_of_host, summary
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.engine.tick import Tick
-from frd.model import Kind, Reason, Suspect, SuspectPhase
+from frd.model import Finding, Kind, Reason, Suspect, SuspectPhase
 
 
 class MemoryDetector:
@@ -31,24 +38,43 @@ class MemoryDetector:
         """Node of a rank and what it was doing when an incident named it, by number and rank."""
         self._phases: dict[tuple[int, int], tuple[SuspectPhase | None, bool]] = {}
         """The phase in which the memory of a rank began to rise, and whether it is settled."""
+        self._restored: frozenset[str] | None = None
+        """Ids of findings of an earlier process of the service; None before the first look."""
 
     def lifetime(self, policy: Policy) -> Lifetime:
         return Lifetime(
             kinds=frozenset({Kind.MEMORY_SPIKE, Kind.OOM}),
-            # No incident of this process continues a finding from before a restart.
-            anchors_of=lambda finding: frozenset({finding.id}),
+            anchors_of=_anchors_of_restored,
         )
 
     def evaluate(self, tick: Tick, known: Known) -> Look | None:
+        if self._restored is None:
+            self._restored = frozenset(finding.id for finding in known.findings)
+        restored = [finding for finding in known.findings if finding.id in self._restored]
         claims: list[Claim] = []
         over: dict[Anchors, str] = {}
         for incident in tick.memory_incidents():
+            earlier = _of_same(incident, restored)
             if incident.over:
                 over[_anchors(incident)] = incident.over
+                if earlier is not None and earlier.kind is incident.kind:
+                    over[_anchors_of_restored(earlier)] = incident.over
                 self._forget(incident)
-            elif (claim := self._claim(tick, incident)) != self._claims.get(incident.number):
-                self._claims[incident.number] = claim
-                claims.append(claim)
+                continue
+            claim = self._claim(tick, incident)
+            if earlier is not None and earlier.kind is incident.kind:
+                claim = replace(claim, anchors=claim.anchors | _anchors_of_restored(earlier))
+            if claim == self._claims.get(incident.number):
+                continue
+            self._claims[incident.number] = claim
+            if earlier is not None and (earlier.kind, incident.kind) == (
+                Kind.MEMORY_SPIKE,
+                Kind.OOM,
+            ):
+                over[_anchors_of_restored(earlier)] = RAN_OUT
+            elif earlier is not None and not _says_more(claim, earlier):
+                continue
+            claims.append(claim)
         return Look(tick.now, claims, over) if claims or over else None
 
     def _forget(self, incident: MemoryIncident) -> None:
@@ -77,6 +103,7 @@ class MemoryDetector:
             anchors=_anchors(incident),
             reason=Reason.MEMORY if incident.common else None,
             suspects=tuple(suspects),
+            named=frozenset(() if incident.common else incident.rows),
             victims=tuple(sorted(victims)),
             unknown=tuple(sorted(incident.unknown - incident.rows.keys())),
             summary=summary(incident),
@@ -93,6 +120,33 @@ class MemoryDetector:
 
 def _anchors(incident: MemoryIncident) -> Anchors:
     return frozenset({str(incident.number)})
+
+
+def _anchors_of_restored(finding: Finding) -> Anchors:
+    return frozenset({finding.id})
+
+
+def _of_same(incident: MemoryIncident, restored: Sequence[Finding]) -> Finding | None:
+    """The restored finding about what an incident is about: it concerns a rank of it, and opened
+    after the incident had begun. One of the same kind comes first."""
+    ranks = {*incident.rows, *incident.victims}
+    same = [
+        finding
+        for finding in restored
+        if incident.limit <= finding.opened_at
+        and is_of_host(finding.summary) is incident.on_host
+        and ranks & {*(suspect.rank for suspect in finding.suspects), *finding.victims}
+    ]
+    return min(same, key=lambda finding: finding.kind is not incident.kind, default=None)
+
+
+def _says_more(claim: Claim, earlier: Finding) -> bool:
+    """The claim names all suspects of an earlier finding of its kind, and more, or more surely."""
+    if claim.kind is not earlier.kind or not earlier.suspects:
+        return False
+    before = {suspect.rank for suspect in earlier.suspects}
+    surer = builder.surest(claim.suspects) > builder.surest(earlier.suspects)
+    return before <= claim.named and (surer or before != claim.named)
 
 
 def _doing(snapshot: Snapshot, rank: int, onset: int) -> str:

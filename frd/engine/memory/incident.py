@@ -8,6 +8,7 @@ finding about the incident is up to the tracker of findings.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from frd.engine.memory.baseline import BATCH_NS, BIN_NS
 from frd.engine.memory.rise import MemoryRise
 from frd.engine.memory.series import Series
 from frd.model import Bools, Confidence, Int64s, Kind
+
+RAN_OUT: Final = "memory ran out"
+"""Why a spike is over that an OOM replaces."""
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from frd.engine.memory.baseline import BATCH_NS, BIN_NS, REVEALED_NS, SECOND
-from frd.engine.memory.incident import Coverage, MemoryIncident
+from frd.engine.memory.incident import RAN_OUT, Coverage, MemoryIncident
 from frd.engine.memory.onset import (
     NEARLY_ALL,
     Rises,
@@ -272,7 +272,7 @@ class Incidents:
         """Memory that was rising has run out: an OOM replaces the spike."""
         oom = replace(spike, number=next(self._numbers), kind=Kind.OOM)
         self._known.append(oom)
-        spike.over = "memory ran out"
+        spike.over = RAN_OUT
         self._series.incident[self._series.incident == spike.number] = oom.number
         return oom
 

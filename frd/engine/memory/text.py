@@ -9,6 +9,7 @@ from frd.engine.memory.incident import MemoryIncident
 from frd.engine.memory.rise import Attribution, MemoryRise
 from frd.model import Kind
 
+_HOST: Final = "host memory"
 _UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -29,7 +30,7 @@ def duration(seconds: float) -> str:
 
 def summary(incident: MemoryIncident) -> str:
     """One line: whose memory, how far, how long it will last."""
-    memory = "host memory" if incident.on_host else "GPU memory"
+    memory = _HOST if incident.on_host else "GPU memory"
     who, figures = ranks(incident.ranks), _figures(next(iter(incident.rises.values())))
     if incident.kind is Kind.OOM:
         return _ran_out(incident, memory, figures)
@@ -39,6 +40,11 @@ def summary(incident: MemoryIncident) -> str:
         return f"{memory} of {who} rose together, no single rank is the cause: {figures}"
     doubt = ", too close together to say which of them" if len(incident.ranks) > 1 else ""
     return f"{memory} of {who} rose first{doubt}: {figures}"
+
+
+def is_of_host(summary: str) -> bool:
+    """True if a summary is about host memory, not that of devices."""
+    return _HOST in summary
 
 
 def _ran_out(incident: MemoryIncident, memory: str, figures: str) -> str:
@@ -67,7 +73,7 @@ def _figures(rise: MemoryRise) -> str:
 
 def evidence(incident: MemoryIncident, rise: MemoryRise, doing: str) -> str:
     """What is known of one suspect."""
-    memory = "host memory" if incident.on_host else f"memory of {clean(rise.device) or 'its GPU'}"
+    memory = _HOST if incident.on_host else f"memory of {clean(rise.device) or 'its GPU'}"
     parts = [f"{memory}: {_figures(rise) or 'no rise was seen'}"]
     if incident.leak:
         parts.append("a leak: it rises slowly and steadily")

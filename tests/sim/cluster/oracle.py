@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from frd.cluster.cells import cell_of
-from frd.model import Change, Confidence, EntryColumns, Finding, FindingEvent, FindingState
+from frd.model import Change, Confidence, EntryColumns, Finding, FindingEvent, FindingState, Kind
 from frd.service.cells.archive import Opened
 from frd.service.ingest.streams import Stream
 from frd.service.journal.payloads import decode_finding
@@ -39,6 +39,7 @@ _SETTLED: Final = 20 * S
 """So long after a takeover, restored findings that close while their fault lasts are due to it."""
 _EXPIRED: Final = round(POLICY.lost_close_after_s * S)
 """So long after it, they may close because no agent has reported on them."""
+_OF_MEMORY: Final = frozenset({Kind.MEMORY_SPIKE, Kind.OOM})
 _GRACE: Final = 3
 """So many checks in a row, because a heartbeat and what follows from it take a moment."""
 
@@ -54,6 +55,8 @@ class ClusterOracle(Oracle):
         self._applied: _Rows = defaultdict(set)
         self._foreign: dict[tuple[SimReplica, int], int] = {}
         self.takeovers = 0
+        self.shown_at = 0
+        """When findings last changed."""
         self._taken_at = 0
         self._restored: set[str] = set()
         """Findings that were open at the last takeover."""
@@ -106,6 +109,7 @@ class ClusterOracle(Oracle):
 
     def shown(self, replica: SimReplica, events: Sequence[FindingEvent]) -> None:
         """`replica` has published changes of findings."""
+        self.shown_at = self._world.kernel.now
         present, self.findings = self.findings, self._known[replica]
         opened = self._opened.copy()
         try:
@@ -121,6 +125,10 @@ class ClusterOracle(Oracle):
         if finding.closed_at is not None and finding.closed_at < finding.opened_at:
             early = (finding.opened_at - finding.closed_at) / S
             raise Violation("closed before it opened", f"{early:.3f} s: {finding.summary}")
+        if event.change is Change.OPENED and finding.kind in _OF_MEMORY:
+            for known in map(self.findings.__getitem__, self._restored):
+                if known.state is FindingState.OPEN and _about(known) == _about(finding):
+                    raise Violation("opened again", f"{known.summary} -> {finding.summary}")
         if event.change is not Change.CLOSED or finding.id not in self._restored:
             return
         since = now - self._taken_at
@@ -228,6 +236,10 @@ class ClusterOracle(Oracle):
         for replica in world.running():
             local = [replica._store.get(id_) for id_ in shown]
             _same(f"findings of {replica.name}", shown, {f.id: _seen(f) for f in local if f})
+
+
+def _about(finding: Finding) -> tuple[object, ...]:
+    return finding.kind, finding.attempt, {suspect.rank for suspect in finding.suspects}
 
 
 def _seen(finding: Finding) -> tuple[object, ...]:

@@ -37,6 +37,8 @@ from tests.world.fake_cluster import Faults
 
 CELL_COUNT: Final = 4
 _OWNED_WITHIN: Final = 10 * S
+_COPIED_WITHIN: Final = S // 2
+"""All replicas have copied a finding."""
 _PARTS: Final = 3
 """Of the servers that fail separately: registry, logs, findings."""
 
@@ -184,6 +186,8 @@ class ClusterWorld(World):
 
     def end(self) -> None:
         self.kernel.run(self.kernel.now + 2 * S)
+        while self.kernel.now < self.oracle.shown_at + _COPIED_WITHIN:
+            self.kernel.run(self.oracle.shown_at + _COPIED_WITHIN)
 
     def _await_owned(self, deadline: int) -> None:
         try:

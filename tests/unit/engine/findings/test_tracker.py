@@ -110,6 +110,19 @@ def test_a_lasting_claim_continues_a_finding_and_opens_none() -> None:
     assert changes(life.look(3, lasting)) == [UPDATED]
 
 
+def test_a_loss_merges_into_no_other_finding() -> None:
+    """A loss of rank 3 and a stall on rank 2 turn out to wait in one collective: both stay open,
+    because rank 3 is lost until the attempt ends."""
+    kinds = frozenset({Kind.STALL, Kind.RANK_LOST})
+    life = Life(replace(LIFE, kinds=kinds, final=frozenset({Kind.RANK_LOST}), keeps_cause=True))
+    stall = replace(claim(2), kind=Kind.STALL, named=frozenset({2}))
+    loss = replace(claim(3), kind=Kind.RANK_LOST, exits=frozenset({(3, 99)}), named=frozenset({3}))
+    assert changes(life.look(1, stall, loss)) == [OPENED, OPENED]
+    both = replace(stall, anchors=frozenset({2, 3}), named=frozenset({2, 3}))
+    assert life.look(2, both) == []
+    assert len(life.tracker) == 2
+
+
 @pytest.mark.parametrize("close_after_s", [0.0, 5.0])
 def test_what_no_look_shows_is_over(close_after_s: float) -> None:
     """At once, or after five seconds, as the kind has it."""
