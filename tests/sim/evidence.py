@@ -28,6 +28,9 @@ _SEEN_BY_PEERS: Final = frozenset(
     {FaultKind.DEVICE_STUCK, FaultKind.IN_COLLECTIVE_ALONE, FaultKind.ORDER, FaultKind.P2P_STUCK}
 )
 """Visible only if peers come to the same op and go on, not if something else holds them."""
+_DISAGREEMENTS: Final = frozenset({FaultKind.MISMATCH, FaultKind.ORDER})
+"""A rank of theirs that exits later is taken for one that left because of them."""
+_CUTS: Final = frozenset({Trouble.PARTITION, Trouble.CUT_FROM_AGENTS})
 _SEEN_IN_ENTRIES: Final = _SEEN_BY_PEERS | {FaultKind.MISMATCH}
 _LOOKS: Final = 5 * S
 """From when a wait is long enough until telemetry has confirmed that; and until clocks are known,
@@ -119,7 +122,7 @@ class Evidence:
         since = max(agent.born, self._served_since, run.began)
         over = injected.at + injected.lasts_ns
         heard_late = any(
-            event.trouble is Trouble.PARTITION and event.at < over < event.until
+            event.trouble in _CUTS and event.at < over < event.until
             for event in self._world.scenario.events
         )
         return rank.alive and injected.at >= since + _WARMS_UP and not heard_late
@@ -177,7 +180,8 @@ def _is_eclipsed(injected: Injected, run: Run) -> bool:
     assert injected.began is not None
     is_loss = injected.fault.kind in _LOSSES
     known_at = injected.began + (0 if is_loss else round(POLICY.stall_after_s * S) + _LOOKS)
-    hides = _LOSSES | _HANGS if injected.fault.kind in _SEEN_BY_PEERS else _LOSSES
+    hides = _LOSSES | _DISAGREEMENTS if is_loss else _LOSSES
+    hides |= _HANGS if injected.fault.kind in _SEEN_BY_PEERS else frozenset()
     return any(
         other.fault.kind in hides and other.began is not None and other.began < known_at
         for other in run.job.injected

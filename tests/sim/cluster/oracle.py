@@ -138,6 +138,8 @@ class ClusterOracle(Oracle):
         run = self._run_of(finding)
         if run is not self._world.runs[-1] or finding.kind not in _OF_INCIDENTS:
             return
+        if not any(rank.alive for rank in run.job.ranks):
+            return  # it was ended, and starts again in a moment
         named = {suspect.rank for suspect in finding.suspects if suspect.confidence is _HIGH}
         for injected in run.job.injected:
             if named & injected.culprits and run.job.is_felt(injected):
