@@ -24,6 +24,9 @@ from tests.world.clocks import S
 SEEDS = 5
 REGRESSIONS: dict[int, str] = {
     4053: "ends: a cell that was dropped while its replica ended stopped the end of the replica",
+    20158: "two owners: a claimed cell was not in the view while other claims waited for answers",
+    21579: "opened again: a new owner reported a rise of memory that the former had reported",
+    22308: "closed by a takeover: a lost rank became part of a stall that named another rank",
 }
 """Seeds that found something, and what."""
 

@@ -4,7 +4,7 @@ Watermarks come from entries only. The counters of `pg_status` cost nothing to r
 ops (Gloo) or mix the numbers of sends with seqs (NCCL), and the op that Gloo completed last need
 not be the latest. A watermark made of counters could be too high, and the service trusts
 watermarks. So counters have three uses: they show that something changed, they show that a dump was
-taken between the update of a counter and of its entry, and they end an op whose entry was
+taken between the update of a counter and of its entry, and they start and end an op whose entry was
 overwritten. Pure.
 """
 
@@ -126,8 +126,11 @@ class OpenEntry:
     def is_call(self) -> bool:
         return self.peer is None and not self.entry.is_p2p
 
-    def look(self, entry: Entry | None, raw: Status | None, *, absent_is_over: bool) -> None:
-        """`entry`: the same entry in the next dump; `raw`: the counters of the group there."""
+    def look(
+        self, entry: Entry | None, raw: Status | None, at_ns: int, *, absent_is_over: bool
+    ) -> None:
+        """`entry`: the same entry in the next dump, of `at_ns`; `raw`: the counters of the group
+        there."""
         self.in_ring = entry is not None
         if entry is not None:
             self.entry = entry
@@ -135,3 +138,6 @@ class OpenEntry:
             self.over |= self.peer is None or not self.orphaned
         elif raw is not None and not self.progress.has_p2p:
             self.over |= 0 <= self.counter <= raw.completed
+            if not self.started_ns and 0 <= self.counter <= raw.started:
+                self.started_ns = at_ns
+                self.progress.started = max(self.progress.started, self.entry.collective_seq_id)

@@ -76,13 +76,15 @@ class OpenEntries:
         self,
         find: Callable[[int], Entry | None],
         status: Mapping[int, Status],
+        at_ns: int,
         *,
         absent_is_over: bool,
     ) -> None:
-        """Update the open entries from the entries and counters of the next dump."""
+        """Update the open entries from the entries and counters of the next dump, of `at_ns`."""
         for item in self.items:
             entry = None if item.orphaned else find(item.entry.record_id)
-            item.look(entry, status.get(item.progress.pg_id), absent_is_over=absent_is_over)
+            raw = status.get(item.progress.pg_id)
+            item.look(entry, raw, at_ns, absent_is_over=absent_is_over)
 
     def read(
         self,

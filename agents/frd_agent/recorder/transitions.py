@@ -150,6 +150,7 @@ class RecorderTracker:
         self.open.look(
             lambda record_id: _find(entries, record_id),
             self.status,
+            taken_at_ns,
             absent_is_over=partial and not dump.warnings,
         )
         self._past |= self._passed(_keys(fresh))

@@ -88,6 +88,18 @@ def test_an_empty_ring_leaves_the_end_to_the_counters(ring: Ring) -> None:
     assert ring.watermarks == [GroupWatermarks(1, -1, 1)]
 
 
+def test_a_start_after_a_reset_is_seen_in_the_counters(ring: Ring) -> None:
+    """A recorder is reset while an op waits for its device: only the counters show its start."""
+    ring.read(nccl(0, 1), nccl(1, 2, state="scheduled"), g0=(2, 1, 1))
+    assert ring.changes(g0=(2, 1, 1)) == []
+    diff = ring.read(at=LATER + 1, g0=(2, 2, 1))
+    assert changes(diff) == [(2, S)]
+    assert diff.rows[0][5] == LATER + 1, "it had started by then"
+    assert ring.watermarks[0].started == 2
+    assert ring.changes(g0=(2, 2, 1)) == []
+    assert ring.changes(g0=(2, 2, 2)) == [(2, C)]
+
+
 def test_what_a_reset_has_taken_is_not_taken_for_absence(ring: Ring) -> None:
     """The entry of seq 2 was removed before it was read: the rank may be in that op until the
     counters are equal and stop changing, or until the next seq appears."""
