@@ -35,6 +35,8 @@ _SEEN_IN_ENTRIES: Final = _SEEN_BY_PEERS | {FaultKind.MISMATCH}
 _LOOKS: Final = 5 * S
 """From when a wait is long enough until telemetry has confirmed that; and until clocks are known,
 once wire and machines work."""
+_TOGETHER: Final = S // 20
+"""Of two losses so close to each other, either may be the first."""
 _WINDOW: Final = round(POLICY.straggler_window_s * S)
 _STRETCH: Final = _WINDOW * 5 // 6
 """Some window contains any stretch of this length."""
@@ -179,7 +181,8 @@ def _is_eclipsed(injected: Injected, run: Run) -> bool:
     for that rank; or if its peers hang in another op."""
     assert injected.began is not None
     is_loss = injected.fault.kind in _LOSSES
-    known_at = injected.began + (0 if is_loss else round(POLICY.stall_after_s * S) + _LOOKS)
+    hangs_ns = round(POLICY.stall_after_s * S) + _LOOKS
+    known_at = injected.began + (_TOGETHER if is_loss else hangs_ns)
     hides = _LOSSES | _DISAGREEMENTS if is_loss else _LOSSES
     hides |= _HANGS if injected.fault.kind in _SEEN_BY_PEERS else frozenset()
     return any(
