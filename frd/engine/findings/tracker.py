@@ -19,7 +19,8 @@ rank_lost
     Same incident: as above; what begins later is its consequence.
     Opens: when an exit is judged, unless an open finding explains it; each exit once.
     Changes: only which ranks wait.
-    Closes: with its attempt; 60 s after a restart if no agent reports on the attempt.
+    Closes: with its attempt, never as a part of another finding; 60 s after a restart if no agent
+        reports on the attempt.
     Critical: as above; after a restart, once the exit is seen again.
 
 straggler
@@ -31,7 +32,8 @@ straggler
     Critical: never.
 
 memory_spike, oom
-    Same incident: the number under which the detector groups rises.
+    Same incident: the number under which the detector groups rises; after a restart, what began
+        before the finding opened and concerns a rank of it.
     Opens: when there are samples of all ranks for the time in which it began, or after 0.5 s.
     Changes: when more ranks rise or run out, or late samples arrive.
     Closes: when no rank that it names rises any more; an oom also needs `memory_settle_s` without

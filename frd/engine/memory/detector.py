@@ -62,19 +62,17 @@ class MemoryDetector:
                 self._forget(incident)
                 continue
             claim = self._claim(tick, incident)
-            if earlier is not None and earlier.kind is incident.kind:
-                claim = replace(claim, anchors=claim.anchors | _anchors_of_restored(earlier))
             if claim == self._claims.get(incident.number):
                 continue
             self._claims[incident.number] = claim
-            if earlier is not None and (earlier.kind, incident.kind) == (
-                Kind.MEMORY_SPIKE,
-                Kind.OOM,
-            ):
+            if earlier is None:
+                claims.append(claim)
+            elif _says_more(claim, earlier):
+                anchors = claim.anchors | _anchors_of_restored(earlier)
+                claims.append(replace(claim, anchors=anchors))
+            elif earlier.kind is Kind.MEMORY_SPIKE and incident.kind is Kind.OOM:
                 over[_anchors_of_restored(earlier)] = RAN_OUT
-            elif earlier is not None and not _says_more(claim, earlier):
-                continue
-            claims.append(claim)
+                claims.append(claim)
         return Look(tick.now, claims, over) if claims or over else None
 
     def _forget(self, incident: MemoryIncident) -> None:

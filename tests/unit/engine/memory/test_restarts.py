@@ -103,3 +103,13 @@ def test_a_surer_look_updates_the_earlier_finding() -> None:
     assert (updated.change, updated.finding.id) == (UPDATED, doubtful.id)
     assert [s.confidence for s in updated.finding.suspects] == [Confidence.HIGH]
     assert updated.finding.unknown == ()
+
+
+def test_a_finding_that_expired_does_not_open_again() -> None:
+    """Nothing new has come for long, and the memory is as it was."""
+    earlier = spike_at(26)
+    job = restarted(earlier)
+    job.engine.adopt(replace(job.engine.policy, lost_close_after_s=5))
+    (closed,) = job.run(33)
+    assert (closed.change, closed.finding.id) == (CLOSED, earlier.id)
+    assert closed.finding.close_reason == "nothing new for 5 s"
