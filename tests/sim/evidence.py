@@ -193,14 +193,15 @@ def _is_eclipsed(injected: Injected, run: Run) -> bool:
 
 
 def _shows_a_wait(injected: Injected, run: Run) -> bool:
-    """A recorder shows a rank that waits because of the fault.
+    """The recorder of a rank that answers shows that it waits because of the fault.
 
     Gloo's recorder has no sends and receives. With several hangs in such a job, a wait counts only
     if it is in a collective of a culprit: any other may be due to another hang.
     """
     if not run.job.plan.hides_p2p:
         return True
-    waits = [record.op for rank in run.job.ranks for record in rank.queue]
+    answering = [rank for rank in run.job.ranks if not rank.stopped]
+    waits = [record.op for rank in answering for record in rank.queue]
     collectives = [op for op in waits if op.dst < 0]
     hangs = [
         other for other in run.job.injected if other.fault.kind in _HANGS and other.healed is None
