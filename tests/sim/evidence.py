@@ -28,8 +28,6 @@ _SEEN_BY_PEERS: Final = frozenset(
     {FaultKind.DEVICE_STUCK, FaultKind.IN_COLLECTIVE_ALONE, FaultKind.ORDER, FaultKind.P2P_STUCK}
 )
 """Visible only if peers come to the same op and go on, not if something else holds them."""
-_DISAGREEMENTS: Final = frozenset({FaultKind.MISMATCH, FaultKind.ORDER})
-"""A rank of theirs that exits later is taken for one that left because of them."""
 _CUTS: Final = frozenset({Trouble.PARTITION, Trouble.CUT_FROM_AGENTS})
 _SEEN_IN_ENTRIES: Final = _SEEN_BY_PEERS | {FaultKind.MISMATCH}
 _LOOKS: Final = 5 * S
@@ -183,13 +181,21 @@ def _is_eclipsed(injected: Injected, run: Run) -> bool:
     is_loss = injected.fault.kind in _LOSSES
     hangs_ns = round(POLICY.stall_after_s * S) + _LOOKS
     known_at = injected.began + (_TOGETHER if is_loss else hangs_ns)
-    hides = _LOSSES | _DISAGREEMENTS if is_loss else _LOSSES
-    hides |= _HANGS if injected.fault.kind in _SEEN_BY_PEERS else frozenset()
+    hides = _LOSSES | _HANGS if injected.fault.kind in _SEEN_BY_PEERS else _LOSSES
+    of = {group.name for rank in injected.culprits for group in run.job.ranks[rank].groups}
     return any(
-        other.fault.kind in hides and other.began is not None and other.began < known_at
+        (other.fault.kind in hides or (is_loss and _disagree(other) and other.group in of))
+        and other.began is not None
+        and other.began < known_at
         for other in run.job.injected
         if other is not injected
     )
+
+
+def _disagree(injected: Injected) -> bool:
+    """Ranks disagree: one of their group that exits later is taken for one that left because of
+    it."""
+    return injected.fault.kind in (FaultKind.MISMATCH, FaultKind.ORDER) and injected.healed is None
 
 
 def _shows_a_wait(injected: Injected, run: Run) -> bool:

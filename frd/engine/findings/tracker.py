@@ -32,8 +32,8 @@ straggler
     Critical: never.
 
 memory_spike, oom
-    Same incident: the number under which the detector groups rises; after a restart, what began
-        before the finding opened and concerns a rank of it.
+    Same incident: the number under which the detector groups rises. After a restart: a rise that
+        began before the finding opened, of a rank that the finding lists.
     Opens: when there are samples of all ranks for the time in which it began, or after 0.5 s.
     Changes: when more ranks rise or run out, or late samples arrive.
     Closes: when no rank that it names rises any more; an oom also needs `memory_settle_s` without

@@ -5,8 +5,9 @@ The evidence also says what the rank was doing at that moment. A claim is repeat
 something new, so that findings expire of which nothing new is known, as when agents are gone.
 
 After a restart of the service, agents send samples and failures again that an earlier process has
-judged. What a finding of that process is about opens no other one, and says no more about it until
-it names more ranks, or is surer: the earlier process may have known more.
+judged. A rise that a restored finding reports opens no second finding. It changes the restored one
+only if it says more, because the earlier process may have known more; from then on the finding is
+that of this process.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class MemoryDetector:
         """The phase in which the memory of a rank began to rise, and whether it is settled."""
         self._restored: frozenset[str] | None = None
         """Ids of findings of an earlier process of the service; None before the first look."""
+        self._continued: dict[int, Anchors] = {}
+        """Anchors of the restored findings that incidents of this process go on with, by number."""
 
     def lifetime(self, policy: Policy) -> Lifetime:
         return Lifetime(
@@ -56,8 +59,8 @@ class MemoryDetector:
         for incident in tick.memory_incidents():
             earlier = _of_same(incident, restored)
             if incident.over:
-                over[_anchors(incident)] = incident.over
-                if earlier is not None and earlier.kind is incident.kind:
+                over[self._anchors(incident)] = incident.over
+                if earlier is not None and _covers(incident, earlier):
                     over[_anchors_of_restored(earlier)] = incident.over
                 self._forget(incident)
                 continue
@@ -65,18 +68,29 @@ class MemoryDetector:
             if claim == self._claims.get(incident.number):
                 continue
             self._claims[incident.number] = claim
-            if earlier is None:
-                claims.append(claim)
-            elif _says_more(claim, earlier):
-                anchors = claim.anchors | _anchors_of_restored(earlier)
-                claims.append(replace(claim, anchors=anchors))
+            if earlier is None or incident.number in self._continued:
+                claims.append(replace(claim, anchors=self._anchors(incident)))
             elif earlier.kind is Kind.MEMORY_SPIKE and incident.kind is Kind.OOM:
                 over[_anchors_of_restored(earlier)] = RAN_OUT
                 claims.append(claim)
+            elif _says_more(claim, earlier):
+                self._continued[incident.number] = _anchors_of_restored(earlier)
+                victims = {*claim.victims, *earlier.victims} - claim.named
+                claims.append(
+                    replace(
+                        claim,
+                        anchors=self._anchors(incident),
+                        victims=tuple(sorted(victims)),
+                    )
+                )
         return Look(tick.now, claims, over) if claims or over else None
+
+    def _anchors(self, incident: MemoryIncident) -> Anchors:
+        return self._continued.get(incident.number, _anchors(incident))
 
     def _forget(self, incident: MemoryIncident) -> None:
         self._claims.pop(incident.number, None)
+        self._continued.pop(incident.number, None)
         for rank in incident.rises:
             self._when_named.pop((incident.number, rank), None)
             self._phases.pop((incident.number, rank), None)
@@ -125,26 +139,40 @@ def _anchors_of_restored(finding: Finding) -> Anchors:
 
 
 def _of_same(incident: MemoryIncident, restored: Sequence[Finding]) -> Finding | None:
-    """The restored finding about what an incident is about: it concerns a rank of it, and opened
-    after the incident had begun. One of the same kind comes first."""
+    """The restored finding that reports an incident: it opened after the incident had begun, and
+    concerns a rank of it. One of the same kind comes first."""
     ranks = {*incident.rows, *incident.victims}
     same = [
         finding
         for finding in restored
         if incident.limit <= finding.opened_at
         and is_of_host(finding.summary) is incident.on_host
-        and ranks & {*(suspect.rank for suspect in finding.suspects), *finding.victims}
+        and ranks & {*_suspected(finding), *finding.victims}
     ]
     return min(same, key=lambda finding: finding.kind is not incident.kind, default=None)
 
 
+def _suspected(finding: Finding) -> frozenset[int]:
+    return frozenset(suspect.rank for suspect in finding.suspects)
+
+
+def _covers(incident: MemoryIncident, earlier: Finding) -> bool:
+    """The incident is of the kind of an earlier finding, and of all ranks that it names."""
+    named = _suspected(earlier)
+    names = named <= incident.rows.keys() if named else incident.common
+    return incident.kind is earlier.kind and names
+
+
 def _says_more(claim: Claim, earlier: Finding) -> bool:
-    """The claim names all suspects of an earlier finding of its kind, and more, or more surely."""
-    if claim.kind is not earlier.kind or not earlier.suspects:
+    """The claim is surer than an earlier finding of its kind; or as sure, and it names the same
+    suspects and lists other ranks."""
+    if claim.kind is not earlier.kind:
         return False
-    before = {suspect.rank for suspect in earlier.suspects}
-    surer = builder.surest(claim.suspects) > builder.surest(earlier.suspects)
-    return before <= claim.named and (surer or before != claim.named)
+    known, sure = builder.surest(earlier.suspects), builder.surest(claim.suspects)
+    if sure != known:
+        return sure == builder.CERTAIN
+    before, victims = _suspected(earlier), {*earlier.victims}
+    return before <= claim.named and not {*claim.named, *claim.victims} <= before | victims
 
 
 def _doing(snapshot: Snapshot, rank: int, onset: int) -> str:

@@ -113,3 +113,39 @@ def test_a_finding_that_expired_does_not_open_again() -> None:
     (closed,) = job.run(33)
     assert (closed.change, closed.finding.id) == (CLOSED, earlier.id)
     assert closed.finding.close_reason == "nothing new for 5 s"
+
+
+def test_a_surer_look_names_another_rank() -> None:
+    """The earlier process had no samples of rank 1, which rose before rank 2: it named rank 2."""
+    late = plus(CALM, ramp(21, 1))
+    before = Job(CALM, CALM, late)
+    (opened, *_) = before.run(26)
+    (suspect,) = opened.finding.suspects
+    doubtful = replace(suspect, confidence=Confidence.MEDIUM)
+    earlier = replace(opened.finding, suspects=(doubtful,), unknown=(1,))
+    job = Job(CALM, GROWS, late)
+    job.engine.restore([earlier], at(27))
+    updated = [event for event in job.run(34) if event.change is UPDATED]
+    assert {event.finding.id for event in updated} == {earlier.id}
+    (suspect,) = updated[-1].finding.suspects
+    assert (suspect.rank, suspect.confidence) == (1, Confidence.HIGH)
+
+
+def test_what_comes_after_the_restart_is_added() -> None:
+    """Rank 0 begins to rise later: it is a victim of the same finding."""
+    earlier = spike_at(26)
+    job = Job(plus(CALM, ramp(28, 1)), GROWS)
+    job.engine.restore([earlier], at(26))
+    events = job.run(33)
+    assert {event.finding.id for event in events} == {earlier.id}
+    assert events[-1].finding.victims == (0,)
+    assert [s.rank for s in events[-1].finding.suspects] == [1]
+
+
+def test_the_end_of_another_rise_ends_no_earlier_finding() -> None:
+    """The finding names rank 1, whose memory goes on to rise; that of rank 0 falls back."""
+    earlier = replace(spike_at(26), victims=(0,))
+    first = plus(CALM, ramp(18, 1, 9), step(27, -9))
+    job = Job(first, GROWS)
+    job.engine.restore([earlier], at(26))
+    assert CLOSED not in [event.change for event in job.run(32) if event.finding.id == earlier.id]
