@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 from nats.js import JetStreamContext
+from nats.js.api import StreamConfig
 
 from frd.cluster.nats.connection import Access, Ack, Connection, Unanswered
 from frd.cluster.nats.findings import JetStreamFindings
@@ -22,6 +25,7 @@ from frd.cluster.nats.streams import (
 from frd.cluster.registry import Entry, Registry
 from frd.cluster.thread import LoopThread, Runner
 from frd.config import ClusterOptions
+from tests.world.daemons import PATIENCE_S
 from tests.world.fake_cluster import Loss
 from tests.world.nats_servers import NatsServers
 
@@ -116,7 +120,7 @@ async def nats_client(
     try:
         await thread.call(connection.open())
         for stream in (registry_stream(options), finding_stream(options)):
-            await thread.call(connection.ask(lambda js, s=stream: js.add_stream(s), 10))  # type: ignore[misc]
+            await thread.call(_create(connection, stream))
         registry = JetStreamRegistry(connection, options.name)
         yield NatsClient(
             thread,
@@ -128,3 +132,16 @@ async def nats_client(
     finally:
         await thread.call(connection.close())
         await thread.stop()
+
+
+async def _create(connection: Connection, stream: StreamConfig) -> None:
+    """Servers that have just started again count as offline for a moment."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            await connection.ask(lambda js: js.add_stream(stream), 10)
+            return
+        except Unanswered:
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(0.2)
