@@ -76,8 +76,12 @@ class ClusterOracle(Oracle):
             self._applied[stream.session.key[1], rank.info.pid].update(rows)
 
     def taken_over(self, replica: SimReplica, opened: Opened) -> None:
-        """`replica` has taken the log of the job's cell and read what was left there."""
+        """`replica` has taken the log of the job's cell and read what was left there. Another one
+        may have taken it meanwhile: then this one is a former owner, and learns that soon."""
         self.takeovers += 1
+        if self._taker() != replica.name:
+            self._known[replica] = {finding.id: finding for finding in opened.findings}
+            return
         self._taken_at = self._world.kernel.now
         self._evidence.restarted()
         restored = {finding.id: finding for finding in opened.findings}
@@ -101,6 +105,12 @@ class ClusterOracle(Oracle):
         self._owner = replica
         for finding in opened.findings:
             self._check_blame(finding)
+
+    def _taker(self) -> str:
+        """Who stored the last fence in the log of the job's cell."""
+        stream = self._cluster.servers.stream(cell_of(self._cluster.job))
+        fences = (one for one in reversed(stream.messages) if not one.epoch)
+        return next((fence.data.decode() for fence in fences), "")
 
     def _unsaved(self) -> set[str]:
         """Findings with a change that the last owner has shown, but could not store in time."""
