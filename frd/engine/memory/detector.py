@@ -68,21 +68,16 @@ class MemoryDetector:
             if claim == self._claims.get(incident.number):
                 continue
             self._claims[incident.number] = claim
-            if earlier is None or incident.number in self._continued:
+            if earlier is None:
                 claims.append(replace(claim, anchors=self._anchors(incident)))
             elif earlier.kind is Kind.MEMORY_SPIKE and incident.kind is Kind.OOM:
                 over[_anchors_of_restored(earlier)] = RAN_OUT
                 claims.append(claim)
-            elif _says_more(claim, earlier):
-                self._continued[incident.number] = _anchors_of_restored(earlier)
-                victims = {*claim.victims, *earlier.victims} - claim.named
-                claims.append(
-                    replace(
-                        claim,
-                        anchors=self._anchors(incident),
-                        victims=tuple(sorted(victims)),
-                    )
-                )
+            elif incident.number in self._continued or _says_more(claim, earlier):
+                anchors = _anchors_of_restored(earlier)
+                anchors = self._continued.setdefault(incident.number, anchors)
+                victims = tuple(sorted({*claim.victims, *earlier.victims} - claim.named))
+                claims.append(replace(claim, anchors=anchors, victims=victims))
         return Look(tick.now, claims, over) if claims or over else None
 
     def _anchors(self, incident: MemoryIncident) -> Anchors:

@@ -132,13 +132,13 @@ def test_a_surer_look_names_another_rank() -> None:
 
 
 def test_what_comes_after_the_restart_is_added() -> None:
-    """Rank 0 begins to rise later: it is a victim of the same finding."""
-    earlier = spike_at(26)
-    job = Job(plus(CALM, ramp(28, 1)), GROWS)
+    """Ranks 0 and 3 begin to rise later: they are victims of the same finding, as rank 2 is."""
+    earlier = replace(spike_at(26), victims=(2,))
+    job = Job(plus(CALM, ramp(28, 1)), GROWS, CALM, plus(CALM, ramp(31, 1)))
     job.engine.restore([earlier], at(26))
-    events = job.run(33)
+    events = job.run(36)
     assert {event.finding.id for event in events} == {earlier.id}
-    assert events[-1].finding.victims == (0,)
+    assert [event.finding.victims for event in events] == [(0, 2), (0, 2, 3)]
     assert [s.rank for s in events[-1].finding.suspects] == [1]
 
 
