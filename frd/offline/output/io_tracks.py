@@ -15,8 +15,8 @@ from frd.dftracer.kinds import Kind
 from frd.model import Int64s
 from frd.offline.io.analysis import IoAnalysis, RankIo, names_of
 from frd.offline.io.spans import Spans, spans_by_rank
-from frd.offline.output.op_intervals import lanes
-from frd.offline.output.perfetto import BEGIN, INSTANT, TraceWriter
+from frd.perfetto.lanes import lanes
+from frd.perfetto.writer import BEGIN, INSTANT, TraceWriter
 
 MAX_SPANS: Final = 200_000
 """Of a rank."""

@@ -1,4 +1,4 @@
-"""Ops of one rank as intervals of time: end, lane, and the number shared with peers.
+"""Ops of one rank as intervals of time: end, and the number shared with peers.
 
 Pure arithmetic on the columns of a `RankTrace`; knows nothing of timelines.
 """
@@ -20,7 +20,6 @@ OPEN: Final = int(np.iinfo(np.int64).max)
 """The end of an op that has none: it had not completed, or was given up."""
 INSTANT: Final = -1
 """The end of an op that completed at an unknown time."""
-NO_LANE: Final = -1
 
 
 def ended(trace: RankTrace, names: Sequence[Name]) -> Bools:
@@ -34,27 +33,6 @@ def ends(trace: RankTrace, names: Sequence[Name]) -> Int64s:
     end[trace.completed_ns <= 0] = INSTANT
     end[~ended(trace, names)] = OPEN
     return end
-
-
-def lanes(begin: Int64s, end: Int64s, most: int) -> Int64s:
-    """A lane for each interval, sorted by `begin`, such that intervals in one lane do not touch.
-
-    `NO_LANE` for instants, and for intervals that would need more than `most` lanes.
-    """
-    free_at: list[int] = []
-    out = []
-    for first, last in zip(begin.tolist(), end.tolist(), strict=True):
-        lane = NO_LANE
-        if last != INSTANT:
-            lane = next((at for at, free in enumerate(free_at) if free < first), len(free_at))
-            if lane == most:
-                lane = NO_LANE
-            elif lane == len(free_at):
-                free_at.append(last)
-            else:
-                free_at[lane] = last
-        out.append(lane)
-    return np.array(out, np.int64)
 
 
 def flows(collective: Int64s) -> Int64s:

@@ -29,9 +29,10 @@ from frd.offline.output.cell_text import frame_text, op_text, sizes_text
 from frd.offline.output.io_tracks import add_io
 from frd.offline.output.memory.alignment import offsets_of
 from frd.offline.output.memory.tracks import add_memory, begins_at_ns
-from frd.offline.output.op_intervals import OPEN, ends, flows, lanes
-from frd.offline.output.perfetto import BEGIN, INSTANT, TraceWriter
+from frd.offline.output.op_intervals import OPEN, ends, flows
 from frd.offline.output.text_tables import stuck_in
+from frd.perfetto.lanes import lanes
+from frd.perfetto.writer import BEGIN, INSTANT, TraceWriter
 
 Progress = Callable[[int, int], None]
 """Called with the number of ranks that are written, and of all."""

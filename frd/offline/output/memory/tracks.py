@@ -19,8 +19,8 @@ from frd.offline.memory.rises.rise import Rise
 from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
 from frd.offline.output.memory.alignment import ClockOffset, clocks_of, ranks_of, shift_ns
 from frd.offline.output.memory.thinning import changes, extremes
-from frd.offline.output.op_intervals import lanes
-from frd.offline.output.perfetto import BEGIN, TraceWriter
+from frd.perfetto.lanes import lanes
+from frd.perfetto.writer import BEGIN, TraceWriter
 
 MAX_POINTS: Final = 2_000_000
 """Of all counters together; about 60 MB."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from frd.offline.output.perfetto import BEGIN, INSTANT, TraceWriter
+from frd.perfetto.writer import BEGIN, INSTANT, TraceWriter
 
 proto = pytest.importorskip(
     "perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="the perfetto package is missing"
