@@ -14,9 +14,10 @@ from enum import Enum
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from frd.decodable import decodable
-from frd.model import AlignedNs, ExitInfo, ExitKind, Finding, Reason
+from frd.model import AlignedNs, ExitInfo, ExitKind, Finding, Int64s, Reason
 
 REASONS: Final = {
     Reason.CPU_STUCK: "alive, but has not joined",
@@ -148,15 +149,15 @@ def json_bytes(value: Any) -> bytes:
         return msgspec.json.encode(encodable(value))
 
 
-def fold_ranks(ranks: Iterable[int]) -> str:
-    """Rank set for people: ``0-11,13,15``."""
-    runs: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1][1:] = [rank]
-        else:
-            runs.append([rank])
-    return ",".join("-".join(map(str, run)) for run in runs)
+def fold_ranks(ranks: Iterable[int] | Int64s) -> str:
+    """Rank set for people: ``0-11,13,15``. An array has to ascend, and is folded without a loop."""
+    if not isinstance(ranks, np.ndarray):
+        ranks = np.array(sorted(set(ranks)), np.int64)
+    if not len(ranks):
+        return ""
+    ends = np.flatnonzero(np.diff(ranks, append=-2) != 1)
+    first, last = ranks[np.append(0, ends[:-1] + 1)].tolist(), ranks[ends].tolist()
+    return ",".join(f"{a}-{b}" if a < b else str(a) for a, b in zip(first, last, strict=True))
 
 
 def unfold_ranks(text: str) -> tuple[int, ...]:

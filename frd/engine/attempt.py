@@ -18,6 +18,9 @@ from types import MappingProxyType
 
 import numpy as np
 
+from frd.engine.history.attempt_history import AttemptHistory
+from frd.engine.history.copies import Copies
+from frd.engine.history.recent_entries import RecentEntries
 from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.matching.collectives import Collectives
 from frd.engine.matching.usual_waits import GroupKind, LongWait
@@ -87,6 +90,7 @@ class Attempt:
         self._pairs, self._channels = self.tables.pairs, self.tables.channels
         self.clocks = SessionClocks(self.tables)
         self._collectives = Collectives(policy, self.tables, pauses, now)
+        self._recent = RecentEntries()
 
     def adopt(self, policy: Policy) -> None:
         """See `Engine.adopt`."""
@@ -119,6 +123,7 @@ class Attempt:
                 self.memory.forget(info.rank)
                 self._collectives.forget(np.unique(self._pairs.group[self._pairs.reset(info.rank)]))
                 self._channels.forget(info.rank)
+                self._recent.forget(info.rank)
                 self.tables.unrecorded.forget(info.rank)
                 self.tables.phases.forget(info.rank)
         self._ranks.infos[info.rank] = info
@@ -138,6 +143,7 @@ class Attempt:
         self._ranks.clear()
         self.memory.forget()
         self._channels.clear()
+        self._recent.clear()
         self.tables.unrecorded.clear()
         self.tables.phases.clear()
         self._pairs.reset_all()
@@ -268,6 +274,7 @@ class Attempt:
             watermarks.start(
                 pairs, *(rows.column(name)[at] for name in ("pair", "seq", "started_ns"))
             )
+        self._recent.add(rows, ranks.count)
         self._observed += 1
 
     def _note_unread(self, one: CheckedEntries) -> None:
@@ -410,6 +417,10 @@ class Attempt:
         progress = status_view.Progress(self.tables, collectives.open_collectives.frozen().of)
         ops, known = collectives.signatures.ops, collectives.signatures.known
         groups = status_view.Groups(self.tables, progress, stalls, now)
+        copies = Copies.of(
+            *(self.tables, collectives.signatures, progress),
+            *(self._recent.batches(), self.world_size, now),
+        )
         ranks = status_view.rank_columns(self.tables, now)
         return AttemptView(
             key=self.key,
@@ -423,6 +434,8 @@ class Attempt:
             duration=collectives.duration.by_op(ops),
             gap_entries=self.gap_entries,
             memory=self.memory.view(),
+            matched=int(self._groups.matched[: self._groups.count].sum()),
+            history=AttemptHistory(copies),
         )
 
 

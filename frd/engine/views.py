@@ -5,17 +5,19 @@ The engine creates them; all other code only reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
 from frd.model import (
     AlignedNs,
     AttemptKey,
+    Bools,
     Finding,
     Float64s,
+    GroupInfo,
     Int32s,
     Int64s,
     RankInfo,
@@ -140,6 +142,117 @@ class MemoryView:
 
 
 @dataclass(frozen=True, slots=True)
+class MissingOps:
+    """Ops that other ranks wait in and that these have not joined: one element for each."""
+
+    rank: Int64s = field(default_factory=_no_bytes)
+    group: Int64s = field(default_factory=_no_bytes)
+    """Index in `RecentOps.groups`."""
+    seq: Int64s = field(default_factory=_no_bytes)
+    op: Int64s = field(default_factory=_no_bytes)
+    since: Int64s = field(default_factory=_no_bytes)
+    """When the first rank began to wait, aligned ns."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecentOps:
+    """The last ops of some ranks: one element an op, sorted by rank, then by enqueue. All times are
+    aligned ns."""
+
+    rank: Int64s
+    group: Int64s
+    """Index in `groups`."""
+    seq: Int64s
+    op: Int64s
+    """Index in `ops`; -1 unknown."""
+    enqueued: Int64s
+    started: Int64s
+    """0 unknown."""
+    ended_from: Int64s
+    """The earliest time at which it may have ended."""
+    ended: Int64s
+    """The latest time at which it may have ended; 0: it is open."""
+    failed: Bools
+    groups: Sequence[GroupInfo] = ()
+    ops: Sequence[str] = ()
+    missing: MissingOps = field(default_factory=MissingOps)
+    uncertainty_ns: Mapping[int, int] = field(default_factory=dict)
+    """By rank: how far its times may be off; ranks with an unknown clock are absent."""
+    has_unknown_ends: bool = False
+    """Of some ops it is only known by when they had ended, as of Gloo's."""
+
+
+CELL_STATES: Final = ("none", "ok", "waiting", "stuck", "missing", "gone")
+"""By the numbers in `GroupMap.cells`; a larger number is worse."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMap:
+    """How each rank is doing in the groups of each label."""
+
+    labels: Sequence[str]
+    groups: Sequence[int]
+    """How many groups have the label."""
+    members: Sequence[int]
+    """How many ranks are in them."""
+    cells: UInt8s
+    """(labels, ranks) index in `CELL_STATES`: the worst of the rank's groups with the label."""
+    more: int = 0
+    """Labels that are left out."""
+
+    @classmethod
+    def empty(cls) -> GroupMap:
+        return cls((), (), (), np.zeros((0, 0), np.uint8))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOp:
+    """A collective that some ranks wait in and others have not joined."""
+
+    group_id: str
+    label: str
+    seq: int
+    op: str
+    since: AlignedNs
+    """When the first rank began to wait."""
+    stalled: bool
+    waiting: Int64s
+    """Ranks, ascending."""
+    missing: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """How far one rank has come in one of its groups."""
+
+    group_id: str
+    label: str
+    size: int
+    enqueued: int
+    completed: int
+    highest: int
+    """That any member has enqueued."""
+    state: str
+    """Of `CELL_STATES`."""
+
+
+class History(Protocol):
+    """What pictures show of an attempt; every method computes, in whatever thread."""
+
+    def ops(self, ranks: Collection[int], most: int) -> RecentOps:
+        """The last `most` ops of each of these ranks."""
+
+    def group_map(self, most: int) -> GroupMap:
+        """At most so many labels, those with the worst cells first."""
+
+    def open_ops(self, most: int) -> tuple[list[OpenOp], int]:
+        """What is waited in, the longest wait first, and how many more there are."""
+
+    def groups_of(self, rank: int, most: int) -> tuple[list[RankGroup], int]:
+        """The groups of a rank, the worst first, and how many more there are."""
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptView:
     """One attempt of one job in a `StatusView`."""
 
@@ -162,6 +275,10 @@ class AttemptView:
     memory: MemoryView = field(default_factory=MemoryView)
     superseded: bool = False
     """Another attempt of the job runs instead."""
+    matched: int = 0
+    """Collectives completed by every member, in all groups, since the attempt was first seen."""
+    history: History | None = None
+    """None in views that were not made by an engine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -233,6 +234,7 @@ class Rows:
 
     def __init__(self, messages: Sequence[CheckedEntries]) -> None:
         self._messages = messages
+        self._columns: dict[str, npt.NDArray[Any]] = {}
         self.lengths = [len(m.rows) for m in messages]
         self._first = np.cumsum([0, *self.lengths[:-1]]).tolist()
         self.now = max(m.now for m in messages)
@@ -247,14 +249,17 @@ class Rows:
         return PairRuns.joined(parts) if parts else None
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """A column of `EntryRows`."""
-        return joined_arrays([getattr(m.rows, name) for m in self._messages])
+        """A column of `EntryRows`; it must not be changed."""
+        if (known := self._columns.get(name)) is None:
+            known = joined_arrays([getattr(m.rows, name) for m in self._messages])
+            self._columns[name] = known
+        return known
 
     def by_row(self, values: Sequence[int]) -> Int64s:
         """One value a message, for each of its rows."""
         return np.repeat(np.array(values, np.int64), self.lengths)
 
-    @property
+    @cached_property
     def ranks(self) -> Int64s:
         """By row."""
         return self.by_row([m.rows.rank for m in self._messages])
@@ -264,7 +269,7 @@ class Rows:
         """By row."""
         return self.by_row([m.session for m in self._messages])
 
-    @property
+    @cached_property
     def times(self) -> Int64s:
         """When the message of each row came."""
         return self.by_row([m.now for m in self._messages])

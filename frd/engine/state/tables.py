@@ -220,10 +220,14 @@ class GroupTable(GrowingColumns):
     """Lowest seq of all entries: in a fresh group 0 or 1, by backend."""
     matched: Int64s = column(np.int64)
     threshold_ns: Int64s = column(np.int64)
+    label: Int32s = column(np.int32)
+    """Index in `labels`: many groups may share one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.infos: list[GroupInfo] = []
+        self.labels: dict[str, int] = {}
+        """Labels in the order in which they were first declared, each with its index."""
         self.by_id: dict[str, int] = {}
         self.first_pair: list[int] = []
         self.strangers: dict[int, dict[int, int]] = {}
@@ -236,6 +240,7 @@ class GroupTable(GrowingColumns):
         self.by_id[info.group_id] = handle
         self.first_pair.append(first_pair)
         self.size[handle] = len(info.ranks)
+        self.label[handle] = self.labels.setdefault(info.label, len(self.labels))
         self.threshold_ns[handle] = threshold_ns
         return handle
 
