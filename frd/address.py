@@ -1,4 +1,4 @@
-"""HOST:PORT, the one way in which frd writes where something listens.
+"""HOST:PORT, the one way in which frd writes where something listens, and the pages there.
 
 Pure text: nothing here resolves a name or opens a socket.
 """
@@ -6,6 +6,7 @@ Pure text: nothing here resolves a name or opens a socket.
 from __future__ import annotations
 
 import ipaddress
+from urllib.parse import quote
 
 from frd.errors import ConfigError
 
@@ -58,3 +59,8 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+def finding_page(base: str, finding_id: str) -> str:
+    """The page of a finding, for a browser; `base` is the service's URL, without a slash."""
+    return f"{base}/findings/{quote(finding_id, safe='')}"

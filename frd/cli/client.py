@@ -57,6 +57,18 @@ class Client:
         """The address that has answered last."""
         return self._addresses[0]
 
+    @property
+    def url(self) -> str:
+        """The URL of `address`, without a slash at the end."""
+        scheme, usual = ("http", ":80") if self.tls is None else ("https", ":443")
+        return f"{scheme}://{self.address.removesuffix(usual)}"
+
+    def has_page(self) -> bool:
+        """Does the service serve the page for browsers? Older ones do not, and `web` may be off."""
+        with suppress(FrdError), self._answer("GET", "/"):
+            return True
+        return False
+
     def get(self, path: str, query: Mapping[str, str | None] | None = None) -> Any:
         """The JSON at `path`; query parameters that are None are left out."""
         with self._answer("GET", _target(path, query)) as response:

@@ -119,7 +119,7 @@ def _address(text: str) -> tuple[str, str]:
 _SERVE = (
     click.option("--config", type=PATH, metavar="FILE", help="TOML file; see `frd check`."),
     click.option("--grpc", metavar="HOST:PORT", help="Where agents connect.  [127.0.0.1:9373]"),
-    click.option("--http", metavar="HOST:PORT", help="Metrics and API.  [127.0.0.1:9374]"),
+    click.option("--http", metavar="HOST:PORT", help="Page, metrics and API.  [127.0.0.1:9374]"),
     click.option(
         "--data-dir",
         type=PATH,
@@ -129,6 +129,7 @@ _SERVE = (
     click.option(
         "--stall-after", type=float, metavar="SECONDS", help="Floor of the stall threshold.  [10]"
     ),
+    click.option("--no-web", is_flag=True, default=None, help="Serve no page for browsers."),
 )
 
 
@@ -137,6 +138,23 @@ def serve_options(function: _F) -> _F:
     for option in reversed(_SERVE):
         function = option(function)
     return function
+
+
+def serve_flags(
+    grpc: str | None,
+    http: str | None,
+    data_dir: Path | None,
+    stall_after: float | None,
+    no_web: bool | None,
+) -> dict[str, object]:
+    """The keys of the configuration that `serve_options` set; None: not given."""
+    return {
+        "grpc": grpc,
+        "http": http,
+        "data_dir": data_dir,
+        "policy.stall_after_s": stall_after,
+        "web": False if no_web else None,
+    }
 
 
 def json_option(function: _F) -> _F:

@@ -18,6 +18,7 @@ from typing import Any
 
 from frd import config_loader
 from frd.config.checks import checked, checked_url
+from frd.config.own_address import own_address, own_url, public_url, reachable
 from frd.config.sections import (
     AuthFiles,
     ClusterOptions,
@@ -51,6 +52,10 @@ __all__ = [
     "json_schema",
     "keys",
     "load",
+    "own_address",
+    "own_url",
+    "public_url",
+    "reachable",
 ]
 
 

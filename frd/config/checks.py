@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
@@ -13,6 +14,12 @@ from frd.config_loader import NOT_SHOWN
 from frd.errors import ConfigError
 
 _MAX_NOTIFY_TARGETS: Final = 16
+_ORIGIN: Final = re.compile(
+    r"(?P<origin>https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:(?P<port>[0-9]{1,5}))?)"
+    r"(?P<rest>$|[/?#].*)",
+    re.ASCII | re.IGNORECASE | re.DOTALL,
+)
+"""A URL's scheme, host and port, without a user name, and what follows them."""
 
 
 def checked(config: Config) -> Config:
@@ -33,8 +40,13 @@ def checked(config: Config) -> Config:
     _check_tls(config.tls)
     _check_exposure(config)
     _check_advertised(config.cluster)
-    targets = _checked_targets(config.notify)
-    return config.model_copy(update={"data_dir": config.data_dir.expanduser(), "notify": targets})
+    return config.model_copy(
+        update={
+            "data_dir": config.data_dir.expanduser(),
+            "notify": _checked_targets(config.notify),
+            "public_url": _checked_public_url(config.public_url),
+        }
+    )
 
 
 def _listening(config: Config, key: str, given: str, default_port: int) -> str:
@@ -49,6 +61,22 @@ def _listening(config: Config, key: str, given: str, default_port: int) -> str:
     if scheme == "http" and config.tls.cert_file is not None:
         raise ConfigError(f"{key}: {given}: tls.cert_file is set: write https://")
     return address
+
+
+def _checked_public_url(url: str) -> str:
+    """``scheme://host[:port]``, without a slash at the end; empty: not set."""
+    if not url:
+        return ""
+    if "@" in url:
+        raise ConfigError(f"public_url: {NOT_SHOWN}: holds a user name: leave it out")
+    found = _ORIGIN.match(url.strip())
+    if found is None or int(found["port"] or 1) not in range(1, 65_536):
+        raise ConfigError(f"public_url: {url!r}: write http:// or https:// and a host")
+    if found["rest"] not in ("", "/"):
+        raise ConfigError(
+            f"public_url: {url!r}: the page needs all paths of its host: write {found['origin']}"
+        )
+    return found["origin"].lower()
 
 
 def _check_tls(tls: TlsFiles) -> None:

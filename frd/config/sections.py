@@ -93,7 +93,7 @@ class ClusterOptions:
     """HOST:PORT at which agents reach this replica; ``grpc`` with the host's name when empty."""
     advertise_http: str = ""
     """The same for HTTP, at which the other replicas reach it; links in messages of ``notify`` have
-    it, too."""
+    it, too, unless ``public_url`` is set."""
     replicas: Annotated[int, Ge(1), Le(5)] = 3
     """Copies of each record, on as many NATS servers."""
     log_bytes: Count = 1024 * 1024 * 1024
@@ -135,6 +135,7 @@ class NotifyTarget:
     headers_file: Path | None = None
     """Request headers, ``Name: value`` a line; read again for every message."""
     runbook_url: str = ""
-    """Where links to runbooks lead; the service's own HTTP address when empty."""
+    """Where links to runbooks lead; when empty, ``public_url`` or the service's own HTTP
+    address."""
     timeout_s: Seconds = 10.0
     """For connecting, and for each read and write."""

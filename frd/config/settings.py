@@ -55,7 +55,12 @@ class Config(Settings):
     grpc: str = "127.0.0.1:9373"
     """Where agents connect."""
     http: str = "127.0.0.1:9374"
-    """Where metrics, the API and the CLI connect."""
+    """Where metrics, the API, the CLI and browsers connect."""
+    public_url: str = ""
+    """Where people open the service, such as ``https://frd.example``: for links in messages of
+    ``notify`` and the address of the page in the log; the address of ``http`` when empty."""
+    web: bool = True
+    """Serve the page for browsers at ``/``."""
     data_dir: Path = Field(default_factory=_default_data_dir)
     """Findings, journal and dumps: ``$XDG_STATE_HOME/frd``, else ``~/.local/state/frd``."""
     expected_agents: Mapping[str, Count] = Field(default_factory=dict)

@@ -43,6 +43,8 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 RUNBOOKS: Final = "http://127.0.0.1:9374/runbooks/"
 """As in the rules; the chart replaces it with its own address."""
+FINDINGS: Final = "http://127.0.0.1:9374/findings/"
+"""The service's pages of findings, by id; replaced in the same way."""
 TAG: Final = "frd"
 DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 JOB_UID: Final = "frd-job"
@@ -169,6 +171,7 @@ def findings(
     panel = _organized(panel, columns, hidden, {"Value": "open for"})
     panel = panel.override_by_name("open for", [_set("unit", "s")])
     panel = panel.override_by_name("severity", _SEVERITY)
+    panel = panel.override_by_name("finding", _TO_FINDING)
     if with_job:
         panel = panel.override_by_name("job", _TO_JOB)
     worst_first = ["severity", "open for"]
@@ -258,6 +261,19 @@ _TO_JOB: Final = [
                 "title": "Job overview",
                 "url": f"/d/{JOB_UID}?var-job=${{__value.raw}}"
                 "&${datasource:queryparam}&${__url_time_range}",
+            }
+        ],
+    )
+]
+
+_TO_FINDING: Final = [
+    _set(
+        "links",
+        [
+            {
+                "title": "Page of the finding",
+                "url": f"{FINDINGS}${{__value.raw}}",
+                "targetBlank": True,
             }
         ],
     )

@@ -63,8 +63,11 @@ def test_a_hang_is_notified_with_its_suspect_and_resolved(stage: Stage, tmp_path
         assert labels["severity"] == "warning"
         assert texts["summary"] == f"Job {stage.job} hangs: rank 1 is the first cause"
         assert "collective of group default_pg has waited" in texts["description"]
-        with urllib.request.urlopen(texts["runbook_url"]) as page:
-            assert page.read().startswith(f"# {alert}\n".encode())
+        with urllib.request.urlopen(texts["runbook_url"]) as runbook:
+            assert runbook.read().startswith(f"# {alert}\n".encode())
+        assert texts["page_url"] == f"http://{addresses.http}/findings/{labels['finding']}"
+        with urllib.request.urlopen(texts["page_url"]) as page:
+            assert page.headers.get_content_type() == "text/html"
 
         _, over = until(lambda: notification(webhook, alert, "resolved"), "the all-clear", 150)
         (resolved,) = over["alerts"]

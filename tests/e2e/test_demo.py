@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from tests.world.daemons import frd, run_program
+from frd.usage import INTERRUPTED
+from tests.world.daemons import frd, get, run_program, running
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
 
@@ -71,9 +79,71 @@ def assert_nothing_is_left(folder: Path) -> None:
     assert str(folder) not in run_program(["ps", "-eo", "args"], check=True).stdout
 
 
+@contextmanager
+def kept(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """`frd demo --keep` with scripted ranks."""
+    command = [sys.executable, "-m", "frd", "demo", "--keep", "--scripted", *options]
+    with running(command, env={"TMPDIR": str(folder)}, stderr=subprocess.PIPE) as demo:
+        yield demo
+
+
+def lines_until(stream: IO[str] | None, last: str) -> list[str]:
+    assert stream is not None
+    lines: list[str] = []
+    while last not in (lines or [""])[-1]:
+        lines.append(stream.readline())
+        assert lines[-1], lines  # not at its end
+    return [line.rstrip("\n") for line in lines]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_kept_demo_runs_until_a_signal(number: signal.Signals, folder: Path) -> None:
+    """The finding is there and its page has an address; service and job go on until Ctrl-C, SIGTERM
+    or the end of the terminal, which leaves nothing, with exit code 0. Signals that follow do not
+    disturb the cleaning up."""
+    with kept(folder) as demo:
+        *shown, ending = lines_until(demo.stdout, "Ctrl-C")
+        assert ending == "service, agent and job run until Ctrl-C"
+        page = re.fullmatch(r"page: http://(127\.0\.0\.1:\d+)/", shown[-2])
+        assert page
+        (finding,) = get(page[1], "/api/v1/findings?state=open")["findings"]
+        assert shown[-1] == f"finding: http://{page[1]}/findings/{finding['id']}"
+        assert Client(page[1]).has_page()
+        assert get(page[1], f"/api/v1/jobs/{finding['job']}")["ranks"][2]["state"] == "live"
+        for _ in range(3):
+            demo.send_signal(number)
+        assert demo.wait(30) == 0
+    assert_nothing_is_left(folder)
+
+
+def test_a_kept_demo_for_programs(folder: Path) -> None:
+    """Standard output is the JSON object with the page's address; what people read is on standard
+    error, from the start of the service on."""
+    with kept(folder, "--json") as demo:
+        said = lines_until(demo.stderr, "Ctrl-C")
+        demo.terminate()
+        answer = json.loads(demo.communicate(timeout=30)[0])
+        assert demo.returncode == 0
+    assert answer["matched"] is True
+    assert said.count(f"page: {answer['page']}") == 2
+    assert said[-2] == f"finding: {answer['page']}findings/{answer['findings'][0]['id']}"
+    assert_nothing_is_left(folder)
+
+
+def test_a_demo_that_is_ended_early_leaves_nothing(folder: Path) -> None:
+    """SIGTERM while the ranks start: the exit code is that of Ctrl-C."""
+    with kept(folder) as demo:
+        lines_until(demo.stderr, "the ranks start")
+        demo.terminate()
+        assert demo.wait(30) == INTERRUPTED
+    assert_nothing_is_left(folder)
+
+
 def test_missing_rank_shows_the_line(folder: Path) -> None:
-    """The default scenario shows a person the stuck rank and the line in which it is stuck."""
+    """The default scenario shows a person the stuck rank and the line in which it is stuck; the
+    page has an address while the demo runs."""
     result = frd("demo", env=os.environ | {"TMPDIR": str(folder)})
+    assert re.search(r"^page: http://127\.0\.0\.1:\d+/$", result.stderr, re.MULTILINE)
     assert result.returncode == 0, result.stderr + result.stdout
     assert "rank 2" in result.stdout
     assert "in load_batch" in result.stdout

@@ -1,9 +1,10 @@
-"""`frd up`: two daemons that live and die together."""
+"""`frd up`: two daemons that live and die together; and what `frd serve` says when it starts."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,17 +17,21 @@ from typing import Any
 import pytest
 
 from frd.cli.client import Client
-from tests.world.daemons import first_line, frd, running
+from tests.world.daemons import first_line, frd, running, serve_command
 
 pytestmark = pytest.mark.timeout(90)
 
 
-@contextmanager
-def up(folder: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """The running command and its first line."""
+def up_command(folder: Path, *options: str) -> list[str]:
     ports = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--agent-metrics", "off"]
     places = ["--data-dir", str(folder / "data"), "--run-dir", str(folder / "run")]
-    command = [sys.executable, "-m", "frd", "up", "--json", *ports, *places]
+    return [sys.executable, "-m", "frd", "up", *ports, *places, *options]
+
+
+@contextmanager
+def up(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """The running command and its first line."""
+    command = up_command(folder, "--json", *options)
     with running(command, stderr=subprocess.PIPE) as process:
         yield process, json.loads(first_line(process))
 
@@ -46,6 +51,7 @@ def test_it_serves_until_sigterm(tmp_path: Path) -> None:
     """Both daemons answer, and SIGTERM ends all three with exit code 0 within ten seconds."""
     with up(tmp_path) as (process, line):
         assert line["run_dir"] == str(tmp_path / "run")
+        assert line["page"] == f"http://{line['http']}/"
         assert Client(line["http"]).get("/api/v1/jobs")["jobs"] == []
         pids = children(process.pid)
         assert set(pids) == {"frd", "frd_agent"}
@@ -54,6 +60,25 @@ def test_it_serves_until_sigterm(tmp_path: Path) -> None:
         assert process.wait(30) == 0
         assert time.monotonic() - began < 10
         assert all(gone(pid) for pid in pids.values())
+
+
+def test_the_first_line_is_the_address_of_the_page(tmp_path: Path) -> None:
+    """A person sees first what to open in a browser, then the commands."""
+    with running(up_command(tmp_path), stderr=subprocess.DEVNULL) as process:
+        page = re.fullmatch(r"page: (http://(127\.0\.0\.1:\d+)/)\n", first_line(process))
+        assert page
+        assert f"metrics: {page[1]}metrics" in first_line(process)
+        assert Client(page[2]).has_page()
+
+
+def test_the_page_can_be_switched_off(tmp_path: Path) -> None:
+    """The service gets the flag, and no address of a page is shown."""
+    with up(tmp_path, "--no-web") as (_, line):
+        assert line["page"] is None
+        assert not Client(line["http"]).has_page()
+        assert Client(line["http"]).get("/api/v1/jobs")["jobs"] == []
+    with running(up_command(tmp_path, "--no-web"), stderr=subprocess.DEVNULL) as process:
+        assert first_line(process).startswith("frd is up")
 
 
 @pytest.mark.parametrize("victim", ["frd", "frd_agent"])
@@ -76,3 +101,25 @@ def test_a_service_that_cannot_start(tmp_path: Path) -> None:
     assert run.returncode == 1
     assert "policy.stall_after_s" in run.stderr
     assert "up: the service did not start" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("public", "flags", "pages"),
+    [
+        ("", (), ["page: http://{http}/"]),
+        ("https://frd.example", (), ["page: https://frd.example/"]),
+        ("https://frd.example", ("--no-web",), []),
+    ],
+)
+def test_the_log_of_the_service_has_the_address_of_the_page(
+    tmp_path: Path, public: str, flags: tuple[str, ...], pages: list[str]
+) -> None:
+    """Where people open it, or no line without the page; the line on standard output has only the
+    addresses at which the service listens."""
+    command = serve_command(tmp_path, *flags)
+    with running(command, env={"FRD_PUBLIC_URL": public}, stderr=subprocess.PIPE) as service:
+        bound = json.loads(first_line(service))
+        service.terminate()
+        log = service.communicate(timeout=30)[1]
+    assert set(bound) == {"grpc", "http"}
+    assert re.findall(r"page: \S+", log) == [page.format(**bound) for page in pages]

@@ -97,7 +97,7 @@ def test_the_secrets_that_are_read_by_hand_exist() -> None:
             key = path.removeprefix("jsonpath={.data.").removesuffix("}").replace("\\", "")
             assert key in render().one("Secret", words[5])["data"]
             asked += 1
-    assert asked == 2
+    assert asked == 3
 
 
 def commands(thing: Any) -> Iterator[str]:

@@ -21,37 +21,61 @@ def groups(rendered: Rendered) -> list[Object]:
     return found
 
 
-LOCAL = "http://127.0.0.1:9374/runbooks/"
-"""Base URL of runbooks in the files of the chart."""
+LOCAL = "http://127.0.0.1:9374/"
+"""Base URL of pages and runbooks in the files of the chart."""
+IN_CLUSTER = "https://frd.frd.svc:9374/"
 
 
 @pytest.mark.parametrize(
-    ("values", "base"),
+    ("values", "base", "runbooks"),
     [
-        ({}, "https://frd.frd.svc:9374/runbooks/"),
-        ({"insecure": True, "service": {"httpPort": 8080}}, "http://frd.frd.svc:8080/runbooks/"),
-        ({"runbookUrl": "https://git/frd/docs/runbooks"}, "https://git/frd/docs/runbooks/"),
-        ({"runbookUrl": "https://frd/runbooks/"}, "https://frd/runbooks/"),
+        ({}, IN_CLUSTER, ""),
+        ({"insecure": True, "service": {"httpPort": 8080}}, "http://frd.frd.svc:8080/", ""),
+        ({"runbookUrl": "https://git/docs/runbooks"}, IN_CLUSTER, "https://git/docs/runbooks/"),
+        ({"runbookUrl": "https://frd/runbooks/"}, IN_CLUSTER, "https://frd/runbooks/"),
+        ({"runbookUrl": f"{LOCAL}runbooks"}, IN_CLUSTER, f"{LOCAL}runbooks/"),
         (
             {"ingress": {"enabled": True, "hosts": ["frd.example"], "tls": [{"secretName": "w"}]}},
-            "https://frd.example/runbooks/",
+            "https://frd.example/",
+            "",
         ),
         (
             {"ingress": {"enabled": True, "hosts": ["frd.example", "b.example"]}},
-            "http://frd.example/runbooks/",
+            "http://frd.example/",
+            "",
+        ),
+        (
+            {
+                "ingress": {"enabled": True, "hosts": ["frd.example"]},
+                "config": {"public_url": "https://watch.example:8443/"},
+            },
+            "https://watch.example:8443/",
+            "",
         ),
     ],
 )
 def test_the_rules_are_the_files_with_links_of_this_release(
-    values: dict[str, Any], base: str
+    values: dict[str, Any], base: str, runbooks: str
 ) -> None:
-    """Every group of every file is present, in order; only the links to runbooks change."""
-    texts = [path.read_text("utf-8").replace(LOCAL, base) for path in RULES]
-    expected = [group for text in texts for group in yaml.safe_load(text)["groups"]]
-    assert groups(render(values)) == expected
+    """Every group of every file is present, in order; only the links to pages and runbooks change,
+    both to the same address unless the values name another one for runbooks."""
+    expected = [group for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]
     for group in expected:
         for rule in group["rules"]:
-            assert rule["annotations"]["runbook_url"] == f"{base}{rule['alert']}.md"
+            texts = rule["annotations"]
+            assert texts["page_url"].startswith(LOCAL)
+            texts["page_url"] = texts["page_url"].replace(LOCAL, base)
+            texts["runbook_url"] = f"{runbooks or f'{base}runbooks/'}{rule['alert']}.md"
+    assert groups(render(values)) == expected
+
+
+def test_without_the_page_no_alert_leads_to_it() -> None:
+    """With `config.web` off, the rules are the same but for the links to pages."""
+    expected = groups(render())
+    for group in expected:
+        for rule in group["rules"]:
+            del rule["annotations"]["page_url"]
+    assert groups(render({"config": {"web": False}})) == expected
 
 
 RULE_CHANGES: dict[str, Any] = {
@@ -180,9 +204,9 @@ def test_a_chart_without_dashboards_renders(tmp_path: Path) -> None:
 
 
 def test_the_shipped_dashboards_fit() -> None:
-    """Every file is present, with changed links to runbooks, and fits a ConfigMap."""
+    """Every file is present, with changed links to pages and runbooks, and fits a ConfigMap."""
     files = {
-        path.name: path.read_text("utf-8").replace(LOCAL, "https://frd.frd.svc:9374/runbooks/")
+        path.name: path.read_text("utf-8").replace(LOCAL, IN_CLUSTER)
         for path in (CHART / "dashboards").glob("*.json")
     }
     assert files

@@ -65,6 +65,7 @@ OPTIONS: dict[str, Values] = {
         "notify": {"secretName": "chat"},
         "config": {"notify": [{"url_file": "/etc/frd/notify/url", "format": "slack"}]},
     },
+    "page": {"config": {"web": False, "public_url": "https://watch.example"}},
     "service": {"service": {"type": "LoadBalancer", "annotations": {"a": "b"}, "grpcPort": 19373}},
     "IPv6": {"bindAddress": "[::]"},
     "no volume": {"persistence": {"enabled": False}},
@@ -78,7 +79,10 @@ OPTIONS: dict[str, Values] = {
         "ingress": {
             "enabled": True,
             "className": "nginx",
-            "annotations": {"nginx.ingress.kubernetes.io/backend-protocol": "HTTPS"},
+            "annotations": {
+                "nginx.ingress.kubernetes.io/backend-protocol": "HTTPS",
+                "nginx.ingress.kubernetes.io/proxy-buffering": "off",
+            },
             "hosts": ["frd.example", "frd.team.example"],
             "tls": [{"hosts": ["frd.example", "frd.team.example"], "secretName": "web"}],
         }
@@ -309,6 +313,26 @@ def test_the_ingress_leads_to_http() -> None:
         }.items()
     assert "https://frd.example" in rendered.notes
     assert "your Ingress controller must use HTTPS" in rendered.notes
+
+
+def test_the_notes_lead_to_the_page() -> None:
+    """They have its address and, with tokens, how to read one; without an Ingress also the command
+    that forwards its port. Without the page they have none of it."""
+    token, forward = "jsonpath={.data.reader}", "port-forward service/frd 9374"
+    shown = render().notes
+    assert "https://frd.frd.svc:9374/\n" in shown
+    assert "open https://localhost:9374/ during\n" in shown
+    assert forward in shown
+    assert f"get secret frd-tokens --output '{token}'" in shown
+    assert "reader" in render().one("Secret", "frd-tokens")["data"]
+    outside = render(OPTIONS["ingress"]).notes
+    assert "findings: https://frd.example/\n" in outside
+    assert forward not in outside
+    insecure = render({"insecure": True}).notes
+    assert "open http://localhost:9374/ during\n" in insecure
+    assert token not in insecure
+    off = render({"config": {"web": False}}).notes
+    assert not [words for words in ("page", token, forward) if words in off]
 
 
 def test_the_notes_warn_of_an_ingress_that_is_open() -> None:

@@ -138,6 +138,38 @@ def test_messages_link_to_the_runbooks_of_this_release(
     assert [target.runbook_url for target in loaded] == [runbooks, "http://mine/"]
 
 
+@pytest.mark.parametrize(
+    ("values", "url"),
+    [
+        ({}, "https://frd.frd.svc:9374"),
+        ({"ingress": {"enabled": True, "hosts": ["frd.example"]}}, "http://frd.example"),
+        (
+            {"ingress": {"enabled": True, "hosts": ["frd.example"], "tls": [{"secretName": "w"}]}},
+            "https://frd.example",
+        ),
+        ({"config": {"public_url": "https://watch.example/"}}, "https://watch.example"),
+        ({"ingress": {"enabled": True, "hosts": ["*.example"]}}, ""),
+    ],
+)
+def test_the_service_knows_the_address_for_users(
+    values: dict[str, Any], url: str, tmp_path: Path
+) -> None:
+    """It is that of alerts: that of the Ingress, else that of the Service, unless the values name
+    another one; an Ingress for any name has none."""
+    rendered = render(values)
+    (tmp_path / "frd.toml").write_text(mounted(rendered, tmp_path))
+    assert config.load(tmp_path / "frd.toml").public_url == url
+    (group,) = rendered.one("PrometheusRule")["spec"]["groups"]
+    pages = {rule["annotations"]["page_url"] for rule in group["rules"]}
+    assert f"{url or 'http://*.example'}/" in pages
+
+
+def test_the_page_can_be_switched_off(tmp_path: Path) -> None:
+    """`config.web` reaches the service."""
+    (tmp_path / "frd.toml").write_text(mounted(render({"config": {"web": False}}), tmp_path))
+    assert not config.load(tmp_path / "frd.toml").web
+
+
 def test_the_command_line_is_frds() -> None:
     """The container's command and option exist, and the folder that it names is mounted."""
     found = container(render())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,15 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
         ("[log]\nlevel = 'loud'", "log.level: 'loud': must be 'debug', 'info', 'warning' or 'e"),
         ("notify = 'https://chat'", "notify: set, not shown: must be a list"),
         ("[expected_agents]\nj = 0", "expected_agents.j: 0: must be greater than 0"),
+        ("web = 'perhaps'", "web: 'perhaps': must be a valid boolean"),
+        ("public_url = 'frd.example'", "public_url: 'frd.example': write http:// or https:// and"),
+        ("public_url = 'ftp://frd.example'", "public_url: 'ftp://frd.example': write http:// or"),
+        ("public_url = 'https://a b'", "public_url: 'https://a b': write http:// or https:// and"),
+        ("public_url = 'https://h:70000'", "public_url: 'https://h:70000': write http:// or http"),
+        ("public_url = 'https://h/frd'", "public_url: 'https://h/frd': the page needs all paths o"),
+        ("public_url = 'https://h?a=b'", "public_url: 'https://h?a=b': the page needs all paths o"),
+        ("public_url = 'https://h/#x'", "public_url: 'https://h/#x': the page needs all paths of"),
+        ("public_url = 'https://u:pass@h'", "public_url: set, not shown: holds a user name: leave"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line_that_begins_with_the_key(
@@ -170,3 +180,50 @@ def test_an_address_that_others_cannot_dial(
         config.load()
     monkeypatch.setenv(f"FRD_CLUSTER__{key.upper()}", "frd-1.example:9373")
     assert getattr(config.load().cluster, key) == "frd-1.example:9373"
+
+
+@pytest.mark.parametrize(
+    ("written_as", "url"),
+    [
+        ("", ""),
+        ("https://frd.example", "https://frd.example"),
+        ("HTTPS://Frd.Example:8443/", "https://frd.example:8443"),
+        ("http://[2001:DB8::1]:80/", "http://[2001:db8::1]:80"),
+    ],
+)
+def test_the_public_address_has_one_form(written_as: str, url: str) -> None:
+    """A link is this address with a path behind it, so that there is no slash at its end."""
+    assert config.load(flags={"public_url": written_as}).public_url == url
+
+
+def test_the_page_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is served unless the file, the environment or a flag says no."""
+    assert config.load().web
+    off = written(tmp_path, "web = false\n")
+    assert not config.load(off).web
+    assert config.load(off, {"web": True}).web
+    monkeypatch.setenv("FRD_WEB", "0")
+    assert not config.load().web
+
+
+CERTIFICATE = {"tls.cert_file": "/c", "tls.key_file": "/k"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "bound", "own"),
+    [
+        ({"http": "127.0.0.1:0"}, "127.0.0.1:4711", "http://127.0.0.1:4711"),
+        ({"http": "127.0.0.1:9380"}, "", "http://127.0.0.1:9380"),
+        (CERTIFICATE, "127.0.0.1:9374", "https://127.0.0.1:9374"),
+        ({"insecure": True}, "0.0.0.0:9374", f"http://{socket.gethostname()}:9374"),
+        ({"insecure": True}, "[::]:9374", f"http://{socket.gethostname()}:9374"),
+        ({"cluster.advertise_http": "frd-0.frd:80"}, "0.0.0.0:9374", "http://frd-0.frd:80"),
+    ],
+)
+def test_where_a_service_is_found(flags: dict[str, object], bound: str, own: str) -> None:
+    """By others at its own address; by people there, too, unless they have to use another one."""
+    found = config.load(flags=flags)
+    assert config.own_url(found, bound) == config.public_url(found, bound) == own
+    elsewhere = config.load(flags={**flags, "public_url": "https://frd.example/"})
+    assert config.own_url(elsewhere, bound) == own
+    assert config.public_url(elsewhere, bound) == "https://frd.example"

@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING
 import click
 
 from frd import logs
-from frd.cli.options import serve_options
+from frd.cli.options import serve_flags, serve_options
 from frd.config import load as load_config
+from frd.config import public_url
 from frd.errors import ConfigError
 from frd.usage import examples
 
 if TYPE_CHECKING:
     from frd.config import Config
     from frd.service.app import App
+
+log = logging.getLogger(__name__)
 
 
 @click.command(
@@ -50,6 +53,7 @@ def command(
     http: str | None,
     data_dir: Path | None,
     stall_after: float | None,
+    no_web: bool | None,
     insecure: bool | None,
     log_format: str | None,
 ) -> None:
@@ -60,10 +64,7 @@ def command(
     # Without gRPC's own lines on stderr; gRPC reads the variable when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     flags = {
-        "grpc": grpc,
-        "http": http,
-        "data_dir": data_dir,
-        "policy.stall_after_s": stall_after,
+        **serve_flags(grpc, http, data_dir, stall_after, no_web),
         "insecure": insecure,
         "log.format": log_format,
     }
@@ -90,6 +91,8 @@ async def _serve(config: Config, load: Callable[[], Config]) -> None:
         loop.add_signal_handler(signal.SIGHUP, hangs_up)
     try:
         await app.start()
+        if config.web:
+            log.info("page: %s/", public_url(config, app.http))
         click.echo(json.dumps({"grpc": app.grpc, "http": app.http}))
         await stopped.wait()
     finally:
@@ -101,7 +104,7 @@ def _reload(app: App, load: Callable[[], Config]) -> None:
     try:
         config = load()
     except ConfigError as error:
-        logging.getLogger(__name__).error("%s: nothing is changed", error)
+        log.error("%s: nothing is changed", error)
         return
     logs.configure(config.log.level, config.log.format)
     app.adopt(config)

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
+from rich.text import Text
 
-from frd.cli.options import PATH, serve_options
+from frd.cli.options import DEFAULT_HTTP, PATH, console, serve_flags, serve_options
+from frd.config import Config, own_url, public_url
+from frd.config import load as load_config
 from frd.errors import ServiceUnavailable
 from frd.usage import examples
 
@@ -34,20 +39,35 @@ _STOP_WITHIN_S = 10.0
     help="The agent's own /metrics.  [127.0.0.1:9375]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print addresses as one JSON line.")
-def command(run_dir: Path | None, agent_metrics: str | None, as_json: bool, **serve: object) -> int:
-    """Run service and agent on this machine, until Ctrl-C, SIGTERM or the terminal closes."""
+def command(
+    config: Path | None,
+    run_dir: Path | None,
+    agent_metrics: str | None,
+    as_json: bool,
+    **serve: Any,
+) -> int:
+    """Run service and agent on this machine, until Ctrl-C, SIGTERM or the terminal closes.
+
+    The first line is the address of the page that shows jobs and findings in a browser.
+    """
+    load = functools.partial(load_config, config, serve_flags(**serve))
     watch = {"run_dir": run_dir, "metrics": agent_metrics}
-    return asyncio.run(_up(_words(serve), _words(watch), run_dir, as_json))
+    show = functools.partial(_print_addresses, load, run_dir, as_json)
+    return asyncio.run(_up(_words({"config": config, **serve}), _words(watch), show))
 
 
 def _words(options: Mapping[str, object]) -> list[str]:
-    """The command line that gives these options; None: not given."""
-    given = [(name, value) for name, value in options.items() if value is not None]
-    return [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]
+    """The command line that gives these options; None: not given, True: a flag."""
+    words: list[str] = []
+    for name, value in options.items():
+        if value is not None:
+            words.append(f"--{name.replace('_', '-')}")
+            words += [] if value is True else [str(value)]
+    return words
 
 
 async def _up(
-    serve: Sequence[str], watch: Sequence[str], run_dir: Path | None, as_json: bool
+    serve: Sequence[str], watch: Sequence[str], show: Callable[[dict[str, str]], None]
 ) -> int:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -64,7 +84,7 @@ async def _up(
             raise ServiceUnavailable("up: the service did not start: see its lines above")
         where = json.loads(line)
         running["agent"] = await _start("frd_agent", "run", "--service", where["grpc"], *watch)
-        _print_addresses(where, run_dir, as_json)
+        show(where)
         return await _until_one_ends(running, stopped)
     finally:
         await _stop(running)
@@ -77,14 +97,21 @@ async def _start(module: str, *words: str) -> asyncio.subprocess.Process:
     )
 
 
-def _print_addresses(where: dict[str, str], run_dir: Path | None, as_json: bool) -> None:
+def _print_addresses(
+    load: Callable[[], Config], run_dir: Path | None, as_json: bool, where: dict[str, str]
+) -> None:
+    config = load()  # as the service has loaded it
+    page = f"{public_url(config, where['http'])}/" if config.web else None
     if as_json:
-        click.echo(json.dumps({**where, "run_dir": None if run_dir is None else str(run_dir)}))
+        place = None if run_dir is None else str(run_dir)
+        click.echo(json.dumps({**where, "run_dir": place, "page": page}))
         return
-    http = "" if where["http"] == "127.0.0.1:9374" else f" --http {where['http']}"
+    if page is not None:
+        console().print(Text(f"page: {page}", style="bold"), soft_wrap=True)
+    http = "" if where["http"] == DEFAULT_HTTP else f" --http {where['http']}"
     place = "" if run_dir is None else f" --run-dir {shlex.quote(str(run_dir))}"
     click.echo(
-        f"frd is up: http://{where['http']}/metrics, Ctrl-C ends it\n"
+        f"frd is up, Ctrl-C ends it; its metrics: {own_url(config, where['http'])}/metrics\n"
         f"  start a job:   frd-agent exec{place} -- torchrun --nproc-per-node 2 train.py\n"
         f"  its state:     frd status{http}\n"
         f"  findings:      frd findings --watch{http}"

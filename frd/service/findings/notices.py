@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
+from frd.address import finding_page
 from frd.config import NotifyEvent, NotifyTarget
 from frd.forms import finding_json
 from frd.model import Change, Finding, FindingEvent, Kind, Severity
@@ -130,35 +131,36 @@ _RUNBOOKS: Final[dict[Kind, str]] = {
 }
 
 
-def body(notice: Notice, target: NotifyTarget, own_url: str) -> bytes:
-    """The request's body. `own_url` is where the service's HTTP listens."""
+def body(notice: Notice, target: NotifyTarget, url: str, *, has_pages: bool = True) -> bytes:
+    """The request's body. `url` is where people open the service, without a slash at the end."""
     finding = notice.finding
-    base = target.runbook_url.rstrip("/") or f"{own_url}/runbooks"
-    runbook = f"{base}/{_RUNBOOKS[finding.kind]}.md"
+    base = target.runbook_url.rstrip("/") or f"{url}/runbooks"
+    links = {"page_url": finding_page(url, finding.id)} if has_pages else {}
+    links["runbook_url"] = f"{base}/{_RUNBOOKS[finding.kind]}.md"
     match target.format:
         case "json":
-            content = _generic(notice, runbook)
+            content = _generic(notice, links)
         case "slack":
-            content = {"text": _slack(notice, runbook)}
+            content = {"text": _slack(notice, links)}
         case _:
             assert_never(target.format)
     return json.dumps(content).encode()
 
 
-def _generic(notice: Notice, runbook: str) -> dict[str, Any]:
+def _generic(notice: Notice, links: Mapping[str, str]) -> dict[str, Any]:
     shown = finding_json(notice.finding)
     return {
         "version": VERSION,
         "event": notice.event,
         **{key: shown[key] for key in ("id", "job", "kind", "summary", "suspects")},
         "severity": _severity(notice.finding),
-        "runbook_url": runbook,
+        **links,
         "command": _command(notice.finding),
         "finding": shown,
     }
 
 
-def _slack(notice: Notice, runbook: str) -> str:
+def _slack(notice: Notice, links: Mapping[str, str]) -> str:
     finding = notice.finding
     news: dict[NotifyEvent, str] = {
         "opened": _severity(finding),
@@ -183,7 +185,8 @@ def _slack(notice: Notice, runbook: str) -> str:
     if len(text) > _MAX_SLACK_CHARS:
         # Not in the middle of an escape.
         text = f"{text[:_MAX_SLACK_CHARS].rpartition(' ')[0]} …"
-    return f"{text}\n`{_command(finding)}`\n{html.escape(runbook, quote=False)}"
+    leads = (html.escape(link, quote=False) for link in links.values())
+    return "\n".join((text, f"`{_command(finding)}`", *leads))
 
 
 def _severity(finding: Finding) -> str:

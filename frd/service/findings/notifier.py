@@ -73,7 +73,9 @@ class _Message:
 
 
 class Notifier:
-    """All targets. `own_url` says where the service's HTTP listens, once it does.
+    """All targets. `url` says where people open the service, once it listens.
+
+    With `has_pages`, messages link to the page of the finding.
 
     Raises:
         ConfigError: from the constructor and from `adopt`, when a file cannot be used.
@@ -82,13 +84,15 @@ class Notifier:
     def __init__(
         self,
         targets: Sequence[NotifyTarget],
-        own_url: Callable[[], str],
+        url: Callable[[], str],
         *,
+        has_pages: bool = True,
         first_pause_s: float = _FIRST_PAUSE_S,
     ) -> None:
         self._results: Counter[tuple[str, Result]] = Counter()
         """By name of the target."""
-        self._own_url = own_url
+        self._url = url
+        self._has_pages = has_pages
         self._first_pause_s = first_pause_s
         self._news = News()
         for target in targets:
@@ -114,7 +118,8 @@ class Notifier:
             notices = self._news.of(event)
             for sender in self._senders:
                 if (notice := sender.choice.of(notices)) is not None:
-                    sender.put(body(notice, sender.target, self._own_url()))
+                    url = self._url()
+                    sender.put(body(notice, sender.target, url, has_pages=self._has_pages))
 
     def adopt(self, targets: Sequence[NotifyTarget]) -> None:
         """Continue with these targets. A target that has not changed keeps its queue; the messages

@@ -80,9 +80,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{ ternary "http" "https" .Values.insecure }}
 {{- end }}
 
-{{/* The HTTP address for users: that of the Ingress, if there is one. */}}
+{{/* The URL for users: their own, else that of the Ingress, else that of the Service in the cluster. */}}
 {{- define "frd.address" -}}
-{{- if .Values.ingress.enabled }}
+{{- if .Values.config.public_url }}
+{{- .Values.config.public_url | trimSuffix "/" }}
+{{- else if .Values.ingress.enabled }}
 {{- printf "%s://%s" (ternary "https" "http" (not (empty .Values.ingress.tls))) (first .Values.ingress.hosts) }}
 {{- else }}
 {{- printf "%s://%s:%v" (include "frd.scheme" .) (include "frd.host" .) .Values.service.httpPort }}
@@ -94,10 +96,20 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{ default (printf "%s/runbooks" (include "frd.address" .)) .Values.runbookUrl | trimSuffix "/" }}
 {{- end }}
 
-{{/* A file of the chart with the links to runbooks of this release: the file itself has the address of
-     a service on the local machine, with its default port. (dict "root" $ "path" path) */}}
+{{/* Not empty if the service serves the page for browsers. */}}
+{{- define "frd.web" -}}
+{{- if dig "web" true .Values.config }}yes{{ end }}
+{{- end }}
+
+{{/* A file of the chart with the links to pages and runbooks of this release: the file itself has the
+     address of a service on the local machine, with its default port. Pages come first: runbooks may be
+     anywhere, also there. (dict "root" $ "path" path) */}}
 {{- define "frd.linked" -}}
-{{- .root.Files.Get .path | replace "http://127.0.0.1:9374/runbooks/" (printf "%s/" (include "frd.runbooks" .root)) }}
+{{- $address := include "frd.address" .root }}
+{{- .root.Files.Get .path
+      | replace "page_url: http://127.0.0.1:9374/" (printf "page_url: %s/" $address)
+      | replace "http://127.0.0.1:9374/findings/" (printf "%s/findings/" $address)
+      | replace "http://127.0.0.1:9374/runbooks/" (printf "%s/" (include "frd.runbooks" .root)) }}
 {{- end }}
 
 {{- define "frd.tlsSecret" -}}
@@ -150,6 +162,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- $_ := set $config "grpc" (printf "%s:%d" .Values.bindAddress (int .Values.service.grpcPort)) }}
 {{- $_ := set $config "http" (printf "%s:%d" .Values.bindAddress (int .Values.service.httpPort)) }}
 {{- $_ := set $config "data_dir" "/var/lib/frd" }}
+{{- if not (contains "*" (include "frd.address" .)) }}
+{{- $_ := set $config "public_url" (include "frd.address" .) }}
+{{- end }}
 {{- if and (include "frd.cluster" .) (not .Values.insecure) (not (dig "cluster" "peers_ca_file" "" $config)) }}
 {{- $_ := set $config.cluster "peers_ca_file" "/etc/frd/credentials/ca.crt" }}
 {{- end }}

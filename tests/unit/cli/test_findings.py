@@ -145,6 +145,22 @@ def test_one_finding_by_id(service: Service, capsys: pytest.CaptureFixture[str])
         assert "path: unknown: look elsewhere" in error_of(capsys)
 
 
+def test_one_finding_ends_in_the_address_of_its_page(
+    service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only for people, and only if the service has the page: an older one does not."""
+    odd = {**FINDING, "id": "a/b ?"}
+    service.says("/api/v1/findings/a%2Fb%20%3F", odd)
+    assert frd(service, "findings", "a/b ?") == FINDINGS_PRESENT
+    assert "page:" not in capsys.readouterr().out
+    service.says("/", b"<!doctype html>")
+    assert frd(service, "findings", "a/b ?") == FINDINGS_PRESENT
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"page: http://{service.address}/findings/a%2Fb%20%3F"
+    assert frd(service, "findings", "a/b ?", "--json") == FINDINGS_PRESENT
+    assert json.loads(capsys.readouterr().out) == odd
+
+
 def test_the_beginning_of_an_id_must_be_of_one_only(
     service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:

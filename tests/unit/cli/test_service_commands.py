@@ -84,18 +84,19 @@ def test_a_token_is_not_sent_in_clear(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("typed", "address", "tls"),
+    ("typed", "address", "tls", "url"),
     [
-        ("127.0.0.1:9374", "127.0.0.1:9374", False),
-        ("http://127.0.0.1:9374", "127.0.0.1:9374", False),
-        ("HTTP://frd.example/", "frd.example:80", False),
-        ("https://frd.example", "frd.example:443", True),
-        ("https://[::1]:9374/", "[::1]:9374", True),
-        ("https://[::1]", "[::1]:443", True),
+        ("127.0.0.1:9374", "127.0.0.1:9374", False, "http://127.0.0.1:9374"),
+        ("http://127.0.0.1:9374", "127.0.0.1:9374", False, "http://127.0.0.1:9374"),
+        ("HTTP://frd.example/", "frd.example:80", False, "http://frd.example"),
+        ("http://frd.example:443", "frd.example:443", False, "http://frd.example:443"),
+        ("https://frd.example", "frd.example:443", True, "https://frd.example"),
+        ("https://[::1]:9374/", "[::1]:9374", True, "https://[::1]:9374"),
+        ("https://[::1]", "[::1]:443", True, "https://[::1]"),
     ],
 )
-def test_a_url_is_an_address(typed: str, address: str, tls: bool) -> None:
-    """What a browser shows can be pasted; https asks for TLS."""
+def test_a_url_is_an_address(typed: str, address: str, tls: bool, url: str) -> None:
+    """What a browser shows can be pasted, and is shown again; https asks for TLS."""
     asked: list[Client] = []
 
     @click.command()
@@ -104,7 +105,8 @@ def test_a_url_is_an_address(typed: str, address: str, tls: bool) -> None:
         asked.append(client)
 
     command.main(["--http", typed], standalone_mode=False)
-    assert (asked[0].address, asked[0].tls is not None) == (address, tls)
+    (client,) = asked
+    assert (client.address, client.tls is not None, client.url) == (address, tls, url)
 
 
 def test_a_url_that_is_no_address_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,16 +74,22 @@ def test_a_dashboard_fits_on_two_screens(name: str) -> None:
     assert len(taken) == 24 * height
 
 
-def test_the_name_of_a_job_leads_to_a_dashboard_that_there_is() -> None:
-    """A cell's link names the uid of a dashboard and a variable that it has."""
-    leads = [
+def cell_links(panel: dict[str, Any], column: str) -> list[str]:
+    """Where the cells of a column lead."""
+    return [
         link["url"]
-        for panel in DASHBOARDS["fleet.json"]["panels"]
         for override in panel["fieldConfig"]["overrides"]
+        if override["matcher"]["options"] == column
         for setting in override["properties"]
         if setting["id"] == "links"
         for link in setting["value"]
     ]
+
+
+def test_the_name_of_a_job_leads_to_a_dashboard_that_there_is() -> None:
+    """A cell's link names the uid of a dashboard and a variable that it has."""
+    panels = DASHBOARDS["fleet.json"]["panels"]
+    leads = [url for panel in panels for url in cell_links(panel, "job")]
     assert len(leads) == 2
     by_uid = {dashboard["uid"]: dashboard for dashboard in DASHBOARDS.values()}
     assert len(by_uid) == len(DASHBOARDS)
@@ -92,6 +98,17 @@ def test_the_name_of_a_job_leads_to_a_dashboard_that_there_is() -> None:
         assert found, url
         variables = by_uid[found[1]]["templating"]["list"]
         assert found[2] in {variable["name"] for variable in variables}
+
+
+@pytest.mark.parametrize("panel", TABLES)
+def test_the_id_of_a_finding_leads_to_its_page(panel: dict[str, Any]) -> None:
+    """Every table with findings links their ids to the service, at the address that the chart
+    replaces."""
+    (organize,) = (t["options"] for t in panel["transformations"] if t["id"] == "organize")
+    expected = (
+        [f"{LOCAL}/findings/${{__value.raw}}"] if "finding" in organize["indexByName"] else []
+    )
+    assert cell_links(panel, "finding") == expected
 
 
 @pytest.mark.parametrize("panel", TABLES)

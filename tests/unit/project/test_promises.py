@@ -16,6 +16,7 @@ from typing import Any
 import click
 import numpy as np
 import pytest
+import yaml
 from starlette.routing import Route
 
 from frd import config
@@ -214,7 +215,7 @@ def test_every_endpoint_is_documented() -> None:
 def test_every_parameter_of_an_endpoint_is_documented() -> None:
     """The table of a section names what the route reads from the query, and no more."""
     endpoints = sections(DOCS / "api.md")
-    read = re.compile(r"""(?:query_params\.get\(|_(?:number|time)\(request, )"(\w+)\"""")
+    read = re.compile(r"""(?:query_params\.get\(|(?:number|time|choice)\(request, )"(\w+)\"""")
     for heading, route in routes().items():
         _, _, table = endpoints[heading].partition("| parameter | |")
         documented = re.findall(r"^\| `(\w+)` \|", table.partition("\n\n")[0], re.MULTILINE)
@@ -379,6 +380,32 @@ def test_every_alert_has_a_row_and_a_runbook() -> None:
     rows = re.findall(r"^\| `(Frd\w+)` \|", text(DOCS / "metrics.md"), re.MULTILINE)
     assert alerts == set(rows) == {page.stem for page in (DOCS / "runbooks").glob("*.md")}
     assert urls == {f"http://127.0.0.1:9374/runbooks/{alert}.md" for alert in alerts}
+
+
+PAGE_OF_FINDING = "findings/{{ $labels.finding }}"
+PAGE_OF_JOB = 'jobs/{{ $labels.job | urlquery | reReplaceAll "[+]" "%20" }}'
+
+
+def test_an_alert_leads_to_the_page_of_what_it_is_about() -> None:
+    """To that of its finding if it has one, else to that of its job; alerts about frd itself, whose
+    label `job` may be that of the scrape, lead to the overview."""
+    rules = [
+        rule
+        for path in RULES
+        for group in yaml.safe_load(text(path))["groups"]
+        for rule in group["rules"]
+    ]
+    of_jobs = {metric for metric, spec in METRICS.items() if "job" in spec.labels}
+    for rule in rules:
+        aggregated = re.search(r"by \((.*?)\)", rule["expr"])
+        labels = set(aggregated[1].split(", ")) if aggregated else set()
+        if "finding" in labels:
+            page = PAGE_OF_FINDING
+        elif "job" in labels and set(METRIC.findall(rule["expr"])) <= of_jobs:
+            page = PAGE_OF_JOB
+        else:
+            page = ""
+        assert rule["annotations"]["page_url"] == f"http://127.0.0.1:9374/{page}", rule["alert"]
 
 
 # -- findings, links, the tap ------------------------------------------------------------------

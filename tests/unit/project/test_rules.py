@@ -46,9 +46,10 @@ def test_alerts_fire_stay_and_resolve(tests: Path) -> None:
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_an_alert_says_enough(rule: dict[str, Any]) -> None:
-    """Each has a severity, what it says and a page, and stays up while a scrape is missed."""
+    """Each has a severity, what it says, a page and a runbook, and stays up while a scrape is
+    missed."""
     assert rule["labels"]["severity"]
-    assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+    assert set(rule["annotations"]) == {"summary", "description", "page_url", "runbook_url"}
     assert rule["keep_firing_for"] == "30s"
 
 

@@ -43,23 +43,41 @@ async def test_a_cell_adopts_only_what_needs_no_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("advertised", "url"),
-    [("frd-0.frd:80", "http://frd-0.frd:80"), ("", "http://127.0.0.1:9374")],
+    ("advertised", "public", "url"),
+    [
+        ("frd-0.frd:80", "", "http://frd-0.frd:80"),
+        ("", "", "http://127.0.0.1:9374"),
+        ("frd-0.frd:80", "https://frd.example", "https://frd.example"),
+    ],
 )
-async def test_links_have_the_address_that_a_replica_advertises(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advertised: str, url: str
+@pytest.mark.parametrize("web", [True, False])
+async def test_links_have_the_address_that_people_use(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    advertised: str,
+    public: str,
+    url: str,
+    web: bool,
 ) -> None:
-    """A replica advertises an address for HTTP, or none: links in messages to webhooks begin with
-    that, or with the one at which it listens."""
-    own: list[Callable[[], str]] = []
+    """Links in messages to webhooks begin with the public address; without one with the address
+    that a replica advertises, or else with the one at which it listens. They lead to pages of
+    findings only if the service has them."""
+    made: list[tuple[str, bool]] = []
 
     class Silent(Notifier):
-        def __init__(self, targets: Sequence[NotifyTarget], own_url: Callable[[], str]) -> None:
-            own.append(own_url)
-            super().__init__(targets, own_url)
+        def __init__(
+            self, targets: Sequence[NotifyTarget], url: Callable[[], str], *, has_pages: bool
+        ) -> None:
+            made.append((url(), has_pages))
+            super().__init__(targets, url, has_pages=has_pages)
 
     monkeypatch.setattr(app_module, "Notifier", Silent)
-    cluster = ClusterOptions(servers=SERVERS, advertise_http=advertised)
-    app = App(Config(data_dir=tmp_path, http="127.0.0.1:9374", cluster=cluster))
-    await app.stop()
-    assert [own_url() for own_url in own] == [url]
+    config = Config(
+        data_dir=tmp_path,
+        http="127.0.0.1:9374",
+        public_url=public,
+        web=web,
+        cluster=ClusterOptions(servers=SERVERS, advertise_http=advertised),
+    )
+    await App(config).stop()
+    assert made == [(url, web)]

@@ -10,10 +10,12 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from frd.address import finding_page
 from frd.cli.commands.demo.run import Outcome, Scene, play
 from frd.cli.commands.demo.scenarios import DEFAULT_RANKS, SCENARIOS, Scenario
+from frd.cli.commands.demo.signals import ended_by_signals, wait_for_end
 from frd.cli.commands.demo.stage import Stage
-from frd.cli.options import json_option, print_json
+from frd.cli.options import console, json_option, print_json
 from frd.cli.screens.finding_panel import finding_panel
 from frd.cli.screens.job_tables import memory_table, ranks_table
 from frd.errors import FrdError
@@ -28,7 +30,10 @@ _NEXT = (
 @click.command(
     "demo",
     epilog=examples(
-        "frd demo", "frd demo --scenario gil", "frd demo --scenario straggler --ranks 8 --scripted"
+        "frd demo",
+        "frd demo --keep                            # and look at it in a browser",
+        "frd demo --scenario gil",
+        "frd demo --scenario straggler --ranks 8 --scripted",
     ),
 )
 @click.option(
@@ -54,11 +59,19 @@ _NEXT = (
     help="Floor of the stall threshold.",
 )
 @click.option("--scripted", is_flag=True, help="Use scripted ranks even if torch is installed.")
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="Leave service, agent and job running after the finding, until Ctrl-C.",
+)
 @json_option
-def command(scenario: str, ranks: int, stall_after: float, scripted: bool, as_json: bool) -> None:
+def command(
+    scenario: str, ranks: int, stall_after: float, scripted: bool, keep: bool, as_json: bool
+) -> None:
     """Start a service, an agent and a small job that hangs; name the first cause; clean up.
 
-    Ends by itself within a minute. Exit code 0 when the findings match what was injected.
+    Ends by itself within a minute, unless --keep is given. Exit code 0 when the findings match what
+    was injected.
     """
     chosen = SCENARIOS[scenario]
     if ranks < chosen.min_ranks:
@@ -66,7 +79,7 @@ def command(scenario: str, ranks: int, stall_after: float, scripted: bool, as_js
             f"{scenario} takes at least {chosen.min_ranks}", param_hint="--ranks"
         )
     notes = Console(stderr=True)
-    with Stage(chosen, ranks, stall_after, scripted=scripted) as stage:
+    with ended_by_signals(), Stage(chosen, ranks, stall_after, scripted=scripted) as stage:
         if stage.scripted:
             why = "asked for" if scripted else "torch is not installed"
             notes.print(f"scripted ranks ({why}): they use the same protocol as torch ranks")
@@ -74,23 +87,40 @@ def command(scenario: str, ranks: int, stall_after: float, scripted: bool, as_js
             outcome = _play_live(stage)
         else:
             outcome = _play_plain(stage, notes)
-    if as_json:
-        print_json(
-            {
-                "scenario": scenario,
-                "ranks": ranks,
-                "matched": not outcome.problems,
-                "injected": chosen.suspects(ranks) if chosen.expected is not None else None,
-                "findings": list(outcome.findings),
-                **_takeover_json(outcome),
-            }
-        )
-    else:
-        _print_outcome(Console(), outcome)
+        keep = keep and not outcome.problems
+        if as_json:
+            print_json(_json(stage, outcome) | ({"page": f"{outcome.url}/"} if keep else {}))
+        else:
+            _print_outcome(console(), outcome)
+        if keep:
+            _print_pages(notes if as_json else console(), outcome)
+            wait_for_end()
     if outcome.problems:
         raise FrdError(f"demo: {scenario}: {'; '.join(outcome.problems)}")
-    if not as_json:
+    if not (as_json or keep):
         click.echo(_NEXT)
+
+
+def _json(stage: Stage, outcome: Outcome) -> dict[str, Any]:
+    scenario = stage.scenario
+    injected = scenario.suspects(stage.world) if scenario.expected is not None else None
+    return {
+        "scenario": scenario.name,
+        "ranks": stage.world,
+        "matched": not outcome.problems,
+        "injected": injected,
+        "findings": list(outcome.findings),
+        **_takeover_json(outcome),
+    }
+
+
+def _print_pages(screen: Console, outcome: Outcome) -> None:
+    """Where to look while the demo is kept, and how it ends."""
+    pages = [finding_page(outcome.url, finding["id"]) for finding in outcome.findings]
+    screen.print(f"page: {outcome.url}/", style="bold", highlight=False, soft_wrap=True)
+    for page in pages:
+        screen.print(f"finding: {page}", style="bold", highlight=False, soft_wrap=True)
+    screen.print("service, agent and job run until Ctrl-C", highlight=False)
 
 
 def _takeover_json(outcome: Outcome) -> dict[str, Any]:
@@ -107,10 +137,13 @@ def _play_live(stage: Stage) -> Outcome:
 
 def _play_plain(stage: Stage, notes: Console) -> Outcome:
     """A line whenever something else happens."""
-    doing = ""
+    page = doing = ""
 
     def show(scene: Scene) -> None:
-        nonlocal doing
+        nonlocal page, doing
+        if scene.page != page:
+            page = scene.page
+            notes.print(f"page: {page}", highlight=False, soft_wrap=True)
         if scene.doing != doing:
             doing = scene.doing
             notes.print(f"{scene.passed_s:5.1f} s  {doing}", highlight=False)
@@ -125,6 +158,8 @@ def _picture(scenario: Scenario, scene: Scene) -> RenderableType:
         if scenario.expected is not None and scenario.expected.reason == "memory":
             parts.append(memory_table(scene.job["memory"]))
     parts += [finding_panel(finding) for finding in scene.findings]
+    if scene.page:
+        parts.append(Text(f"page: {scene.page}"))
     parts.append(Text(f"{scene.passed_s:5.1f} s  {scene.doing}", style="dim"))
     return Group(*parts)
 

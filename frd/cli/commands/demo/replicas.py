@@ -36,6 +36,8 @@ class Takeover:
 
     killed: str
     by: str
+    http: str
+    """Where the other one listens."""
     seconds: float
     """From the kill until another replica showed the finding."""
     findings: Sequence[Mapping[str, Any]]
@@ -85,7 +87,7 @@ def kill_owner(stage: Stage, replicas: Sequence[Addresses], finding_id: str) -> 
                 query = {"job": stage.job, "state": "open"}
                 found = Client(at.http).get("/api/v1/findings", query)["findings"]
                 if by not in (None, owner) and finding_id in [f["id"] for f in found]:
-                    return Takeover(owner, by, time.monotonic() - began, found)
+                    return Takeover(owner, by, at.http, time.monotonic() - began, found)
     raise FrdError(f"demo: failover: finding {finding_id} is gone: {stage.log(_name(1))[-500:]}")
 
 

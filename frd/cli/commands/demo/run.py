@@ -35,6 +35,8 @@ class Scene:
 
     passed_s: float
     doing: str
+    page: str = ""
+    """The address of the service's page, once it runs."""
     job: Mapping[str, Any] | None = None
     """`/api/v1/jobs/{job}`, None before the service has heard of the job."""
     findings: Sequence[Mapping[str, Any]] = ()
@@ -47,6 +49,8 @@ class Outcome:
     findings: Sequence[Mapping[str, Any]]
     metrics: Sequence[str]
     problems: Sequence[str]
+    url: str
+    """Of a service that still runs."""
     takeover: Takeover | None = None
 
 
@@ -60,6 +64,7 @@ def play(stage: Stage, show: Callable[[Scene], None]) -> Outcome:
     show(Scene(0.0, "starting the service"))
     services = start_cluster(stage) if scenario.is_replicated else [stage.start_service()]
     client = Client(services[0].http)
+    page = f"{client.url}/"
     stage.start_agent(*services)
     stage.start_job()
 
@@ -73,7 +78,7 @@ def play(stage: Stage, show: Callable[[Scene], None]) -> Outcome:
         if running_at is not None and not injected:
             stage.inject()
             injected = True
-        show(Scene(passed_s, _doing(running_at, injected, findings), job, findings))
+        show(Scene(passed_s, _doing(running_at, injected, findings), page, job, findings))
         if scenario.expected is None:
             if findings or (running_at is not None and passed_s - running_at > _HEALTHY_FOR_S):
                 break
@@ -91,10 +96,11 @@ def play(stage: Stage, show: Callable[[Scene], None]) -> Outcome:
         problems += [f"{name}: {stage.log(name)[-300:]}" for name in ("agent", "service", "rank0")]
     metrics = _alert_metrics(client)
     if problems or not scenario.is_replicated:
-        return Outcome(findings, metrics, problems)
-    show(Scene(passed_s, "found; the replica that watches the job is killed", job, findings))
+        return Outcome(findings, metrics, problems, client.url)
+    show(Scene(passed_s, "found; the replica that watches the job is killed", page, job, findings))
     takeover = kill_owner(stage, services, findings[0]["id"])
-    return Outcome(takeover.findings, metrics, _problems(stage, takeover.findings), takeover)
+    problems = _problems(stage, takeover.findings)
+    return Outcome(takeover.findings, metrics, problems, Client(takeover.http).url, takeover)
 
 
 def _look(client: Client, job: str) -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]]]:

@@ -103,7 +103,7 @@ class Stage:
             + ["--grpc", at.grpc, "--http", at.http]
             + ["--data-dir", str(self.folder / ("data" if name == "service" else f"{name}-data"))]
             + ["--stall-after", str(self._stall_after_s)],
-            environment={**os.environ, **policy, **environment},
+            environment={**os.environ, "FRD_WEB": "true", **policy, **environment},
             stdout=subprocess.PIPE,
         )
         assert service.stdout is not None

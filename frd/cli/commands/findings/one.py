@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import click
 
+from frd.address import finding_page
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.client import Client
 from frd.cli.options import console, json_option, print_json, service_options
@@ -32,8 +33,8 @@ _SEARCHED = "10000"
 @json_option
 @service_options
 def show(client: Client, finding: str, as_json: bool) -> int:
-    """Show one finding in full: evidence, whole stacks, victims, history. The same as
-    `frd findings ID`.
+    """Show one finding in full: evidence, whole stacks, victims, history, and the address of its
+    page. The same as `frd findings ID`.
 
     Exit code 3 while it is open, 0 once it is closed.
     """
@@ -41,7 +42,10 @@ def show(client: Client, finding: str, as_json: bool) -> int:
     if as_json:
         print_json(found)
     else:
-        console().print(finding_panel(found, whole=True))
+        screen = console()
+        screen.print(finding_panel(found, whole=True))
+        if client.has_page():
+            screen.print(f"page: {finding_page(client.url, found['id'])}", soft_wrap=True)
     return FINDINGS_PRESENT if found["state"] == "open" else 0
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -30,8 +31,10 @@ POLICY = Policy(stall_after_s=5.0, critical_after_s=20.0)
 class Scene:
     """A scripted job whose findings go through a real evaluator to real webhooks."""
 
-    def __init__(self, folder: Path, *targets: NotifyTarget) -> None:
-        self.notifier = Notifier(targets, lambda: "http://127.0.0.1:9374", first_pause_s=0.05)
+    def __init__(self, folder: Path, *targets: NotifyTarget, has_pages: bool = True) -> None:
+        self.notifier = Notifier(
+            targets, lambda: "http://127.0.0.1:9374", has_pages=has_pages, first_pause_s=0.05
+        )
         self.world = Evaluated(folder, POLICY, self.notifier.see)
         self.job, self.published = self.world.job, self.world.published
 
@@ -84,8 +87,9 @@ def test_a_finding_is_sent_when_it_opens_becomes_critical_and_closes(
     assert opened["summary"] == finding.summary
     assert [suspect["rank"] for suspect in opened["suspects"]] == [2]
     assert opened["command"] == f"frd findings {finding.id}"
-    page = opened["runbook_url"].removeprefix("http://127.0.0.1:9374/runbooks/")
-    assert page in runbooks()
+    runbook = opened["runbook_url"].removeprefix("http://127.0.0.1:9374/runbooks/")
+    assert runbook in runbooks()
+    assert opened["page_url"] == f"http://127.0.0.1:9374/findings/{finding.id}"
     assert closed["finding"]["state"] == "closed"
     assert receiver.headers[0]["Content-Type"] == "application/json"
     assert scene.counted("sent") == 3
@@ -108,9 +112,28 @@ def test_a_chat_gets_text_with_suspects_and_a_command(tmp_path: Path, receiver: 
     assert event.finding.summary in texts[0]
     assert "• rank 2 on " in texts[0]
     assert f"`frd findings {event.finding.id}`" in texts[0]
-    assert "https://wiki/frd/FrdCollectiveStalled.md" in texts[0]
+    assert texts[0].splitlines()[-2:] == [
+        f"http://127.0.0.1:9374/findings/{event.finding.id}",
+        "https://wiki/frd/FrdCollectiveStalled.md",
+    ]
     assert "<!channel>" not in texts[1]
     assert "&lt;!channel&gt;" in texts[1]
+
+
+@pytest.mark.parametrize("form", ["json", "slack"])
+def test_without_the_page_messages_lead_to_the_runbook_only(
+    form: Literal["json", "slack"], tmp_path: Path, receiver: Receiver
+) -> None:
+    """The page is switched off: no message links to it."""
+    target = NotifyTarget(url=receiver.url, format=form, on=("opened",))
+    scene = Scene(tmp_path, target, has_pages=False)
+    scene.hang()
+    until(lambda: receiver.received, "a message")
+    scene.close()
+    text = json.dumps(receiver.received)
+    assert "http://127.0.0.1:9374/runbooks/FrdCollectiveStalled.md" in text
+    assert "9374/findings/" not in text
+    assert "page_url" not in text
 
 
 def test_a_receiver_that_was_down_gets_it_when_it_is_up(
