@@ -15,7 +15,6 @@ import fcntl
 import itertools
 import logging
 import os
-import socket
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
@@ -28,7 +27,15 @@ from starlette.types import ASGIApp
 
 from frd import __version__
 from frd.address import is_loopback, split_address
-from frd.config import LIVE_KEYS, Config, changed_keys
+from frd.config import (
+    LIVE_KEYS,
+    Config,
+    changed_keys,
+    own_address,
+    own_url,
+    public_url,
+    reachable,
+)
 from frd.errors import ConfigError, StoreError
 from frd.model import FindingEvent
 from frd.service.access.admission import Admission, Handshakes
@@ -46,15 +53,20 @@ from frd.service.findings.evaluator import TICK_S
 from frd.service.findings.notifier import Notifier
 from frd.service.findings.standstills import LOOK_EVERY_S
 from frd.service.http.guard import HttpGuard
-from frd.service.http.routes import create_app
+from frd.service.http.routes import WebOptions, create_app
 from frd.service.ingest.collector import ACK_EVERY_S, Ingest
 from frd.service.metrics.recent_peak import RecentPeak, watch_loop
+from frd.service.pace import EVERY_S as PACE_EVERY_S
+from frd.service.pace import Paces
 from frd.service.periodic import repeat
 from frd.service.servers import GrpcServer, HttpServer
 from frd.service.state import Counters, ServiceState
+from frd.service.timelines.timelines import LOOK_EVERY_S as TIMELINES_EVERY_S
+from frd.service.timelines.timelines import Timelines
 from frd.service.view import ServiceView
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
+from frd.store.timelines import TimelineStore
 
 if TYPE_CHECKING:
     from frd.service.http.peers.peers import Peers
@@ -102,7 +114,9 @@ class App:
             stream_ids=itertools.count(1),
             published=self._published,
         )
-        self._notifier = Notifier(config.notify, self._own_url)
+        self._notifier = Notifier(
+            config.notify, lambda: public_url(self._config, self.http), has_pages=config.web
+        )
         self._cells = Cells(
             is_cluster=bool(config.cluster.servers),
             complete=self._completed,
@@ -113,9 +127,14 @@ class App:
         self._ingest = Ingest(
             self._homes, self._admission, stream_bytes_per_s=config.limits.stream_bytes_per_s
         )
-        view = ServiceView(self._cells, self._findings, self._dumps, self._cells, now)
+        self._timeline_store = TimelineStore(config.data_dir / "timelines.sqlite3")
+        self._timelines = Timelines(self._timeline_store, lambda: self._cells.state, now)
+        view = ServiceView(
+            self._cells, self._findings, self._dumps, self._cells, now, self._timelines
+        )
         self._peers = _peers(config, view, self._cells) if config.cluster.servers else None
-        app: ASGIApp = create_app(view, self._peers)
+        self._paces = Paces()
+        app: ASGIApp = create_app(view, self._peers, self._web())
         self._loop_lag = RecentPeak()
         self._forgotten_findings = 0
         self._grpc = GrpcServer(
@@ -136,11 +155,12 @@ class App:
         if self._cells.is_cluster:
             await self._listen()  # other replicas must know the addresses
             options = self._config.cluster
-            grpc = options.advertise_grpc or self._reachable(self.grpc)
-            http = self._own_address()
+            grpc = options.advertise_grpc or reachable(self.grpc)
+            http = own_address(self._config, self.http)
             for mistake in advertised_in_vain(options.servers, grpc=grpc, http=http):
                 log.warning("%s", mistake)
-            self._held = await hold_replica(*of_process, grpc, self._own_url())
+            own = own_url(self._config, self.http)
+            self._held = await hold_replica(*of_process, grpc, own)
         else:
             self._held = await hold_alone(*of_process)
             await self._listen()
@@ -155,6 +175,8 @@ class App:
                 repeat("comparing clocks", _CLOCKS_EVERY_S, self._compare_clocks),
                 repeat("looking at cells", LOOK_EVERY_S, self._look),
                 repeat("removing what is old", _PRUNE_EVERY_S, self._prune),
+                repeat("keeping timelines", TIMELINES_EVERY_S, self._timelines.look),
+                repeat("measuring the pace of jobs", PACE_EVERY_S, self._sample_pace),
                 *self._watch(self._held),
             )
         ]
@@ -181,6 +203,8 @@ class App:
             await self._peers.close()
         if self._held is not None:
             await self._held.stop()
+        await self._timelines.look()  # of findings that the last evaluation has closed
+        self._timeline_store.close()
         self._findings.close()
         os.close(self._lock)
 
@@ -188,6 +212,10 @@ class App:
         if self._held is not None:
             self._held.lease.ticked()
         self._cells.refresh()
+
+    def _sample_pace(self) -> None:
+        view = self._cells.state.status_view
+        self._paces.sample(view.attempts, view.at)
 
     def _acknowledge(self) -> None:
         self._cells.each("acknowledging", lambda cell: cell.streams.flush_acks())
@@ -223,19 +251,10 @@ class App:
             self._tokens.refresh()
         log.info("configuration read again")
 
-    def _own_address(self) -> str:
-        """Where others find HTTP, as far as the service knows."""
-        advertised = self._config.cluster.advertise_http
-        return advertised or self._reachable(self.http or self._config.http)
-
-    def _own_url(self) -> str:
-        return f"{'http' if self._certificates is None else 'https'}://{self._own_address()}"
-
-    @staticmethod
-    def _reachable(address: str) -> str:
-        """The address with the name of this host if it listens on all addresses."""
-        host, port = split_address(address)
-        return f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "::") else address
+    def _web(self) -> WebOptions:
+        config = self._config
+        is_https = config.public_url.startswith("https:") if config.public_url else None
+        return WebOptions(self._tokens, has_page=config.web, is_https=is_https)
 
     # -- publishing ---------------------------------------------------------------------
 
@@ -249,6 +268,7 @@ class App:
             handshakes_failed=self._handshakes_failed(),
             throttled=self._ingest.throttled,
             notifications=self._notifier.counted(),
+            store_errors={"timelines": self._timelines.store_errors},
         )
         return replace(
             state,
@@ -258,6 +278,7 @@ class App:
             expected_agents=self._config.expected_agents,
             cluster=self._held.cluster() if self._held is not None else None,
             evaluated_at=state.evaluated_at if self._cells else self._now(),
+            paces=self._paces.known,
         )
 
     def _handshakes_failed(self) -> int:
@@ -267,6 +288,7 @@ class App:
     def _published(self, events: Sequence[FindingEvent]) -> None:
         if events:
             self._cells.refresh()
+            self._timelines.see(events)
             self._notifier.see(events)
 
     async def _prune(self) -> None:

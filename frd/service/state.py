@@ -20,6 +20,7 @@ from frd.engine.views import STATES, AttemptView, StatusView
 from frd.model import AlignedNs, AttemptKey, Bools, Finding, FindingState, Kind, RankState
 from frd.service.clocks.view import ClockView
 from frd.service.ingest.job_runs import JobWarning
+from frd.service.pace import Pace
 
 UNWATCHED: Final = "unwatched"
 RANK_STATES: Final = (*(state.value for state in RankState), UNWATCHED)
@@ -129,6 +130,7 @@ class ServiceState:
     """Configured number of agents by job; a job without one expects those it has seen."""
     cluster: ClusterState | None = None
     """None without a cluster."""
+    paces: Mapping[AttemptKey, Pace] = field(default_factory=dict)
 
     def latest_attempts(self) -> dict[str, AttemptView]:
         """The present attempt of every job."""

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from frd.model import AlignedNs, AttemptKey, Finding, FindingState
+from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind
 from frd.service.journal.payloads import Dismissal
 from frd.service.state import CellState, DumpResult, ServiceState
+from frd.service.timelines.timelines import Timelines
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
 
@@ -38,13 +39,14 @@ class DumpTaker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServiceView:
-    """`findings`, `finding` and both stores read the disk: use them in a worker thread."""
+    """`findings`, `finding`, the stores and `timelines` read the disk: use them in a thread."""
 
     published: Published
     store: FindingStore
     dumps: DumpStore
     dumper: DumpTaker
     now: Callable[[], AlignedNs]
+    timelines: Timelines
 
     @property
     def state(self) -> ServiceState:
@@ -64,18 +66,31 @@ class ServiceView:
         return None
 
     def findings(
-        self, *, state: FindingState | None, job: str | None, limit: int
+        self,
+        *,
+        state: FindingState | None,
+        job: str | None,
+        limit: int,
+        kind: Kind | None = None,
+        until: AlignedNs | None = None,
     ) -> Sequence[Finding]:
-        """Findings in this state, None for any; newest first."""
-        still_open = {f.id: f for f in self.state.open_findings() if job in (None, f.job)}
+        """Findings in this state, of this job and kind, that opened before `until`; None for any.
+        Newest first."""
+
+        def is_wanted(f: Finding) -> bool:
+            return (
+                job in (None, f.job)
+                and kind in (None, f.kind)
+                and (until is None or f.opened_at < until)
+            )
+
+        still_open = {f.id: f for f in self.state.open_findings() if is_wanted(f)}
         if state is FindingState.OPEN:
             found = still_open
         else:
-            stored = self.store.query(state=state, job=job, limit=limit)
+            stored = self.store.query(state=state, job=job, kind=kind, until=until, limit=limit)
             kept_back = [
-                f
-                for f in self.published.kept_back()
-                if job in (None, f.job) and state in (None, f.state)
+                f for f in self.published.kept_back() if is_wanted(f) and state in (None, f.state)
             ]
             found = {f.id: still_open.get(f.id, f) for f in (*stored, *kept_back)}
         return sorted(found.values(), key=lambda f: (-f.opened_at, f.id))[:limit]

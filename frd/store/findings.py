@@ -25,7 +25,7 @@ from typing import TypeAlias
 from frd.engine.matching.learned_pauses import KEPT_JOBS, KEPT_NS, JobPauses
 from frd.errors import StoreError
 from frd.forms import finding_from_json, finding_json
-from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState
+from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState, Kind
 
 _STEPS = (
     """
@@ -107,13 +107,27 @@ class FindingStore:
         return self._select("WHERE state = ? ORDER BY opened_ns", (FindingState.OPEN.value,))
 
     def query(
-        self, *, state: FindingState | None = None, job: str | None = None, limit: int = 1000
+        self,
+        *,
+        state: FindingState | None = None,
+        job: str | None = None,
+        kind: Kind | None = None,
+        until: AlignedNs | None = None,
+        limit: int = 1000,
     ) -> list[Finding]:
-        """Newest first."""
+        """Newest first; `until` is the time before which they opened."""
         return self._select(
             "WHERE (?1 IS NULL OR state = ?1) AND (?2 IS NULL OR job = ?2)"
-            " ORDER BY opened_ns DESC, id LIMIT ?3",
-            (state and state.value, None if job is None else _storable(job), limit),
+            " AND (?3 IS NULL OR opened_ns < ?3)"
+            " AND (?4 IS NULL OR json_extract(body, '$.kind') = ?4)"
+            " ORDER BY opened_ns DESC, id LIMIT ?5",
+            (
+                state and state.value,
+                None if job is None else _storable(job),
+                until,
+                kind and kind.value,
+                limit,
+            ),
         )
 
     def page(

@@ -28,9 +28,11 @@ from frd.model import (
 from frd.service.http.routes import create_app
 from frd.service.journal.payloads import Dismissal
 from frd.service.state import DumpResult, ServiceState
+from frd.service.timelines.timelines import Timelines
 from frd.service.view import ServiceView
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
+from frd.store.timelines import TimelineStore
 from frd.wire.messages import Part
 from tests.world.views import NOW, SECOND, attempt_view, group_view, node_view, rank_view
 
@@ -95,7 +97,9 @@ class Service:
         self.state = ServiceState(StatusView(NOW, jobs, findings), [node], evaluated_at=NOW)
         self.now = NOW
         self.asked: list[tuple[AttemptKey, Sequence[int] | None, bool, float]] = []
-        self.view = ServiceView(self, self.store, self.dumps, self, lambda: self.now)
+        self.timelines = TimelineStore(folder / "timelines.sqlite")
+        timelines = Timelines(self.timelines, lambda: self.state, lambda: self.now)
+        self.view = ServiceView(self, self.store, self.dumps, self, lambda: self.now, timelines)
 
     def kept_back(self) -> list[Finding]:
         return []

@@ -1,12 +1,13 @@
 """The forms of HTTP answers: JSON, and errors as ``{"error": "what: which: what to do"}``.
 
-Answers that are large or read the disk are made in a worker thread: the event loop belongs to
-ingest.
+Answers that are large or read the disk are made, and compressed, in a worker thread: the event loop
+belongs to ingest.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
@@ -22,6 +23,7 @@ MAX_BODY_BYTES: Final = 64 * 1024
 MAX_FINDINGS: Final = 10_000
 DEFAULT_FINDINGS: Final = 1_000
 MAX_DUMP_TIMEOUT_S: Final = 300.0
+_COMPRESSED_FROM: Final = 1024
 
 
 async def json_answer(make: Callable[[], object], status: int = 200) -> Response:
@@ -29,6 +31,29 @@ async def json_answer(make: Callable[[], object], status: int = 200) -> Response
     content = await asyncio.to_thread(lambda: _encoded(make()))
     headers = {"frd-api-version": str(API_VERSION)}
     return Response(content, status, headers, media_type="application/json")
+
+
+async def large_answer(
+    request: Request, make: Callable[[], object], tag: Callable[[], str] | None = None
+) -> Response:
+    """As `json_answer`, compressed if the client accepts that. `tag` names the present content: a
+    client that has it gets status 304."""
+    accepts = "gzip" in request.headers.get("accept-encoding", "")
+    has = request.headers.get("if-none-match")
+
+    def made() -> Response:
+        headers = {"frd-api-version": str(API_VERSION), "vary": "accept-encoding"}
+        if tag is not None:
+            headers |= {"etag": f'W/"{tag()}"', "cache-control": "no-cache"}
+            if has == headers["etag"]:
+                return Response(None, 304, headers)
+        content = _encoded(make())
+        if accepts and len(content) > _COMPRESSED_FROM:
+            content = gzip.compress(content, compresslevel=1, mtime=0)
+            headers["content-encoding"] = "gzip"
+        return Response(content, 200, headers, media_type="application/json")
+
+    return await asyncio.to_thread(made)
 
 
 def refuse(status: int, message: str) -> NoReturn:

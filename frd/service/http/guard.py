@@ -1,8 +1,11 @@
 """HTTP middleware: requires a bearer token if the service has tokens.
 
 It wraps the whole application, so that no route can be forgotten. Health and readiness need no
-token, because supervisors have none; nor do runbooks, because a link in an alert has none and the
-pages reveal nothing about a job.
+token, because supervisors have none; nor do runbooks and the files of the web page, because they
+reveal nothing about a job and a link in an alert has no token.
+
+A browser that has signed in sends the token as a cookie. Behind this module it is a bearer token
+like any other, also when a request is forwarded to another replica.
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from frd.service.access.grants import Role, Tokens
 from frd.service.http.answers import error_response
 from frd.service.http.runbooks import PREFIX as RUNBOOKS
+from frd.service.http.web.pages import is_page
+from frd.service.http.web.session import PATH as SESSION
+from frd.service.http.web.session import token_in
 
-OPEN: Final = ("/-/healthy", "/-/ready")
+OPEN: Final = ("/-/healthy", "/-/ready", SESSION)
 
 
 class HttpGuard:
@@ -29,7 +35,11 @@ class HttpGuard:
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _is_open(scope["path"]):
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope = _with_cookie(scope)
+        if _is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
         role = _role(scope["method"], scope["path"])
@@ -49,8 +59,18 @@ class HttpGuard:
         await answer(scope, receive, send)
 
 
+def _with_cookie(scope: Scope) -> Scope:
+    """The scope of a request, with the token of its cookie unless it has another one."""
+    headers = Headers(scope=scope)
+    token = None if "authorization" in headers else token_in(headers.get("cookie"))
+    if token is None:
+        return scope
+    bearer = (b"authorization", b"Bearer " + token.encode("latin-1", "replace"))
+    return {**scope, "headers": [*scope["headers"], bearer]}
+
+
 def _is_open(path: str) -> bool:
-    return path in OPEN or path.startswith(RUNBOOKS)
+    return path in OPEN or path.startswith(RUNBOOKS) or is_page(path)
 
 
 def _role(method: str, path: str) -> Role:

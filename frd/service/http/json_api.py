@@ -9,26 +9,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import asdict
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from frd.cluster.cells import CELLS
 from frd.engine.views import AttemptView, GroupView, RankView
 from frd.forms import finding_json, utc_text
-from frd.model import AlignedNs, Finding
+from frd.model import AlignedNs, Finding, Kind
 from frd.service.clocks.view import clock_json
 from frd.service.http.answers import API_VERSION
 from frd.service.http.memory_json import memory_json
 from frd.service.http.watching_json import watching_json
+from frd.service.pace import EVERY_S
 from frd.service.state import (
     UNWATCHED,
     ClusterState,
     NodeView,
     ServiceState,
+    alive_ranks,
     rank_states,
     unwatched,
 )
 
 Json: TypeAlias = dict[str, Any]
+_STALLED: Final = (Kind.STALL, Kind.MISMATCH, Kind.ORDER)
 
 
 def jobs_json(state: ServiceState, stale: str | None = None) -> Json:
@@ -36,7 +39,7 @@ def jobs_json(state: ServiceState, stale: str | None = None) -> Json:
     latest = sorted(state.latest_attempts().items())
     opened = Counter(finding.job for finding in state.open_findings())
     return {
-        **_head(state),
+        **head(state),
         "jobs": [_job_line(state, view, opened[job]) for job, view in latest],
         "watching": watching_json(state, stale=stale),
         "warnings": _warnings(state),
@@ -48,14 +51,14 @@ def findings_json(
 ) -> Json:
     """`found`, with what is watched of all jobs or of one."""
     return {
-        **_head(state),
+        **head(state),
         "findings": [finding_json(finding) for finding in found],
         "watching": watching_json(state, stale=stale, job=job),
         "warnings": _warnings(state, job),
     }
 
 
-def _head(state: ServiceState) -> Json:
+def head(state: ServiceState) -> Json:
     """The version of the form, and the time of the snapshot, to which ages are relative."""
     return {"api_version": API_VERSION, "at": utc_text(state.status_view.at)}
 
@@ -67,16 +70,16 @@ def job_json(
     at = state.status_view.at
     blind = unwatched(view, state.nodes)
     return {
-        **_head(state),
+        **head(state),
         "job": view.key.job,
         "attempt": view.key.attempt,
         "world_size": view.world_size,
         "ended": view.ended,
-        "groups": [_group(group) for group in view.groups],
-        "ranks": [_rank(rank, at, blind.get(rank.info.rank)) for rank in view.ranks],
+        "groups": [group_json(group) for group in view.groups],
+        "ranks": [rank_json(rank, at, blind.get(rank.info.rank)) for rank in view.ranks],
         "memory": memory_json(view.memory, memory_of),
         "nodes": [
-            {**_node(node, at), "ranks": list(node.ranks[view.key])}
+            {**node_json(node, at), "ranks": list(node.ranks[view.key])}
             for node in state.nodes
             if view.key in node.ranks
         ],
@@ -121,20 +124,45 @@ def cluster_json(cluster: ClusterState) -> Json:
 
 
 def _job_line(state: ServiceState, view: AttemptView, open_findings: int) -> Json:
-    heard = [rank.as_of for rank in view.ranks if rank.as_of]
+    heard = AlignedNs(int(view.rank_columns.as_of.max(initial=0)))
     return {
         "job": view.key.job,
         "attempt": view.key.attempt,
         "world_size": view.world_size,
         "ended": view.ended,
+        "state": job_state(state, view),
         "ranks": dict(sorted(rank_states(view, state.nodes).items())),
         "open_findings": open_findings,
-        "last_heard_s": _age_s(max(heard, default=AlignedNs(0)), state.status_view.at),
+        "last_heard_s": age_s(heard, state.status_view.at),
+        "gap_entries": view.gap_entries,
+        "pace": pace_json(state, view),
         "agents": sum(node.connected and view.key in node.ranks for node in state.nodes),
     }
 
 
-def _group(group: GroupView) -> Json:
+def job_state(state: ServiceState, view: AttemptView) -> str:
+    """``ended``; ``stalled``, if a finding says so; ``unwatched``, if no agent reports any of its
+    ranks; else ``running``."""
+    key = view.key
+    if view.ended:
+        return "ended"
+    if any(
+        finding.kind in _STALLED and (finding.job, finding.attempt) == (key.job, key.attempt)
+        for finding in state.open_findings()
+    ):
+        return "stalled"
+    alive = alive_ranks(view)
+    return "unwatched" if len(unwatched(view, state.nodes)) == len(alive) else "running"
+
+
+def pace_json(state: ServiceState, view: AttemptView) -> Json:
+    """Completed collectives a second: now, and over the last minutes."""
+    pace = state.paces.get(view.key)
+    recent = list(pace.recent) if pace is not None else []
+    return {"per_s": recent[-1] if recent else None, "every_s": EVERY_S, "recent": recent}
+
+
+def group_json(group: GroupView) -> Json:
     return {
         "group_id": group.group_id,
         "group": group.label,
@@ -149,7 +177,7 @@ def _group(group: GroupView) -> Json:
     }
 
 
-def _rank(rank: RankView, at: AlignedNs, unwatched_since: AlignedNs | None) -> Json:
+def rank_json(rank: RankView, at: AlignedNs, unwatched_since: AlignedNs | None) -> Json:
     fields = {
         "rank": rank.info.rank,
         "node": rank.info.node,
@@ -157,7 +185,7 @@ def _rank(rank: RankView, at: AlignedNs, unwatched_since: AlignedNs | None) -> J
         "state": rank.status.state.value,
         "detail": rank.status.detail,
         "as_of": utc_text(rank.as_of) if rank.as_of else None,
-        "age_s": _age_s(rank.as_of, at),
+        "age_s": age_s(rank.as_of, at),
         "waiting_in": rank.waiting_in,
         "waiting_s": rank.waiting_s,
         "exit": _exit(rank),
@@ -189,16 +217,16 @@ def _warnings(state: ServiceState, job: str | None = None) -> list[Json]:
     ]
 
 
-def _node(node: NodeView, at: AlignedNs) -> Json:
+def node_json(node: NodeView, at: AlignedNs) -> Json:
     return {
         "node": node.node,
         "boot_id": node.boot_id,
         "connected": node.connected,
         **clock_json(node.clock),
-        "last_message_age_s": _age_s(node.last_message_at, at),
+        "last_message_age_s": age_s(node.last_message_at, at),
     }
 
 
-def _age_s(since: AlignedNs, at: AlignedNs) -> float | None:
+def age_s(since: int, at: int) -> float | None:
     """None if `since` is 0; 0 for a time after the snapshot."""
     return max(0, at - since) / 1e9 if since else None

@@ -1,19 +1,20 @@
-"""HTTP: metrics, health, the JSON API and runbooks, over a `ServiceView`.
+"""HTTP: metrics, health, the JSON API, runbooks and the web page, over a `ServiceView`.
 
-Routes and validation of requests; the forms of answers are in `answers` and `json_api`. In a
-cluster, `peers` decides which replica answers.
+Routes and what they do; `parameters` checks requests, the forms of answers are in `answers` and the
+modules ending in ``_json``. In a cluster, `peers` decides which replica answers.
 
 The API reads, takes dumps and closes findings; it can change nothing else. Web pages cannot take a
 dump or close a finding: the API accepts only the content type of JSON, which another site may not
 send, and no request with an Origin header, which browsers also add after DNS rebinding (a site
-whose name resolves to this service).
+whose name resolves to this service). The service's own page only reads.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 from starlette.applications import Starlette
@@ -24,34 +25,36 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from frd.decodable import decodable
-from frd.engine.views import AttemptView
 from frd.errors import ServiceUnavailable, StoreError
-from frd.forms import finding_json, unfold_ranks, utc_ns
-from frd.model import AlignedNs, Finding, FindingState
-from frd.service.http import runbooks
+from frd.forms import finding_json
+from frd.model import AlignedNs, Finding, FindingState, Kind
+from frd.service.access.grants import Tokens
+from frd.service.http import parameters, runbooks
 from frd.service.http.answers import (
     API_VERSION,
     DEFAULT_FINDINGS,
     MAX_DUMP_TIMEOUT_S,
     MAX_FINDINGS,
-    body_of,
     error_response,
     json_answer,
     refuse,
 )
+from frd.service.http.health_json import health_json
 from frd.service.http.json_api import cluster_json, findings_json, job_json, jobs_json
+from frd.service.http.pictures import FORMS, Pictures
+from frd.service.http.web.events import Events
+from frd.service.http.web.pages import FILES, Pages
+from frd.service.http.web.session import PATH as SESSION
+from frd.service.http.web.session import Sessions
 from frd.service.journal.payloads import Dismissal
 from frd.service.metrics import collector
-from frd.service.state import ServiceState
 from frd.service.view import ServiceView
-from frd.store.findings import Place
 
 if TYPE_CHECKING:
     from frd.service.http.peers.peers import Peers  # needs httpx, which only a cluster needs
 
 MAX_REASON_CHARS: Final = 1000
 _SEE_FINDINGS: Final = "see /api/v1/findings or `frd findings --all`"
-_Form = TypeVar("_Form")
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
@@ -76,16 +79,37 @@ class _Anything(PathConvertor):
 register_url_convertor("anything", _Anything())
 
 
-def create_app(view: ServiceView, peers: Peers | None = None) -> Starlette:
+@dataclass(frozen=True, slots=True)
+class WebOptions:
+    """`tokens`: those with which one may sign in, None if none is needed."""
+
+    tokens: Tokens | None = None
+    has_page: bool = True
+    is_https: bool | None = None
+    """Whether browsers use HTTPS, up to a proxy at least; None: as the requests that arrive."""
+
+
+def create_app(
+    view: ServiceView,
+    peers: Peers | None = None,
+    web: WebOptions = WebOptions(),  # frozen
+) -> Starlette:
     """The ASGI application of one service; `peers` are the other replicas of its cluster."""
-    api, by = _Api(view), peers or _Alone()
+    pictures = Pictures(view)
+    api, by = _Api(view, pictures), peers or _Alone()
+    sessions = Sessions(web.tokens, is_https=web.is_https)
+    asked = {"jobs": by.jobs(api.jobs), "health": by.health(api.health), "job": by.owner(api.job)}
+    events = Events(view, asked)
+    timeline = by.keeper_of_timeline(pictures.timeline, pictures.keeps)
     routes = [
         Route("/metrics", api.metrics),
         Route("/-/healthy", api.healthy),
         Route("/-/ready", by.ready(api.ready)),
-        Route("/api/v1/jobs", by.jobs(api.jobs)),
+        Route("/api/v1/jobs", asked["jobs"]),
         Route("/api/v1/jobs/{job:anything}/dumps", by.owner(api.take_dump), methods=["POST"]),
-        Route("/api/v1/jobs/{job:anything}", by.owner(api.job)),
+        Route("/api/v1/jobs/{job:anything}", asked["job"]),
+        Route("/api/v1/health", asked["health"]),
+        Route("/api/v1/events", events.stream),
         Route("/api/v1/findings", by.findings(api.findings)),
         Route("/api/v1/history", api.history),
         Route(
@@ -93,10 +117,15 @@ def create_app(view: ServiceView, peers: Peers | None = None) -> Starlette:
             by.owner_of_finding(api.close),
             methods=["POST"],
         ),
+        Route("/api/v1/findings/{id:anything}/timeline", timeline),
         Route("/api/v1/findings/{id:anything}", by.owner_of_finding(api.finding)),
         Route("/api/v1/dumps/{id:anything}", by.owner_of_dump(api.dump)),
         Route("/api/v1/cluster", by.cluster(api.cluster)),
+        Route(SESSION, sessions.show),
+        Route(SESSION, sessions.sign_in, methods=["POST"]),
+        Route(SESSION, sessions.sign_out, methods=["DELETE"]),
         Route(runbooks.PREFIX + "{name:anything}", api.runbook),
+        *(_pages() if web.has_page else ()),
     ]
     return Starlette(
         routes=routes,
@@ -109,6 +138,13 @@ def create_app(view: ServiceView, peers: Peers | None = None) -> Starlette:
     )
 
 
+def _pages() -> Iterator[Route]:
+    pages = Pages()
+    yield Route(FILES + "{name:anything}", pages.file)
+    for path in ("/", "/history", "/jobs/{name:anything}", "/findings/{name:anything}"):
+        yield Route(path, pages.page)
+
+
 class _Alone:
     """Without a cluster, this service answers all requests itself."""
 
@@ -116,14 +152,19 @@ class _Alone:
     def jobs(handler: Handler) -> Handler:
         return handler
 
-    findings = cluster = ready = owner = owner_of_finding = owner_of_dump = jobs
+    findings = health = cluster = ready = owner = owner_of_finding = owner_of_dump = jobs
+
+    @staticmethod
+    def keeper_of_timeline(handler: Handler, _: Callable[[str], bool]) -> Handler:
+        return handler
 
 
 class _Api:
     """What this replica has."""
 
-    def __init__(self, view: ServiceView) -> None:
+    def __init__(self, view: ServiceView, pictures: Pictures) -> None:
         self._view = view
+        self._pictures = pictures
         self._runbooks = runbooks.load()
 
     async def metrics(self, _: Request) -> Response:
@@ -142,24 +183,36 @@ class _Api:
         state, stale = self._view.state, self._view.not_ready()
         return await json_answer(lambda: jobs_json(state, stale))
 
+    async def health(self, _: Request) -> Response:
+        state, stale, now = self._view.state, self._view.not_ready(), self._view.now()
+        return await json_answer(lambda: health_json(state, now, stale))
+
     async def job(self, request: Request) -> Response:
-        state = self._view.state
-        attempt = _number(request, "attempt", low=0)
-        view = _attempt(state, request.path_params["job"], attempt)
-        memory_of = _memory_of(request.query_params.get("memory"), view)
+        state, job = self._view.state, request.path_params["job"]
+        view = parameters.find_attempt(state, job, parameters.number(request, "attempt", low=0))
+        form = parameters.choice(request, "view", FORMS)
+        if form is not None:
+            rank = parameters.number(request, "rank", low=0)
+            return await self._pictures.job(request, view, form, rank)
+        memory_of = parameters.memory_of(request.query_params.get("memory"), view)
         return await json_answer(lambda: job_json(state, view, memory_of))
 
     async def findings(self, request: Request) -> Response:
-        state = request.query_params.get("state")
-        if state is not None and state not in tuple(FindingState):
-            refuse(400, f"state: {state!r}: write open or closed, or leave it out")
-        limit = _number(request, "limit", low=1, high=MAX_FINDINGS)
-        wanted = FindingState(state) if state else None
-        job, since = request.query_params.get("job"), _time(request, "since")
+        state = parameters.choice(request, "state", tuple(FindingState))
+        kind = parameters.choice(request, "kind", tuple(Kind))
+        limit = parameters.number(request, "limit", low=1, high=MAX_FINDINGS)
+        job, since = request.query_params.get("job"), parameters.time(request, "since")
+        until = parameters.time(request, "until")
         now, stale = self._view.state, self._view.not_ready()
 
         def answer() -> object:
-            found = self._view.findings(state=wanted, job=job, limit=limit or DEFAULT_FINDINGS)
+            found = self._view.findings(
+                state=FindingState(state) if state else None,
+                job=job,
+                kind=Kind(kind) if kind else None,
+                until=until,
+                limit=limit or DEFAULT_FINDINGS,
+            )
             lasted = [f for f in found if f.closed_at is None or f.closed_at >= (since or 0)]
             return findings_json(now, lasted, stale, job)
 
@@ -167,9 +220,9 @@ class _Api:
 
     async def history(self, request: Request) -> Response:
         """A page of all stored findings, oldest first; `next` is the `after` of the next page."""
-        limit = _number(request, "limit", low=1, high=MAX_FINDINGS) or DEFAULT_FINDINGS
-        after = _place(request.query_params.get("after"))
-        since, until = _time(request, "since"), _time(request, "until")
+        limit = parameters.number(request, "limit", low=1, high=MAX_FINDINGS) or DEFAULT_FINDINGS
+        after = parameters.place(request.query_params.get("after"))
+        since, until = parameters.time(request, "since"), parameters.time(request, "until")
         job = request.query_params.get("job")
 
         def answer() -> object:
@@ -197,7 +250,9 @@ class _Api:
     async def close(self, request: Request) -> Response:
         """Close an open finding by hand; its incident opens no other finding while it lasts."""
         finding_id = request.path_params["id"]
-        because = " ".join((await _body(request, _CloseRequest, "send because")).because.split())
+        _refuse_pages(request)
+        asked = await parameters.body(request, _CloseRequest, "send because")
+        because = " ".join(asked.because.split())
         if not 0 < len(because) <= MAX_REASON_CHARS:
             refuse(400, f"because: {len(because)} characters: say why in 1 to {MAX_REASON_CHARS}")
         closed = await self._view.published.dismiss(Dismissal(finding_id, because))
@@ -207,13 +262,16 @@ class _Api:
         return await json_answer(lambda: finding_json(closed))
 
     async def take_dump(self, request: Request) -> Response:
-        view = _attempt(self._view.state, request.path_params["job"], None)
-        wanted = await _body(request, _DumpRequest, "send ranks (0-3,7), stacks and timeout_s")
+        _refuse_pages(request)
+        view = parameters.find_attempt(self._view.state, request.path_params["job"], None)
+        say = "send ranks (0-3,7), stacks and timeout_s"
+        wanted = await parameters.body(request, _DumpRequest, say)
         if not 0 < wanted.timeout_s <= MAX_DUMP_TIMEOUT_S:
             most = f"{MAX_DUMP_TIMEOUT_S:g} seconds"
             refuse(400, f"timeout_s: {wanted.timeout_s:g}: write up to {most}")
+        ranks = parameters.ranks_of(wanted.ranks, view)
         result = await self._view.dumper.take(
-            view.key, _ranks(wanted.ranks, view), stacks=wanted.stacks, timeout_s=wanted.timeout_s
+            view.key, ranks, stacks=wanted.stacks, timeout_s=wanted.timeout_s
         )
         answer = {
             "id": result.id,
@@ -241,79 +299,9 @@ class _Api:
         return PlainTextResponse(page)
 
 
-# -- requests ----------------------------------------------------------------------------------
-
-
-def _attempt(state: ServiceState, job: str, attempt: int | None) -> AttemptView:
-    """The requested attempt, by default the newest one."""
-    if attempt is None:
-        found = state.latest_attempts().get(job)
-    else:
-        wanted = (view for view in state.status_view.attempts if view.key.job == job)
-        found = next((view for view in wanted if view.key.attempt == attempt), None)
-    if found is None:
-        which = repr(job) if attempt is None else f"{job!r} attempt {attempt}"
-        refuse(404, f"job: {which}: unknown here: see /api/v1/jobs")
-    return found
-
-
-def _number(request: Request, name: str, *, low: int, high: int = 2**31) -> int | None:
-    text = request.query_params.get(name)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) < 12 and low <= int(text) <= high):
-        refuse(400, f"{name}: {text!r}: write a number from {low} to {high}")
-    return int(text)
-
-
-def _time(request: Request, name: str) -> AlignedNs | None:
-    text = request.query_params.get(name)
-    try:
-        return None if text is None else utc_ns(text)
-    except ValueError as error:
-        refuse(400, f"{name}: {error}")
-
-
-def _place(text: str | None) -> Place:
-    opened_ns, _, finding_id = (text or "0.").partition(".")
-    number = opened_ns.isascii() and opened_ns.isdecimal() and len(opened_ns) < 20
-    if not (number and int(opened_ns) < 2**63):
-        refuse(400, f"after: {text!r}: write the key next of the previous page")
-    return int(opened_ns), finding_id
-
-
-async def _body(request: Request, form: type[_Form], say: str) -> _Form:
-    """The JSON object in the request's body; `say` is what to send instead of a bad one."""
+def _refuse_pages(request: Request) -> None:
     if "origin" in request.headers:
         refuse(403, "origin: web pages may not change anything: use the frd command")
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        refuse(400, "content-type: not application/json: send a JSON object")
-    body = await body_of(request, say)
-    try:
-        return msgspec.json.decode(body, type=form)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        refuse(400, f"body: {error}: {say}")
-
-
-def _memory_of(text: str | None, view: AttemptView) -> Collection[int] | None:
-    """Ranks whose memory is shown: `all`, or some; None (the default): a few ranks."""
-    if text == "all":
-        return range(max((rank.info.rank + 1 for rank in view.ranks), default=0))
-    ranks = _ranks(text, view)
-    return None if ranks is None else frozenset(ranks)
-
-
-def _ranks(text: str | None, view: AttemptView) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        ranks = unfold_ranks(text)
-    except ValueError as error:
-        refuse(400, str(error))
-    world = max(view.world_size, *(rank.info.rank + 1 for rank in view.ranks), 0)
-    if ranks[-1] >= world:
-        refuse(400, f"ranks: {ranks[-1]}: the job has ranks 0 to {world - 1}")
-    return ranks
 
 
 # -- errors ------------------------------------------------------------------------------------

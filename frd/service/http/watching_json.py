@@ -74,8 +74,7 @@ def _blind_of(state: ServiceState, view: AttemptView) -> Iterator[str]:
         yield _without(state.status_view.at, view, alive, gone, "gone") + f": {_ADVICE}"
     if silent:
         yield _without(state.status_view.at, view, alive, silent, "silent") + ": see its log"
-    declared = {rank.info.rank for rank in view.ranks}
-    if missing := set(range(view.world_size)) - declared:
+    if missing := set(range(view.world_size)).difference(view.rank_columns.rank.tolist()):
         yield (
             f"{name}: {_ranks(missing)} of {view.world_size} "
             f"{'has' if len(missing) == 1 else 'have'} not been seen: "

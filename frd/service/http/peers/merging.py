@@ -7,6 +7,7 @@ replica that answers nonsense counts as one that did not answer.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -18,6 +19,7 @@ from frd.cluster.lease import ClusterView
 from frd.decodable import decodable
 from frd.forms import finding_json
 from frd.model import Finding, FindingState
+from frd.service.http.job_json import MOST_NODES
 from frd.service.http.watching_json import NO_AGENT
 
 Json: TypeAlias = dict[str, Any]
@@ -72,6 +74,23 @@ class Findings(msgspec.Struct):
 @decodable
 class OneFinding(msgspec.Struct):
     job: str
+
+
+class _Node(msgspec.Struct):
+    node: str
+    connected: bool
+    reporting: bool
+    clock_state: str
+
+
+@decodable
+class Health(msgspec.Struct):
+    """What `merge_health` needs of an answer."""
+
+    services: list[Json]
+    node_counts: dict[str, int]
+    nodes: list[_Node]
+    more_nodes: int
 
 
 @decodable
@@ -169,6 +188,25 @@ def merge_findings(
     found = sorted(by_id.values(), key=lambda one: str(one["id"]))
     found.sort(key=lambda one: str(one["opened_at"]), reverse=True)
     return {**_common(listing, others), "findings": found[:limit]}
+
+
+def merge_health(own: Json, others: Sequence[Heard], incomplete: Sequence[str]) -> Json:
+    """All replicas, and the worst of the nodes of all."""
+    parts = [own, *(heard.json for heard in others)]
+    nodes = [node for part in parts for node in part["nodes"]]
+    nodes.sort(key=lambda n: (n["connected"], n["reporting"], n["clock_state"] == "synchronized"))
+    counts: Counter[str] = Counter()
+    for part in parts:
+        counts.update(part["node_counts"])
+    shown = nodes[:MOST_NODES]
+    return {
+        **own,
+        "services": [service for part in parts for service in part["services"]],
+        "node_counts": dict(counts),
+        "nodes": shown,
+        "more_nodes": sum(part["more_nodes"] for part in parts) + len(nodes) - len(shown),
+        "incomplete": list(incomplete),
+    }
 
 
 def merge_cluster(own: Json, others: Sequence[Heard], incomplete: Sequence[str]) -> Json:

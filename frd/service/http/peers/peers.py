@@ -101,6 +101,25 @@ class Peers:
 
         return answer
 
+    def keeper_of_timeline(self, handler: Handler, has: Callable[[str], bool]) -> Handler:
+        """As `owner_of_finding`; but the timeline of a closed finding is where it was kept, which
+        `has` says of this replica."""
+        by_owner = self.owner_of_finding(handler)
+
+        async def answer(request: Request) -> Response:
+            finding_id = request.path_params["id"]
+            found = await asyncio.to_thread(self._view.finding, finding_id)
+            if found is None or found.state is FindingState.OPEN:
+                return await by_owner(request)
+            if await asyncio.to_thread(has, finding_id):
+                return await handler(request)
+            if is_forwarded(request):
+                refuse(404, f"timeline: {finding_id!r}: not kept here")
+            relayed, _ = await self._questions.first_that_has(request, self._others())
+            return relayed if relayed is not None else await handler(request)
+
+        return answer
+
     async def _by_owner(self, job: str, request: Request, handler: Handler) -> Response:
         cell = cell_of(job)
         if cell in self._cells():
@@ -169,8 +188,7 @@ class Peers:
             query = request.query_params
             job, state = query.get("job"), query.get("state")
             asks = {"state": "open", "limit": str(MAX_FINDINGS)}
-            if job is not None:
-                asks["job"] = job
+            asks |= {name: query[name] for name in ("job", "kind", "until") if name in query}
             target = f"/api/v1/findings?{urlencode(asks, errors='surrogateescape')}"
             others = self._others(job)
             heard, silent = await self._questions.ask(others, request, target, merging.Findings)
@@ -185,6 +203,17 @@ class Peers:
                 )
 
             return await json_answer(merged)
+
+        return answer
+
+    def health(self, handler: Handler) -> Handler:
+        async def answer(request: Request) -> Response:
+            own = await handler(request)
+            if is_forwarded(request):
+                return own
+            others, target = self._others(), "/api/v1/health"
+            heard, silent = await self._questions.ask(others, request, target, merging.Health)
+            return await json_answer(lambda: merging.merge_health(_json_of(own), heard, silent))
 
         return answer
 

@@ -1,0 +1,42 @@
+"""How well frd itself sees: each replica, and the nodes with their clocks. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from frd.service.http.job_json import nodes_json
+from frd.service.http.json_api import age_s, head
+from frd.service.state import ServiceState
+
+Json: TypeAlias = dict[str, Any]
+
+
+def health_json(state: ServiceState, now: int, stale: str | None) -> Json:
+    """`stale` says why the service cannot serve at present."""
+    nodes, counters = list(state.nodes), state.counters
+    return {
+        **head(state),
+        "services": [
+            {
+                "replica": state.cluster.view.me if state.cluster is not None else None,
+                "version": state.version,
+                "not_ready": stale,
+                "evaluated_age_s": age_s(state.evaluated_at, now) if state.evaluated_at else None,
+                "ingest_lag_s": state.ingest_lag_s,
+                "loop_lag_s": state.loop_lag_s,
+                "agents": sum(node.connected for node in nodes),
+                "agents_silent": sum(node.connected and not node.reporting for node in nodes),
+                "gap_entries": sum(view.gap_entries for view in state.status_view.attempts),
+                "refused": _some({**counters.refused, **counters.http_refused}),
+                "store_errors": _some(counters.store_errors),
+                "evicted": _some({**counters.evicted, **state.status_view.evicted}),
+            }
+        ],
+        **nodes_json(nodes, state.status_view.at),
+    }
+
+
+def _some(counts: Mapping[str, int]) -> dict[str, int]:
+    """Without those that are 0."""
+    return {what: count for what, count in sorted(counts.items()) if count}

@@ -1,0 +1,234 @@
+"""One job at a glance, in forms whose size does not grow with the job; pure functions, no HTTP.
+
+`json_api.job_json` has every rank and every group, which is megabytes for a large job. These forms
+have counts, and the ranks, groups and nodes that matter most.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from frd.engine.views import CELL_STATES, STATES, AttemptView, GroupMap, Histogram, OpenOp
+from frd.forms import finding_json, fold_ranks, utc_text
+from frd.model import AlignedNs, Finding, RankState
+from frd.service.http.json_api import (
+    age_s,
+    group_json,
+    head,
+    job_state,
+    node_json,
+    pace_json,
+    rank_json,
+)
+from frd.service.http.memory_json import memory_json
+from frd.service.state import NodeView, ServiceState, rank_states, unwatched
+
+Json: TypeAlias = dict[str, Any]
+
+MOST: Final = 64
+"""Ranks, groups, waits of a summary."""
+MOST_NODES: Final = 50
+MOST_ROWS: Final = 256
+"""Of a map."""
+_STATE_TEXTS: Final = {
+    "none": "not a member of the group",
+    "ok": "goes on",
+    "waiting": "is inside an op for more than half of the stall threshold",
+    "stuck": "is inside an op for longer than the stall threshold",
+    "missing": "has not joined an op that others wait in",
+    "gone": "its process is gone",
+}
+
+
+def job_summary(state: ServiceState, view: AttemptView, map_tag: str) -> Json:
+    """`map_tag` is that of the job's map."""
+    at = state.status_view.at
+    found = _findings(state, view)
+    nodes = [node for node in state.nodes if view.key in node.ranks]
+    groups, more_groups = _groups(view)
+    waits, more_waits = view.history.open_ops(MOST) if view.history is not None else ([], 0)
+    return {
+        **head(state),
+        "job": view.key.job,
+        "attempt": view.key.attempt,
+        "world_size": view.world_size,
+        "ended": view.ended,
+        "state": job_state(state, view),
+        "pace": pace_json(state, view),
+        "gap_entries": view.gap_entries,
+        "ranks": dict(sorted(rank_states(view, state.nodes).items())),
+        "notable_ranks": _notable(state, view, found, waits),
+        "groups": groups,
+        "more_groups": more_groups,
+        "memory": memory_json(view.memory, None),
+        "ops": [
+            {
+                "op": op,
+                "skew": _quantiles(view.skew.get(op)),
+                "duration": _quantiles(view.duration.get(op)),
+            }
+            for op in sorted(view.skew.keys() | view.duration.keys())
+        ],
+        "waits": [_wait(op, at) for op in waits],
+        "more_waits": more_waits,
+        **nodes_json(nodes, at),
+        "findings": [finding_json(finding) for finding in found],
+        "map": map_tag,
+    }
+
+
+def rank_detail(state: ServiceState, view: AttemptView, rank: int) -> Json:
+    """`rank` is one of the view's."""
+    row = int(np.searchsorted(view.rank_columns.rank, rank))
+    blind = unwatched(view, state.nodes)
+    groups, more = view.history.groups_of(rank, MOST) if view.history is not None else ([], 0)
+    return {
+        **head(state),
+        "job": view.key.job,
+        "attempt": view.key.attempt,
+        "rank": rank_json(view.ranks[row], state.status_view.at, blind.get(rank)),
+        "groups": [
+            {
+                "group_id": one.group_id,
+                "group": one.label,
+                "size": one.size,
+                "enqueued": one.enqueued,
+                "completed": one.completed,
+                "highest": one.highest,
+                "state": one.state,
+            }
+            for one in groups
+        ],
+        "more_groups": more,
+        "memory": memory_json(view.memory, {rank}),
+        "findings": [
+            finding_json(finding)
+            for finding in _findings(state, view)
+            if any(suspect.rank == rank for suspect in finding.suspects)
+        ],
+    }
+
+
+def map_json(state: ServiceState, view: AttemptView, of: GroupMap, tag: str) -> Json:
+    rows = zip(of.labels, of.groups, of.members, strict=True)
+    return {
+        **head(state),
+        "job": view.key.job,
+        "attempt": view.key.attempt,
+        "map": tag,
+        "world_size": of.cells.shape[1],
+        "rows": [
+            {"group": label, "groups": groups, "ranks": ranks} for label, groups, ranks in rows
+        ],
+        "more_rows": of.more,
+        "states": [
+            {"code": code, "name": name, "text": _STATE_TEXTS[name]}
+            for code, name in enumerate(CELL_STATES)
+        ],
+        "cells": base64.b64encode(of.cells.tobytes()).decode("ascii"),
+    }
+
+
+def map_tag(of: GroupMap) -> str:
+    """Equal for equal maps."""
+    digest = blake2b(of.cells.tobytes(), digest_size=8)
+    digest.update(repr((of.labels, of.groups, of.cells.shape, of.more)).encode("utf-8", "replace"))
+    return digest.hexdigest()
+
+
+def nodes_json(nodes: Iterable[NodeView], at: AlignedNs) -> Json:
+    """Counts of nodes, and the worst of them."""
+    nodes = list(nodes)
+    counts = dict.fromkeys(("connected", "silent", "gone", "unsynchronized"), 0)
+    for node in nodes:
+        counts[_node_state(node)] += 1
+        counts["unsynchronized"] += node.connected and not node.clock.is_synchronized
+    worst = sorted(nodes, key=_badness)[:MOST_NODES]
+    return {
+        "node_counts": counts,
+        "nodes": [{**node_json(node, at), "reporting": node.reporting} for node in worst],
+        "more_nodes": len(nodes) - len(worst),
+    }
+
+
+def _node_state(node: NodeView) -> str:
+    if not node.connected:
+        return "gone"
+    return "connected" if node.reporting else "silent"
+
+
+def _badness(node: NodeView) -> tuple[bool, bool, bool, float, str]:
+    """Smaller is worse."""
+    uncertainty_s = node.clock.uncertainty_s
+    return (
+        node.connected,
+        node.reporting,
+        node.clock.is_synchronized,
+        -(uncertainty_s if uncertainty_s is not None else 1e9),
+        node.node,
+    )
+
+
+def _findings(state: ServiceState, view: AttemptView) -> list[Finding]:
+    key = view.key
+    of_job = [f for f in state.open_findings() if (f.job, f.attempt) == (key.job, key.attempt)]
+    return sorted(of_job, key=lambda finding: -finding.opened_at)
+
+
+def _notable(
+    state: ServiceState, view: AttemptView, found: Sequence[Finding], waits: Sequence[OpenOp]
+) -> list[Json]:
+    """Suspects, ranks that are not live, ranks that others wait for, and some that wait."""
+    blind, columns = unwatched(view, state.nodes), view.rank_columns
+    chosen = dict.fromkeys(suspect.rank for finding in found for suspect in finding.suspects)
+    odd = columns.rank[columns.state != STATES.index(RankState.LIVE)][:MOST].tolist()
+    of_waits = [op.missing for op in waits] + [op.waiting for op in waits]
+    for ranks in (odd, sorted(blind), *(some[:MOST].tolist() for some in of_waits)):
+        chosen |= dict.fromkeys(ranks[: MOST - len(chosen)])
+        if len(chosen) >= MOST:
+            break
+    known = set(columns.rank.tolist())
+    rows = np.searchsorted(columns.rank, [rank for rank in chosen if rank in known][:MOST])
+    at = state.status_view.at
+    return [
+        rank_json(rank, at, blind.get(rank.info.rank))
+        for rank in (view.ranks[row] for row in rows.tolist())
+    ]
+
+
+def _groups(view: AttemptView) -> tuple[list[Json], int]:
+    """The groups with most trouble first: stalled ones, then those with open ops."""
+    columns = view.group_columns()
+    order = np.lexsort((-columns.open_collectives, -columns.stalled_collectives))[:MOST]
+    return [group_json(view.groups[i]) for i in order.tolist()], len(view.groups) - len(order)
+
+
+def _wait(op: OpenOp, at: int) -> Json:
+    return {
+        "group_id": op.group_id,
+        "group": op.label,
+        "seq": op.seq,
+        "op": op.op,
+        "since": utc_text(op.since),
+        "waiting_s": age_s(op.since, at),
+        "stalled": op.stalled,
+        "waiting": fold_ranks(op.waiting),
+        "waiting_count": len(op.waiting),
+        "missing": fold_ranks(op.missing),
+        "missing_count": len(op.missing),
+    }
+
+
+def _quantiles(histogram: Histogram | None) -> Json | None:
+    """Upper bounds of the buckets in which the quantiles fall; None beyond the last bucket."""
+    if histogram is None or not (count := sum(histogram.counts)):
+        return None
+    totals = np.cumsum(histogram.counts)
+    bounds = [*histogram.bounds, None]
+    at = {p: bounds[int(np.searchsorted(totals, count * p / 100))] for p in (50, 90, 99)}
+    return {"count": count, **{f"p{p}_s": bound for p, bound in at.items()}}

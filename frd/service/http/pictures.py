@@ -1,0 +1,120 @@
+"""Requests for pictures: the timeline of a finding, the map and the summary of a job.
+
+They are computed in a worker thread from what is published. Many viewers ask for the same, so the
+map is made once for each publication.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frd.engine.state.lazy import once
+from frd.engine.views import AttemptView, GroupMap
+from frd.errors import StoreError
+from frd.forms import fold_ranks
+from frd.model import AttemptKey, Finding, FindingState
+from frd.service.http import parameters
+from frd.service.http.answers import API_VERSION, large_answer, refuse
+from frd.service.http.job_json import MOST_ROWS, job_summary, map_json, map_tag, rank_detail
+from frd.service.timelines.drawing import MAX_LANES, lanes_of
+from frd.service.timelines.form import DEFAULT_LANES, timeline_json
+from frd.service.timelines.perfetto_file import MEDIA_TYPE, perfetto_bytes
+from frd.service.timelines.timeline import Timeline
+from frd.service.view import ServiceView
+
+FORMS: Final = ("summary", "map", "rank")
+"""Of a job, for the parameter `view`."""
+_FORMATS: Final = ("json", "perfetto")
+_MAPS: Final = 16
+"""Of so many attempts, the last map is kept."""
+
+
+class Pictures:
+    def __init__(self, view: ServiceView) -> None:
+        self._view = view
+        self._maps: OrderedDict[AttemptKey, tuple[AttemptView, Callable[[], _Map]]] = OrderedDict()
+
+    async def job(
+        self, request: Request, view: AttemptView, form: str, rank: int | None
+    ) -> Response:
+        """An attempt in one of `FORMS`; `rank` is the one that is asked for."""
+        state, found = self._view.state, self._map_of(view)
+        match form:
+            case "map":
+                return await large_answer(
+                    request,
+                    lambda: map_json(state, view, found().of, found().tag),
+                    lambda: found().tag,
+                )
+            case "rank":
+                if rank is None:
+                    refuse(400, "rank: missing: write the number of a rank")
+                if rank not in view.rank_columns.rank:
+                    known = fold_ranks(view.rank_columns.rank.tolist())
+                    refuse(404, f"rank: {rank}: unknown here: the job has ranks {known}")
+                return await large_answer(request, lambda: rank_detail(state, view, rank))
+            case _:
+                return await large_answer(request, lambda: job_summary(state, view, found().tag))
+
+    def _map_of(self, view: AttemptView) -> Callable[[], _Map]:
+        known = self._maps.get(view.key)
+        if known is None or known[0] is not view:
+            self._maps[view.key] = known = view, once(lambda: _Map(view))
+        self._maps.move_to_end(view.key)
+        while len(self._maps) > _MAPS:
+            self._maps.popitem(last=False)
+        return known[1]
+
+    def keeps(self, finding_id: str) -> bool:
+        """Whether this process has the timeline of a closed finding. Reads the disk."""
+        try:
+            return self._view.timelines.keeps(finding_id)
+        except StoreError:
+            return False
+
+    async def timeline(self, request: Request) -> Response:
+        finding_id = request.path_params["id"]
+        finding = await asyncio.to_thread(self._view.finding, finding_id)
+        if finding is None:
+            refuse(404, f"finding: {finding_id!r}: unknown here: see /api/v1/findings")
+        form = parameters.choice(request, "format", _FORMATS)
+        text = request.query_params.get("ranks")
+        ranks = None if text is None else parameters.ranks_in(text)
+        if ranks is not None and len(ranks) > MAX_LANES:
+            refuse(400, f"ranks: {len(ranks)}: ask for at most {MAX_LANES} at a time")
+        if form == "perfetto":
+            content = await asyncio.to_thread(
+                lambda: perfetto_bytes(finding, self._of(finding, ranks))
+            )
+            name = "".join(c for c in finding.id if c.isascii() and c.isalnum())
+            headers = {"content-disposition": f'attachment; filename="frd-{name}.pftrace"'}
+            return Response(content, 200, headers, media_type=MEDIA_TYPE)
+
+        def answer() -> object:
+            timeline = self._of(finding, ranks)
+            if ranks is None:
+                known = sorted(lane.rank for lane in timeline.lanes)
+                timeline = timeline.of(lanes_of(finding, known, DEFAULT_LANES))
+            return {"api_version": API_VERSION, **timeline_json(finding, timeline)}
+
+        return await large_answer(request, answer)
+
+    def _of(self, finding: Finding, ranks: tuple[int, ...] | None) -> Timeline:
+        state, view = self._view.state, None
+        if finding.state is FindingState.OPEN:
+            wanted = AttemptKey(finding.job, finding.attempt)
+            attempts = state.status_view.attempts
+            view = next((one for one in attempts if one.key == wanted), None)
+        return self._view.timelines.of(finding, view, int(state.status_view.at), ranks)
+
+
+class _Map:
+    def __init__(self, view: AttemptView) -> None:
+        self.of = view.history.group_map(MOST_ROWS) if view.history else GroupMap.empty()
+        self.tag = map_tag(self.of)

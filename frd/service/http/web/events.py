@@ -1,0 +1,294 @@
+"""Server-sent events: the page stays current without asking, and `curl -N` can follow findings.
+
+A stream sends the answers of some GETs again and again, and each finding when it opens, changes or
+closes. All viewers with the same token share a `_Feed`, which asks once for all of them; to send
+its bytes to one more viewer costs a write. Large answers are sent less often, so that a viewer gets
+a bounded number of bytes a minute. A viewer that reads slowly misses answers, which the next one
+replaces, and delays no other viewer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from frd.errors import FrdError
+from frd.forms import finding_json, json_bytes, utc_text
+from frd.model import Finding, FindingState
+from frd.service.http.answers import MAX_FINDINGS, refuse
+from frd.service.periodic import Faults
+from frd.service.view import ServiceView
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+_Topic: TypeAlias = tuple[str, str]
+"""The name of an event, and the job that it is about; empty for none."""
+
+MAX_VIEWERS: Final = 200
+LONGEST_S: Final = 900.0
+"""Then a stream ends, and the browser connects again: a token may have been withdrawn."""
+_LOOK_S: Final = 1.0
+_QUIET_S: Final = 4.0
+"""Something is sent at least so often, which shows that the connection is well."""
+_AGAIN_S: Final = 10.0
+"""How often a finding is sent again of which only texts and ages have changed."""
+_REMEMBERED: Final = 256
+"""Findings that a slow viewer may lag behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """How often an answer is sent: so many seconds apart, and not more bytes a second."""
+
+    every_s: float
+    bytes_per_s: float
+
+
+_PACES: Final = {
+    "jobs": _Pace(2.0, 12_000),
+    "health": _Pace(5.0, 4_000),
+    "job": _Pace(2.0, 14_000),
+}
+"""Together 30 kB a second: below 2 MB a minute."""
+
+
+class Events:
+    """`handlers` answer the GETs whose answers are events, by name: jobs, health, job."""
+
+    def __init__(self, view: ServiceView, handlers: Mapping[str, Handler]) -> None:
+        self._view = view
+        self._handlers = handlers
+        self._feeds: dict[str, _Feed] = {}
+        """By the header with the token: what other replicas answer depends on it."""
+        self._viewers = 0
+
+    async def stream(self, request: Request) -> Response:
+        if self._viewers >= MAX_VIEWERS:
+            refuse(503, f"events: {MAX_VIEWERS} viewers already: ask the API every few seconds")
+        job = request.query_params.get("job")
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(
+            self._follow(request, job), headers=headers, media_type="text/event-stream"
+        )
+
+    async def _follow(self, request: Request, job: str | None) -> AsyncIterator[bytes]:
+        """What one viewer gets."""
+        topics = [("jobs", ""), ("health", "")] + ([("job", job)] if job is not None else [])
+        key = request.headers.get("authorization", "")
+        feed = self._feeds.get(key)
+        if feed is None:
+            feed = self._feeds[key] = _Feed(self._view, self._handlers, request)
+        self._viewers += 1
+        feed.join(topics)
+        try:
+            async for data in feed.follow(topics):
+                yield data
+        finally:
+            self._viewers -= 1
+            if feed.leave(topics):
+                del self._feeds[key]
+
+
+@dataclass(slots=True)
+class _Sent:
+    """The last answer of a topic."""
+
+    number: int
+    data: bytes
+    next_at: float
+
+
+@dataclass(slots=True)
+class _Shown:
+    """An open finding as viewers have it."""
+
+    finding: Finding
+    at: float
+
+
+class _Feed:
+    """What the viewers with one token get. `request` is the first of theirs: others are made of
+    it."""
+
+    def __init__(
+        self, view: ServiceView, handlers: Mapping[str, Handler], request: Request
+    ) -> None:
+        self._view = view
+        self._handlers = handlers
+        self._scope = request.scope
+        self._topics: Counter[_Topic] = Counter()
+        self._viewers = 0
+        self._sent: dict[_Topic, _Sent] = {}
+        self._number = 0
+        """Of the last answer or finding that was made."""
+        self._findings: deque[tuple[int, bytes]] = deque(maxlen=_REMEMBERED)
+        self._shown: dict[str, _Shown] | None = None
+        """By id; None before the first look."""
+        self._news = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self._faults = Faults()
+
+    # -- viewers -------------------------------------------------------------------------------
+
+    def join(self, topics: list[_Topic]) -> None:
+        self._topics.update(topics)
+        self._viewers += 1
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+
+    def leave(self, topics: list[_Topic]) -> bool:
+        """Returns whether this was the last viewer."""
+        self._topics.subtract(topics)
+        self._topics = +self._topics
+        self._sent = {topic: sent for topic, sent in self._sent.items() if topic in self._topics}
+        self._viewers -= 1
+        if self._viewers == 0 and self._running is not None:
+            self._running.cancel()
+        return self._viewers == 0
+
+    async def follow(self, topics: list[_Topic]) -> AsyncIterator[bytes]:
+        """Events for one viewer, several together."""
+        yield _event("hello", self._now())
+        seen, finding = dict.fromkeys(topics, 0), self._number
+        end_at = time.monotonic() + LONGEST_S
+        while time.monotonic() < end_at:
+            news = self._news
+            parts = []
+            if self._findings and finding < self._findings[0][0] - 1 and self._is_full():
+                parts.append(_event("hello", self._now()))  # it has missed some
+            for number, data in self._findings:
+                if number > finding:
+                    parts.append(data)
+                    finding = number
+            for topic in topics:
+                sent = self._sent.get(topic)
+                if sent is not None and sent.number > seen[topic]:
+                    parts.append(sent.data)
+                    seen[topic] = sent.number
+            if parts:
+                yield b"".join(parts)
+                continue
+            try:
+                async with asyncio.timeout(_QUIET_S):
+                    await news.wait()
+            except TimeoutError:
+                yield _event("tick", self._now())
+
+    def _is_full(self) -> bool:
+        return len(self._findings) == _REMEMBERED
+
+    def _now(self) -> bytes:
+        return json_bytes({"at": utc_text(self._view.state.status_view.at)})
+
+    # -- news ----------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            with self._faults.logged("events for the web page"):
+                await self._look()
+            await asyncio.sleep(_LOOK_S)
+
+    async def _look(self) -> None:
+        before = self._number
+        now = time.monotonic()
+        await self._look_at_findings(now)
+        for topic in list(self._topics):
+            sent = self._sent.get(topic)
+            if sent is None or now >= sent.next_at:
+                await self._ask(topic, now)
+        if self._number != before:
+            news, self._news = self._news, asyncio.Event()
+            news.set()
+
+    async def _look_at_findings(self, now: float) -> None:
+        is_open = await asyncio.to_thread(self._open_findings)
+        shown = self._shown
+        if shown is None:
+            self._shown = {id_: _Shown(finding, now) for id_, finding in is_open.items()}
+            return
+        for id_, finding in is_open.items():
+            last = shown.get(id_)
+            if last is None or _differs(last, finding, now):
+                shown[id_] = _Shown(finding, now)
+                await self._add_finding(finding)
+        for id_ in shown.keys() - is_open.keys():
+            del shown[id_]
+            closed = await asyncio.to_thread(self._view.finding, id_)
+            if closed is not None:
+                await self._add_finding(closed)
+
+    def _open_findings(self) -> dict[str, Finding]:
+        """Of all replicas: the store has copies of those of the others."""
+        copies = []
+        if self._view.state.cluster is not None:
+            copies = self._view.store.query(state=FindingState.OPEN, limit=MAX_FINDINGS)
+        own = self._view.findings(state=FindingState.OPEN, job=None, limit=MAX_FINDINGS)
+        return {finding.id: finding for finding in (*copies, *own)}
+
+    async def _add_finding(self, finding: Finding) -> None:
+        data = await asyncio.to_thread(lambda: _event("finding", json_bytes(finding_json(finding))))
+        self._number += 1
+        self._findings.append((self._number, data))
+
+    async def _ask(self, topic: _Topic, now: float) -> None:
+        name, job = topic
+        try:
+            answer = await self._handlers[name](self._request(job))
+            body = bytes(answer.body)
+        except HTTPException as error:
+            body = json_bytes({"error": error.detail})
+        except FrdError as error:
+            body = json_bytes({"error": str(error)})
+        self._number += 1
+        pace = _PACES[name]
+        next_at = now + max(pace.every_s, len(body) / pace.bytes_per_s) - _LOOK_S / 2
+        self._sent[topic] = _Sent(self._number, _event(name, body), next_at)
+
+    def _request(self, job: str) -> Request:
+        """The request whose answer is the event."""
+        headers = [
+            (name, value) for name, value in self._scope["headers"] if name == b"authorization"
+        ]
+        scope: dict[str, Any] = {
+            **self._scope,
+            "headers": headers,
+            "path_params": {"job": job},
+            "query_string": b"view=summary" if job else b"",
+        }
+        return Request(scope)
+
+
+def _differs(shown: _Shown, finding: Finding, now: float) -> bool:
+    """Whether viewers have to get a finding again: if it says something else now; for another
+    wording, not each time."""
+    if _gist(shown.finding) != _gist(finding):
+        return True
+    return now - shown.at >= _AGAIN_S and _ageless(shown.finding) != _ageless(finding)
+
+
+def _gist(finding: Finding) -> tuple[object, ...]:
+    suspects = [
+        (s.rank, s.reason, s.confidence, bool(s.stack), s.waits_for and s.waits_for.kind)
+        for s in finding.suspects
+    ]
+    gist = finding.state, finding.severity, finding.kind, finding.dump, finding.ended_by
+    return *gist, suspects, finding.witness is None, len(finding.victims)
+
+
+def _ageless(finding: Finding) -> Finding:
+    collective = finding.collective
+    if collective is not None:
+        collective = replace(collective, waited_s=0.0)
+    return replace(finding, collective=collective, summary="")
+
+
+def _event(name: str, data: bytes) -> bytes:
+    """JSON is one line."""
+    return b"event: " + name.encode("ascii") + b"\ndata: " + data + b"\n\n"

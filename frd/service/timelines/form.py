@@ -1,0 +1,171 @@
+"""The JSON form of a timeline: columns, with times in seconds after its begin.
+
+The picture begins where each lane shows its last few ops, and ends some time after the incident
+began: of a wait of ten minutes, the minute before it says more than the nine after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+from frd.forms import clock_text, fold_ranks, utc_text
+from frd.model import UNKNOWN_SEQ, Finding, FindingState, Kind
+from frd.service.timelines.timeline import Bar, Curve, Gap, Timeline
+
+Json: TypeAlias = dict[str, Any]
+
+DEFAULT_LANES: Final = 16
+_SHOWN_OPS: Final = 8
+"""Every lane shows at least so many ops, if it has them."""
+_AFTER: Final = 1.0
+"""How much of the picture is after the begin of the incident, per unit before it."""
+_SHORTEST_NS: Final = 100_000_000
+UNKNOWN_ENDS: Final = (
+    "Gloo's recorder keeps no completion times: a bar is solid up to the earliest possible end of "
+    "its op, and faded up to when the agent saw that it had ended."
+)
+_NO_OPS: Final = (
+    "No ops of these ranks are known. The service keeps the last ops of jobs that run, and a "
+    "finding's own from when it opens."
+)
+
+
+def timeline_json(finding: Finding, timeline: Timeline) -> Json:
+    """The form of docs/api.md; `timeline` has just the lanes that are asked for."""
+    began, at = began_at(finding, timeline), finding.closed_at or timeline.at
+    begin, end = _window(timeline.bars, began, at)
+    lane = {one.rank: place for place, one in enumerate(timeline.lanes)}
+    shown = [b for b in timeline.bars if b.rank in lane and (not b.ended or b.ended_from >= begin)]
+    shown = [bar for bar in shown if bar.enqueued <= end]
+    gaps = [gap for gap in timeline.gaps if gap.rank in lane]
+    labels = timeline.groups
+    drawn: list[Bar | Gap] = [*shown, *gaps]
+    names = sorted({(labels.get(one.group, ""), one.group) for one in drawn})
+    groups = {group_id: place for place, (_, group_id) in enumerate(names)}
+    ops = {op: place for place, op in enumerate(sorted({one.op for one in drawn}))}
+
+    def s(ns: int) -> float | None:
+        return round((ns - begin) / 1e9, 6) if ns else None
+
+    return {
+        "id": finding.id,
+        "at": utc_text(timeline.at),
+        "from": utc_text(begin),
+        "until": utc_text(end),
+        "lanes": [
+            {
+                "rank": one.rank,
+                "node": one.node,
+                "role": one.role,
+                "uncertainty_s": None if one.uncertainty_ns is None else one.uncertainty_ns / 1e9,
+            }
+            for one in timeline.lanes
+        ],
+        "groups": [label for label, _ in names],
+        "ops": list(ops),
+        "bars": {
+            "lane": [lane[bar.rank] for bar in shown],
+            "group": [groups[bar.group] for bar in shown],
+            "seq": [bar.seq for bar in shown],
+            "op": [ops[bar.op] for bar in shown],
+            "enqueued_s": [s(bar.enqueued) for bar in shown],
+            "started_s": [s(bar.started) for bar in shown],
+            "end_from_s": [s(bar.ended_from) for bar in shown],
+            "end_s": [s(bar.ended) for bar in shown],
+            "failed": [bar.failed for bar in shown],
+        },
+        "missing": {
+            "lane": [lane[gap.rank] for gap in gaps],
+            "group": [groups[gap.group] for gap in gaps],
+            "seq": [gap.seq for gap in gaps],
+            "op": [ops[gap.op] for gap in gaps],
+            "since_s": [s(gap.since) for gap in gaps],
+            "until_s": [s(gap.until or 0) for gap in gaps],
+        },
+        "ranks": fold_ranks(lane),
+        "all_ranks": timeline.all_ranks,
+        "notes": _notes(finding, timeline, end, at),
+        "memory": _memory(finding, timeline, begin) if timeline.curves else None,
+        "onsets": [
+            {
+                "rank": suspect.rank,
+                "at_s": s(suspect.onset_at),
+                "uncertainty_s": suspect.onset_uncertainty_s,
+            }
+            for suspect in finding.suspects
+            if suspect.onset_at is not None
+        ],
+        "lateness": _lateness(timeline, begin) if timeline.lateness else None,
+        "empty": "" if shown or gaps or timeline.curves or timeline.lateness else _NO_OPS,
+    }
+
+
+def began_at(finding: Finding, timeline: Timeline) -> int:
+    """When the incident began, as far as known: the first gap, or the first onset."""
+    known = [gap.since for gap in timeline.gaps]
+    known = known or [int(s.onset_at) for s in finding.suspects if s.onset_at is not None]
+    return min(known, default=int(finding.opened_at))
+
+
+def _window(bars: Sequence[Bar], began: int, at: int) -> tuple[int, int]:
+    by_rank: dict[int, list[int]] = {}
+    for bar in bars:
+        by_rank.setdefault(bar.rank, []).append(bar.enqueued)
+    first = [sorted(times)[-_SHOWN_OPS:][0] for times in by_rank.values()]
+    begin = min([began, *first])
+    span = max(began - begin, _SHORTEST_NS)
+    begin -= span // 20
+    return begin, max(min(at, began + round(span * _AFTER)), begin + _SHORTEST_NS)
+
+
+def _notes(finding: Finding, timeline: Timeline, end: int, at: int) -> list[str]:
+    notes = []
+    if timeline.has_unknown_ends:
+        notes.append(UNKNOWN_ENDS)
+    if unknown := [lane.rank for lane in timeline.lanes if lane.uncertainty_ns is None]:
+        notes.append(
+            f"The clock of rank{'s' * (len(unknown) > 1)} {fold_ranks(unknown)} is not aligned: "
+            "these bars may be displaced."
+        )
+    collective = finding.collective
+    if finding.kind is Kind.STALL and collective is not None and collective.seq == UNKNOWN_SEQ:
+        notes.append(f"{collective.op} leaves no entry in the Flight Recorder: it is not drawn.")
+    if end < at and any(not bar.ended for bar in timeline.bars):
+        how = "ended at" if finding.state is FindingState.CLOSED else "goes on at"
+        notes.append(f"The picture ends at {clock_text(end)} UTC; the wait {how} {clock_text(at)}.")
+    return notes
+
+
+def _memory(finding: Finding, timeline: Timeline, begin: int) -> Json:
+    moments = sorted({moment for curve in timeline.curves for moment in curve.values})
+    suspects = {suspect.rank for suspect in finding.suspects}
+    return {
+        "series": [
+            {
+                "rank": curve.rank,
+                "role": "suspect" if curve.rank in suspects else "other",
+                "kind": curve.kind,
+                "device": curve.device,
+                "capacity_bytes": curve.capacity or None,
+            }
+            for curve in timeline.curves
+        ],
+        "at_s": [round((moment * timeline.every_ns - begin) / 1e9, 3) for moment in moments],
+        "bytes": [_values(curve, moments) for curve in timeline.curves],
+    }
+
+
+def _values(curve: Curve, moments: Sequence[int]) -> list[int | None]:
+    return [curve.values.get(moment) for moment in moments]
+
+
+def _lateness(timeline: Timeline, begin: int) -> Json:
+    ranks = list(dict.fromkeys(late.rank for late in timeline.lateness))
+    moments = sorted({late.at for late in timeline.lateness})
+    known = {(late.rank, late.at): late.late_ns / 1e9 for late in timeline.lateness}
+    return {
+        "ranks": ranks,
+        "at_s": [round((moment - begin) / 1e9, 6) for moment in moments],
+        "late_s": [[known.get((rank, moment)) for moment in moments] for rank in ranks],
+    }

@@ -1,0 +1,191 @@
+"""A timeline as a value: lanes, bars, gaps and curves, with absolute times; how two are merged.
+
+Times are ns on the service's clock. It is bounded by whoever makes it, see `drawing`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterable
+from typing import Final
+
+import msgspec
+
+from frd.decodable import decodable
+from frd.model import AlignedNs
+
+MAX_LATENESS: Final = 512
+"""Ops over which the lateness of ranks is kept."""
+MAX_MOMENTS: Final = 900
+"""Values of a memory curve: half an hour, one every two seconds."""
+_MAX_BYTES: Final = 64 * 1024 * 1024
+"""Of a stored timeline, unpacked."""
+
+
+class Lane(msgspec.Struct, frozen=True, array_like=True):
+    rank: int
+    node: str
+    role: str
+    """``suspect``, ``witness``, ``waiting``, ``member`` of the collective's group, or ``other``."""
+    uncertainty_ns: int | None
+    """None: the clock is not known."""
+
+
+class Bar(msgspec.Struct, frozen=True, array_like=True):
+    """One op of one rank."""
+
+    rank: int
+    group: str
+    """Its id."""
+    seq: int
+    op: str
+    enqueued: int
+    started: int
+    """0 unknown."""
+    ended_from: int
+    ended: int
+    """It ended at `ended_from` at the earliest, at `ended` at the latest; 0: it is open."""
+    failed: bool
+
+    @property
+    def key(self) -> tuple[int, str, int]:
+        return self.rank, self.group, self.seq
+
+
+class Gap(msgspec.Struct, frozen=True, array_like=True):
+    """An op that others wait in and that this rank has not joined."""
+
+    rank: int
+    group: str
+    seq: int
+    op: str
+    since: int
+    until: int | None
+
+    @property
+    def key(self) -> tuple[int, str, int]:
+        return self.rank, self.group, self.seq
+
+
+class Curve(msgspec.Struct, frozen=True, array_like=True):
+    """The memory of one rank over time."""
+
+    rank: int
+    kind: str
+    device: str
+    capacity: int
+    values: dict[int, int]
+    """Bytes, by time in units of `Timeline.every_ns`."""
+
+    @property
+    def key(self) -> tuple[int, str, str]:
+        return self.rank, self.kind, self.device
+
+
+class Late(msgspec.Struct, frozen=True, array_like=True):
+    """When a rank enqueued a collective, compared with the first rank that did."""
+
+    rank: int
+    at: int
+    """When the first rank did."""
+    late_ns: int
+
+
+@decodable
+class Timeline(msgspec.Struct, frozen=True):
+    """What is known at one time."""
+
+    at: int
+    lanes: tuple[Lane, ...] = ()
+    """In the order in which they are drawn."""
+    groups: dict[str, str] = {}
+    """Labels by group id."""
+    bars: tuple[Bar, ...] = ()
+    """Sorted by rank, then by enqueue."""
+    gaps: tuple[Gap, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    every_ns: int = 1
+    lateness: tuple[Late, ...] = ()
+    all_ranks: int = 0
+    """Ranks of the attempt, most of which may have no lane."""
+    has_unknown_ends: bool = False
+
+    def of(self, ranks: Collection[int]) -> Timeline:
+        """The lanes of these ranks, in their order here."""
+        chosen = frozenset(ranks)
+        return msgspec.structs.replace(
+            self,
+            lanes=tuple(lane for lane in self.lanes if lane.rank in chosen),
+            bars=tuple(bar for bar in self.bars if bar.rank in chosen),
+            gaps=tuple(gap for gap in self.gaps if gap.rank in chosen),
+        )
+
+    def encode(self) -> bytes:
+        return zlib.compress(msgspec.json.encode(self), level=3)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Timeline:
+        """The inverse of `encode`.
+
+        Raises:
+            ValueError: `data` is something else.
+        """
+        try:
+            text = zlib.decompressobj().decompress(data, _MAX_BYTES)
+            return msgspec.json.decode(text, type=cls)
+        except (zlib.error, msgspec.DecodeError) as error:
+            raise ValueError(f"not a timeline: {error}") from None
+
+
+def merged(kept: Timeline, live: Timeline, *, grows: bool) -> Timeline:
+    """`kept`, with what `live` knows later; with what is new in `live`, too, if it `grows`."""
+    bars = {bar.key: bar for bar in kept.bars}
+    for bar in live.bars:
+        known = bars.get(bar.key)
+        if known is not None or grows:
+            bars[bar.key] = bar if known is None or not known.ended else known
+    gaps = {gap.key: gap for gap in kept.gaps}
+    if grows:
+        gaps |= {gap.key: gap for gap in live.gaps if gap.key not in gaps}
+    lanes = {lane.rank: lane for lane in (*live.lanes, *kept.lanes)} if grows else None
+    return msgspec.structs.replace(
+        live,
+        lanes=tuple(lanes.values()) if lanes is not None else kept.lanes,
+        groups={**kept.groups, **live.groups},
+        bars=tuple(sorted(bars.values(), key=lambda bar: (bar.rank, bar.enqueued))),
+        gaps=tuple(gaps.values()),
+        curves=tuple(_curves(kept.curves, live.curves)),
+        lateness=_lateness((*kept.lateness, *live.lateness)),
+        all_ranks=max(kept.all_ranks, live.all_ranks),
+        has_unknown_ends=kept.has_unknown_ends or live.has_unknown_ends,
+    )
+
+
+def closed(timeline: Timeline, at: AlignedNs) -> Timeline:
+    """The finding has closed: what was missing is missing no longer."""
+    joined = {bar.key: bar.enqueued for bar in timeline.bars}
+    gaps = [
+        gap
+        if gap.until is not None
+        else msgspec.structs.replace(gap, until=joined.get(gap.key, at))
+        for gap in timeline.gaps
+    ]
+    return msgspec.structs.replace(timeline, gaps=tuple(gaps))
+
+
+def _curves(kept: Iterable[Curve], live: Iterable[Curve]) -> Iterable[Curve]:
+    curves = {curve.key: curve for curve in kept}
+    for curve in live:
+        known = curves.get(curve.key)
+        values = {**(known.values if known else {}), **curve.values}
+        for moment in sorted(values)[:-MAX_MOMENTS]:
+            del values[moment]
+        curves[curve.key] = msgspec.structs.replace(curve, values=values)
+    return curves.values()
+
+
+def _lateness(rows: Iterable[Late]) -> tuple[Late, ...]:
+    known = {(late.rank, late.at): late for late in rows}
+    moments = sorted({at for _, at in known})[-MAX_LATENESS:]
+    first = moments[0] if moments else 0
+    return tuple(late for late in known.values() if late.at >= first)

@@ -1,0 +1,128 @@
+"""Timelines of all findings: those of open ones as they are now, those of closed ones as kept.
+
+The engine remembers the last ops of an attempt only, and a job that goes on, or ends, replaces
+them. So the timeline of a finding is stored when it opens, again while late reports come in or its
+curves go on, and for a last time when it closes. Nothing waits for this, and a store that fails
+costs a picture.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final
+
+from frd.engine.views import AttemptView
+from frd.errors import StoreError
+from frd.model import AlignedNs, Change, Finding, FindingEvent, Kind
+from frd.service.state import ServiceState
+from frd.service.timelines.drawing import OF_MEMORY, drawn
+from frd.service.timelines.timeline import Timeline, closed, merged
+from frd.store.timelines import TimelineStore
+
+LOOK_EVERY_S: Final = 2.0
+_SETTLED_AFTER_S: Final = 30.0
+"""By then, the rows that tell of the time of the opening have come."""
+_AGAIN_AFTER_S: Final = 5.0
+_MOST_A_LOOK: Final = 8
+_GROWING: Final = OF_MEMORY | {Kind.STRAGGLER}
+"""Their curves go on as long as they are open."""
+
+log = logging.getLogger(__name__)
+
+
+class Timelines:
+    """`state` is the published state of the service."""
+
+    def __init__(
+        self,
+        store: TimelineStore,
+        state: Callable[[], ServiceState],
+        now: Callable[[], AlignedNs],
+    ) -> None:
+        self._store = store
+        self._state = state
+        self._now = now
+        self._kept_at: dict[str, AlignedNs] = {}
+        """When the timeline of each open finding was last stored."""
+        self._closing: dict[str, Finding] = {}
+        self.store_errors = 0
+
+    def see(self, events: Iterable[FindingEvent]) -> None:
+        """The next look takes up what has opened or closed."""
+        for event in events:
+            if event.change is Change.CLOSED:
+                self._closing[event.finding.id] = event.finding
+
+    async def look(self) -> None:
+        """Store the timelines that are due."""
+        state, now = self._state(), self._now()
+        still_open = {finding.id: finding for finding in state.open_findings()}
+        closing, self._closing = self._closing, {}
+        views = _views(state)
+        due = [f for f in still_open.values() if self._is_due(f, now)][:_MOST_A_LOOK]
+        for finding in (*closing.values(), *due):
+            view = views.get((finding.job, finding.attempt))
+            await asyncio.to_thread(self._keep, finding, view, int(state.status_view.at))
+            self._kept_at[finding.id] = now
+        self._kept_at = {id_: at for id_, at in self._kept_at.items() if id_ in still_open}
+
+    def _is_due(self, finding: Finding, now: AlignedNs) -> bool:
+        kept_at = self._kept_at.get(finding.id)
+        if kept_at is None:
+            return True
+        changes = finding.kind in _GROWING or now - finding.opened_at < _SETTLED_AFTER_S * 1e9
+        return changes and now - kept_at >= _AGAIN_AFTER_S * 1e9
+
+    def _keep(self, finding: Finding, view: AttemptView | None, at: int) -> None:
+        try:
+            timeline = self.of(finding, view, at, None)
+            self._store.save(finding.id, finding.opened_at, timeline.encode())
+        except StoreError as error:
+            if not self.store_errors:
+                log.error("%s", error)
+            self.store_errors += 1
+
+    def of(
+        self, finding: Finding, view: AttemptView | None, at: int, ranks: Collection[int] | None
+    ) -> Timeline:
+        """The timeline of a finding, with lanes for `ranks` (None: for those that matter most).
+        Reads the disk.
+
+        `view` is of its attempt while the finding is open or just closes; None later, when the
+        job does other things, or if the engine knows it no longer.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        kept = self._kept(finding.id)
+        live = None
+        if view is not None:
+            live = drawn(finding, view, at, ranks)
+        if kept is None:
+            found = live or Timeline(at=at)
+        elif live is None:
+            found = kept
+        else:
+            found = merged(kept, live, grows=finding.closed_at is None)
+        if ranks is not None:
+            found = found.of(ranks)
+        return found if finding.closed_at is None else closed(found, finding.closed_at)
+
+    def keeps(self, finding_id: str) -> bool:
+        """Whether a timeline of this finding is stored. Reads the disk."""
+        return self._store.get(finding_id) is not None
+
+    def _kept(self, finding_id: str) -> Timeline | None:
+        body = self._store.get(finding_id)
+        if body is None:
+            return None
+        try:
+            return Timeline.decode(body)
+        except ValueError as error:
+            raise StoreError(f"timelines: {self._store.path}: {finding_id}: {error}") from None
+
+
+def _views(state: ServiceState) -> Mapping[tuple[str, int], AttemptView]:
+    return {(view.key.job, view.key.attempt): view for view in state.status_view.attempts}
