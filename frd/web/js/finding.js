@@ -1,0 +1,159 @@
+/**
+ * The page of one finding: what is stuck, the first cause, what it does, the picture, the ranks that wait.
+ *
+ * It follows the finding to its end. Kinds, reasons and states that this file does not know are
+ * shown as the API gives them, and every key may be missing.
+ */
+import { html, useEffect, useState } from "../vendor/standalone.module.js";
+import { download, get } from "./api.js";
+import { duration, figure, list, lines, number, record, segment, text } from "./format.js";
+import { useTitle } from "./frame.js";
+import { Age, Boundary, Facts, JobLink, Ranks, Tag, Time } from "./parts.js";
+import { state, useStore } from "./store.js";
+import { Suspects } from "./suspects.js";
+import { Timeline } from "./timeline.js";
+
+const RUNBOOKS = {
+  stall: "FrdCollectiveStalled.md",
+  order: "FrdCollectiveStalled.md",
+  mismatch: "FrdCollectiveMismatch.md",
+  straggler: "FrdStragglerPersistent.md",
+  memory_spike: "FrdMemoryFirstCause.md",
+  oom: "FrdMemoryFirstCause.md",
+  rank_lost: "FrdRankLost.md",
+  telemetry_gap: "FrdTelemetryGap.md",
+  clock_unsynchronized: "FrdClockUnsynchronized.md",
+};
+
+/** The newest version of a finding, and why there is none. @param {string} id */
+function useFinding(id) {
+  const changed = useStore((now) => now.changed);
+  const open = useStore((now) => now.open);
+  const link = useStore((now) => now.link);
+  const [read, setRead] = useState(null);
+  const [error, setError] = useState("");
+  const off = link === "polling" || link === "lost";
+  const listed = open?.find((one) => one.id === id) ?? null;
+  // Read again when the connection changes, and when the finding leaves the list of open ones.
+  useEffect(() => {
+    const stop = new AbortController();
+    get(`/api/v1/findings/${segment(id)}`, { signal: stop.signal }).then(
+      ({ data }) => {
+        setRead(data);
+        setError("");
+      },
+      (failure) => {
+        if (!stop.signal.aborted && (failure.status >= 400 || state.link !== "lost")) setError(failure.message);
+      },
+    );
+    return () => stop.abort();
+  }, [id, off, listed === null]);
+  useEffect(() => {
+    if (changed?.id === id) setRead(changed);
+  }, [changed, id]);
+  // While polling, the list of open findings is newer than what was read once.
+  const finding = link === "polling" && listed && read?.state !== "closed" ? listed : (read ?? listed);
+  return { finding, error };
+}
+
+export function Finding({ name }) {
+  const { finding, error } = useFinding(name);
+  useTitle(finding ? [text(finding.kind), text(finding.job)].filter(Boolean).join(": ") : "finding");
+  if (!finding) {
+    return html`<main id="main"><h1 tabindex="-1">Finding ${text(name)}</h1>
+      ${error ? html`<p class="box bad" role="alert">${error}</p><p><a href="/">Overview</a> <a href="/history">History</a></p>` : html`<p class="loading">Loading</p>`}
+    </main>`;
+  }
+  const suspects = list(finding.suspects);
+  return html`<main id="main">
+    <h1 class="summary" tabindex="-1">${text(finding.summary) || `Finding ${text(finding.id)}`}</h1>
+    ${error ? html`<p class="box warn" role="alert">${error}</p>` : ""}
+    <${Boundary} what="state" on=${finding}><${Head} finding=${finding} /><//>
+    <section aria-labelledby="cause-head">
+      <h2 id="cause-head">${suspects.length > 1 ? `First causes (${suspects.length})` : "First cause"}</h2>
+      <${Boundary} what="suspects" on=${finding}><${Suspects} finding=${finding} /><//>
+    </section>
+    <${Boundary} what="picture" on=${finding}><${Timeline} finding=${finding} /><//>
+    <${Boundary} what="details" on=${finding}><${Details} finding=${finding} /><//>
+  </main>`;
+}
+
+function Head({ finding }) {
+  const ended = finding.state !== "open";
+  return html`<div class="head">
+    <p class="head-line">
+      <${Tag} value=${finding.state} tone=${ended ? "" : "bad"} /> <${Tag} value=${finding.severity} />
+      <${Tag} value=${finding.kind} tone="" />
+      <span>${ended ? "lasted" : "open for"} <strong><${Age} at=${finding.opened_at} until=${finding.closed_at ?? null} /></strong></span>
+      <span>job <${JobLink} job=${finding.job} />${finding.attempt ? ` attempt ${text(finding.attempt)}` : ""}</span>
+    </p>
+    ${finding.close_reason ? html`<p class="box"><strong>Closed:</strong> ${text(finding.close_reason)}</p>` : ""}
+    ${finding.ended_by ? html`<p class="box"><strong>The job:</strong> ${text(finding.ended_by)}</p>` : ""}
+    ${finding.disagreement ? html`<p class="box bad"><strong>Disagreement:</strong> ${text(finding.disagreement)}</p>` : ""}
+    <${Actions} finding=${finding} />
+  </div>`;
+}
+
+function Actions({ finding }) {
+  const [error, setError] = useState("");
+  const id = segment(finding.id);
+  const fetched = (path) => async (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    setError("");
+    try {
+      await download(path);
+    } catch (failure) {
+      setError(failure.message);
+    }
+  };
+  const runbook = RUNBOOKS[finding.kind];
+  const dump = finding.dump ? `/api/v1/dumps/${segment(finding.dump)}` : "";
+  const perfetto = `/api/v1/findings/${id}/timeline?format=perfetto`;
+  return html`<p class="actions">
+      ${runbook ? html`<a href=${`/runbooks/${runbook}`}>Runbook</a>` : html`<a href="/runbooks/">Runbooks</a>`}
+      ${dump ? html`<a href=${dump} onClick=${fetched(dump)}>Download the dump</a>` : ""}
+      <a href=${perfetto} onClick=${fetched(perfetto)} title="A file for ui.perfetto.dev">Perfetto</a>
+      <a href=${`/api/v1/findings/${id}`}>JSON</a>
+    </p>
+    ${error ? html`<p class="box bad" role="alert">${error}</p>` : ""}`;
+}
+
+function Details({ finding }) {
+  const collective = record(finding.collective);
+  const has = Object.keys(collective).length > 0;
+  const held = list(finding.groups_held_up);
+  const victims = list(finding.victims);
+  const unknown = list(finding.unknown_ranks ?? finding.unknown);
+  const witness = record(finding.witness);
+  const seq = number(collective.seq);
+  return html`<section aria-labelledby="waits-head">
+    <h2 id="waits-head">Ranks that wait, and facts</h2>
+    <${Facts} rows=${[
+      ["Collective", has ? `${text(collective.op)}${seq !== null && seq >= 0 ? ` #${seq}` : ""}${collective.group ? ` on ${text(collective.group)}` : ""}` : ""],
+      ["Group size", number(collective.group_size) ? figure(collective.group_size) : ""],
+      ["Has waited", number(collective.waiting_s) ? duration(collective.waiting_s) : ""],
+      ["Not joined", list(collective.missing_ranks).length ? html`<${Ranks} ranks=${collective.missing_ranks} />` : ""],
+      ["Joined, and waits", list(collective.waiting_ranks).length ? html`<${Ranks} ranks=${collective.waiting_ranks} />` : ""],
+      ["Victims", victims.length ? html`<${Ranks} ranks=${victims} />` : ""],
+      ["Unknown ranks", unknown.length ? html`<${Ranks} ranks=${unknown} />` : ""],
+      ["Time lost", number(finding.lost_s) ? duration(finding.lost_s) : ""],
+      ["Groups held up", held.length ? html`<${Groups} names=${held} />` : ""],
+      ["Opened", html`<${Time} at=${finding.opened_at} />`],
+      ["Critical since", finding.critical_at ? html`<${Time} at=${finding.critical_at} />` : ""],
+      ["Closed", finding.closed_at ? html`<${Time} at=${finding.closed_at} />` : ""],
+      ["Dump", text(finding.dump)],
+      ["Id", html`<code>${text(finding.id)}</code>`],
+    ]} />
+    ${list(witness.stack).length
+      ? html`<h3>Rank ${text(witness.rank)} entered the collective from</h3><pre tabindex="0">${lines(witness.stack)}</pre>`
+      : ""}
+  </section>`;
+}
+
+function Groups({ names }) {
+  const all = names.map(text);
+  if (all.length <= 6) return all.join(", ");
+  return html`<details><summary>${all.slice(0, 4).join(", ")} and ${all.length - 4} more</summary>${all.join(", ")}</details>`;
+}
+

@@ -1,0 +1,95 @@
+/**
+ * The page of one job: state, findings, the map of groups and ranks, the wait-for graph, memory, ops.
+ */
+import { html, useEffect, useState } from "../vendor/standalone.module.js";
+import { get } from "./api.js";
+import { figure, list, record, text } from "./format.js";
+import { useTitle } from "./frame.js";
+import { Nodes } from "./health.js";
+import { HeatMapView } from "./heatmap_view.js";
+import { Groups, Notable, Ops } from "./job_tables.js";
+import { Findings } from "./overview.js";
+import { Boundary, Counts, Facts, Pace, Tag } from "./parts.js";
+import { Memory, RankPanel } from "./rank_panel.js";
+import { jobApi } from "./router.js";
+import { useStore } from "./store.js";
+import { Waits } from "./waits.js";
+
+export function Job({ name, query }) {
+  const attempt = query.get("attempt");
+  const job = useStore((now) => now.job);
+  const error = useStore((now) => now.jobError);
+  const open = useStore((now) => now.open);
+  const jobs = useStore((now) => now.jobs);
+  const [rank, setRank] = useState(null);
+  useTitle(text(name));
+  const title = html`<h1 tabindex="-1">Job ${text(name)}${job?.attempt || attempt ? html` <span class="muted">attempt ${text(job?.attempt ?? attempt)}</span>` : ""}</h1>`;
+  if (!job) {
+    return html`<main id="main">${title}
+      ${error ? html`<p class="box bad" role="alert">${error}</p><p><a href="/">Overview</a> <a href=${`/history?${new URLSearchParams({ job: name })}`}>History of this job</a></p>` : html`<p class="loading">Loading</p>`}
+    </main>`;
+  }
+  const findings = open?.filter((one) => one.job === name) ?? list(job.findings);
+  return html`<main id="main">
+    ${title}
+    ${error ? html`<p class="box warn" role="alert">${error}</p>` : ""}
+    ${job.ended ? html`<p class="box"><strong>This job has ended.</strong></p>` : ""}
+    <${Boundary} what="state" on=${job}><${State} job=${job} /><//>
+    <${Part} id="findings" title="Open findings" on=${findings}>
+      <${Findings} findings=${findings} none="No open findings." jobless=${true} />
+      <p class="small"><a href=${`/history?${new URLSearchParams({ job: name })}`}>Closed findings of this job</a></p>
+    <//>
+    ${warningsOf(jobs, name).map((one, i) => html`<p key=${i} class="box"><strong>Warning:</strong> ${one}</p>`)}
+    <${Part} id="waits" title="Ranks that wait, and for what" on=${job}><${Waits} job=${job} /><//>
+    <${Part} id="map" title="Groups and ranks" on=${job.map}>
+      <div class="with-panel">
+        <${MapOf} name=${name} attempt=${attempt} etag=${job.map} choose=${setRank} />
+        ${rank === null ? "" : html`<${RankPanel} job=${name} attempt=${attempt} rank=${rank} at=${job.at} close=${() => setRank(null)} />`}
+      </div>
+    <//>
+    <${Part} id="notable" title="Notable ranks" on=${job}><${Notable} ranks=${list(job.notable_ranks)} choose=${setRank} /><//>
+    ${list(record(job.memory).series).length ? html`<${Part} id="memory" title="Memory nearest to its capacity" on=${job}>
+      <${Memory} series=${list(job.memory.series).map(record)} />
+      <p class="muted small">Of ${figure(job.memory.ranks)} ranks with memory series.</p><//>` : ""}
+    ${list(job.ops).length ? html`<${Part} id="ops" title="Ops" on=${job}><${Ops} ops=${list(job.ops)} /><//>` : ""}
+    ${list(job.groups).length ? html`<${Part} id="groups" title="Process groups" on=${job}><${Groups} groups=${list(job.groups)} more=${job.more_groups} /><//>` : ""}
+    ${list(job.nodes).length ? html`<${Part} id="nodes" title="Nodes and clocks" on=${job}><${Nodes} nodes=${list(job.nodes)} more=${job.more_nodes} /><//>` : ""}
+  </main>`;
+}
+
+const warningsOf = (jobs, name) => list(record(jobs).warnings).map(record).filter((one) => one.job === name).map((one) => text(one.text));
+
+/** A section with its own error boundary. */
+const Part = ({ id, title, on, children }) => html`<section aria-labelledby=${`${id}-head`}>
+  <h2 id=${`${id}-head`}>${title}</h2>
+  <${Boundary} what=${title} on=${on}>${children}<//>
+</section>`;
+
+const State = ({ job }) => html`<${Facts} rows=${[
+  ["State", html`<${Tag} value=${job.state} />`],
+  ["Ranks", figure(job.world_size)],
+  ["Ranks by state", html`<${Counts} counts=${job.ranks} />`],
+  ["Collectives", html`<${Pace} pace=${job.pace} />`],
+  ["Lost entries", job.gap_entries ? html`<strong class="warn">${figure(job.gap_entries)}</strong>` : ""],
+]} />`;
+
+/** Reads the map when its version has changed, and draws it. */
+function MapOf({ name, attempt, etag, choose }) {
+  const [answer, setAnswer] = useState({ data: null, etag: "", error: "" });
+  useEffect(() => {
+    const stop = new AbortController();
+    const query = `view=map${attempt ? `&attempt=${encodeURIComponent(attempt)}` : ""}`;
+    get(jobApi(name, query), { etag: answer.etag, signal: stop.signal }).then(
+      ({ data, etag: now }) => setAnswer((before) => (data ? { data, etag: now, error: "" } : { ...before, error: "" })),
+      (error) => stop.signal.aborted || setAnswer((before) => ({ ...before, error: error.message })),
+    );
+    return () => stop.abort();
+  }, [name, attempt, etag]);
+  return html`<div class="map">
+    ${answer.error ? html`<p class="box warn">${answer.error}</p>` : ""}
+    ${answer.data
+      ? html`<${Boundary} what="map" on=${answer.data}><${HeatMapView} data=${answer.data} choose=${choose} /><//>
+          ${answer.data.more_rows ? html`<p class="muted">and ${figure(answer.data.more_rows)} more groups</p>` : ""}`
+      : answer.error ? "" : html`<p class="loading picture-place">Loading</p>`}
+  </div>`;
+}

@@ -1,0 +1,50 @@
+/**
+ * Tables of the job page: notable ranks, ops, process groups.
+ */
+import { html } from "../vendor/standalone.module.js";
+import { count, duration, figure, list, number, record, text } from "./format.js";
+import { Age, Table, Tag } from "./parts.js";
+import { exitText } from "./rank_panel.js";
+
+export function Notable({ ranks, choose }) {
+  if (!ranks.length) return html`<p>No rank is notable: all are live, and none waits.</p>`;
+  return html`<${Table} label="Notable ranks" stack=${true} wide=${[5]} head=${["Rank", "State", "Node", "Waits in", "For", "Detail", "Known up to"]}
+    rows=${ranks.map(record).map((one) => [
+      html`<button type="button" class="link" onClick=${() => choose(one.rank)}>rank ${text(one.rank)}</button>`,
+      html`<${Tag} value=${one.state} />`,
+      html`${text(one.node)}${one.pid ? html` <span class="muted">pid ${text(one.pid)}</span>` : ""}`,
+      text(one.waiting_in) || "–",
+      number(one.waiting_s) ? duration(one.waiting_s) : "–",
+      [text(one.detail), exitText(record(one.exit))].filter(Boolean).join("; ") || "–",
+      one.as_of ? html`<${Age} at=${one.as_of} /> ago` : number(one.age_s) === null ? "–" : `${duration(one.age_s)} ago`,
+    ])} />`;
+}
+
+const quantiles = (one) => {
+  const { count: n, p50_s, p90_s, p99_s } = record(one);
+  return number(n) ? [figure(n), duration(p50_s), duration(p90_s), duration(p99_s)] : ["–", "–", "–", "–"];
+};
+
+export function Ops({ ops }) {
+  return html`<${Table} label="Ops" numbers=${[1, 2, 3, 4, 5, 6, 7, 8]}
+    head=${["Op", "Matched", "Skew p50", "p90", "p99", "Completed", "Duration p50", "p90", "p99"]}
+    rows=${ops.map(record).map((one) => [text(one.op), ...quantiles(one.skew), ...quantiles(one.duration)])} />`;
+}
+
+const seq = (value) => (number(value) === null || value < 0 ? "–" : `#${value}`);
+
+export function Groups({ groups, more }) {
+  return html`<${Table} label="Process groups" numbers=${[1, 2, 5, 6, 7]}
+    head=${["Group", "Size", "Open", "State", "Stall threshold", "Enqueued", "Completed", "Matched"]}
+    rows=${list(groups).map(record).map((one) => [
+      html`<span title=${text(one.group_id)}>${text(one.group)}</span>`,
+      figure(one.size),
+      figure(one.open),
+      one.stalled ? html`<strong class="bad">stalled ${duration(one.stall_s)}</strong>` : "not stalled",
+      duration(one.threshold_s),
+      seq(one.enqueued),
+      seq(one.completed),
+      figure(one.matched),
+    ])} />
+    ${more ? html`<p class="muted">and ${count(more, "more group")}</p>` : ""}`;
+}

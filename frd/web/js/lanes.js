@@ -1,0 +1,130 @@
+/**
+ * The timeline answer as lanes of items with positions: what the canvas and the table show.
+ *
+ * Times are seconds after the answer's `from`. Items of one lane that overlap in time (ops of
+ * several groups) go on up to four tracks.
+ */
+import { clockTime, duration, list, micros, number, precise, record, text } from "./format.js";
+
+export const TRACK = 16; // CSS pixels
+export const PAD = 3;
+const TRACKS = 4;
+
+/**
+ * @typedef {{kind: "bar" | "missing", lane: number, group: number, seq: number | null, op: string, start: number, end: number,
+ *   begun: number | null, solid: number, open: boolean, failed: boolean, track: number, label: string}} Item
+ * @typedef {{rank: number, node: string, role: string, uncertainty: number | null, items: Item[], tracks: number, y: number, height: number}} Lane
+ * @typedef {{lanes: Lane[], groups: string[], span: number, fromUs: number, height: number, items: number}} Model
+ */
+
+/** `A`, `B` .. `Z`, `A1`: the letter of a group, so that colour is not the only signal. */
+export const letter = (group) => `${String.fromCharCode(65 + (group % 26))}${group >= 26 ? Math.floor(group / 26) : ""}`;
+
+/** @param {Record<string, any>} data @returns {Model} */
+export function laneModel(data) {
+  const ops = list(data.ops).map(text);
+  const groups = list(data.groups).map(text);
+  const fromUs = micros(data.from);
+  let span = (micros(data.until) - fromUs) / 1e6;
+  if (!(span > 0)) span = 0;
+  /** @type {Lane[]} */
+  const lanes = list(data.lanes).map(record).map((one) => ({
+    rank: one.rank, node: text(one.node), role: text(one.role), uncertainty: number(one.uncertainty_s),
+    items: [], tracks: 1, y: 0, height: 0,
+  }));
+  for (const item of [...bars(record(data.bars), ops), ...missing(record(data.missing), ops)]) {
+    const lane = lanes[item.lane];
+    if (!lane) continue;
+    lane.items.push(item);
+    for (const end of [item.start, item.end]) if (Number.isFinite(end)) span = Math.max(span, end);
+  }
+  span = span || 1;
+  let [y, items] = [0, 0];
+  for (const lane of lanes) {
+    for (const item of lane.items) {
+      if (item.open) item.end = item.solid = span;
+      const seq = item.seq === null || item.seq < 0 ? "" : ` #${item.seq}`;
+      item.label = `${item.op}${seq}`;
+    }
+    pack(lane);
+    items += lane.items.length;
+    lane.y = y;
+    lane.height = lane.tracks * TRACK + 2 * PAD;
+    y += lane.height;
+  }
+  return { lanes, groups, span, fromUs, height: y, items };
+}
+
+function bars(table, ops) {
+  const starts = list(table.enqueued_s);
+  return starts.map((start, i) => {
+    const end = number(list(table.end_s)[i]);
+    const solid = number(list(table.end_from_s)[i]);
+    return {
+      kind: "bar", lane: list(table.lane)[i], group: index(list(table.group)[i]), seq: number(list(table.seq)[i]),
+      op: ops[list(table.op)[i]] ?? "", start: number(start) ?? 0, end: end ?? Infinity, begun: number(list(table.started_s)[i]),
+      solid: solid ?? end ?? Infinity, open: end === null, failed: list(table.failed)[i] === true, track: 0, label: "",
+    };
+  });
+}
+
+const index = (value) => (Number.isInteger(value) && value >= 0 ? value : 0);
+
+function missing(table, ops) {
+  return list(table.since_s).map((start, i) => {
+    const end = number(list(table.until_s)[i]);
+    return {
+      kind: "missing", lane: list(table.lane)[i], group: index(list(table.group)[i]), seq: number(list(table.seq)[i]),
+      op: ops[list(table.op)[i]] ?? "", start: number(start) ?? 0, end: end ?? Infinity, begun: null,
+      solid: end ?? Infinity, open: end === null, failed: false, track: 0, label: "",
+    };
+  });
+}
+
+/** Give each item the first track that is free. @param {Lane} lane */
+function pack(lane) {
+  lane.items.sort((a, b) => a.start - b.start);
+  const free = [];
+  for (const item of lane.items) {
+    let track = free.findIndex((end) => end <= item.start);
+    if (track < 0) track = Math.min(free.length, TRACKS - 1);
+    item.track = track;
+    free[track] = Math.max(free[track] ?? -Infinity, item.end);
+  }
+  lane.tracks = Math.max(1, free.length);
+}
+
+/** The facts of an item, for the tip and the table. @param {Model} model @param {Lane} lane @param {Item} item */
+export function facts(model, lane, item) {
+  const at = (s) => clockTime(model.fromUs + s * 1e6, 6);
+  const group = model.groups[item.group] ?? "";
+  const op = `${item.label}${group ? ` on ${group}` : ""}`;
+  if (item.kind === "missing") {
+    return [`rank ${lane.rank} has not joined ${op}`, `others wait in it since ${at(item.start)}`,
+      item.open ? `for ${duration(item.end - item.start)}, and still` : `joined, or ended, at ${at(item.end)}`];
+  }
+  const off = lane.uncertainty === null ? "clock not aligned" : `± ${duration(lane.uncertainty)}`;
+  const found = [`rank ${lane.rank}: ${op}`, `enqueued ${at(item.start)} (${off})`];
+  if (item.begun !== null) found.push(`started ${at(item.begun)}`);
+  if (item.open) found.push(`not completed after ${duration(item.end - item.start)}`);
+  else if (item.end - item.solid > 1e-9) {
+    found.push(`took ${precise(item.solid - item.start)} to ${precise(item.end - item.start)}: completed between ${at(item.solid)} and ${at(item.end)}`);
+  } else found.push(`took ${precise(item.end - item.start)}, until ${at(item.end)}`);
+  if (item.failed) found.push("failed");
+  return found;
+}
+
+/** The item at a point, in seconds and in CSS pixels from the top of the first lane.
+ * @param {Model} model @param {number} s @param {number} y @param {number} slack seconds that a pointer may miss by */
+export function itemAt(model, s, y, slack) {
+  const lane = model.lanes.find((one) => y >= one.y && y < one.y + one.height);
+  if (!lane) return null;
+  const track = Math.floor((y - lane.y - PAD) / TRACK);
+  let best = null;
+  for (const item of lane.items) {
+    if (lane.tracks > 1 && item.track !== track) continue;
+    const miss = Math.max(item.start - s, s - item.end, 0);
+    if (miss <= slack && (best === null || miss <= best.miss)) best = { lane, item, miss };
+  }
+  return best ?? { lane, item: null, miss: 0 };
+}
