@@ -84,6 +84,7 @@ class Copies:
         ranks, groups, count = tables.ranks, tables.groups, tables.groups.count
         threshold_ns = groups.threshold_ns[:count].copy()
         lines = ranks.clock_lines(np.arange(ranks.count))
+        state = ranks.state[: ranks.count].copy()
         return cls(
             now=now,
             world_size=max(world_size, ranks.count),
@@ -95,10 +96,10 @@ class Copies:
             infos=tuple(groups.infos),
             lines=lines,
             uncertainty_ns=ranks.uncertainty_ns[: ranks.count].copy(),
-            state=ranks.state[: ranks.count].copy(),
+            state=state,
             signatures=tuple(signatures.known),
             synchronizing=signatures.synchronizing[: signatures.count].copy(),
-            waits=once(lambda: _open_waits(progress, threshold_ns, lines, now)),
+            waits=once(lambda: _open_waits(progress, threshold_ns, lines, state, now)),
         )
 
     def to_aligned(self, rank: Int32s | Int64s, node_ns: Int64s) -> Int64s:
@@ -115,9 +116,11 @@ class Copies:
 
 
 def _open_waits(
-    progress: Progress, threshold_ns: Int64s, lines: ClockLines, now: AlignedNs
+    progress: Progress, threshold_ns: Int64s, lines: ClockLines, state: UInt8s, now: AlignedNs
 ) -> OpenWaits:
     row = np.flatnonzero((progress.enqueued > progress.marks) & (progress.head > 0))
+    if len(state):  # a rank that is gone does not wait
+        row = row[state.take(progress.rank[row], mode="clip") < EXITED]
     since = _aligned(lines, progress.rank[row], progress.head[row], now)
     return OpenWaits(
         row=row,

@@ -14,7 +14,8 @@ Json: TypeAlias = dict[str, Any]
 
 def health_json(state: ServiceState, now: int, stale: str | None) -> Json:
     """`stale` says why the service cannot serve at present."""
-    nodes, counters = list(state.nodes), state.counters
+    counters, nodes = state.counters, nodes_json(state.nodes, state)
+    counts = nodes["node_counts"]
     return {
         **head(state),
         "services": [
@@ -25,15 +26,15 @@ def health_json(state: ServiceState, now: int, stale: str | None) -> Json:
                 "evaluated_age_s": age_s(state.evaluated_at, now) if state.evaluated_at else None,
                 "ingest_lag_s": state.ingest_lag_s,
                 "loop_lag_s": state.loop_lag_s,
-                "agents": sum(node.connected for node in nodes),
-                "agents_silent": sum(node.connected and not node.reporting for node in nodes),
+                "agents": counts["connected"] + counts["silent"],
+                "agents_silent": counts["silent"],
                 "gap_entries": sum(view.gap_entries for view in state.status_view.attempts),
                 "refused": _some({**counters.refused, **counters.http_refused}),
                 "store_errors": _some(counters.store_errors),
                 "evicted": _some({**counters.evicted, **state.status_view.evicted}),
             }
         ],
-        **nodes_json(nodes, state.status_view.at),
+        **nodes,
     }
 
 

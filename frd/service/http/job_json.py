@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from frd.engine.views import CELL_STATES, STATES, AttemptView, GroupMap, Histogram, OpenOp
 from frd.forms import finding_json, fold_ranks, utc_text
-from frd.model import AlignedNs, Finding, RankState
+from frd.model import Finding, RankState
 from frd.service.http.json_api import (
     age_s,
     group_json,
@@ -76,7 +77,7 @@ def job_summary(state: ServiceState, view: AttemptView, map_tag: str) -> Json:
         ],
         "waits": [_wait(op, at) for op in waits],
         "more_waits": more_waits,
-        **nodes_json(nodes, at),
+        **nodes_json(nodes, state),
         "findings": [finding_json(finding) for finding in found],
         "map": map_tag,
     }
@@ -141,18 +142,25 @@ def map_tag(of: GroupMap) -> str:
     return digest.hexdigest()
 
 
-def nodes_json(nodes: Iterable[NodeView], at: AlignedNs) -> Json:
-    """Counts of nodes, and the worst of them."""
-    nodes = list(nodes)
+def nodes_json(nodes: Iterable[NodeView], state: ServiceState) -> Json:
+    """Counts of nodes, and the worst of them. Those without a job that runs report nothing, and
+    are neither silent nor gone."""
+    running = {view.key for view in state.latest_attempts().values() if not view.ended}
+    known = [
+        node if running.intersection(node.ranks) else replace(node, reporting=True)
+        for node in nodes
+        if node.connected or running.intersection(node.ranks)
+    ]
     counts = dict.fromkeys(("connected", "silent", "gone", "unsynchronized"), 0)
-    for node in nodes:
+    for node in known:
         counts[_node_state(node)] += 1
         counts["unsynchronized"] += node.connected and not node.clock.is_synchronized
-    worst = sorted(nodes, key=_badness)[:MOST_NODES]
+    worst = sorted(known, key=_badness)[:MOST_NODES]
+    at = state.status_view.at
     return {
         "node_counts": counts,
         "nodes": [{**node_json(node, at), "reporting": node.reporting} for node in worst],
-        "more_nodes": len(nodes) - len(worst),
+        "more_nodes": len(known) - len(worst),
     }
 
 

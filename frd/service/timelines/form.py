@@ -132,7 +132,7 @@ def _notes(finding: Finding, timeline: Timeline, end: int, at: int) -> list[str]
     if finding.kind is Kind.STALL and collective is not None and collective.seq == UNKNOWN_SEQ:
         notes.append(f"{collective.op} leaves no entry in the Flight Recorder: it is not drawn.")
     if end < at and any(not bar.ended for bar in timeline.bars):
-        how = "ended at" if finding.state is FindingState.CLOSED else "goes on at"
+        how = "ended at" if finding.state is FindingState.CLOSED else "still went on at"
         notes.append(f"The picture ends at {clock_text(end)} UTC; the wait {how} {clock_text(at)}.")
     return notes
 

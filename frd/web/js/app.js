@@ -2,16 +2,16 @@
  * The start: the session, the address, and which page is shown.
  */
 import { html, render, useEffect } from "../vendor/standalone.module.js";
-import { get, onUnauthorized } from "./api.js";
-import { Finding } from "./finding.js";
-import { Bar, SignIn } from "./frame.js";
-import { History } from "./history.js";
-import { Job } from "./job.js";
-import { follow, stop } from "./live.js";
-import { Overview } from "./overview.js";
-import { Boundary } from "./parts.js";
-import { useRoute } from "./router.js";
-import { set, state, useStore } from "./store.js";
+import { get, onUnauthorized } from "./core/api.js";
+import { Finding } from "./finding/finding.js";
+import { Bar, SignIn } from "./core/frame.js";
+import { History } from "./overview/history.js";
+import { Job } from "./job/job.js";
+import { follow, stop } from "./core/live.js";
+import { Overview } from "./overview/overview.js";
+import { Boundary } from "./core/parts.js";
+import { useRoute } from "./core/router.js";
+import { set, state, useStore } from "./core/store.js";
 
 const NONE = ({ path }) => html`<main id="main">
   <h1 tabindex="-1">No such page</h1>

@@ -1,11 +1,11 @@
 /**
  * One rank of a job: its state, what it waits in, its groups, its memory and the findings that suspect it.
  */
-import { html, useEffect, useRef, useState } from "../vendor/standalone.module.js";
-import { get } from "./api.js";
-import { bytes, count, duration, figure, list, number, record, text } from "./format.js";
-import { Age, Boundary, Facts, FindingLink, Spark, Table, Tag } from "./parts.js";
-import { jobApi } from "./router.js";
+import { html, useEffect, useRef, useState } from "../../vendor/standalone.module.js";
+import { get } from "../core/api.js";
+import { bytes, count, duration, figure, list, number, record, text } from "../core/format.js";
+import { Age, Boundary, Facts, FindingLink, Spark, Table, Tag } from "../core/parts.js";
+import { jobApi } from "../core/router.js";
 
 /** @param {{job: string, attempt: string | null, rank: number, at: string, close: () => void}} props `at`: read again when it changes */
 export function RankPanel({ job, attempt, rank, at, close }) {

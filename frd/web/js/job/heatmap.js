@@ -4,9 +4,9 @@
  * One byte a cell, up to 256 rows of 16,384 ranks and more. A pixel shows the worst state of the
  * ranks below it, and a bad state is at least three pixels wide, so one bad rank stays visible.
  */
-import { list, number, record, text } from "./format.js";
-import { rangesText } from "./ranges.js";
-import { pixel } from "./theme.js";
+import { list, number, record, text } from "../core/format.js";
+import { rangesText } from "../core/ranges.js";
+import { pixel } from "../core/theme.js";
 
 /** How bad a state is; a state that this file does not know counts as between waiting and stuck. */
 const LEVELS = { none: 0, ok: 1, waiting: 2, stuck: 4, gone: 5, missing: 6 };

@@ -3,9 +3,9 @@
  *
  * Only the lanes on the screen are drawn, so 256 lanes cost as much as 20.
  */
-import { clockTime } from "./format.js";
+import { clockTime } from "../core/format.js";
 import { letter, PAD, TRACK } from "./lanes.js";
-import { FONT } from "./theme.js";
+import { FONT } from "../core/theme.js";
 
 export const AXIS = 24; // height of the time axis, CSS pixels
 
@@ -49,11 +49,11 @@ function drawLane(c, model, lane, top, view, colours, chosen, ticks) {
   c.rect(view.gutter, top, view.width - view.gutter, lane.height);
   c.clip();
   for (const item of lane.items) {
-    if (item.end < view.t0 || item.start > view.t1) continue;
+    if (item.drawn < view.t0 || item.start > view.t1) continue;
     const y = top + PAD + item.track * TRACK;
     if (item.kind === "missing") drawMissing(c, item, x, y, view, colours);
     else drawBar(c, model, lane, item, x, y, view, colours);
-    if (chosen?.item === item) outline(c, x(item.start), x(item.end), y, view, colours.focus);
+    if (chosen?.item === item) outline(c, x(item.start), x(item.drawn), y, view, colours.focus);
   }
   c.restore();
   const middle = top + lane.height / 2;
@@ -73,15 +73,15 @@ function drawBar(c, model, lane, item, x, y, view, colours) {
   const left = Math.max(x(item.start), view.gutter - 20);
   const tip = item.open ? Math.min(x(item.end), view.width - 1) : 0; // an open bar ends in an arrow
   const solid = item.open ? Math.max(left, tip - 8) : Math.min(Math.max(x(item.solid), left + 1.5), view.width + 20);
-  const right = item.open ? solid : Math.min(Math.max(x(item.end), solid), view.width + 20);
+  const right = item.open ? solid : Math.min(Math.max(x(item.drawn), solid), view.width + 20);
   const [top, height] = [y + 1, TRACK - 3];
   c.fillStyle = colour;
   const begun = item.begun === null ? left : Math.min(Math.max(x(item.begun), left), solid);
   if (begun > left) c.fillRect(left, top + height / 2 - 2, begun - left, 4); // enqueued, not yet started
   c.fillRect(begun, top, Math.max(1.5, solid - begun), height);
   if (right > solid) {
-    const fade = c.createLinearGradient(x(item.solid), 0, x(item.end), 0);
-    fade.addColorStop(0, colour);
+    const fade = c.createLinearGradient(x(item.solid), 0, x(item.drawn), 0);
+    fade.addColorStop(0, `${colour}66`);
     fade.addColorStop(1, `${colour}1f`);
     c.fillStyle = fade;
     c.fillRect(solid, top, right - solid, height);

@@ -2,8 +2,8 @@
  * The map of a job on a canvas: drawing, zoom along the ranks, the cursor, and which cell the pointer means.
  */
 import { BAD, heatImage } from "./heatmap.js";
-import { shorten } from "./lanes_draw.js";
-import { fit, FONT, onTheme, theme } from "./theme.js";
+import { shorten } from "../finding/lanes_draw.js";
+import { fit, FONT, onTheme, theme } from "../core/theme.js";
 
 const AXIS = 20;
 const WORST = 18; // height of the row that shows the worst of all groups

@@ -1,11 +1,11 @@
 /**
  * The map of a job with its tools, tip and legend, and the bad ranks as text.
  */
-import { html, useEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
-import { figure } from "./format.js";
+import { html, useEffect, useMemo, useRef, useState } from "../../vendor/standalone.module.js";
+import { figure } from "../core/format.js";
 import { badRanks, heatModel } from "./heatmap.js";
 import { HeatMap } from "./heatmap_canvas.js";
-import { Tip } from "./lanes_view.js";
+import { Tip } from "../finding/lanes_view.js";
 
 /** @param {{data: Record<string, any>, choose: (rank: number) => void}} props `data`: an answer of view=map */
 export function HeatMapView({ data, choose }) {

@@ -1,9 +1,9 @@
 /**
  * The health of frd, and of the nodes and their clocks. A watcher that is blind must not look healthy.
  */
-import { html } from "../vendor/standalone.module.js";
-import { age, count, duration, figure, list, number, record, text } from "./format.js";
-import { Table, Tag } from "./parts.js";
+import { html } from "../../vendor/standalone.module.js";
+import { age, count, duration, figure, list, number, record, text } from "../core/format.js";
+import { Table, Tag } from "../core/parts.js";
 
 /** From these values on a figure is marked, s. `frd` itself counts as not ready when its evaluation is 5 s old. */
 const LATE = { evaluated_age_s: 5, ingest_lag_s: 2, loop_lag_s: 0.5 };

@@ -4,10 +4,10 @@
  * If missing ranks wait in another op themselves, the chain goes on to the right; what is at the
  * right end waits for nothing that is known. Sets of ranks are ranges, so their size costs nothing.
  */
-import { html } from "../vendor/standalone.module.js";
-import { count, duration, list, number, record, text } from "./format.js";
-import { Ranks } from "./parts.js";
-import { both, ranges, rangesCount, rangesText, without } from "./ranges.js";
+import { html } from "../../vendor/standalone.module.js";
+import { count, duration, list, number, record, text } from "../core/format.js";
+import { Ranks } from "../core/parts.js";
+import { both, ranges, rangesCount, rangesText, without } from "../core/ranges.js";
 
 const MOST = 16; // ops in the picture; the list has all of them
 const [BOX_W, BOX_H, GAP_X, GAP_Y] = [178, 42, 44, 12];

@@ -1,7 +1,7 @@
 /**
  * What surrounds every page: the bar with the state of the connection, the sign-in form, the title.
  */
-import { html, useEffect, useState } from "../vendor/standalone.module.js";
+import { html, useEffect, useState } from "../../vendor/standalone.module.js";
 import { send } from "./api.js";
 import { dataAge } from "./clock.js";
 import { age, count, text } from "./format.js";

@@ -4,9 +4,9 @@
  * uPlot comes as a classic script and is a global. It sets styles through the CSSOM only, so the
  * content security policy of the page permits it.
  */
-import { html, useEffect, useRef } from "../vendor/standalone.module.js";
-import { bytes, clockTime, list, micros, number, precise, record, text } from "./format.js";
-import { FONT, onTheme, theme } from "./theme.js";
+import { html, useEffect, useRef } from "../../vendor/standalone.module.js";
+import { bytes, clockTime, list, micros, number, precise, record, text } from "../core/format.js";
+import { FONT, onTheme, theme } from "../core/theme.js";
 
 const HEIGHT = 240;
 const MOST = 8; // series in one chart

@@ -2,7 +2,7 @@
  * Addresses of pages. Links are real `<a href>`, so that a new tab and a copied address work; a
  * plain click changes the address without a new load.
  */
-import { useEffect, useState } from "../vendor/standalone.module.js";
+import { useEffect, useState } from "../../vendor/standalone.module.js";
 import { segment } from "./format.js";
 
 /** @typedef {{page: "overview" | "finding" | "job" | "history" | "none", name: string, query: URLSearchParams, path: string}} Route */

@@ -1,7 +1,7 @@
 /**
  * Small components that all pages use: times, ages, sets of ranks, boxes, links, the error boundary.
  */
-import { Component, html, useEffect, useReducer } from "../vendor/standalone.module.js";
+import { Component, html, useEffect, useReducer } from "../../vendor/standalone.module.js";
 import { everySecond, secondsSince } from "./clock.js";
 import { age, count, duration, figure, list, localTime, number, record, text, utc } from "./format.js";
 import { ranges, rangesCount, rangesText } from "./ranges.js";

@@ -1,9 +1,9 @@
 /**
  * The suspects of a finding as cards: reason, confidence, evidence, what the rank waits for and does, its stack.
  */
-import { html } from "../vendor/standalone.module.js";
-import { count, duration, lines, list, number, record, text } from "./format.js";
-import { Age, Facts, Time } from "./parts.js";
+import { html } from "../../vendor/standalone.module.js";
+import { count, duration, lines, list, number, record, text } from "../core/format.js";
+import { Age, Facts, Time } from "../core/parts.js";
 
 export function Suspects({ finding }) {
   const suspects = list(finding.suspects);

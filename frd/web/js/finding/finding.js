@@ -4,12 +4,12 @@
  * It follows the finding to its end. Kinds, reasons and states that this file does not know are
  * shown as the API gives them, and every key may be missing.
  */
-import { html, useEffect, useState } from "../vendor/standalone.module.js";
-import { download, get } from "./api.js";
-import { duration, figure, list, lines, number, record, segment, text } from "./format.js";
-import { useTitle } from "./frame.js";
-import { Age, Boundary, Facts, JobLink, Ranks, Tag, Time } from "./parts.js";
-import { state, useStore } from "./store.js";
+import { html, useEffect, useState } from "../../vendor/standalone.module.js";
+import { download, get } from "../core/api.js";
+import { duration, figure, list, lines, number, record, segment, text } from "../core/format.js";
+import { useTitle } from "../core/frame.js";
+import { Age, Boundary, Facts, JobLink, Ranks, Tag, Time } from "../core/parts.js";
+import { state, useStore } from "../core/store.js";
 import { Suspects } from "./suspects.js";
 import { Timeline } from "./timeline.js";
 

@@ -1,18 +1,18 @@
 /**
  * The page of one job: state, findings, the map of groups and ranks, the wait-for graph, memory, ops.
  */
-import { html, useEffect, useState } from "../vendor/standalone.module.js";
-import { get } from "./api.js";
-import { figure, list, record, text } from "./format.js";
-import { useTitle } from "./frame.js";
-import { Nodes } from "./health.js";
+import { html, useEffect, useState } from "../../vendor/standalone.module.js";
+import { get } from "../core/api.js";
+import { figure, list, record, text } from "../core/format.js";
+import { useTitle } from "../core/frame.js";
+import { Nodes } from "../overview/health.js";
 import { HeatMapView } from "./heatmap_view.js";
 import { Groups, Notable, Ops } from "./job_tables.js";
-import { Findings } from "./overview.js";
-import { Boundary, Counts, Facts, Pace, Tag } from "./parts.js";
+import { Findings } from "../overview/overview.js";
+import { Boundary, Counts, Facts, Pace, Tag } from "../core/parts.js";
 import { Memory, RankPanel } from "./rank_panel.js";
-import { jobApi } from "./router.js";
-import { useStore } from "./store.js";
+import { jobApi } from "../core/router.js";
+import { useStore } from "../core/store.js";
 import { Waits } from "./waits.js";
 
 export function Job({ name, query }) {

@@ -2,9 +2,10 @@
  * The timeline answer as lanes of items with positions: what the canvas and the table show.
  *
  * Times are seconds after the answer's `from`. Items of one lane that overlap in time (ops of
- * several groups) go on up to four tracks.
+ * several groups) go on up to four tracks. Where it is not known when an op ended, its next op may
+ * begin before the latest possible time: then the drawing of the first one ends there.
  */
-import { clockTime, duration, list, micros, number, precise, record, text } from "./format.js";
+import { clockTime, duration, list, micros, number, precise, record, text } from "../core/format.js";
 
 export const TRACK = 16; // CSS pixels
 export const PAD = 3;
@@ -12,9 +13,10 @@ const TRACKS = 4;
 
 /**
  * @typedef {{kind: "bar" | "missing", lane: number, group: number, seq: number | null, op: string, start: number, end: number,
- *   begun: number | null, solid: number, open: boolean, failed: boolean, track: number, label: string}} Item
+ *   begun: number | null, solid: number, drawn: number, open: boolean, failed: boolean, track: number, label: string}} Item
  * @typedef {{rank: number, node: string, role: string, uncertainty: number | null, items: Item[], tracks: number, y: number, height: number}} Lane
- * @typedef {{lanes: Lane[], groups: string[], span: number, fromUs: number, height: number, items: number}} Model
+ * @typedef {{lanes: Lane[], groups: string[], window: number, span: number, fromUs: number, height: number, items: number}} Model
+ *   window: up to when the service means the picture to be shown; span: up to the end of the last item
  */
 
 /** `A`, `B` .. `Z`, `A1`: the letter of a group, so that colour is not the only signal. */
@@ -25,8 +27,8 @@ export function laneModel(data) {
   const ops = list(data.ops).map(text);
   const groups = list(data.groups).map(text);
   const fromUs = micros(data.from);
-  let span = (micros(data.until) - fromUs) / 1e6;
-  if (!(span > 0)) span = 0;
+  const until = (micros(data.until) - fromUs) / 1e6;
+  let span = until > 0 ? until : 0;
   /** @type {Lane[]} */
   const lanes = list(data.lanes).map(record).map((one) => ({
     rank: one.rank, node: text(one.node), role: text(one.role), uncertainty: number(one.uncertainty_s),
@@ -39,6 +41,7 @@ export function laneModel(data) {
     for (const end of [item.start, item.end]) if (Number.isFinite(end)) span = Math.max(span, end);
   }
   span = span || 1;
+  const window = until > 0 ? until : span;
   let [y, items] = [0, 0];
   for (const lane of lanes) {
     for (const item of lane.items) {
@@ -52,7 +55,7 @@ export function laneModel(data) {
     lane.height = lane.tracks * TRACK + 2 * PAD;
     y += lane.height;
   }
-  return { lanes, groups, span, fromUs, height: y, items };
+  return { lanes, groups, window, span, fromUs, height: y, items };
 }
 
 function bars(table, ops) {
@@ -63,7 +66,7 @@ function bars(table, ops) {
     return {
       kind: "bar", lane: list(table.lane)[i], group: index(list(table.group)[i]), seq: number(list(table.seq)[i]),
       op: ops[list(table.op)[i]] ?? "", start: number(start) ?? 0, end: end ?? Infinity, begun: number(list(table.started_s)[i]),
-      solid: solid ?? end ?? Infinity, open: end === null, failed: list(table.failed)[i] === true, track: 0, label: "",
+      solid: solid ?? end ?? Infinity, drawn: 0, open: end === null, failed: list(table.failed)[i] === true, track: 0, label: "",
     };
   });
 }
@@ -76,22 +79,26 @@ function missing(table, ops) {
     return {
       kind: "missing", lane: list(table.lane)[i], group: index(list(table.group)[i]), seq: number(list(table.seq)[i]),
       op: ops[list(table.op)[i]] ?? "", start: number(start) ?? 0, end: end ?? Infinity, begun: null,
-      solid: end ?? Infinity, open: end === null, failed: false, track: 0, label: "",
+      solid: end ?? Infinity, drawn: 0, open: end === null, failed: false, track: 0, label: "",
     };
   });
 }
 
-/** Give each item the first track that is free. @param {Lane} lane */
+/** Give each item the first track on which none has surely not ended yet. @param {Lane} lane */
 function pack(lane) {
   lane.items.sort((a, b) => a.start - b.start);
-  const free = [];
+  /** @type {Item[]} the last item of each track */
+  const last = [];
   for (const item of lane.items) {
-    let track = free.findIndex((end) => end <= item.start);
-    if (track < 0) track = Math.min(free.length, TRACKS - 1);
+    let track = last.findIndex((one) => one.solid <= item.start);
+    if (track < 0) track = Math.min(last.length, TRACKS - 1);
+    const before = last[track];
+    if (before) before.drawn = Math.max(before.solid, Math.min(before.end, item.start));
     item.track = track;
-    free[track] = Math.max(free[track] ?? -Infinity, item.end);
+    item.drawn = item.end;
+    last[track] = item;
   }
-  lane.tracks = Math.max(1, free.length);
+  lane.tracks = Math.max(1, last.length);
 }
 
 /** The facts of an item, for the tip and the table. @param {Model} model @param {Lane} lane @param {Item} item */
@@ -123,7 +130,7 @@ export function itemAt(model, s, y, slack) {
   let best = null;
   for (const item of lane.items) {
     if (lane.tracks > 1 && item.track !== track) continue;
-    const miss = Math.max(item.start - s, s - item.end, 0);
+    const miss = Math.max(item.start - s, s - item.drawn, 0);
     if (miss <= slack && (best === null || miss <= best.miss)) best = { lane, item, miss };
   }
   return best ?? { lane, item: null, miss: 0 };

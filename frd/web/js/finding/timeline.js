@@ -3,14 +3,14 @@
  *
  * While the finding is open, the timeline is read again every 5 s; once more when it closes.
  */
-import { html, useEffect, useRef, useState } from "../vendor/standalone.module.js";
-import { get } from "./api.js";
+import { html, useEffect, useRef, useState } from "../../vendor/standalone.module.js";
+import { get } from "../core/api.js";
 import { LatenessChart, MemoryChart } from "./charts.js";
-import { figure, list, number, record, segment, text } from "./format.js";
+import { figure, list, number, record, segment, text } from "../core/format.js";
 import { facts, laneModel } from "./lanes.js";
 import { Lanes } from "./lanes_view.js";
-import { Boundary, Table } from "./parts.js";
-import { ranges, rangesText } from "./ranges.js";
+import { Boundary, Table } from "../core/parts.js";
+import { ranges, rangesText } from "../core/ranges.js";
 
 const EVERY_MS = 5_000;
 const PAGE = 256; // most lanes in an answer
@@ -27,7 +27,6 @@ export function Timeline({ finding }) {
   return html`<section aria-labelledby="picture-head">
     <h2 id="picture-head">Timeline</h2>
     ${error ? html`<p class="box warn">${error}</p>` : ""}
-    ${data.kept ? html`<p class="muted">As it was stored; the job has gone on, or is over.</p>` : ""}
     ${data.empty ? html`<p class="box">${text(data.empty)}</p>` : ""}
     ${lanes.length ? html`<${Boundary} what="lanes" on=${data}><${Lanes} data=${data} /><//>` : ""}
     <${Choice} data=${data} ranks=${ranks} choose=${setRanks} />

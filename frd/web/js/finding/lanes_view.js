@@ -4,11 +4,11 @@
  * The canvas has the size of what is visible; it sticks in a box that scrolls vertically, so
  * the time axis stays in view. Zoom is kept when a newer answer arrives.
  */
-import { html, useEffect, useRef, useState } from "../vendor/standalone.module.js";
-import { list, text } from "./format.js";
+import { html, useEffect, useRef, useState } from "../../vendor/standalone.module.js";
+import { list, text } from "../core/format.js";
 import { facts, itemAt, laneModel, letter } from "./lanes.js";
 import { AXIS, drawLanes, scale } from "./lanes_draw.js";
-import { fit, onTheme, theme } from "./theme.js";
+import { fit, onTheme, theme } from "../core/theme.js";
 
 const MOST_HEIGHT = 460;
 const SHORTEST_S = 2e-5;
@@ -20,7 +20,7 @@ class Picture {
     Object.assign(this, { show, fail });
     this.model = laneModel({});
     this.view = { t0: 0, t1: 1, scroll: 0, width: 0, height: 0, gutter: 150 };
-    this.whole = true; // not zoomed: a newer answer shows its whole span
+    this.shows = incident; // what a newer answer shows; null after a zoom: the same time
     this.chosen = null;
     this.frame = 0;
   }
@@ -55,7 +55,7 @@ class Picture {
 
   take(model) {
     const shift = this.model.items ? (this.model.fromUs - model.fromUs) / 1e6 : 0;
-    if (this.whole || !Number.isFinite(shift)) Object.assign(this.view, wholeSpan(model));
+    if (this.shows || !Number.isFinite(shift)) Object.assign(this.view, (this.shows ?? incident)(model));
     else {
       this.view.t0 += shift;
       this.view.t1 += shift;
@@ -99,6 +99,13 @@ class Picture {
     this.to(at - ((at - t0) / (t1 - t0)) * span, span);
   }
 
+  /** @param {(model: import("./lanes.js").Model) => {t0: number, t1: number}} span */
+  go(span) {
+    this.shows = span;
+    Object.assign(this.view, span(this.model));
+    this.draw();
+  }
+
   pan(share) {
     const span = this.view.t1 - this.view.t0;
     this.to(this.view.t0 + share * span, span);
@@ -106,7 +113,7 @@ class Picture {
 
   to(t0, span) {
     const full = wholeSpan(this.model);
-    this.whole = span >= (full.t1 - full.t0) * 0.999;
+    this.shows = span >= (full.t1 - full.t0) * 0.999 ? wholeSpan : null;
     this.view.t0 = Math.min(Math.max(t0, full.t0), full.t1 - span);
     this.view.t1 = this.view.t0 + span;
     this.draw();
@@ -163,7 +170,7 @@ class Picture {
       "+": () => this.zoom(0.7),
       "=": () => this.zoom(0.7),
       "-": () => this.zoom(1 / 0.7),
-      0: () => this.zoom(1e12),
+      0: () => this.go(incident),
       Escape: () => this.choose(null),
     };
     if (event.ctrlKey || event.metaKey || event.altKey || !acts[event.key]) return;
@@ -196,6 +203,7 @@ class Picture {
   }
 }
 
+const incident = (model) => ({ t0: -model.window * 0.01, t1: model.window * 1.005 });
 const wholeSpan = (model) => ({ t0: -model.span * 0.01, t1: model.span * 1.005 });
 
 function matching(model, { lane, item }) {
@@ -218,7 +226,7 @@ export function Lanes({ data }) {
   return html`
     <p class="tools">
       <button type="button" onClick=${act("zoom", 0.5)}>Zoom in</button> <button type="button" onClick=${act("zoom", 2)}>Zoom out</button>
-      ${" "}<button type="button" onClick=${act("zoom", 1e12)}>Whole span</button>
+      ${" "}<button type="button" onClick=${act("go", incident)}>Incident</button> <button type="button" onClick=${act("go", wholeSpan)}>Whole span</button>
       ${" "}<span class="legend">${list(data.groups).slice(0, 12).map((name, i) => html`<span key=${i}><i class=${`swatch g${i % 8}`}></i>${letter(i)} ${text(name)}</span>`)}
         <span><i class="swatch hatched"></i>not joined</span></span>
     </p>
@@ -226,7 +234,7 @@ export function Lanes({ data }) {
       <div class="lanes-scroll"><canvas></canvas><div class="lanes-space"></div></div>
       <${Tip} tip=${tip} />
     </div>
-    <p class="muted small" id="lanes-keys">Mouse wheel: zoom. Drag: move. Keys: ← → move, + − zoom, 0 whole span, ↑ ↓ lane, Shift ← → op. Wheel on the labels, or with Shift: scroll the lanes.</p>
+    <p class="muted small" id="lanes-keys">Mouse wheel: zoom. Drag: move. Keys: ← → move, + − zoom, 0 the incident, ↑ ↓ lane, Shift ← → op. Wheel on the labels, or with Shift: scroll the lanes.</p>
   `;
 }
 

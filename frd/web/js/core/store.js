@@ -1,7 +1,7 @@
 /**
  * What the page knows: one object, and a hook that renders a component when its part has changed.
  */
-import { useEffect, useReducer, useRef } from "../vendor/standalone.module.js";
+import { useEffect, useReducer, useRef } from "../../vendor/standalone.module.js";
 
 /**
  * @typedef {object} State

@@ -3,12 +3,12 @@
  *
  * The verdict uses states, counts and sentences of the API. It never names a cause by itself.
  */
-import { html, useEffect, useState } from "../vendor/standalone.module.js";
+import { html, useEffect, useState } from "../../vendor/standalone.module.js";
 import { Health } from "./health.js";
-import { age, count, figure, list, record, text } from "./format.js";
-import { useTitle } from "./frame.js";
-import { Age, Boundary, Counts, FindingLink, JobLink, Pace, Ranks, SuspectLine, Table, Tag } from "./parts.js";
-import { useStore } from "./store.js";
+import { age, count, figure, list, record, text } from "../core/format.js";
+import { useTitle } from "../core/frame.js";
+import { Age, Boundary, Counts, FindingLink, JobLink, Pace, Ranks, SuspectLine, Table, Tag } from "../core/parts.js";
+import { useStore } from "../core/store.js";
 
 export function Overview() {
   useTitle("");
@@ -72,8 +72,9 @@ function Verdict({ jobs, open, stale }) {
   if (blind.length || list(jobs.incomplete).length) {
     return html`<div class=${`verdict warn ${stale ? "stale" : ""}`}><h1 tabindex="-1">No open findings, but frd does not see everything</h1></div>`;
   }
-  return html`<div class=${`verdict ${stale ? "stale" : "good"}`}>
-    <h1 tabindex="-1">${all.length ? "No open findings" : "No open findings, and no jobs"}</h1>
+  const runs = all.some((one) => one.ended !== true);
+  return html`<div class=${`verdict ${stale ? "stale" : runs ? "good" : ""}`}>
+    <h1 tabindex="-1">${runs ? "No open findings" : "No open findings, and no job runs"}</h1>
     <p>${count(watched.jobs, "job")} and ${count(watched.ranks, "rank")} watched by ${count(watched.agents, "agent")}</p>
   </div>`;
 }

@@ -1,9 +1,9 @@
 /**
  * Tables of the job page: notable ranks, ops, process groups.
  */
-import { html } from "../vendor/standalone.module.js";
-import { count, duration, figure, list, number, record, text } from "./format.js";
-import { Age, Table, Tag } from "./parts.js";
+import { html } from "../../vendor/standalone.module.js";
+import { count, duration, figure, list, number, record, text } from "../core/format.js";
+import { Age, Table, Tag } from "../core/parts.js";
 import { exitText } from "./rank_panel.js";
 
 export function Notable({ ranks, choose }) {
@@ -15,7 +15,7 @@ export function Notable({ ranks, choose }) {
       html`${text(one.node)}${one.pid ? html` <span class="muted">pid ${text(one.pid)}</span>` : ""}`,
       text(one.waiting_in) || "–",
       number(one.waiting_s) ? duration(one.waiting_s) : "–",
-      [text(one.detail), exitText(record(one.exit))].filter(Boolean).join("; ") || "–",
+      text(one.detail) || exitText(record(one.exit)) || "–",
       one.as_of ? html`<${Age} at=${one.as_of} /> ago` : number(one.age_s) === null ? "–" : `${duration(one.age_s)} ago`,
     ])} />`;
 }

@@ -1,13 +1,13 @@
 /**
  * Closed findings, newest first, with filters in the address so that a link shows the same list.
  */
-import { html, useEffect, useState } from "../vendor/standalone.module.js";
-import { get } from "./api.js";
-import { list, record, text } from "./format.js";
-import { useTitle } from "./frame.js";
+import { html, useEffect, useState } from "../../vendor/standalone.module.js";
+import { get } from "../core/api.js";
+import { list, record, text } from "../core/format.js";
+import { useTitle } from "../core/frame.js";
 import { Findings } from "./overview.js";
-import { Boundary } from "./parts.js";
-import { go } from "./router.js";
+import { Boundary } from "../core/parts.js";
+import { go } from "../core/router.js";
 
 const PAGE = 50;
 const NAMES = ["job", "kind", "since", "until"];
