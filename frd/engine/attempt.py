@@ -88,9 +88,9 @@ class Attempt:
         """To be read; the attempt writes."""
         self._ranks, self._groups = self.tables.ranks, self.tables.groups
         self._pairs, self._channels = self.tables.pairs, self.tables.channels
-        self.clocks = SessionClocks(self.tables)
-        self._collectives = Collectives(policy, self.tables, pauses, now)
         self._recent = RecentEntries()
+        self.clocks = SessionClocks(self.tables, self._recent.move)
+        self._collectives = Collectives(policy, self.tables, pauses, now)
 
     def adopt(self, policy: Policy) -> None:
         """See `Engine.adopt`."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from frd.engine.views import AttemptView, StatusView
@@ -25,7 +27,8 @@ from frd.model import (
     Reason,
     Suspect,
 )
-from frd.service.http.routes import create_app
+from frd.service.http.guard import HttpGuard
+from frd.service.http.routes import WebOptions, create_app
 from frd.service.journal.payloads import Dismissal
 from frd.service.state import DumpResult, ServiceState
 from frd.service.timelines.timelines import Timelines
@@ -79,6 +82,9 @@ def closed(one: Finding) -> Finding:
     )
 
 
+_OPEN = WebOptions()
+
+
 class Service:
     """A service over real stores, with a fixed state and agents that answer from a script."""
 
@@ -100,6 +106,10 @@ class Service:
         self.timelines = TimelineStore(folder / "timelines.sqlite")
         timelines = Timelines(self.timelines, lambda: self.state, lambda: self.now)
         self.view = ServiceView(self, self.store, self.dumps, self, lambda: self.now, timelines)
+
+    def close(self) -> None:
+        self.store.close()
+        self.timelines.close()
 
     def kept_back(self) -> list[Finding]:
         return []
@@ -135,6 +145,7 @@ class Answer:
     status: int
     content_type: str
     body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def json(self) -> Any:
@@ -145,12 +156,15 @@ class Answer:
 class Client:
     """Speaks ASGI to the application, as a server would: no sockets, no extra packages."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, web: WebOptions = _OPEN) -> None:
+        """If `web` has tokens, each request needs one."""
         self.service = service
-        self._app = create_app(service.view)
+        app = create_app(service.view, web=web)
+        self._app = HttpGuard(app, web.tokens, Counter()) if web.tokens is not None else app
 
-    def get(self, path: str, query: str = "") -> Answer:
-        return self.send("GET", path, query)
+    def get(self, path: str, query: str = "", **headers: str) -> Answer:
+        """Names of headers have underscores instead of hyphens."""
+        return self.send("GET", path, query, headers=headers)
 
     def post(
         self,
@@ -159,9 +173,12 @@ class Client:
         *,
         content_type: str = "application/json",
         origin: str = "",
+        scheme: str = "http",
+        **headers: str,
     ) -> Answer:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.send("POST", path, body=data, content_type=content_type, origin=origin)
+        more = {"content_type": content_type, "origin": origin, **headers}
+        return self.send("POST", path, body=data, headers=more, scheme=scheme)
 
     def send(
         self,
@@ -170,18 +187,20 @@ class Client:
         query: str = "",
         *,
         body: bytes = b"",
-        content_type: str = "",
-        origin: str = "",
+        headers: Mapping[str, str] = MappingProxyType({}),
+        scheme: str = "http",
     ) -> Answer:
-        headers = {"host": "frd", "content-type": content_type}
-        if origin:
-            headers["origin"] = origin
+        named = {name.replace("_", "-"): value for name, value in headers.items() if value}
         scope = {
             "type": "http",
             "method": method,
+            "scheme": scheme,
             "path": path,
             "query_string": query.encode(),
-            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            "headers": [
+                (name.encode(), value.encode("latin-1"))
+                for name, value in {"host": "frd", **named}.items()
+            ],
         }
         return asyncio.run(self._answer(scope, body))
 
@@ -201,4 +220,4 @@ class Client:
         await self._app(scope, receive, send)
         headers = {key.decode(): value.decode() for key, value in sent[0]["headers"]}
         content = b"".join(message.get("body", b"") for message in sent[1:])
-        return Answer(sent[0]["status"], headers.get("content-type", ""), content)
+        return Answer(sent[0]["status"], headers.get("content-type", ""), content, headers)

@@ -29,7 +29,7 @@ from frd.service.access.grants import Tokens
 from frd.service.http.guard import HttpGuard
 from frd.service.http.peers.client import PeerClient
 from frd.service.http.peers.peers import Peers
-from frd.service.http.routes import create_app
+from frd.service.http.routes import WebOptions, create_app
 from frd.service.servers import HttpServer
 from frd.service.state import CellState, ClusterState
 from tests.world.http_api import Service, job_view
@@ -111,8 +111,9 @@ class Cluster:
             service.store.save([FindingEvent(Change.UPDATED, copy) for copy in script.copies])
             cells = {cell for cell in range(CELLS) if min(cell // 21, 2) == number}
             peers = Peers(service.view, client, cells.copy)
-            app = create_app(service.view, peers)
-            guarded = HttpGuard(app, Tokens(token_file), Counter()) if token_file else app
+            tokens = Tokens(token_file) if token_file else None
+            app = create_app(service.view, peers, WebOptions(tokens))
+            guarded = HttpGuard(app, tokens, Counter()) if tokens else app
             member = self.members[name] = Member(name, service, peers, cells)
             certificates = Certificates(tls) if tls.cert_file else None
             member.server = HttpServer(_recorded(guarded, member), "127.0.0.1:0", certificates)
@@ -130,7 +131,7 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.run(self._end())
         for member in self.members.values():
-            member.service.store.close()
+            member.service.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

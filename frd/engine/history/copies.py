@@ -1,7 +1,7 @@
 """Copies of what an attempt knows, for readers in other threads.
 
-Made with every view, once a second, so only columns are copied; all else is computed by whoever
-reads, when it is read.
+Made with every view, once a second, so only columns are copied; all else is computed when it is
+read.
 """
 
 from __future__ import annotations

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
+
+import numpy as np
 
 from frd.engine.state.entry_batch import Rows, joined_arrays
 from frd.model import Bools, Int32s, Int64s, UInt8s
@@ -57,9 +59,13 @@ class RecentEntries:
     def __init__(self) -> None:
         self._batches: deque[EntryColumnsBatch] = deque()
         self._rows = 0
+        self._forgotten: list[int] = []
+        """Ranks whose rows are still to be dropped. One pass over all batches takes milliseconds,
+        so it is made once for all ranks that are declared together."""
 
     def add(self, rows: Rows, ranks: int) -> None:
         """Rows of an attempt with so many ranks have been applied."""
+        self._drop()
         batch = EntryColumnsBatch(
             rank=rows.ranks,
             pair=rows.column("pair"),
@@ -79,16 +85,37 @@ class RecentEntries:
 
     def forget(self, rank: int) -> None:
         """Another process has the rank from now on."""
+        self._forgotten.append(rank)
+
+    def _drop(self) -> None:
+        if not self._forgotten:
+            return
+        gone = np.zeros(max(self._forgotten) + 2, np.bool_)  # the last one: of all higher ranks
+        gone[self._forgotten] = True
+        kept = [batch.at_rows(~gone.take(batch.rank, mode="clip")) for batch in self._batches]
+        self._batches = deque(batch for batch in kept if len(batch))
+        self._rows = sum(map(len, self._batches))
+        self._forgotten = []
+
+    def move(self, rank: int, by_ns: int) -> None:
+        """Another session reports this rank, whose clock shows other times."""
         for at, batch in enumerate(self._batches):
-            kept = batch.rank != rank
-            if not kept.all():
-                self._batches[at] = batch.at_rows(kept)
-                self._rows -= len(batch) - len(self._batches[at])
+            mine = batch.rank == rank
+            if mine.any():
+                times = ("created_ns", "started_ns", "completed_ns")
+                moved = {
+                    name: np.where(mine & (getattr(batch, name) > 0), by_ns, 0)
+                    + getattr(batch, name)
+                    for name in times
+                }
+                self._batches[at] = replace(batch, **moved)
 
     def clear(self) -> None:
         self._batches.clear()
         self._rows = 0
+        self._forgotten = []
 
     def batches(self) -> tuple[EntryColumnsBatch, ...]:
         """Oldest first; nothing in them changes."""
+        self._drop()
         return tuple(self._batches)

@@ -72,6 +72,7 @@ def recent_ops(copies: Copies, ranks: Collection[int], most: int) -> RecentOps:
     ended = np.where(is_over, np.where(completed > 0, completed, latest), 0)
     ended = np.where(is_over, np.maximum(ended, enqueued), 0)
     earliest = _last_join(copies, group, op_seq, signature, enqueued)
+    earliest = np.where(failed, enqueued, earliest)  # a time-out waits for no rank
     ended_from = np.where(is_over & (completed == 0), np.minimum(earliest, ended), ended)
     keep = np.flatnonzero(enqueued > 0)
     keep = keep[np.lexsort((enqueued[keep], rank[keep]))]

@@ -6,7 +6,7 @@ Both are estimated elsewhere (`frd.engine.clocks`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -25,10 +25,12 @@ stay where they are. Clocks of two time namespaces mostly differ by far more."""
 
 
 class SessionClocks:
-    def __init__(self, tables: AttemptTables) -> None:
+    def __init__(self, tables: AttemptTables, moved: Callable[[int, int], None]) -> None:
+        """`moved` is called with a rank and the ns by which its node times have moved."""
         self.revision = 0
         """Changes with every line."""
         self._tables = tables
+        self._moved = moved
         self._ranks = tables.ranks
 
     def set(
@@ -62,6 +64,7 @@ class SessionClocks:
         for one, ns in zip(rank.tolist(), by_ns.tolist(), strict=True):
             if abs(ns) > _SAME_CLOCK_NS:
                 self._tables.move_times(one, ns)
+                self._moved(one, ns)
 
     def ranks_of_session(self, declared: Iterable[RankInfo], session: int) -> list[int]:
         """The ranks of `declared` that still belong to `session`: no other process and no other

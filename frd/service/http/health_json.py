@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -29,9 +30,9 @@ def health_json(state: ServiceState, now: int, stale: str | None) -> Json:
                 "agents": counts["connected"] + counts["silent"],
                 "agents_silent": counts["silent"],
                 "gap_entries": sum(view.gap_entries for view in state.status_view.attempts),
-                "refused": _some({**counters.refused, **counters.http_refused}),
+                "refused": _some(Counter(counters.refused) + Counter(counters.http_refused)),
                 "store_errors": _some(counters.store_errors),
-                "evicted": _some({**counters.evicted, **state.status_view.evicted}),
+                "evicted": _some(Counter(counters.evicted) + Counter(state.status_view.evicted)),
             }
         ],
         **nodes,

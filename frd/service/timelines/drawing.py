@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from frd.engine.views import AttemptView, RecentOps
@@ -17,7 +18,7 @@ from frd.service.timelines.timeline import MAX_LATENESS, Bar, Curve, Gap, Lane, 
 
 MAX_LANES: Final = 256
 OF_MEMORY: Final = frozenset({Kind.MEMORY_SPIKE, Kind.OOM})
-_OPS: Final = 32
+OPS: Final = 32
 """Ops a lane."""
 _SUSPECTS: Final = 8
 _CURVES: Final = 16
@@ -74,8 +75,20 @@ def roles_of(finding: Finding, ranks: Iterable[int]) -> dict[int, str]:
     return by_rank
 
 
-def drawn(finding: Finding, view: AttemptView, at: int, ranks: Collection[int] | None) -> Timeline:
-    """The lanes of `ranks`; None: of up to `MAX_LANES` that matter most."""
+def placed(finding: Finding, lanes: Iterable[Lane]) -> tuple[Lane, ...]:
+    """Lanes with the roles that the finding gives their ranks by now: suspects first."""
+    by_rank = {lane.rank: lane for lane in lanes}
+    roles = roles_of(finding, by_rank)
+    suspects = [suspect.rank for suspect in finding.suspects if suspect.rank in by_rank]
+    order = dict.fromkeys([*suspects, *sorted(by_rank)])
+    return tuple(msgspec.structs.replace(by_rank[rank], role=roles[rank]) for rank in order)
+
+
+def drawn(
+    finding: Finding, view: AttemptView, at: int, ranks: Collection[int] | None, most: int = OPS
+) -> Timeline:
+    """The lanes of `ranks` (None: of up to `MAX_LANES` that matter most), with the last `most` ops
+    of each."""
     all_ranks = view.rank_columns.rank.tolist()
     if ranks is None:
         chosen = lanes_of(finding, all_ranks, MAX_LANES)
@@ -86,7 +99,7 @@ def drawn(finding: Finding, view: AttemptView, at: int, ranks: Collection[int] |
     chosen = list(dict.fromkeys([*suspects, *sorted(chosen)]))
     if view.history is None:
         return Timeline(at=at, all_ranks=len(all_ranks))
-    ops = view.history.ops(chosen, _OPS)
+    ops = view.history.ops(chosen, most)
     roles, nodes = roles_of(finding, chosen), _nodes(view, chosen)
     is_of_memory = finding.kind in OF_MEMORY
     return Timeline(
@@ -176,8 +189,8 @@ def _lateness(finding: Finding, view: AttemptView) -> Iterator[Late]:
     by_suspect = np.zeros(keys.shape[1], np.bool_)
     by_suspect[of[np.isin(ops.rank, suspects)]] = True
     shown = (joined > 1)[of] & by_suspect[of] & np.isin(ops.rank, [*suspects, *peers[:_PEERS]])
-    for rank, at, late in zip(
-        *(column[shown].tolist() for column in (ops.rank, first[of], ops.enqueued - first[of])),
-        strict=True,
+    columns = (ops.rank, ops.group, ops.seq, first[of], ops.enqueued - first[of])
+    for rank, group, seq, at, late in zip(
+        *(column[shown].tolist() for column in columns), strict=True
     ):
-        yield Late(rank, at, late)
+        yield Late(rank, ops.groups[group].group_id, seq, at, late)

@@ -96,22 +96,27 @@ def timeline_json(finding: Finding, timeline: Timeline) -> Json:
             for suspect in finding.suspects
             if suspect.onset_at is not None
         ],
-        "lateness": _lateness(timeline, begin) if timeline.lateness else None,
+        "lateness": _lateness(finding, timeline, begin) if timeline.lateness else None,
         "empty": "" if shown or gaps or timeline.curves or timeline.lateness else _NO_OPS,
     }
 
 
 def began_at(finding: Finding, timeline: Timeline) -> int:
-    """When the incident began, as far as known: the first gap, or the first onset."""
+    """When the incident began, as far as known: with the first gap, onset or open op. A straggler
+    is late all the time, so the last ops are as good as any."""
     known = [gap.since for gap in timeline.gaps]
     known = known or [int(s.onset_at) for s in finding.suspects if s.onset_at is not None]
+    if not known and finding.kind is Kind.STRAGGLER:
+        return max((bar.enqueued for bar in timeline.bars), default=int(finding.opened_at))
+    known = known or [bar.enqueued for bar in timeline.bars if not bar.ended]
     return min(known, default=int(finding.opened_at))
 
 
 def _window(bars: Sequence[Bar], began: int, at: int) -> tuple[int, int]:
     by_rank: dict[int, list[int]] = {}
     for bar in bars:
-        by_rank.setdefault(bar.rank, []).append(bar.enqueued)
+        if bar.enqueued <= began:
+            by_rank.setdefault(bar.rank, []).append(bar.enqueued)
     first = [sorted(times)[-_SHOWN_OPS:][0] for times in by_rank.values()]
     begin = min([began, *first])
     span = max(began - begin, _SHORTEST_NS)
@@ -160,12 +165,14 @@ def _values(curve: Curve, moments: Sequence[int]) -> list[int | None]:
     return [curve.values.get(moment) for moment in moments]
 
 
-def _lateness(timeline: Timeline, begin: int) -> Json:
-    ranks = list(dict.fromkeys(late.rank for late in timeline.lateness))
-    moments = sorted({late.at for late in timeline.lateness})
-    known = {(late.rank, late.at): late.late_ns / 1e9 for late in timeline.lateness}
+def _lateness(finding: Finding, timeline: Timeline, begin: int) -> Json:
+    suspects = [suspect.rank for suspect in finding.suspects]
+    known = {(late.rank, late.op): late.late_ns / 1e9 for late in timeline.lateness}
+    at = {late.op: late.at for late in timeline.lateness}
+    ops = sorted(at, key=lambda op: (at[op], op))
+    ranks = sorted({late.rank for late in timeline.lateness}, key=lambda r: (r not in suspects, r))
     return {
         "ranks": ranks,
-        "at_s": [round((moment - begin) / 1e9, 6) for moment in moments],
-        "late_s": [[known.get((rank, moment)) for moment in moments] for rank in ranks],
+        "at_s": [round((at[op] - begin) / 1e9, 6) for op in ops],
+        "late_s": [[known.get((rank, op)) for op in ops] for rank in ranks],
     }

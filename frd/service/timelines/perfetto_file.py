@@ -14,7 +14,7 @@ import numpy as np
 
 from frd.forms import fold_ranks, utc_text
 from frd.model import Finding
-from frd.perfetto.lanes import lanes
+from frd.perfetto.lanes import NO_LANE, lanes
 from frd.perfetto.writer import BEGIN, TraceWriter
 from frd.service.timelines.timeline import Bar, Timeline
 
@@ -56,13 +56,19 @@ def _add_ops(writer: TraceWriter, timeline: Timeline, rank: int, parent: int) ->
     )
     for group, of_group in groupby(bars, key=lambda bar: bar.group):
         _add_bars(writer, list(of_group), timeline.groups.get(group, group), parent)
-    gaps = [gap for gap in timeline.gaps if gap.rank == rank]
-    track = writer.track("not joined", order=0, parent=parent) if gaps else 0
-    for gap in gaps:
+    gaps = sorted((gap for gap in timeline.gaps if gap.rank == rank), key=lambda gap: gap.since)
+    begin = np.array([gap.since for gap in gaps], np.int64)
+    end = np.array([gap.until or _OPEN for gap in gaps], np.int64)
+    lane = lanes(begin, end, _MAX_LANES)
+    count = int(lane.max(initial=NO_LANE)) + 1
+    tracks = [writer.track("not joined", order=0, parent=parent) for _ in range(count)]
+    for gap, at in zip(gaps, lane.tolist(), strict=True):
+        if at == NO_LANE:
+            continue
         name = f"not joined: {gap.op} #{gap.seq} on {timeline.groups.get(gap.group, gap.group)}"
-        writer.event(BEGIN, gap.since, track, name=name, category="missing")
+        writer.event(BEGIN, gap.since, tracks[at], name=name, category="missing")
         if gap.until is not None:
-            writer.end(gap.until, track)
+            writer.end(gap.until, tracks[at])
 
 
 def _add_bars(writer: TraceWriter, bars: list[Bar], label: str, parent: int) -> None:

@@ -1,6 +1,6 @@
 """A timeline as a value: lanes, bars, gaps and curves, with absolute times; how two are merged.
 
-Times are ns on the service's clock. It is bounded by whoever makes it, see `drawing`.
+Times are ns on the service's clock. `drawing` bounds its size.
 """
 
 from __future__ import annotations
@@ -86,9 +86,16 @@ class Late(msgspec.Struct, frozen=True, array_like=True):
     """When a rank enqueued a collective, compared with the first rank that did."""
 
     rank: int
+    group: str
+    """Its id."""
+    seq: int
     at: int
     """When the first rank did."""
     late_ns: int
+
+    @property
+    def op(self) -> tuple[str, int]:
+        return self.group, self.seq
 
 
 @decodable
@@ -133,7 +140,7 @@ class Timeline(msgspec.Struct, frozen=True):
         try:
             text = zlib.decompressobj().decompress(data, _MAX_BYTES)
             return msgspec.json.decode(text, type=cls)
-        except (zlib.error, msgspec.DecodeError) as error:
+        except (zlib.error, msgspec.DecodeError, RecursionError) as error:
             raise ValueError(f"not a timeline: {error}") from None
 
 
@@ -147,13 +154,13 @@ def merged(kept: Timeline, live: Timeline, *, grows: bool) -> Timeline:
     gaps = {gap.key: gap for gap in kept.gaps}
     if grows:
         gaps |= {gap.key: gap for gap in live.gaps if gap.key not in gaps}
-    lanes = {lane.rank: lane for lane in (*live.lanes, *kept.lanes)} if grows else None
+    lanes = {lane.rank: lane for lane in (*kept.lanes, *live.lanes)} if grows else None
     return msgspec.structs.replace(
         live,
         lanes=tuple(lanes.values()) if lanes is not None else kept.lanes,
         groups={**kept.groups, **live.groups},
         bars=tuple(sorted(bars.values(), key=lambda bar: (bar.rank, bar.enqueued))),
-        gaps=tuple(gaps.values()),
+        gaps=_joined(gaps.values(), bars.values()),
         curves=tuple(_curves(kept.curves, live.curves)),
         lateness=_lateness((*kept.lateness, *live.lateness)),
         all_ranks=max(kept.all_ranks, live.all_ranks),
@@ -163,14 +170,19 @@ def merged(kept: Timeline, live: Timeline, *, grows: bool) -> Timeline:
 
 def closed(timeline: Timeline, at: AlignedNs) -> Timeline:
     """The finding has closed: what was missing is missing no longer."""
-    joined = {bar.key: bar.enqueued for bar in timeline.bars}
-    gaps = [
+    return msgspec.structs.replace(timeline, gaps=_joined(timeline.gaps, timeline.bars, at))
+
+
+def _joined(gaps: Iterable[Gap], bars: Iterable[Bar], at: int | None = None) -> tuple[Gap, ...]:
+    """`gaps`, each up to when its rank joined the op; those of ops that it never joined, up to
+    `at`."""
+    joined = {bar.key: bar.enqueued for bar in bars}
+    return tuple(
         gap
         if gap.until is not None
         else msgspec.structs.replace(gap, until=joined.get(gap.key, at))
-        for gap in timeline.gaps
-    ]
-    return msgspec.structs.replace(timeline, gaps=tuple(gaps))
+        for gap in gaps
+    )
 
 
 def _curves(kept: Iterable[Curve], live: Iterable[Curve]) -> Iterable[Curve]:
@@ -185,7 +197,7 @@ def _curves(kept: Iterable[Curve], live: Iterable[Curve]) -> Iterable[Curve]:
 
 
 def _lateness(rows: Iterable[Late]) -> tuple[Late, ...]:
-    known = {(late.rank, late.at): late for late in rows}
-    moments = sorted({at for _, at in known})[-MAX_LATENESS:]
-    first = moments[0] if moments else 0
-    return tuple(late for late in known.values() if late.at >= first)
+    known = {(late.rank, late.op): late for late in rows}
+    at = {late.op: late.at for late in known.values()}
+    last = frozenset(sorted(at, key=lambda op: (at[op], op))[-MAX_LATENESS:])
+    return tuple(late for late in known.values() if late.op in last)

@@ -13,19 +13,23 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
+import msgspec
+
 from frd.engine.views import AttemptView
 from frd.errors import StoreError
 from frd.model import AlignedNs, Change, Finding, FindingEvent, Kind
 from frd.service.state import ServiceState
-from frd.service.timelines.drawing import OF_MEMORY, drawn
+from frd.service.timelines.drawing import OF_MEMORY, OPS, drawn, placed
 from frd.service.timelines.timeline import Timeline, closed, merged
 from frd.store.timelines import TimelineStore
 
 LOOK_EVERY_S: Final = 2.0
 _SETTLED_AFTER_S: Final = 30.0
-"""By then, the rows that tell of the time of the opening have come."""
+"""By then, the rows about the time of the opening have come."""
 _AGAIN_AFTER_S: Final = 5.0
 _MOST_A_LOOK: Final = 8
+_ALL_OPS: Final = 1_024
+"""Of a lane, to find the ends of stored ops among those of a job that has gone on."""
 _GROWING: Final = OF_MEMORY | {Kind.STRAGGLER}
 """Their curves go on as long as they are open."""
 
@@ -61,8 +65,9 @@ class Timelines:
         still_open = {finding.id: finding for finding in state.open_findings()}
         closing, self._closing = self._closing, {}
         views = _views(state)
-        due = [f for f in still_open.values() if self._is_due(f, now)][:_MOST_A_LOOK]
-        for finding in (*closing.values(), *due):
+        due = [finding for finding in still_open.values() if self._is_due(finding, now)]
+        due.sort(key=lambda finding: self._kept_at.get(finding.id, 0))  # each has its turn
+        for finding in (*closing.values(), *due[:_MOST_A_LOOK]):
             view = views.get((finding.job, finding.attempt))
             await asyncio.to_thread(self._keep, finding, view, int(state.status_view.at))
             self._kept_at[finding.id] = now
@@ -77,7 +82,7 @@ class Timelines:
 
     def _keep(self, finding: Finding, view: AttemptView | None, at: int) -> None:
         try:
-            timeline = self.of(finding, view, at, None)
+            timeline = self._of(finding, view, at, None, grows=_grows(finding, at))
             self._store.save(finding.id, finding.opened_at, timeline.encode())
         except StoreError as error:
             if not self.store_errors:
@@ -96,16 +101,28 @@ class Timelines:
         Raises:
             StoreError: the store cannot be read.
         """
+        return self._of(finding, view, at, ranks, grows=finding.closed_at is None)
+
+    def _of(
+        self,
+        finding: Finding,
+        view: AttemptView | None,
+        at: int,
+        ranks: Collection[int] | None,
+        *,
+        grows: bool,
+    ) -> Timeline:
         kept = self._kept(finding.id)
         live = None
         if view is not None:
-            live = drawn(finding, view, at, ranks)
+            live = drawn(finding, view, at, ranks, OPS if grows else _ALL_OPS)
         if kept is None:
             found = live or Timeline(at=at)
         elif live is None:
             found = kept
         else:
-            found = merged(kept, live, grows=finding.closed_at is None)
+            found = merged(kept, live, grows=grows)
+        found = msgspec.structs.replace(found, lanes=placed(finding, found.lanes))
         if ranks is not None:
             found = found.of(ranks)
         return found if finding.closed_at is None else closed(found, finding.closed_at)
@@ -121,7 +138,18 @@ class Timelines:
         try:
             return Timeline.decode(body)
         except ValueError as error:
-            raise StoreError(f"timelines: {self._store.path}: {finding_id}: {error}") from None
+            log.warning(
+                "timelines: %s: %s: %s: it is replaced", self._store.path, finding_id, error
+            )
+            self.store_errors += 1
+            return None
+
+
+def _grows(finding: Finding, at: int) -> bool:
+    """Whether lanes and ops are added to what is stored. Besides curves, those around the opening
+    are enough: a job that goes on has new ops for as long as the finding is open."""
+    has_settled = at - finding.opened_at >= _SETTLED_AFTER_S * 1e9
+    return finding.closed_at is None and not (finding.kind in _GROWING and has_settled)
 
 
 def _views(state: ServiceState) -> Mapping[tuple[str, int], AttemptView]:

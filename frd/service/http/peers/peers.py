@@ -19,7 +19,8 @@ from starlette.responses import Response
 from frd.cluster.cells import cell_of
 from frd.cluster.lease import ClusterView, Replica
 from frd.decodable import decodable
-from frd.model import Finding, FindingState
+from frd.model import AlignedNs, Finding, FindingState, Kind
+from frd.service.http import parameters
 from frd.service.http.answers import (
     DEFAULT_FINDINGS,
     MAX_DUMP_TIMEOUT_S,
@@ -189,6 +190,7 @@ class Peers:
             job, state = query.get("job"), query.get("state")
             asks = {"state": "open", "limit": str(MAX_FINDINGS)}
             asks |= {name: query[name] for name in ("job", "kind", "until") if name in query}
+            kind, until = query.get("kind"), parameters.time(request, "until")
             target = f"/api/v1/findings?{urlencode(asks, errors='surrogateescape')}"
             others = self._others(job)
             heard, silent = await self._questions.ask(others, request, target, merging.Findings)
@@ -197,7 +199,7 @@ class Peers:
             def merged() -> object:
                 listing = Listing(Heard(_json_of(own), cells), view, silent, job)
                 return merging.merge_findings(
-                    *(listing, heard, self._copies(job)),
+                    *(listing, heard, self._copies(job, Kind(kind) if kind else None, until)),
                     state=state,
                     limit=int(query.get("limit", DEFAULT_FINDINGS)),
                 )
@@ -266,9 +268,13 @@ class Peers:
     def _served(self) -> frozenset[int]:
         return frozenset(self._cells())
 
-    def _copies(self, job: str | None) -> Sequence[Finding]:
+    def _copies(
+        self, job: str | None, kind: Kind | None, until: AlignedNs | None
+    ) -> Sequence[Finding]:
         """The last known version of open findings of all replicas."""
-        return self._view.store.query(state=FindingState.OPEN, job=job, limit=MAX_FINDINGS)
+        return self._view.store.query(
+            state=FindingState.OPEN, job=job, kind=kind, until=until, limit=MAX_FINDINGS
+        )
 
 
 @decodable

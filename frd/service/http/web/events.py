@@ -15,10 +15,12 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
+from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Message
 
 from frd.errors import FrdError
 from frd.forms import finding_json, json_bytes, utc_text
@@ -155,8 +157,9 @@ class _Feed:
 
     async def follow(self, topics: list[_Topic]) -> AsyncIterator[bytes]:
         """Events for one viewer, several together."""
-        yield _event("hello", self._now())
+        # What opens from here on follows the hello, also if the viewer takes its time to read it.
         seen, finding = dict.fromkeys(topics, 0), self._number
+        yield _event("hello", self._now())
         end_at = time.monotonic() + LONGEST_S
         while time.monotonic() < end_at:
             news = self._news
@@ -191,18 +194,19 @@ class _Feed:
 
     async def _run(self) -> None:
         while True:
-            with self._faults.logged("events for the web page"):
-                await self._look()
+            await self._look()
             await asyncio.sleep(_LOOK_S)
 
     async def _look(self) -> None:
         before = self._number
         now = time.monotonic()
-        await self._look_at_findings(now)
+        with self._faults.logged("findings for the web page"):
+            await self._look_at_findings(now)
         for topic in list(self._topics):
             sent = self._sent.get(topic)
             if sent is None or now >= sent.next_at:
-                await self._ask(topic, now)
+                with self._faults.logged(f"{topic[0]} for the web page"):
+                    await self._ask(topic, now)
         if self._number != before:
             news, self._news = self._news, asyncio.Event()
             news.set()
@@ -219,8 +223,8 @@ class _Feed:
                 shown[id_] = _Shown(finding, now)
                 await self._add_finding(finding)
         for id_ in shown.keys() - is_open.keys():
-            del shown[id_]
             closed = await asyncio.to_thread(self._view.finding, id_)
+            del shown[id_]
             if closed is not None:
                 await self._add_finding(closed)
 
@@ -240,8 +244,8 @@ class _Feed:
     async def _ask(self, topic: _Topic, now: float) -> None:
         name, job = topic
         try:
-            answer = await self._handlers[name](self._request(job))
-            body = bytes(answer.body)
+            request = self._request(job)
+            body = await _body(await self._handlers[name](request), request)
         except HTTPException as error:
             body = json_bytes({"error": error.detail})
         except FrdError as error:
@@ -256,13 +260,37 @@ class _Feed:
         headers = [
             (name, value) for name, value in self._scope["headers"] if name == b"authorization"
         ]
+        path = f"/api/v1/jobs/{job}"
         scope: dict[str, Any] = {
             **self._scope,
+            "method": "GET",
+            "path": path,
+            "raw_path": quote(path.encode(errors="surrogateescape")).encode(),
             "headers": headers,
             "path_params": {"job": job},
-            "query_string": b"view=summary" if job else b"",
+            "query_string": b"view=summary",
         }
-        return Request(scope)
+        return Request(scope, _no_body)
+
+
+async def _no_body() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def _body(answer: Response, request: Request) -> bytes:
+    """That of an answer, which may be on its way from another replica."""
+    body = bytearray()
+    is_whole = False
+
+    async def send(message: Message) -> None:
+        nonlocal is_whole
+        body.extend(message.get("body", b""))
+        is_whole = message["type"] == "http.response.body" and not message.get("more_body")
+
+    await answer(request.scope, request.receive, send)
+    if not is_whole:
+        raise HTTPException(503, "events: the answer of another replica broke off")
+    return bytes(body)
 
 
 def _differs(shown: _Shown, finding: Finding, now: float) -> bool:

@@ -95,5 +95,12 @@ class Sessions:
 def _check_origin(request: Request) -> None:
     """Refuse what another site sends."""
     origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+    if origin is not None and _host_in(origin) != request.headers.get("host"):
         refuse(403, "origin: another site: sign in on the page of the service")
+
+
+def _host_in(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:  # not an address
+        return None

@@ -31,7 +31,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
     jobs.append(job_view("b\nc"))
     service = Service(tmp_path, [*jobs, job_view("gone")])
     yield Client(service)
-    service.store.close()
+    service.close()
 
 
 def test_metrics(client: Client) -> None:
@@ -76,9 +76,12 @@ def test_jobs(client: Client) -> None:
         "attempt": 1,
         "world_size": 2,
         "ended": False,
+        "state": "running",
         "ranks": {"live": 1, "silent": 1},
         "open_findings": 2,
         "last_heard_s": 1.0,
+        "gap_entries": 0,
+        "pace": {"per_s": None, "every_s": 5.0, "recent": []},
         "agents": 1,
     }
 
@@ -314,7 +317,7 @@ def test_agents_that_are_gone(client: Client) -> None:
 @pytest.mark.parametrize(
     ("path", "query", "status"),
     [
-        ("/", "", 404),
+        ("/nothing", "", 404),
         ("/api/v1/nothing", "", 404),
         ("/api/v1/jobs/unknown", "", 404),
         ("/api/v1/findings/unknown", "", 404),
@@ -354,7 +357,7 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     """A job name with a lone surrogate is answered as escaped JSON, not as a fault."""
     service = Service(tmp_path, [job_view("a\udcff")])
     jobs = Client(service).get("/api/v1/jobs").json["jobs"]
-    service.store.close()
+    service.close()
     assert [job["job"] for job in jobs] == ["a\udcff"]
 
 

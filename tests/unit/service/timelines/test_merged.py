@@ -43,11 +43,18 @@ def test_what_is_new_is_added_while_it_grows() -> None:
     assert found.groups == {"g": "dp", "h": "tp"}
 
 
-def test_lanes_follow_what_is_known_now() -> None:
-    """A rank becomes a suspect while the finding is open: its lane says so, and comes first."""
-    kept = timeline(10, lane(0, "waiting"), lane(1, "member"), lane(2, "member", None))
-    live = timeline(20, lane(2, "suspect"), lane(0, "witness"), lane(1, "member"))
-    assert merged(kept, live, grows=True).lanes == live.lanes
+def test_lanes_are_those_of_now() -> None:
+    """The clock of a rank is known only now, and another rank has come: each has its newest
+    lane, and a rank that is gone keeps its last one."""
+    kept = timeline(10, lane(0, "waiting"), lane(1, "member", None))
+    live = timeline(20, lane(2, "other"), lane(1, "suspect"))
+    found = merged(kept, live, grows=True).lanes
+    assert {one.rank: one for one in found} == {
+        0: kept.lanes[0],
+        1: live.lanes[1],
+        2: live.lanes[0],
+    }
+    assert len(found) == 3
 
 
 def test_a_rank_that_has_joined_is_missing_no_longer() -> None:
@@ -86,10 +93,12 @@ def test_curves_are_united_and_bounded() -> None:
 
 
 def test_lateness_is_united_and_bounded() -> None:
-    """Each look has some ops again and some new ones: each is there once, and the last ones stay."""
+    """Each look has some ops again and some new ones: each is there once, the last ones stay."""
     known = Timeline(at=0)
     for first in range(0, 3 * MAX_LATENESS, 50):
-        rows = tuple(Late(rank, at(n), n) for n in range(first, first + 100) for rank in (0, 1))
+        rows = tuple(
+            Late(rank, "dp", n, at(n), n) for n in range(first, first + 100) for rank in (0, 1)
+        )
         known = merged(known, Timeline(at=1, lateness=rows), grows=True)
     moments = sorted({late.at for late in known.lateness})
     assert len(moments) == MAX_LATENESS

@@ -23,7 +23,7 @@ WHOLE = timeline(
     gap(0, 7, 1, 8.5),
     gap(0, 8, 9),
     curve(0, {3: 1 << 40, -1: 0}, capacity=1 << 41),
-    lateness=(Late(0, at(1), -5),),
+    lateness=(Late(0, "dp", 3, at(1), -5),),
     every_ns=2_000_000_000,
     has_unknown_ends=True,
 )
@@ -55,6 +55,7 @@ def test_a_file_of_a_newer_release() -> None:
         zlib.compress(b'{"at": 1, "more": ' + b"[" * 100_000),
         WHOLE.encode()[:-20],
     ],
+    ids=range(10),
 )
 def test_damaged_bytes_are_refused(data: bytes) -> None:
     """Nothing, something else, and half of a timeline: a ValueError, whatever it is."""

@@ -1,0 +1,237 @@
+"""Server-sent events: what a viewer gets when the state of the service changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from frd.engine.views import StatusView
+from frd.errors import StoreError
+from frd.forms import utc_text
+from frd.service.http.routes import create_app
+from frd.service.http.web import events as module
+from tests.world.event_feed import LISTS, Feeding, news, request, streamed
+from tests.world.http_api import Service, job_view
+from tests.world.views import NOW
+
+
+@pytest.fixture
+def feeding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Feeding]:
+    service = Service(tmp_path, [job_view("train")], [])
+    yield Feeding(service, monkeypatch)
+    service.close()
+
+
+# -- answers -----------------------------------------------------------------------------------
+
+
+async def test_answers_come_together(feeding: Feeding) -> None:
+    """Two lists that are new arrive in one write, and nothing comes again that has not changed."""
+    async with feeding.viewer(*LISTS) as stream:
+        await feeding.look()
+        assert [name for name, _ in await news(stream)] == ["jobs", "health"]
+        waiting = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await feeding.look(2)
+        assert await asyncio.wait_for(waiting, 5) == (b'event: jobs\ndata: {"n":3,"more":""}\n\n')
+
+
+async def test_a_new_viewer_gets_the_last_answers(feeding: Feeding) -> None:
+    """It comes between two looks: the answers are those that the others have."""
+    async with feeding.viewer(*LISTS) as first:
+        await feeding.look()
+        await news(first)
+        async with feeding.viewer(*LISTS) as second:
+            assert [name for name, _ in await news(second)] == ["jobs", "health"]
+        assert len(feeding.asked) == 2
+
+
+async def test_how_often_an_answer_comes(feeding: Feeding) -> None:
+    """Jobs and a job each 2 s, health each 5 s, looked at each second for a minute."""
+    async with feeding.viewer(*LISTS, ("job", "train")):
+        for _ in range(60):
+            await feeding.look(1)
+    names = [name for name, _ in feeding.asked]
+    assert {name: names.count(name) for name in set(names)} == {"jobs": 30, "health": 12, "job": 30}
+
+
+@pytest.mark.parametrize("size", [10, 20_000, 60_000, 500_000])
+async def test_a_viewer_gets_a_bounded_number_of_bytes(feeding: Feeding, size: int) -> None:
+    """However large the answers are: less than 2 MB a minute, except for the very first ones; and
+    each of them comes again."""
+    feeding.size = size
+    sent = 0
+    topics = [*LISTS, ("job", "train")]
+    async with feeding.viewer(*topics) as stream:
+        await feeding.look()
+        await news(stream)
+        for _ in range(600):
+            before = feeding.feed._number
+            await feeding.look(1)
+            if feeding.feed._number != before:
+                sent += len(await anext(stream))
+    assert sent / 10 < 2_000_000
+    assert {name for name, _ in feeding.asked[3:]} == {"jobs", "health", "job"}
+
+
+async def test_what_the_handlers_are_asked(feeding: Feeding) -> None:
+    """The token of the viewers goes with it, and nothing else of their request: neither what they
+    ask of the stream, nor how they want it packed."""
+    async with feeding.viewer(*LISTS, ("job", "a/b c")):
+        await feeding.look()
+    asked = dict(feeding.asked)
+    for of in asked.values():
+        assert of.headers.items() == [("authorization", "Bearer x")]
+        assert of.method == "GET"
+    assert dict(asked["job"].query_params) == {"view": "summary"}
+    assert asked["job"].path_params["job"] == "a/b c"
+    assert "memory" not in asked["jobs"].query_params
+
+
+@pytest.mark.parametrize(
+    "error",
+    [HTTPException(404, "job: 'x': unknown here"), StoreError("job: 'x': unknown here")],
+)
+async def test_an_answer_that_is_an_error(feeding: Feeding, error: Exception) -> None:
+    """The viewer gets its text, in the form of errors of the API, and all else as usual."""
+    feeding.fails["job"] = error
+    async with feeding.viewer(("job", "x"), *LISTS) as stream:
+        await feeding.look()
+        found = await news(stream)
+    assert [name for name, _ in found] == ["job", "jobs", "health"]
+    assert found[0][1] == {"error": "job: 'x': unknown here"}
+
+
+async def test_a_fault_of_one_answer_delays_no_other(feeding: Feeding) -> None:
+    """One of the handlers breaks: viewers get what the others say, as soon as it is there."""
+    feeding.fails["job"] = RuntimeError("a fault")
+    async with feeding.viewer(("job", "x"), *LISTS) as stream:
+        waiting = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        with contextlib.suppress(RuntimeError):
+            await feeding.look()
+        data = await asyncio.wait_for(waiting, 1)
+        assert b"event: jobs" in data
+        assert b"event: health" in data
+
+
+async def test_a_quiet_stream_shows_that_it_is_well(
+    feeding: Feeding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without news there is a tick, with the time of the last evaluation."""
+    monkeypatch.setattr(module, "_QUIET_S", 0)
+    async with feeding.viewer() as stream:
+        assert await news(stream) == [("tick", {"at": utc_text(NOW)})]
+        assert await news(stream) == [("tick", {"at": utc_text(NOW)})]
+
+
+# -- viewers -----------------------------------------------------------------------------------
+
+
+async def test_viewers_share_a_feed(feeding: Feeding) -> None:
+    """Two with one token: each answer is asked for once. A third one has another token, and gets
+    what that may see."""
+    events = feeding.events
+    streams = [
+        events._follow(request(token), job)
+        for token, job in (("Bearer a", None), ("Bearer a", "train"), ("Bearer b", None))
+    ]
+    for stream in streams:
+        await anext(stream)
+    assert (len(events._feeds), events._viewers) == (2, 3)
+    for stream in streams:
+        assert b"event: jobs" in await asyncio.wait_for(anext(stream), 5)
+    tokens = [of.headers["authorization"] for name, of in feeding.asked if name == "jobs"]
+    assert sorted(tokens) == ["Bearer a", "Bearer b"]
+    for stream in streams:
+        await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def test_the_last_viewer_ends_a_feed(feeding: Feeding) -> None:
+    """A feed works as long as somebody looks; answers that nobody wants any more are forgotten."""
+    events = feeding.events
+    first, second = (events._follow(request(), job) for job in ("train", None))
+    for stream in (first, second):
+        await anext(stream)
+        await asyncio.wait_for(anext(stream), 5)
+    (feed,) = events._feeds.values()
+    running = feed._running
+    assert running is not None
+    while ("job", "train") not in feed._sent:
+        await asyncio.wait_for(anext(first), 5)
+    await first.aclose()  # type: ignore[attr-defined]
+    assert (events._viewers, ("job", "train") in feed._sent) == (1, False)
+    assert not running.cancelling()
+    await second.aclose()  # type: ignore[attr-defined]
+    await asyncio.gather(running, return_exceptions=True)
+    assert (events._viewers, events._feeds, running.cancelled()) == (0, {}, True)
+
+
+async def test_a_stream_ends_after_a_while(
+    feeding: Feeding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client connects again, with a token that may have been withdrawn meanwhile."""
+    monkeypatch.setattr(module, "LONGEST_S", 0)
+    chunks = [chunk async for chunk in feeding.events._follow(request(), None)]
+    assert chunks[0].startswith(b"event: hello\n")
+    assert (feeding.events._viewers, feeding.events._feeds) == (0, {})
+
+
+async def test_the_number_of_viewers_is_bounded(feeding: Feeding) -> None:
+    """Two hundred are enough: 503 that says what to do instead."""
+    feeding.events._viewers = module.MAX_VIEWERS
+    with pytest.raises(HTTPException, match="events: 200 viewers already: ask the API") as refused:
+        await feeding.events.stream(request())
+    assert refused.value.status_code == 503
+
+
+# -- the whole application ---------------------------------------------------------------------
+
+
+async def test_a_stream_of_the_application(tmp_path: Path) -> None:
+    """Hello, the lists, and the summary of the job, as the API has them; nothing stores the
+    stream, and no proxy holds it back."""
+    service = Service(tmp_path, [job_view("a/b c")])
+    app = create_app(service.view)
+    start, found = await streamed(
+        app, "job=a/b%20c", lambda got: {"jobs", "health", "job"} <= dict(got).keys()
+    )
+    headers = dict(start["headers"])
+    assert start["status"] == 200
+    assert headers[b"content-type"].startswith(b"text/event-stream")
+    assert (headers[b"cache-control"], headers[b"x-accel-buffering"]) == (b"no-store", b"no")
+    assert found[0] == ("hello", {"at": utc_text(NOW)})
+    shown = dict(found)
+    assert [one["job"] for one in shown["jobs"]["jobs"]] == ["a/b c"]
+    assert shown["health"]["services"][0]["agents"] == 1
+    assert (shown["job"]["job"], "map" in shown["job"]) == ("a/b c", True)
+    service.close()
+
+
+async def test_a_stream_about_an_unknown_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event says so; it is the summary as soon as the job is there."""
+    monkeypatch.setattr(module, "_LOOK_S", 0.0)
+    monkeypatch.setattr(module, "_PACES", dict.fromkeys(module._PACES, module._Pace(0.0, 1e9)))
+    service = Service(tmp_path, [job_view("train")])
+
+    def wanted(got: list[tuple[str, object]]) -> bool:
+        if "job" in dict(got):
+            service.state = dataclasses.replace(
+                service.state, status_view=StatusView(NOW, [job_view("later")], [])
+            )
+        return len([name for name, _ in got if name == "job"]) > 1
+
+    _, found = await streamed(create_app(service.view), "job=later", wanted)
+    first, second = (data for name, data in found if name == "job")
+    assert first == {"error": "job: 'later': unknown here: see /api/v1/jobs"}
+    assert second["job"] == "later"
+    service.close()

@@ -1,0 +1,210 @@
+"""Signing in with a browser: the token becomes a cookie, which counts like the header."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from http.cookies import SimpleCookie
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd.service.access.grants import Tokens
+from frd.service.http.routes import WebOptions
+from frd.service.http.web.session import COOKIE, token_in
+from tests.world.http_api import Answer, Client, Service, finding, job_view
+
+OPERATOR, READER, AGENT = "o" * 32, "r" * 32, "a" * 32
+PATH = "/api/v1/session"
+OUT = {"required": True, "signed_in": False, "role": None}
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    made = Service(tmp_path, [job_view("train")])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Tokens:
+    path = tmp_path / "tokens"
+    path.write_text(f"{OPERATOR} role=operator\n{READER} role=reader\n{AGENT} role=agent\n")
+    path.chmod(0o600)
+    return Tokens(path)
+
+
+@pytest.fixture
+def client(service: Service, tokens: Tokens) -> Client:
+    return Client(service, WebOptions(tokens))
+
+
+def sign_in(client: Client, token: str, **more: Any) -> Answer:
+    return client.post(PATH, {"token": token}, **more)
+
+
+def cookie_of(answer: Answer) -> SimpleCookie:
+    return SimpleCookie(answer.headers["set-cookie"])
+
+
+def encoded(token: str) -> str:
+    return f"{COOKIE}={base64.urlsafe_b64encode(token.encode()).decode()}"
+
+
+def test_a_service_without_tokens(service: Service) -> None:
+    """Everybody may do everything, and there is nothing to sign in with."""
+    client = Client(service)
+    everything = {"required": False, "signed_in": True, "role": "operator"}
+    assert client.get(PATH).json == everything
+    answer = sign_in(client, "whatever")
+    assert (answer.status, answer.json) == (200, everything)
+    assert "set-cookie" not in answer.headers
+    assert client.send("DELETE", PATH).json == everything
+
+
+@pytest.mark.parametrize(("token", "role"), [(READER, "reader"), (OPERATOR, "operator")])
+def test_signing_in(client: Client, token: str, role: str) -> None:
+    """The answer says the role, and the cookie is a session that scripts cannot read."""
+    answer = sign_in(client, f" {token}\n", origin="http://frd")
+    assert (answer.status, answer.json) == (
+        200,
+        {"required": True, "signed_in": True, "role": role},
+    )
+    morsel = cookie_of(answer)[COOKIE]
+    assert (morsel["httponly"], morsel["samesite"].lower(), morsel["path"]) == (True, "strict", "/")
+    assert (morsel["max-age"], morsel["expires"], morsel["domain"]) == ("", "", "")
+    assert not morsel["secure"]
+    shown = client.get(PATH, cookie=f"{COOKIE}={morsel.value}")
+    assert shown.json == {"required": True, "signed_in": True, "role": role}
+    assert client.get(PATH).json == OUT
+
+
+def test_the_cookie_is_for_https_only(service: Service, tokens: Tokens) -> None:
+    """By HTTPS, and behind a proxy that speaks it: browsers send it over nothing else."""
+    plain, behind = Client(service, WebOptions(tokens)), WebOptions(tokens, is_https=True)
+    assert cookie_of(sign_in(plain, READER, scheme="https"))[COOKIE]["secure"]
+    assert cookie_of(sign_in(Client(service, behind), READER))[COOKIE]["secure"]
+
+
+@pytest.mark.parametrize("token", [AGENT, "x" * 32, READER[:-1], f"{READER} x", "é" * 20])
+def test_a_token_that_is_unknown_or_for_agents(client: Client, token: str) -> None:
+    """401, and no cookie; the answer does not say which of both it is."""
+    answer = sign_in(client, token)
+    assert (answer.status, answer.json["error"]) == (
+        401,
+        "token: unknown, or only for agents: ask who runs the service for one",
+    )
+    assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"token": " "}, "token: 0 characters"),
+        ({"token": "x" * 3000}, "token: 3000 characters"),
+        ({"token": 1}, "token"),
+        ({}, "token"),
+        ({"token": READER, "role": "operator"}, "unknown field"),
+        (b"\xff", "body"),
+    ],
+)
+def test_a_body_that_cannot_be_used(client: Client, body: object, says: str) -> None:
+    """400 that says what is wrong; of another type than JSON, which other sites may send, too."""
+    answer = client.post(PATH, body)
+    assert (answer.status, says in answer.json["error"]) == (400, True)
+    assert client.post(PATH, {"token": READER}, content_type="text/plain").status == 400
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "https://evil.example",
+        "http://frd.evil.example",
+        "http://frd:81",
+        "null",
+        "frd",
+        "http://[",
+        "http://frd@evil.example",
+    ],
+)
+def test_another_site_signs_nobody_in_or_out(client: Client, origin: str) -> None:
+    """Its request is refused before the token is looked at, whatever the origin looks like."""
+    answer = sign_in(client, READER, origin=origin)
+    assert (answer.status, answer.json["error"].partition(":")[0]) == (403, "origin")
+    answer = client.send("DELETE", PATH, headers={"origin": origin})
+    assert (answer.status, "set-cookie" in answer.headers) == (403, False)
+
+
+def test_signing_out(client: Client) -> None:
+    """The cookie ends, with the attributes that it has, without which browsers would keep it."""
+    cookie = encoded(READER)
+    answer = client.send("DELETE", PATH, headers={"cookie": cookie, "origin": "http://frd"})
+    assert (answer.status, answer.json) == (200, OUT)
+    morsel = cookie_of(answer)[COOKIE]
+    assert (morsel.value, morsel["max-age"], morsel["path"]) == ("", "0", "/")
+    assert morsel["httponly"]
+    assert client.get("/api/v1/jobs", cookie=f"{COOKIE}=").status == 401
+
+
+# -- what the cookie is good for ---------------------------------------------------------------
+
+
+def test_the_cookie_counts_like_the_header(client: Client) -> None:
+    """A reader reads; what needs an operator is refused, with the reader's role as reason."""
+    cookie = encoded(READER)
+    assert client.get("/api/v1/jobs").status == 401
+    assert client.get("/api/v1/jobs", cookie=f"other=1; {cookie}; more=2").status == 200
+    assert client.get("/api/v1/dumps/x", cookie=cookie).status == 403
+    assert client.get("/api/v1/dumps/x", cookie=encoded(OPERATOR)).status == 404
+    assert client.get("/api/v1/jobs", cookie=encoded(AGENT)).status == 403
+    assert client.get("/api/v1/jobs", cookie=encoded("x" * 32)).status == 401
+
+
+def test_the_header_is_preferred(client: Client) -> None:
+    """A command that sends a token means that one, whatever cookie comes with it."""
+    good, bad = f"Bearer {READER}", f"Bearer {'x' * 32}"
+    assert client.get("/api/v1/jobs", authorization=bad, cookie=encoded(READER)).status == 401
+    assert client.get("/api/v1/jobs", authorization=good, cookie=encoded("x" * 32)).status == 200
+    assert client.get("/api/v1/jobs", authorization="Basic x", cookie=encoded(READER)).status == 401
+
+
+@pytest.mark.parametrize("value", ["", "x", "====", "a" * 5, "/w==", "é", '"', READER, "%20"])
+def test_a_cookie_that_is_none(client: Client, value: str) -> None:
+    """Not Base64, or not text: no token, and no fault."""
+    assert client.get("/api/v1/jobs", cookie=f"{COOKIE}={value}").status == 401
+    assert client.get(PATH, cookie=f"{COOKIE}={value}").json == OUT
+
+
+def test_tokens_in_cookies() -> None:
+    """Any text survives; without the cookie there is none."""
+    assert token_in(encoded("a b\r\nü")) == "a b\r\nü"
+    assert token_in(None) is token_in("") is token_in("other=1") is None
+
+
+def test_a_page_changes_nothing_with_the_cookie(client: Client) -> None:
+    """An operator is signed in. A page, be it that of the service, may neither take a dump nor
+    close a finding: browsers send its origin, and commands send none."""
+    cookie = encoded(OPERATOR)
+    close = f"/api/v1/findings/{finding(1).id}/close"
+    for origin in ("http://frd", "https://evil.example"):
+        for path, body in (("/api/v1/jobs/train/dumps", {}), (close, {"because": "x"})):
+            answer = client.post(path, body, origin=origin, cookie=cookie)
+            assert (answer.status, answer.json["error"].partition(":")[0]) == (403, "origin")
+    assert client.service.asked == []
+    assert client.post("/api/v1/jobs/train/dumps", {}, cookie=cookie).status == 201
+
+
+def test_what_needs_no_token(client: Client) -> None:
+    """Supervisors, links to runbooks, and the page, which reveals nothing; everything else does."""
+    for path in ("/-/healthy", "/-/ready", PATH, "/runbooks/", "/", "/history", "/jobs/train"):
+        assert client.get(path).status == 200, path
+    for path in ("/findings/ab12", "/web/app.css"):
+        assert client.get(path).status == 200, path
+    for path in (
+        "/metrics", "/api/v1/jobs", "/api/v1/jobs/train", "/api/v1/health", "/api/v1/events",
+        "/api/v1/findings", f"/api/v1/findings/{finding(1).id}/timeline", "/api/v1/history",
+        "/api/v1/cluster", "/api/v1/session/x", "/web", "/jobs", "//", "/nothing", "",
+    ):  # fmt: skip
+        answer = client.get(path)
+        assert (answer.status, answer.headers.get("www-authenticate")) == (401, "Bearer"), path
