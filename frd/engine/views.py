@@ -139,6 +139,11 @@ class MemoryView:
     recent: Int64s = field(default_factory=lambda: _no_bytes().reshape(0, 0))
     """(S, R) one value for each `every_s`, the newest last; -1 none."""
     every_s: float = 0.0
+    """At least; a value is of all samples from its time to that of the next one."""
+    first_at: Int64s = field(default_factory=_no_bytes)
+    """(S,) the time of the first known value of `recent`, aligned ns."""
+    last_at: Int64s = field(default_factory=_no_bytes)
+    """(S,) that of the last one; those between are evenly apart, nearly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +244,9 @@ class RankGroup:
 class History(Protocol):
     """What pictures show of an attempt; every method computes, in whatever thread."""
 
-    def ops(self, ranks: Collection[int], most: int) -> RecentOps:
-        """The last `most` ops of each of these ranks."""
+    def ops(self, ranks: Collection[int], most: int, until: AlignedNs | None = None) -> RecentOps:
+        """The last `most` ops of each of these ranks, of those that any of them had enqueued by
+        `until`."""
 
     def group_map(self, most: int) -> GroupMap:
         """At most so many labels, those with the worst cells first."""

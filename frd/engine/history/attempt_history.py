@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from frd.engine.history import group_map, recent_ops
 from frd.engine.history.copies import Copies
 from frd.engine.views import GroupMap, OpenOp, RankGroup, RecentOps
+from frd.model import AlignedNs
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptHistory:
     copies: Copies
 
-    def ops(self, ranks: Collection[int], most: int) -> RecentOps:
-        return recent_ops.recent_ops(self.copies, ranks, most)
+    def ops(self, ranks: Collection[int], most: int, until: AlignedNs | None = None) -> RecentOps:
+        return recent_ops.recent_ops(self.copies, ranks, most, until)
 
     def group_map(self, most: int) -> GroupMap:
         return group_map.group_map(self.copies, most)

@@ -15,7 +15,7 @@ import numpy as np
 from frd.engine.history.copies import Copies, OpenWaits
 from frd.engine.history.recent_entries import EntryColumnsBatch
 from frd.engine.views import MissingOps, RecentOps
-from frd.model import Bools, Flags, Int64s
+from frd.model import AlignedNs, Bools, Flags, Int64s
 
 _NEVER: Final = np.iinfo(np.int64).max
 _OVER: Final = int(Flags.COMPLETED | Flags.FAILED)
@@ -37,15 +37,23 @@ class _Ops:
             self.failed = np.zeros(0, np.bool_)
             return
         flags = rows.flags[order]
-        self.created = np.maximum.reduceat(rows.created_ns[order], first)
-        self.started = np.maximum.reduceat(rows.started_ns[order], first)
-        self.completed = np.maximum.reduceat(rows.completed_ns[order], first)
+        self.created = _earliest(rows.created_ns[order], first)
+        self.started = _earliest(rows.started_ns[order], first)
+        self.completed = _earliest(rows.completed_ns[order], first)
         over_at = np.where(flags & _OVER != 0, rows.at[order], _NEVER)
         self.reported = np.minimum.reduceat(over_at, first)
         self.failed = np.bitwise_or.reduceat(flags, first) & int(Flags.FAILED) != 0
 
 
-def recent_ops(copies: Copies, ranks: Collection[int], most: int) -> RecentOps:
+def _earliest(times: Int64s, first: Int64s) -> Int64s:
+    """Of the rows of each op, the earliest time that is known; 0 if none is."""
+    found = np.minimum.reduceat(np.where(times == 0, _NEVER, times), first)
+    return np.where(found == _NEVER, 0, found)
+
+
+def recent_ops(
+    copies: Copies, ranks: Collection[int], most: int, until: AlignedNs | None = None
+) -> RecentOps:
     """See `History.ops`."""
     wanted = np.zeros(max(copies.world_size, len(copies.state)), np.bool_)
     wanted[[rank for rank in ranks if 0 <= rank < len(wanted)]] = True
@@ -71,10 +79,12 @@ def recent_ops(copies: Copies, ranks: Collection[int], most: int) -> RecentOps:
     latest = np.minimum(reported, copies.now)
     ended = np.where(is_over, np.where(completed > 0, completed, latest), 0)
     ended = np.where(is_over, np.maximum(ended, enqueued), 0)
-    earliest = _last_join(copies, group, op_seq, signature, enqueued)
+    first, last = _joins(group, op_seq, enqueued)
+    waits_for_all = np.append(copies.synchronizing, False)[signature]
+    earliest = np.where(waits_for_all, last, enqueued)
     earliest = np.where(failed, enqueued, earliest)  # a time-out waits for no rank
     ended_from = np.where(is_over & (completed == 0), np.minimum(earliest, ended), ended)
-    keep = np.flatnonzero(enqueued > 0)
+    keep = np.flatnonzero((enqueued > 0) & (first <= (copies.now if until is None else until)))
     keep = keep[np.lexsort((enqueued[keep], rank[keep]))]
     keep = keep[_place_from_end(rank[keep]) < most]
     names = sorted({one.op for one in copies.signatures})
@@ -117,19 +127,17 @@ def _in(pair: Int64s, seq: Int64s, pairs: Int64s, seqs: Int64s) -> Bools:
     return np.fromiter((one in known for one in at), np.bool_, len(pair))
 
 
-def _last_join(
-    copies: Copies, group: Int64s, seq: Int64s, signature: Int64s, enqueued: Int64s
-) -> Int64s:
-    """The time before which an op cannot have ended: when the last member is known to have joined
-    it, or the rank itself if it may end earlier."""
+def _joins(group: Int64s, seq: Int64s, enqueued: Int64s) -> tuple[Int64s, Int64s]:
+    """Of each op, when the first and the last of these ranks joined it."""
     if not len(group):
-        return enqueued
+        return enqueued, enqueued
     _, of = np.unique(np.stack((group, seq)), axis=1, return_inverse=True)
     of = of.reshape(-1)
-    last = np.zeros(int(of.max()) + 1, np.int64)
+    first = np.full(int(of.max()) + 1, _NEVER, np.int64)
+    last = np.zeros_like(first)
+    np.minimum.at(first, of, enqueued)
     np.maximum.at(last, of, enqueued)
-    waits_for_all = np.append(copies.synchronizing, False)[signature]
-    return np.where(waits_for_all, last[of], enqueued)
+    return first[of], last[of]
 
 
 def _place_from_end(rank: Int64s) -> Int64s:

@@ -160,12 +160,16 @@ class Memory:
         if rows != len(self._order):
             self._order = np.argsort(series.rank[:rows], kind="stable")
             self._ordered = tuple(series.infos[row] for row in self._order.tolist())
+        recent = series.recent(self._order, _RECENT)
+        first, last = series.span(self._order, recent)
         return MemoryView(
             series=self._ordered,
             used=series.value[self._order],
             capacity=series.capacity[self._order],
-            recent=series.recent(self._order, _RECENT),
+            recent=recent,
             every_s=BIN_NS / SECOND,
+            first_at=first,
+            last_at=last,
         )
 
     @property

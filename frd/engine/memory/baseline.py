@@ -112,6 +112,11 @@ class Bins(GrowingColumns):
         highs = np.take_along_axis(self._high[row], place, axis=1)
         return np.where(np.take_along_axis(self._samples[row], place, axis=1) > 0, highs, -1)
 
+    def begin(self, row: Int64s, back: Int64s) -> Int64s:
+        """(n,) when the bin so many before the last one began."""
+        at: Int64s = self._begin[row, (self._newest[row] - back) % _BINS]
+        return at
+
 
 def _prefer_if_enough(better: Bools, usual: Bools) -> Bools:
     """By row: `better` if it has enough bins, else `usual`."""

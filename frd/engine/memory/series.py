@@ -373,3 +373,11 @@ class Series(GrowingColumns):
         """(n, count) the highest value of each of the last bins, the open one last; -1 none."""
         complete = self.bins.recent(row, count - 1)
         return np.concatenate((complete, self.bin_high[row, None]), axis=1)
+
+    def span(self, row: Int64s, recent: Int64s) -> tuple[Int64s, Int64s]:
+        """(n,) when the first known bin of `recent`, which is that of these rows, began, and when
+        the open one did."""
+        complete = (recent[:, :-1] >= 0).sum(axis=1)
+        last = self.bin_begin[row]
+        first = self.bins.begin(row, complete - 1)
+        return np.where(complete > 0, first, last), last

@@ -13,12 +13,21 @@ import msgspec
 import numpy as np
 
 from frd.engine.views import AttemptView, RecentOps
-from frd.model import Finding, GroupInfo, Kind, SeriesKind
-from frd.service.timelines.timeline import MAX_LATENESS, Bar, Curve, Gap, Lane, Late, Timeline
+from frd.model import AlignedNs, Finding, GroupInfo, Kind, SeriesKind
+from frd.service.timelines.timeline import (
+    MAX_LATENESS,
+    MOMENT_NS,
+    Bar,
+    Curve,
+    Gap,
+    Lane,
+    Late,
+    Timeline,
+)
 
 MAX_LANES: Final = 256
 OF_MEMORY: Final = frozenset({Kind.MEMORY_SPIKE, Kind.OOM})
-OPS: Final = 32
+_OPS: Final = 32
 """Ops a lane."""
 _SUSPECTS: Final = 8
 _CURVES: Final = 16
@@ -85,10 +94,15 @@ def placed(finding: Finding, lanes: Iterable[Lane]) -> tuple[Lane, ...]:
 
 
 def drawn(
-    finding: Finding, view: AttemptView, at: int, ranks: Collection[int] | None, most: int = OPS
+    finding: Finding,
+    view: AttemptView,
+    at: int,
+    ranks: Collection[int] | None,
+    *,
+    until: AlignedNs | None = None,
 ) -> Timeline:
-    """The lanes of `ranks` (None: of up to `MAX_LANES` that matter most), with the last `most` ops
-    of each."""
+    """The lanes of `ranks` (None: of up to `MAX_LANES` that matter most), with the last ops of
+    those that any of them had enqueued by `until` (None: by now)."""
     all_ranks = view.rank_columns.rank.tolist()
     if ranks is None:
         chosen = lanes_of(finding, all_ranks, MAX_LANES)
@@ -99,7 +113,7 @@ def drawn(
     chosen = list(dict.fromkeys([*suspects, *sorted(chosen)]))
     if view.history is None:
         return Timeline(at=at, all_ranks=len(all_ranks))
-    ops = view.history.ops(chosen, most)
+    ops = view.history.ops(chosen, _OPS, until)
     roles, nodes = roles_of(finding, chosen), _nodes(view, chosen)
     is_of_memory = finding.kind in OF_MEMORY
     return Timeline(
@@ -112,7 +126,6 @@ def drawn(
         bars=tuple(_bars(ops)),
         gaps=tuple(_gaps(ops)),
         curves=tuple(_curves(finding, view)) if is_of_memory else (),
-        every_ns=max(1, round(view.memory.every_s * 1e9)),
         lateness=tuple(_lateness(finding, view)) if finding.kind is Kind.STRAGGLER else (),
         all_ranks=len(all_ranks),
         has_unknown_ends=ops.has_unknown_ends,
@@ -149,26 +162,23 @@ def _gaps(ops: RecentOps) -> Iterator[Gap]:
 
 
 def _curves(finding: Finding, view: AttemptView) -> Iterator[Curve]:
-    """All series of the suspects, and those of the same kinds of some others."""
+    """All series of the suspects (of some victims, if there are none), and those of the same kinds
+    of some other ranks."""
     memory, suspects = view.memory, {suspect.rank for suspect in finding.suspects}
     if not memory.recent.size:
         return
-    others = set(_sample([r for r in finding.victims if r not in suspects], _PEERS))
+    suspects = suspects or set(_sample(finding.victims, _PEERS))
+    others = set(_sample([r for r in view.rank_columns.rank.tolist() if r not in suspects], _PEERS))
     rows = [i for i, of in enumerate(memory.series) if of.rank in suspects]
     kinds = {memory.series[i].kind for i in rows} - {SeriesKind.CGROUP_USED}
     rows += [i for i, of in enumerate(memory.series) if of.rank in others and of.kind in kinds]
-    every_ns = max(1, round(memory.every_s * 1e9))
-    newest = int(memory_at(view) // every_ns)
-    count = memory.recent.shape[1]
     for i in rows[:_CURVES]:
-        of, recent = memory.series[i], memory.recent[i].tolist()
-        values = {newest - count + 1 + k: value for k, value in enumerate(recent) if value >= 0}
+        of = memory.series[i]
+        known = memory.recent[i][memory.recent[i] >= 0]
+        at = np.linspace(memory.first_at[i], memory.last_at[i], len(known))
+        moments = (at // MOMENT_NS).astype(np.int64).tolist()
+        values = dict(zip(moments, known.tolist(), strict=True))
         yield Curve(of.rank, of.kind.value, of.device, int(memory.capacity[i]), values)
-
-
-def memory_at(view: AttemptView) -> int:
-    """When the newest memory value of a view was taken, as far as known."""
-    return int(view.rank_columns.as_of.max(initial=0))
 
 
 def _lateness(finding: Finding, view: AttemptView) -> Iterator[Late]:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from frd.forms import clock_text, fold_ranks, utc_text
 from frd.model import UNKNOWN_SEQ, Finding, FindingState, Kind
-from frd.service.timelines.timeline import Bar, Curve, Gap, Timeline
+from frd.service.timelines.timeline import MOMENT_NS, Bar, Curve, Gap, Timeline
 
 Json: TypeAlias = dict[str, Any]
 
@@ -156,7 +156,7 @@ def _memory(finding: Finding, timeline: Timeline, begin: int) -> Json:
             }
             for curve in timeline.curves
         ],
-        "at_s": [round((moment * timeline.every_ns - begin) / 1e9, 3) for moment in moments],
+        "at_s": [round((moment * MOMENT_NS - begin) / 1e9, 3) for moment in moments],
         "bytes": [_values(curve, moments) for curve in timeline.curves],
     }
 

@@ -16,7 +16,7 @@ from frd.forms import fold_ranks, utc_text
 from frd.model import Finding
 from frd.perfetto.lanes import NO_LANE, lanes
 from frd.perfetto.writer import BEGIN, TraceWriter
-from frd.service.timelines.timeline import Bar, Timeline
+from frd.service.timelines.timeline import MOMENT_NS, Bar, Timeline
 
 MEDIA_TYPE: Final = "application/octet-stream"
 _MAX_LANES: Final = 32
@@ -26,7 +26,7 @@ _OPEN: Final = int(np.iinfo(np.int64).max)
 def perfetto_bytes(finding: Finding, timeline: Timeline) -> bytes:
     """A whole Perfetto trace."""
     times = [bar.enqueued for bar in timeline.bars] + [gap.since for gap in timeline.gaps]
-    times += [moment * timeline.every_ns for curve in timeline.curves for moment in curve.values]
+    times += [moment * MOMENT_NS for curve in timeline.curves for moment in curve.values]
     out = io.BytesIO()
     writer = TraceWriter(out, max(0, min([*times, int(finding.opened_at)])))
     top = writer.track("finding", order=0)
@@ -103,4 +103,4 @@ def _add_curves(writer: TraceWriter, timeline: Timeline, rank: int, parent: int)
             name = f"{curve.kind} {curve.device}".strip()
             track = writer.bytes_counter(name, order=2, parent=parent, scale=curve.kind)
             for moment, value in sorted(curve.values.items()):
-                writer.counter(moment * timeline.every_ns, value, track)
+                writer.counter(moment * MOMENT_NS, value, track)

@@ -16,8 +16,11 @@ from frd.model import AlignedNs
 
 MAX_LATENESS: Final = 512
 """Ops over which the lateness of ranks is kept."""
+MOMENT_NS: Final = 100_000_000
 MAX_MOMENTS: Final = 900
 """Values of a memory curve: half an hour, one every two seconds."""
+_NEAR: Final = 10
+"""Moments: half of the time between two values."""
 _MAX_BYTES: Final = 64 * 1024 * 1024
 """Of a stored timeline, unpacked."""
 
@@ -75,7 +78,7 @@ class Curve(msgspec.Struct, frozen=True, array_like=True):
     device: str
     capacity: int
     values: dict[int, int]
-    """Bytes, by time in units of `Timeline.every_ns`."""
+    """Bytes, by time in units of `MOMENT_NS`."""
 
     @property
     def key(self) -> tuple[int, str, str]:
@@ -111,7 +114,6 @@ class Timeline(msgspec.Struct, frozen=True):
     """Sorted by rank, then by enqueue."""
     gaps: tuple[Gap, ...] = ()
     curves: tuple[Curve, ...] = ()
-    every_ns: int = 1
     lateness: tuple[Late, ...] = ()
     all_ranks: int = 0
     """Ranks of the attempt, most of which may have no lane."""
@@ -144,20 +146,17 @@ class Timeline(msgspec.Struct, frozen=True):
             raise ValueError(f"not a timeline: {error}") from None
 
 
-def merged(kept: Timeline, live: Timeline, *, grows: bool) -> Timeline:
-    """`kept`, with what `live` knows later; with what is new in `live`, too, if it `grows`."""
+def merged(kept: Timeline, live: Timeline) -> Timeline:
+    """`kept`, with what `live` knows later and what is new in it."""
     bars = {bar.key: bar for bar in kept.bars}
     for bar in live.bars:
         known = bars.get(bar.key)
-        if known is not None or grows:
-            bars[bar.key] = bar if known is None or not known.ended else known
-    gaps = {gap.key: gap for gap in kept.gaps}
-    if grows:
-        gaps |= {gap.key: gap for gap in live.gaps if gap.key not in gaps}
-    lanes = {lane.rank: lane for lane in (*kept.lanes, *live.lanes)} if grows else None
+        bars[bar.key] = bar if known is None or not known.ended else known
+    gaps = {gap.key: gap for gap in (*live.gaps, *kept.gaps)}
+    lanes = {lane.rank: lane for lane in (*kept.lanes, *live.lanes)}
     return msgspec.structs.replace(
         live,
-        lanes=tuple(lanes.values()) if lanes is not None else kept.lanes,
+        lanes=tuple(lanes.values()),
         groups={**kept.groups, **live.groups},
         bars=tuple(sorted(bars.values(), key=lambda bar: (bar.rank, bar.enqueued))),
         gaps=_joined(gaps.values(), bars.values()),
@@ -189,7 +188,11 @@ def _curves(kept: Iterable[Curve], live: Iterable[Curve]) -> Iterable[Curve]:
     curves = {curve.key: curve for curve in kept}
     for curve in live:
         known = curves.get(curve.key)
-        values = {**(known.values if known else {}), **curve.values}
+        # The times of one value differ a little from look to look.
+        first = min(curve.values, default=0)
+        earlier = known.values if known else {}
+        values = {moment: value for moment, value in earlier.items() if moment < first - _NEAR}
+        values |= curve.values or earlier
         for moment in sorted(values)[:-MAX_MOMENTS]:
             del values[moment]
         curves[curve.key] = msgspec.structs.replace(curve, values=values)

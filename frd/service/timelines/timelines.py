@@ -19,7 +19,7 @@ from frd.engine.views import AttemptView
 from frd.errors import StoreError
 from frd.model import AlignedNs, Change, Finding, FindingEvent, Kind
 from frd.service.state import ServiceState
-from frd.service.timelines.drawing import OF_MEMORY, OPS, drawn, placed
+from frd.service.timelines.drawing import OF_MEMORY, drawn, placed
 from frd.service.timelines.timeline import Timeline, closed, merged
 from frd.store.timelines import TimelineStore
 
@@ -28,8 +28,7 @@ _SETTLED_AFTER_S: Final = 30.0
 """By then, the rows about the time of the opening have come."""
 _AGAIN_AFTER_S: Final = 5.0
 _MOST_A_LOOK: Final = 8
-_ALL_OPS: Final = 1_024
-"""Of a lane, to find the ends of stored ops among those of a job that has gone on."""
+_AFTER_OPENING_NS: Final = 2_000_000_000
 _GROWING: Final = OF_MEMORY | {Kind.STRAGGLER}
 """Their curves go on as long as they are open."""
 
@@ -82,7 +81,7 @@ class Timelines:
 
     def _keep(self, finding: Finding, view: AttemptView | None, at: int) -> None:
         try:
-            timeline = self._of(finding, view, at, None, grows=_grows(finding, at))
+            timeline = self._of(finding, view, at, None, until=_end(finding))
             self._store.save(finding.id, finding.opened_at, timeline.encode())
         except StoreError as error:
             if not self.store_errors:
@@ -95,13 +94,15 @@ class Timelines:
         """The timeline of a finding, with lanes for `ranks` (None: for those that matter most).
         Reads the disk.
 
-        `view` is of its attempt while the finding is open or just closes; None later, when the
-        job does other things, or if the engine knows it no longer.
+        `view` is of its attempt while the finding is open; None later, when the job does other
+        things, or if the engine knows it no longer.
 
         Raises:
             StoreError: the store cannot be read.
         """
-        return self._of(finding, view, at, ranks, grows=finding.closed_at is None)
+        # A straggler is late all the time: what it does now is worth as much as what it did.
+        until = None if finding.kind is Kind.STRAGGLER else _end(finding)
+        return self._of(finding, view, at, ranks, until=until)
 
     def _of(
         self,
@@ -110,18 +111,11 @@ class Timelines:
         at: int,
         ranks: Collection[int] | None,
         *,
-        grows: bool,
+        until: AlignedNs | None,
     ) -> Timeline:
-        kept = self._kept(finding.id)
-        live = None
+        found = self._kept(finding.id) or Timeline(at=at)
         if view is not None:
-            live = drawn(finding, view, at, ranks, OPS if grows else _ALL_OPS)
-        if kept is None:
-            found = live or Timeline(at=at)
-        elif live is None:
-            found = kept
-        else:
-            found = merged(kept, live, grows=grows)
+            found = merged(found, drawn(finding, view, at, ranks, until=until))
         found = msgspec.structs.replace(found, lanes=placed(finding, found.lanes))
         if ranks is not None:
             found = found.of(ranks)
@@ -145,11 +139,9 @@ class Timelines:
             return None
 
 
-def _grows(finding: Finding, at: int) -> bool:
-    """Whether lanes and ops are added to what is stored. Besides curves, those around the opening
-    are enough: a job that goes on has new ops for as long as the finding is open."""
-    has_settled = at - finding.opened_at >= _SETTLED_AFTER_S * 1e9
-    return finding.closed_at is None and not (finding.kind in _GROWING and has_settled)
+def _end(finding: Finding) -> AlignedNs:
+    """Ops that all ranks enqueued later are of another time. This bounds what is stored, too."""
+    return AlignedNs(finding.opened_at + _AFTER_OPENING_NS)
 
 
 def _views(state: ServiceState) -> Mapping[tuple[str, int], AttemptView]:

@@ -1,5 +1,5 @@
 /**
- * Curves over time with uPlot: memory as a band from low to high with its capacity, and lateness.
+ * Curves over time with uPlot: memory with its capacity, and lateness.
  *
  * uPlot comes as a classic script and is a global. It sets styles through the CSSOM only, so the
  * content security policy of the page permits it.
@@ -79,9 +79,12 @@ export function MemoryChart({ data }) {
     <h3>Memory: ${kind}</h3>
     <${Chart} on=${data} label=${`Memory of ranks ${rows.map((i) => text(all[i].rank)).join(", ")}: ${kind}`} make=${() => memoryChart(data, rows.slice(0, MOST))} />
     ${rows.length > MOST ? html`<p class="muted">The first ${MOST} of ${rows.length} series.</p>` : ""}
-    <p class="muted small">Band: lowest to highest sample. Dashed line: capacity. Shaded: when the rise began, with its uncertainty.</p>
+    <p class="muted small">The highest sample of every two seconds. Shaded: when the rise began, with its uncertainty. Dashed line: the capacity, ${capacities(rows.map((i) => all[i])).map((one) => bytes(one)).join(", ") || "which is not known"}.</p>
   </div>`)}`;
 }
+
+const FAR = 3; // a capacity so many times the highest sample would leave the curves flat: it is not drawn
+const capacities = (series) => [...new Set(series.map((one) => number(record(one).capacity_bytes)).filter(Boolean))];
 
 function memoryChart(data, rows) {
   const memory = record(data.memory);
@@ -89,24 +92,21 @@ function memoryChart(data, rows) {
   const columns = [times(data, memory.at_s)];
   const n = columns[0].length;
   const series = [{ value: (_, at) => (at ? new Date(at * 1000).toISOString().slice(11, 21) : "–") }];
-  const bands = [];
-  const capacities = new Set();
   rows.forEach((i, k) => {
     const one = record(list(memory.series)[i]);
     const colour = one.role === "suspect" ? colours.bad : colours[`g${k % 8}`];
     const name = `rank ${text(one.rank)}${one.role ? ` ${text(one.role)}` : ""}`;
-    const look = { stroke: colour, dash: DASHES[k % DASHES.length], points: { show: false }, value: (_, v) => bytes(v) };
-    series.push({ ...look, label: `${name} high`, width: one.role === "suspect" ? 2 : 1 }, { ...look, label: `${name} low`, width: 1 });
-    columns.push(row(list(memory.high_bytes)[i], n), row(list(memory.low_bytes)[i], n));
-    bands.push({ series: [series.length - 2, series.length - 1], fill: `${colour}33` });
-    if (number(one.capacity_bytes)) capacities.add(one.capacity_bytes);
+    const look = { stroke: colour, dash: DASHES[k % DASHES.length], points: { show: false }, spanGaps: true, value: (_, v) => bytes(v) };
+    series.push({ ...look, label: name, width: one.role === "suspect" ? 2 : 1 });
+    columns.push(row(list(memory.bytes)[i], n));
   });
+  const highest = Math.max(1, ...columns.slice(1).flat().filter((value) => value !== null));
+  const drawn = capacities(rows.map((i) => list(memory.series)[i])).filter((one) => one <= FAR * highest);
   const options = {
     ...common(colours, (v) => bytes(v), BYTE_STEPS),
     series,
-    bands,
-    scales: { y: { range: (_, low, high) => [0, Math.max(high ?? 0, ...capacities, 1) * 1.05] } },
-    hooks: { drawClear: [(u) => onsets(u, data, colours)], draw: [(u) => levels(u, capacities, colours)] },
+    scales: { y: { range: () => [0, Math.max(highest, ...drawn) * 1.05] } },
+    hooks: { drawClear: [(u) => onsets(u, data, colours)], draw: [(u) => levels(u, drawn, colours)] },
   };
   return { options, columns };
 }
@@ -160,7 +160,7 @@ export function LatenessChart({ data }) {
       columns.push(row(list(lateness.late_s)[k], n));
       series.push({
         label: `rank ${text(rank)}`, stroke: k === 0 ? colours.bad : colours[`g${k % 8}`], width: k === 0 ? 2 : 1,
-        dash: DASHES[k % DASHES.length], points: { show: n < 60, size: 4 }, value: (_, v) => precise(v),
+        dash: DASHES[k % DASHES.length], points: { show: n < 60, size: 4 }, spanGaps: true, value: (_, v) => precise(v),
       });
     });
     const options = {

@@ -28,11 +28,11 @@ export function Timeline({ finding }) {
     <h2 id="picture-head">Timeline</h2>
     ${error ? html`<p class="box warn">${error}</p>` : ""}
     ${data.empty ? html`<p class="box">${text(data.empty)}</p>` : ""}
+    ${memory.length ? html`<${Boundary} what="memory" on=${data}><${MemoryChart} data=${data} /><//>` : ""}
+    ${lateness.length ? html`<${Boundary} what="lateness" on=${data}><${LatenessChart} data=${data} /><//>` : ""}
     ${lanes.length ? html`<${Boundary} what="lanes" on=${data}><${Lanes} data=${data} /><//>` : ""}
     <${Choice} data=${data} ranks=${ranks} choose=${setRanks} />
     ${list(data.notes).map((one, i) => html`<p key=${i} class="note">${text(one)}</p>`)}
-    ${memory.length ? html`<${Boundary} what="memory" on=${data}><${MemoryChart} data=${data} /><//>` : ""}
-    ${lateness.length ? html`<${Boundary} what="lateness" on=${data}><${LatenessChart} data=${data} /><//>` : ""}
     ${lanes.length ? html`<${AsTable} data=${data} />` : ""}
   </section>`;
 }

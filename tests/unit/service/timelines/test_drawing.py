@@ -9,7 +9,8 @@ import pytest
 
 from frd.engine.views import AttemptView, MemoryView
 from frd.model import Finding, Flags, Kind, SeriesInfo, SeriesKind
-from frd.service.timelines.drawing import drawn, memory_at
+from frd.service.timelines.drawing import drawn
+from frd.service.timelines.timeline import MOMENT_NS
 from tests.world import observe
 from tests.world.job import Job, hanging
 from tests.world.timelines import S
@@ -104,7 +105,9 @@ def with_memory(*series: SeriesInfo) -> AttemptView:
     view = view_of(hanging(8))
     recent = np.tile(np.array([1, -1, 3]), (len(series), 1))
     used = np.full(len(series), 3)
-    return dataclasses.replace(view, memory=MemoryView(series, used, used * 9, recent, 2.0))
+    last = np.full(len(series), view.rank_columns.as_of.max())
+    memory = MemoryView(series, used, used * 9, recent, 2.0, last - 9 * S // 4, last)
+    return dataclasses.replace(view, memory=memory)
 
 
 def test_memory_of_suspects_and_some_others() -> None:
@@ -118,10 +121,10 @@ def test_memory_of_suspects_and_some_others() -> None:
     of = made(2, kind=Kind.MEMORY_SPIKE, victims=(0, 1))
     curves = drawn(of, view, view.rank_columns.as_of.max(), None).curves
     assert [(one.rank, one.kind) for one in curves] == [
-        (2, "host_used"), (2, "cgroup_used"), (0, "host_used"),
+        (2, "host_used"), (2, "cgroup_used"), (0, "host_used"), (3, "host_used"),
     ]  # fmt: skip
-    newest = memory_at(view) // (2 * S)
-    assert curves[0].values == {newest - 2: 1, newest: 3}
+    last = int(view.rank_columns.as_of.max())
+    assert curves[0].values == {(last - 9 * S // 4) // MOMENT_NS: 1, last // MOMENT_NS: 3}
     assert curves[0].capacity == 27
     assert drawn(made(2), view, 1, None).curves == ()  # of a hang
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from frd.forms import utc_text
 from frd.model import UNKNOWN_SEQ, Kind
 from frd.service.timelines.form import UNKNOWN_ENDS, timeline_json
-from frd.service.timelines.timeline import Bar, Gap, Lane, Late, Timeline
+from frd.service.timelines.timeline import MOMENT_NS, Bar, Gap, Lane, Late, Timeline
 from tests.world.timelines import (
     S,
     at,
@@ -160,12 +160,12 @@ def test_what_a_picture_cannot_show() -> None:
 def test_memory() -> None:
     """Series of a suspect and a victim: a row of values for each, with gaps, on common moments."""
     of = finding(1, kind=Kind.MEMORY_SPIKE, opened=14, suspects=(suspect(1, 10),))
-    first = round(at(8)) // 2_000_000_000
+    first = at(8) // MOMENT_NS
     curves = [
-        curve(1, {first: 10, first + 2: 30}, capacity=99),
-        curve(0, {first + 1: 5}),
+        curve(1, {first: 10, first + 40: 30}, capacity=99),
+        curve(0, {first + 20: 5}),
     ]
-    form = timeline_json(of, timeline(20, *curves, every_ns=2_000_000_000))
+    form = timeline_json(of, timeline(20, *curves))
     memory = form["memory"]
     assert [(one["rank"], one["role"], one["capacity_bytes"]) for one in memory["series"]] == [
         (1, "suspect", 99),

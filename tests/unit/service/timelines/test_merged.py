@@ -14,11 +14,10 @@ from tests.world.timelines import at, bar, curve, gap, lane, timeline
 
 
 def test_kept_bars_get_their_ends() -> None:
-    """The op goes on in what was kept, and has ended by now; a later op of the job is of no
-    interest any more."""
+    """The op goes on in what was kept, and has ended by now."""
     kept = timeline(10, bar(0, 7, 1), bar(1, 7, 2), gap(2, 7, 1))
-    live = timeline(20, bar(0, 7, 1, 15), bar(1, 7, 2), bar(0, 8, 16))
-    found = merged(kept, live, grows=False)
+    live = timeline(20, bar(0, 7, 1, 15), bar(1, 7, 2))
+    found = merged(kept, live)
     assert found.bars == (bar(0, 7, 1, 15), bar(1, 7, 2))
     assert found.gaps == kept.gaps
     assert (found.at, found.lanes) == (at(20), kept.lanes)
@@ -28,15 +27,14 @@ def test_an_end_that_is_known_stays() -> None:
     """A later look knows less: the row of the end is gone, and the bound is now."""
     kept = timeline(10, bar(0, 7, 1, 5, ended_from=4))
     live = timeline(20, bar(0, 7, 1, 20, ended_from=4))
-    assert merged(kept, live, grows=True).bars == kept.bars
-    assert merged(kept, live, grows=False).bars == kept.bars
+    assert merged(kept, live).bars == kept.bars
 
 
-def test_what_is_new_is_added_while_it_grows() -> None:
+def test_what_is_new_is_added() -> None:
     """An open finding: more ranks, bars and groups appear; bars are sorted by rank, then time."""
     kept = timeline(10, bar(1, 7, 2))
     live = timeline(20, bar(1, 8, 6), bar(0, 7, 3), gap(3, 7, 2), groups={"g": "dp", "h": "tp"})
-    found = merged(kept, live, grows=True)
+    found = merged(kept, live)
     assert found.bars == (bar(0, 7, 3), bar(1, 7, 2), bar(1, 8, 6))
     assert found.gaps == live.gaps
     assert sorted(one.rank for one in found.lanes) == [0, 1, 3]
@@ -48,7 +46,7 @@ def test_lanes_are_those_of_now() -> None:
     lane, and a rank that is gone keeps its last one."""
     kept = timeline(10, lane(0, "waiting"), lane(1, "member", None))
     live = timeline(20, lane(2, "other"), lane(1, "suspect"))
-    found = merged(kept, live, grows=True).lanes
+    found = merged(kept, live).lanes
     assert {one.rank: one for one in found} == {
         0: kept.lanes[0],
         1: live.lanes[1],
@@ -61,7 +59,7 @@ def test_a_rank_that_has_joined_is_missing_no_longer() -> None:
     """Two ranks were missing; one has joined, while the finding stays open for the other."""
     kept = timeline(10, gap(2, 7, 1), gap(3, 7, 1))
     live = timeline(20, bar(3, 7, 15), gap(2, 7, 1))
-    found = merged(kept, live, grows=True)
+    found = merged(kept, live)
     assert {one.rank: one.until for one in found.gaps} == {2: None, 3: at(15)}
 
 
@@ -73,23 +71,23 @@ def test_a_finding_that_closes_ends_its_gaps() -> None:
 
 
 def test_curves_are_united_and_bounded() -> None:
-    """Each look adds some values; the oldest ones go beyond half an hour."""
-    kept = timeline(10, curve(0, {1: 10, 2: 20}), curve(1, {1: 5}))
-    live = timeline(20, curve(0, {2: 21, 3: 30}, capacity=99), curve(2, {3: 7}))
-    for grows in (True, False):
-        found = merged(kept, live, grows=grows).curves
-        assert {one.rank: one.values for one in found} == {
-            0: {1: 10, 2: 21, 3: 30},
-            1: {1: 5},
-            2: {3: 7},
-        }
-        assert found[0].capacity == 99
+    """Each look adds some values, and has others again at times that are a little different; the
+    oldest ones go beyond half an hour."""
+    kept = timeline(10, curve(0, {10: 10, 30: 20}), curve(1, {10: 5}))
+    live = timeline(20, curve(0, {31: 21, 50: 30}, capacity=99), curve(2, {30: 7}))
+    found = merged(kept, live).curves
+    assert {one.rank: one.values for one in found} == {
+        0: {10: 10, 31: 21, 50: 30},
+        1: {10: 5},
+        2: {30: 7},
+    }
+    assert found[0].capacity == 99
     long = Timeline(at=0)
     for first in range(0, 3 * MAX_MOMENTS, 100):
-        values = dict.fromkeys(range(first, first + 200), 1)
-        long = merged(long, timeline(20, curve(0, values)), grows=True)
-    last = 3 * MAX_MOMENTS + 100
-    assert [*long.curves[0].values] == [*range(last - MAX_MOMENTS, last)]
+        values = dict.fromkeys(range(20 * first, 20 * first + 4000, 20), 1)
+        long = merged(long, timeline(20, curve(0, values)))
+    last = 20 * (3 * MAX_MOMENTS + 100)
+    assert [*long.curves[0].values] == [*range(last - 20 * MAX_MOMENTS, last, 20)]
 
 
 def test_lateness_is_united_and_bounded() -> None:
@@ -99,7 +97,7 @@ def test_lateness_is_united_and_bounded() -> None:
         rows = tuple(
             Late(rank, "dp", n, at(n), n) for n in range(first, first + 100) for rank in (0, 1)
         )
-        known = merged(known, Timeline(at=1, lateness=rows), grows=True)
+        known = merged(known, Timeline(at=1, lateness=rows))
     moments = sorted({late.at for late in known.lateness})
     assert len(moments) == MAX_LATENESS
     assert len(known.lateness) == 2 * MAX_LATENESS
@@ -109,6 +107,6 @@ def test_lateness_is_united_and_bounded() -> None:
 def test_nothing_grows_while_nothing_changes() -> None:
     """The same look again and again leaves what is kept as it is."""
     one = timeline(10, bar(0, 7, 1), bar(0, 6, 0.5, 0.9), gap(2, 7, 1), curve(0, {1: 1}))
-    found = merged(one, one, grows=True)
-    assert found == merged(found, one, grows=True)
+    found = merged(one, one)
+    assert found == merged(found, one)
     assert (len(found.bars), len(found.gaps), len(found.lanes)) == (2, 1, 2)

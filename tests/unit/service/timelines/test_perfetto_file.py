@@ -115,9 +115,9 @@ def test_gaps_that_overlap_keep_their_ends() -> None:
 
 def test_memory_is_a_counter() -> None:
     """A value each two seconds, below the track of the rank."""
-    first = T0 // 2
+    first = T0 * 10
     of = finding(1, kind=Kind.OOM)
-    drawn = timeline(20, lane(1), curve(1, {first: 5, first + 1: 7}), every_ns=2 * 10**9)
+    drawn = timeline(20, lane(1), curve(1, {first: 5, first + 20: 7}))
     *_, counter = tracks(of, drawn)
     assert (counter.name, counter.parent) == ("host_used", "rank 1 on node1")
     assert counter.values == [(0, 5), (2, 7)]

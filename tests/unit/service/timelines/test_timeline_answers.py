@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from frd.errors import StoreError
-from frd.model import Flags, Kind
+from frd.model import AlignedNs, Flags, Kind
 from frd.service.timelines.timeline import Late, Timeline
 from tests.world import observe
 from tests.world.timelines import Keeper, S, bar, timeline
@@ -25,12 +25,16 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
 
 
 def test_an_open_finding_is_shown_as_of_now(keeper: Keeper) -> None:
-    """Nothing is stored yet; later, what was stored and what is known now are together."""
+    """Nothing is stored yet; later, what was stored and what is known now are together. What ranks
+    enqueue a minute after the opening is of no interest."""
     (finding,) = keeper.findings
     live = keeper.timelines.of(finding, keeper.attempt, keeper.job.now, None)
     assert [one.rank for one in live.gaps] == [2]
     keeper.look()
+    keeper.job.now = AlignedNs(finding.opened_at + S)
     keeper.job.group("tp", (0, 1)).join("tp", [0], 0)
+    keeper.job.now = AlignedNs(finding.opened_at + 60 * S)
+    keeper.job.group("pp", (0, 1)).join("pp", [0], 0)
     live = keeper.timelines.of(finding, keeper.attempt, keeper.job.now, None)
     assert sorted(live.groups.values()) == ["dp", "tp"]
     assert keeper.timelines.of(finding, keeper.attempt, keeper.job.now, (0, 2)).lanes == tuple(
