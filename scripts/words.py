@@ -19,9 +19,24 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).parents[1]
 CEILINGS: Final = Path(__file__).with_suffix(".json")
 SUFFIXES: Final = {
-    *(".md", ".py", ".proto", ".sbatch", ".service", ".sh", ".toml", ".tpl", ".txt", ".yaml")
+    *(
+        ".css",
+        ".html",
+        ".js",
+        ".md",
+        ".py",
+        ".proto",
+        ".sbatch",
+        ".service",
+        ".sh",
+        ".toml",
+        ".tpl",
+    ),
+    *(".txt", ".yaml"),
 }
-EXCEPT: Final = ("frd/v1/", "scripts/words.py", "tests/golden/", "tests/frozen/")
+EXCEPT: Final = (
+    "frd/v1/", "frd/web/vendor/", "scripts/words.py", "tests/golden/", "tests/frozen/"
+)  # fmt: skip
 
 PLAIN: Final = {
     "told": "reported, sent, shown",

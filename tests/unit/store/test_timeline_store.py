@@ -87,7 +87,7 @@ def test_large_timelines_push_out_more(tmp_path: Path) -> None:
 
 
 def test_only_the_service_may_read_it(tmp_path: Path) -> None:
-    """Names of jobs and hosts are in it: no other user may read the file, nor those beside it."""
+    """Names of jobs and hosts are in it: no other user may read the file, nor those next to it."""
     store = TimelineStore(tmp_path / "timelines.sqlite3")
     save(store, 1)
     files = sorted(tmp_path.iterdir())

@@ -65,7 +65,7 @@ def test_a_broadcast_may_end_before_others_join_it() -> None:
 
 def test_an_op_that_failed() -> None:
     """It is over, and may have ended long before the last rank joined it: a time-out waits for
-    nobody."""
+    no rank."""
     job = Job()
     job.entries(0, [7], Flags.JOINED, created=1)
     job.entries(1, [7], Flags.JOINED, created=2)

@@ -92,7 +92,7 @@ def test_only_closings_are_taken_up(keeper: Keeper) -> None:
 
 def test_the_suspects_are_those_of_the_finding(keeper: Keeper) -> None:
     """A minute after the opening, rank 3 is named instead of rank 2, and rank 0 is the witness: the
-    lanes say so at once, and after the finding has closed."""
+    lanes say so immediately, and after the finding has closed."""
     (finding,) = keeper.findings
     keeper.look()
     keeper.look(60)

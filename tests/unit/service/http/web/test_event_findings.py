@@ -134,7 +134,7 @@ async def test_a_finding_that_closes_while_the_store_fails(
 
 
 async def test_a_slow_viewer_starts_over(feeding: Feeding) -> None:
-    """It reads nothing while three hundred findings open: it is told so, and gets the last ones; a
+    """It reads nothing while three hundred findings open: it gets hello, and gets the last ones; a
     viewer that keeps up gets all of them."""
     feeding.show()
     async with feeding.viewer() as slow, feeding.viewer() as quick:

@@ -155,7 +155,7 @@ async def test_viewers_share_a_feed(feeding: Feeding) -> None:
 
 
 async def test_the_last_viewer_ends_a_feed(feeding: Feeding) -> None:
-    """A feed works as long as somebody looks; answers that nobody wants any more are forgotten."""
+    """A feed works as long as it has a viewer; answers without one are forgotten."""
     events = feeding.events
     first, second = (events._follow(request(), job) for job in ("train", None))
     for stream in (first, second):

@@ -128,7 +128,7 @@ def test_a_body_that_cannot_be_used(client: Client, body: object, says: str) -> 
         "http://frd@evil.example",
     ],
 )
-def test_another_site_signs_nobody_in_or_out(client: Client, origin: str) -> None:
+def test_another_site_cannot_sign_a_user_in_or_out(client: Client, origin: str) -> None:
     """Its request is refused before the token is looked at, whatever the origin looks like."""
     answer = sign_in(client, READER, origin=origin)
     assert (answer.status, answer.json["error"].partition(":")[0]) == (403, "origin")
