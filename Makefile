@@ -16,7 +16,7 @@ REAL := --reruns 1 -rR
 SEEDS := 1000
 # The code that mutmut changes; a file such as frd/engine/hangs/attribution.py takes minutes, all of it hours.
 MODULE := frd/engine
-BENCHES := ingest overhead phase analyze clock memory poll traces inspect_suspect waits_for
+BENCHES := ingest overhead phase analyze clock memory poll traces inspect_suspect waits_for web
 
 .PHONY: help demo test lint coverage sim soak mutants bench proto dashboards clean
 .DELETE_ON_ERROR:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from PIL import Image
 from playwright.sync_api import Browser, Page
 
@@ -29,6 +30,7 @@ FOLDER: Final = Path(__file__).parents[1] / "docs/images"
 WIDTHS: Final = (1280, 390)
 SCHEMES: Final = ("light", "dark")
 COLOURS: Final = 256
+KEPT: Final = 192
 HEIGHTS: Final = {1280: 800, 390: 844}
 WITHIN_S: Final = 120.0
 STALL_AFTER_S: Final = 3.0
@@ -112,7 +114,7 @@ class Scene:
 def take(browser: Browser, address: str, ids: Mapping[str, str], folder: Path) -> None:
     pages = {
         "overview": "/",
-        "stall": f"/findings/{ids['stall']}",
+        "finding": f"/findings/{ids['stall']}",
         "memory": f"/findings/{ids['memory_spike']}",
         "straggler": f"/findings/{ids['straggler']}",
         "job": "/jobs/llm-7b",
@@ -141,12 +143,26 @@ def settle(page: Page) -> None:
 
 
 def small(png: bytes) -> bytes:
-    """The same with few colours."""
+    """The same with 256 colours: the most frequent ones as they are, because areas have these, and
+    some that cover the rest, because the state of the connection is a few pixels."""
     image = Image.open(io.BytesIO(png)).convert("RGB")
-    # Rare colours stay: the state of the connection, a swatch of a legend.
-    few = image.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    pixels = np.asarray(image).reshape(-1, 3)
+    colours, place, counts = np.unique(pixels, axis=0, return_inverse=True, return_counts=True)
+    common = np.argsort(-counts, kind="stable")
+    palette, rest = colours[common[:KEPT]], colours[common[KEPT:]]
+    if len(rest):
+        few = Image.fromarray(rest[np.newaxis]).quantize(
+            COLOURS - KEPT, method=Image.Quantize.MAXCOVERAGE
+        )
+        others = np.unique(np.asarray(few.convert("RGB")).reshape(-1, 3), axis=0)
+        palette = np.concatenate([palette, others])
+    # Pillow's own search for the nearest colour of a palette is not exact.
+    away = ((colours[:, np.newaxis].astype(int) - palette.astype(int)) ** 2).sum(axis=2)
+    nearest = away.argmin(axis=1).astype(np.uint8)
+    small_one = Image.fromarray(nearest[place].reshape(image.height, image.width), "P")
+    small_one.putpalette(palette.reshape(-1).tolist())
     out = io.BytesIO()
-    few.save(out, "PNG", optimize=True)
+    small_one.save(out, "PNG", optimize=True)
     return out.getvalue()
 
 

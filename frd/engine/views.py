@@ -244,6 +244,10 @@ class RankGroup:
 class History(Protocol):
     """What pictures show of an attempt; every method computes, in whatever thread."""
 
+    @property
+    def at(self) -> AlignedNs:
+        """When it was so."""
+
     def ops(self, ranks: Collection[int], most: int, until: AlignedNs | None = None) -> RecentOps:
         """The last `most` ops of each of these ranks, of those that any of them had enqueued by
         `until`."""

@@ -15,6 +15,10 @@ from frd.model import AlignedNs
 class AttemptHistory:
     copies: Copies
 
+    @property
+    def at(self) -> AlignedNs:
+        return self.copies.now
+
     def ops(self, ranks: Collection[int], most: int, until: AlignedNs | None = None) -> RecentOps:
         return recent_ops.recent_ops(self.copies, ranks, most, until)
 

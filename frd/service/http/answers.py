@@ -10,6 +10,7 @@ import asyncio
 import gzip
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final, NoReturn
 
 import msgspec
@@ -33,27 +34,39 @@ async def json_answer(make: Callable[[], object], status: int = 200) -> Response
     return Response(content, status, headers, media_type="application/json")
 
 
-async def large_answer(
-    request: Request, make: Callable[[], object], tag: Callable[[], str] | None = None
-) -> Response:
-    """As `json_answer`, compressed if the client accepts that. `tag` names the present content: a
-    client that has it gets status 304."""
-    accepts = "gzip" in request.headers.get("accept-encoding", "")
-    has = request.headers.get("if-none-match")
+@dataclass(frozen=True, slots=True)
+class Content:
+    """An answer that may be sent to many clients."""
 
-    def made() -> Response:
+    plain: bytes
+    packed: bytes | None
+    """Gzipped; None for small ones."""
+    tag: str = ""
+    """Names what is in it, if clients may ask whether it has changed."""
+
+    @classmethod
+    def of(cls, value: object, tag: str = "") -> Content:
+        """Takes milliseconds for a large value: call it in a worker thread."""
+        plain = _encoded(value)
+        large = len(plain) > _COMPRESSED_FROM
+        return cls(plain, gzip.compress(plain, compresslevel=1, mtime=0) if large else None, tag)
+
+    def answer(self, request: Request) -> Response:
+        """Compressed if the client accepts that; status 304 if it has this already."""
         headers = {"frd-api-version": str(API_VERSION), "vary": "accept-encoding"}
-        if tag is not None:
-            headers |= {"etag": f'W/"{tag()}"', "cache-control": "no-cache"}
-            if has == headers["etag"]:
+        if self.tag:
+            headers |= {"etag": f'W/"{self.tag}"', "cache-control": "no-cache"}
+            if request.headers.get("if-none-match") == headers["etag"]:
                 return Response(None, 304, headers)
-        content = _encoded(make())
-        if accepts and len(content) > _COMPRESSED_FROM:
-            content = gzip.compress(content, compresslevel=1, mtime=0)
-            headers["content-encoding"] = "gzip"
-        return Response(content, 200, headers, media_type="application/json")
+        body = self.plain
+        if self.packed is not None and "gzip" in request.headers.get("accept-encoding", ""):
+            body, headers["content-encoding"] = self.packed, "gzip"
+        return Response(body, 200, headers, media_type="application/json")
 
-    return await asyncio.to_thread(made)
+
+async def large_answer(request: Request, make: Callable[[], object]) -> Response:
+    """As `json_answer`, compressed if the client accepts that."""
+    return (await asyncio.to_thread(lambda: Content.of(make()))).answer(request)
 
 
 def refuse(status: int, message: str) -> NoReturn:

@@ -78,7 +78,6 @@ def job_summary(state: ServiceState, view: AttemptView, map_tag: str) -> Json:
         "waits": [_wait(op, at) for op in waits],
         "more_waits": more_waits,
         **nodes_json(nodes, state),
-        "findings": [finding_json(finding) for finding in found],
         "map": map_tag,
     }
 

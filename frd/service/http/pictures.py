@@ -1,27 +1,26 @@
 """Requests for pictures: the timeline of a finding, the map and the summary of a job.
 
-They are computed in a worker thread from what is published. Many viewers ask for the same, so the
-map is made once for each publication.
+They are computed in a worker thread from what is published. Many viewers ask for the same map and
+the same summary, so these are made once for each publication.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from frd.engine.state.lazy import once
 from frd.engine.views import AttemptView, GroupMap
 from frd.errors import StoreError
 from frd.forms import fold_ranks
-from frd.model import AttemptKey, Finding, FindingState
+from frd.model import AlignedNs, AttemptKey, Finding, FindingState
 from frd.service.http import parameters
-from frd.service.http.answers import API_VERSION, large_answer, refuse
+from frd.service.http.answers import API_VERSION, Content, large_answer, refuse
 from frd.service.http.job_json import MOST_ROWS, job_summary, map_json, map_tag, rank_detail
+from frd.service.state import ServiceState
 from frd.service.timelines.drawing import MAX_LANES, lanes_of
 from frd.service.timelines.form import DEFAULT_LANES, timeline_json
 from frd.service.timelines.perfetto_file import MEDIA_TYPE, perfetto_bytes
@@ -31,27 +30,24 @@ from frd.service.view import ServiceView
 FORMS: Final = ("summary", "map", "rank")
 """Of a job, for the parameter `view`."""
 _FORMATS: Final = ("json", "perfetto")
-_MAPS: Final = 16
-"""Of so many attempts, the last map is kept."""
+_SHARED: Final = 32
+"""Answers that are kept."""
 
 
 class Pictures:
     def __init__(self, view: ServiceView) -> None:
         self._view = view
-        self._maps: OrderedDict[AttemptKey, tuple[AttemptView, Callable[[], _Map]]] = OrderedDict()
+        self._shared: dict[tuple[AttemptKey, str], tuple[AlignedNs, asyncio.Task[Content]]] = {}
+        """The last answer for each attempt and form, of the publication at this time."""
 
     async def job(
         self, request: Request, view: AttemptView, form: str, rank: int | None
     ) -> Response:
         """An attempt in one of `FORMS`; `rank` is the one that is asked for."""
-        state, found = self._view.state, self._map_of(view)
+        state = self._view.state
         match form:
             case "map":
-                return await large_answer(
-                    request,
-                    lambda: map_json(state, view, found().of, found().tag),
-                    lambda: found().tag,
-                )
+                return (await self._map(state, view)).answer(request)
             case "rank":
                 if rank is None:
                     refuse(400, "rank: missing: write the number of a rank")
@@ -60,16 +56,32 @@ class Pictures:
                     refuse(404, f"rank: {rank}: unknown here: the job has ranks {known}")
                 return await large_answer(request, lambda: rank_detail(state, view, rank))
             case _:
-                return await large_answer(request, lambda: job_summary(state, view, found().tag))
+                tag = (await self._map(state, view)).tag
+                summary = self._once(
+                    view, "summary", lambda: Content.of(job_summary(state, view, tag))
+                )
+                return (await summary).answer(request)
 
-    def _map_of(self, view: AttemptView) -> Callable[[], _Map]:
-        known = self._maps.get(view.key)
-        if known is None or known[0] is not view:
-            self._maps[view.key] = known = view, once(lambda: _Map(view))
-        self._maps.move_to_end(view.key)
-        while len(self._maps) > _MAPS:
-            self._maps.popitem(last=False)
-        return known[1]
+    async def _map(self, state: ServiceState, view: AttemptView) -> Content:
+        def make() -> Content:
+            found = view.history.group_map(MOST_ROWS) if view.history else GroupMap.empty()
+            tag = map_tag(found)
+            return Content.of(map_json(state, view, found, tag), tag)
+
+        return await self._once(view, "map", make)
+
+    async def _once(self, view: AttemptView, form: str, make: Callable[[], Content]) -> Content:
+        """What `make` returns, which is called once for each publication, in a worker thread: all
+        requests for it wait for the same thread."""
+        at = view.history.at if view.history is not None else AlignedNs(0)
+        known = self._shared.get((view.key, form))
+        if known is None or known[0] != at or not at:
+            self._shared.pop((view.key, form), None)
+            while len(self._shared) >= _SHARED:
+                del self._shared[next(iter(self._shared))]
+            task = asyncio.create_task(asyncio.to_thread(make))
+            self._shared[view.key, form] = known = at, task
+        return await asyncio.shield(known[1])
 
     def keeps(self, finding_id: str) -> bool:
         """Whether this process has the timeline of a closed finding. Reads the disk."""
@@ -112,9 +124,3 @@ class Pictures:
             attempts = state.status_view.attempts
             view = next((one for one in attempts if one.key == wanted), None)
         return self._view.timelines.of(finding, view, int(state.status_view.at), ranks)
-
-
-class _Map:
-    def __init__(self, view: AttemptView) -> None:
-        self.of = view.history.group_map(MOST_ROWS) if view.history else GroupMap.empty()
-        self.tag = map_tag(self.of)

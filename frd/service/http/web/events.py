@@ -40,7 +40,9 @@ _LOOK_S: Final = 1.0
 _QUIET_S: Final = 4.0
 """Something is sent at least so often, which shows that the connection is well."""
 _AGAIN_S: Final = 10.0
-"""How often a finding is sent again of which only texts and ages have changed."""
+"""How often a finding is sent again of which only texts and ages have changed,"""
+_FINDING_BYTES_PER_S: Final = 8_000
+"""unless there are so many, or so large ones, that this would be more bytes."""
 _REMEMBERED: Final = 256
 """Findings that a slow viewer may lag behind."""
 
@@ -54,11 +56,11 @@ class _Pace:
 
 
 _PACES: Final = {
-    "jobs": _Pace(2.0, 12_000),
-    "health": _Pace(5.0, 4_000),
-    "job": _Pace(2.0, 14_000),
+    "jobs": _Pace(2.0, 8_000),
+    "health": _Pace(5.0, 2_000),
+    "job": _Pace(2.0, 10_000),
 }
-"""Together 30 kB a second: below 2 MB a minute."""
+"""With findings, 28 kB a second: below 2 MB a minute."""
 
 
 class Events:
@@ -113,6 +115,8 @@ class _Shown:
 
     finding: Finding
     at: float
+    size: int = 0
+    """Bytes of the event."""
 
 
 class _Feed:
@@ -217,16 +221,24 @@ class _Feed:
         if shown is None:
             self._shown = {id_: _Shown(finding, now) for id_, finding in is_open.items()}
             return
+        again_s = max(_AGAIN_S, sum(one.size for one in shown.values()) / _FINDING_BYTES_PER_S)
         for id_, finding in is_open.items():
             last = shown.get(id_)
-            if last is None or _differs(last, finding, now):
-                shown[id_] = _Shown(finding, now)
-                await self._add_finding(finding)
+            if last is None or _differs(last, finding, now, again_s):
+                shown[id_] = _Shown(finding, now, await self._add_finding(finding))
+            if last is None:
+                self._ask_now()
         for id_ in shown.keys() - is_open.keys():
             closed = await asyncio.to_thread(self._view.finding, id_)
             del shown[id_]
+            self._ask_now()
             if closed is not None:
                 await self._add_finding(closed)
+
+    def _ask_now(self) -> None:
+        """A finding has opened or closed, which the other answers show, too."""
+        for sent in self._sent.values():
+            sent.next_at = 0.0
 
     def _open_findings(self) -> dict[str, Finding]:
         """Of all replicas: the store has copies of those of the others."""
@@ -236,10 +248,12 @@ class _Feed:
         own = self._view.findings(state=FindingState.OPEN, job=None, limit=MAX_FINDINGS)
         return {finding.id: finding for finding in (*copies, *own)}
 
-    async def _add_finding(self, finding: Finding) -> None:
+    async def _add_finding(self, finding: Finding) -> int:
+        """Returns the size of the event."""
         data = await asyncio.to_thread(lambda: _event("finding", json_bytes(finding_json(finding))))
         self._number += 1
         self._findings.append((self._number, data))
+        return len(data)
 
     async def _ask(self, topic: _Topic, now: float) -> None:
         name, job = topic
@@ -293,12 +307,12 @@ async def _body(answer: Response, request: Request) -> bytes:
     return bytes(body)
 
 
-def _differs(shown: _Shown, finding: Finding, now: float) -> bool:
+def _differs(shown: _Shown, finding: Finding, now: float, again_s: float) -> bool:
     """Whether viewers have to get a finding again: if it says something else now; for another
-    wording, not each time."""
+    wording, after `again_s`."""
     if _gist(shown.finding) != _gist(finding):
         return True
-    return now - shown.at >= _AGAIN_S and _ageless(shown.finding) != _ageless(finding)
+    return now - shown.at >= again_s and _ageless(shown.finding) != _ageless(finding)
 
 
 def _gist(finding: Finding) -> tuple[object, ...]:

@@ -93,7 +93,7 @@ export const Facts = ({ rows }) => html`<dl class="facts">
 /** A table that scrolls inside its box, or becomes a list of cards on a narrow screen (`stack`).
  * @param {{label: string, head: string[], rows: any[][], stack?: boolean, numbers?: number[], wide?: number[]}} props `numbers`: columns to align right; `wide`: of sentences */
 export function Table({ label, head, rows, stack = false, numbers = [], wide = [] }) {
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}>
+  return html`<div class="scroll" tabindex="0" role="group" aria-label=${label}>
     <table class=${stack ? "stack" : ""}>
       <thead><tr>${head.map((one, i) => html`<th key=${i} scope="col" class=${numbers.includes(i) ? "number" : ""}>${one}</th>`)}</tr></thead>
       <tbody>

@@ -29,14 +29,14 @@ export function Job({ name, query }) {
       ${error ? html`<p class="box bad" role="alert">${error}</p><p><a href="/">Overview</a> <a href=${`/history?${new URLSearchParams({ job: name })}`}>History of this job</a></p>` : html`<p class="loading">Loading</p>`}
     </main>`;
   }
-  const findings = open?.filter((one) => one.job === name) ?? list(job.findings);
+  const findings = open?.filter((one) => one.job === name) ?? null;
   return html`<main id="main">
     ${title}
     ${error ? html`<p class="box warn" role="alert">${error}</p>` : ""}
     ${job.ended ? html`<p class="box"><strong>This job has ended.</strong></p>` : ""}
     <${Boundary} what="state" on=${job}><${State} job=${job} /><//>
     <${Part} id="findings" title="Open findings" on=${findings}>
-      <${Findings} findings=${findings} none="No open findings." jobless=${true} />
+      ${findings ? html`<${Findings} findings=${findings} none="No open findings." jobless=${true} />` : html`<p class="loading">Loading</p>`}
       <p class="small"><a href=${`/history?${new URLSearchParams({ job: name })}`}>Closed findings of this job</a></p>
     <//>
     ${warningsOf(jobs, name).map((one, i) => html`<p key=${i} class="box"><strong>Warning:</strong> ${one}</p>`)}

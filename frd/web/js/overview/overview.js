@@ -42,11 +42,11 @@ export function Overview() {
   </main>`;
 }
 
-/** Critical first, then newest first as the API gives them. */
-const ordered = (open) => [
-  ...open.filter((one) => one.severity === "critical"),
-  ...open.filter((one) => one.severity !== "critical"),
-];
+const STOPS = ["stall", "mismatch", "order", "rank_lost", "oom"]; // kinds that stop a job
+
+/** Critical first, then what stops a job, then newest first as the API gives them. */
+const ordered = (open) => [...open].sort((a, b) => urgency(b) - urgency(a));
+const urgency = (one) => 2 * Number(one.severity === "critical") + Number(STOPS.includes(one.kind));
 
 function Verdict({ jobs, open, stale }) {
   if (jobs === null || open === null) return html`<h1 class="verdict" tabindex="-1">${stale ? "Not known: no answer from frd" : "Loading"}</h1>`;
@@ -82,7 +82,7 @@ function Verdict({ jobs, open, stale }) {
 /** The first causes of a finding and the ranks that only wait, each in one line. */
 function Blame({ finding }) {
   const suspects = list(finding.suspects);
-  const victims = list(finding.victims);
+  const victims = finding.kind === "memory_spike" || finding.kind === "oom" ? [] : list(finding.victims); // these do not wait
   return html`<div class="blame">
     ${suspects.length
       ? html`<span class="muted">First cause</span><div>${suspects.slice(0, 3).map((one, i) => html`<${SuspectLine} key=${i} suspect=${one} said=${text(finding.summary)} />`)}

@@ -1,0 +1,87 @@
+"""The service goes away, and comes back; events are blocked on the way to the browser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.e2e.web.browser import Watched
+from tests.e2e.web.serving import hung, serving, stall
+from tests.world.daemons import first_line, free_address, running, serve_command
+
+pytestmark = pytest.mark.xdist_group("web")  # one Chromium for all
+UNREACHABLE = (r"net::ERR_(CONNECTION_|EMPTY_RESPONSE|INCOMPLETE_CHUNKED_ENCODING)",)
+BLOCKED = (r"net::ERR_FAILED",)
+AGE = re.compile(r"connection lost — data from (\d+) s ago")
+
+
+def age_s(page: Page) -> int:
+    """Of the data on the screen, as the page says it."""
+    said = AGE.search(page.get_by_role("banner").inner_text())
+    return int(said[1]) if said else -1
+
+
+def test_a_lost_service(tmp_path: Path, watched: Watched) -> None:
+    """A page whose service is killed says so and how old its data is; when the service is back at
+    its address, the page goes on without a reload."""
+    watched.expect(*UNREACHABLE)
+    watched.page.clock.install()
+    command = [*serve_command(tmp_path), "--http", (address := free_address())]
+    with running(command) as process:
+        assert first_line(process)
+        page = watched.open(address)
+        expect(page.get_by_role("banner").get_by_text("live", exact=True)).to_be_visible()
+        page.evaluate("window.mark = 1")
+        heading = page.get_by_role("heading", level=1).inner_text()
+    banner = page.get_by_role("banner")
+    expect(banner).to_contain_text(AGE)
+    expect(page).to_have_title(re.compile("connection lost"))
+    first = age_s(page)
+    page.clock.fast_forward(30_000)
+    expect(banner).to_contain_text(re.compile(f"data from ({first + 30}|{first + 31}) s ago"))
+    expect(page.get_by_role("heading", level=1)).to_have_text(heading)
+    expect(page.locator(".stale")).to_be_visible()
+    with running(command) as process:
+        assert first_line(process)
+        page.clock.fast_forward(15_000)  # the longest time between two attempts
+        expect(banner.get_by_text("live", exact=True)).to_be_visible()
+        expect(page.locator(".stale")).to_have_count(0)
+        assert page.evaluate("window.mark") == 1
+        page.goto("about:blank")  # before the service ends
+
+
+def test_blocked_events(tmp_path: Path, watched: Watched) -> None:
+    """Without server-sent events the page asks every few seconds, says so, and shows what is
+    new."""
+    watched.expect(*BLOCKED)
+    page = watched.page
+    page.route("**/api/v1/events*", lambda route: route.abort())
+    page.clock.install()
+    with serving(tmp_path, [hung("llm")]) as service:
+        watched.open(service.address)
+        expect(page.get_by_role("banner")).to_contain_text("polling every 5 s")
+        expect(page.get_by_text("No open findings.")).to_be_visible()
+        service.shows([stall(1, "llm")])
+        page.clock.fast_forward(5_000)
+        expect(page.get_by_role("heading", level=1)).to_contain_text("1 open finding")
+        page.goto("about:blank")
+
+
+def test_silent_events(tmp_path: Path, watched: Watched) -> None:
+    """A stream of events that says nothing, as through a proxy that holds it back, is given up
+    after twelve seconds; polling goes on."""
+    page = watched.page
+    page.route(
+        "**/api/v1/events*",
+        lambda route: route.fulfill(content_type="text/event-stream", body=": nothing\n\n"),
+    )
+    page.clock.install()
+    with serving(tmp_path, [hung("llm")], [stall(1, "llm")]) as service:
+        watched.open(service.address)
+        expect(page.get_by_role("heading", level=1)).to_contain_text("1 open finding")
+        page.clock.fast_forward(13_000)
+        expect(page.get_by_role("banner")).to_contain_text("polling every 5 s")
+        page.goto("about:blank")
