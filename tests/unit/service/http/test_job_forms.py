@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frd.engine.views import CELL_STATES
+from frd.engine.history.copies import Copies
+from frd.engine.history.group_map import group_map
+from frd.engine.views import CELL_STATES, GroupMap
 from frd.forms import finding_json
 from frd.model import AlignedNs
 from frd.service.state import ServiceState
@@ -59,11 +61,31 @@ def test_a_map_that_has_not_changed(client: HangApi) -> None:
     client.show(job)
     again = client.get(PATH, "view=map", if_none_match=tag)
     assert (again.status, again.body, again.headers["etag"]) == (304, b"", tag)
+    job.now = AlignedNs(job.now + SECOND)
     job.join("dp", [2], 1).complete("dp", range(4), 1)
     client.show(job)
     other = client.get(PATH, "view=map", if_none_match=tag)
     assert (other.status, other.headers["etag"] == tag) == (200, False)
     assert client.get(PATH, "view=summary").json["map"] == other.json["map"]
+
+
+def test_a_publication_is_reduced_once(client: HangApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many viewers ask for map and summary of one publication, whose map is computed once; and once
+    more for the next publication."""
+    made: list[int] = []
+
+    def counted(copies: Copies, most: int) -> GroupMap:
+        made.append(most)
+        return group_map(copies, most)
+
+    monkeypatch.setattr("frd.engine.history.group_map.group_map", counted)
+    answers = [client.get(PATH, f"view={form}").json for form in ("map", "summary") * 5]
+    assert len(made) == 1
+    assert len({answer["map"] for answer in answers}) == 1
+    client.job.now = AlignedNs(client.job.now + SECOND)
+    client.show(client.job)
+    assert client.get(PATH, "view=map").json["at"] != answers[0]["at"]
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize("form", ["summary", "map"])

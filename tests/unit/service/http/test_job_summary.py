@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from frd.engine.views import Histogram
-from frd.forms import finding_json
 from frd.model import AttemptKey, RankState
 from frd.service.state import ServiceState
 from tests.world.hang_api import PATH, HangApi, hang_api
@@ -54,7 +53,6 @@ def test_a_summary_of_a_hang(client: HangApi) -> None:
         ("node0", True),
     ]
     assert (found["more_waits"], found["more_groups"], found["more_nodes"]) == (0, 0, 0)
-    assert found["findings"] == [finding_json(client.job.only())]
     assert found["map"] == client.get(PATH, "view=map").json["map"]
 
 
