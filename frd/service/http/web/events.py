@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
@@ -23,9 +23,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
 from frd.errors import FrdError
-from frd.forms import finding_json, json_bytes, utc_text
-from frd.model import Finding, FindingState
-from frd.service.http.answers import MAX_FINDINGS, refuse
+from frd.forms import json_bytes, utc_text
+from frd.service.http.answers import refuse
+from frd.service.http.web.finding_news import FindingNews
 from frd.service.periodic import Faults
 from frd.service.view import ServiceView
 
@@ -39,10 +39,6 @@ LONGEST_S: Final = 900.0
 _LOOK_S: Final = 1.0
 _QUIET_S: Final = 4.0
 """Something is sent at least so often, which shows that the connection is well."""
-_AGAIN_S: Final = 10.0
-"""How often a finding is sent again of which only texts and ages have changed,"""
-_FINDING_BYTES_PER_S: Final = 8_000
-"""unless there are so many, or so large ones, that this would be more bytes."""
 _REMEMBERED: Final = 256
 """Findings that a slow viewer may lag behind."""
 
@@ -109,16 +105,6 @@ class _Sent:
     next_at: float
 
 
-@dataclass(slots=True)
-class _Shown:
-    """An open finding as viewers have it."""
-
-    finding: Finding
-    at: float
-    size: int = 0
-    """Bytes of the event."""
-
-
 class _Feed:
     """What the viewers with one token get. `request` is the first of theirs: others are made of
     it."""
@@ -135,8 +121,7 @@ class _Feed:
         self._number = 0
         """Of the last answer or finding that was made."""
         self._findings: deque[tuple[int, bytes]] = deque(maxlen=_REMEMBERED)
-        self._shown: dict[str, _Shown] | None = None
-        """By id; None before the first look."""
+        self._finding_news = FindingNews(view)
         self._news = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._faults = Faults()
@@ -216,44 +201,13 @@ class _Feed:
             news.set()
 
     async def _look_at_findings(self, now: float) -> None:
-        is_open = await asyncio.to_thread(self._open_findings)
-        shown = self._shown
-        if shown is None:
-            self._shown = {id_: _Shown(finding, now) for id_, finding in is_open.items()}
-            return
-        again_s = max(_AGAIN_S, sum(one.size for one in shown.values()) / _FINDING_BYTES_PER_S)
-        for id_, finding in is_open.items():
-            last = shown.get(id_)
-            if last is None or _differs(last, finding, now, again_s):
-                shown[id_] = _Shown(finding, now, await self._add_finding(finding))
-            if last is None:
-                self._ask_now()
-        for id_ in shown.keys() - is_open.keys():
-            closed = await asyncio.to_thread(self._view.finding, id_)
-            del shown[id_]
-            self._ask_now()
-            if closed is not None:
-                await self._add_finding(closed)
-
-    def _ask_now(self) -> None:
-        """A finding has opened or closed, which the other answers show, too."""
-        for sent in self._sent.values():
-            sent.next_at = 0.0
-
-    def _open_findings(self) -> dict[str, Finding]:
-        """Of all replicas: the store has copies of those of the others."""
-        copies = []
-        if self._view.state.cluster is not None:
-            copies = self._view.store.query(state=FindingState.OPEN, limit=MAX_FINDINGS)
-        own = self._view.findings(state=FindingState.OPEN, job=None, limit=MAX_FINDINGS)
-        return {finding.id: finding for finding in (*copies, *own)}
-
-    async def _add_finding(self, finding: Finding) -> int:
-        """Returns the size of the event."""
-        data = await asyncio.to_thread(lambda: _event("finding", json_bytes(finding_json(finding))))
-        self._number += 1
-        self._findings.append((self._number, data))
-        return len(data)
+        found = await asyncio.to_thread(self._finding_news.look, now)
+        for finding in found.findings:
+            self._number += 1
+            self._findings.append((self._number, _event("finding", finding)))
+        if found.opened_or_closed:  # which the other answers show, too
+            for sent in self._sent.values():
+                sent.next_at = 0.0
 
     async def _ask(self, topic: _Topic, now: float) -> None:
         name, job = topic
@@ -305,30 +259,6 @@ async def _body(answer: Response, request: Request) -> bytes:
     if not is_whole:
         raise HTTPException(503, "events: the answer of another replica broke off")
     return bytes(body)
-
-
-def _differs(shown: _Shown, finding: Finding, now: float, again_s: float) -> bool:
-    """Whether viewers have to get a finding again: if it says something else now; for another
-    wording, after `again_s`."""
-    if _gist(shown.finding) != _gist(finding):
-        return True
-    return now - shown.at >= again_s and _ageless(shown.finding) != _ageless(finding)
-
-
-def _gist(finding: Finding) -> tuple[object, ...]:
-    suspects = [
-        (s.rank, s.reason, s.confidence, bool(s.stack), s.waits_for and s.waits_for.kind)
-        for s in finding.suspects
-    ]
-    gist = finding.state, finding.severity, finding.kind, finding.dump, finding.ended_by
-    return *gist, suspects, finding.witness is None, len(finding.victims)
-
-
-def _ageless(finding: Finding) -> Finding:
-    collective = finding.collective
-    if collective is not None:
-        collective = replace(collective, waited_s=0.0)
-    return replace(finding, collective=collective, summary="")
 
 
 def _event(name: str, data: bytes) -> bytes:
