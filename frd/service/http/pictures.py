@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from frd.engine.views import AttemptView, GroupMap
+from frd.engine.views import GroupMap
 from frd.errors import StoreError
 from frd.forms import fold_ranks
 from frd.model import AlignedNs, AttemptKey, Finding, FindingState
 from frd.service.http import parameters
 from frd.service.http.answers import API_VERSION, Content, large_answer, refuse
 from frd.service.http.job_json import MOST_ROWS, job_summary, map_json, map_tag, rank_detail
-from frd.service.state import ServiceState
 from frd.service.timelines.drawing import MAX_LANES, lanes_of
 from frd.service.timelines.form import DEFAULT_LANES, timeline_json
 from frd.service.timelines.perfetto_file import MEDIA_TYPE, perfetto_bytes
 from frd.service.timelines.timeline import Timeline
 from frd.service.view import ServiceView
 
+_Wanted: TypeAlias = tuple[str, int | None]
+"""A job, and the number of an attempt; None: the newest."""
 FORMS: Final = ("summary", "map", "rank")
 """Of a job, for the parameter `view`."""
 _FORMATS: Final = ("json", "perfetto")
@@ -37,51 +38,63 @@ _SHARED: Final = 32
 class Pictures:
     def __init__(self, view: ServiceView) -> None:
         self._view = view
-        self._shared: dict[tuple[AttemptKey, str], tuple[AlignedNs, asyncio.Task[Content]]] = {}
+        self._shared: dict[tuple[_Wanted, str], tuple[AlignedNs, asyncio.Task[Content]]] = {}
         """The last answer for each attempt and form, of the publication at this time."""
 
-    async def job(
-        self, request: Request, view: AttemptView, form: str, rank: int | None
-    ) -> Response:
+    async def job(self, request: Request, wanted: _Wanted, form: str, rank: int | None) -> Response:
         """An attempt in one of `FORMS`; `rank` is the one that is asked for."""
-        state = self._view.state
         match form:
             case "map":
-                return (await self._map(state, view)).answer(request)
+                return (await self._once(wanted, "map", self._map)).answer(request)
             case "rank":
                 if rank is None:
                     refuse(400, "rank: missing: write the number of a rank")
-                if rank not in view.rank_columns.rank:
-                    known = fold_ranks(view.rank_columns.rank.tolist())
-                    refuse(404, f"rank: {rank}: unknown here: the job has ranks {known}")
-                return await large_answer(request, lambda: rank_detail(state, view, rank))
+                return await large_answer(request, lambda: self._rank(wanted, rank))
             case _:
-                tag = (await self._map(state, view)).tag
-                summary = self._once(
-                    view, "summary", lambda: Content.of(job_summary(state, view, tag))
-                )
+                tag = (await self._once(wanted, "map", self._map)).tag
+                summary = self._once(wanted, "summary", lambda of: self._summary(of, tag))
                 return (await summary).answer(request)
 
-    async def _map(self, state: ServiceState, view: AttemptView) -> Content:
-        def make() -> Content:
-            found = view.history.group_map(MOST_ROWS) if view.history else GroupMap.empty()
-            tag = map_tag(found)
-            return Content.of(map_json(state, view, found, tag), tag)
+    # What follows is called in worker threads, and looks for the attempt there: the event loop
+    # would free the arrays of a publication if it had the last reference to it.
 
-        return await self._once(view, "map", make)
+    def _map(self, wanted: _Wanted) -> Content:
+        state = self._view.state
+        view = parameters.find_attempt(state, *wanted)
+        found = view.history.group_map(MOST_ROWS) if view.history else GroupMap.empty()
+        tag = map_tag(found)
+        return Content.of(map_json(state, view, found, tag), tag)
 
-    async def _once(self, view: AttemptView, form: str, make: Callable[[], Content]) -> Content:
+    def _summary(self, wanted: _Wanted, tag: str) -> Content:
+        state = self._view.state
+        return Content.of(job_summary(state, parameters.find_attempt(state, *wanted), tag))
+
+    def _rank(self, wanted: _Wanted, rank: int) -> object:
+        state = self._view.state
+        view = parameters.find_attempt(state, *wanted)
+        if rank not in view.rank_columns.rank:
+            known = fold_ranks(view.rank_columns.rank.tolist())
+            refuse(404, f"rank: {rank}: unknown here: the job has ranks {known}")
+        return rank_detail(state, view, rank)
+
+    async def _once(
+        self, wanted: _Wanted, form: str, make: Callable[[_Wanted], Content]
+    ) -> Content:
         """What `make` returns, which is called once for each publication, in a worker thread: all
         requests for it wait for the same thread."""
-        at = view.history.at if view.history is not None else AlignedNs(0)
-        known = self._shared.get((view.key, form))
+        at = self._published_at(wanted)
+        known = self._shared.get((wanted, form))
         if known is None or known[0] != at or not at:
-            self._shared.pop((view.key, form), None)
+            self._shared.pop((wanted, form), None)
             while len(self._shared) >= _SHARED:
                 del self._shared[next(iter(self._shared))]
-            task = asyncio.create_task(asyncio.to_thread(make))
-            self._shared[view.key, form] = known = at, task
+            task = asyncio.create_task(asyncio.to_thread(make, wanted))
+            self._shared[wanted, form] = known = at, task
         return await asyncio.shield(known[1])
+
+    def _published_at(self, wanted: _Wanted) -> AlignedNs:
+        history = parameters.find_attempt(self._view.state, *wanted).history
+        return history.at if history is not None else AlignedNs(0)
 
     def keeps(self, finding_id: str) -> bool:
         """Whether this process has the timeline of a closed finding. Reads the disk."""

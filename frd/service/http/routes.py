@@ -180,20 +180,21 @@ class _Api:
         return PlainTextResponse("frd is ready\n")
 
     async def jobs(self, _: Request) -> Response:
-        state, stale = self._view.state, self._view.not_ready()
-        return await json_answer(lambda: jobs_json(state, stale))
+        view = self._view
+        return await json_answer(lambda: jobs_json(view.state, view.not_ready()))
 
     async def health(self, _: Request) -> Response:
-        state, stale, now = self._view.state, self._view.not_ready(), self._view.now()
-        return await json_answer(lambda: health_json(state, now, stale))
+        view = self._view
+        return await json_answer(lambda: health_json(view.state, view.now(), view.not_ready()))
 
     async def job(self, request: Request) -> Response:
-        state, job = self._view.state, request.path_params["job"]
-        view = parameters.find_attempt(state, job, parameters.number(request, "attempt", low=0))
+        job, attempt = request.path_params["job"], parameters.number(request, "attempt", low=0)
         form = parameters.choice(request, "view", FORMS)
         if form is not None:
             rank = parameters.number(request, "rank", low=0)
-            return await self._pictures.job(request, view, form, rank)
+            return await self._pictures.job(request, (job, attempt), form, rank)
+        state = self._view.state
+        view = parameters.find_attempt(state, job, attempt)
         memory_of = parameters.memory_of(request.query_params.get("memory"), view)
         return await json_answer(lambda: job_json(state, view, memory_of))
 
