@@ -1,7 +1,7 @@
 /**
  * Small components that all pages use: times, ages, sets of ranks, boxes, links, the error boundary.
  */
-import { Component, html, useEffect, useReducer } from "../../vendor/standalone.module.js";
+import { Component, html, useEffect, useReducer, useState } from "../../vendor/standalone.module.js";
 import { everySecond, secondsSince } from "./clock.js";
 import { age, count, duration, figure, list, localTime, number, record, text, utc } from "./format.js";
 import { ranges, rangesCount, rangesText } from "./ranges.js";
@@ -103,6 +103,17 @@ export function Table({ label, head, rows, stack = false, numbers = [], wide = [
       </tbody>
     </table>
   </div>`;
+}
+
+const FIRST = 16; // rows: what is updated every two seconds should be short
+
+/** A `Table` that shows its first rows, and all of them on demand. */
+export function LongTable({ rows, ...rest }) {
+  const [all, setAll] = useState(false);
+  return html`<${Table} rows=${all ? rows : rows.slice(0, FIRST)} ...${rest} />
+    ${rows.length > FIRST
+      ? html`<p><button type="button" aria-expanded=${String(all)} onClick=${() => setAll(!all)}>${all ? `Show the first ${FIRST}` : `Show all ${rows.length}`}</button></p>`
+      : ""}`;
 }
 
 /** `live 3, exited 1` from a map of counts. */

@@ -3,12 +3,12 @@
  */
 import { html } from "../../vendor/standalone.module.js";
 import { count, duration, figure, list, number, record, text } from "../core/format.js";
-import { Age, Table, Tag } from "../core/parts.js";
+import { Age, LongTable, Table, Tag } from "../core/parts.js";
 import { exitText } from "./rank_panel.js";
 
 export function Notable({ ranks, choose }) {
   if (!ranks.length) return html`<p>No rank is notable: all are live, and none waits.</p>`;
-  return html`<${Table} label="Notable ranks" stack=${true} wide=${[5]} head=${["Rank", "State", "Node", "Waits in", "For", "Detail", "Known up to"]}
+  return html`<${LongTable} label="Notable ranks" stack=${true} wide=${[5]} head=${["Rank", "State", "Node", "Waits in", "For", "Detail", "Known up to"]}
     rows=${ranks.map(record).map((one) => [
       html`<button type="button" class="link" onClick=${() => choose(one.rank)}>rank ${text(one.rank)}</button>`,
       html`<${Tag} value=${one.state} />`,
@@ -34,7 +34,7 @@ export function Ops({ ops }) {
 const seq = (value) => (number(value) === null || value < 0 ? "–" : `#${value}`);
 
 export function Groups({ groups, more }) {
-  return html`<${Table} label="Process groups" numbers=${[1, 2, 5, 6, 7]}
+  return html`<${LongTable} label="Process groups" numbers=${[1, 2, 5, 6, 7]}
     head=${["Group", "Size", "Open", "State", "Stall threshold", "Enqueued", "Completed", "Matched"]}
     rows=${list(groups).map(record).map((one) => [
       html`<span title=${text(one.group_id)}>${text(one.group)}</span>`,

@@ -3,7 +3,7 @@
  */
 import { html } from "../../vendor/standalone.module.js";
 import { age, count, duration, figure, list, number, record, text } from "../core/format.js";
-import { Table, Tag } from "../core/parts.js";
+import { LongTable, Table, Tag } from "../core/parts.js";
 
 /** From these values on a figure is marked, s. `frd` itself counts as not ready when its evaluation is 5 s old. */
 const LATE = { evaluated_age_s: 5, ingest_lag_s: 2, loop_lag_s: 0.5 };
@@ -55,23 +55,20 @@ function NodeCounts({ health }) {
       <${Nodes} nodes=${nodes} more=${health.more_nodes} /></details>` : ""}`;
 }
 
-/** Nodes with their clocks; keys are spelled as in /api/v1/jobs/{job} or as in /api/v1/health. */
+/** Nodes with their clocks. */
 export function Nodes({ nodes, more = 0 }) {
   const rows = nodes.map(record).map((one) => {
-    const offset = one.clock_offset_s ?? one.offset_s;
-    const uncertainty = one.clock_uncertainty_s ?? one.uncertainty_s;
-    const why = text(one.clock_reason ?? one.unsynchronized);
-    const state = text(one.clock_state) || (one.unsynchronized ? "unsynchronized" : "");
-    const heard = one.last_message_age_s;
+    const { clock_offset_s: offset, clock_uncertainty_s: uncertainty, last_message_age_s: heard } = one;
+    const why = text(one.clock_reason);
     return [
       text(one.node),
       html`<span class=${one.connected === false ? "bad strong" : ""}>${one.connected === false ? "not connected" : "connected"}</span>${one.reporting === false ? html`, <strong class="warn">not reporting</strong>` : ""}`,
       number(heard) === null ? "–" : `${age(heard)} ago`,
-      html`<span class=${why ? "warn" : ""}>${[state, why].filter(Boolean).join(": ") || "synchronized"}</span>`,
+      html`<span class=${why ? "warn" : ""}>${[text(one.clock_state), why].filter(Boolean).join(": ")}</span>`,
       number(offset) === null ? "–" : duration(offset),
       number(uncertainty) === null ? "–" : `± ${duration(uncertainty)}`,
     ];
   });
-  return html`<${Table} label="Nodes and their clocks" stack=${true} head=${["Node", "Agent", "Last report", "Clock", "Offset", "Uncertainty"]} rows=${rows} />
+  return html`<${LongTable} label="Nodes and their clocks" stack=${true} head=${["Node", "Agent", "Last report", "Clock", "Offset", "Uncertainty"]} rows=${rows} />
     ${more ? html`<p class="muted">and ${count(more, "more node")}</p>` : ""}`;
 }
