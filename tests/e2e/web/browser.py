@@ -108,7 +108,7 @@ class Watched:
 
 @contextlib.contextmanager
 def watched(browser: Browser, **options: object) -> Iterator[Watched]:
-    """A page in a context of its own; `options` are Playwright's, of a context."""
+    """A page in a context; `options` are Playwright's, of a context."""
     context = browser.new_context(**options)  # type: ignore[arg-type]  # passed through
     try:
         one = Watched(context.new_page())

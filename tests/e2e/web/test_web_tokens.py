@@ -24,7 +24,7 @@ FORBIDDEN: Final = (r"^answer 403", r"^console error: Failed to load resource.* 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """One job, and a finding with a dump, for those who have a token."""
+    """One job, and a finding with a dump, for users that have a token."""
     folder = tmp_path_factory.mktemp("tokens")
     token_file = folder / "tokens"
     token_file.write_text(
