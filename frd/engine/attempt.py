@@ -418,8 +418,13 @@ class Attempt:
         ops, known = collectives.signatures.ops, collectives.signatures.known
         groups = status_view.Groups(self.tables, progress, stalls, now)
         copies = Copies.of(
-            *(self.tables, collectives.signatures, progress),
-            *(self._recent.batches(), self.world_size, now),
+            self.tables,
+            collectives.signatures,
+            progress,
+            self._recent.batches(),
+            self.world_size,
+            self._policy.telemetry_late_s,
+            now,
         )
         ranks = status_view.rank_columns(self.tables, now)
         return AttemptView(

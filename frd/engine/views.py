@@ -183,11 +183,11 @@ class RecentOps:
     missing: MissingOps = field(default_factory=MissingOps)
     uncertainty_ns: Mapping[int, int] = field(default_factory=dict)
     """By rank: how far its times may be off; ranks with an unknown clock are absent."""
-    has_unknown_ends: bool = False
-    """Of some ops it is only known by when they had ended, as of Gloo's."""
+    reached: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    """By rank and group: the seqs up to which the rank has joined and completed all ops."""
 
 
-CELL_STATES: Final = ("none", "ok", "waiting", "stuck", "missing", "gone")
+CELL_STATES: Final = ("none", "ok", "unknown", "waiting", "stuck", "missing", "gone")
 """By the numbers in `GroupMap.cells`; a larger number is worse."""
 
 
@@ -224,6 +224,9 @@ class OpenOp:
     waiting: Int64s
     """Ranks, ascending."""
     missing: Int64s
+    """Known not to have joined."""
+    unknown: Int64s
+    """Members of which it is not known whether they have joined."""
 
 
 @dataclass(frozen=True, slots=True)

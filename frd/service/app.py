@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 
 _CLOCKS_EVERY_S: Final = 0.5
 _PRUNE_EVERY_S: Final = 60.0
+_LAST_LOOK_S: Final = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +204,9 @@ class App:
             await self._peers.close()
         if self._held is not None:
             await self._held.stop()
-        await self._timelines.look()  # of findings that the last evaluation has closed
+        with contextlib.suppress(Exception):  # a picture is not worth an unclean end
+            async with asyncio.timeout(_LAST_LOOK_S):
+                await self._timelines.look()  # of findings that the last evaluation has closed
         self._timeline_store.close()
         self._findings.close()
         os.close(self._lock)
@@ -253,8 +256,7 @@ class App:
 
     def _web(self) -> WebOptions:
         config = self._config
-        is_https = config.public_url.startswith("https:") if config.public_url else None
-        return WebOptions(self._tokens, has_page=config.web, is_https=is_https)
+        return WebOptions(self._tokens, config.web, config.public_url, self._http_refused)
 
     # -- publishing ---------------------------------------------------------------------
 

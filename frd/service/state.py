@@ -63,7 +63,7 @@ class Counters:
     evicted: Mapping[str, int] = field(default_factory=dict)
     """What the service (not the engine) dropped to stay within limits, by kind of thing."""
     store_errors: Mapping[str, int] = field(default_factory=dict)
-    """Failed writes, by store: findings, journal, dumps."""
+    """Failed writes, by store: findings, journal, dumps, timelines."""
     findings: Mapping[tuple[str, Kind], int] = field(default_factory=dict)
     """Findings opened, by job and kind."""
     http_refused: Mapping[str, int] = field(default_factory=dict)

@@ -22,6 +22,7 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS timelines (
     id        TEXT PRIMARY KEY,
     opened_ns INTEGER NOT NULL,
+    is_final  INTEGER NOT NULL,
     body      BLOB NOT NULL
 ) WITHOUT ROWID
 """
@@ -58,22 +59,33 @@ class TimelineStore:
             self._db.execute("PRAGMA synchronous = OFF")
             self._db.execute(_SCHEMA)
 
-    def save(self, finding_id: str, opened_at: AlignedNs, body: bytes) -> None:
+    def save(
+        self, finding_id: str, opened_at: AlignedNs, body: bytes, *, is_final: bool = False
+    ) -> None:
         """Insert or replace one, and delete the oldest beyond the bounds."""
         with self._clear_errors(), self._lock:
-            row = (finding_id, int(opened_at), body)
-            self._db.execute("INSERT OR REPLACE INTO timelines VALUES (?, ?, ?)", row)
+            row = (finding_id, int(opened_at), is_final, body)
+            self._db.execute("INSERT OR REPLACE INTO timelines VALUES (?, ?, ?, ?)", row)
             self._db.execute(_PRUNE, self._most)
 
     def get(self, finding_id: str) -> bytes | None:
+        found = self._row(finding_id)
+        return None if found is None else bytes(found[1])
+
+    def is_final(self, finding_id: str) -> bool:
+        """Whether one is stored that will not be replaced."""
+        found = self._row(finding_id)
+        return found is not None and bool(found[0])
+
+    def _row(self, finding_id: str) -> tuple[int, bytes] | None:
         with self._clear_errors(), self._lock:
             try:
-                found = self._db.execute(
-                    "SELECT body FROM timelines WHERE id = ?", (finding_id,)
+                found: tuple[int, bytes] | None = self._db.execute(
+                    "SELECT is_final, body FROM timelines WHERE id = ?", (finding_id,)
                 ).fetchone()
             except UnicodeEncodeError:  # no id is like this
                 return None
-        return None if found is None else bytes(found[0])
+        return found
 
     def close(self) -> None:
         with self._lock:

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frd.model import Change, Finding, FindingEvent
+from frd.service.access.grants import Tokens
 from frd.service.http.answers import json_answer
 from frd.service.http.web import events as module
 from frd.service.http.web.events import Events, _Feed, _Topic
@@ -44,28 +45,34 @@ async def news(stream: AsyncGenerator[bytes, None]) -> Shown:
 
 
 class Feeding:
-    """Its handlers count, and answer with `size` more bytes; `fails` raise instead."""
+    """Its handlers count, and answer with `size` more bytes; `fails` raise instead, and those that
+    `hang` wait for their event first."""
 
-    def __init__(self, service: Service, patch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, service: Service, patch: pytest.MonkeyPatch, tokens: Tokens | None = None
+    ) -> None:
         self.service = service
         self.now = 0.0
         self.asked: list[tuple[str, Request]] = []
         self.size = 0
         self.fails: dict[str, Exception] = {}
+        self.hang: dict[str, asyncio.Event] = {}
         self.handlers = {name: self._handler(name) for name in ("jobs", "health", "job")}
         self.feed = self.another()
-        self.events = Events(service.view, self.handlers)
+        self.events = Events(service.view, self.handlers, tokens)
         patch.setattr(module, "time", self)
 
     def monotonic(self) -> float:
         return self.now
 
     def another(self) -> _Feed:
-        return _Feed(self.service.view, self.handlers, request())
+        return _Feed(self.service.view, self.handlers, request(), "x")
 
     def _handler(self, name: str) -> Callable[[Request], Awaitable[Response]]:
         async def handler(request: Request) -> Response:
             self.asked.append((name, request))
+            if name in self.hang:
+                await self.hang[name].wait()
             if name in self.fails:
                 raise self.fails[name]
             answer = {"n": len(self.asked), "more": "x" * self.size}
@@ -95,12 +102,17 @@ class Feeding:
             await stream.aclose()
 
     async def look(self, seconds: float = 0.0) -> None:
-        """The feed looks after so many seconds."""
+        """The feed looks after so many seconds, and gets all answers that do not hang."""
         self.now += seconds
         await self.feed._look()
+        await self.feed._ask_what_is_due()
+        asking = self.feed._asking.items()
+        await asyncio.gather(*(task for (name, _), task in asking if name not in self.hang))
 
 
-def request(token: str = "Bearer x", query: str = "job=train&memory=all") -> Request:
+def request(
+    token: str = "Bearer x", query: str = "job=train&memory=all", host: str = "127.0.0.1"
+) -> Request:
     """That of a viewer."""
     headers = [(b"authorization", token.encode()), (b"accept-encoding", b"gzip")]
     return Request(
@@ -110,6 +122,7 @@ def request(token: str = "Bearer x", query: str = "job=train&memory=all") -> Req
             "path": "/api/v1/events",
             "query_string": query.encode(),
             "headers": headers,
+            "client": (host, 50000),
         }
     )
 

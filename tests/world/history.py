@@ -37,6 +37,8 @@ class Missing(NamedTuple):
 
 
 def history(attempt: Attempt, now: float) -> History:
+    """As of now, up to which its agents have reported all ranks."""
+    observe.watermarks(attempt, [], attempt.tables.ranks.sorted().tolist(), at(now))
     found = attempt.view(at(now)).history
     assert found is not None
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,7 +159,7 @@ class Client:
         """If `web` has tokens, each request needs one."""
         self.service = service
         app = create_app(service.view, web=web)
-        self._app = HttpGuard(app, web.tokens, Counter()) if web.tokens is not None else app
+        self._app = HttpGuard(app, web.tokens, web.refused) if web.tokens is not None else app
 
     def get(self, path: str, query: str = "", **headers: str) -> Answer:
         """Names of headers have underscores instead of hyphens."""

@@ -13,7 +13,6 @@ import itertools
 import json
 import ssl
 import threading
-from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -112,8 +111,9 @@ class Cluster:
             cells = {cell for cell in range(CELLS) if min(cell // 21, 2) == number}
             peers = Peers(service.view, client, cells.copy)
             tokens = Tokens(token_file) if token_file else None
-            app = create_app(service.view, peers, WebOptions(tokens))
-            guarded = HttpGuard(app, tokens, Counter()) if tokens else app
+            web = WebOptions(tokens)
+            app = create_app(service.view, peers, web)
+            guarded = HttpGuard(app, tokens, web.refused) if tokens else app
             member = self.members[name] = Member(name, service, peers, cells)
             certificates = Certificates(tls) if tls.cert_file else None
             member.server = HttpServer(_recorded(guarded, member), "127.0.0.1:0", certificates)

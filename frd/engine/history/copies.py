@@ -31,9 +31,10 @@ class OpenWaits:
     """The pair."""
     seq: Int64s
     since: Int64s
-    """Aligned ns."""
+    """Aligned ns from which the wait counts, as in `snapshot_parts.stalls`."""
     share: Float64s
-    """How long it has lasted, as a share of the stall threshold of the group."""
+    """For how long the rank's own telemetry confirms it, as a share of the stall threshold of the
+    group."""
 
     def lasting(self, share: float = AT_REST) -> OpenWaits:
         """Those that have lasted for this share."""
@@ -65,11 +66,19 @@ class Copies:
     """By rank; `UNKNOWN_NS` while its clock is unknown."""
     state: UInt8s
     """By rank."""
+    as_of: Int64s
+    """By rank: aligned ns up to which all is known of it."""
+    lossy: Bools
+    """By rank: rows of it are known to be missing."""
+    late_ns: int
+    """A rank without a report for so long is not known."""
     signatures: Sequence[Signature]
     synchronizing: Bools
     """By signature: no member can complete it before all have joined."""
     waits: Callable[[], OpenWaits]
-    """Computed when it is first called."""
+    """Computed when it is first called, as the next one."""
+    begun: Callable[[], Bools]
+    """By group: some member has completed an op."""
 
     @classmethod
     def of(
@@ -79,12 +88,18 @@ class Copies:
         progress: Progress,
         batches: Sequence[EntryColumnsBatch],
         world_size: int,
+        late_s: float,
         now: AlignedNs,
     ) -> Copies:
         ranks, groups, count = tables.ranks, tables.groups, tables.groups.count
         threshold_ns = groups.threshold_ns[:count].copy()
         lines = ranks.clock_lines(np.arange(ranks.count))
         state = ranks.state[: ranks.count].copy()
+        as_of = lines.to_aligned(ranks.as_of[: ranks.count], now)
+        idle_until = tables.pairs.idle_until[: tables.pairs.count].copy()
+        waits = once(
+            lambda: _open_waits(progress, idle_until, threshold_ns, lines, state, as_of, now)
+        )
         return cls(
             now=now,
             world_size=max(world_size, ranks.count),
@@ -97,9 +112,13 @@ class Copies:
             lines=lines,
             uncertainty_ns=ranks.uncertainty_ns[: ranks.count].copy(),
             state=state,
+            as_of=as_of,
+            lossy=ranks.gap_at[: ranks.count] >= ranks.as_of[: ranks.count],
+            late_ns=round(late_s * 1e9),
             signatures=tuple(signatures.known),
             synchronizing=signatures.synchronizing[: signatures.count].copy(),
-            waits=once(lambda: _open_waits(progress, threshold_ns, lines, state, now)),
+            waits=waits,
+            begun=once(lambda: _begun(progress, count)),
         )
 
     def to_aligned(self, rank: Int32s | Int64s, node_ns: Int64s) -> Int64s:
@@ -109,25 +128,63 @@ class Copies:
     def knows_clock(self, rank: int) -> bool:
         return rank < len(self.uncertainty_ns) and int(self.uncertainty_ns[rank]) < UNKNOWN_NS
 
+    def has_not_joined(self, row: Int64s, seq: Int64s | int, since: Int64s | int) -> Bools:
+        """Which of these members are known not to have joined an op that others wait in since then.
+        Absence proves nothing of a rank that no agent has declared, whose rows are missing, or of
+        which nothing is known since; nor of one without any op, if its group has completed some:
+        they were before its first report."""
+        progress, rank = self.progress, self.progress.rank[row]
+        if not len(self.as_of):
+            return np.zeros(len(row), np.bool_)
+        inside = rank < len(self.as_of)
+        rank = np.where(inside, rank, 0)
+        heard = progress.known[rank] & ~self.lossy[rank] & (self.as_of[rank] >= since) & inside
+        unheard = (progress.enqueued[row] < 0) & self.begun()[progress.group[row]]
+        absent: Bools = (progress.enqueued[row] < seq) & heard & ~unheard
+        return absent
+
+    def is_unknown(self, rank: Int32s) -> Bools:
+        """Ranks that no agent has declared, or has reported lately."""
+        if not len(self.as_of):
+            return np.ones(len(rank), np.bool_)
+        inside = rank < len(self.as_of)
+        rank = np.where(inside, rank, 0).astype(np.int32)
+        late = self.now - self.as_of[rank] > self.late_ns
+        unknown: Bools = late | ~self.progress.known[rank] | ~inside
+        return unknown
+
     def is_gone(self, rank: Int32s) -> Bools:
         """Which of these ranks have no process any more."""
         gone: Bools = self.state.take(rank, mode="clip") >= EXITED
         return gone & (rank < len(self.state)) if len(self.state) else np.zeros(len(rank), np.bool_)
 
 
+def _begun(progress: Progress, groups: int) -> Bools:
+    begun = np.zeros(groups, np.bool_)
+    begun[progress.group[progress.marks >= 0]] = True
+    return begun
+
+
 def _open_waits(
-    progress: Progress, threshold_ns: Int64s, lines: ClockLines, state: UInt8s, now: AlignedNs
+    progress: Progress,
+    idle_until: Int64s,
+    threshold_ns: Int64s,
+    lines: ClockLines,
+    state: UInt8s,
+    as_of: Int64s,
+    now: AlignedNs,
 ) -> OpenWaits:
     row = np.flatnonzero((progress.enqueued > progress.marks) & (progress.head > 0))
-    if len(state):  # a rank that is gone does not wait
-        row = row[state.take(progress.rank[row], mode="clip") < EXITED]
-    since = _aligned(lines, progress.rank[row], progress.head[row], now)
-    return OpenWaits(
-        row=row,
-        seq=progress.completed()[row] + 1,
-        since=since,
-        share=(now - since) / threshold_ns[progress.group[row]],
-    )
+    if not len(state):
+        row = row[:0]
+    rank = progress.rank[row]
+    row = row[state.take(rank, mode="clip") < EXITED]  # a rank that is gone does not wait
+    rank = progress.rank[row]
+    begun = np.maximum(progress.head[row], idle_until[row])
+    until = as_of.take(rank, mode="clip")
+    since = _aligned(lines, rank, begun, now)
+    share = np.maximum(until - since, 0) / threshold_ns[progress.group[row]]
+    return OpenWaits(row, progress.completed()[row] + 1, since, share)
 
 
 def _aligned(lines: ClockLines, rank: Int32s | Int64s, node_ns: Int64s, now: AlignedNs) -> Int64s:

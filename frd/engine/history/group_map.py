@@ -13,7 +13,7 @@ from frd.engine.history.copies import Copies
 from frd.engine.views import CELL_STATES, GroupMap, OpenOp, RankGroup
 from frd.model import AlignedNs, Int64s, UInt8s
 
-_NONE, _OK, _WAITING, _STUCK, _MISSING, _GONE = range(len(CELL_STATES))
+_NONE, _OK, _UNKNOWN, _WAITING, _STUCK, _MISSING, _GONE = range(len(CELL_STATES))
 _HALF: Final = 0.5
 """The share of the stall threshold from which a wait is shown."""
 _NEVER: Final = np.iinfo(np.int64).max
@@ -50,14 +50,20 @@ def pair_states(copies: Copies) -> UInt8s:
     progress = copies.progress
     group, enqueued = progress.group, progress.enqueued
     state = np.full(len(group), _OK, np.uint8)
+    state[copies.is_unknown(progress.rank)] = _UNKNOWN
     waits = copies.waits()
     state[waits.row[waits.share >= _HALF]] = _WAITING
     state[waits.row[waits.share >= 1]] = _STUCK
     lasting = waits.lasting(_HALF)
-    # The highest op in which a member waits for long, by group.
+    # The highest op in which a member waits for long, by group, and since when any does.
     waited = np.full(len(copies.infos), -1, np.int64)
+    since = np.full(len(copies.infos), _NEVER, np.int64)
     np.maximum.at(waited, group[lasting.row], lasting.seq)
-    state[enqueued < waited[group]] = _MISSING
+    np.minimum.at(since, group[lasting.row], lasting.since)
+    behind = np.flatnonzero(enqueued < waited[group])
+    absent = copies.has_not_joined(behind, waited[group[behind]], since[group[behind]])
+    state[behind[~absent]] = np.maximum(state[behind[~absent]], _UNKNOWN)
+    state[behind[absent]] = _MISSING
     state[copies.is_gone(progress.rank)] = _GONE
     return state
 
@@ -75,6 +81,7 @@ def open_ops(copies: Copies, most: int) -> tuple[list[OpenOp], int]:
     first = np.flatnonzero(edge)
     end = np.append(first[1:], len(order))
     oldest = np.argsort(since[first], kind="stable")
+    share = waits.share[order]
     found = [
         _open_op(
             copies,
@@ -82,16 +89,20 @@ def open_ops(copies: Copies, most: int) -> tuple[list[OpenOp], int]:
             int(group[first[i]]),
             int(seq[first[i]]),
             since[first[i]],
+            stalled=bool((share[first[i] : end[i]] >= 1).any()),
         )
         for i in oldest[:most].tolist()
     ]
     return found, max(0, len(first) - most)
 
 
-def _open_op(copies: Copies, row: Int64s, group: int, seq: int, since: np.int64) -> OpenOp:
+def _open_op(
+    copies: Copies, row: Int64s, group: int, seq: int, since: np.int64, *, stalled: bool
+) -> OpenOp:
     progress, info = copies.progress, copies.infos[group]
     members = _members(copies, group)
-    missing = progress.rank[members[progress.enqueued[members] < seq]]
+    members = members[progress.enqueued[members] < seq]
+    absent = copies.has_not_joined(members, seq, int(since))
     signature = int(progress.signature_of(np.array([group], np.int32), np.array([seq]))[0])
     return OpenOp(
         group_id=info.group_id,
@@ -99,9 +110,10 @@ def _open_op(copies: Copies, row: Int64s, group: int, seq: int, since: np.int64)
         seq=seq,
         op=copies.signatures[signature].op if signature >= 0 else "collective",
         since=AlignedNs(int(since)),
-        stalled=bool(copies.now - since >= copies.threshold_ns[group]),
+        stalled=stalled,
         waiting=np.sort(progress.rank[row]).astype(np.int64),
-        missing=np.sort(missing).astype(np.int64),
+        missing=np.sort(progress.rank[members[absent]]).astype(np.int64),
+        unknown=np.sort(progress.rank[members[~absent]]).astype(np.int64),
     )
 
 

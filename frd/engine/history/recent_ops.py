@@ -101,13 +101,13 @@ def recent_ops(
         failed=failed[keep],
         groups=copies.infos,
         ops=names,
-        missing=_missing(copies, waits, wanted, by_signature),
+        missing=_missing(copies, waits, wanted, by_signature, until),
         uncertainty_ns={
             int(r): int(copies.uncertainty_ns[r])
             for r in np.flatnonzero(wanted).tolist()
             if copies.knows_clock(r)
         },
-        has_unknown_ends=bool((is_over & (completed == 0))[keep].any()),
+        reached=_reached(copies, wanted, done),
     )
 
 
@@ -146,8 +146,22 @@ def _place_from_end(rank: Int64s) -> Int64s:
     return end - np.arange(len(rank)) - 1
 
 
-def _missing(copies: Copies, waits: OpenWaits, wanted: Bools, by_signature: Int64s) -> MissingOps:
-    """Only of waits that have lasted: in passing, some rank is always the last one to come."""
+def _reached(copies: Copies, wanted: Bools, done: Int64s) -> dict[tuple[int, int], tuple[int, int]]:
+    progress = copies.progress
+    row = np.flatnonzero(wanted[progress.rank])
+    keys = zip(progress.rank[row].tolist(), progress.group[row].tolist(), strict=True)
+    seqs = zip(progress.enqueued[row].tolist(), done[row].tolist(), strict=True)
+    return dict(zip(keys, seqs, strict=True))
+
+
+def _missing(
+    copies: Copies,
+    waits: OpenWaits,
+    wanted: Bools,
+    by_signature: Int64s,
+    until: AlignedNs | None,
+) -> MissingOps:
+    """Only of waits that have lasted: of every op, some rank is the last one to join."""
     progress, lasting = copies.progress, waits.lasting()
     if not len(lasting.row):
         return MissingOps()
@@ -166,7 +180,10 @@ def _missing(copies: Copies, waits: OpenWaits, wanted: Bools, by_signature: Int6
         group[first].tolist(), seq[first].tolist(), since.tolist(), strict=True
     ):
         rows = layout.order[starts[place[one]] : starts[place[one] + 1]]
-        absent = rows[(progress.enqueued[rows] < number) & wanted[progress.rank[rows]]]
+        if until is not None and at > until:
+            continue
+        rows = rows[wanted[progress.rank[rows]]]
+        absent = rows[copies.has_not_joined(rows, number, at)]
         found += [(int(progress.rank[row]), one, number, at) for row in absent.tolist()]
     # A rank that misses several ops of a group misses the first one first.
     found.sort(key=lambda item: (item[0], item[1], item[2]))

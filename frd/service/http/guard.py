@@ -5,7 +5,8 @@ token, because supervisors have none; nor do runbooks and the files of the web p
 reveal nothing about a job and a link in an alert has no token.
 
 A browser that has signed in sends the token as a cookie. Behind this module it is a bearer token
-like any other, also when a request is forwarded to another replica.
+like any other, also when a request is forwarded to another replica. Caches know nothing about such
+a cookie, so answers of the API forbid them to keep what it authorizes.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from frd.service.access.grants import Role, Tokens
 from frd.service.http.answers import error_response
@@ -24,6 +25,7 @@ from frd.service.http.web.session import PATH as SESSION
 from frd.service.http.web.session import token_in
 
 OPEN: Final = ("/-/healthy", "/-/ready", SESSION)
+_API: Final = "/api/"
 
 
 class HttpGuard:
@@ -38,6 +40,8 @@ class HttpGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["path"].startswith(_API):
+            send = _unkept(send)
         scope = _with_cookie(scope)
         if _is_open(scope["path"]):
             await self._app(scope, receive, send)
@@ -57,6 +61,17 @@ class HttpGuard:
             await self._app(scope, receive, send)
             return
         await answer(scope, receive, send)
+
+
+def _unkept(send: Send) -> Send:
+    """`send`, with a header that forbids caches to keep the answer unless it has one about that."""
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).setdefault("cache-control", "private, no-store")
+        await send(message)
+
+    return sent
 
 
 def _with_cookie(scope: Scope) -> Scope:

@@ -38,7 +38,8 @@ MOST_ROWS: Final = 256
 """Of a map."""
 _STATE_TEXTS: Final = {
     "none": "not a member of the group",
-    "ok": "goes on",
+    "ok": "neither waits for long nor is missing",
+    "unknown": "not known: no agent reports it, or reports are missing",
     "waiting": "is inside an op for more than half of the stall threshold",
     "stuck": "is inside an op for longer than the stall threshold",
     "missing": "has not joined an op that others wait in",
@@ -228,6 +229,8 @@ def _wait(op: OpenOp, at: int) -> Json:
         "waiting_count": len(op.waiting),
         "missing": fold_ranks(op.missing),
         "missing_count": len(op.missing),
+        "unknown": fold_ranks(op.unknown),
+        "unknown_count": len(op.unknown),
     }
 
 

@@ -7,7 +7,8 @@ the same summary, so these are made once for each publication.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from hashlib import blake2b
 from typing import Final, TypeAlias
 
 from starlette.requests import Request
@@ -15,8 +16,8 @@ from starlette.responses import Response
 
 from frd.engine.views import GroupMap
 from frd.errors import StoreError
-from frd.forms import fold_ranks
-from frd.model import AlignedNs, AttemptKey, Finding, FindingState
+from frd.forms import fold_ranks, json_bytes
+from frd.model import AlignedNs, Finding
 from frd.service.http import parameters
 from frd.service.http.answers import API_VERSION, Content, large_answer, refuse
 from frd.service.http.job_json import MOST_ROWS, job_summary, map_json, map_tag, rank_detail
@@ -38,8 +39,8 @@ _SHARED: Final = 32
 class Pictures:
     def __init__(self, view: ServiceView) -> None:
         self._view = view
-        self._shared: dict[tuple[_Wanted, str], tuple[AlignedNs, asyncio.Task[Content]]] = {}
-        """The last answer for each attempt and form, of the publication at this time."""
+        self._made: dict[Hashable, tuple[AlignedNs, asyncio.Task[Content]]] = {}
+        """The last answer of each kind, of the publication at this time."""
 
     async def job(self, request: Request, wanted: _Wanted, form: str, rank: int | None) -> Response:
         """An attempt in one of `FORMS`; `rank` is the one that is asked for."""
@@ -80,16 +81,18 @@ class Pictures:
     async def _once(
         self, wanted: _Wanted, form: str, make: Callable[[_Wanted], Content]
     ) -> Content:
+        at = self._published_at(wanted)
+        return await self._shared((form, *wanted), at, lambda: make(wanted))
+
+    async def _shared(self, key: Hashable, at: AlignedNs, make: Callable[[], Content]) -> Content:
         """What `make` returns, which is called once for each publication, in a worker thread: all
         requests for it wait for the same thread."""
-        at = self._published_at(wanted)
-        known = self._shared.get((wanted, form))
+        known = self._made.get(key)
         if known is None or known[0] != at or not at:
-            self._shared.pop((wanted, form), None)
-            while len(self._shared) >= _SHARED:
-                del self._shared[next(iter(self._shared))]
-            task = asyncio.create_task(asyncio.to_thread(make, wanted))
-            self._shared[wanted, form] = known = at, task
+            self._made.pop(key, None)
+            while len(self._made) >= _SHARED:
+                del self._made[next(iter(self._made))]
+            self._made[key] = known = at, asyncio.create_task(asyncio.to_thread(make))
         return await asyncio.shield(known[1])
 
     def _published_at(self, wanted: _Wanted) -> AlignedNs:
@@ -115,25 +118,30 @@ class Pictures:
             refuse(400, f"ranks: {len(ranks)}: ask for at most {MAX_LANES} at a time")
         if form == "perfetto":
             content = await asyncio.to_thread(
-                lambda: perfetto_bytes(finding, self._of(finding, ranks))
+                lambda: perfetto_bytes(finding, self._view.timelines.now(finding, ranks))
             )
             name = "".join(c for c in finding.id if c.isascii() and c.isalnum())
             headers = {"content-disposition": f'attachment; filename="frd-{name}.pftrace"'}
             return Response(content, 200, headers, media_type=MEDIA_TYPE)
 
-        def answer() -> object:
-            timeline = self._of(finding, ranks)
-            if ranks is None:
-                known = sorted(lane.rank for lane in timeline.lanes)
-                timeline = timeline.of(lanes_of(finding, known, DEFAULT_LANES))
-            return {"api_version": API_VERSION, **timeline_json(finding, timeline)}
+        def make() -> Content:
+            timeline = (
+                self._default(finding)
+                if ranks is None
+                else self._view.timelines.now(finding, ranks)
+            )
+            form = timeline_json(finding, timeline)
+            tag = blake2b(json_bytes({**form, "at": None}), digest_size=8).hexdigest()
+            return Content.of({"api_version": API_VERSION, **form}, tag)
 
-        return await large_answer(request, answer)
+        if ranks is not None:
+            return (await asyncio.to_thread(make)).answer(request)
+        at = self._view.state.status_view.at
+        return (await self._shared(("timeline", finding.id), at, make)).answer(request)
 
-    def _of(self, finding: Finding, ranks: tuple[int, ...] | None) -> Timeline:
-        state, view = self._view.state, None
-        if finding.state is FindingState.OPEN:
-            wanted = AttemptKey(finding.job, finding.attempt)
-            attempts = state.status_view.attempts
-            view = next((one for one in attempts if one.key == wanted), None)
-        return self._view.timelines.of(finding, view, int(state.status_view.at), ranks)
+    def _default(self, finding: Finding) -> Timeline:
+        """With the lanes that matter most."""
+        timelines = self._view.timelines
+        timeline = timelines.now(finding, timelines.lanes(finding, DEFAULT_LANES))
+        known = sorted(lane.rank for lane in timeline.lanes)
+        return timeline.of(lanes_of(finding, known, DEFAULT_LANES))

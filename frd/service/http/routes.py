@@ -12,8 +12,9 @@ whose name resolves to this service). The service's own page only reads.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
@@ -85,8 +86,10 @@ class WebOptions:
 
     tokens: Tokens | None = None
     has_page: bool = True
-    is_https: bool | None = None
-    """Whether browsers use HTTPS, up to a proxy at least; None: as the requests that arrive."""
+    public_url: str = ""
+    """Where browsers open the service; if empty, where the requests arrive."""
+    refused: Counter[str] = field(default_factory=Counter, compare=False)
+    """Requests refused, by reason; as of `HttpGuard`."""
 
 
 def create_app(
@@ -97,9 +100,9 @@ def create_app(
     """The ASGI application of one service; `peers` are the other replicas of its cluster."""
     pictures = Pictures(view)
     api, by = _Api(view, pictures), peers or _Alone()
-    sessions = Sessions(web.tokens, is_https=web.is_https)
+    sessions = Sessions(web.tokens, web.public_url, web.refused)
     asked = {"jobs": by.jobs(api.jobs), "health": by.health(api.health), "job": by.owner(api.job)}
-    events = Events(view, asked)
+    events = Events(view, asked, web.tokens)
     timeline = by.keeper_of_timeline(pictures.timeline, pictures.keeps)
     routes = [
         Route("/metrics", api.metrics),

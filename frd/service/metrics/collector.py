@@ -44,7 +44,7 @@ OTHER: Final = "(other)"
 NODE_STATES: Final = ("reporting", "late", "disconnected")
 REFUSED: Final = (*REASONS, "aborted", "memory", JOB_NAME, WAIT_REPORT)
 HTTP_REFUSED: Final = ("token", "role", "slow", "connections")
-STORES: Final = ("findings", "journal", "dumps")
+STORES: Final = ("findings", "journal", "dumps", "timelines")
 _BY_ENGINE: Final = (
     *("collectives", "rows", "mismatches", "attempts", "findings", "memory_series", "pauses"),
 )

@@ -22,6 +22,7 @@ from frd.service.timelines.timeline import (
     Gap,
     Lane,
     Late,
+    Reached,
     Timeline,
 )
 
@@ -128,7 +129,10 @@ def drawn(
         curves=tuple(_curves(finding, view)) if is_of_memory else (),
         lateness=tuple(_lateness(finding, view)) if finding.kind is Kind.STRAGGLER else (),
         all_ranks=len(all_ranks),
-        has_unknown_ends=ops.has_unknown_ends,
+        reached=tuple(
+            Reached(rank, ops.groups[group].group_id, *seqs)
+            for (rank, group), seqs in ops.reached.items()
+        ),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from frd.forms import clock_text, fold_ranks, utc_text
 from frd.model import UNKNOWN_SEQ, Finding, FindingState, Kind
+from frd.service.timelines.drawing import OF_MEMORY
 from frd.service.timelines.timeline import MOMENT_NS, Bar, Curve, Gap, Timeline
 
 Json: TypeAlias = dict[str, Any]
@@ -22,8 +23,8 @@ _AFTER: Final = 1.0
 """How much of the picture is after the begin of the incident, per unit before it."""
 _SHORTEST_NS: Final = 100_000_000
 UNKNOWN_ENDS: Final = (
-    "Gloo's recorder keeps no completion times: a bar is solid up to the earliest possible end of "
-    "its op, and faded up to when the agent saw that it had ended."
+    "When some ops completed is not known (Gloo's recorder keeps no such times): their bars are "
+    "solid up to the earliest possible end, and faded up to when an agent saw that they had ended."
 )
 _NO_OPS: Final = (
     "No ops of these ranks are known. The service keeps the last ops of jobs that run, and a "
@@ -104,8 +105,9 @@ def timeline_json(finding: Finding, timeline: Timeline) -> Json:
 def began_at(finding: Finding, timeline: Timeline) -> int:
     """When the incident began, as far as known: with the first gap, onset or open op. A straggler
     is late all the time, so the last ops are as good as any."""
-    known = [gap.since for gap in timeline.gaps]
-    known = known or [int(s.onset_at) for s in finding.suspects if s.onset_at is not None]
+    onsets = [int(s.onset_at) for s in finding.suspects if s.onset_at is not None]
+    gaps = [gap.since for gap in timeline.gaps]
+    known = onsets or gaps if finding.kind in OF_MEMORY else gaps or onsets
     if not known and finding.kind is Kind.STRAGGLER:
         return max((bar.enqueued for bar in timeline.bars), default=int(finding.opened_at))
     known = known or [bar.enqueued for bar in timeline.bars if not bar.ended]

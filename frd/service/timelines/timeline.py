@@ -101,6 +101,17 @@ class Late(msgspec.Struct, frozen=True, array_like=True):
         return self.group, self.seq
 
 
+class Reached(msgspec.Struct, frozen=True, array_like=True):
+    """How far a rank has come in a group."""
+
+    rank: int
+    group: str
+    joined: int
+    """The highest seq that it has enqueued."""
+    completed: int
+    """It has completed this op and all before it."""
+
+
 @decodable
 class Timeline(msgspec.Struct, frozen=True):
     """What is known at one time."""
@@ -117,7 +128,13 @@ class Timeline(msgspec.Struct, frozen=True):
     lateness: tuple[Late, ...] = ()
     all_ranks: int = 0
     """Ranks of the attempt, most of which may have no lane."""
-    has_unknown_ends: bool = False
+    reached: tuple[Reached, ...] = ()
+    """Not stored."""
+
+    @property
+    def has_unknown_ends(self) -> bool:
+        """Of some ops it is only known by when they had ended, as of Gloo's."""
+        return any(bar.ended_from < bar.ended for bar in self.bars)
 
     def of(self, ranks: Collection[int]) -> Timeline:
         """The lanes of these ranks, in their order here."""
@@ -130,7 +147,8 @@ class Timeline(msgspec.Struct, frozen=True):
         )
 
     def encode(self) -> bytes:
-        return zlib.compress(msgspec.json.encode(self), level=3)
+        stored = msgspec.structs.replace(self, reached=())
+        return zlib.compress(msgspec.json.encode(stored), level=3)
 
     @classmethod
     def decode(cls, data: bytes) -> Timeline:
@@ -148,23 +166,49 @@ class Timeline(msgspec.Struct, frozen=True):
 
 def merged(kept: Timeline, live: Timeline) -> Timeline:
     """`kept`, with what `live` knows later and what is new in it."""
-    bars = {bar.key: bar for bar in kept.bars}
-    for bar in live.bars:
+    bars = {bar.key: bar for bar in live.bars}
+    reached = {(one.rank, one.group): one for one in live.reached}
+    for bar in kept.bars:
         known = bars.get(bar.key)
-        bars[bar.key] = bar if known is None or not known.ended else known
-    gaps = {gap.key: gap for gap in (*live.gaps, *kept.gaps)}
+        if known is not None:
+            bars[bar.key] = _surer(bar, known)
+            continue
+        bars[bar.key] = bar
+        now = reached.get((bar.rank, bar.group))
+        if not bar.ended and now is not None and now.completed >= bar.seq:
+            # The engine no longer has the row that ended it.
+            bars[bar.key] = msgspec.structs.replace(bar, ended_from=bar.enqueued, ended=live.at)
     lanes = {lane.rank: lane for lane in (*kept.lanes, *live.lanes)}
     return msgspec.structs.replace(
         live,
         lanes=tuple(lanes.values()),
         groups={**kept.groups, **live.groups},
         bars=tuple(sorted(bars.values(), key=lambda bar: (bar.rank, bar.enqueued))),
-        gaps=_joined(gaps.values(), bars.values()),
+        gaps=_joined(_gaps(kept, live), bars.values()),
         curves=tuple(_curves(kept.curves, live.curves)),
         lateness=_lateness((*kept.lateness, *live.lateness)),
         all_ranks=max(kept.all_ranks, live.all_ranks),
-        has_unknown_ends=kept.has_unknown_ends or live.has_unknown_ends,
     )
+
+
+def _surer(one: Bar, other: Bar) -> Bar:
+    """The one whose end is known, or known better."""
+    if not (one.ended and other.ended):
+        return one if one.ended else other
+    return min(one, other, key=lambda bar: bar.ended - bar.ended_from)
+
+
+def _gaps(kept: Timeline, live: Timeline) -> list[Gap]:
+    """Those of both. One that `live` does not have is over if the rank has joined the op."""
+    gaps = {gap.key: gap for gap in live.gaps}
+    reached = {(one.rank, one.group): one.joined for one in live.reached}
+    joined = {bar.key: bar.enqueued for bar in live.bars}
+    for gap in kept.gaps:
+        until = gap.until
+        if until is None and reached.get((gap.rank, gap.group), -1) >= gap.seq:
+            until = joined.get(gap.key, live.at)
+        gaps[gap.key] = msgspec.structs.replace(gap, until=until)
+    return list(gaps.values())
 
 
 def closed(timeline: Timeline, at: AlignedNs) -> Timeline:

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 import msgspec
 
 from frd.engine.views import AttemptView
 from frd.errors import StoreError
-from frd.model import AlignedNs, Change, Finding, FindingEvent, Kind
+from frd.model import AlignedNs, AttemptKey, Change, Finding, FindingEvent, Kind
 from frd.service.state import ServiceState
-from frd.service.timelines.drawing import OF_MEMORY, drawn, placed
+from frd.service.timelines.drawing import OF_MEMORY, drawn, lanes_of, placed
 from frd.service.timelines.timeline import Timeline, closed, merged
 from frd.store.timelines import TimelineStore
 
@@ -46,7 +46,7 @@ class Timelines:
     ) -> None:
         self._store = store
         self._state = state
-        self._now = now
+        self._clock = now
         self._kept_at: dict[str, AlignedNs] = {}
         """When the timeline of each open finding was last stored."""
         self._closing: dict[str, Finding] = {}
@@ -59,18 +59,17 @@ class Timelines:
                 self._closing[event.finding.id] = event.finding
 
     async def look(self) -> None:
-        """Store the timelines that are due."""
-        state, now = self._state(), self._now()
-        still_open = {finding.id: finding for finding in state.open_findings()}
-        closing, self._closing = self._closing, {}
-        views = _views(state)
-        due = [finding for finding in still_open.values() if self._is_due(finding, now)]
-        due.sort(key=lambda finding: self._kept_at.get(finding.id, 0))  # each has its turn
-        for finding in (*closing.values(), *due[:_MOST_A_LOOK]):
-            view = views.get((finding.job, finding.attempt))
-            await asyncio.to_thread(self._keep, finding, view, int(state.status_view.at))
+        """Store the timelines that are due. What is cut off here is due at the next look."""
+        now, still_open = self._clock(), self._state().open_findings()
+        closing = list(self._closing.values())[:_MOST_A_LOOK]
+        due = [finding for finding in still_open if self._is_due(finding, now)]
+        due.sort(key=lambda finding: self._kept_at.get(finding.id, 0))
+        for finding in (*closing, *due[:_MOST_A_LOOK]):
+            await asyncio.to_thread(self._keep, finding)
             self._kept_at[finding.id] = now
-        self._kept_at = {id_: at for id_, at in self._kept_at.items() if id_ in still_open}
+            self._closing.pop(finding.id, None)
+        ids = {finding.id for finding in still_open}
+        self._kept_at = {id_: at for id_, at in self._kept_at.items() if id_ in ids}
 
     def _is_due(self, finding: Finding, now: AlignedNs) -> bool:
         kept_at = self._kept_at.get(finding.id)
@@ -79,23 +78,33 @@ class Timelines:
         changes = finding.kind in _GROWING or now - finding.opened_at < _SETTLED_AFTER_S * 1e9
         return changes and now - kept_at >= _AGAIN_AFTER_S * 1e9
 
-    def _keep(self, finding: Finding, view: AttemptView | None, at: int) -> None:
+    def _keep(self, finding: Finding) -> None:
+        """The event loop must not hold a publication, whose arrays it would free."""
+        state = self._state()
+        view = _view(state, finding)
         try:
+            at = int(state.status_view.at)
             timeline = self._of(finding, view, at, None, until=_end(finding))
-            self._store.save(finding.id, finding.opened_at, timeline.encode())
+            is_final = finding.closed_at is not None
+            self._store.save(finding.id, finding.opened_at, timeline.encode(), is_final=is_final)
         except StoreError as error:
             if not self.store_errors:
                 log.error("%s", error)
             self.store_errors += 1
 
+    def now(self, finding: Finding, ranks: Collection[int] | None) -> Timeline:
+        """As `of`, from what is published."""
+        state = self._state()
+        # Later, the job does other things.
+        lives = finding.closed_at is None or finding.id in self._closing
+        view = _view(state, finding) if lives else None
+        return self.of(finding, view, int(state.status_view.at), ranks)
+
     def of(
         self, finding: Finding, view: AttemptView | None, at: int, ranks: Collection[int] | None
     ) -> Timeline:
         """The timeline of a finding, with lanes for `ranks` (None: for those that matter most).
-        Reads the disk.
-
-        `view` is of its attempt while the finding is open; None later, when the job does other
-        things, or if the engine knows it no longer.
+        Reads the disk. `view` is of its attempt, None if that does other things by now.
 
         Raises:
             StoreError: the store cannot be read.
@@ -103,6 +112,17 @@ class Timelines:
         # A straggler is late all the time: what it does now is worth as much as what it did.
         until = None if finding.kind is Kind.STRAGGLER else _end(finding)
         return self._of(finding, view, at, ranks, until=until)
+
+    def lanes(self, finding: Finding, most: int) -> list[int] | None:
+        """The ranks of an open finding that matter most; None if its attempt is not known. Reads
+        the disk."""
+        view = _view(self._state(), finding)
+        if view is None or finding.closed_at is not None:
+            return None
+        kept = self._kept(finding.id)
+        stored = {lane.rank for lane in kept.lanes} if kept is not None else set()
+        ranks = sorted(stored.union(view.rank_columns.rank.tolist()))
+        return lanes_of(finding, ranks, most)
 
     def _of(
         self,
@@ -122,8 +142,8 @@ class Timelines:
         return found if finding.closed_at is None else closed(found, finding.closed_at)
 
     def keeps(self, finding_id: str) -> bool:
-        """Whether a timeline of this finding is stored. Reads the disk."""
-        return self._store.get(finding_id) is not None
+        """Whether the last timeline of this closed finding is stored. Reads the disk."""
+        return self._store.is_final(finding_id)
 
     def _kept(self, finding_id: str) -> Timeline | None:
         body = self._store.get(finding_id)
@@ -144,5 +164,6 @@ def _end(finding: Finding) -> AlignedNs:
     return AlignedNs(finding.opened_at + _AFTER_OPENING_NS)
 
 
-def _views(state: ServiceState) -> Mapping[tuple[str, int], AttemptView]:
-    return {(view.key.job, view.key.attempt): view for view in state.status_view.attempts}
+def _view(state: ServiceState, finding: Finding) -> AttemptView | None:
+    key = AttemptKey(finding.job, finding.attempt)
+    return next((view for view in state.status_view.attempts if view.key == key), None)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.e2e.web.browser import Watched
 from tests.e2e.web.serving import hung, serving, stall
 from tests.world.daemons import first_line, free_address, running, serve_command
+from tests.world.http_api import closed
 
 pytestmark = pytest.mark.xdist_group("web")  # one Chromium for all
 UNREACHABLE = (r"net::ERR_(CONNECTION_|EMPTY_RESPONSE|INCOMPLETE_CHUNKED_ENCODING)",)
 BLOCKED = (r"net::ERR_FAILED",)
+SCRIPTED_EVENTS = """
+window.EventSource = class extends EventTarget {
+  constructor() { super(); window.events = this; }
+  close() {}
+  say(name) { this.dispatchEvent(new MessageEvent(name, { data: "{}" })); }
+};
+"""
 AGE = re.compile(r"connection lost — data from (\d+) s ago")
 
 
@@ -35,6 +44,7 @@ def test_a_lost_service(tmp_path: Path, watched: Watched) -> None:
         page = watched.open(address)
         expect(page.get_by_role("banner").get_by_text("live", exact=True)).to_be_visible()
         page.evaluate("window.mark = 1")
+        expect(page.get_by_role("heading", level=1)).to_contain_text("No open findings")
         heading = page.get_by_role("heading", level=1).inner_text()
     banner = page.get_by_role("banner")
     expect(banner).to_contain_text(AGE)
@@ -84,4 +94,83 @@ def test_silent_events(tmp_path: Path, watched: Watched) -> None:
         expect(page.get_by_role("heading", level=1)).to_contain_text("1 open finding")
         page.clock.fast_forward(13_000)
         expect(page.get_by_role("banner")).to_contain_text("polling every 5 s")
+        page.goto("about:blank")
+
+
+def test_ticks(tmp_path: Path, watched: Watched) -> None:
+    """A stream of nothing but ticks is live, and open findings are read once: at its hello."""
+    page = watched.page
+    page.add_init_script(SCRIPTED_EVENTS)
+    page.clock.install()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    with serving(tmp_path, [hung("llm")], [stall(1, "llm")]) as service:
+        watched.open(service.address)
+        expect(page.get_by_role("region", name="Jobs")).to_contain_text("llm")
+        page.evaluate("events.say('hello')")
+        expect(page.get_by_role("heading", level=1)).to_contain_text("1 open finding")
+        for _ in range(3):
+            page.clock.fast_forward(8_000)
+            page.evaluate("events.say('tick')")
+            page.clock.run_for(1_000)
+            expect(page.get_by_role("banner")).to_contain_text("live")
+        assert len([url for url in asked if "/findings?" in url]) == 1
+        page.clock.fast_forward(13_000)
+        expect(page.get_by_role("banner")).to_contain_text("polling every 5 s")
+        page.goto("about:blank")
+
+
+def test_a_slow_map(tmp_path: Path, watched: Watched) -> None:
+    """A map whose version changes while it is on the way arrives, and is asked for once more."""
+    page = watched.page
+    page.clock.install()
+    maps: list[Route] = []
+    versions = 0
+
+    def hold(route: Route) -> None:
+        maps.append(route)
+
+    def summary(route: Route) -> None:
+        nonlocal versions
+        versions += 1
+        route.fulfill(json=route.fetch().json() | {"map": f"version {versions}"})
+
+    page.route("**/jobs/llm?view=map*", hold)
+    page.route("**/jobs/llm?view=summary*", summary)
+    with serving(tmp_path, [hung("llm")]) as service:
+        watched.open(service.address, "/jobs/llm?attempt=0")
+        expect(page.get_by_role("heading", level=1)).to_contain_text("attempt 0")
+        for _ in range(3):
+            with page.expect_response("**/jobs/llm?view=summary*"):
+                page.clock.fast_forward(5_000)
+        page.clock.run_for(1_000)
+        assert len(maps) == 1
+        with page.expect_request("**/jobs/llm?view=map*"):
+            maps[0].continue_()
+        expect(page.locator("#heat-text")).to_contain_text("missing: rank 3")
+        page.clock.run_for(1_000)
+        assert len(maps) == 2
+        maps[1].continue_()
+        page.goto("about:blank")
+
+
+def test_the_timeline_after_the_close(tmp_path: Path, watched: Watched) -> None:
+    """It is read once more five seconds later, for what was not stored before."""
+    page = watched.page
+    page.clock.install()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    finding = stall(1, "llm")
+    with serving(tmp_path, [hung("llm")], [finding]) as service:
+        watched.open(service.address, f"/findings/{finding.id}")
+        expect(page.get_by_role("banner").get_by_text("live", exact=True)).to_be_visible()
+        service.shows([])
+        service.keeps(dataclasses.replace(closed(finding), close_reason="the ranks went on"))
+        expect(page.get_by_text("Closed: the ranks went on")).to_be_visible()
+        page.clock.run_for(500)
+        before = len([url for url in asked if "/timeline" in url])
+        with page.expect_request("**/timeline"):
+            page.clock.run_for(5_500)
+        page.clock.run_for(11_000)
+        assert len([url for url in asked if "/timeline" in url]) == before + 1
         page.goto("about:blank")

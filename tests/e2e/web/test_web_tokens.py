@@ -112,3 +112,17 @@ def test_a_session_that_is_over(service: Serving, watched: Watched) -> None:
     page.context.clear_cookies()
     page.get_by_role("link", name="History").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
+
+
+def test_a_second_sign_in_without_events(service: Serving, watched: Watched) -> None:
+    """Where events are blocked, the page polls after each sign-in."""
+    watched.expect(r"net::ERR_FAILED")
+    page = watched.page
+    page.route("**/api/v1/events*", lambda route: route.abort())
+    watched.open(service.address)
+    for _ in range(2):
+        sign_in(page, READER)
+        expect(page.get_by_role("banner")).to_contain_text("polling every 5 s")
+        expect(page.get_by_role("heading", level=1)).to_contain_text("1 open finding")
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -191,22 +191,64 @@ def merge_findings(
 
 
 def merge_health(own: Json, others: Sequence[Heard], incomplete: Sequence[str]) -> Json:
-    """All replicas, and the worst of the nodes of all."""
+    """All replicas, and the worst of the nodes of all.
+
+    An agent that several replicas list, because it has streams to all of them or has moved from one
+    to another, is shown and counted once, as the replica with the best connection has it. Of more
+    than `MOST_NODES` nodes, a replica lists only the worst. The others are known by number only:
+    `more_nodes` and the counts may include such an agent once per replica.
+    """
     parts = [own, *(heard.json for heard in others)]
-    nodes = [node for part in parts for node in part["nodes"]]
-    nodes.sort(key=lambda n: (n["connected"], n["reporting"], n["clock_state"] == "synchronized"))
+    listed = sorted((node for part in parts for node in part["nodes"]), key=_wellness)
+    best = _best(listed, [Counter(map(_agent, part["nodes"])) for part in parts])
     counts: Counter[str] = Counter()
     for part in parts:
         counts.update(part["node_counts"])
-    shown = nodes[:MOST_NODES]
+    known = [*counts]
+    counts.subtract(Counter(state for node in listed for state in _counted_as(node)))
+    counts.update(Counter(state for node in best for state in _counted_as(node)))
+    shown = best[:MOST_NODES]
     return {
         **own,
         "services": [service for part in parts for service in part["services"]],
-        "node_counts": dict(counts),
+        "node_counts": {state: max(counts[state], 0) for state in known},
         "nodes": shown,
-        "more_nodes": sum(part["more_nodes"] for part in parts) + len(nodes) - len(shown),
+        "more_nodes": sum(part["more_nodes"] for part in parts) + len(best) - len(shown),
         "incomplete": list(incomplete),
     }
+
+
+def _best(listed: Sequence[Json], of_parts: Sequence[Counter[tuple[str, str]]]) -> list[Json]:
+    """Of `listed`, the worst first, the last ones of each agent. A node may have several agents:
+    as many as one replica lists."""
+    most: Counter[tuple[str, str]] = Counter()
+    for of_part in of_parts:
+        most |= of_part
+    found = []
+    for node in reversed(listed):
+        if most[_agent(node)] > 0:
+            most[_agent(node)] -= 1
+            found.append(node)
+    return found[::-1]
+
+
+def _agent(node: Json) -> tuple[str, str]:
+    return node["node"], node.get("boot_id", "")
+
+
+def _wellness(node: Json) -> tuple[bool, bool, bool]:
+    """Smaller is worse."""
+    return node["connected"], node["reporting"], node["clock_state"] == "synchronized"
+
+
+def _counted_as(node: Json) -> Iterator[str]:
+    """The keys of `node_counts` that count a node."""
+    if not node["connected"]:
+        yield "gone"
+        return
+    yield "connected" if node["reporting"] else "silent"
+    if node["clock_state"] != "synchronized":
+        yield "unsynchronized"
 
 
 def merge_cluster(own: Json, others: Sequence[Heard], incomplete: Sequence[str]) -> Json:

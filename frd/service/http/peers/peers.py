@@ -214,7 +214,9 @@ class Peers:
             if is_forwarded(request):
                 return own
             others, target = self._others(), "/api/v1/health"
-            heard, silent = await self._questions.ask(others, request, target, merging.Health)
+            heard, silent = await self._questions.ask(
+                *(others, request, target, merging.Health), needed=True
+            )
             return await json_answer(lambda: merging.merge_health(_json_of(own), heard, silent))
 
         return answer

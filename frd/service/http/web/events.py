@@ -4,7 +4,8 @@ A stream sends the answers of some GETs again and again, and each finding when i
 closes. All viewers with the same token share a `_Feed`, which asks once for all of them; to send
 its bytes to one more viewer costs a write. Large answers are sent less often, so that a viewer gets
 a bounded number of bytes a minute. A viewer that reads slowly misses answers, which the next one
-replaces, and delays no other viewer.
+replaces, and delays no other viewer. An answer that another replica delays for seconds delays
+neither findings nor other answers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from starlette.types import Message
 
 from frd.errors import FrdError
 from frd.forms import json_bytes, utc_text
+from frd.service.access.grants import Tokens
 from frd.service.http.answers import refuse
 from frd.service.http.web.finding_news import FindingNews
 from frd.service.periodic import Faults
@@ -34,6 +36,7 @@ _Topic: TypeAlias = tuple[str, str]
 """The name of an event, and the job that it is about; empty for none."""
 
 MAX_VIEWERS: Final = 200
+MAX_VIEWERS_OF_HOST: Final = 100
 LONGEST_S: Final = 900.0
 """Then a stream ends, and the browser connects again: a token may have been withdrawn."""
 _LOOK_S: Final = 1.0
@@ -60,18 +63,27 @@ _PACES: Final = {
 
 
 class Events:
-    """`handlers` answer the GETs whose answers are events, by name: jobs, health, job."""
+    """`handlers` answer the GETs whose answers are events, by name: jobs, health, job. `tokens` are
+    those of the service, None if it needs none."""
 
-    def __init__(self, view: ServiceView, handlers: Mapping[str, Handler]) -> None:
+    def __init__(
+        self, view: ServiceView, handlers: Mapping[str, Handler], tokens: Tokens | None
+    ) -> None:
         self._view = view
         self._handlers = handlers
+        self._has_tokens = tokens is not None
         self._feeds: dict[str, _Feed] = {}
-        """By the header with the token: what other replicas answer depends on it."""
+        """By token: what other replicas answer depends on it. Without tokens there is one feed,
+        under the empty one, whatever header a client makes up."""
         self._viewers = 0
+        self._hosts: Counter[str] = Counter()
+        """Viewers by address of the client."""
 
     async def stream(self, request: Request) -> Response:
         if self._viewers >= MAX_VIEWERS:
             refuse(503, f"events: {MAX_VIEWERS} viewers already: ask the API every few seconds")
+        if self._hosts[host := _host_of(request)] >= MAX_VIEWERS_OF_HOST:
+            refuse(503, f"events: {host} has {MAX_VIEWERS_OF_HOST} streams already: close some")
         job = request.query_params.get("job")
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(
@@ -81,19 +93,32 @@ class Events:
     async def _follow(self, request: Request, job: str | None) -> AsyncIterator[bytes]:
         """What one viewer gets."""
         topics = [("jobs", ""), ("health", "")] + ([("job", job)] if job is not None else [])
-        key = request.headers.get("authorization", "")
-        feed = self._feeds.get(key)
+        token = _token_of(request) if self._has_tokens else ""
+        feed = self._feeds.get(token)
         if feed is None:
-            feed = self._feeds[key] = _Feed(self._view, self._handlers, request)
+            feed = self._feeds[token] = _Feed(self._view, self._handlers, request, token)
         self._viewers += 1
+        host = _host_of(request)
+        self._hosts[host] += 1
         feed.join(topics)
         try:
             async for data in feed.follow(topics):
                 yield data
         finally:
             self._viewers -= 1
+            self._hosts[host] -= 1
+            self._hosts = +self._hosts
             if feed.leave(topics):
-                del self._feeds[key]
+                del self._feeds[token]
+
+
+def _token_of(request: Request) -> str:
+    """The token, however the client writes its header; as `Tokens.grant` reads it."""
+    return request.headers.get("authorization", "").partition(" ")[2].strip()
+
+
+def _host_of(request: Request) -> str:
+    return request.client.host if request.client is not None else ""
 
 
 @dataclass(slots=True)
@@ -107,14 +132,20 @@ class _Sent:
 
 class _Feed:
     """What the viewers with one token get. `request` is the first of theirs: others are made of
-    it."""
+    it. They carry `token`, if that is not empty.
+
+    One task looks at findings, another one starts the questions that are due. Each question is a
+    separate task, and waits for nothing but its answer.
+    """
 
     def __init__(
-        self, view: ServiceView, handlers: Mapping[str, Handler], request: Request
+        self, view: ServiceView, handlers: Mapping[str, Handler], request: Request, token: str
     ) -> None:
         self._view = view
         self._handlers = handlers
         self._scope = request.scope
+        bearer = (b"authorization", b"Bearer " + token.encode("latin-1", "replace"))
+        self._headers = [bearer] if token else []
         self._topics: Counter[_Topic] = Counter()
         self._viewers = 0
         self._sent: dict[_Topic, _Sent] = {}
@@ -123,7 +154,11 @@ class _Feed:
         self._findings: deque[tuple[int, bytes]] = deque(maxlen=_REMEMBERED)
         self._finding_news = FindingNews(view)
         self._news = asyncio.Event()
-        self._running: asyncio.Task[None] | None = None
+        self._changes = 0
+        """How often findings have opened or closed."""
+        self._running: list[asyncio.Task[None]] = []
+        self._asking: dict[_Topic, asyncio.Task[None]] = {}
+        """The last question of each topic; at most one that is not done."""
         self._faults = Faults()
 
     # -- viewers -------------------------------------------------------------------------------
@@ -131,17 +166,21 @@ class _Feed:
     def join(self, topics: list[_Topic]) -> None:
         self._topics.update(topics)
         self._viewers += 1
-        if self._running is None:
-            self._running = asyncio.create_task(self._run())
+        if not self._running:
+            loops = self._run(self._look), self._run(self._ask_what_is_due)
+            self._running = [asyncio.create_task(loop) for loop in loops]
 
     def leave(self, topics: list[_Topic]) -> bool:
         """Returns whether this was the last viewer."""
         self._topics.subtract(topics)
         self._topics = +self._topics
         self._sent = {topic: sent for topic, sent in self._sent.items() if topic in self._topics}
+        for topic in self._asking.keys() - self._topics.keys():
+            self._asking.pop(topic).cancel()
         self._viewers -= 1
-        if self._viewers == 0 and self._running is not None:
-            self._running.cancel()
+        if self._viewers == 0:
+            for task in self._running:
+                task.cancel()
         return self._viewers == 0
 
     async def follow(self, topics: list[_Topic]) -> AsyncIterator[bytes]:
@@ -181,60 +220,68 @@ class _Feed:
 
     # -- news ----------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
+    async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
-            await self._look()
+            await work()
             await asyncio.sleep(_LOOK_S)
 
     async def _look(self) -> None:
-        before = self._number
-        now = time.monotonic()
+        """At findings."""
         with self._faults.logged("findings for the web page"):
-            await self._look_at_findings(now)
-        for topic in list(self._topics):
-            sent = self._sent.get(topic)
-            if sent is None or now >= sent.next_at:
-                with self._faults.logged(f"{topic[0]} for the web page"):
-                    await self._ask(topic, now)
-        if self._number != before:
-            news, self._news = self._news, asyncio.Event()
-            news.set()
+            found = await asyncio.to_thread(self._finding_news.look, time.monotonic())
+            for finding in found.findings:
+                self._number += 1
+                self._findings.append((self._number, _event("finding", finding)))
+            if found.findings:
+                self._wake()
+            if found.opened_or_closed:  # which the other answers show, too
+                self._changes += 1
+                for sent in self._sent.values():
+                    sent.next_at = 0.0
+                await self._ask_what_is_due()
 
-    async def _look_at_findings(self, now: float) -> None:
-        found = await asyncio.to_thread(self._finding_news.look, now)
-        for finding in found.findings:
-            self._number += 1
-            self._findings.append((self._number, _event("finding", finding)))
-        if found.opened_or_closed:  # which the other answers show, too
-            for sent in self._sent.values():
-                sent.next_at = 0.0
+    async def _ask_what_is_due(self) -> None:
+        """Start the questions, and wait for none."""
+        now = time.monotonic()
+        for topic in self._topics:
+            sent, asking = self._sent.get(topic), self._asking.get(topic)
+            is_due = sent is None or now >= sent.next_at
+            if is_due and (asking is None or asking.done()):
+                self._asking[topic] = asyncio.create_task(self._ask(topic, now))
 
     async def _ask(self, topic: _Topic, now: float) -> None:
         name, job = topic
-        try:
-            request = self._request(job)
-            body = await _body(await self._handlers[name](request), request)
-        except HTTPException as error:
-            body = json_bytes({"error": error.detail})
-        except FrdError as error:
-            body = json_bytes({"error": str(error)})
-        self._number += 1
-        pace = _PACES[name]
-        next_at = now + max(pace.every_s, len(body) / pace.bytes_per_s) - _LOOK_S / 2
-        self._sent[topic] = _Sent(self._number, _event(name, body), next_at)
+        with self._faults.logged(f"{name} for the web page"):
+            changes = self._changes
+            try:
+                request = self._request(job)
+                body = await _body(await self._handlers[name](request), request)
+            except HTTPException as error:
+                body = json_bytes({"error": error.detail})
+            except FrdError as error:
+                body = json_bytes({"error": str(error)})
+            self._number += 1
+            pace = _PACES[name]
+            next_at = now + max(pace.every_s, len(body) / pace.bytes_per_s) - _LOOK_S / 2
+            if changes != self._changes:  # the answer may be older than that
+                next_at = 0.0
+            self._sent[topic] = _Sent(self._number, _event(name, body), next_at)
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wake the viewers."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     def _request(self, job: str) -> Request:
         """The request whose answer is the event."""
-        headers = [
-            (name, value) for name, value in self._scope["headers"] if name == b"authorization"
-        ]
         path = f"/api/v1/jobs/{job}"
         scope: dict[str, Any] = {
             **self._scope,
             "method": "GET",
             "path": path,
             "raw_path": quote(path.encode(errors="surrogateescape")).encode(),
-            "headers": headers,
+            "headers": self._headers,
             "path_params": {"job": job},
             "query_string": b"view=summary",
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections import Counter
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -22,6 +23,9 @@ from frd.service.http.answers import json_answer, refuse
 
 PATH: Final = "/api/v1/session"
 COOKIE: Final = "frd_token"
+SECURE_COOKIE: Final = f"__Host-{COOKIE}"
+"""By HTTPS: browsers accept a cookie of this name only from this host, and only by HTTPS."""
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _MAX_TOKEN_CHARS: Final = 2048
 
 
@@ -32,7 +36,8 @@ class _SignIn(msgspec.Struct, forbid_unknown_fields=True):
 
 def token_in(cookies: str | None) -> str | None:
     """The token in a header ``Cookie``."""
-    text = cookie_parser(cookies).get(COOKIE) if cookies else None
+    found = cookie_parser(cookies) if cookies else {}
+    text = found.get(SECURE_COOKIE) or found.get(COOKIE)
     try:
         return base64.urlsafe_b64decode(text.encode()).decode("utf-8") if text else None
     except (binascii.Error, ValueError):
@@ -40,20 +45,23 @@ def token_in(cookies: str | None) -> str | None:
 
 
 class Sessions:
-    """Without `tokens`, everything is permitted. `is_https`: whether browsers use HTTPS, up to a
-    proxy at least; None: as the requests that arrive."""
+    """Without `tokens`, everything is permitted. `public_url`: where browsers open the service; if
+    empty, where the requests arrive. `refused` counts by reason, as that of `HttpGuard`."""
 
-    def __init__(self, tokens: Tokens | None, *, is_https: bool | None) -> None:
+    def __init__(self, tokens: Tokens | None, public_url: str, refused: Counter[str]) -> None:
         self._tokens = tokens
-        self._is_https = is_https
+        self._public_url = public_url
+        self._refused = refused
 
     async def show(self, request: Request) -> Response:
         authorization = request.headers.get("authorization")
         grant = EVERYTHING if self._tokens is None else self._tokens.grant(authorization)
+        if grant is None and authorization is not None:
+            self._refused["token"] += 1
         return await self._answer(grant)
 
     async def sign_in(self, request: Request) -> Response:
-        _check_origin(request)
+        self._check_origin(request)
         wanted = await parameters.body(request, _SignIn, "send token")
         token = wanted.token.strip()
         if self._tokens is None:
@@ -62,22 +70,36 @@ class Sessions:
             refuse(400, f"token: {len(token)} characters: write a token of the service")
         grant = self._tokens.grant(f"Bearer {token}")
         if grant is None or not grant.may(Role.READER):
+            self._refused["token" if grant is None else "role"] += 1
             refuse(401, "token: unknown, or only for agents: ask who runs the service for one")
         answer = await self._answer(grant)
         self._set(answer, request, base64.urlsafe_b64encode(token.encode()).decode(), None)
         return answer
 
     async def sign_out(self, request: Request) -> Response:
-        _check_origin(request)
+        self._check_origin(request)
         answer = await self._answer(EVERYTHING if self._tokens is None else None)
         self._set(answer, request, "", 0)
         return answer
 
     def _set(self, answer: Response, request: Request, value: str, max_age: int | None) -> None:
-        secure = request.url.scheme == "https" if self._is_https is None else self._is_https
+        secure = (self._public_url or str(request.url)).lower().startswith("https:")
+        if secure and max_age == 0:  # it may have been set by HTTP, or by an older release
+            answer.delete_cookie(COOKIE, secure=True, httponly=True, samesite="strict")
+        name = SECURE_COOKIE if secure else COOKIE
         answer.set_cookie(
-            COOKIE, value, max_age, secure=secure, httponly=True, samesite="strict", path="/"
+            name, value, max_age, secure=secure, httponly=True, samesite="strict", path="/"
         )
+
+    def _check_origin(self, request: Request) -> None:
+        """Refuse what another site sends. A proxy may have replaced the header Host, so that only
+        `public_url` says the origin of the service's own page."""
+        origin = request.headers.get("origin")
+        if origin is None or _host_in(origin) == request.headers.get("host"):
+            return
+        own = _origin(self._public_url)
+        if own is None or _origin(origin) != own:
+            refuse(403, "origin: another site: sign in on the page of the service, at public_url")
 
     async def _answer(self, grant: Grant | None) -> Response:
         may_read = grant is not None and grant.may(Role.READER)
@@ -92,15 +114,18 @@ class Sessions:
         return await json_answer(lambda: form)
 
 
-def _check_origin(request: Request) -> None:
-    """Refuse what another site sends."""
-    origin = request.headers.get("origin")
-    if origin is not None and _host_in(origin) != request.headers.get("host"):
-        refuse(403, "origin: another site: sign in on the page of the service")
-
-
 def _host_in(origin: str) -> str | None:
     try:
         return urlsplit(origin).netloc
     except ValueError:  # not an address
         return None
+
+
+def _origin(url: str) -> tuple[str, str, int | None] | None:
+    """Scheme, host and port; None if `url` is no address."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
+    except ValueError:
+        return None
+    return (parts.scheme, parts.hostname, port) if parts.hostname else None

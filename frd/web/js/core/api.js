@@ -51,10 +51,11 @@ async function request(path, options) {
   }
 }
 
-/** GET a JSON object. With `etag`, `data` is null if the server still has that version.
- * @param {string} path @param {{etag?: string, signal?: AbortSignal}} [options]
+/** GET a JSON object. With `etag`, `data` is null if the server still has that version. `clock` is
+ * false for what may be over, such as a finding: its `at` may be long ago, and is not now.
+ * @param {string} path @param {{etag?: string, signal?: AbortSignal, clock?: boolean}} [options]
  * @returns {Promise<{data: Record<string, any> | null, etag: string}>} */
-export async function get(path, { etag = "", signal } = {}) {
+export async function get(path, { etag = "", signal, clock = true } = {}) {
   const answer = await request(path, {
     headers: etag ? { "If-None-Match": etag } : {},
     signal,
@@ -71,7 +72,7 @@ export async function get(path, { etag = "", signal } = {}) {
     if (signal?.aborted) throw new DOMException("aborted", "AbortError");
     throw new ApiError(`${path}: the answer is not JSON`, answer.status);
   }
-  learn(data.at);
+  if (clock) learn(data.at);
   return { data, etag: answer.headers.get("ETag") ?? "" };
 }
 

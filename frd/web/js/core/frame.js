@@ -88,10 +88,11 @@ export function SignIn() {
 /** The title of the tab: open findings first, then the page. @param {string} page */
 export function useTitle(page) {
   const open = useStore((now) => now.open?.length ?? 0);
+  const more = useStore((now) => now.openCut);
   const link = useStore((now) => now.link);
   useEffect(() => {
     const parts = [page, "frd"].filter(Boolean);
     if (link === "lost") parts.unshift("connection lost");
-    document.title = `${open ? `● ${count(open, "finding")} · ` : ""}${parts.join(" · ")}`;
-  }, [page, open, link]);
+    document.title = `${open ? `● ${more ? `${open}+ findings` : count(open, "finding")} · ` : ""}${parts.join(" · ")}`;
+  }, [page, open, more, link]);
 }

@@ -12,7 +12,9 @@ import { jobApi } from "./router.js";
 import { set, state } from "./store.js";
 
 const SILENCE_MS = 12_000;
+const HELLO_MS = 2_000; // open findings are read without the hello of a connection then
 const POLL_MS = 5_000;
+const MOST_OPEN = 200; // open findings on the page
 const HIDE_MS = 5_000; // a tab that is hidden for longer closes its connection
 const HIDDEN_POLL_MS = 15_000;
 const RETRY_MS = [1_000, 2_000, 5_000, 10_000, 15_000];
@@ -27,6 +29,7 @@ let retry = 0;
 let poll = 0;
 let polling = false;
 let rest = 0;
+let unsaid = 0; // the timer that waits for a hello
 let resting = false; // the tab is hidden
 let generation = 0; // answers to requests of an earlier address are dropped
 let running = false;
@@ -48,8 +51,9 @@ export function stop() {
   running = false;
   generation += 1;
   close();
-  clearTimeout(retry);
-  clearTimeout(poll);
+  for (const timer of [retry, poll, rest, unsaid]) clearTimeout(timer);
+  polling = resting = false;
+  failures = 0;
 }
 
 function close() {
@@ -78,7 +82,11 @@ function connect() {
       learn(data.at);
       take(data);
     });
-  on("hello", () => readFindings());
+  on("hello", () => {
+    clearTimeout(unsaid);
+    readFindings();
+  });
+  on("tick", () => {}); // nothing is new
   on("jobs", takeJobs);
   on("health", (data) => set({ health: data }));
   on("finding", takeFinding);
@@ -140,24 +148,29 @@ addEventListener("pageshow", (event) => {
 async function pollOnce() {
   clearTimeout(poll);
   if (!polling || !running) return;
-  const error = await read();
+  clearTimeout(unsaid);
+  const error = await read(true);
   if (!polling || !running) return;
+  clearTimeout(poll);
   set(error ? { link: "lost", linkError: error } : { link: "polling", linkError: "" });
   poll = setTimeout(pollOnce, resting ? HIDDEN_POLL_MS : POLL_MS);
 }
 
-/** Everything that the page shows of the whole service, after sign-in and after a change of the address. */
+/** What the page shows, after sign-in and after a change of the address. Open findings are read at
+ * the hello of the connection that is made now: what opens later follows it. */
 async function readNow() {
-  const error = await read();
+  clearTimeout(unsaid);
+  if (!polling) unsaid = setTimeout(readFindings, HELLO_MS);
+  const error = await read(polling);
   if (error && state.link === "connecting") set({ link: "lost", linkError: error });
 }
 
-/** @returns {Promise<string>} the error text of the first request that failed, or "" */
-async function read() {
+/** @param {boolean} findings too @returns {Promise<string>} the error text of the first request that failed, or "" */
+async function read(findings) {
   const results = await Promise.all([
     part("/api/v1/jobs", takeJobs),
     part("/api/v1/health", (data) => set({ health: data })),
-    readFindings(),
+    findings ? readFindings() : "",
     readJob(),
   ]);
   return results.find((error) => error) ?? "";
@@ -165,8 +178,11 @@ async function read() {
 
 const readFindings = () =>
   part(
-    "/api/v1/findings?state=open&limit=1000",
-    (data) => set({ open: list(data.findings).map(record), openError: "" }),
+    `/api/v1/findings?state=open&limit=${MOST_OPEN}`,
+    (data) => {
+      const open = list(data.findings).map(record);
+      set({ open, openCut: open.length >= MOST_OPEN, openError: "" });
+    },
     (error) => set({ openError: error.message }),
   );
 
@@ -200,7 +216,9 @@ function takeJobs(data) {
   }
   const counted = list(data.jobs).reduce((sum, one) => sum + (number(record(one).open_findings) ?? 0), 0);
   const known = state.open.filter((one) => list(data.jobs).some((other) => record(other).job === one.job)).length;
-  mismatches = counted === known ? 0 : mismatches + 1;
+  // Of too many, the newest are known; they are read again when half of these are over.
+  const right = state.openCut ? known <= counted && known >= Math.min(counted, MOST_OPEN / 2) : counted === known;
+  mismatches = right ? 0 : mismatches + 1;
   if (mismatches === 2) readFindings(); // twice: an event may be under way
   if (mismatches > 15) mismatches = 0;
 }
@@ -216,7 +234,7 @@ function takeFinding(finding) {
   const isOpen = finding.state === "open";
   const open = isOpen ? [finding, ...others].sort((a, b) => newer(a, b)) : others;
   set({
-    open: state.open === null && !isOpen ? null : open,
+    open: state.open === null && !isOpen ? null : state.openCut ? open.slice(0, MOST_OPEN) : open,
     changed: finding,
     announcement: isOpen && !known ? `New finding: ${text(finding.summary)}` : state.announcement,
   });

@@ -9,6 +9,7 @@ import { useEffect, useReducer, useRef } from "../../vendor/standalone.module.js
  * @property {Record<string, any> | null} jobs      newest answer of /api/v1/jobs
  * @property {Record<string, any> | null} health    newest answer of /api/v1/health
  * @property {any[] | null} open                    open findings, newest first; null before the first answer
+ * @property {boolean} openCut                      there are more, which are older
  * @property {string} openError                     why the newest request for them failed, or ""
  * @property {Record<string, any> | null} changed   the finding that the newest event is about
  * @property {Record<string, any> | null} job       newest view=summary of the job in the address
@@ -24,6 +25,7 @@ export const state = {
   jobs: null,
   health: null,
   open: null,
+  openCut: false,
   openError: "",
   changed: null,
   job: null,

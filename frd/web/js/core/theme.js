@@ -14,7 +14,7 @@ dark.addEventListener("change", () => {
 
 const NAMES = [
   "bg", "fg", "muted", "line", "panel", "link", "bad", "bad-bg", "warn", "focus",
-  "cell-none", "cell-ok", "cell-waiting", "cell-stuck", "cell-missing", "cell-gone", "cell-unknown",
+  "cell-none", "cell-ok", "cell-waiting", "cell-stuck", "cell-missing", "cell-gone", "cell-unknown", "cell-other",
   "g0", "g1", "g2", "g3", "g4", "g5", "g6", "g7",
 ];
 

@@ -37,7 +37,7 @@ function useFinding(id) {
   // Read again when the connection changes, and when the finding leaves the list of open ones.
   useEffect(() => {
     const stop = new AbortController();
-    get(`/api/v1/findings/${segment(id)}`, { signal: stop.signal }).then(
+    get(`/api/v1/findings/${segment(id)}`, { signal: stop.signal, clock: false }).then(
       ({ data }) => {
         setRead(data);
         setError("");

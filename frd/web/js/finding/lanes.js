@@ -15,8 +15,9 @@ const TRACKS = 4;
  * @typedef {{kind: "bar" | "missing", lane: number, group: number, seq: number | null, op: string, start: number, end: number,
  *   begun: number | null, solid: number, drawn: number, open: boolean, failed: boolean, track: number, label: string}} Item
  * @typedef {{rank: number, node: string, role: string, uncertainty: number | null, items: Item[], tracks: number, y: number, height: number}} Lane
- * @typedef {{lanes: Lane[], groups: string[], window: number, span: number, fromUs: number, height: number, items: number}} Model
- *   window: up to when the service means the picture to be shown; span: up to the end of the last item
+ * @typedef {{lanes: Lane[], groups: string[], window: number, span: number, at: number, fromUs: number, height: number, items: number}} Model
+ *   window: up to when the service means the picture to be shown; span: up to the end of the last item;
+ *   at: up to when the answer knows that open items are open, NaN if it does not say
  */
 
 /** `A`, `B` .. `Z`, `A1`: the letter of a group, so that colour is not the only signal. */
@@ -42,6 +43,7 @@ export function laneModel(data) {
   }
   span = span || 1;
   const window = until > 0 ? until : span;
+  const at = (micros(data.at) - fromUs) / 1e6;
   let [y, items] = [0, 0];
   for (const lane of lanes) {
     for (const item of lane.items) {
@@ -55,7 +57,7 @@ export function laneModel(data) {
     lane.height = lane.tracks * TRACK + 2 * PAD;
     y += lane.height;
   }
-  return { lanes, groups, window, span, fromUs, height: y, items };
+  return { lanes, groups, window, span, at, fromUs, height: y, items };
 }
 
 function bars(table, ops) {
@@ -105,15 +107,16 @@ function pack(lane) {
 export function facts(model, lane, item) {
   const at = (s) => clockTime(model.fromUs + s * 1e6, 6);
   const group = model.groups[item.group] ?? "";
+  const lasted = (model.at >= item.start ? model.at : item.end) - item.start; // of an open item
   const op = `${item.label}${group ? ` on ${group}` : ""}`;
   if (item.kind === "missing") {
     return [`rank ${lane.rank} has not joined ${op}`, `others wait in it since ${at(item.start)}`,
-      item.open ? `for ${duration(item.end - item.start)}, and still` : `joined, or ended, at ${at(item.end)}`];
+      item.open ? `for ${duration(lasted)}, and still` : `joined, or ended, at ${at(item.end)}`];
   }
   const off = lane.uncertainty === null ? "clock not aligned" : `± ${duration(lane.uncertainty)}`;
   const found = [`rank ${lane.rank}: ${op}`, `enqueued ${at(item.start)} (${off})`];
   if (item.begun !== null) found.push(`started ${at(item.begun)}`);
-  if (item.open) found.push(`not completed after ${duration(item.end - item.start)}`);
+  if (item.open) found.push(`not completed after ${duration(lasted)}`);
   else if (item.end - item.solid > 1e-9) {
     found.push(`took ${precise(item.solid - item.start)} to ${precise(item.end - item.start)}: completed between ${at(item.solid)} and ${at(item.end)}`);
   } else found.push(`took ${precise(item.end - item.start)}, until ${at(item.end)}`);

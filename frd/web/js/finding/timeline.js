@@ -1,7 +1,8 @@
 /**
  * The picture of a finding: reads the timeline and shows lanes, curves, notes, and the same as a table.
  *
- * While the finding is open, the timeline is read again every 5 s; once more when it closes.
+ * While the finding is open, the timeline is read again every 5 s. When it closes, it is read at
+ * once and 5 s later: the service may store the last version of it after the finding.
  */
 import { html, useEffect, useRef, useState } from "../../vendor/standalone.module.js";
 import { get } from "../core/api.js";
@@ -42,15 +43,19 @@ function useTimeline(finding, ranks) {
   const [answer, setAnswer] = useState({ data: null, error: "" });
   const etag = useRef("");
   const open = finding.state === "open";
+  const seenOpen = useRef(null); // the finding that was open on this page
+  if (open) seenOpen.current = finding.id;
   useEffect(() => {
     const stop = new AbortController();
     let timer = 0;
+    let left = open ? Infinity : seenOpen.current === finding.id ? 2 : 1;
     etag.current = "";
     const read = async () => {
-      if (!document.hidden) {
+      left -= 1;
+      if (!document.hidden || !open) {
         try {
           const query = ranks ? `?ranks=${encodeURIComponent(ranks)}` : "";
-          const found = await get(`/api/v1/findings/${segment(finding.id)}/timeline${query}`, { etag: etag.current, signal: stop.signal });
+          const found = await get(`/api/v1/findings/${segment(finding.id)}/timeline${query}`, { etag: etag.current, signal: stop.signal, clock: false });
           etag.current = found.etag;
           if (found.data) setAnswer({ data: found.data, error: "" });
         } catch (error) {
@@ -58,7 +63,7 @@ function useTimeline(finding, ranks) {
           setAnswer((before) => ({ ...before, error: error.message }));
         }
       }
-      if (open && !stop.signal.aborted) timer = setTimeout(read, EVERY_MS);
+      if (left > 0 && !stop.signal.aborted) timer = setTimeout(read, EVERY_MS);
     };
     read();
     return () => {

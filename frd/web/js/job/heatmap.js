@@ -8,16 +8,16 @@ import { list, number, record, text } from "../core/format.js";
 import { rangesText } from "../core/ranges.js";
 import { pixel } from "../core/theme.js";
 
-/** How bad a state is; a state that this file does not know counts as between waiting and stuck. */
-const LEVELS = { none: 0, ok: 1, waiting: 2, stuck: 4, gone: 5, missing: 6 };
-const UNKNOWN = 3;
+/** The states that are not bad; of two others, and of two of these, the one with the higher code is worse. */
+const HARMLESS = ["none", "ok", "unknown", "waiting"];
+const MARKS = { none: "", ok: "", unknown: "?", waiting: "W", stuck: "S", missing: "M", gone: "G" };
 /** From this level on a state is bad. */
-export const BAD = 3;
+export const BAD = 256;
 
 /**
  * @typedef {{code: number, name: string, text: string, level: number, colour: string, mark: string, cells: number}} CellState
  * @typedef {{rows: {group: string, groups: number, ranks: number}[], ranks: number, cells: Uint8Array, states: CellState[],
- *   byCode: CellState[], levels: Uint8Array, worst: Uint8Array}} HeatModel
+ *   byCode: CellState[], levels: Uint16Array, worst: Uint8Array}} HeatModel
  */
 
 /** @param {string} base64 @returns {Uint8Array} */
@@ -33,17 +33,18 @@ export function decode(base64) {
 export function heatModel(data) {
   const rows = list(data.rows).map(record).map((one) => ({ group: text(one.group), groups: number(one.groups) ?? 1, ranks: number(one.ranks) ?? 0 }));
   const ranks = number(data.world_size) ?? 0;
+  const none = list(data.states).map(record).find((one) => one.name === "none")?.code ?? 0;
   let cells = typeof data.cells === "string" ? decode(data.cells) : new Uint8Array(0);
   if (cells.length < rows.length * ranks) {
-    const whole = new Uint8Array(rows.length * ranks);
+    const whole = new Uint8Array(rows.length * ranks).fill(none);
     whole.set(cells);
     cells = whole;
   }
   const byCode = Array.from({ length: 256 }, (_, code) => stateOf({ code, name: `state ${code}` }));
   for (const one of list(data.states).map(record)) if (one.code >= 0 && one.code < 256) byCode[one.code] = stateOf(one);
-  const levels = Uint8Array.from(byCode, (one) => one.level);
+  const levels = Uint16Array.from(byCode, (one) => one.level);
   const counts = new Uint32Array(256);
-  const worst = new Uint8Array(ranks);
+  const worst = rows.length ? cells.slice(0, ranks) : new Uint8Array(ranks).fill(none); // of the first row so far
   for (let row = 0, at = 0; row < rows.length; row += 1) {
     for (let rank = 0; rank < ranks; rank += 1, at += 1) {
       const code = cells[at];
@@ -58,19 +59,19 @@ export function heatModel(data) {
 }
 
 function stateOf({ code, name, text: said }) {
-  const known = Object.hasOwn(LEVELS, name);
+  const known = Object.hasOwn(MARKS, name);
   return {
-    code, name: text(name), text: text(said) || text(name), level: known ? LEVELS[name] : UNKNOWN,
-    colour: known ? `cell-${name}` : "cell-unknown", mark: { waiting: "W", stuck: "S", missing: "M", gone: "G", ok: "", none: "" }[name] ?? "?", cells: 0,
+    code, name: text(name), text: text(said) || text(name), level: code + (HARMLESS.includes(name) ? 0 : BAD),
+    colour: known ? `cell-${name}` : "cell-other", mark: known ? MARKS[name] : "!", cells: 0,
   };
 }
 
 /** Ranks by their worst state, as text, without ok and none: what the map shows, for screen readers.
  * @param {HeatModel} model @returns {{state: CellState, ranks: string, count: number}[]} */
-export function badRanks(model) {
+export function notableRanks(model) {
   const found = new Map();
   model.worst.forEach((code, rank) => {
-    if (model.levels[code] < 2) return;
+    if (["none", "ok"].includes(model.byCode[code].name)) return;
     const runs = found.get(code) ?? [];
     const last = runs[runs.length - 1];
     if (last && last[1] === rank - 1) last[1] = rank;
@@ -87,7 +88,7 @@ export function badRanks(model) {
 }
 
 /** The worst code of each pixel column, for the ranks from `r0` to `r1`.
- * @param {Uint8Array} cells @param {number} offset @param {number} ranks @param {Uint8Array} levels
+ * @param {Uint8Array} cells @param {number} offset @param {number} ranks @param {Uint16Array} levels
  * @param {number} r0 @param {number} r1 @param {Uint8Array} out one code a pixel @param {number} widen */
 export function aggregate(cells, offset, ranks, levels, r0, r1, out, widen) {
   const width = out.length;

@@ -3,7 +3,7 @@
  */
 import { html, useEffect, useMemo, useRef, useState } from "../../vendor/standalone.module.js";
 import { figure } from "../core/format.js";
-import { badRanks, heatModel } from "./heatmap.js";
+import { BAD, heatModel, notableRanks } from "./heatmap.js";
 import { HeatMap } from "./heatmap_canvas.js";
 import { Tip } from "../finding/lanes_view.js";
 
@@ -26,7 +26,8 @@ export function HeatMapView({ data, choose }) {
     const rank = Number(event.currentTarget.elements.rank.value);
     if (rank >= 0 && rank < model.ranks) choose(rank);
   };
-  const bad = badRanks(model);
+  const said = notableRanks(model);
+  const quiet = said.every(({ state }) => state.name === "unknown");
   return html`
     <form class="tools" onSubmit=${show}>
       <button type="button" onClick=${act("zoom", 0.5)}>Zoom in</button> <button type="button" onClick=${act("zoom", 2)}>Zoom out</button>
@@ -36,11 +37,10 @@ export function HeatMapView({ data, choose }) {
     <div class="heat" ref=${box} tabindex="0" role="group" aria-label="Map of groups and ranks" aria-describedby="heat-keys heat-text">
       <canvas></canvas><${Tip} tip=${tip} />
     </div>
-    <p class="legend">${model.states.map((one) => html`<span key=${one.code} class=${one.level >= 3 && one.cells ? "strong" : ""}>
+    <p class="legend">${model.states.map((one) => html`<span key=${one.code} class=${one.level >= BAD && one.cells ? "strong" : ""}>
       <i class=${`swatch ${one.colour}`}></i>${one.name} ${one.text !== one.name ? html`<span class="muted">(${one.text})</span>` : ""} ${figure(one.cells)}</span>`)}</p>
-    <p id="heat-text">${bad.length
-      ? bad.map(({ state, ranks, count }, i) => html`<span key=${state.code}>${i ? "; " : ""}<strong>${state.name}</strong>: ${count === 1 ? "rank" : `${figure(count)} ranks,`} ${ranks}</span>`)
-      : "No rank waits for long, is missing or gone."}</p>
+    <p id="heat-text">${quiet ? "No rank waits long in a collective or is missing from one, as far as is known. " : ""}${
+      said.map(({ state, ranks, count }, i) => html`<span key=${state.code}>${i ? "; " : ""}<strong>${state.name}</strong>: ${count === 1 ? "rank" : `${figure(count)} ranks,`} ${ranks}</span>`)}</p>
     <p class="muted small" id="heat-keys">Mouse wheel: zoom. Drag: move. Click: show a rank. Keys: arrows move the cursor, + − zoom, 0 all ranks, Enter shows the rank.</p>
   `;
 }

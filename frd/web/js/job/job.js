@@ -1,14 +1,14 @@
 /**
  * The page of one job: state, findings, the map of groups and ranks, the wait-for graph, memory, ops.
  */
-import { html, useEffect, useState } from "../../vendor/standalone.module.js";
-import { get } from "../core/api.js";
+import { html, useState } from "../../vendor/standalone.module.js";
+import { useFetched } from "../core/fetched.js";
 import { figure, list, record, text } from "../core/format.js";
 import { useTitle } from "../core/frame.js";
 import { Nodes } from "../overview/health.js";
 import { HeatMapView } from "./heatmap_view.js";
 import { Groups, Notable, Ops } from "./job_tables.js";
-import { Findings } from "../overview/overview.js";
+import { CutNote, Findings } from "../overview/overview.js";
 import { Boundary, Counts, Facts, Pace, Tag } from "../core/parts.js";
 import { Memory, RankPanel } from "./rank_panel.js";
 import { jobApi } from "../core/router.js";
@@ -29,13 +29,14 @@ export function Job({ name, query }) {
       ${error ? html`<p class="box bad" role="alert">${error}</p><p><a href="/">Overview</a> <a href=${`/history?${new URLSearchParams({ job: name })}`}>History of this job</a></p>` : html`<p class="loading">Loading</p>`}
     </main>`;
   }
-  const findings = open?.filter((one) => one.job === name) ?? null;
+  const findings = open?.filter((one) => one.job === name && (!attempt || String(one.attempt) === attempt)) ?? null;
   return html`<main id="main">
     ${title}
     ${error ? html`<p class="box warn" role="alert">${error}</p>` : ""}
     ${job.ended ? html`<p class="box"><strong>This job has ended.</strong></p>` : ""}
     <${Boundary} what="state" on=${job}><${State} job=${job} /><//>
     <${Part} id="findings" title="Open findings" on=${findings}>
+      <${CutNote} />
       ${findings ? html`<${Findings} findings=${findings} none="No open findings." jobless=${true} />` : html`<p class="loading">Loading</p>`}
       <p class="small"><a href=${`/history?${new URLSearchParams({ job: name })}`}>Closed findings of this job</a></p>
     <//>
@@ -75,16 +76,8 @@ const State = ({ job }) => html`<${Facts} rows=${[
 
 /** Reads the map when its version has changed, and draws it. */
 function MapOf({ name, attempt, etag, choose }) {
-  const [answer, setAnswer] = useState({ data: null, etag: "", error: "" });
-  useEffect(() => {
-    const stop = new AbortController();
-    const query = `view=map${attempt ? `&attempt=${encodeURIComponent(attempt)}` : ""}`;
-    get(jobApi(name, query), { etag: answer.etag, signal: stop.signal }).then(
-      ({ data, etag: now }) => setAnswer((before) => (data ? { data, etag: now, error: "" } : { ...before, error: "" })),
-      (error) => stop.signal.aborted || setAnswer((before) => ({ ...before, error: error.message })),
-    );
-    return () => stop.abort();
-  }, [name, attempt, etag]);
+  const query = `view=map${attempt ? `&attempt=${encodeURIComponent(attempt)}` : ""}`;
+  const answer = useFetched(jobApi(name, query), etag);
   return html`<div class="map">
     ${answer.error ? html`<p class="box warn">${answer.error}</p>` : ""}
     ${answer.data

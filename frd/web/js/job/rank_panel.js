@@ -1,27 +1,18 @@
 /**
  * One rank of a job: its state, what it waits in, its groups, its memory and the findings that suspect it.
  */
-import { html, useEffect, useRef, useState } from "../../vendor/standalone.module.js";
-import { get } from "../core/api.js";
+import { html, useEffect, useRef } from "../../vendor/standalone.module.js";
 import { bytes, count, duration, figure, list, number, record, text } from "../core/format.js";
+import { useFetched } from "../core/fetched.js";
 import { Age, Boundary, Facts, FindingLink, Spark, Table, Tag } from "../core/parts.js";
 import { jobApi } from "../core/router.js";
 
 /** @param {{job: string, attempt: string | null, rank: number, at: string, close: () => void}} props `at`: read again when it changes */
 export function RankPanel({ job, attempt, rank, at, close }) {
-  const [answer, setAnswer] = useState({ rank: -1, data: null, error: "" });
   const head = useRef(null);
   useEffect(() => head.current?.focus(), [rank]);
-  useEffect(() => {
-    const stop = new AbortController();
-    const query = `view=rank&rank=${rank}${attempt ? `&attempt=${encodeURIComponent(attempt)}` : ""}`;
-    get(jobApi(job, query), { signal: stop.signal }).then(
-      ({ data }) => setAnswer({ rank, data, error: "" }),
-      (error) => stop.signal.aborted || setAnswer({ rank, data: null, error: error.message }),
-    );
-    return () => stop.abort();
-  }, [job, attempt, rank, at]);
-  const shown = answer.rank === rank ? answer : { data: null, error: "" };
+  const query = `view=rank&rank=${rank}${attempt ? `&attempt=${encodeURIComponent(attempt)}` : ""}`;
+  const shown = useFetched(jobApi(job, query), at);
   return html`<aside class="panel" aria-labelledby="rank-head" onKeyDown=${(event) => event.key === "Escape" && close()}>
     <h3 id="rank-head" tabindex="-1" ref=${head}>Rank ${rank} <button type="button" onClick=${close}>Close</button></h3>
     ${shown.error ? html`<p class="box warn" role="alert">${shown.error}</p>` : ""}

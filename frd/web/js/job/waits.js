@@ -14,7 +14,7 @@ const [BOX_W, BOX_H, GAP_X, GAP_Y] = [178, 42, 44, 12];
 
 /** @param {any[]} waits @returns {{nodes: Map<string, any>, edges: {from: string, to: string, back: boolean}[], columns: any[][]}} */
 export function waitGraph(waits) {
-  const ops = waits.map((one) => ({ ...one, in: ranges(one.waiting), out: ranges(one.missing) }));
+  const ops = waits.map((one) => ({ ...one, in: ranges(one.waiting), out: ranges(one.missing), dark: ranges(one.unknown) }));
   const nodes = new Map();
   const edges = [];
   const ranksNode = (runs, kind) => {
@@ -37,6 +37,7 @@ export function waitGraph(waits) {
       rest = without(rest, other.in);
     });
     if (rest.length) link(`op ${i}`, ranksNode(rest, "missing"));
+    if (op.dark.length) link(`op ${i}`, ranksNode(op.dark, "unknown"));
   });
   return { nodes, edges, columns: layers(nodes, edges) };
 }
@@ -70,16 +71,24 @@ function layers(nodes, edges) {
 
 export function Waits({ job }) {
   const waits = list(job.waits).map(record);
-  if (!waits.length) return html`<p>No rank waits in an open op.</p>`;
+  if (!waits.length) return html`<p>No rank has waited long in a collective. Sends, receives and the creation of groups are not shown here.</p>`;
   return html`
     <div class="scroll graph" tabindex="0" role="img" aria-label="Wait-for graph; the list below has the same"><${Picture} waits=${waits.slice(0, MOST)} /></div>
     ${waits.length > MOST ? html`<p class="muted small">The picture has the oldest ${MOST} of ${waits.length + (number(job.more_waits) ?? 0)} ops.</p>` : ""}
     <details open=${waits.length <= 4}><summary>As a list</summary>
       <ul class="waits-list">${waits.map((one, i) => html`<li key=${i}>
         <strong>${opText(one)}</strong> on ${text(one.group)}${number(one.waiting_s) === null ? "" : `, for ${duration(one.waiting_s)}`}${one.stalled ? html`, <strong class="bad">stalled</strong>` : ""}:
-        ranks <${Ranks} ranks=${text(one.waiting)} /> wait for ranks <${Ranks} ranks=${text(one.missing)} /></li>`)}</ul>
+        ranks <${Ranks} ranks=${text(one.waiting)} /> wait${text(one.missing) ? html` for ranks <${Ranks} ranks=${text(one.missing)} />` : ""}<${Unknown} wait=${one} /></li>`)}</ul>
       ${job.more_waits ? html`<p class="muted">and ${count(job.more_waits, "more op")}</p>` : ""}
     </details>`;
+}
+
+/** Ranks of the group of which it is not known whether they have joined. */
+function Unknown({ wait }) {
+  const known = rangesText(ranges(wait.unknown));
+  const n = number(wait.unknown_count) ?? 0;
+  if (!known && !n) return null;
+  return html`; nothing is known about ${known ? html`ranks <${Ranks} ranks=${known} />` : count(n, "rank")}`;
 }
 
 const opText = (one) => `${text(one.op)}${number(one.seq) === null || one.seq < 0 ? "" : ` #${one.seq}`}`;
@@ -117,10 +126,11 @@ function Edge({ a, b, back }) {
 
 function Box({ x, y, node }) {
   const n = node.runs ? rangesCount(node.runs) : 0;
-  const title = node.kind === "op" ? opText(node.op) : `${n === 1 ? "rank" : "ranks"} ${rangesText(node.runs)}`;
+  const title = node.kind === "op" ? opText(node.op) : `${node.kind === "unknown" ? "unknown: " : ""}${n === 1 ? "rank" : "ranks"} ${rangesText(node.runs)}`;
   const below =
     node.kind === "op"
       ? `${text(node.op.group)}${number(node.op.waiting_s) === null ? "" : `, ${duration(node.op.waiting_s)}`}${node.op.stalled ? ", stalled" : ""}`
+      : node.kind === "unknown" ? "nothing is known"
       : node.kind === "missing" ? (n === 1 ? "has not joined" : `${count(n, "rank")}, not joined`) : n === 1 ? "waits" : `${count(n, "rank")} wait`;
   return html`<g class=${`box-${node.kind}${node.op?.stalled ? " stalled" : ""}`} transform=${`translate(${x} ${y})`}>
     <title>${title}: ${below}</title>

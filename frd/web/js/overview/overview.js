@@ -14,6 +14,7 @@ export function Overview() {
   useTitle("");
   const jobs = useStore((now) => now.jobs);
   const open = useStore((now) => now.open);
+  const cut = useStore((now) => now.openCut);
   const health = useStore((now) => now.health);
   const link = useStore((now) => now.link);
   const error = useStore((now) => now.openError);
@@ -26,10 +27,11 @@ export function Overview() {
   if (!waited && !(jobs && open && health)) return html`<main id="main"><h1 class="verdict" tabindex="-1">Loading</h1></main>`;
   return html`<main id="main">
     ${error && link !== "lost" ? html`<p class="box bad" role="alert"><strong>Open findings cannot be read:</strong> ${error}</p>` : ""}
-    <${Boundary} what="verdict" on=${open}><${Verdict} jobs=${jobs} open=${open} stale=${link === "lost"} /><//>
+    <${Boundary} what="verdict" on=${open}><${Verdict} jobs=${jobs} open=${open} cut=${cut} stale=${link === "lost"} /><//>
     <${Boundary} what="what is watched" on=${jobs}><${Watching} jobs=${jobs} /><//>
     <section aria-labelledby="open-head">
       <h2 id="open-head">Open findings</h2>
+      <${CutNote} />
       <${Boundary} what="open findings" on=${open}>
         ${open === null ? html`<p class="loading">Loading</p>` : html`<${Findings} findings=${ordered(open)} none="No open findings." />`}
       <//>
@@ -48,7 +50,14 @@ const STOPS = ["stall", "mismatch", "order", "rank_lost", "oom"]; // kinds that 
 const ordered = (open) => [...open].sort((a, b) => urgency(b) - urgency(a));
 const urgency = (one) => 2 * Number(one.severity === "critical") + Number(STOPS.includes(one.kind));
 
-function Verdict({ jobs, open, stale }) {
+/** Says that the oldest open findings are not on the page. */
+export function CutNote() {
+  const cut = useStore((now) => now.openCut);
+  const known = useStore((now) => now.open?.length ?? 0);
+  return cut ? html`<p class="muted">Shown are the newest ${figure(known)} open findings of all jobs.</p>` : null;
+}
+
+function Verdict({ jobs, open, cut, stale }) {
   if (jobs === null || open === null) return html`<h1 class="verdict" tabindex="-1">${stale ? "Not known: no answer from frd" : "Loading"}</h1>`;
   const all = list(jobs.jobs).map(record);
   const stalled = all.filter((one) => one.state === "stalled").length;
@@ -56,7 +65,7 @@ function Verdict({ jobs, open, stale }) {
   const [first] = ordered(open);
   const counts = [
     stalled ? `${count(stalled, "job is", "jobs are")} stalled` : "",
-    open.length ? count(open.length, "open finding") : "",
+    cut ? `${figure(open.length)} or more open findings` : open.length ? count(open.length, "open finding") : "",
   ].filter(Boolean);
   if (counts.length) {
     return html`<div class=${`verdict ${stalled || first?.severity === "critical" ? "bad" : "warn"} ${stale ? "stale" : ""}`}>
@@ -79,16 +88,20 @@ function Verdict({ jobs, open, stale }) {
   </div>`;
 }
 
-/** The first causes of a finding and the ranks that only wait, each in one line. */
+/** What the victims of a finding are, by its kind; those of other kinds are not shown here. */
+const VICTIMS = { stall: "Only wait", order: "Only wait", mismatch: "Only wait", straggler: "Only wait", rank_lost: "Also affected" };
+
+/** The first causes of a finding and the ranks that it affects, each in one line. */
 function Blame({ finding }) {
   const suspects = list(finding.suspects);
-  const victims = finding.kind === "memory_spike" || finding.kind === "oom" ? [] : list(finding.victims); // these do not wait
+  const affected = Object.hasOwn(VICTIMS, text(finding.kind)) ? VICTIMS[finding.kind] : "";
+  const victims = affected ? list(finding.victims) : [];
   return html`<div class="blame">
     ${suspects.length
       ? html`<span class="muted">First cause</span><div>${suspects.slice(0, 3).map((one, i) => html`<${SuspectLine} key=${i} suspect=${one} said=${text(finding.summary)} />`)}
           ${suspects.length > 3 ? html`<div>and ${count(suspects.length - 3, "more suspect")}</div>` : ""}</div>`
       : ""}
-    ${victims.length ? html`<span class="muted">Only wait</span><div><${Ranks} ranks=${victims} /></div>` : ""}
+    ${victims.length ? html`<span class="muted">${affected}</span><div><${Ranks} ranks=${victims} /></div>` : ""}
   </div>`;
 }
 

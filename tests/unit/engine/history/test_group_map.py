@@ -5,9 +5,10 @@ from __future__ import annotations
 from frd.engine.attempt import Attempt
 from frd.engine.policy import Policy
 from frd.engine.views import RankGroup
-from frd.model import AttemptKey, Flags, GroupInfo, RankState
+from frd.model import AttemptKey, Flags, GroupInfo, NodeNs, RankState, RankStatus
+from tests.world import observe
 from tests.world.attempt import Job, at
-from tests.world.history import cells, history
+from tests.world.history import cells, history, missing
 
 POLICY = Policy(stall_after_s=8.0)
 """A wait is listed after 2 s, shown in the map after 4 s, and a stall after 8 s."""
@@ -123,7 +124,8 @@ def test_the_longest_wait_comes_first() -> None:
 
 
 def test_who_waits_and_who_is_missing() -> None:
-    """Ranks 0 and 3 wait in all_reduce 7; rank 1 is at 6, rank 2 has reported nothing."""
+    """Ranks 0 and 3 wait in all_reduce 7; rank 1 is at 6. Rank 2 has no op, and must have joined
+    6 before its first report: of 7 nothing is known."""
     job = Job(policy=POLICY)
     for rank in (0, 1, 3):
         job.entries(rank, [6], created=0.5)
@@ -131,7 +133,7 @@ def test_who_waits_and_who_is_missing() -> None:
     job.entries(0, [7], Flags.JOINED, created=2)
     (op,), more = history(job.attempt, 9).open_ops(9)
     assert (op.op, op.seq, more) == ("all_reduce", 7, 0)
-    assert ([*op.waiting], [*op.missing]) == ([0, 3], [1, 2])
+    assert ([*op.waiting], [*op.missing], [*op.unknown]) == ([0, 3], [1], [2])
     assert (op.group_id, op.since) == (GroupInfo("0", "", (0, 1, 2, 3)).group_id, at(1))
 
 
@@ -140,7 +142,54 @@ def test_a_wait_of_an_unknown_op() -> None:
     job = Job(policy=POLICY)
     job.watermark(2, 7, 6, 1.0)
     (op,), _ = history(job.attempt, 9).open_ops(9)
-    assert (op.op, [*op.waiting], [*op.missing]) == ("collective", [2], [0, 1, 3])
+    assert (op.op, [*op.waiting], [*op.missing]) == ("collective", [2], [])
+    assert [*op.unknown] == [0, 1, 3]
+
+
+# -- what is not known -------------------------------------------------------------------------
+
+
+def test_a_program_that_runs_ahead_of_its_device_does_not_wait() -> None:
+    """All ranks enqueue ten ops together and complete one each second: none of them is stuck, as
+    the engine says."""
+    job = Job(policy=POLICY)
+    for rank in range(4):
+        job.entries(rank, [*range(10)], Flags.JOINED, created=0)
+    for done in range(9):
+        for rank in range(4):
+            job.watermark(rank, 9, done, 0.0, as_of=float(done + 1))
+    assert not len(job.attempt.stalls(at(9.5)))
+    assert "stuck" not in cells(history(job.attempt, 9.5).group_map(9))["default_pg"]
+    assert not any(op.stalled for op in history(job.attempt, 9.5).open_ops(9)[0])
+
+
+def test_the_telemetry_of_a_rank_confirms_its_wait() -> None:
+    """Its agent went silent a second after it had joined: it is not known to be stuck."""
+    job = Job(policy=POLICY)
+    for rank in range(4):
+        job.entries(rank, [6], created=0)
+    job.entries(0, [7], Flags.JOINED, created=1)
+    observe.watermarks(job.attempt, [], [0], at(2))
+    view = job.attempt.view(at(100)).history
+    assert view is not None
+    assert cells(view.group_map(9)) == {"default_pg": "unknown unknown unknown unknown"}
+    assert view.open_ops(9) == ([], 0)
+
+
+def test_lost_rows_prove_no_absence() -> None:
+    """Rank 2 has lost entries: that it has none of op 7 says nothing."""
+    job = Job(policy=POLICY)
+    for rank in range(4):
+        job.entries(rank, [6], created=0)
+    for rank in (0, 1, 3):
+        job.entries(rank, [7], Flags.JOINED, created=1)
+    status = RankStatus(2, RankState.LIVE, NodeNs(at(0)), gap_entries=3, as_of_ns=at(20))
+    job.attempt.observe_status(status, at(20))
+    found = history(job.attempt, 9)
+    (op,), _ = found.open_ops(9)
+    assert ([*op.missing], [*op.unknown]) == ([], [2])
+    assert cells(found.group_map(9))["default_pg"].split()[2] == "unknown"
+    assert missing(found.ops(range(4), 9)) == []
 
 
 # -- one rank ----------------------------------------------------------------------------------

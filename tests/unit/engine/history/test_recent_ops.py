@@ -28,7 +28,6 @@ def test_rows_of_one_op_become_one() -> None:
         )  # fmt: skip
     ops = recent(job, 9)
     assert listed(ops) == [Op(0, 7, "all_reduce", 1, 2, 3, 3, False)]
-    assert not ops.has_unknown_ends
     assert [info.label for info in ops.groups] == ["default_pg"]
 
 
@@ -45,7 +44,6 @@ def test_an_op_without_a_completion_time_is_bounded() -> None:
         Op(0, 7, "all_reduce", 1, None, 2, 3, False),
         Op(1, 7, "all_reduce", 2, None, 2, 4, False),
     ]
-    assert ops.has_unknown_ends
 
 
 def test_a_broadcast_may_end_before_others_join_it() -> None:
@@ -141,12 +139,7 @@ def test_the_last_ops_of_some_ranks() -> None:
 def test_an_attempt_without_rows() -> None:
     """Nothing has been reported yet: no ops, and none missing."""
     ops = recent(Job(), 9)
-    assert (listed(ops), missing(ops), ops.uncertainty_ns, ops.has_unknown_ends) == (
-        [],
-        [],
-        {},
-        False,
-    )
+    assert (listed(ops), missing(ops), ops.uncertainty_ns) == ([], [], {})
 
 
 # -- missing ops -------------------------------------------------------------------------------
@@ -172,6 +165,8 @@ def test_an_op_is_missing_once_the_wait_for_it_has_lasted() -> None:
 def test_the_first_op_that_a_rank_misses() -> None:
     """Rank 0 waits in broadcast 7, rank 1 has left it and waits in 8: the others miss 7 first."""
     job = Job(policy=QUICK)
+    for rank in range(4):
+        job.entries(rank, [6], created=0)
     joined(job, 0, 7, 1, BROADCAST)
     joined(job, 1, 7, 2, BROADCAST)
     ended(job, 1, 7, Flags.COMPLETED, created=2, now=3)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from frd.model import Change, Finding, FindingEvent
+from frd.model import AlignedNs, Change, Finding, FindingEvent
 from frd.service.state import ServiceState
 from frd.v1 import perfetto_pb2 as pb
 from tests.world import timelines
@@ -102,6 +102,8 @@ def test_a_finding_of_a_job_that_is_gone(client: Client) -> None:
     client.service.state = dataclasses.replace(state, status_view=status_view)
     assert client.get(path(other)).json["empty"]
     keep(client, other, 2)
+    later = dataclasses.replace(status_view, at=AlignedNs(status_view.at + 1))
+    client.service.state = dataclasses.replace(state, status_view=later)
     assert client.get(path(other)).json["ranks"] == "0-1"
 
 

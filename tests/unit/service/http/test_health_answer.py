@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,10 @@ def node(name: str, *, up: bool = True, reporting: bool = True, clock: str = "sy
 def said(replica: str, *nodes: Any, more: int = 0) -> dict[str, Any]:
     return {
         "services": [{"replica": replica}],
-        "node_counts": {"connected": len(nodes) + more, "gone": 1},
+        "node_counts": {
+            "connected": sum(one["connected"] for one in nodes) + more,
+            "gone": sum(not one["connected"] for one in nodes),
+        },
         "nodes": list(nodes),
         "more_nodes": more,
     }
@@ -151,8 +155,32 @@ def test_all_replicas_make_one_answer() -> None:
     )
     assert [one["replica"] for one in merged["services"]] == ["a", "b", "c"]
     assert [one["node"] for one in merged["nodes"]] == ["a2", "b1", "c1", "a1", "b2"]
-    assert merged["node_counts"] == {"connected": 10, "gone": 3}
+    assert merged["node_counts"] == {"connected": 9, "gone": 1}
     assert (merged["more_nodes"], merged["incomplete"], merged["at"]) == (5, ["d"], "now")
+
+
+def test_an_agent_of_several_replicas_is_one_node() -> None:
+    """It has streams to two replicas, or has gone from one of them: the best one counts. Another
+    boot of the host is another agent; two agents of one host that one replica has are two."""
+    moved = node("n1", up=False), node("n1", clock="unsynchronized"), node("n1")
+    parts = [said(name, one) for name, one in zip("abc", moved, strict=True)]
+    merged = merge_health(parts[0], [Heard(part) for part in parts[1:]], [])
+    assert (merged["nodes"], merged["more_nodes"]) == ([node("n1")], 0)
+    assert +Counter(merged["node_counts"]) == {"connected": 1}
+    boots = [said("a", {**node("n1"), "boot_id": "x"}), said("b", {**node("n1"), "boot_id": "y"})]
+    assert len(merge_health(boots[0], [Heard(boots[1])], [])["nodes"]) == 2
+    twice = said("b", node("n1", up=False), node("n1"))
+    merged = merge_health(said("a", node("n1")), [Heard(twice)], [])
+    assert [one["connected"] for one in merged["nodes"]] == [True, True]
+    assert +Counter(merged["node_counts"]) == {"connected": 2}
+
+
+def test_agents_that_are_not_listed_count_once_per_replica() -> None:
+    """Two replicas list the same node and have five more each, which may be the same ones."""
+    parts = [said(name, node("n1", up=False), more=5) for name in "ab"]
+    merged = merge_health(parts[0], [Heard(parts[1])], [])
+    assert (len(merged["nodes"]), merged["more_nodes"]) == (1, 10)
+    assert merged["node_counts"] == {"connected": 10, "gone": 1}
 
 
 def test_many_nodes_are_bounded() -> None:

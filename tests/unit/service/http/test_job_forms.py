@@ -39,7 +39,7 @@ def test_a_map_of_a_hang(client: HangApi) -> None:
         {"group": "dp", "groups": 1, "ranks": 4},
         {"group": "tp", "groups": 1, "ranks": 2},
     ]
-    assert [one["code"] for one in found["states"]] == [*range(6)]
+    assert [one["code"] for one in found["states"]] == [*range(7)]
     assert [one["name"] for one in found["states"]] == [*CELL_STATES]
     assert all(one["text"] for one in found["states"])
     cells = np.frombuffer(base64.b64decode(found["cells"]), np.uint8)

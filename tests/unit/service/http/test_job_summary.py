@@ -41,6 +41,8 @@ def test_a_summary_of_a_hang(client: HangApi) -> None:
         "waiting_count": 3,
         "missing": "2",
         "missing_count": 1,
+        "unknown": "",
+        "unknown_count": 0,
     }
     assert waited == pytest.approx(8)
     assert [one["rank"] for one in found["notable_ranks"]] == [2, 3, 0, 1]

@@ -31,6 +31,8 @@ from frd.service.metrics.table import CLUSTER_METRICS, MAX_SUSPECTS, METRICS
 from frd.service.state import CellState, ClusterState, Counters, NodeView, ServiceState
 from tests.world.views import NOW, TRAIN, attempt_view, group_view, node_view, rank_view
 
+STORES = ("findings", "journal", "dumps", "timelines")
+
 # Promised names: a rename breaks users' alerts.
 PROMISED = {
     "frd_build_info": ("version",),
@@ -384,3 +386,12 @@ def test_promtool_accepts_it() -> None:
         timeout=30,
     )
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_every_store_has_its_errors() -> None:
+    """From the start, so that an alert sees the first one."""
+    state = ServiceState(StatusView(NOW, [], []), counters=Counters(store_errors={"timelines": 3}))
+    text = render(state).decode()
+    for store in STORES:
+        count = 3 if store == "timelines" else 0
+        assert f'frd_store_errors_total{{store="{store}"}} {count}.0\n' in text

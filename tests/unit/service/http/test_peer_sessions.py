@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import pytest
 
 from frd.address import split_address
+from frd.cluster.lease import Replica
 from frd.model import Change, FindingEvent
+from frd.service.http.peers.client import Forwarded, PeerClient
 from frd.service.http.web import events as module
 from tests.world.http_api import closed, finding
 from tests.world.http_cluster import Cluster, Script, cluster, job_of
@@ -50,6 +53,29 @@ def test_a_session_holds_on_all_replicas(tmp_path: Path) -> None:
         assert len(three.members["frd-2"].asked) == 3
         for _, _, headers in three.members["frd-2"].asked:
             assert headers["authorization"] == f"Bearer {READER}"
+
+
+# -- health ------------------------------------------------------------------------------------
+
+
+def test_a_replica_of_an_older_release_is_missing(
+    three: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """frd-2 does not know /api/v1/health: the answer says that it lacks its services and nodes. It
+    answers other questions, so the log does not say that it is silent."""
+    real = PeerClient.ask
+
+    async def ask(self: PeerClient, replica: Replica, request: Forwarded) -> httpx.Response:
+        if replica.name == "frd-2" and request.target == b"/api/v1/health":
+            return httpx.Response(404)
+        return await real(self, replica, request)
+
+    monkeypatch.setattr(PeerClient, "ask", ask)
+    found = three.ask("frd-0", "/api/v1/health").json
+    assert [one["replica"] for one in found["services"]] == ["frd-0", "frd-1"]
+    assert found["incomplete"] == ["frd-2"]
+    assert three.ask("frd-0", "/api/v1/jobs").json["incomplete"] == []
+    assert "did not answer" not in caplog.text
 
 
 # -- files -------------------------------------------------------------------------------------

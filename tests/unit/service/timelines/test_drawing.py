@@ -41,7 +41,7 @@ def test_a_hang() -> None:
     began = next(bar.enqueued for bar in drawing.bars if bar.seq == 1)
     assert (gap.rank, gap.seq, gap.op, gap.since, gap.until) == (2, 1, "all_reduce", began, None)
     assert drawing.groups == {gap.group: "dp"}
-    assert (drawing.at, drawing.all_ranks, drawing.has_unknown_ends) == (job.now, 4, True)
+    assert (drawing.at, drawing.all_ranks, drawing.has_unknown_ends) == (job.now, 4, False)
     assert (drawing.curves, drawing.lateness) == ((), ())
 
 

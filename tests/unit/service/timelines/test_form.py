@@ -130,8 +130,12 @@ def test_each_lane_shows_its_last_ops() -> None:
 
 
 def test_times_before_the_wait() -> None:
-    """The begin of the incident: the first gap; without one, the first onset; else the opening."""
-    of = finding(opened=50, kind=Kind.OOM, suspects=(suspect(0, 30), suspect(1, 20)))
+    """The begin of the incident: of a hang the first gap, and without one the first onset; of
+    memory the onset, whatever ranks wait for; else the opening."""
+    memory = finding(opened=50, kind=Kind.OOM, suspects=(suspect(0, 30), suspect(1, 40)))
+    form = timeline_json(memory, timeline(60, gap(0, 7, 25)))
+    assert [one["at_s"] for one in form["onsets"]] == [0.005, 10.005]
+    of = finding(opened=50, suspects=(suspect(0, 30), suspect(1, 20)))
     at_of = [(one["rank"], one["at_s"]) for one in timeline_json(of, timeline(60))["onsets"]]
     assert at_of == [(0, 10.005), (1, 0.005)]
     assert timeline_json(of, timeline(60, gap(0, 7, 25)))["onsets"][1]["at_s"] == -4.995
@@ -150,7 +154,7 @@ def test_what_a_picture_cannot_show() -> None:
         "The clock of ranks 1,3 is not aligned: these bars may be displaced.",
         "all_reduce leaves no entry in the Flight Recorder: it is not drawn.",
     ]
-    one = timeline(12, lane(3, uncertainty_ns=None), has_unknown_ends=True)
+    one = timeline(12, lane(3, uncertainty_ns=None), bar(3, 1, 1, 2, ended_from=1.5))
     assert timeline_json(finding(2), one)["notes"] == [
         UNKNOWN_ENDS,
         "The clock of rank 3 is not aligned: these bars may be displaced.",

@@ -6,6 +6,7 @@ from frd.service.timelines.timeline import (
     MAX_LATENESS,
     MAX_MOMENTS,
     Late,
+    Reached,
     Timeline,
     closed,
     merged,
@@ -110,3 +111,26 @@ def test_nothing_grows_while_nothing_changes() -> None:
     found = merged(one, one)
     assert found == merged(found, one)
     assert (len(found.bars), len(found.gaps), len(found.lanes)) == (2, 1, 2)
+
+
+def test_an_op_that_others_have_replaced_has_ended() -> None:
+    """The engine has no row of op 7 any more, and its watermarks say that rank 0 has completed 9;
+    of rank 1 they say nothing."""
+    kept = timeline(10, bar(0, 7, 1), bar(1, 7, 1))
+    live = timeline(20, lane(0), lane(1), reached=(Reached(0, "g", 9, 9),))
+    assert merged(kept, live).bars == (bar(0, 7, 1, 20, ended_from=1), bar(1, 7, 1))
+
+
+def test_a_gap_is_over_once_the_rank_is_known_to_have_joined() -> None:
+    """Rank 2 is at op 8 now, and its row of op 7 is gone; of rank 3 a restarted engine knows
+    nothing yet."""
+    kept = timeline(10, gap(2, 7, 1), gap(3, 7, 1))
+    live = timeline(20, lane(2), lane(3), reached=(Reached(2, "g", 8, 6),))
+    assert [(one.rank, one.until) for one in merged(kept, live).gaps] == [(2, at(20)), (3, None)]
+
+
+def test_the_better_known_end_stays() -> None:
+    """First only a bound is known, then the exact time."""
+    rough = timeline(10, bar(0, 7, 1, 9, ended_from=2))
+    exact = timeline(20, bar(0, 7, 1, 6))
+    assert merged(rough, exact).bars == merged(exact, rough).bars == exact.bars

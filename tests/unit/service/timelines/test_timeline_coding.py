@@ -24,7 +24,6 @@ WHOLE = timeline(
     gap(0, 8, 9),
     curve(0, {3: 1 << 40, -1: 0}, capacity=1 << 41),
     lateness=(Late(0, "dp", 3, at(1), -5),),
-    has_unknown_ends=True,
 )
 
 

@@ -14,10 +14,11 @@ from starlette.exceptions import HTTPException
 from frd.engine.views import StatusView
 from frd.errors import StoreError
 from frd.forms import utc_text
+from frd.service.access.grants import Tokens
 from frd.service.http.routes import create_app
 from frd.service.http.web import events as module
 from tests.world.event_feed import LISTS, Feeding, news, request, streamed
-from tests.world.http_api import Service, job_view
+from tests.world.http_api import Service, finding, job_view
 from tests.world.views import NOW
 
 
@@ -25,6 +26,16 @@ from tests.world.views import NOW
 def feeding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Feeding]:
     service = Service(tmp_path, [job_view("train")], [])
     yield Feeding(service, monkeypatch)
+    service.close()
+
+
+@pytest.fixture
+def with_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Feeding]:
+    file = tmp_path / "tokens"
+    file.write_text("a" * 16 + "\n")
+    file.chmod(0o600)
+    service = Service(tmp_path, [job_view("train")], [])
+    yield Feeding(service, monkeypatch, Tokens(file))
     service.close()
 
 
@@ -118,8 +129,30 @@ async def test_a_fault_of_one_answer_delays_no_other(feeding: Feeding) -> None:
         with contextlib.suppress(RuntimeError):
             await feeding.look()
         data = await asyncio.wait_for(waiting, 1)
-        assert b"event: jobs" in data
-        assert b"event: health" in data
+        while not (b"event: jobs" in data and b"event: health" in data):
+            data += await asyncio.wait_for(anext(stream), 1)
+
+
+async def test_an_answer_that_hangs_delays_nothing_else(feeding: Feeding) -> None:
+    """Another replica does not answer for ten seconds: findings and other answers come as usual.
+    The question is not asked again meanwhile; an answer that may be older than the finding is."""
+    topic = ("job", "train")
+    hanging = feeding.hang["job"] = asyncio.Event()
+    feeding.show()
+    async with feeding.viewer(topic, *LISTS) as stream:
+        await feeding.look()
+        assert [name for name, _ in await news(stream)] == ["jobs", "health"]
+        feeding.show(finding(1))
+        await feeding.look(1)
+        assert [name for name, _ in await news(stream)] == ["finding", "jobs", "health"]
+        await feeding.look(9)
+        assert [name for name, _ in await news(stream)] == ["jobs", "health"]
+        assert [name for name, _ in feeding.asked].count("job") == 1
+        hanging.set()
+        await feeding.feed._asking[topic]
+        assert [name for name, _ in await news(stream)] == ["job"]
+        await feeding.look()
+        assert [name for name, _ in feeding.asked].count("job") == 1 + 1
 
 
 async def test_a_quiet_stream_shows_that_it_is_well(
@@ -135,13 +168,13 @@ async def test_a_quiet_stream_shows_that_it_is_well(
 # -- viewers -----------------------------------------------------------------------------------
 
 
-async def test_viewers_share_a_feed(feeding: Feeding) -> None:
-    """Two with one token: each answer is asked for once. A third one has another token, and gets
-    what that may see."""
-    events = feeding.events
+async def test_viewers_share_a_feed(with_tokens: Feeding) -> None:
+    """Two with one token, however they write it: each answer is asked for once. A third one has
+    another token, and gets what that may see."""
+    feeding, events = with_tokens, with_tokens.events
     streams = [
         events._follow(request(token), job)
-        for token, job in (("Bearer a", None), ("Bearer a", "train"), ("Bearer b", None))
+        for token, job in (("Bearer a", None), ("bEARER  a ", "train"), ("Bearer b", None))
     ]
     for stream in streams:
         await anext(stream)
@@ -154,6 +187,40 @@ async def test_viewers_share_a_feed(feeding: Feeding) -> None:
         await stream.aclose()  # type: ignore[attr-defined]
 
 
+async def test_without_tokens_there_is_one_feed(feeding: Feeding) -> None:
+    """Headers that clients make up neither make feeds nor reach other replicas."""
+    streams = [feeding.events._follow(request(f"Bearer {n}"), None) for n in range(5)]
+    for stream in streams:
+        await anext(stream)
+    assert [*feeding.events._feeds] == [""]
+    await asyncio.wait_for(anext(streams[0]), 5)
+    assert all("authorization" not in of.headers for _, of in feeding.asked)
+    for stream in streams:
+        await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def test_nothing_runs_without_viewers(feeding: Feeding) -> None:
+    """The last viewer leaves while an answer hangs: all tasks end. So does a question about a job
+    whose last viewer leaves."""
+    before = asyncio.all_tasks()
+    feeding.hang = {name: asyncio.Event() for name in ("jobs", "health", "job")}
+    first, second = (feeding.events._follow(request(), job) for job in (None, "train"))
+    await anext(first)
+    await anext(second)
+    while len(feeding.asked) < 3:
+        await asyncio.sleep(0)
+    (feed,) = feeding.events._feeds.values()
+    running = [*feed._running, *feed._asking.values()]
+    of_job = feed._asking["job", "train"]
+    await second.aclose()  # type: ignore[attr-defined]
+    await asyncio.gather(of_job, return_exceptions=True)
+    assert [task for task in running if task.done()] == [of_job]
+    await first.aclose()  # type: ignore[attr-defined]
+    await asyncio.gather(*running, return_exceptions=True)
+    assert all(task.cancelled() for task in running)
+    assert asyncio.all_tasks() == before
+
+
 async def test_the_last_viewer_ends_a_feed(feeding: Feeding) -> None:
     """A feed works as long as it has a viewer; answers without one are forgotten."""
     events = feeding.events
@@ -162,16 +229,17 @@ async def test_the_last_viewer_ends_a_feed(feeding: Feeding) -> None:
         await anext(stream)
         await asyncio.wait_for(anext(stream), 5)
     (feed,) = events._feeds.values()
-    running = feed._running
-    assert running is not None
+    running = [*feed._running]
+    assert len(running) == 2
     while ("job", "train") not in feed._sent:
         await asyncio.wait_for(anext(first), 5)
     await first.aclose()  # type: ignore[attr-defined]
     assert (events._viewers, ("job", "train") in feed._sent) == (1, False)
-    assert not running.cancelling()
+    assert not any(task.cancelling() for task in running)
     await second.aclose()  # type: ignore[attr-defined]
-    await asyncio.gather(running, return_exceptions=True)
-    assert (events._viewers, events._feeds, running.cancelled()) == (0, {}, True)
+    await asyncio.gather(*running, return_exceptions=True)
+    assert (events._viewers, events._feeds, events._hosts) == (0, {}, {})
+    assert all(task.cancelled() for task in running)
 
 
 async def test_a_stream_ends_after_a_while(
@@ -190,6 +258,22 @@ async def test_the_number_of_viewers_is_bounded(feeding: Feeding) -> None:
     with pytest.raises(HTTPException, match="events: 200 viewers already: ask the API") as refused:
         await feeding.events.stream(request())
     assert refused.value.status_code == 503
+
+
+async def test_the_number_of_streams_of_a_host_is_bounded(
+    feeding: Feeding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One host takes only a part of the streams; another one gets its own."""
+    assert module.MAX_VIEWERS_OF_HOST == 100
+    monkeypatch.setattr(module, "MAX_VIEWERS_OF_HOST", 1)
+    stream = feeding.events._follow(request(), None)
+    await anext(stream)
+    with pytest.raises(HTTPException, match=r"events: 127\.0\.0\.1 has 1 streams") as refused:
+        await feeding.events.stream(request())
+    assert refused.value.status_code == 503
+    assert (await feeding.events.stream(request(host="127.0.0.2"))).status_code == 200
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert (await feeding.events.stream(request())).status_code == 200
 
 
 # -- the whole application ---------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
@@ -81,10 +81,74 @@ def test_signing_in(client: Client, token: str, role: str) -> None:
 
 
 def test_the_cookie_is_for_https_only(service: Service, tokens: Tokens) -> None:
-    """By HTTPS, and behind a proxy that speaks it: browsers send it over nothing else."""
-    plain, behind = Client(service, WebOptions(tokens)), WebOptions(tokens, is_https=True)
-    assert cookie_of(sign_in(plain, READER, scheme="https"))[COOKIE]["secure"]
-    assert cookie_of(sign_in(Client(service, behind), READER))[COOKIE]["secure"]
+    """By HTTPS, and behind a proxy that speaks it: browsers send it over nothing else, and take one
+    of that name from no other host. The service takes both names, the safe one first."""
+    plain, behind = (
+        Client(service, WebOptions(tokens, public_url=url)) for url in ("", "https://frd.example")
+    )
+    for answer in (sign_in(plain, READER, scheme="https"), sign_in(behind, READER)):
+        morsel = cookie_of(answer)["__Host-frd_token"]
+        assert (morsel["secure"], morsel["path"], morsel["domain"]) == (True, "/", "")
+        safe = f"__Host-frd_token={morsel.value}"
+        other = encoded("x" * 32)
+        for cookie in (safe, f"{other}; {safe}", f"{safe}; {other}"):
+            assert plain.get("/api/v1/jobs", cookie=cookie).status == 200
+    answer = behind.send("DELETE", PATH, headers={"cookie": safe})
+    assert cookie_of(answer)["__Host-frd_token"]["max-age"] == "0"
+    by_http = Client(service, WebOptions(tokens, public_url="http://frd.example"))
+    assert not cookie_of(sign_in(by_http, READER, scheme="https"))[COOKIE]["secure"]
+
+
+def test_the_origin_behind_a_proxy(service: Service, tokens: Tokens) -> None:
+    """The proxy replaces the header Host: the origin of `public_url` is that of the page, with the
+    port or without, if it is the usual one. Scheme, host and port must be the same."""
+    client = Client(service, WebOptions(tokens, public_url="https://Frd.example:443/"))
+    for origin, status in (
+        ("https://frd.example", 200),
+        ("http://frd", 200),
+        ("http://frd.example", 403),
+        ("https://frd.example:444", 403),
+        ("https://frd.example:x", 403),
+        ("https://evil.example", 403),
+        ("https://frd.example.evil.example", 403),
+        ("null", 403),
+    ):
+        assert sign_in(client, READER, origin=origin).status == status, origin
+        assert client.send("DELETE", PATH, headers={"origin": origin}).status == status, origin
+
+
+def test_refused_sign_ins_are_counted(service: Service, tokens: Tokens) -> None:
+    """As other requests with an unknown token, or with one whose role may not read."""
+    web = WebOptions(tokens)
+    client = Client(service, web)
+    requests: list[Callable[[], Answer]] = [
+        lambda: sign_in(client, "x" * 32),
+        lambda: client.get(PATH, authorization=f"Bearer {'x' * 32}"),
+        lambda: client.get(PATH, cookie=encoded("x" * 32)),
+        lambda: client.get("/api/v1/jobs"),
+    ]
+    for request in requests:
+        before = web.refused["token"]
+        request()
+        assert web.refused == {"token": before + 1}
+    client.get(PATH)
+    client.get(PATH, authorization=f"Bearer {READER}")
+    sign_in(client, READER)
+    assert web.refused == {"token": 4}
+    sign_in(client, AGENT)
+    assert web.refused == {"token": 4, "role": 1}
+
+
+def test_no_cache_keeps_what_a_cookie_authorizes(client: Client) -> None:
+    """Answers of the API say so, refused ones too, unless they have another rule."""
+    for path, cookie in (("/api/v1/jobs", encoded(READER)), ("/api/v1/jobs", ""), (PATH, "")):
+        headers = client.get(path, cookie=cookie).headers
+        assert headers["cache-control"] == "private, no-store"
+    summary = client.get("/api/v1/jobs/train", "view=summary", cookie=encoded(READER))
+    own = summary.headers["cache-control"]
+    assert own in ("no-cache", "private, no-store")
+    assert client.get("/").headers["cache-control"] == "no-cache"
+    assert "cache-control" not in client.get("/-/healthy").headers
 
 
 @pytest.mark.parametrize("token", [AGENT, "x" * 32, READER[:-1], f"{READER} x", "é" * 20])
