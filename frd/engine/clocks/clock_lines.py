@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frd.model import AlignedNs, Float64s, Int64s
+from frd.model import AlignedNs, Float64s, Int32s, Int64s
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,14 @@ class ClockLines:
     """Aligned time of that moment."""
     rate: Float64s
     """How fast aligned time gains on node time, in ns per ns."""
+
+    def take(self, rows: Int32s | Int64s | int) -> ClockLines:
+        """The lines of some rows, of which one beyond the last counts as the last."""
+        return ClockLines(
+            self.at.take(rows, mode="clip"),
+            self.aligned.take(rows, mode="clip"),
+            self.rate.take(rows, mode="clip"),
+        )
 
     def to_aligned(self, node_ns: Int64s, now: AlignedNs | Int64s) -> Int64s:
         """Aligned times, not after `now` (of all rows, or by row): what was reported has happened.

@@ -190,9 +190,4 @@ def _open_waits(
 def _aligned(lines: ClockLines, rank: Int32s | Int64s, node_ns: Int64s, now: AlignedNs) -> Int64s:
     if not len(lines.at):
         return node_ns
-    of_rank = ClockLines(
-        lines.at.take(rank, mode="clip"),
-        lines.aligned.take(rank, mode="clip"),
-        lines.rate.take(rank, mode="clip"),
-    )
-    return of_rank.to_aligned(node_ns, now)
+    return lines.take(rank).to_aligned(node_ns, now)

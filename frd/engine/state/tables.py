@@ -157,11 +157,7 @@ class RankTable(GrowingColumns):
 
     def clock_lines(self, rank: Ranks) -> ClockLines:
         """The clocks of these ranks, looked up once for several columns of times."""
-        return ClockLines(
-            self.clock_at.take(rank, mode="clip"),
-            self.clock_aligned.take(rank, mode="clip"),
-            self.clock_rate.take(rank, mode="clip"),
-        )
+        return ClockLines(self.clock_at, self.clock_aligned, self.clock_rate).take(rank)
 
     def to_node(self, rank: Ranks, aligned: AlignedNs) -> Int64s:
         """The node time of these ranks at an aligned time."""
