@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from frd.errors import DumpError
+from frd.flight.batches import batch_ends
 from frd.flight.columns import (
     FIELD_OF,
     NARROW,
@@ -28,13 +29,13 @@ from frd.flight.columns import (
 )
 from frd.flight.decode import MAX_BYTES, PICKLE, lenient, parse, unpack
 from frd.flight.entry import SHAPES, Entry
-from frd.flight.names import parse_profiling_name
+from frd.flight.names import END_OF_BATCH, parse_profiling_name
 from frd.flight.pickles.layout import KINDS, Kind
 from frd.flight.pickles.lockstep import InStep, read
 from frd.flight.pickles.walk import Repeated
 from frd.flight.plain_entries import Budget
 from frd.flight.trace import SCHEDULED
-from frd.model import Int64s
+from frd.model import Bools, Int32s, Int64s
 
 _MAX_TABLE = 1 << 20
 """Entries of a lookup table that is faster than sorting."""
@@ -99,7 +100,14 @@ def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> 
     duration[:-1] = found.reals.get("duration_ms", np.nan)
     narrow[:, apart], tiny[:, apart] = rest.narrow, rest.tiny
     duration[apart] = rest.duration_ms
+    tiny[0, _batch_ends(wide, narrow, tiny[0] != 0, into)] = 1
     return replace(rest, wide=wide, narrow=narrow, tiny=tiny, duration_ms=duration)
+
+
+def _batch_ends(wide: Int64s, narrow: Int32s, is_p2p: Bools, into: Dictionaries) -> Int64s:
+    name, pg_id, p2p_seq = narrow[NARROW.index("name")], WIDE.index("pg_id"), WIDE.index("p2p_seq")
+    ends = [at for at, known in enumerate(into.names.items) if known.op == END_OF_BATCH]
+    return batch_ends(np.isin(name, ends), is_p2p, wide[pg_id], wide[p2p_seq])
 
 
 def _check(found: InStep) -> None:

@@ -22,6 +22,7 @@ import msgspec
 
 from frd.decodable import decodable
 from frd.errors import DumpError
+from frd.flight.batches import with_batch_ends
 from frd.flight.entry import Dump, Entry, Int64, Status
 from frd.flight.pickles.unpickle import load_plain
 from frd.flight.plain_entries import Budget, extent
@@ -81,7 +82,7 @@ def parse(data: bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Dump:
         document = _typed(_NULL_TIME.sub(rb"\g<1>0", data))
     if document is None:
         return lenient(_json(data, source), len(data), source)
-    return _dump(document, tuple(document.entries), [], source)
+    return _dump(document, document.entries, [], source)
 
 
 def _typed(data: bytes) -> _Document | None:
@@ -147,10 +148,10 @@ def lenient(document: Any, size: int, source: str) -> Dump:
     for table in (header.pg_config, header.pg_status):
         for row in table.values() if isinstance(table, dict) else ():
             budget.pay(extent(row))
-    return _dump(header, tuple(entries), warnings, source)
+    return _dump(header, entries, warnings, source)
 
 
-def _dump(header: _Header, entries: tuple[Entry, ...], warnings: list[str], source: str) -> Dump:
+def _dump(header: _Header, entries: list[Entry], warnings: list[str], source: str) -> Dump:
     version = _supported(header.version, source)
     library = header.comm_lib_version or header.nccl_version
     groups = dict(_groups(header.pg_config, warnings))
@@ -161,7 +162,7 @@ def _dump(header: _Header, entries: tuple[Entry, ...], warnings: list[str], sour
     return Dump(
         version=version,
         comm_lib_version=library if isinstance(library, str) else "",
-        entries=entries,
+        entries=with_batch_ends(entries),
         groups=groups,
         status=status,
         warnings=tuple(warnings),

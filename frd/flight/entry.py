@@ -62,7 +62,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     input_dtypes: Dtypes = ()
     input_sizes: Shapes = ()
     is_p2p: bool = False
-    """As recorded: False in formats that do not say, and always with torchcomms."""
+    """As recorded, False in formats that do not say and always with torchcomms; and True for the
+    entry that closes a batch of sends (`frd.flight.batches`)."""
     op_id: Count = 0
     output_dtypes: Dtypes = ()
     output_sizes: Shapes = ()

@@ -16,7 +16,8 @@ from frd.model import Signature
 
 _PEERS = re.compile(r"(?P<op>\S+) +(?P<left>\d{1,9}|\?) *(?P<way>->|<-) *(?P<right>\d{1,9}|\?)")
 _P2P_OPS = frozenset({"send", "recv", "isend", "irecv"})
-_END_OF_BATCH = "coalesced"
+END_OF_BATCH = "coalesced"
+"""The op of the entry that closes a series of ops issued as one."""
 _JUDGES = frozenset({"nccl", "ncclx", "nccl2", "rccl", "rcclx", "xccl"})
 
 
@@ -56,6 +57,11 @@ def parse_profiling_name(text: str) -> Name:
     return Name(backend, peers["op"], src, dst, is_p2p_kind=True)
 
 
+def ends_series(op: str) -> bool:
+    """The op that ends a series: ``coalesced``, ``ALLGATHER_coalesced``."""
+    return op == END_OF_BATCH or op.endswith(f"_{END_OF_BATCH}")
+
+
 def coalesced(parts: Sequence[Signature]) -> Signature:
     """Of all ops that were issued as one, in order: ``coalesced(all_reduce x3)``.
 
@@ -63,17 +69,17 @@ def coalesced(parts: Sequence[Signature]) -> Signature:
     its sizes are the parts' again, so they count only where it has no parts.
     """
     last = parts[-1]
-    is_end = last.op == _END_OF_BATCH or last.op.endswith(f"_{_END_OF_BATCH}")
-    ops = [op for op in parts[: -1 if is_end else None] if op.op != _END_OF_BATCH]
+    is_end = ends_series(last.op)
+    ops = [op for op in parts[: -1 if is_end else None] if op.op != END_OF_BATCH]
     if not ops:
         return last
-    if len(ops) == 1 and not (is_end and last.op != _END_OF_BATCH):
+    if len(ops) == 1 and not (is_end and last.op != END_OF_BATCH):
         return ops[0]
     runs = [(op, len(list(run))) for op, run in groupby(op.op for op in ops)]
     names = ",".join(op if count == 1 else f"{op} x{count}" for op, count in runs)
     return Signature(
         backend=last.backend,
-        op=f"{last.op if is_end else _END_OF_BATCH}({names})",
+        op=f"{last.op if is_end else END_OF_BATCH}({names})",
         input_sizes=tuple(size for op in ops for size in op.input_sizes),
         output_sizes=tuple(size for op in ops for size in op.output_sizes),
         input_dtypes=tuple(dtype for op in ops for dtype in op.input_dtypes),

@@ -30,7 +30,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.flight.names import Name, coalesced, judges
+from frd.flight.names import Name, coalesced, ends_series, judges
 from frd.flight.trace import COMPLETED, STARTED, RankTrace
 from frd.model import UNKNOWN_SEQ, Bools, Int32s, Int64s, Signature
 
@@ -50,6 +50,10 @@ class NameFacts:
     """A receive that names no sender."""
     judges: Bools
     """The recorder knows completion, and the backend works in order."""
+    is_part: Bools
+    """An op that occurs only in a coalesced collective."""
+    is_end: Bools
+    """The entry that closes a batch or a coalesced collective."""
 
     @classmethod
     def of(cls, names: Sequence[Name]) -> NameFacts:
@@ -58,6 +62,8 @@ class NameFacts:
             np.array([name.is_p2p_kind for name in names], np.bool_),
             np.array(any_source, np.bool_),
             np.array([judges(name.backend) for name in names], np.bool_),
+            np.array([name.op.endswith("_oop") for name in names], np.bool_),
+            np.array([ends_series(name.op) for name in names], np.bool_),
         )
 
 

@@ -216,7 +216,7 @@ def _text_of(op: Op) -> bytes:
         "input_dtypes": [op.dtype] * len(op.inputs),
         "output_sizes": op.outputs,
         "output_dtypes": [op.dtype] * len(op.outputs),
-        "is_p2p": op.is_p2p,
+        "is_p2p": op.is_p2p and not op.parts,  # the end of a batch is not, since torch 2.11
         "timeout_ms": _TIMEOUT_MS,
         "thread_id": "140000000000000",
         "thread_name": "python",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from frd.flight import progress
+from frd.flight.batches import is_over_without_end
 from frd.flight.progress import Calls, NameFacts, States
 from frd.flight.trace import RankTrace, Trace
 from frd.model import Bools, GroupInfo, Int32s, Int64s, Signature
@@ -165,11 +166,17 @@ def _current(trace: RankTrace, series: Int32s, facts: NameFacts) -> RankRows:
     holes = progress.has_holes(ids)
     idle = not len(ids) and any(status.enqueued >= 0 for status in trace.status.values())
     active_only = idle or ((began_before or holes) and not bool(state.done.any()))
+    name, is_p2p = trace.name[current], trace.is_p2p[current] != 0
+    if active_only and len(current):
+        number = np.where(is_p2p, trace.p2p_seq[current], trace.seq[current])
+        state.done[:] |= is_over_without_end(
+            facts.is_end[name], facts.is_part[name], is_p2p, trace.pg_id[current], number
+        )
     return RankRows(
         trace=trace,
         current=current,
         series=series[current],
-        is_p2p=(trace.is_p2p[current] != 0) | facts.is_p2p[trace.name[current]],
+        is_p2p=is_p2p | facts.is_p2p[name],
         state=state,
         resets=len(begins),
         overran=began_before and not active_only,

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from frd.flight import progress
+from frd.flight.batches import closing_rows
 from frd.flight.names import Name
 from frd.flight.progress import NameFacts
 from frd.flight.trace import RankTrace
@@ -23,16 +24,25 @@ INSTANT: Final = -1
 
 
 def ended(trace: RankTrace, names: Sequence[Name]) -> Bools:
-    """Which ops completed, by their state or, with some recorders, by `retired`."""
-    return progress.states(trace, slice(None), NameFacts.of(names)).done
+    """Which ops completed, by their state or, with some recorders, by `retired`; parts of a batch
+    or a coalesced collective by the entry that closes it."""
+    facts = NameFacts.of(names)
+    return progress.states(trace, slice(None), facts).done[_closing_rows(trace, facts)]
 
 
 def ends(trace: RankTrace, names: Sequence[Name]) -> Int64s:
     """When each op ended, on the rank's own clock, and never before it was enqueued."""
-    end = np.maximum(trace.completed_ns, trace.created_ns)
-    end[trace.completed_ns <= 0] = INSTANT
+    completed_ns = trace.completed_ns[_closing_rows(trace, NameFacts.of(names))]
+    end = np.maximum(completed_ns, trace.created_ns)
+    end[completed_ns <= 0] = INSTANT
     end[~ended(trace, names)] = OPEN
     return end
+
+
+def _closing_rows(trace: RankTrace, facts: NameFacts) -> Int64s:
+    is_p2p = trace.is_p2p != 0
+    number = np.where(is_p2p, trace.p2p_seq, trace.seq)
+    return closing_rows(facts.is_end[trace.name], is_p2p, trace.pg_id, number)
 
 
 def flows(collective: Int64s) -> Int64s:

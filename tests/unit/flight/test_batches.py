@@ -1,0 +1,108 @@
+"""The entry that closes a batch of sends, marked as P2P or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from frd.flight.batches import closing_rows
+from frd.flight.bulk import parse_columns
+from frd.flight.columns import Dictionaries
+from frd.flight.decode import parse
+from frd.flight.pickles.lockstep import read
+from tests.world.dump_files import as_json, as_torch, document, entry
+
+SEND, END, REDUCE = "nccl:send 0->1", "nccl:coalesced", "nccl:all_reduce"
+
+
+def row(at: int, name: str, seq: int, p2p_seq: int, *, is_p2p: bool, pg_id: int = 0) -> Any:
+    return entry(
+        at,
+        profiling_name=name,
+        collective_seq_id=seq,
+        p2p_seq_id=p2p_seq,
+        is_p2p=is_p2p,
+        pg_id=pg_id,
+    )
+
+
+CASES = {
+    "after its sends": (
+        [
+            row(0, REDUCE, 30, 0, is_p2p=False),
+            row(1, SEND, 30, 1, is_p2p=True),
+            row(2, END, 30, 1, is_p2p=False),
+        ],
+        [False, True, True],
+    ),
+    "another group in between": (
+        [
+            row(0, SEND, 30, 1, is_p2p=True),
+            row(1, REDUCE, 7, 0, is_p2p=False, pg_id=1),
+            row(2, END, 30, 1, is_p2p=False),
+        ],
+        [True, False, True],
+    ),
+    "of collectives": (
+        [
+            row(0, SEND, 30, 1, is_p2p=True),
+            row(1, REDUCE, 31, 1, is_p2p=False),
+            row(2, END, 31, 1, is_p2p=False),
+        ],
+        [True, False, False],
+    ),
+    "of another batch": (
+        [row(0, SEND, 30, 1, is_p2p=True), row(1, END, 30, 2, is_p2p=False)],
+        [True, False],
+    ),
+    "sends of another group": (
+        [row(0, SEND, 30, 1, is_p2p=True, pg_id=1), row(1, END, 30, 1, is_p2p=False)],
+        [True, False],
+    ),
+    "without its sends": ([row(0, END, 30, 1, is_p2p=False)], [False]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_end_of_a_batch(case: str) -> None:
+    """It is P2P if the last entry of its group before it is a send of the same batch; entries and
+    columns agree."""
+    entries, wanted = CASES[case]
+    dumped = document(entries)
+    found = parse(as_json(dumped), source="rank 0").entries
+    assert [one.is_p2p for one in found] == wanted
+    for data in (as_json(dumped), as_torch(dumped)):
+        columns = parse_columns(data, Dictionaries(), source="rank 0").rows()
+        np.testing.assert_array_equal(columns["is_p2p"] != 0, wanted)
+
+
+def test_many_batches_as_columns() -> None:
+    """A dump that is long enough to be read in columns directly gives what its entries give."""
+    entries = []
+    for at in range(0, 240, 4):
+        batch = at // 4 + 1
+        entries += [
+            row(at, REDUCE, batch, batch - 1, is_p2p=False),
+            row(at + 1, SEND, batch, batch, is_p2p=True),
+            row(at + 2, "nccl:recv 0<-1", batch, batch, is_p2p=True),
+            row(at + 3, END, batch, batch, is_p2p=False),
+        ]
+    data = as_torch(document(entries))
+    assert read(data, "rank 0") is not None
+    columns = parse_columns(data, Dictionaries(), source="rank 0").rows()
+    np.testing.assert_array_equal(columns["is_p2p"] != 0, [False, True, True, True] * 60)
+
+
+def test_the_entry_that_closes_each_row() -> None:
+    """Sends of two groups, each with its own end, and a coalesced collective."""
+    is_end = np.array([0, 0, 1, 1, 0, 0, 1, 0], np.bool_)
+    is_p2p = np.array([1, 1, 1, 1, 0, 0, 0, 0], np.bool_)
+    pg_id = np.array([0, 1, 1, 0, 0, 0, 0, 0])
+    number = np.array([5, 5, 5, 5, 8, 9, 9, 10])
+    np.testing.assert_array_equal(
+        closing_rows(is_end, is_p2p, pg_id, number), [3, 2, 2, 3, 4, 6, 6, 7]
+    )
+    none = np.zeros(3, np.bool_)
+    np.testing.assert_array_equal(closing_rows(none, none, number[:3], number[:3]), [0, 1, 2])
