@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import zstandard
 
 from frd.cluster.columns import MAX_SPANS, Span, shuffle, spans, unshuffle
 from frd.cluster.log import MAX_BUNDLE_BYTES, Bundle
@@ -100,6 +99,8 @@ def pack(records: Sequence[Record], mark: Mark = NO_MARK, *, checkpoint: int = 0
         raise StoreError(
             f"log: a record of {largest} bytes: at most {MAX_RECORD_BYTES} are allowed"
         )
+    import zstandard  # noqa: PLC0415  only a cluster needs this package
+
     packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
     packed = packer.compress(_encode(records))
     size = MAX_BUNDLE_BYTES - _HEAD.size
@@ -205,7 +206,7 @@ class Frame:
         where = f"log: bundle {self.first}"
         try:
             decoded = list(_decode(_decompressed(self.packed)))
-        except (ValueError, OverflowError, zstandard.ZstdError, StoreError) as error:
+        except (ValueError, OverflowError, StoreError) as error:
             raise StoreError(f"{where} is damaged: {error}: {_ADVICE}") from None
         try:
             return [
@@ -281,11 +282,16 @@ class Joiner:
 
 
 def _decompressed(packed: bytes) -> memoryview:
-    size = zstandard.get_frame_parameters(packed).content_size
-    if size > MAX_FRAME_BYTES:  # or it is not known
-        raise ValueError(f"over {MAX_FRAME_BYTES} bytes")
-    unpacker = zstandard.ZstdDecompressor()
-    return memoryview(unpacker.decompress(packed, max_output_size=size, allow_extra_data=False))
+    import zstandard  # noqa: PLC0415  only a cluster needs this package
+
+    try:
+        size = zstandard.get_frame_parameters(packed).content_size
+        if size > MAX_FRAME_BYTES:  # or it is not known
+            raise ValueError(f"over {MAX_FRAME_BYTES} bytes")
+        unpacker = zstandard.ZstdDecompressor()
+        return memoryview(unpacker.decompress(packed, max_output_size=size, allow_extra_data=False))
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
 
 
 class _Reader:
