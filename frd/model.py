@@ -650,6 +650,9 @@ class Finding:
     """Which ranks did what in a mismatch or an order finding: ``rank 2 called broadcast where
     ...``."""
     witness: Witness | None = None
+    second_opinion: tuple[str, ...] = ()
+    """What NCCL's RAS service says of the communicators of the finding's group: ``NCCL RAS: rank 3
+    has launched 31 AllReduce in communicator ...``. Evidence: it changes no cause."""
     lost_s: float | None = None
     """How long a straggler has kept its peers waiting, in total."""
     dump: str | None = None

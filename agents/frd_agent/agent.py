@@ -30,6 +30,7 @@ from frd_agent.launch.run_lock import Holder, RunLock, make_default
 from frd_agent.launch.watch import LaunchWatch
 from frd_agent.memory import MemoryView, MemoryWatch
 from frd_agent.metrics import AgentCollector, metrics_server
+from frd_agent.nccl_ras.client import RasClient
 from frd_agent.node_time import NodeTime
 from frd_agent.ranks.dump_files import DumpFiles
 from frd_agent.ranks.exits import out_of_memory
@@ -38,7 +39,7 @@ from frd_agent.ranks.poll_schedule import PollPolicy
 from frd_agent.ranks.process import Process
 from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.roster import Roster
-from frd_agent.uplink.answers import AnyRank, answer, answer_waits
+from frd_agent.uplink.answers import AnyRank, answer, answer_ras, answer_waits
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.stream import Stream
 from frd_agent.uplink.uplinks import Limits, Uplinks
@@ -90,6 +91,7 @@ class Agent:
         self._answers: set[asyncio.Task[None]] = set()
         self._answering = asyncio.Semaphore(_CONCURRENT_ANSWERS)
         self._inspector = Inspector(self._stats, self._time)
+        self._ras = RasClient(self._stats.ras) if config.ras else None
         self._memory: MemoryWatch | None = None
         self._stop = asyncio.Event()
         self._turn = asyncio.Event()
@@ -283,6 +285,8 @@ class Agent:
                 continue
             if request.waits:
                 self._start(self._answer_waits(rank, request, stream))
+            if request.ras:
+                self._start(self._answer_ras(rank, request, stream))
             if request.dump or request.stacks:
                 children = index in request.children_of
                 self._start(self._answer(rank, request, stream, children=children))
@@ -313,6 +317,12 @@ class Agent:
             async with asyncio.timeout(request.timeout_s):
                 ranks = [*self._roster, *self._roster.forming]
                 await answer_waits(rank, request, self._inspector, ranks, stream.answer)
+
+    async def _answer_ras(self, rank: AnyRank, request: Request, stream: Stream) -> None:
+        """Does not queue behind dumps and stacks either, but behind other questions to RAS."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(request.timeout_s):
+                await answer_ras(rank, request, self._ras, stream.answer)
 
     async def _say_goodbye(self) -> None:
         for task in self._answers:

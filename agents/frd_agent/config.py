@@ -75,6 +75,8 @@ class Config(Settings):
     """Samples of memory kept for a service that is out of reach; jobs share them equally."""
     ring_fill: Annotated[float, Field(gt=0, lt=1)] = 0.6
     """Share of a recorder's ring that may be new before it is read."""
+    ras: bool = True
+    """Ask NCCL's RAS service on this machine for a second opinion when the service wants one."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 

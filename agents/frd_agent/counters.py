@@ -32,6 +32,8 @@ class Counters:
     refused_files: Counter[str] = field(default_factory=Counter)
     """Files of ranks that could not be used, by kind: ``identity``, ``dump``, ``stage``,
     ``phases``."""
+    ras: Counter[str] = field(default_factory=Counter)
+    """Questions to NCCL's RAS service, by result: ``answered``, ``failed``."""
     dropped_rows: Counter[str] = field(default_factory=Counter)
     """Rows that will never reach the service, by reason: ``overrun``, ``refused``."""
     poll_buckets: list[int] = field(default_factory=lambda: [0] * (len(POLL_BOUNDS) + 1))

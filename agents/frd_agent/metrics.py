@@ -84,6 +84,12 @@ class AgentCollector(Collector):
             {"identity": 0, "dump": 0, "stage": 0, "phases": 0} | stats.refused_files,
             "kind",
         )
+        yield _total(
+            "frd_agent_ras_questions",
+            "Questions to NCCL's RAS service about a finding, by result.",
+            {"answered": 0, "failed": 0} | stats.ras,
+            "result",
+        )
         yield HistogramMetricFamily(
             "frd_agent_poll_seconds",
             "Duration of one poll of all ranks.",

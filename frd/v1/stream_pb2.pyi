@@ -40,6 +40,7 @@ class Part(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PART_IDENTITY: _ClassVar[Part]
     PART_STACK: _ClassVar[Part]
     PART_WAITS: _ClassVar[Part]
+    PART_RAS: _ClassVar[Part]
 
 class MemoryEventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -70,6 +71,7 @@ PART_DUMP: Part
 PART_IDENTITY: Part
 PART_STACK: Part
 PART_WAITS: Part
+PART_RAS: Part
 MEMORY_EVENT_KIND_UNSPECIFIED: MemoryEventKind
 MEMORY_EVENT_KIND_OOM: MemoryEventKind
 MEMORY_EVENT_KIND_OOM_KILL: MemoryEventKind
@@ -476,7 +478,7 @@ class Resync(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("request_id", "rank_indexes", "dump", "stacks", "timeout_s", "children_of", "waits")
+    __slots__ = ("request_id", "rank_indexes", "dump", "stacks", "timeout_s", "children_of", "waits", "ras")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_INDEXES_FIELD_NUMBER: _ClassVar[int]
     DUMP_FIELD_NUMBER: _ClassVar[int]
@@ -484,6 +486,7 @@ class Request(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     CHILDREN_OF_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
+    RAS_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     rank_indexes: _containers.RepeatedScalarFieldContainer[int]
     dump: bool
@@ -491,7 +494,8 @@ class Request(_message.Message):
     timeout_s: float
     children_of: _containers.RepeatedScalarFieldContainer[int]
     waits: bool
-    def __init__(self, request_id: _Optional[int] = ..., rank_indexes: _Optional[_Iterable[int]] = ..., dump: bool = ..., stacks: bool = ..., timeout_s: _Optional[float] = ..., children_of: _Optional[_Iterable[int]] = ..., waits: bool = ...) -> None: ...
+    ras: bool
+    def __init__(self, request_id: _Optional[int] = ..., rank_indexes: _Optional[_Iterable[int]] = ..., dump: bool = ..., stacks: bool = ..., timeout_s: _Optional[float] = ..., children_of: _Optional[_Iterable[int]] = ..., waits: bool = ..., ras: bool = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("reason", "message")

@@ -174,6 +174,8 @@ class Part(IntEnum):
     """UTF-8 text."""
     WAITS = 4
     """`frd.wire.waits.encode_report`."""
+    RAS = 5
+    """`frd.wire.ras.encode_ras`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,8 @@ class ResponsePart:
     data: bytes
     last: bool
     source: str = ""
-    """The source of the data: ``fr_trace_json``, ``pipe``, ``file``, ``py-spy``, ``proc``."""
+    """The source of the data: ``fr_trace_json``, ``pipe``, ``file``, ``py-spy``, ``proc``,
+    ``ras``."""
     error: str = ""
     """The reason why this part has no data; empty if it has."""
 
@@ -238,6 +241,9 @@ class Request:
     """What the ranks are blocked in is requested. An agent samples a rank for some seconds after
     each such request and answers immediately with what it knows by then, so the service repeats the
     request. An agent that does not know it does not answer."""
+    ras: bool = False
+    """What the RAS service of NCCL says of the communicators of the ranks is requested. An agent
+    that does not know it does not answer."""
 
 
 @dataclass(frozen=True, slots=True)

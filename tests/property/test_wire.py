@@ -35,6 +35,7 @@ from frd.model import (
     WaitsFor,
     WatermarkColumns,
 )
+from frd.service.second_opinions.comparison import MAX_LINES, opinion
 from frd.wire.decode import Decoder, decode_service
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
@@ -57,6 +58,7 @@ from frd.wire.messages import (
     Statuses,
     Watermarks,
 )
+from frd.wire.ras import Communicator, Member, RasReport, decode_ras, encode_ras
 from frd.wire.waits import WaitReport, decode_report, encode_report
 
 TIMES = st.integers(0, 4_000_000_000_000_000_000)
@@ -226,6 +228,25 @@ wait_reports = st.builds(
     ),
     TIMES.map(NodeRawNs),
 )
+COUNTS = st.integers(0, 2**63 - 1)
+
+
+@st.composite
+def communicators(draw: st.DrawFn) -> Communicator:
+    ops = draw(st.lists(st.sampled_from(["AllReduce", "Broadcast"]), unique=True))
+    size = draw(st.integers(1, 4))
+    members = [
+        Member(
+            *(rank, draw(PIDS), draw(st.integers(0, 2)), draw(st.integers(0, 63))),
+            *(draw(st.integers(0, 9)), draw(st.integers(0, 255))),
+            tuple(draw(COUNTS) for _ in ops) if draw(st.booleans()) else (),
+        )
+        for rank in draw(st.lists(st.integers(0, size - 1), unique=True))
+    ]
+    return Communicator(draw(st.sampled_from(["ab", "0" * 16])), size, tuple(ops), tuple(members))
+
+
+ras_reports = st.builds(RasReport, st.lists(communicators(), max_size=3).map(tuple))
 events = st.one_of(
     entry_batches(),
     watermark_batches(),
@@ -316,6 +337,29 @@ def test_mutated_reports_on_waits(report: WaitReport, changes: list[tuple[int, i
     for position, value in changes:
         data[position % len(data)] = value
     assert only_a_wire_error(decode_report, bytes(data))
+
+
+@given(ras_reports)
+def test_reports_of_ras(report: RasReport) -> None:
+    """An agent's report on communicators is the same after encoding and decoding."""
+    assert decode_ras(encode_ras(report)) == report
+
+
+@given(ras_reports, st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=4))
+def test_mutated_reports_of_ras(report: RasReport, changes: list[tuple[int, int]]) -> None:
+    """A report with some bytes changed is a report or a WireError; what is said of it is text."""
+    data = bytearray(encode_ras(report))
+    for position, value in changes:
+        data[position % len(data)] = value
+    assert only_a_wire_error(decode_ras, bytes(data))
+
+
+@given(ras_reports, st.lists(PIDS, min_size=1, max_size=4))
+def test_opinions(report: RasReport, pids: list[int]) -> None:
+    """Any report gives sentences of bounded number, or none."""
+    said = opinion(report, range(len(pids)), dict(enumerate(pids)))
+    assert len(said) <= MAX_LINES
+    assert all(line.isprintable() for line in said)
 
 
 @given(st.sampled_from([b"", b"[" * 60_000, b'{"a":' + b"[" * 60_000, b"{}", bytes(70_000)]))

@@ -1,4 +1,5 @@
-"""Answers to the service's requests: a rank's dump, its identity, its stacks, and its wait.
+"""Answers to the service's requests: a rank's dump, its identity, its stacks, its wait, and what
+NCCL knows of its communicators.
 
 Every part is answered, with data or with the reason why there is none, within the time that the
 service gives. For a rank that no longer answers, its last known dump is used.
@@ -24,6 +25,7 @@ from frd.model import AttemptKey, Certainty, GroupInfo, NodeNs, RankInfo, WaitKi
 from frd.wire.messages import PART_BYTES, Part, Request, ResponsePart
 from frd.wire.waits import WaitReport, encode_report
 from frd_agent.inspection.inspector import Inspector
+from frd_agent.nccl_ras.client import RasClient
 from frd_agent.ranks.dump_files import DumpFile, last_op_ns
 from frd_agent.ranks.file_rank import FileRank
 from frd_agent.ranks.forming.forming_rank import FormingRank
@@ -80,11 +82,7 @@ async def answer(
 
     async def deliver(finding: Awaitable[Sequence[_Answer]]) -> None:
         for one in await finding:
-            size = len(one.data)
-            for start in range(0, max(size, 1), PART_BYTES):
-                piece, last = one.data[start : start + PART_BYTES], start + PART_BYTES >= size
-                whole = request.request_id, rank.number, one.part
-                await send(ResponsePart(*whole, piece, last, one.source, one.error))
+            await _deliver(rank, request, one, send)
 
     budget_s = request.timeout_s * _MARGIN
     wanted = []
@@ -93,6 +91,14 @@ async def answer(
     if request.stacks:
         wanted.append(deliver(_stacks(rank, others, budget_s)))
     await asyncio.gather(*wanted)
+
+
+async def _deliver(rank: AnyRank, request: Request, one: _Answer, send: Send) -> None:
+    size = len(one.data)
+    for start in range(0, max(size, 1), PART_BYTES):
+        piece, last = one.data[start : start + PART_BYTES], start + PART_BYTES >= size
+        whole = request.request_id, rank.number, one.part
+        await send(ResponsePart(*whole, piece, last, one.source, one.error))
 
 
 async def _dump_and_identity(
@@ -223,6 +229,24 @@ def _waits(rank: AnyRank, inspector: Inspector, ranks: Iterable[Rank | FormingRa
         if one.process.pinned is not None and not one.is_gone
     }
     return _Answer(Part.WAITS, encode_report(inspector.ask(rank.pid, rank_of)), "proc")
+
+
+async def answer_ras(rank: AnyRank, request: Request, ras: RasClient | None, send: Send) -> None:
+    """Send what NCCL's RAS service says of the communicators of one rank. `ras`: None if it may not
+    be asked."""
+    await _deliver(rank, request, await _ras(rank, ras, request.timeout_s * _MARGIN), send)
+
+
+async def _ras(rank: AnyRank, ras: RasClient | None, budget_s: float) -> _Answer:
+    if ras is None:
+        return _Answer(Part.RAS, error="NCCL RAS: the agent may not ask it: ras = false")
+    if isinstance(rank, FileRank):
+        return _Answer(Part.RAS, error="it runs without a tap")
+    pid = rank.process.pinned.pid if rank.process.pinned and not rank.is_gone else None
+    try:
+        return _Answer(Part.RAS, await ras.ask(pid, rank.identity.pid, budget_s), "ras")
+    except FrdError as error:
+        return _Answer(Part.RAS, error=str(error))
 
 
 def _membership(rank: AnyRank, dump: Dump) -> Mapping[str, tuple[str, Sequence[int]]]:

@@ -71,8 +71,7 @@ def _facts(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, Rende
         yield "victims", Text(ranks_text(finding["victims"]))
     for label, text in collective_facts(finding):
         yield label, Text(plain(text))
-    if (witness := finding.get("witness")) is not None:
-        yield "witness", _witness(witness, whole)
+    yield from _words_of_others(finding, whole)
     held_up = finding.get("groups_held_up", ())
     if len(held_up) > 1:
         yield "holds up", Text(_groups(held_up, len(held_up) if whole else MAX_GROUPS))
@@ -86,6 +85,16 @@ def _facts(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, Rende
         yield "closed", Text(plain(finding["close_reason"]))
     if whole:
         yield "history", _history(finding)
+
+
+def _words_of_others(
+    finding: Mapping[str, Any], whole: bool
+) -> Iterator[tuple[str, RenderableType]]:
+    """What a victim and NCCL say."""
+    if (witness := finding.get("witness")) is not None:
+        yield "witness", _witness(witness, whole)
+    if opinions := finding.get("second_opinion"):
+        yield "2nd opinion", Text("\n".join(map(plain, opinions)))
 
 
 def _history(finding: Mapping[str, Any]) -> Text:

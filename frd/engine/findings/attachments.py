@@ -1,4 +1,4 @@
-"""Evidence that arrives after a finding opened: stacks, notes, the id of a dump.
+"""Evidence that arrives after a finding opened: stacks, notes, the id of a dump, what NCCL says.
 
 Attachments are kept apart from the finding's own fields, because every look may replace those.
 """
@@ -16,6 +16,7 @@ T = TypeVar("T", Activity, WorkerStack)
 _STACK_LINES = 64
 _MOST_WORKERS = 16
 _WORKER_LINES = 16
+_MOST_OPINIONS = 16
 _FROM = "; "
 """Starts the part of a disagreement that names source lines."""
 _MAY_BE_BUSY = frozenset({Reason.CPU_STUCK, Reason.UNREACHABLE})
@@ -24,7 +25,7 @@ _MAY_BE_BUSY = frozenset({Reason.CPU_STUCK, Reason.UNREACHABLE})
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One piece of evidence for a finding: what a rank does, the dump of the job, or both."""
+    """A piece of evidence for a finding: what a rank does, the dump of the job, what NCCL says."""
 
     rank: int | None = None
     activity: Activity | None = None
@@ -32,6 +33,7 @@ class Evidence:
     dump: str | None = None
     waits_for: WaitsFor | None = None
     """What `rank` is blocked in."""
+    second_opinion: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -41,6 +43,7 @@ class Attachments:
     waits: dict[int, WaitsFor] = field(default_factory=dict)
     """What ranks are blocked in."""
     dump: str | None = None
+    second_opinion: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, finding: Finding) -> Attachments:
@@ -51,7 +54,7 @@ class Attachments:
             if s.stack or s.doing or s.workers
         }
         waits = {s.rank: s.waits_for for s in finding.suspects if s.waits_for is not None}
-        return cls(known, waits, finding.dump)
+        return cls(known, waits, finding.dump, finding.second_opinion)
 
     def add(self, evidence: Evidence) -> None:
         if evidence.rank is not None and evidence.activity is not None:
@@ -62,6 +65,8 @@ class Attachments:
         if evidence.rank is not None and evidence.waits_for is not None:
             self.waits[evidence.rank] = evidence.waits_for
         self.dump = evidence.dump if evidence.dump is not None else self.dump
+        if evidence.second_opinion:
+            self.second_opinion = tuple(map(text.clean, evidence.second_opinion[:_MOST_OPINIONS]))
 
     def attached_to(self, finding: Finding, suspects: Sequence[Suspect]) -> Finding:
         """The finding with these suspects, and with everything that was attached."""
@@ -71,6 +76,7 @@ class Attachments:
             witness=self._witness(finding),
             disagreement=self._with_lines(finding),
             dump=self.dump,
+            second_opinion=self.second_opinion,
         )
 
     def _with_activity(self, suspect: Suspect) -> Suspect:

@@ -36,6 +36,8 @@ from frd.service.ingest.streams import Streams
 from frd.service.journal.log import Log
 from frd.service.journal.payloads import limits_of, settings_of
 from frd.service.requests.inquiries import Inquiries
+from frd.service.second_opinions.asker import REFUSED as RAS_REPORT
+from frd.service.second_opinions.asker import SecondOpinions
 from frd.service.state import Counters, ServiceState
 from frd.store.dumps import DumpStore
 
@@ -128,6 +130,7 @@ class Cell:
             findings=lambda: self.state.status_view.findings,
             now=now,
         )
+        self._second_opinions = SecondOpinions(inquiries, engine, self.evaluator.attach)
         self._evaluating: asyncio.Task[None] | None = None
         self._inspecting: asyncio.Task[None] | None = None
 
@@ -181,6 +184,7 @@ class Cell:
             self._inspecting.cancel()
             await asyncio.gather(self._inspecting, return_exceptions=True)
         await self._responder.close()
+        await self._second_opinions.close()
         await self._standstills.close()
 
     def _is_idle(self) -> bool:
@@ -203,6 +207,7 @@ class Cell:
                     **self.streams.refused,
                     JOB_NAME: runs.refused,
                     WAIT_REPORT: self._inspector.refused,
+                    RAS_REPORT: self._second_opinions.refused,
                 },
                 evicted={"journal_segments": self.log.evicted},
                 store_errors={
@@ -221,6 +226,7 @@ class Cell:
     def _published(self, events: Sequence[FindingEvent]) -> None:
         self._responder.see(events)
         self._inspector.see(events)
+        self._second_opinions.see(events)
         self._common.published(events)
 
     def _stack_shown(self, key: AttemptKey, rank: int, text: str, asked_at: AlignedNs) -> None:

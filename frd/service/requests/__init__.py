@@ -1,4 +1,4 @@
-"""Requests to agents for dumps, stacks and waits, and their answers.
+"""Requests to agents for dumps, stacks, waits and the status of NCCL, and their answers.
 
 Entry points: `inquiries.Inquiries` asks on the streams of one cell; `inquiry.Inquiry` matches one
 request with its answers.

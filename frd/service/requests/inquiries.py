@@ -1,4 +1,4 @@
-"""Asks the agents of some ranks for dumps, stacks or waits, on the streams that report these ranks.
+"""Asks the agents of some ranks for dumps, stacks, waits or the status of NCCL, on their streams.
 
 `frd.service.requests.inquiry` matches one request with its answers; this module knows which
 streams to ask, and which requests are open.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from typing import Final
 
 from frd.errors import ServiceUnavailable
@@ -37,12 +37,14 @@ class Inquiries:
         dump: bool,
         stacks: bool,
         waits: bool = False,
+        ras: bool = False,
         children_of: Collection[int] | None = (),
         timeout_s: float,
     ) -> AsyncGenerator[list[Answer], None]:
         """Ask the agents of `ranks` (None: all known ranks of the attempt); see `Inquiry.answers`.
 
-        `waits`: what the ranks are blocked in, of which an agent answers what it knows.
+        `waits`: what the ranks are blocked in, of which an agent answers what it knows. `ras`: what
+        the RAS service of their NCCL says; agents of earlier releases do not answer.
         `stacks` includes stacks of child processes for the ranks `children_of` (None: all ranks).
 
         Raises:
@@ -57,7 +59,8 @@ class Inquiries:
             )
         if len(self._inquiries) >= _MAX_INQUIRIES:
             raise ServiceUnavailable(f"dump: {_MAX_INQUIRIES} are being taken: try again later")
-        parts = [Part.DUMP, Part.IDENTITY] * dump + [Part.STACK] * stacks + [Part.WAITS] * waits
+        parts = [Part.DUMP, Part.IDENTITY] * dump + [Part.STACK] * stacks
+        parts += [Part.WAITS] * waits + [Part.RAS] * ras
         targets = [Target(r, owner[0].stream, owner[1]) for r, owner in owners.items() if owner]
         inquiry = Inquiry(next(self._request_ids), targets, parts)
         self._inquiries[inquiry.request_id] = inquiry
@@ -72,6 +75,7 @@ class Inquiries:
                     timeout_s,
                     tuple(target.index for target in of),
                     waits,
+                    ras,
                 )
                 self._streams[stream_id].send(request)
             cut_off = [rank for rank, owner in owners.items() if owner is None]
@@ -82,6 +86,16 @@ class Inquiries:
                 yield answers
         finally:
             del self._inquiries[inquiry.request_id]
+
+    def one_by_agent(self, key: AttemptKey, ranks: Iterable[int], most: int) -> list[int]:
+        """The first of `ranks` that each agent reports, for the first `most` agents."""
+        found: dict[int, int] = {}
+        for rank in ranks:
+            if len(found) >= most:
+                break
+            if (owner := self._streams.owners.of(key, rank)) is not None:
+                found.setdefault(owner[0].stream, rank)
+        return list(found.values())
 
     def answered(self, stream: int, part: ResponsePart) -> None:
         """A part of an answer came on this stream."""

@@ -66,6 +66,7 @@ def finding_of(number: int, text: str) -> Finding:
         collective=dataclasses.replace(collective, group=text, op=text),
         groups_held_up=(text,),
         witness=Witness(0, (f"{text}:3 in {text}",)),
+        second_opinion=(f"NCCL RAS: {text}", text),
         disagreement=text,
         ended_by=text,
         dump=None,
@@ -122,6 +123,7 @@ def test_a_hostile_name(service: Serving, watched: Watched, which: str) -> None:
         f"doing {seen}",
         f"{seen}:7 in {seen}",
         f"{seen}:3 in {seen}",
+        f"NCCL RAS: {seen}",
     ):
         expect(page.get_by_role("main")).to_contain_text(shown)
     page.get_by_text("The timeline as a table").click()

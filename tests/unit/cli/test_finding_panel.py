@@ -92,6 +92,16 @@ def test_a_finding_without_a_suspect_says_why() -> None:
     )
 
 
+def test_what_nccl_says_is_shown() -> None:
+    """Each sentence on its own line; control characters are escaped."""
+    lags = "NCCL RAS: rank 3 has launched 31 AllReduce in communicator ab (4 ranks), the others 32"
+    silent = "NCCL RAS: rank 2 does not respond in communicator ab (4 ranks)"
+    text = " ".join(drawn({**STALL, "second_opinion": [lags, silent, "\x1b[2J"]}).split())
+    assert "2nd opinion NCCL RAS: rank 3 has launched 31 AllReduce" in text
+    assert silent in text
+    assert "\x1b" not in text
+
+
 def test_every_reason_has_a_phrase() -> None:
     """A name such as cpu_stuck alone explains little."""
     assert set(REASONS) == set(Reason)

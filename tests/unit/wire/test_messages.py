@@ -369,6 +369,7 @@ def test_odd_names_survive() -> None:
         Request(5, (0, 2), True, False, 2.5),
         Request(6, (0, 2), False, True, 8.0, children_of=(2,)),
         Request(7, (1,), False, False, 1.0, waits=True),
+        Request(8, (1,), False, False, 7.5, ras=True),
         Refusal("length", "entries.seq: 15 bytes"),
     ],
 )

@@ -97,7 +97,10 @@ def _gist(finding: Finding) -> tuple[object, ...]:
         for s in finding.suspects
     ]
     gist = finding.state, finding.severity, finding.kind, finding.dump, finding.ended_by
-    return *gist, suspects, finding.witness is None, len(finding.victims)
+    return (
+        *(*gist, suspects, finding.witness is None, len(finding.victims)),
+        bool(finding.second_opinion),
+    )
 
 
 def _ageless(finding: Finding) -> Finding:

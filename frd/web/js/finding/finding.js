@@ -126,6 +126,7 @@ function Details({ finding }) {
   const victims = list(finding.victims);
   const unknown = list(finding.unknown_ranks ?? finding.unknown);
   const witness = record(finding.witness);
+  const opinions = list(finding.second_opinion);
   const seq = number(collective.seq);
   return html`<section aria-labelledby="waits-head">
     <h2 id="waits-head">Ranks that wait, and facts</h2>
@@ -137,6 +138,7 @@ function Details({ finding }) {
       ["Joined, and waits", list(collective.waiting_ranks).length ? html`<${Ranks} ranks=${collective.waiting_ranks} />` : ""],
       ["Victims", victims.length ? html`<${Ranks} ranks=${victims} />` : ""],
       ["Unknown ranks", unknown.length ? html`<${Ranks} ranks=${unknown} />` : ""],
+      ["Second opinion", opinions.length ? opinions.map((line) => html`<div>${text(line)}</div>`) : ""],
       ["Time lost", number(finding.lost_s) ? duration(finding.lost_s) : ""],
       ["Groups held up", held.length ? html`<${Groups} names=${held} />` : ""],
       ["Opened", html`<${Time} at=${finding.opened_at} />`],

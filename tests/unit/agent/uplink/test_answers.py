@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,17 +15,20 @@ from frd.flight.entry import Dump
 from frd.flight.write import write_pickle
 from frd.model import Certainty, NodeNs, WaitKind, WaitsFor
 from frd.wire.messages import Part, Request, ResponsePart
+from frd.wire.ras import decode_ras
 from frd.wire.waits import WaitReport, decode_report
 from frd_agent.counters import Counters
 from frd_agent.inspection.inspector import Inspector
+from frd_agent.nccl_ras.client import RasClient
 from frd_agent.node_time import raw_now
 from frd_agent.ranks.dump_files import DumpFiles
 from frd_agent.ranks.roster import Roster
 from frd_agent.recorder.recorders import KeptDump
 from frd_agent.recorder.transitions import RecorderTracker
-from frd_agent.uplink.answers import _find, answer_waits
+from frd_agent.uplink.answers import _find, answer_ras, answer_waits
 from tests.world.clocks import S
 from tests.world.entries import dump, nccl
+from tests.world.ras_server import RasServer, moved, serving_ras
 from tests.world.run_dir import TOKEN, identity, shared
 from tests.world.suspects import suspect
 
@@ -102,4 +106,38 @@ async def test_the_wait_of_a_rank(tmp_path: Path) -> None:
     await answer_waits(rank, request, inspector, roster, send)
     assert (sent[0].error, sent[0].data) == ("the process is gone", b"")
     inspector.stop()
+    roster.close()
+
+
+async def test_what_nccl_says_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address is that of the rank's environment; the answer comes in pieces if it is large.
+    Without RAS, or with `ras = false`, the answer is an error."""
+    sent: list[ResponsePart] = []
+
+    async def send(part: ResponsePart) -> None:
+        sent.append(part)
+
+    request, ras = Request(4, (1,), False, False, 5.0, ras=True), RasClient(Counter())
+    with serving_ras(RasServer(b"")) as server:
+        monkeypatch.setenv("NCCL_RAS_ADDR", server.address)
+        with suspect("import time; print('ready', flush=True); time.sleep(300)") as process:
+            pids = {671: 1, 674: process.pid, 677: 3, 678: 4}
+            server.answers = [moved("lagging", pids)]
+            known = identity(pid=process.pid, socket=None, shm=None, started_at_ns=time.time_ns())
+            (tmp_path / f"{TOKEN}.json").write_text(json.dumps(known))
+            roster = Roster(tmp_path, shared())
+            (rank,) = roster.update(raw_now())
+            monkeypatch.setattr("frd_agent.uplink.answers.PART_BYTES", 100)
+            await answer_ras(rank, request, ras, send)
+            assert [part.last for part in sent] == [False] * (len(sent) - 1) + [True]
+            assert {(part.part, part.source, part.error) for part in sent} == {
+                (Part.RAS, "ras", "")
+            }
+            report = decode_ras(b"".join(part.data for part in sent))
+            assert [one.size for one in report.communicators] == [2, 4, 2]
+            await answer_ras(rank, request, None, send)
+            assert "ras = false" in sent[-1].error
+    await answer_ras(rank, request, ras, send)
+    assert sent[-1].error.startswith("NCCL RAS: ")
+    assert (sent[-1].data, sent[-1].last) == (b"", True)
     roster.close()

@@ -39,6 +39,15 @@ class Owner:
         self.streams.take(self.stream, HELLO)
         self.streams.take(self.stream, encode_agent(declare([RankInfo(0, 1, "n", "boot", 7, 0)])))
 
+    def agent(self, name: str, rank: int) -> Stream:
+        """Another agent, with one rank."""
+        stream = self.streams.open()
+        hello = Hello(PROTOCOL, "test", name, "boot-" + name, name, NodeNs(1), NodeRawNs(1))
+        self.streams.take(stream, encode_agent(hello))
+        info = RankInfo(rank, 3, name, "boot-" + name, 7, 0)
+        self.streams.take(stream, encode_agent(declare([info])))
+        return stream
+
     def asked(self) -> Request:
         (request,) = [one for one in self.stream.outgoing if isinstance(one, Request)]
         return request
@@ -62,3 +71,27 @@ async def test_an_answer_to_the_last_owner_is_no_answer_to_this_one() -> None:
         new.inquiries.answered(new.stream.id, own)
         (answer,) = await asyncio.wait_for(anext(answers), 1.0)
         assert answer.data == b"new"
+
+
+async def test_one_rank_of_each_agent() -> None:
+    """In the order of the ranks, up to as many agents as wanted, and without ranks of none."""
+    owner = Owner()
+    owner.agent("m", 1)
+    owner.agent("o", 2)
+    assert owner.inquiries.one_by_agent(KEY, [2, 3, 0, 1], 2) == [2, 0]
+    assert owner.inquiries.one_by_agent(KEY, range(3), 9) == [0, 1, 2]
+    assert owner.inquiries.one_by_agent(KEY, [3], 9) == []
+
+
+async def test_the_question_for_nccl_asks_for_nothing_else() -> None:
+    """An agent of an earlier release finds nothing in it that it knows, and does not answer: when
+    the time is over, that is an error."""
+    owner = Owner()
+    answers = owner.inquiries.ask(KEY, [0], dump=False, stacks=False, ras=True, timeout_s=-0.9)
+    async with aclosing(answers):
+        assert await anext(answers) == []
+        asked = owner.asked()
+        assert asked == Request(asked.request_id, (0,), False, False, -0.9, ras=True)
+        (answer,) = await asyncio.wait_for(anext(answers), 5.0)
+    assert (answer.part, answer.last) == (Part.RAS, True)
+    assert answer.error.startswith("no answer within")

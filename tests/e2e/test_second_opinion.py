@@ -1,0 +1,74 @@
+"""What NCCL says of a hang: real service and agent, scripted ranks, and a RAS service by hand."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.world.cluster import STALL_S, Cluster, until
+from tests.world.daemons import frd, free_address, running
+from tests.world.ras_server import RasServer, moved, serving_ras
+
+pytestmark = pytest.mark.timeout(120)
+SCRIPT = Path(__file__).parents[1] / "scripted_rank.py"
+LAGS = (
+    "NCCL RAS: rank 1 has launched 31 AllReduce in communicator 63e59fe8c2f77187 (4 ranks), "
+    "the others 32"
+)
+
+
+@contextmanager
+def stuck(folder: Path, ras: str) -> Iterator[tuple[Cluster, int]]:
+    """Four ranks that are all in one collective, in one process, whose id comes along."""
+    with Cluster(folder, stall_after_s=STALL_S) as cluster:
+        cluster.start_agent()
+        ranks = [sys.executable, str(SCRIPT), "--run-dir", str(cluster.run_dir(0))]
+        ranks += ["--ranks", "4", "--rate", "50", "--stuck-in", "20", "--backend", "nccl"]
+        with running(ranks, env={"NCCL_RAS_ADDR": ras}) as process:
+            yield cluster, process.pid
+
+
+def only(cluster: Cluster) -> dict[str, Any] | None:
+    return next(iter(cluster.findings("open")), None)
+
+
+def test_nccl_has_an_opinion(tmp_path: Path) -> None:
+    """RAS is asked once, when the finding has opened. Its answer is in the finding and on the
+    screen; the verdict stays."""
+    with serving_ras(RasServer(b"{}")) as ras, stuck(tmp_path, ras.address) as (cluster, pid):
+        ras.answers = [moved("lagging", dict.fromkeys((671, 674, 677, 678), pid))]
+
+        def answered() -> dict[str, Any] | None:
+            finding = only(cluster)
+            return finding if finding and "second_opinion" in finding else None
+
+        finding = until(answered, lambda: str(cluster.findings()))
+        assert finding["second_opinion"] == [LAGS]
+        assert (finding["reason"], finding["suspects"]) == ("network_or_device", [])
+        assert finding["summary"].endswith("check the network and the devices")
+        assert [lines[-1] for lines in ras.heard] == ["VERBOSE STATUS"]
+        asked = 'frd_agent_ras_questions_total{result="answered"}'
+        assert cluster.agent_metric(0, asked) == 1
+        shown = frd("findings", finding["id"], "--http", cluster.http).stdout
+        assert "NCCL RAS: rank 1 has launched 31 AllReduce" in " ".join(shown.split())
+
+
+def test_nccl_has_none(tmp_path: Path) -> None:
+    """Nothing listens: the finding opens as ever, and stays as it is."""
+    with stuck(tmp_path, free_address()) as (cluster, _):
+        before = until(lambda: only(cluster), "no finding")
+        failed = 'frd_agent_ras_questions_total{result="failed"}'
+        until(lambda: cluster.agent_metric(0, failed) == 1, "RAS is not asked")
+        until(
+            lambda: "no second opinion" in cluster.service.log.read_text(),
+            cluster.service.log.read_text,
+        )
+        after = only(cluster)
+        assert after is not None
+        assert "second_opinion" not in after
+        assert (after["id"], after["reason"]) == (before["id"], "network_or_device")

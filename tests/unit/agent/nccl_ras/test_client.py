@@ -1,0 +1,128 @@
+"""Questions to a RAS service on a real socket, and to what is none."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from frd.errors import ServiceUnavailable
+from frd.wire.ras import decode_ras
+from frd_agent.nccl_ras import client as module
+from frd_agent.nccl_ras.client import RasClient
+from tests.world.ras_server import RasServer, moved, recorded, serving_ras
+
+PIDS = {671: 1, 674: 2, 677: 3, 678: 4}
+LAGGING = moved("lagging", PIDS)
+
+
+class Node:
+    """The client, and a process 7 whose environment names the address."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc = folder
+        self.results: Counter[str] = Counter()
+
+    def listens(self, address: str) -> Node:
+        (self.proc / "7").mkdir()
+        (self.proc / "7" / "environ").write_bytes(b"NCCL_RAS_ADDR=" + address.encode())
+        return self
+
+    async def ask(self, own_pid: int = 3, timeout_s: float = 5.0) -> bytes:
+        return await RasClient(self.results, self.proc).ask(7, own_pid, timeout_s)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+async def test_a_question_and_its_answer(node: Node) -> None:
+    """Only status is asked for, in JSON, and the communicator of the rank comes back."""
+    with serving_ras(RasServer(LAGGING)) as ras:
+        report = decode_ras(await node.listens(ras.address).ask())
+    (one,) = report.communicators
+    assert one.hash == "63e59fe8c2f77187"
+    assert ras.heard == [["CLIENT PROTOCOL 2", "TIMEOUT 3", "SET FORMAT json", "VERBOSE STATUS"]]
+    assert node.results == {"answered": 1}
+
+
+async def test_another_job_answers_first(node: Node) -> None:
+    """Both listen at one port: the client connects again, up to three times in all."""
+    other = recorded("lagging")
+    with serving_ras(RasServer(other, LAGGING)) as ras:
+        assert decode_ras(await node.listens(ras.address).ask()).communicators
+        assert len(ras.heard) == 2
+        ras.answers = [other]
+        with pytest.raises(ServiceUnavailable, match="does not know the rank"):
+            await node.ask()
+        assert len(ras.heard) == 5
+    assert node.results == {"answered": 1, "failed": 1}
+
+
+@pytest.mark.parametrize(
+    "said", [b"ERROR: Unknown command SET FORMAT json\n", b"ERROR: Invalid format json\n"]
+)
+async def test_an_older_release(node: Node, said: bytes) -> None:
+    """It has no JSON, and is not asked for a status."""
+    with (
+        serving_ras(RasServer(LAGGING, says={"SET FORMAT json": said})) as ras,
+        pytest.raises(ServiceUnavailable, match="newer NCCL"),
+    ):
+        await node.listens(ras.address).ask()
+    assert ras.heard[0][-1] == "SET FORMAT json"
+
+
+@pytest.mark.parametrize("greeting", [b"-ERR unknown\r\n", b"HTTP/1.1 400\r\n\r\n", b"x" * 99_999])
+async def test_another_program(node: Node, greeting: bytes) -> None:
+    """It gets the greeting and no command."""
+    with (
+        serving_ras(RasServer(LAGGING, says={"CLIENT PROTOCOL 2": greeting})) as ras,
+        pytest.raises(ServiceUnavailable, match="NCCL RAS"),
+    ):
+        await node.listens(ras.address).ask()
+    assert ras.heard == [["CLIENT PROTOCOL 2"]]
+
+
+@pytest.mark.parametrize("data", [LAGGING[:-100], b"", recorded("lagging")[:10]])
+async def test_an_answer_that_ends_early(node: Node, data: bytes) -> None:
+    """It is not used."""
+    with (
+        serving_ras(RasServer(data)) as ras,
+        pytest.raises(ServiceUnavailable, match="cannot be read"),
+    ):
+        await node.listens(ras.address).ask()
+
+
+async def test_an_answer_that_is_too_large(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading ends at the limit."""
+    monkeypatch.setattr(module, "MAX_ANSWER_BYTES", 100_000)
+    with (
+        serving_ras(RasServer(LAGGING + b" " * 100_000)) as ras,
+        pytest.raises(ServiceUnavailable, match="exceeds 100000 bytes"),
+    ):
+        await node.listens(ras.address).ask()
+
+
+async def test_no_answer_in_time(node: Node) -> None:
+    """Something accepts connections and says nothing, or nothing listens at all."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ServiceUnavailable, match=r"no answer within 0\.1 s"):
+            await node.listens(address).ask(timeout_s=0.1)
+    with pytest.raises(ServiceUnavailable, match=r"127\.0\.0\.1"):
+        await node.ask()
+    assert node.results == {"failed": 2}
+
+
+async def test_questions_wait_for_each_other(node: Node) -> None:
+    """Each answer may be large, so one is read at a time."""
+    with serving_ras(RasServer(LAGGING)) as ras:
+        node.listens(ras.address)
+        asking = RasClient(node.results, node.proc)
+        await asyncio.gather(*(asking.ask(7, 3, 5.0) for _ in range(3)))
+    assert node.results == {"answered": 3}
+    assert len(ras.heard) == 3

@@ -1,0 +1,158 @@
+"""What is said of recorded answers, and of communicators that are not the group's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from frd.service.second_opinions.comparison import MAX_LINES, opinion
+from frd.wire.ras import Communicator, Member, MemberState, RasReport, decode_ras, encode_ras
+from frd_agent.nccl_ras.answer import read_answer
+from tests.world.ras_server import recorded
+
+FOUR = {10: 671, 11: 674, 12: 677, 13: 678}
+"""Process ids by global rank: the recorded job as ranks 10 to 13 of another one."""
+THREE = {0: 964, 1: 967, 2: 970}
+C = "communicator 63e59fe8c2f77187 (4 ranks)"
+
+
+def said(name: str, pids: Mapping[int, int]) -> tuple[str, ...]:
+    """On the recorded group of all ranks."""
+    report = read_answer(recorded(name), next(iter(pids.values())), lambda host: True)
+    return opinion(decode_ras(encode_ras(report)), list(pids), pids)
+
+
+def made(*members: Member, ops: Sequence[str] = ("AllReduce",), size: int = 4) -> RasReport:
+    return RasReport((Communicator("ab", size, tuple(ops), members),))
+
+
+def launched(*counts: int, host: int = 0, first_pid: int = 1) -> list[Member]:
+    return [
+        Member(rank, first_pid + rank, host, counts=(count,)) for rank, count in enumerate(counts)
+    ]
+
+
+PIDS = {rank: rank + 1 for rank in range(4)}
+
+
+def test_a_rank_that_lags() -> None:
+    """Ranks have their global numbers."""
+    assert said("lagging", FOUR) == (
+        f"NCCL RAS: rank 11 has launched 31 AllReduce in {C}, the others 32",
+    )
+
+
+@pytest.mark.parametrize(("name", "rank"), [("killed", 12), ("stopped", 13)])
+def test_a_rank_that_does_not_respond(name: str, rank: int) -> None:
+    """After a SIGKILL, and after a SIGSTOP."""
+    assert said(name, FOUR)[1:] == (f"NCCL RAS: rank {rank} does not respond in {C}",)
+
+
+def test_ranks_that_agree() -> None:
+    """All have launched the op that does not end: that is worth knowing, too."""
+    assert said("same", THREE) == (
+        "NCCL RAS: all 3 ranks of communicator 6ce4062cf2669bbe have launched the same operations",
+    )
+
+
+def test_several_communicators_of_one_group() -> None:
+    """The recorded jobs have two of ranks 0 and 1: both agree."""
+    found = said("same", {rank: THREE[rank] for rank in (0, 1)})
+    assert found == (
+        "NCCL RAS: all 2 ranks of each of the communicators 2f64acaff5559932 and b10c3f80ac1cc22e "
+        "have launched the same operations",
+    )
+
+
+@pytest.mark.parametrize(
+    "pids",
+    [
+        {10: 671, 11: 674, 12: 677},
+        {10: 671, 11: 674, 12: 677, 13: 999},
+        {10: 674, 11: 671, 12: 677, 13: 678},
+        {10: 671, 11: 0, 12: 0, 13: 0},
+        {},
+    ],
+    ids=["size", "process", "order", "unknown", "none"],
+)
+def test_a_communicator_that_is_not_the_groups(pids: dict[int, int]) -> None:
+    """Another size, another process, or too little known of the processes: nothing is said."""
+    assert opinion(read_answer(recorded("lagging"), 671, lambda _: True), list(pids), pids) == ()
+
+
+def test_groups_whose_processes_have_the_same_numbers() -> None:
+    """In containers all have the same process id: ranks keep the numbers that NCCL gives them."""
+    one = Communicator("ab", 2, ("AllReduce",), tuple(launched(5, 6)))
+    other = Communicator("cd", 2, ("AllReduce",), tuple(launched(7, 7, host=1)))
+    pids = {4: 1, 5: 2}
+    assert opinion(RasReport((one, other)), [4, 5], pids) == (
+        "NCCL RAS: rank 0 of communicator ab (2 ranks) has launched 5 AllReduce, rank 1 6",
+    )
+    assert opinion(RasReport((one,)), [4, 5], pids) == (
+        "NCCL RAS: rank 4 has launched 5 AllReduce in communicator ab (2 ranks), rank 5 6",
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ((31, 32, 32, 31), "ranks 0,3 have launched 31 AllReduce in {}, the others 32"),
+        ((33, 32, 32, 32), "rank 0 has launched 33 AllReduce in {}, the others 32"),
+        ((1, 2, 3, 3), "rank 0 has launched 1 AllReduce in {}, rank 1 2, the others 3"),
+        ((1, 2, 3, 4), "rank 0 has launched 1 AllReduce in {}, rank 1 2, rank 2 3, rank 3 4"),
+    ],
+)
+def test_counts(counts: Sequence[int], words: str) -> None:
+    """*The others* are most ranks; of equally many, those that are ahead."""
+    found = opinion(made(*launched(*counts)), range(4), PIDS)
+    assert found == ("NCCL RAS: " + words.format("communicator ab (4 ranks)"),)
+
+
+def test_many_different_counts() -> None:
+    """Three are told apart."""
+    members = launched(1, 2, 3, 4, 5, 9, 9)
+    found = opinion(made(*members, size=7), range(7), {rank: rank + 1 for rank in range(7)})
+    assert found[0].endswith(", rank 1 2, rank 2 3, 2 more ranks other numbers, the others 9")
+
+
+def test_what_nccl_has_noticed() -> None:
+    """Errors, aborts and ranks that are gone, each kind in one sentence."""
+    pids = {rank: rank + 1 for rank in range(8)}
+    members = [
+        Member(0, 1, 0, counts=(5,)),
+        Member(1, 2, 0, error_code=6, counts=(5,)),
+        Member(2, 3, 0, error_code=6, counts=(5,)),
+        Member(3, 4, 0, init_code=7, counts=(5,)),
+        Member(4, 5, 0, MemberState.ABORTED | MemberState.FINALIZING, counts=(5,)),
+        Member(5, 6, 0, MemberState.MISSING | MemberState.DEAD),
+        Member(6, 7, 0, MemberState.MISSING),
+    ]
+    where = "communicator ab (8 ranks)"
+    assert opinion(made(*members, size=8), range(8), pids) == (
+        f"NCCL RAS: rank 5 is considered dead in {where}",
+        f"NCCL RAS: rank 6 has given no data in {where}",
+        "NCCL RAS: 1 of 8 ranks of communicator ab is not listed",
+        f"NCCL RAS: rank 4 has called abort in {where}",
+        f"NCCL RAS: rank 4 has called finalize in {where}",
+        f"NCCL RAS: rank 3 is still initializing in {where}",
+        f"NCCL RAS: ranks 1-2 report error 6 (remote error) in {where}",
+    )
+
+
+def test_ranks_that_may_differ_are_not_called_equal() -> None:
+    """One gave no data, or the answer has no counts: nothing differs, and nothing is claimed."""
+    three = launched(5, 5, 5)
+    (found,) = opinion(made(*three), range(4), PIDS)
+    assert "is not listed" in found
+    without = [Member(rank, rank + 1, 0) for rank in range(4)]
+    assert opinion(made(*without, ops=()), range(4), PIDS) == ()
+
+
+def test_more_differences_than_fit() -> None:
+    """The last line counts them."""
+    ops = tuple(f"Op{number}" for number in range(20))
+    members = [Member(rank, rank + 1, 0, counts=(rank,) * 20) for rank in range(4)]
+    found = opinion(made(*members, ops=ops), range(4), PIDS)
+    assert len(found) == MAX_LINES
+    assert found[-1] == "NCCL RAS: 13 more differences"
