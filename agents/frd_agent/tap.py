@@ -11,7 +11,7 @@ or later, loaded by path where frd is not installed.
 The rank is sacred. One daemon thread does everything and sleeps except for about 100 µs a second. A
 failure costs one line on stderr, and the rank runs on as if frd were not there. The tap installs no
 signal handler and no excepthook, and replaces nothing of torch. That led to these rules, tested
-with torch 2.13 except for the allocator, which a CPU build lacks:
+with torch 2.13 on CPUs, and what needs a GPU with torch 2.11:
 
 - The worker server is never shut down or destroyed: its shutdown holds the GIL while it waits for
   handlers that need the GIL, and a forked child that destroys its copy of the object shuts the
@@ -35,6 +35,12 @@ with torch 2.13 except for the allocator, which a CPU build lacks:
   in between, so this thread keeps no frame alive and destroys no object of the program. A walk
   takes 5 to 30 µs, once a second, and only in a process that is no rank yet although its
   environment has all that init_process_group reads, or in a rank whose counters rest.
+- While a program captures a CUDA graph in CUDA's default mode, no other thread may ask whether an
+  event has happened, or the capture fails. torch's recorder does ask when it dumps entries of NCCL.
+  So the tap adds a handler to the worker server that exempts the thread that runs it from this
+  rule, as torch's own watchdog exempts itself, and the agent calls it on the same connection, hence
+  on the same thread, before each dump. It takes the GIL for some microseconds. Where a program
+  holds the GIL for half a second, the agent dumps without it.
 - The observer of out-of-memory errors only appends a tuple to a deque: it runs in the middle of a
   failing allocation, and torch offers no way to remove it.
 - The environment is changed in one place only, `settle_variables`: on the thread that imports
@@ -126,6 +132,12 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _TORCHRUN_PORT = "29500"
 """torchrun's own choice: two jobs on one node cannot both have it."""
 
+IGNORE_CAPTURES = "frd_ignore_captures"
+"""Name of the tap's handler, which lets the thread of the worker server that runs it query events
+while another thread captures a CUDA graph."""
+_CAPTURES_OF_THIS_THREAD = 1
+"""CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: only captures of the same thread restrict it."""
+
 SOCKET_PATH_MAX = 107
 """Bytes in the path of a unix socket."""
 MAX_FRAMES = 64
@@ -159,8 +171,9 @@ STAGE_AFTER_S = 5.0
 """A stage shorter than this is not written: an ordinary initialization writes nothing."""
 STAGE_EVERY_S = 3.0
 """How often a stage is written again while it lasts."""
-PAUSE_S = 0.01
-"""Between the removal of the socket's name and the end of the interpreter."""
+PAUSE_S = 0.05
+"""Between the removal of the socket's name and the end of the interpreter: requests that are under
+way still get the GIL."""
 JOIN_S = 2.0
 """Longest wait for the exit record at interpreter exit (a hung file system)."""
 
@@ -866,6 +879,7 @@ class Tap:
         """Start torch's worker server; on failure the identity has the reason."""
         path = os.path.join(self._directory, self._token + ".sock")
         try:
+            _register_handler(self._ext)
             server = _start_server(self._ext, path)
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))  # for ever: see the module
             os.chmod(path, 0o600)
@@ -933,6 +947,27 @@ class Tap:
             self.publish_counters()
         except Exception as error:
             _complain("exit record", error)
+
+
+def _register_handler(ext: Any) -> None:
+    """A forked child has the handler of its parent, and an old torch takes none."""
+    with contextlib.suppress(AttributeError, RuntimeError, ValueError):
+        # torch frees it after the interpreter's end, so it must not die then.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(ignore_captures))
+        ext._register_handler(IGNORE_CAPTURES, ignore_captures)
+
+
+def ignore_captures(_: Any, response: Any) -> None:
+    """Runs on a thread of the worker server. See the module."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        mode = ctypes.c_int(_CAPTURES_OF_THIS_THREAD)
+        error = cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        answer = f"error {error}" if error else "done"
+    except (OSError, AttributeError):
+        answer = "no CUDA in this process"
+    response.set_content(answer.encode("ascii"), "text/plain")
+    response.set_status(200)
 
 
 def _start_server(ext: Any, path: str) -> Any:
@@ -1044,8 +1079,16 @@ def run_of(environ: Mapping[str, str], init_method: str | None = None) -> str:
 
 
 def attempt_of(environ: Mapping[str, str]) -> int:
-    """Restarts by the launcher, plus the runs that `frd-agent exec` has counted."""
-    restarts = _number(environ, 0, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    """Restarts by the launcher, plus the runs that `frd-agent exec` has counted.
+
+    torchrun counts on each node the failures of that node, and the other nodes join its restart
+    without counting it. So the count of a world of several nodes is ignored: its ranks would
+    disagree. A restart then starts the same attempt again.
+    """
+    counts = ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"]
+    if _number(environ, 1, "GROUP_WORLD_SIZE") > 1:
+        counts.remove("TORCHELASTIC_RESTART_COUNT")
+    restarts = _number(environ, 0, *counts)
     return _number(environ, _number(environ, 0, "FRD_RUN_NUMBER") + restarts, "FRD_ATTEMPT")
 
 

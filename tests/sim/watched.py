@@ -35,7 +35,7 @@ from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rank_progress import live_progress, raw_counters
 from frd_agent.recorder.recorders import Recorders
 from frd_agent.recorder.rows import columns
-from frd_agent.recorder.worker_server import Refused, Silent
+from frd_agent.recorder.worker_server import First, Refused, Silent
 from tests.sim.ranks import SimRank
 from tests.world.clocks import S
 
@@ -74,7 +74,14 @@ class _Socket:
         self._check()
         return self._rank.handlers
 
-    async def ask(self, name: str, *, timeout_s: float | None = None, **params: str) -> bytes:
+    async def ask(
+        self,
+        name: str,
+        *,
+        timeout_s: float | None = None,
+        first: First | None = None,
+        **params: str,
+    ) -> bytes:
         self._check()
         return self._rank.dump(name)
 
@@ -192,7 +199,7 @@ class Watched:
 
     def _ask(self) -> None:
         try:
-            reading = _finish(self._recorders.read(self._naming, _DUMP_S))
+            reading = _finish(self._recorders.read(self._naming, _DUMP_S, NodeRawNs(0)))
         except ServiceUnavailable as error:
             self._silent = isinstance(error, Silent)
             return

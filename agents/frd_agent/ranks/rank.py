@@ -309,7 +309,9 @@ class Rank:
         if not self.recorders.has_socket:
             raise HandlerFailed(f"{self}: no socket: {self.identity.socket_error}")
         try:
-            reading = await self.recorders.read(self.naming, timeout_s)
+            reading = await self.recorders.read(
+                self.naming, timeout_s, self.counters.published_at_ns
+            )
         except Silent:
             self._silent = True
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final, Protocol
 
@@ -22,7 +22,7 @@ from frd_agent.node_time import NodeTime
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rows import Row, channel_columns
 from frd_agent.recorder.transitions import RecorderTracker
-from frd_agent.recorder.worker_server import HandlerFailed
+from frd_agent.recorder.worker_server import First, HandlerFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,15 @@ class _Handler:
     params: Mapping[str, str]
     number: int | None
     """As `RecorderTracker.number`."""
+    first: str = ""
+    """A handler that is called before, if the rank has it."""
 
 
 _RECORDERS: Final = (
     _Handler("fr_trace_json", {}, tap.GENERIC),
-    _Handler("dump_nccl_trace_json", {}, tap.NCCL),
+    _Handler("dump_nccl_trace_json", {}, tap.NCCL, tap.IGNORE_CAPTURES),
 )
-_NCCL2: Final = _Handler("fr_trace_json", {"backend": "nccl2"}, None)
+_NCCL2: Final = _Handler("fr_trace_json", {"backend": "nccl2"}, None, tap.IGNORE_CAPTURES)
 _NCCL2_SINCE: Final = (2, 15)
 _HOLD_S: Final = 3.0
 """How long rows wait for the membership of their group."""
@@ -52,7 +54,14 @@ class WorkerServer(Protocol):
 
     async def names(self) -> tuple[str, ...]: ...
 
-    async def ask(self, name: str, *, timeout_s: float | None = None, **params: str) -> bytes: ...
+    async def ask(
+        self,
+        name: str,
+        *,
+        timeout_s: float | None = None,
+        first: First | None = None,
+        **params: str,
+    ) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,10 @@ class Recorders:
         self._kept: dict[RecorderTracker, KeptDump] = {}
         self._held_since_s: dict[RecorderTracker, float] = {}
         """Since when the rows of a tracker wait for the membership of a group."""
+        self._unanswered_ns = NodeRawNs(0)
+        """When a handler that needs the GIL was last called in vain. A thread of the rank's server
+        waits for the GIL since, and has only a few more."""
+        self._gil_moves = True
         self._reading = asyncio.Lock()
         """An older dump must not be read after a newer one."""
 
@@ -104,8 +117,10 @@ class Recorders:
     def has_socket(self) -> bool:
         return self._handlers is not None
 
-    async def read(self, naming: Naming, timeout_s: float) -> Reading:
-        """Raises:
+    async def read(self, naming: Naming, timeout_s: float, published_at_ns: NodeRawNs) -> Reading:
+        """`published_at_ns`: when the tap last published something, for which it needs the GIL.
+
+        Raises:
         ServiceUnavailable: the rank is gone (`Refused`) or silent (`Silent`).
         HandlerFailed: it has no recorder, or reports an error.
         """
@@ -120,6 +135,7 @@ class Recorders:
                 }
                 if not self.trackers:
                     raise HandlerFailed("no recorder among its handlers: is it an old torch?")
+            self._gil_moves = not self._unanswered_ns or published_at_ns > self._unanswered_ns
             reading = Reading()
             for tracker in list(self.trackers):
                 await self._read_recorder(handlers, tracker, naming, timeout_s, reading)
@@ -129,7 +145,10 @@ class Recorders:
         handlers = [handler for handler in _RECORDERS if handler.name in names]
         if _NCCL2.name in names and _version(self._torch_version) >= _NCCL2_SINCE:
             handlers.append(_NCCL2)
-        return handlers
+        return [
+            handler if handler.first in names else replace(handler, first="")
+            for handler in handlers
+        ]
 
     async def _read_recorder(
         self,
@@ -142,7 +161,12 @@ class Recorders:
         handler = self.trackers[tracker]
         asked_at = self._time.look()
         try:
-            data = await handlers.ask(handler.name, timeout_s=timeout_s, **handler.params)
+            first = First(handler.first) if handler.first and self._gil_moves else None
+            data = await handlers.ask(
+                handler.name, timeout_s=timeout_s, first=first, **handler.params
+            )
+            if first is not None and not first.answered:
+                self._unanswered_ns, self._gil_moves = asked_at.raw_ns, False
             dump = parse(data, source=handler.name)
         except HandlerFailed as error:
             if error.status in (400, 404):  # listed, but it refuses these parameters

@@ -5,10 +5,10 @@ The kind of failure is evidence, and an exception each keeps them apart: the pro
 handler (`HandlerFailed`), which says nothing about the rank. Every call ends within its timeout
 and holds at most twice `max_bytes`, whatever the peer does.
 
-One connection per request: the server is cpp-httplib, which closes a connection after 30 requests
-anyway, and a rank is queried about once a second. The answer is read to its end by asyncio, which
-bounds time and size, and parsed by http.client, which the standard library brings along. No handler
-but `dump_traceback` needs the rank's GIL.
+One connection per request, or per pair of requests: the server is cpp-httplib, which closes a
+connection after 30 requests anyway, and a rank is queried about once a second. The answer is read
+to its end by asyncio, which bounds time and size, and parsed by http.client, which the standard
+library brings along. No handler but `dump_traceback` and the tap's own needs the rank's GIL.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import re
 import socket
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse, IncompleteRead
@@ -31,6 +32,8 @@ MAX_BYTES = 64 * 1024 * 1024
 _MAX_HEAD = 64 * 1024
 _BLOCK_BYTES = 256 * 1024
 _QUEUE_FULL_S = 0.02
+_FIRST_S = 0.5
+_FIRST_BYTES = 4096
 
 Address: TypeAlias = str | os.PathLike[str]
 
@@ -51,6 +54,16 @@ class HandlerFailed(FrdError):
         self.status = status
 
 
+@dataclass(slots=True)
+class First:
+    """A handler that is called just before another on the same connection, hence on the same thread
+    of the server."""
+
+    name: str
+    answered: bool = False
+    """Set by the call. If it is not, the thread of the server may still wait for the GIL."""
+
+
 @dataclass(frozen=True, slots=True)
 class Handlers:
     """The handlers of one rank. Holds no connection, so it may be kept and shared."""
@@ -68,8 +81,17 @@ class Handlers:
         except msgspec.MsgspecError as error:
             raise HandlerFailed(f"{self.path}: list of handlers ({error}): not torch's?") from error
 
-    async def ask(self, name: str, *, timeout_s: float | None = None, **params: str) -> bytes:
+    async def ask(
+        self,
+        name: str,
+        *,
+        timeout_s: float | None = None,
+        first: First | None = None,
+        **params: str,
+    ) -> bytes:
         """The body of a handler's answer.
+
+        If `first` does not answer within `_FIRST_S`, the handler is called without it.
 
         Raises:
             Refused: the process is gone.
@@ -79,22 +101,23 @@ class Handlers:
         target = f"/handler/{quote(name, safe='')}"
         if params:
             target += f"?{urlencode(params)}"
-        return await self._exchange("POST", target, timeout_s or self.timeout_s)
+        return await self._exchange("POST", target, timeout_s or self.timeout_s, first)
 
-    async def _exchange(self, method: str, target: str, timeout_s: float) -> bytes:
-        request = (
-            f"{method} {target} HTTP/1.1\r\n"
-            "Host: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-        )
-        try:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        except OSError as error:  # this process is short of descriptors
-            raise HandlerFailed(f"{self.path}: {target}: {error}: ask again") from error
-        connection.setblocking(False)
+    async def _exchange(
+        self, method: str, target: str, timeout_s: float, first: First | None = None
+    ) -> bytes:
+        request = _request(method, target, "close")
+        connection = self._socket(target)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._connect(connection)
-                await asyncio.get_running_loop().sock_sendall(connection, request.encode("ascii"))
+                if first is not None:
+                    first.answered = await self._is_answered(connection, first.name)
+                if first is not None and not first.answered:
+                    connection.close()
+                    connection = self._socket(target)
+                    await self._connect(connection)
+                await asyncio.get_running_loop().sock_sendall(connection, request)
                 answer = await self._read(connection, target)
         except TimeoutError as error:
             raise Silent(f"{self.path}: {target}: no answer within {timeout_s:g} s") from error
@@ -105,6 +128,32 @@ class Handlers:
         finally:
             connection.close()
         return self._body(answer, target)
+
+    def _socket(self, target: str) -> socket.socket:
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:  # this process is short of descriptors
+            raise HandlerFailed(f"{self.path}: {target}: {error}: ask again") from error
+        connection.setblocking(False)
+        return connection
+
+    async def _is_answered(self, connection: socket.socket, name: str) -> bool:
+        """Whether the handler answers soon, and the connection can be used further."""
+        request = _request("POST", f"/handler/{name}", "keep-alive")
+        loop = asyncio.get_running_loop()
+        answer = b""
+        try:
+            async with asyncio.timeout(_FIRST_S):
+                await loop.sock_sendall(connection, request)
+                while (size := _whole_size(answer)) is None or len(answer) < size:
+                    if not (block := await loop.sock_recv(connection, _FIRST_BYTES)):
+                        return False
+                    answer += block
+                    if len(answer) > _FIRST_BYTES:
+                        return False
+        except (TimeoutError, OSError):
+            return False
+        return len(answer) == size
 
     async def _connect(self, connection: socket.socket) -> None:
         """Waits while the server's accept queue is full, which asyncio takes for connected.
@@ -158,6 +207,22 @@ class Handlers:
             f"{self.path}: {target}: more than {self.max_bytes} bytes: "
             "use a smaller TORCH_FR_BUFFER_SIZE"
         )
+
+
+def _request(method: str, target: str, then: str) -> bytes:
+    return (
+        f"{method} {target} HTTP/1.1\r\n"
+        f"Host: localhost\r\nContent-Length: 0\r\nConnection: {then}\r\n\r\n"
+    ).encode("ascii")
+
+
+def _whole_size(answer: bytes) -> int | None:
+    """Bytes of the whole answer, from its head; None before the head has come."""
+    head, end, _ = answer.partition(b"\r\n\r\n")
+    if not end:
+        return None
+    length = re.search(rb"\r\nContent-Length: *(\d{1,6})", head, re.IGNORECASE)
+    return len(head) + len(end) + (int(length[1]) if length else 0)
 
 
 @dataclass(frozen=True, slots=True)
