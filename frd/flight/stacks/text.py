@@ -2,7 +2,8 @@
 
 Understands faulthandler's output (`dump_traceback`) and py-spy's, both innermost frame first, and
 finds no frames in any other text. The text of a rank may go on with sections for its child
-processes (`child_header`). The main thread is the one that should be in a collective. Of its frames
+processes (`child_header`). The main thread is the one that should be in a collective; if a
+framework runs the program in another thread, that thread takes its place. Of its frames
 people want their own, so those of torch, the standard library, installed packages and frd's tap are
 left out while there are others; the innermost library frame is kept, too.
 
@@ -46,6 +47,12 @@ _TORCH = re.compile(
 _STANDARD_LIBRARY = re.compile(r"(?:^|/)lib(?:64)?/python3[.\d]*t?/|^<frozen |/python3\d+\.zip/")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 _TAP = re.compile(r"(?:^|/)frd_agent/")
+_PROGRAM_THREADS: Final = (
+    ("/ray/train/v2/_internal/execution/worker_group/thread_runner.py", "_run_target"),
+    ("/ray/air/_internal/util.py", "run"),  # Ray Train before its second version
+)
+"""Functions in which frameworks run the program, in a thread of a process whose main thread only
+serves requests."""
 _PACKAGE = re.compile(r".*(?:/(?:site|dist)-packages/|/lib(?:64)?/python3[.\d]*t?/|/(?=torch/))")
 
 
@@ -86,7 +93,8 @@ class ProcessStack:
     collects: bool = False
     """It is collecting garbage."""
     main: list[StackFrame] = field(default_factory=list)
-    """Frames of the main thread, innermost first."""
+    """Frames of the main thread, or of the thread in which a framework runs the program; innermost
+    first."""
     threads: list[list[StackFrame]] = field(default_factory=list)
     """Of the other threads that run Python, but for frd's own."""
 
@@ -177,6 +185,11 @@ def _read(process: ProcessStack, lines: list[str]) -> ProcessStack:
     main, others = _of_faulthandler(lines)
     if not main:
         main, others = _of_py_spy(lines)
+    for at, frames in enumerate(others):
+        if any(map(_runs_program, frames)):
+            others[at], main = main, frames
+            process.ran_ns = None  # of the thread that only serves requests
+            break
     process.main = _of_this_process(main)
     process.threads = [_of_this_process(frames) for frames in others if not _is_tap(frames)]
     if not main:
@@ -224,6 +237,10 @@ def _of_this_process(frames: list[StackFrame]) -> list[StackFrame]:
         if frame.name == "_bootstrap" and frame.file.endswith("/multiprocessing/process.py"):
             return frames[: at + 1]
     return frames
+
+
+def _runs_program(frame: StackFrame) -> bool:
+    return any(frame.name == name and frame.file.endswith(file) for file, name in _PROGRAM_THREADS)
 
 
 def _is_tap(frames: list[StackFrame]) -> bool:

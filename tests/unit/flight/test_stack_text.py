@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frd.flight.stacks.places import activity_of
+from frd.flight.stacks.text import processes
 
 SITE = "/usr/lib/python3.11/site-packages"
 
@@ -43,6 +44,24 @@ Thread 0x7F3210 (idle)
 OWN = ("model.py:88 in load_batch", "train.py:14 in <module>")
 
 
+RUNNER = f"{SITE}/ray/train/v2/_internal/execution/worker_group/thread_runner.py"
+RAY_TRAIN = f"""\
+Thread 0x00007f79d7fff6c0 (most recent call first):
+  File "/home/u/model.py", line 88 in load_batch
+  File "/home/u/train.py", line 14 in train
+  File "{RUNNER}", line 39 in _run_target
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Thread 0x00007f79d7aff6c0 (most recent call first):
+  File "{RUNNER}", line 73 in _monitor_target
+
+Thread 0x00007f79fbc4db80 (most recent call first):
+  File "{SITE}/ray/_private/worker.py", line 1069 in main_loop
+  File "{SITE}/ray/_private/workers/default_worker.py", line 323 in <module>
+# main thread: has not run since it had used 1234 ns
+"""
+
+
 CASES = {
     "faulthandler: the main thread is the last one listed": (FAULTHANDLER, OWN),
     "py-spy: the main thread is known by name, wherever it is, under notes of what failed": (
@@ -52,6 +71,10 @@ CASES = {
     "py-spy without names of threads: the main thread has the id of the process": (
         PY_SPY.replace(': "MainThread"', "").replace(': "prefetch"', ""),
         OWN,
+    ),
+    "Ray Train calls the program in another thread": (
+        RAY_TRAIN,
+        ("model.py:88 in load_batch", "train.py:14 in train"),
     ),
     "only library frames: they are shown": (
         f"""\
@@ -114,3 +137,9 @@ def test_endless_stack() -> None:
     frames = activity_of("\n".join(["Thread 0x1 (most recent call first):", *lines])).stack
     assert len(frames) == 64
     assert frames[0] == "a.py:1 in deep"
+
+
+def test_a_main_thread_that_rests_says_nothing_of_another_thread() -> None:
+    """The processor time is that of the main thread; Ray Train's program is in another one."""
+    (process,) = processes(RAY_TRAIN)
+    assert process.ran_ns is None
