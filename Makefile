@@ -18,7 +18,7 @@ SEEDS := 1000
 MODULE := frd/engine
 BENCHES := ingest overhead phase analyze clock memory poll traces inspect_suspect waits_for web
 
-.PHONY: help demo test lint coverage sim soak mutants bench proto dashboards clean
+.PHONY: help demo test test-frameworks test-gpu lint coverage sim soak mutants bench proto dashboards clean
 .DELETE_ON_ERROR:
 
 help:
@@ -29,6 +29,8 @@ help:
 	@echo "make sim SEEDS=N  simulate N jobs with one service and N with replicas; all frozen verdicts"
 	@echo "make soak    end-to-end tests that are too long for make test (15 minutes)"
 	@echo "make mutants MODULE=PATH  small changes that must fail a test: forty chosen ones, then mutmut in PATH"
+	@echo "make test-frameworks  hangs of real jobs that torchrun, Lightning, Ray and others start (10 minutes)"
+	@echo "make test-gpu  hangs, memory and CUDA graphs of real jobs with NCCL; one GPU is enough (5 minutes)"
 	@echo "make bench   run the benches (several minutes, on an idle machine)"
 	@echo "make proto   regenerate frd/v1 from proto/"
 	@echo "make dashboards  regenerate helm/frd/dashboards"
@@ -77,6 +79,14 @@ soak: .venv/installed torch
 	@$(BIN)/pytest $(REAL) -n 3 --dist loadgroup -m "soak and not alone" --durations 10 tests/e2e
 	@$(BIN)/pytest $(REAL) -m "soak and alone" tests/e2e
 
+# In a separate environment: the frameworks are large, and `make test` needs none of them.
+test-frameworks: .venv-frameworks/installed
+	@.venv-frameworks/bin/pytest $(REAL) tests/frameworks
+
+# In a separate environment as well, with a CUDA build of torch; FRD_GPU_PYTHON names another one.
+test-gpu:
+	@scripts/gpu .venv-gpu $(PYTHON)
+
 mutants: .venv/installed
 	@$(BIN)/python -m tests.mutants
 	@$(BIN)/python -m scripts.mutants $(MODULE)
@@ -92,7 +102,7 @@ dashboards: .venv/installed
 	@$(BIN)/python -m scripts.dashboards
 
 clean:
-	rm -rf .venv .venv-proto dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .mutants \
+	rm -rf .venv .venv-proto .venv-frameworks .venv-gpu dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .mutants \
 		.import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -102,6 +112,10 @@ clean:
 
 .venv-proto/installed: requirements/proto.txt scripts/venv
 	@scripts/venv .venv-proto $(PYTHON) requirements/proto.txt
+	@touch $@
+
+.venv-frameworks/installed: requirements/frameworks.txt scripts/venv
+	@scripts/venv .venv-frameworks $(PYTHON) requirements/frameworks.txt --editable
 	@touch $@
 
 # Real ranks need torch; without it the demo uses scripted ranks, and tests skip.

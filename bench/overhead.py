@@ -8,7 +8,8 @@ starts new processes, so the luck of a process's memory layout averages out. On 
 other things as well, believe the CPU shares before the loss.
 
 A rank keeps its core busy with compute and enters about 200 small all_reduces a second (turns
-`work`), or does nothing but all_reduces (turns `tight`).
+`work`), or does nothing but all_reduces (turns `tight`). With `--backend nccl` the ranks compute on
+a GPU, which they share if there is only one, and the agent reads its memory ten times a second.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ SETTLE_S = 0.5
 class Pair:
     """Two ranks, and whatever watches them; all of it stops and goes on together."""
 
-    def __init__(self, stack: contextlib.ExitStack, run_dir: Path | None) -> None:
+    def __init__(self, stack: contextlib.ExitStack, run_dir: Path | None, backend: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        command = [sys.executable, str(RANK)]
+        command = [sys.executable, str(RANK), backend]
         if run_dir is not None:
             exec_ = [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(run_dir), "--"]
             command = exec_ + command
@@ -174,7 +175,10 @@ def run_round(args: argparse.Namespace, work: Tally, tight: Tally) -> dict[str, 
     """New processes, then `args.turns` turns of each kind for each pair."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="frd-bench-")))
-        pairs = {True: Pair(stack, folder / "run"), False: Pair(stack, None)}
+        pairs = {
+            True: Pair(stack, folder / "run", args.backend),
+            False: Pair(stack, None, args.backend),
+        }
         unit_s = [pair.order("unit 1")[0]["unit_s"] for pair in pairs.values()]
         units = max(1, round(STEP_S * 0.95 / min(unit_s)))
         fault = "not asked for" if args.tap_only else watch(stack, pairs[True], folder)
@@ -209,6 +213,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=4, help="of each kind, pair and round")
     parser.add_argument("--work-s", type=float, default=2.5)
     parser.add_argument("--tight-s", type=float, default=1.5)
+    parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo")
     parser.add_argument("--tap-only", action="store_true", help="no service and no agent")
     args = parser.parse_args()
     work, tight = Tally(), Tally()

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-LEFT = torch.rand(96, 96)
+BACKEND = sys.argv[1]
+DEVICE = torch.device("cuda" if BACKEND == "nccl" else "cpu")
+LEFT = torch.rand(1024, 1024, device=DEVICE) if BACKEND == "nccl" else torch.rand(96, 96)
 
 
 def compute(units: int) -> float:
@@ -27,6 +29,8 @@ def compute(units: int) -> float:
         LEFT @ LEFT
         for i in range(40):
             total += i * 0.5
+    if BACKEND == "nccl":
+        torch.cuda.synchronize()
     return total
 
 
@@ -45,7 +49,7 @@ def watched_cpu_s() -> tuple[float, float]:
 
 def segment(seconds: float, units: int) -> dict[str, Any]:
     """Steps of `units` of work and one all_reduce, until rank 0 has had enough."""
-    word = torch.zeros(8)
+    word = torch.zeros(8, device=DEVICE)
     latencies = []
     over = False
     dist.barrier()
@@ -55,8 +59,8 @@ def segment(seconds: float, units: int) -> dict[str, Any]:
         word[0] = float(dist.get_rank() == 0 and time.perf_counter() - start > seconds)
         before = time.perf_counter()
         dist.all_reduce(word)
+        over = word[0].item() > 0  # with NCCL this waits for the device
         latencies.append(time.perf_counter() - before)
-        over = word[0].item() > 0
     elapsed = time.perf_counter() - start
     tap_end_s, server_end_s = watched_cpu_s()
     return {
@@ -78,7 +82,7 @@ def unit_s(seconds: float) -> dict[str, Any]:
 
 
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
+dist.init_process_group(BACKEND)
 for line in sys.stdin:
     match line.split():
         case ["segment", seconds, units]:

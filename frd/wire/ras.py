@@ -63,7 +63,7 @@ class Member(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Communicator:
     hash: CommHash
-    """As NCCL's log shows it, which tells communicators of the same ranks apart."""
+    """As NCCL's log shows it, by which communicators of the same ranks differ."""
     size: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)]
     ops: Annotated[tuple[OpName, ...], msgspec.Meta(max_length=64)]
     members: tuple[Member, ...]

@@ -21,7 +21,7 @@ from frd.wire.ras import Communicator, Member, MemberState, RasReport
 MAX_LINES: Final = 8
 _BEGIN: Final = "NCCL RAS: "
 _MOST_COUNTS: Final = 3
-"""Other counts of one op that are told apart."""
+"""Other counts of one op that are listed one by one."""
 _MOST_HASHES: Final = 3
 _IN_PROGRESS: Final = 7
 _CODES: Final = {

@@ -1,4 +1,4 @@
-"""Recorded answers of RAS, and answers that are none."""
+"""Recorded answers of RAS, and what is no answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions to a RAS service on a real socket, and to what is none."""
+"""Questions to a RAS service on a real socket, and to other programs."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ async def test_an_answer_of_another_job() -> None:
 
 
 async def test_a_finding_of_an_earlier_process() -> None:
-    """It has an opinion, and nobody is asked again; one without is asked about."""
+    """It has an opinion, and no agent is asked again; one without is asked about."""
     world = World()
     finding = world.hang()
     await world.see(updated(replace(finding, second_opinion=("NCCL RAS: x",))))

@@ -110,7 +110,7 @@ def test_counts(counts: Sequence[int], words: str) -> None:
 
 
 def test_many_different_counts() -> None:
-    """Three are told apart."""
+    """Three are listed one by one."""
     members = launched(1, 2, 3, 4, 5, 9, 9)
     found = opinion(made(*members, size=7), range(7), {rank: rank + 1 for rank in range(7)})
     assert found[0].endswith(", rank 1 2, rank 2 3, 2 more ranks other numbers, the others 9")

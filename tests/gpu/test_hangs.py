@@ -1,0 +1,134 @@
+"""Real hangs of jobs with NCCL, each with its truth."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from frd.cli.client import Client
+from frd.errors import FrdError
+from tests.gpu.watch import (
+    STALL_AFTER_S,
+    described,
+    first_finding,
+    hung_s,
+    logs,
+    matched,
+    opened_s,
+    reasons,
+    scenario,
+)
+from tests.world.daemons import findings, until, watched
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(200)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job and its truth."""
+
+    name: str
+    ranks: int
+    arguments: str
+    kind: str
+    suspects: Mapping[int, str]
+    """Reason by rank."""
+    summary: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    script: str = "hangs.py"
+
+    @property
+    def truth(self) -> str:
+        named = [f"{rank}: {reason}" for rank, reason in self.suspects.items()]
+        return ", ".join(named) or "not visible"
+
+
+TIMING = {"TORCH_NCCL_ENABLE_TIMING": "1"}
+STUCK = "load_batch"
+CASES = [
+    Case("CPU", 3, "cpu 2", "stall", {2: "cpu_stuck"}, STUCK),
+    Case("CPU, 8 ranks", 8, "cpu 5", "stall", {5: "cpu_stuck"}, STUCK),
+    Case("CPU, timing", 3, "cpu 0", "stall", {0: "cpu_stuck"}, STUCK, TIMING),
+    Case("order of two groups", 3, "order 1", "order", {1: "order", 2: "order"}),
+    Case("four groups", 4, "communicators 3", "stall", {3: "cpu_stuck"}, STUCK),
+    Case("FSDP2", 3, "sharded 3 1", "stall", {1: "cpu_stuck"}, STUCK, script="ordinary.py"),
+]
+ONLY_NCCL = [
+    Case("size", 3, "mismatch 1", "mismatch", {1: "mismatch"}),
+    Case("kernel, timing", 3, "kernel 1", "stall", {1: "device_stuck"}, "device", TIMING),
+    Case("kernel, no timing", 3, "kernel 1", "stall", {}, "no single rank"),
+    Case("send without receive", 3, "receive 1", "order", {0: "order", 1: "order"}),
+    Case("batch of sends", 3, "batch 1", "stall", {1: "cpu_stuck"}, STUCK),
+    Case("pipeline", 3, "pipelined 3 2", "stall", {2: "cpu_stuck"}, STUCK, script="ordinary.py"),
+]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*CASES, *(pytest.param(case, marks=pytest.mark.nccl) for case in ONLY_NCCL)],
+    ids=lambda case: case.name,
+)
+def test_the_first_cause_is_named(
+    case: Case, monkeypatch: pytest.MonkeyPatch, row: Callable[..., None]
+) -> None:
+    """One finding, with exactly the ranks that are at fault."""
+    for name, value in case.environ.items():
+        monkeypatch.setenv(name, value)
+    job = scenario(case.name, case.script)
+    with watched(job, case.ranks, STALL_AFTER_S, case.arguments.split()) as (stage, client):
+        found = first_finding(stage, client)
+        with contextlib.suppress(AssertionError):  # a rank that joins late may change it
+            found = until(lambda: as_expected(client, found, case), "the truth", 10.0)
+        row(case.name, case.truth, described(found), opened_s(found) - hung_s(stage))
+        shown = f"{found['summary']}\n{logs(stage)}"
+        assert found["kind"] == case.kind, shown
+        assert reasons(found) == case.suspects, shown
+        assert case.summary in found["summary"], shown
+        if not case.suspects:
+            opinions = until(lambda: second_opinion(client, found), lambda: logs(stage))
+            assert any("have launched the same operations" in text for text in opinions), opinions
+        assert {one["id"] for one in findings(client)} == {found["id"]}
+
+
+def as_expected(client: Client, found: Mapping[str, Any], case: Case) -> dict[str, Any] | None:
+    now: dict[str, Any] = client.get(f"/api/v1/findings/{found['id']}")
+    return now if reasons(now) == case.suspects else None
+
+
+def second_opinion(client: Client, found: Mapping[str, Any]) -> list[str]:
+    """What NCCL's RAS said of the group; it is asked if no rank can be named."""
+    now: list[str] = client.get(f"/api/v1/findings/{found['id']}").get("second_opinion", [])
+    return now
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "kind", "reason"),
+    [
+        ("SIGKILL", signal.SIGKILL, "rank_lost", "exited"),
+        ("SIGSTOP", signal.SIGSTOP, "stall", "unreachable"),
+    ],
+)
+def test_a_signal_to_one_rank(
+    name: str, number: int, kind: str, reason: str, row: Callable[..., None]
+) -> None:
+    """A rank is killed, or stopped, while the others train: it is named, the others are not."""
+    job = scenario(name, "ordinary.py")
+    with watched(job, 3, STALL_AFTER_S, ["mixed", "600"]) as (stage, client):
+        until(
+            lambda: matched(client, stage) > 20,
+            lambda: logs(stage),
+            90.0,
+            ignoring=FrdError,
+        )
+        at = time.time()
+        stage.ranks[2].send_signal(number)
+        found = first_finding(stage, client, kind)
+        row(name, f"2: {reason}", described(found), opened_s(found) - at)
+        assert reasons(found) == {2: reason}, found["summary"]
+        assert all(set(reasons(one)) == {2} for one in findings(client))

@@ -1,0 +1,72 @@
+"""Device memory for real: NVML and torch's allocator, a leak, an out-of-memory error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from frd.cli.client import Client
+from frd.cli.commands.demo.stage import Stage
+from frd.errors import FrdError
+from tests.gpu.watch import described, first_finding, hung_s, logs, opened_s, reasons, scenario
+from tests.world.daemons import findings, until, watched
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.nccl,
+    pytest.mark.timeout(200),
+    pytest.mark.xdist_group("device memory"),
+]
+MIB = 1 << 20
+GUILTY = 1
+
+
+def test_a_leak_is_named(row: Callable[..., None]) -> None:
+    """One rank keeps tensors, in all a tenth of the device (a rise of less than a twentieth is
+    none): it alone is named, and NVML and torch agree on how much memory each rank has."""
+    with watched(scenario("leak", "memory.py"), 3, 10.0, ["leak", str(GUILTY)]) as (stage, client):
+        found = first_finding(stage, client, "memory_spike")
+        row("leak", f"{GUILTY}: memory", described(found), opened_s(found) - hung_s(stage))
+        assert reasons(found) == {GUILTY: "memory"}, found["summary"]
+        assert found["victims"] == []
+        print(found["summary"])
+        time.sleep(8.0)  # the leak ends
+        series = by_rank(client, stage)
+        print(series)
+        for rank, kinds in series.items():
+            torch_has, nvml_says = kinds["torch_reserved"], kinds["process_used"]
+            assert 0 < nvml_says - torch_has < 2048 * MIB, (rank, kinds)
+        grown = series[GUILTY]["torch_reserved"] - series[0]["torch_reserved"]
+        assert grown > 4096 * MIB
+
+
+def by_rank(client: Client, stage: Stage) -> dict[int, dict[str, int]]:
+    """Bytes by kind of series, by rank."""
+    job = client.get(f"/api/v1/jobs/{stage.job}", {"memory": "all"})
+    found: dict[int, dict[str, Any]] = {}
+    for one in job["memory"]["series"]:
+        if one["rank"] is not None:
+            found.setdefault(one["rank"], {})[one["kind"]] = one["used_bytes"]
+    return found
+
+
+@pytest.mark.parametrize("fault", ["oom", "fragments"])
+def test_an_out_of_memory_error_is_named(fault: str, row: Callable[..., None]) -> None:
+    """One rank asks for more than it may have and dies of it, while the others wait for it; with
+    fragments, its memory is half free and yet no block is large enough."""
+    with watched(scenario(fault, "memory.py"), 3, 5.0, [fault, str(GUILTY)]) as (stage, client):
+        found = first_finding(stage, client, "oom")
+        row(fault, f"{GUILTY}: memory", described(found), opened_s(found) - hung_s(stage))
+        assert reasons(found) == {GUILTY: "memory"}, found["summary"]
+        print(found["summary"], found["suspects"])
+        until(
+            lambda: stage.ranks[GUILTY].poll() is not None,
+            lambda: logs(stage),
+            ignoring=FrdError,
+        )
+        time.sleep(8.0)  # longer than the threshold of a stall
+        said = [(one["kind"], reasons(one), one["summary"]) for one in findings(client)]
+        assert all(set(suspects) <= {GUILTY} for _, suspects, _ in said), said
