@@ -39,8 +39,8 @@ with torch 2.13 on CPUs, and what needs a GPU with torch 2.11:
   event has happened, or the capture fails. torch's recorder does ask when it dumps entries of NCCL.
   So the tap adds a handler to the worker server that exempts the thread that runs it from this
   rule, as torch's own watchdog exempts itself, and the agent calls it on the same connection, hence
-  on the same thread, before each dump. It takes the GIL for some microseconds. Where a program
-  holds the GIL for half a second, the agent dumps without it.
+  on the same thread, before each dump. It takes the GIL for a moment. If a program holds the GIL
+  then, the agent dumps later, and without it only if the tap has published nothing for long.
 - The observer of out-of-memory errors only appends a tuple to a deque: it runs in the middle of a
   failing allocation, and torch offers no way to remove it.
 - The environment is changed in one place only, `settle_variables`: on the thread that imports
@@ -214,6 +214,8 @@ MAX_DEPTH = 200
 """Frames of the main thread that are looked at, the innermost."""
 _installed_pid = 0
 _complained_pid = 0
+_exchange_mode: Any = None
+"""cuThreadExchangeStreamCaptureMode, once it was needed: to find it makes objects."""
 _follows_forks = False
 
 
@@ -950,8 +952,9 @@ class Tap:
 
 
 def _register_handler(ext: Any) -> None:
-    """A forked child has the handler of its parent, and an old torch takes none."""
-    with contextlib.suppress(AttributeError, RuntimeError, ValueError):
+    """A forked child has the handler of its parent, and an old torch takes none: the rank does
+    without it."""
+    with contextlib.suppress(Exception):
         # torch frees it after the interpreter's end, so it must not die then.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(ignore_captures))
         ext._register_handler(IGNORE_CAPTURES, ignore_captures)
@@ -959,13 +962,17 @@ def _register_handler(ext: Any) -> None:
 
 def ignore_captures(_: Any, response: Any) -> None:
     """Runs on a thread of the worker server. See the module."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-        mode = ctypes.c_int(_CAPTURES_OF_THIS_THREAD)
-        error = cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-        answer = f"error {error}" if error else "done"
-    except (OSError, AttributeError):
-        answer = "no CUDA in this process"
+    global _exchange_mode
+    answer = "no CUDA in this process"
+    with contextlib.suppress(Exception):
+        cuda = sys.modules.get("torch.cuda")
+        if _exchange_mode is None and cuda is not None and cuda.is_initialized():
+            driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+            _exchange_mode = driver.cuThreadExchangeStreamCaptureMode
+        if _exchange_mode is not None:
+            mode = ctypes.c_int(_CAPTURES_OF_THIS_THREAD)
+            error = _exchange_mode(ctypes.byref(mode))
+            answer = f"error {error}" if error else "done"
     response.set_content(answer.encode("ascii"), "text/plain")
     response.set_status(200)
 
@@ -1079,17 +1086,17 @@ def run_of(environ: Mapping[str, str], init_method: str | None = None) -> str:
 
 
 def attempt_of(environ: Mapping[str, str]) -> int:
-    """Restarts by the launcher, plus the runs that `frd-agent exec` has counted.
+    """Requeues by Slurm, restarts by the launcher, and the runs that `frd-agent exec` has counted,
+    all added.
 
     torchrun counts on each node the failures of that node, and the other nodes join its restart
     without counting it. So the count of a world of several nodes is ignored: its ranks would
     disagree. A restart then starts the same attempt again.
     """
-    counts = ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"]
-    if _number(environ, 1, "GROUP_WORLD_SIZE") > 1:
-        counts.remove("TORCHELASTIC_RESTART_COUNT")
-    restarts = _number(environ, 0, *counts)
-    return _number(environ, _number(environ, 0, "FRD_RUN_NUMBER") + restarts, "FRD_ATTEMPT")
+    counts = ["FRD_RUN_NUMBER", "SLURM_RESTART_COUNT"]
+    if _number(environ, 1, "GROUP_WORLD_SIZE") <= 1:
+        counts.append("TORCHELASTIC_RESTART_COUNT")
+    return _number(environ, sum(_number(environ, 0, name) for name in counts), "FRD_ATTEMPT")
 
 
 def _number(environ: Mapping[str, str], default: int, *names: str) -> int:

@@ -6,7 +6,8 @@ reports the start and the end of the batch. Up to format 2.9 that entry is marke
 on (torch 2.11 with NCCL 2.32 recorded this) it is not, and it repeats the seq of the collective
 before the batch, so it looks like a second part of that collective. The neighbours decide: in
 recording order, the last entry of the same group before it is a send or receive with the same
-`p2p_seq_id`.
+`p2p_seq_id`. If the recorder has overwritten what was before it, it counts as the end of a batch as
+well: a collective without its parts could not be compared with its peers' anyway.
 
 The parts of a coalesced collective do not change state either. A dump of only the active entries
 therefore has the parts of all batches and coalesced collectives, long after their end, but the
@@ -32,6 +33,7 @@ def with_batch_ends(entries: Sequence[Entry]) -> tuple[Entry, ...]:
     """`entries` in recording order, with `is_p2p` set for those that close a batch."""
     if not any(e.profiling_name.endswith(_SUFFIX) and not e.is_p2p for e in entries):
         return tuple(entries)
+    has_lost = entries[0].record_id > 0
     marked: list[Entry] = []
     last: dict[int, Entry] = {}
     for entry in entries:
@@ -39,26 +41,39 @@ def with_batch_ends(entries: Sequence[Entry]) -> tuple[Entry, ...]:
         if (
             entry.profiling_name.endswith(_SUFFIX)
             and not entry.is_p2p
-            and before is not None
-            and before.is_p2p
-            and before.p2p_seq_id == entry.p2p_seq_id
+            and (has_lost if before is None else _is_send_of(before, entry))
         ):
             marked.append(msgspec.structs.replace(entry, is_p2p=True))
         else:
             marked.append(entry)
-        last[entry.pg_id] = marked[-1]
+        last[entry.pg_id] = entry
     return tuple(marked)
 
 
-def batch_ends(is_end: Bools, is_p2p: Bools, pg_id: Int64s, p2p_seq: Int64s) -> Int64s:
-    """The same over columns: the rows that close a batch. `is_end`: the op is `END_OF_BATCH`."""
+def _is_send_of(before: Entry, end: Entry) -> bool:
+    return (
+        before.is_p2p
+        and not before.profiling_name.endswith(_SUFFIX)
+        and before.p2p_seq_id == end.p2p_seq_id
+    )
+
+
+def batch_ends(
+    is_end: Bools, is_p2p: Bools, pg_id: Int64s, p2p_seq: Int64s, *, has_lost: bool
+) -> Int64s:
+    """The same over columns: the rows that close a batch. `is_end`: the op is `END_OF_BATCH`;
+    `has_lost`: the first record id is not 0."""
     if not (is_end & ~is_p2p).any():
         return np.empty(0, np.int64)
     order = np.argsort(pg_id, kind="stable")
     here, before = order[1:], order[:-1]
-    closes = is_end[here] & ~is_p2p[here] & is_p2p[before]
-    closes &= (pg_id[here] == pg_id[before]) & (p2p_seq[here] == p2p_seq[before])
-    return here[closes]
+    closes = np.empty(len(order), np.bool_)
+    closes[1:] = is_p2p[before] & ~is_end[before] & (p2p_seq[here] == p2p_seq[before])
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = pg_id[here] != pg_id[before]
+    closes[is_first] = has_lost
+    found: Int64s = order[closes & is_end[order] & ~is_p2p[order]]
+    return found
 
 
 def closing_rows(is_end: Bools, is_p2p: Bools, pg_id: Int64s, number: Int64s) -> Int64s:

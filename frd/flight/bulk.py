@@ -107,7 +107,8 @@ def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> 
 def _batch_ends(wide: Int64s, narrow: Int32s, is_p2p: Bools, into: Dictionaries) -> Int64s:
     name, pg_id, p2p_seq = narrow[NARROW.index("name")], WIDE.index("pg_id"), WIDE.index("p2p_seq")
     ends = [at for at, known in enumerate(into.names.items) if known.op == END_OF_BATCH]
-    return batch_ends(np.isin(name, ends), is_p2p, wide[pg_id], wide[p2p_seq])
+    has_lost = bool((wide[WIDE.index("record_id"), :1] > 0).any())
+    return batch_ends(np.isin(name, ends), is_p2p, wide[pg_id], wide[p2p_seq], has_lost=has_lost)
 
 
 def _check(found: InStep) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from frd_agent.recorder.worker_server import First, Handlers
+from frd_agent.recorder import worker_server
+from frd_agent.recorder.worker_server import Busy, First, Handlers
 from frd_agent.tap import IGNORE_CAPTURES
 from tests.world.daemons import JOBS, first_line, running
 
@@ -40,9 +40,12 @@ def rank(folder: Path, driver: str, how: str) -> Iterator[tuple[subprocess.Popen
         yield process, Handlers(socket)
 
 
-async def test_the_thread_that_dumps_ignores_captures(tmp_path: Path, driver: str) -> None:
+async def test_the_thread_that_dumps_ignores_captures(
+    tmp_path: Path, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The tap's handler runs on the thread of the server that runs the next handler, each time;
     the rank then ends well, although torch frees the handler after the interpreter's end."""
+    monkeypatch.setattr(worker_server, "_FIRST_S", 20.0)  # this machine may stall
     with rank(tmp_path, driver, "sleep") as (process, handlers):
         assert IGNORE_CAPTURES in await handlers.names()
         for _ in range(20):
@@ -54,18 +57,21 @@ async def test_the_thread_that_dumps_ignores_captures(tmp_path: Path, driver: st
         assert process.returncode == 0
 
 
-async def test_a_held_gil_delays_a_dump_by_half_a_second(tmp_path: Path, driver: str) -> None:
-    """While C code holds the GIL, the handler does not answer, and the dump comes without it."""
+async def test_a_held_gil_prevents_a_dump(tmp_path: Path, driver: str) -> None:
+    """While C code holds the GIL, the handler does not answer, and there is no dump, unless it is
+    wanted nevertheless."""
     with rank(tmp_path, driver, "gil") as (_, handlers):
-        first = First(IGNORE_CAPTURES)
-        begun = time.monotonic()
+        with pytest.raises(Busy):
+            await handlers.ask("fr_trace_json", first=First(IGNORE_CAPTURES))
+        first = First(IGNORE_CAPTURES, required=False)
         assert await handlers.ask("fr_trace_json", first=first)
         assert not first.answered
-        assert 0.4 < time.monotonic() - begun < 3
 
 
-async def test_a_rank_without_the_handler(tmp_path: Path, driver: str) -> None:
-    """An older tap has no such handler: the dump comes without it."""
+async def test_a_rank_without_the_handler(
+    tmp_path: Path, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older tap has no such handler, which the server says: the dump comes."""
+    monkeypatch.setattr(worker_server, "_FIRST_S", 20.0)
     with rank(tmp_path, driver, "sleep") as (_, handlers):
-        first = First("no_such_handler")
-        assert await handlers.ask("fr_trace_json", first=first)
+        assert await handlers.ask("fr_trace_json", first=First("no_such_handler"))

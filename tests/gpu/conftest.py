@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,6 @@ _FACTS = "FRD_GPU_FACTS"
 
 def pytest_configure() -> None:
     """Workers of pytest-xdist inherit what the first process has found out."""
-    os.environ.update(SHARING)
     if _FACTS not in os.environ:
         os.environ[_FACTS] = json.dumps(facts())
 
@@ -28,7 +28,9 @@ def pytest_report_header() -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = json.loads(os.environ[_FACTS])["skip"]
-    for item in items:
+    for item in items:  # of the whole session
+        if Path(__file__).parent not in item.path.parents:
+            continue
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
         elif BACKEND == "gloo" and item.get_closest_marker("nccl"):
@@ -36,11 +38,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def ras_address(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every job gets an address for NCCL's RAS, because tests run side by side."""
-    address = free_address()
-    monkeypatch.setenv("NCCL_RAS_ADDR", address)
-    return address
+def variables_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks may share a GPU, and every job gets an address for NCCL's RAS, because tests run side
+    by side."""
+    for name, value in SHARING.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("NCCL_RAS_ADDR", free_address())
 
 
 @pytest.fixture

@@ -15,7 +15,10 @@ SHARED_GPU_SINCE = (2, 30, 0)
 """The first NCCL that lets several ranks share a GPU."""
 RANK_BYTES = 1 << 30
 """CUDA context, NCCL's buffers and tensors of a rank of these tests."""
-MOST_RANKS = 8
+MOST_RANKS = 20
+"""Of four jobs at a time, one of them with 8 ranks."""
+MOST_GPUS = 8
+"""With so many no rank shares one."""
 
 BACKEND = os.environ.get("FRD_GPU_BACKEND", "nccl")
 """``gloo`` runs the jobs on CPUs, to try the tests themselves."""
@@ -48,7 +51,7 @@ def reason_to_skip(
         return "this torch is no CUDA build: install one, or run make test-gpu"
     if not devices:
         return "no GPU: the NVIDIA driver is not loaded, or shows no device"
-    if devices >= MOST_RANKS:
+    if devices >= MOST_GPUS:
         return ""
     if (version := nccl()) < SHARED_GPU_SINCE:
         return (

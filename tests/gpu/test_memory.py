@@ -25,8 +25,8 @@ GUILTY = 1
 
 
 def test_a_leak_is_named(row: Callable[..., None]) -> None:
-    """One rank keeps tensors, in all a tenth of the device (a rise of less than a twentieth is
-    none): it alone is named, and NVML and torch agree on how much memory each rank has."""
+    """One rank keeps tensors, in all a tenth of the device (a rise of less than a twentieth does
+    not count): it alone is named, and NVML and torch agree on how much memory each rank has."""
     with watched(scenario("leak", "memory.py"), 3, 10.0, ["leak", str(GUILTY)]) as (stage, client):
         found = first_finding(stage, client, "memory_spike")
         row("leak", f"{GUILTY}: memory", described(found), opened_s(found) - hung_s(stage))

@@ -33,7 +33,7 @@ from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule
 from frd_agent.ranks.tap_files import TapGroup
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rank_progress import live_progress, raw_counters
-from frd_agent.recorder.recorders import Recorders
+from frd_agent.recorder.recorders import Heartbeat, Recorders
 from frd_agent.recorder.rows import columns
 from frd_agent.recorder.worker_server import First, Refused, Silent
 from tests.sim.ranks import SimRank
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _PUBLISH: Final = S
 _DUMP_S: Final = 3.0
+_HEARTBEAT: Final = Heartbeat(NodeRawNs(0), is_stale=False)
 _STOPPED_S: Final = 1.5
 _FILES_STAY: Final = 60 * S
 
@@ -199,7 +200,7 @@ class Watched:
 
     def _ask(self) -> None:
         try:
-            reading = _finish(self._recorders.read(self._naming, _DUMP_S, NodeRawNs(0)))
+            reading = _finish(self._recorders.read(self._naming, _DUMP_S, _HEARTBEAT))
         except ServiceUnavailable as error:
             self._silent = isinstance(error, Silent)
             return

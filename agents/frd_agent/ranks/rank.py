@@ -39,9 +39,9 @@ from frd_agent.ranks.tap_counters import CountersFile
 from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rank_progress import final_progress, live_progress, raw_counters
-from frd_agent.recorder.recorders import KeptDump, Recorders
+from frd_agent.recorder.recorders import Heartbeat, KeptDump, Recorders
 from frd_agent.recorder.rows import columns
-from frd_agent.recorder.worker_server import HandlerFailed, Handlers, Silent
+from frd_agent.recorder.worker_server import Busy, HandlerFailed, Handlers, Silent
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.reports import Reports
 
@@ -303,14 +303,17 @@ class Rank:
         """Read all recorders of the rank now; returns the dumps as received.
 
         Raises:
-            ServiceUnavailable: the rank is gone (`Refused`) or silent (`Silent`).
+            ServiceUnavailable: the rank is gone (`Refused`), silent (`Silent`) or, for a moment,
+                `Busy`.
             HandlerFailed: it has no recorder, or reports an error.
         """
         if not self.recorders.has_socket:
             raise HandlerFailed(f"{self}: no socket: {self.identity.socket_error}")
         try:
             reading = await self.recorders.read(
-                self.naming, timeout_s, self.counters.published_at_ns
+                self.naming,
+                timeout_s,
+                Heartbeat(self.counters.published_at_ns, self._schedule.is_stale),
             )
         except Silent:
             self._silent = True
@@ -330,6 +333,8 @@ class Rank:
         self.reports.current.set_channels(self.recorders.channels(self.number))
         for problem in reading.problems:
             self._complain(problem)
+        if reading.is_busy:
+            raise Busy(f"{self}: its interpreter is busy: ask again")
         return reading.dumps
 
     def _complain(self, message: str) -> None:

@@ -22,7 +22,7 @@ from frd_agent.node_time import NodeTime
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rows import Row, channel_columns
 from frd_agent.recorder.transitions import RecorderTracker
-from frd_agent.recorder.worker_server import First, HandlerFailed
+from frd_agent.recorder.worker_server import Busy, First, HandlerFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,15 @@ class KeptDump:
     data: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What the tap's publications show of the rank's GIL, which they need."""
+
+    at_ns: NodeRawNs
+    """Of the last publication; 0 if there was none."""
+    is_stale: bool
+
+
 @dataclass(slots=True)
 class Reading:
     """Result of one reading of all recorders of a rank."""
@@ -83,6 +92,8 @@ class Reading:
     lost: int = 0
     unread: bool = False
     """Some entries could not be read yet: read again soon."""
+    is_busy: bool = False
+    """A recorder was not read, because the rank's interpreter did not answer in time."""
     problems: list[str] = field(default_factory=list)
     entries: int = 0
     """In the largest recorder."""
@@ -106,10 +117,9 @@ class Recorders:
         self._kept: dict[RecorderTracker, KeptDump] = {}
         self._held_since_s: dict[RecorderTracker, float] = {}
         """Since when the rows of a tracker wait for the membership of a group."""
-        self._unanswered_ns = NodeRawNs(0)
+        self._unanswered_ns = NodeRawNs(-1)
         """When a handler that needs the GIL was last called in vain. A thread of the rank's server
-        waits for the GIL since, and has only a few more."""
-        self._gil_moves = True
+        waits for the GIL since, and the server has only a few more."""
         self._reading = asyncio.Lock()
         """An older dump must not be read after a newer one."""
 
@@ -117,8 +127,9 @@ class Recorders:
     def has_socket(self) -> bool:
         return self._handlers is not None
 
-    async def read(self, naming: Naming, timeout_s: float, published_at_ns: NodeRawNs) -> Reading:
-        """`published_at_ns`: when the tap last published something, for which it needs the GIL.
+    async def read(self, naming: Naming, timeout_s: float, heartbeat: Heartbeat) -> Reading:
+        """A recorder of NCCL is dumped only if a handler that needs the GIL has prepared the thread
+        (see `frd_agent.tap`), or if the tap shows nothing for so long that the GIL must be held.
 
         Raises:
         ServiceUnavailable: the rank is gone (`Refused`) or silent (`Silent`).
@@ -135,10 +146,9 @@ class Recorders:
                 }
                 if not self.trackers:
                     raise HandlerFailed("no recorder among its handlers: is it an old torch?")
-            self._gil_moves = not self._unanswered_ns or published_at_ns > self._unanswered_ns
             reading = Reading()
             for tracker in list(self.trackers):
-                await self._read_recorder(handlers, tracker, naming, timeout_s, reading)
+                await self._read_recorder(handlers, tracker, naming, timeout_s, heartbeat, reading)
             return reading
 
     def _offered(self, names: tuple[str, ...]) -> list[_Handler]:
@@ -156,18 +166,26 @@ class Recorders:
         tracker: RecorderTracker,
         naming: Naming,
         timeout_s: float,
+        heartbeat: Heartbeat,
         reading: Reading,
     ) -> None:
         handler = self.trackers[tracker]
         asked_at = self._time.look()
+        first = None
+        if handler.first:
+            if heartbeat.at_ns > self._unanswered_ns:
+                first = First(handler.first, required=not heartbeat.is_stale)
+            elif not heartbeat.is_stale:
+                reading.unread = reading.is_busy = True
+                return
         try:
-            first = First(handler.first) if handler.first and self._gil_moves else None
             data = await handlers.ask(
                 handler.name, timeout_s=timeout_s, first=first, **handler.params
             )
-            if first is not None and not first.answered:
-                self._unanswered_ns, self._gil_moves = asked_at.raw_ns, False
             dump = parse(data, source=handler.name)
+        except Busy:
+            reading.unread = reading.is_busy = True
+            return
         except HandlerFailed as error:
             if error.status in (400, 404):  # listed, but it refuses these parameters
                 del self.trackers[tracker]
@@ -177,6 +195,9 @@ class Recorders:
         except DumpError as error:
             reading.problems.append(str(error))
             return
+        finally:
+            if first is not None and not first.answered:
+                self._unanswered_ns = max(asked_at.raw_ns, heartbeat.at_ns)
         kept = KeptDump(handler.name, asked_at.real_ns, data)
         reading.dumps.append(kept)
         if len(data) <= _KEPT_BYTES:

@@ -46,6 +46,10 @@ class Silent(ServiceUnavailable):
     """The socket accepts the request, but no answer came in time."""
 
 
+class Busy(ServiceUnavailable):
+    """A `First` was not answered in time, so the handler after it was not called."""
+
+
 class HandlerFailed(FrdError):
     """An unusable answer: an HTTP error, too large, cut off. `status` is 0 without one."""
 
@@ -60,6 +64,8 @@ class First:
     of the server."""
 
     name: str
+    required: bool = True
+    """Without its answer, the other handler is not called."""
     answered: bool = False
     """Set by the call. If it is not, the thread of the server may still wait for the GIL."""
 
@@ -91,9 +97,8 @@ class Handlers:
     ) -> bytes:
         """The body of a handler's answer.
 
-        If `first` does not answer within `_FIRST_S`, the handler is called without it.
-
         Raises:
+            Busy: `first` is required and does not answer within `_FIRST_S`.
             Refused: the process is gone.
             Silent: no answer within `timeout_s` (default: the client's).
             HandlerFailed: the server answered with an error, or with more than `max_bytes`.
@@ -114,6 +119,8 @@ class Handlers:
                 if first is not None:
                     first.answered = await self._is_answered(connection, first.name)
                 if first is not None and not first.answered:
+                    if first.required:
+                        raise Busy(f"{self.path}: {first.name}: no answer within {_FIRST_S:g} s")
                     connection.close()
                     connection = self._socket(target)
                     await self._connect(connection)

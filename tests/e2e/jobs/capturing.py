@@ -5,6 +5,7 @@ import ctypes
 import sys
 import threading
 
+import torch
 from torch._C import _distributed_c10d as c10d
 
 from frd_agent import tap
@@ -19,6 +20,7 @@ def threads(_: object, response: c10d._Response) -> None:
 
 path, library, how = sys.argv[1:]
 driver = ctypes.CDLL(library)
+torch.cuda._initialized = True  # as in a program that uses CUDA
 c10d._register_handler("threads", threads)
 tap._register_handler(c10d)
 tap._register_handler(c10d)  # as in a forked child, which has the handler of its parent

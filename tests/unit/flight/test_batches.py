@@ -12,12 +12,18 @@ from frd.flight.bulk import parse_columns
 from frd.flight.columns import Dictionaries
 from frd.flight.decode import parse
 from frd.flight.pickles.lockstep import read
-from tests.world.dump_files import as_json, as_torch, document, entry
+from frd.model import AttemptKey
+from frd_agent.recorder.naming import Naming
+from frd_agent.recorder.transitions import RecorderTracker
+from frd_agent.uplink.dictionary import Dictionary
+from tests.world.dump_files import T0, as_json, as_torch, document, entry
 
 SEND, END, REDUCE = "nccl:send 0->1", "nccl:coalesced", "nccl:all_reduce"
 
 
-def row(at: int, name: str, seq: int, p2p_seq: int, *, is_p2p: bool, pg_id: int = 0) -> Any:
+def row(
+    at: int, name: str, seq: int, p2p_seq: int, *, is_p2p: bool, pg_id: int = 0, **more: Any
+) -> Any:
     return entry(
         at,
         profiling_name=name,
@@ -25,6 +31,7 @@ def row(at: int, name: str, seq: int, p2p_seq: int, *, is_p2p: bool, pg_id: int 
         p2p_seq_id=p2p_seq,
         is_p2p=is_p2p,
         pg_id=pg_id,
+        **more,
     )
 
 
@@ -61,7 +68,15 @@ CASES = {
         [row(0, SEND, 30, 1, is_p2p=True, pg_id=1), row(1, END, 30, 1, is_p2p=False)],
         [True, False],
     ),
-    "without its sends": ([row(0, END, 30, 1, is_p2p=False)], [False]),
+    "nothing before it": ([row(0, END, 30, 1, is_p2p=False)], [False]),
+    "its sends are overwritten": (
+        [
+            row(7, REDUCE, 3, 0, is_p2p=False, pg_id=1),
+            row(8, END, 30, 1, is_p2p=False),
+            row(9, END, 30, 1, is_p2p=False),
+        ],
+        [False, True, False],
+    ),
 }
 
 
@@ -76,6 +91,38 @@ def test_the_end_of_a_batch(case: str) -> None:
     for data in (as_json(dumped), as_torch(dumped)):
         columns = parse_columns(data, Dictionaries(), source="rank 0").rows()
         np.testing.assert_array_equal(columns["is_p2p"] != 0, wanted)
+
+
+def test_a_batch_whose_sends_are_overwritten_while_it_is_read() -> None:
+    """The agent reads a batch of two groups' traffic in parts: whatever the ring has lost by then,
+    the end is never taken for a collective, and what it closes is over."""
+    reduce = [row(at, REDUCE, at + 1, 0, is_p2p=False) for at in range(5)]
+    batch = [
+        row(5, SEND, 5, 1, is_p2p=True, state="scheduled", retired=False),
+        row(6, REDUCE, 1, 0, is_p2p=False, pg_id=1, process_group=("1", "other")),
+    ]
+    end = row(7, END, 5, 1, is_p2p=False, state="scheduled", retired=False)
+    others = [
+        row(at, REDUCE, at, 0, is_p2p=False, pg_id=1, process_group=("1", "other"))
+        for at in range(8, 20)
+    ]
+    done = end | {"state": "completed", "retired": True}
+    for dumps in (
+        [[*reduce, *batch, end], [end, *others], [done, *others], others],
+        [[*reduce, *batch], [batch[1], end, *others], [done, *others]],
+        [[*reduce], [batch[1], done, *others]],
+    ):
+        dictionary = Dictionary()
+        naming = Naming(dictionary, dictionary.attempt(AttemptKey("job", 0), 2))
+        tracker = RecorderTracker()
+        rows = []
+        for at, entries in enumerate(dumps):
+            dump = parse(as_json(document(entries)), source="rank 0")
+            naming.learn(dump.groups.values())
+            rows += tracker.apply(dump, T0 + (at + 1) * 10**9, naming).rows
+        of_first = [one for one in rows if one[0] == rows[0][0]]
+        assert [one[1] for one in of_first] == [1, 2, 3, 4, 5]
+        assert tracker.open.items == []
 
 
 def test_many_batches_as_columns() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
+import pytest
 
 from frd.model import AttemptKey, NodeRawNs
 from frd_agent import tap
 from frd_agent.recorder.naming import Naming
-from frd_agent.recorder.recorders import Recorders
-from frd_agent.recorder.worker_server import First
+from frd_agent.recorder.recorders import Heartbeat, Recorders
+from frd_agent.recorder.worker_server import Busy, First, Silent
 from frd_agent.uplink.dictionary import Dictionary
 from tests.sim.faults import Fault, FaultKind
 from tests.sim.jobs import EPOCH, PLAN, job_of
@@ -22,7 +23,7 @@ from tests.world.node_clocks import time_of
 class _Server:
     def __init__(self, rank: SimRank) -> None:
         self._rank = rank
-        self.gil_is_held = False
+        self.gil_is_held = self.is_silent = False
         self.firsts: list[str] = []
         """By dump: the handler that was called before."""
 
@@ -40,6 +41,10 @@ class _Server:
         self.firsts.append(f"{name}: {first.name if first is not None else None}")
         if first is not None:
             first.answered = not self.gil_is_held
+            if first.required and not first.answered:
+                raise Busy("busy")
+        if self.is_silent and name == NCCL:
+            raise Silent("silent")
         return self._rank.dump(name)
 
 
@@ -55,7 +60,13 @@ def test_a_reset_recorder_is_read_although_another_has_nothing_new() -> None:
     rows = []
     for second in range(6, 20):
         job.advance(second * S)
-        rows.append(len(asyncio.run(recorders.read(naming, 1.0, NodeRawNs(0))).rows))
+        rows.append(
+            len(
+                asyncio.run(
+                    recorders.read(naming, 1.0, Heartbeat(NodeRawNs(0), is_stale=False))
+                ).rows
+            )
+        )
         if second == 10:
             job.inject(Fault(FaultKind.RECORDER_RESET, (0,)))
     assert len(rank.handlers) == 2
@@ -63,9 +74,16 @@ def test_a_reset_recorder_is_read_although_another_has_nothing_new() -> None:
     assert sum(rows[-5:]) > 0
 
 
-def test_one_thread_of_the_rank_at_most_waits_for_the_gil() -> None:
-    """Before a dump of NCCL's recorder, a handler that needs the GIL is called. Once it has not
-    answered, it is called no more until the tap has published something, which needs the GIL."""
+NCCL, GLOO = "dump_nccl_trace_json", "fr_trace_json: None"
+PREPARED, PLAIN = f"{NCCL}: {tap.IGNORE_CAPTURES}", f"{NCCL}: None"
+
+
+def test_no_dump_of_nccl_while_the_interpreter_is_busy() -> None:
+    """Before a dump of NCCL's recorder, a handler that needs the GIL is called. If it does not
+    answer, there is no dump, and no further call until the tap, which needs the GIL too, has
+    published something: one thread of the rank at most waits. Only if the tap has published nothing
+    for long, the recorder is dumped without it; even a dump without an answer changes none of
+    that."""
     job = job_of(PLAN)
     rank = job.ranks[0]
     dictionary = Dictionary()
@@ -75,20 +93,23 @@ def test_one_thread_of_the_rank_at_most_waits_for_the_gil() -> None:
     time = time_of(lambda: job.now, EPOCH)
     recorders = Recorders(server, "2.13.0", time)
 
-    def called(second: int, published_second: int) -> set[str]:
+    def read(second: int, published: int, *, is_stale: bool = False) -> tuple[set[str], bool]:
         job.advance(second * S)
         server.firsts.clear()
-        raw = time.to_raw(np.array([EPOCH + published_second * S]))
-        asyncio.run(recorders.read(naming, 1.0, NodeRawNs(int(raw[0]))))
-        return set(server.firsts)
+        raw = time.to_raw(np.array([EPOCH + published * S]))
+        heartbeat = Heartbeat(NodeRawNs(int(raw[0])), is_stale)
+        reading = asyncio.run(recorders.read(naming, 1.0, heartbeat))
+        return set(server.firsts), reading.is_busy
 
-    careful = {f"dump_nccl_trace_json: {tap.IGNORE_CAPTURES}", "fr_trace_json: None"}
-    careless = {"dump_nccl_trace_json: None", "fr_trace_json: None"}
-    assert called(6, 5) == careful
+    assert read(6, 5) == ({PREPARED, GLOO}, False)
     server.gil_is_held = True
-    assert called(7, 6) == careful
-    assert called(8, 6) == careless
-    assert called(9, 6) == careless
+    assert read(7, 6) == ({PREPARED, GLOO}, True)
+    assert read(8, 6) == ({GLOO}, True)
+    assert read(9, 6, is_stale=True) == ({PLAIN, GLOO}, False)
     server.gil_is_held = False
-    assert called(10, 9) == careful
-    assert called(11, 9) == careful
+    assert read(10, 9) == ({PREPARED, GLOO}, False)
+    server.gil_is_held = server.is_silent = True
+    for second in (11, 12):
+        with pytest.raises(Silent):
+            read(second, 10, is_stale=True)
+        assert server.firsts[-1] == (PREPARED if second == 11 else PLAIN)

@@ -57,6 +57,7 @@ def test_job(environ: dict[str, str], init_method: str | None, job: str) -> None
         ({"FRD_ATTEMPT": "first", "SLURM_RESTART_COUNT": "1"}, 1),
         ({"FRD_RUN_NUMBER": "3"}, 3),
         ({"FRD_RUN_NUMBER": "3", "TORCHELASTIC_RESTART_COUNT": "2"}, 5),
+        ({"SLURM_RESTART_COUNT": "1", "TORCHELASTIC_RESTART_COUNT": "0"}, 1),
         ({"GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "2"}, 2),
         ({"GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "2"}, 0),
         (
