@@ -1,6 +1,6 @@
-"""Scripted ranks that keep moving, to measure an agent; or that all get stuck in one collective:
+"""Scripted ranks that keep moving, to measure an agent:
 
-python tests/scripted_rank.py --run-dir DIR --ranks 8 --rate 200 [--stuck-in 20] [--backend nccl]
+python tests/scripted_rank.py --run-dir DIR --ranks 8 --rate 200
 """
 
 from __future__ import annotations
@@ -17,23 +17,17 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--rate", type=float, default=200.0, help="collectives a second, each")
-    parser.add_argument("--stuck-in", type=int, help="number of the collective that no rank leaves")
-    parser.add_argument("--backend", default="gloo")
     args = parser.parse_args()
     ranks = [ScriptedRank(args.run_dir, i, args.ranks) for i in range(args.ranks)]
-    for rank in ranks:
-        rank.identity["backends"] = [args.backend]
-        rank.publish_identity()
     began = time.monotonic()
     published = 0
     while True:
         time.sleep(0.05)
         due = int((time.monotonic() - began) * args.rate)
         for rank in ranks:
-            while rank.seq < due and rank.seq != args.stuck_in:
+            while rank.seq < due:
                 rank.enter()
-                if rank.seq != args.stuck_in:
-                    rank.leave()
+                rank.leave()
         if time.monotonic() - began > published:
             published += 1
             for rank in ranks:

@@ -20,6 +20,8 @@ from frd.wire.messages import MAX_WORLD_SIZE
 MAX_RAS_BYTES: Final = 4 * 1024 * 1024
 """A rank of one communicator takes about 40 bytes, so that four communicators of 16,384 ranks fit.
 """
+MAX_OPS: Final = 64
+"""Kinds of operations in one communicator."""
 _FIELD: Final = "response.data"
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=MAX_WORLD_SIZE)]
@@ -65,7 +67,7 @@ class Communicator:
     hash: CommHash
     """As NCCL's log shows it, by which communicators of the same ranks differ."""
     size: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)]
-    ops: Annotated[tuple[OpName, ...], msgspec.Meta(max_length=64)]
+    ops: Annotated[tuple[OpName, ...], msgspec.Meta(max_length=MAX_OPS)]
     members: tuple[Member, ...]
     """Those that RAS knows of, each once, in no order."""
 

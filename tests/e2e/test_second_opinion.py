@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,23 @@ from tests.world.daemons import frd, free_address, running
 from tests.world.ras_server import RasServer, moved, serving_ras
 
 pytestmark = pytest.mark.timeout(120)
-SCRIPT = Path(__file__).parents[1] / "scripted_rank.py"
+RANK = """
+import sys, time
+from pathlib import Path
+from frd.cli.commands.demo.scripted_rank import ScriptedRank
+
+rank = ScriptedRank(Path(sys.argv[1]), int(sys.argv[2]), 4)
+rank.identity["backends"] = ["nccl"]
+rank.publish_identity()
+for _ in range(19):
+    time.sleep(0.02)
+    rank.enter()
+    rank.leave()
+rank.enter()
+while True:
+    rank.publish()
+    time.sleep(1.0)
+"""
 LAGS = (
     "NCCL RAS: rank 1 has launched 31 AllReduce in communicator 63e59fe8c2f77187 (4 ranks), "
     "the others 32"
@@ -23,14 +39,16 @@ LAGS = (
 
 
 @contextmanager
-def stuck(folder: Path, ras: str) -> Iterator[tuple[Cluster, int]]:
-    """Four ranks that are all in one collective, in one process, whose id comes along."""
-    with Cluster(folder, stall_after_s=STALL_S) as cluster:
+def stuck(folder: Path, ras: str) -> Iterator[tuple[Cluster, list[int]]]:
+    """Four ranks that are all in one collective, and the ids of their processes."""
+    with Cluster(folder, stall_after_s=STALL_S) as cluster, ExitStack() as stack:
         cluster.start_agent()
-        ranks = [sys.executable, str(SCRIPT), "--run-dir", str(cluster.run_dir(0))]
-        ranks += ["--ranks", "4", "--rate", "50", "--stuck-in", "20", "--backend", "nccl"]
-        with running(ranks, env={"NCCL_RAS_ADDR": ras}) as process:
-            yield cluster, process.pid
+        command = [sys.executable, "-c", RANK, str(cluster.run_dir(0))]
+        ranks = [
+            stack.enter_context(running([*command, str(rank)], env={"NCCL_RAS_ADDR": ras}))
+            for rank in range(4)
+        ]
+        yield cluster, [process.pid for process in ranks]
 
 
 def only(cluster: Cluster) -> dict[str, Any] | None:
@@ -40,8 +58,8 @@ def only(cluster: Cluster) -> dict[str, Any] | None:
 def test_nccl_has_an_opinion(tmp_path: Path) -> None:
     """RAS is asked once, when the finding has opened. Its answer is in the finding and on the
     screen; the verdict stays."""
-    with serving_ras(RasServer(b"{}")) as ras, stuck(tmp_path, ras.address) as (cluster, pid):
-        ras.answers = [moved("lagging", dict.fromkeys((671, 674, 677, 678), pid))]
+    with serving_ras(RasServer(b"{}")) as ras, stuck(tmp_path, ras.address) as (cluster, pids):
+        ras.answers = [moved("lagging", dict(zip((671, 674, 677, 678), pids, strict=True)))]
 
         def answered() -> dict[str, Any] | None:
             finding = only(cluster)

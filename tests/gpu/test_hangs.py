@@ -92,7 +92,7 @@ def test_the_first_cause_is_named(
         assert case.summary in found["summary"], shown
         if not case.suspects:
             opinions = until(lambda: second_opinion(client, found), lambda: logs(stage))
-            assert any("have launched the same operations" in text for text in opinions), opinions
+            assert any("launched the same number of each" in text for text in opinions), opinions
         assert {one["id"] for one in findings(client)} == {found["id"]}
 
 

@@ -3,6 +3,9 @@
 A job chooses its environment, so it must not choose where the agent connects: only to this machine.
 No name is resolved but localhost. RAS of another network namespace is out of reach, and what
 listens at the same port here is of another job.
+
+Reading an environment takes the lock on the process's address space, which a process in trouble may
+hold for ever: call `place_of` on an `inspection.reading.memory.Helper`.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ _SWITCH: Final = b"NCCL_RAS_ENABLE"
 _MAX_BYTES: Final = 4 * 1024 * 1024
 """More than the kernel takes as arguments and environment by default."""
 _ANY_PORT: Final = 9
-"""Nothing is sent there."""
+"""The agent connects a datagram socket to this port and sends nothing through it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,5 +117,5 @@ def _is_own(address: str, version: int) -> bool:
             probe.connect((address, _ANY_PORT))
             own: str = probe.getsockname()[0]
             return own.partition("%")[0] == address.partition("%")[0]  # an interface may follow
-    except OSError:
+    except (OSError, ValueError, TypeError):  # the interface may have any characters
         return False

@@ -3,11 +3,14 @@
 Any process of this machine may listen at that address, so nothing is trusted: numbers have bounds,
 unknown keys are ignored, and an answer that breaks a rule is refused as a whole. Process ids repeat
 on other hosts, in containers especially: a rank is found by its own and by an address of this host.
+
+Python objects take many times the memory of their JSON. So the objects of an answer are counted
+before they are made, and the counts of a rank stay text until the rank is copied into the report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Annotated, Final
 
@@ -16,6 +19,7 @@ import msgspec
 from frd.decodable import decodable
 from frd.errors import ServiceUnavailable
 from frd.wire.ras import (
+    MAX_OPS,
     Code,
     Communicator,
     Count,
@@ -29,7 +33,21 @@ from frd.wire.ras import (
 
 MAX_MEMBERS: Final = 100_000
 """Of all communicators of one rank: about as many as a report can hold."""
+MAX_COUNTS: Final = 10 * MAX_MEMBERS
+"""Of all members: RAS counts five operations of a rank."""
+MAX_OBJECTS: Final = 200_000
+"""Of JSON. RAS writes three for a rank: 28,000 ranks fit into an answer."""
+_MAX_COUNTS_BYTES: Final = 16 * 1024
+"""Of the JSON of one rank's counts: `MAX_OPS` of them with indentation take a third of it."""
+_Host = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{0,256}\Z")]
+"""An address, possibly with an interface."""
 _Hash = Annotated[str, msgspec.Meta(pattern=r"^0x[0-9a-f]{1,16}\Z")]
+
+
+_Counts = Annotated[dict[str, Count], msgspec.Meta(max_length=MAX_OPS)]
+"""By name of the operation."""
+_NONE: Final = msgspec.Raw(b"null")
+_COUNTS: Final = msgspec.json.Decoder(_Counts | None)
 
 
 class _Status(msgspec.Struct, frozen=True):
@@ -45,9 +63,10 @@ class _Status(msgspec.Struct, frozen=True):
 class _Rank(msgspec.Struct, frozen=True):
     rank: Number
     pid: Pid
-    host: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    host: _Host = ""
     status: _Status = _Status()
-    collective_counts: dict[OpName, Count] | None = None
+    collective_counts: msgspec.Raw = _NONE
+    """`_Counts`, or null."""
 
 
 class _Communicator(msgspec.Struct, frozen=True):
@@ -55,6 +74,10 @@ class _Communicator(msgspec.Struct, frozen=True):
     size: int
     ranks: tuple[_Rank, ...] = ()
     missing_ranks: tuple[_Rank, ...] = ()
+
+    @property
+    def listed(self) -> int:
+        return len(self.ranks) + len(self.missing_ranks)
 
     def all_ranks(self) -> Iterator[_Rank]:
         return chain(self.ranks, self.missing_ranks)
@@ -72,10 +95,32 @@ def read_answer(data: bytes, pid: int, is_here: Callable[[str], bool]) -> RasRep
     Raises:
         ServiceUnavailable: `data` is no such answer.
     """
+    # Every object has a brace; braces in strings do no harm, because RAS writes none.
+    _check_limit(data.count(b"{"), "objects", MAX_OBJECTS)
     try:
-        found = msgspec.json.decode(data, type=_Answer)
+        own = _own(msgspec.json.decode(data, type=_Answer), pid, is_here)
+        _check_limit(sum(one.listed for one in own), "ranks", MAX_MEMBERS)
+        ops = [_ops(one) for one in own]
+        counts = sum(len(one.ranks) * len(names) for one, names in zip(own, ops, strict=True))
+        _check_limit(counts, "counts", MAX_COUNTS)
+        hosts: dict[str, int] = {}
+        found = [_communicator(one, names, hosts) for one, names in zip(own, ops, strict=True)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ServiceUnavailable(f"NCCL RAS: its answer cannot be read: {error}") from None
+    return RasReport(tuple(found))
+
+
+def _check_limit(found: int, what: str, most: int) -> None:
+    """
+    Raises:
+        ServiceUnavailable: `found` is over the limit.
+    """
+    if found > most:
+        raise ServiceUnavailable(f"NCCL RAS: its answer has {found} {what}: over {most}")
+
+
+def _own(answer: _Answer, pid: int, is_here: Callable[[str], bool]) -> list[_Communicator]:
+    """The communicators that the process is in."""
     here: dict[str, bool] = {}
 
     def is_own(rank: _Rank) -> bool:
@@ -85,22 +130,30 @@ def read_answer(data: bytes, pid: int, is_here: Callable[[str], bool]) -> RasRep
             here[rank.host] = is_here(rank.host)
         return here[rank.host]
 
-    own = [one for one in found.communicators if any(is_own(rank) for rank in one.all_ranks())]
-    if (count := sum(len(one.ranks) + len(one.missing_ranks) for one in own)) > MAX_MEMBERS:
-        raise ServiceUnavailable(f"NCCL RAS: its answer has {count} ranks: over {MAX_MEMBERS}")
-    hosts: dict[str, int] = {}
-    return RasReport(tuple([_communicator(one, hosts) for one in own]))
+    return [one for one in answer.communicators if any(is_own(rank) for rank in one.all_ranks())]
 
 
-def _communicator(one: _Communicator, hosts: dict[str, int]) -> Communicator:
+def _ops(one: _Communicator) -> Sequence[str]:
+    """
+    Raises:
+        ServiceUnavailable: there are more than a report can have.
+        msgspec.ValidationError: they are no names.
+    """
+    ops: dict[str, None] = {}
+    for rank in one.ranks:
+        ops.update(dict.fromkeys(_launched(rank)))
+        _check_limit(len(ops), f"operations in {one.hash}", MAX_OPS)
+    return msgspec.convert(tuple(ops), tuple[OpName, ...])
+
+
+def _communicator(one: _Communicator, ops: Sequence[str], hosts: dict[str, int]) -> Communicator:
     """`hosts` gets the number of each host."""
-    ops = tuple(dict.fromkeys(op for rank in one.ranks for op in rank.collective_counts or ()))
     members = [_member(rank, ops, hosts, MemberState(0)) for rank in one.ranks]
     members += [_member(rank, (), hosts, MemberState.MISSING) for rank in one.missing_ranks]
-    return Communicator(one.hash.removeprefix("0x"), one.size, ops, tuple(members))
+    return Communicator(one.hash.removeprefix("0x"), one.size, tuple(ops), tuple(members))
 
 
-def _member(rank: _Rank, ops: tuple[str, ...], hosts: dict[str, int], state: MemberState) -> Member:
+def _member(rank: _Rank, ops: Sequence[str], hosts: dict[str, int], state: MemberState) -> Member:
     status = rank.status
     for is_set, flag in (
         (status.unresponsive, MemberState.UNRESPONSIVE),
@@ -110,8 +163,19 @@ def _member(rank: _Rank, ops: tuple[str, ...], hosts: dict[str, int], state: Mem
         (status.abort_flag, MemberState.ABORTED),
     ):
         state |= flag if is_set else 0
-    launched = rank.collective_counts or {}
+    launched = _launched(rank) if ops else {}
     counts = tuple([launched.get(op, 0) for op in ops])
     host = hosts.setdefault(rank.host, len(hosts))
     codes = status.init_state, status.async_error
     return Member(rank.rank, rank.pid, host, state, *codes, counts)
+
+
+def _launched(rank: _Rank) -> Mapping[str, int]:
+    """
+    Raises:
+        ServiceUnavailable: the text is too long for `MAX_OPS` of them.
+        msgspec.DecodeError: it is something else.
+    """
+    text = rank.collective_counts
+    _check_limit(len(memoryview(text)), "bytes of counts in one rank", _MAX_COUNTS_BYTES)
+    return _COUNTS.decode(text) or {}

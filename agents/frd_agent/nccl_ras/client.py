@@ -9,18 +9,24 @@ connection reaches: if the answer is about other processes, the client connects 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from frd.errors import ServiceUnavailable, WireError
 from frd.wire.ras import encode_ras
+from frd_agent.inspection.reading.memory import Helper, NotInTime
 from frd_agent.nccl_ras.address import Place, is_here, place_of
 from frd_agent.nccl_ras.answer import read_answer
 from frd_agent.proc import PROC
 
 TIMEOUT_S: Final = 6.0
-"""Of everything: connecting, and up to `_TRIES` answers."""
+"""Of everything once a question has its turn: connecting, and up to `_TRIES` answers."""
+READ_S: Final = 1.0
+"""Of that, for the environment of the rank."""
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 """RAS writes about 600 bytes for each rank of each communicator: 28,000 of them, such as a job of
 16,384 ranks with one communicator, or one of 4,096 with six each. Kept in memory while it is read.
@@ -33,35 +39,61 @@ _GREETING: Final = b"CLIENT PROTOCOL 2\n"
 _SETTINGS: Final = (f"TIMEOUT {_RAS_TIMEOUT_S}\n".encode(), b"SET FORMAT json\n")
 _QUESTION: Final = b"VERBOSE STATUS\n"
 
+log = logging.getLogger(__name__)
+
 
 class RasClient:
-    """One answer at a time is read: it may be large."""
+    """One question at a time: its answer may be large."""
 
     def __init__(self, results: Counter[str], proc: Path = PROC) -> None:
         """`results` counts ``answered`` and ``failed`` questions."""
         self._results = results
         self._proc = proc
         self._turn = asyncio.Lock()
+        self._helper = Helper(READ_S, "frd-environ-of")
 
     async def ask(self, pid: int | None, own_pid: int, timeout_s: float) -> bytes:
         """The encoded `RasReport` on a rank: `pid` is its process as /proc shows it, None if it
-        does not, and `own_pid` the number that the process has for itself.
+        does not, and `own_pid` the number that the process has for itself. `timeout_s` includes
+        the questions before this one; the question itself has at most `TIMEOUT_S` of it.
 
         Raises:
             ServiceUnavailable: there is none; the message says why.
         """
-        limit_s = min(timeout_s, TIMEOUT_S)
         try:
-            async with asyncio.timeout(limit_s), self._turn:
-                data = await self._ask(place_of(pid, self._proc), own_pid)
-        except TimeoutError:
-            self._results["failed"] += 1
-            raise ServiceUnavailable(f"NCCL RAS: no answer within {limit_s:g} s") from None
+            data = await self._in_turn(pid, own_pid, timeout_s)
         except ServiceUnavailable:
             self._results["failed"] += 1
             raise
+        except Exception as error:
+            self._results["failed"] += 1
+            log.exception("NCCL RAS: a question failed")
+            why = f"NCCL RAS: {type(error).__name__}: see the log of the agent"
+            raise ServiceUnavailable(why) from None
         self._results["answered"] += 1
         return data
+
+    async def _in_turn(self, pid: int | None, own_pid: int, timeout_s: float) -> bytes:
+        began_s = time.monotonic()
+        missed = f"other questions took {timeout_s:g} s"
+        try:
+            async with asyncio.timeout(timeout_s), self._turn:
+                left_s = min(TIMEOUT_S, timeout_s - (time.monotonic() - began_s))
+                missed = f"no answer within {left_s:.1f} s"
+                async with asyncio.timeout(left_s):
+                    return await self._ask(await self._place(pid), own_pid)
+        except TimeoutError:
+            raise ServiceUnavailable(f"NCCL RAS: {missed}") from None
+
+    async def _place(self, pid: int | None) -> Place:
+        """On the helper's thread. The thread of `to_thread` only waits for it, at most `READ_S`."""
+        try:
+            return await asyncio.to_thread(self._helper.run, partial(place_of, pid, self._proc))
+        except NotInTime:
+            raise ServiceUnavailable(
+                f"NCCL RAS: the environment of process {pid}, or of one before it, cannot be read "
+                f"within {READ_S:g} s"
+            ) from None
 
     async def _ask(self, place: Place, own_pid: int) -> bytes:
         for _ in range(_TRIES):

@@ -23,14 +23,18 @@ from frd.service.second_opinions.comparison import opinion
 from frd.wire.ras import MAX_RAS_BYTES, RasReport, decode_ras
 
 REFUSED: Final = "ras_report"
-"""Of reports that were refused, in metrics."""
+"""The reason under which `frd_ingest_refused_total` counts reports that cannot be read."""
 REASONS: Final = frozenset({Reason.NETWORK_OR_DEVICE, Reason.IN_COLLECTIVE_ALONE})
 MAX_AGENTS: Final = 2
-"""That are asked about one finding, one after the other."""
+"""The service asks this many agents about one finding, one after the other."""
 MAX_AT_ONCE: Final = 2
+"""The service asks about this many findings at the same time."""
 MAX_WAITING: Final = 16
-TIMEOUT_S: Final = 7.5
-"""An agent uses 6 s of it: RAS itself waits for processes that do not respond."""
+"""Findings that are asked about, or wait for it. Those that open meanwhile are not asked about,
+unless they change later."""
+TIMEOUT_S: Final = 15.0
+"""An agent uses up to 12 s of it: 6 s for the question, because RAS itself waits for processes that
+do not respond, and 6 s before it for the question about another finding (`MAX_AT_ONCE`)."""
 _NCCL: Final = "nccl"
 
 log = logging.getLogger(__name__)
@@ -84,7 +88,7 @@ class SecondOpinions:
                 pids = {info.rank: info.pid for info in infos}
                 said = await asyncio.to_thread(opinion, report, members, pids)
             if not said:
-                raise ServiceUnavailable("NCCL RAS: it knows no communicator of these ranks")
+                raise ServiceUnavailable("NCCL RAS: its answer shows nothing about these ranks")
         except WireError as error:
             self.refused += 1
             log.warning("finding %s: no second opinion: %s", finding.id, error)

@@ -1,12 +1,15 @@
 """What a report of RAS says of the communicators of one process group, in sentences. Pure.
 
 RAS knows no group of PyTorch. A communicator is that of a group if it has as many ranks and their
-processes are those of the group: rank i is then the group's i-th member. If several with different
-processes fit, as in containers where all ranks have the same process id, it is not known which is
-the group's, and ranks keep the numbers that they have in NCCL.
+processes are those of the group: rank i is then the group's i-th member. Process ids repeat on
+other hosts, and which host of RAS is which node of the job is not known. So nothing is said of a
+group in which two ranks have the same process id, as in containers with one rank each: a
+communicator of another group looks the same. If several with different processes fit, it is not
+known which is the group's, and ranks keep the numbers that they have in NCCL.
 
 While a job moves, counts differ for a moment. In a hang they are final, but an op that was launched
-may still wait for its turn on the device, so nothing here is a verdict.
+may still wait for its turn on the device, so nothing here is a verdict. RAS counts some collectives
+only, and no sends, receives and all_to_all: counts that are all 0 show nothing.
 """
 
 from __future__ import annotations
@@ -68,10 +71,10 @@ class _Known:
 
     @property
     def is_alike(self) -> bool:
-        """All ranks have launched the same."""
+        """All ranks have launched the same, and something."""
         heard = self.heard
         counts = {one.counts for one in heard}
-        return len(heard) == self.of.size and len(counts) == 1 and counts != {()}
+        return len(heard) == self.of.size and len(counts) == 1 and any(*counts)
 
     def lines(self) -> Iterator[str]:
         yield from self._counts()
@@ -152,7 +155,8 @@ class _Known:
 
 def _known(one: Communicator, members: Sequence[int], pids: Mapping[int, int]) -> _Known | None:
     """None: it is not the group's."""
-    if one.size != len(members):
+    known = [pid for rank in members if (pid := pids.get(rank))]
+    if one.size != len(members) or len(known) > len(set(known)):
         return None
     compared = [
         (member.pid, pid) for member in one.members if (pid := pids.get(members[member.rank]))
@@ -163,7 +167,7 @@ def _known(one: Communicator, members: Sequence[int], pids: Mapping[int, int]) -
 
 
 def _agreement(found: Sequence[_Known]) -> Iterator[str]:
-    """That nothing differs, as far as all ranks have answered."""
+    """That no count differs, as far as all ranks have answered."""
     alike = [one.of for one in found if one.is_alike]
     if not alike:
         return
@@ -173,4 +177,5 @@ def _agreement(found: Sequence[_Known]) -> Iterator[str]:
         which = f"each of {len(hashes)} communicators"
     elif len(hashes) > 1:
         which = f"each of the communicators {', '.join(hashes[:-1])} and {hashes[-1]}"
-    yield f"all {alike[0].size} ranks of {which} have launched the same operations"
+    same = "the same number of each collective that NCCL counts"
+    yield f"all {alike[0].size} ranks of {which} have launched {same}"

@@ -79,3 +79,10 @@ def test_addresses_of_this_host() -> None:
     """Names, and addresses that are reserved for documentation, are not."""
     hosts = ["127.0.0.1", "::1", "198.51.100.7", "localhost", "", "x" * 300]
     assert [is_here(host) for host in hosts] == [True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize("host", ["fe80::1%\0a", "fe80::1%\ud800", "fe80::1%" + "x" * 300])
+def test_an_interface_that_is_none(host: str) -> None:
+    """The socket module refuses such names with different exceptions: it is no address of this
+    host."""
+    assert not is_here(host)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from frd.errors import ServiceUnavailable
-from frd.wire.ras import MemberState
+from frd.wire.ras import MAX_OPS, MemberState
 from frd_agent.nccl_ras.answer import read_answer
 from tests.world.ras_server import recorded
 
@@ -65,12 +67,17 @@ def changed(**keys: Any) -> bytes:
         changed(rank=-1),
         changed(rank=1 << 40),
         changed(pid="671"),
+        changed(host="fe80::1%\0a"),
+        changed(host="é"),
+        changed(host="1" * 257),
         changed(collective_counts={"AllReduce": -1}),
         changed(collective_counts={"\x1b[2J": 1}),
+        changed(collective_counts=[]),
+        changed(collective_counts={f"Op{number}": 1 for number in range(65)}),
         changed(status={"async_error": 1 << 20}),
         "\ud800".encode("utf-8", "surrogatepass"),
     ],
-    ids=range(14),
+    ids=range(19),
 )
 def test_what_is_no_answer(data: bytes) -> None:
     """Cut off, text, too deep, numbers out of range, names with control characters."""
@@ -90,3 +97,55 @@ def test_more_ranks_than_a_report_holds(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ServiceUnavailable, match="8 ranks: over 7"):
         read_answer(recorded("lagging"), 671, here)
     assert read_answer(recorded("lagging"), 677, here).communicators
+
+
+def answer_of(ranks: Iterable[str]) -> bytes:
+    """The answer about one communicator of process 1, with this JSON of its ranks."""
+    one = f'{{"hash": "0x1", "size": 1000000, "ranks": [{",".join(ranks)}]}}'
+    return f'{{"communicators": [{one}]}}'.encode()
+
+
+def rank_with(number: int, ops: Iterable[str]) -> str:
+    counts = ",".join(f'"{op}":{number}' for op in ops)
+    return f'{{"rank":{number},"pid":1,"collective_counts":{{{counts}}}}}'
+
+
+MB = 1024 * 1024
+HOSTILE = {
+    "other ops in each rank": answer_of(rank_with(n, [f"op{n}"]) for n in range(4_000)),
+    "many ops in one rank": answer_of([rank_with(1, (f"op{n}" for n in range(100_000)))]),
+    "one rank has all ops": answer_of(
+        [rank_with(0, (f"op{n}" for n in range(64)))]
+        + [rank_with(n, ["op63"]) for n in range(1, 60_000)]
+    ),
+    "small ranks": answer_of(['{"rank":0,"pid":1}'] * 250_000),
+    "small communicators": b'{"communicators":[%s]}'
+    % b",".join([b'{"hash":"0x1","size":1}'] * 250_000),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_answers_that_would_take_much_memory(name: str) -> None:
+    """They are refused before objects are made of them."""
+    data = HOSTILE[name]
+    tracemalloc.start()
+    try:
+        with pytest.raises(ServiceUnavailable, match=r"its answer has .*: over"):
+            read_answer(data, 1, lambda _: True)
+        assert tracemalloc.get_traced_memory()[1] < 16 * MB
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_largest_answer_that_is_accepted() -> None:
+    """Short names of many operations take few bytes of JSON."""
+    ops = [f"{chr(65 + n // 26)}{chr(65 + n % 26)}" for n in range(MAX_OPS)]
+    data = answer_of(rank_with(number, ops) for number in range(15_000))
+    tracemalloc.start()
+    try:
+        (one,) = read_answer(data, 1, lambda _: True).communicators
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (len(one.members), one.members[-1].counts) == (15_000, (14_999,) * MAX_OPS)
+    assert peak < 64 * MB

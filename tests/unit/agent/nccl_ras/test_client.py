@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import socket
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -126,3 +129,74 @@ async def test_questions_wait_for_each_other(node: Node) -> None:
         await asyncio.gather(*(asking.ask(7, 3, 5.0) for _ in range(3)))
     assert node.results == {"answered": 3}
     assert len(ras.heard) == 3
+
+
+async def test_a_question_has_its_whole_time_after_it_has_waited(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three questions to a service that says nothing: the second takes its own time limit after the
+    first, and the third ends with the time of the request."""
+    monkeypatch.setattr(module, "TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        node.listens(f"127.0.0.1:{silent.getsockname()[1]}")
+        asking = RasClient(node.results, node.proc)
+        questions = [asking.ask(7, 3, timeout_s) for timeout_s in (5.0, 5.0, 0.1)]
+        said = await asyncio.gather(*questions, return_exceptions=True)
+    assert [str(one) for one in said] == [
+        "NCCL RAS: no answer within 0.2 s",
+        "NCCL RAS: no answer within 0.2 s",
+        "NCCL RAS: other questions took 0.1 s",
+    ]
+    assert node.results == {"failed": 3}
+
+
+@pytest.mark.timeout(30)
+async def test_an_environment_that_cannot_be_read(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel does not return from reading it, as from a pipe without a writer: questions fail,
+    one thread waits, and the event loop goes on. Later the environment can be read again."""
+    monkeypatch.setattr(module, "READ_S", 0.5)
+    environ = node.proc / "7" / "environ"
+    environ.parent.mkdir()
+    os.mkfifo(environ)
+    asking, before = RasClient(node.results, node.proc), set(threading.enumerate())
+    for _ in range(3):
+        with pytest.raises(ServiceUnavailable, match=r"process 7, .* cannot be read within 0\.5 s"):
+            await asking.ask(7, 3, 5.0)
+    started = set(threading.enumerate()) - before
+    readers = [one for one in started if one.name == "frd-environ-of"]
+    assert (len(readers), node.results) == (1, {"failed": 3})
+    with environ.open("wb"):
+        environ.unlink()
+    with serving_ras(RasServer(LAGGING)) as ras:
+        environ.write_bytes(b"NCCL_RAS_ADDR=" + ras.address.encode())
+        while asking._helper.hangs:
+            await asyncio.sleep(0.01)
+        assert decode_ras(await asking.ask(7, 3, 5.0)).communicators
+
+
+async def test_a_host_that_no_socket_takes(node: Node) -> None:
+    """The answer is refused like any other one that breaks a rule."""
+    document = json.loads(LAGGING)
+    document["communicators"][1]["ranks"][0]["host"] = "fe80::1%\0a"
+    with (
+        serving_ras(RasServer(json.dumps(document).encode())) as ras,
+        pytest.raises(ServiceUnavailable, match="cannot be read"),
+    ):
+        await node.listens(ras.address).ask(own_pid=1)
+    assert node.results == {"failed": 1}
+
+
+async def test_an_unforeseen_error(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged and counted, and the service gets an answer."""
+    monkeypatch.setattr(module, "read_answer", lambda *_: 1 // 0)
+    with (
+        serving_ras(RasServer(LAGGING)) as ras,
+        pytest.raises(ServiceUnavailable, match="ZeroDivisionError: see the log of the agent"),
+    ):
+        await node.listens(ras.address).ask()
+    assert node.results == {"failed": 1}
+    assert "ZeroDivisionError" in caplog.text

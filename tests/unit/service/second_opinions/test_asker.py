@@ -12,10 +12,12 @@ from frd.engine.findings.attachments import Evidence
 from frd.errors import ServiceUnavailable
 from frd.model import AttemptKey, Change, Finding, FindingEvent, Reason
 from frd.service.requests.inquiry import Answer
-from frd.service.second_opinions.asker import SecondOpinions
+from frd.service.second_opinions.asker import MAX_AT_ONCE, TIMEOUT_S, SecondOpinions
 from frd.wire.messages import Part
 from frd.wire.ras import encode_ras
 from frd_agent.nccl_ras.answer import read_answer
+from frd_agent.nccl_ras.client import TIMEOUT_S as QUESTION_S
+from frd_agent.uplink.answers import _MARGIN
 from tests.world.job import Job
 from tests.world.ras_server import moved
 
@@ -205,3 +207,8 @@ async def test_questions_end_with_the_service() -> None:
     world.opinions.see([opened(world.hang())])
     await world.opinions.close()
     assert world.events == []
+
+
+def test_an_agent_has_time_for_all_questions_of_the_service() -> None:
+    """It answers them one after the other, and each may take its whole time limit."""
+    assert TIMEOUT_S * _MARGIN >= MAX_AT_ONCE * QUESTION_S

@@ -15,6 +15,7 @@ FOUR = {10: 671, 11: 674, 12: 677, 13: 678}
 """Process ids by global rank: the recorded job as ranks 10 to 13 of another one."""
 THREE = {0: 964, 1: 967, 2: 970}
 C = "communicator 63e59fe8c2f77187 (4 ranks)"
+SAME = "the same number of each collective that NCCL counts"
 
 
 def said(name: str, pids: Mapping[int, int]) -> tuple[str, ...]:
@@ -31,6 +32,10 @@ def launched(*counts: int, host: int = 0, first_pid: int = 1) -> list[Member]:
     return [
         Member(rank, first_pid + rank, host, counts=(count,)) for rank, count in enumerate(counts)
     ]
+
+
+def zeros(size: int) -> list[Member]:
+    return [Member(rank, rank + 1, 0, counts=(0, 0)) for rank in range(size)]
 
 
 PIDS = {rank: rank + 1 for rank in range(4)}
@@ -52,16 +57,30 @@ def test_a_rank_that_does_not_respond(name: str, rank: int) -> None:
 def test_ranks_that_agree() -> None:
     """All have launched the op that does not end: that is worth knowing, too."""
     assert said("same", THREE) == (
-        "NCCL RAS: all 3 ranks of communicator 6ce4062cf2669bbe have launched the same operations",
+        f"NCCL RAS: all 3 ranks of communicator 6ce4062cf2669bbe have launched {SAME}",
     )
 
 
 def test_several_communicators_of_one_group() -> None:
-    """The recorded jobs have two of ranks 0 and 1: both agree."""
-    found = said("same", {rank: THREE[rank] for rank in (0, 1)})
-    assert found == (
-        "NCCL RAS: all 2 ranks of each of the communicators 2f64acaff5559932 and b10c3f80ac1cc22e "
-        "have launched the same operations",
+    """The recorded jobs have two of ranks 0 and 1, of which one has launched nothing; here both
+    have."""
+    only_one = said("same", {rank: THREE[rank] for rank in (0, 1)})
+    assert only_one == (
+        f"NCCL RAS: all 2 ranks of communicator 2f64acaff5559932 have launched {SAME}",
+    )
+    two = [Communicator(name, 4, ("AllReduce",), tuple(launched(5, 5, 5, 5))) for name in "ab"]
+    assert opinion(RasReport(tuple(two)), range(4), PIDS) == (
+        f"NCCL RAS: all 4 ranks of each of the communicators a and b have launched {SAME}",
+    )
+
+
+def test_counts_that_are_all_zero() -> None:
+    """RAS does not count sends, receives and all_to_all: zeros show nothing."""
+    nothing = Communicator("ab", 4, ("Broadcast", "AllReduce"), tuple(zeros(4)))
+    assert opinion(RasReport((nothing,)), range(4), PIDS) == ()
+    something = Communicator("cd", 4, ("AllReduce",), tuple(launched(5, 5, 5, 5)))
+    assert opinion(RasReport((nothing, something)), range(4), PIDS) == (
+        f"NCCL RAS: all 4 ranks of communicator cd have launched {SAME}",
     )
 
 
@@ -82,16 +101,21 @@ def test_a_communicator_that_is_not_the_groups(pids: dict[int, int]) -> None:
 
 
 def test_groups_whose_processes_have_the_same_numbers() -> None:
-    """In containers all have the same process id: ranks keep the numbers that NCCL gives them."""
+    """The processes of two pods have the same ids: ranks keep the numbers that NCCL gives them."""
     one = Communicator("ab", 2, ("AllReduce",), tuple(launched(5, 6)))
     other = Communicator("cd", 2, ("AllReduce",), tuple(launched(7, 7, host=1)))
     pids = {4: 1, 5: 2}
     assert opinion(RasReport((one, other)), [4, 5], pids) == (
         "NCCL RAS: rank 0 of communicator ab (2 ranks) has launched 5 AllReduce, rank 1 6",
     )
-    assert opinion(RasReport((one,)), [4, 5], pids) == (
-        "NCCL RAS: rank 4 has launched 5 AllReduce in communicator ab (2 ranks), rank 5 6",
-    )
+
+
+@pytest.mark.parametrize("pids", [{0: 1, 1: 1}, {0: 1, 1: 1, 2: 0}, {0: 1, 1: 2, 2: 1}])
+def test_ranks_of_one_group_that_have_the_same_process_id(pids: dict[int, int]) -> None:
+    """One rank in each pod: the only communicator of this size may be that of another group, as
+    while the group has launched nothing."""
+    members = [Member(rank, pid or 1, rank, counts=(5 + rank,)) for rank, pid in pids.items()]
+    assert opinion(made(*members, size=len(pids)), list(pids), pids) == ()
 
 
 @pytest.mark.parametrize(
