@@ -93,8 +93,7 @@ def command(
         else:
             _print_outcome(console(), outcome)
         if keep:
-            _print_pages(notes if as_json else console(), outcome)
-            wait_for_end()
+            wait_for_end(lambda: _print_pages(notes if as_json else console(), outcome))
     if outcome.problems:
         raise FrdError(f"demo: {scenario}: {'; '.join(outcome.problems)}")
     if not (as_json or keep):

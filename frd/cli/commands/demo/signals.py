@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NoReturn
 
@@ -35,9 +35,11 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def wait_for_end() -> None:
-    """Return at the first signal of `ended_by_signals`."""
+def wait_for_end(announce: Callable[[], None]) -> None:
+    """Call `announce`, which says that a signal ends it, and return at the first signal of
+    `ended_by_signals`; it may come before `announce` returns."""
     try:
+        announce()
         while True:
             time.sleep(_LOST_WAKE_UP_S)
     except KeyboardInterrupt:
