@@ -114,6 +114,14 @@ clean:
 	@scripts/venv .venv-proto $(PYTHON) requirements/proto.txt
 	@touch $@
 
+# torch depends on one version of NCCL, so the newer one is installed after it, without dependencies.
+.venv-gpu/installed: pyproject.toml requirements/dev.txt requirements/demo.txt requirements/nccl.txt scripts/venv
+	@scripts/venv .venv-gpu $(PYTHON) requirements/dev.txt --editable
+	@echo "frd: installing torch and NCCL for GPUs (a large download)"
+	@.venv-gpu/bin/python -m pip --quiet --disable-pip-version-check install -r requirements/demo.txt
+	@.venv-gpu/bin/python -m pip --quiet --disable-pip-version-check install --no-deps -r requirements/nccl.txt
+	@touch $@
+
 .venv-frameworks/installed: requirements/frameworks.txt scripts/venv
 	@scripts/venv .venv-frameworks $(PYTHON) requirements/frameworks.txt --editable
 	@touch $@

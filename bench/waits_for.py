@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not i
 from bench.report import show
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from tests.world.daemons import findings, until, watched
+from tests.world.daemons import findings, opened_s, until, watched
 
 _RANKS = 4
 _STALL_AFTER_S = 2.0
@@ -28,8 +27,7 @@ def hang(name: str) -> tuple[float, str]:
     """One hang: seconds from the opening to the first `waits_for`, and its kind."""
     with watched(SCENARIOS[name], _RANKS, _STALL_AFTER_S) as (_, client):
         finding = until(lambda: _explained(client), "what the suspect waits for", 120)
-        opened_s = datetime.fromisoformat(finding["opened_at"]).timestamp()
-        return time.time() - opened_s, finding["suspects"][0]["waits_for"]["kind"]
+        return time.time() - opened_s(finding), finding["suspects"][0]["waits_for"]["kind"]
 
 
 def _explained(client: Client) -> dict[str, Any] | None:

@@ -84,11 +84,15 @@ def closing_rows(is_end: Bools, is_p2p: Bools, pg_id: Int64s, number: Int64s) ->
     rows = np.arange(len(is_end))
     if not is_end.any():
         return rows
-    series = np.stack((is_p2p.astype(np.int64), pg_id, number))
-    at = np.unique(series, axis=1, return_inverse=True)[1].reshape(-1)
-    last = np.full(int(at.max()) + 1, -1)
-    last[at[is_end]] = rows[is_end]
-    found: Int64s = np.maximum(last[at], rows)
+    order = np.lexsort((number, pg_id, is_p2p))
+    begins = np.zeros(len(order), np.bool_)
+    for column in (number, pg_id, is_p2p):
+        begins[1:] |= column[order[1:]] != column[order[:-1]]
+    series = np.empty(len(order), np.int64)
+    series[order] = np.cumsum(begins)
+    last = np.full(len(order), -1)
+    last[series[is_end]] = rows[is_end]
+    found: Int64s = np.maximum(last[series], rows)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Scalar fields of messages, in both directions: text, times and enums.
+"""Fields of messages: text, times and enums, in both directions, and parts in JSON.
 
 Odd text is no error: characters that UTF-8 cannot encode are escaped. A name that is too long for
 the wire is cut and gets a digest of the whole name, so that every member of a group sends the same
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final, TypeVar
 
+import msgspec
 from google.protobuf.message import DecodeError
 
 from frd.errors import WireError
@@ -22,7 +23,11 @@ from frd.wire.messages import YEAR_2200_NS, Part
 MAX_TEXT_BYTES: Final = 4096
 """Longest string that the wire carries, in UTF-8."""
 
+PART_FIELD: Final = "response.data"
+"""What errors call the data of an answer's part."""
+
 _E = TypeVar("_E", bound=Enum)
+_T = TypeVar("_T")
 _ENUMS: Final[dict[type[Enum], Any]] = {
     RankState: pb.State,
     ExitKind: pb.ExitKind,
@@ -118,3 +123,19 @@ def check_most(field: str, value: int, most: int) -> None:
     """An unsigned `value` is not above `most`."""
     if value > most:
         raise WireError(field, "range", f"{value}: send 0 to {most}")
+
+
+def decode_part(data: bytes, kind: type[_T], *, what: str, max_bytes: int) -> _T:
+    """An optional part of an answer, in JSON. A bad one is an error for the caller, never the end
+    of a stream.
+
+    Raises:
+        WireError: `data` is over `max_bytes`, or no `kind`, which messages call `what`.
+    """
+    if len(data) > max_bytes:
+        size = f"{len(data)} bytes: send {max_bytes} or fewer"
+        raise WireError(PART_FIELD, "too_large", size)
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(PART_FIELD, "parse", f"no {what}: {error}") from None

@@ -1,8 +1,7 @@
 """What NCCL's RAS service says of the communicators of one rank, as it travels: JSON.
 
 The agent leaves out the communicators of other ranks, and all that frd does not compare. Numbers
-are those of NCCL: ranks within the communicator, and process ids as the ranks see their own. Like
-all optional parts of an answer, a bad report is an error for the caller, never the end of a stream.
+are those of NCCL: ranks within the communicator, and process ids as the ranks see their own.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import msgspec
 
 from frd.decodable import decodable
 from frd.errors import WireError
+from frd.wire.fields import PART_FIELD, decode_part
 from frd.wire.messages import MAX_WORLD_SIZE
 
 MAX_RAS_BYTES: Final = 4 * 1024 * 1024
@@ -22,7 +22,6 @@ MAX_RAS_BYTES: Final = 4 * 1024 * 1024
 """
 MAX_OPS: Final = 64
 """Kinds of operations in one communicator."""
-_FIELD: Final = "response.data"
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=MAX_WORLD_SIZE)]
 Pid: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -93,13 +92,7 @@ def decode_ras(data: bytes) -> RasReport:
     Raises:
         WireError: `data` is no such report.
     """
-    if len(data) > MAX_RAS_BYTES:
-        size = f"{len(data)} bytes: send {MAX_RAS_BYTES} or fewer"
-        raise WireError(_FIELD, "too_large", size)
-    try:
-        report = msgspec.json.decode(data, type=RasReport)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(_FIELD, "parse", f"no report of RAS: {error}") from None
+    report = decode_part(data, RasReport, what="report of RAS", max_bytes=MAX_RAS_BYTES)
     for one in report.communicators:
         _check(one)
     return report
@@ -109,7 +102,7 @@ def _check(one: Communicator) -> None:
     ranks = {member.rank for member in one.members}
     if len(ranks) < len(one.members) or (ranks and max(ranks) >= one.size):
         why = f"ranks of {one.hash}: repeated, or not below {one.size}"
-        raise WireError(_FIELD, "disagree", why)
+        raise WireError(PART_FIELD, "disagree", why)
     if any(len(member.counts) not in (0, len(one.ops)) for member in one.members):
         why = f"counts of {one.hash}: send one for each of {len(one.ops)} ops"
-        raise WireError(_FIELD, "length", why)
+        raise WireError(PART_FIELD, "length", why)

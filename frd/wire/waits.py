@@ -1,8 +1,4 @@
-"""The report of an agent on what a suspect process is blocked in, as it travels: JSON.
-
-A report is an optional part of an answer: a bad one is an error for the caller, never the end of a
-stream.
-"""
+"""The report of an agent on what a suspect process is blocked in, as it travels: JSON."""
 
 from __future__ import annotations
 
@@ -12,14 +8,12 @@ from typing import Any, Final
 import msgspec
 
 from frd.decodable import decodable
-from frd.errors import WireError
 from frd.model import Holder, NodeRawNs, WaitsFor
-from frd.wire.fields import check_most, check_time, text
+from frd.wire.fields import PART_FIELD, check_most, check_time, decode_part, text
 from frd.wire.messages import MAX_WORLD_SIZE
 
 MAX_REPORT_BYTES: Final = 64 * 1024
 _MAX_PID: Final = 2**31 - 1
-_FIELD: Final = "response.data"
 _UNKNOWN: Final = NodeRawNs(0)
 
 
@@ -47,15 +41,9 @@ def decode_report(data: bytes) -> WaitReport:
     Raises:
         WireError: `data` is not what `encode_report` returns.
     """
-    if len(data) > MAX_REPORT_BYTES:
-        size = f"{len(data)} bytes: send {MAX_REPORT_BYTES} or fewer"
-        raise WireError(_FIELD, "too_large", size)
-    try:
-        report = msgspec.json.decode(data, type=WaitReport)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(_FIELD, "parse", f"no report on a wait: {error}") from None
-    check_time(f"{_FIELD}.since_ns", report.since_ns)
-    check_time(f"{_FIELD}.as_of_ns", report.as_of_ns)
+    report = decode_part(data, WaitReport, what="report on a wait", max_bytes=MAX_REPORT_BYTES)
+    check_time(f"{PART_FIELD}.since_ns", report.since_ns)
+    check_time(f"{PART_FIELD}.as_of_ns", report.as_of_ns)
     _check_number("pid", report.waits_for.pid, _MAX_PID)
     if (holder := report.waits_for.holder) is not None:
         _check_number("holder.pid", holder.pid, _MAX_PID)
@@ -65,7 +53,7 @@ def decode_report(data: bytes) -> WaitReport:
 
 def _check_number(name: str, value: int, most: int) -> None:
     # A negative number is as wrong as one that is too high.
-    check_most(f"{_FIELD}.{name}", value if value >= 0 else most + 1, most)
+    check_most(f"{PART_FIELD}.{name}", value if value >= 0 else most + 1, most)
 
 
 def _with_wire_texts(report: WaitReport) -> WaitReport:

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Any
 
 import pytest
@@ -23,7 +22,16 @@ import pytest
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
 from frd.cli.commands.demo.stage import Addresses, Stage
-from tests.world.daemons import JOBS, findings, frd, free_port, metric, rank_environment, until
+from tests.world.daemons import (
+    JOBS,
+    findings,
+    frd,
+    free_port,
+    metric,
+    opened_s,
+    rank_environment,
+    until,
+)
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
@@ -114,8 +122,7 @@ def aligned(stage: TwoNodes) -> bool:
 
 def since(stage: TwoNodes, moment_s: float, finding: dict[str, Any]) -> float:
     """How long after `moment_s` the wait of a finding began."""
-    opened = datetime.fromisoformat(finding["opened_at"]).timestamp()
-    return float(opened - finding["collective"]["waiting_s"] - moment_s)
+    return float(opened_s(finding) - finding["collective"]["waiting_s"] - moment_s)
 
 
 def stall(stage: TwoNodes) -> dict[str, Any] | None:

@@ -6,7 +6,6 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
-from tests.world.daemons import findings, frd, until, watched
+from tests.world.daemons import findings, frd, opened_s, until, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.alone, pytest.mark.timeout(120)]
 WITHIN_S = 80.0
@@ -41,8 +40,7 @@ def test_the_rank_whose_host_memory_grows_is_named(
         (finding,) = until(
             lambda: findings(client), lambda: "".join(map(stage.log, logs)), WITHIN_S
         )
-        opened_at = datetime.fromisoformat(finding["opened_at"]).timestamp()
-        took_s = opened_at - crossed_at(stage)
+        took_s = opened_s(finding) - crossed_at(stage)
         record_property("seconds_from_crossing_to_finding", round(took_s, 3))
         print(f"found {took_s:.2f} s after the rank crossed 64 MiB: {finding['summary']}")
         assert took_s < 10.0  # 2 s where the processors are not shared with a test suite

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -26,7 +25,7 @@ import pytest
 from frd.cli.client import Client
 from frd.cli.commands.demo.stage import Stage
 from frd_agent.proc import PROC
-from tests.world.daemons import STEADY, exec_command, findings, running, until
+from tests.world.daemons import STEADY, exec_command, findings, opened_s, running, until
 
 JOBS: Final = Path(__file__).with_name("jobs")
 BIN: Final = Path(sys.executable).parent
@@ -153,6 +152,6 @@ def assert_found(
     assert any(where in frame for frame in suspect["stack"]), suspect
     of_job = findings(launch.client, state="open", job=finding["job"])
     assert [one["id"] for one in of_job] == [finding["id"]]
-    opened_at = datetime.fromisoformat(finding["opened_at"]).timestamp()
-    MEASURED.append((launcher, opened_at - stuck_file.stat().st_mtime, finding["summary"]))
+    took_s = opened_s(finding) - stuck_file.stat().st_mtime
+    MEASURED.append((launcher, took_s, finding["summary"]))
     return finding

@@ -18,11 +18,10 @@ from tests.gpu.watch import (
     hung_s,
     logs,
     matched,
-    opened_s,
     reasons,
     scenario,
 )
-from tests.world.daemons import findings, frd, until, watched
+from tests.world.daemons import findings, frd, opened_s, until, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.nccl, pytest.mark.timeout(200)]
 GUILTY = 2

@@ -20,11 +20,10 @@ from tests.gpu.watch import (
     hung_s,
     logs,
     matched,
-    opened_s,
     reasons,
     scenario,
 )
-from tests.world.daemons import findings, until, watched
+from tests.world.daemons import findings, opened_s, until, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(200)]
 

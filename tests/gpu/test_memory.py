@@ -11,8 +11,8 @@ import pytest
 from frd.cli.client import Client
 from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
-from tests.gpu.watch import described, first_finding, hung_s, logs, opened_s, reasons, scenario
-from tests.world.daemons import findings, until, watched
+from tests.gpu.watch import described, first_finding, hung_s, logs, reasons, scenario
+from tests.world.daemons import findings, opened_s, until, watched
 
 pytestmark = [
     pytest.mark.torch,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +51,6 @@ def matched(client: Client, stage: Stage) -> int:
 
 def reasons(found: Mapping[str, Any]) -> dict[int, str]:
     return {suspect["rank"]: suspect["reason"] for suspect in found["suspects"]}
-
-
-def opened_s(found: Mapping[str, Any]) -> float:
-    return datetime.fromisoformat(found["opened_at"]).timestamp()
 
 
 def hung_s(stage: Stage) -> float:

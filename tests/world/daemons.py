@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, Final, TypeVar
@@ -213,6 +214,11 @@ def watched(
 def findings(client: Client, **query: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = client.get("/api/v1/findings", query)["findings"]
     return found
+
+
+def opened_s(finding: Mapping[str, Any]) -> float:
+    """When it opened, in Unix time by the service's clock."""
+    return datetime.fromisoformat(finding["opened_at"]).timestamp()
 
 
 def finding_with(client: Client, key: str, within_s: float = PATIENCE_S) -> dict[str, Any]:

@@ -116,11 +116,7 @@ class Handlers:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._connect(connection)
-                if first is not None:
-                    first.answered = await self._is_answered(connection, first.name)
-                if first is not None and not first.answered:
-                    if first.required:
-                        raise Busy(f"{self.path}: {first.name}: no answer within {_FIRST_S:g} s")
+                if first is not None and not await self._ask_first(connection, first):
                     connection.close()
                     connection = self._socket(target)
                     await self._connect(connection)
@@ -144,8 +140,18 @@ class Handlers:
         connection.setblocking(False)
         return connection
 
+    async def _ask_first(self, connection: socket.socket, first: First) -> bool:
+        """Whether it is answered; if not, the connection cannot be used further.
+
+        Raises:
+            Busy: it is not, and it is required.
+        """
+        first.answered = await self._is_answered(connection, first.name)
+        if first.required and not first.answered:
+            raise Busy(f"{self.path}: {first.name}: no answer within {_FIRST_S:g} s")
+        return first.answered
+
     async def _is_answered(self, connection: socket.socket, name: str) -> bool:
-        """Whether the handler answers soon, and the connection can be used further."""
         request = _request("POST", f"/handler/{name}", "keep-alive")
         loop = asyncio.get_running_loop()
         answer = b""

@@ -26,23 +26,26 @@ INSTANT: Final = -1
 def ended(trace: RankTrace, names: Sequence[Name]) -> Bools:
     """Which ops completed, by their state or, with some recorders, by `retired`; parts of a batch
     or a coalesced collective by the entry that closes it."""
-    facts = NameFacts.of(names)
-    return progress.states(trace, slice(None), facts).done[_closing_rows(trace, facts)]
+    return _done_and_closing(trace, names)[0]
 
 
 def ends(trace: RankTrace, names: Sequence[Name]) -> Int64s:
     """When each op ended, on the rank's own clock, and never before it was enqueued."""
-    completed_ns = trace.completed_ns[_closing_rows(trace, NameFacts.of(names))]
+    done, closing = _done_and_closing(trace, names)
+    completed_ns = trace.completed_ns[closing]
     end = np.maximum(completed_ns, trace.created_ns)
     end[completed_ns <= 0] = INSTANT
-    end[~ended(trace, names)] = OPEN
+    end[~done] = OPEN
     return end
 
 
-def _closing_rows(trace: RankTrace, facts: NameFacts) -> Int64s:
+def _done_and_closing(trace: RankTrace, names: Sequence[Name]) -> tuple[Bools, Int64s]:
+    """Which ops completed, and the row with the end of each."""
+    facts = NameFacts.of(names)
     is_p2p = trace.is_p2p != 0
     number = np.where(is_p2p, trace.p2p_seq, trace.seq)
-    return closing_rows(facts.is_end[trace.name], is_p2p, trace.pg_id, number)
+    closing = closing_rows(facts.is_end[trace.name], is_p2p, trace.pg_id, number)
+    return progress.states(trace, slice(None), facts).done[closing], closing
 
 
 def flows(collective: Int64s) -> Int64s:

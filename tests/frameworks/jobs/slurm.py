@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-
-def load_shard(folder: Path) -> None:
-    (folder / "stuck").touch()
-    time.sleep(3600)  # a file system that does not answer
+from tests.frameworks.jobs.train import train
 
 
 def main(folder: Path, stuck_rank: int) -> None:
@@ -26,11 +22,7 @@ def main(folder: Path, stuck_rank: int) -> None:
     port = 20_000 + int(os.environ["SLURM_JOB_ID"]) % 10_000
     meet = f"tcp://{os.environ['SLURM_LAUNCH_NODE_IPADDR']}:{port}"
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world)
-    for step in range(100_000):
-        if step == 40 and rank == stuck_rank:
-            load_shard(folder)
-        dist.all_reduce(torch.ones(64))
-        time.sleep(0.02)
+    train(folder, stuck_rank)
 
 
 if __name__ == "__main__":

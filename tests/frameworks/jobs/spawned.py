@@ -8,37 +8,29 @@ from __future__ import annotations
 
 import socket
 import sys
-import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from tests.frameworks.jobs.train import train
+
 RANKS = 3
 
 
-def load_shard(folder: Path) -> None:
-    (folder / "stuck").touch()
-    time.sleep(3600)  # a file system that does not answer
-
-
-def train(rank: int, port: int, folder: Path, stuck_rank: int) -> None:
+def start(rank: int, port: int, folder: Path, stuck_rank: int) -> None:
     torch.set_num_threads(1)
     meet = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=RANKS)
-    for step in range(100_000):
-        if step == 40 and rank == stuck_rank:
-            load_shard(folder)
-        dist.all_reduce(torch.ones(64))
-        time.sleep(0.02)
+    train(folder, stuck_rank)
 
 
 def main(folder: Path, stuck_rank: int, method: str) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.start_processes(train, (port, folder, stuck_rank), nprocs=RANKS, start_method=method)
+    mp.start_processes(start, (port, folder, stuck_rank), nprocs=RANKS, start_method=method)
 
 
 if __name__ == "__main__":

@@ -19,14 +19,19 @@ def load_shard(folder: Path) -> None:
     time.sleep(3600)  # a file system that does not answer
 
 
-def main(folder: Path, stuck_rank: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train(folder: Path, stuck_rank: int) -> None:
+    """In the default group, without end."""
     for step in range(100_000):
         if step == 40 and dist.get_rank() == stuck_rank:
             load_shard(folder)
         dist.all_reduce(torch.ones(64))
         time.sleep(0.02)
+
+
+def main(folder: Path, stuck_rank: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train(folder, stuck_rank)
 
 
 if __name__ == "__main__":

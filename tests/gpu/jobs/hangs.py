@@ -1,4 +1,4 @@
-"""A job that trains for a moment and then hangs in one of many ways: FAULT rank."""
+"""A job that trains for a moment and then hangs in one of many ways: FAULT RANK."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A job in which the device memory of one rank rises: FAULT rank."""
+"""A job in which the device memory of one rank rises: FAULT RANK."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""A job in which nothing is wrong: KIND SECONDS."""
+"""A job in which nothing is wrong: KIND SECONDS [RANK]. With RANK, this rank gets stuck then."""
 
 import sys
 import time
