@@ -141,8 +141,8 @@ class Agent:
         self._uplinks.redial(self._config.endpoint())
 
     def _living(self) -> set[int]:
-        found = {rank.pid for rank in self._roster if not rank.is_gone}
-        return found | {rank.pid for rank in self._roster.forming}
+        ranks = [rank for rank in self._roster if not rank.is_gone]
+        return {one.pid for one in (*ranks, *self._roster.forming) if one.pid is not None}
 
     def stop(self) -> None:
         self._stop.set()

@@ -150,7 +150,9 @@ class Roster:
             if former.is_gone and self._has_successor(former):
                 self._forget(former)  # its end would be taken for that of its successor
         if rank.process.was_alive:
-            log.info("%s: found, pid %d on %s", rank, rank.pid, rank.identity.info.node)
+            where = "" if rank.pid else ", in another pid namespace"
+            pid, node = rank.pid or rank.identity.pid, rank.identity.info.node
+            log.info("%s: found, pid %d on %s%s", rank, pid, node, where)
             self._warn_of_namesake(rank)
         return True
 
@@ -167,7 +169,7 @@ class Roster:
                 log.warning(
                     "two running jobs are called %s (pids %d, %d): "
                     "only one of them is watched: give each its own --job",
-                    *(job, other.pid, rank.pid),
+                    *(job, other.identity.pid, rank.identity.pid),
                 )
                 return
 
