@@ -1,5 +1,7 @@
 """The log of both daemons on stderr: one line per event, as text or as JSON.
 
+In systemd's journal each line has the priority of its level.
+
 Logged text may contain names chosen by peers, so the text form escapes unprintable characters, and
 an event is always one line.
 """
@@ -10,9 +12,10 @@ import json
 import logging
 import sys
 import time
-from typing import Final
+from typing import Final, TextIO
 
 from frd.forms import utc_text
+from frd.systemd import priority
 from frd.usage import plain
 
 _TEXT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s"
@@ -21,7 +24,7 @@ _TEXT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s"
 def configure(level: str, form: str) -> None:
     """`level` is a level of `logging` in lower case, `form` is ``text`` or ``json``. The last call
     wins."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Stderr(sys.stderr)
     text = _TextLines(_TEXT, datefmt="%Y-%m-%dT%H:%M:%S")
     handler.setFormatter(_JsonLines() if form == "json" else text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
@@ -30,6 +33,13 @@ def configure(level: str, form: str) -> None:
     # httpx logs each request that it sends, httpcore what is in it.
     for client in ("httpx", "httpcore"):
         logging.getLogger(client).setLevel("WARNING")
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    def format(self, record: logging.LogRecord) -> str:
+        """The journal takes each line of a traceback for an entry of its own."""
+        first = priority(record.levelno)
+        return first + super().format(record).replace("\n", f"\n{first}")
 
 
 class _TextLines(logging.Formatter):

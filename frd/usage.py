@@ -6,6 +6,7 @@ Knows click, and no command.
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 import click
 
 from frd.errors import ConfigError, FrdError
+from frd.systemd import priority
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 """Exit codes."""
@@ -43,7 +45,8 @@ def run(program: click.Command, name: str, arguments: Sequence[str]) -> int:
 
 def complain(message: str, code: int) -> int:
     # The message may quote the name of a job, or the answer of a server that is not frd.
-    print(f"frd: error: {plain(' '.join(message.split()))}", file=sys.stderr)
+    line = f"frd: error: {plain(' '.join(message.split()))}"
+    print(f"{priority(logging.ERROR)}{line}", file=sys.stderr)
     return code
 
 
