@@ -49,7 +49,7 @@ def priority(level: int) -> str:
     removes it and stores the priority; otherwise empty."""
     try:
         stderr = os.fstat(sys.stderr.fileno())
-    except (OSError, ValueError):  # closed, or replaced by an object without a file
+    except (AttributeError, OSError, ValueError):  # closed, or replaced by what is no file
         return ""
     if os.environ.get("JOURNAL_STREAM") != f"{stderr.st_dev}:{stderr.st_ino}":
         return ""

@@ -25,7 +25,7 @@ from frd.model import (
     RankInfo,
     Signature,
 )
-from frd.rpc import Context
+from frd.rpc import Context, StreamCall
 from frd.wire.messages import PROTOCOL, AgentEvent, Goodbye, Hello, Redirect
 from frd_agent.counters import Counters
 from frd_agent.memory import Samples
@@ -367,7 +367,7 @@ async def test_a_goodbye_that_is_answered_at_once_is_no_loss(
 ) -> None:
     """The service ends the stream while the agent is still ending its own half: no warning."""
 
-    async def late(call: grpc.aio.StreamStreamCall) -> None:
+    async def late(call: StreamCall) -> None:
         await call.code()
         await asyncio.Event().wait()
 
