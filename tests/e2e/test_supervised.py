@@ -1,5 +1,5 @@
-"""Service and agent below a supervisor such as systemd: when they are ready, and what a reload checks
-first. tests/pods has systemd itself."""
+"""Service and agent below a supervisor such as systemd: when they are ready, and what a reload
+checks first. tests/pods has systemd itself."""
 
 from __future__ import annotations
 
