@@ -1,6 +1,8 @@
-"""The log of both daemons on stderr: one line per event, as text or as JSON.
+"""What both daemons say of themselves: a log on stderr, one line per event, as text or as JSON, and
+to systemd, when they are ready.
 
-In systemd's journal each line has the priority of its level.
+In systemd's journal each line has the priority of its level. systemd's protocol is one datagram, so
+`notifier` speaks it itself: a library would be one more dependency for ten lines.
 
 Logged text may contain names chosen by peers, so the text form escapes unprintable characters, and
 an event is always one line.
@@ -10,14 +12,18 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import sys
 import time
+from collections.abc import Callable, MutableMapping
 from typing import Final, TextIO
 
 from frd.forms import utc_text
-from frd.systemd import priority
-from frd.usage import plain
+from frd.usage import plain, priority
 
+READY: Final = "READY=1"
+STOPPING: Final = "STOPPING=1"
+"""States of a daemon, for `notifier`."""
 _TEXT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s"
 
 
@@ -35,9 +41,31 @@ def configure(level: str, form: str) -> None:
         logging.getLogger(client).setLevel("WARNING")
 
 
+def notifier(environ: MutableMapping[str, str]) -> Callable[[str], None]:
+    """A function that sends a state to the supervisor of this process, if there is one.
+
+    Its address is taken out of `environ`: child processes must not speak for this one.
+    """
+    address = environ.pop("NOTIFY_SOCKET", "")
+    if address.startswith("@"):  # in the abstract namespace
+        address = "\0" + address[1:]
+
+    def notify(state: str) -> None:
+        if not address:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+                sock.sendto(state.encode(), address)
+        except OSError as error:
+            log = logging.getLogger(__name__)
+            log.warning("NOTIFY_SOCKET: %s: %s not sent", error.strerror, state)
+
+    return notify
+
+
 class _Stderr(logging.StreamHandler[TextIO]):
     def format(self, record: logging.LogRecord) -> str:
-        """The journal takes each line of a traceback for an entry of its own."""
+        """The journal takes each line of a traceback for one entry."""
         first = priority(record.levelno)
         return first + super().format(record).replace("\n", f"\n{first}")
 

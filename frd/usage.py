@@ -1,5 +1,5 @@
 """What the command lines of `frd` and `frd-agent` share: exit codes, errors of one line, and the
-examples of every `--help`.
+examples of every `--help`; and how a line on stderr is written.
 
 Knows click, and no command.
 """
@@ -7,17 +7,19 @@ Knows click, and no command.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 import click
 
 from frd.errors import ConfigError, FrdError
-from frd.systemd import priority
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 """Exit codes."""
+_PRIORITIES: Final = ((logging.ERROR, "<3>"), (logging.WARNING, "<4>"), (logging.INFO, "<6>"))
 
 _NO_COMMAND = re.compile(r"No such command '?(.*?)'?\.")
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)")
@@ -48,6 +50,18 @@ def complain(message: str, code: int) -> int:
     line = f"frd: error: {plain(' '.join(message.split()))}"
     print(f"{priority(logging.ERROR)}{line}", file=sys.stderr)
     return code
+
+
+def priority(level: int) -> str:
+    """What a line of this level of `logging` begins with if stderr goes to systemd's journal, which
+    removes it and stores the priority; otherwise empty."""
+    try:
+        stderr = os.fstat(sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):  # closed, or replaced by what is no file
+        return ""
+    if os.environ.get("JOURNAL_STREAM") != f"{stderr.st_dev}:{stderr.st_ino}":
+        return ""
+    return next((text for least, text in _PRIORITIES if level >= least), "<7>")
 
 
 def plain(text: str) -> str:

@@ -19,8 +19,8 @@ from contextlib import ExitStack
 from typing import Final
 
 from frd.errors import FrdError
+from frd.logs import READY, STOPPING
 from frd.model import EntryColumns, NodeRawNs
-from frd.systemd import READY, STOPPING
 from frd.version import __version__
 from frd.wire.messages import PROTOCOL, Hello, Request
 from frd_agent import tap

@@ -81,7 +81,7 @@ def cli(context: click.Context) -> int:
 )
 def run(configs: tuple[Path, ...], check: bool, **flags: object) -> None:
     """Watch this node until SIGTERM or SIGINT; on SIGHUP, read the file again."""
-    from frd import logs, systemd
+    from frd import logs
     from frd_agent.config import load
 
     loaded = load(_first(configs), flags)
@@ -93,7 +93,7 @@ def run(configs: tuple[Path, ...], check: bool, **flags: object) -> None:
     from frd_agent.agent import Agent
 
     async def main() -> None:
-        agent = Agent(loaded, systemd.notifier(os.environ))
+        agent = Agent(loaded, logs.notifier(os.environ))
         loop = asyncio.get_running_loop()
         # A terminal that closes sends SIGHUP: stop properly, or the service reports blind ranks.
         hangs_up = agent.stop if sys.stderr.isatty() else partial(_reload, agent, configs, flags)

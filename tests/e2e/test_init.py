@@ -112,14 +112,16 @@ def test_the_owner_gets_what_the_service_reads(
     """With --owner as root: the user of the service reads its files, and no other file; the output
     names them. The user can enter the folder."""
     folder = tmp_path / "c"
-    assert run(["init", str(folder), "--tls", "--owner", "nobody"]) == 0
+    assert run(["init", str(folder), "--tls", "--owner", "daemon"]) == 0
     of_service = {"frd.toml", "tokens", "ca.pem", "server.pem", "server.key"}
     owners = {path.name: path.owner() for path in folder.iterdir()}
-    assert {name for name, owner in owners.items() if owner == "nobody"} == of_service
-    assert set(owners.values()) == {"nobody", "root"}
+    assert {name for name, owner in owners.items() if owner == "daemon"} == of_service
+    assert set(owners.values()) == {"daemon", "root"}
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     assert folder.stat().st_mode & 0o777 == 0o755
-    said = re.match(r"wrote (.+): only nobody can read (.+); only root can ", capsys.readouterr().out)
+    said = re.match(
+        r"wrote (.+): only daemon can read (.+); only root can ", capsys.readouterr().out
+    )
     assert said is not None
     assert set(said[2].split(", ")) == of_service
     assert run(["init", str(tmp_path / "d"), "--owner", "no-such-user"]) == USAGE

@@ -64,7 +64,7 @@ async def test_an_agent_is_ready_when_it_watches(
 
 
 async def test_the_first_configuration_that_exists(tmp_path: Path) -> None:
-    """An agent of one user has a file of its own, else that of all; --check reads the same one."""
+    """An agent of one user has its file, else that of all; --check reads the same one."""
     own, common = tmp_path / "agent-alice.toml", tmp_path / "agent.toml"
     files = ("--config", own, "--config", common)
 

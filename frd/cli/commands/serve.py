@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from frd import logs, systemd
+from frd import logs
 from frd.cli.options import serve_flags, serve_options
 from frd.config import load as load_config
 from frd.config import public_url
@@ -82,7 +82,7 @@ async def _serve(config: Config, load: Callable[[], Config]) -> None:
 
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
-    notify = systemd.notifier(os.environ)
+    notify = logs.notifier(os.environ)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     app = App(config)
@@ -95,9 +95,9 @@ async def _serve(config: Config, load: Callable[[], Config]) -> None:
         if config.web:
             log.info("page: %s/", public_url(config, app.http))
         click.echo(json.dumps({"grpc": app.grpc, "http": app.http}))
-        notify(systemd.READY)
+        notify(logs.READY)
         await stopped.wait()
-        notify(systemd.STOPPING)
+        notify(logs.STOPPING)
     finally:
         await app.stop()
 
