@@ -35,13 +35,12 @@ class RankProcess:
             if isinstance(owner, int):
                 self.pinned = Process.pin(owner, start_ticks=identity.start_ticks)
                 self.is_hidden = self.pinned is None and read_stat(owner) is not None
-            elif owner is Listener.ELSEWHERE:
-                self.is_hidden = True
             else:
                 self.pinned = _by_number(identity)
-                apart = identity.pid_namespace not in (0, tap.pid_namespace())
                 is_over = socket is not None or identity.exit is not None
-                self.is_hidden = self.pinned is None and apart and not is_over
+                is_apart = identity.pid_namespace not in (0, tap.pid_namespace()) and not is_over
+                is_apart |= owner is Listener.ELSEWHERE
+                self.is_hidden = self.pinned is None and is_apart
         self._oom_kills = OomKills(self.pinned.pid if self.pinned else None)
 
     @property
