@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Collection, Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from frd.model import NodeNs
+from frd_agent import tap
 
 PROC: Final = Path("/proc")
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -126,3 +128,48 @@ def started_at(stat: Stat) -> NodeNs:
         time.CLOCK_BOOTTIME
     )
     return NodeNs(booted_ns + stat.start_ticks * 1_000_000_000 // TICKS_PER_S)
+
+
+def number_here(pid: int, start_ticks: int, namespace: int) -> int:
+    """The number in our pid namespace of the process that started then and calls itself `pid` in
+    its own `namespace` (0: unknown); 0 if there is none.
+
+    Raises:
+        OSError: as `read_stat`.
+    """
+    own = tap.pid_namespace()
+    if namespace in (0, own) and read_same(pid, start_ticks) is not None:
+        return pid
+    if namespace == own:
+        return 0
+    for other, stat in read_all().items():
+        if stat.start_ticks == start_ticks and _innermost_number(other) == pid:
+            its = _namespace_of(other)
+            if its != own and namespace in (0, its or namespace):
+                return other
+    return 0
+
+
+def _innermost_number(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (PROC / str(pid) / "status").read_text("ascii", "replace").splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return 0
+
+
+def _namespace_of(pid: int) -> int:
+    """0 if we may not see it."""
+    with contextlib.suppress(OSError):
+        return (PROC / str(pid) / "ns/pid").stat().st_ino
+    return 0
+
+
+def has_tap(pid: int) -> bool:
+    """The process has a thread of a tap; true as well of one that has ended."""
+    with contextlib.suppress(OSError):
+        return any(
+            (thread / "comm").read_bytes().strip() == tap.THREAD_NAME
+            for thread in (PROC / str(pid) / "task").iterdir()
+        )
+    return True

@@ -70,7 +70,6 @@ import socket
 import stat
 import struct
 import sys
-import tempfile
 import threading
 import time
 import zlib
@@ -125,6 +124,15 @@ MEMORY_SIZE = (
     + CHECKSUM.size
 )
 
+# -- host memory, for an agent that does not see this process; after the allocator's part --------
+
+HOST_MAGIC = b"FRDHOST1"
+HOST_BODY = struct.Struct("<qqqqq")
+"""begin_ns, end_ns and mono_ns as in MEMORY_BODY; bytes in use, and the limit of the cgroup (0:
+none); in front of it PREFIX, after it CHECKSUM."""
+HOST_AT = MEMORY_AT + MEMORY_SIZE
+HOST_SIZE = PREFIX.size + HOST_BODY.size + CHECKSUM.size
+
 Device = tuple[bytes, int, int, int, int, int]
 Error = tuple[int, int, bytes, int, int]
 
@@ -176,6 +184,14 @@ PAUSE_S = 0.05
 way still get the GIL."""
 JOIN_S = 2.0
 """Longest wait for the exit record at interpreter exit (a hung file system)."""
+
+_TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")  # the system's, as `tempfile` knows them
+FIRST_PID_NAMESPACE = 0xEFFFFFFC
+"""Inode of the pid namespace that the kernel starts with: of a process outside containers."""
+_HOST_COUNTED = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
+"""Lines of /proc/self/status, as the agent counts them (`frd_agent.memory.host.processes`)."""
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""In a container its own cgroup is mounted there."""
 
 THREAD_NAME = b"frd-tap"
 """Name of the tap's thread in the kernel."""
@@ -324,15 +340,20 @@ def _run(stop: threading.Event, inherited: Mapping[int, int] | None) -> None:
     stage = Stage(os.environ, is_forked=inherited is not None)
     try:
         _name_thread()
-        c10d = _await_groups(stop, inherited, stage)
-        if c10d is None:
-            return
-        tap = Tap(c10d, os.environ, stage.token)
+        while tap is None:
+            c10d = _await_groups(stop, inherited, stage)
+            if c10d is None:
+                return
+            tap = _begin(c10d, os.environ, stage.token)
+            if tap is None and stop.wait(RESCAN_S):
+                return
         tap.serve()
+        host = Throttle(PUBLISH_S)
         groups, memory, counters = Throttle(TICK_S), Throttle(TICK_S), Throttle(PUBLISH_S)
         stages, phases = Throttle(PUBLISH_S), Throttle(TICK_S)
         while not stop.is_set():
             memory.run(tap.publish_memory)
+            host.run(tap.publish_host)
             groups.run(tap.follow_groups)
             phases.run(tap.publish_phases)  # before counters: at their time the phases are known
             counters.run(tap.publish_counters)
@@ -344,6 +365,57 @@ def _run(stop: threading.Event, inherited: Mapping[int, int] | None) -> None:
         stage.close()
         if tap is not None:
             tap.close()
+
+
+def _begin(c10d: Any, environ: Mapping[str, str], token: str) -> Tap | None:
+    """None if this rank cannot write in the run directory, at present."""
+    try:
+        tap = Tap(c10d, environ, token)
+    except OSError as error:
+        _complain("run directory", _refusal(environ, error))
+        return None
+    with contextlib.suppress(OSError):
+        os.unlink(refusal_path(environ))
+    with contextlib.suppress(OSError):
+        directory = run_dir(environ)
+        agent, mine = os.stat(os.path.join(directory, "agent.lock")).st_uid, os.geteuid()
+        if agent not in (0, mine):  # an agent of root may have the capability to read all files
+            why = f"{directory}: the agent of uid {agent} cannot read what uid {mine} publishes"
+            _complain("run directory", PermissionError(f"{why}: {same_user(mine)}"))
+    return tap
+
+
+def same_user(uid: int) -> str:
+    """Advice, for ranks of that user."""
+    return f"run the agent as uid {uid} (agent.sidecar.runAsUser of the chart)"
+
+
+def refusal_path(environ: Mapping[str, str]) -> str:
+    """Beside the run directory: the agent sees there that ranks of this user cannot publish."""
+    parent = os.path.dirname(run_dir(environ).rstrip("/"))
+    return os.path.join(parent, f"refused.{os.geteuid()}")
+
+
+def _refusal(environ: Mapping[str, str], error: OSError) -> OSError:
+    """What to do about it; and leave word for the agent: the name of the directory, and of the job.
+    Only for a directory that was chosen: the default one is the user's own."""
+    if not environ.get("FRD_RUN_DIR") or not isinstance(error, PermissionError):
+        return error
+    directory, mine = run_dir(environ), os.geteuid()
+    with contextlib.suppress(OSError):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(refusal_path(environ), flags, 0o644)
+        try:
+            text = f"{os.path.basename(directory)}\n{_printable(job_of(environ))}"
+            os.write(fd, text.encode("utf-8", "backslashreplace"))
+            os.fchmod(fd, 0o644)
+        finally:
+            os.close(fd)
+    owner = "another user"
+    with contextlib.suppress(OSError):
+        owner = f"uid {os.stat(directory).st_uid}"
+    why = f"{directory}: belongs to {owner}, and uid {mine} of this rank may not write there"
+    return PermissionError(f"{why}: {same_user(mine)}")
 
 
 class Throttle:
@@ -497,6 +569,7 @@ class Stage:
             "token": self.token,
             "pid": os.getpid(),
             "start_ticks": _start_ticks(),
+            "pid_namespace": pid_namespace(),
             "op": self._op,
             "since_ns": self._since_ns,
             "as_of_ns": time.time_ns(),
@@ -507,7 +580,10 @@ class Stage:
             "claim": self._claim,
             "exit": ended,
         }
-        write_whole(directory, self.token, ".stage", json.dumps(stage))
+        try:
+            write_whole(directory, self.token, ".stage", json.dumps(stage))
+        except OSError as error:
+            raise _refusal(self._environ, error) from None
 
     def end(self) -> None:
         """Nothing is published any more."""
@@ -535,6 +611,13 @@ def _start_ticks() -> int:
     ):
         raw = file.read()
         return int(raw[raw.rfind(b")") + 2 :].split()[19])
+    return 0
+
+
+def pid_namespace() -> int:
+    """Its inode; 0 if /proc does not show it."""
+    with contextlib.suppress(OSError):
+        return os.stat("/proc/self/ns/pid").st_ino
     return 0
 
 
@@ -712,6 +795,40 @@ def spelled(uuid: bytes) -> str:
     return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
+class HostMemory:
+    """The memory of this process and the limit of its cgroup. Only in a container: there the agent
+    may not see the process. Children are not counted."""
+
+    def __init__(self) -> None:
+        self._is_contained = pid_namespace() not in (0, FIRST_PID_NAMESPACE)
+        self._limit = 0
+        self._look_at = 0.0
+
+    def read(self) -> tuple[int, int] | None:
+        """Bytes in use, and the limit (0: none); None if the agent reads them itself."""
+        if not self._is_contained:
+            return None
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + RESCAN_S
+            texts = [_content(path).strip() for path in _CGROUP_LIMITS]
+            self._limit = next((min(int(text), 2**62) for text in texts if text.isdigit()), 0)
+        words = _content("/proc/self/status").split()
+        used = [int(words[words.index(name) + 1]) for name in _HOST_COUNTED if name in words]
+        return (sum(used) * 1024, self._limit) if used else None
+
+
+def _content(path: str) -> bytes:
+    """Empty if it cannot be read."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, 8192)
+        finally:
+            os.close(fd)
+    return b""
+
+
 class Counters:
     """The recorders' `pg_status`: what each group has enqueued, started and completed."""
 
@@ -742,10 +859,14 @@ class Counters:
 
 
 def default_run_dir(environ: Mapping[str, str]) -> str:
+    """It may not exist, and there may be no place for it: whoever makes it gets the error. So this
+    does not call `tempfile.gettempdir`, which writes a file, and raises where it cannot."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(runtime):
         return os.path.join(runtime, "frd")
-    return os.path.join(tempfile.gettempdir(), f"frd-{os.getuid()}")
+    places = [*filter(None, map(environ.get, ("TMPDIR", "TEMP", "TMP"))), *_TEMPORARY]
+    usable = [place for place in places if os.access(place, os.W_OK | os.X_OK)]
+    return os.path.abspath(os.path.join([*usable, _TEMPORARY[0]][0], f"frd-{os.getuid()}"))
 
 
 def run_dir(environ: Mapping[str, str]) -> str:
@@ -785,9 +906,10 @@ class Files:
         self._shm = os.path.join(directory, token + ".shm")
         self._sequence = 0
         self._memory_sequence = 0
+        self._host_sequence = 0
         fd = os.open(self._shm, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.ftruncate(fd, MEMORY_AT + MEMORY_SIZE)
+            os.ftruncate(fd, HOST_AT + HOST_SIZE)
         finally:
             os.close(fd)
 
@@ -826,6 +948,12 @@ class Files:
         prefix = PREFIX.pack(MEMORY_MAGIC, self._memory_sequence)
         self._write(prefix + body + CHECKSUM.pack(zlib.crc32(body)), MEMORY_AT)
 
+    def write_host(self, begin_ns: int, end_ns: int, mono_ns: int, used: int, limit: int) -> None:
+        body = HOST_BODY.pack(begin_ns, end_ns, mono_ns, used, limit)
+        self._host_sequence += 2
+        prefix = PREFIX.pack(HOST_MAGIC, self._host_sequence)
+        self._write(prefix + body + CHECKSUM.pack(zlib.crc32(body)), HOST_AT)
+
     def _write(self, whole: bytes, at: int) -> None:
         """Write in one call. A torn read fails the checksum, and the agent reads again."""
         fd = os.open(self._shm, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -844,6 +972,8 @@ def identity_of(environ: Mapping[str, str], token: str, init_method: str | None)
         "run": run_of(environ, init_method),
         "local_rank": _number(environ, -1, "LOCAL_RANK", "SLURM_LOCALID"),
         "pid": os.getpid(),
+        "start_ticks": _start_ticks(),
+        "pid_namespace": pid_namespace(),
         "host": socket.gethostname(),
         "boot_id": boot_id(),
         "torch_version": str(getattr(sys.modules.get("torch"), "__version__", "")),
@@ -866,6 +996,7 @@ class Tap:
         self._ext = sys.modules.get("torch._C._distributed_c10d")
         self._counters = Counters(self._ext)
         self._allocator = Allocator()
+        self._host = HostMemory()
         self._attempt = attempt_of(environ)
         init_method = getattr(c10d, "_default_pg_init_method", None)
         self._identity = identity_of(environ, token, init_method)
@@ -927,6 +1058,12 @@ class Tap:
         if devices != self._identity["devices"]:
             self._identity["devices"] = devices
             self.publish_identity()
+
+    def publish_host(self) -> None:
+        begin_ns, mono_ns = time.time_ns(), time.monotonic_ns()
+        read = self._host.read()
+        if read is not None:
+            self._files.write_host(begin_ns, time.time_ns(), mono_ns, *read)
 
     def publish_phases(self) -> None:
         phases = phases_of(sys.modules.get(_PHASES))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from frd_agent import tap
 from frd_agent.counters import Counters
 from frd_agent.memory import Samples
 from frd_agent.node_time import NodeTime
+from frd_agent.proc import read_stat
 from frd_agent.ranks.poll_schedule import PollPolicy
 from frd_agent.ranks.rank import RankContext
 from frd_agent.uplink.current_state import CurrentState
@@ -19,6 +21,8 @@ TOKEN = "0123456789ab"
 
 
 def identity(**changes: Any) -> dict[str, Any]:
+    """Of a process of this machine, if `pid` is one."""
+    stat = read_stat(changes.get("pid", 4711))
     return {
         "schema": 1,
         "token": TOKEN,
@@ -28,6 +32,8 @@ def identity(**changes: Any) -> dict[str, Any]:
         "local_rank": 1,
         "world_size": 4,
         "pid": 4711,
+        "start_ticks": stat.start_ticks if stat is not None else 1,
+        "pid_namespace": tap.pid_namespace(),
         "host": "n1",
         "boot_id": "b",
         "torch_version": "2.13.0",

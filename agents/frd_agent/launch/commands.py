@@ -20,12 +20,13 @@ from typing import Annotated, Final
 import msgspec
 
 from frd.decodable import decodable
-from frd_agent import tap, untrusted_files
+from frd_agent import untrusted_files
 from frd_agent.launch.command_line import brief
 from frd_agent.proc import (
     PROC,
     by_parent,
     descendants,
+    has_tap,
     own_start_ticks,
     read_all,
     read_same,
@@ -117,19 +118,12 @@ def untapped(command: Command, grace_s: float = GRACE_S) -> tuple[set[int], list
     for pid in sorted(pids & stats.keys()):
         words, parent = _text(pid, "cmdline"), stats[pid].parent
         is_forked = parent in pids and words == _text(parent, "cmdline")
-        if not words or is_forked or _LIBRARY not in _text(pid, "maps") or _has_tap(pid):
+        if not words or is_forked or _LIBRARY not in _text(pid, "maps") or has_tap(pid):
             continue
         text = brief(words.decode("utf-8", "replace").rstrip("\0").split("\0"))
         if time.time_ns() - started_at(stats[pid]) > grace_s * 1e9:
             found.append(Untapped(pid, text))
     return pids, found
-
-
-def _has_tap(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        threads = os.listdir(PROC / str(pid) / "task")
-        return any(_text(pid, f"task/{tid}/comm").strip() == tap.THREAD_NAME for tid in threads)
-    return True  # the process has ended
 
 
 def _text(pid: int, name: str) -> bytes:

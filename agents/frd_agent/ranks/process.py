@@ -1,9 +1,11 @@
 """Is the process of a rank still there, is it still the same one, and how did it end?
 
 A number is not a process: pids are used again, and a rank in a container has one number inside and
-another outside. So a process is pinned once, by a pidfd where the kernel has them, and by its start
-time in /proc. Who listens on the rank's socket is asked of the kernel, which answers in *our* pid
-namespace; when it cannot (the namespaces are apart), the socket itself is all there is to watch.
+another outside, where the number may be that of any other process. So a process is pinned once, by
+a pidfd where the kernel has them, and by its start time in /proc, which its tap has published. Who
+listens on the rank's socket is asked of the kernel, which answers in *our* pid namespace; without a
+socket, /proc shows which process here has that number inside. If neither finds the process, the
+namespaces are apart, and the socket itself is all there is to watch.
 
 A zombie has exited: nothing of it will ever run again. Its exit status is in /proc/<pid>/stat
 until its parent reaps it, which a waiting launcher does immediately; from Linux 6.15 on the pidfd
@@ -27,6 +29,10 @@ from frd.model import NodeNs, NodeRawNs
 from frd_agent.node_time import raw_now
 from frd_agent.proc import Stat, Vital, read_same, read_stat, started_at
 
+HIDDEN = (
+    "its process is in another pid namespace: set shareProcessNamespace in the pod, or hostPID for "
+    "an agent of the whole node"
+)
 _PEERCRED = struct.Struct("3i")
 _START_SLACK_NS = 5_000_000_000
 """The wall clock may have been stepped a little between the start of a process and now."""
@@ -78,11 +84,14 @@ class Process:
         """/proc has its exit status."""
 
     @classmethod
-    def pin(cls, pid: int, not_after_ns: NodeNs | None = None) -> Process | None:
+    def pin(
+        cls, pid: int, not_after_ns: NodeNs | None = None, start_ticks: int = 0
+    ) -> Process | None:
         """The process with this number; None when it is gone.
 
         `not_after_ns`: a time at which the process is known to have run already; a process that
-        started later has merely inherited the number. None trusts the number.
+        started later has merely inherited the number. None trusts the number. `start_ticks`: when
+        it started, if that is known.
 
         Raises:
             OSError: as `read_stat`.
@@ -94,6 +103,8 @@ class Process:
                 opened.callback(os.close, pidfd)
             stat = read_stat(pid)
             if stat is None or stat.vital is Vital.GONE:
+                return None
+            if start_ticks not in (0, stat.start_ticks):
                 return None
             if not_after_ns is not None and started_at(stat) > not_after_ns + _START_SLACK_NS:
                 return None
@@ -169,7 +180,7 @@ class Listener(Enum):
     NONE = "none"
     """The connection is refused, or the file does not exist."""
     ELSEWHERE = "elsewhere"
-    """A process in a pid namespace that the agent cannot see."""
+    """A process in a pid namespace that the agent cannot see, or whose socket it may not use."""
 
 
 def listener(address: str) -> int | Listener:
@@ -186,6 +197,8 @@ def listener(address: str) -> int | Listener:
             client.connect(address)
         except BlockingIOError:
             return Listener.ELSEWHERE  # its backlog is full: a process listens
+        except PermissionError:
+            return Listener.ELSEWHERE  # of another user: not known to have ended
         except OSError:
             return Listener.NONE
         raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)

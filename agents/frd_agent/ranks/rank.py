@@ -157,15 +157,16 @@ class Rank:
         self._former.clear()
 
     @property
-    def pid(self) -> int:
-        return self.process.pinned.pid if self.process.pinned else self.identity.pid
+    def pid(self) -> int | None:
+        """In our own pid namespace; None if the process is not seen there."""
+        return self.process.pinned.pid if self.process.pinned else None
 
     def target(self, now_s: float) -> Target:
         """The rank as the memory samplers see it."""
         return Target(
             number=self.number,
             attempt=self._attempt,
-            pid=self.process.pinned.pid if self.process.pinned else None,
+            pid=self.pid,
             said_pid=self.identity.pid,
             devices=self.identity.devices,
             shm_path=self.file.shm_path,

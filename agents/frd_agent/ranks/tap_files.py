@@ -67,6 +67,10 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     rank: _UInt
     world_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)]
     pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    start_ticks: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
+    """The start of the process as /proc shows it; 0 unknown."""
+    pid_namespace: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
+    """Its inode: `pid` is a number there; 0 unknown."""
     host: _Text
     boot_id: _Text
     started_at_ns: _Time

@@ -19,6 +19,7 @@ import msgspec
 from frd.errors import DumpError, FrdError
 from frd.flight.decode import parse
 from frd.flight.entry import Dump
+from frd.flight.stacks.text import ADVICE
 from frd.flight.write import write_pickle
 from frd.forms import utc_text
 from frd.model import AttemptKey, Certainty, GroupInfo, NodeNs, RankInfo, WaitKind, WaitsFor
@@ -29,6 +30,7 @@ from frd_agent.nccl_ras.client import RasClient
 from frd_agent.ranks.dump_files import DumpFile, last_op_ns
 from frd_agent.ranks.file_rank import FileRank
 from frd_agent.ranks.forming.forming_rank import FormingRank
+from frd_agent.ranks.process import HIDDEN
 from frd_agent.ranks.rank import Rank
 from frd_agent.ranks.stacks.children import child_stacks
 from frd_agent.ranks.stacks.cpu_usage import Meter
@@ -48,12 +50,6 @@ class _RankDump:
     dump: Dump
     source: str
     taken_at_ns: NodeNs
-
-
-_ELSEWHERE: Final = (
-    "its process is in a pid namespace that the agent does not see: share the process namespace "
-    "with the agent, or run the agent with hostPID"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +172,7 @@ async def _stacks(rank: AnyRank, others: Collection[int] | None, budget_s: float
         return [_Answer(Part.STACK, error="the process is gone")]
     deadline = asyncio.get_running_loop().time() + budget_s
     handler_s = min(budget_s / 2, _HANDLER_S)
-    meter = Meter(rank.pid)
+    meter = None if rank.pid is None else Meter(rank.pid)
     below = asyncio.create_task(_children(rank.pid, others, budget_s))
     try:
         async with asyncio.timeout_at(deadline):
@@ -186,18 +182,21 @@ async def _stacks(rank: AnyRank, others: Collection[int] | None, budget_s: float
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 await asyncio.wait({below})
-                await meter.settled()
+                if meter is not None:
+                    await meter.settled()
         children = below.result() if below.done() else "# child processes: no answer in time\n"
     except TimeoutError:
         return [_Answer(Part.STACK, error="no stack in time")]
     finally:
         below.cancel()
-    text = f"{meter.lines()}{stack.text}".rstrip("\n") + f"\n{children}"
+    # A stack of torch's own is read without the process; what it uses is not.
+    usage = meter.lines() if meter is not None else f"{ADVICE}{HIDDEN}\n"
+    text = f"{usage}{stack.text}".rstrip("\n") + f"\n{children}"
     return [_Answer(Part.STACK, text.encode("utf-8", "backslashreplace"), stack.source)]
 
 
-async def _children(pid: int, others: Collection[int] | None, timeout_s: float) -> str:
-    return "" if others is None else await child_stacks(pid, timeout_s, others)
+async def _children(pid: int | None, others: Collection[int] | None, timeout_s: float) -> str:
+    return "" if others is None or pid is None else await child_stacks(pid, timeout_s, others)
 
 
 async def answer_waits(
@@ -219,14 +218,14 @@ def _waits(rank: AnyRank, inspector: Inspector, ranks: Iterable[Rank | FormingRa
         return _Answer(Part.WAITS, error="it runs without a tap")
     if rank.is_gone:
         return _Answer(Part.WAITS, error="the process is gone")
-    if rank.process.pinned is None:
-        hidden = WaitsFor(WaitKind.NOT_ALLOWED, Certainty.UNKNOWN, says=_ELSEWHERE)
+    if rank.pid is None:
+        hidden = WaitsFor(WaitKind.NOT_ALLOWED, Certainty.UNKNOWN, says=HIDDEN)
         return _Answer(Part.WAITS, encode_report(WaitReport(hidden)), "proc")
     attempt = rank.identity.attempt
     rank_of = {
         one.pid: one.identity.rank if one.identity.attempt == attempt else None
         for one in ranks
-        if one.process.pinned is not None and not one.is_gone
+        if one.pid is not None and not one.is_gone
     }
     return _Answer(Part.WAITS, encode_report(inspector.ask(rank.pid, rank_of)), "proc")
 
@@ -242,7 +241,7 @@ async def _ras(rank: AnyRank, ras: RasClient | None, budget_s: float) -> _Answer
         return _Answer(Part.RAS, error="NCCL RAS: the agent may not ask it: ras = false")
     if isinstance(rank, FileRank):
         return _Answer(Part.RAS, error="it runs without a tap")
-    pid = rank.process.pinned.pid if rank.process.pinned and not rank.is_gone else None
+    pid = None if rank.is_gone else rank.pid
     try:
         return _Answer(Part.RAS, await ras.ask(pid, rank.identity.pid, budget_s), "ras")
     except FrdError as error:

@@ -25,16 +25,16 @@ _FORMS: Final = "has no process group yet"
 
 
 class FormingRank:
-    """`process` is the caller's, who closes it."""
+    """`process` is the caller's, who closes it; None if it is in another pid namespace."""
 
-    def __init__(self, claim: TapIdentity, process: Process, shared: RankContext) -> None:
+    def __init__(self, claim: TapIdentity, process: Process | None, shared: RankContext) -> None:
         self.identity = claim
         self.process = RankProcess(claim, None, process)
         self._shared = shared
         attempt = shared.dictionary.forming_attempt(claim.attempt, claim.world_size, claim.run)
         self.number = shared.dictionary.rank(attempt, claim.info)
         self.reports = shared.reports(attempt)
-        self.stacks = _Stacks(process.pid)
+        self.stacks = _Stacks(self.pid)
         self.is_gone = False
         self._stage: Stage | None = None
         self._state, self.detail = RankState.LIVE, ""
@@ -45,8 +45,9 @@ class FormingRank:
         return f"rank {self.identity.rank} of {key.job} attempt {key.attempt}"
 
     @property
-    def pid(self) -> int:
-        return self.process.pinned.pid if self.process.pinned else self.identity.pid
+    def pid(self) -> int | None:
+        """As `Rank.pid`."""
+        return self.process.pinned.pid if self.process.pinned else None
 
     def learn(self, report: StageReport) -> None:
         """The tap has written another report."""
@@ -121,7 +122,7 @@ def stage_of(report: StageReport, shared: RankContext) -> Stage:
 class _Stacks:
     """Stacks of a process without a socket; has the `read` of a `StackReader`."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int | None) -> None:
         self._pid = pid
         self.report: StageReport | None = None
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +26,7 @@ from msgspec.structs import asdict
 
 from frd.model import NodeRawNs
 from frd_agent import tap
-from frd_agent.proc import PROC, Vital, read_all, read_same, read_stat
+from frd_agent.proc import Vital, number_here, read_stat
 from frd_agent.ranks.forming.forming_rank import FormingRank, stage_of
 from frd_agent.ranks.forming.stage_files import StageFile, StageReport
 from frd_agent.ranks.process import Process
@@ -42,17 +42,29 @@ log = logging.getLogger(__name__)
 
 
 class _Claimant:
-    """A living process of this node with a claim."""
+    """A living process of this node with a claim. `process` is None in another pid namespace: it
+    lives as long as its tap goes on to write."""
 
-    def __init__(self, report: StageReport, process: Process) -> None:
+    def __init__(self, report: StageReport, process: Process | None) -> None:
         self.report = report
         self.process = process
-        self.ancestors = _ancestors(process.pid)
+        self.ancestors = frozenset() if process is None else _ancestors(process.pid)
         """When it was first seen; later they may be gone."""
         self.rank: FormingRank | None = None
         self.missing = 0
         """Updates without its process or its file: its identity may have taken the file's place,
         and its exit record may be newer than the last update."""
+
+    def is_alive(self, now_ns: NodeRawNs, written_at_ns: NodeRawNs) -> bool:
+        if self.process is None and (now_ns - written_at_ns) / 1e9 > _REMEMBERED_S:
+            return False
+        if self.rank is not None:
+            return self.rank.poll(now_ns)
+        return self.process is None or self.process.look() is not Vital.GONE
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.close()
 
     @property
     def key(self) -> object:
@@ -68,6 +80,7 @@ class Forming:
         self._node = node
         self._shared = shared
         self._boot_id = tap.boot_id()
+        self._pid_namespace = tap.pid_namespace()
         self._read: list[StageFile] = []
         self._files: list[StageFile] = []
         """What counts of the files that were read."""
@@ -83,6 +96,10 @@ class Forming:
 
     def __iter__(self) -> Iterator[FormingRank]:
         return iter([one.rank for one in self._claimants.values() if one.rank is not None])
+
+    @property
+    def files(self) -> Sequence[StageFile]:
+        return self._read
 
     def update(self, ranks: Iterable[Rank], now_ns: NodeRawNs) -> None:
         """Read the stage files; `ranks` are the ranks with groups, dead ones included."""
@@ -137,16 +154,20 @@ class Forming:
 
     def close(self) -> None:
         for claimant in self._claimants.values():
-            claimant.process.close()
+            claimant.close()
 
     # -- claimants -----------------------------------------------------------------------------
 
     def _learn(self, file: StageFile, report: StageReport, now_ns: NodeRawNs) -> None:
         known = self._claimants.get(report.token)
         if known is None:
-            process = self._find(report)
-            if process is None:
-                self._remove_if_old(file, report, now_ns)
+            is_ours = report.claim is not None and report.claim.boot_id == self._boot_id
+            process = self._find(report) if is_ours else None
+            is_old = self._age_s(report, now_ns) > _REMEMBERED_S
+            is_hidden = is_ours and report.pid_namespace not in (0, self._pid_namespace)
+            if process is None and (is_old or report.exit is not None or not is_hidden):
+                if is_old and _remove(file.path):
+                    self._unseen.discard(report.token)
                 return
             known = self._claimants[report.token] = _Claimant(report, process)
         elif known.report is report:
@@ -161,42 +182,34 @@ class Forming:
 
     def _find(self, report: StageReport) -> Process | None:
         """The process, verified by its start; None if it is not here, or is hidden."""
-        claim = report.claim
-        if claim is None or claim.boot_id != self._boot_id or not report.start_ticks:
+        if not report.start_ticks or report.token in self._unseen:
             return None
-        pid = report.pid
-        if read_same(pid, report.start_ticks) is None:
-            if report.token in self._unseen:
-                return None
+        pid = number_here(report.pid, report.start_ticks, report.pid_namespace)
+        process = Process.pin(pid, start_ticks=report.start_ticks) if pid else None
+        if process is None:
             self._unseen.add(report.token)
-            pid = _outer_pid(report)
-        process = Process.pin(pid) if pid else None
-        if process is not None and read_same(pid, report.start_ticks) is None:
-            process.close()
-            return None
         return process
 
-    def _remove_if_old(self, file: StageFile, report: StageReport, now_ns: NodeRawNs) -> None:
-        age_s = (now_ns - self._shared.time.one_to_raw(report.as_of_ns)) / 1e9
-        if age_s > _REMEMBERED_S and _remove(file.path):
-            self._unseen.discard(report.token)
+    def _age_s(self, report: StageReport, now_ns: NodeRawNs) -> float:
+        return (now_ns - self._shared.time.one_to_raw(report.as_of_ns)) / 1e9
 
     def _drop_gone(self, reports: Collection[str], now_ns: NodeRawNs) -> None:
         for token, claimant in list(self._claimants.items()):
-            rank, process = claimant.rank, claimant.process
-            is_alive = rank.poll(now_ns) if rank else process.look() is not Vital.GONE
+            rank, report = claimant.rank, claimant.report
+            written_at_ns = self._shared.time.one_to_raw(report.as_of_ns)
+            is_alive = claimant.is_alive(now_ns, written_at_ns)
             is_there = is_alive and token in reports
             claimant.missing = 0 if is_there else claimant.missing + 1
             if claimant.missing < _MISSING:
                 continue
             del self._claimants[token]
             if rank is not None and not is_alive:
-                rank.exited(claimant.report.exit, now_ns)
-                log.info("%s: pid %d %s", rank, rank.pid, rank.detail)
+                rank.exited(report.exit, now_ns)
+                log.info("%s: %s", rank, rank.detail)
                 self._ended.append((now_ns, rank))
             else:
                 self._withdraw(claimant, now_ns, "no longer takes part in an initialization")
-            process.close()
+            claimant.close()
             if not is_alive:
                 _remove(self._run_dir / f"{token}.stage")
 
@@ -204,11 +217,11 @@ class Forming:
         former = claimant.rank
         if former is not None and not former.give_way(rank, now_ns):
             self._ended.append((now_ns, former))
-        claimant.process.close()
+        claimant.close()
 
     def _withdraw(self, claimant: _Claimant, now_ns: NodeRawNs, why: str) -> None:
         if claimant.rank is not None:
-            log.info("%s: pid %d %s", claimant.rank, claimant.rank.pid, why)
+            log.info("%s: %s", claimant.rank, why)
             claimant.rank.end(now_ns, why)
             self._ended.append((now_ns, claimant.rank))
             claimant.rank = None
@@ -216,7 +229,7 @@ class Forming:
     def _refuse(self, file: StageFile) -> None:
         if self._problems.get(file.path) == file.stamp:
             return
-        if file.path not in self._problems:
+        if file.path not in self._problems and file.owner is None:
             log.warning("%s", file.problem)
         self._problems[file.path] = file.stamp
         self._shared.stats.refused_files["stage"] += 1
@@ -226,7 +239,7 @@ class Forming:
     def _decide(self, ranks: list[Rank], now_ns: NodeRawNs) -> None:
         held = {(rank.identity.attempt, rank.identity.rank) for rank in ranks}
         pids = {rank.process.pinned.pid for rank in ranks if rank.process.pinned is not None}
-        claiming = pids | {one.process.pid for one in self._claimants.values()}
+        claiming = pids | {one.process.pid for one in self._claimants.values() if one.process}
         for key in held:
             self._forget_ended(key)
         rivals: dict[object, list[_Claimant]] = defaultdict(list)
@@ -246,7 +259,7 @@ class Forming:
                 rank = claimant.rank = FormingRank(claim, claimant.process, self._shared)
                 rank.learn(claimant.report)
                 rank.poll(now_ns)
-                log.info("%s: forming, pid %d on %s", rank, rank.pid, claim.info.node)
+                log.info("%s: forming, pid %d on %s", rank, rank.pid or claim.pid, claim.info.node)
 
     def _forget_ended(self, key: object) -> None:
         """The end of a former process would be taken for that of its successor."""
@@ -281,21 +294,3 @@ def _ancestors(pid: int) -> frozenset[int]:
         pid = stat.parent
         found.append(pid)
     return frozenset(found)
-
-
-def _outer_pid(report: StageReport) -> int:
-    """The pid here of a process in a pid namespace below ours; 0 if it is not found."""
-    for pid, stat in read_all().items():
-        if stat.start_ticks == report.start_ticks and _inner_pid(pid) == report.pid:
-            return pid
-    return 0
-
-
-def _inner_pid(pid: int) -> int:
-    try:
-        for line in (PROC / str(pid) / "status").read_text("ascii", "replace").splitlines():
-            if line.startswith("NSpid:"):
-                return int(line.split()[-1])
-    except (OSError, ValueError):
-        pass
-    return 0

@@ -27,6 +27,8 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     start_ticks: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     """The start of the process as /proc shows it; 0 unknown."""
+    pid_namespace: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
+    """Its inode; 0 unknown."""
     op: Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[a-z_]*$")]
     """See `frd.model.Stage`."""
     since_ns: _Time

@@ -17,10 +17,12 @@ from typing import Final
 from frd.errors import FrdError
 from frd.flight.stacks.text import ADVICE
 from frd_agent.proc import PROC
+from frd_agent.ranks.process import HIDDEN
 
 MAX_TEXT = 256 * 1024
 """Characters of one stack."""
 NOT_INSTALLED: Final = "not installed: pip install py-spy"
+_ADVICE: Final = ADVICE.removeprefix("# ")
 _MAX_THREADS = 64
 _TRIES = 4
 _TRY_AGAIN_S = 0.05
@@ -43,18 +45,21 @@ class _Moved(NoStack):
     """The running process changed its frames while py-spy read them."""
 
 
-async def from_outside(pid: int, timeout_s: float, *notes: str) -> StackText:
-    """The stack by the best method that still works; raises nothing.
+async def from_outside(pid: int | None, timeout_s: float, *notes: str) -> StackText:
+    """The stack by the best method that still works; raises nothing. None if `pid` is None: the
+    process is in another pid namespace, and its number here is another process's.
 
     `timeout_s` is for py-spy; /proc always answers immediately. `notes`: other methods that failed.
     """
     failed = list(notes)
+    if pid is None:
+        return _noted("none", [*failed, _ADVICE + HIDDEN], "")
     try:
         return _noted("py-spy", failed, await from_py_spy(pid, timeout_s))
     except NoStack as error:
         failed.append(f"py-spy: {error}")
         if what_to_do := advice(error):
-            failed.append(f"{ADVICE.removeprefix('# ')}{what_to_do}")
+            failed.append(_ADVICE + what_to_do)
     try:
         return _noted("proc", failed, _from_proc(PROC / str(pid)))
     except NoStack as error:

@@ -36,9 +36,11 @@ class StackReader:
     waits, and later calls wait for its answer, which shows the stack at the time of the answer.
     """
 
-    def __init__(self, pid: int, handlers: Handlers | None, turn: Path | None = None) -> None:
-        """`handlers` is None if the rank has no socket. `turn` is the file that every agent locks
-        during a request to this rank."""
+    def __init__(
+        self, pid: int | None, handlers: Handlers | None, turn: Path | None = None
+    ) -> None:
+        """`pid` is None in another pid namespace, `handlers` if the rank has no socket. `turn` is
+        the file that every agent locks during a request to this rank."""
         self._pid = pid
         self._handlers = handlers
         self._turn = turn

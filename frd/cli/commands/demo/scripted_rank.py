@@ -145,24 +145,16 @@ class ScriptedRank:
             ]
 
     def _identity(self, token: str, job: str, rank: int, world: int) -> dict[str, Any]:
-        return {
-            "schema": tap.SCHEMA,
-            "token": token,
+        return tap.identity_of(os.environ, token, None) | {
             "job": job,
             "attempt": 0,
             "rank": rank,
             "local_rank": rank,
             "world_size": world,
-            "pid": os.getpid(),
-            "host": os.uname().nodename,
-            "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
             "torch_version": "",
             "backends": ["gloo"],
-            "devices": [],
-            "started_at_ns": time.time_ns(),
             "socket": self.socket.name,
             "shm": f"{token}.shm",
-            "exit": None,
             "groups": [
                 {"name": str(number), "desc": desc, "ranks": list(ranks), "backend": "gloo"}
                 for number, (desc, ranks) in enumerate(self.groups.items())

@@ -116,7 +116,7 @@ class Node:
         self.roster.update(now_ns)
         for rank in self.roster:
             rank.poll(now_ns / 1e9, now_ns)
-        return [rank.pid for rank in self.roster.forming]
+        return [rank.pid for rank in self.roster.forming if rank.pid is not None]
 
     def statuses(self) -> dict[int, RankStatus]:
         """What is new to the service, by the agent's number."""

@@ -250,7 +250,7 @@ def test_more_groups_than_rows_are_marked(tmp_path: Path) -> None:
     files = tap.Files(str(tmp_path), TOKEN)
     files.write_counters(1, 2, [(tap.NCCL, i, 1, 1, 1) for i in range(tap.CAPACITY + 1)])
     path = tmp_path / f"{TOKEN}.shm"
-    assert path.stat().st_size == tap.MEMORY_AT + tap.MEMORY_SIZE
+    assert path.stat().st_size == tap.HOST_AT + tap.HOST_SIZE
     sample = parse_counters(path.read_bytes())
     assert sample is not None
     assert sample.overflowed
