@@ -22,7 +22,7 @@ from frd.errors import FrdError
 from frd.logs import READY, STOPPING
 from frd.model import EntryColumns, NodeRawNs
 from frd.version import __version__
-from frd.wire.messages import PROTOCOL, Hello, Request
+from frd.wire.messages import PROTOCOL, Hello, Request, Unreadable
 from frd_agent import tap
 from frd_agent.config import LIVE_KEYS, Config
 from frd_agent.counters import Counters
@@ -48,6 +48,7 @@ from frd_agent.uplink.uplinks import Limits, Uplinks
 _CONCURRENT_DUMPS: Final = 4
 _CONCURRENT_ANSWERS: Final = 32
 _LOCK_EVERY_S: Final = 0.1
+_UNREADABLE_EVERY_S: Final = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,8 @@ class Agent:
         self._dump_watch = DumpWatch(
             DumpFiles(folders), self._roster, self._shared, config.job, self._node, self._boot_id
         )
+        self._unreadable = Unreadable()
+        self._look_at_s = 0.0
         self._pidfds: dict[int, Rank] = {}
         self._failing: set[int] = set()
         """Numbers of ranks about which an unforeseen error has been logged."""
@@ -227,7 +230,17 @@ class Agent:
         if self._memory is not None:
             self._memory.follow([rank.target(now_s) for rank in alive])
         self._uplinks.settle({rank.reports.job for rank in self._known()}, now_s)
+        self._look_for_unreadable(now_s)
         self._uplinks.wake(always=False)
+
+    def _look_for_unreadable(self, now_s: float) -> None:
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + _UNREADABLE_EVERY_S
+            found = self._roster.unreadable
+            for text in set(found.texts) - set(self._unreadable.texts):
+                log.warning("%s", text)
+            self._unreadable = found
+        self._uplinks.set_unreadable(self._unreadable)
 
     def _end(self, rank: Rank, now_ns: NodeRawNs) -> None:
         record, at_ns = rank.identity.exit, rank.exit_recorded_at_ns

@@ -397,8 +397,8 @@ def refusal_path(environ: Mapping[str, str]) -> str:
 
 
 def _refusal(environ: Mapping[str, str], error: OSError) -> OSError:
-    """Leave word for the agent, and name what to do. Only in a directory that was chosen for
-    several users: the default one is the user's own."""
+    """What to do about it; and leave word for the agent: the name of the directory, and of the job.
+    Only for a directory that was chosen: the default one is the user's own."""
     if not environ.get("FRD_RUN_DIR") or not isinstance(error, PermissionError):
         return error
     directory, mine = run_dir(environ), os.geteuid()
@@ -406,7 +406,8 @@ def _refusal(environ: Mapping[str, str], error: OSError) -> OSError:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
         fd = os.open(refusal_path(environ), flags, 0o644)
         try:
-            os.write(fd, job_of(environ).encode("utf-8", "backslashreplace")[:MAX_TEXT])
+            text = f"{os.path.basename(directory)}\n{_printable(job_of(environ))}"
+            os.write(fd, text.encode("utf-8", "backslashreplace"))
             os.fchmod(fd, 0o644)
         finally:
             os.close(fd)

@@ -45,6 +45,8 @@ class NodeView:
     """Sorted global ranks that the node hosts."""
     session: str = ""
     """Of the agent process."""
+    unreadable: tuple[str, ...] = ()
+    """What its ranks publish and the agent may not read, as text for users."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,12 +292,20 @@ class ChannelBatch(_message.Message):
     def __init__(self, rank_index: _Optional[int] = ..., group: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., is_send: _Optional[bytes] = ..., in_flight: _Optional[bytes] = ..., head_created_ns: _Optional[bytes] = ..., as_of_ns: _Optional[int] = ...) -> None: ...
 
 class StatusBatch(_message.Message):
-    __slots__ = ("statuses", "phases")
+    __slots__ = ("statuses", "phases", "unreadable")
     STATUSES_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
     statuses: _containers.RepeatedCompositeFieldContainer[Status]
     phases: _containers.RepeatedCompositeFieldContainer[RankPhases]
-    def __init__(self, statuses: _Optional[_Iterable[_Union[Status, _Mapping]]] = ..., phases: _Optional[_Iterable[_Union[RankPhases, _Mapping]]] = ...) -> None: ...
+    unreadable: Unreadable
+    def __init__(self, statuses: _Optional[_Iterable[_Union[Status, _Mapping]]] = ..., phases: _Optional[_Iterable[_Union[RankPhases, _Mapping]]] = ..., unreadable: _Optional[_Union[Unreadable, _Mapping]] = ...) -> None: ...
+
+class Unreadable(_message.Message):
+    __slots__ = ("texts",)
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankPhases(_message.Message):
     __slots__ = ("rank_index", "spans")

@@ -39,6 +39,7 @@ MAX_SEQ: Final = 1 << 53
 YEAR_2200_NS: Final = 7_258_118_400_000_000_000
 """The wire carries times from 1970 to before this."""
 MAX_WORLD_SIZE: Final = 1 << 20
+MAX_UNREADABLE: Final = 16
 MAX_PHASES: Final = 32
 """Phases of one rank in one message."""
 MAX_PHASE_NAMES: Final = 16
@@ -149,11 +150,20 @@ class Watermarks:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreadable:
+    """What ranks of the node publish and its agent may not read, as text for users."""
+
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Statuses:
     """The `rank` of each is a stream index."""
 
     statuses: tuple[RankStatus, ...]
     phases: tuple[RankPhases, ...] = ()
+    unreadable: Unreadable | None = None
+    """None: as before."""
 
 
 @dataclass(frozen=True, slots=True)

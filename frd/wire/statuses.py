@@ -18,7 +18,14 @@ from frd.model import (
 from frd.v1 import stream_pb2 as pb
 from frd.wire.declarations import Declared
 from frd.wire.fields import check_most, check_text, check_texts, check_time, enum_member, texts_of
-from frd.wire.messages import MAX_PHASE_NAME, MAX_PHASE_NAMES, MAX_PHASES, Statuses
+from frd.wire.messages import (
+    MAX_PHASE_NAME,
+    MAX_PHASE_NAMES,
+    MAX_PHASES,
+    MAX_UNREADABLE,
+    Statuses,
+    Unreadable,
+)
 
 _MAX_SIGNAL: Final = 64
 _MAX_EXIT_STATUS: Final = 255
@@ -32,7 +39,12 @@ def statuses(m: pb.StatusBatch, ranks: Declared) -> Statuses:
     return Statuses(
         statuses=tuple([_status(status, ranks) for status in m.statuses]),
         phases=tuple([_phases(phases, ranks) for phases in m.phases]),
+        unreadable=_unreadable(m.unreadable) if m.HasField("unreadable") else None,
     )
+
+
+def _unreadable(m: pb.Unreadable) -> Unreadable:
+    return Unreadable(check_texts("unreadable.texts", m.texts, MAX_UNREADABLE))
 
 
 def _status(m: pb.Status, ranks: Declared) -> RankStatus:

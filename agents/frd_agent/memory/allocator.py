@@ -1,4 +1,5 @@
-"""What torch's allocator holds, as the tap of a rank publishes it; and its out-of-memory errors.
+"""What torch's allocator holds, as the tap of a rank publishes it; and its out-of-memory errors. Of
+a process in another pid namespace also the host memory, which the agent cannot read.
 
 The layout of the file is the tap's own (`frd_agent.tap`). It was written by a training process, so
 nothing in it is trusted. A publication counts once: between two of them there is no sample.
@@ -8,10 +9,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from frd.model import MemoryEvent, MemoryEventKind, NodeNs, NodeRawNs, SeriesInfo, SeriesKind
 from frd_agent import tap
+from frd_agent.memory.host.processes import total_bytes
 from frd_agent.memory.target import ABSURD_BYTES, Part, Reading, Target
 from frd_agent.recorder.rows import LATEST_NS
 from frd_agent.untrusted_files import KeptOpen
@@ -24,6 +27,7 @@ _NEWS_NS = 60_000_000_000
 
 
 ToRaw: TypeAlias = Callable[[NodeNs], NodeRawNs]
+_Form = TypeVar("_Form")
 
 
 class Device(NamedTuple):
@@ -77,17 +81,67 @@ def parse(raw: bytes) -> Publication | None:
     )
 
 
+class HostPublication(NamedTuple):
+    begin_ns: NodeNs
+    end_ns: NodeNs
+    used_bytes: int
+    limit_bytes: int
+    """Of its cgroup; 0 none."""
+
+
+def parse_host(raw: bytes) -> HostPublication | None:
+    """As `parse`."""
+    if len(raw) < tap.HOST_SIZE:
+        return None
+    magic, sequence = tap.PREFIX.unpack_from(raw)
+    begin_ns, end_ns, _, used, limit = tap.HOST_BODY.unpack_from(raw, tap.PREFIX.size)
+    end = tap.PREFIX.size + tap.HOST_BODY.size
+    is_whole = (zlib.crc32(raw[tap.PREFIX.size : end]),) == tap.CHECKSUM.unpack_from(raw, end)
+    if magic != tap.HOST_MAGIC or sequence == 0 or sequence % 2 or not is_whole:
+        return None
+    if not 0 <= begin_ns <= end_ns < LATEST_NS or min(used, limit) < 0:
+        return None
+    return HostPublication(NodeNs(begin_ns), NodeNs(end_ns), used, limit)
+
+
+class _Section(Generic[_Form]):
+    """A part of a counters file, which is published as a whole."""
+
+    def __init__(
+        self, path: Path, at: int, size: int, parse: Callable[[bytes], _Form | None], now_s: float
+    ) -> None:
+        self._file = KeptOpen(path)
+        self.close = self._file.close
+        self._at, self._size, self._parse = at, size, parse
+        self._last = b""
+        """How it began; each publication has another number there."""
+        self._moved_at = now_s
+
+    def read(self, now_s: float) -> _Form | None:
+        """The newest publication, once."""
+        for _ in range(_TORN_READS):
+            raw = self._file.read(self._size, self._at)
+            if raw[: tap.PREFIX.size] == self._last:
+                break
+            if (found := self._parse(raw)) is not None:
+                self._last, self._moved_at = raw[: tap.PREFIX.size], now_s
+                return found
+        if now_s - self._moved_at > _STILL_S:
+            self._moved_at, self._last = now_s, b""
+            self._file.close()
+        return None
+
+
 class _Rank:
-    """The allocator's part of one rank's counters file."""
+    """The allocator's part of one rank's counters file, and that of host memory."""
 
     def __init__(self, target: Target, to_raw: ToRaw, now_s: float, now_ns: int) -> None:
         self.target = target
         self._to_raw = to_raw
-        self._file = KeptOpen(target.shm_path)
-        self.close = self._file.close
-        self._last = b""
-        """How the file began; each publication has another number there."""
-        self._moved_at = now_s
+        path = target.shm_path
+        self._allocator = _Section(path, tap.MEMORY_AT, tap.MEMORY_SIZE, parse, now_s)
+        self._host = _Section(path, tap.HOST_AT, tap.HOST_SIZE, parse_host, now_s)
+        self._machine = total_bytes()
         self._news_from_ns = now_ns - _NEWS_NS
         self._last_error: int | None = None
         """Number of the last reported error."""
@@ -97,7 +151,7 @@ class _Rank:
     def read(self, now_s: float, names: Mapping[bytes, str]) -> Part | None:
         """`names`: how the driver spells the devices that it knows. None when there is nothing
         new."""
-        if (found := self._published(now_s)) is None:
+        if (found := self._allocator.read(now_s)) is None:
             return None
         part = Part(self._to_raw(found.begin_ns), self._to_raw(found.end_ns))
         for device in found.devices:
@@ -113,18 +167,19 @@ class _Rank:
         part.events = list(self._events(found, names))
         return part
 
-    def _published(self, now_s: float) -> Publication | None:
-        for _ in range(_TORN_READS):
-            raw = self._file.read(tap.MEMORY_SIZE, tap.MEMORY_AT)
-            if raw[: tap.PREFIX.size] == self._last:
-                break
-            if (found := parse(raw)) is not None:
-                self._last, self._moved_at = raw[: tap.PREFIX.size], now_s
-                return found
-        if now_s - self._moved_at > _STILL_S:
-            self._moved_at, self._last = now_s, b""
-            self._file.close()
-        return None
+    def read_host(self, now_s: float) -> Part | None:
+        """As `read`. The limit of the cgroup bounds what the machine has."""
+        found = self._host.read(now_s) if self.target.pid is None else None
+        if found is None:
+            return None
+        capacity = min(filter(None, (found.limit_bytes, self._machine)), default=0)
+        series = SeriesInfo(self.target.number, SeriesKind.HOST_USED)
+        reading = Reading(self.target.attempt, series, capacity, found.used_bytes)
+        return Part(self._to_raw(found.begin_ns), self._to_raw(found.end_ns), [reading])
+
+    def close(self) -> None:
+        self._allocator.close()
+        self._host.close()
 
     def _events(self, found: Publication, names: Mapping[bytes, str]) -> Iterable[MemoryEvent]:
         for error in found.errors:
@@ -178,6 +233,7 @@ class Allocators:
             if number not in self._ranks:
                 self._ranks[number] = _Rank(target, self._to_raw, now_s, now_ns)
             parts.append(self._ranks[number].read(now_s, names))
+            parts.append(self._ranks[number].read_host(now_s))
         for number in self._ranks.keys() - living.keys():
             # Its last publication, at exit, contains the error that may have ended it.
             gone = self._ranks.pop(number)

@@ -180,7 +180,7 @@ class Listener(Enum):
     NONE = "none"
     """The connection is refused, or the file does not exist."""
     ELSEWHERE = "elsewhere"
-    """A process in a pid namespace that the agent cannot see."""
+    """A process in a pid namespace that the agent cannot see, or whose socket it may not use."""
 
 
 def listener(address: str) -> int | Listener:
@@ -197,6 +197,8 @@ def listener(address: str) -> int | Listener:
             client.connect(address)
         except BlockingIOError:
             return Listener.ELSEWHERE  # its backlog is full: a process listens
+        except PermissionError:
+            return Listener.ELSEWHERE  # of another user: not known to have ended
         except OSError:
             return Listener.NONE
         raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)

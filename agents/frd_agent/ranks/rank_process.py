@@ -35,14 +35,13 @@ class RankProcess:
             if isinstance(owner, int):
                 self.pinned = Process.pin(owner, start_ticks=identity.start_ticks)
                 self.is_hidden = self.pinned is None and read_stat(owner) is not None
-            elif owner is Listener.ELSEWHERE:
-                self.is_hidden = True
             else:
                 self.pinned = _by_number(identity)
-                apart = identity.pid_namespace not in (0, tap.pid_namespace())
                 is_over = socket is not None or identity.exit is not None
-                self.is_hidden = self.pinned is None and apart and not is_over
-        self._oom_kills = OomKills(self.pinned.pid) if self.pinned else None
+                is_apart = identity.pid_namespace not in (0, tap.pid_namespace()) and not is_over
+                is_apart |= owner is Listener.ELSEWHERE
+                self.is_hidden = self.pinned is None and is_apart
+        self._oom_kills = OomKills(self.pinned.pid if self.pinned else None)
 
     @property
     def was_alive(self) -> bool:
@@ -51,6 +50,7 @@ class RankProcess:
 
     def look(self, *, suspicious: bool) -> Vital:
         """The socket of an invisible process is tried only if there is a reason (`suspicious`)."""
+        self._oom_kills.look()
         if self.pinned is not None:
             return self.pinned.look()
         is_gone = suspicious and self._socket and listener(self._socket) is Listener.NONE
@@ -78,7 +78,7 @@ class RankProcess:
                 unknown = "its process is in another pid namespace"
             elif self.pinned is None:
                 unknown = "it ended before this agent saw it"
-        kills = self._oom_kills.text() if may_be_oom(how) and self._oom_kills else ""
+        kills = self._oom_kills.text() if self.was_alive and may_be_oom(how) else ""
         return "; ".join(filter(None, (unknown, kills)))
 
     def close(self) -> None:

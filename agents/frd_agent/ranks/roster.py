@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from frd.model import AttemptKey, NodeRawNs
+from frd.wire.messages import Unreadable
 from frd_agent.ranks.forming.registry import Forming
 from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity
+from frd_agent.ranks.unreadable import unreadable
 
 _FILES_STAY_S: Final = 60.0
 """Beyond the keepalive of the stream: data sent into a dead connection was not received."""
@@ -79,6 +81,11 @@ class Roster:
             if not self._forming_fails:
                 log.exception("%s: stages could not be read", self._run_dir)
             self._forming_fails = True
+
+    @property
+    def unreadable(self) -> Unreadable:
+        """What ranks publish that this agent may not read."""
+        return unreadable(self._run_dir, [*self._files, *self.forming.files])
 
     def end(self, rank: Rank, now_ns: NodeRawNs) -> None:
         """The process of `rank` is gone: report it, unless another process replaced it."""
@@ -185,7 +192,7 @@ class Roster:
     def _refuse(self, file: TapFile) -> None:
         if self._problems.get(file.path) == file.stamp:
             return
-        if file.path not in self._problems:
+        if file.path not in self._problems and file.owner is None:
             log.warning("%s", file.problem)
         self._problems[file.path] = file.stamp
         self._shared.stats.refused_files["identity"] += 1

@@ -7,6 +7,7 @@ files never lead out of the directory.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable
@@ -43,6 +44,8 @@ class TokenFile(Generic[_Form]):
     """Changes with every replacement of the file."""
     content: _Form | None
     problem: str = ""
+    owner: int | None = None
+    """Whose it is, if the problem is that we may not read it."""
 
     @staticmethod
     def on(content: _Form, node: str) -> _Form:
@@ -64,7 +67,7 @@ class TokenFile(Generic[_Form]):
             return []
         except OSError as error:
             why = f"{run_dir}: {error.strerror}: name a directory that can be read with --run-dir"
-            return [cls(run_dir, (0, 0, 0), None, why)]
+            return [cls(run_dir, (0, 0, 0), None, why, _owner(run_dir, error))]
         found = (cls._look(run_dir / name, known, node) for name in islice(names, cls.MAX_FILES))
         return [file for file in found if file is not None]
 
@@ -96,5 +99,12 @@ class TokenFile(Generic[_Form]):
             return None
         except (OSError, ValueError, *untrusted_files.NOT_THE_FORM) as error:
             why = getattr(error, "strerror", None) or error
-            return cls(path, stamp, None, f"{path}: {why}: ignored")
+            return cls(path, stamp, None, f"{path}: {why}: ignored", _owner(path, error))
         return cls(path, stamp, cls.on(content, node) if node else content)
+
+
+def _owner(path: Path, error: Exception) -> int | None:
+    if isinstance(error, PermissionError):
+        with contextlib.suppress(OSError):
+            return path.lstat().st_uid
+    return None

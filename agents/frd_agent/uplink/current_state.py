@@ -15,7 +15,7 @@ import numpy as np
 
 from frd.model import ChannelColumns, NodeNs, NodeRawNs, RankPhases, RankStatus, WatermarkColumns
 from frd.wire.columns import CHANNEL_COLUMNS
-from frd.wire.messages import Statuses, Watermarks
+from frd.wire.messages import Statuses, Unreadable, Watermarks
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rank_progress import RankProgress
 from frd_agent.recorder.rows import LATEST_NS
@@ -78,6 +78,9 @@ class CurrentState:
         self._channels: _Latest[int, ChannelColumns] = _Latest()
         self._waiting: set[Pair] = set()
         """Pairs with something outstanding."""
+        self._unreadable = Unreadable()
+        self._has_unreadable = False
+        """It was not sent on the stream."""
 
     # -- changes -------------------------------------------------------------------------------
 
@@ -117,6 +120,10 @@ class CurrentState:
         else:
             self._channels.values[channels.rank] = channels
 
+    def set_unreadable(self, unreadable: Unreadable) -> None:
+        self._has_unreadable |= unreadable != self._unreadable
+        self._unreadable = unreadable
+
     def forget(self, rank: int) -> None:
         for pair in [pair for pair in self._watermarks.values if pair[0] == rank]:
             self._watermarks.forget(pair)
@@ -131,6 +138,7 @@ class CurrentState:
         tables = self._watermarks, self._as_of, self._status, self._phases, self._channels
         for table in tables:
             table.rewind()
+        self._has_unreadable = bool(self._unreadable.texts)
 
     def next_channels(self) -> ChannelColumns | None:
         for rank in self._channels.take(islice(self._channels.unsent, 1)):
@@ -154,7 +162,12 @@ class CurrentState:
 
     def next_statuses(self) -> Statuses | None:
         ranks = self._status.take(islice(self._status.unsent, _STATUSES_A_MESSAGE))
-        return Statuses(tuple(map(self._status.values.__getitem__, ranks))) if ranks else None
+        unreadable = self._unreadable if self._has_unreadable else None
+        self._has_unreadable = False
+        if not ranks and unreadable is None:
+            return None
+        statuses = tuple(map(self._status.values.__getitem__, ranks))
+        return Statuses(statuses, unreadable=unreadable)
 
     def is_sent(self, rank: int) -> bool:
         """The rank's last status was sent on the current stream."""
@@ -169,7 +182,7 @@ class CurrentState:
     @property
     def has_news(self) -> bool:
         """True if something should not wait for the next round of watermarks."""
-        return bool(self._status.unsent or self._channels.unsent)
+        return bool(self._status.unsent or self._channels.unsent or self._has_unreadable)
 
     def _columns(self, pairs: list[Pair], seen: list[int]) -> WatermarkColumns:
         watermarks = [self._watermarks.values[pair] for pair in pairs]

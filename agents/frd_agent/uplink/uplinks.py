@@ -21,7 +21,7 @@ from typing import Final
 
 from frd.model import EntryColumns
 from frd.wire.clock import ClockHello
-from frd.wire.messages import Hello, Request
+from frd.wire.messages import Hello, Request, Unreadable
 from frd_agent.counters import Counters
 from frd_agent.memory import NodeSamples, Samples
 from frd_agent.node_time import NodeTime
@@ -157,6 +157,12 @@ class Uplinks:
         if self._idle is not None and any(one.stream.connected for one in self._jobs.values()):
             self._end(self._idle, "its jobs have their streams")
             self._idle = None
+
+    def set_unreadable(self, unreadable: Unreadable) -> None:
+        """What ranks publish and the agent may not read. All streams say so, for each may be the
+        only one to a service."""
+        for uplink in self:
+            uplink.reports.current.set_unreadable(unreadable)
 
     def _job_of(self, attempt: int) -> str:
         return self._dictionary.attempts[attempt].key.job

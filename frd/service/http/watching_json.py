@@ -60,6 +60,9 @@ def _blind(
     if job is None and no_agent and cluster is None:  # agents may be connected to other replicas
         seen = bool(state.status_view.attempts)
         yield NO_AGENT if seen else f"no agent has connected since the service started: {_START}"
+    for node in state.nodes:
+        if job is None or any(view.key in node.ranks for view in running):
+            yield from (f"{node.node}: {text}" for text in node.unreadable)
     for view in running:
         yield from _blind_of(state, view)
 

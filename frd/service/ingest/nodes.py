@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from frd.engine.state.lazy import MadeOnce
 from frd.model import AlignedNs, AttemptKey
@@ -31,6 +32,7 @@ class _Node:
     ranks: dict[AttemptKey, set[int]] = field(default_factory=dict)
     shown: dict[AttemptKey, tuple[int, ...]] = field(default_factory=dict)
     """`ranks` for views: replaced, never changed."""
+    unreadable: tuple[str, ...] = ()
     heir: SessionKey | None = None
     """Another session of the host that has taken over ranks of this one."""
 
@@ -69,6 +71,9 @@ class Nodes:
 
     def heard(self, key: SessionKey, now: AlignedNs) -> None:
         self._nodes[key].heard_at = now
+
+    def unreadable(self, key: SessionKey, texts: tuple[str, ...]) -> None:
+        self._nodes[key].unreadable = texts
 
     def hosts(self, key: SessionKey, ranks: Iterable[tuple[AttemptKey, int]]) -> None:
         left: set[SessionKey] = set()
@@ -144,21 +149,28 @@ class Nodes:
         What changes is copied now, the views are made when they are read."""
         late_at = now - int(late_s * 1e9)
         rows = [
-            (key, node.name, bool(node.streams), node.heard_at, node.clock.view(now), node.shown)
+            _Copied(
+                *(*key, node.name, bool(node.streams), node.heard_at, node.clock.view(now)),
+                *(node.shown, node.unreadable if node.streams else ()),
+            )
             for key, node in self._nodes.items()
         ]
-        return MadeOnce(lambda: [_view(*row, late_at) for row in rows])
+        return MadeOnce(lambda: [_view(row, late_at) for row in rows])
 
 
-def _view(
-    key: SessionKey,
-    name: str,
-    connected: bool,
-    heard_at: AlignedNs,
-    clock: ClockView,
-    ranks: Mapping[AttemptKey, tuple[int, ...]],
-    late_at: int,
-) -> NodeView:
-    boot_id, session = key
-    reporting = connected and heard_at >= late_at
-    return NodeView(name, boot_id, connected, reporting, heard_at, clock, ranks, session)
+class _Copied(NamedTuple):
+    """As in `NodeView`."""
+
+    boot_id: str
+    session: str
+    node: str
+    connected: bool
+    last_message_at: AlignedNs
+    clock: ClockView
+    ranks: Mapping[AttemptKey, tuple[int, ...]]
+    unreadable: tuple[str, ...]
+
+
+def _view(row: _Copied, late_at: int) -> NodeView:
+    reporting = row.connected and row.last_message_at >= late_at
+    return NodeView(reporting=reporting, **row._asdict())

@@ -38,6 +38,8 @@ from frd.wire.messages import (
     Redirect,
     Resync,
     ServiceEvent,
+    Statuses,
+    Unreadable,
     Watermarks,
     Welcome,
 )
@@ -172,6 +174,8 @@ class Streams:
                 self._adopt(stream)
             case Hello():
                 self._greet(stream, event, now)
+            case Statuses(unreadable=Unreadable() as unreadable):
+                self.nodes.unreadable(session.key, unreadable.texts)
             case _:
                 pass
         self.nodes.heard(session.key, now)

@@ -175,6 +175,8 @@ def _add_clocks(values: Values, nodes: Iterable[NodeView]) -> None:
         if (uncertainty_s := node.clock.uncertainty_s) is not None:
             values["frd_clock_uncertainty_seconds"][name] = uncertainty_s
         values["frd_clock_steps_total"][name] += node.clock.steps
+        if node.unreadable:
+            values["frd_node_unreadable"][name] = 1
 
 
 def _add_own_health(values: Values, state: ServiceState) -> None:

@@ -126,6 +126,9 @@ METRICS: Final[dict[str, Spec]] = {
     "frd_nodes_unsynchronized": _gauge(
         ("job",), "Connected nodes with ranks of the job's newest attempt and an unknown clock."
     ),
+    "frd_node_unreadable": _gauge(
+        ("node",), "1 for a node whose agent may not read what ranks of another user publish."
+    ),
     "frd_agents_expected": _gauge(
         ("job",), "Agents that host ranks of the job's newest attempt, 0 once it ended."
     ),

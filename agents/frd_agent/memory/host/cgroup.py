@@ -1,23 +1,38 @@
 """The cgroup that bounds a rank's memory: its usage, its limit and how often the kernel killed.
 
-Supports both versions of the interface at their usual mount points. Of a rank's cgroup and its
-parents, the nearest one with a limit counts, because the rank can reach that limit; without a
-limit, it is the rank's own cgroup. Used memory is what the kernel cannot reclaim: usage minus file
-pages and cached file names. The "working set" by which the kubelet evicts excludes only inactive
-pages; but all pages of a dataset that is read a second time are active, and healthy jobs fill
-their cgroups with those without being killed.
+Supports both versions of the interface. `mountinfo` shows where cgroups are mounted, and which part
+of the tree a mount shows: in a container only its own cgroup, under no name. A rank's cgroup is
+looked for below the agent's own mounts, and else below those of the rank (``/proc/<pid>/root``), as
+from the sidecar of a pod. A mount counts only if the rank's cgroup is in the part that it shows:
+that of another container is never taken for it. The kernel shows both paths relative to the cgroup
+namespace of the reader, so they can be compared.
+
+Of a rank's cgroup and its parents, the nearest one with a limit counts, because the rank can reach
+that limit; without a limit, it is the rank's own cgroup. Used memory is what the kernel cannot
+reclaim: usage minus file pages and cached file names. The "working set" by which the kubelet evicts
+excludes only inactive pages; but all pages of a dataset that is read a second time are active, and
+healthy jobs fill their cgroups with those without being killed.
+
+Files stay open: the way to them ends with the rank, and the kernel counts a kill after it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import time
+import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
 
 from frd_agent.memory.host.processes import total_bytes
 from frd_agent.proc import PROC
 
-_ROOT: Final = Path("/sys/fs/cgroup")
+_MAX_BYTES: Final = 64 * 1024
+_LOOK_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,140 +60,219 @@ _V2: Final = _Names(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupReading:
+class CgroupReading(NamedTuple):
     used: int
     oom_kills: int
     """Ever, by the kernel, in this cgroup and below."""
 
 
-@dataclass(frozen=True, slots=True)
 class Cgroup:
-    path: Path
-    limit: int
-    """0: none that is below the machine's memory."""
-    names: _Names
+    """One cgroup; ranks of one cgroup find equal ones."""
+
+    def __init__(self, folder: Path, name: str, limit: int, names: _Names) -> None:
+        """
+        Raises:
+            OSError: a file cannot be opened.
+        """
+        self.name = name
+        """Its path, as the kernel shows it to the agent."""
+        self.limit = limit
+        """0: none that is below the machine's memory."""
+        self._reclaimable = names.reclaimable
+        self._usage = _Numbers(folder / names.usage)
+        self._stat = _Numbers(folder / "memory.stat")
+        self._events = _Numbers(folder / names.events)
+        self._identity = self._usage.identity, limit
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cgroup) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
 
     def read(self) -> CgroupReading | None:
         """None when it is gone."""
         try:
-            usage = int((self.path / self.names.usage).read_bytes())
-            reclaimable = _sum(self.path / "memory.stat", self.names.reclaimable)
-            return CgroupReading(
-                used=max(usage - reclaimable, 0),
-                oom_kills=_sum(self.path / self.names.events, ("oom_kill",)),
-            )
+            used = int(self._usage.text()) - self._stat.sum_of(self._reclaimable)
+            return CgroupReading(max(used, 0), self._events.sum_of(("oom_kill",)))
         except (OSError, ValueError):
             return None
 
 
-def find(pid: int, proc: Path = PROC, root: Path = _ROOT) -> Cgroup | None:
+class _Numbers:
+    """A file of the kernel that stays open. After its cgroup was removed, every read fails."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            OSError: it cannot be opened.
+        """
+        self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._fd)
+        found = os.fstat(self._fd)
+        self.identity = found.st_dev, found.st_ino
+
+    def text(self) -> str:
+        """
+        Raises:
+            OSError, ValueError: it is gone; it is no text.
+        """
+        return os.pread(self._fd, _MAX_BYTES, 0).decode("ascii")
+
+    def sum_of(self, names: tuple[str, ...]) -> int:
+        """Sum of the values of these lines; a missing line counts 0.
+
+        Raises:
+            OSError, ValueError: as `text`.
+        """
+        lines = [line.partition(" ") for line in self.text().splitlines()]
+        return sum(int(number) for name, _, number in lines if name in names)
+
+    def oom_kills(self) -> int | None:
+        """How often the kernel has killed; None if the file is gone or does not count."""
+        with contextlib.suppress(OSError, ValueError):
+            if "oom_kill " in self.text():
+                return self.sum_of(("oom_kill",))
+        return None
+
+
+class _Place(NamedTuple):
+    """Where the cgroup of a process can be read."""
+
+    mount: Path
+    folder: Path
+    """At or below the mount."""
+    name: PurePosixPath
+    names: _Names
+
+
+def find(pid: int, proc: Path = PROC) -> Cgroup | None:
     """None where memory is not accounted, or out of sight."""
     machine = total_bytes(proc)
-    for base, path, names in _places(pid, proc, root):
-        if (found := _nearest(base, path, names, machine)) is not None:
-            return found
+    for place in _places(pid, proc):
+        folder, name = place.folder, place.name
+        while not (limit := _limit(folder / place.names.limit, machine)) and folder != place.mount:
+            folder, name = folder.parent, name.parent
+        if not limit:
+            folder, name = place.folder, place.name
+        with contextlib.suppress(OSError):
+            return Cgroup(folder, str(name), limit, place.names)
     return None
 
 
-def kills_file(pid: int, proc: Path = PROC, root: Path = _ROOT) -> Path | None:
-    """Where the process's own cgroup counts, as ``oom_kill``, how often the kernel killed in it. Of
-    those around it only version 2 counts its kills too."""
-    for base, path, names in _places(pid, proc, root):
-        if (leaf := _leaf(base, path, names)) is not None:
-            return leaf / names.events
-    return None
+def _places(pid: int, proc: Path) -> Iterator[_Place]:
+    paths: dict[_Names, str] = {}
+    for line in _lines(proc / str(pid) / "cgroup"):
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "memory" in controllers.split(","):
+            paths[_V1] = path
+        elif number == "0" and not controllers:
+            paths[_V2] = path
+    for process in (proc / "self", proc / str(pid)):
+        for mount in _lines(process / "mountinfo"):
+            fields = mount.split(" ")
+            names = _version(fields)
+            if names is None or names not in paths:
+                continue
+            root, point = _unescaped(fields[3]), _unescaped(fields[4])
+            if (below := _below(paths[names], root)) is not None:
+                at = Path(f"{process}/root{point}")
+                if os.path.exists(at / below / names.usage):
+                    yield _Place(at, at / below, PurePosixPath(paths[names]), names)
 
 
-def oom_kills(file: Path) -> int | None:
-    """What such a file, or ``/proc/vmstat`` for the whole machine, says now; None when it is gone
-    or does not count."""
-    try:
-        lines = [line.split() for line in file.read_text("ascii").splitlines()]
-        return next(int(words[1]) for words in lines if words[:1] == ["oom_kill"])
-    except (OSError, ValueError, IndexError, StopIteration):
+def _version(mount: list[str]) -> _Names | None:
+    """Of a line of mountinfo; None unless it mounts cgroups that account memory."""
+    if "-" not in mount[6:] or len(mount) < mount.index("-", 6) + 4:
         return None
+    kind, _, options = mount[mount.index("-", 6) + 1 :][:3]
+    if kind == "cgroup" and "memory" in options.split(","):
+        return _V1
+    return _V2 if kind == "cgroup2" else None
 
 
-def _places(pid: int, proc: Path, root: Path) -> list[tuple[Path, str, _Names]]:
-    try:
-        lines = (proc / str(pid) / "cgroup").read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []
-    return [place for line in lines if (place := _place(line, root)) is not None]
+def _below(path: str, root: str) -> str | None:
+    """The path below a mount that shows the tree from `root` on; None if it is not there."""
+    if path == root:
+        return "."
+    below = path.removeprefix(root.rstrip("/") + "/")
+    return below if below != path and ".." not in below.split("/") else None
 
 
-def _place(line: str, root: Path) -> tuple[Path, str, _Names] | None:
-    """Mount point, path below it, and version of one line of ``/proc/<pid>/cgroup``."""
-    number, _, rest = line.partition(":")
-    controllers, _, path = rest.partition(":")
-    if "memory" in controllers.split(","):
-        return root / "memory", path, _V1
-    return (root, path, _V2) if number == "0" and not controllers else None
+def _unescaped(field: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)
 
 
-def _leaf(base: Path, path: str, names: _Names) -> Path | None:
-    """The cgroup that the process itself is in."""
-    parts = [part for part in path.split("/") if part]
-    if ".." in parts:
-        return None  # outside our own namespace
-    leaf = base.joinpath(*parts)
-    if not (leaf / names.usage).exists():
-        leaf = base  # in a container, whose own cgroup is mounted here under no name
-    return leaf if (leaf / names.usage).exists() else None
-
-
-def _nearest(base: Path, path: str, names: _Names, machine: int) -> Cgroup | None:
-    if (leaf := _leaf(base, path, names)) is None:
-        return None
-    around = leaf
-    while True:
-        if limit := _limit(around / names.limit, machine):
-            return Cgroup(around, limit, names)
-        if around == base:
-            return Cgroup(leaf, 0, names)
-        around = around.parent
+def _lines(path: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return path.read_text("utf-8", "surrogateescape").splitlines()
+    return []
 
 
 def _limit(path: Path, machine: int) -> int:
-    try:
-        text = path.read_text("ascii").strip()
-    except OSError:
-        return 0
+    text = "".join(_lines(path)).strip()
     limit = int(text) if text.isdecimal() else 0
     return limit if not machine or limit < machine else 0
-
-
-def _sum(path: Path, names: tuple[str, ...]) -> int:
-    """Sum of the values of these keys; a missing line counts 0."""
-    lines = [line.partition(" ") for line in path.read_text("ascii").splitlines()]
-    return sum(int(number) for name, _, number in lines if name in names)
 
 
 class OomKills:
     """Whether the kernel's out-of-memory killer was active in the cgroup of a process.
 
     SIGKILL has no reason. The kernel counts its out-of-memory kills, by cgroup and for the whole
-    machine, before it sends the signal; so the count at the end of the
-    process, less the count when this object was made, covers the time between. The kernel does not
-    name the processes.
+    machine, before it sends the signal; so the count at the end of the process, less the count when
+    this object was made, covers the time between. The kernel does not name the processes. The count
+    is of the process's own cgroup: of those around it only version 2 counts its kills too. A
+    container that is killed as a whole takes its cgroup with it; then the last `look` counts.
     """
 
-    def __init__(self, pid: int, proc: Path = PROC, root: Path | None = None) -> None:
-        own = kills_file(pid, proc) if root is None else kills_file(pid, proc, root)
-        places = ((own, "in its cgroup"), (proc / "vmstat", "on its node"))
-        self._places = [
-            (file, where, before)
-            for file, where in places
-            if file is not None and (before := oom_kills(file)) is not None
-        ]
+    def __init__(self, pid: int | None, proc: Path = PROC) -> None:
+        """`pid` is None if the process is out of sight."""
+        place = next(_places(pid, proc), None) if pid is not None else None
+        self._own = _Kills(None if place is None else place.folder / place.names.events)
+        self._node = _Kills(proc / "vmstat")
+        self._look_at = 0.0
+
+    def look(self) -> None:
+        """Count, if the last look was some time ago."""
+        if (now := time.monotonic()) >= self._look_at:
+            self._look_at = now + _LOOK_S
+            self._own.count()
 
     def text(self) -> str:
         """Text for people; empty if there is no counter."""
-        for file, where, before in self._places:
-            if (count := oom_kills(file)) is not None:
-                killed = max(count - before, 0)
-                what = f"{killed} process{'' if killed == 1 else 'es'}" if killed else "no process"
-                during = " while it ran" if killed else ""
-                return f"the kernel's out-of-memory killer killed {what} {where}{during}"
-        return ""
+        is_gone = not self._own.count()
+        if self._own.seen is not None and not (is_gone and self._own.seen == 0):
+            return _said(self._own.seen, "in its cgroup")
+        if not self._node.count() or self._node.seen is None:
+            return ""
+        said = _said(self._node.seen, "on its node")
+        return f"{said}; in which cgroup cannot be known" if self._node.seen else said
+
+
+class _Kills:
+    """A counter of kills since now."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file: _Numbers | None = None
+        self._before = 0
+        self.seen: int | None = None
+        """None if there is no such counter."""
+        with contextlib.suppress(OSError):
+            if path is not None:
+                self._file = _Numbers(path)
+                self._before = self._file.oom_kills() or 0
+                self.count()
+
+    def count(self) -> bool:
+        """False if the file is gone: `seen` stays what it was."""
+        now = None if self._file is None else self._file.oom_kills()
+        if now is not None:
+            self.seen = max(now - self._before, 0)
+        return now is not None
+
+
+def _said(killed: int, where: str) -> str:
+    what = f"{killed} process{'' if killed == 1 else 'es'}" if killed else "no process"
+    during = " while it ran" if killed else ""
+    return f"the kernel's out-of-memory killer killed {what} {where}{during}"

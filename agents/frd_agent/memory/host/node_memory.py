@@ -46,7 +46,8 @@ class NodeMemory:
         self._machine = host.total_bytes() if machine_bytes is None else machine_bytes
         self._ranks: dict[int, _Rank] = {}
         self._cgroups_at = float("-inf")
-        self._kills: dict[Cgroup, int] = {}
+        self._kills: dict[Cgroup, int | None] = {}
+        """The cgroups that are open, and how often the kernel had killed there at the last look."""
 
     def read(self, targets: Sequence[Target], now_s: float, part: Part) -> None:
         """Add to `part` what is read now."""
@@ -71,11 +72,17 @@ class NodeMemory:
             if number in living:
                 if now_s >= rank.find_at and rank.target.pid is not None:
                     rank.find_at = now_s + _FIND_S
-                    rank.cgroup = self._find(rank.target.pid)
+                    rank.cgroup = self._known(self._find(rank.target.pid))
             elif rank.gone_at is None:
                 rank.gone_at = now_s
             elif now_s - rank.gone_at > _LINGER_S:
                 del self._ranks[number]
+
+    def _known(self, found: Cgroup | None) -> Cgroup | None:
+        """The one that is open already, if it is the same."""
+        if found is not None:
+            self._kills.setdefault(found, None)
+        return next((group for group in self._kills if group == found), None)
 
     def _capacity(self, rank: _Rank) -> int:
         return (rank.cgroup.limit if rank.cgroup else 0) or self._machine
@@ -89,7 +96,8 @@ class NodeMemory:
         for group, ranks in inside.items():
             if (found := group.read()) is None:
                 continue
-            killed = found.oom_kills - self._kills.get(group, found.oom_kills)
+            before = self._kills[group]
+            killed = 0 if before is None else found.oom_kills - before
             for rank in ranks:
                 if rank.gone_at is None:
                     part.readings.append(
@@ -98,7 +106,7 @@ class NodeMemory:
                 if killed > 0:
                     part.events.append(_kill(rank, group, killed, part.begin_ns))
             self._kills[group] = found.oom_kills
-        self._kills = {group: count for group, count in self._kills.items() if group in inside}
+        self._kills = {group: self._kills[group] for group in inside}
 
 
 def _kill(rank: _Rank, group: Cgroup, killed: int, at_ns: int) -> MemoryEvent:
@@ -107,5 +115,5 @@ def _kill(rank: _Rank, group: Cgroup, killed: int, at_ns: int) -> MemoryEvent:
         rank=rank.target.number,
         kind=MemoryEventKind.OOM_KILL,
         at_ns=NodeRawNs(at_ns),
-        detail=f"the kernel killed {processes} in {group.path}",
+        detail=f"the kernel killed {processes} in {group.name}",
     )

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -96,6 +96,10 @@ class Forming:
 
     def __iter__(self) -> Iterator[FormingRank]:
         return iter([one.rank for one in self._claimants.values() if one.rank is not None])
+
+    @property
+    def files(self) -> Sequence[StageFile]:
+        return self._read
 
     def update(self, ranks: Iterable[Rank], now_ns: NodeRawNs) -> None:
         """Read the stage files; `ranks` are the ranks with groups, dead ones included."""
@@ -225,7 +229,7 @@ class Forming:
     def _refuse(self, file: StageFile) -> None:
         if self._problems.get(file.path) == file.stamp:
             return
-        if file.path not in self._problems:
+        if file.path not in self._problems and file.owner is None:
             log.warning("%s", file.problem)
         self._problems[file.path] = file.stamp
         self._shared.stats.refused_files["stage"] += 1

@@ -53,7 +53,7 @@ class Proc:
         self.write(pid, "stat", f"{pid} (a (b) c) S {parent}{zeros} {stack} 0 0\n")
         self.write(pid, "statm", f"9999 {private + shared} {shared} 1 0 100 0\n")
 
-    def write(self, pid: int, name: str, text: str) -> None:
+    def write(self, pid: int | str, name: str, text: str) -> None:
         file = self.path / str(pid) / name
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
@@ -160,8 +160,14 @@ def test_real_processes_are_read_and_let_go() -> None:
 # -- cgroups -----------------------------------------------------------------------------------
 
 
-def unified(root: Path, path: str, used: int, limit: str = "max", kills: int = 0) -> Path:
-    folder = root / path
+CGROUPS = Path("sys/fs/cgroup")
+UNIFIED = "30 25 0:27 {} /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+LEGACY = "31 25 0:28 {} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+
+
+def unified(root: Path, path: str, used: int, limit: int | str = "max", kills: int = 0) -> Path:
+    """Files of version 2 below a root directory."""
+    folder = root / CGROUPS / path
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory.current").write_text(f"{used}\n")
     (folder / "memory.max").write_text(f"{limit}\n")
@@ -172,7 +178,7 @@ def unified(root: Path, path: str, used: int, limit: str = "max", kills: int = 0
 
 
 def legacy(root: Path, path: str, used: int, limit: int) -> Path:
-    folder = root / "memory" / path
+    folder = root / CGROUPS / "memory" / path
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
     (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
@@ -182,52 +188,92 @@ def legacy(root: Path, path: str, used: int, limit: int) -> Path:
     return folder
 
 
+def mounts(proc: Proc, process: int | str, root: Path, mountinfo: str) -> None:
+    """What a process has mounted, and its root directory."""
+    proc.write(process, "mountinfo", "29 25 0:26 / /sys rw shared:7 - sysfs sysfs rw\n" + mountinfo)
+    root.mkdir(exist_ok=True)
+    (proc.path / str(process) / "root").symlink_to(root)
+
+
 def test_the_nearest_limit_counts(proc: Proc, tmp_path: Path) -> None:
     """The limit is that of the pod, above its container; cached files are not used memory."""
-    unified(tmp_path, "pods/a/box", used=5000)
-    pod = unified(tmp_path, "pods/a", used=7000, limit=str(8 * GIB), kills=2)
-    unified(tmp_path, "pods", used=10**9, limit=str(16 * GIB))
+    mounts(proc, "self", tmp_path / "host", UNIFIED.format("/"))
+    unified(tmp_path / "host", "pods/a/box", used=5000)
+    unified(tmp_path / "host", "pods/a", used=7000, limit=8 * GIB, kills=2)
+    unified(tmp_path / "host", "pods", used=10**9, limit=16 * GIB)
     proc.write(10, "cgroup", "0::/pods/a/box\n")
-    found = cgroup.find(10, proc.path, tmp_path)
+    found = cgroup.find(10, proc.path)
     assert found is not None
-    assert (found.path, found.limit) == (pod, 8 * GIB)
+    assert (found.name, found.limit) == ("/pods/a", 8 * GIB)
     assert found.read() == cgroup.CgroupReading(7000 - 1307, 2)
-    unified(tmp_path, "pods/a", used=500)
+    unified(tmp_path / "host", "pods/a", used=500)
     reading = found.read()
     assert reading is not None
     assert reading.used == 0
-    (pod / "memory.current").unlink()
-    assert found.read() is None
 
 
 def test_where_nothing_is_limited_the_ranks_own_cgroup_counts(proc: Proc, tmp_path: Path) -> None:
     """A session on a workstation; a limit beyond the machine's memory counts as no limit."""
-    leaf = unified(tmp_path, "user/session", used=5000, limit=str(64 * GIB))
+    mounts(proc, "self", tmp_path / "host", UNIFIED.format("/"))
+    unified(tmp_path / "host", "user/session", used=5000, limit=64 * GIB)
+    unified(tmp_path / "host", ".", used=9000)
     proc.write(10, "cgroup", "0::/user/session\n")
-    assert cgroup.find(10, proc.path, tmp_path) == cgroup.Cgroup(leaf, 0, cgroup._V2)
+    found = cgroup.find(10, proc.path)
+    assert found is not None
+    assert (found.name, found.limit) == ("/user/session", 0)
+    assert found.read() == cgroup.CgroupReading(5000 - 1307, 0)
 
 
 def test_the_old_interface_is_read_too(proc: Proc, tmp_path: Path) -> None:
     """Version 1, and a version 2 without a memory controller, as Debian 10 mounts them."""
-    job = legacy(tmp_path, "slurm/job_7", used=1000, limit=4 * GIB)
-    legacy(tmp_path, "slurm", used=9000, limit=9_223_372_036_854_771_712)
+    mounts(proc, "self", tmp_path / "host", UNIFIED.format("/") + LEGACY.format("/"))
+    legacy(tmp_path / "host", "slurm/job_7", used=1000, limit=4 * GIB)
+    legacy(tmp_path / "host", "slurm", used=9000, limit=9_223_372_036_854_771_712)
     proc.write(10, "cgroup", "5:cpuset:/\n4:cpu,memory:/slurm/job_7\n0::/init.scope\n")
-    found = cgroup.find(10, proc.path, tmp_path)
+    found = cgroup.find(10, proc.path)
     assert found is not None
-    assert (found.path, found.limit) == (job, 4 * GIB)
+    assert (found.name, found.limit) == ("/slurm/job_7", 4 * GIB)
     assert found.read() == cgroup.CgroupReading(650, 4)
 
 
-def test_a_container_sees_its_cgroup_under_no_name(proc: Proc, tmp_path: Path) -> None:
-    """The path is the host's; only the container's own cgroup is mounted."""
-    unified(tmp_path, ".", used=3000, limit=str(2 * GIB))
-    proc.write(10, "cgroup", "0::/kubepods/pod1/box\n")
-    found = cgroup.find(10, proc.path, tmp_path)
+@pytest.mark.parametrize(
+    ("here", "its", "path"),
+    [
+        (LEGACY.format("/pods/agent"), LEGACY.format("/pods/rank"), "4:memory:/pods/rank"),
+        (UNIFIED.format("/"), UNIFIED.format("/../rank"), "0::/../rank"),
+        (UNIFIED.format("/../../a\\040b"), UNIFIED.format("/../c"), "0::/../c"),
+    ],
+)
+def test_the_sidecar_reads_the_ranks_own_cgroup(
+    here: str, its: str, path: str, proc: Proc, tmp_path: Path
+) -> None:
+    """Each container has only its own mounted, at the same place; the agent's is never the
+    rank's, and a rank whose root may not be read has none."""
+    make = legacy if "cgroup/memory" in here else unified
+    make(tmp_path / "agent", ".", 3000, limit=GIB)
+    make(tmp_path / "rank", ".", 6000, limit=2 * GIB)
+    mounts(proc, "self", tmp_path / "agent", here)
+    for pid in (10, 11):
+        proc.write(pid, "cgroup", f"{path}\n")
+    mounts(proc, 10, tmp_path / "rank", its)
+    found = cgroup.find(10, proc.path)
     assert found is not None
-    assert (found.path, found.limit) == (tmp_path, 2 * GIB)
-    proc.write(11, "cgroup", "0::/../other\n")
-    assert cgroup.find(11, proc.path, tmp_path) is None
-    assert cgroup.find(12, proc.path, tmp_path) is None, "no such process"
+    assert (found.name, found.limit) == (path.rpartition(":")[2], 2 * GIB)
+    mounts(proc, 11, tmp_path / "nothing", its)
+    assert cgroup.find(11, proc.path) is None
+    assert cgroup.find(12, proc.path) is None, "no such process"
+
+
+def test_what_is_below_or_beside_a_mount(proc: Proc, tmp_path: Path) -> None:
+    """A name that begins as the mount's is another cgroup; lines that are torn show nothing."""
+    unified(tmp_path / "agent", ".", used=3000)
+    mounts(proc, "self", tmp_path / "agent", "31\n" + UNIFIED.format("/pods/a") + "32 - cgroup2\n")
+    proc.write(10, "cgroup", "0::/pods/ab\n")
+    proc.write(11, "cgroup", "0::/pods/a/../b\n")
+    proc.write(12, "cgroup", "0\n:::\n0::/pods/a\n")
+    assert cgroup.find(10, proc.path) is None
+    assert cgroup.find(11, proc.path) is None
+    assert cgroup.find(12, proc.path) is not None
 
 
 def test_this_process_is_found_where_memory_is_accounted() -> None:
@@ -260,9 +306,12 @@ def test_ranks_of_one_cgroup_share_its_reading(
     """Each rank has a series with the cgroup's limit, read twice a second and not ten times."""
     for pid in (10, 20, 30):
         proc.rank(pid, anon=pid)
-    folder = unified(tmp_path, "box", used=9000, limit=str(GIB))
-    box = cgroup.Cgroup(folder, GIB, cgroup._V2)
-    node = NodeMemory(host, lambda pid: None if pid == 30 else box, machine_bytes=64 * GIB)
+    folder = unified(tmp_path, "box", used=9000, limit=GIB)
+
+    def find(pid: int) -> cgroup.Cgroup | None:
+        return None if pid == 30 else cgroup.Cgroup(folder, "/box", GIB, cgroup._V2)
+
+    node = NodeMemory(host, find, machine_bytes=64 * GIB)
     ranks = [target(0, 10), target(1, 20), target(2, 30, attempt=5), target(3, None)]
     first = read(node, ranks, 100.0)
     assert [
@@ -284,13 +333,13 @@ def test_a_kill_of_the_kernel_is_an_event(proc: Proc, host: ProcessMemory, tmp_p
     """Of every rank in the cgroup; kills before the first look are no news, and the last one is
     heard of although its rank is gone."""
     proc.rank(10, anon=1)
-    box = cgroup.Cgroup(unified(tmp_path, "box", 9000, kills=3), GIB, cgroup._V2)
+    box = cgroup.Cgroup(unified(tmp_path, "box", 9000, kills=3), "/box", GIB, cgroup._V2)
     node = NodeMemory(host, lambda pid: box, machine_bytes=64 * GIB)
     assert read(node, [target(0, 10)], 100.0).events == []
     unified(tmp_path, "box", 9000, kills=4)
     (event,) = read(node, [], 100.6).events
     assert (event.rank, event.kind, event.at_ns) == (0, MemoryEventKind.OOM_KILL, 123)
-    assert event.detail == f"the kernel killed a process in {tmp_path / 'box'}"
+    assert event.detail == "the kernel killed a process in /box"
     unified(tmp_path, "box", 9000, kills=6)
     assert len(read(node, [], 103.0).events) == 1
     unified(tmp_path, "box", 9000, kills=7)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,11 +21,15 @@ class Node:
     """Files as the kernel lays them out: process 7 in a cgroup of version 2."""
 
     def __init__(self, folder: Path) -> None:
-        self.proc, self.root = folder / "proc", folder / "cgroup"
-        self.group = self.root / "job" / "step"
-        (self.proc / "7").mkdir(parents=True)
+        self.proc, root = folder / "proc", folder / "root"
+        self.group = root / "sys/fs/cgroup/job/step"
+        for process in ("7", "8", "self"):
+            (self.proc / process).mkdir(parents=True)
         self.group.mkdir(parents=True)
-        (self.proc / "7" / "cgroup").write_text("0::/job/step\n")
+        (self.proc / "7/cgroup").write_text("0::/job/step\n")
+        mount = "30 25 0:27 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+        (self.proc / "self/mountinfo").write_text(mount)
+        (self.proc / "self/root").symlink_to(root)
         (self.group / "memory.current").write_text("5\n")
         self.kills(3, 10)
 
@@ -29,8 +37,8 @@ class Node:
         (self.group / "memory.events").write_text(f"oom 5\noom_kill {in_cgroup}\n")
         (self.proc / "vmstat").write_text(f"pgfault 1\noom_kill {on_node}\n")
 
-    def watch(self, pid: int = 7) -> OomKills:
-        return OomKills(pid, self.proc, self.root)
+    def watch(self, pid: int | None = 7) -> OomKills:
+        return OomKills(pid, self.proc)
 
 
 @pytest.fixture
@@ -50,13 +58,72 @@ def test_kills_in_the_own_cgroup(node: Node) -> None:
     assert watch.text() == f"{KILLER} 3 processes in its cgroup while it ran"
 
 
-def test_without_a_cgroup_the_node_counts(node: Node) -> None:
-    """A cgroup that went with its last process, or is out of sight: the whole node is asked."""
-    watch, elsewhere = node.watch(), node.watch(pid=8)
-    (node.group / "memory.events").unlink()
-    (node.proc / "vmstat").write_text("pgfault 1\noom_kill 11\n")
-    assert watch.text() == f"{KILLER} 1 process on its node while it ran"
-    assert elsewhere.text() == f"{KILLER} 1 process on its node while it ran"
+def test_out_of_sight_the_node_counts(node: Node) -> None:
+    """In another pid namespace, or in a cgroup that the agent does not see: a kill on the node may
+    have been elsewhere, but if there was none, it was none here."""
+    hidden, elsewhere = node.watch(None), node.watch(8)
+    assert hidden.text() == f"{KILLER} no process on its node"
+    node.kills(9, 11)
+    said = f"{KILLER} 1 process on its node while it ran; in which cgroup cannot be known"
+    assert hidden.text() == elsewhere.text() == said
+
+
+def _real_group(controller: Path) -> Iterator[Path]:
+    group = controller / f"frd-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    yield group
+    if group.exists():
+        group.rmdir()
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A cgroup of this machine that accounts memory."""
+    for controller in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
+        if (controller / "memory.stat").exists():
+            yield from _real_group(controller)
+            return
+    pytest.skip("no cgroup accounts memory here")
+
+
+HUNGRY = """
+import sys
+sys.stdin.readline()
+held = []
+while True:
+    held.append(bytearray(1 << 20))
+"""
+
+
+@pytest.mark.parametrize("removed", [False, True])
+@pytest.mark.parametrize("looks", [False, True])
+def test_the_kernel_kills(group: Path, looks: bool, removed: bool) -> None:
+    """A process beyond its limit, whose cgroup is removed with it, as the kubelet's runtime does:
+    what was seen before counts, else only that somebody was killed is known."""
+    limit = next(
+        path for name in ("memory.max", "memory.limit_in_bytes") if (path := group / name).exists()
+    )
+    limit.write_text(str(64 << 20))
+    with subprocess.Popen([sys.executable, "-c", HUNGRY], stdin=subprocess.PIPE) as process:
+        (group / "cgroup.procs").write_text(str(process.pid))
+        kills = OomKills(process.pid)
+        assert kills.text() == f"{KILLER} no process in its cgroup"
+        process.communicate(b"\n")
+    assert process.returncode == -signal.SIGKILL
+    if looks:
+        kills._look_at = 0.0
+        kills.look()
+    if removed:
+        until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+    one = f"{KILLER} 1 process "
+    if looks or not removed:
+        assert kills.text() == f"{one}in its cgroup while it ran"
+    else:
+        assert kills.text() == f"{one}on its node while it ran; in which cgroup cannot be known"
 
 
 def test_without_a_counter_there_is_no_text(node: Node) -> None:

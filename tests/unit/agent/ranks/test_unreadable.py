@@ -1,0 +1,149 @@
+"""Ranks of another user: the agent names both users and the value to set."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from frd_agent import tap
+from frd_agent.ranks.roster import Roster
+from tests.world.run_dir import TOKEN, identity, shared
+
+RANKS, AGENT = 2000, 1000
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become two users")
+
+
+@contextmanager
+def user(uid: int) -> Iterator[None]:
+    """What the kernel permits to this user; root's own rights return afterwards."""
+    codecs.lookup("unicode_escape")  # Python's own files may not be readable for everybody
+    os.setegid(uid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+@pytest.fixture
+def pod() -> Iterator[Path]:
+    """The volume of a pod, in which every user may write; below it the run directory."""
+    folder = Path(f"/tmp/frd-pod-{os.getpid()}-{time.monotonic_ns()}")
+    folder.mkdir()
+    folder.chmod(0o777)
+    yield folder
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    folder.rmdir()
+
+
+def publish(run_dir: Path, token: str = TOKEN) -> None:
+    """As a tap does."""
+    files = tap.Files(str(run_dir), token)
+    files.write_identity(json.dumps(identity(token=token, shm=f"{token}.shm", socket=None)))
+    (run_dir / f"{token}.sock").touch()
+
+
+def seen(run_dir: Path) -> tuple[str, ...]:
+    """By an agent of its user; it knows no rank."""
+    with user(AGENT):
+        roster = Roster(run_dir, shared())
+        assert roster.update(shared().time.now()) == []
+        return roster.unreadable.texts
+
+
+CANNOT_READ = "the agent of uid 1000 may not read what ranks of uid 2000 publish"
+ADVICE = "run the agent as uid 2000 (agent.sidecar.runAsUser of the chart)"
+
+
+def test_files_of_another_user(pod: Path) -> None:
+    """In a directory in which both may write. Ranks that have ended publish no more, whether they
+    removed their socket or were killed."""
+    run_dir = pod / "run"
+    run_dir.mkdir()
+    run_dir.chmod(0o1777)
+    with user(RANKS):
+        publish(run_dir)
+        publish(run_dir, "ba9876543210")
+    assert seen(run_dir) == (f"{run_dir}: {CANNOT_READ}: {ADVICE}",)
+    (run_dir / f"{TOKEN}.sock").unlink()
+    assert seen(run_dir) == (f"{run_dir}: {CANNOT_READ}: {ADVICE}",)
+    os.utime(run_dir / "ba9876543210.shm", (1, 1))
+    assert seen(run_dir) == ()
+
+
+def test_a_directory_of_another_user(pod: Path) -> None:
+    """The rank has made it, for itself alone; without a directory there is nothing to read."""
+    run_dir = pod / "run"
+    assert seen(run_dir) == ()
+    with user(RANKS):
+        tap.make_run_dir(str(run_dir), {})
+        publish(run_dir)
+    assert seen(run_dir) == (f"{run_dir}: {CANNOT_READ}: {ADVICE}",)
+
+
+def test_a_stage_that_may_not_be_read(pod: Path) -> None:
+    """A process that waits for its first process group is a rank as well."""
+    run_dir = pod / "run"
+    run_dir.mkdir()
+    run_dir.chmod(0o1777)
+    with user(RANKS):
+        tap.write_whole(str(run_dir), TOKEN, ".stage", "{}")
+    assert seen(run_dir) == (f"{run_dir}: {CANNOT_READ}: {ADVICE}",)
+
+
+def test_a_rank_that_may_not_write(pod: Path) -> None:
+    """Its tap says so to its user, and leaves word beside the directory: for this directory, as
+    itself, and for as long as it tries."""
+    run_dir = pod / "run"
+    with user(AGENT):
+        run_dir.mkdir(mode=0o700)
+    environ = {"FRD_RUN_DIR": str(run_dir), "FRD_JOB": "team/llm\x1b[1m"}
+    with user(RANKS):
+        with pytest.raises(PermissionError) as caught:
+            tap.Files(str(run_dir), TOKEN)
+        said = tap._refusal(environ, caught.value)
+    assert str(said) == (
+        f"{run_dir}: belongs to uid 1000, and uid 2000 of this rank may not write there: {ADVICE}"
+    )
+    (refused,) = pod.glob("refused.*")
+    assert refused.name == "refused.2000"
+    (text,) = seen(run_dir)
+    assert text == (
+        f"{run_dir}: ranks of uid 2000 (job team/llm\\x1b[1m) may not write there, so nothing is known "
+        f"of them: {ADVICE}"
+    )
+    other = pod / "other"
+    with user(AGENT):
+        other.mkdir(mode=0o700)
+    assert seen(other) == (), "it is not about this directory"
+    os.chown(refused, 3000, 3000)
+    assert seen(run_dir) == (), "anybody can write a file with that name"
+    os.chown(refused, RANKS, RANKS)
+    os.utime(refused, (1, 1))
+    assert seen(run_dir) == (), "the rank has ended"
+
+
+def test_an_agent_of_root_without_capabilities(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may also get the capability."""
+    run_dir = pod / "run"
+    with user(RANKS):
+        tap.make_run_dir(str(run_dir), {})
+    monkeypatch.setattr("frd_agent.ranks.unreadable.os.geteuid", lambda: 0)
+    with user(AGENT):  # stands for root without capabilities, to which the kernel says the same
+        roster = Roster(run_dir, shared())
+        roster.update(shared().time.now())
+        (text,) = roster.unreadable.texts
+    assert text.endswith(
+        f"the agent of uid 0 may not read what ranks of uid 2000 publish: {ADVICE}, "
+        "or give it CAP_DAC_OVERRIDE"
+    )
