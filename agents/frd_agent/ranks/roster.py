@@ -20,7 +20,7 @@ from frd.wire.messages import Unreadable
 from frd_agent.ranks.forming.registry import Forming
 from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity
-from frd_agent.ranks.unreadable import unreadable
+from frd_agent.ranks.token_files import unreadable
 
 _FILES_STAY_S: Final = 60.0
 """Beyond the keepalive of the stream: data sent into a dead connection was not received."""

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 @contextmanager
 def user(uid: int) -> Iterator[None]:
     """What the kernel permits to this user; root's own rights return afterwards."""
-    codecs.lookup("unicode_escape")  # Python's own files may not be readable for everybody
+    codecs.lookup("unicode_escape")  # Python's own files may not be readable for all users
     os.setegid(uid)
     os.seteuid(uid)
     try:
@@ -102,7 +102,7 @@ def test_a_stage_that_may_not_be_read(pod: Path) -> None:
 
 
 def test_a_rank_that_may_not_write(pod: Path) -> None:
-    """Its tap says so to its user, and leaves word beside the directory: for this directory, as
+    """Its tap says so to its user, and leaves word in its parent: for this directory, as
     itself, and for as long as it tries."""
     run_dir = pod / "run"
     with user(AGENT):
@@ -138,8 +138,8 @@ def test_an_agent_of_root_without_capabilities(pod: Path, monkeypatch: pytest.Mo
     run_dir = pod / "run"
     with user(RANKS):
         tap.make_run_dir(str(run_dir), {})
-    monkeypatch.setattr("frd_agent.ranks.unreadable.os.geteuid", lambda: 0)
-    with user(AGENT):  # stands for root without capabilities, to which the kernel says the same
+    monkeypatch.setattr("frd_agent.ranks.token_files.os.geteuid", lambda: 0)
+    with user(AGENT):  # as root without capabilities, to which the kernel says the same
         roster = Roster(run_dir, shared())
         roster.update(shared().time.now())
         (text,) = roster.unreadable.texts
