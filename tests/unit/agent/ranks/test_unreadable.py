@@ -147,3 +147,26 @@ def test_an_agent_of_root_without_capabilities(pod: Path, monkeypatch: pytest.Mo
         f"the agent of uid 0 may not read what ranks of uid 2000 publish: {ADVICE}, "
         "or give it CAP_DAC_OVERRIDE"
     )
+
+
+def test_files_that_may_not_be_removed(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a sticky directory the files of an ended rank of another user stay: they are looked at
+    once, and again when they have changed."""
+    run_dir = pod / "run"
+    run_dir.mkdir()
+    run_dir.chmod(0o1777)
+    path = run_dir / f"{TOKEN}.json"
+    looked: list[object] = []
+    look = Roster._open
+    monkeypatch.setattr(Roster, "_open", lambda *given: looked.append(given) or look(*given))
+    roster = Roster(run_dir, shared())
+    for number in (1, 2):
+        path.write_text(json.dumps(identity(socket=None, rank=number)))
+        path.chmod(0o644)
+        os.chown(path, RANKS, RANKS)
+        os.utime(path, (number, number))
+        with user(AGENT):
+            for _ in range(3):
+                assert roster.update(shared().time.now()) == []
+        assert len(looked) == number
+        assert path.exists()
