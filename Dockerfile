@@ -16,7 +16,7 @@ COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 # Only the programs' interpreter is that of the virtual environment. All users may read the tap, whatever
 # the checkout's modes are.
-RUN pip --python /opt/frd/venv/bin/python install --no-cache-dir --no-deps --prefix /frd /wheels/*.whl \
+RUN pip --python /opt/frd/venv/bin/python install --no-cache-dir --no-deps --no-index --prefix /frd /wheels/*.whl \
     && chmod -R a+rX agents/frd_agent
 
 FROM python:3.11.14-slim-bookworm
