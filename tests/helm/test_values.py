@@ -79,6 +79,7 @@ def test_a_misspelt_value_is_refused_by_its_name(key: str) -> None:
         ("image.digest", "latest", "digest"),
         ("agent.daemonset.capabilities", ["SYS_ADMIN"], "capabilities"),
         ("agent.sidecar.capabilities", ["CAP_SYS_PTRACE"], "capabilities"),
+        ("agent.sidecar.capabilities", ["DAC_OVERRIDE"], "capabilities"),
         ("agent.daemonset.serviceAccount.nmae", "x", "nmae"),
         ("image.registry", "/x", "registry"),
         ("podMonitor.namespaces", [""], "namespaces"),
