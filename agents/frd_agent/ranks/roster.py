@@ -44,7 +44,7 @@ class Roster:
         self._files: list[TapFile] = []
         self._problems: dict[Path, tuple[int, int, int]] = {}
         self._left: set[tuple[Path, tuple[int, int, int]]] = set()
-        """Files of forgotten ranks that may not be removed: of another user, in a sticky directory."""
+        """Of forgotten ranks, whose files may not be removed: as in a sticky directory."""
         self._ranks: dict[str, Rank] = {}
         """By token, dead ones included until they are forgotten."""
         self._namesakes: set[tuple[str, str]] = set()

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from frd_agent import tap
+from frd_agent.ranks.rank import Rank
 from frd_agent.ranks.roster import Roster
+from frd_agent.ranks.tap_files import TapFile, TapIdentity
 from tests.world.run_dir import TOKEN, identity, shared
 
 RANKS, AGENT = 2000, 1000
@@ -158,9 +160,15 @@ def test_files_that_may_not_be_removed(pod: Path, monkeypatch: pytest.MonkeyPatc
     path = run_dir / f"{TOKEN}.json"
     looked: list[object] = []
     look = Roster._open
-    monkeypatch.setattr(Roster, "_open", lambda *given: looked.append(given) or look(*given))
+
+    def counted(self: Roster, file: TapFile, identity: TapIdentity) -> Rank | None:
+        looked.append(file)
+        return look(self, file, identity)
+
+    monkeypatch.setattr(Roster, "_open", counted)
     roster = Roster(run_dir, shared())
     for number in (1, 2):
+        path.unlink(missing_ok=True)
         path.write_text(json.dumps(identity(socket=None, rank=number)))
         path.chmod(0o644)
         os.chown(path, RANKS, RANKS)
