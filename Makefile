@@ -18,7 +18,7 @@ SEEDS := 1000
 MODULE := frd/engine
 BENCHES := ingest overhead phase analyze clock memory poll traces inspect_suspect waits_for web
 
-.PHONY: help demo test test-frameworks test-gpu lint coverage sim soak mutants bench proto dashboards clean
+.PHONY: help demo test test-frameworks test-gpu test-pods lint coverage sim soak mutants bench proto dashboards clean
 .DELETE_ON_ERROR:
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make mutants MODULE=PATH  small changes that must fail a test: forty chosen ones, then mutmut in PATH"
 	@echo "make test-frameworks  hangs of real jobs that torchrun, Lightning, Ray and others start (10 minutes)"
 	@echo "make test-gpu  hangs, memory and CUDA graphs of real jobs with NCCL; one GPU is enough (5 minutes)"
+	@echo "make test-pods  the image, the chart's pods and a systemd in real containers; root on Debian (10 minutes)"
 	@echo "make bench   run the benches (several minutes, on an idle machine)"
 	@echo "make proto   regenerate frd/v1 from proto/"
 	@echo "make dashboards  regenerate helm/frd/dashboards"
@@ -87,6 +88,10 @@ test-frameworks: .venv-frameworks/installed
 test-gpu:
 	@scripts/gpu .venv-gpu $(PYTHON)
 
+# In containers that podman runs, with images that are made here and kept in .pods.
+test-pods: .venv/installed torch
+	@scripts/pods $(BIN)/python
+
 mutants: .venv/installed
 	@$(BIN)/python -m tests.mutants
 	@$(BIN)/python -m scripts.mutants $(MODULE)
@@ -102,7 +107,7 @@ dashboards: .venv/installed
 	@$(BIN)/python -m scripts.dashboards
 
 clean:
-	rm -rf .venv .venv-proto .venv-frameworks .venv-gpu dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .mutants \
+	rm -rf .venv .venv-proto .venv-frameworks .venv-gpu .pods dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .mutants \
 		.import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
