@@ -387,7 +387,9 @@ def _begin(c10d: Any, environ: Mapping[str, str], token: str) -> Tap | None:
 
 def same_user(uid: int) -> str:
     """Advice, for ranks of that user."""
-    return f"run the agent as uid {uid} (agent.sidecar.runAsUser of the chart)"
+    return (
+        f"run the agent as uid {uid} (in the chart agent.sidecar.runAsUser, or that of daemonset)"
+    )
 
 
 def refusal_path(environ: Mapping[str, str]) -> str:

@@ -64,7 +64,7 @@ def seen(run_dir: Path) -> tuple[str, ...]:
 
 
 CANNOT_READ = "the agent of uid 1000 may not read what ranks of uid 2000 publish"
-ADVICE = "run the agent as uid 2000 (agent.sidecar.runAsUser of the chart)"
+ADVICE = "run the agent as uid 2000 (in the chart agent.sidecar.runAsUser, or that of daemonset)"
 
 
 def test_files_of_another_user(pod: Path) -> None:
