@@ -49,10 +49,11 @@ def running_agent() -> tuple[int, Config] | None:
             and (options := _options(pid)) is not None
             and _is_here(pid)
         ):
-            from frd_agent.cli import run  # which is about to load much more
+            from frd_agent.cli import first_of, run  # which is about to load much more
 
             given = run.make_context("frd-agent run", options, resilient_parsing=True).params
-            return pid, load(given.pop("config"), given)
+            given.pop("check")
+            return pid, load(first_of(given.pop("configs")), given)
     return None
 
 
