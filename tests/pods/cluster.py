@@ -12,15 +12,16 @@ import contextlib
 import copy
 import http.client
 import json
+import os
 import re
 import signal
 import ssl
 import subprocess
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import quote
 
 import yaml
 
@@ -32,6 +33,7 @@ from tests.pods.images import TORCH, site_packages
 from tests.pods.manifests import Object, Template, command, make_volumes, options
 from tests.world.daemons import until
 
+T = TypeVar("T")
 JOB: Final = ROOT / "examples/kubernetes/job.yaml"
 STALL_AFTER_S: Final = 5.0
 VALUES: Final[Mapping[str, Any]] = {
@@ -285,17 +287,24 @@ class Job:
     def pod(self) -> Pod:
         return self.pods[0]
 
+    def until(self, condition: Callable[[], T | None], what: str, within_s: float = 60.0) -> T:
+        return until(condition, lambda: f"{what}: {self.report()}", within_s)
+
+    def details(self) -> dict[str, Any]:
+        """What the service knows of the job; nothing before the agent has named it."""
+        found: dict[str, Any] = self.client.get(f"/api/v1/jobs/{quote(self.name, safe='')}")
+        return found
+
     def until_watched(self) -> None:
         """All ranks train, and the service has matched collectives of theirs."""
 
         def watched() -> bool:
-            jobs = {one["job"]: one for one in self.client.get("/api/v1/jobs")["jobs"]}
-            if self.name not in jobs:
+            known = [one["job"] for one in self.client.get("/api/v1/jobs")["jobs"]]
+            if self.name not in known:
                 return False
-            groups = self.client.get(f"/api/v1/jobs/{_quoted(self.name)}")["groups"]
-            return any(group["matched"] > 10 for group in groups)
+            return any(group["matched"] > 10 for group in self.details()["groups"])
 
-        until(watched, lambda: f"{self.name} is watched: {self.report()}")
+        self.until(watched, f"{self.name} is watched")
 
     def break_(self, fault: str) -> None:
         """Let it happen: see contexts/training/train.py."""
@@ -308,6 +317,10 @@ class Job:
         found = self.client.get("/api/v1/findings", query)["findings"]
         return [one for one in found if one["job"] == self.name]
 
+    def _whole(self, finding: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = self.client.get(f"/api/v1/findings/{finding['id']}")
+        return found
+
     def finding(
         self, holds: Callable[[dict[str, Any]], object] = lambda found: True, kind: str = ""
     ) -> dict[str, Any]:
@@ -315,31 +328,40 @@ class Job:
 
         def found() -> dict[str, Any] | None:
             for one in self.findings():
-                whole: dict[str, Any] = self.client.get(f"/api/v1/findings/{one['id']}")
+                whole = self._whole(one)
                 if kind in ("", whole["kind"]) and holds(whole):
                     return whole
             return None
 
-        return until(found, lambda: f"a finding: {json.dumps(self.findings())}\n{self.report()}")
+        return self.until(found, "a finding")
+
+    def ended(self) -> dict[str, Any]:
+        """The finding about the rank that ended first, once it says why."""
+        return self.finding(lambda one: one["suspects"], kind="rank_lost")
 
     def broke_s(self) -> float:
         """When the fault began, by the clock of the machine."""
         text = "".join(pod.logs("training") for pod in self.pods)
         return min(int(at) for at in re.findall(r"breaks at (\d+)", text)) / 1e9
 
+    def machine_bytes(self) -> int:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def frd(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command in the service's pod."""
+        return self.cluster.service.exec("frd", "frd", *arguments)
+
     def report(self) -> str:
-        return self.cluster.report()
+        """For a test that fails."""
+        found = json.dumps([self._whole(one) for one in self.findings()], indent=1)
+        return f"{found}\n{self.cluster.report()}"
 
 
 def kill(pids: Sequence[int]) -> None:
     """SIGKILL to processes of a container, from outside."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            subprocess.run(["kill", f"-{signal.SIGKILL.value}", str(pid)], check=False)
-
-
-def now_s() -> float:
-    return time.time()
+            os.kill(pid, signal.SIGKILL)
 
 
 def _count(word: str, ranks: int, pods: int) -> str:
@@ -347,7 +369,3 @@ def _count(word: str, ranks: int, pods: int) -> str:
         if word.startswith(option):
             return f"{option}{number}"
     return word
-
-
-def _quoted(name: str) -> str:
-    return name.replace("/", "%2F")
