@@ -859,8 +859,8 @@ class Counters:
 
 
 def default_run_dir(environ: Mapping[str, str]) -> str:
-    """It may not exist, and there may be no place for it: whoever makes it gets the error. So this
-    does not call `tempfile.gettempdir`, which writes a file, and raises where it cannot."""
+    """It may not exist, and there may be no place for it: `make_run_dir` then raises. So this does
+    not call `tempfile.gettempdir`, which writes a file, and raises where it cannot."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(runtime):
         return os.path.join(runtime, "frd")
