@@ -28,7 +28,7 @@ import yaml
 from frd.cli.client import Client
 from tests.helm.chart import Rendered, recipe, render
 from tests.helm.test_sidecar import example
-from tests.pods.engine import NETWORK, ROOT, execute, inspect, logs, podman
+from tests.pods.engine import NETWORK, ROOT, execute, inspect, podman, read_log
 from tests.pods.images import TORCH, site_packages
 from tests.pods.manifests import Object, Template, command, make_volumes, options
 from tests.world.daemons import until
@@ -36,6 +36,8 @@ from tests.world.daemons import until
 T = TypeVar("T")
 JOB: Final = ROOT / "examples/kubernetes/job.yaml"
 STALL_AFTER_S: Final = 5.0
+PATIENCE_S: Final = 120.0
+"""Limit for what takes seconds on an idle machine."""
 VALUES: Final[Mapping[str, Any]] = {
     "agent": {"namespaces": ["training"]},
     "config": {"policy": {"stall_after_s": STALL_AFTER_S}},
@@ -60,6 +62,11 @@ class Pod:
             f"--share={template.shares()}",
         )
         self._infra = inspect(self._id, "pod")["InfraContainerID"]
+        podman("pod", "start", self._id)
+        found = inspect(self._infra)
+        self.address = str(found["NetworkSettings"]["Networks"][NETWORK]["IPAddress"])
+        self._hosts = Path(found["HostsPath"])
+        self._logs: dict[str, Path] = {}
 
     def start(self) -> None:
         spec = self.template.spec
@@ -68,16 +75,10 @@ class Pod:
         for container in spec["containers"]:
             self._run(container)
 
-    @property
-    def address(self) -> str:
-        podman("pod", "start", self._id)
-        network = inspect(self._infra)["NetworkSettings"]["Networks"][NETWORK]
-        return str(network["IPAddress"])
-
     def know(self, names: Mapping[str, str]) -> None:
         """Addresses by name, for all containers of the pod, now and later."""
         lines = [f"{address} {name}\n" for name, address in names.items()]
-        with Path(inspect(self._infra)["HostsPath"]).open("a") as file:
+        with self._hosts.open("a") as file:
             file.writelines(lines)
 
     def container(self, name: str) -> str:
@@ -108,7 +109,11 @@ class Pod:
         return int(inspect(self.container(name))["State"]["ExitCode"])
 
     def logs(self, name: str) -> str:
-        return logs(self.container(name))
+        """What a container has written so far."""
+        if name not in self._logs:
+            found = inspect(self.container(name))
+            self._logs[name] = Path(found["HostConfig"]["LogConfig"]["Path"])
+        return read_log(self._logs[name])
 
     def exec(self, name: str, *command: str) -> subprocess.CompletedProcess[str]:
         return execute(self.container(name), *command)
@@ -121,6 +126,7 @@ class Pod:
         """What the kubelet does when a sidecar has ended: a new container on the same volumes."""
         podman("wait", self.container(name))
         podman("rm", self.container(name))
+        self._logs.pop(name, None)
         (spec,) = (c for c in self._containers() if c["name"] == name)
         self._run(spec)
 
@@ -153,8 +159,6 @@ class Pod:
         given = options(self.template, container, self.volumes)
         if container["image"].startswith("training"):
             given.append(f"--volume={site_packages()}:{TORCH}:ro")  # as if the image had it
-        if container["name"].startswith("frd-") and __import__("os").environ.get("AID"):
-            given.append("--tmpfs=/tmp")  # TEMPORARY
         how = [] if ends else ["--detach"]
         podman("run", *how, f"--pod={self._id}", name, *given, *command(container))
 
@@ -206,7 +210,7 @@ class Cluster:
         (container,) = template.spec["containers"]
         for kind in ("startupProbe", "readinessProbe"):
             probe = container[kind]["httpGet"]
-            until(lambda probe=probe: self._answers(container, probe), self.report)  # type: ignore[misc]  # mypy cannot infer the default's type
+            until(lambda probe=probe: self._answers(container, probe), self.report, PATIENCE_S)  # type: ignore[misc]  # mypy cannot infer the default's type
         return self.client()
 
     def client(self) -> Client:
@@ -287,12 +291,15 @@ class Job:
     def pod(self) -> Pod:
         return self.pods[0]
 
-    def until(self, condition: Callable[[], T | None], what: str, within_s: float = 60.0) -> T:
+    def until(
+        self, condition: Callable[[], T | None], what: str, within_s: float = PATIENCE_S
+    ) -> T:
         return until(condition, lambda: f"{what}: {self.report()}", within_s)
 
     def details(self) -> dict[str, Any]:
         """What the service knows of the job; nothing before the agent has named it."""
-        found: dict[str, Any] = self.client.get(f"/api/v1/jobs/{quote(self.name, safe='')}")
+        path = f"/api/v1/jobs/{quote(self.name, safe='')}"
+        found: dict[str, Any] = self.client.get(path, {"memory": "all"})
         return found
 
     def until_watched(self) -> None:
@@ -302,9 +309,13 @@ class Job:
             known = [one["job"] for one in self.client.get("/api/v1/jobs")["jobs"]]
             if self.name not in known:
                 return False
-            return any(group["matched"] > 10 for group in self.details()["groups"])
+            return self.matched() > 10
 
         self.until(watched, f"{self.name} is watched")
+
+    def matched(self) -> int:
+        """Collectives of all groups that are complete."""
+        return sum(int(group["matched"]) for group in self.details()["groups"])
 
     def break_(self, fault: str) -> None:
         """Let it happen: see contexts/training/train.py."""

@@ -14,7 +14,7 @@ APART: Final = "another pid namespace: set shareProcessNamespace"
 TRAINING_BYTES: Final = quantity("2Gi")
 """Of a training container with a limit."""
 _OURS: Final = re.compile(r"frd|asyncio|selectors|grpc|click|py-?spy")
-"""In a stack of the agent's, or of a process next to it; the tap's own thread is not the main one."""
+"""In the stack of an agent or of a process next to it. The tap is never in a main thread."""
 
 
 def suspect(finding: Mapping[str, Any]) -> dict[str, Any]:

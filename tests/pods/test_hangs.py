@@ -16,7 +16,7 @@ SHARED = pytest.mark.parametrize("shared", [True, False], ids=["shared", "apart"
 
 def start(cluster: Cluster, shared: bool) -> Job:
     """A job that is watched, and whose memory is its own."""
-    job = cluster.start_job(edit=edits(limit(f"{TRAINING_BYTES}"), *([] if shared else [apart])))
+    job = cluster.start_job(2, edit=edits(limit(f"{TRAINING_BYTES}"), *([] if shared else [apart])))
     job.until_watched()
     check_memory(job, TRAINING_BYTES)
     return job
