@@ -3,22 +3,39 @@
 
 FROM python:3.11.14-slim-bookworm AS build
 WORKDIR /src
+# First what frd depends on, which a change of the source leaves as it is: the tested versions, the extra
+# for replicas of a cluster, and py-spy, with which the agent reads stacks where it has the right to trace.
+COPY pyproject.toml ./
+COPY requirements requirements
+RUN python -m venv --without-pip /opt/frd/venv \
+    && python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+print(*p['dependencies'], *p['optional-dependencies']['cluster'], 'py-spy', sep='\n')" > /wanted.txt \
+    && pip --python /opt/frd/venv/bin/python install --no-cache-dir --constraint requirements/demo.txt \
+        --requirement /wanted.txt
 COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
-# The tested versions; with py-spy the agent reads stacks where it has the right to trace. The extra is
-# for replicas of a cluster.
-RUN python -m venv /opt/frd/venv \
-    && /opt/frd/venv/bin/pip install --no-cache-dir --constraint requirements/demo.txt \
-        "$(echo /wheels/*.whl)[cluster]" py-spy
+# Only the programs' interpreter is that of the virtual environment. All users may read the tap, whatever
+# the checkout's modes are.
+RUN pip --python /opt/frd/venv/bin/python install --no-cache-dir --no-deps --no-index --prefix /frd /wheels/*.whl \
+    && chmod -R a+rX agents/frd_agent
 
 FROM python:3.11.14-slim-bookworm
+# Nothing here installs a package.
+RUN pip uninstall --yes pip setuptools wheel && rm -r /usr/local/lib/python3.*/ensurepip
 COPY --from=build /opt/frd/venv /opt/frd/venv
+COPY --from=build /frd /opt/frd/venv
 # Only the tap, for pods whose image has no frd.
-COPY agents/frd_agent/tap.py /opt/frd/tap/tap.py
-COPY agents/frd_agent/_site /opt/frd/tap/_site
+COPY --from=build /src/agents/frd_agent/tap.py /opt/frd/tap/tap.py
+COPY --from=build /src/agents/frd_agent/_site /opt/frd/tap/_site
 ENV PATH=/opt/frd/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 USER 10001:10001
 EXPOSE 9373 9374 9375
 CMD ["frd", "--help"]
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title=frd \
+    org.opencontainers.image.description="Names the first cause when distributed PyTorch training hangs, while it hangs" \
+    org.opencontainers.image.licenses=Apache-2.0 \
+    org.opencontainers.image.source=https://frd.example/frd.git \
+    org.opencontainers.image.version=$VERSION

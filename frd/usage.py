@@ -22,6 +22,8 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 _PRIORITIES: Final = ((logging.ERROR, "<3>"), (logging.WARNING, "<4>"), (logging.INFO, "<6>"))
 
 _NO_COMMAND = re.compile(r"No such command '?(.*?)'?\.")
+_NO_TEMPORARY = "No usable temporary directory"
+"""So says Python's tempfile, as in a container whose root is read-only."""
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)")
 
 
@@ -42,6 +44,10 @@ def run(program: click.Command, name: str, arguments: Sequence[str]) -> int:
         return complain(str(error), FAILED)
     except click.Abort:
         return INTERRUPTED
+    except FileNotFoundError as error:
+        if _NO_TEMPORARY not in str(error):
+            raise
+        return complain(f"temporary folder: {error.strerror}: set TMPDIR to a writable one", FAILED)
     return code if isinstance(code, int) else 0
 
 

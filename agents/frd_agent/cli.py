@@ -84,7 +84,7 @@ def run(configs: tuple[Path, ...], check: bool, **flags: object) -> None:
     from frd import logs
     from frd_agent.config import load
 
-    loaded = load(_first(configs), flags)
+    loaded = load(first_of(configs), flags)
     if check:
         return
     logs.configure(loaded.log_level, loaded.log_format)
@@ -109,7 +109,7 @@ def run(configs: tuple[Path, ...], check: bool, **flags: object) -> None:
         raise group.exceptions[0] from None
 
 
-def _first(configs: Sequence[Path]) -> Path | None:
+def first_of(configs: Sequence[Path]) -> Path | None:
     """The first that exists; the last one if none does, so that the error names it."""
     return next(
         (path for path in configs if os.path.exists(path)), configs[-1] if configs else None
@@ -122,7 +122,7 @@ def _reload(agent: Agent, configs: Sequence[Path], flags: Mapping[str, object]) 
     from frd_agent.config import load
 
     try:
-        config = load(_first(configs), flags)
+        config = load(first_of(configs), flags)
     except ConfigError as error:
         logging.getLogger(__name__).error("%s: nothing is changed", error)
         return

@@ -165,6 +165,14 @@ def _namespace_of(pid: int) -> int:
     return 0
 
 
+def capabilities(pid: int | str, which: str) -> int:
+    """A set of capabilities, such as ``CapEff``; 0 if the process cannot be read."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = (PROC / str(pid) / "status").read_text("ascii", "replace")
+        return int(text.partition(f"{which}:")[2].split()[0], 16)
+    return 0
+
+
 def has_tap(pid: int) -> bool:
     """The process has a thread of a tap; true as well of one that has ended."""
     with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """The container file, as far as it can be tested without a container engine.
 
 The file is parsed, its build context is copied as .dockerignore says, and its pip steps run on that
-copy. Not tested: that the base image exists, and that the whole image builds.
+copy. `make test-pods` builds the whole image.
 """
 
 from __future__ import annotations
@@ -113,28 +113,75 @@ def test_the_ports_are_frds() -> None:
     assert set(exposed.words) == used
 
 
+def copied() -> dict[str, str]:
+    """Targets of the final stage, with their sources in the first one."""
+    words = [step.words for step in final("COPY")]
+    assert {options[0] for options in words} == {"--from=build"}
+    return {target: source for _, source, target in words}
+
+
+def test_a_change_of_the_source_leaves_the_dependencies_layer() -> None:
+    """Dependencies are installed before the source is copied, and are a layer below it."""
+    names = [step.text for step in steps() if step.stage == 0 and step.name in ("COPY", "RUN")]
+    everything = names.index(". .")
+    (installed,) = (at for at, text in enumerate(names) if "--requirement" in text)
+    assert names[:installed] == ["pyproject.toml ./", "requirements requirements"]
+    assert installed < everything
+    order = [step.words[1] for step in final("COPY")]
+    assert order[:2] == ["/opt/frd/venv", "/frd"]
+
+
+def test_the_image_has_no_installer() -> None:
+    """No pip and setuptools, neither in the virtual environment nor in the base's Python."""
+    (venv_made,) = (step for step in steps() if "python -m venv" in step.text)
+    assert "--without-pip" in venv_made.words
+    (removed,) = final("RUN")
+    assert {"uninstall", "pip", "setuptools"} <= set(removed.words)
+    assert "ensurepip" in removed.text
+
+
+def test_the_labels_are_those_of_the_package() -> None:
+    """OCI labels repeat what pyproject.toml says; the version may be given to the build."""
+    (label,), (arg,) = final("LABEL"), final("ARG")
+    found = dict(word.split("=", 1) for word in label.words)
+    project = PYPROJECT["project"]
+    name, _, default = arg.text.partition("=")
+    assert (name, default) == ("VERSION", frd.__version__)
+    assert found == {
+        "org.opencontainers.image.title": "frd",
+        "org.opencontainers.image.description": project["description"],
+        "org.opencontainers.image.licenses": project["license"],
+        "org.opencontainers.image.source": project["urls"]["Source"],
+        "org.opencontainers.image.version": "$VERSION",
+    }
+
+
 def test_every_pin_of_the_image_is_a_tested_one() -> None:
-    """The constraints pin each dependency, in files that `make` installs from."""
-    (install,) = (step for step in steps() if "pip install" in step.text)
+    """The image installs what the package and the extra for clusters need, and py-spy; the
+    constraints pin each, in files that `make` installs from."""
+    (install,) = (step for step in steps() if "--constraint" in step.text)
     words = install.words
+    code = words[words.index("-c") + 1]
+    listed = run_program([sys.executable, "-c", code], cwd=ROOT, check=True).stdout.splitlines()
+    project = PYPROJECT["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["cluster"], "py-spy"]
+    assert listed == wanted
     path = ROOT / words[words.index("--constraint") + 1]
     pins = "\n".join(
         (path.parent / name).read_text("utf-8")
         for name in [path.name, *re.findall(r"^-c (\S+)$", path.read_text("utf-8"), re.M)]
     )
-    (extra,) = re.findall(r"\.whl\)\[(\w+)\]", install.text)
-    optional = PYPROJECT["project"]["optional-dependencies"][extra]
-    for wanted in [*PYPROJECT["project"]["dependencies"], *optional, "py-spy"]:
-        name = re.split(r"[^\w-]", wanted)[0]
+    for one in wanted:
+        name = re.split(r"[^\w-]", one)[0]
         assert re.search(rf"^{name}==", pins, re.MULTILINE), name
 
 
 def test_the_tap_is_where_the_chart_copies_it_from(tmp_path: Path) -> None:
     """The init container's `cp -r /opt/frd/tap` finds tap.py and _site in one folder."""
     sent = context(tmp_path)
-    copied = {step.words[1]: step.words[0] for step in final("COPY") if len(step.words) == 2}
-    assert copied.keys() == {"/opt/frd/tap/tap.py", "/opt/frd/tap/_site"}
-    assert all((sent / source).exists() for source in copied.values())
+    tap = {to: of for to, of in copied().items() if to != "/opt/frd/venv"}
+    assert tap.keys() == {"/opt/frd/tap/tap.py", "/opt/frd/tap/_site"}
+    assert all((sent / Path(source).relative_to("/src")).exists() for source in tap.values())
 
 
 def test_what_the_build_installs_runs(tmp_path: Path) -> None:

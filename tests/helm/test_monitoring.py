@@ -158,6 +158,22 @@ def test_the_job_label_stays_the_training_job(kind: str) -> None:
     assert endpoint["honorLabels"] is True
 
 
+def test_the_pod_monitor_is_where_and_looks_where_the_values_say() -> None:
+    """By default it is in the release's namespace and finds agents of all, without a token."""
+    monitor = render().one("PodMonitor")
+    assert monitor["metadata"]["namespace"] == "frd"
+    assert monitor["spec"]["namespaceSelector"] == {"any": True}
+    assert "authorization" not in monitor["spec"]["podMetricsEndpoints"][0]
+    token = {"type": "Bearer", "credentials": {"name": "agents", "key": "token"}}
+    given = {"namespace": "monitoring", "namespaces": ["a", "b"], "authorization": token}
+    rendered = render({"podMonitor": given})
+    monitor = rendered.one("PodMonitor")
+    assert monitor["metadata"]["namespace"] == "monitoring"
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["a", "b"]}
+    assert monitor["spec"]["podMetricsEndpoints"][0]["authorization"] == token
+    assert rendered.one("ServiceMonitor")["metadata"]["namespace"] == "frd"
+
+
 def test_prometheus_shows_the_readers_token_and_checks_the_certificate() -> None:
     """The Secrets and keys of the monitor exist, and its server name is in the certificate."""
     rendered = render()

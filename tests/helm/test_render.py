@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import frd
 from tests.helm.chart import (
     CHART,
     Cluster,
@@ -43,10 +44,12 @@ EXTRAS: Values = {
     "extraVolumes": [{"name": "ca-bundle", "configMap": {"name": "cas"}}],
     "extraVolumeMounts": [{"name": "ca-bundle", "mountPath": "/etc/cas", "readOnly": True}],
 }
+DIGEST = "sha256:" + "0" * 64
 OPTIONS: dict[str, Values] = {
     "names": {"nameOverride": "watch", "commonLabels": {"team": "infra"}},
     "full name": {"fullnameOverride": "a-rather-long-name-for-the-watcher-of-jobs"},
-    "digest": {"image": {"digest": "sha256:" + "0" * 64, "pullPolicy": "Always"}},
+    "digest": {"image": {"digest": DIGEST, "pullPolicy": "Always"}},
+    "registry": {"image": {"registry": "registry.example", "repository": "team/frd"}},
     "pull secret": {"imagePullSecrets": [{"name": "pull"}]},
     "insecure": {"insecure": True},
     "own secret": {"tls": {"source": "secret", "secretName": "mine"}, "auth": {"secretName": "t"}},
@@ -70,7 +73,16 @@ OPTIONS: dict[str, Values] = {
     "IPv6": {"bindAddress": "[::]"},
     "no volume": {"persistence": {"enabled": False}},
     "volume": {"persistence": {"storageClass": "fast", "annotations": {"a": "b"}}},
-    "no account": {"serviceAccount": {"create": False, "name": "mine"}},
+    "no account": {
+        "serviceAccount": {"create": False, "name": "mine"},
+        "agent": {"daemonset": {"serviceAccount": {"create": False, "name": "mine"}}},
+    },
+    "accounts": {
+        "serviceAccount": {"annotations": {"a": "b"}},
+        "agent": {
+            "daemonset": {"enabled": True, "serviceAccount": {"annotations": {"c": "d"}}},
+        },
+    },
     "pod": EVERY_POD | {"topologySpreadConstraints": [SPREAD]},
     "extras": EXTRAS,
     "extras of the sidecar": {"agent": EXTRAS},
@@ -104,11 +116,50 @@ OPTIONS: dict[str, Values] = {
     "agents elsewhere": {"agent": {"namespaces": ["training", "frd", "more"]}},
     "agent": {"agent": {"config": {"poll_s": 1, "log_level": "debug"}, "gpus": True}},
     "root ranks": {"agent": {"sidecar": {"runAsUser": 0}}},
+    "root ranks with capabilities": {
+        "agent": {"sidecar": {"runAsUser": 0, "capabilities": ["SYS_PTRACE"]}}
+    },
     "daemonset": {"agent": {"daemonset": {"enabled": True} | EVERY_POD}},
+    "daemonset of one user": {"agent": {"daemonset": {"enabled": True, "runAsUser": 1000}}},
     "tracing": {
-        "agent": {"daemonset": {"enabled": True, "hostPID": True, "capabilities": ["SYS_PTRACE"]}}
+        "agent": {
+            "daemonset": {
+                "enabled": True,
+                "runAsUser": 0,
+                "hostPID": True,
+                "capabilities": ["SYS_PTRACE", "DAC_READ_SEARCH", "DAC_OVERRIDE", "FOWNER"],
+            }
+        }
     },
     "monitors": {"serviceMonitor": MONITOR, "podMonitor": MONITOR},
+    "monitor of agents": {
+        "podMonitor": {
+            "namespace": "monitoring",
+            "namespaces": ["training", "frd"],
+            "authorization": {"type": "Bearer", "credentials": {"name": "agents", "key": "token"}},
+        }
+    },
+    "more objects": {
+        "extraObjects": [
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {
+                    "name": '{{ include "frd.fullname" . }}-more',
+                    "namespace": "{{ .Release.Namespace }}",
+                    "labels": {"team": "infra"},
+                },
+                "data": {"service": '{{ include "frd.agentService" . }}'},
+            },
+            """apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ .Release.Name }}-text
+  namespace: {{ .Release.Namespace }}
+  labels: {{- include "frd.labels" (dict "root" . "component" "more") | nindent 4 }}
+""",
+        ]
+    },
     "no monitors": {
         kind: {"enabled": False}
         for kind in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards", "tests")
@@ -150,6 +201,9 @@ def assert_sound(rendered: Rendered, version: str) -> None:
     assert len(set(ids)) == len(ids)
     for thing in rendered.objects:
         check(thing, version)
+        if "helm.sh/chart" not in labels(thing):
+            assert labels(thing) == {"team": "infra"}  # of `extraObjects`: as given
+            continue
         assert labels(thing)["app.kubernetes.io/instance"] == "frd"
         for name in ("name", "version", "component", "part-of", "managed-by"):
             assert labels(thing)[f"app.kubernetes.io/{name}"], thing
@@ -176,9 +230,9 @@ def test_every_version_of_kubernetes_takes_it(values: Values, version: str) -> N
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
 def test_helm_lint_has_no_complaint(values: Values) -> None:
-    """`helm lint --strict` only recommends an icon."""
+    """`helm lint --strict` has nothing to say, not even a recommendation."""
     report = helm.lint(CHART, values, strict=True, kube_version="v1.33.0")
-    assert [m["error"] for m in report["messages"]] == ["icon is recommended"]
+    assert [m["error"] for m in report["messages"]] == []
     assert report["errors"] == []
 
 
@@ -250,9 +304,106 @@ def test_the_default_install_is_not_privileged() -> None:
 def test_the_daemonset_takes_only_what_is_asked_for() -> None:
     """By default a directory of the host, as root without capabilities; more only by values."""
     pod = render(OPTIONS["daemonset"]).pod("DaemonSet")
-    assert privileges(pod) == ["frd", "frd-tap: root", "frd-agent: root"]
+    prepares = ["frd-tap: capabilities", "frd-tap: root"]
+    assert privileges(pod) == ["frd", *prepares, "frd-agent: root"]
+    pod = render(OPTIONS["daemonset of one user"]).pod("DaemonSet")
+    assert privileges(pod) == ["frd", *prepares]
     pod = render(OPTIONS["tracing"]).pod("DaemonSet")
-    assert {"hostPID", "frd-agent: capabilities"} <= set(privileges(pod))
+    agent = ["frd-agent: capabilities", "frd-agent: root"]
+    assert privileges(pod) == ["hostPID", "frd", *prepares, *agent]
+
+
+def test_both_agents_get_the_capabilities_that_are_asked_for() -> None:
+    """They are added to the agent alone, as root, on top of none; an agent with them still gains
+    nothing by executing a file."""
+    given = render(OPTIONS["tracing"]).pod("DaemonSet")
+    asked = OPTIONS["tracing"]["agent"]["daemonset"]["capabilities"]
+    tap, sidecar = recipe(OPTIONS["root ranks with capabilities"])["initContainers"]
+    for container, capabilities in ((given["containers"][0], asked), (sidecar, ["SYS_PTRACE"])):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"], "add": capabilities},
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": False,
+            "runAsUser": 0,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+    assert tap["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize("where", ["sidecar", "daemonset"])
+def test_capabilities_without_root_are_refused(where: str) -> None:
+    """Kubernetes gives them to root only, so they would silently have no effect."""
+    given = {"enabled": True} if where == "daemonset" else {}
+    values = {"agent": {where: given | {"runAsUser": 1000, "capabilities": ["SYS_PTRACE"]}}}
+    said = rf"agent\.{where}\.capabilities: SYS_PTRACE: .* set agent\.{where}\.runAsUser to 0"
+    with pytest.raises(helm.HelmRenderError, match=said):
+        render(values)
+
+
+def tolerated(taint: Values, tolerations: list[Values]) -> bool:
+    """As Kubernetes decides."""
+    return any(
+        one.get("key") in (None, taint["key"])
+        and one.get("effect") in (None, taint["effect"])
+        and (one.get("operator") == "Exists" or one.get("value", "") == taint.get("value", ""))
+        for one in tolerations
+    )
+
+
+def test_agents_run_on_gpu_nodes_and_not_on_control_planes() -> None:
+    """By taints: a control plane without one, the only node of a small cluster, gets an agent."""
+    pod = render({"agent": {"daemonset": {"enabled": True}}}).pod("DaemonSet")
+    for taint in (
+        {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"},
+        {"key": "nvidia.com/gpu", "value": "true", "effect": "NoExecute"},
+        {"key": "amd.com/gpu", "effect": "NoSchedule"},
+        {"key": "sku", "value": "gpu", "effect": "NoSchedule"},
+    ):
+        assert tolerated(taint, pod["tolerations"]), taint
+    for key in ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"):
+        assert not tolerated({"key": key, "effect": "NoSchedule"}, pod["tolerations"])
+    assert not {"affinity", "nodeSelector"} & set(pod)
+
+
+def test_service_and_agents_have_an_account_each() -> None:
+    """Neither has a token; one account for both only if the values say so."""
+    rendered = render(OPTIONS["accounts"])
+    assert rendered.pod()["serviceAccountName"] == "frd"
+    assert rendered.pod("DaemonSet")["serviceAccountName"] == "frd-agent"
+    for name, given in (("frd", {"a": "b"}), ("frd-agent", {"c": "d"})):
+        account = rendered.one("ServiceAccount", name)
+        assert account["metadata"]["annotations"] == given
+        assert account["automountServiceAccountToken"] is False
+    assert len(render().of("ServiceAccount")) == 1
+    rendered = render(merged(OPTIONS["daemonset"], OPTIONS["no account"]))
+    assert not rendered.of("ServiceAccount")
+    assert {pod.get("serviceAccountName", "mine") for _, pod in rendered.pods()} == {"mine"}
+    with pytest.raises(helm.HelmRenderError, match=r"frd is the account of the service"):
+        render({"agent": {"daemonset": {"enabled": True, "serviceAccount": {"name": "frd"}}}})
+
+
+def test_the_registry_is_put_in_front() -> None:
+    """Of every image, in pods, notes and the test's pod; with a digest, too."""
+    for given, image in (
+        ({"registry": "registry.example"}, f"registry.example/frd:{frd.__version__}"),
+        ({"registry": "registry.example/team/", "tag": "1"}, "registry.example/team/frd:1"),
+        ({"registry": "r.example:5000", "digest": DIGEST}, f"r.example:5000/frd@{DIGEST}"),
+        ({}, f"frd:{frd.__version__}"),
+    ):
+        rendered = render({"image": given, "agent": {"daemonset": {"enabled": True}}})
+        pods = [pod for _, pod in rendered.pods()] + [recipe({"image": given})]
+        images = {c["image"] for pod in pods for c in containers(pod) if "image" in c}
+        assert images == {image}
+
+
+def test_more_objects_are_templates() -> None:
+    """As maps and as texts, both with the chart's values and helpers."""
+    rendered = render(OPTIONS["more objects"])
+    found = rendered.one("ConfigMap", "frd-more")
+    assert found["data"] == {"service": "frd.frd.svc:9373"}
+    assert found["metadata"]["namespace"] == "frd"
+    assert labels(rendered.one("ConfigMap", "frd-text"))["app.kubernetes.io/component"] == "more"
 
 
 def test_the_policy_allows_only_dns_out_and_agents_and_readers_in() -> None:

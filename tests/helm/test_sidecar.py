@@ -206,3 +206,37 @@ def test_with_the_daemonset_the_notes_show_the_shared_directory() -> None:
     shown = recipe({"agent": {"daemonset": {"enabled": True, "hostPath": "/srv/frd"}}})
     assert "initContainers" not in shown
     assert shown["volumes"] == [{"name": "frd", "hostPath": {"path": "/srv/frd"}}]
+
+
+def test_the_notes_say_what_an_agent_as_root_lacks_or_needs() -> None:
+    """Without a capability, what it cannot read; with one, the Pod Security level of the job; as
+    another user, neither."""
+    lacks, needs = "capabilities={SYS_PTRACE}", "Pod Security level `privileged`, for SYS_PTRACE"
+    root = {"runAsUser": 0}
+    for sidecar, shown in (
+        ({}, (False, False)),
+        (root, (True, False)),
+        (root | {"capabilities": ["SYS_PTRACE"]}, (False, True)),
+    ):
+        notes = render({"agent": {"sidecar": sidecar}}).notes
+        assert (lacks in notes, needs in notes) == shown
+        assert "exec POD --container frd-agent -- frd doctor" in notes
+
+
+def test_the_notes_say_whose_ranks_the_daemonset_reads() -> None:
+    """Of root, of one other user, or of all."""
+    for values, words in (
+        ({}, "read ranks of root only"),
+        ({"runAsUser": 1000}, "read ranks of uid 1000 only"),
+        ({"capabilities": ["DAC_OVERRIDE"]}, ""),
+    ):
+        notes = render({"agent": {"daemonset": {"enabled": True} | values}}).notes
+        assert words in notes
+        assert ("The agents read" in notes) == bool(words)
+
+
+def test_commands_in_the_agents_container_find_the_ranks() -> None:
+    """A typed command has no --run-dir; the variable has the same directory, for both agents."""
+    pod = render({"agent": {"daemonset": {"enabled": True}}}).pod("DaemonSet")
+    for agent in (recipe()["initContainers"][1], pod["containers"][0]):
+        assert f"--run-dir={variables(agent)['FRD_RUN_DIR']}" in agent["command"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +14,7 @@ import yaml
 
 import frd
 from tests.helm import keys
-from tests.helm.chart import CHART, helm, render
+from tests.helm.chart import CHART, ROOT, helm, render
 
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text("utf-8"))
@@ -76,6 +78,13 @@ def test_a_misspelt_value_is_refused_by_its_name(key: str) -> None:
         ("service.grpcPort", 80, "grpcPort"),
         ("image.digest", "latest", "digest"),
         ("agent.daemonset.capabilities", ["SYS_ADMIN"], "capabilities"),
+        ("agent.sidecar.capabilities", ["CAP_SYS_PTRACE"], "capabilities"),
+        ("agent.sidecar.capabilities", ["DAC_OVERRIDE"], "capabilities"),
+        ("agent.daemonset.serviceAccount.nmae", "x", "nmae"),
+        ("image.registry", "/x", "registry"),
+        ("podMonitor.namespaces", [""], "namespaces"),
+        ("podMonitor.authorization", {"credentials": {"name": "agents"}}, "key"),
+        ("extraObjects", [1], "extraObjects"),
         ("serviceMonitor.interval", "5", "interval"),
         ("persistence.enabled", "yes", "enabled"),
         ("ingress.enabled", True, "hosts"),
@@ -152,3 +161,14 @@ def test_chart_and_package_have_one_version() -> None:
     assert chart["appVersion"] == frd.__version__
     (container,) = render().pod()["containers"]
     assert container["image"] == f"frd:{frd.__version__}"
+
+
+def test_chart_and_package_have_one_home() -> None:
+    """Chart.yaml has the URLs of pyproject.toml, and the icon is that of the web page."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["urls"] == {"Homepage": chart["home"], "Source": chart["sources"][0]}
+    assert chart["description"] == project["description"]
+    kind, _, data = chart["icon"].partition(",")
+    assert kind == "data:image/svg+xml;base64"
+    assert base64.b64decode(data) == (ROOT / "frd/web/favicon.svg").read_bytes()

@@ -12,28 +12,32 @@ import contextlib
 import copy
 import http.client
 import json
+import os
 import re
 import signal
 import ssl
 import subprocess
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import quote
 
 import yaml
 
 from frd.cli.client import Client
 from tests.helm.chart import Rendered, recipe, render
 from tests.helm.test_sidecar import example
-from tests.pods.engine import NETWORK, ROOT, execute, inspect, logs, podman
+from tests.pods.engine import NETWORK, ROOT, execute, inspect, podman, read_log
 from tests.pods.images import TORCH, site_packages
 from tests.pods.manifests import Object, Template, command, make_volumes, options
 from tests.world.daemons import until
 
+T = TypeVar("T")
 JOB: Final = ROOT / "examples/kubernetes/job.yaml"
 STALL_AFTER_S: Final = 5.0
+PATIENCE_S: Final = 120.0
+"""Limit for what takes seconds on an idle machine."""
 VALUES: Final[Mapping[str, Any]] = {
     "agent": {"namespaces": ["training"]},
     "config": {"policy": {"stall_after_s": STALL_AFTER_S}},
@@ -58,6 +62,11 @@ class Pod:
             f"--share={template.shares()}",
         )
         self._infra = inspect(self._id, "pod")["InfraContainerID"]
+        podman("pod", "start", self._id)
+        found = inspect(self._infra)
+        self.address = str(found["NetworkSettings"]["Networks"][NETWORK]["IPAddress"])
+        self._hosts = Path(found["HostsPath"])
+        self._logs: dict[str, Path] = {}
 
     def start(self) -> None:
         spec = self.template.spec
@@ -66,16 +75,10 @@ class Pod:
         for container in spec["containers"]:
             self._run(container)
 
-    @property
-    def address(self) -> str:
-        podman("pod", "start", self._id)
-        network = inspect(self._infra)["NetworkSettings"]["Networks"][NETWORK]
-        return str(network["IPAddress"])
-
     def know(self, names: Mapping[str, str]) -> None:
         """Addresses by name, for all containers of the pod, now and later."""
         lines = [f"{address} {name}\n" for name, address in names.items()]
-        with Path(inspect(self._infra)["HostsPath"]).open("a") as file:
+        with self._hosts.open("a") as file:
             file.writelines(lines)
 
     def container(self, name: str) -> str:
@@ -106,7 +109,11 @@ class Pod:
         return int(inspect(self.container(name))["State"]["ExitCode"])
 
     def logs(self, name: str) -> str:
-        return logs(self.container(name))
+        """What a container has written so far."""
+        if name not in self._logs:
+            found = inspect(self.container(name))
+            self._logs[name] = Path(found["HostConfig"]["LogConfig"]["Path"])
+        return read_log(self._logs[name])
 
     def exec(self, name: str, *command: str) -> subprocess.CompletedProcess[str]:
         return execute(self.container(name), *command)
@@ -119,6 +126,7 @@ class Pod:
         """What the kubelet does when a sidecar has ended: a new container on the same volumes."""
         podman("wait", self.container(name))
         podman("rm", self.container(name))
+        self._logs.pop(name, None)
         (spec,) = (c for c in self._containers() if c["name"] == name)
         self._run(spec)
 
@@ -151,8 +159,6 @@ class Pod:
         given = options(self.template, container, self.volumes)
         if container["image"].startswith("training"):
             given.append(f"--volume={site_packages()}:{TORCH}:ro")  # as if the image had it
-        if container["name"].startswith("frd-") and __import__("os").environ.get("AID"):
-            given.append("--tmpfs=/tmp")  # TEMPORARY
         how = [] if ends else ["--detach"]
         podman("run", *how, f"--pod={self._id}", name, *given, *command(container))
 
@@ -204,7 +210,7 @@ class Cluster:
         (container,) = template.spec["containers"]
         for kind in ("startupProbe", "readinessProbe"):
             probe = container[kind]["httpGet"]
-            until(lambda probe=probe: self._answers(container, probe), self.report)  # type: ignore[misc]  # mypy cannot infer the default's type
+            until(lambda probe=probe: self._answers(container, probe), self.report, PATIENCE_S)  # type: ignore[misc]  # mypy cannot infer the default's type
         return self.client()
 
     def client(self) -> Client:
@@ -285,17 +291,31 @@ class Job:
     def pod(self) -> Pod:
         return self.pods[0]
 
+    def until(
+        self, condition: Callable[[], T | None], what: str, within_s: float = PATIENCE_S
+    ) -> T:
+        return until(condition, lambda: f"{what}: {self.report()}", within_s)
+
+    def details(self) -> dict[str, Any]:
+        """What the service knows of the job; nothing before the agent has named it."""
+        path = f"/api/v1/jobs/{quote(self.name, safe='')}"
+        found: dict[str, Any] = self.client.get(path, {"memory": "all"})
+        return found
+
     def until_watched(self) -> None:
         """All ranks train, and the service has matched collectives of theirs."""
 
         def watched() -> bool:
-            jobs = {one["job"]: one for one in self.client.get("/api/v1/jobs")["jobs"]}
-            if self.name not in jobs:
+            known = [one["job"] for one in self.client.get("/api/v1/jobs")["jobs"]]
+            if self.name not in known:
                 return False
-            groups = self.client.get(f"/api/v1/jobs/{_quoted(self.name)}")["groups"]
-            return any(group["matched"] > 10 for group in groups)
+            return self.matched() > 10
 
-        until(watched, lambda: f"{self.name} is watched: {self.report()}")
+        self.until(watched, f"{self.name} is watched")
+
+    def matched(self) -> int:
+        """Collectives of all groups that are complete."""
+        return sum(int(group["matched"]) for group in self.details()["groups"])
 
     def break_(self, fault: str) -> None:
         """Let it happen: see contexts/training/train.py."""
@@ -308,6 +328,10 @@ class Job:
         found = self.client.get("/api/v1/findings", query)["findings"]
         return [one for one in found if one["job"] == self.name]
 
+    def _whole(self, finding: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = self.client.get(f"/api/v1/findings/{finding['id']}")
+        return found
+
     def finding(
         self, holds: Callable[[dict[str, Any]], object] = lambda found: True, kind: str = ""
     ) -> dict[str, Any]:
@@ -315,31 +339,40 @@ class Job:
 
         def found() -> dict[str, Any] | None:
             for one in self.findings():
-                whole: dict[str, Any] = self.client.get(f"/api/v1/findings/{one['id']}")
+                whole = self._whole(one)
                 if kind in ("", whole["kind"]) and holds(whole):
                     return whole
             return None
 
-        return until(found, lambda: f"a finding: {json.dumps(self.findings())}\n{self.report()}")
+        return self.until(found, "a finding")
+
+    def ended(self) -> dict[str, Any]:
+        """The finding about the rank that ended first, once it says why."""
+        return self.finding(lambda one: one["suspects"], kind="rank_lost")
 
     def broke_s(self) -> float:
         """When the fault began, by the clock of the machine."""
         text = "".join(pod.logs("training") for pod in self.pods)
         return min(int(at) for at in re.findall(r"breaks at (\d+)", text)) / 1e9
 
+    def machine_bytes(self) -> int:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def frd(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command in the service's pod."""
+        return self.cluster.service.exec("frd", "frd", *arguments)
+
     def report(self) -> str:
-        return self.cluster.report()
+        """For a test that fails."""
+        found = json.dumps([self._whole(one) for one in self.findings()], indent=1)
+        return f"{found}\n{self.cluster.report()}"
 
 
 def kill(pids: Sequence[int]) -> None:
     """SIGKILL to processes of a container, from outside."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            subprocess.run(["kill", f"-{signal.SIGKILL.value}", str(pid)], check=False)
-
-
-def now_s() -> float:
-    return time.time()
+            os.kill(pid, signal.SIGKILL)
 
 
 def _count(word: str, ranks: int, pods: int) -> str:
@@ -347,7 +380,3 @@ def _count(word: str, ranks: int, pods: int) -> str:
         if word.startswith(option):
             return f"{option}{number}"
     return word
-
-
-def _quoted(name: str) -> str:
-    return name.replace("/", "%2F")

@@ -102,10 +102,11 @@ def inspect(name: str, kind: str = "container") -> dict[str, Any]:
     return one
 
 
-def logs(name: str) -> str:
-    """Standard output and error of a container so far."""
-    done = podman("logs", name, check=False)
-    return done.stdout + done.stderr
+def read_log(path: Path) -> str:
+    """Standard output and error, from the file of the engine, which takes long to print them."""
+    lines = path.read_text("utf-8", "replace").splitlines()
+    parts = [line.split(" ", 3) for line in lines]  # time, stream, F or P (partial), text
+    return "".join(p[3] + ("\n" if p[2] == "F" else "") for p in parts if len(p) == 4)
 
 
 def execute(

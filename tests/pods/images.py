@@ -156,7 +156,7 @@ def _frd() -> None:
     """The Dockerfile, unchanged, with no access to a registry of images."""
     sent = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text("utf-8"), re.MULTILINE)
     files = [ROOT / "Dockerfile", ROOT / ".dockerignore", *_files(ROOT / name for name in sent)]
-    key = _digest(_key(base_name()), *(f"{path}\n{_hash(path)}" for path in files))
+    key = _digest(_key(base_name()), *_contents(files))
     if _is_made(frd_name(), key):
         return
     with _said(f"frd ({frd_name()})"):
@@ -165,7 +165,7 @@ def _frd() -> None:
 
 def _derived(name: str, tag: str) -> None:
     folder = _HERE / "contexts" / name
-    key = _digest(_key(base_name()), *(f"{path}\n{_hash(path)}" for path in _files([folder])))
+    key = _digest(_key(base_name()), *_contents(_files([folder])))
     if _is_made(tag, key):
         return
     with _said(f"{name} ({tag})"):
@@ -228,8 +228,13 @@ def _files(paths: Sequence[Path] | Iterator[Path]) -> list[Path]:
     return sorted(found)
 
 
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _contents(paths: Sequence[Path]) -> list[str]:
+    """Each path in the repository, its mode and its content."""
+    return [
+        f"{path.relative_to(ROOT)} {path.stat().st_mode & 0o111:o} "
+        + hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in paths
+    ]
 
 
 def _digest(*parts: str) -> str:

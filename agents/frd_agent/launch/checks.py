@@ -28,6 +28,7 @@ from frd_agent import exec as starter
 from frd_agent import tap
 from frd_agent.launch import command_line, commands
 from frd_agent.launch.run_lock import Holder
+from frd_agent.proc import capabilities
 
 _PROBE: Final = Path(__file__).with_name("probe.py")
 _REACHED: Final = (
@@ -73,7 +74,7 @@ def of_node(cmd: Sequence[str], run_dir: Path | None) -> Iterator[Check]:
     yield from _tap(cmd, env)
     yield _run_dir(directory)
     agent = starter.watcher(directory)
-    yield _agent(directory, agent)
+    yield agent_check(directory, agent)
     yield from _untapped(directory)
     if agent is not None and agent.service:
         yield _service(agent.service)
@@ -190,7 +191,7 @@ def _run_dir(directory: str) -> Check:
     return Check.ok("run directory", directory)
 
 
-def _agent(directory: str, agent: Holder | None) -> Check:
+def agent_check(directory: str, agent: Holder | None) -> Check:
     if agent is None:
         return Check.failed("agent", starter.unwatched(directory) or directory)
     if not (agent.pid or agent.node):
@@ -256,7 +257,9 @@ def _stacks(agent: Holder | None) -> Check:
     scope = 0  # a kernel without that restriction
     with contextlib.suppress(OSError, ValueError):
         scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text("ascii"))
-    if scope == 0 or (scope < 3 and _may_trace(agent)):
+    # If the agent cannot be seen, it is taken to have the rights of this process.
+    pid = agent.pid if agent is not None and os.path.exists(f"/proc/{agent.pid}/status") else "self"
+    if scope == 0 or (scope < 3 and may_trace(pid)):
         return Check.ok("stacks", "py-spy is installed and may read the ranks")
     return Check.warning(
         "stacks",
@@ -265,16 +268,8 @@ def _stacks(agent: Holder | None) -> Check:
     )
 
 
-def _may_trace(agent: Holder | None) -> bool:
-    """Whether the agent may trace; if that cannot be seen, whether this process may."""
-    for pid in (str(agent.pid) if agent is not None and agent.pid else "self", "self"):
-        try:
-            status = Path(f"/proc/{pid}/status").read_text("ascii", "replace")
-        except OSError:
-            continue
-        _, _, rest = status.partition("CapEff:")
-        return bool(int(rest.split()[0], 16) & _CAP_SYS_PTRACE) if rest else False
-    return False
+def may_trace(pid: int | str) -> bool:
+    return bool(capabilities(pid, "CapEff") & _CAP_SYS_PTRACE)
 
 
 def line(check: Check) -> str:

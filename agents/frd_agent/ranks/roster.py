@@ -20,7 +20,7 @@ from frd.wire.messages import Unreadable
 from frd_agent.ranks.forming.registry import Forming
 from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity
-from frd_agent.ranks.unreadable import unreadable
+from frd_agent.ranks.token_files import unreadable
 
 _FILES_STAY_S: Final = 60.0
 """Beyond the keepalive of the stream: data sent into a dead connection was not received."""
@@ -43,6 +43,8 @@ class Roster:
         self._forming_fails = False
         self._files: list[TapFile] = []
         self._problems: dict[Path, tuple[int, int, int]] = {}
+        self._left: set[tuple[Path, tuple[int, int, int]]] = set()
+        """Of forgotten ranks, whose files may not be removed: as in a sticky directory."""
         self._ranks: dict[str, Rank] = {}
         """By token, dead ones included until they are forgotten."""
         self._namesakes: set[tuple[str, str]] = set()
@@ -56,12 +58,16 @@ class Roster:
     def update(self, now_ns: NodeRawNs) -> list[Rank]:
         """Read the run directory; returns the new ranks."""
         self._files = TapFile.scan(self._run_dir, self._files, self._node)
+        if self._left:
+            self._left &= {(file.path, file.stamp) for file in self._files}
         new: list[Rank] = []
         for file in self._files:
             if file.content is None:
                 self._refuse(file)
                 continue
             known = self._ranks.get(file.content.token)
+            if (file.path, file.stamp) in self._left:
+                continue
             if known is None:
                 if (rank := self._open(file, file.content)) is not None:
                     new.append(rank)
@@ -211,6 +217,8 @@ class Roster:
 
     def _forget(self, rank: Rank) -> None:
         self._remove_files(rank)
+        if rank.file.path.exists():
+            self._left.add((rank.file.path, rank.file.stamp))
         self._ranks.pop(rank.identity.token, None)
         rank.reports.forget(rank.number)
         rank.forget_former()

@@ -3,6 +3,11 @@
 Training processes wrote everything in the run directory, so nothing in it is trusted: a file that
 is foreign, torn or absurd becomes a `TokenFile` with a `problem`, never an exception, and names in
 files never lead out of the directory.
+
+Ranks of another user publish what this agent may not read, or may not publish at all: they must not
+look as if there were none (`unreadable`). A tap that may not write in the directory leaves
+``refused.UID`` in its parent (`frd_agent.tap`). What a rank left when it ended counts no more: a
+clean end removes its socket, and after any other end its counters are no longer written.
 """
 
 from __future__ import annotations
@@ -10,15 +15,24 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
-from frd_agent import untrusted_files
+from frd.wire.messages import MAX_UNREADABLE, Unreadable
+from frd_agent import tap, untrusted_files
+from frd_agent.inspection.reading.files import printable
+
+_STILL_S: Final = 600.0
+"""A rank that holds its GIL does not write either, and must not be overlooked."""
+_REFUSED_S: Final = 3 * tap.RESCAN_S
+_MAX_ENTRIES: Final = 10_000
+_MAX_BYTES: Final = 4096
 
 
 class _HasToken(Protocol):
@@ -108,3 +122,58 @@ def _owner(path: Path, error: Exception) -> int | None:
         with contextlib.suppress(OSError):
             return path.lstat().st_uid
     return None
+
+
+def unreadable(run_dir: Path, files: Iterable[TokenFile[Any]]) -> Unreadable:
+    """One text for each user. `files` are those of the run directory."""
+    owners = {file.owner for file in files if file.owner is not None and _is_of_living(file)}
+    texts = {
+        owner: f"{run_dir}: the agent of uid {os.geteuid()} may not read what ranks of uid {owner} "
+        f"publish: {_advice(owner)}"
+        for owner in owners
+    }
+    for uid, job in _refused(run_dir):
+        texts[uid] = (
+            f"{run_dir}: ranks of uid {uid}{job} may not write there, so nothing is known of them: "
+            f"{_advice(uid)}"
+        )
+    return Unreadable(tuple(texts[uid] for uid in sorted(texts))[:MAX_UNREADABLE])
+
+
+def _advice(uid: int) -> str:
+    if os.geteuid() == 0:
+        return f"{tap.same_user(uid)}, or give it CAP_DAC_OVERRIDE"
+    return tap.same_user(uid)
+
+
+def _is_of_living(file: TokenFile[Any]) -> bool:
+    if file.path.suffix != file.SUFFIX:
+        return True  # the directory itself
+    with contextlib.suppress(OSError):
+        if file.SUFFIX == ".json":
+            file.path.with_suffix(".sock").lstat()
+        written = file.path.with_suffix(".shm" if file.SUFFIX == ".json" else file.SUFFIX)
+        return time.time() - written.lstat().st_mtime < _STILL_S
+    return False
+
+
+def _refused(run_dir: Path) -> Iterator[tuple[int, str]]:
+    """Users whose ranks may not write in the run directory, and the job of one of them as text."""
+    if str(run_dir) == tap.default_run_dir(os.environ):
+        return  # its parent has the files of all users
+    with contextlib.suppress(OSError), os.scandir(run_dir.parent) as entries:
+        for entry, _ in zip(entries, range(_MAX_ENTRIES), strict=False):
+            match = re.fullmatch(r"refused\.(\d{1,10})", entry.name)
+            if match is None:
+                continue
+            uid = int(match[1])
+            with (
+                contextlib.suppress(OSError, UnicodeDecodeError),
+                untrusted_files.opened(entry.path) as fd,
+            ):
+                found = os.fstat(fd)
+                text = untrusted_files.read_up_to(fd, _MAX_BYTES).decode()
+                name, _, job = text.partition("\n")
+                is_fresh = time.time() - found.st_mtime < _REFUSED_S
+                if found.st_uid == uid and is_fresh and name == run_dir.name:
+                    yield uid, f" (job {printable(job)})" if job else ""

@@ -55,12 +55,13 @@ class Connection:
     _channel: grpc.aio.Channel
     _metadata: tuple[tuple[str, str | bytes], ...]
 
-    async def connected(self) -> None:
-        """Returns once the channel is up, or cannot be: then a call gives the reason."""
+    async def connected(self) -> bool:
+        """Once the channel is up, or (False) cannot be: then a call gives the reason."""
         state = self._channel.get_state(try_to_connect=True)
         while state in _CONNECTING:
             await self._channel.wait_for_state_change(state)
             state = self._channel.get_state(try_to_connect=True)
+        return state is grpc.ChannelConnectivity.READY
 
     def stream(self) -> StreamCall:
         return open_stream(self._channel, metadata=self._metadata)

@@ -20,7 +20,7 @@ from frd.errors import FrdError
 from frd.usage import examples, plain
 from frd_agent import exec as starter
 from frd_agent import tap
-from frd_agent.launch import checks
+from frd_agent.launch import agent_checks, checks
 from frd_agent.launch.checks import Check, State
 
 _MAX_JOBS: Final = 50
@@ -45,12 +45,18 @@ def command(
 ) -> int:
     """Check whether a job on this machine would be watched, and say what to do if not.
 
+    Where an agent runs without torch, as in the sidecar of a pod, and no CMD is given, the agent is
+    checked instead: users, pid namespace, capabilities, a stack and the cgroup of a rank, and its
+    service.
+
     Starts Python as CMD would, without running CMD, and checks that the tap loads there, the
     version of torch, and the variables. Then checks the run directory, its agent, the service, and
     that the agent is connected to it. Exit code 1 if a check has failed; warnings do not count.
     """
     done: list[Check] = []
-    for check in _checks(client, run_dir, job_command):
+    agent = None if job_command or run_dir else agent_checks.running_agent()
+    checked = agent_checks.of_agent(*agent) if agent else _checks(client, run_dir, job_command)
+    for check in checked:
         done.append(check)
         if not as_json:
             click.echo(plain(checks.line(check)))

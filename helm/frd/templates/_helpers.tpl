@@ -36,6 +36,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 
 {{- define "frd.image" -}}
 {{- with .Values.image }}
+{{- with .registry }}{{ trimSuffix "/" . }}/{{ end }}
 {{- if .digest }}{{ .repository }}@{{ .digest }}
 {{- else }}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
 {{- end }}
@@ -47,6 +48,17 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- default (include "frd.fullname" .) .Values.serviceAccount.name }}
 {{- else }}
 {{- default "default" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{/* Of the DaemonSet. Sidecars run under the account of their job's pod. */}}
+{{- define "frd.agentServiceAccountName" -}}
+{{- with .Values.agent.daemonset.serviceAccount }}
+{{- if .create }}
+{{- default (printf "%s-agent" (include "frd.fullname" $)) .name }}
+{{- else }}
+{{- default "default" .name }}
+{{- end }}
 {{- end }}
 {{- end }}
 

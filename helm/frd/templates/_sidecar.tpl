@@ -27,6 +27,9 @@ chart's context, so a chart that depends on this one can use them too, with .Sub
   valueFrom:
     fieldRef:
       fieldPath: spec.nodeName
+# For commands in the container: `kubectl exec POD --container frd-agent -- frd doctor`.
+- name: FRD_RUN_DIR
+  value: /run/frd/run
 {{- range $key, $value := .Values.agent.config }}
 - name: FRD_AGENT_{{ upper $key }}
   value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
@@ -42,13 +45,20 @@ chart's context, so a chart that depends on this one can use them too, with .Sub
 {{- end }}
 {{- end }}
 
-{{/* Root needs no capability to read files that it owns. */}}
+{{/*
+(dict "runAsUser" uid "capabilities" list). Kubernetes gives a container of another user than root no added
+capability (its process starts with CapEff 0), so a list that cannot have an effect is refused:
+(dict "of" "agent.sidecar" ...) names the values.
+*/}}
 {{- define "frd.agent.securityContext" -}}
+{{- if and .capabilities (ne (int .runAsUser) 0) }}
+{{- fail (printf "%s.capabilities: %s: Kubernetes gives added capabilities to root only: set %s.runAsUser to 0 (now %v), or remove them" .of (join ", " .capabilities) .of .runAsUser) }}
+{{- end -}}
 allowPrivilegeEscalation: false
 capabilities:
   drop: [ALL]
   {{- with .capabilities }}
-  add: {{ toJson . }}
+  add: [{{ join ", " . }}]
   {{- end }}
 readOnlyRootFilesystem: true
 runAsNonRoot: {{ ne (int .runAsUser) 0 }}
@@ -59,10 +69,10 @@ seccompProfile:
 
 {{/*
 Two: the tap, copied for images without frd, then the agent. It has no probe and the copy cannot
-fail: nothing of frd shall hold up a rank or make its pod unready.
+fail: nothing of frd shall hold up a rank or make its pod unready. Only the agent gets the capabilities.
 */}}
 {{- define "frd.sidecar.initContainers" -}}
-{{- $security := include "frd.agent.securityContext" (dict "runAsUser" .Values.agent.sidecar.runAsUser) -}}
+{{- $sidecar := .Values.agent.sidecar -}}
 - name: frd-tap
   image: {{ include "frd.image" . }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
@@ -70,7 +80,7 @@ fail: nothing of frd shall hold up a rank or make its pod unready.
   resources:
     {{- toYaml .Values.agent.resources | nindent 4 }}
   securityContext:
-    {{- $security | nindent 4 }}
+    {{- include "frd.agent.securityContext" (dict "runAsUser" $sidecar.runAsUser) | nindent 4 }}
   volumeMounts:
     - name: frd
       mountPath: /run/frd
@@ -90,7 +100,7 @@ fail: nothing of frd shall hold up a rank or make its pod unready.
   resources:
     {{- toYaml .Values.agent.resources | nindent 4 }}
   securityContext:
-    {{- $security | nindent 4 }}
+    {{- include "frd.agent.securityContext" (dict "of" "agent.sidecar" "runAsUser" $sidecar.runAsUser "capabilities" $sidecar.capabilities) | nindent 4 }}
   volumeMounts:
     - name: frd
       mountPath: /run/frd
@@ -141,7 +151,7 @@ fail: nothing of frd shall hold up a rank or make its pod unready.
 
 {{/* All of it, as part of a pod's spec. */}}
 {{- define "frd.sidecar.recipe" -}}
-# The agent then sees and reports immediately when a rank's process exits.
+# Without it the agent has only what the ranks publish: no stack while the interpreter lock is held, no exit.
 shareProcessNamespace: true
 initContainers:
   {{- include "frd.sidecar.initContainers" . | nindent 2 }}

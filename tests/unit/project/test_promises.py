@@ -403,6 +403,8 @@ def test_an_alert_leads_to_the_page_of_what_it_is_about() -> None:
             page = PAGE_OF_FINDING
         elif "job" in labels and set(METRIC.findall(rule["expr"])) <= of_jobs:
             page = PAGE_OF_JOB
+        elif "job" in labels and "by (node)" in rule["expr"]:  # of a job, or of a node
+            page = f"{{{{ if $labels.job }}}}{PAGE_OF_JOB}{{{{ end }}}}"
         else:
             page = ""
         assert rule["annotations"]["page_url"] == f"http://127.0.0.1:9374/{page}", rule["alert"]

@@ -264,7 +264,7 @@ def test_the_sidecar_reads_the_ranks_own_cgroup(
     assert cgroup.find(12, proc.path) is None, "no such process"
 
 
-def test_what_is_below_or_beside_a_mount(proc: Proc, tmp_path: Path) -> None:
+def test_what_is_below_a_mount(proc: Proc, tmp_path: Path) -> None:
     """A name that begins as the mount's is another cgroup; lines that are torn show nothing."""
     unified(tmp_path / "agent", ".", used=3000)
     mounts(proc, "self", tmp_path / "agent", "31\n" + UNIFIED.format("/pods/a") + "32 - cgroup2\n")

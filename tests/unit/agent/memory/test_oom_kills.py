@@ -102,7 +102,7 @@ while True:
 @pytest.mark.parametrize("looks", [False, True])
 def test_the_kernel_kills(group: Path, looks: bool, removed: bool) -> None:
     """A process beyond its limit, whose cgroup is removed with it, as the kubelet's runtime does:
-    what was seen before counts, else only that somebody was killed is known."""
+    what was seen before counts, else only that some process was killed is known."""
     limit = next(
         path for name in ("memory.max", "memory.limit_in_bytes") if (path := group / name).exists()
     )

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from frd_agent import tap
+from frd_agent.ranks.rank import Rank
 from frd_agent.ranks.roster import Roster
+from frd_agent.ranks.tap_files import TapFile, TapIdentity
 from tests.world.run_dir import TOKEN, identity, shared
 
 RANKS, AGENT = 2000, 1000
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 @contextmanager
 def user(uid: int) -> Iterator[None]:
     """What the kernel permits to this user; root's own rights return afterwards."""
-    codecs.lookup("unicode_escape")  # Python's own files may not be readable for everybody
+    codecs.lookup("unicode_escape")  # Python's own files may not be readable for all users
     os.setegid(uid)
     os.seteuid(uid)
     try:
@@ -62,7 +64,7 @@ def seen(run_dir: Path) -> tuple[str, ...]:
 
 
 CANNOT_READ = "the agent of uid 1000 may not read what ranks of uid 2000 publish"
-ADVICE = "run the agent as uid 2000 (agent.sidecar.runAsUser of the chart)"
+ADVICE = "run the agent as uid 2000 (in the chart agent.sidecar.runAsUser, or that of daemonset)"
 
 
 def test_files_of_another_user(pod: Path) -> None:
@@ -102,7 +104,7 @@ def test_a_stage_that_may_not_be_read(pod: Path) -> None:
 
 
 def test_a_rank_that_may_not_write(pod: Path) -> None:
-    """Its tap says so to its user, and leaves word beside the directory: for this directory, as
+    """Its tap says so to its user, and leaves word in its parent: for this directory, as
     itself, and for as long as it tries."""
     run_dir = pod / "run"
     with user(AGENT):
@@ -119,8 +121,8 @@ def test_a_rank_that_may_not_write(pod: Path) -> None:
     assert refused.name == "refused.2000"
     (text,) = seen(run_dir)
     assert text == (
-        f"{run_dir}: ranks of uid 2000 (job team/llm\\x1b[1m) may not write there, so nothing is known "
-        f"of them: {ADVICE}"
+        f"{run_dir}: ranks of uid 2000 (job team/llm\\x1b[1m) may not write there, so nothing is "
+        f"known of them: {ADVICE}"
     )
     other = pod / "other"
     with user(AGENT):
@@ -138,8 +140,8 @@ def test_an_agent_of_root_without_capabilities(pod: Path, monkeypatch: pytest.Mo
     run_dir = pod / "run"
     with user(RANKS):
         tap.make_run_dir(str(run_dir), {})
-    monkeypatch.setattr("frd_agent.ranks.unreadable.os.geteuid", lambda: 0)
-    with user(AGENT):  # stands for root without capabilities, to which the kernel says the same
+    monkeypatch.setattr("frd_agent.ranks.token_files.os.geteuid", lambda: 0)
+    with user(AGENT):  # as root without capabilities, to which the kernel says the same
         roster = Roster(run_dir, shared())
         roster.update(shared().time.now())
         (text,) = roster.unreadable.texts
@@ -147,3 +149,32 @@ def test_an_agent_of_root_without_capabilities(pod: Path, monkeypatch: pytest.Mo
         f"the agent of uid 0 may not read what ranks of uid 2000 publish: {ADVICE}, "
         "or give it CAP_DAC_OVERRIDE"
     )
+
+
+def test_files_that_may_not_be_removed(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a sticky directory the files of an ended rank of another user stay: they are read
+    once, and again when they have changed."""
+    run_dir = pod / "run"
+    run_dir.mkdir()
+    run_dir.chmod(0o1777)
+    path = run_dir / f"{TOKEN}.json"
+    looked: list[object] = []
+    look = Roster._open
+
+    def counted(self: Roster, file: TapFile, identity: TapIdentity) -> Rank | None:
+        looked.append(file)
+        return look(self, file, identity)
+
+    monkeypatch.setattr(Roster, "_open", counted)
+    roster = Roster(run_dir, shared())
+    for number in (1, 2):
+        path.unlink(missing_ok=True)
+        path.write_text(json.dumps(identity(socket=None, rank=number)))
+        path.chmod(0o644)
+        os.chown(path, RANKS, RANKS)
+        os.utime(path, (number, number))
+        with user(AGENT):
+            for _ in range(3):
+                assert roster.update(shared().time.now()) == []
+        assert len(looked) == number
+        assert path.exists()
