@@ -1,14 +1,17 @@
 """What the command lines of `frd` and `frd-agent` share: exit codes, errors of one line, and the
-examples of every `--help`.
+examples of every `--help`; and how a line on stderr is written.
 
 Knows click, and no command.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 import click
 
@@ -16,6 +19,7 @@ from frd.errors import ConfigError, FrdError
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 """Exit codes."""
+_PRIORITIES: Final = ((logging.ERROR, "<3>"), (logging.WARNING, "<4>"), (logging.INFO, "<6>"))
 
 _NO_COMMAND = re.compile(r"No such command '?(.*?)'?\.")
 _NO_TEMPORARY = "No usable temporary directory"
@@ -49,8 +53,21 @@ def run(program: click.Command, name: str, arguments: Sequence[str]) -> int:
 
 def complain(message: str, code: int) -> int:
     # The message may quote the name of a job, or the answer of a server that is not frd.
-    print(f"frd: error: {plain(' '.join(message.split()))}", file=sys.stderr)
+    line = f"frd: error: {plain(' '.join(message.split()))}"
+    print(f"{priority(logging.ERROR)}{line}", file=sys.stderr)
     return code
+
+
+def priority(level: int) -> str:
+    """What a line of this level of `logging` begins with if stderr goes to systemd's journal, which
+    removes it and stores the priority; otherwise empty."""
+    try:
+        stderr = os.fstat(sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):  # closed, or replaced by what is no file
+        return ""
+    if os.environ.get("JOURNAL_STREAM") != f"{stderr.st_dev}:{stderr.st_ino}":
+        return ""
+    return next((text for least, text in _PRIORITIES if level >= least), "<7>")
 
 
 def plain(text: str) -> str:

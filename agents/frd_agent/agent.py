@@ -14,11 +14,12 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Final
 
 from frd.errors import FrdError
+from frd.logs import READY, STOPPING
 from frd.model import EntryColumns, NodeRawNs
 from frd.version import __version__
 from frd.wire.messages import PROTOCOL, Hello, Request, Unreadable
@@ -53,8 +54,10 @@ log = logging.getLogger(__name__)
 
 
 class Agent:
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, notify: Callable[[str], None] = lambda state: None) -> None:
+        """`notify` gets the states that systemd knows."""
         self._config = config
+        self._notify = notify
         self._node = config.node or socket.gethostname()
         self._boot_id = tap.boot_id() or f"host-{socket.gethostname()}"
         self._session = secrets.token_hex(8)
@@ -116,12 +119,14 @@ class Agent:
             if self._config.memory_hz:
                 self._watch_memory(stack)
             log.info("watching %s, reporting to %s", self._config.run_dir, self._config.service)
+            self._notify(READY)
             launches = LaunchWatch(self._config.run_dir, self._living)
             async with asyncio.TaskGroup() as tasks:
                 helpers = [
                     tasks.create_task(work) for work in (self._dump_watch.run(), launches.run())
                 ]
                 await self._watch()
+                self._notify(STOPPING)
                 for helper in helpers:
                     helper.cancel()
                 await self._say_goodbye()

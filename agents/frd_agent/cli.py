@@ -64,28 +64,39 @@ def cli(context: click.Context) -> int:
 @click.option("--tls-cert-file", type=_PATH, help="Client certificate (PEM).")
 @click.option("--tls-key-file", type=_PATH, help="Client private key (PEM).")
 @click.option("--token-file", type=_PATH, help="File with the bearer token.")
-@click.option("--config", type=_PATH, help="TOML configuration file.")
+@click.option(
+    "--config",
+    "configs",
+    type=_PATH,
+    multiple=True,
+    help="TOML configuration file; of several, the first one that exists.",
+)
 @click.option("--metrics", metavar="HOST:PORT|off", help="Where /metrics listens.")
 @click.option("--node", metavar="NAME", help="Name of this node, by default the host's name.")
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), help="Format of the log on stderr."
 )
-def run(config: Path | None, **flags: object) -> None:
+@click.option(
+    "--check", is_flag=True, help="Do not watch; check whether the configuration is valid."
+)
+def run(configs: tuple[Path, ...], check: bool, **flags: object) -> None:
     """Watch this node until SIGTERM or SIGINT; on SIGHUP, read the file again."""
     from frd import logs
     from frd_agent.config import load
 
-    loaded = load(config, flags)
+    loaded = load(first_of(configs), flags)
+    if check:
+        return
     logs.configure(loaded.log_level, loaded.log_format)
     # gRPC's fork handlers are for programs that fork and go on using it; py-spy is only exec'ed.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     from frd_agent.agent import Agent
 
     async def main() -> None:
-        agent = Agent(loaded)
+        agent = Agent(loaded, logs.notifier(os.environ))
         loop = asyncio.get_running_loop()
         # A terminal that closes sends SIGHUP: stop properly, or the service reports blind ranks.
-        hangs_up = agent.stop if sys.stderr.isatty() else partial(_reload, agent, config, flags)
+        hangs_up = agent.stop if sys.stderr.isatty() else partial(_reload, agent, configs, flags)
         handlers = {signal.SIGTERM: agent.stop, signal.SIGINT: agent.stop, signal.SIGHUP: hangs_up}
         for number, handler in handlers.items():
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
@@ -98,13 +109,20 @@ def run(config: Path | None, **flags: object) -> None:
         raise group.exceptions[0] from None
 
 
-def _reload(agent: Agent, path: Path | None, flags: Mapping[str, object]) -> None:
+def first_of(configs: Sequence[Path]) -> Path | None:
+    """The first that exists; the last one if none does, so that the error names it."""
+    return next(
+        (path for path in configs if os.path.exists(path)), configs[-1] if configs else None
+    )
+
+
+def _reload(agent: Agent, configs: Sequence[Path], flags: Mapping[str, object]) -> None:
     """Apply the file again; an invalid file changes nothing."""
     from frd import logs
     from frd_agent.config import load
 
     try:
-        config = load(path, flags)
+        config = load(first_of(configs), flags)
     except ConfigError as error:
         logging.getLogger(__name__).error("%s: nothing is changed", error)
         return

@@ -2,11 +2,11 @@
 
 It knows torch's process groups, recorder counters and allocator counters, the phases of the program
 (`frd_agent.phases`), and five files in the run directory: an identity (JSON, replaced as a whole),
-counters (binary: of collectives about once a second, of the allocator five times), the unix socket
-of torch's own C++ worker server, a stage (JSON, only during an initialization that takes longer
-than some seconds), and phases (JSON, only if the program has any). It
-knows nothing of jobs, agents and services, and is self-contained: standard library only, Python 3.9
-or later, loaded by path where frd is not installed.
+counters (binary: of collectives about once a second, of the allocator five times; in a container
+also of host memory), the unix socket of torch's own C++ worker server, a stage (JSON, only during
+an initialization that takes longer than some seconds), and phases (JSON, only if the program has
+any). It knows nothing of jobs, agents and services, and is self-contained: standard library only,
+Python 3.9 or later, loaded by path where frd is not installed.
 
 The rank is sacred. One daemon thread does everything and sleeps except for about 100 µs a second. A
 failure costs one line on stderr, and the rank runs on as if frd were not there. The tap installs no
@@ -387,7 +387,9 @@ def _begin(c10d: Any, environ: Mapping[str, str], token: str) -> Tap | None:
 
 def same_user(uid: int) -> str:
     """Advice, for ranks of that user."""
-    return f"run the agent as uid {uid} (agent.sidecar.runAsUser of the chart)"
+    return (
+        f"run the agent as uid {uid} (in the chart agent.sidecar.runAsUser, or that of daemonset)"
+    )
 
 
 def refusal_path(environ: Mapping[str, str]) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import importlib
 import itertools
 import logging
 import os
@@ -322,6 +323,8 @@ def advertised_in_vain(servers: Sequence[str], **addresses: str) -> Iterator[str
 
 def _peers(config: Config, view: ServiceView, cells: Cells) -> Peers:
     try:
+        for package in ("nats", "nkeys", "zstandard"):  # what only a later step would miss
+            importlib.import_module(package)
         from frd.service.http.peers.client import PeerClient  # noqa: PLC0415  httpx is an extra
         from frd.service.http.peers.peers import Peers  # noqa: PLC0415
     except ModuleNotFoundError as error:

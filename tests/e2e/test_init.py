@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import ssl
@@ -102,6 +103,40 @@ def test_for_one_machine_without_tls(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert grant.roles == {role}
     assert run(["init", str(tmp_path / "d"), "--host", "h"]) == USAGE
     assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_the_owner_gets_what_the_service_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --owner as root: the user of the service reads its files, and no other file; the output
+    names them. The user can enter the folder."""
+    folder = tmp_path / "c"
+    assert run(["init", str(folder), "--tls", "--owner", "daemon"]) == 0
+    of_service = {"frd.toml", "tokens", "ca.pem", "server.pem", "server.key"}
+    owners = {path.name: path.owner() for path in folder.iterdir()}
+    assert {name for name, owner in owners.items() if owner == "daemon"} == of_service
+    assert set(owners.values()) == {"daemon", "root"}
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    assert folder.stat().st_mode & 0o777 == 0o755
+    said = re.match(
+        r"wrote (.+): only daemon can read (.+); only root can ", capsys.readouterr().out
+    )
+    assert said is not None
+    assert set(said[2].split(", ")) == of_service
+    assert run(["init", str(tmp_path / "d"), "--owner", "no-such-user"]) == USAGE
+    assert "--owner: no-such-user: no such user: useradd" in capsys.readouterr().err
+    assert not (tmp_path / "d").exists()
+
+
+def test_only_root_names_another_owner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any other user is refused before anything is written."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert run(["init", str(tmp_path / "c"), "--owner", "root"]) == USAGE
+    assert capsys.readouterr().err.startswith("frd: error: --owner: root: only root gives ")
+    assert not (tmp_path / "c").exists()
 
 
 @pytest.mark.parametrize("host", ["a b", "x,DNS:evil", "x\n[v3]", "", "-x"])

@@ -1,12 +1,14 @@
 """Records what NCCL's Flight Recorder says while a job hangs: OUT [JOB ...].
 
-The files are the fixtures of tests that run without a GPU (`tests/golden/nccl`). Each is what one
-handler of one rank answered, gzipped; `abort` has the files that torch itself wrote.
+The files are the fixtures of tests that run without a GPU (`tests/golden/nccl`, `nccl2`). Each is
+what one handler of one rank answered, gzipped; `abort` has the files that torch itself wrote. The
+backend nccl2 answers a request for JSON with the active entries only; `.file` has the whole ring.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import os
@@ -18,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from frd.cli.commands.demo.stage import Stage
-from frd_agent.recorder.worker_server import Handlers
+from frd_agent.recorder.worker_server import HandlerFailed, Handlers
 from tests.gpu.machine import SHARING
 from tests.gpu.watch import logs, scenario
 from tests.world.daemons import free_address, until
@@ -47,6 +49,8 @@ HANDLERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "generic.json": ("fr_trace_json", {}),
     "nccl2.json": ("fr_trace_json", {"backend": "nccl2"}),
 }
+DUMP_FILE = "fr_dump_file"
+"""This handler writes the ring of nccl2 to a file, without stacks, within 20 ms."""
 LASTS_S = 4.0
 AT_A_TIME = 3
 """Ranks that share a GPU take turns on it, which slows all of them."""
@@ -74,12 +78,17 @@ def record(name: str, folder: Path, changing: threading.Lock) -> None:
         time.sleep(LASTS_S)
         for socket in sorted(stage.run_dir.glob("*.sock")):
             asyncio.run(_ask(Handlers(socket), folder, _rank_of(socket)))
-        if name == "abort":
-            until(lambda: all(rank.poll() is not None for rank in stage.ranks), "the abort", 60.0)
-            for dump in stage.folder.glob("dump_*"):
-                _write(
-                    folder / f"rank_{dump.name.removeprefix('dump_')}.aborted", dump.read_bytes()
-                )
+        time.sleep(1.0)
+        _keep_dumps(stage, folder, "file")
+        if name == "abort":  # with nccl2 the rank that is stuck goes on
+            until(lambda: sum(rank.poll() is None for rank in stage.ranks) < 2, "the abort", 60.0)
+            _keep_dumps(stage, folder, "aborted")
+
+
+def _keep_dumps(stage: Stage, folder: Path, ending: str) -> None:
+    for dump in stage.folder.glob("dump_*"):
+        _write(folder / f"rank_{dump.name.removeprefix('dump_')}.{ending}", dump.read_bytes())
+        dump.unlink()
 
 
 def _rank_of(socket: Path) -> int:
@@ -96,6 +105,9 @@ async def _ask(handlers: Handlers, folder: Path, rank: int) -> None:
             except Exception as error:  # an older torch refuses some parameters
                 answer = repr(error).encode()
             _write(folder / f"rank_{rank}.{ending}", answer)
+    if DUMP_FILE in offered:
+        with contextlib.suppress(HandlerFailed):  # this rank has no recorder of nccl2
+            await handlers.ask(DUMP_FILE, backend="nccl2")
 
 
 def _write(path: Path, data: bytes) -> None:

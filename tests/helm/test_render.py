@@ -127,7 +127,7 @@ OPTIONS: dict[str, Values] = {
                 "enabled": True,
                 "runAsUser": 0,
                 "hostPID": True,
-                "capabilities": ["SYS_PTRACE", "DAC_READ_SEARCH", "DAC_OVERRIDE"],
+                "capabilities": ["SYS_PTRACE", "DAC_READ_SEARCH", "DAC_OVERRIDE", "FOWNER"],
             }
         }
     },

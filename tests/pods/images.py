@@ -160,7 +160,7 @@ def _frd() -> None:
     if _is_made(frd_name(), key):
         return
     with _said(f"frd ({frd_name()})"):
-        _build(ROOT / "Dockerfile", ROOT, frd_name(), key, _pip_settings())
+        _build(ROOT / "Dockerfile", ROOT, frd_name(), key, pip_settings())
 
 
 def _derived(name: str, tag: str) -> None:
@@ -180,7 +180,7 @@ def _build(file: Path, context: Path, tag: str, key: str, options: Sequence[str]
     podman("build", *fixed, *named, *options, context, within_s=_BUILD_S)
 
 
-def _pip_settings() -> list[str]:
+def pip_settings() -> list[str]:
     """pip's configuration on this machine as one file, and the files that it names, as mounts."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from tests.world.certs import Files
 from tests.world.daemons import end, free_port, start, until
 
 BINARY: Final = Path(sys.executable).with_name("nats-server")
@@ -110,8 +111,10 @@ class NatsServers:
         may_ask: bool = True,
         sync: str = "always",
         advertise: bool = True,
+        tls: Files | None = None,
     ) -> None:
         """
+        With `tls`, clients must encrypt.
         Unless `advertise`, servers do not report each other's addresses to clients.
         With `accounts`, clients need `USER`; `may_ask`: they can ask for the servers' settings.
         """
@@ -134,6 +137,8 @@ class NatsServers:
                 lines += [f"cluster {{{cluster} }}"]
             if accounts:
                 lines += [_ACCOUNTS.replace("IMPORTS", _IMPORT if may_ask else "")]
+            if tls is not None:
+                lines += [f'tls {{cert_file: "{tls.cert}", key_file: "{tls.key}"}}']
             config = folder / f"{name}.conf"
             config.write_text("\n".join(lines))
             self.all.append(NatsServer(name, config, port, monitor))

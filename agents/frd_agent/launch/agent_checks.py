@@ -12,15 +12,14 @@ import importlib.util
 import os
 import urllib.request
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from frd.errors import FrdError, ServiceUnavailable
+from frd_agent import exec as starter
 from frd_agent import tap
 from frd_agent.config import Config, load
 from frd_agent.launch.checks import Check, agent_check, may_trace
-from frd_agent.launch.run_lock import Holder, holder
 from frd_agent.memory.host import cgroup
 from frd_agent.proc import PROC, Vital, capabilities, read_all
 from frd_agent.ranks.process import HIDDEN
@@ -28,24 +27,16 @@ from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.outside import NoStack, advice, from_py_spy
 from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity
 from frd_agent.ranks.token_files import unreadable
-from frd_agent.uplink.endpoint import Connection, ending
+from frd_agent.uplink.endpoint import Target, ending
 from frd_agent.uplink.endpoint import advice as advice_on
-from frd_agent.uplink.route import resolve
 
 _STACK_S: Final = 10.0
 _CONNECT_S: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class RunningAgent:
-    pid: int
-    config: Config
-    """As it was when the agent started, if its file has not changed."""
-
-
-def running_agent() -> RunningAgent | None:
-    """The agent of this container or machine; None if there is none, or jobs can be started here,
-    where torch is.
+def running_agent() -> tuple[int, Config] | None:
+    """Pid and configuration of the agent of this container or machine; None if there is none, or
+    jobs can be started here, where torch is.
 
     Raises:
         ConfigError: its configuration cannot be used.
@@ -58,10 +49,11 @@ def running_agent() -> RunningAgent | None:
             and (options := _options(pid)) is not None
             and _is_here(pid)
         ):
-            from frd_agent.cli import run  # which is about to load much more
+            from frd_agent.cli import first_of, run  # which is about to load much more
 
             given = run.make_context("frd-agent run", options, resilient_parsing=True).params
-            return RunningAgent(pid, load(given.pop("config"), given))
+            given.pop("check")
+            return pid, load(first_of(given.pop("configs")), given)
     return None
 
 
@@ -87,9 +79,10 @@ def _is_here(pid: int) -> bool:
         return False
 
 
-def of_agent(agent: RunningAgent) -> Iterator[Check]:
-    run_dir = agent.config.run_dir
-    yield agent_check(str(run_dir), _holder(run_dir))
+def of_agent(agent: int, config: Config) -> Iterator[Check]:
+    """The checks of the agent with that pid."""
+    run_dir = config.run_dir
+    yield agent_check(str(run_dir), starter.watcher(str(run_dir)))
     yield _run_dir(run_dir)
     files = TapFile.scan(run_dir)
     yield from (Check.failed("users", text) for text in unreadable(run_dir, files).texts)
@@ -98,20 +91,13 @@ def of_agent(agent: RunningAgent) -> Iterator[Check]:
     seen = [(rank, process.pinned.pid) for rank, process in ranks if process.pinned is not None]
     if len(seen) < len(ranks):
         yield Check.warning("pid namespace", HIDDEN)
-    yield _capabilities(agent.pid, [pid for _, pid in seen])
+    yield _capabilities(agent, [pid for _, pid in seen])
     for rank, pid in seen[:1]:
         yield _stack(rank, pid)
         yield _cgroup(rank, pid)
     for _, process in ranks:
         process.close()
-    yield from _service(agent.config)
-
-
-def _holder(run_dir: Path) -> Holder | None:
-    try:
-        return holder(run_dir)
-    except OSError:
-        return Holder()
+    yield from _service(config)
 
 
 def _run_dir(run_dir: Path) -> Check:
@@ -194,24 +180,14 @@ def _service(config: Config) -> Iterator[Check]:
 async def _connect(config: Config) -> None:
     """
     Raises:
-        FrdError, OSError, TimeoutError: no address of the service can be connected to.
+        FrdError, OSError, TimeoutError: the first address of the service cannot be connected to.
     """
     endpoint = config.endpoint()
-    failed: Exception = TimeoutError()
-    for address in endpoint.addresses:
-        for target in await resolve(address):
-            try:
-                async with asyncio.timeout(_CONNECT_S), endpoint.connect(target, None) as link:
-                    return await _up(link)
-            except (FrdError, OSError, TimeoutError) as error:
-                failed = error
-    raise failed
-
-
-async def _up(link: Connection) -> None:
-    if not await link.connected():
-        _, details = await ending(link.stream())
-        raise ServiceUnavailable(advice_on(details))
+    target = Target(endpoint.addresses[0])
+    async with asyncio.timeout(_CONNECT_S), endpoint.connect(target, None) as link:
+        if not await link.connected():
+            _, details = await ending(link.stream())
+            raise ServiceUnavailable(advice_on(details))
 
 
 def _welcome(config: Config) -> Check:

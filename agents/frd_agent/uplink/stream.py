@@ -110,6 +110,7 @@ class Stream:
     _closing: bool = False
     _hang_up: bool = False
     _goodbye: str = ""
+    _said_goodbye: bool = False
     _unreachable: bool = False
 
     def __post_init__(self) -> None:
@@ -129,7 +130,8 @@ class Stream:
             except _Planned as error:
                 log.info("%s: %s", str(self), error)
             except FrdError as error:
-                self._log_lost(error)
+                if not self._said_goodbye:  # else the service has ended the stream for that
+                    self._log_lost(error)
             except Exception:
                 log.exception("%s: unexpected error", str(self))
             finally:
@@ -311,6 +313,7 @@ class Stream:
                 self._round_at = now
             if self._closing:
                 await call.write(encode_agent(Goodbye(self._goodbye)))
+                self._said_goodbye = True
                 await call.done_writing()
                 return
             if self._hang_up:

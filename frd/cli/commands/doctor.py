@@ -55,7 +55,7 @@ def command(
     """
     done: list[Check] = []
     agent = None if job_command or run_dir else agent_checks.running_agent()
-    checked = agent_checks.of_agent(agent) if agent else _checks(client, run_dir, job_command)
+    checked = agent_checks.of_agent(*agent) if agent else _checks(client, run_dir, job_command)
     for check in checked:
         done.append(check)
         if not as_json:

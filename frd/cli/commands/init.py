@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import secrets
 import shlex
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from frd.errors import ConfigError
 from frd.usage import examples
 
 _ROLES = ("agent", "reader", "operator")
+_OF_THE_SERVICE = ("frd.toml", "tokens", "ca.pem", "server.pem", "server.key")
 _GRPC_PORT, _HTTP_PORT = 9373, 9374
 
 
@@ -27,6 +29,7 @@ _GRPC_PORT, _HTTP_PORT = 9373, 9374
     epilog=examples(
         "frd init                                      # for this machine only",
         "frd init /etc/frd --tls --host frd.example    # for a cluster",
+        "frd init /etc/frd --owner frd                 # for a service that the user frd runs",
     ),
 )
 @click.argument(
@@ -40,17 +43,23 @@ _GRPC_PORT, _HTTP_PORT = 9373, 9374
     metavar="NAME",
     help="Name or address of the service, for its certificate; may be repeated; needs --tls.",
 )
-def command(folder: Path, tls: bool, hosts: tuple[str, ...]) -> None:
+@click.option(
+    "--owner",
+    metavar="USER",
+    help="User of the service, who gets the files that the service reads; only root may say so.",
+)
+def command(folder: Path, tls: bool, hosts: tuple[str, ...], owner: str | None) -> None:
     """Write a first configuration into DIR, and print what to do next.
 
     Creates a commented frd.toml and one token each for agents, readers and operators; with --tls
     also a CA, the service's certificate, and a client certificate for agents. With --host the
     service listens on all addresses, without it on loopback only. No existing file is overwritten;
-    only you can read the new files.
+    only their owner can read the new files: you, or the one of --owner.
     """
     if hosts and not tls:
         raise ConfigError("--host: needs --tls: without TLS no token is sent to another machine")
     folder = folder.expanduser().absolute()
+    account = None if owner is None else _account(owner)
     tokens = {role: secrets.token_hex(24) for role in _ROLES}
     names = list(dict.fromkeys((*hosts, "localhost", "127.0.0.1", *_own_name())))
     contents: dict[str, bytes] = {
@@ -63,13 +72,31 @@ def command(folder: Path, tls: bool, hosts: tuple[str, ...]) -> None:
     )
     if tls:
         contents |= authority.make(names)
-    _write(folder, contents)
+    _write(folder, contents, account)
+    click.echo(f"wrote {folder}: {_owners(contents, account)}\n")
     click.echo(_next(folder, tls, hosts[0] if hosts else "127.0.0.1"), nl=False)
 
 
 def _own_name() -> Sequence[str]:
     name = socket.gethostname()
     return [name] if name.replace("-", "").replace(".", "").isalnum() and name.isascii() else []
+
+
+def _account(name: str) -> pwd.struct_passwd:
+    if os.geteuid() != 0:
+        raise ConfigError(f"--owner: {name}: only root gives files away: run as root")
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        raise ConfigError(f"--owner: {name}: no such user: useradd --system {name}") from None
+
+
+def _owners(names: Iterable[str], account: pwd.struct_passwd | None) -> str:
+    if account is None:
+        other = "" if os.geteuid() else ": name the user of the service with --owner, or chown them"
+        return f"only you can read the files{other}"
+    given = ", ".join(name for name in names if name in _OF_THE_SERVICE)
+    return f"only {account.pw_name} can read {given}; only root can read the others"
 
 
 # -- files -----------------------------------------------------------------------------------
@@ -85,15 +112,17 @@ def _exists(path: Path) -> ConfigError:
     return ConfigError(f"init: {path}: exists: move it away or name another folder")
 
 
-def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
+def _write(folder: Path, contents: Mapping[str, bytes], account: pwd.struct_passwd | None) -> None:
     path = folder
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o755 if account else 0o700, parents=True, exist_ok=True)
         for name, content in contents.items():
             path = folder / name
             opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with open(opened, "wb") as file:
                 file.write(content)
+            if account and name in _OF_THE_SERVICE:
+                os.chown(path, account.pw_uid, account.pw_gid)
     except FileExistsError:
         raise _exists(path) from None
     except OSError as error:
@@ -128,8 +157,6 @@ def _next(folder: Path, tls: bool, host: str) -> str:
     copied = ["agent-token", *(["ca.pem", "client.pem", "client.key"] if tls else [])]
     return "\n".join(
         [
-            f"wrote {folder}",
-            "",
             "The service:",
             f"  frd serve --config {file('frd.toml')}",
             f"The agent, on each node ({', '.join(copied)} go there):",

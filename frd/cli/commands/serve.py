@@ -82,6 +82,7 @@ async def _serve(config: Config, load: Callable[[], Config]) -> None:
 
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
+    notify = logs.notifier(os.environ)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     app = App(config)
@@ -94,7 +95,9 @@ async def _serve(config: Config, load: Callable[[], Config]) -> None:
         if config.web:
             log.info("page: %s/", public_url(config, app.http))
         click.echo(json.dumps({"grpc": app.grpc, "http": app.http}))
+        notify(logs.READY)
         await stopped.wait()
+        notify(logs.STOPPING)
     finally:
         await app.stop()
 

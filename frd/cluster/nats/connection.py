@@ -24,9 +24,11 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+import nats.aio.client
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
 from nats.js import JetStreamContext
 
 from frd.errors import FrdError
@@ -44,6 +46,20 @@ _WRONG_LAST: Final = (10071, 10164)
 """Error codes of the server: the stream or subject has another last sequence than expected; a write
 to the subject is still in flight."""
 _log = logging.getLogger(__name__)
+
+
+class _Transport(TcpTransport):
+    """With TLS the library leaves out that its stream is encrypted, so that asyncio logs a warning
+    about `eof_received` whenever a server closes a connection."""
+
+    async def connect_tls(self, *given: Any, **options: Any) -> None:
+        await super().connect_tls(*given, **options)
+        assert self._io_writer is not None
+        stream: Any = self._io_writer.transport.get_protocol()
+        stream._over_ssl = True
+
+
+nats.aio.client.TcpTransport = _Transport  # type: ignore[attr-defined]  # the only way to set it
 
 
 class Refused(FrdError):

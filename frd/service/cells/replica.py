@@ -19,7 +19,7 @@ from frd.cluster.findings import StoredFinding
 from frd.cluster.log import FencedLog
 from frd.cluster.registry import RegistryUnavailable
 from frd.config import Config
-from frd.errors import ClusterError, StoreError
+from frd.errors import StoreError
 from frd.model import AlignedNs, Change, FindingEvent, FindingState
 from frd.service.cells.archive import Opened
 from frd.service.cells.cell import Common
@@ -92,12 +92,8 @@ async def hold_replica(
 
 
 async def _connected(config: Config, grpc: str, http: str) -> Cluster:
-    try:
-        from frd.cluster.nats import connect  # noqa: PLC0415  NATS is an extra
-    except ModuleNotFoundError as error:
-        raise ClusterError(
-            f"cluster.servers: set, and {error.name} is missing: pip install 'frd-daemon[cluster]'"
-        ) from None
+    from frd.cluster.nats import connect  # noqa: PLC0415  NATS is an extra
+
     return await connect(config.cluster, config.member, grpc, http, __version__)
 
 

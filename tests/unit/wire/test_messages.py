@@ -49,6 +49,7 @@ from frd.wire.messages import (
     Resync,
     SignatureDecl,
     Statuses,
+    Unreadable,
     Watermarks,
     Welcome,
 )
@@ -306,6 +307,20 @@ def test_an_older_service_gets_what_it_knows() -> None:
     )
     sent.statuses.ClearField("phases")
     assert declared().decode(sent.SerializeToString()) == Statuses((status,))
+
+
+def test_what_may_not_be_read() -> None:
+    """Absent says that nothing has changed, empty that all can be read; an earlier service does
+    not know the field. Too many texts, or too long ones, are refused."""
+    for unreadable in (None, Unreadable(), Unreadable(("/run/frd: of uid 7\udc80", "b"))):
+        found = declared().decode(encode_agent(Statuses((), unreadable=unreadable)))
+        assert isinstance(found, Statuses)
+        assert (found.unreadable is None) == (unreadable is None)
+        if unreadable is not None and found.unreadable is not None:
+            assert len(found.unreadable.texts) == len(unreadable.texts)
+    many = Statuses((), unreadable=Unreadable(("a",) * 17))
+    with pytest.raises(WireError, match=r"unreadable\.texts"):
+        declared().decode(encode_agent(many))
 
 
 def test_a_large_group_is_small_on_the_wire() -> None:

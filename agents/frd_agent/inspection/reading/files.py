@@ -33,6 +33,10 @@ class Mount:
     point: str
     fs: str
     """Type and source: ``nfs4 server:/export``."""
+    root: str = "/"
+    """What of the file system is mounted."""
+    options: str = ""
+    """Of the file system, separated by commas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ def links(pid: int, proc: Path = PROC) -> dict[int, str]:
     return {int(fd): link(pid, f"fd/{fd}", proc) for fd in fds}
 
 
-def read_mounts(pid: int, proc: Path = PROC) -> dict[int, Mount]:
+def read_mounts(pid: int | str, proc: Path = PROC) -> dict[int, Mount]:
     """The mounts of the process's own namespace, by id, in order of mounting."""
     try:
         text = read_file(f"{proc}/{pid}/mountinfo", _MAX_MOUNTINFO).decode("utf-8", "replace")
@@ -120,7 +124,8 @@ def read_mounts(pid: int, proc: Path = PROC) -> dict[int, Mount]:
         fields, source = left.split(), right.split()
         if len(fields) > 4 and len(source) > 1 and fields[0].isdecimal():
             fs = f"{source[0]} {_plain(source[1])}"
-            found[int(fields[0])] = Mount(_plain(fields[4]), fs)
+            point, root, options = _plain(fields[4]), _plain(fields[3]), "".join(source[2:])
+            found[int(fields[0])] = Mount(point, fs, root, options)
     return found
 
 

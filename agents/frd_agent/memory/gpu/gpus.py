@@ -15,14 +15,11 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from frd.model import MemoryEvent, MemoryEventKind, NodeRawNs, SeriesInfo, SeriesKind
+from frd_agent import tap
 from frd_agent.memory.gpu.nvml import DeviceReading, Look
 from frd_agent.memory.target import Part, Reading, Target
-
-_INITIAL_NAMESPACE: Final = 0xEFFFFFFC
-"""Inode of the pid namespace that the kernel starts with."""
 
 
 class PidSpace:
@@ -45,7 +42,7 @@ class PidSpace:
 
 def _is_initial(proc: Path) -> bool:
     try:
-        return os.stat(proc / "self/ns/pid").st_ino == _INITIAL_NAMESPACE
+        return os.stat(proc / "self/ns/pid").st_ino == tap.FIRST_PID_NAMESPACE
     except OSError:
         return False
 

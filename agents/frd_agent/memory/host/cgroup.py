@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 import weakref
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
+from frd_agent.inspection.reading.files import read_mounts
 from frd_agent.memory.host.processes import total_bytes
 from frd_agent.proc import PROC
 
@@ -169,27 +169,16 @@ def _places(pid: int, proc: Path) -> Iterator[_Place]:
             paths[_V1] = path
         elif number == "0" and not controllers:
             paths[_V2] = path
-    for process in (proc / "self", proc / str(pid)):
-        for mount in _lines(process / "mountinfo"):
-            fields = mount.split(" ")
-            names = _version(fields)
-            if names is None or names not in paths:
+    for process in ("self", pid):
+        for mount in read_mounts(process, proc).values():
+            kind = mount.fs.partition(" ")[0]
+            names = _V2 if kind == "cgroup2" else _V1
+            if names is _V1 and (kind != "cgroup" or "memory" not in mount.options.split(",")):
                 continue
-            root, point = _unescaped(fields[3]), _unescaped(fields[4])
-            if (below := _below(paths[names], root)) is not None:
-                at = Path(f"{process}/root{point}")
-                if os.path.exists(at / below / names.usage):
-                    yield _Place(at, at / below, PurePosixPath(paths[names]), names)
-
-
-def _version(mount: list[str]) -> _Names | None:
-    """Of a line of mountinfo; None unless it mounts cgroups that account memory."""
-    if "-" not in mount[6:] or len(mount) < mount.index("-", 6) + 4:
-        return None
-    kind, _, options = mount[mount.index("-", 6) + 1 :][:3]
-    if kind == "cgroup" and "memory" in options.split(","):
-        return _V1
-    return _V2 if kind == "cgroup2" else None
+            below = _below(paths[names], mount.root) if names in paths else None
+            at = Path(f"{proc}/{process}/root{mount.point}")
+            if below is not None and os.path.exists(at / below / names.usage):
+                yield _Place(at, at / below, PurePosixPath(paths[names]), names)
 
 
 def _below(path: str, root: str) -> str | None:
@@ -198,10 +187,6 @@ def _below(path: str, root: str) -> str | None:
         return "."
     below = path.removeprefix(root.rstrip("/") + "/")
     return below if below != path and ".." not in below.split("/") else None
-
-
-def _unescaped(field: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)
 
 
 def _lines(path: Path) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -20,7 +21,7 @@ from frd_agent.memory.gpu.devices import Devices
 from frd_agent.memory.gpu.gpus import Gpus, PidSpace
 from frd_agent.memory.gpu.nvml import DeviceReading, Look
 from frd_agent.memory.host.node_memory import NodeMemory
-from frd_agent.memory.host.processes import ProcessMemory
+from frd_agent.memory.host.processes import ProcessMemory, total_bytes
 from frd_agent.memory.sampler import Sampler
 from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import NO_SAMPLE, Target
@@ -89,6 +90,45 @@ def test_each_publication_counts_once(rank: Rank) -> None:
     (again,) = ranks.read([rank.target], {}, 0.3, NOW)
     assert again.readings[0].series == part.readings[0].series
     ranks.close()
+
+
+def test_host_memory_of_a_process_out_of_sight(rank: Rank) -> None:
+    """In another pid namespace the tap's own figures count, once each; the limit of the container
+    is the capacity, unless it is beyond the machine. An agent that sees the process reads it."""
+    hidden = replace(rank.target, pid=None)
+    ranks = Allocators(NodeRawNs)
+    machine = total_bytes()
+    found = []
+    for at_s, limit in enumerate((2 * GIB, 0, 2**62)):
+        rank.files.write_host(NOW + at_s * S, NOW + at_s * S + 5, 1, GIB + at_s, limit)
+        for part in ranks.read([hidden], {}, float(at_s), NOW):
+            assert (part.begin_ns, part.end_ns) == (NOW + at_s * S, NOW + at_s * S + 5)
+            found += [(one.series, one.capacity, one.value) for one in part.readings]
+        assert ranks.read([hidden], {}, at_s + 0.1, NOW) == []
+    series = SeriesInfo(0, SeriesKind.HOST_USED)
+    assert found == [(series, size, GIB + n) for n, size in enumerate((2 * GIB, machine, machine))]
+    assert Allocators(NodeRawNs).read([rank.target], {}, 0.0, NOW) == []
+    raw = rank.target.shm_path.read_bytes()[tap.HOST_AT :]
+    assert allocator.parse_host(raw) is not None
+    for position in (*range(8), *range(tap.PREFIX.size, tap.HOST_SIZE - 4)):
+        torn = bytearray(raw)
+        torn[position] ^= 1
+        assert allocator.parse_host(bytes(torn)) is None, position
+    assert allocator.parse_host(raw[:-1]) is None
+    assert allocator.parse_host(bytes(tap.HOST_SIZE)) is None, "a tap of an earlier release"
+
+
+def test_what_the_tap_reads_of_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the agent counts it, and only in a container."""
+    assert tap.HostMemory().read() is None or tap.pid_namespace() != tap.FIRST_PID_NAMESPACE
+    monkeypatch.setattr(tap, "FIRST_PID_NAMESPACE", 1)
+    read = tap.HostMemory().read()
+    assert read is not None
+    host = ProcessMemory()
+    host.look_around([os.getpid()], 0.0)
+    assert abs(read[0] - host.used(os.getpid())) < 64 << 20
+    host.close()
+    assert read[1] >= 0
 
 
 def test_a_device_bears_the_drivers_name(rank: Rank) -> None:

@@ -461,3 +461,30 @@ def test_files_that_are_not_a_taps(tmp_path: Path, kind: str) -> None:
     (file,) = StageFile.scan(tmp_path)
     assert file.content is None
     assert file.problem
+
+
+async def test_a_process_in_another_pid_namespace(node: Node) -> None:
+    """The agent does not see it: it lives as long as its tap writes, and its stack is what the tap
+    has written. Where another process here has its number, that one is not touched."""
+    report = node.claim(os.getpid(), op=INSIDE, pid_namespace=1) | {"pid_namespace": 1}
+    node.write(TOKEN, report)
+    assert node.update() == []
+    (forming,) = node.roster.forming
+    assert (forming.pid, forming.process.is_hidden) == (None, True)
+    (status,) = node.statuses().values()
+    assert (status.state, status.stage and status.stage.op) == (RankState.LIVE, INSIDE)
+    stack = await forming.stacks.read()
+    assert 'File "/job/train.py", line 12 in load_model' in stack.text
+    assert "another pid namespace: set shareProcessNamespace" in stack.text
+
+    assert node.update(50.0) == []
+    assert list(node.roster.forming) == [forming]
+    for _ in range(2):  # it was removed with the file
+        node.update(100.0)
+    assert list(node.roster.forming) == []
+    (ended,) = node.statuses().values()
+    assert ended.state is RankState.FINISHED
+    assert not list(node.run_dir.iterdir())
+    node.write(TOKEN, report | {"exit": {"kind": "clean", "detail": "", "at_ns": 5}})
+    node.update()
+    assert list(node.roster.forming) == []

@@ -64,7 +64,7 @@ def seen(run_dir: Path) -> tuple[str, ...]:
 
 
 CANNOT_READ = "the agent of uid 1000 may not read what ranks of uid 2000 publish"
-ADVICE = "run the agent as uid 2000 (agent.sidecar.runAsUser of the chart)"
+ADVICE = "run the agent as uid 2000 (in the chart agent.sidecar.runAsUser, or that of daemonset)"
 
 
 def test_files_of_another_user(pod: Path) -> None:
@@ -152,7 +152,7 @@ def test_an_agent_of_root_without_capabilities(pod: Path, monkeypatch: pytest.Mo
 
 
 def test_files_that_may_not_be_removed(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a sticky directory the files of an ended rank of another user stay: they are looked at
+    """In a sticky directory the files of an ended rank of another user stay: they are read
     once, and again when they have changed."""
     run_dir = pod / "run"
     run_dir.mkdir()

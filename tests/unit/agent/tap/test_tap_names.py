@@ -117,3 +117,22 @@ def test_a_run_is_where_its_ranks_meet(
 ) -> None:
     """Whatever the job is called: two launches that run together cannot meet at one address."""
     assert tap.run_of(environ, init_method) == run
+
+
+def test_without_a_place_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The root of a container is read-only and nothing is mounted at /tmp: the default directory
+    has a name nevertheless, and only a process that makes it fails. Nothing is written."""
+    usable = tmp_path / "usable"
+    usable.mkdir()
+    name = f"frd-{os.getuid()}"
+    monkeypatch.setattr(tap, "_TEMPORARY", ("/nonexistent/tmp", str(usable)))
+    assert tap.default_run_dir({}) == str(usable / name)
+    assert tap.default_run_dir({"TMPDIR": str(tmp_path)}) == str(tmp_path / name)
+    assert tap.default_run_dir({"TMPDIR": "/nonexistent/job"}) == str(usable / name)
+    monkeypatch.setattr(tap, "_TEMPORARY", ("/nonexistent/tmp",))
+    assert tap.default_run_dir({}) == f"/nonexistent/tmp/{name}"
+    with pytest.raises(OSError, match="/nonexistent"):
+        tap.make_run_dir("/proc/nonexistent/run", {})
+    assert os.listdir(usable) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from frd.model import AttemptKey, NodeRawNs, RankInfo
+from frd.wire.messages import Statuses, Unreadable
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rows import channel_columns
 from frd_agent.uplink.current_state import CurrentState
@@ -90,3 +91,21 @@ def test_jobs_of_one_name_and_of_different_size_are_two() -> None:
     assert dictionary.attempt(AttemptKey("job", 0), 8) == eight
     rank = dictionary.rank(eight, RankInfo(0, 8, "node", "boot", 1))
     assert dictionary.who(rank) == ("job (world size 8)", 0)
+
+
+def test_what_may_not_be_read_is_sent_when_it_changes() -> None:
+    """Also that it can be read again; a new stream gets what holds, and nothing if all is well."""
+    known, texts = current(), Unreadable(("of uid 7",))
+    sent = []
+    for unreadable in (Unreadable(), texts, texts, Unreadable()):
+        known.set_unreadable(unreadable)
+        has_news, message = known.has_news, known.next_statuses()
+        assert has_news == (message is not None)
+        sent.append(message and message.unreadable)
+    assert sent == [None, texts, None, Unreadable()]
+    known.rewind()
+    assert known.next_statuses() is None
+    known.set_unreadable(texts)
+    for _ in range(2):
+        assert known.next_statuses() == Statuses((), unreadable=texts)
+        known.rewind()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc.aio import _call
 
 from frd.model import (
     AttemptKey,
@@ -23,6 +25,7 @@ from frd.model import (
     RankInfo,
     Signature,
 )
+from frd.rpc import Context, StreamCall
 from frd.wire.messages import PROTOCOL, AgentEvent, Goodbye, Hello, Redirect
 from frd_agent.counters import Counters
 from frd_agent.memory import Samples
@@ -345,6 +348,33 @@ async def test_an_end_that_the_agent_plans_is_no_loss(
 
 
 # -- keepalive ---------------------------------------------------------------------------------
+
+
+class _HangsUp(Collector):
+    """Ends a stream as soon as it has read the goodbye, as the service does."""
+
+    async def handle(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await super().handle(requests, context)
+
+    def _apply(self, event: AgentEvent) -> None:
+        if isinstance(event, Goodbye):
+            raise asyncio.CancelledError
+
+
+async def test_a_goodbye_that_is_answered_at_once_is_no_loss(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service ends the stream while the agent is still ending its own half: no warning."""
+
+    async def late(call: StreamCall) -> None:
+        await call.code()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(_call.StreamStreamCall, "done_writing", late)
+    async with serving(_HangsUp()) as service, running(service.address) as stream:
+        await async_until(lambda: stream.connected, "the connection")
+    assert warnings(caplog) == []
 
 
 async def test_an_older_service_gets_fewer_pings(caplog: pytest.LogCaptureFixture) -> None:

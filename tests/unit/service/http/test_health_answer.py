@@ -13,6 +13,7 @@ import pytest
 
 from frd.model import AlignedNs
 from frd.service.http.peers.merging import Health, Heard, decode, merge_health
+from frd.service.metrics.collector import render
 from frd.service.state import Counters, ServiceState
 from tests.world.http_api import Client, Service, job_view
 from tests.world.views import NOW, SECOND, TRAIN, node_view
@@ -55,6 +56,22 @@ def test_a_service_that_is_well(client: Client) -> None:
     assert [one["node"] for one in found["nodes"]] == ["node0"]
     assert found["more_nodes"] == 0
     assert "incomplete" not in found
+
+
+def test_ranks_that_the_agent_may_not_read(client: Client) -> None:
+    """frd is blind there, whatever their jobs are; of one job it is blind where its ranks are."""
+    text = "/run/frd/run: the agent of uid 1000 may not read what ranks of uid 2000 publish"
+    nodes = [
+        node_view("a", {TRAIN: (0, 1)}),
+        dataclasses.replace(node_view("b", {}), unreadable=(text,)),
+    ]
+    change(client, nodes=nodes)
+    for path in ("/api/v1/findings", "/api/v1/jobs"):
+        assert f"b: {text}" in client.get(path).json["watching"]["blind"]
+    assert client.get("/api/v1/findings", "job=train").json["watching"]["blind"] == []
+    metrics = render(client.service.state).decode()
+    assert 'frd_node_unreadable{node="b"} 1.0' in metrics
+    assert 'frd_node_unreadable{node="a"}' not in metrics
 
 
 def test_a_service_in_trouble(client: Client) -> None:
