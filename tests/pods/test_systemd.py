@@ -253,7 +253,7 @@ def test_a_stop(machine: Machine) -> None:
 
 
 def test_an_invalid_configuration_is_not_tried_again(machine: Machine) -> None:
-    """The start fails at once, and says why in the journal."""
+    """The start fails immediately, and says why in the journal."""
     since = machine.now()
     for unit, file in (("frd", "frd.toml"), ("frd-agent@alice", "agent-alice.toml")):
         machine.type(f"sed --in-place '1i oops = 1' /etc/frd/{file}")
