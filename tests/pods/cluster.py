@@ -42,7 +42,7 @@ VALUES: Final[Mapping[str, Any]] = {
     "agent": {"namespaces": ["training"]},
     "config": {"policy": {"stall_after_s": STALL_AFTER_S}},
 }
-"""Values of the chart; docs/kubernetes.md tells users to set the first."""
+"""Values of the chart; docs/kubernetes.md says that users set the first."""
 _PROBE_S: Final = 2.0
 
 
@@ -66,6 +66,11 @@ class Pod:
         found = inspect(self._infra)
         self.address = str(found["NetworkSettings"]["Networks"][NETWORK]["IPAddress"])
         self._hosts = Path(found["HostsPath"])
+        own = (
+            f"{template.name}.{template.spec['subdomain']}" if "subdomain" in template.spec else ""
+        )
+        full = f"{own}.{template.namespace}.svc.cluster.local " if own else ""
+        self._hosts.write_text(f"127.0.0.1 localhost\n{self.address} {full}{template.name}\n")
         self._logs: dict[str, Path] = {}
 
     def start(self) -> None:
@@ -185,11 +190,11 @@ class Cluster:
         """A pod that is not started, but known to the others by these names."""
         volumes = make_volumes(template, self.rendered.objects, self.folder)
         pod = Pod(template, volumes)
-        self.pods.append(pod)
+        pod.know(self.names)
         new = dict.fromkeys(names, pod.address)
-        pod.know(self.names | new)
-        for other in self.pods[:-1]:
+        for other in self.pods:
             other.know(new)
+        self.pods.append(pod)
         self.names |= new
         return pod
 

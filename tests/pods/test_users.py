@@ -4,8 +4,9 @@ change it."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,10 @@ def without_capabilities(spec: Object) -> None:
     training["securityContext"] = {"capabilities": {"drop": ["ALL"]}}
 
 
+def said_of(finding: Mapping[str, Any]) -> str:
+    return f"{suspect(finding)['evidence']} {finding['summary']}"
+
+
 @SHARED
 @pytest.mark.parametrize("uid", [2000, 0])
 def test_ranks_of_another_user(cluster: Cluster, shared: bool, uid: int) -> None:
@@ -56,7 +61,7 @@ def test_ranks_of_another_user(cluster: Cluster, shared: bool, uid: int) -> None
     numbers = set(re.findall(r"\d+", said))
     assert {str(uid), "1000"} <= numbers, said
     assert "agent.sidecar.runAsUser" in said
-    assert job.name in said
+    assert (job.name in said) == (uid != 0), "which job root trains is in a file of root's"
     job.until(lambda: "rank 0 trains" in job.pod.logs("training"), "ranks train")
     assert not job.findings()
 
@@ -94,6 +99,23 @@ def test_ranks_of_root(
         assert any("tokenize" in frame for frame in suspect(found)["stack"])
     else:
         why = "SYS_PTRACE" if shared else APART
-        found = job.finding(lambda one: one["suspects"] and why in suspect(one)["evidence"])
+        found = job.finding(lambda one: one["suspects"] and why in said_of(one))
         assert not suspect(found).get("stack")
+    assert suspect(found)["rank"] == 1
+
+
+def test_ranks_of_another_group(cluster: Cluster) -> None:
+    """The kernel lets an agent of the same user but another group read no process: torch's own
+    stack is there, and the finding names the group that prevents the rest."""
+
+    def edit(spec: Object) -> None:
+        (training,) = spec["containers"]
+        training["securityContext"] = {"runAsGroup": 4000}
+
+    job = cluster.start_job(2, edit=edit)
+    job.until_watched()
+    job.break_("read 1")
+    found = job.finding(
+        lambda one: one["suspects"] and suspect(one).get("stack") and "4000" in said_of(one)
+    )
     assert suspect(found)["rank"] == 1
