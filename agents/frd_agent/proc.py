@@ -14,6 +14,7 @@ from frd.model import NodeNs
 from frd_agent import tap
 
 PROC: Final = Path("/proc")
+_LATELY_S: Final = 0.5
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -142,20 +143,29 @@ def number_here(pid: int, start_ticks: int, namespace: int) -> int:
         return pid
     if namespace == own:
         return 0
-    for other, stat in read_all().items():
+    found = []
+    for other, stat in _all_lately().items():
         if stat.start_ticks == start_ticks and _innermost_number(other) == pid:
             its = _namespace_of(other)
             if its != own and namespace in (0, its or namespace):
-                return other
-    return 0
+                found.append(other)
+    return found[0] if len(found) == 1 else 0
+
+
+_lately: tuple[float, Mapping[int, Stat]] = -1.0, {}
+
+
+def _all_lately() -> Mapping[int, Stat]:
+    """`read_all`, once for all ranks that an agent finds together. A rank is older than that."""
+    global _lately
+    now_s = time.monotonic()
+    if not 0 <= now_s - _lately[0] < _LATELY_S:
+        _lately = now_s, read_all()
+    return _lately[1]
 
 
 def _innermost_number(pid: int) -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in (PROC / str(pid) / "status").read_text("ascii", "replace").splitlines():
-            if line.startswith("NSpid:"):
-                return int(line.split()[-1])
-    return 0
+    return int((status_line(pid, "NSpid") or ["0"])[-1])
 
 
 def _namespace_of(pid: int) -> int:
@@ -165,12 +175,18 @@ def _namespace_of(pid: int) -> int:
     return 0
 
 
+def status_line(pid: int | str, name: str) -> list[str]:
+    """The words of a line of /proc/<pid>/status, such as ``Uid``; empty if it is not shown."""
+    with contextlib.suppress(OSError):
+        for line in (PROC / str(pid) / "status").read_text("ascii", "replace").splitlines():
+            if line.startswith(f"{name}:"):
+                return line.split()[1:]
+    return []
+
+
 def capabilities(pid: int | str, which: str) -> int:
     """A set of capabilities, such as ``CapEff``; 0 if the process cannot be read."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        text = (PROC / str(pid) / "status").read_text("ascii", "replace")
-        return int(text.partition(f"{which}:")[2].split()[0], 16)
-    return 0
+    return int("".join(status_line(pid, which)) or "0", 16)
 
 
 def has_tap(pid: int) -> bool:

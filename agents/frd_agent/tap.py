@@ -61,6 +61,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import itertools
 import json
 import operator
@@ -230,6 +231,8 @@ MAX_DEPTH = 200
 """Frames of the main thread that are looked at, the innermost."""
 _installed_pid = 0
 _complained_pid = 0
+_refused_at = ""
+"""The file by which this process has told the agent that it may not publish."""
 _exchange_mode: Any = None
 """cuThreadExchangeStreamCaptureMode, once it was needed: to find it makes objects."""
 _follows_forks = False
@@ -312,9 +315,12 @@ def _complain(what: str, error: BaseException) -> None:
         return
     _complained_pid = os.getpid()
     reason = " ".join(str(error).split())[:300] or type(error).__name__
-    line = f"frd: warning: tap: {what}: {reason}: this rank runs on without it\n"
+    _warn(f"{what}: {reason}: this rank runs on without it")
+
+
+def _warn(text: str) -> None:
     with contextlib.suppress(OSError):
-        os.write(2, line.encode("utf-8", "backslashreplace"))
+        os.write(2, f"frd: warning: tap: {text}\n".encode("utf-8", "backslashreplace"))
 
 
 def settle_variables(environ: MutableMapping[str, str]) -> None:
@@ -374,15 +380,30 @@ def _begin(c10d: Any, environ: Mapping[str, str], token: str) -> Tap | None:
     except OSError as error:
         _complain("run directory", _refusal(environ, error))
         return None
-    with contextlib.suppress(OSError):
-        os.unlink(refusal_path(environ))
-    with contextlib.suppress(OSError):
-        directory = run_dir(environ)
-        agent, mine = os.stat(os.path.join(directory, "agent.lock")).st_uid, os.geteuid()
-        if agent not in (0, mine):  # an agent of root may have the capability to read all files
-            why = f"{directory}: the agent of uid {agent} cannot read what uid {mine} publishes"
-            _complain("run directory", PermissionError(f"{why}: {same_user(mine)}"))
+    global _refused_at
+    if _refused_at:
+        with contextlib.suppress(OSError):
+            os.unlink(_refused_at)
+        _refused_at = ""
+    _warn_of_agent(run_dir(environ))
     return tap
+
+
+def _warn_of_agent(directory: str) -> None:
+    """If an agent of another user holds the lock of the directory. Root may have the capability to
+    read all files."""
+    with contextlib.suppress(OSError):
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(os.path.join(directory, "agent.lock"), flags)
+        try:
+            owner, mine = os.fstat(fd).st_uid, os.geteuid()
+            if owner not in (0, mine):
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            why = f"{directory}: the agent of uid {owner} cannot read what uid {mine} publishes"
+            _warn(f"{why}: {same_user(mine)}")
+        finally:
+            os.close(fd)
 
 
 def same_user(uid: int) -> str:
@@ -404,13 +425,19 @@ def _refusal(environ: Mapping[str, str], error: OSError) -> OSError:
     if not environ.get("FRD_RUN_DIR") or not isinstance(error, PermissionError):
         return error
     directory, mine = run_dir(environ), os.geteuid()
+    global _refused_at
+    path = refusal_path(environ)
+    temporary = f"{path}.{os.urandom(6).hex()}"
     with contextlib.suppress(OSError):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
-        fd = os.open(refusal_path(environ), flags, 0o644)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             text = f"{os.path.basename(directory)}\n{_printable(job_of(environ))}"
             os.write(fd, text.encode("utf-8", "backslashreplace"))
             os.fchmod(fd, 0o644)
+            os.replace(temporary, path)
+            _refused_at = path
+        except OSError:
+            os.unlink(temporary)
         finally:
             os.close(fd)
     owner = "another user"
@@ -912,6 +939,9 @@ class Files:
         fd = os.open(self._shm, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.ftruncate(fd, HOST_AT + HOST_SIZE)
+        except OSError:
+            os.unlink(self._shm)  # the next try makes it again
+            raise
         finally:
             os.close(fd)
 

@@ -135,7 +135,10 @@ class RunLock:
             os.ftruncate(fd, 0)
             os.pwrite(fd, msgspec.json.encode(self._me), 0)
             with contextlib.suppress(OSError):
-                os.fchmod(fd, 0o644)  # ranks of another user may read it; the directory guards it
+                # Ranks of another user may read it if the directory is guarded. In a directory of
+                # all users, each of them could hold the lock of a file that it may read.
+                is_shared = self._run_dir.stat().st_mode & 0o002
+                os.fchmod(fd, 0o600 if is_shared else 0o644)
         except BaseException:
             os.close(fd)
             raise

@@ -27,7 +27,7 @@ from enum import Enum
 
 from frd.model import NodeNs, NodeRawNs
 from frd_agent.node_time import raw_now
-from frd_agent.proc import Stat, Vital, read_same, read_stat, started_at
+from frd_agent.proc import Stat, Vital, read_same, read_stat, started_at, status_line
 
 HIDDEN = (
     "its process is in another pid namespace: set shareProcessNamespace in the pod, or hostPID for "
@@ -110,6 +110,9 @@ class Process:
                 return None
             opened.pop_all()
             return cls(pid, stat, pidfd)
+
+    def is_of(self, uid: int) -> bool:
+        return str(uid) in status_line(self.pid, "Uid")
 
     def look(self) -> Vital:
         try:

@@ -48,6 +48,8 @@ from frd_agent.uplink.reports import Reports
 _DUMP_TIMEOUT_S: Final = 3.0
 _STOPPED_AGE_S: Final = 1.5
 """A stopped process whose counters are younger than this may be running again already."""
+_HIDDEN_AGE_S: Final = 600.0
+"""A rank out of sight and without a socket has ended if its counters are older than this."""
 _MOVING_S: Final = 10.0
 """A rank that has made progress within this time is training."""
 
@@ -102,7 +104,7 @@ class Rank:
         self._complained = False
         self.stage: Stage | None = None
         """A long wait in `new_group`, as its tap reports it."""
-        self.process = RankProcess(identity, socket)
+        self.process = RankProcess(identity, socket, owner=file.owner)
         self.stacks = StackReader(self.pid, handlers, file.shm_path)
         self._learn_exit()
         self._begin_attempt()
@@ -185,7 +187,10 @@ class Rank:
         False if the process is gone: the caller reads its identity once more and calls `end`.
         """
         suspicious = self._schedule.is_stale or self.identity.exit is not None
-        vital = self.process.look(suspicious=suspicious)
+        if self.process.is_hidden:
+            self.counters.read()
+        is_over = self.identity.exit is not None or self.counters.age_s > _HIDDEN_AGE_S
+        vital = self.process.look(suspicious=suspicious, is_over=is_over)
         self.counters.read()
         self._update_phases()  # after the counters: at their time these phases were known
         if vital is Vital.GONE:

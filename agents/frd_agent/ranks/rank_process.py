@@ -7,7 +7,7 @@ from dataclasses import replace
 from frd.model import ExitInfo, ExitKind, NodeRawNs
 from frd_agent import tap
 from frd_agent.memory import OomKills
-from frd_agent.proc import Vital, has_tap, number_here, read_stat
+from frd_agent.proc import Vital, has_tap, number_here
 from frd_agent.ranks.exits import ended_at, exit_info, may_be_oom
 from frd_agent.ranks.process import Listener, Process, listener
 from frd_agent.ranks.tap_files import ExitRecord, TapIdentity
@@ -18,9 +18,14 @@ class RankProcess:
     its socket and what its tap publishes are known."""
 
     def __init__(
-        self, identity: TapIdentity, socket: str | None, known: Process | None = None
+        self,
+        identity: TapIdentity,
+        socket: str | None,
+        known: Process | None = None,
+        owner: int | None = None,
     ) -> None:
-        """`known`: the process, if it has been found already.
+        """`known`: the process, if it has been found already; `owner`: the user of the identity's
+        file, which must be that of the process.
 
         Raises:
             OSError: as `read_stat`.
@@ -31,30 +36,29 @@ class RankProcess:
         self.is_hidden = False
         """It is in another pid namespace."""
         if known is None:
-            owner = Listener.NONE if socket is None else listener(socket)
-            if isinstance(owner, int):
-                self.pinned = Process.pin(owner, start_ticks=identity.start_ticks)
-                self.is_hidden = self.pinned is None and read_stat(owner) is not None
-            else:
-                self.pinned = _by_number(identity)
-                is_over = socket is not None or identity.exit is not None
-                is_apart = identity.pid_namespace not in (0, tap.pid_namespace()) and not is_over
-                is_apart |= owner is Listener.ELSEWHERE
-                self.is_hidden = self.pinned is None and is_apart
-        self._oom_kills = OomKills(self.pinned.pid if self.pinned else None)
+            peer = Listener.NONE if socket is None else listener(socket)
+            self.pinned = _find(identity, peer, owner)
+            is_over = identity.exit is not None or (socket is not None and peer is Listener.NONE)
+            apart = identity.pid_namespace or peer is Listener.ELSEWHERE
+            sees_all = tap.pid_namespace() in (tap.FIRST_PID_NAMESPACE, identity.pid_namespace)
+            self.is_hidden = bool(self.pinned is None and apart and not sees_all and not is_over)
+        self._oom_kills: OomKills | None = OomKills(self.pinned.pid if self.pinned else None)
 
     @property
     def was_alive(self) -> bool:
         """When the agent found it."""
         return self.pinned is not None or self.is_hidden
 
-    def look(self, *, suspicious: bool) -> Vital:
-        """The socket of an invisible process is tried only if there is a reason (`suspicious`)."""
-        self._oom_kills.look()
+    def look(self, *, suspicious: bool, is_over: bool = False) -> Vital:
+        """The socket of an invisible process is tried only if there is a reason (`suspicious`); of
+        one without a socket, the caller says from what it has published whether it `is_over`."""
+        if self._oom_kills is not None:
+            self._oom_kills.look()
         if self.pinned is not None:
             return self.pinned.look()
-        is_gone = suspicious and self._socket and listener(self._socket) is Listener.NONE
-        return Vital.GONE if is_gone or not self.is_hidden else Vital.RUNNING
+        if self._socket is not None:
+            is_over = suspicious and listener(self._socket) is Listener.NONE
+        return Vital.GONE if is_over or not self.is_hidden else Vital.RUNNING
 
     def describe(self) -> str:
         """Text for users."""
@@ -67,7 +71,9 @@ class RankProcess:
         end = self.pinned.ended(now_ns) if self.pinned else None
         how = exit_info(record, end.wait_status if end else None)
         at_ns = ended_at(how, recorded_at_ns, end.at_ns if end else now_ns)
-        return replace(how, note=self._note_of(how)), at_ns
+        how = replace(how, note=self._note_of(how))
+        self._oom_kills = None  # nothing stays open of a dead rank
+        return how, at_ns
 
     def _note_of(self, how: ExitInfo) -> str:
         """Text: why its exit status is unknown, and whether memory may have been the reason."""
@@ -78,7 +84,9 @@ class RankProcess:
                 unknown = "its process is in another pid namespace"
             elif self.pinned is None:
                 unknown = "it ended before this agent saw it"
-        kills = self._oom_kills.text() if self.was_alive and may_be_oom(how) else ""
+        kills = ""
+        if self._oom_kills is not None and self.was_alive and may_be_oom(how):
+            kills = self._oom_kills.text()
         return "; ".join(filter(None, (unknown, kills)))
 
     def close(self) -> None:
@@ -87,9 +95,21 @@ class RankProcess:
             self.pinned.close()
 
 
-def _by_number(identity: TapIdentity) -> Process | None:
-    """The process by its own number. A tap of an earlier release did not publish its start."""
-    if identity.start_ticks:
-        pid = number_here(identity.pid, identity.start_ticks, identity.pid_namespace)
-        return Process.pin(pid, start_ticks=identity.start_ticks) if pid else None
-    return Process.pin(identity.pid, identity.started_at_ns) if has_tap(identity.pid) else None
+def _find(identity: TapIdentity, peer: int | Listener, owner: int | None) -> Process | None:
+    """By the socket's peer, else by its own number."""
+    start, found = identity.start_ticks, None
+    if isinstance(peer, int):
+        # A forked child may hold the socket of a dead rank, whose number may be used again. In a
+        # time namespace the tap sees another start.
+        found = Process.pin(peer, start_ticks=start)
+        if found is None and has_tap(peer):
+            found = Process.pin(peer)
+    elif start and (identity.exit is None or identity.pid_namespace == tap.pid_namespace()):
+        if pid := number_here(identity.pid, start, identity.pid_namespace):
+            found = Process.pin(pid, start_ticks=start)
+    elif not start and has_tap(identity.pid):  # a tap of an earlier release
+        found = Process.pin(identity.pid, identity.started_at_ns)
+    if found is not None and owner is not None and not found.is_of(owner):
+        found.close()
+        return None
+    return found

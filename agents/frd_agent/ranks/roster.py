@@ -198,7 +198,7 @@ class Roster:
     def _refuse(self, file: TapFile) -> None:
         if self._problems.get(file.path) == file.stamp:
             return
-        if file.path not in self._problems and file.owner is None:
+        if file.path not in self._problems and not file.is_forbidden:
             log.warning("%s", file.problem)
         self._problems[file.path] = file.stamp
         self._shared.stats.refused_files["identity"] += 1

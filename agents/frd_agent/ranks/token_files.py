@@ -30,7 +30,6 @@ from frd_agent.inspection.reading.files import printable
 
 _STILL_S: Final = 600.0
 """A rank that holds its GIL does not write either, and must not be overlooked."""
-_REFUSED_S: Final = 3 * tap.RESCAN_S
 _MAX_ENTRIES: Final = 10_000
 _MAX_BYTES: Final = 4096
 
@@ -59,7 +58,9 @@ class TokenFile(Generic[_Form]):
     content: _Form | None
     problem: str = ""
     owner: int | None = None
-    """Whose it is, if the problem is that we may not read it."""
+    """Uid; None if it is not known."""
+    is_forbidden: bool = False
+    """The problem is that we may not read it."""
 
     @staticmethod
     def on(content: _Form, node: str) -> _Form:
@@ -81,7 +82,7 @@ class TokenFile(Generic[_Form]):
             return []
         except OSError as error:
             why = f"{run_dir}: {error.strerror}: name a directory that can be read with --run-dir"
-            return [cls(run_dir, (0, 0, 0), None, why, _owner(run_dir, error))]
+            return [cls(run_dir, (0, 0, 0), None, why, *_owner(run_dir, error))]
         found = (cls._look(run_dir / name, known, node) for name in islice(names, cls.MAX_FILES))
         return [file for file in found if file is not None]
 
@@ -113,20 +114,20 @@ class TokenFile(Generic[_Form]):
             return None
         except (OSError, ValueError, *untrusted_files.NOT_THE_FORM) as error:
             why = getattr(error, "strerror", None) or error
-            return cls(path, stamp, None, f"{path}: {why}: ignored", _owner(path, error))
-        return cls(path, stamp, cls.on(content, node) if node else content)
+            return cls(path, stamp, None, f"{path}: {why}: ignored", *_owner(path, error))
+        return cls(path, stamp, cls.on(content, node) if node else content, "", found.st_uid)
 
 
-def _owner(path: Path, error: Exception) -> int | None:
-    if isinstance(error, PermissionError):
-        with contextlib.suppress(OSError):
-            return path.lstat().st_uid
-    return None
+def _owner(path: Path, error: Exception) -> tuple[int | None, bool]:
+    with contextlib.suppress(OSError):
+        return path.lstat().st_uid, isinstance(error, PermissionError)
+    return None, False
 
 
 def unreadable(run_dir: Path, files: Iterable[TokenFile[Any]]) -> Unreadable:
     """One text for each user. `files` are those of the run directory."""
-    owners = {file.owner for file in files if file.owner is not None and _is_of_living(file)}
+    forbidden = [file for file in files if file.is_forbidden and _is_of_living(file)]
+    owners = {file.owner for file in forbidden if file.owner is not None}
     texts = {
         owner: f"{run_dir}: the agent of uid {os.geteuid()} may not read what ranks of uid {owner} "
         f"publish: {_advice(owner)}"
@@ -141,6 +142,8 @@ def unreadable(run_dir: Path, files: Iterable[TokenFile[Any]]) -> Unreadable:
 
 
 def _advice(uid: int) -> str:
+    if os.geteuid() == uid:
+        return "the system forbids it: do both have the same SELinux label?"
     if os.geteuid() == 0:
         return f"{tap.same_user(uid)}, or give it CAP_DAC_OVERRIDE"
     return tap.same_user(uid)
@@ -153,7 +156,7 @@ def _is_of_living(file: TokenFile[Any]) -> bool:
         if file.SUFFIX == ".json":
             file.path.with_suffix(".sock").lstat()
         written = file.path.with_suffix(".shm" if file.SUFFIX == ".json" else file.SUFFIX)
-        return time.time() - written.lstat().st_mtime < _STILL_S
+        return abs(time.time() - written.lstat().st_mtime) < _STILL_S
     return False
 
 
@@ -174,6 +177,6 @@ def _refused(run_dir: Path) -> Iterator[tuple[int, str]]:
                 found = os.fstat(fd)
                 text = untrusted_files.read_up_to(fd, _MAX_BYTES).decode()
                 name, _, job = text.partition("\n")
-                is_fresh = time.time() - found.st_mtime < _REFUSED_S
+                is_fresh = abs(time.time() - found.st_mtime) < _STILL_S
                 if found.st_uid == uid and is_fresh and name == run_dir.name:
                     yield uid, f" (job {printable(job)})" if job else ""

@@ -124,8 +124,8 @@ def _write(folder: Path, contents: Mapping[str, bytes], account: pwd.struct_pass
             opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with open(opened, "wb") as file:
                 file.write(content)
-            if account and name in _OF_THE_SERVICE:
-                os.chown(path, account.pw_uid, account.pw_gid)
+                if account and name in _OF_THE_SERVICE:
+                    os.fchown(file.fileno(), account.pw_uid, account.pw_gid)
     except FileExistsError:
         raise _exists(path) from None
     except OSError as error:

@@ -60,8 +60,9 @@ def _blind(
     if job is None and no_agent and cluster is None:  # agents may be connected to other replicas
         seen = bool(state.status_view.attempts)
         yield NO_AGENT if seen else f"no agent has connected since the service started: {_START}"
+    lacking = [view.key for view in running if _missing(view)]
     for node in state.nodes:
-        if job is None or any(view.key in node.ranks for view in running):
+        if job is None or any(key in node.ranks for key in lacking):
             yield from (f"{node.node}: {text}" for text in node.unreadable)
     for view in running:
         yield from _blind_of(state, view)
@@ -77,7 +78,7 @@ def _blind_of(state: ServiceState, view: AttemptView) -> Iterator[str]:
         yield _without(state.status_view.at, view, alive, gone, "gone") + f": {_ADVICE}"
     if silent:
         yield _without(state.status_view.at, view, alive, silent, "silent") + ": see its log"
-    if missing := set(range(view.world_size)).difference(view.rank_columns.rank.tolist()):
+    if missing := _missing(view):
         yield (
             f"{name}: {_ranks(missing)} of {view.world_size} "
             f"{'has' if len(missing) == 1 else 'have'} not been seen: "
@@ -87,6 +88,10 @@ def _blind_of(state: ServiceState, view: AttemptView) -> Iterator[str]:
     known = sum(view.key in node.ranks for node in state.nodes)
     if known < expected:
         yield f"{name}: {known} of {expected} expected agents have been seen: {_ADVICE}"
+
+
+def _missing(view: AttemptView) -> set[int]:
+    return set(range(view.world_size)).difference(view.rank_columns.rank.tolist())
 
 
 def _without(

@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from frd.engine.state.lazy import MadeOnce
 from frd.model import AlignedNs, AttemptKey
 from frd.service.clocks.agent_clocks import AgentClock, SessionKey
-from frd.service.clocks.view import ClockView
 from frd.service.state import NodeView
 
 
@@ -66,6 +64,8 @@ class Nodes:
             self._of_host[key[0]][key] = None
             if before is not None:
                 self._inherit(key, before)
+        if not node.streams:
+            node.unreadable = ()  # the agent sends it again
         node.name, node.clock, node.may_report = name, clock, may_report
         node.streams.add(stream)
 
@@ -149,28 +149,11 @@ class Nodes:
         What changes is copied now, the views are made when they are read."""
         late_at = now - int(late_s * 1e9)
         rows = [
-            _Copied(
-                *(*key, node.name, bool(node.streams), node.heard_at, node.clock.view(now)),
-                *(node.shown, node.unreadable if node.streams else ()),
+            (
+                *(node.name, key[0], (up := bool(node.streams)), up and node.heard_at >= late_at),
+                *(node.heard_at, node.clock.view(now), node.shown, key[1]),
+                node.unreadable if up else (),
             )
             for key, node in self._nodes.items()
         ]
-        return MadeOnce(lambda: [_view(row, late_at) for row in rows])
-
-
-class _Copied(NamedTuple):
-    """As in `NodeView`."""
-
-    boot_id: str
-    session: str
-    node: str
-    connected: bool
-    last_message_at: AlignedNs
-    clock: ClockView
-    ranks: Mapping[AttemptKey, tuple[int, ...]]
-    unreadable: tuple[str, ...]
-
-
-def _view(row: _Copied, late_at: int) -> NodeView:
-    reporting = row.connected and row.last_message_at >= late_at
-    return NodeView(reporting=reporting, **row._asdict())
+        return MadeOnce(lambda: [NodeView(*row) for row in rows])

@@ -214,47 +214,40 @@ class OomKills:
     def __init__(self, pid: int | None, proc: Path = PROC) -> None:
         """`pid` is None if the process is out of sight."""
         place = next(_places(pid, proc), None) if pid is not None else None
-        self._own = _Kills(None if place is None else place.folder / place.names.events)
-        self._node = _Kills(proc / "vmstat")
+        self._own: _Numbers | None = None
+        with contextlib.suppress(OSError):
+            self._own = _Numbers(place.folder / place.names.events) if place else None
+        self._vmstat = proc / "vmstat"
+        self._before = _kills(self._own), self._on_node()
+        self._last = self._before[0]
         self._look_at = 0.0
 
     def look(self) -> None:
         """Count, if the last look was some time ago."""
         if (now := time.monotonic()) >= self._look_at:
             self._look_at = now + _LOOK_S
-            self._own.count()
+            self._last = _kills(self._own) or self._last
 
     def text(self) -> str:
         """Text for people; empty if there is no counter."""
-        is_gone = not self._own.count()
-        if self._own.seen is not None and not (is_gone and self._own.seen == 0):
-            return _said(self._own.seen, "in its cgroup")
-        if not self._node.count() or self._node.seen is None:
+        (own_before, node_before), own, node = self._before, _kills(self._own), self._on_node()
+        if own is None and self._last != own_before:
+            own = self._last  # counted before the cgroup went
+        if own is not None and own_before is not None:
+            return _said(own - own_before, "in its cgroup")
+        if node is None or node_before is None:
             return ""
-        said = _said(self._node.seen, "on its node")
-        return f"{said}; in which cgroup cannot be known" if self._node.seen else said
+        said = _said(node - node_before, "on its node")
+        return said if node == node_before else f"{said}; in which cgroup cannot be known"
 
-
-class _Kills:
-    """A counter of kills since now."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._file: _Numbers | None = None
-        self._before = 0
-        self.seen: int | None = None
-        """None if there is no such counter."""
+    def _on_node(self) -> int | None:
         with contextlib.suppress(OSError):
-            if path is not None:
-                self._file = _Numbers(path)
-                self._before = self._file.oom_kills() or 0
-                self.count()
+            return _kills(_Numbers(self._vmstat))
+        return None
 
-    def count(self) -> bool:
-        """False if the file is gone: `seen` stays what it was."""
-        now = None if self._file is None else self._file.oom_kills()
-        if now is not None:
-            self.seen = max(now - self._before, 0)
-        return now is not None
+
+def _kills(file: _Numbers | None) -> int | None:
+    return None if file is None else file.oom_kills()
 
 
 def _said(killed: int, where: str) -> str:

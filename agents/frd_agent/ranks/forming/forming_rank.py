@@ -12,6 +12,7 @@ from typing import Final
 
 from frd.forms import exit_text
 from frd.model import NodeNs, NodeRawNs, RankState, RankStatus, Stage
+from frd_agent import tap
 from frd_agent.proc import Vital
 from frd_agent.ranks.forming.stage_files import StageReport
 from frd_agent.ranks.process import Process
@@ -21,6 +22,7 @@ from frd_agent.ranks.stacks.outside import StackText, from_outside
 from frd_agent.ranks.tap_files import ExitRecord, TapIdentity
 
 ENDED: Final = "ended before it had a process group"
+_WRITES_S: Final = 5 * tap.STAGE_EVERY_S
 _FORMS: Final = "has no process group yet"
 
 
@@ -60,8 +62,12 @@ class FormingRank:
         vital = self.process.look(suspicious=False)
         if vital is Vital.GONE:
             return False
+        stage_ns = self._stage.as_of_ns if self._stage is not None else now_ns
         if vital is Vital.STOPPED:
             self._report(RankState.SILENT, now_ns, self.process.describe())
+        elif self.process.is_hidden and (now_ns - stage_ns) / 1e9 > _WRITES_S:
+            why = f"{self.process.describe()}; its tap has stopped writing"
+            self._report(RankState.SILENT, now_ns, why)
         else:
             is_inside = self._stage is not None and self._stage.op
             self._report(RankState.LIVE, now_ns, "" if is_inside else _FORMS)

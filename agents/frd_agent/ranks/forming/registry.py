@@ -34,6 +34,8 @@ from frd_agent.ranks.rank import Rank, RankContext
 
 _REMEMBERED_S: Final = 60.0
 """How long the end of a forming rank stays in memory, and on disk a file without a process."""
+_HIDDEN_AGE_S: Final = 600.0
+"""How long a process that is not seen lives without a new report: its GIL may be held."""
 _REFRESH_S: Final = 2.0
 _MISSING: Final = 2
 _MAX_ANCESTORS: Final = 64
@@ -55,8 +57,9 @@ class _Claimant:
         """Updates without its process or its file: its identity may have taken the file's place,
         and its exit record may be newer than the last update."""
 
-    def is_alive(self, now_ns: NodeRawNs, written_at_ns: NodeRawNs) -> bool:
-        if self.process is None and (now_ns - written_at_ns) / 1e9 > _REMEMBERED_S:
+    def is_alive(self, now_ns: NodeRawNs, age_s: float) -> bool:
+        """`age_s`: of its report."""
+        if self.process is None and (self.report.exit is not None or age_s > _HIDDEN_AGE_S):
             return False
         if self.rank is not None:
             return self.rank.poll(now_ns)
@@ -163,8 +166,12 @@ class Forming:
         if known is None:
             is_ours = report.claim is not None and report.claim.boot_id == self._boot_id
             process = self._find(report) if is_ours else None
+            if process is not None and file.owner is not None and not process.is_of(file.owner):
+                process.close()
+                return
             is_old = self._age_s(report, now_ns) > _REMEMBERED_S
-            is_hidden = is_ours and report.pid_namespace not in (0, self._pid_namespace)
+            sees_all = self._pid_namespace in (tap.FIRST_PID_NAMESPACE, report.pid_namespace)
+            is_hidden = is_ours and report.pid_namespace != 0 and not sees_all
             if process is None and (is_old or report.exit is not None or not is_hidden):
                 if is_old and _remove(file.path):
                     self._unseen.discard(report.token)
@@ -196,8 +203,7 @@ class Forming:
     def _drop_gone(self, reports: Collection[str], now_ns: NodeRawNs) -> None:
         for token, claimant in list(self._claimants.items()):
             rank, report = claimant.rank, claimant.report
-            written_at_ns = self._shared.time.one_to_raw(report.as_of_ns)
-            is_alive = claimant.is_alive(now_ns, written_at_ns)
+            is_alive = claimant.is_alive(now_ns, self._age_s(report, now_ns))
             is_there = is_alive and token in reports
             claimant.missing = 0 if is_there else claimant.missing + 1
             if claimant.missing < _MISSING:
@@ -229,7 +235,7 @@ class Forming:
     def _refuse(self, file: StageFile) -> None:
         if self._problems.get(file.path) == file.stamp:
             return
-        if file.path not in self._problems and file.owner is None:
+        if file.path not in self._problems and not file.is_forbidden:
             log.warning("%s", file.problem)
         self._problems[file.path] = file.stamp
         self._shared.stats.refused_files["stage"] += 1
