@@ -42,7 +42,7 @@ VALUES: Final[Mapping[str, Any]] = {
     "agent": {"namespaces": ["training"]},
     "config": {"policy": {"stall_after_s": STALL_AFTER_S}},
 }
-"""Values of the chart; docs/kubernetes.md tells users to set the first."""
+"""Values of the chart; docs/kubernetes.md says that users set the first."""
 _PROBE_S: Final = 2.0
 
 

@@ -1,4 +1,4 @@
-"""podman, as these tests use it: with a configuration, images and containers of its own.
+"""podman, as these tests use it: with its own configuration, images and containers.
 
 Everything is below one folder. The machine's own podman sees nothing of it, and removing all
 containers removes those of these tests only. What a pod consists of is the business of `manifests`.

@@ -1,7 +1,7 @@
 """`python -m tests.pods.images`: the images that these tests need, made without a registry.
 
 - the *base*: Debian by debootstrap, with the Python that runs this below /usr/local, under the very
-  name that the Dockerfile's FROM has. It stands in for that image, which a machine without access
+  name that the Dockerfile's FROM has. It replaces that image, which a machine without access
   to a registry cannot get: the same Debian and the same minor version of Python;
 - *frd*: what the Dockerfile builds, unchanged, under the name that the chart uses;
 - *training*: the base with torch, which is mounted, not copied, and a job that can be broken;

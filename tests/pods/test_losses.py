@@ -46,7 +46,7 @@ def test_the_kernel_kills_a_rank(cluster: Cluster, shared: bool) -> None:
 
 @SHARED
 def test_the_kernel_kills_a_container(cluster: Cluster, shared: bool) -> None:
-    """With cgroup v2 the kubelet lets the kernel kill all processes of the container at once."""
+    """With cgroup v2 the kubelet lets the kernel kill all processes of the container together."""
     job = start(cluster, shared)
     pids = job.pod.processes("training")
     counter = job.pod.cgroup("training", "memory") / "memory.oom_control"

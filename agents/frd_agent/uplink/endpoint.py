@@ -161,6 +161,8 @@ def advice(details: str) -> str:
             "the server there is no gRPC server: name the address of `frd serve --grpc` "
             "(by default port 9373), not that of --http, and no proxy for HTTP/1"
         )
+    if "cancelling all calls" in reason:
+        return "the service ends"
     if any(word in reason for word in ("handshake", "ssl", "verification")):
         return (
             f"TLS: {why}: does the service speak TLS (tls.cert_file), and is the agent's "

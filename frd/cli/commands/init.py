@@ -115,7 +115,10 @@ def _exists(path: Path) -> ConfigError:
 def _write(folder: Path, contents: Mapping[str, bytes], account: pwd.struct_passwd | None) -> None:
     path = folder
     try:
-        folder.mkdir(mode=0o755 if account else 0o700, parents=True, exist_ok=True)
+        is_new = not folder.exists()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if account and is_new:
+            folder.chmod(0o755)  # whatever root's umask: the service's user must get in
         for name, content in contents.items():
             path = folder / name
             opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -40,7 +40,7 @@ def grow() -> None:
 
 
 def main() -> None:
-    # As programs that save a checkpoint at their next step: they do not end at once.
+    # As programs that save a checkpoint at their next step: they do not end immediately.
     signal.signal(signal.SIGTERM, lambda *_: None)
     dist.init_process_group("gloo")
     torch.set_num_threads(1)

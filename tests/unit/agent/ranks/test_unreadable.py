@@ -6,9 +6,11 @@ import codecs
 import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -19,21 +21,36 @@ from frd_agent.ranks.tap_files import TapFile, TapIdentity
 from tests.world.run_dir import TOKEN, identity, shared
 
 RANKS, AGENT = 2000, 1000
+T = TypeVar("T")
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become two users")
 
 
-@contextmanager
-def user(uid: int) -> Iterator[None]:
-    """What the kernel permits to this user; root's own rights return afterwards."""
-    codecs.lookup("unicode_escape")  # Python's own files may not be readable for all users
-    os.setegid(uid)
-    os.seteuid(uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
+def as_user(uid: int, do: Callable[[], T]) -> T:
+    """The JSON value that `do` gives in a forked process of this user, as the kernel permits. This
+    process stays root, because other threads of it may need that at any time."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the child starts no thread
+        pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        try:
+            codecs.lookup("unicode_escape")  # Python's own files may not be readable for all users
+            os.setegid(uid)
+            os.seteuid(uid)
+            os.write(writer, json.dumps([do()]).encode())
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        answer = file.read()
+    os.waitpid(pid, 0)
+    (value,) = json.loads(answer)
+    found: T = value
+    return found
 
 
 @pytest.fixture
@@ -55,12 +72,15 @@ def publish(run_dir: Path, token: str = TOKEN) -> None:
     (run_dir / f"{token}.sock").touch()
 
 
-def seen(run_dir: Path) -> tuple[str, ...]:
-    """By an agent of its user; it knows no rank."""
-    with user(AGENT):
+def seen(run_dir: Path, uid: int = AGENT) -> list[str]:
+    """By an agent of that user; it knows no rank."""
+
+    def look() -> list[str]:
         roster = Roster(run_dir, shared())
         assert roster.update(shared().time.now()) == []
-        return roster.unreadable.texts
+        return list(roster.unreadable.texts)
+
+    return as_user(uid, look)
 
 
 CANNOT_READ = "the agent of uid 1000 may not read what ranks of uid 2000 publish"
@@ -73,24 +93,22 @@ def test_files_of_another_user(pod: Path) -> None:
     run_dir = pod / "run"
     run_dir.mkdir()
     run_dir.chmod(0o1777)
-    with user(RANKS):
-        publish(run_dir)
-        publish(run_dir, "ba9876543210")
-    assert seen(run_dir) == (f"{run_dir}: {CANNOT_READ}: {ADVICE}",)
+    as_user(RANKS, lambda: publish(run_dir))
+    as_user(RANKS, lambda: publish(run_dir, "ba9876543210"))
+    assert seen(run_dir) == [f"{run_dir}: {CANNOT_READ}: {ADVICE}"]
     (run_dir / f"{TOKEN}.sock").unlink()
-    assert seen(run_dir) == (f"{run_dir}: {CANNOT_READ}: {ADVICE}",)
+    assert seen(run_dir) == [f"{run_dir}: {CANNOT_READ}: {ADVICE}"]
     os.utime(run_dir / "ba9876543210.shm", (1, 1))
-    assert seen(run_dir) == ()
+    assert seen(run_dir) == []
 
 
 def test_a_directory_of_another_user(pod: Path) -> None:
     """The rank has made it, for itself alone; without a directory there is nothing to read."""
     run_dir = pod / "run"
-    assert seen(run_dir) == ()
-    with user(RANKS):
-        tap.make_run_dir(str(run_dir), {})
-        publish(run_dir)
-    assert seen(run_dir) == (f"{run_dir}: {CANNOT_READ}: {ADVICE}",)
+    assert seen(run_dir) == []
+    as_user(RANKS, lambda: tap.make_run_dir(str(run_dir), {}))
+    as_user(RANKS, lambda: publish(run_dir))
+    assert seen(run_dir) == [f"{run_dir}: {CANNOT_READ}: {ADVICE}"]
 
 
 def test_a_stage_that_may_not_be_read(pod: Path) -> None:
@@ -98,23 +116,24 @@ def test_a_stage_that_may_not_be_read(pod: Path) -> None:
     run_dir = pod / "run"
     run_dir.mkdir()
     run_dir.chmod(0o1777)
-    with user(RANKS):
-        tap.write_whole(str(run_dir), TOKEN, ".stage", "{}")
-    assert seen(run_dir) == (f"{run_dir}: {CANNOT_READ}: {ADVICE}",)
+    as_user(RANKS, lambda: tap.write_whole(str(run_dir), TOKEN, ".stage", "{}"))
+    assert seen(run_dir) == [f"{run_dir}: {CANNOT_READ}: {ADVICE}"]
 
 
 def test_a_rank_that_may_not_write(pod: Path) -> None:
     """Its tap says so to its user, and leaves word in its parent: for this directory, as
     itself, and for as long as it tries."""
     run_dir = pod / "run"
-    with user(AGENT):
-        run_dir.mkdir(mode=0o700)
+    run_dir.mkdir(mode=0o700)
+    os.chown(run_dir, AGENT, AGENT)
     environ = {"FRD_RUN_DIR": str(run_dir), "FRD_JOB": "team/llm\x1b[1m"}
-    with user(RANKS):
+
+    def refused_by_kernel() -> str:
         with pytest.raises(PermissionError) as caught:
             tap.Files(str(run_dir), TOKEN)
-        said = tap._refusal(environ, caught.value)
-    assert str(said) == (
+        return str(tap._refusal(environ, caught.value))
+
+    assert as_user(RANKS, refused_by_kernel) == (
         f"{run_dir}: belongs to uid 1000, and uid 2000 of this rank may not write there: {ADVICE}"
     )
     (refused,) = pod.glob("refused.*")
@@ -125,56 +144,55 @@ def test_a_rank_that_may_not_write(pod: Path) -> None:
         f"known of them: {ADVICE}"
     )
     other = pod / "other"
-    with user(AGENT):
-        other.mkdir(mode=0o700)
-    assert seen(other) == (), "it is not about this directory"
+    other.mkdir(mode=0o700)
+    os.chown(other, AGENT, AGENT)
+    assert seen(other) == [], "it is not about this directory"
     os.chown(refused, 3000, 3000)
-    assert seen(run_dir) == (), "anybody can write a file with that name"
+    assert seen(run_dir) == [], "anybody can write a file with that name"
     os.chown(refused, RANKS, RANKS)
     os.utime(refused, (1, 1))
-    assert seen(run_dir) == (), "the rank has ended"
+    assert seen(run_dir) == [], "the rank has ended"
 
 
 def test_an_agent_of_root_without_capabilities(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may also get the capability."""
+    """It may also get the capability. Another user is refused in the same way by the kernel."""
     run_dir = pod / "run"
-    with user(RANKS):
-        tap.make_run_dir(str(run_dir), {})
+    as_user(RANKS, lambda: tap.make_run_dir(str(run_dir), {}))
     monkeypatch.setattr("frd_agent.ranks.token_files.os.geteuid", lambda: 0)
-    with user(AGENT):  # as root without capabilities, to which the kernel says the same
-        roster = Roster(run_dir, shared())
-        roster.update(shared().time.now())
-        (text,) = roster.unreadable.texts
-    assert text.endswith(
-        f"the agent of uid 0 may not read what ranks of uid 2000 publish: {ADVICE}, "
-        "or give it CAP_DAC_OVERRIDE"
-    )
+    (text,) = seen(run_dir)
+    said = "the agent of uid 0 may not read what ranks of uid 2000 publish"
+    assert text == f"{run_dir}: {said}: {ADVICE}, or give it CAP_DAC_OVERRIDE"
 
 
 def test_files_that_may_not_be_removed(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a sticky directory the files of an ended rank of another user stay: they are read
-    once, and again when they have changed."""
+    once."""
     run_dir = pod / "run"
     run_dir.mkdir()
     run_dir.chmod(0o1777)
     path = run_dir / f"{TOKEN}.json"
-    looked: list[object] = []
-    look = Roster._open
 
-    def counted(self: Roster, file: TapFile, identity: TapIdentity) -> Rank | None:
-        looked.append(file)
-        return look(self, file, identity)
+    def looks(times: int) -> int:
+        """How often an agent that updates that often opens the rank."""
+        with monkeypatch.context() as patch:
+            opened = []
+            look = Roster._open
 
-    monkeypatch.setattr(Roster, "_open", counted)
-    roster = Roster(run_dir, shared())
-    for number in (1, 2):
-        path.unlink(missing_ok=True)
-        path.write_text(json.dumps(identity(socket=None, rank=number)))
-        path.chmod(0o644)
-        os.chown(path, RANKS, RANKS)
-        os.utime(path, (number, number))
-        with user(AGENT):
-            for _ in range(3):
+            def counted(self: Roster, file: TapFile, identity: TapIdentity) -> Rank | None:
+                opened.append(file)
+                return look(self, file, identity)
+
+            patch.setattr(Roster, "_open", counted)
+            roster = Roster(run_dir, shared())
+            for _ in range(times):
                 assert roster.update(shared().time.now()) == []
-        assert len(looked) == number
-        assert path.exists()
+        return len(opened)
+
+    path.write_text(json.dumps(identity(socket=None)))
+    path.chmod(0o644)
+    os.chown(path, RANKS, RANKS)
+    os.utime(path, (1, 1))
+    assert as_user(AGENT, lambda: looks(3)) == 1
+    assert path.exists()
+    assert looks(1) == 1
+    assert not path.exists(), "root may remove it"

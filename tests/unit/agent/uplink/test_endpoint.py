@@ -21,6 +21,7 @@ FAILED = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.
         ("Received http2 header with status: 404", "name the address of `frd serve --grpc`"),
         (FAILED + "Tls handshake failed: SSL_ERROR_SSL: WRONG_VERSION_NUMBER", "tls_ca_file"),
         ("errors resolving nosuch:1: [lookup error]", "check --service"),
+        ("Cancelling all calls", "the service ends"),
         ("Socket closed", "Socket closed: is `frd serve` running there"),
     ],
 )
