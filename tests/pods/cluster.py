@@ -192,9 +192,9 @@ class Cluster:
         pod = Pod(template, volumes)
         pod.know(self.names)
         new = dict.fromkeys(names, pod.address)
-        for other in self.pods:
-            other.know(new)
         self.pods.append(pod)
+        for one in self.pods:
+            one.know(new)
         self.names |= new
         return pod
 

@@ -9,6 +9,7 @@ containers removes those of these tests only. What a pod consists of is the busi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -129,6 +130,10 @@ def remove_everything() -> None:
     podman("pod", "rm", "--all", "--force", "--time", "0", check=False)
     podman("rm", "--all", "--force", "--time", "0", check=False)
     podman("network", "rm", "--force", NETWORK, check=False)
+    parents = Path("/sys/fs/cgroup").glob("*/libpod_parent")
+    for path in (path for parent in parents for path in (parent / "conmon", parent)):
+        with contextlib.suppress(OSError):  # in use, by the machine's own podman
+            path.rmdir()
 
 
 def main() -> None:

@@ -135,8 +135,8 @@ def unreadable(run_dir: Path, files: Iterable[TokenFile[Any]]) -> Unreadable:
     }
     for uid, job in _refused(run_dir):
         texts[uid] = (
-            f"{run_dir}: ranks of uid {uid}{job} may not write there, so nothing is known of them: "
-            f"{_advice(uid)}"
+            f"{run_dir}: ranks of uid {uid}{job} may not write there, so the agent of uid "
+            f"{os.geteuid()} knows nothing of them: {_advice(uid)}"
         )
     return Unreadable(tuple(texts[uid] for uid in sorted(texts))[:MAX_UNREADABLE])
 

@@ -140,8 +140,8 @@ def test_a_rank_that_may_not_write(pod: Path) -> None:
     assert refused.name == "refused.2000"
     (text,) = seen(run_dir)
     assert text == (
-        f"{run_dir}: ranks of uid 2000 (job team/llm\\x1b[1m) may not write there, so nothing is "
-        f"known of them: {ADVICE}"
+        f"{run_dir}: ranks of uid 2000 (job team/llm\\x1b[1m) may not write there, so the agent "
+        f"of uid {AGENT} knows nothing of them: {ADVICE}"
     )
     other = pod / "other"
     other.mkdir(mode=0o700)
