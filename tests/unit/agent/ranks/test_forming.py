@@ -463,11 +463,17 @@ def test_files_that_are_not_a_taps(tmp_path: Path, kind: str) -> None:
     assert file.problem
 
 
-async def test_a_process_in_another_pid_namespace(node: Node) -> None:
-    """The agent does not see it: it lives as long as its tap writes, and its stack is what the tap
-    has written. Where another process here has its number, that one is not touched."""
+async def test_a_process_in_another_pid_namespace(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent in a container does not see it: its stack is what its tap has written. When the tap
+    stops writing, it is silent, not ended: its GIL may be held. Where another process here has its
+    number, that one is not touched. An agent outside containers sees all processes."""
     report = node.claim(os.getpid(), op=INSIDE, pid_namespace=1) | {"pid_namespace": 1}
     node.write(TOKEN, report)
+    assert node.update() == []
+    assert list(node.roster.forming) == []
+    monkeypatch.setattr(tap, "FIRST_PID_NAMESPACE", 2)
     assert node.update() == []
     (forming,) = node.roster.forming
     assert (forming.pid, forming.process.is_hidden) == (None, True)
@@ -477,10 +483,12 @@ async def test_a_process_in_another_pid_namespace(node: Node) -> None:
     assert 'File "/job/train.py", line 12 in load_model' in stack.text
     assert "another pid namespace: set shareProcessNamespace" in stack.text
 
-    assert node.update(50.0) == []
-    assert list(node.roster.forming) == [forming]
+    node.update(50.0)
+    (status,) = node.statuses().values()
+    assert status.state is RankState.SILENT
+    assert status.detail == "process in another pid namespace; its tap has stopped writing"
     for _ in range(2):  # it was removed with the file
-        node.update(100.0)
+        node.update(700.0)
     assert list(node.roster.forming) == []
     (ended,) = node.statuses().values()
     assert ended.state is RankState.FINISHED

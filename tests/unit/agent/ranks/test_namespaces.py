@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from frd_agent import tap
+from frd_agent import proc, tap
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.tap_files import TapIdentity
 from tests.world.run_dir import TOKEN, identity
@@ -77,9 +77,11 @@ def start_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
-def test_the_number_is_another_one_here(tmp_path: Path) -> None:
-    """An agent of the whole node, as with hostPID: the socket's peer, or NSpid, is the process."""
+def test_the_number_is_another_one_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent of the whole node, as with hostPID: the socket's peer, or NSpid, is the process. It
+    is of the user whose file names it."""
     path = tmp_path / f"{TOKEN}.sock"
+    monkeypatch.setattr(proc, "_LATELY_S", 0.0)  # this rank is younger than any other
     with rank(path, *APART) as said:
         assert said["pid"] < 10
         assert said["pid_namespace"] != tap.pid_namespace()
@@ -89,6 +91,10 @@ def test_the_number_is_another_one_here(tmp_path: Path) -> None:
             assert pinned.pid != said["pid"]
             assert start_of(pinned.pid) == said["start_ticks"]
             pinned.close()
+            for uid in (os.geteuid(), os.geteuid() + 1):
+                found = RankProcess(converted(said), address, owner=uid)
+                assert (found.pinned is not None) == (uid == os.geteuid())
+                found.close()
 
 
 def test_out_of_sight_it_is_no_process(tmp_path: Path) -> None:
@@ -126,8 +132,8 @@ def test_a_number_that_is_used_again(tmp_path: Path) -> None:
             found = RankProcess(converted(said), address)
             assert found.pinned is not None
             assert found.pinned.pid == said["pid"]
-            later = said | {"start_ticks": said["start_ticks"] + 1}
-            assert RankProcess(converted(later), address).pinned is None
+            later = RankProcess(converted(said | {"start_ticks": 1}), address)
+            assert (later.pinned, later.is_hidden, later.was_alive) == (None, False, False)
             found.close()
         earlier = said | {"start_ticks": 0, "pid_namespace": 0, "started_at_ns": 2**62}
         by_socket = RankProcess(converted(earlier), str(path)).pinned
