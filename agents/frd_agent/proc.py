@@ -175,18 +175,18 @@ def _namespace_of(pid: int) -> int:
     return 0
 
 
-def status_line(pid: int | str, name: str) -> list[str]:
+def status_line(pid: int | str, name: str, proc: Path = PROC) -> list[str]:
     """The words of a line of /proc/<pid>/status, such as ``Uid``; empty if it is not shown."""
     with contextlib.suppress(OSError):
-        for line in (PROC / str(pid) / "status").read_text("ascii", "replace").splitlines():
+        for line in (proc / str(pid) / "status").read_text("ascii", "replace").splitlines():
             if line.startswith(f"{name}:"):
                 return line.split()[1:]
     return []
 
 
-def capabilities(pid: int | str, which: str) -> int:
+def capabilities(pid: int | str, which: str, proc: Path = PROC) -> int:
     """A set of capabilities, such as ``CapEff``; 0 if the process cannot be read."""
-    return int("".join(status_line(pid, which)) or "0", 16)
+    return int("".join(status_line(pid, which, proc)) or "0", 16)
 
 
 def has_tap(pid: int) -> bool:

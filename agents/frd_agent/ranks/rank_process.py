@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from signal import SIGKILL
 
 from frd.model import ExitInfo, ExitKind, NodeRawNs
 from frd_agent import tap
@@ -42,6 +43,8 @@ class RankProcess:
             apart = identity.pid_namespace or peer is Listener.ELSEWHERE
             sees_all = tap.pid_namespace() in (tap.FIRST_PID_NAMESPACE, identity.pid_namespace)
             self.is_hidden = bool(self.pinned is None and apart and not sees_all and not is_over)
+        self.oom_kills = 0
+        """How often the kernel killed in its cgroup, if the process was killed; once it is gone."""
         self._oom_kills: OomKills | None = OomKills(self.pinned.pid if self.pinned else None)
 
     @property
@@ -71,11 +74,13 @@ class RankProcess:
         end = self.pinned.ended(now_ns) if self.pinned else None
         how = exit_info(record, end.wait_status if end else None)
         at_ns = ended_at(how, recorded_at_ns, end.at_ns if end else now_ns)
-        how = replace(how, note=self._note_of(how))
-        self._oom_kills = None  # nothing stays open of a dead rank
+        if self._oom_kills is not None:
+            how = replace(how, note=self._note_of(how, self._oom_kills))
+            self.oom_kills = self._oom_kills.in_cgroup() or 0 if how.signal == SIGKILL else 0
+            self._oom_kills = None  # nothing stays open of a dead rank
         return how, at_ns
 
-    def _note_of(self, how: ExitInfo) -> str:
+    def _note_of(self, how: ExitInfo, oom_kills: OomKills) -> str:
         """Text: why its exit status is unknown, and whether memory may have been the reason."""
         unknown = ""
         if how.kind is ExitKind.UNKNOWN:
@@ -84,9 +89,7 @@ class RankProcess:
                 unknown = "its process is in another pid namespace"
             elif self.pinned is None:
                 unknown = "it ended before this agent saw it"
-        kills = ""
-        if self._oom_kills is not None and self.was_alive and may_be_oom(how):
-            kills = self._oom_kills.text()
+        kills = oom_kills.text() if self.was_alive and may_be_oom(how) else ""
         return "; ".join(filter(None, (unknown, kills)))
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ continue on other nodes is not missing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from frd.engine.state.lazy import MadeOnce
