@@ -319,7 +319,9 @@ def test_both_agents_get_the_capabilities_that_are_asked_for() -> None:
     given = render(OPTIONS["tracing"]).pod("DaemonSet")
     asked = OPTIONS["tracing"]["agent"]["daemonset"]["capabilities"]
     tap, sidecar = recipe(OPTIONS["root ranks with capabilities"])["initContainers"]
-    for container, capabilities in ((given["containers"][0], asked), (sidecar, ["SYS_PTRACE"])):
+    of_node = given["containers"][0]
+    assert of_node["securityContext"].pop("runAsGroup") == 0
+    for container, capabilities in ((of_node, asked), (sidecar, ["SYS_PTRACE"])):
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"], "add": capabilities},
@@ -329,6 +331,17 @@ def test_both_agents_get_the_capabilities_that_are_asked_for() -> None:
             "seccompProfile": {"type": "RuntimeDefault"},
         }
     assert tap["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize(("group", "given"), [(None, 1000), (0, 0), (4000, 4000)])
+def test_an_agent_of_the_node_has_the_group_of_the_ranks(group: int | None, given: int) -> None:
+    """By default the number of the user: the kernel shows a process only to both. A sidecar has
+    that of its pod."""
+    daemonset = {"enabled": True, "runAsUser": 1000, "runAsGroup": group}
+    pod = render({"agent": {"daemonset": daemonset}}).pod("DaemonSet")
+    assert pod["containers"][0]["securityContext"]["runAsGroup"] == given
+    for container in recipe({})["initContainers"]:
+        assert "runAsGroup" not in container["securityContext"]
 
 
 @pytest.mark.parametrize("where", ["sidecar", "daemonset"])

@@ -63,6 +63,9 @@ capabilities:
 readOnlyRootFilesystem: true
 runAsNonRoot: {{ ne (int .runAsUser) 0 }}
 runAsUser: {{ .runAsUser }}
+{{- if not (kindIs "invalid" .runAsGroup) }}
+runAsGroup: {{ .runAsGroup }}
+{{- end }}
 seccompProfile:
   type: RuntimeDefault
 {{- end }}
