@@ -21,7 +21,7 @@ from frd_agent import tap
 from frd_agent.config import Config, load
 from frd_agent.launch.checks import Check, agent_check, may_trace
 from frd_agent.memory.host import cgroup
-from frd_agent.proc import PROC, Vital, capabilities, read_all
+from frd_agent.proc import PROC, Vital, capabilities, read_all, status_line
 from frd_agent.ranks.process import HIDDEN
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.outside import NoStack, advice, from_py_spy
@@ -34,26 +34,25 @@ _STACK_S: Final = 10.0
 _CONNECT_S: Final = 5.0
 
 
-def running_agent() -> tuple[int, Config] | None:
-    """Pid and configuration of the agent of this container or machine; None if there is none, or
-    jobs can be started here, where torch is.
+def running_agent(run_dir: Path | None) -> tuple[int, Config] | None:
+    """Pid and configuration of this user's agent in this container or machine, of `run_dir` if
+    there are several; None if there is none, or jobs can be started here, where torch is.
 
     Raises:
         ConfigError: its configuration cannot be used.
     """
+    from frd_agent.cli import first_of, run
+
     if importlib.util.find_spec("torch") is not None:
         return None
     for pid, stat in sorted(read_all().items()):
-        if (
-            stat.vital is not Vital.GONE
-            and (options := _options(pid)) is not None
-            and _is_here(pid)
-        ):
-            from frd_agent.cli import first_of, run  # which is about to load much more
-
+        options = _options(pid) if stat.vital is not Vital.GONE and _is_mine(pid) else None
+        if options is not None:
             given = run.make_context("frd-agent run", options, resilient_parsing=True).params
             given.pop("check")
-            return pid, load(first_of(given.pop("configs")), given)
+            config = load(first_of(given.pop("configs")), given)
+            if run_dir in (None, config.run_dir):
+                return pid, config
     return None
 
 
@@ -64,15 +63,15 @@ def _options(pid: int) -> list[str] | None:
     except OSError:
         return None
     for at, word in enumerate(words[:4]):
-        if os.path.basename(word) in ("frd-agent", "frd_agent") and words[at + 1 : at + 2] == [
-            "run"
-        ]:
+        if os.path.basename(word) in ("frd-agent", "frd_agent") and "run" in words[at + 1 : at + 2]:
             return words[at + 2 : -1]
     return None
 
 
-def _is_here(pid: int) -> bool:
-    """It has the same files."""
+def _is_mine(pid: int) -> bool:
+    """It has the rights and the files of this process."""
+    if status_line(pid, "Uid") != status_line("self", "Uid"):
+        return False
     try:
         return os.path.samestat(os.stat(f"/proc/{pid}/ns/mnt"), os.stat("/proc/self/ns/mnt"))
     except OSError:
@@ -193,8 +192,9 @@ async def _connect(config: Config) -> None:
 def _welcome(config: Config) -> Check:
     """Whether the service has accepted the agent and its token, as the agent says."""
     name, url = "agent's stream", f"http://{config.metrics}/metrics"
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.urlopen(url, timeout=_CONNECT_S) as answer:
+        with direct.open(url, timeout=_CONNECT_S) as answer:
             lines = answer.read().decode("utf-8", "replace").splitlines()
     except OSError as error:
         return Check.warning(name, f"{url}: {error}: is another program on the agent's port?")

@@ -54,7 +54,7 @@ def command(
     that the agent is connected to it. Exit code 1 if a check has failed; warnings do not count.
     """
     done: list[Check] = []
-    agent = None if job_command or run_dir else agent_checks.running_agent()
+    agent = None if job_command else agent_checks.running_agent(run_dir)
     checked = agent_checks.of_agent(*agent) if agent else _checks(client, run_dir, job_command)
     for check in checked:
         done.append(check)

@@ -24,11 +24,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-import nats.aio.client
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
-from nats.aio.transport import TcpTransport
 from nats.js import JetStreamContext
 
 from frd.errors import FrdError
@@ -48,18 +46,8 @@ to the subject is still in flight."""
 _log = logging.getLogger(__name__)
 
 
-class _Transport(TcpTransport):
-    """With TLS the library leaves out that its stream is encrypted, so that asyncio logs a warning
-    about `eof_received` whenever a server closes a connection."""
-
-    async def connect_tls(self, *given: Any, **options: Any) -> None:
-        await super().connect_tls(*given, **options)
-        assert self._io_writer is not None
-        stream: Any = self._io_writer.transport.get_protocol()
-        stream._over_ssl = True
-
-
-nats.aio.client.TcpTransport = _Transport  # type: ignore[attr-defined]  # the only way to set it
+# nats-py does not say that a stream of TLS is encrypted, so asyncio warns when a server ends one.
+logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in record.getMessage())
 
 
 class Refused(FrdError):
