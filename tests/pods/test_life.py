@@ -103,7 +103,7 @@ def test_an_agent_of_the_whole_node(node: tuple[Cluster, int]) -> None:
         shown = recipe(cluster.values)
         del spec["initContainers"], spec["shareProcessNamespace"]
         spec["volumes"] = shown["volumes"]
-        spec["securityContext"] = {"runAsUser": uid, "runAsNonRoot": True}
+        spec["securityContext"] = {"runAsUser": uid, "runAsGroup": uid, "runAsNonRoot": True}
         (training,), (ours,) = spec["containers"], shown["containers"]
         training["volumeMounts"] = ours["volumeMounts"]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from frd.engine.memory.baseline import SECOND
 from frd.engine.memory.series import KINDS, Series
-from frd.model import AlignedNs, MemoryEvent, SeriesKind
+from frd.model import AlignedNs, MemoryEvent, MemoryEventKind, SeriesKind
 
 
 class Attribution(StrEnum):
@@ -57,6 +57,8 @@ class MemoryRise:
     requested_bytes: int = 0
     """Size of the request that failed; 0 if none did, or unknown."""
     out_of_memory: bool = False
+    kill: str = ""
+    """What the kernel killed, as text; empty if an allocation failed."""
 
     @property
     def exhausted_in_s(self) -> float | None:
@@ -100,6 +102,7 @@ def rise_of(
         attribution=_attribution(series, row),
         requested_bytes=_requested(failures),
         out_of_memory=bool(failures),
+        kill=_kill(failures),
     )
 
 
@@ -113,6 +116,7 @@ def failed_rise(rank: int, onset: tuple[int, int], failures: Sequence[Failure]) 
         attribution=Attribution.HOST if failure.on_host else Attribution.ALLOCATOR,
         requested_bytes=_requested(failures),
         out_of_memory=True,
+        kill=_kill(failures),
     )
 
 
@@ -133,6 +137,11 @@ def leak_rise(series: Series, row: int, window_s: float) -> MemoryRise:
 
 def _requested(failures: Sequence[Failure]) -> int:
     return max((failure.event.requested_bytes for failure in failures), default=0)
+
+
+def _kill(failures: Sequence[Failure]) -> str:
+    kills = [one.event for one in failures if one.event.kind is MemoryEventKind.OOM_KILL]
+    return kills[0].detail if len(kills) == len(failures) > 0 else ""
 
 
 def _headroom(series: Series, row: int) -> int:

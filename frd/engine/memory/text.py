@@ -78,7 +78,7 @@ def evidence(incident: MemoryIncident, rise: MemoryRise, doing: str) -> str:
     if incident.leak:
         parts.append("a leak: it rises slowly and steadily")
     if rise.out_of_memory:
-        parts.append("an allocation failed")
+        parts.append(clean(rise.kill) or "an allocation failed")
     return "; ".join(filter(None, (*parts, whose(rise.attribution), doing)))
 
 
