@@ -73,6 +73,21 @@ def test_another_user_with_both(stranger: int) -> None:
         assert inspect(stranger).kind is WaitKind.SLEEP
 
 
+def test_another_group() -> None:
+    """The kernel requires the same group, too: a container may have its own runAsGroup."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a process of another group")
+    with subprocess.Popen(["sleep", "300"], group=4000) as process:
+        with only_capabilities():
+            found = inspect(process.pid)
+        process.kill()
+    assert found.kind is WaitKind.NOT_ALLOWED
+    assert found.says == (
+        "the agent (gid 0) may not read a process of gid 4000: run the agent with that group "
+        "(runAsGroup in Kubernetes), or give it CAP_SYS_PTRACE"
+    )
+
+
 def test_a_process_that_is_not_dumpable() -> None:
     """A process of the same user may protect itself."""
     program = """

@@ -9,10 +9,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from frd_agent.memory.host.cgroup import OomKills
+from frd_agent.node_time import raw_now
+from frd_agent.ranks.rank_process import RankProcess
+from frd_agent.ranks.tap_files import TapIdentity
 from tests.world.daemons import until
+from tests.world.run_dir import identity
 
 KILLER = "the kernel's out-of-memory killer killed"
 
@@ -98,6 +103,10 @@ while True:
 """
 
 
+def claim_of(pid: int) -> TapIdentity:
+    return msgspec.convert(identity(pid=pid, socket=None), TapIdentity)
+
+
 @pytest.mark.parametrize("removed", [False, True])
 @pytest.mark.parametrize("looks", [False, True])
 def test_the_kernel_kills(group: Path, looks: bool, removed: bool) -> None:
@@ -110,9 +119,16 @@ def test_the_kernel_kills(group: Path, looks: bool, removed: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", HUNGRY], stdin=subprocess.PIPE) as process:
         (group / "cgroup.procs").write_text(str(process.pid))
         kills = OomKills(process.pid)
+        rank = RankProcess(claim_of(process.pid), None)
         assert kills.text() == f"{KILLER} no process in its cgroup"
         process.communicate(b"\n")
     assert process.returncode == -signal.SIGKILL
+    if not removed:
+        how, _ = rank.ended(None, None, raw_now())
+        is_known = how.signal == signal.SIGKILL  # the parent has collected it: Linux 6.15 and later
+        assert rank.oom_kills == is_known
+        assert "killed 1 process in its cgroup" in how.note
+    rank.close()
     if looks:
         kills._look_at = 0.0
         kills.look()

@@ -90,3 +90,12 @@ def test_all_that_is_known_of_a_suspect() -> None:
         f"memory of its GPU: {FIGURES}; a leak: it rises slowly and steadily; "
         "an allocation failed; in all_reduce #7 on dp when it began"
     )
+
+
+def test_a_kill_by_the_kernel_is_no_failed_allocation() -> None:
+    """The agent says what was killed."""
+    rise = replace(RISE, out_of_memory=True, kill="the kernel killed a process in its cgroup\x1b")
+    said = evidence(SPIKE, rise, "")
+    assert "; the kernel killed a process in its cgroup" in said
+    assert "allocation" not in said
+    assert said.isprintable()
