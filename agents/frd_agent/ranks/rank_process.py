@@ -35,14 +35,19 @@ class RankProcess:
         self.pinned = known
         """None if it is in another pid namespace, or ended before the agent saw it."""
         self.is_hidden = False
-        """It is in another pid namespace."""
+        """It is in another pid namespace, or of another user than its file: not known to be gone."""
         if known is None:
             peer = Listener.NONE if socket is None else listener(socket)
-            self.pinned = _find(identity, peer, owner)
-            is_over = identity.exit is not None or (socket is not None and peer is Listener.NONE)
-            apart = identity.pid_namespace or peer is Listener.ELSEWHERE
-            sees_all = tap.pid_namespace() in (tap.FIRST_PID_NAMESPACE, identity.pid_namespace)
-            self.is_hidden = bool(self.pinned is None and apart and not sees_all and not is_over)
+            found = _find(identity, peer)
+            if found is not None and owner is not None and not found.is_of(owner):
+                found.close()
+                self.is_hidden = True
+            elif found is None:
+                refused = socket is not None and peer is Listener.NONE
+                apart = identity.pid_namespace != 0 or peer is Listener.ELSEWHERE
+                sees_all = tap.pid_namespace() in (tap.FIRST_PID_NAMESPACE, identity.pid_namespace)
+                self.is_hidden = apart and not (sees_all or refused or identity.exit is not None)
+            self.pinned = None if self.is_hidden else found
         self.oom_kills = 0
         """How often the kernel killed in its cgroup, if the process was killed; once it is gone."""
         self._oom_kills: OomKills | None = OomKills(self.pinned.pid if self.pinned else None)
@@ -98,7 +103,7 @@ class RankProcess:
             self.pinned.close()
 
 
-def _find(identity: TapIdentity, peer: int | Listener, owner: int | None) -> Process | None:
+def _find(identity: TapIdentity, peer: int | Listener) -> Process | None:
     """By the socket's peer, else by its own number."""
     start, found = identity.start_ticks, None
     if isinstance(peer, int):
@@ -112,7 +117,4 @@ def _find(identity: TapIdentity, peer: int | Listener, owner: int | None) -> Pro
             found = Process.pin(pid, start_ticks=start)
     elif not start and has_tap(identity.pid):  # a tap of an earlier release
         found = Process.pin(identity.pid, identity.started_at_ns)
-    if found is not None and owner is not None and not found.is_of(owner):
-        found.close()
-        return None
     return found
