@@ -35,7 +35,7 @@ class RankProcess:
         self.pinned = known
         """None if it is in another pid namespace, or ended before the agent saw it."""
         self.is_hidden = False
-        """It is in another pid namespace, or of another user than its file: not known to be gone."""
+        """It is in another pid namespace, or of another user than its file: it may be alive."""
         if known is None:
             peer = Listener.NONE if socket is None else listener(socket)
             found = _find(identity, peer)
