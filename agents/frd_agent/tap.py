@@ -232,7 +232,7 @@ MAX_DEPTH = 200
 _installed_pid = 0
 _complained_pid = 0
 _refused_at = ""
-"""The file by which this process has told the agent that it may not publish."""
+"""The file by which this process shows the agent that it may not publish."""
 _exchange_mode: Any = None
 """cuThreadExchangeStreamCaptureMode, once it was needed: to find it makes objects."""
 _follows_forks = False
