@@ -39,6 +39,8 @@ def configure(level: str, form: str) -> None:
     # httpx logs each request that it sends, httpcore what is in it.
     for client in ("httpx", "httpcore"):
         logging.getLogger(client).setLevel("WARNING")
+    # gRPC warns of each call that is open when the service stops, as asked.
+    logging.getLogger("grpc._cython.cygrpc").setLevel("ERROR")
 
 
 def notifier(environ: MutableMapping[str, str]) -> Callable[[str], None]:

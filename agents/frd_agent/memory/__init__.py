@@ -1,6 +1,6 @@
 """Memory of this node's ranks: sampled, arranged in columns, kept until a stream takes it."""
 
-from frd_agent.memory.host.cgroup import OomKills, oom_kill
+from frd_agent.memory.host.cgroup import OomKills
 from frd_agent.memory.metrics import memory_metrics
 from frd_agent.memory.node_samples import NodeSamples
 from frd_agent.memory.samples import Samples
@@ -15,5 +15,4 @@ __all__ = [
     "Samples",
     "Target",
     "memory_metrics",
-    "oom_kill",
 ]

@@ -60,6 +60,8 @@ class MemoryWatch:
         self._sampler = Sampler(samples, node, self._gpus, self._devices, node_time)
         self._targets: Sequence[Target] = ()
         self._stop = threading.Event()
+        self._round = threading.Event()
+        """The next round is now."""
         self._thread = threading.Thread(target=self._run, name="frd-memory", daemon=True)
         self._hangs = False
 
@@ -70,12 +72,16 @@ class MemoryWatch:
     def stop(self) -> None:
         """`wake` is not called any more."""
         self._stop.set()
+        self._round.set()
         self._devices.stop()
         self._thread.join(_JOIN_S)
 
     def follow(self, targets: Sequence[Target]) -> None:
-        """These ranks are alive."""
+        """These ranks are alive. When one ends, its cgroup is read before it goes."""
+        has_ended = {one.number for one in self._targets} - {one.number for one in targets}
         self._targets = targets
+        if has_ended:
+            self._round.set()
 
     @property
     def view(self) -> MemoryView:
@@ -86,7 +92,11 @@ class MemoryWatch:
         busy_until = 0.0
         failing = False
         period_s = 1 / self._hz
-        while not self._stop.wait(_until_next(period_s)):
+        while True:
+            self._round.wait(_until_next(period_s))
+            self._round.clear()
+            if self._stop.is_set():
+                break
             targets = self._targets
             before = time.thread_time()
             try:

@@ -27,7 +27,7 @@ from frd.model import (
     Stage,
 )
 from frd_agent.counters import Counters
-from frd_agent.memory import Target, oom_kill
+from frd_agent.memory import Target
 from frd_agent.node_time import NodeTime
 from frd_agent.proc import Vital
 from frd_agent.ranks.exits import state_after
@@ -277,8 +277,6 @@ class Rank:
         self._update_phases()
         self.gone_at_ns = now_ns
         how, at_ns = self.process.ended(self.identity.exit, self.exit_recorded_at_ns, now_ns)
-        if killed := self.process.oom_kills:
-            self.reports.samples.event(oom_kill(self.number, at_ns, killed, "its cgroup"))
         self._report(state_after(how), at_ns, exit_text(how), how)
         self.close()
         self.reports.wake()

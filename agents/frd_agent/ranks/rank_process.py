@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from signal import SIGKILL
 
 from frd.model import ExitInfo, ExitKind, NodeRawNs
 from frd_agent import tap
@@ -48,8 +47,6 @@ class RankProcess:
                 sees_all = tap.pid_namespace() in (tap.FIRST_PID_NAMESPACE, identity.pid_namespace)
                 self.is_hidden = apart and not (sees_all or refused or identity.exit is not None)
             self.pinned = None if self.is_hidden else found
-        self.oom_kills = 0
-        """How often the kernel killed in its cgroup, if the process was killed; once it is gone."""
         self._oom_kills: OomKills | None = OomKills(self.pinned.pid if self.pinned else None)
 
     @property
@@ -81,7 +78,6 @@ class RankProcess:
         at_ns = ended_at(how, recorded_at_ns, end.at_ns if end else now_ns)
         if self._oom_kills is not None:
             how = replace(how, note=self._note_of(how, self._oom_kills))
-            self.oom_kills = self._oom_kills.in_cgroup() or 0 if how.signal == SIGKILL else 0
             self._oom_kills = None  # nothing stays open of a dead rank
         return how, at_ns
 

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
-from frd.model import MemoryEvent, MemoryEventKind, NodeRawNs
 from frd_agent.inspection.reading.files import read_mounts
 from frd_agent.memory.host.processes import total_bytes
 from frd_agent.proc import PROC
@@ -231,20 +230,15 @@ class OomKills:
 
     def text(self) -> str:
         """Text for people; empty if there is no counter."""
-        if (own := self.in_cgroup()) is not None:
-            return _said(own, "in its cgroup")
-        before, node = self._before[1], self._on_node()
-        if node is None or before is None:
+        (own_before, node_before), own, node = self._before, _kills(self._own), self._on_node()
+        if own is None and self._last != own_before:
+            own = self._last  # counted before the cgroup went
+        if own is not None and own_before is not None:
+            return _said(own - own_before, "in its cgroup")
+        if node is None or node_before is None:
             return ""
-        said = _said(node - before, "on its node")
-        return said if node == before else f"{said}; in which cgroup cannot be known"
-
-    def in_cgroup(self) -> int | None:
-        """Kills in the process's own cgroup; None if that cannot be known."""
-        before, now = self._before[0], _kills(self._own)
-        if now is None and self._last != before:
-            now = self._last  # counted before the cgroup went
-        return None if now is None or before is None else now - before
+        said = _said(node - node_before, "on its node")
+        return said if node == node_before else f"{said}; in which cgroup cannot be known"
 
     def _on_node(self) -> int | None:
         with contextlib.suppress(OSError):
@@ -260,10 +254,3 @@ def _said(killed: int, where: str) -> str:
     what = f"{killed} process{'' if killed == 1 else 'es'}" if killed else "no process"
     during = " while it ran" if killed else ""
     return f"the kernel's out-of-memory killer killed {what} {where}{during}"
-
-
-def oom_kill(rank: int, at_ns: NodeRawNs, killed: int, where: str) -> MemoryEvent:
-    """`rank` is the dictionary's number; `where` names the cgroup."""
-    processes = "a process" if killed == 1 else f"{killed} processes"
-    detail = f"the kernel killed {processes} in {where}"
-    return MemoryEvent(rank=rank, kind=MemoryEventKind.OOM_KILL, at_ns=at_ns, detail=detail)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from frd.model import NodeRawNs, SeriesInfo, SeriesKind
+from frd.model import MemoryEvent, MemoryEventKind, NodeRawNs, SeriesInfo, SeriesKind
 from frd_agent.memory.host import cgroup
 from frd_agent.memory.host import processes as host
-from frd_agent.memory.host.cgroup import Cgroup, oom_kill
+from frd_agent.memory.host.cgroup import Cgroup
 from frd_agent.memory.host.processes import ProcessMemory
 from frd_agent.memory.target import Part, Reading, Target
 
@@ -75,6 +75,7 @@ class NodeMemory:
                     rank.cgroup = self._known(self._find(rank.target.pid))
             elif rank.gone_at is None:
                 rank.gone_at = now_s
+                self._cgroups_at = now_s  # its cgroup may go with it, and with it the count
             elif now_s - rank.gone_at > _LINGER_S:
                 del self._ranks[number]
 
@@ -104,7 +105,16 @@ class NodeMemory:
                         rank.reading(SeriesKind.CGROUP_USED, self._capacity(rank), found.used)
                     )
                 if killed > 0:
-                    at_ns = NodeRawNs(part.begin_ns)
-                    part.events.append(oom_kill(rank.target.number, at_ns, killed, group.name))
+                    part.events.append(_kill(rank, group, killed, part.begin_ns))
             self._kills[group] = found.oom_kills
         self._kills = {group: self._kills[group] for group in inside}
+
+
+def _kill(rank: _Rank, group: Cgroup, killed: int, at_ns: int) -> MemoryEvent:
+    processes = "a process" if killed == 1 else f"{killed} processes"
+    return MemoryEvent(
+        rank=rank.target.number,
+        kind=MemoryEventKind.OOM_KILL,
+        at_ns=NodeRawNs(at_ns),
+        detail=f"the kernel killed {processes} in {group.name}",
+    )

@@ -125,8 +125,6 @@ def test_the_kernel_kills(group: Path, looks: bool, removed: bool) -> None:
     assert process.returncode == -signal.SIGKILL
     if not removed:
         how, _ = rank.ended(None, None, raw_now())
-        is_known = how.signal == signal.SIGKILL  # the parent has collected it: Linux 6.15 and later
-        assert rank.oom_kills == is_known
         assert "killed 1 process in its cgroup" in how.note
     rank.close()
     if looks:
