@@ -66,7 +66,10 @@ def test_the_kernel_kills_a_container(cluster: Cluster, shared: bool) -> None:
     job.break_("memory 1")
     killer.join()
     if shared:
-        check_out_of_memory(job)
+        # The kernel counts by cgroup and does not say which process it chose: no rank is accused.
+        found = job.finding(lambda one: one["kind"] == "oom")
+        assert found["suspects"] == [] or 1 in [one["rank"] for one in found["suspects"]], found
+        assert "ran out of host memory" in found["summary"]
         return
 
     # How they ended is not known, so this may be the end of the job: no finding, but no lie either.
