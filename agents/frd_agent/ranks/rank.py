@@ -37,6 +37,7 @@ from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.reader import StackReader
 from frd_agent.ranks.tap_counters import CountersFile
 from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity
+from frd_agent.ranks.token_files import STILL_S
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rank_progress import final_progress, live_progress, raw_counters
 from frd_agent.recorder.recorders import Heartbeat, KeptDump, Recorders
@@ -48,8 +49,6 @@ from frd_agent.uplink.reports import Reports
 _DUMP_TIMEOUT_S: Final = 3.0
 _STOPPED_AGE_S: Final = 1.5
 """A stopped process whose counters are younger than this may be running again already."""
-_HIDDEN_AGE_S: Final = 600.0
-"""A rank out of sight and without a socket has ended if its counters are older than this."""
 _MOVING_S: Final = 10.0
 """A rank that has made progress within this time is training."""
 
@@ -189,7 +188,7 @@ class Rank:
         suspicious = self._schedule.is_stale or self.identity.exit is not None
         if self.process.is_hidden:
             self.counters.read()
-        is_over = self.identity.exit is not None or self.counters.age_s > _HIDDEN_AGE_S
+        is_over = self.identity.exit is not None or self.counters.age_s > STILL_S
         vital = self.process.look(suspicious=suspicious, is_over=is_over)
         self.counters.read()
         self._update_phases()  # after the counters: at their time these phases were known

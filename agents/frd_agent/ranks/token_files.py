@@ -28,8 +28,9 @@ from frd.wire.messages import MAX_UNREADABLE, Unreadable
 from frd_agent import tap, untrusted_files
 from frd_agent.inspection.reading.files import printable
 
-_STILL_S: Final = 600.0
-"""A rank that holds its GIL does not write either, and must not be overlooked."""
+STILL_S: Final = 600.0
+"""A process that is not seen is taken to live this long after it has written last: while its GIL is
+held, it does not write, and must not be overlooked."""
 _MAX_ENTRIES: Final = 10_000
 _MAX_BYTES: Final = 4096
 
@@ -156,7 +157,7 @@ def _is_of_living(file: TokenFile[Any]) -> bool:
         if file.SUFFIX == ".json":
             file.path.with_suffix(".sock").lstat()
         written = file.path.with_suffix(".shm" if file.SUFFIX == ".json" else file.SUFFIX)
-        return abs(time.time() - written.lstat().st_mtime) < _STILL_S
+        return abs(time.time() - written.lstat().st_mtime) < STILL_S
     return False
 
 
@@ -177,6 +178,6 @@ def _refused(run_dir: Path) -> Iterator[tuple[int, str]]:
                 found = os.fstat(fd)
                 text = untrusted_files.read_up_to(fd, _MAX_BYTES).decode()
                 name, _, job = text.partition("\n")
-                is_fresh = abs(time.time() - found.st_mtime) < _STILL_S
+                is_fresh = abs(time.time() - found.st_mtime) < STILL_S
                 if found.st_uid == uid and is_fresh and name == run_dir.name:
                     yield uid, f" (job {printable(job)})" if job else ""

@@ -31,11 +31,10 @@ from frd_agent.ranks.forming.forming_rank import FormingRank, stage_of
 from frd_agent.ranks.forming.stage_files import StageFile, StageReport
 from frd_agent.ranks.process import Process
 from frd_agent.ranks.rank import Rank, RankContext
+from frd_agent.ranks.token_files import STILL_S
 
 _REMEMBERED_S: Final = 60.0
 """How long the end of a forming rank stays in memory, and on disk a file without a process."""
-_HIDDEN_AGE_S: Final = 600.0
-"""How long a process that is not seen lives without a new report: its GIL may be held."""
 _REFRESH_S: Final = 2.0
 _MISSING: Final = 2
 _MAX_ANCESTORS: Final = 64
@@ -59,7 +58,7 @@ class _Claimant:
 
     def is_alive(self, now_ns: NodeRawNs, age_s: float) -> bool:
         """`age_s`: of its report."""
-        if self.process is None and (self.report.exit is not None or age_s > _HIDDEN_AGE_S):
+        if self.process is None and (self.report.exit is not None or age_s > STILL_S):
             return False
         if self.rank is not None:
             return self.rank.poll(now_ns)
