@@ -144,11 +144,22 @@ def _reload(agent: Agent, configs: Sequence[Path], flags: Mapping[str, object]) 
 @click.option("--job", help="Name of the job; by default from torchrun, Slurm, or script and user.")
 @click.option("--timing", is_flag=True, help="Turn the recorder's timing on.")
 @click.option(
+    "--wait-agent",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Wait so long for an agent to watch the run directory.",
+)
+@click.option(
     "--check", is_flag=True, help="Do not run COMMAND; check whether its ranks would be watched."
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def exec_(
-    run_dir: Path | None, job: str | None, timing: bool, check: bool, command: tuple[str, ...]
+    run_dir: Path | None,
+    job: str | None,
+    timing: bool,
+    wait_agent: float | None,
+    check: bool,
+    command: tuple[str, ...],
 ) -> int:
     """Run COMMAND (torchrun, python, an srun step) with the tap switched on."""
     if check:
@@ -163,7 +174,7 @@ def exec_(
         raise click.UsageError("COMMAND...: missing")
     from frd_agent.exec import exec_command
 
-    exec_command(command, run_dir, timing, job)
+    exec_command(command, run_dir, timing, job, wait_agent)
 
 
 def main() -> None:

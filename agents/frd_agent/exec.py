@@ -25,7 +25,7 @@ from frd_agent.launch.run_lock import Holder, holder
 
 RING_ENTRIES = 2000
 _AGENT_TURN_S = 0.6
-"""Two turns of an agent."""
+"""Two turns of an agent: one that has waited for the directory to appear takes its lock."""
 _SITE = str(Path(__file__).resolve().parent / "_site")
 _RING, _DUMP_PREFIX = tap.RENAMED
 _PYTHON_IGNORES = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
@@ -33,9 +33,14 @@ _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MP
 
 
 def exec_command(
-    cmd: Sequence[str], run_dir: Path | None = None, timing: bool = False, job: str | None = None
+    cmd: Sequence[str],
+    run_dir: Path | None = None,
+    timing: bool = False,
+    job: str | None = None,
+    wait_agent_s: float | None = None,
 ) -> NoReturn:
-    """Replace this process by `cmd` with the tap switched on.
+    """Replace this process by `cmd` with the tap switched on, but first wait for an agent to watch
+    the run directory: `wait_agent_s`, or a moment if the directory is new.
 
     Raises:
         FrdError: the command cannot be started.
@@ -45,8 +50,10 @@ def exec_command(
     directory = os.path.abspath(run_dir) if run_dir is not None else tap.run_dir(os.environ)
     is_new = not os.path.isdir(directory)
     env = environment(os.environ, directory, timing=timing, job=job)
-    if is_new:
-        _await_agent(directory)
+    if wait_agent_s is None:
+        wait_agent_s = _AGENT_TURN_S if is_new else 0.0
+    if os.path.isdir(directory):  # else `environment` has printed the reason
+        _await_agent(directory, wait_agent_s)
     started = _record_start(directory, cmd, env)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -101,10 +108,10 @@ def _set_both(env: dict[str, str], names: tuple[str, str], default: str) -> None
         env.setdefault(name, value)
 
 
-def _await_agent(directory: str) -> None:
-    """An agent that has waited for this directory to appear needs a moment to take its lock."""
-    deadline = time.monotonic() + _AGENT_TURN_S
-    while watcher(directory) is None and time.monotonic() < deadline:
+def _await_agent(directory: str, seconds: float) -> None:
+    """Until an agent watches the directory, at most so long."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and watcher(directory) is None:
         # Not time.sleep, which waits for a moment of a clock: where a library fakes clocks, as
         # faketime does, the kernel may refuse it, and the command would not start.
         select.select((), (), (), 0.05)

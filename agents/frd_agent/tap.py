@@ -1213,7 +1213,8 @@ def _printable(text: str, most: int = MAX_TEXT) -> str:
 def job_of(environ: Mapping[str, str], init_method: str | None = None) -> str:
     """A name that all ranks of one job compute, and other jobs do not.
 
-    In this order: the name that the user gave (`FRD_JOB`, torchrun's id); Slurm's name and number;
+    In this order: the name that the user gave (`FRD_JOB`, torchrun's id); Slurm's name and number,
+    of an array's task as squeue writes it;
     the name that `frd-agent exec` took from the command (`FRD_JOB_DEFAULT`, such as
     ``train-alice``) with the address where the ranks meet; that address alone.
     torchrun's id is "none" if the user gave none and, with --standalone, a random UUID.
@@ -1228,7 +1229,9 @@ def job_of(environ: Mapping[str, str], init_method: str | None = None) -> str:
         return run_id
     if slurm:
         name = environ.get("SLURM_JOB_NAME", "").strip()
-        return f"{name}-{slurm}" if name else slurm
+        array = environ.get("SLURM_ARRAY_JOB_ID", "").strip()
+        number = f"{array}_{environ.get('SLURM_ARRAY_TASK_ID', '').strip()}" if array else slurm
+        return f"{name}-{number}" if name else number
     address, port = _meeting_place(environ, init_method)
     if default and (is_random or port == _TORCHRUN_PORT):
         return f"{default}@{address}"  # the port is either random or always the same

@@ -34,6 +34,17 @@ UUID = "c11575b9-6f90-4efe-9b0f-196b286463fd"
             None,
             "pretrain-17",
         ),
+        (
+            {
+                "TORCHELASTIC_RUN_ID": "19",
+                "SLURM_JOB_ID": "19",
+                "SLURM_JOB_NAME": "sweep",
+                "SLURM_ARRAY_JOB_ID": "17",
+                "SLURM_ARRAY_TASK_ID": "3",
+            },
+            None,
+            "sweep-17_3",
+        ),
         ({"TORCHELASTIC_RUN_ID": UUID, "MASTER_ADDR": "n1", "MASTER_PORT": "9"}, None, UUID),
         (MINE | {"TORCHELASTIC_RUN_ID": UUID, "MASTER_PORT": "9"}, None, f"train-alice@{HOST}"),
         (MINE | {"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}, None, "train-alice@n1"),
