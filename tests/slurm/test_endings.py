@@ -1,0 +1,110 @@
+"""How jobs of examples/slurm/train.sbatch end, for Slurm and for the service."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import RECIPE, STALL_AFTER_S, Cluster
+from tests.world.daemons import opened_s
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+WELL = ("COMPLETED", "0:0", "0:0")
+
+
+def without_torchrun(folder: Path) -> Path:
+    """The recipe, changed as docs/slurm.md says for ranks that srun starts itself."""
+    text, changes = re.subn(r"torchrun \\.*?\"\$@\"", 'python "$@"', RECIPE.read_text(), flags=re.S)
+    assert changes == 1
+    path = folder / "srun.sbatch"
+    path.write_text(text)
+    return path
+
+
+def test_two_jobs_on_the_same_nodes(cluster: Cluster) -> None:
+    """Healthy jobs that share nodes: one ends, without a warning or a finding; the other one is
+    watched on and then cancelled: its ranks save a checkpoint first."""
+    first, second = cluster.submit(), cluster.submit()
+    first.until_watched()
+    second.until_watched()
+    first.break_("end")
+    assert first.wait() == WELL
+    first.until_ended()
+    assert second.state() == "running"
+    assert not second.blind()
+    assert [path.name for path in second.run_dirs()] == [f"frd-{second.number}"] * 2
+
+    second.cancel()
+    assert second.wait()[0] == "CANCELLED"
+    second.until_ended()
+    assert second.log().count("saved") == 4
+    for job in (first, second):
+        assert not job.findings()
+        assert not job.run_dirs()
+        assert "frd: warning" not in job.log()
+        cpus = set(re.findall(r"trains on (\d+) CPUs", job.log()))
+        assert cpus == {str(cluster.cpus)}, job.log()
+
+
+def test_a_hung_job_that_is_cancelled(cluster: Cluster) -> None:
+    """The stuck rank is named; after scancel the job has ended and the finding is closed."""
+    job = cluster.submit()
+    job.until_watched()
+    job.break_("read 1")
+    (found,) = job.until(job.findings, "a finding")
+    assert found["kind"] == "stall"
+    assert [one["rank"] for one in found["suspects"]] == [1]
+    assert STALL_AFTER_S < opened_s(found) - job.broke_s() < STALL_AFTER_S + 5.0
+    job.cancel()
+    assert job.wait()[0] == "CANCELLED"
+    job.until_ended()
+    assert not job.findings(state="open")
+
+
+def test_the_time_limit(cluster: Cluster) -> None:
+    """The ranks save a checkpoint in the minute before the limit, and the job ends without a
+    finding. For Slurm it has failed: torchrun was ended by a signal."""
+    job = cluster.submit()
+    job.until_watched()
+    done = cluster.run("scontrol", "update", f"JobId={job.number}", "TimeLimit=1")
+    assert done.returncode == 0, done.stderr
+    state, *_ = job.wait()
+    assert state == "FAILED", job.report()
+    assert job.log().count("saved") == 4
+    job.until_ended()
+    assert not job.findings()
+    assert not job.run_dirs()
+
+
+def test_a_job_that_is_requeued(cluster: Cluster) -> None:
+    """It goes on as the next attempt of the same job."""
+    job = cluster.submit()
+    job.until_watched()
+    done = cluster.run("scontrol", "requeue", job.number)
+    assert done.returncode == 0, done.stderr
+    job.until(lambda: job.details()["attempt"] == 1, "the next attempt")
+    job.until_watched()
+    assert not job.blind()
+    job.break_("end")
+    assert job.wait() == WELL
+    job.until_ended()
+    assert not job.findings()
+
+
+def test_an_array_without_torchrun(cluster: Cluster) -> None:
+    """srun starts the ranks of an array's task. One of them ends with exit code 7: so does the job,
+    and the finding names the rank."""
+    flags = ("--array=3", "--ntasks-per-node=2", "--cpus-per-task=1")
+    job = cluster.submit(*flags, script=without_torchrun(cluster.folder))
+    job.name = f"train-{job.number}_3"
+    job.until_watched()
+    assert not job.blind()
+    job.break_("exit 1")
+    assert job.wait() == ("FAILED", "7:0", "7:0")
+    job.until_ended()
+    (found,) = job.findings()
+    assert found["kind"] == "rank_lost"
+    assert [one["rank"] for one in found["suspects"]] == [1]

@@ -1,0 +1,64 @@
+"""What goes wrong around a job: an agent, a node, a directory of another user."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.slurm.cluster import Cluster
+from tests.world.daemons import throughout
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+
+def test_nobody_inherits_from_a_dead_agent(cluster: Cluster) -> None:
+    """An agent is killed, and another job's agent starts on its node: the first job stays blind,
+    and its ranks train on."""
+    first = cluster.submit()
+    first.until_watched()
+    (agent,) = cluster.nodes["n2"].processes(f"frd-agent run --run-dir /tmp/frd-{first.number}")
+    os.kill(agent, signal.SIGKILL)
+    first.until(first.blind, "blind")
+    second = cluster.submit()
+    second.until_watched()
+
+    def is_blind() -> None:
+        (why,) = first.blind()
+        assert "n2" in why
+        assert not second.blind()
+        unwatched = [one["rank"] for one in first.ranks() if one["state"] == "unwatched"]
+        assert unwatched == [2, 3], first.report()
+
+    throughout(10.0, is_blind)
+    assert first.slurm()["JobState"] == "RUNNING"
+
+
+def test_a_node_that_is_killed(cluster: Cluster) -> None:
+    """All processes of a node end at one moment: the finding is about that node."""
+    job = cluster.submit()
+    job.until_watched()
+    cluster.nodes["n2"].kill()
+    found = job.until(job.findings, "a finding")
+    assert {one["node"] for finding in found for one in finding["suspects"]} <= {"n2"}, found
+    assert any("n2" in finding["summary"] for finding in found), found
+
+
+def test_directories_of_others(cluster: Cluster) -> None:
+    """Another user has made the job's directory on one node, and a link on the other: the job
+    trains without being watched, says why, and touches neither."""
+    name = f"frd-{cluster.next_job}"
+    paths = [node.tmp / name for node in cluster.nodes.values()]
+    paths[0].symlink_to(cluster.work)
+    paths[1].mkdir()
+    paths[1].chmod(0o777)
+    job = cluster.submit()
+    job.until(lambda: "rank 3 trains" in job.log(), "ranks train")
+    job.break_("end")
+    assert job.wait() == ("COMPLETED", "0:0", "0:0")
+    (warning,) = [line for line in job.log().splitlines() if "frd: warning" in line]
+    assert f"/tmp/{name}: belongs to another user on n1 n2" in warning
+    assert job.state() == ""
+    assert paths[0].is_symlink()
+    assert not list(paths[1].iterdir())
