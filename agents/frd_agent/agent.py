@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Final
@@ -36,6 +37,7 @@ from frd_agent.node_time import NodeTime
 from frd_agent.ranks.dump_files import DumpFiles
 from frd_agent.ranks.exits import out_of_memory
 from frd_agent.ranks.file_rank import DumpWatch
+from frd_agent.ranks.forming.forming_rank import FormingRank
 from frd_agent.ranks.poll_schedule import PollPolicy
 from frd_agent.ranks.process import Process
 from frd_agent.ranks.rank import Rank, RankContext
@@ -43,12 +45,13 @@ from frd_agent.ranks.roster import Roster
 from frd_agent.uplink.answers import AnyRank, answer, answer_ras, answer_waits
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.stream import Stream
-from frd_agent.uplink.uplinks import Limits, Uplinks
+from frd_agent.uplink.uplinks import GOODBYE_S, Limits, Uplinks
 
 _CONCURRENT_DUMPS: Final = 4
 _CONCURRENT_ANSWERS: Final = 32
 _LOCK_EVERY_S: Final = 0.1
 _UNREADABLE_EVERY_S: Final = 2.0
+_HURRIED_GOODBYE_S: Final = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +102,10 @@ class Agent:
         self._inspector = Inspector(self._stats, self._time)
         self._ras = RasClient(self._stats.ras) if config.ras else None
         self._memory: MemoryWatch | None = None
+        self._leave_at_s: float | None = None
+        """The agent was asked to stop, and ends then at the latest."""
+        self._is_hurried = False
+        """It was asked a second time."""
         self._stop = asyncio.Event()
         self._turn = asyncio.Event()
 
@@ -126,7 +133,6 @@ class Agent:
                     tasks.create_task(work) for work in (self._dump_watch.run(), launches.run())
                 ]
                 await self._watch()
-                self._notify(STOPPING)
                 for helper in helpers:
                     helper.cancel()
                 await self._say_goodbye()
@@ -148,13 +154,39 @@ class Agent:
         log.info("configuration read again")
         self._uplinks.redial(self._config.endpoint())
 
-    def _living(self) -> set[int]:
+    def _living_ranks(self) -> Sequence[Rank | FormingRank]:
         ranks = [rank for rank in self._roster if not rank.is_gone]
-        return {one.pid for one in (*ranks, *self._roster.forming) if one.pid is not None}
+        return [*ranks, *self._roster.forming]
+
+    def _living(self) -> set[int]:
+        return {one.pid for one in self._living_ranks() if one.pid is not None}
 
     def stop(self) -> None:
-        self._stop.set()
+        """End soon: immediately, or when no rank lives, see `Config.outlive_ranks_s`. Called again:
+        immediately."""
+        self._is_hurried = self._leave_at_s is not None
+        if self._is_hurried:
+            self._stop.set()
+        else:
+            live = Counter(rank.reports.job for rank in self._living_ranks())
+            self._leave_at_s = time.monotonic() + self._config.outlive_ranks_s
+            self._notify(STOPPING)
+            self._uplinks.leave(live)
+            self._leave_if_due()
+            if not self._stop.is_set():
+                log.info(
+                    "asked to stop: %d ranks live: staying for up to %g s until they have ended",
+                    *(live.total(), self._config.outlive_ranks_s),
+                )
         self._turn.set()
+
+    def _leave_if_due(self) -> None:
+        """The agent was asked to stop, and has outlived its ranks, or has stayed long enough."""
+        if self._leave_at_s is None or self._stop.is_set():
+            return
+        live = len(self._living_ranks()) if time.monotonic() < self._leave_at_s else 0
+        if not live:
+            self._stop.set()
 
     def _serve_metrics(self, stack: ExitStack) -> None:
         """Ranks are watched without /metrics too, as by a second agent on the node."""
@@ -232,6 +264,7 @@ class Agent:
         self._uplinks.settle({rank.reports.job for rank in self._known()}, now_s)
         self._look_for_unreadable(now_s)
         self._uplinks.wake(always=False)
+        self._leave_if_due()
 
     def _look_for_unreadable(self, now_s: float) -> None:
         if now_s >= self._look_at_s:
@@ -345,4 +378,4 @@ class Agent:
     async def _say_goodbye(self) -> None:
         for task in self._answers:
             task.cancel()
-        await self._uplinks.close()
+        await self._uplinks.close(_HURRIED_GOODBYE_S if self._is_hurried else GOODBYE_S)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from frd_agent.agent import Agent
 
 _PATH = click.Path(path_type=Path)
+_OUTLIVE_S = 25.0
+"""Slurm and Kubernetes kill 30 s after SIGTERM, by default."""
 
 
 @click.group(
@@ -73,6 +75,16 @@ def cli(context: click.Context) -> int:
 )
 @click.option("--metrics", metavar="HOST:PORT|off", help="Where /metrics listens.")
 @click.option("--node", metavar="NAME", help="Name of this node, by default the host's name.")
+@click.option(
+    "--outlive-ranks",
+    "outlive_ranks_s",
+    type=float,
+    is_flag=False,
+    flag_value=_OUTLIVE_S,
+    metavar="[SECONDS]",
+    help="When asked to stop, stay while ranks of this node live, and report how they end; for "
+    f"{_OUTLIVE_S:g} s at most if no SECONDS are given. A second signal ends the agent.",
+)
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), help="Format of the log on stderr."
 )

@@ -77,6 +77,10 @@ class Config(Settings):
     """Share of a recorder's ring that may be new before it is read."""
     ras: bool = True
     """Ask NCCL's RAS service on this machine for a second opinion when the service wants one."""
+    outlive_ranks_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    """After SIGTERM or SIGINT, stay for up to this many seconds while ranks of this node live, and
+    report how they end; 0: end immediately. For an agent that is stopped together with its ranks,
+    as in a Slurm job or a pod. A second signal ends the agent."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 

@@ -337,7 +337,15 @@ class Attempt:
 
     def connection(self, ranks: Sequence[int], connected: bool) -> None:
         """The agent of these ranks has connected or disconnected."""
-        self._ranks.connected[np.asarray(ranks, np.int64)] = connected
+        rows = np.asarray(ranks, np.int64)
+        self._ranks.connected[rows] = connected
+        if connected:
+            self._ranks.left[rows] = False
+        self._observed += 1
+
+    def agent_leaves(self, ranks: Sequence[int]) -> None:
+        """The agent of these ranks was asked to stop, or says goodbye."""
+        self._ranks.left[np.asarray(ranks, np.int64)] = True
         self._observed += 1
 
     # -- questions ---------------------------------------------------------------------------

@@ -213,6 +213,8 @@ class Engine:
         for event in events:
             if event.change is Change.CLOSED:
                 self._closed[event.finding.id] = event.finding
+            else:
+                self._closed.pop(event.finding.id, None)  # it rested
         while self._closed and len(self._closed) > self._room():
             del self._closed[next(iter(self._closed))]
             self._evicted["findings"] += 1

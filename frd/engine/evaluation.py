@@ -71,6 +71,8 @@ class Evaluation:
         """When all of its ranks were gone, or no agent had reported on it for long."""
         self.deserted_at: AlignedNs | None = None
         """Since when no agent reports on any of its ranks."""
+        self.lost_at: AlignedNs | None = None
+        """When it was given up, because all of its agents had gone on purpose."""
 
     def adopt(self, policy: Policy) -> None:
         """See `Engine.adopt`."""
@@ -82,8 +84,9 @@ class Evaluation:
 
     @property
     def over_at(self) -> AlignedNs | None:
-        """When the attempt ended or was superseded; None while it runs."""
-        over = [at for at in (self.ended_at, self.superseded_at) if at is not None]
+        """When the attempt ended, was superseded or lost; None while it runs."""
+        each = (self.ended_at, self.superseded_at, self.lost_at)
+        over = [at for at in each if at is not None]
         return min(over, default=None)
 
     def is_deserted(self, now: AlignedNs) -> bool:
@@ -92,15 +95,17 @@ class Evaluation:
 
     def resume(self) -> None:
         """The job runs in this attempt: undo that it ended, was superseded or deserted."""
-        self.superseded_at = self.ended_at = self.deserted_at = None
+        self.superseded_at = self.ended_at = self.deserted_at = self.lost_at = None
 
     def view(self, now: AlignedNs) -> list[AttemptView]:
         """What people see of the attempt; empty while only old findings are known of it."""
         if self.attempt is None:
             return []
         view = self.attempt.view(now)
-        ended = view.ended or self.ended_at is not None
-        return [replace(view, ended=ended, superseded=self.superseded_at is not None)]
+        lost = self.lost_at is not None
+        ended = view.ended or lost or self.ended_at is not None
+        superseded = self.superseded_at is not None
+        return [replace(view, ended=ended, lost=lost, superseded=superseded)]
 
     def expire(self, now: AlignedNs) -> list[FindingEvent]:
         """Close findings that no look has shown for long."""
@@ -124,7 +129,17 @@ class Evaluation:
         attempt = self.attempt
         if attempt is None or self.superseded_at is not None:
             return
-        if self._is_abandoned(attempt, now):
+        silent_s = self._silent_s(attempt, now)
+        if silent_s is None:
+            self.lost_at = None
+            yield from self.tracker.wake(now)
+        elif attempt.tables.is_left and silent_s > judged_after_s(self._policy):
+            # Nothing will be reported, so nothing can be found, and nothing becomes critical.
+            if silent_s >= self._policy.lost_after_s and self.lost_at is None:
+                self.lost_at = now
+                yield from self.tracker.rest(now, "nothing is heard any more")
+            return
+        elif silent_s >= self._policy.deserted_after_s:
             self.ended_at = self.ended_at or now
             reason = f"no agent has reported on it for {self._policy.deserted_after_s:.0f} s"
             yield from self.tracker.close_all(now, reason)
@@ -158,12 +173,13 @@ class Evaluation:
         self.superseded_at = now
         return events + self.tracker.close_all(now, reason)
 
-    def _is_abandoned(self, attempt: Attempt, now: AlignedNs) -> bool:
+    def _silent_s(self, attempt: Attempt, now: AlignedNs) -> float | None:
+        """For how long no agent has reported on any of its ranks; None if one does."""
         if attempt.tables.has_agents:
             self.deserted_at = None
-            return False
+            return None
         self.deserted_at = self.deserted_at or now
-        return now - self.deserted_at >= self._policy.deserted_after_s * 1e9
+        return (now - self.deserted_at) / 1e9
 
 
 def _with_phases(look: Look, phases: PhasesAt) -> Look:

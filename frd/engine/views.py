@@ -272,7 +272,8 @@ class AttemptView:
     key: AttemptKey
     world_size: int
     ended: bool
-    """All of its ranks are gone, or no agent has reported any of them for a long time."""
+    """All of its ranks are gone, or it is lost, or no agent has reported any of them for a long
+    time."""
     ranks: Sequence[RankView]
     """Sorted by rank; only ranks that were ever declared."""
     groups: Sequence[GroupView]
@@ -286,6 +287,8 @@ class AttemptView:
     """Created to last discovered completion in seconds by op, if the backend records it."""
     gap_entries: int = 0
     memory: MemoryView = field(default_factory=MemoryView)
+    lost: bool = False
+    """Ranks may run, but all agents have gone on purpose, and nothing is heard of it any more."""
     superseded: bool = False
     """Another attempt of the job runs instead."""
     matched: int = 0

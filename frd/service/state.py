@@ -47,6 +47,8 @@ class NodeView:
     """Of the agent process."""
     unreadable: tuple[str, ...] = ()
     """What its ranks publish and the agent may not read, as text for users."""
+    leaves: bool = False
+    """The agent was asked to stop, or has said goodbye."""
 
 
 @dataclass(frozen=True, slots=True)

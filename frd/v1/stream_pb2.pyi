@@ -292,14 +292,22 @@ class ChannelBatch(_message.Message):
     def __init__(self, rank_index: _Optional[int] = ..., group: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., is_send: _Optional[bytes] = ..., in_flight: _Optional[bytes] = ..., head_created_ns: _Optional[bytes] = ..., as_of_ns: _Optional[int] = ...) -> None: ...
 
 class StatusBatch(_message.Message):
-    __slots__ = ("statuses", "phases", "unreadable")
+    __slots__ = ("statuses", "phases", "unreadable", "leaving")
     STATUSES_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
     UNREADABLE_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     statuses: _containers.RepeatedCompositeFieldContainer[Status]
     phases: _containers.RepeatedCompositeFieldContainer[RankPhases]
     unreadable: Unreadable
-    def __init__(self, statuses: _Optional[_Iterable[_Union[Status, _Mapping]]] = ..., phases: _Optional[_Iterable[_Union[RankPhases, _Mapping]]] = ..., unreadable: _Optional[_Union[Unreadable, _Mapping]] = ...) -> None: ...
+    leaving: Leaving
+    def __init__(self, statuses: _Optional[_Iterable[_Union[Status, _Mapping]]] = ..., phases: _Optional[_Iterable[_Union[RankPhases, _Mapping]]] = ..., unreadable: _Optional[_Union[Unreadable, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ("live_ranks",)
+    LIVE_RANKS_FIELD_NUMBER: _ClassVar[int]
+    live_ranks: int
+    def __init__(self, live_ranks: _Optional[int] = ...) -> None: ...
 
 class Unreadable(_message.Message):
     __slots__ = ("texts",)

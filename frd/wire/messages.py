@@ -157,6 +157,14 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """The agent was asked to stop: it may end at any time, with or without a `Goodbye`."""
+
+    live_ranks: int
+    """Of the stream's job, when it was asked."""
+
+
+@dataclass(frozen=True, slots=True)
 class Statuses:
     """The `rank` of each is a stream index."""
 
@@ -164,6 +172,7 @@ class Statuses:
     phases: tuple[RankPhases, ...] = ()
     unreadable: Unreadable | None = None
     """None: as before."""
+    leaving: Leaving | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +215,7 @@ class ResponsePart:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The agent shuts down on purpose."""
+    """The agent ends the stream, which leaves its ranks without an agent."""
 
     reason: str
 

@@ -23,6 +23,7 @@ from frd.wire.messages import (
     MAX_PHASE_NAMES,
     MAX_PHASES,
     MAX_UNREADABLE,
+    Leaving,
     Statuses,
     Unreadable,
 )
@@ -40,6 +41,7 @@ def statuses(m: pb.StatusBatch, ranks: Declared) -> Statuses:
         statuses=tuple([_status(status, ranks) for status in m.statuses]),
         phases=tuple([_phases(phases, ranks) for phases in m.phases]),
         unreadable=_unreadable(m.unreadable) if m.HasField("unreadable") else None,
+        leaving=Leaving(m.leaving.live_ranks) if m.HasField("leaving") else None,
     )
 
 

@@ -65,6 +65,7 @@ class Standing:
     detail: str = ""
     as_of_age: float = 0.1
     connected: bool = True
+    left: bool = False
     gap: bool = False
     moved_age: float = 60.0
     declared: bool = True
@@ -174,6 +175,7 @@ class Scene:
             state_since=np.array([ago(s.state_age) for s in seen], np.int64),
             detail=[s.detail for s in seen],
             connected=np.array([s.connected for s in seen], np.bool_),
+            left=np.array([s.left for s in seen], np.bool_),
             gap=np.array([s.gap for s in seen], np.bool_),
             info={
                 r: RankInfo(r, self.world, f"node{r // 8}", f"boot{r // 8}", r + 1) for r in ranks

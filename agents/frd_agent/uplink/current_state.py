@@ -15,7 +15,7 @@ import numpy as np
 
 from frd.model import ChannelColumns, NodeNs, NodeRawNs, RankPhases, RankStatus, WatermarkColumns
 from frd.wire.columns import CHANNEL_COLUMNS
-from frd.wire.messages import Statuses, Unreadable, Watermarks
+from frd.wire.messages import Leaving, Statuses, Unreadable, Watermarks
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rank_progress import RankProgress
 from frd_agent.recorder.rows import LATEST_NS
@@ -81,6 +81,9 @@ class CurrentState:
         self._unreadable = Unreadable()
         self._has_unreadable = False
         """It was not sent on the stream."""
+        self._leaving: Leaving | None = None
+        self._has_leaving = False
+        """It was not sent on the stream."""
 
     # -- changes -------------------------------------------------------------------------------
 
@@ -124,6 +127,9 @@ class CurrentState:
         self._has_unreadable |= unreadable != self._unreadable
         self._unreadable = unreadable
 
+    def set_leaving(self, leaving: Leaving) -> None:
+        self._leaving, self._has_leaving = leaving, True
+
     def forget(self, rank: int) -> None:
         for pair in [pair for pair in self._watermarks.values if pair[0] == rank]:
             self._watermarks.forget(pair)
@@ -139,6 +145,7 @@ class CurrentState:
         for table in tables:
             table.rewind()
         self._has_unreadable = bool(self._unreadable.texts)
+        self._has_leaving = self._leaving is not None
 
     def next_channels(self) -> ChannelColumns | None:
         for rank in self._channels.take(islice(self._channels.unsent, 1)):
@@ -169,6 +176,12 @@ class CurrentState:
         statuses = tuple(map(self._status.values.__getitem__, ranks))
         return Statuses(statuses, unreadable=unreadable)
 
+    def next_leaving(self) -> Statuses | None:
+        if not self._has_leaving:
+            return None
+        self._has_leaving = False
+        return Statuses((), leaving=self._leaving)
+
     def is_sent(self, rank: int) -> bool:
         """The rank's last status was sent on the current stream."""
         return rank not in self._status.unsent
@@ -182,7 +195,8 @@ class CurrentState:
     @property
     def has_news(self) -> bool:
         """True if something should not wait for the next round of watermarks."""
-        return bool(self._status.unsent or self._channels.unsent or self._has_unreadable)
+        has_other = self._has_unreadable or self._has_leaving
+        return bool(self._status.unsent or self._channels.unsent or has_other)
 
     def _columns(self, pairs: list[Pair], seen: list[int]) -> WatermarkColumns:
         watermarks = [self._watermarks.values[pair] for pair in pairs]

@@ -3,7 +3,8 @@
 Rows are sent first, because a watermark claims that all rows before it have been sent, and then
 phases, because with a watermark the phases up to its time are known, too. Statuses are last,
 because the status of a rank that ended must follow its rows. Memory samples have the lowest
-priority, unless they are urgent. A restarted service knows nothing: it gets open collectives whose
+priority, unless they are urgent. That the agent was asked to stop precedes everything: it may be
+killed a moment later. A restarted service knows nothing: it gets open collectives whose
 rows an earlier service process acknowledged as a replay, before the rows that still wait. Nothing
 queues up here: unsent data stays in the outbox and in the current state, within their bounds.
 """
@@ -84,6 +85,8 @@ class Dispatch:
     def next(self, *, watermarks_due: bool) -> list[AgentEvent]:
         """The next messages, in order; empty if nothing is due."""
         event: About | None
+        if (leaving := self._current.next_leaving()) is not None:
+            return self.translate(leaving)
         if self._replays:
             event = self._replays.popleft()
         else:

@@ -15,13 +15,13 @@ every agent of a running job to report. The service bounds all streams together,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from frd.model import EntryColumns
 from frd.wire.clock import ClockHello
-from frd.wire.messages import Hello, Request, Unreadable
+from frd.wire.messages import Hello, Leaving, Request, Unreadable
 from frd_agent.counters import Counters
 from frd_agent.memory import NodeSamples, Samples
 from frd_agent.node_time import NodeTime
@@ -37,7 +37,7 @@ from frd_agent.uplink.stream import Keepalive, Stream
 LINGER_S: Final = 900.0
 MAX_LINGERING: Final = 4
 """Streams of jobs without ranks: a node may run many short jobs one after the other."""
-_GOODBYE_S: Final = 5.0
+GOODBYE_S: Final = 5.0
 """Time limit for sending what is left at the end, if a service is connected."""
 
 
@@ -77,12 +77,12 @@ class Uplink:
             self.left_at_s = now_s
             self.clock.has_ranks = False
 
-    async def end(self, why: str) -> None:
+    async def end(self, why: str, within_s: float = GOODBYE_S) -> None:
         """Send what is left, and a goodbye, if the service is connected."""
         run, watch = self.tasks
         watch.cancel()
         self.stream.close(why)
-        await asyncio.wait({run}, timeout=_GOODBYE_S if self.stream.connected else 0.0)
+        await asyncio.wait({run}, timeout=within_s if self.stream.connected else 0.0)
         run.cancel()
         await asyncio.wait({run, watch})
 
@@ -214,8 +214,8 @@ class Uplinks:
         rows_before, samples_before = self._dropped_before
         self._dropped_before = rows_before + rows, samples_before + samples
 
-    def _end(self, uplink: Uplink, why: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(uplink.end(why))
+    def _end(self, uplink: Uplink, why: str, within_s: float = GOODBYE_S) -> asyncio.Task[None]:
+        task = asyncio.create_task(uplink.end(why, within_s))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
         return task
@@ -238,10 +238,16 @@ class Uplinks:
         for task in (*(task for uplink in self for task in uplink.tasks), *self._ending):
             task.cancel()
 
-    async def close(self) -> None:
+    def leave(self, live: Mapping[str, int]) -> None:
+        """Report that the agent was asked to stop while so many ranks live, by job."""
+        for uplink in self:
+            uplink.reports.current.set_leaving(Leaving(live.get(uplink.reports.job, 0)))
+            uplink.stream.wake()
+
+    async def close(self, within_s: float) -> None:
         """Say goodbye on all streams."""
         for uplink in self:
-            self._end(uplink, "the agent stops")
+            self._end(uplink, "the agent stops", within_s)
         if self._ending:
             await asyncio.wait(self._ending)
 

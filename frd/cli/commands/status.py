@@ -109,7 +109,8 @@ def _look(
     if job is not None and not lines:
         names = [line["job"] for line in known["jobs"]]
         raise unknown_job(job, names, silent=silent_replicas(known))
-    folded = [x for x in lines if x["ended"] and not x["open_findings"] and not unfolded]
+    over = [line for line in lines if line["ended"] and line.get("state") != "lost"]
+    folded = [line for line in over if not line["open_findings"] and not unfolded]
     jobs, missing = [], {}
     for line in lines:
         if line not in folded:
@@ -194,7 +195,9 @@ def _suspects(findings: Sequence[_Object]) -> Mapping[int, str]:
 
 def _title(job: _Object) -> Text:
     text = Text(plain(job["job"]), style="bold")
-    ended = ", ended" if job["ended"] else ""
+    ended = f", {job['state']}" if job["ended"] else ""
+    if job["state"] == "lost":
+        ended += " (its agents were stopped while ranks lived, and nothing is heard any more)"
     size = job["world_size"] or len(job["ranks"])
     return text.append(f"  attempt {job['attempt']}{ended}, {size} ranks", style="not bold")
 

@@ -66,6 +66,8 @@ class OpenFinding:
     is_dismissed: bool = False
     """Closed by hand. It stays known, so that the same incident opens no other finding, but it is
     reported no more."""
+    is_resting: bool = False
+    """Closed because nothing is heard of the job any more; it opens again with the job."""
     rivals: Rivals = field(default_factory=Rivals)
     """Suspects that this finding may come to name."""
     successors: Rivals = field(default_factory=Rivals)
@@ -107,7 +109,19 @@ class OpenFinding:
         known = Attachments.of(finding)
         return cls(finding, finding.suspects, frozenset(), finding.opened_at, at, known)
 
+    def wake(self, now: AlignedNs) -> None:
+        """The job is heard again: what has become of the finding is not known, as after a restart
+        of the service."""
+        self.is_resting = False
+        self.seen = self.restored_at = now
+        self.updated_at = None
+
     # -- questions ---------------------------------------------------------------------------
+
+    @property
+    def is_hidden(self) -> bool:
+        """Known, but closed for users."""
+        return self.is_dismissed or self.is_resting
 
     @property
     def named(self) -> set[int]:
@@ -331,7 +345,7 @@ class OpenFinding:
         before = self.finding
         self.finding = self.attachments.attached_to(finding, self.suspects)
         self.finding = self.as_of(now)
-        if self.is_dismissed or builder.looks_alike(before, self.finding):
+        if self.is_hidden or builder.looks_alike(before, self.finding):
             return []
         return [FindingEvent(Change.UPDATED, self.finding)]
 

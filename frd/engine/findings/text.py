@@ -261,6 +261,11 @@ def phase(found: SuspectPhase, when: str = "in") -> str:
     return f"{when} phase {names} since {clock_text(found.since_at)}"
 
 
+def agent_gone(left: bool) -> str:
+    """Why nothing is heard of a rank; `left`: its agent was asked to stop, or said goodbye."""
+    return f"its agent {'was stopped while it lived' if left else 'has gone without a goodbye'}"
+
+
 def ended(how: ExitInfo) -> str:
     """How a process ended, as what the rank did: ``raised ValueError: x (train.py:8 step)``."""
     raised = clean(f"{how.exception} ({how.where})" if how.where else how.exception)

@@ -49,7 +49,8 @@ clock_unsynchronized
 
 Findings of every kind expire when no look has shown them for `lost_close_after_s`. A finding that
 was closed by hand stays known until its trouble is over, so that the same trouble opens no other
-finding.
+finding. If nothing is heard of a job any more, its findings rest: they are closed, and open again
+under their ids if its agents come back.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Tracker:
 
     def findings(self, now: AlignedNs) -> list[Finding]:
         """The open findings that people see, by detector, then in the order of opening."""
-        return [tracked.as_of(now) for tracked in self._of(tuple(Kind)) if not tracked.is_dismissed]
+        return [tracked.as_of(now) for tracked in self._of(tuple(Kind)) if not tracked.is_hidden]
 
     def dismissed(self) -> list[str]:
         """Ids of findings that were closed by hand, and whose trouble lasts."""
@@ -212,14 +213,14 @@ class Tracker:
         self._open[finding.id] = OpenFinding.restored(finding, now, life)
 
     def attach(self, finding_id: str, evidence: Evidence) -> list[FindingEvent] | None:
-        """Better evidence for a finding; None if it is not open, or was dismissed."""
+        """Better evidence for a finding; None if it is not open for users."""
         tracked = self._open.get(finding_id)
-        return None if tracked is None or tracked.is_dismissed else tracked.attach(evidence)
+        return None if tracked is None or tracked.is_hidden else tracked.attach(evidence)
 
     def dismiss(self, finding_id: str, now: AlignedNs, reason: str) -> FindingEvent | None:
         """Close a finding by hand; None if it is not open."""
         tracked = self._open.get(finding_id)
-        if tracked is None or tracked.is_dismissed:
+        if tracked is None or tracked.is_hidden:
             return None
         tracked.is_dismissed = True
         return FindingEvent(Change.CLOSED, tracked.closed(now, reason, as_of=now))
@@ -229,6 +230,24 @@ class Tracker:
     ) -> list[FindingEvent]:
         over = [tracked for tracked in self._of(tuple(Kind)) if tracked.finding.kind not in but]
         return self._close(over, now, reason)
+
+    def rest(self, now: AlignedNs, reason: str) -> list[FindingEvent]:
+        """Close all findings until `wake`."""
+        events = []
+        for tracked in self._of(tuple(Kind)):
+            if not tracked.is_hidden:
+                finding = tracked.closed(now, reason, as_of=tracked.seen)
+                events.append(FindingEvent(Change.CLOSED, finding))
+            tracked.is_resting = True
+        return events
+
+    def wake(self, now: AlignedNs) -> list[FindingEvent]:
+        """Open those again that rest."""
+        resting = [tracked for tracked in self._of(tuple(Kind)) if tracked.is_resting]
+        for tracked in resting:
+            tracked.wake(now)
+        shown = [tracked for tracked in resting if not tracked.is_hidden]
+        return [FindingEvent(Change.OPENED, tracked.finding) for tracked in shown]
 
     def expire(
         self, now: AlignedNs, after_s: float, *, of: Collection[Kind] = tuple(Kind)
@@ -243,7 +262,7 @@ class Tracker:
         events = []
         for tracked in findings:
             del self._open[tracked.finding.id]
-            if not tracked.is_dismissed:
+            if not tracked.is_hidden:
                 finding = tracked.closed(now, reason, as_of=tracked.seen)
                 events.append(FindingEvent(Change.CLOSED, finding))
         return events

@@ -165,7 +165,10 @@ def _silence(graph: Graph, unknown: UnknownRank, held_up: Sequence[Wait]) -> lis
         return []
     premise = None if unknown.fact is Fact.DISCONNECTED else False
     rank, began = unknown.rank, _onset(graph, held_up)
-    words = [f"{unknown.fact.why}; last report at {clock_text(graph.facts.as_of(rank))}"]
+    why = unknown.fact.why
+    if unknown.fact is Fact.DISCONNECTED:
+        why = text.agent_gone(bool(graph.snapshot.left[graph.snapshot.row(rank)]))
+    words = [f"{why}; last report at {clock_text(graph.facts.as_of(rank))}"]
     words.append(_last_joined(graph, rank, held_up, fresh=False))
     return [_named(graph, rank, Reason.UNREACHABLE, began, (premise,), *words)]
 

@@ -72,7 +72,7 @@ def _suspects_of_loss(
         builder.suspect(
             snapshot,
             exited.rank,
-            Reason.EXITED,
+            Reason.UNREACHABLE if exited.is_unheard else Reason.EXITED,
             confidence,
             _exit_text(snapshot, exited),
             text.clean(exited.how.note),
@@ -85,6 +85,9 @@ def _suspects_of_loss(
 def _exit_text(snapshot: Snapshot, exited: Exit) -> str:
     """``was killed by SIGKILL at 10:02:11 (last joined all_reduce #249 on default_pg)``."""
     words = f"{text.ended(exited.how)} at {clock_text(exited.at)}"
+    if exited.is_unheard:
+        left = bool(snapshot.left[snapshot.row(exited.rank)])
+        words = f"{text.agent_gone(left)}; last report at {clock_text(exited.at)}"
     last = _last_joined(snapshot, exited.rank, exited.at)
     return f"{words} ({last})" if last else words
 

@@ -69,6 +69,8 @@ class Exit:
     """Everything that it did is known, to its end."""
     deserted: bool = False
     """Its peers joined a collective that it never joined, as far as it is known to its end."""
+    is_unheard: bool = False
+    """No exit was reported: its agent has gone, and its peers lost their connections to it."""
 
     @property
     def at(self) -> AlignedNs:

@@ -1,7 +1,9 @@
 """Which rank was lost first when processes of an attempt end, if any was.
 
 The first cause is the first rank that exited for its own reason before any rank was asked to stop.
-A rank that reacted to a peer is never the cause while there is another explanation. Neither a stop
+A rank that reacted to a peer is never the cause while there is another explanation: one is a rank
+whose agent has gone since, which alone would prove nothing, as the node may only be cut off from
+the service. Neither a stop
 of the whole job nor an end that most ranks share is a lost rank: a lost rank is one of few. Agents
 see exits late, so within a window the manner of an exit decides (`frd.engine.losses.exits`), not
 the order.
@@ -15,10 +17,12 @@ from typing import Final
 
 import numpy as np
 
+from frd.engine.findings import text
 from frd.engine.losses.exits import SEEN_LATE_NS, TOGETHER_NS, Exit, Manner
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
-from frd.model import AlignedNs, Confidence, ExitKind, RankState
+from frd.forms import clock_text
+from frd.model import AlignedNs, Confidence, ExitInfo, ExitKind, RankState
 
 STOP_TAKES_S: Final = 60.0
 """Ranks that were asked to stop are given this long: torchrun, srun and Kubernetes kill after 30 s,
@@ -69,6 +73,8 @@ def first_lost(
     ]
     if causes:
         return _first_cause(snapshot, gone, causes, first_stops, policy, is_over=is_over)
+    if unheard := _unheard(snapshot, bad, stops):
+        return Loss(tuple(unheard), Confidence.MEDIUM)
     if stops:
         return _stopped(snapshot, gone, stops)
     if waited_s < judged_after_s(policy) and not is_over:
@@ -161,10 +167,43 @@ def _blame_a_peer(
     if finished and all(exited.is_known_to_end for exited in finished):
         return None
     if finished or 2 * len(bad) > len(snapshot.rank):
-        return Loss((), Confidence.LOW)
+        return None if _may_be_unheard(snapshot, bad[0].at, policy) else Loss((), Confidence.LOW)
     if not _others_run_on(snapshot, bad[0].at, policy):
         return None
     return Loss(tuple(_first_of(bad)), Confidence.LOW)
+
+
+def _unheard(snapshot: Snapshot, bad: Sequence[Exit], stops: Sequence[Exit]) -> list[Exit]:
+    """Ranks that live as far as is known, whose agent has gone, and that were not heard after
+    their peers began to exit with broken connections, before any rank was asked to stop."""
+    reacted = [exited for exited in bad if exited.manner is Manner.REACTED]
+    if not reacted or not all(reacted[0].seen.is_before(stop.seen) for stop in stops):
+        return []
+    live = snapshot.in_state(RankState.LIVE) & ~snapshot.connected
+    rows = np.flatnonzero(live & (snapshot.as_of <= reacted[0].at + SEEN_LATE_NS))
+    return [
+        Exit(
+            rank=int(snapshot.rank[row]),
+            seen=snapshot.moment(int(snapshot.rank[row]), AlignedNs(int(snapshot.as_of[row]))),
+            how=ExitInfo(ExitKind.UNKNOWN, note=_broken(reacted)),
+            manner=Manner.SILENT,
+            earliest=AlignedNs(int(snapshot.as_of[row])),
+            is_unheard=True,
+        )
+        for row in rows.tolist()
+    ]
+
+
+def _may_be_unheard(snapshot: Snapshot, first_at: AlignedNs, policy: Policy) -> bool:
+    """It takes a while until a connection to an agent is known to be lost."""
+    patience_ns = (judged_after_s(policy) + policy.telemetry_late_s) * 1e9
+    quiet = snapshot.in_state(RankState.LIVE) & (snapshot.as_of <= first_at)
+    return bool(quiet.any()) and snapshot.now - first_at < patience_ns
+
+
+def _broken(reacted: Sequence[Exit]) -> str:
+    ranks = text.ranks([exited.rank for exited in reacted])
+    return f"{ranks} lost the connection to a peer at {clock_text(reacted[0].at)}"
 
 
 def _others_run_on(snapshot: Snapshot, first_at: AlignedNs, policy: Policy) -> bool:

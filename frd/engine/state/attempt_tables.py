@@ -35,6 +35,13 @@ class AttemptTables:
         """An agent that reports a rank is connected."""
         return bool(self.ranks.connected[: self.ranks.count].any())
 
+    @property
+    def is_left(self) -> bool:
+        """Ranks live, and the agent of each has gone on purpose: nothing more will be reported."""
+        rank = self.ranks.sorted()
+        alive = rank[self.ranks.state[rank] < EXITED]
+        return len(alive) > 0 and bool((self.ranks.left & ~self.ranks.connected)[alive].all())
+
     def moved_at(self, now: AlignedNs) -> int:
         """When a watermark of any rank, or what it sends and receives, last changed; 0 if never."""
         ranks, pairs, n = self.ranks, self.pairs, self.pairs.count

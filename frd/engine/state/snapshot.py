@@ -148,6 +148,8 @@ class Snapshot:
     """The agent's description of `state`."""
     connected: Bools
     """The stream of the rank's agent is up (always true offline)."""
+    left: Bools
+    """The rank's agent was asked to stop, or has said goodbye."""
     gap: Bools
     """Rows of the rank are known to be missing, so that its absence proves less."""
     moved_at: Int64s

@@ -130,6 +130,7 @@ class RankColumns(TypedDict):
     state_since: Int64s
     detail: Sequence[str]
     connected: Bools
+    left: Bools
     gap: Bools
     info: dict[int, RankInfo]
     moved_at: Int64s
@@ -153,6 +154,7 @@ def ranks(tables: AttemptTables, pairs: PairColumns, now: AlignedNs) -> RankColu
         state_since=table.to_aligned(rank, table.state_since[rank], now),
         detail=LazySequence(len(rank), detail),
         connected=table.connected[rank],
+        left=table.left[rank],
         gap=_lossy(table, rank),
         info=dict(table.infos),
         moved_at=_moved_at(tables, pairs, now)[rank],

@@ -237,6 +237,7 @@ def _snapshot(
         state_since=np.zeros(count, np.int64),
         detail=[""] * count,
         connected=np.ones(count, np.bool_),
+        left=np.zeros(count, np.bool_),
         gap=np.zeros(count, np.bool_),
         moved_at=np.zeros(count, np.int64),
         clocks=RankClocks(np.zeros(count, np.int32), np.zeros(count, np.int64)),

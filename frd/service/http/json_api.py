@@ -141,11 +141,11 @@ def _job_line(state: ServiceState, view: AttemptView, open_findings: int) -> Jso
 
 
 def job_state(state: ServiceState, view: AttemptView) -> str:
-    """``ended``; ``stalled``, if a finding says so; ``unwatched``, if no agent reports any of its
-    ranks; else ``running``."""
+    """``lost``, if its agents have gone and nothing is heard any more; ``ended``; ``stalled``, if a
+    finding says so; ``unwatched``, if no agent reports any of its ranks; else ``running``."""
     key = view.key
     if view.ended:
-        return "ended"
+        return "lost" if view.lost else "ended"
     if any(
         finding.kind in _STALLED and (finding.job, finding.attempt) == (key.job, key.attempt)
         for finding in state.open_findings()

@@ -20,6 +20,7 @@ _MAX_NAMES: Final = 3
 _START: Final = "start `frd-agent run` where the ranks run, or `frd up`"
 NO_AGENT: Final = f"no agent is connected: {_START}"
 _ADVICE: Final = "start `frd-agent run` there"
+_IF_UP: Final = f"it said no goodbye: if the node is up, {_ADVICE}"
 
 
 def watching_json(
@@ -72,10 +73,13 @@ def _blind_of(state: ServiceState, view: AttemptView) -> Iterator[str]:
     """Why some ranks of a running job are not watched."""
     name, alive = view.key.job, alive_ranks(view)
     hosts = [node for node in state.nodes if alive.intersection(node.ranks.get(view.key, ()))]
-    gone = [node for node in hosts if not node.connected]
+    stopped = [node for node in hosts if not node.connected and node.leaves]
+    gone = [node for node in hosts if not node.connected and not node.leaves]
     silent = [node for node in hosts if node.connected and not node.reporting]
+    if stopped:
+        yield _without(state.status_view.at, view, alive, stopped, "stopped") + f": {_ADVICE}"
     if gone:
-        yield _without(state.status_view.at, view, alive, gone, "gone") + f": {_ADVICE}"
+        yield _without(state.status_view.at, view, alive, gone, "gone") + f": {_IF_UP}"
     if silent:
         yield _without(state.status_view.at, view, alive, silent, "silent") + ": see its log"
     if missing := _missing(view):

@@ -1,16 +1,16 @@
 """Nodes: which agents are connected, when they last reported, which ranks they host, their clocks.
 
-For metrics and the API; the engine does not use it. A node is what one agent watches: usually a
-host, or a part of one if several agents share it. A restarted agent is the same node with another
-session. A node stays listed while it hosts a rank of an attempt that is remembered, so that a lost
-agent is seen as missing. The host of a rank is the node that declared it last: a node whose ranks
-continue on other nodes is not missing.
+For metrics and the API; the engine does not use it. A node is what one agent process watches:
+usually a host, or a part of one if several agents share it. A node stays listed while it hosts a
+rank of an attempt that is remembered, so that a lost agent is seen as missing. The host of a rank
+is the node that declared it last: a restarted agent takes over the ranks that it still finds, and a
+node whose ranks continue on other nodes is not missing. Nothing else makes one agent the successor
+of another: an agent of another job on the same host watches other ranks.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from frd.engine.state.lazy import MadeOnce
@@ -24,15 +24,12 @@ class _Node:
     name: str
     clock: AgentClock
     heard_at: AlignedNs
-    may_report: Callable[[str], bool]
-    """Whether its agent may report ranks of a job."""
     streams: set[int] = field(default_factory=set)
     ranks: dict[AttemptKey, set[int]] = field(default_factory=dict)
     shown: dict[AttemptKey, tuple[int, ...]] = field(default_factory=dict)
     """`ranks` for views: replaced, never changed."""
     unreadable: tuple[str, ...] = ()
-    heir: SessionKey | None = None
-    """Another session of the host that has taken over ranks of this one."""
+    leaves: bool = False
 
     def show(self) -> None:
         self.ranks = {key: ranks for key, ranks in self.ranks.items() if ranks}
@@ -44,29 +41,15 @@ class Nodes:
 
     def __init__(self) -> None:
         self._nodes: dict[SessionKey, _Node] = {}
-        self._of_host: defaultdict[str, dict[SessionKey, None]] = defaultdict(dict)
-        """The keys of `_nodes` by boot id, in the same order."""
         self._hosts: dict[tuple[AttemptKey, int], SessionKey] = {}
 
     def connected(
-        self,
-        key: SessionKey,
-        name: str,
-        clock: AgentClock,
-        stream: int,
-        now: AlignedNs,
-        may_report: Callable[[str], bool],
+        self, key: SessionKey, name: str, clock: AgentClock, stream: int, now: AlignedNs
     ) -> None:
-        node = self._nodes.get(key)
-        if node is None:
-            before = self._last_gone(key[0], may_report)
-            node = self._nodes[key] = _Node(name, clock, now, may_report)
-            self._of_host[key[0]][key] = None
-            if before is not None:
-                self._inherit(key, before)
-        if not node.streams:
-            node.unreadable = ()  # the agent sends it again
-        node.name, node.clock, node.may_report = name, clock, may_report
+        node = self._nodes.setdefault(key, _Node(name, clock, now))
+        if not node.streams:  # the agent sends these again
+            node.unreadable, node.leaves = (), False
+        node.name, node.clock = name, clock
         node.streams.add(stream)
 
     def heard(self, key: SessionKey, now: AlignedNs) -> None:
@@ -75,64 +58,34 @@ class Nodes:
     def unreadable(self, key: SessionKey, texts: tuple[str, ...]) -> None:
         self._nodes[key].unreadable = texts
 
+    def leaves(self, key: SessionKey, stream: int | None = None) -> None:
+        """Its agent was asked to stop, or says goodbye on `stream`: that of one job may end while
+        others go on."""
+        node = self._nodes[key]
+        node.leaves |= stream is None or node.streams == {stream}
+
     def hosts(self, key: SessionKey, ranks: Iterable[tuple[AttemptKey, int]]) -> None:
         left: set[SessionKey] = set()
         for attempt, rank in ranks:
             before = self._hosts.get((attempt, rank), key)
             if before != key:
                 left.add(before)
-                if before[0] == key[0]:
-                    self._nodes[before].heir = key
-            self._move(attempt, rank, key)
+                self._nodes[before].ranks[attempt].discard(rank)
+            self._hosts[attempt, rank] = key
+            self._nodes[key].ranks.setdefault(attempt, set()).add(rank)
         self._nodes[key].show()
         for before in left:
             self._nodes[before].show()
             self._drop_unless_needed(before)
 
     def disconnected(self, key: SessionKey, stream: int) -> None:
-        node = self._nodes[key]
-        node.streams.discard(stream)
-        if node.heir is not None and node.heir in self._nodes and not node.streams:
-            self._inherit(node.heir, key)
-        else:
-            self._drop_unless_needed(key)
-
-    def _last_gone(self, boot_id: str, may_report: Callable[[str], bool]) -> SessionKey | None:
-        """The disconnected session of the host that a new session most likely replaces. All its
-        jobs must be jobs that the new session may report."""
-        gone = [
-            key
-            for key in self._of_host.get(boot_id, ())
-            if not (node := self._nodes[key]).streams
-            and all(may_report(attempt.job) for attempt, ranks in node.ranks.items() if ranks)
-        ]
-        return max(gone, key=lambda key: self._nodes[key].heard_at, default=None)
-
-    def _inherit(self, key: SessionKey, before: SessionKey) -> None:
-        """Session `key` is the restarted agent of session `before`."""
-        for attempt, ranks in self._nodes[before].ranks.items():
-            if self._nodes[key].may_report(attempt.job):
-                for rank in list(ranks):
-                    self._move(attempt, rank, key)
-        self._nodes[key].show()
-        self._nodes[before].show()
-        self._drop_unless_needed(before)
-
-    def _move(self, attempt: AttemptKey, rank: int, to: SessionKey) -> None:
-        before = self._hosts.get((attempt, rank))
-        if before is not None:
-            self._nodes[before].ranks[attempt].discard(rank)
-        self._hosts[attempt, rank] = to
-        self._nodes[to].ranks.setdefault(attempt, set()).add(rank)
+        self._nodes[key].streams.discard(stream)
+        self._drop_unless_needed(key)
 
     def _drop_unless_needed(self, key: SessionKey) -> None:
         node = self._nodes[key]
         if not node.ranks and not node.streams:
             del self._nodes[key]
-            sessions = self._of_host[key[0]]
-            del sessions[key]
-            if not sessions:
-                del self._of_host[key[0]]
 
     def keep(self, attempts: Collection[AttemptKey]) -> None:
         """Forget all other attempts, and disconnected nodes that hosted nothing else."""
@@ -152,7 +105,7 @@ class Nodes:
             (
                 *(node.name, key[0], (up := bool(node.streams)), up and node.heard_at >= late_at),
                 *(node.heard_at, node.clock.view(now), node.shown, key[1]),
-                node.unreadable if up else (),
+                *(node.unreadable if up else (), node.leaves),
             )
             for key, node in self._nodes.items()
         ]

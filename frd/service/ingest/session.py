@@ -129,7 +129,9 @@ class Session:
                 self.declared.declare(event, now)
             case Hello():
                 self._hello(event, now)
-            case ResponsePart() | Goodbye():
+            case Goodbye():
+                self._leave()
+            case ResponsePart():
                 pass
             case _:
                 assert_never(event)
@@ -318,6 +320,15 @@ class Session:
             self._status(status, now)
         for phases in batch.phases:
             self._rank_phases(phases)
+        if batch.leaving is not None:
+            self._leave()
+
+    def _leave(self) -> None:
+        """The agent may be gone from now on: of the ranks that it reports nothing more is known."""
+        for index, rank in enumerate(self.ranks):
+            owner = self._shared.owners.of(rank.key, rank.info.rank)
+            if (handles := rank.handles) is not None and owner in (None, (self, index)):
+                handles.attempt.agent_leaves([rank.info.rank])
 
     def _status(self, status: RankStatus, now: AlignedNs) -> None:
         rank = self.ranks[status.rank]

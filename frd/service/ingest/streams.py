@@ -34,12 +34,12 @@ from frd.wire.messages import (
     Ack,
     AgentEvent,
     Declare,
+    Goodbye,
     Hello,
     Redirect,
     Resync,
     ServiceEvent,
     Statuses,
-    Unreadable,
     Watermarks,
     Welcome,
 )
@@ -174,8 +174,10 @@ class Streams:
                 self._adopt(stream)
             case Hello():
                 self._greet(stream, event, now)
-            case Statuses(unreadable=Unreadable() as unreadable):
-                self.nodes.unreadable(session.key, unreadable.texts)
+            case Statuses():
+                self._note(stream, event)
+            case Goodbye():
+                self.nodes.leaves(session.key, stream.id)
             case _:
                 pass
         self.nodes.heard(session.key, now)
@@ -185,6 +187,18 @@ class Streams:
         if clock is not None and clock.used is not session.alignment:
             self._align(stream, clock.used)  # known from an earlier stream of the session
         return event
+
+    def _note(self, stream: Stream, event: Statuses) -> None:
+        """What concerns the agent, not its ranks."""
+        key, hello = stream.session.key, stream.session.hello
+        if event.unreadable is not None:
+            self.nodes.unreadable(key, event.unreadable.texts)
+        if event.leaving is not None and hello is not None:
+            self.nodes.leaves(key)
+            log.info(
+                "agent of %s was asked to stop: stream %d, %d ranks live",
+                *(hello.node, stream.id, event.leaving.live_ranks),
+            )
 
     def close(self, stream: Stream) -> None:
         """Called when a stream has ended: ranks without another stream lose their agent."""
@@ -211,9 +225,7 @@ class Streams:
         )
         self._clocks.greeted(stream.clock, hello)
         stream.session.on_watermarks = partial(self._clocks.heard, stream.clock)
-        self.nodes.connected(
-            key, hello.node, stream.clock, stream.id, now, stream.session.declared.may_report
-        )
+        self.nodes.connected(key, hello.node, stream.clock, stream.id, now)
         self._journal.record(RecordKind.OPENED, now, stream.id)
         welcome = hello.protocol, self._version, self._instance, MAX_MESSAGE_BYTES
         stream.send(Welcome(*welcome, self._successor(), MIN_PING_MS))

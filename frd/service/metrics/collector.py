@@ -30,6 +30,7 @@ from frd.service.state import (
     ClusterState,
     NodeView,
     ServiceState,
+    alive_ranks,
     rank_states,
 )
 from frd.wire.messages import REASONS
@@ -101,6 +102,8 @@ def _add_job(values: Values, state: ServiceState, name: str, view: AttemptView) 
     """Nodes, agents and ranks of the newest attempt of a job."""
     job = label(name)
     hosts = [node for node in state.nodes if view.key in node.ranks]
+    alive = alive_ranks(view)
+    needed = [n for n in hosts if n.connected or alive.intersection(n.ranks[view.key])]
     nodes = Counter(_node_state(node) for node in hosts)
     for node_state in NODE_STATES:
         values["frd_nodes"][job, node_state] += nodes[node_state]
@@ -112,7 +115,7 @@ def _add_job(values: Values, state: ServiceState, name: str, view: AttemptView) 
         "frd_job_name_conflicts": state.name_conflicts.get(name, 0),
         "frd_telemetry_gap_entries_total": view.gap_entries,
         "frd_nodes_unsynchronized": len(unsynchronized),
-        "frd_agents_expected": 0 if view.ended else state.expected_agents.get(name, len(hosts)),
+        "frd_agents_expected": 0 if view.ended else state.expected_agents.get(name, len(needed)),
         "frd_agents_reporting": 0 if view.ended else nodes["reporting"],
     }.items():
         values[metric][job,] += value

@@ -130,7 +130,9 @@ METRICS: Final[dict[str, Spec]] = {
         ("node",), "1 for a node whose agent may not read what ranks of another user publish."
     ),
     "frd_agents_expected": _gauge(
-        ("job",), "Agents that host ranks of the job's newest attempt, 0 once it ended."
+        ("job",),
+        "Agents that are connected for the job's newest attempt, or host ranks of it that have not "
+        "ended; 0 once it ended or was lost.",
     ),
     "frd_agents_reporting": _gauge(
         ("job",), "Expected agents that are connected and have reported recently."

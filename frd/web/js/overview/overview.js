@@ -149,7 +149,7 @@ const ShortTime = ({ at }) =>
 
 function Jobs({ jobs }) {
   if (!jobs.length) return html`<p>No job has reported to this service.</p>`;
-  const rank = { stalled: 0, unwatched: 1, running: 2, ended: 3 };
+  const rank = { stalled: 0, unwatched: 1, running: 2, lost: 3, ended: 4 };
   const sorted = jobs.map(record).sort((a, b) => (rank[a.state] ?? 1) - (rank[b.state] ?? 1));
   return html`<${Table} label="Jobs" stack=${true} numbers=${[2]}
     head=${["Job", "State", "Ranks", "Collectives", "Ranks by state", "Open findings", "Last report"]}

@@ -22,18 +22,15 @@ class Agents:
         for host, hosted in ranks.items():
             self.connect(f"{host}/1", hosted)
 
-    def connect(self, agent: str, ranks: list[int], jobs: str = "job other") -> None:
-        """`jobs`: those that it may report."""
+    def connect(self, agent: str, ranks: list[int], of: AttemptKey = KEY) -> None:
         self._streams += 1
         self._open[agent] = self._streams
         key = self.key(agent)
         clock = AgentClock(key[0], guess(NodeNs(NOW), NOW))
         now = AlignedNs(NOW + self._streams)
-        self.nodes.connected(
-            key, f"node {key[0]}", clock, self._streams, now, jobs.split().__contains__
-        )
+        self.nodes.connected(key, f"node {key[0]}", clock, self._streams, now)
         self.nodes.heard(key, now)
-        self.nodes.hosts(key, [(KEY, rank) for rank in ranks])
+        self.nodes.hosts(key, [(of, rank) for rank in ranks])
 
     def leave(self, agent: str) -> None:
         self.nodes.disconnected(self.key(agent), self._open.pop(agent))
@@ -84,19 +81,21 @@ def test_two_agents_of_one_host_are_two() -> None:
     assert agents.listed == [("a", False, (2, 3)), ("a", True, (0, 1))]
 
 
-def test_a_restarted_agent_is_the_same() -> None:
-    """The agent restarts; one of its ranks has died, and it reports the other one."""
+def test_a_restarted_agent_has_the_ranks_that_it_finds() -> None:
+    """The agent restarts and reports one of its ranks: of the other one it says nothing, so it is
+    missing as before."""
     agents = Agents(a=[0, 1], b=[2])
     agents.leave("a/1")
     agents.connect("a/2", [1])
+    assert agents.listed == [("a", False, (0,)), ("a", True, (1,)), ("b", True, (2,))]
+    agents.nodes.hosts(("a", "2"), [(KEY, 0)])
     assert agents.listed == [("a", True, (0, 1)), ("b", True, (2,))]
 
 
 def test_a_restart_before_the_old_stream_ends() -> None:
-    """The new process connects while the old stream is still open, and reports one rank less."""
+    """The new process connects while the old stream is still open, and reports its ranks."""
     agents = Agents(a=[0, 1], b=[2])
-    agents.connect("a/2", [1])
-    assert agents.listed == [("a", True, (0,)), ("a", True, (1,)), ("b", True, (2,))]
+    agents.connect("a/2", [1, 0])
     agents.leave("a/1")
     assert agents.listed == [("a", True, (0, 1)), ("b", True, (2,))]
 
@@ -121,17 +120,29 @@ def test_a_reconnect_is_not_another_agent() -> None:
     assert agents.listed == [("a", True, (0,))]
 
 
-def test_an_agent_of_another_job_is_no_successor() -> None:
-    """Two pods share a host; the agent of one is gone. A new agent whose token is for other jobs
-    replaces neither that agent nor, through a rank that both may report, its other ranks."""
+def test_no_agent_inherits_ranks() -> None:
+    """Two jobs share a host. The agent of one is gone: neither an agent that has no rank, nor that
+    of the other job, nor one of the same job in another run directory replaces it."""
     agents = Agents(a=[0, 1])
     agents.leave("a/1")
-    agents.connect("a/2", [], jobs="other")
-    assert agents.listed == [("a", False, (0, 1)), ("a", True, ())]
-    other = AttemptKey("other", 0)
-    agents.connect("a/3", [2])
-    agents.nodes.hosts(("a", "3"), [(other, 7)])
-    agents.nodes.hosts(("a", "2"), [(other, 7)])
-    agents.leave("a/3")
-    assert ("a", False, (0, 1, 2)) in agents.listed
-    assert ("a", True, ()) in agents.listed
+    agents.connect("a/2", [])
+    agents.connect("a/3", [0, 1], of=AttemptKey("other", 0))
+    agents.connect("a/4", [2])
+    assert ("a", False, (0, 1)) in agents.listed
+    assert [ranks for _, is_up, ranks in agents.listed if is_up] == [(), (), (2,)]
+
+
+def test_a_goodbye_of_one_job_is_not_that_of_the_agent() -> None:
+    """An agent watches two jobs, each on its stream; one is over, then the agent is killed. The
+    last goodbye, and the word that it was asked to stop, are the agent's."""
+    agents = Agents(a=[0])
+    clock = AgentClock("a", guess(NodeNs(NOW), NOW))
+    agents.nodes.connected(("a", "1"), "node a", clock, 77, NOW)
+    agents.nodes.leaves(("a", "1"), 77)
+    agents.nodes.disconnected(("a", "1"), 77)
+    agents.leave("a/1")
+    assert [view.leaves for view in agents.nodes.views(NOW, 5.0)] == [False]
+    agents.connect("a/1", [0])
+    agents.nodes.leaves(("a", "1"))
+    agents.leave("a/1")
+    assert [view.leaves for view in agents.nodes.views(NOW, 5.0)] == [True]
