@@ -18,7 +18,7 @@ SEEDS := 1000
 MODULE := frd/engine
 BENCHES := ingest overhead phase analyze clock memory poll traces inspect_suspect waits_for web
 
-.PHONY: help demo test test-frameworks test-gpu test-pods lint coverage sim soak mutants bench proto dashboards clean
+.PHONY: help demo test test-frameworks test-gpu test-pods test-slurm lint coverage sim soak mutants bench proto dashboards clean
 .DELETE_ON_ERROR:
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "make test-frameworks  hangs of real jobs that torchrun, Lightning, Ray and others start (10 minutes)"
 	@echo "make test-gpu  hangs, memory and CUDA graphs of real jobs with NCCL; one GPU is enough (5 minutes)"
 	@echo "make test-pods  the image, the chart's pods and a systemd in real containers; root on Debian (10 minutes)"
+	@echo "make test-slurm  jobs of the recipe for Slurm on two nodes, real Slurm; root on Debian (6 minutes)"
 	@echo "make bench   run the benches (several minutes, on an idle machine)"
 	@echo "make proto   regenerate frd/v1 from proto/"
 	@echo "make dashboards  regenerate helm/frd/dashboards"
@@ -92,6 +93,10 @@ test-gpu:
 test-pods: .venv/installed torch
 	@scripts/pods $(BIN)/python
 
+# With Debian's Slurm and munge; every test has a cluster of its own below .slurm, and removes it.
+test-slurm: .venv/installed torch
+	@scripts/slurm $(BIN)/python
+
 mutants: .venv/installed
 	@$(BIN)/python -m tests.mutants
 	@$(BIN)/python -m scripts.mutants $(MODULE)
@@ -107,7 +112,7 @@ dashboards: .venv/installed
 	@$(BIN)/python -m scripts.dashboards
 
 clean:
-	rm -rf .venv .venv-proto .venv-frameworks .venv-gpu .pods dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .mutants \
+	rm -rf .venv .venv-proto .venv-frameworks .venv-gpu .pods .slurm dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .mutants \
 		.import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

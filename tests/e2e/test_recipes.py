@@ -11,9 +11,8 @@ import ssl
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -116,56 +115,6 @@ def test_what_the_readme_says_when_a_job_hangs(typed: dict[str, str], tmp_path: 
     exported = (folder / "all.jsonl").read_text().splitlines()
     assert finding in [json.loads(line)["id"] for line in exported]
     assert (folder / "t.pftrace").stat().st_size > 0
-
-
-# -- Slurm -------------------------------------------------------------------------------------
-
-STAND_INS = {
-    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"',
-    "scontrol": "printf 'n1\\nn2\\n'",
-    "torchrun": (
-        'echo "$FRD_RUN_DIR $TORCH_FR_BUFFER_SIZE $*"; >started\n'
-        "until [ -e end ]; do sleep 0.1; done"
-    ),
-}
-"""`torchrun` creates the file started, and ends when there is a file end."""
-
-
-@contextmanager
-def slurm(typed: dict[str, str], folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """The batch script of the recipe on its first node, and its agent's service. Standard error of
-    the script goes to the file log."""
-    for name, body in STAND_INS.items():
-        program = Path(typed["PATH"].partition(":")[0]) / name
-        program.write_text(f"#!/bin/bash\n{body}\n")
-        program.chmod(0o755)
-    job = {"SLURM_JOB_ID": f"7-{os.getpid()}", "SLURM_NNODES": "2", "SLURM_GPUS_ON_NODE": "8"}
-    command = [str(ROOT / "examples/slurm/train.sbatch"), "train.py", "--steps", "1"]
-    with serving(folder / "data") as service:
-        job |= {"SLURM_JOB_NODELIST": "n[1-2]", "FRD_AGENT_SERVICE": service.grpc}
-        with running(command, cwd=folder, env=typed | job, log=folder / "log") as process:
-            yield process
-    shutil.rmtree(f"/tmp/frd-{job['SLURM_JOB_ID']}", ignore_errors=True)
-
-
-def test_a_slurm_job_brings_its_agents_along(typed: dict[str, str], tmp_path: Path) -> None:
-    """The job's last rank ends: its agents end too, and the script with the job's exit code."""
-    with slurm(typed, tmp_path) as process:
-        log = (tmp_path / "log").read_text
-        until(lambda: "connected" in log() and (tmp_path / "started").exists(), log)
-        (tmp_path / "end").touch()
-        out, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, log()
-    assert "--rdzv-endpoint=n1:29500 train.py --steps 1" in out
-    assert out.startswith(f"/tmp/frd-7-{os.getpid()} 2000 --nnodes=2 --nproc-per-node=8")
-
-
-def test_a_slurm_job_that_is_cancelled_says_goodbye(typed: dict[str, str], tmp_path: Path) -> None:
-    """Slurm signals the batch shell: it ends with its agents, long before the job would have."""
-    with slurm(typed, tmp_path) as process:
-        until((tmp_path / "started").exists)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 143
 
 
 # -- systemd -----------------------------------------------------------------------------------

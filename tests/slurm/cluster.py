@@ -1,7 +1,7 @@
 """A Slurm cluster on this machine: a login node with the controller, and two compute nodes.
 
-Each of them is a pair of namespaces with a host name, /tmp, users, addresses and boot id of its
-own, so that agents and ranks of two nodes differ as on real ones. They share the clock, the network
+Each of them is a pair of namespaces with a host name, /tmp, users, addresses and its own boot id,
+so that agents and ranks of two nodes differ as on real ones. They share the clock, the network
 and the processors of this machine. The job's script is the recipe, which an ordinary user submits
 unchanged; the service is a real `frd serve`.
 """
@@ -32,13 +32,16 @@ T = TypeVar("T")
 ROOT: Final = Path(__file__).parents[2]
 RECIPE: Final = ROOT / "examples/slurm/train.sbatch"
 STALL_AFTER_S: Final = 5.0
+LOST_AFTER_S: Final = 20.0
 RANKS: Final = 2
 """Ranks of a node, one for each of its invented GPUs."""
 PATIENCE_S: Final = 120.0
 """Limit for what takes seconds on an idle machine."""
 _UID: Final = 12_001
 _NODES: Final = {"n1": "127.0.1.1", "n2": "127.0.1.2"}
-_CPUS: Final = os.cpu_count() or 1
+CPUS: Final = os.cpu_count() or 1
+SHARED: Final = ("--oversubscribe", f"--cpus-per-task={CPUS}")
+"""Flags of a job that shares its nodes, instead of --exclusive."""
 _GPUS: Final = 2 * RANKS
 """Of a node: two jobs can share it."""
 
@@ -103,7 +106,7 @@ class Machine:
 
 
 def _visible(folder: Path, tmp: Path) -> Iterator[str]:
-    """Commands for a /tmp of its own, and for folders that an ordinary user can enter: what the job
+    """Commands for its own /tmp, and for folders that an ordinary user can enter: what the job
     needs stays, even if it is in /tmp or in a home that only its owner may enter."""
     needed = sorted({ROOT, folder, Path(sys.prefix), Path(sys.base_prefix).resolve()})
     yield "mount -t tmpfs none /mnt"
@@ -128,7 +131,6 @@ class Cluster:
         self._stack = contextlib.ExitStack()
         self.nodes: dict[str, Machine] = {}
         self.next_job = random.randrange(1, 60_000)
-        self.cpus = _CPUS
         self.train = ROOT / "tests/slurm/train.py"
         self.service: Service
         self.client: Client
@@ -149,9 +151,12 @@ class Cluster:
         self.folder, self.work = folder, folder / "work"
         self.work.mkdir()
         os.chown(self.work, _UID, _UID)
-        settings = ("--stall-after", STALL_AFTER_S)
+        config = folder / "frd.toml"
+        policy = f"stall_after_s = {STALL_AFTER_S}\nlost_after_s = {LOST_AFTER_S}\n"
+        config.write_text(f"[policy]\n{policy}")
+        flags = ("--config", config)
         self.service = stack.enter_context(
-            serving(folder / "data", *settings, log=folder / "service.log")
+            serving(folder / "data", *flags, log=folder / "service.log")
         )
         self.client = Client(self.service.http)
         self._configure()
@@ -199,11 +204,11 @@ SelectTypeParameters=CR_Core
 GresTypes=gpu
 MinJobAge=3600
 FirstJobId={self.next_job}
-PartitionName=all Default=YES Nodes=ALL OverSubscribe=FORCE:4
+PartitionName=all Default=YES Nodes=ALL OverSubscribe=YES:4
 """
         for node, address in _NODES.items():
             where = f"NodeHostname={node} NodeAddr={address} Port={free_port()}"
-            text += f"NodeName={node} {where} CPUs={_CPUS} RealMemory=1000 Gres=gpu:{_GPUS}\n"
+            text += f"NodeName={node} {where} CPUs={CPUS} RealMemory=1000 Gres=gpu:{_GPUS}\n"
         (self.folder / "slurm.conf").write_text(text)
         for number in range(_GPUS):  # as /dev/null: Slurm wants devices
             os.mknod(self.folder / f"gpu{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
@@ -218,9 +223,8 @@ PartitionName=all Default=YES Nodes=ALL OverSubscribe=FORCE:4
         return run_program(self.login.enter(*user, *where, *command), env=self.env)
 
     def submit(self, *flags: str, script: Path = RECIPE) -> Job:
-        """A job of both nodes with `RANKS` ranks each; the later of two equal `flags` counts."""
-        size = ["--nodes=2", f"--gpus-per-node={RANKS}", f"--cpus-per-task={_CPUS}"]
-        size += ["--time=10", "--oversubscribe"]
+        """A job of both nodes with `RANKS` ranks each."""
+        size = ["--nodes=2", f"--gpus-per-node={RANKS}", "--time=10"]
         done = self.run("sbatch", "--parsable", *size, *flags, script, self.train)
         assert done.returncode == 0, done.stderr
         return Job(self, done.stdout.strip())
@@ -265,12 +269,15 @@ class Job:
     def _is_completing(self) -> bool:
         return bool(self.cluster.run("squeue", "-h", "-j", self.number).stdout)
 
-    def cancel(self) -> None:
-        assert self.cluster.run("scancel", self.number).returncode == 0
+    def ask(self, *command: str) -> None:
+        """Something of Slurm, about this job."""
+        done = self.cluster.run(*command)
+        assert done.returncode == 0, done.stderr
 
     def log(self) -> str:
         """What the script and the ranks have written."""
-        return (self.cluster.work / f"{self.name}.log").read_text()
+        path = self.cluster.work / f"train-{self.number}.log"
+        return path.read_text() if path.exists() else ""
 
     def broke_s(self) -> float:
         """When a rank got stuck, by the clock of this machine."""
@@ -314,16 +321,21 @@ class Job:
         watching = self.cluster.client.get("/api/v1/findings")["watching"]
         return [text for text in watching["blind"] if self.name in text]
 
+    def cpus(self) -> set[int]:
+        """How many processors its ranks may use."""
+        return {int(number) for number in re.findall(r"trains on (\d+) CPUs", self.log())}
+
     def ranks(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.details()["notable_ranks"]
+        found: list[dict[str, Any]] = self.details()["ranks"]
         return found
 
     def findings(self, **query: str) -> list[dict[str, Any]]:
         return [one for one in findings(self.cluster.client, **query) if one["job"] == self.name]
 
-    def until_ended(self) -> None:
-        """The service knows that the job has ended, and misses nothing."""
-        self.until(lambda: self.state() == "ended" and not self.blind(), f"{self.name} is ended")
+    def until_over(self, state: str = "ended") -> None:
+        """The service knows that the job is over, and misses nothing."""
+        self.until(lambda: self.state() == state and not self.blind(), f"{self.name} is {state}")
+        assert not self.findings(state="open")
 
     def report(self) -> str:
         seen = f"{self.name}: {self.state()}, {self.blind()}, {self.findings()}"

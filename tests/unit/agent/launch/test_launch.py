@@ -14,7 +14,9 @@ import pytest
 
 from frd_agent import exec as starter
 from frd_agent.launch import command_line, commands, runs
+from frd_agent.launch.run_lock import Holder, RunLock
 from frd_agent.launch.watch import LaunchWatch
+from tests.world.daemons import until
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 
@@ -121,6 +123,21 @@ def test_no_answer_is_no_warning(tmp_path: Path) -> None:
     assert "no agent watches this directory yet" in (starter.unwatched(str(tmp_path)) or "")
     (tmp_path / "agent.lock").symlink_to("/nowhere")
     assert starter.unwatched(str(tmp_path)) is None
+
+
+def test_a_command_waits_for_its_agent(tmp_path: Path) -> None:
+    """With --wait-agent it starts when an agent watches, without a warning; and without an agent
+    after that time, with one."""
+    ours = [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(tmp_path), "--wait-agent"]
+    lock = RunLock(tmp_path, Holder(pid=1))
+    with subprocess.Popen([*ours, "60", "--", "true"], stderr=subprocess.PIPE) as waiting:
+        until((tmp_path / "dumps").exists)  # just before it looks for the agent
+        assert lock.keep(0.0)
+        assert waiting.communicate(timeout=30)[1] == b""
+    lock.close()
+    done = subprocess.run([*ours, "0.1", "--", "false"], capture_output=True, check=False)
+    assert done.returncode == 1
+    assert b"no agent watches" in done.stderr
 
 
 def test_commands_that_are_over_leave_nothing(tmp_path: Path) -> None:
