@@ -40,10 +40,8 @@ PATIENCE_S: Final = 120.0
 _UID: Final = 12_001
 _NODES: Final = {"n1": "127.0.1.1", "n2": "127.0.1.2"}
 CPUS: Final = os.cpu_count() or 1
-SHARED: Final = ("--oversubscribe", f"--cpus-per-task={CPUS}")
-"""Flags of a job that shares its nodes, instead of --exclusive."""
-_GPUS: Final = 2 * RANKS
-"""Of a node: two jobs can share it."""
+SHARED: Final = ("--oversubscribe", f"--cpus-per-task={CPUS}", "--gpus-per-node=1")
+"""Flags of a job that shares its nodes, instead of --exclusive: it has one rank on each."""
 
 
 class Machine:
@@ -208,11 +206,11 @@ PartitionName=all Default=YES Nodes=ALL OverSubscribe=YES:4
 """
         for node, address in _NODES.items():
             where = f"NodeHostname={node} NodeAddr={address} Port={free_port()}"
-            text += f"NodeName={node} {where} CPUs={CPUS} RealMemory=1000 Gres=gpu:{_GPUS}\n"
+            text += f"NodeName={node} {where} CPUs={CPUS} RealMemory=1000 Gres=gpu:{RANKS}\n"
         (self.folder / "slurm.conf").write_text(text)
-        for number in range(_GPUS):  # as /dev/null: Slurm wants devices
+        for number in range(RANKS):  # as /dev/null: Slurm wants devices
             os.mknod(self.folder / f"gpu{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
-        gpus = f"AutoDetect=off\nName=gpu File={self.folder}/gpu[0-{_GPUS - 1}]\n"
+        gpus = f"AutoDetect=off\nName=gpu File={self.folder}/gpu[0-{RANKS - 1}]\n"
         (self.folder / "gres.conf").write_text(gpus)
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
 
@@ -335,7 +333,6 @@ class Job:
     def until_over(self, state: str = "ended") -> None:
         """The service knows that the job is over, and misses nothing."""
         self.until(lambda: self.state() == state and not self.blind(), f"{self.name} is {state}")
-        assert not self.findings(state="open")
 
     def report(self) -> str:
         seen = f"{self.name}: {self.state()}, {self.blind()}, {self.findings()}"

@@ -30,7 +30,7 @@ def test_no_agent_inherits_from_a_dead_one(cluster: Cluster) -> None:
         assert "n2" in why
         assert not second.blind()
         unwatched = [one["rank"] for one in first.ranks() if one["state"] == "unwatched"]
-        assert unwatched == [2, 3], first.report()
+        assert unwatched == [1], first.report()
 
     throughout(10.0, is_blind)
     assert first.slurm()["JobState"] == "RUNNING"
