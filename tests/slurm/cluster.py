@@ -69,7 +69,8 @@ class Machine:
             script.append(f"mount --bind {file} {path}")
         script += ["echo ready", "exec sleep infinity"]
         apart = ["unshare", "--uts", "--mount", "--propagation", "private"]
-        self._first = start([*apart, "sh", "-c", "\n".join(script)])
+        env = {"SLURM_CONF": str(folder / "slurm.conf")}
+        self._first = start([*apart, "sh", "-c", "\n".join(script)], env=env)
         assert self._first.stdout is not None
         assert self._first.stdout.readline() == "ready\n"
         self._namespace = os.readlink(f"/proc/{self._first.pid}/ns/mnt")
