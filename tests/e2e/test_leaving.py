@@ -1,6 +1,6 @@
 """Agents that are asked to stop: what they report, how long they stay, and what becomes of the job.
 
-The ranks have no torch, but each is a process of its own, which agents watch as any rank.
+The ranks have no torch, but each is a separate process, which agents watch as any rank.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Messages of agents go through the service's streams into its engine, with injected time. What people
 are shown is compared with what is true after every step: which ranks are watched, whether frd is
 blind, and whether the stall of the job that hangs is open. Two jobs share two nodes, each with an
-agent of its own on each node, as in Slurm.
+separate agent on each node, as in Slurm.
 """
 
 from __future__ import annotations
