@@ -72,7 +72,7 @@ coverage: .venv/installed
 
 sim: .venv/installed
 	@$(BIN)/python -m tests.frozen
-	@FRD_ALL_SEEDS=1 $(BIN)/pytest -n 2 tests/property
+	@FRD_ALL_SEEDS=1 $(BIN)/pytest -n 2 tests/property tests/sim/test_agent_lives.py
 	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
 	@$(BIN)/python -m tests.sim --cluster --seeds $(SEEDS)
 	@$(BIN)/python -m tests.sim --seed 1 --world 768

@@ -142,7 +142,7 @@ class Evaluation:
         elif silent_s >= self._policy.deserted_after_s:
             self.ended_at = self.ended_at or now
             reason = f"no agent has reported on it for {self._policy.deserted_after_s:.0f} s"
-            yield from self.tracker.close_all(now, reason)
+            yield from self.tracker.rest(now, reason)
             return
         if not attempt.tables.all_gone():
             self.ended_at = None

@@ -43,8 +43,9 @@ def test_a_node_that_is_killed(cluster: Cluster) -> None:
     job = cluster.submit()
     job.until_watched()
     cluster.nodes["n2"].kill()
-    found = job.until(job.findings, "a finding")
-    assert {one["node"] for finding in found for one in finding["suspects"]} == {"n2"}, found
+    (found,) = job.until(job.findings, "a finding")
+    suspects = {(one["node"], one["reason"]) for one in found["suspects"]}
+    assert suspects == {("n2", "unreachable")}, found
     job.until(job.blind, "blind")
 
 

@@ -30,6 +30,7 @@ from frd.wire.messages import (
     Declare,
     Goodbye,
     Hello,
+    Leaving,
     MemoryEvents,
     Part,
     Refusal,
@@ -65,6 +66,7 @@ class Collector:
         self.events: list[MemoryEvent] = []
         self.parts: dict[tuple[int, Part], ResponsePart] = {}
         self.goodbye = ""
+        self.leaving: Leaving | None = None
         self.pings: list[list[ClockEvent]] = []
         """By clock stream; the first one ends after three, an odd answer to the second."""
         self.context: Context | None = None
@@ -127,6 +129,7 @@ class Collector:
                 for rank, at in zip(c.seen_rank.tolist(), c.as_of_ns.tolist(), strict=True):
                     self.as_of[self.ranks[rank].rank] = at
             case Statuses():
+                self.leaving = event.leaving or self.leaving
                 for status in event.statuses:
                     self.statuses[self.ranks[status.rank].rank] = status
             case ResponsePart():

@@ -118,7 +118,8 @@ def _first_cause(
     first = _first_of([exited for exited in rare if exited.manner is manner])
     crashed = [exited for exited in first if exited.how.kind is ExitKind.SIGNAL]
     first = crashed or first  # a program may react to a peer with its own exception
-    others_died = is_over and _others_died(bad, first)
+    is_heard = bool((snapshot.in_state(RankState.LIVE) & snapshot.connected).any())
+    others_died = (is_over or not is_heard) and _others_died(bad, first)
     if not others_died and not _others_run_on(snapshot, bad[0].at, policy):
         return None
     is_sure = manner is not Manner.ABORTED and _have_order(first[0], (*first, *stops))

@@ -413,3 +413,78 @@ def test_a_hang_is_ended_by_the_watchdog_and_not_by_the_launcher_after_it() -> N
     spread(job, [(2, TERM), (3, TERM)], 0.0)
     job.run(10)
     assert job.findings()[0].ended_by == f"rank 0 ended by SIGABRT at {at}"
+
+
+# -- nodes of which nothing is heard any more ------------------------------------------------
+
+
+def fall_silent(job: Job, *ranks: int, left: bool = False) -> None:
+    """The agent of these ranks disconnects; with `left`, it has said before that it leaves."""
+    if left:
+        job.attempt.agent_leaves(ranks)
+    job.attempt.connection(ranks, False)
+    job.reporting -= set(ranks)
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_node_of_which_nothing_is_heard_and_its_peers_lose_connections(
+    left: bool, is_late: bool
+) -> None:
+    """A node of two ranks dies, or its pod is deleted. The others raise because their connection
+    broke; the service may learn only later that the agent there has gone."""
+    job = running()
+    job.reporting -= {2, 3}
+    if not is_late:
+        fall_silent(job, 2, 3, left=left)
+    job.run(1)
+    for rank in (0, 1):
+        leave(job, rank, RESET)
+    job.run(6)
+    assert is_late == (not job.open())
+    if is_late:
+        fall_silent(job, 2, 3, left=left)
+        job.run(3)
+    finding = job.only()
+    assert finding.kind is Kind.RANK_LOST
+    assert named(finding) == [
+        (2, Reason.UNREACHABLE, Confidence.MEDIUM),
+        (3, Reason.UNREACHABLE, Confidence.MEDIUM),
+    ]
+    assert {s.node for s in finding.suspects} == {"node1"}
+    assert finding.victims == (0, 1)
+    evidence = finding.suspects[0].evidence
+    why = "was stopped while it lived" if left else "has gone without a goodbye"
+    assert f"its agent {why}; last report at" in evidence
+    assert "ranks 0-1 lost the connection to a peer at" in evidence
+
+
+def test_silence_alone_is_no_loss() -> None:
+    """The agent of a node goes without a word, and the others run on."""
+    job = running()
+    fall_silent(job, 2, 3)
+    job.run(120)
+    assert job.open() == []
+
+
+def test_a_stop_of_the_whole_job_is_no_loss_of_the_node_that_is_not_heard() -> None:
+    """Slurm cancels a job: the agent of one node is killed before it can report anything, the ranks
+    of the other one are terminated, and one of them raises because its connection broke."""
+    job = running()
+    fall_silent(job, 2, 3)
+    leave(job, 0, TERM)
+    job.run(0.5)
+    leave(job, 1, RESET)
+    job.run(120)
+    assert job.open() == []
+
+
+def test_a_rank_that_failed_by_itself_is_the_cause_though_a_node_is_not_heard() -> None:
+    """Rank 0 raises; its peers lose the connection, and the agent of the other node has gone."""
+    job = running()
+    leave(job, 0, BAD_BATCH)
+    job.run(0.5)
+    leave(job, 1, RESET)
+    fall_silent(job, 2, 3)
+    job.run(5)
+    assert named(job.only())[0][:2] == (0, Reason.EXITED)
