@@ -195,9 +195,9 @@ def _suspects(findings: Sequence[_Object]) -> Mapping[int, str]:
 
 def _title(job: _Object) -> Text:
     text = Text(plain(job["job"]), style="bold")
-    ended = f", {job['state']}" if job["ended"] else ""
-    if job["state"] == "lost":
-        ended += " (its agents were stopped while ranks lived, and nothing is heard any more)"
+    ended = ", ended" if job["ended"] else ""
+    if job.get("state") == "lost":
+        ended = ", lost: its agents were stopped while ranks lived, and nothing is heard any more"
     size = job["world_size"] or len(job["ranks"])
     return text.append(f"  attempt {job['attempt']}{ended}, {size} ranks", style="not bold")
 

@@ -75,6 +75,7 @@ def job_json(
         "attempt": view.key.attempt,
         "world_size": view.world_size,
         "ended": view.ended,
+        "state": job_state(state, view),
         "groups": [group_json(group) for group in view.groups],
         "ranks": [rank_json(rank, at, blind.get(rank.info.rank)) for rank in view.ranks],
         "memory": memory_json(view.memory, memory_of),

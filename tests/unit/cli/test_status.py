@@ -66,6 +66,16 @@ def test_status_begins_with_what_is_wrong(
     assert "old  attempt 1, ended, 4 ranks" in capsys.readouterr().out
 
 
+def test_a_lost_job_stays_in_sight(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its agents were stopped: it is shown as jobs that run are, not as a line that ended."""
+    says_status(service, {**ENDED, "state": "lost"})
+    lost = {**JOB, "job": "old", "ended": True, "state": "lost"}
+    service.says("/api/v1/jobs/old", lost)
+    assert frd(service, "status") == 0
+    text = capsys.readouterr().out
+    assert "old  attempt 1, lost: its agents were stopped while ranks lived, and nothing is" in text
+
+
 def test_status_shows_a_job_with_a_finding_first(
     service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:

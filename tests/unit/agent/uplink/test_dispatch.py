@@ -33,6 +33,7 @@ from frd.wire.messages import (
     AgentEvent,
     Declare,
     Hello,
+    Leaving,
     MemoryEvents,
     Statuses,
     Watermarks,
@@ -115,6 +116,19 @@ def test_rows_come_before_watermarks_and_statuses_last() -> None:
     agent.dispatch.open(knows_nothing=True)
     assert kinds(service.listen(agent.dispatch)) == ["EntryColumns", "Watermarks", "Statuses"]
     assert service.listen(agent.dispatch) == []
+
+
+def test_that_the_agent_leaves_comes_first_on_every_stream() -> None:
+    """It was asked to stop while much waits: a kill may follow. The next stream says it again."""
+    agent, service = Agent(), Service()
+    agent.dispatch.open(knows_nothing=True)
+    agent.outbox.record(agent.rows(0, 1, 2))
+    agent.current.set_leaving(Leaving(2))
+    first, *_ = service.listen(agent.dispatch, watermarks_due=False)
+    assert first == Statuses((), leaving=Leaving(2))
+    assert service.listen(agent.dispatch) == []
+    agent.dispatch.open(knows_nothing=False)
+    assert Service().listen(agent.dispatch)[0] == Statuses((), leaving=Leaving(2))
 
 
 def test_watermarks_wait_for_their_round_but_not_behind_a_status() -> None:
