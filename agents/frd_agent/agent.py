@@ -52,6 +52,8 @@ _CONCURRENT_ANSWERS: Final = 32
 _LOCK_EVERY_S: Final = 0.1
 _UNREADABLE_EVERY_S: Final = 2.0
 _HURRIED_GOODBYE_S: Final = 1.0
+_SAME_SIGTERM_S: Final = 0.5
+"""At a time limit Slurm sends SIGTERM twice, 0.2 s apart: that is one request."""
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +104,8 @@ class Agent:
         self._inspector = Inspector(self._stats, self._time)
         self._ras = RasClient(self._stats.ras) if config.ras else None
         self._memory: MemoryWatch | None = None
-        self._leave_at_s: float | None = None
-        """The agent was asked to stop, and ends then at the latest."""
+        self._asked_at_s: float | None = None
+        """When the agent was asked to stop."""
         self._is_hurried = False
         """It was asked a second time."""
         self._stop = asyncio.Event()
@@ -161,16 +163,22 @@ class Agent:
     def _living(self) -> set[int]:
         return {one.pid for one in self._living_ranks() if one.pid is not None}
 
+    def terminate(self) -> None:
+        """`stop`, for SIGTERM."""
+        asked_at_s = self._asked_at_s
+        if asked_at_s is None or time.monotonic() - asked_at_s > _SAME_SIGTERM_S:
+            self.stop()
+
     def stop(self) -> None:
         """End soon: immediately, or when no rank lives, see `Config.outlive_ranks_s`. Called again:
         immediately."""
-        self._is_hurried = self._leave_at_s is not None
-        if self._is_hurried:
+        if self._asked_at_s is not None:
+            self._is_hurried = True
             self._stop.set()
         else:
-            live = Counter(rank.reports.job for rank in self._living_ranks())
-            self._leave_at_s = time.monotonic() + self._config.outlive_ranks_s
+            self._asked_at_s = time.monotonic()
             self._notify(STOPPING)
+            live = Counter(rank.reports.job for rank in self._living_ranks())
             self._uplinks.leave(live)
             self._leave_if_due()
             if not self._stop.is_set():
@@ -182,10 +190,10 @@ class Agent:
 
     def _leave_if_due(self) -> None:
         """The agent was asked to stop, and has outlived its ranks, or has stayed long enough."""
-        if self._leave_at_s is None or self._stop.is_set():
+        if self._asked_at_s is None or self._stop.is_set():
             return
-        live = len(self._living_ranks()) if time.monotonic() < self._leave_at_s else 0
-        if not live:
+        stayed_s = time.monotonic() - self._asked_at_s
+        if stayed_s >= self._config.outlive_ranks_s or not self._living_ranks():
             self._stop.set()
 
     def _serve_metrics(self, stack: ExitStack) -> None:

@@ -109,7 +109,11 @@ def run(configs: tuple[Path, ...], check: bool, **flags: object) -> None:
         loop = asyncio.get_running_loop()
         # A terminal that closes sends SIGHUP: stop properly, or the service reports blind ranks.
         hangs_up = agent.stop if sys.stderr.isatty() else partial(_reload, agent, configs, flags)
-        handlers = {signal.SIGTERM: agent.stop, signal.SIGINT: agent.stop, signal.SIGHUP: hangs_up}
+        handlers = {
+            signal.SIGTERM: agent.terminate,
+            signal.SIGINT: agent.stop,
+            signal.SIGHUP: hangs_up,
+        }
         for number, handler in handlers.items():
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
                 loop.add_signal_handler(number, handler)

@@ -80,7 +80,10 @@ async def test_a_rank_that_does_not_end(tmp_path: Path, flags: tuple[str, ...]) 
         process.terminate()
         await async_until(lambda: service.leaving == Leaving(1), "the word", 2)
         if flags == ("--outlive-ranks",):
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # as Slurm at a time limit: the same request
+            await asyncio.sleep(0.8)
+            assert process.poll() is None
+            process.terminate()
         assert await ended(process) == 0
         took_s = time.monotonic() - began_s
         assert (took_s >= 1.5) or len(flags) != 2
@@ -92,7 +95,7 @@ async def test_a_rank_that_does_not_end(tmp_path: Path, flags: tuple[str, ...]) 
 async def test_an_agent_that_is_killed_soon_has_said_that_it_leaves(tmp_path: Path) -> None:
     """A sidecar may have two seconds: SIGTERM, then SIGKILL."""
     async with watched(tmp_path, "--outlive-ranks") as (service, process, _):
-        process.terminate()
+        process.send_signal(signal.SIGINT)
         await async_until(lambda: service.leaving == Leaving(1), "the word", 1.5)
         process.kill()
         assert await ended(process) == -signal.SIGKILL
