@@ -30,7 +30,6 @@ from frd.wire.messages import (
     Declare,
     Goodbye,
     Hello,
-    Leaving,
     MemoryEvents,
     Part,
     Refusal,
@@ -66,7 +65,8 @@ class Collector:
         self.events: list[MemoryEvent] = []
         self.parts: dict[tuple[int, Part], ResponsePart] = {}
         self.goodbye = ""
-        self.leaving: Leaving | None = None
+        self.leaving: set[int] = set()
+        """Live ranks of each word that the agent was asked to stop."""
         self.pings: list[list[ClockEvent]] = []
         """By clock stream; the first one ends after three, an odd answer to the second."""
         self.context: Context | None = None
@@ -129,7 +129,8 @@ class Collector:
                 for rank, at in zip(c.seen_rank.tolist(), c.as_of_ns.tolist(), strict=True):
                     self.as_of[self.ranks[rank].rank] = at
             case Statuses():
-                self.leaving = event.leaving or self.leaving
+                if event.leaving is not None:
+                    self.leaving.add(event.leaving.live_ranks)
                 for status in event.statuses:
                     self.statuses[self.ranks[status.rank].rank] = status
             case ResponsePart():
