@@ -137,6 +137,7 @@ def _reload(agent: Agent, configs: Sequence[Path], flags: Mapping[str, object]) 
         "frd-agent exec -- torchrun --nproc-per-node 2 train.py",
         "frd-agent exec --job pretrain-7b -- python train.py",
         "srun frd-agent exec -- python train.py",
+        "frd-agent exec --allow-ptrace -- python train.py",
         "frd-agent exec --check -- torchrun --nproc-per-node 2 train.py",
     ),
 )
@@ -144,18 +145,28 @@ def _reload(agent: Agent, configs: Sequence[Path], flags: Mapping[str, object]) 
 @click.option("--job", help="Name of the job; by default from torchrun, Slurm, or script and user.")
 @click.option("--timing", is_flag=True, help="Turn the recorder's timing on.")
 @click.option(
+    "--allow-ptrace",
+    is_flag=True,
+    help="Let any process of this user read the ranks, where Yama forbids it (ptrace_scope 1).",
+)
+@click.option(
     "--check", is_flag=True, help="Do not run COMMAND; check whether its ranks would be watched."
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def exec_(
-    run_dir: Path | None, job: str | None, timing: bool, check: bool, command: tuple[str, ...]
+    run_dir: Path | None,
+    job: str | None,
+    timing: bool,
+    allow_ptrace: bool,
+    check: bool,
+    command: tuple[str, ...],
 ) -> int:
     """Run COMMAND (torchrun, python, an srun step) with the tap switched on."""
     if check:
         from frd_agent.launch import checks
 
         done = []
-        for check_ in checks.of_node(command, run_dir):
+        for check_ in checks.of_node(command, run_dir, allow_ptrace=allow_ptrace):
             done.append(check_)
             click.echo(checks.line(check_))
         return 0 if checks.as_json(done)["ok"] else 1
@@ -163,7 +174,7 @@ def exec_(
         raise click.UsageError("COMMAND...: missing")
     from frd_agent.exec import exec_command
 
-    exec_command(command, run_dir, timing, job)
+    exec_command(command, run_dir, timing, job, allow_ptrace=allow_ptrace)
 
 
 def main() -> None:

@@ -33,7 +33,12 @@ _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MP
 
 
 def exec_command(
-    cmd: Sequence[str], run_dir: Path | None = None, timing: bool = False, job: str | None = None
+    cmd: Sequence[str],
+    run_dir: Path | None = None,
+    timing: bool = False,
+    job: str | None = None,
+    *,
+    allow_ptrace: bool = False,
 ) -> NoReturn:
     """Replace this process by `cmd` with the tap switched on.
 
@@ -44,7 +49,7 @@ def exec_command(
         raise FrdError("exec: no command: write it after --")
     directory = os.path.abspath(run_dir) if run_dir is not None else tap.run_dir(os.environ)
     is_new = not os.path.isdir(directory)
-    env = environment(os.environ, directory, timing=timing, job=job)
+    env = environment(os.environ, directory, timing=timing, job=job, allow_ptrace=allow_ptrace)
     if is_new:
         _await_agent(directory)
     started = _record_start(directory, cmd, env)
@@ -65,7 +70,12 @@ def exec_command(
 
 
 def environment(
-    base: Mapping[str, str], directory: str, *, timing: bool = False, job: str | None = None
+    base: Mapping[str, str],
+    directory: str,
+    *,
+    timing: bool = False,
+    job: str | None = None,
+    allow_ptrace: bool = False,
 ) -> dict[str, str]:
     """The command's environment; makes the run directory, for torch makes none for its dumps.
 
@@ -81,6 +91,8 @@ def environment(
         env["FRD_JOB"] = job
     if timing:
         env["TORCH_NCCL_ENABLE_TIMING"] = "1"
+    if allow_ptrace:
+        env[tap.ALLOW_PTRACE] = "1"
     _set_both(env, _RING, str(RING_ENTRIES))
     dumps = os.path.join(directory, "dumps")
     try:
