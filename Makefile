@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	echo $$python && exit; done; echo python3.11)
 BIN := .venv/bin
 # More at a time than two cores, because tests wait now and then, those with real processes mostly.
-PARALLEL := tests/unit tests/property tests/helm tests/sim tests/frozen
+PARALLEL := tests/unit tests/property tests/helm tests/docs tests/sim tests/frozen
 # A shared machine may stall any process for seconds. A test with real processes that fails is run once
 # more and listed in the summary (RERUN): two failures in a row count.
 REAL := --reruns 1 -rR

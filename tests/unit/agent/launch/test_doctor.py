@@ -13,7 +13,6 @@ import pytest
 from frd_agent.inspection.reading import rights
 from frd_agent.launch import checks, command_line
 from frd_agent.launch.checks import State
-from frd_agent.ranks.stacks import outside
 from tests.world.daemons import free_address, run_program
 
 
@@ -145,7 +144,7 @@ def test_the_right_to_read_stacks(
 
 def test_without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line says what is lost and what installs it."""
-    monkeypatch.setattr(outside.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     said = checks.stacks_check(None)
     assert said.state is State.WARNING
     assert "not installed: pip install py-spy in the agent's environment" in said.text
