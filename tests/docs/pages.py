@@ -1,7 +1,8 @@
 """What the pages show to type: the shell blocks of a page, their lines, and the commands of a line.
 
-A test that types a block takes it from here by `block("PAGE", "WORDS")`, written so, with both as
-text: `test_every_command` finds these calls, and so knows which lines some test runs.
+A test that types a whole block takes it from here by `block("PAGE", "WORDS")`, one that types a
+line by `line("PAGE", "WORDS")`, written so, with both as text: `test_every_command` finds these
+calls, and so knows which lines some test runs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ OTHERS: Final = sorted(
     if str(path.relative_to(ROOT)) not in PAGES
 )
 _BLOCK: Final = re.compile(r"^( *)```(sh|console|bash)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-_CALL: Final = re.compile(r'\bblock\("([\w./-]+\.md)", "(.+?)"\)')
+_CALL: Final = re.compile(r'\b(block|line)\("([\w./-]+\.md)", "(.+?)"\)')
 _INLINE: Final = re.compile(r"(?<!`)`((?:frd|frd-agent|pip|srun|sbatch|scancel|squeue) [^`]+)`")
 
 
@@ -57,9 +58,15 @@ def block(page: str, words: str) -> str:
     return found
 
 
+def line(page: str, words: str) -> str:
+    """The one line of the page's blocks that has these words."""
+    (found,) = (one for block in blocks(page) for one in block.lines() if words in one)
+    return found
+
+
 @cache
-def taken() -> dict[tuple[str, str], Path]:
-    """The blocks that tests type, by page and words, with the file of the test."""
+def taken() -> dict[tuple[str, str, str], Path]:
+    """What tests type: ``block`` or ``line``, page and words, with the file of the test."""
     return {
         call: path
         for path in sorted((ROOT / "tests").rglob("test_*.py"))

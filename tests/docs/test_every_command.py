@@ -34,8 +34,11 @@ NOT_RUN: Final = {
 REAL: Final = [(page, block) for page in PAGES for block in blocks(page)]
 
 
-def is_typed(block: Block) -> bool:
-    return any(page == block.page and words in block.text for page, words in taken())
+def is_typed(block: Block, line: str) -> bool:
+    return any(
+        page == block.page and words in {"block": block.text, "line": line}[what]
+        for what, page, words in taken()
+    )
 
 
 def listed(words: list[str]) -> list[str]:
@@ -44,25 +47,28 @@ def listed(words: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_is_run_or_parsed_or_has_a_reason(page: str) -> None:
-    """A command that is none of the three would become wrong unnoticed."""
+    """Any other command would become wrong unnoticed."""
     for block in blocks(page):
         for line in block.lines():
             for words in commands(line):
-                if not (parsers.parse(words) or is_typed(block)):
+                if not (parsers.parse(words) or is_typed(block, line)):
                     assert len(listed(words)) == 1, f"{page}: {line}: no test types it"
 
 
 def test_no_reason_is_left_over() -> None:
     """Each entry of the list is about some command that no test types."""
-    left = [w for _, b in REAL if not is_typed(b) for line in b.lines() for w in commands(line)]
+    shown = [(block, line) for _, block in REAL for line in block.lines()]
+    left = [words for one in shown if not is_typed(*one) for words in commands(one[1])]
     assert {pattern for words in left for pattern in listed(words)} == set(NOT_RUN)
 
 
-def test_a_block_that_a_test_types_exists_once() -> None:
-    """The words by which a test takes a block are in one block of that page."""
-    for (page, words), path in taken().items():
-        found = [block for block in blocks(page) if words in block.text]
-        assert len(found) == 1, f"{path.name}: {page}: {words}"
+def test_what_a_test_types_exists_once() -> None:
+    """The words by which a test takes a block or a line are in one of that page."""
+    for (what, page, words), path in taken().items():
+        texts = [block.text for block in blocks(page)]
+        if what == "line":
+            texts = [line for block in blocks(page) for line in block.lines()]
+        assert len([text for text in texts if words in text]) == 1, f"{path.name}: {page}: {words}"
 
 
 @pytest.mark.parametrize("page", [*PAGES, *OTHERS])

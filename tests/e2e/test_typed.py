@@ -20,7 +20,7 @@ import yaml
 
 from frd.cli.client import Client
 from frd_agent.exec import environment as exec_environment
-from tests.docs.pages import ROOT, block, commands, lines
+from tests.docs.pages import ROOT, block, commands, line, lines
 from tests.docs.shell import environment, run
 from tests.world.daemons import finding_with, first_line, free_address, running, until
 from tests.world.io_traces import Call, Writer, write_trace
@@ -56,8 +56,8 @@ def here(tmp_path: Path, person: dict[str, str]) -> Path:
 @contextmanager
 def typed(shown: str, env: dict[str, str], folder: Path, log: str) -> Iterator[str]:
     """A block with one line, which runs until the end; yields the first line that it prints."""
-    (line,) = lines(shown)
-    with running(["bash", "-c", line], cwd=folder, env=env, log=folder / log) as process:
+    (only,) = lines(shown)
+    with running(["bash", "-c", only], cwd=folder, env=env, log=folder / log) as process:
         yield first_line(process)
         process.send_signal(signal.SIGTERM)
 
@@ -77,10 +77,10 @@ def test_a_job_hangs_on_a_workstation(person: dict[str, str], here: Path) -> Non
         here / "traces/job-1.pfw", [*Writer("v2.2", 1).lines([Call("read", 0, 9, file="/x")])]
     )
 
-    def works(line: str) -> None:
-        finds = line.startswith(("frd findings ID", "frd analyze")) and "--memory" not in line
-        code, printed = run(re.sub(r"\bID\b", finding, line), person, here)
-        assert code == (FINDINGS if finds else 0), f"{line}: {printed}"
+    def works(shown: str) -> None:
+        finds = shown.startswith(("frd findings ID", "frd analyze")) and "--memory" not in shown
+        code, printed = run(re.sub(r"\bID\b", finding, shown), person, here)
+        assert code == (FINDINGS if finds else 0), f"{shown}: {printed}"
 
     with typed(up, person, here, "up.log") as page:
         assert page == f"page: http://{person['FRD_HTTP']}/\n", (here / "up.log").read_text()
@@ -88,7 +88,7 @@ def test_a_job_hangs_on_a_workstation(person: dict[str, str], here: Path) -> Non
         with running(["bash", "-c", start], cwd=here, env=person, log=here / "job.log"):
             finding = finding_with(Client(person["FRD_HTTP"]), "dump")["id"]
             asking = lines(block("README.md", "frd findings --watch"))
-            closes = next(at for at, line in enumerate(asking) if " close " in line)
+            closes = next(at for at, one in enumerate(asking) if " close " in one)
             others = lines(block("docs/workstation.md", "frd doctor --"))
             with ThreadPoolExecutor(3) as pool:
                 list(pool.map(works, asking[:closes] + others))
@@ -121,7 +121,7 @@ def test_a_job_for_kubernetes(person: dict[str, str], here: Path) -> None:
     """kubectl gets a valid job with the names of README's registry."""
     from tests.helm.chart import check
 
-    apply = next(x for x in lines(block("README.md", "helm install")) if "kubectl apply" in x)
+    apply = line("README.md", "kubectl apply")
     kubectl = Path(person["PATH"].partition(":")[0]) / "kubectl"
     kubectl.write_text('#!/bin/sh\necho "$*" >&2\ncat\n')
     kubectl.chmod(0o755)
@@ -140,8 +140,8 @@ def test_a_task_prolog_for_slurm(person: dict[str, str], here: Path) -> None:
     (here / "prolog").write_text(block("docs/slurm.md", "TaskProlog"))
     code, printed = run("SLURM_JOB_ID=7 bash prolog", person, here)
     assert code == 0, printed
-    said = dict(line.removeprefix("export ").split("=", 1) for line in printed.splitlines())
-    assert all(line.startswith("export ") for line in printed.splitlines())
+    said = dict(one.removeprefix("export ").split("=", 1) for one in printed.splitlines())
+    assert all(one.startswith("export ") for one in printed.splitlines())
     run_dir = str(here / "run")
     wanted = exec_environment({}, run_dir)
     assert said.pop("FRD_RUN_DIR") == "/tmp/frd-7"
