@@ -18,7 +18,7 @@ SEEDS := 1000
 MODULE := frd/engine
 BENCHES := ingest overhead phase analyze clock memory poll traces inspect_suspect waits_for web
 
-.PHONY: help demo test test-frameworks test-gpu test-pods lint coverage sim soak mutants bench proto dashboards clean
+.PHONY: help demo test test-frameworks test-gpu test-pods test-wheel lint coverage sim soak mutants bench proto dashboards clean
 .DELETE_ON_ERROR:
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "make test-frameworks  hangs of real jobs that torchrun, Lightning, Ray and others start (10 minutes)"
 	@echo "make test-gpu  hangs, memory and CUDA graphs of real jobs with NCCL; one GPU is enough (5 minutes)"
 	@echo "make test-pods  the image, the chart's pods and a systemd in real containers; root on Debian (10 minutes)"
+	@echo "make test-wheel  the wheel in empty environments of Python 3.11, 3.12 and 3.13 (3 minutes)"
 	@echo "make bench   run the benches (several minutes, on an idle machine)"
 	@echo "make proto   regenerate frd/v1 from proto/"
 	@echo "make dashboards  regenerate helm/frd/dashboards"
@@ -91,6 +92,10 @@ test-gpu:
 # In containers that podman runs, with images that are made here and kept in .pods.
 test-pods: .venv/installed torch
 	@scripts/pods $(BIN)/python
+
+# Downloads what frd depends on, for each Python that is found.
+test-wheel: .venv/installed torch
+	@$(BIN)/pytest $(REAL) -n 2 --durations 10 tests/wheel
 
 mutants: .venv/installed
 	@$(BIN)/python -m tests.mutants

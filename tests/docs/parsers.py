@@ -146,7 +146,7 @@ PARSERS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {
     "make": make,
     "pip": pip,
     "export": export,
-    **dict.fromkeys(("sbatch", "srun", "scancel", "squeue", "scontrol", "sinfo"), slurm),
+    **dict.fromkeys(("sbatch", "srun", "scancel", "squeue", "sacct", "scontrol", "sinfo"), slurm),
 }
 """By the name of the program."""
 
@@ -157,6 +157,8 @@ def parse(words: Sequence[str]) -> bool:
     Raises:
         AssertionError, click.ClickException: the program would refuse the line.
     """
+    if words[0] == "env":
+        words = [word for word in words[1:] if not re.match(r"\w+=", word)]
     takes = PARSERS.get(os.path.basename(words[0]))
     if takes is None:
         return False
