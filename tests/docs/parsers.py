@@ -17,7 +17,7 @@ from frd.cli import cli
 from frd.config import keys
 from frd_agent.cli import cli as agent_cli
 from frd_agent.config import Config as AgentConfig
-from tests.docs.pages import ROOT, commands
+from tests.docs.pages import ROOT
 
 FRD: Final = {"frd": cli, "frd-agent": agent_cli}
 _HELM_OPTIONS: Final = {"--namespace", "--create-namespace", "--set", "--reuse-values", "--values"}
@@ -77,7 +77,7 @@ def helm_values(words: Sequence[str]) -> dict[str, Any]:
 
 
 def slurm(words: Sequence[str]) -> None:
-    """Options by the recorded help of Slurm 22.05; the command that a step starts by its parser."""
+    """Options by the manual of Slurm 22.05, as recorded; what a step starts by its own parser."""
     program, *rest = words
     while rest and rest[0].startswith("-"):
         option, has_value, _ = rest[0].partition("=")
@@ -90,13 +90,13 @@ def slurm(words: Sequence[str]) -> None:
 
 
 def sbatch_script(path: Path) -> None:
-    """Its `#SBATCH` lines, and the commands of Slurm and frd in it."""
+    """Its `#SBATCH` lines, and the options of Slurm's programs and of frd in it."""
     text = path.read_text("utf-8").replace("\\\n", " ")
     for line in re.findall(r"^#SBATCH (.*)$", text, re.MULTILINE):
         slurm(["sbatch", *line.split()])
-    for line in re.findall(r"^ *(?:(?:srun|scancel|frd-agent) .*)$", text, re.MULTILINE):
-        for words in commands(line):
-            parse(words)
+    called = r"\b(srun|scancel|frd-agent run|frd-agent exec)\b((?: +--[\w-]+(?:=[^\s\"]+)?)+)"
+    for program, options in re.findall(called, text):
+        parse([*program.split(), *options.split()])
 
 
 @cache
