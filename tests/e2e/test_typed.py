@@ -29,7 +29,7 @@ from tests.world.telemetry_files import write as write_telemetry
 
 FINDINGS = 3
 """Exit code of commands that report findings."""
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture

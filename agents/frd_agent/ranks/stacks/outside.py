@@ -118,7 +118,7 @@ async def _dump(command: str, pid: int) -> str:
 def advice(error: NoStack) -> str:
     """Advice that lets the next stack be read; empty if there is none."""
     if NOT_INSTALLED in str(error):
-        return "install py-spy in the agent's environment to see its Python stack"
+        return "pip install py-spy in the agent's environment to see its Python stack"
     if "ermission" in str(error):
         return yama_advice() or (
             "let py-spy read it (same user as the rank, or CAP_SYS_PTRACE) to see its stack"
