@@ -22,7 +22,7 @@ from frd.cli.client import Client
 from frd_agent.exec import environment as exec_environment
 from tests.docs.pages import ROOT, block, commands, line, lines
 from tests.docs.shell import environment, run
-from tests.world.daemons import finding_with, first_line, free_address, running, until
+from tests.world.daemons import finding_with, first_line, free_address, launched, running, until
 from tests.world.io_traces import Call, Writer, write_trace
 from tests.world.telemetry_files import event
 from tests.world.telemetry_files import write as write_telemetry
@@ -85,7 +85,7 @@ def test_a_job_hangs_on_a_workstation(person: dict[str, str], here: Path) -> Non
     with typed(up, person, here, "up.log") as page:
         assert page == f"page: http://{person['FRD_HTTP']}/\n", (here / "up.log").read_text()
         until(lambda: "connected" in (here / "up.log").read_text(), "an agent that watches")
-        with running(["bash", "-c", start], cwd=here, env=person, log=here / "job.log"):
+        with launched(["bash", "-c", start], cwd=here, env=person, log=here / "job.log"):
             finding = finding_with(Client(person["FRD_HTTP"]), "dump")["id"]
             asking = lines(block("README.md", "frd findings --watch"))
             closes = next(at for at, one in enumerate(asking) if " close " in one)

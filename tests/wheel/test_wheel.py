@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from tests.docs.pages import ROOT
-from tests.world.daemons import first_line, free_address, run_program, running, until
+from tests.world.daemons import first_line, free_address, launched, run_program, running, until
 from tests.world.interpreters import interpreter
 
 TORCH = re.findall(r"^torch==.*$", (ROOT / "requirements/demo.txt").read_text(), re.MULTILINE)
@@ -119,7 +119,7 @@ def test_a_worker_of_a_data_loader_is_named(
         assert first_line(up).startswith("page: "), log()
         until(lambda: "connected" in log(), log)
         job = [programs / "frd-agent", "exec", "--", *ranks]
-        with running(job, without=("",), env=env, log=tmp_path / "log"):
+        with launched(job, without=("",), env=env, log=tmp_path / "log"):
             suspect = until(partial(suspect_with_worker, env, programs), log, 120)
     assert suspect["rank"] == 1
     assert "waits for its DataLoader worker" in suspect["doing"]
