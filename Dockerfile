@@ -3,14 +3,14 @@
 
 FROM python:3.11.14-slim-bookworm AS build
 WORKDIR /src
-# First what frd depends on, which a change of the source leaves as it is: the tested versions, the extra
-# for replicas of a cluster, and py-spy, with which the agent reads stacks where it has the right to trace.
+# First what frd depends on, which a change of the source leaves as it is: the tested versions, and the
+# extra for replicas of a cluster.
 COPY pyproject.toml ./
 COPY requirements requirements
 RUN python -m venv --without-pip /opt/frd/venv \
     && python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-print(*p['dependencies'], *p['optional-dependencies']['cluster'], 'py-spy', sep='\n')" > /wanted.txt \
-    && pip --python /opt/frd/venv/bin/python install --no-cache-dir --constraint requirements/demo.txt \
+print(*p['dependencies'], *p['optional-dependencies']['cluster'], sep='\n')" > /wanted.txt \
+    && pip --python /opt/frd/venv/bin/python install --no-cache-dir --constraint requirements/dev.txt \
         --requirement /wanted.txt
 COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .

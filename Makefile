@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	echo $$python && exit; done; echo python3.11)
 BIN := .venv/bin
 # More at a time than two cores, because tests wait now and then, those with real processes mostly.
-PARALLEL := tests/unit tests/property tests/helm tests/sim tests/frozen
+PARALLEL := tests/unit tests/property tests/helm tests/docs tests/sim tests/frozen
 # A shared machine may stall any process for seconds. A test with real processes that fails is run once
 # more and listed in the summary (RERUN): two failures in a row count.
 REAL := --reruns 1 -rR
@@ -18,7 +18,7 @@ SEEDS := 1000
 MODULE := frd/engine
 BENCHES := ingest overhead phase analyze clock memory poll traces inspect_suspect waits_for web
 
-.PHONY: help demo test test-frameworks test-gpu test-pods test-slurm lint coverage sim soak mutants bench proto dashboards clean
+.PHONY: help demo test test-frameworks test-gpu test-pods test-slurm test-wheel lint coverage sim soak mutants bench proto dashboards clean
 .DELETE_ON_ERROR:
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "make test-gpu  hangs, memory and CUDA graphs of real jobs with NCCL; one GPU is enough (5 minutes)"
 	@echo "make test-pods  the image, the chart's pods and a systemd in real containers; root on Debian (10 minutes)"
 	@echo "make test-slurm  jobs of the recipe for Slurm on two nodes, real Slurm; root on Debian (6 minutes)"
+	@echo "make test-wheel  the wheel in empty environments of Python 3.11, 3.12 and 3.13 (3 minutes)"
 	@echo "make bench   run the benches (several minutes, on an idle machine)"
 	@echo "make proto   regenerate frd/v1 from proto/"
 	@echo "make dashboards  regenerate helm/frd/dashboards"
@@ -93,9 +94,13 @@ test-gpu:
 test-pods: .venv/installed torch
 	@scripts/pods $(BIN)/python
 
-# With Debian's Slurm and munge; every test has a cluster of its own below .slurm, and removes it.
+# With Debian's Slurm and munge; every test has its cluster below .slurm, and removes it.
 test-slurm: .venv/installed torch
 	@scripts/slurm $(BIN)/python
+
+# Downloads what frd depends on, for each Python that is found.
+test-wheel: .venv/installed torch
+	@$(BIN)/pytest $(REAL) -n 2 --durations 10 tests/wheel
 
 mutants: .venv/installed
 	@$(BIN)/python -m tests.mutants

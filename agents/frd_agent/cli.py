@@ -153,6 +153,7 @@ def _reload(agent: Agent, configs: Sequence[Path], flags: Mapping[str, object]) 
         "frd-agent exec -- torchrun --nproc-per-node 2 train.py",
         "frd-agent exec --job pretrain-7b -- python train.py",
         "srun frd-agent exec -- python train.py",
+        "frd-agent exec --allow-ptrace -- python train.py",
         "frd-agent exec --check -- torchrun --nproc-per-node 2 train.py",
     ),
 )
@@ -161,9 +162,15 @@ def _reload(agent: Agent, configs: Sequence[Path], flags: Mapping[str, object]) 
 @click.option("--timing", is_flag=True, help="Turn the recorder's timing on.")
 @click.option(
     "--wait-agent",
+    "wait_agent_s",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
     help="Wait so long for an agent to watch the run directory.",
+)
+@click.option(
+    "--allow-ptrace",
+    is_flag=True,
+    help="Let any process of this user read the ranks, where Yama forbids it (ptrace_scope 1).",
 )
 @click.option(
     "--check", is_flag=True, help="Do not run COMMAND; check whether its ranks would be watched."
@@ -173,7 +180,8 @@ def exec_(
     run_dir: Path | None,
     job: str | None,
     timing: bool,
-    wait_agent: float | None,
+    wait_agent_s: float | None,
+    allow_ptrace: bool,
     check: bool,
     command: tuple[str, ...],
 ) -> int:
@@ -182,7 +190,7 @@ def exec_(
         from frd_agent.launch import checks
 
         done = []
-        for check_ in checks.of_node(command, run_dir):
+        for check_ in checks.of_node(command, run_dir, allow_ptrace=allow_ptrace):
             done.append(check_)
             click.echo(checks.line(check_))
         return 0 if checks.as_json(done)["ok"] else 1
@@ -190,7 +198,7 @@ def exec_(
         raise click.UsageError("COMMAND...: missing")
     from frd_agent.exec import exec_command
 
-    exec_command(command, run_dir, timing, job, wait_agent)
+    exec_command(command, run_dir, timing, job, wait_agent_s, allow_ptrace=allow_ptrace)
 
 
 def main() -> None:

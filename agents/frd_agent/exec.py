@@ -38,6 +38,8 @@ def exec_command(
     timing: bool = False,
     job: str | None = None,
     wait_agent_s: float | None = None,
+    *,
+    allow_ptrace: bool = False,
 ) -> NoReturn:
     """Replace this process by `cmd` with the tap switched on, but first wait for an agent to watch
     the run directory: `wait_agent_s`, or a moment if the directory is new.
@@ -49,7 +51,7 @@ def exec_command(
         raise FrdError("exec: no command: write it after --")
     directory = os.path.abspath(run_dir) if run_dir is not None else tap.run_dir(os.environ)
     is_new = not os.path.isdir(directory)
-    env = environment(os.environ, directory, timing=timing, job=job)
+    env = environment(os.environ, directory, timing=timing, job=job, allow_ptrace=allow_ptrace)
     if wait_agent_s is None:
         wait_agent_s = _AGENT_TURN_S if is_new else 0.0
     if os.path.isdir(directory):  # else `environment` has printed the reason
@@ -72,7 +74,12 @@ def exec_command(
 
 
 def environment(
-    base: Mapping[str, str], directory: str, *, timing: bool = False, job: str | None = None
+    base: Mapping[str, str],
+    directory: str,
+    *,
+    timing: bool = False,
+    job: str | None = None,
+    allow_ptrace: bool = False,
 ) -> dict[str, str]:
     """The command's environment; makes the run directory, for torch makes none for its dumps.
 
@@ -88,6 +95,8 @@ def environment(
         env["FRD_JOB"] = job
     if timing:
         env["TORCH_NCCL_ENABLE_TIMING"] = "1"
+    if allow_ptrace:
+        env[tap.ALLOW_PTRACE] = "1"
     _set_both(env, _RING, str(RING_ENTRIES))
     dumps = os.path.join(directory, "dumps")
     try:

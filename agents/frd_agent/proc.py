@@ -189,6 +189,13 @@ def capabilities(pid: int | str, which: str, proc: Path = PROC) -> int:
     return int("".join(status_line(pid, which, proc)) or "0", 16)
 
 
+def ptrace_scope(proc: Path = PROC) -> int:
+    """Yama's restriction of which processes may read others; 0 on a kernel without it."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((proc / "sys/kernel/yama/ptrace_scope").read_text("ascii"))
+    return 0
+
+
 def has_tap(pid: int) -> bool:
     """The process has a thread of a tap; true as well of one that has ended."""
     with contextlib.suppress(OSError):

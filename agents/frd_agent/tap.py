@@ -54,6 +54,10 @@ with torch 2.13 on CPUs, and what needs a GPU with torch 2.11:
   CPU (32 children: 0.3 % of a core). Process groups that a child inherits are its parent's: only
   its own default group makes it a rank. multiprocessing ends its children without the interpreter's
   exit handlers, so one of multiprocessing's finalizers writes the exit record.
+- Only if the user asks for it (`frd-agent exec --allow-ptrace`), each process with a tap, and each
+  child that it forks, lets any process of its user read it where Yama forbids that. A process has
+  one such entry, which cannot be read, and other libraries set it as well: it is set once, when the
+  process begins, and never cleared.
 """
 
 from __future__ import annotations
@@ -201,6 +205,10 @@ RENAMED = (
     ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
 )
 """Settings of the Flight Recorder: present name, old name."""
+ALLOW_PTRACE = "FRD_ALLOW_PTRACE"
+"""Variable: 1 if `frd-agent exec --allow-ptrace` was given."""
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1).value
 RENAMED_SINCE = (2, 10)
 """From this version of torch on: it reads the present names and warns about the old ones."""
 
@@ -236,6 +244,8 @@ _refused_at = ""
 _exchange_mode: Any = None
 """cuThreadExchangeStreamCaptureMode, once it was needed: to find it makes objects."""
 _follows_forks = False
+_prctl: Any = None
+"""The function of the C library, once it was needed: a forked child must not look it up."""
 
 
 def install() -> None:
@@ -254,6 +264,7 @@ def install() -> None:
             return
         if _installed_pid == os.getpid():
             return
+        allow_ptrace(os.environ)
         atexit.register(_at_exit, *_start(None))
         if not _follows_forks:
             _follows_forks = True
@@ -273,6 +284,18 @@ def _start(inherited: Mapping[int, int] | None) -> tuple[int, threading.Event, t
     return _installed_pid, stop, thread
 
 
+def allow_ptrace(environ: Mapping[str, str]) -> None:
+    """One system call, if the user has asked for it. A kernel without Yama refuses it."""
+    global _prctl
+    if environ.get(ALLOW_PTRACE) != "1":
+        return
+    with contextlib.suppress(Exception):
+        if _prctl is None:
+            _prctl = ctypes.PyDLL(None).prctl  # the GIL is kept: for a fork, and for a microsecond
+            _prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+        _prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+
+
 class _Child:
     """The object that multiprocessing requires with a function to call in its children."""
 
@@ -282,6 +305,7 @@ _child = _Child()
 
 def _forked() -> None:
     """In every forked child, inside os.fork: if multiprocessing forked it, ask it for a call."""
+    allow_ptrace(os.environ)
     with contextlib.suppress(Exception):
         util = sys.modules.get("multiprocessing.util")
         if util is not None:

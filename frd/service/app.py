@@ -329,7 +329,8 @@ def _peers(config: Config, view: ServiceView, cells: Cells) -> Peers:
         from frd.service.http.peers.peers import Peers  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"cluster.servers: set, and {error.name} is missing: pip install 'frd-daemon[cluster]'"
+            f"cluster.servers: set, and {error.name} is missing: "
+            "pip install httpx nats-py nkeys zstandard"
         ) from None
     return Peers(view, PeerClient(config.tls, config.cluster.peers_ca_file), cells.keys)
 

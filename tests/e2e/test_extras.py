@@ -60,5 +60,5 @@ def test_a_cluster_without_its_packages_is_a_clear_error(missing: str, tmp_path:
     assert (done.returncode, done.stderr) == (
         2,
         f"frd: error: cluster.servers: set, and {missing} is missing: "
-        "pip install 'frd-daemon[cluster]'\n",
+        "pip install httpx nats-py nkeys zstandard\n",
     )

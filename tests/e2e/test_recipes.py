@@ -1,4 +1,4 @@
-"""What README and the recipes show is typed here, as far as this machine can run it."""
+"""The recipes run here, as far as this machine can run them."""
 
 from __future__ import annotations
 
@@ -6,115 +6,32 @@ import json
 import os
 import re
 import shutil
-import signal
 import ssl
-import subprocess
-import sys
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from frd.cli.commands.demo.scenarios import SCENARIOS
+from tests.docs.shell import environment, run
 from tests.world.daemons import (
-    finding_with,
-    first_line,
     free_port,
     get,
     run_program,
     running,
     until,
-    watched,
 )
-from tests.world.io_traces import Call, Writer, write_trace
 from tests.world.nats_servers import BINARY
 from tests.world.streams import serving
-from tests.world.telemetry_files import event
-from tests.world.telemetry_files import write as write_telemetry
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
-ELSEWHERE = {
-    "make demo": "test_demo runs it",
-    "pip install .": "tests/helm/test_container.py runs it",
-    "frd up": "test_up runs it",
-}
-FINDINGS = 3
-"""Exit code of commands that report findings."""
 pytestmark = pytest.mark.timeout(150)
-
-
-def script(*parts: str) -> str:
-    """The one block of README that has all of these in it."""
-    block: str
-    (block,) = (block for block in BLOCKS if all(part in block for part in parts))
-    return block
 
 
 @pytest.fixture
 def typed(tmp_path: Path) -> dict[str, str]:
-    """The environment of a person who has installed frd."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name, module in (("frd", "frd"), ("frd-agent", "frd_agent")):
-        program = programs / name
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
-        program.chmod(0o755)
-    return {**os.environ, "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
-
-
-def test_every_block_of_the_readme_is_run_somewhere() -> None:
-    """A block without a test would rot: each is run below, or by the test named in `ELSEWHERE`."""
-    here = ("frd findings --watch", "frd analyze dumps", "frd-agent exec")
-    elsewhere = (*ELSEWHERE, "frd demo --scenario")
-    for block in BLOCKS:
-        assert any(words in block for words in (*here, *elsewhere)), block
-
-
-def run(line: str, typed: dict[str, str], folder: Path) -> tuple[int, str]:
-    """One line as bash takes it; a watch is ended by Ctrl-C when it has shown something."""
-    command, printed = ["bash", "-c", f"exec {line}"], ""
-    with running(command, cwd=folder, env=typed, stderr=subprocess.STDOUT) as process:
-        if "--watch" in line:
-            printed = first_line(process)
-            process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=60)
-    return process.returncode, printed + rest
-
-
-@pytest.mark.torch
-def test_what_the_readme_says_when_a_job_hangs(typed: dict[str, str], tmp_path: Path) -> None:
-    """A job hangs: every line of README about that, and the line that starts a job, works."""
-    folder = tmp_path / "here"
-    folder.mkdir()
-    train = (ROOT / "examples/train.py").read_text().replace("default=1000", "default=20")
-    (folder / "train.py").write_text(train)
-    write_telemetry(folder / "rank_0.jsonl", [event(at / 10) for at in range(50)])
-    write_trace(
-        folder / "traces/job-1.pfw", [*Writer("v2.2", 1).lines([Call("read", 0, 9, file="/x")])]
-    )
-
-    def works(line: str) -> None:
-        finds = line.startswith(("frd findings ID", "frd analyze")) and "--memory" not in line
-        line = line.replace("ID", finding).replace("analyze dumps", f"analyze dumps/{stage.job}")
-        code, printed = run(line, typed, folder)
-        assert code == (FINDINGS if finds else 0), f"{line}: {printed}"
-
-    with watched(SCENARIOS["missing_rank"], 4, 3.0) as (stage, client):
-        typed |= {"FRD_HTTP": client.address, "FRD_RUN_DIR": str(stage.run_dir)}
-        finding = finding_with(client, "dump")["id"]
-        lines = script("frd findings --watch").splitlines()
-        closes = next(at for at, line in enumerate(lines) if " close " in line)
-        others = [script("frd-agent exec").strip(), *script("frd analyze dumps").splitlines()]
-        with ThreadPoolExecutor(3) as pool:
-            list(pool.map(works, lines[:closes]))
-            list(pool.map(works, [*others, *lines[closes:]]))
-    exported = (folder / "all.jsonl").read_text().splitlines()
-    assert finding in [json.loads(line)["id"] for line in exported]
-    assert (folder / "t.pftrace").stat().st_size > 0
+    return environment(tmp_path)
 
 
 # -- systemd -----------------------------------------------------------------------------------

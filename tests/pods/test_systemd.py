@@ -8,7 +8,6 @@ trains; the service asks for tokens, so findings are read as root does.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import uuid
@@ -19,22 +18,15 @@ from typing import Any, Final
 
 import pytest
 
+from tests.docs.pages import block
 from tests.pods.engine import NETWORK, ROOT, EngineError, podman
 from tests.pods.images import SYSTEMD, TORCH, pip_settings, site_packages
 from tests.world.daemons import throughout, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300), pytest.mark.xdist_group("systemd")]
-DOCS: Final = (ROOT / "docs/workstation.md").read_text("utf-8")
-CLUSTER_DOCS: Final = (ROOT / "docs/cluster.md").read_text("utf-8")
 UNITS: Final = ("frd", "frd-agent@alice")
 _INSTALL_S: Final = 240.0
 _HELD_UP_S: Final = 3.0
-
-
-def block(of: str, words: str) -> str:
-    """The one console block of a page that has these words."""
-    (found,) = (b for b in re.findall(r"^```console\n(.*?)^```", of, re.M | re.S) if words in b)
-    return str(found)
 
 
 class Machine:
@@ -122,7 +114,7 @@ class Machine:
 
     def start_job(self) -> None:
         """With the command line of the page, in a session of her own."""
-        (line,) = block(DOCS, "frd-agent exec").splitlines()
+        (line,) = block("docs/workstation.md", "frd-agent exec --run-dir").splitlines()
         env = "--setenv=FAULT=/home/alice/fault --setenv=SHARD=/home/alice/shard-17.tar"
         where = f"--uid=alice --unit=train --working-directory=/home/alice {env}"
         self.type(f"rm -f /home/alice/fault; systemd-run --quiet --collect {where} {line}")
@@ -147,7 +139,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """The console block of the page has been typed."""
     made = Machine(tmp_path_factory.mktemp("machine"))
     try:
-        made.installed = made.type(block(DOCS, "-m venv"), within_s=_INSTALL_S)
+        made.installed = made.type(block("docs/workstation.md", "-m venv"), within_s=_INSTALL_S)
         yield made
     finally:
         podman("rm", "--force", "--time=0", made.name, check=False)
@@ -173,7 +165,8 @@ def test_the_console_block_works_as_typed(machine: Machine) -> None:
         "reader-token root 600",
         "tokens frd 600",
     ]
-    assert machine.run("bash", "-c", block(DOCS, "frd findings")).returncode == 0
+    asks = block("docs/workstation.md", "frd findings --token-file")
+    assert machine.run("bash", "-c", asks).returncode == 0
 
 
 def test_a_reload(machine: Machine) -> None:
@@ -199,7 +192,7 @@ def test_an_upgrade_while_a_job_runs(machine: Machine) -> None:
     """Installed again and restarted under a healthy job: no finding, and the job is watched: when a
     rank then gets stuck in a read, rank, line and file are named."""
     machine.start_job()
-    machine.type(block(DOCS, "--upgrade"), within_s=_INSTALL_S)
+    machine.type(block("docs/workstation.md", "--upgrade"), within_s=_INSTALL_S)
     until(lambda: machine.sees(2), machine.journal)
 
     def quiet() -> None:
@@ -233,7 +226,7 @@ def test_both_daemons_are_killed_while_a_rank_holds_the_gil(machine: Machine) ->
 
 def test_a_second_user(machine: Machine) -> None:
     """Bob's agent has its own file, token and port, as the page says, and cannot read Alice's."""
-    machine.type(block(DOCS, "agent-bob-token"))
+    machine.type(block("docs/workstation.md", "agent-bob-token"))
     assert machine.is_active("frd-agent@bob")
     fetch = "import urllib.request as u; u.urlopen('http://127.0.0.1:{}/metrics').read()"
     for port in (9375, 9376):
@@ -277,9 +270,9 @@ def test_a_restart_of_the_machine(machine: Machine) -> None:
 
 def test_the_files_of_a_cluster(machine: Machine) -> None:
     """The certificates that docs/cluster.md says to install are read by NATS and by frd."""
-    machine.type("cd /root; PATH=/opt/frd/bin:$PATH\n" + block(CLUSTER_DOCS, "frd init pki"))
+    machine.type("cd /root; PATH=/opt/frd/bin:$PATH\n" + block("docs/cluster.md", "frd init pki"))
     machine.type(f"systemctl disable --now {' '.join(UNITS)}; userdel frd")
-    machine.type("cd /root\n" + block(CLUSTER_DOCS, "--owner=nats"))
+    machine.type("cd /root\n" + block("docs/cluster.md", "--owner=nats"))
     for user, folder in (("nats", "/etc/nats"), ("frd", "/etc/frd")):
         machine.type(
             f"runuser -u {user} -- cat {folder}/ca.pem {folder}/server.pem {folder}/server.key"

@@ -126,6 +126,19 @@ def running(command: Sequence[str | Path], **options: Any) -> Iterator[subproces
         end(process)
 
 
+@contextlib.contextmanager
+def launched(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """`running` for a launcher such as torchrun, whose ranks have separate process groups: it is
+    asked to end them first."""
+    with running(command, **options) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(PATIENCE_S)
+
+
 def freeze(process: subprocess.Popen[Any]) -> None:
     """SIGSTOP; returns once it has stopped."""
     process.send_signal(signal.SIGSTOP)

@@ -19,7 +19,7 @@ from frd.errors import FrdError, ServiceUnavailable
 from frd_agent import exec as starter
 from frd_agent import tap
 from frd_agent.config import Config, load
-from frd_agent.launch.checks import Check, agent_check, may_trace
+from frd_agent.launch.checks import Check, agent_check, may_trace, stacks_check
 from frd_agent.memory.host import cgroup
 from frd_agent.proc import PROC, Vital, capabilities, read_all, status_line
 from frd_agent.ranks.process import HIDDEN
@@ -81,7 +81,8 @@ def _is_mine(pid: int) -> bool:
 def of_agent(agent: int, config: Config) -> Iterator[Check]:
     """The checks of the agent with that pid."""
     run_dir = config.run_dir
-    yield agent_check(str(run_dir), starter.watcher(str(run_dir)))
+    holder = starter.watcher(str(run_dir))
+    yield agent_check(str(run_dir), holder)
     yield _run_dir(run_dir)
     files = TapFile.scan(run_dir)
     yield from (Check.failed("users", text) for text in unreadable(run_dir, files).texts)
@@ -94,6 +95,8 @@ def of_agent(agent: int, config: Config) -> Iterator[Check]:
     for rank, pid in seen[:1]:
         yield _stack(rank, pid)
         yield _cgroup(rank, pid)
+    if not ranks:
+        yield stacks_check(holder)
     for _, process in ranks:
         process.close()
     yield from _service(config)

@@ -8,13 +8,10 @@ directory, like exec.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -26,9 +23,11 @@ from frd.errors import ConfigError
 from frd.version import __version__
 from frd_agent import exec as starter
 from frd_agent import tap
+from frd_agent.inspection.reading.rights import yama_advice
 from frd_agent.launch import command_line, commands
 from frd_agent.launch.run_lock import Holder
-from frd_agent.proc import capabilities
+from frd_agent.proc import capabilities, ptrace_scope
+from frd_agent.ranks.stacks.outside import NoStack, py_spy
 
 _PROBE: Final = Path(__file__).with_name("probe.py")
 _REACHED: Final = (
@@ -67,10 +66,12 @@ class Check:
         return cls(name, State.FAILED, text)
 
 
-def of_node(cmd: Sequence[str], run_dir: Path | None) -> Iterator[Check]:
+def of_node(
+    cmd: Sequence[str], run_dir: Path | None, *, allow_ptrace: bool = False
+) -> Iterator[Check]:
     """The checks, in order. `cmd` is the job's command and may be empty."""
     directory = os.path.abspath(run_dir) if run_dir is not None else tap.run_dir(os.environ)
-    env = starter.environment(os.environ, directory)
+    env = starter.environment(os.environ, directory, allow_ptrace=allow_ptrace)
     yield from _tap(cmd, env)
     yield _run_dir(directory)
     agent = starter.watcher(directory)
@@ -78,7 +79,7 @@ def of_node(cmd: Sequence[str], run_dir: Path | None) -> Iterator[Check]:
     yield from _untapped(directory)
     if agent is not None and agent.service:
         yield _service(agent.service)
-    yield _stacks(agent)
+    yield stacks_check(agent, ranks_allow=env.get(tap.ALLOW_PTRACE) == "1")
 
 
 # -- the tap ---------------------------------------------------------------------------------
@@ -245,27 +246,22 @@ def _refusal(address: str) -> str:
         )
 
 
-def _stacks(agent: Holder | None) -> Check:
-    """py-spy is needed only if a rank does not answer, for example while the GIL is held."""
-    own_bin = Path(sys.executable).parent
-    if not (shutil.which("py-spy") or shutil.which("py-spy", path=str(own_bin))):
+def stacks_check(agent: Holder | None, *, ranks_allow: bool = False) -> Check:
+    """py-spy is needed for child processes, and if a rank does not answer, for example while the
+    GIL is held. `ranks_allow`: they are started with --allow-ptrace."""
+    lost = "no Python stack of a rank that holds the GIL, nor of a data loader's worker"
+    try:
+        py_spy()
+    except NoStack as error:
         return Check.warning(
-            "stacks",
-            "py-spy is not installed: no Python stack of a rank that holds the GIL: "
-            "pip install py-spy in the agent's environment",
+            "stacks", f"py-spy is {error} in the agent's environment: without it {lost}"
         )
-    scope = 0  # a kernel without that restriction
-    with contextlib.suppress(OSError, ValueError):
-        scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text("ascii"))
+    scope = ptrace_scope()
     # If the agent cannot be seen, it is taken to have the rights of this process.
     pid = agent.pid if agent is not None and os.path.exists(f"/proc/{agent.pid}/status") else "self"
-    if scope == 0 or (scope < 3 and may_trace(pid)):
+    if scope == 0 or (scope == 1 and ranks_allow) or (scope < 3 and may_trace(pid)):
         return Check.ok("stacks", "py-spy is installed and may read the ranks")
-    return Check.warning(
-        "stacks",
-        f"py-spy may not read the ranks (kernel.yama.ptrace_scope = {scope}): no Python stack of a "
-        "rank that holds the GIL: set it to 0, or give the agent CAP_SYS_PTRACE",
-    )
+    return Check.warning("stacks", f"py-spy may not read the ranks: {lost}: {yama_advice()}")
 
 
 def may_trace(pid: int | str) -> bool:

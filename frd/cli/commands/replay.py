@@ -122,7 +122,8 @@ def _log_of_a_cell(
         from frd.cluster.nats import reading
     except ModuleNotFoundError as error:
         raise ClusterError(
-            f"cluster.servers: set, and {error.name} is missing: pip install 'frd-daemon[cluster]'"
+            f"cluster.servers: set, and {error.name} is missing: "
+            "pip install httpx nats-py nkeys zstandard"
         ) from None
     return partial(reading, cluster, cell_of(job or "") if cell is None else cell)
 

@@ -113,7 +113,7 @@ def engine_for(
         yield InProcess()
     elif not _has_dask():
         warn(
-            "traces: large, and read by one process only: `pip install 'frd-daemon[dask]'` to use "
+            "traces: large, and read by one process only: `pip install dask distributed` to use "
             f"all {workers} cores"
         )
         yield InProcess()
@@ -181,7 +181,7 @@ def _client(scheduler: str) -> Iterator[Any]:
     if not _has_dask():
         raise ConfigError(
             f"--scheduler: {scheduler}: needs Dask, which is not installed: "
-            "`pip install 'frd-daemon[dask]'`, or leave it out"
+            "`pip install dask distributed`, or leave it out"
         )
     from distributed import Client
 

@@ -154,6 +154,6 @@ def import_pyarrow() -> Any:
     except ImportError:
         raise ConfigError(
             "output: .parquet: needs pyarrow, which is not installed: "
-            "`pip install 'frd-daemon[parquet]'`, or use another format such as .sqlite"
+            "`pip install pyarrow`, or use another format such as .sqlite"
         ) from None
     return module

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from frd.cli.commands.demo.scenarios import Scenario
-from frd_agent.ranks.stacks.outside import NoStack, _py_spy
+from frd_agent.ranks.stacks.outside import NoStack, py_spy
 from tests.world.daemons import JOBS, findings, frd, until, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -22,7 +22,7 @@ def line_of(text: str) -> int:
 @pytest.fixture(autouse=True)
 def needs_py_spy() -> None:
     try:
-        _py_spy()
+        py_spy()
     except NoStack:
         pytest.skip("py-spy is not installed")
 

@@ -296,7 +296,7 @@ def test_parquet_without_pyarrow_says_what_to_install(
     printed = capsys.readouterr()
     assert code == USAGE
     assert printed.out == ""
-    assert "pip install 'frd-daemon[parquet]'" in printed.err
+    assert "pip install pyarrow" in printed.err
 
 
 # -- torchft, mistakes -------------------------------------------------------------------------

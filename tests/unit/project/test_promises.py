@@ -36,6 +36,8 @@ from frd_agent.node_time import NodeTime
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.endpoint import Endpoint
 from frd_agent.uplink.uplinks import Limits, Uplinks
+from tests.docs import parsers
+from tests.docs.pages import commands
 from tests.world.http_api import Client as ApiClient
 from tests.world.http_api import Service, job_view
 
@@ -131,46 +133,6 @@ def test_the_demo_page_names_every_scenario() -> None:
     assert re.findall(r"`([a-z_]+)`", row[1]) == list(SCENARIOS)
 
 
-def shell_lines() -> Iterator[tuple[str, list[str]]]:
-    """Every command line of every ```sh block of the docs."""
-    for page in PAGES:
-        for block in re.findall(r"^```sh\n(.*?)^```", text(page), re.MULTILINE | re.DOTALL):
-            for line in block.splitlines():
-                if words := shlex.split(line, comments=True):
-                    yield page.name, words
-
-
-def unknown_options(words: list[str]) -> set[str]:
-    """Of a line that begins with one of our programs: options that no such command has."""
-    name, sub, *rest = words
-    own = rest[: rest.index("--")] if "--" in rest else rest
-    typed = " ".join((Path(name).name, sub, *own, ""))
-    called = max((of for of in LINES if typed.startswith(f"{of} ")), key=len)
-    return {word for word in own if word.startswith("-")} - options(command(called)) - {"--help"}
-
-
-def test_every_shell_line_of_the_docs_could_be_typed() -> None:
-    """frd commands and their options exist, and so do the targets and variables of make."""
-    makefile = text(ROOT / "Makefile")
-    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
-    variables = set(re.findall(r"\$\(([A-Z]+)\)", makefile))
-    checked = 0
-    for page, (program, *words) in shell_lines():
-        line = f"{page}: {program} {' '.join(words)}"
-        match Path(program).name, words:
-            case (("frd" | "frd-agent"), [_, *_]):
-                assert not unknown_options([program, *words]), line
-            case "make", [target, *settings]:
-                assert target in targets, line
-                assert {setting.partition("=")[0] for setting in settings} <= variables, line
-            case (("export" | "pip" | "pytest"), _):
-                continue
-            case _:
-                pytest.fail(f"{line}: no check for this line")
-        checked += 1
-    assert checked > 15
-
-
 def examples_of(line: str) -> list[str]:
     """The command lines below "Examples:" of a command's help."""
     _, _, below = (command(line).epilog or "").partition("Examples:\n")
@@ -185,12 +147,11 @@ def test_every_help_ends_in_examples_that_could_be_typed(line: str) -> None:
         f"$({line}" in " ".join(found)
     )
     for example in found:
-        words = shlex.split(example, comments=True)
-        while words and Path(words[0]).name not in PROGRAMS:
-            words.pop(0)
-        if len(words) > 1:
-            own = words[: words.index("|")] if "|" in words else words
-            assert not unknown_options(own), example
+        for words in commands(example):
+            while words and Path(words[0]).name not in PROGRAMS:
+                words.pop(0)
+            if words:
+                parsers.frd(words)
 
 
 # -- the API -----------------------------------------------------------------------------------

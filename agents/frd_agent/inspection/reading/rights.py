@@ -6,11 +6,29 @@ import os
 from pathlib import Path
 from typing import Final
 
-from frd_agent.proc import PROC, capabilities, status_line
+from frd_agent.proc import PROC, capabilities, ptrace_scope, status_line
 
 _DAC_OVERRIDE: Final = 1
 _DAC_READ_SEARCH: Final = 2
 _SYS_PTRACE: Final = 19
+
+
+def yama_advice(proc: Path = PROC) -> str:
+    """For people: what lets the agent read a process of the same user; empty if Yama does not
+    prevent it."""
+    match ptrace_scope(proc):
+        case 0:
+            return ""
+        case 1:
+            how = (
+                "start the job with `frd-agent exec --allow-ptrace`, set it to 0, or give the "
+                "agent CAP_SYS_PTRACE"
+            )
+        case 2:
+            how = "set it to 0, or give the agent CAP_SYS_PTRACE"
+        case _:
+            how = "only a restart of the machine lowers it"
+    return f"kernel.yama.ptrace_scope is {ptrace_scope(proc)}: {how}"
 
 
 def missing_right(pid: int, proc: Path = PROC) -> str:
@@ -38,9 +56,11 @@ def missing_right(pid: int, proc: Path = PROC) -> str:
             f"the agent (gid {os.getegid()}) may not read a process of gid {groups[1]}: run the "
             f"agent with that group (runAsGroup in Kubernetes), or give it {give}"
         )
+    if give and (advice := yama_advice(proc)):
+        return f"the agent (uid {own}) may not read this process of the same user: {advice}"
     if give:
         return (
             f"the agent (uid {own}) may not read this process of the same user, which has more "
-            f"capabilities, is not dumpable, or is protected by Yama: give the agent {give}"
+            f"capabilities or is not dumpable: give the agent {give}"
         )
     return "this kernel, or a security module, does not show its system calls"

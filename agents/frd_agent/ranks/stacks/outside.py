@@ -16,6 +16,7 @@ from typing import Final
 
 from frd.errors import FrdError
 from frd.flight.stacks.text import ADVICE
+from frd_agent.inspection.reading.rights import yama_advice
 from frd_agent.proc import PROC
 from frd_agent.ranks.process import HIDDEN
 
@@ -76,7 +77,7 @@ async def from_py_spy(pid: int, timeout_s: float) -> str:
     Raises:
         NoStack: py-spy is absent, is not allowed to read the process, or took too long.
     """
-    command = _py_spy()
+    command = py_spy()
     if timeout_s <= 0:
         raise NoStack("no time left")
     try:
@@ -117,13 +118,15 @@ async def _dump(command: str, pid: int) -> str:
 def advice(error: NoStack) -> str:
     """Advice that lets the next stack be read; empty if there is none."""
     if NOT_INSTALLED in str(error):
-        return "install py-spy in the agent's environment to see its Python stack"
+        return "pip install py-spy in the agent's environment to see its Python stack"
     if "ermission" in str(error):
-        return "let py-spy read it (same user as the rank, or CAP_SYS_PTRACE) to see its stack"
+        return yama_advice() or (
+            "let py-spy read it (same user as the rank, or CAP_SYS_PTRACE) to see its stack"
+        )
     return ""
 
 
-def _py_spy() -> str:
+def py_spy() -> str:
     """The command, on the path or in the agent's environment."""
     own_bin = Path(sys.executable).parent
     if command := shutil.which("py-spy") or shutil.which("py-spy", path=str(own_bin)):

@@ -98,7 +98,9 @@ def _name(number: int) -> str:
 def _start_nats(stage: Stage) -> list[str]:
     """Three servers on free ports that form one cluster; returns their URLs."""
     if importlib.util.find_spec("nats") is None:
-        raise FrdError("demo: failover: nats-py is missing: pip install 'frd-daemon[cluster]'")
+        raise FrdError(
+            "demo: failover: nats-py is missing: pip install httpx nats-py nkeys zstandard"
+        )
     installed = Path(sys.executable).with_name("nats-server")
     program = str(installed) if installed.exists() else shutil.which("nats-server")
     if program is None:

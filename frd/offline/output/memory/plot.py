@@ -56,7 +56,7 @@ def check_plot(path: Path) -> None:
         raise ConfigError(f"plot: {path}: the ending says the format: use .svg, .png or .html")
     if find_spec("matplotlib") is None:
         raise ConfigError(
-            "plot: needs matplotlib, which is not installed: `pip install 'frd-daemon[plot]'`"
+            "plot: needs matplotlib, which is not installed: `pip install matplotlib`"
         )
     check_new(path)
 

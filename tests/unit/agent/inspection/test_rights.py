@@ -7,10 +7,12 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from frd.model import Certainty, WaitKind
+from frd_agent.inspection.reading.rights import missing_right
 from tests.world.suspects import inspect, of_kind, suspect
 
 NOBODY = 65_534
@@ -107,3 +109,17 @@ def test_what_needs_no_right(stranger: int) -> None:
     os.kill(stranger, 19)
     with only_capabilities():
         assert inspect(stranger, enough=of_kind(WaitKind.STOPPED)).certainty is Certainty.SEEN
+
+
+def test_a_kernel_with_yama(tmp_path: Path) -> None:
+    """A process of the same user: who may read it is said with the setting's value."""
+    (tmp_path / "sys/kernel/yama").mkdir(parents=True)
+    (tmp_path / "sys/kernel/yama/ptrace_scope").write_text("1\n")
+    (tmp_path / "7").mkdir()
+    uid, gid = os.geteuid(), os.getegid()
+    (tmp_path / "7/status").write_text(f"Uid:\t{uid} {uid}\nGid:\t{gid} {gid} {gid}\n")
+    assert missing_right(7, tmp_path) == (
+        f"the agent (uid {uid}) may not read this process of the same user: "
+        "kernel.yama.ptrace_scope is 1: start the job with `frd-agent exec --allow-ptrace`, set it "
+        "to 0, or give the agent CAP_SYS_PTRACE"
+    )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from frd_agent.inspection.reading import rights
 from frd_agent.launch import checks, command_line
 from frd_agent.launch.checks import State
 from tests.world.daemons import free_address, run_program
@@ -119,3 +120,31 @@ def test_the_replicas_of_a_service(tmp_path: Path) -> None:
         assert some.state is State.WARNING
         assert there not in some.text
     assert checks._service(f"{there},{lost}").state is State.FAILED
+
+
+@pytest.mark.parametrize(
+    ("scope", "allowed", "ok"),
+    [(0, False, True), (1, False, False), (1, True, True), (2, True, False), (3, True, False)],
+)
+def test_the_right_to_read_stacks(
+    scope: int, allowed: bool, ok: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Yama forbids it to an agent without CAP_SYS_PTRACE, unless the ranks allow it; the line names
+    each way to give the right that works with this value."""
+    for module in (checks, rights):
+        monkeypatch.setattr(module, "ptrace_scope", lambda *_: scope)
+    monkeypatch.setattr(checks, "may_trace", lambda _: False)
+    said = checks.stacks_check(None, ranks_allow=allowed)
+    assert (said.state is State.OK) is ok
+    ways = ("exec --allow-ptrace", "set it to 0", "CAP_SYS_PTRACE")
+    named = {1: ways, 2: ways[1:]}.get(scope, ())
+    assert ok or [way for way in ways if way in said.text] == list(named)
+    assert ok or f"kernel.yama.ptrace_scope is {scope}" in said.text
+
+
+def test_without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line says what is lost and what installs it."""
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    said = checks.stacks_check(None)
+    assert said.state is State.WARNING
+    assert "not installed: pip install py-spy in the agent's environment" in said.text

@@ -110,15 +110,15 @@ def test_children_without_py_spy(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     stack = asyncio.run(StackReader(parent.pid, None).read())
     activity = activity_of(stack.text + read(parent.pid))
-    assert activity.note == "install py-spy in the agent's environment to see its Python stack"
-    assert f"{ADVICE}install py-spy" in stack.text
+    assert activity.note == "pip install py-spy in the agent's environment to see its Python stack"
+    assert f"{ADVICE}pip install py-spy" in stack.text
     assert all(one.stack[0].startswith("in the kernel: ") for one in activity.workers)
     assert len(activity.workers) == 2
 
 
 def test_advice() -> None:
     """What helps, where something helps."""
-    assert advice(NoStack(NOT_INSTALLED)).startswith("install py-spy")
+    assert advice(NoStack(NOT_INSTALLED)).startswith("pip install py-spy")
     assert "CAP_SYS_PTRACE" in advice(NoStack("exit code 1: Error: Permission Denied: Try ..."))
     assert advice(NoStack("no answer within 5 s")) == ""
 

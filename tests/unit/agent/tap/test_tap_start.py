@@ -17,6 +17,7 @@ from frd_agent import tap
 from frd_agent.exec import environment, exec_command
 from frd_agent.launch.run_lock import Holder, RunLock
 from tests.world.daemons import run_program
+from tests.world.interpreters import interpreter
 
 PACKAGE = Path(frd_agent.__file__).parent
 SITE = PACKAGE / "_site"
@@ -29,16 +30,6 @@ def python(code: str, *path: Path, executable: str = sys.executable) -> str:
     env |= {"PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONDONTWRITEBYTECODE": "1"}
     done = run_program([executable, "-c", code], env=env)
     return done.stdout + done.stderr
-
-
-def older_python() -> str:
-    """A Python 3.9 of this machine, or else a skip."""
-    places = [shutil.which("python3.9"), *Path.home().glob(".pyenv/versions/3.9.*/bin/python")]
-    for place in filter(None, places):
-        version = python("import sys; print(*sys.version_info[:2])", executable=str(place))
-        if version.split() == ["3", "9"]:  # and not a shim that says it is not chosen
-            return str(place)
-    pytest.skip("no Python 3.9 on this machine")
 
 
 @pytest.fixture
@@ -176,7 +167,7 @@ def test_by_hand_and_by_exec_is_once(fake_torch: Path) -> None:
 def test_python_39_takes_it(fake_torch: Path) -> None:
     """The oldest supported Python, without frd or its dependencies."""
     code = f"import torch.distributed; {LOADED}"
-    said = python(code, SITE, fake_torch, executable=older_python())
+    said = python(code, SITE, fake_torch, executable=interpreter("3.9"))
     assert said.strip() == "['MainThread', 'frd-tap']"
 
 
