@@ -126,9 +126,9 @@ class Pod:
     def exec(self, name: str, *command: str) -> subprocess.CompletedProcess[str]:
         return execute(self.container(name), *command)
 
-    def kill(self, name: str) -> None:
-        """SIGKILL to the container's first process."""
-        podman("kill", "--signal", "KILL", self.container(name))
+    def kill(self, name: str, signal: str = "KILL") -> None:
+        """A signal to the container's first process."""
+        podman("kill", "--signal", signal, self.container(name))
 
     def restart(self, name: str) -> None:
         """What the kubelet does when a sidecar has ended: a new container on the same volumes."""

@@ -44,6 +44,7 @@ def short_grace(spec: Object) -> None:
 def check_over(job: Job) -> None:
     """frd neither waits for the job nor accuses a rank."""
     job.until(lambda: job.line()["state"] in ("ended", "lost"), "the job is over")
+    job.until(lambda: not job.line()["open_findings"], "its findings are closed")
     assert job.blind() == []
     done = job.frd("findings", "--job", job.name)
     assert done.returncode == 0, done.stdout
@@ -64,7 +65,11 @@ def check_blind(job: Job, exit_code: int) -> None:
 
 
 @pytest.mark.parametrize("hung", [False, True], ids=["healthy", "hung"])
-@pytest.mark.parametrize("edit", [ends_on_term, short_grace], ids=["30s", "2s"])
+@pytest.mark.parametrize(
+    "edit",
+    [ends_on_term, short_grace, edits(short_grace, apart)],
+    ids=["30s", "2s", "2s-apart"],
+)
 def test_a_pod_that_is_deleted(
     cluster: Cluster, hung: bool, edit: Callable[[Object], None]
 ) -> None:
@@ -144,6 +149,25 @@ def test_an_ordinary_container_ends_after_the_ranks(cluster: Cluster) -> None:
     assert exit_codes(job) == {"training": 0, "frd-agent": 0}
     check_over(job)
     assert job.line()["state"] == "ended"
+
+
+def test_an_ordinary_container_is_killed_with_its_ranks(cluster: Cluster) -> None:
+    """Before 1.29, ranks that outlast the grace period: the agent has said that it leaves, so the
+    job is lost, not blind."""
+    job = cluster.start_job(2, edit=before_1_29)
+    job.until_watched()
+    job.break_("read 1")
+    job.finding(lambda one: one["suspects"], kind="stall")
+    for name in ("training", "frd-agent"):
+        job.pod.kill(name, "TERM")
+    staying = "2 ranks live: staying"
+    job.until(lambda: staying in job.pod.logs("frd-agent"), "the agent outlives its ranks")
+    job.pod.kill_everything()
+    job.pod.remove()
+    check_over(job)
+    assert job.line()["state"] == "lost"
+    (found,) = job.findings()
+    assert found["close_reason"] == "nothing is heard any more"
 
 
 @pytest.mark.parametrize("more", [(), (apart,)], ids=["shared", "apart"])
