@@ -123,8 +123,10 @@ def before_1_29(spec: Object) -> None:
     shown = yaml.safe_load(re.findall(r"```yaml\n(.+?)```", section, re.DOTALL)[0])
     ours = {container["name"]: container["command"] for container in shown["containers"]}
     (training,), (tap, agent) = spec["containers"], spec["initContainers"]
-    words = ours["training"][-1].replace("torchrun train.py", " ".join(training["command"]))
-    training["command"] = [*ours["training"][:-1], words]
+    shell, flag, script = ours["training"]
+    assert "torchrun train.py" in script
+    script = script.replace("torchrun train.py", " ".join(training["command"]))
+    training["command"] = [shell, flag, script]
     agent["command"] = ours["frd-agent"]
     del agent["restartPolicy"]
     spec["initContainers"], spec["containers"] = [tap], [training, agent]
