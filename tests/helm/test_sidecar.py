@@ -177,6 +177,18 @@ def test_the_agent_takes_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (loaded.poll_s, loaded.outbox_rows, loaded.log_level) == (1, 5000, "debug")
 
 
+def test_only_the_sidecar_outlives_its_ranks() -> None:
+    """It is stopped with its ranks, unlike the DaemonSet's agent; a key of yours replaces the
+    recipe's limit."""
+    option = "--outlive-ranks"
+    assert option in recipe()["initContainers"][1]["command"]
+    own = recipe({"agent": {"config": {"outlive_ranks_s": 595}}})["initContainers"][1]
+    assert option not in own["command"]
+    assert variables(own)["FRD_AGENT_OUTLIVE_RANKS_S"] == "595"
+    (agent,) = render({"agent": {"daemonset": {"enabled": True}}}).pod("DaemonSet")["containers"]
+    assert option not in agent["command"]
+
+
 def test_without_tls_the_agent_needs_no_secret() -> None:
     """An insecure release mounts no Secret and needs no file."""
     shown = recipe({"insecure": True})

@@ -17,6 +17,7 @@ import re
 import signal
 import ssl
 import subprocess
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -44,6 +45,8 @@ VALUES: Final[Mapping[str, Any]] = {
 }
 """Values of the chart; docs/kubernetes.md says that users set the first."""
 _PROBE_S: Final = 2.0
+_LEAST_GRACE_S: Final = 2
+"""Of a sidecar: the kubelet's minimumGracePeriodInSeconds."""
 
 
 class Pod:
@@ -123,9 +126,9 @@ class Pod:
     def exec(self, name: str, *command: str) -> subprocess.CompletedProcess[str]:
         return execute(self.container(name), *command)
 
-    def kill(self, name: str) -> None:
-        """SIGKILL to the container's first process."""
-        podman("kill", "--signal", "KILL", self.container(name))
+    def kill(self, name: str, signal: str = "KILL") -> None:
+        """A signal to the container's first process."""
+        podman("kill", "--signal", signal, self.container(name))
 
     def restart(self, name: str) -> None:
         """What the kubelet does when a sidecar has ended: a new container on the same volumes."""
@@ -135,13 +138,23 @@ class Pod:
         (spec,) = (c for c in self._containers() if c["name"] == name)
         self._run(spec)
 
-    def delete(self) -> None:
-        """TERM to the containers, then to the sidecars, and the end of all of them."""
-        grace_s = str(self.template.spec.get("terminationGracePeriodSeconds", 30))
-        for group in (self.template.spec["containers"], self.template.sidecars):
+    def stop(self) -> None:
+        """As for a deletion: TERM to the containers, then to the sidecars, for which two seconds
+        are left if the containers took the whole grace period."""
+        grace_s = self.template.spec.get("terminationGracePeriodSeconds", 30)
+        ends_s = time.monotonic() + grace_s
+        for group in filter(None, (self.template.spec["containers"], self.template.sidecars)):
+            left_s = max(_LEAST_GRACE_S, round(ends_s - time.monotonic()))
             names = [self.container(c["name"]) for c in group]
-            podman("stop", "--ignore", "--time", grace_s, *names)
+            podman("stop", "--ignore", "--time", str(left_s), *names)
+
+    def delete(self) -> None:
+        self.stop()
         self.remove()
+
+    def kill_everything(self) -> None:
+        """SIGKILL to all processes of all containers together: a deletion by force."""
+        kill([pid for c in self._containers() for pid in self._alive(c["name"])])
 
     def remove(self) -> None:
         podman("pod", "rm", "--force", "--time", "0", self._id, check=False)
@@ -154,6 +167,9 @@ class Pod:
                 name = container["name"]
                 parts.append(f"--- {self.template.name} {name}:\n{self.logs(name)[-2500:]}")
         return "\n".join(parts)
+
+    def _alive(self, name: str) -> list[int]:
+        return self.processes(name) if self.is_running(name) else []
 
     def _containers(self) -> list[Object]:
         spec = self.template.spec
@@ -231,6 +247,7 @@ class Cluster:
         ranks: int = 3,
         pods: int = 1,
         *,
+        name: str = "train",
         edit: Callable[[Object], None] = lambda spec: None,
         sidecar: Mapping[str, Any] | None = None,
     ) -> Job:
@@ -245,11 +262,12 @@ class Cluster:
             agent = {**self.values["agent"], "sidecar": sidecar}
             shown = recipe({**self.values, "agent": agent})
             spec["initContainers"] = shown["initContainers"]
-        edit(spec)
-        (training,) = spec["containers"]
-        training["command"] = [_count(word, ranks, pods) for word in training["command"]]
         service, job = yaml.safe_load_all(JOB.read_text("utf-8"))
-        name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+        namespace, first = job["metadata"]["namespace"], f"{job['metadata']['name']}-0."
+        (training,) = spec["containers"]
+        words = [_count(word, ranks, pods) for word in training["command"]]
+        training["command"] = [word.replace(first, f"{name}-0.") for word in words]
+        edit(spec)
         domain = service["metadata"]["name"]
         assert domain == spec["subdomain"]
         labels = read["metadata"]["labels"] | {"batch.kubernetes.io/job-name": name}
@@ -306,6 +324,23 @@ class Job:
         path = f"/api/v1/jobs/{quote(self.name, safe='')}"
         found: dict[str, Any] = self.client.get(path, {"memory": "all"})
         return found
+
+    def line(self) -> dict[str, Any]:
+        """The job in short: its state, and how many ranks are in each."""
+        (found,) = (x for x in self.client.get("/api/v1/jobs")["jobs"] if x["job"] == self.name)
+        return dict(found)
+
+    def blind(self) -> list[str]:
+        """Why the service does not see all of it."""
+        query = {"job": self.name}
+        reasons: list[str] = self.client.get("/api/v1/findings", query)["watching"]["blind"]
+        return reasons
+
+    def metric(self, name: str) -> float:
+        """The value of the job's series."""
+        text = self.client.text("/metrics")
+        (value,) = re.findall(rf'^{name}{{job="{self.name}"}} (.+)$', text, re.MULTILINE)
+        return float(value)
 
     def until_watched(self) -> None:
         """All ranks train, and the service has matched collectives of theirs."""

@@ -17,6 +17,9 @@ chart's context, so a chart that depends on this one can use them too, with .Sub
 {{- end }}
 - --token-file=/etc/frd/token
 {{- end }}
+{{- if and .stopsWithRanks (not (hasKey .root.Values.agent.config "outlive_ranks_s")) }}
+- --outlive-ranks
+{{- end }}
 {{- range .root.Values.agent.extraArgs }}
 - {{ quote . }}
 {{- end }}
@@ -92,7 +95,7 @@ fail: nothing of frd shall hold up a rank or make its pod unready. Only the agen
   image: {{ include "frd.image" . }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   command:
-    {{- include "frd.agent.command" (dict "root" . "runDir" "/run/frd/run") | nindent 4 }}
+    {{- include "frd.agent.command" (dict "root" . "runDir" "/run/frd/run" "stopsWithRanks" true) | nindent 4 }}
   {{- with include "frd.agent.env" . | trim }}
   env:
     {{- . | nindent 4 }}
