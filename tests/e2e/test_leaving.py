@@ -128,6 +128,7 @@ async def test_a_job_whose_agents_went_is_lost_until_they_return(tmp_path: Path)
             assert await ended(process) == 0
         await async_until(lambda: state() == "unwatched", "the end of its stream", 3)
         assert "stopped" in blind()[0]
+        assert service.metric('frd_agents_expected{job="scripted"}') == 0  # no FrdBlind
         await async_until(lambda: state() == "lost", "the loss")
         assert blind() == []
         assert service.metric('frd_agents_expected{job="scripted"}') == 0

@@ -132,7 +132,7 @@ METRICS: Final[dict[str, Spec]] = {
     "frd_agents_expected": _gauge(
         ("job",),
         "Agents that are connected for the job's newest attempt, or host ranks of it that have not "
-        "ended; 0 once it ended or was lost.",
+        "ended; 0 once it ended, or all of these agents were stopped.",
     ),
     "frd_agents_reporting": _gauge(
         ("job",), "Expected agents that are connected and have reported recently."

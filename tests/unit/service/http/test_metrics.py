@@ -395,3 +395,26 @@ def test_every_store_has_its_errors() -> None:
     for store in STORES:
         count = 3 if store == "timelines" else 0
         assert f'frd_store_errors_total{{store="{store}"}} {count}.0\n' in text
+
+
+def test_agents_that_are_missed() -> None:
+    """FrdBlind compares the agents that are expected with those that report: one that has gone is
+    missed while ranks of it may live, unless all agents of the job were stopped."""
+
+    def agents(*nodes: NodeView) -> tuple[float, float]:
+        job = {TRAIN: (0, 1)}
+        got = scraped(
+            service_state(job_view(), nodes=[dataclasses.replace(n, ranks=job) for n in nodes])
+        )
+        names = ("frd_agents_expected", "frd_agents_reporting")
+        expected, reporting = (value(got, name, job="train") for name in names)
+        return expected, reporting
+
+    up = node_view("a", {})
+    killed = node_view("b", {}, connected=False, reporting=False)
+    stopped = dataclasses.replace(killed, leaves=True)
+    assert agents(up, killed) == (2, 1)
+    assert agents(up, stopped) == (2, 1)
+    assert agents(killed, stopped) == (2, 0)
+    assert agents(stopped, stopped) == (0, 0)
+    assert agents(up, dataclasses.replace(up, leaves=True)) == (2, 2)
