@@ -262,8 +262,9 @@ def test_the_sidecar_connects(running: Running, tmp_path: Path) -> None:
         "--run-dir": str(tmp_path / "run"),
         "--metrics": metrics,
     }
-    given = dict(word.partition("=")[::2] for word in command[2:]) | here
-    options = [f"{k}={v.replace('/etc/frd', str(credentials))}" for k, v in given.items()]
+    given = {word.partition("=")[0]: word for word in command[2:]}
+    given |= {name: f"{name}={value}" for name, value in here.items()}
+    options = [word.replace("/etc/frd", str(credentials)) for word in given.values()]
     agent = [str(FRD.with_name(command[0])), command[1], *options]
     with subprocess.Popen(agent, stderr=subprocess.PIPE, text=True) as process:
         try:

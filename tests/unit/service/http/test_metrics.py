@@ -401,7 +401,7 @@ def test_agents_that_are_missed() -> None:
     """FrdBlind compares the agents that are expected with those that report: one that has gone is
     missed while ranks of it may live, unless all agents of the job were stopped."""
 
-    def agents(*nodes: NodeView) -> tuple[float, float]:
+    def agents(*nodes: NodeView) -> tuple[float | None, float | None]:
         job = {TRAIN: (0, 1)}
         got = scraped(
             service_state(job_view(), nodes=[dataclasses.replace(n, ranks=job) for n in nodes])
