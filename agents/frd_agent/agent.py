@@ -45,7 +45,7 @@ from frd_agent.ranks.roster import Roster
 from frd_agent.uplink.answers import AnyRank, answer, answer_ras, answer_waits
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.stream import Stream
-from frd_agent.uplink.uplinks import GOODBYE_S, Limits, Uplinks
+from frd_agent.uplink.uplinks import Limits, Uplinks
 
 _CONCURRENT_DUMPS: Final = 4
 _CONCURRENT_ANSWERS: Final = 32
@@ -106,8 +106,6 @@ class Agent:
         self._memory: MemoryWatch | None = None
         self._asked_at_s: float | None = None
         """When the agent was asked to stop."""
-        self._is_hurried = False
-        """It was asked a second time."""
         self._stop = asyncio.Event()
         self._turn = asyncio.Event()
 
@@ -173,8 +171,8 @@ class Agent:
         """End soon: immediately, or when no rank lives, see `Config.outlive_ranks_s`. Called again:
         immediately."""
         if self._asked_at_s is not None:
-            self._is_hurried = True
             self._stop.set()
+            asyncio.get_running_loop().call_later(_HURRIED_GOODBYE_S, self._uplinks.cancel)
         else:
             self._asked_at_s = time.monotonic()
             self._notify(STOPPING)
@@ -386,4 +384,4 @@ class Agent:
     async def _say_goodbye(self) -> None:
         for task in self._answers:
             task.cancel()
-        await self._uplinks.close(_HURRIED_GOODBYE_S if self._is_hurried else GOODBYE_S)
+        await self._uplinks.close()

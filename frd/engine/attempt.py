@@ -33,6 +33,7 @@ from frd.engine.state.lazy import once
 from frd.engine.state.phases import PhasesAt
 from frd.engine.state.session_clocks import SessionClocks
 from frd.engine.state.snapshot import Snapshot, StallTable
+from frd.engine.state.tables import EXITED
 from frd.engine.state.watermarks import WatermarkRows
 from frd.engine.tick import Tick
 from frd.engine.views import STATES, AttemptView
@@ -344,8 +345,9 @@ class Attempt:
         self._observed += 1
 
     def agent_leaves(self, ranks: Sequence[int]) -> None:
-        """The agent of these ranks was asked to stop, or says goodbye."""
-        self._ranks.left[np.asarray(ranks, np.int64)] = True
+        """The agent of these ranks was asked to stop, or says goodbye: of those that live."""
+        rows = np.asarray(ranks, np.int64)
+        self._ranks.left[rows[self._ranks.state[rows] < EXITED]] = True
         self._observed += 1
 
     # -- questions ---------------------------------------------------------------------------

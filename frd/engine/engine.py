@@ -145,6 +145,7 @@ class Engine:
     def _drop(self, key: AttemptKey) -> None:
         """Forget an attempt; findings that are open stay, as after a restart."""
         evaluation = self._evaluations[key]
+        evaluation.tracker.forget_resting()
         if evaluation.attempt is not None:
             self._evicted.update(evaluation.attempt.evicted)
         if len(evaluation.tracker):
@@ -224,8 +225,10 @@ class Engine:
         for key, evaluation in list(self._evaluations.items()):
             if evaluation.attempt is None and not len(evaluation.tracker):
                 del self._evaluations[key]
-            elif evaluation.over_at is not None and now - evaluation.over_at >= retention_ns:
-                self._drop(key)
+            elif evaluation.over_at is not None:
+                lost_ns = self.policy.deserted_after_s * 1e9 if evaluation.lost_at else 0
+                if now - evaluation.over_at >= max(retention_ns, lost_ns):
+                    self._drop(key)
 
     def attach(self, finding_id: str, evidence: Evidence) -> list[FindingEvent]:
         """Add evidence to a finding that is open or remembered; its id stays.

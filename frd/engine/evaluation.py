@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from frd.engine.attempt import Attempt
 from frd.engine.clock_faults import ClockDetector
 from frd.engine.findings import builder
-from frd.engine.findings.claim import Known, Lifetime, Look
+from frd.engine.findings.claim import NEVER, Known, Lifetime, Look
 from frd.engine.findings.tracker import Tracker
 from frd.engine.hangs.detector import HangDetector, look_at
 from frd.engine.losses.lost_ranks import judged_after_s
@@ -129,16 +129,15 @@ class Evaluation:
         attempt = self.attempt
         if attempt is None or self.superseded_at is not None:
             return
-        silent_s = self._silent_s(attempt, now)
+        silent_s, is_left = self._silent_s(attempt, now), False
         if silent_s is None:
             self.lost_at = None
-            yield from self.tracker.wake(now)
-        elif attempt.tables.is_left and silent_s > judged_after_s(self._policy):
-            # Nothing will be reported, so nothing can be found, and nothing becomes critical.
-            if silent_s >= self._policy.lost_after_s and self.lost_at is None:
-                self.lost_at = now
+            self.tracker.heard(now)
+        elif is_left := attempt.tables.is_left:
+            if silent_s >= self._policy.lost_after_s:
+                self.lost_at = self.lost_at or now
                 yield from self.tracker.rest(now, "nothing is heard any more")
-            return
+                return
         elif silent_s >= self._policy.deserted_after_s:
             self.ended_at = self.ended_at or now
             reason = f"no agent has reported on it for {self._policy.deserted_after_s:.0f} s"
@@ -154,7 +153,9 @@ class Evaluation:
             yield from self.tracker.close_all(now, "the attempt ended", but=outlasting)
             return
         tick, most = attempt.tick(now), len(self.tracker) + room
-        for detector, life in zip(self._detectors, self._lifetimes, strict=True):
+        for detector, lifetime in zip(self._detectors, self._lifetimes, strict=True):
+            # Nothing becomes critical of what no agent will report on.
+            life = replace(lifetime, critical_after_s=NEVER) if is_left else lifetime
             look = detector.evaluate(tick, self.tracker.known(life.kinds))
             if look is not None:
                 look = _with_phases(look, tick.phases)

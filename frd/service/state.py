@@ -47,7 +47,7 @@ class NodeView:
     """Of the agent process."""
     unreadable: tuple[str, ...] = ()
     """What its ranks publish and the agent may not read, as text for users."""
-    leaves: bool = False
+    stopped: bool = False
     """The agent was asked to stop, or has said goodbye."""
 
 

@@ -37,7 +37,7 @@ from frd_agent.uplink.stream import Keepalive, Stream
 LINGER_S: Final = 900.0
 MAX_LINGERING: Final = 4
 """Streams of jobs without ranks: a node may run many short jobs one after the other."""
-GOODBYE_S: Final = 5.0
+_GOODBYE_S: Final = 5.0
 """Time limit for sending what is left at the end, if a service is connected."""
 
 
@@ -77,12 +77,12 @@ class Uplink:
             self.left_at_s = now_s
             self.clock.has_ranks = False
 
-    async def end(self, why: str, within_s: float = GOODBYE_S) -> None:
+    async def end(self, why: str) -> None:
         """Send what is left, and a goodbye, if the service is connected."""
         run, watch = self.tasks
         watch.cancel()
         self.stream.close(why)
-        await asyncio.wait({run}, timeout=within_s if self.stream.connected else 0.0)
+        await asyncio.wait({run}, timeout=_GOODBYE_S if self.stream.connected else 0.0)
         run.cancel()
         await asyncio.wait({run, watch})
 
@@ -115,6 +115,8 @@ class Uplinks:
         self._idle: Uplink | None = None
         """The stream without a job."""
         self._ending: set[asyncio.Task[None]] = set()
+        self._leaving: Mapping[str, Leaving] | None = None
+        """By job; None while the agent is not asked to stop."""
         self._dropped_before = (0, 0)
         """Rows and samples that jobs without an uplink had dropped."""
 
@@ -171,6 +173,8 @@ class Uplinks:
         dictionary, limits, name = self._dictionary, self._limits, job or ""
         outbox = Outbox(limits.outbox_rows, limits.outbox_bytes)
         current = CurrentState(dictionary.attempt_of)
+        if self._leaving is not None:
+            current.set_leaving(self._leaving.get(name, Leaving(0)))
         samples = Samples(limits.memory_bytes, dictionary.series_number)
         hello = self._hello()
         clock = Clock(ClockHello(hello.boot_id, hello.session), self._stats, self._time)
@@ -214,8 +218,8 @@ class Uplinks:
         rows_before, samples_before = self._dropped_before
         self._dropped_before = rows_before + rows, samples_before + samples
 
-    def _end(self, uplink: Uplink, why: str, within_s: float = GOODBYE_S) -> asyncio.Task[None]:
-        task = asyncio.create_task(uplink.end(why, within_s))
+    def _end(self, uplink: Uplink, why: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(uplink.end(why))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
         return task
@@ -240,14 +244,15 @@ class Uplinks:
 
     def leave(self, live: Mapping[str, int]) -> None:
         """Report that the agent was asked to stop while so many ranks live, by job."""
+        self._leaving = {job: Leaving(count) for job, count in live.items()}
         for uplink in self:
-            uplink.reports.current.set_leaving(Leaving(live.get(uplink.reports.job, 0)))
+            uplink.reports.current.set_leaving(self._leaving.get(uplink.reports.job, Leaving(0)))
             uplink.stream.wake()
 
-    async def close(self, within_s: float) -> None:
+    async def close(self) -> None:
         """Say goodbye on all streams."""
         for uplink in self:
-            self._end(uplink, "the agent stops", within_s)
+            self._end(uplink, "the agent stops")
         if self._ending:
             await asyncio.wait(self._ending)
 

@@ -67,7 +67,9 @@ class OpenFinding:
     """Closed by hand. It stays known, so that the same incident opens no other finding, but it is
     reported no more."""
     is_resting: bool = False
-    """Closed because nothing is heard of the job any more; it opens again with the job."""
+    """Closed because nothing is heard of the job any more; it may open again, see `reopen`."""
+    heard_at: AlignedNs | None = None
+    """When the job was heard again while it rests."""
     rivals: Rivals = field(default_factory=Rivals)
     """Suspects that this finding may come to name."""
     successors: Rivals = field(default_factory=Rivals)
@@ -109,12 +111,24 @@ class OpenFinding:
         known = Attachments.of(finding)
         return cls(finding, finding.suspects, frozenset(), finding.opened_at, at, known)
 
-    def wake(self, now: AlignedNs) -> None:
+    def rest(self) -> None:
+        self.is_resting, self.heard_at = True, None
+
+    def heard(self, now: AlignedNs) -> None:
         """The job is heard again: what has become of the finding is not known, as after a restart
         of the service."""
+        if self.is_resting and self.heard_at is None:
+            self.heard_at = self.seen = self.restored_at = now
+            self.updated_at = None
+
+    def reopen(self, look: Look, life: Lifetime) -> list[FindingEvent]:
+        """Open again what a look still shows when the agents have had time to report."""
+        if self.heard_at is None or not self.is_resting or self.seen < look.at:
+            return []
+        if look.at - self.heard_at < life.confirm_s * 1e9:
+            return []
         self.is_resting = False
-        self.seen = self.restored_at = now
-        self.updated_at = None
+        return [] if self.is_dismissed else [FindingEvent(Change.OPENED, self.finding)]
 
     # -- questions ---------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ clock_unsynchronized
 Findings of every kind expire when no look has shown them for `lost_close_after_s`. A finding that
 was closed by hand stays known until its trouble is over, so that the same trouble opens no other
 finding. If nothing is heard of a job any more, its findings rest: they are closed, and open again
-under their ids if its agents come back.
+under their ids if its agents come back and report that they hold.
 """
 
 from __future__ import annotations
@@ -122,6 +122,7 @@ class Tracker:
         events += self._close(passed, look.at, life.close_reason)
         for tracked in self._of(life.kinds):
             events += tracked.escalate(look, life)
+            events += tracked.reopen(look, life)
         return events
 
     def settle(self, life: Lifetime, look: Look) -> list[FindingEvent]:
@@ -232,28 +233,29 @@ class Tracker:
         return self._close(over, now, reason)
 
     def rest(self, now: AlignedNs, reason: str) -> list[FindingEvent]:
-        """Close all findings until `wake`."""
+        """Nothing is heard of the job any more: close all findings, until `heard`."""
         events = []
         for tracked in self._of(tuple(Kind)):
             if not tracked.is_hidden:
                 finding = tracked.closed(now, reason, as_of=tracked.seen)
                 events.append(FindingEvent(Change.CLOSED, finding))
-            tracked.is_resting = True
+            tracked.rest()
         return events
 
-    def wake(self, now: AlignedNs) -> list[FindingEvent]:
-        """Open those again that rest."""
-        resting = [tracked for tracked in self._of(tuple(Kind)) if tracked.is_resting]
-        for tracked in resting:
-            tracked.wake(now)
-        shown = [tracked for tracked in resting if not tracked.is_hidden]
-        return [FindingEvent(Change.OPENED, tracked.finding) for tracked in shown]
+    def heard(self, now: AlignedNs) -> None:
+        """The job is heard again."""
+        for tracked in self._open.values():
+            tracked.heard(now)
+
+    def forget_resting(self) -> None:
+        self._open = {id_: one for id_, one in self._open.items() if not one.is_resting}
 
     def expire(
         self, now: AlignedNs, after_s: float, *, of: Collection[Kind] = tuple(Kind)
     ) -> list[FindingEvent]:
         """Close what no look has shown for this long."""
-        over = [tracked for tracked in self._of(of) if now - tracked.seen >= after_s * 1e9]
+        before = now - after_s * 1e9
+        over = [one for one in self._of(of) if one.seen <= before and not one.is_resting]
         return self._close(over, now, f"nothing new for {after_s:.0f} s")
 
     def _close(

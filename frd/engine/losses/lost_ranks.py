@@ -1,9 +1,9 @@
 """Which rank was lost first when processes of an attempt end, if any was.
 
 The first cause is the first rank that exited for its own reason before any rank was asked to stop.
-A rank that reacted to a peer is never the cause while there is another explanation: one is a rank
-whose agent has gone since, which alone would prove nothing, as the node may only be cut off from
-the service. Neither a stop
+A rank that reacted to a peer is never the cause while there is another explanation. A rank of which
+nothing is heard is one if its peers lost their connections at that time: silence alone proves
+nothing, because the node may only be cut off from the service. Neither a stop
 of the whole job nor an end that most ranks share is a lost rank: a lost rank is one of few. Agents
 see exits late, so within a window the manner of an exit decides (`frd.engine.losses.exits`), not
 the order.
@@ -73,13 +73,13 @@ def first_lost(
     ]
     if causes:
         return _first_cause(snapshot, gone, causes, first_stops, policy, is_over=is_over)
-    if unheard := _unheard(snapshot, bad, stops):
+    if unheard := _unheard(snapshot, gone, stops, policy):
         return Loss(tuple(unheard), Confidence.MEDIUM)
     if stops:
         return _stopped(snapshot, gone, stops)
     if waited_s < judged_after_s(policy) and not is_over:
         return None  # the peer that they blame is not reported yet
-    return _blame_a_peer(snapshot, gone, bad, policy)
+    return _blame_a_peer(snapshot, gone, bad, policy, final=final)
 
 
 def _explains(stop: Exit, other: Exit, *, has_reacted: bool) -> bool:
@@ -118,8 +118,7 @@ def _first_cause(
     first = _first_of([exited for exited in rare if exited.manner is manner])
     crashed = [exited for exited in first if exited.how.kind is ExitKind.SIGNAL]
     first = crashed or first  # a program may react to a peer with its own exception
-    is_heard = bool((snapshot.in_state(RankState.LIVE) & snapshot.connected).any())
-    others_died = (is_over or not is_heard) and _others_died(bad, first)
+    others_died = is_over and _others_died(bad, first)
     if not others_died and not _others_run_on(snapshot, bad[0].at, policy):
         return None
     is_sure = manner is not Manner.ABORTED and _have_order(first[0], (*first, *stops))
@@ -160,28 +159,40 @@ def _stopped(snapshot: Snapshot, gone: Sequence[Exit], stops: Sequence[Exit]) ->
 
 
 def _blame_a_peer(
-    snapshot: Snapshot, gone: Sequence[Exit], bad: Sequence[Exit], policy: Policy
+    snapshot: Snapshot, gone: Sequence[Exit], bad: Sequence[Exit], policy: Policy, *, final: bool
 ) -> Loss | None:
     """Each that left blames a peer. Where the job was done, as a rank shows that finished and had
     joined all that the others did, they only lost each other while leaving."""
-    finished = [exited for exited in gone if not exited.is_bad]
-    if finished and all(exited.is_known_to_end for exited in finished):
+    if _was_done(gone):
         return None
-    if finished or 2 * len(bad) > len(snapshot.rank):
-        return None if _may_be_unheard(snapshot, bad[0].at, policy) else Loss((), Confidence.LOW)
+    if not final and _may_be_unheard(snapshot, bad[0].at, policy):
+        return None
+    if any(not exited.is_bad for exited in gone) or 2 * len(bad) > len(snapshot.rank):
+        return Loss((), Confidence.LOW)
     if not _others_run_on(snapshot, bad[0].at, policy):
         return None
     return Loss(tuple(_first_of(bad)), Confidence.LOW)
 
 
-def _unheard(snapshot: Snapshot, bad: Sequence[Exit], stops: Sequence[Exit]) -> list[Exit]:
-    """Ranks that live as far as is known, whose agent has gone, and that were not heard after
-    their peers began to exit with broken connections, before any rank was asked to stop."""
-    reacted = [exited for exited in bad if exited.manner is Manner.REACTED]
-    if not reacted or not all(reacted[0].seen.is_before(stop.seen) for stop in stops):
+def _unheard(
+    snapshot: Snapshot, gone: Sequence[Exit], stops: Sequence[Exit], policy: Policy
+) -> list[Exit]:
+    """Ranks that live as far as is known and have not been heard since their peers lost connections
+    to them: their node may be gone. None of them if the job was done, or if ranks were asked to
+    stop, by a signal before that or, as their agents say, together with their agent."""
+    reacted = [exited for exited in gone if exited.manner is Manner.REACTED]
+    if not reacted or _was_done(gone):
         return []
-    live = snapshot.in_state(RankState.LIVE) & ~snapshot.connected
-    rows = np.flatnonzero(live & (snapshot.as_of <= reacted[0].at + SEEN_LATE_NS))
+    first = reacted[0]
+    was_stopped = (snapshot.left & snapshot.in_state(RankState.EXITED)).any()
+    if was_stopped or not all(first.seen.is_before(stop.seen) for stop in stops):
+        return []
+    if snapshot.now - first.at < _patience_ns(policy):
+        return []
+    live, late_ns = snapshot.in_state(RankState.LIVE), policy.telemetry_late_s * 1e9
+    silent = live & (snapshot.as_of <= first.at + SEEN_LATE_NS)
+    heard = {int(n) for n in snapshot.clocks.node[live & ~silent & snapshot.connected]}
+    rows = np.flatnonzero(silent & (snapshot.as_of >= first.at - late_ns))
     return [
         Exit(
             rank=int(snapshot.rank[row]),
@@ -192,14 +203,26 @@ def _unheard(snapshot: Snapshot, bad: Sequence[Exit], stops: Sequence[Exit]) -> 
             is_unheard=True,
         )
         for row in rows.tolist()
+        if not snapshot.connected[row] or int(snapshot.clocks.node[row]) not in heard
     ]
 
 
 def _may_be_unheard(snapshot: Snapshot, first_at: AlignedNs, policy: Policy) -> bool:
-    """It takes a while until a connection to an agent is known to be lost."""
-    patience_ns = (judged_after_s(policy) + policy.telemetry_late_s) * 1e9
+    """Ranks that have been quiet since the first exit may be those that are gone."""
     quiet = snapshot.in_state(RankState.LIVE) & (snapshot.as_of <= first_at)
-    return bool(quiet.any()) and snapshot.now - first_at < patience_ns
+    return bool(quiet.any()) and snapshot.now - first_at < _patience_ns(policy)
+
+
+def _patience_ns(policy: Policy) -> float:
+    """An agent that lost its connection tries again within 15 s, and then reports how ranks ended;
+    a connection that is lost without a sign takes as long to be noticed."""
+    return 2 * policy.telemetry_late_s * 1e9
+
+
+def _was_done(gone: Sequence[Exit]) -> bool:
+    """A rank has finished that had joined all that the others did."""
+    finished = [exited for exited in gone if not exited.is_bad]
+    return bool(finished) and all(exited.is_known_to_end for exited in finished)
 
 
 def _broken(reacted: Sequence[Exit]) -> str:

@@ -32,8 +32,9 @@ class AttemptTables:
 
     @property
     def has_agents(self) -> bool:
-        """An agent that reports a rank is connected."""
-        return bool(self.ranks.connected[: self.ranks.count].any())
+        """An agent that reports a rank that has not ended is connected."""
+        ranks, count = self.ranks, self.ranks.count
+        return bool((ranks.connected[:count] & (ranks.state[:count] < EXITED)).any())
 
     @property
     def is_left(self) -> bool:

@@ -149,7 +149,7 @@ class Snapshot:
     connected: Bools
     """The stream of the rank's agent is up (always true offline)."""
     left: Bools
-    """The rank's agent was asked to stop, or has said goodbye."""
+    """While the rank lived, its agent was asked to stop, or said goodbye."""
     gap: Bools
     """Rows of the rank are known to be missing, so that its absence proves less."""
     moved_at: Int64s

@@ -96,7 +96,7 @@ class RankTable(GrowingColumns):
     """Node time."""
     connected: Bools = column(np.bool_)
     left: Bools = column(np.bool_)
-    """Its agent was asked to stop, or has said goodbye, and no other agent has come since."""
+    """While it lived, its agent was asked to stop or said goodbye, and no other has come since."""
     session: Int32s = column(np.int32, -1)
     """Number of the rank's agent session, whose ranks share one clock; -1 until it is known."""
     as_of_session: Int32s = column(np.int32, -1)

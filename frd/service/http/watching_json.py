@@ -73,8 +73,8 @@ def _blind_of(state: ServiceState, view: AttemptView) -> Iterator[str]:
     """Why some ranks of a running job are not watched."""
     name, alive = view.key.job, alive_ranks(view)
     hosts = [node for node in state.nodes if alive.intersection(node.ranks.get(view.key, ()))]
-    stopped = [node for node in hosts if not node.connected and node.leaves]
-    gone = [node for node in hosts if not node.connected and not node.leaves]
+    stopped = [node for node in hosts if not node.connected and node.stopped]
+    gone = [node for node in hosts if not node.connected and not node.stopped]
     silent = [node for node in hosts if node.connected and not node.reporting]
     if stopped:
         yield _without(state.status_view.at, view, alive, stopped, "stopped") + f": {_ADVICE}"

@@ -119,6 +119,8 @@ class Declarations:
         """The attempt of each memory series."""
         self.superseded: set[int] = set()
         """Stream indexes of ranks."""
+        self.is_leaving = False
+        """The agent was asked to stop."""
         self.must_resync = False
         """Rows of a run that is now admitted were dropped: the agent must send them again."""
         self._entered: list[int] = []
@@ -231,6 +233,8 @@ class Declarations:
                 alignment=self.alignment,
             )
             attempt.connection(ranks, True)
+            if self.is_leaving:
+                attempt.agent_leaves(ranks)
 
     def _enter_group(self, handles: StreamHandles, index: int, info: GroupInfo) -> None:
         handle = handles.attempt.group(info)

@@ -29,7 +29,9 @@ class _Node:
     shown: dict[AttemptKey, tuple[int, ...]] = field(default_factory=dict)
     """`ranks` for views: replaced, never changed."""
     unreadable: tuple[str, ...] = ()
-    leaves: bool = False
+    stopped: bool = False
+    closing: set[int] = field(default_factory=set)
+    """Streams with a goodbye."""
 
     def show(self) -> None:
         self.ranks = {key: ranks for key, ranks in self.ranks.items() if ranks}
@@ -48,7 +50,7 @@ class Nodes:
     ) -> None:
         node = self._nodes.setdefault(key, _Node(name, clock, now))
         if not node.streams:  # the agent sends these again
-            node.unreadable, node.leaves = (), False
+            node.unreadable, node.stopped, node.closing = (), False, set()
         node.name, node.clock = name, clock
         node.streams.add(stream)
 
@@ -58,11 +60,14 @@ class Nodes:
     def unreadable(self, key: SessionKey, texts: tuple[str, ...]) -> None:
         self._nodes[key].unreadable = texts
 
-    def leaves(self, key: SessionKey, stream: int | None = None) -> None:
-        """Its agent was asked to stop, or says goodbye on `stream`: that of one job may end while
-        others go on."""
+    def asked_to_stop(self, key: SessionKey) -> None:
+        self._nodes[key].stopped = True
+
+    def said_goodbye(self, key: SessionKey, stream: int) -> None:
+        """The stream of one job may end while others go on."""
         node = self._nodes[key]
-        node.leaves |= stream is None or node.streams == {stream}
+        node.closing.add(stream)
+        node.stopped |= node.streams <= node.closing
 
     def hosts(self, key: SessionKey, ranks: Iterable[tuple[AttemptKey, int]]) -> None:
         left: set[SessionKey] = set()
@@ -105,7 +110,7 @@ class Nodes:
             (
                 *(node.name, key[0], (up := bool(node.streams)), up and node.heard_at >= late_at),
                 *(node.heard_at, node.clock.view(now), node.shown, key[1]),
-                *(node.unreadable if up else (), node.leaves),
+                *(node.unreadable if up else (), node.stopped),
             )
             for key, node in self._nodes.items()
         ]

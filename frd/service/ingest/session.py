@@ -325,6 +325,7 @@ class Session:
 
     def _leave(self) -> None:
         """The agent may be gone from now on: of the ranks that it reports nothing more is known."""
+        self.declared.is_leaving = True
         for index, rank in enumerate(self.ranks):
             owner = self._shared.owners.of(rank.key, rank.info.rank)
             if (handles := rank.handles) is not None and owner in (None, (self, index)):

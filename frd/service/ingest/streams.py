@@ -177,7 +177,7 @@ class Streams:
             case Statuses():
                 self._note(stream, event)
             case Goodbye():
-                self.nodes.leaves(session.key, stream.id)
+                self.nodes.said_goodbye(session.key, stream.id)
             case _:
                 pass
         self.nodes.heard(session.key, now)
@@ -194,7 +194,7 @@ class Streams:
         if event.unreadable is not None:
             self.nodes.unreadable(key, event.unreadable.texts)
         if event.leaving is not None and hello is not None:
-            self.nodes.leaves(key)
+            self.nodes.asked_to_stop(key)
             log.info(
                 "agent of %s was asked to stop: stream %d, %d ranks live",
                 *(hello.node, stream.id, event.leaving.live_ranks),

@@ -34,6 +34,8 @@ class KeptFindings:
             self._restored.pop(finding.id, None)
         if finding.state is FindingState.CLOSED:
             self._unshared[finding.id] = _version(finding, at)
+        else:
+            self._unshared.pop(finding.id, None)
         return Record(RecordKind.FINDING, at, 0, restored.payload)
 
     def shared(self, finding: Finding) -> None:

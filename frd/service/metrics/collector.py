@@ -104,7 +104,7 @@ def _add_job(values: Values, state: ServiceState, name: str, view: AttemptView) 
     hosts = [node for node in state.nodes if view.key in node.ranks]
     alive = alive_ranks(view)
     needed = [n for n in hosts if n.connected or alive.intersection(n.ranks[view.key])]
-    if view.ended or all(node.leaves and not node.connected for node in needed):
+    if all(node.stopped and not node.connected for node in needed):
         needed = []  # a job whose agents were all stopped is about to be lost
     nodes = Counter(_node_state(node) for node in hosts)
     for node_state in NODE_STATES:
@@ -117,8 +117,8 @@ def _add_job(values: Values, state: ServiceState, name: str, view: AttemptView) 
         "frd_job_name_conflicts": state.name_conflicts.get(name, 0),
         "frd_telemetry_gap_entries_total": view.gap_entries,
         "frd_nodes_unsynchronized": len(unsynchronized),
-        "frd_agents_expected": state.expected_agents.get(name, len(needed)) if needed else 0,
-        "frd_agents_reporting": nodes["reporting"] if needed else 0,
+        "frd_agents_expected": 0 if view.ended else state.expected_agents.get(name, len(needed)),
+        "frd_agents_reporting": 0 if view.ended else nodes["reporting"],
     }.items():
         values[metric][job,] += value
 

@@ -79,7 +79,7 @@ async def node(*addresses: str, limits: Limits = LIMITS) -> AsyncIterator[Node]:
     try:
         yield made
     finally:
-        await asyncio.wait_for(made.uplinks.close(5), 10)
+        await asyncio.wait_for(made.uplinks.close(), 10)
 
 
 def declared(replica: Replica, job: str) -> list[str]:

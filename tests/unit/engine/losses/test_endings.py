@@ -427,24 +427,22 @@ def fall_silent(job: Job, *ranks: int, left: bool = False) -> None:
 
 
 @pytest.mark.parametrize("left", [False, True])
-@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("is_noticed", [False, True])
 def test_a_node_of_which_nothing_is_heard_and_its_peers_lose_connections(
-    left: bool, is_late: bool
+    left: bool, is_noticed: bool
 ) -> None:
     """A node of two ranks dies, or its pod is deleted. The others raise because their connection
-    broke; the service may learn only later that the agent there has gone."""
+    broke. The service may not notice that the connection to the agent there is lost."""
     job = running()
     job.reporting -= {2, 3}
-    if not is_late:
+    if is_noticed or left:
         fall_silent(job, 2, 3, left=left)
     job.run(1)
     for rank in (0, 1):
         leave(job, rank, RESET)
-    job.run(6)
-    assert is_late == (not job.open())
-    if is_late:
-        fall_silent(job, 2, 3, left=left)
-        job.run(3)
+    job.run(18)
+    assert job.open() == []
+    job.run(4)
     finding = job.only()
     assert finding.kind is Kind.RANK_LOST
     assert named(finding) == [
@@ -459,6 +457,24 @@ def test_a_node_of_which_nothing_is_heard_and_its_peers_lose_connections(
     assert "ranks 0-1 lost the connection to a peer at" in evidence
 
 
+def test_an_agent_that_connects_again_says_what_was_the_cause() -> None:
+    """The agent of a node has no connection for some seconds, in which its rank raises: the others
+    lose their connections, and nothing is said of them until the agent is back."""
+    job = running()
+    fall_silent(job, 2, 3)
+    job.run(1)
+    failed_at = job.now
+    for rank in (0, 1):
+        leave(job, rank, RESET)
+    job.run(12)
+    assert job.open() == []
+    job.attempt.connection([2, 3], True)
+    job.reporting.add(3)
+    job.status(2, RankState.EXITED, how=BAD_BATCH, at=failed_at - 10**8)
+    job.run(5)
+    assert named(job.only()) == [(2, Reason.EXITED, Confidence.HIGH)]
+
+
 def test_silence_alone_is_no_loss() -> None:
     """The agent of a node goes without a word, and the others run on."""
     job = running()
@@ -467,24 +483,30 @@ def test_silence_alone_is_no_loss() -> None:
     assert job.open() == []
 
 
-def test_a_stop_of_the_whole_job_is_no_loss_of_the_node_that_is_not_heard() -> None:
-    """Slurm cancels a job: the agent of one node is killed before it can report anything, the ranks
-    of the other one are terminated, and one of them raises because its connection broke."""
+def test_a_node_that_was_not_heard_long_before_is_no_loss() -> None:
+    """Its agent was killed minutes ago, and the job trained on. Then two ranks lose a connection,
+    or the job is done and one of them does not end in peace."""
+    for how in (RESET, CLEAN):
+        job = running()
+        fall_silent(job, 2, 3)
+        job.run(120)
+        leave(job, 0, how, ago_s=0.2 if how is CLEAN else 0.0)
+        leave(job, 1, RESET)
+        job.run(60)
+        assert not [s for f in job.findings() for s in f.suspects if s.reason is Reason.UNREACHABLE]
+
+
+@pytest.mark.parametrize("order", ["signal first", "broken connection first"])
+def test_a_stop_of_the_whole_job_is_no_loss_of_the_node_that_is_not_heard(order: str) -> None:
+    """A job is cancelled: the agent of one node says that it leaves, or is killed before that, and
+    is gone. On the other node the agent says that it leaves, too; one rank is terminated, another
+    raises because its connection broke."""
     job = running()
-    fall_silent(job, 2, 3)
-    leave(job, 0, TERM)
-    job.run(0.5)
-    leave(job, 1, RESET)
+    fall_silent(job, 2, 3, left=order == "signal first")
+    ends = [(0, TERM), (1, RESET)]
+    for rank, how in ends if order == "signal first" else reversed(ends):
+        leave(job, rank, how)
+        job.run(0.5)
+        job.attempt.agent_leaves([0, 1])
     job.run(120)
     assert job.open() == []
-
-
-def test_a_rank_that_failed_by_itself_is_the_cause_though_a_node_is_not_heard() -> None:
-    """Rank 0 raises; its peers lose the connection, and the agent of the other node has gone."""
-    job = running()
-    leave(job, 0, BAD_BATCH)
-    job.run(0.5)
-    leave(job, 1, RESET)
-    fall_silent(job, 2, 3)
-    job.run(5)
-    assert named(job.only())[0][:2] == (0, Reason.EXITED)

@@ -412,9 +412,9 @@ def test_agents_that_are_missed() -> None:
 
     up = node_view("a", {})
     killed = node_view("b", {}, connected=False, reporting=False)
-    stopped = dataclasses.replace(killed, leaves=True)
+    stopped = dataclasses.replace(killed, stopped=True)
     assert agents(up, killed) == (2, 1)
     assert agents(up, stopped) == (2, 1)
     assert agents(killed, stopped) == (2, 0)
     assert agents(stopped, stopped) == (0, 0)
-    assert agents(up, dataclasses.replace(up, leaves=True)) == (2, 2)
+    assert agents(up, dataclasses.replace(up, stopped=True)) == (2, 2)

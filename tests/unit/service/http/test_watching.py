@@ -70,7 +70,7 @@ def test_an_agent_of_running_ranks_is_gone() -> None:
         "it said no goodbye: if the node is up, start `frd-agent run` there"
     ]
     assert (shown["jobs"], shown["ranks"], shown["agents"]) == (1, 1, 1)
-    stopped = [nodes[0], replace(nodes[1], leaves=True)]
+    stopped = [nodes[0], replace(nodes[1], stopped=True)]
     assert watching_json(state([job], stopped))["blind"] == [
         "train: the agent on b is stopped, last heard 3 min ago, no agent watches ranks 1-2: "
         "start `frd-agent run` there"

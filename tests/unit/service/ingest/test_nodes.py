@@ -138,11 +138,22 @@ def test_a_goodbye_of_one_job_is_not_that_of_the_agent() -> None:
     agents = Agents(a=[0])
     clock = AgentClock("a", guess(NodeNs(NOW), NOW))
     agents.nodes.connected(("a", "1"), "node a", clock, 77, NOW)
-    agents.nodes.leaves(("a", "1"), 77)
+    agents.nodes.said_goodbye(("a", "1"), 77)
     agents.nodes.disconnected(("a", "1"), 77)
     agents.leave("a/1")
-    assert [view.leaves for view in agents.nodes.views(NOW, 5.0)] == [False]
+    assert [view.stopped for view in agents.nodes.views(NOW, 5.0)] == [False]
     agents.connect("a/1", [0])
-    agents.nodes.leaves(("a", "1"))
+    agents.nodes.asked_to_stop(("a", "1"))
     agents.leave("a/1")
-    assert [view.leaves for view in agents.nodes.views(NOW, 5.0)] == [True]
+    assert [view.stopped for view in agents.nodes.views(NOW, 5.0)] == [True]
+
+
+def test_goodbyes_of_all_streams_are_the_agents() -> None:
+    """An older agent, which says only goodbye, ends both of its streams before either is closed."""
+    agents = Agents(a=[0])
+    clock = AgentClock("a", guess(NodeNs(NOW), NOW))
+    agents.nodes.connected(("a", "1"), "node a", clock, 77, NOW)
+    agents.nodes.said_goodbye(("a", "1"), 77)
+    assert [view.stopped for view in agents.nodes.views(NOW, 5.0)] == [False]
+    agents.nodes.said_goodbye(("a", "1"), 1)
+    assert [view.stopped for view in agents.nodes.views(NOW, 5.0)] == [True]
