@@ -130,7 +130,7 @@ class Evaluation:
         if attempt is None or self.superseded_at is not None:
             return
         silent_s, is_left = self._silent_s(attempt, now), False
-        if silent_s is None:
+        if silent_s is None or attempt.tables.all_gone():
             self.lost_at = None
             self.tracker.heard(now)
         elif is_left := attempt.tables.is_left:

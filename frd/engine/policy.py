@@ -56,7 +56,8 @@ class Policy:
     deserted_after_s: Seconds = 3600.0
     """An attempt is over when no agent has spoken for any of its ranks for this long."""
     lost_after_s: Seconds = 180.0
-    """The same for an attempt whose agents all went on purpose while ranks lived: it is lost."""
+    """An attempt is lost when all of its agents went on purpose, while ranks lived, and nothing was
+    heard for this long."""
     memory_warmup_s: Annotated[float, Ge(0)] = 60.0
     """Memory that rises within this long after a rank's first sample is judged afterwards."""
     memory_min_rise_bytes: Count = 64 * 1024 * 1024

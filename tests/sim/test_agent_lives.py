@@ -60,7 +60,17 @@ POLICY: Final = Policy(
     attempt_retention_s=1e6,
 )
 """Time passes in long steps: a report of the last step is not late."""
-EVENTS: Final = ("start", "start", "leave", "goodbye", "goodbye", "die", "stranger", "end")
+EVENTS: Final = (
+    "start",
+    "start",
+    "leave",
+    "goodbye",
+    "goodbye",
+    "die",
+    "redial",
+    "stranger",
+    "end",
+)
 STEPS: Final = 9
 TERM: Final = ExitInfo(ExitKind.SIGNAL, signal=15)
 
@@ -71,6 +81,7 @@ class Place:
 
     ranks: range
     agent: Stream | None = None
+    session: str = ""
     leaves: bool = False
     """The agent was asked to stop, or its last one has gone on purpose."""
     known: set[int] = field(default_factory=set)
@@ -141,18 +152,27 @@ class Life:
     def send(self, stream: Stream, event: AgentEvent) -> None:
         self.streams.take(stream, encode_agent(event))
 
-    def connect(self, node: int) -> Stream:
+    def connect(self, node: int, session: str = "") -> Stream:
         stream = self.streams.open()
         at = NodeNs(self.now), NodeRawNs(self.now)
-        name = f"n{node}"
-        self.send(stream, Hello(PROTOCOL, "1", name, f"b{node}", f"s{next(self.sessions)}", *at))
+        session = session or f"s{next(self.sessions)}"
+        self.send(stream, Hello(PROTOCOL, "1", f"n{node}", f"b{node}", session, *at))
         return stream
 
     def start(self, job: Job, node: int) -> None:
         """An agent of the job on the node; it says how ranks ended that the last one left."""
         place = job.places[node]
         if place.agent is None:
-            place.agent, place.leaves = self.connect(node), False
+            place.session, place.leaves = f"s{next(self.sessions)}", False
+            self.open(job, node)
+
+    def open(self, job: Job, node: int) -> None:
+        """A stream of the place's agent. Before all else it says again that it leaves."""
+        place = job.places[node]
+        if place.agent is None:
+            place.agent = self.connect(node, place.session)
+            if place.leaves:
+                self.send(place.agent, Statuses((), leaving=Leaving(len(job.alive(place)))))
             infos = [RankInfo(r, WORLD, f"n{node}", f"b{node}", 100 + r) for r in place.ranks]
             self.send(place.agent, declare(infos, key=job.key))
             self.states(job, place)
@@ -206,6 +226,9 @@ class Life:
                 self.gone(place)
             case "die":
                 self.gone(place)
+            case "redial" if place.agent is not None:
+                self.gone(place)
+                self.open(job, node)
             case "stranger":  # an agent without a rank, as that of a job that begins
                 stream = self.connect(node)
                 if self.dice.random() < 0.5:

@@ -197,7 +197,7 @@ def _title(job: _Object) -> Text:
     text = Text(plain(job["job"]), style="bold")
     ended = ", ended" if job["ended"] else ""
     if job.get("state") == "lost":
-        ended = ", lost: its agents were stopped while ranks lived, and nothing is heard any more"
+        ended = ", lost: its agents were stopped while ranks lived, and none reports it any more"
     size = job["world_size"] or len(job["ranks"])
     return text.append(f"  attempt {job['attempt']}{ended}, {size} ranks", style="not bold")
 

@@ -73,7 +73,7 @@ def test_a_lost_job_stays_in_sight(service: Service, capsys: pytest.CaptureFixtu
     service.says("/api/v1/jobs/old", lost)
     assert frd(service, "status") == 0
     text = capsys.readouterr().out
-    assert "old  attempt 1, lost: its agents were stopped while ranks lived, and nothing is" in text
+    assert "old  attempt 1, lost: its agents were stopped while ranks lived, and none" in text
 
 
 def test_status_shows_a_job_with_a_finding_first(

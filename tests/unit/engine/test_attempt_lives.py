@@ -7,7 +7,7 @@ import pytest
 from frd.engine.policy import Policy
 from frd.engine.views import AttemptView
 from frd.errors import WireError
-from frd.model import AlignedNs, RankInfo, RankState, Reason
+from frd.model import AlignedNs, RankInfo, RankState, Reason, Severity
 from tests.world.job import Job
 
 POLICY = Policy(stall_after_s=5.0, attempt_retention_s=60.0, deserted_after_s=30.0, max_attempts=2)
@@ -120,6 +120,51 @@ def test_agents_that_come_back_take_their_attempt_up_again() -> None:
     job.join("dp", [0, 1, 3], 1).run(8)
     assert [s.rank for s in job.only().suspects] == [2]
     assert job.only().suspects[0].reason is Reason.CPU_STUCK
+
+
+def lost(job: Job) -> Job:
+    """All agents are stopped while the job hangs, and nothing is heard for three minutes."""
+    job.attempt.agent_leaves(range(4))
+    job.attempt.connection(range(4), False)
+    job.reporting.clear()
+    job.run(190)
+    assert views(job)[0].lost
+    assert job.open() == []
+    return job
+
+
+def test_a_lost_job_that_comes_back_goes_on_with_its_finding() -> None:
+    """The same stall, which never became critical meanwhile, opens again under its id."""
+    job = hang(Job(4, Policy(stall_after_s=5.0)))
+    job.run(10)
+    found = job.only()
+    lost(job)
+    assert job.findings()[0].close_reason == "nothing is heard any more"
+    assert Severity.CRITICAL not in {event.finding.severity for event in job.events}
+    job.run(1200)
+    job.reconnect(range(4))
+    job.run(5)
+    assert not views(job)[0].lost
+    assert job.only().id == found.id
+    assert [f.id for f in job.findings()] == [found.id]
+
+
+def test_a_finding_of_a_lost_job_that_is_over_stays_closed() -> None:
+    """The rank that was waited for has come while no agent watched: nothing opens again. A stall
+    that a person had closed stays closed as well."""
+    job = lost(hang(Job(4, Policy(stall_after_s=5.0))))
+    job.events.clear()
+    job.attempt.connection(range(4), True)
+    job.reporting |= set(range(4))
+    job.join("dp", [2], 1).complete("dp", range(4), 1).all_reduce("dp", 2).run(20)
+    assert job.events == []
+    job = hang(Job(4, Policy(stall_after_s=5.0)))
+    job.engine.dismiss(job.only().id, job.now, "known")
+    lost(job)
+    job.run(1200)
+    job.reconnect(range(4))
+    job.run(20)
+    assert job.open() == []
 
 
 def test_attempts_that_no_agent_speaks_for_make_room() -> None:
