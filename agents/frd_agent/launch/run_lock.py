@@ -130,7 +130,8 @@ class RunLock:
                     raise
                 raise RunDirBusy(
                     f"run_dir: {self._run_dir}: {_read(fd)} watches it already: "
-                    "stop that agent (a second SIGTERM if it stays for its ranks), or give this one its own --run-dir"
+                    "stop that agent (a second SIGTERM if it stays for its ranks), "
+                    "or give this one its own --run-dir"
                 ) from None
             os.ftruncate(fd, 0)
             os.pwrite(fd, msgspec.json.encode(self._me), 0)
