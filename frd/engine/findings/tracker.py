@@ -254,8 +254,11 @@ class Tracker:
         self, now: AlignedNs, after_s: float, *, of: Collection[Kind] = tuple(Kind)
     ) -> list[FindingEvent]:
         """Close what no look has shown for this long."""
-        before = now - after_s * 1e9
-        over = [one for one in self._of(of) if one.seen <= before and not one.is_resting]
+        over = [
+            tracked
+            for tracked in self._of(of)
+            if now - tracked.seen >= after_s * 1e9 and not tracked.is_resting
+        ]
         return self._close(over, now, f"nothing new for {after_s:.0f} s")
 
     def _close(
