@@ -73,7 +73,9 @@ class Machine:
         self._first = start([*apart, "sh", "-c", "\n".join(script)], env=env)
         assert self._first.stdout is not None
         assert self._first.stdout.readline() == "ready\n"
-        self._namespace = os.readlink(f"/proc/{self._first.pid}/ns/mnt")
+        # Open until the machine is killed: else another machine may get the number of its namespace,
+        # and be killed with it.
+        self._namespace: int | None = os.open(f"/proc/{self._first.pid}/ns/mnt", os.O_RDONLY)
         self._daemons: list[subprocess.Popen[str]] = []
 
     def enter(self, *command: object) -> list[str]:
@@ -94,13 +96,19 @@ class Machine:
                     os.kill(pid, signal.SIGKILL)
             for process in (self._first, *self._daemons):
                 end(process)
+        if self._namespace is not None:
+            os.close(self._namespace)
+            self._namespace = None
 
     def processes(self, words: str = "") -> Iterator[int]:
         """Those with `words` in their command line."""
+        if self._namespace is None:
+            return
+        mine = os.fstat(self._namespace)
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                if os.readlink(path / "ns/mnt") == self._namespace and words in command:
+                if os.path.samestat(os.stat(path / "ns/mnt"), mine) and words in command:
                     yield int(path.name)
 
 
@@ -167,9 +175,10 @@ class Cluster:
             "OMP_NUM_THREADS": "1",
             "FRD_AGENT_SERVICE": self.service.grpc,
         }
-        machines = {name: Machine(folder, name) for name in ("login", *_NODES)}
-        for machine in machines.values():
-            stack.callback(machine.kill)
+        machines = {}
+        for name in ("login", *_NODES):
+            machines[name] = Machine(folder, name)
+            stack.callback(machines[name].kill)
         self.login = machines.pop("login")
         self.nodes = machines
         key = folder / "munge.key"
