@@ -73,7 +73,7 @@ class Machine:
         self._first = start([*apart, "sh", "-c", "\n".join(script)], env=env)
         assert self._first.stdout is not None
         assert self._first.stdout.readline() == "ready\n"
-        # Open until the machine is killed: else another machine may get the number of its namespace,
+        # Open until the machine is killed: else another one may get the number of its namespace,
         # and be killed with it.
         self._namespace: int | None = os.open(f"/proc/{self._first.pid}/ns/mnt", os.O_RDONLY)
         self._daemons: list[subprocess.Popen[str]] = []
