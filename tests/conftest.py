@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -16,6 +17,21 @@ settings.register_profile("patient", deadline=None)
 # A failure in CI must come from a change, not from chance; elsewhere examples are random.
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "patient")
+
+
+_PREPARED = {
+    "pods": ("FRD_PODS", "run by make test-pods, which makes images"),
+    "slurm": ("FRD_SLURM", "run by make test-slurm, which needs Debian"),
+}
+"""Folders whose tests need what a script prepares: the variable that it sets, and why they are
+skipped without it."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for folder, (variable, reason) in _PREPARED.items():
+        for item in items if variable not in os.environ else ():
+            if Path(__file__).parent / folder in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 from frd_agent.recorder import worker_server
 from frd_agent.recorder.worker_server import Busy, First, Handlers
 from frd_agent.tap import IGNORE_CAPTURES
+from tests.world.c_library import shared_library
 from tests.world.daemons import JOBS, first_line, running
 
 SOURCE = Path(__file__).parents[1] / "cuda" / "driver.c"
@@ -22,13 +22,8 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
     library = tmp_path_factory.mktemp("cuda") / "libcuda.so.1"
-    options = ["-shared", "-fPIC", "-Wall", "-Werror", f"-Wl,-soname,{library.name}"]
-    subprocess.run([compiler, *options, "-o", str(library), str(SOURCE)], check=True)
-    return str(library)
+    return shared_library(SOURCE, library, f"-Wl,-soname,{library.name}")
 
 
 @contextmanager

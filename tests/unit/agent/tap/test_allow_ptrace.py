@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.world.c_library import shared_library
 from tests.world.daemons import exec_command, run_program
 
 SOURCE = Path(__file__).parents[3] / "yama" / "prctl.c"
@@ -41,13 +40,7 @@ for name, module in (("ranks", "torch.distributed"), ("other", "json")):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    built = tmp_path_factory.mktemp("yama") / "prctl.so"
-    options = ["-shared", "-fPIC", "-Wall", "-Werror"]
-    subprocess.run([compiler, *options, "-o", str(built), str(SOURCE)], check=True)
-    return str(built)
+    return shared_library(SOURCE, tmp_path_factory.mktemp("yama") / "prctl.so")
 
 
 @pytest.fixture
