@@ -300,4 +300,6 @@ def _meaning(error: nats.js.errors.APIError) -> FrdError:
         return Refused(str(error.description))
     if isinstance(error, nats.js.errors.NotFoundError):
         return Absent(str(error.description))
+    if error.description is None:  # 503: no server has the stream or the consumer yet
+        return Unanswered("no leader")
     return Unanswered(f"{error.description} ({error.err_code})", error.err_code or 0)
