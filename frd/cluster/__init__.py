@@ -6,3 +6,13 @@ not depend on it: only the `log` of a cell decides who may write, because a new 
 `nats` implements registry and log on NATS JetStream. Without the section ``[cluster]`` of the
 configuration nothing here is used, and NATS need not be installed.
 """
+
+from typing import Final
+
+INSTALL: Final = "pip install httpx nats-py nkeys zstandard"
+"""The packages of the extra ``cluster``."""
+
+
+def missing(package: str | None) -> str:
+    """For a configuration that needs `package`, which is not installed."""
+    return f"cluster.servers: set, and {package} is missing: {INSTALL}"

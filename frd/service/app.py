@@ -28,6 +28,7 @@ from starlette.types import ASGIApp
 
 from frd import __version__
 from frd.address import is_loopback, split_address
+from frd.cluster import missing
 from frd.config import (
     LIVE_KEYS,
     Config,
@@ -328,10 +329,7 @@ def _peers(config: Config, view: ServiceView, cells: Cells) -> Peers:
         from frd.service.http.peers.client import PeerClient  # noqa: PLC0415  httpx is an extra
         from frd.service.http.peers.peers import Peers  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"cluster.servers: set, and {error.name} is missing: "
-            "pip install httpx nats-py nkeys zstandard"
-        ) from None
+        raise ConfigError(missing(error.name)) from None
     return Peers(view, PeerClient(config.tls, config.cluster.peers_ca_file), cells.keys)
 
 

@@ -115,8 +115,8 @@ class Uplinks:
         self._idle: Uplink | None = None
         """The stream without a job."""
         self._ending: set[asyncio.Task[None]] = set()
-        self._leaving: Mapping[str, Leaving] | None = None
-        """By job; None while the agent is not asked to stop."""
+        self._left_behind: Mapping[str, int] | None = None
+        """Ranks that lived when the agent was asked to stop, by job; None if it was not."""
         self._dropped_before = (0, 0)
         """Rows and samples that jobs without an uplink had dropped."""
 
@@ -173,8 +173,7 @@ class Uplinks:
         dictionary, limits, name = self._dictionary, self._limits, job or ""
         outbox = Outbox(limits.outbox_rows, limits.outbox_bytes)
         current = CurrentState(dictionary.attempt_of)
-        if self._leaving is not None:
-            current.set_leaving(self._leaving.get(name, Leaving(0)))
+        self._say_leaving(name, current)
         samples = Samples(limits.memory_bytes, dictionary.series_number)
         hello = self._hello()
         clock = Clock(ClockHello(hello.boot_id, hello.session), self._stats, self._time)
@@ -244,10 +243,14 @@ class Uplinks:
 
     def leave(self, live: Mapping[str, int]) -> None:
         """Report that the agent was asked to stop while so many ranks live, by job."""
-        self._leaving = {job: Leaving(count) for job, count in live.items()}
+        self._left_behind = live
         for uplink in self:
-            uplink.reports.current.set_leaving(self._leaving.get(uplink.reports.job, Leaving(0)))
+            self._say_leaving(uplink.reports.job, uplink.reports.current)
             uplink.stream.wake()
+
+    def _say_leaving(self, job: str, current: CurrentState) -> None:
+        if self._left_behind is not None:
+            current.set_leaving(Leaving(self._left_behind.get(job, 0)))
 
     async def close(self) -> None:
         """Say goodbye on all streams."""

@@ -15,6 +15,7 @@ from frd.cli import FINDINGS_PRESENT
 from frd.cli.client import unknown_job
 from frd.cli.options import PATH, console, json_option, print_json, progress, since_option
 from frd.cli.screens.finding_panel import finding_panel
+from frd.cluster import missing
 from frd.cluster.cells import CELLS, cell_of
 from frd.cluster.log import FencedLog
 from frd.config import load
@@ -121,10 +122,7 @@ def _log_of_a_cell(
     try:
         from frd.cluster.nats import reading
     except ModuleNotFoundError as error:
-        raise ClusterError(
-            f"cluster.servers: set, and {error.name} is missing: "
-            "pip install httpx nats-py nkeys zstandard"
-        ) from None
+        raise ClusterError(missing(error.name)) from None
     return partial(reading, cluster, cell_of(job or "") if cell is None else cell)
 
 

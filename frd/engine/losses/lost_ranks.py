@@ -73,10 +73,13 @@ def first_lost(
     ]
     if causes:
         return _first_cause(snapshot, gone, causes, first_stops, policy, is_over=is_over)
-    if unheard := _unheard(snapshot, gone, stops, policy):
+    was_done = _was_done(gone)
+    if not was_done and (unheard := _unheard(snapshot, gone, stops, policy)):
         return Loss(tuple(unheard), Confidence.MEDIUM)
     if stops:
         return _stopped(snapshot, gone, stops)
+    if was_done:
+        return None  # they only lost each other while leaving
     if waited_s < judged_after_s(policy) and not is_over:
         return None  # the peer that they blame is not reported yet
     return _blame_a_peer(snapshot, gone, bad, policy, final=final)
@@ -161,10 +164,7 @@ def _stopped(snapshot: Snapshot, gone: Sequence[Exit], stops: Sequence[Exit]) ->
 def _blame_a_peer(
     snapshot: Snapshot, gone: Sequence[Exit], bad: Sequence[Exit], policy: Policy, *, final: bool
 ) -> Loss | None:
-    """Each that left blames a peer. Where the job was done, as a rank shows that finished and had
-    joined all that the others did, they only lost each other while leaving."""
-    if _was_done(gone):
-        return None
+    """Each that left blames a peer."""
     if not final and _may_be_unheard(snapshot, bad[0].at, policy):
         return None
     if any(not exited.is_bad for exited in gone) or 2 * len(bad) > len(snapshot.rank):
@@ -178,10 +178,10 @@ def _unheard(
     snapshot: Snapshot, gone: Sequence[Exit], stops: Sequence[Exit], policy: Policy
 ) -> list[Exit]:
     """Ranks that live as far as is known and have not been heard since their peers lost connections
-    to them: their node may be gone. None of them if the job was done, or if ranks were asked to
-    stop, by a signal before that or, as their agents say, together with their agent."""
+    to them: their node may be gone. None of them if ranks were asked to stop, by a signal before
+    that or, as their agents say, together with their agent."""
     reacted = [exited for exited in gone if exited.manner is Manner.REACTED]
-    if not reacted or _was_done(gone):
+    if not reacted:
         return []
     first = reacted[0]
     was_stopped = (snapshot.left & snapshot.in_state(RankState.EXITED)).any()
@@ -220,7 +220,7 @@ def _patience_ns(policy: Policy) -> float:
 
 
 def _was_done(gone: Sequence[Exit]) -> bool:
-    """A rank has finished that had joined all that the others did."""
+    """The job was done: a rank has finished that had joined all that the others did."""
     finished = [exited for exited in gone if not exited.is_bad]
     return bool(finished) and all(exited.is_known_to_end for exited in finished)
 

@@ -7,6 +7,7 @@ import inspect
 import re
 import shlex
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -22,6 +23,7 @@ from starlette.routing import Route
 from frd import config
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT, USAGE, cli
 from frd.cli.commands.demo.scenarios import SCENARIOS
+from frd.cluster import INSTALL
 from frd.engine.views import MemoryView as AttemptMemory
 from frd.model import Confidence, Kind, RankState, Reason, SeriesInfo, SeriesKind
 from frd.service.http.routes import create_app
@@ -387,6 +389,12 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", text(page)):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_the_advice_for_clusters_names_the_packages_of_their_extra() -> None:
+    extras = tomllib.loads(text(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
+    packages = [re.split(r"[^\w-]", one)[0] for one in extras["cluster"]]
+    assert f"pip install {' '.join(packages)}" == INSTALL
 
 
 def test_the_tap_imports_the_standard_library_only() -> None:

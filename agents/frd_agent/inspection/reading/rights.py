@@ -16,7 +16,8 @@ _SYS_PTRACE: Final = 19
 def yama_advice(proc: Path = PROC) -> str:
     """For people: what lets the agent read a process of the same user; empty if Yama does not
     prevent it."""
-    match ptrace_scope(proc):
+    scope = ptrace_scope(proc)
+    match scope:
         case 0:
             return ""
         case 1:
@@ -28,7 +29,7 @@ def yama_advice(proc: Path = PROC) -> str:
             how = "set it to 0, or give the agent CAP_SYS_PTRACE"
         case _:
             how = "only a restart of the machine lowers it"
-    return f"kernel.yama.ptrace_scope is {ptrace_scope(proc)}: {how}"
+    return f"kernel.yama.ptrace_scope is {scope}: {how}"
 
 
 def missing_right(pid: int, proc: Path = PROC) -> str:

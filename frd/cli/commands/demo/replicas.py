@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from frd.cli.client import Client
 from frd.cli.commands.demo.stage import ANY_PORTS, Addresses, Stage, watch
+from frd.cluster import INSTALL
 from frd.cluster.cells import cell_of
 from frd.errors import FrdError
 
@@ -98,9 +99,7 @@ def _name(number: int) -> str:
 def _start_nats(stage: Stage) -> list[str]:
     """Three servers on free ports that form one cluster; returns their URLs."""
     if importlib.util.find_spec("nats") is None:
-        raise FrdError(
-            "demo: failover: nats-py is missing: pip install httpx nats-py nkeys zstandard"
-        )
+        raise FrdError(f"demo: failover: nats-py is missing: {INSTALL}")
     installed = Path(sys.executable).with_name("nats-server")
     program = str(installed) if installed.exists() else shutil.which("nats-server")
     if program is None:
