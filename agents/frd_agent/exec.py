@@ -57,8 +57,9 @@ def exec_command(
     if os.path.isdir(directory):  # else `environment` has printed the reason
         _await_agent(directory, wait_agent_s)
     started = _record_start(directory, cmd, env)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed
+        with contextlib.suppress(OSError):  # a full disk: the command runs
+            stream.flush()
     # Python ignores these, and what is ignored stays so across exec: `yes | head` would complain.
     for name in _PYTHON_IGNORES:
         if (number := getattr(signal, name, None)) is not None:
@@ -188,5 +189,6 @@ def _elsewhere(directory: str) -> str | None:
 
 
 def _warn(text: str) -> None:
-    with contextlib.suppress(OSError):
-        print(f"frd: warning: exec: {text}", file=sys.stderr)
+    if sys.stderr is not None:  # it is closed; print would take stdout
+        with contextlib.suppress(OSError):
+            print(f"frd: warning: exec: {text}", file=sys.stderr)

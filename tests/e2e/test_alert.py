@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from frd.cli.commands.demo.stage import Stage
-from tests.world.daemons import until
+from tests.world.daemons import Stage, until
 from tests.world.prometheus import Alertmanager, Prometheus, longest_wait_s, notification
 from tests.world.webhook import Receiver
 

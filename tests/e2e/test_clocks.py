@@ -21,9 +21,10 @@ import pytest
 
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
-from frd.cli.commands.demo.stage import Addresses, Stage
+from frd.cli.commands.demo.stage import Addresses
 from tests.world.daemons import (
     JOBS,
+    Stage,
     findings,
     frd,
     free_port,

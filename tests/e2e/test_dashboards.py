@@ -23,9 +23,8 @@ import pytest
 
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.scripted_rank import ScriptedRank
-from frd.cli.commands.demo.stage import Stage
 from tests.world import nvml
-from tests.world.daemons import agent_command, free_address, running, until
+from tests.world.daemons import Stage, agent_command, free_address, running, until
 from tests.world.fleet import fleet
 from tests.world.nvml import GIB, Driver, uuid
 from tests.world.prometheus import ROOT, Prometheus

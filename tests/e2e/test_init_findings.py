@@ -8,8 +8,7 @@ import pytest
 
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
-from frd.cli.commands.demo.stage import Stage
-from tests.world.daemons import JOBS, findings, until, watched
+from tests.world.daemons import JOBS, Stage, findings, until, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 SCENARIO = Scenario("initialization", "a long initialization", str(JOBS / "initialization.py"))

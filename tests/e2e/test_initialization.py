@@ -13,9 +13,8 @@ import pytest
 
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
-from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
-from tests.world.daemons import JOBS, findings, throughout, until, watched
+from tests.world.daemons import JOBS, Stage, findings, throughout, until, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 JOB = "demo-initialization"

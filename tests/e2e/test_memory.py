@@ -12,8 +12,7 @@ import pytest
 
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from frd.cli.commands.demo.stage import Stage
-from tests.world.daemons import findings, frd, opened_s, until, watched
+from tests.world.daemons import Stage, findings, frd, opened_s, until, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.alone, pytest.mark.timeout(120)]
 WITHIN_S = 80.0

@@ -13,9 +13,9 @@ import pytest
 
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
-from frd.cli.commands.demo.stage import Stage, examples
+from frd.cli.commands.demo.stage import examples
 from frd.forms import finding_from_json
-from tests.world.daemons import JOBS, finding_with, findings, until, watched
+from tests.world.daemons import JOBS, Stage, finding_with, findings, until, watched
 
 HEALTHY_S = float(os.environ.get("FRD_HEALTHY_SECONDS", "50"))
 pytestmark = pytest.mark.torch

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from frd.cli.client import Client
-from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
 from tests.world import daemons
-from tests.world.daemons import JOBS, STEADY, exec_command, findings, running, watched
+from tests.world.daemons import JOBS, STEADY, Stage, exec_command, findings, running, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
 until = partial(daemons.until, ignoring=FrdError)

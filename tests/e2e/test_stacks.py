@@ -35,7 +35,11 @@ def test_a_rank_that_gives_the_gil(standing_rank: Callable[[str], Any]) -> None:
     frames = activity_of(stack.text).stack
     assert frames[0].startswith("standing_rank.py:")
     assert frames[0].endswith(" in load_batch")
-    assert [frame.partition(" in ")[2] for frame in frames] == ["load_batch", "main", "<module>"]
+    assert [frame.partition(" in ")[2] for frame in frames][:3] == [
+        "load_batch",
+        "main",
+        "<module>",
+    ]
 
 
 @needs_py_spy

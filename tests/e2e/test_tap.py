@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import shlex
 import signal
 import threading
 import time
@@ -20,7 +22,7 @@ from frd_agent.ranks import tap_files
 from frd_agent.ranks.stacks.reader import StackReader
 from frd_agent.ranks.tap_counters import CountersFile, Publication
 from frd_agent.recorder.worker_server import Handlers
-from tests.world.daemons import until
+from tests.world.daemons import exec_command, run_program, until
 from tests.world.puppets import everywhere, puppets
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
@@ -225,6 +227,16 @@ def test_an_unusable_run_directory_changes_nothing_but_stderr(tmp_path: Path, la
         "frd: warning: exec:",
         "frd: warning: tap:",
     ]
+
+
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"], ids=["full", "closed"])
+def test_without_stderr_the_command_runs(stderr: str, tmp_path: Path) -> None:
+    """exec cannot warn of its directory: it does without, and writes nothing to stdout instead."""
+    (tmp_path / "file").touch()
+    command = shlex.join(exec_command(tmp_path / "file" / "run", "echo", "trained"))
+    buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    done = run_program(["bash", "-c", f"{command} {stderr}"], env=buffered)
+    assert (done.returncode, done.stdout) == (0, "trained\n")
 
 
 def test_a_full_disk_and_a_full_stderr(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_json_and_pickle_of_one_ring_agree(raw: Path) -> None:
     """Both forms of one ring differ in the stacks alone, and the rewritten file keeps those."""
     as_json, as_pickle = load_dump(raw / "0.json"), load_dump(raw / "0.pickle")
     assert [e.frames for e in as_json.entries] == [()] * 8
-    assert all(e.frames[-1].filename.endswith("gloo_pair.py") for e in as_pickle.entries)
+    for entry in as_pickle.entries:
+        assert any(frame.filename.endswith("gloo_pair.py") for frame in entry.frames)
     assert [e.record_id for e in as_json.entries] == [e.record_id for e in as_pickle.entries]
     assert as_json.status == as_pickle.status

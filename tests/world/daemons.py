@@ -1,4 +1,7 @@
-"""Processes of tests: how they start and end, how a test waits for them, and what they answer."""
+"""Processes of tests: how they start and end, how a test waits for them, and what they answer.
+
+They start warm where that makes no difference (`tests.world.warm`).
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,9 @@ from types import MappingProxyType
 from typing import IO, Any, Final, TypeVar
 
 from frd.cli.client import Client
+from frd.cli.commands.demo import stage as demo
 from frd.cli.commands.demo.scenarios import Scenario
-from frd.cli.commands.demo.stage import Stage
+from tests.world.warm import Process
 
 T = TypeVar("T")
 JOBS: Final = Path(__file__).parents[1] / "e2e" / "jobs"
@@ -98,7 +102,7 @@ def start(
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(without)}
     with contextlib.ExitStack() as files:
-        return subprocess.Popen(
+        return Process(
             command,
             env=inherited | dict(env),
             cwd=cwd,
@@ -158,9 +162,23 @@ def run_program(
     check: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run to the end, and keep what was written."""
-    return subprocess.run(
-        command, env=env, cwd=cwd, check=check, capture_output=True, text=True, timeout=120
+    process = Process(
+        command,
+        env=env,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+    with process:
+        try:
+            output = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    done = subprocess.CompletedProcess(command, process.returncode, *output)
+    if check:
+        done.check_returncode()
+    return done
 
 
 # -- programs ------------------------------------------------------------------------------------
@@ -201,6 +219,12 @@ def rank_environment(rank: int, world: int, port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
     }
+
+
+class Stage(demo.Stage):
+    """The demo's, with processes that start warm."""
+
+    Process = Process
 
 
 @contextlib.contextmanager

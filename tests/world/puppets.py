@@ -7,11 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any
 
-from tests.world.daemons import JOBS, end, free_port, rank_environment, start
-
-_EXEC: Final = "import sys; from frd_agent.exec import exec_command; exec_command(sys.argv[1:])"
+from tests.world.daemons import JOBS, end, exec_command, free_port, rank_environment, start
 
 
 class Puppet:
@@ -29,8 +27,7 @@ class Puppet:
         command = [sys.executable, str(JOBS / "puppet.py")]
         env = rank_environment(rank, world, port) | environ
         if run_dir is not None:
-            env["FRD_RUN_DIR"] = str(run_dir)
-            command = [sys.executable, "-c", _EXEC, *command]
+            command = exec_command(run_dir, *command)
         self.process = start(
             command, env=env, without=("FRD_", "SLURM_"), stdin=subprocess.PIPE, stderr=stderr
         )

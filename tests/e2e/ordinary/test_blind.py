@@ -10,8 +10,7 @@ import pytest
 
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT
 from frd.cli.client import Client
-from frd.cli.commands.demo.stage import Stage
-from tests.world.daemons import STEADY, findings, frd, until
+from tests.world.daemons import STEADY, Stage, findings, frd, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 

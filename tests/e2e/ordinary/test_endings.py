@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from frd.cli.client import Client
-from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
 from tests.world import daemons
 from tests.world.daemons import (
     JOBS,
     STEADY,
+    Stage,
     exec_command,
     findings,
     rank_environment,

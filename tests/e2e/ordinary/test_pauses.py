@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from frd.cli.commands.demo.stage import Addresses, Stage
-from tests.world.daemons import JOBS, fetch, free_address, get, until
+from frd.cli.commands.demo.stage import Addresses
+from tests.world.daemons import JOBS, Stage, fetch, free_address, get, until
 
 STALL_AFTER_S = 2.0
 CHECKPOINT_S = 5.0

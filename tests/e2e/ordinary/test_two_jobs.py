@@ -16,11 +16,11 @@ import pytest
 
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
 from tests.world import daemons
 from tests.world.daemons import (
     JOBS,
+    Stage,
     exec_command,
     findings,
     frd,

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 import frd
 from frd.cli.commands.demo.scenarios import Scenario
@@ -50,6 +50,8 @@ def examples() -> Path:
 
 class Stage:
     """Starts and stops the demo's processes; use as a context manager."""
+
+    Process: type[subprocess.Popen[Any]] = subprocess.Popen
 
     def __init__(
         self,
@@ -196,7 +198,7 @@ class Stage:
         stdout: int | None = None,
     ) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
+            process = self.Process(
                 command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
