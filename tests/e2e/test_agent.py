@@ -81,7 +81,7 @@ async def test_a_hanging_job_is_reported(tmp_path: Path) -> None:
             assert "kept from" in service.parts[1, Part.DUMP].source
             process.terminate()
             assert await asyncio.to_thread(process.wait, 10) == 0
-            assert service.goodbye
+            assert service.goodbyes
 
 
 async def test_a_restarted_service_hears_of_what_is_open(tmp_path: Path) -> None:

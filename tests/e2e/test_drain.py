@@ -98,7 +98,7 @@ async def test_an_agent_sends_the_rest_first(tmp_path: Path) -> None:
         await async_until(lambda: bool(collector.rows), "the first rows")
         process.terminate()
         assert await asyncio.to_thread(process.wait, WITHIN_S) == 0
-        assert collector.goodbye
+        assert collector.goodbyes
         seqs = {int(seq) for batch in collector.rows for seq in batch.seq}
         assert len(seqs) == 50
     rank.close()

@@ -29,6 +29,11 @@ RECONNECT_S = 1.5
 """Jitter, a new connection, and a machine that is busy with other tests."""
 
 
+async def settled(service: Replica) -> None:
+    """The agent is welcome, knows it, and has nothing to report."""
+    await async_until(lambda: service.open and service.pings, "the welcome")
+
+
 async def test_the_machine_of_the_service_dies(tmp_path: Path) -> None:
     """Nothing comes from the service any more, not even the end of its connections: within 7 s the
     agent goes to the second choice of its welcome."""
@@ -37,8 +42,7 @@ async def test_the_machine_of_the_service_dies(tmp_path: Path) -> None:
     async with serving(owner, successor):
         with Proxy(owner.address) as cable:
             async with agent(tmp_path, cable.address):
-                await async_until(lambda: owner.open, "the welcome")
-                await asyncio.sleep(1.0)
+                await settled(owner)
                 assert not successor.hellos
                 cable.cut()
                 began = time.monotonic()
@@ -52,8 +56,7 @@ async def test_the_machine_of_an_agent_dies(tmp_path: Path) -> None:
     async with serving(service):
         with Proxy(service.address) as cable:
             async with agent(tmp_path, cable.address):
-                await async_until(lambda: service.open, "the welcome")
-                await asyncio.sleep(1.0)
+                await settled(service)
                 cable.cut()
                 began = time.monotonic()
                 await async_until(lambda: not service.open, "the end of the stream", 30)

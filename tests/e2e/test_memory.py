@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -52,8 +51,11 @@ def test_the_rank_whose_host_memory_grows_is_named(
         host = {m["rank"]: m for m in job["memory"]["series"] if m["kind"] == "host_used"}
         assert set(host) == {0, 1, 2, 3}
         assert host[2]["used_bytes"] == max(m["used_bytes"] for m in host.values())
-        time.sleep(0.5)  # the journal is written a tick later
-        done = frd("replay", stage.folder / "data" / "journal", "--json")
-        assert done.returncode == FINDINGS_PRESENT, done.stderr
-        (again,) = json.loads(done.stdout)["findings"]
+
+        def replayed() -> str | None:
+            """The journal is written a tick later."""
+            done = frd("replay", stage.folder / "data" / "journal", "--json")
+            return done.stdout if done.returncode == FINDINGS_PRESENT else None
+
+        (again,) = json.loads(until(replayed))["findings"]
         assert claim(again) == claim(finding)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,11 +33,9 @@ def test_uneven_job_with_a_pause_has_no_finding() -> None:
             lambda: stage.log("rank0"),
             HEALTHY_S + 60,
         )
-        time.sleep(2)
         assert [rank.returncode for rank in stage.ranks] == [0, 0, 0, 0]
+        until(lambda: client.get("/api/v1/jobs")["jobs"][0]["ended"], "the end of the job")
         assert findings(client) == []
-        (job,) = client.get("/api/v1/jobs")["jobs"]
-        assert job["ended"]
 
 
 @pytest.mark.timeout(90)

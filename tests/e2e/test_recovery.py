@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -14,6 +14,8 @@ import pytest
 
 from frd.cli.client import Client
 from frd.errors import FrdError
+from frd.model import NodeRawNs
+from frd_agent.ranks.tap_counters import CountersFile
 from tests.world import daemons
 from tests.world.daemons import JOBS, STEADY, Stage, exec_command, findings, running, watched
 
@@ -37,6 +39,21 @@ def kill(process: subprocess.Popen[bytes] | None) -> None:
     process.wait()
 
 
+def ranks_step_on(stage: Stage) -> None:
+    """By what they publish, whoever reads it."""
+
+    def steps() -> list[int]:
+        files = [CountersFile(path, NodeRawNs) for path in sorted(stage.run_dir.glob("*.shm"))]
+        with contextlib.ExitStack() as opened:
+            read = [opened.enter_context(contextlib.closing(file)).read() for file in files]
+        return [sum(row.enqueued for row in one.counters.values()) for one in read if one]
+
+    before = steps()
+    assert len(before) == len(stage.ranks)
+    until(lambda: steps() > [each + 100 for each in before], "100 steps of each rank")
+    assert all(rank.poll() is None for rank in stage.ranks)
+
+
 def test_killed_daemons_leave_a_healthy_job_alone() -> None:
     """SIGKILL for the agent: ranks run on, and the next agent's rows are not counted again. SIGKILL
     for the service: ranks and agent run on, and SIGTERM ends the agent with exit code 0."""
@@ -47,8 +64,7 @@ def test_killed_daemons_leave_a_healthy_job_alone() -> None:
         stage.start_job()
         until(lambda: group(client, stage.job)["completed"] > 200, "200 steps", 40)
         kill(stage.agent)
-        time.sleep(2)
-        assert all(rank.poll() is None for rank in stage.ranks)
+        ranks_step_on(stage)
         stage.start_agent(addresses)
         resumed = group(client, stage.job)["completed"]
         until(lambda: group(client, stage.job)["completed"] > resumed + 1200, "more steps", 60)
@@ -57,8 +73,7 @@ def test_killed_daemons_leave_a_healthy_job_alone() -> None:
         assert findings(client) == []
 
         kill(stage.service)
-        time.sleep(3)
-        assert all(rank.poll() is None for rank in stage.ranks)
+        ranks_step_on(stage)
         assert stage.agent is not None
         assert stage.agent.poll() is None
         stage.agent.send_signal(signal.SIGTERM)
@@ -79,5 +94,5 @@ def test_restarted_job_starts_clean() -> None:
             lost = [f for f in findings(client) if f["kind"] == "rank_lost"]
             assert [s["rank"] for f in lost for s in f["suspects"]] == [1]
             assert job.wait(60) == 0
-            time.sleep(3)
+            until(lambda: client.get("/api/v1/jobs/phoenix")["ended"], "the end of the job")
             assert [f for f in findings(client) if f["attempt"] == 1] == []

@@ -161,6 +161,6 @@ async def test_a_terminal_that_closes_is_a_goodbye(tmp_path: Path) -> None:
             await async_until(lambda: service.pings, "the clock stream, after the welcome")
             process.send_signal(signal.SIGHUP)
             assert await asyncio.to_thread(process.wait, 10) == 0
-            assert service.goodbye
+            assert service.goodbyes
     os.close(ours)
     os.close(theirs)

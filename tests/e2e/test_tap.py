@@ -113,10 +113,12 @@ def test_counters_go_stale_while_the_socket_answers(tmp_path: Path) -> None:
         with contextlib.closing(CountersFile(path, NodeRawNs)) as shm:
             until(shm.read, within_s=10)
             rank.send("hold 4")
-            time.sleep(2.5)
-            sample = shm.read()
-            assert sample is not None
-            assert time.time_ns() - sample.published_at_ns > 1.3e9
+
+            def is_stale() -> bool:
+                sample = shm.read()
+                return sample is not None and time.time_ns() - sample.published_at_ns > 1.3e9
+
+            until(is_stale, within_s=3.5)
             assert json.loads(ask(str(tmp_path / f"{published.token}.sock"), "fr_trace_json"))
         rank.answer()
 
@@ -167,34 +169,32 @@ def test_forked_children_are_not_ranks(tmp_path: Path) -> None:
 def test_questions_at_the_end_do_no_harm(tmp_path: Path) -> None:
     """Three agents ask for stacks without pause while the interpreter ends: exit code 0."""
 
-    async def ask_on(published: tap_files.TapIdentity, pid: int, over: threading.Event) -> int:
+    async def ask_on(published: tap_files.TapIdentity, pid: int) -> None:
         shm = tmp_path / f"{published.token}.shm"
         handlers = Handlers(tmp_path / f"{published.token}.sock")
 
-        async def agent() -> int:
-            answered = 0
+        async def agent(number: int) -> None:
             reader = StackReader(pid, handlers, shm)
             while not over.is_set():
                 stack = await reader.read(py_spy_timeout_s=0.01)
-                answered += stack.source == "dump_traceback"
+                answered[number] += stack.source == "dump_traceback"
             reader.close()
-            return answered
 
-        return min(await asyncio.gather(agent(), agent(), agent()))
+        await asyncio.gather(*map(agent, range(len(answered))))
 
-    over = threading.Event()
+    over, answered = threading.Event(), [0, 0, 0]
     with puppets(1, tmp_path) as [rank], ThreadPoolExecutor(1) as pool:
         try:
             rank.do("init")
             published = identity(tmp_path)
             until((tmp_path / f"{published.token}.sock").exists, within_s=10)
-            asking = pool.submit(asyncio.run, ask_on(published, rank.process.pid, over))
-            time.sleep(1)
+            asking = pool.submit(asyncio.run, ask_on(published, rank.process.pid))
+            until(lambda: all(answered), "an answer to each agent")
             code, _, stderr = rank.leave()
         finally:
             over.set()
         assert code == 0, stderr
-        assert asking.result()
+        asking.result()
 
 
 def test_a_run_directory_with_a_long_name(tmp_path: Path) -> None:
@@ -214,11 +214,13 @@ def test_an_unusable_run_directory_changes_nothing_but_stderr(tmp_path: Path, la
     """Output and exit code are those of a run without frd; exec and tap warn in one line each."""
 
     def run(run_dir: Path | None) -> tuple[int, str, list[str]]:
-        with puppets(1, run_dir) as [rank]:
+        log = tmp_path / "stderr"
+        with log.open("w") as file, puppets(1, run_dir, stderr=file) as [rank]:
             printed = rank.do("init") + rank.do("reduce 3")
-            time.sleep(1)  # the tap's chance to fail
-            code, stdout, stderr = rank.leave(last)
-            return code, printed + stdout, [li for li in stderr.splitlines() if "frd:" in li]
+            if run_dir is not None:
+                until(lambda: "frd: warning: tap" in log.read_text(), "the tap's failure")
+            code, stdout, _ = rank.leave(last)
+        return code, printed + stdout, [li for li in log.read_text().splitlines() if "frd:" in li]
 
     (tmp_path / "file").touch()
     code, stdout, lines = run(tmp_path / "file" / "run")
@@ -247,6 +249,6 @@ def test_a_full_disk_and_a_full_stderr(tmp_path: Path) -> None:
         puppets(1, tmp_path / "file" / "run", stderr=full) as [rank],
     ):
         rank.do("init")
-        time.sleep(1)
+        rank.do("hold 1")  # the tap fails to write before and after it
         rank.do("reduce 3")
         assert rank.leave()[0] == 0

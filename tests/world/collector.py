@@ -64,7 +64,8 @@ class Collector:
         """Begin, end and value."""
         self.events: list[MemoryEvent] = []
         self.parts: dict[tuple[int, Part], ResponsePart] = {}
-        self.goodbye = ""
+        self.goodbyes: list[str] = []
+        """Reasons, of all streams: of a node's, which its jobs replace, as well."""
         self.leaving: set[int] = set()
         """Live ranks of each word that the agent was asked to stop."""
         self.pings: list[list[ClockEvent]] = []
@@ -136,7 +137,7 @@ class Collector:
             case ResponsePart():
                 self.parts[self.ranks[event.rank_index].rank, event.part] = event
             case Goodbye():
-                self.goodbye = event.reason
+                self.goodbyes.append(event.reason)
 
     def _add_samples(self, batch: MemoryColumns) -> None:
         for index, values in zip(batch.series.tolist(), batch.values.tolist(), strict=True):

@@ -40,6 +40,8 @@ class Replica:
         self.tokens: list[str] = []
         self.open: list[Context] = []
         """Welcomed streams."""
+        self.pings = 0
+        """On clock streams, which an agent opens once it is welcome."""
 
     def of_job(self, job: str | None) -> list[AgentEvent]:
         """The messages of the last stream of a job."""
@@ -83,7 +85,7 @@ class Replica:
 
     async def clock(self, _: AsyncIterator[bytes], context: Context) -> None:
         while isinstance(await context.read(), bytes):
-            pass
+            self.pings += 1
 
 
 @asynccontextmanager
