@@ -40,7 +40,7 @@ def kill(process: subprocess.Popen[bytes] | None) -> None:
 
 
 def ranks_step_on(stage: Stage) -> None:
-    """By what they publish, whoever reads it."""
+    """By what they publish: no agent need read it."""
 
     def steps() -> list[int]:
         files = [CountersFile(path, NodeRawNs) for path in sorted(stage.run_dir.glob("*.shm"))]
