@@ -115,8 +115,9 @@ SCOPE = {
 }  # fmt: skip
 
 
-def scope(action: str, at_s: float, **of_event: Any) -> dict[str, Any]:
-    metadata = {"phase_scope": SCOPE | {"action": action}}
+def scope(action: str, at_s: float, path: str = "train eval", **of_event: Any) -> dict[str, Any]:
+    """The beginning or the end of a phase, which is a word of `path` inside those before it."""
+    metadata = {"phase_scope": SCOPE | {"action": action, "path": path.split(), "scope_id": path}}
     return event(at_s, event_type=f"phase_{action}", metadata=metadata, **of_event)
 
 
@@ -126,7 +127,7 @@ def test_phase_events_become_marks(tmp_path: Path) -> None:
     recorded, warnings = read(path)
     mark = PhaseMark(
         job="llama", rank=0, host="n0", pid=4711, session="", at_ns=EPOCH + 10**9, entered=True,
-        path=("train", "eval"), scope_id="s1", thread_id=140_000_000_000_000,
+        path=("train", "eval"), scope_id="train eval", thread_id=140_000_000_000_000,
         thread_name="MainThread", sequence=3,
     )  # fmt: skip
     assert recorded.marks == [mark, mark._replace(at_ns=EPOCH + 2 * 10**9, entered=False)]
