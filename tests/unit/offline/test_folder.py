@@ -66,13 +66,6 @@ def test_every_encoding_and_version_in_one_folder(tmp_path: Path) -> None:
     assert trace.ranks[1].stack.tolist() == [-1, -1, -1]
 
 
-def test_hosts_are_subfolders(tmp_path: Path) -> None:
-    """Each host's dumps in a folder of its own are one job."""
-    for rank in range(4):
-        write(tmp_path, f"host{rank // 2}/var/dump_{rank}")
-    assert list(load_trace(tmp_path).ranks) == [0, 1, 2, 3]
-
-
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
     """Logs and cores next to the dumps are no dumps, however many there are."""
     for rank in range(3):
@@ -249,18 +242,6 @@ def test_members_that_only_others_tell(tmp_path: Path) -> None:
     trace = load_trace(tmp_path)
     of = {rank: trace.groups[int(columns.group[0])].ranks for rank, columns in trace.ranks.items()}
     assert of == {0: (0, 1), 1: (0, 1), 2: ()}
-
-
-def test_torchft_replicas_get_global_ranks(tmp_path: Path) -> None:
-    """Each replica numbers its ranks from 0; with their size given, groups hold ranks as files
-    do."""
-    for rank in range(4):
-        write(tmp_path, f"d{rank}", as_torch(document(rows(), ranks=(0, 1))))
-    assert len(load_trace(tmp_path).groups) == 1
-    trace = load_trace(tmp_path, transform_ft=2)
-    of = [trace.groups[int(columns.group[0])].ranks for columns in trace.ranks.values()]
-    assert of == [(0, 1), (0, 1), (2, 3), (2, 3)]
-    assert trace.world_size == 4
 
 
 # -- folders that `frd dump` made ------------------------------------------------------------------

@@ -97,12 +97,6 @@ def test_of_scopes_with_one_id_the_most_recent_is_meant() -> None:
     assert at(table, 4, 6, scope_id="x").path == ("b",)
 
 
-def test_two_threads_in_the_same_phase_are_unique() -> None:
-    """Only one path is possible."""
-    table = made(scope(0, 50, "a"), scope(5, 40, "a", thread=7))
-    assert (at(table, 10).certainty, at(table, 10).path) == (Certainty.UNIQUE, ("a",))
-
-
 def test_outside_of_phases_there_is_none() -> None:
     """Before, after, and in a rank or job that has no phases."""
     table = made(*TRAINING)
