@@ -206,11 +206,6 @@ def test_a_scheduler_without_dask_says_what_to_install(
     assert "pip install dask distributed" in error
 
 
-def test_findings_set_the_exit_code(hanging: Path, traces: Path, shell: Shell) -> None:
-    """As without traces."""
-    shell("analyze", hanging, "--traces", traces, code=FINDINGS_PRESENT)
-
-
 def test_impossible_times_break_no_output(tmp_path: Path, shell: Shell) -> None:
     """Times and durations near the limits of 64 bits, in every kind of call and of output."""
     writer = Writer("v2.2", 7)

@@ -1,28 +1,20 @@
-"""Every rise of a recording: the first rank, how sure that is, and that a prefix never differs."""
+"""Every rise of a recording: the first rank, and how sure that is."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import frd
 from frd.model import Confidence
-from frd.offline.memory.analysis import MemoryAnalysis
-from frd.offline.memory.feed import Lane
 from frd.offline.memory.rises.rise import Rise
-from frd.offline.memory.rises.rises import MIN_RISE_BYTES, Watched, find_rises
-from frd.offline.phases.answer import Certainty, PhaseAnswer
+from frd.offline.phases.answer import Certainty
 from tests.unit.offline.test_recordings import scope
 from tests.world.memory import EPOCH, GIB, MIB, Curve, S, Sampler, plus, ramp, step
 from tests.world.recordings import CALM, FLAT, NONE, RECORDINGS, one_of, recording
 from tests.world.telemetry_files import event, of_job, write
-
-_CUTS = 60
-"""Prefixes of a recording that are judged."""
 
 
 def suspects(rise: Rise) -> set[int]:
@@ -33,28 +25,6 @@ def files_of(folder: Path, *curves: Curve, until: float, **samplers: Any) -> lis
     """What trackers of the ranks wrote."""
     job = recording(*curves, until=until, answer=NONE, **samplers).job
     return of_job(job, folder / "job")
-
-
-def until(analysis: MemoryAnalysis, end_ns: int) -> list[Rise]:
-    """The rises of the samples before that time."""
-    (job,) = analysis.jobs
-    recorded = analysis.recorded
-    lanes = [_before(lane, recorded.begin_ns[lane.rows], end_ns) for lane in job.lanes]
-    watched = Watched(
-        job=job.job,
-        lanes=[lane for lane in lanes if len(lane)],
-        missing=job.missing_ranks,
-        clock_uncertainty_ns=job.clock_uncertainty_ns,
-        findings=(),
-        phase_at=lambda rank, began, origin: PhaseAnswer(Certainty.NONE),
-    )
-    return find_rises(recorded, watched, MIN_RISE_BYTES, 0)
-
-
-def _before(lane: Lane, at_ns: Any, end_ns: int) -> Lane:
-    count = int(at_ns.searchsorted(end_ns))
-    rows = slice(lane.rows.start, lane.rows.start + count)
-    return replace(lane, rows=rows, last_ns=int(at_ns[count - 1]) if count else 0)
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -74,19 +44,6 @@ def test_a_recording_is_answered(tmp_path: Path, name: str) -> None:
         assert rises[0].common_cause
     if truth.is_open:
         assert not rises[0].common_cause
-
-
-@pytest.mark.parametrize("name", RECORDINGS)
-def test_a_prefix_names_no_rank_that_the_rest_takes_back(tmp_path: Path, name: str) -> None:
-    """A recording that is cut off anywhere: what it says of any rank stays so."""
-    analysis = frd.load_memory(of_job(RECORDINGS[name].job, tmp_path / "job"))
-    whole = [suspects(rise) for rise in until(analysis, 1 << 62)]
-    first = next(filter(None, whole), set())
-    times = np.unique(analysis.recorded.begin_ns)
-    for end_ns in times[1 :: max(1, len(times) // _CUTS)].tolist():
-        found = list(filter(None, map(suspects, until(analysis, end_ns))))
-        assert not found or found[0] <= first
-        assert all(any(one <= other for other in whole) for one in found)
 
 
 def test_an_onset_is_within_its_interval(tmp_path: Path) -> None:

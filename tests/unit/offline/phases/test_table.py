@@ -256,12 +256,6 @@ def test_the_main_threads_phase_counts() -> None:
     }
 
 
-def test_without_phases_all_is_outside() -> None:
-    """A rank that has samples only, and one whose values are all unknown."""
-    found = PhaseTable().gains([series({5: 3, 6: -1, 7: 9}), series({5: -1}, rank=1)])
-    assert [(row.path, row.bytes_gained, row.ranks) for row in found] == [((), 6, 1)]
-
-
 samples = st.dictionaries(st.integers(0, 22), st.integers(-1, 1 << 40), max_size=12)
 
 
