@@ -125,7 +125,7 @@ def test_what_a_recorder_of_nccl_never_says() -> None:
     assert other["entries"][-2]["state"] == "completed"
 
 
-# -- facts that docs/gpu.md tells of nccl2 ---------------------------------------------------------
+# -- facts of nccl2 in docs/gpu.md ----------------------------------------------------------------
 
 
 def ring(job: str, rank: int) -> dict[str, Any]:

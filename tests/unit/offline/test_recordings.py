@@ -15,17 +15,12 @@ from frd.errors import TelemetryError
 from frd.offline.memory import reading, samples
 from frd.offline.memory.events import pool
 from frd.offline.memory.events.pool import PiecePool
-from frd.offline.memory.reading import read_recording
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import Origin
 from frd.offline.phases.marks import PhaseMark
+from tests.unit.offline.test_event_files import read
 from tests.world.memory import EPOCH
 from tests.world.telemetry_files import event, lines, write
-
-
-def read(*paths: Path, readers: int = 1) -> tuple[Recorded, list[str]]:
-    warnings: list[str] = []
-    return read_recording(paths, warnings, readers=readers), warnings
 
 
 def same(one: Recorded, other: Recorded) -> bool:
