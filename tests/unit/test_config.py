@@ -196,16 +196,6 @@ def test_the_public_address_has_one_form(written_as: str, url: str) -> None:
     assert config.load(flags={"public_url": written_as}).public_url == url
 
 
-def test_the_page_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is served unless the file, the environment or a flag says no."""
-    assert config.load().web
-    off = written(tmp_path, "web = false\n")
-    assert not config.load(off).web
-    assert config.load(off, {"web": True}).web
-    monkeypatch.setenv("FRD_WEB", "0")
-    assert not config.load().web
-
-
 CERTIFICATE = {"tls.cert_file": "/c", "tls.key_file": "/k"}
 
 

@@ -7,9 +7,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import pytest
-
-from frd.cli import run
 from tests.world.http_server import Reply, answering
 
 FINDING = {
@@ -176,14 +173,3 @@ def serving() -> Iterator[Service]:
         service.address = f"127.0.0.1:{stack.enter_context(answering(service.reply))}"
         service.stop = stack.close
         yield service
-
-
-def frd(service: Service, *arguments: str) -> int:
-    return run([*arguments, "--http", service.address])
-
-
-def error_of(capsys: pytest.CaptureFixture[str]) -> str:
-    error = capsys.readouterr().err
-    assert error.startswith("frd: error: ")
-    assert error.count("\n") == 1
-    return error

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import frd
-from frd.cli import FAILED, FINDINGS_PRESENT, USAGE, run
+from frd.cli import FAILED, FINDINGS_PRESENT, USAGE
 from frd.cli.screens.finding_panel import finding_panel
 from frd.flight.entry import Dump, Entry, Frame
 from frd.flight.write import write_pickle
@@ -22,6 +22,8 @@ from frd.forms import finding_json
 from frd.model import GroupInfo
 from frd.offline.output.export import export
 from frd.store.new_path import check_new
+from tests.unit.cli.shell import Printed, Shell
+from tests.unit.offline.written_tables import rows_in
 
 TRACES = Path(__file__).parents[4] / "shared" / "traces"
 T0 = 1_700_000_000_000_000_000
@@ -82,19 +84,16 @@ def hanging(tmp_path: Path) -> Path:
     return dumps(tmp_path / "dumps", hang)
 
 
-def out_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    assert run(["analyze", *map(str, arguments)]) == FINDINGS_PRESENT
-    return capsys.readouterr().out
+def analyzed(shell: Shell, *words: str | Path) -> Printed:
+    return shell("analyze", *words, code=FINDINGS_PRESENT)
 
 
 # -- the first screen --------------------------------------------------------------------------
 
 
-def test_the_first_screen_says_who_why_and_who_waits(
-    hanging: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_screen_says_who_why_and_who_waits(hanging: Path, shell: Shell) -> None:
     """Verdict, first cause, evidence with the user's frame, victims, what next; in 80 columns."""
-    screen = out_of(capsys, hanging)
+    screen = analyzed(shell, hanging).out
     for fact in (
         "all_reduce #3 on default_pg waits for rank 2",
         "rank 2: alive, but has not joined (cpu_stuck)",
@@ -109,31 +108,24 @@ def test_the_first_screen_says_who_why_and_who_waits(
     assert "distributed_c10d" not in screen
 
 
-def test_no_fault_is_said_and_is_exit_code_0(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_fault_is_said_and_is_exit_code_0(tmp_path: Path, shell: Shell) -> None:
     """Everything matched and completed."""
     folder = dumps(tmp_path / "dumps", lambda rank: [entry(1), entry(2)])
-    assert run(["analyze", str(folder)]) == 0
-    assert "no communication fault" in capsys.readouterr().out
+    assert "no communication fault" in shell("analyze", folder).out
 
 
-def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_missing_is_said(tmp_path: Path, shell: Shell) -> None:
     """A rank without a dump and a file that is none are on the first screen; no rank is accused."""
     folder = dumps(tmp_path / "dumps", hang, ranks=(0, 1, 3))
     (folder / "nccl_trace_rank_2").write_bytes(b"\x80\x02garbage")
-    code = run(["analyze", str(folder)])
-    screen = capsys.readouterr().out
-    assert code in (0, FINDINGS_PRESENT)
+    screen = analyzed(shell, folder).out
     assert "ranks without a readable dump: 2" in screen
     assert "warning" in screen
     assert "nccl_trace_rank_2" in screen
     assert "cpu_stuck" not in screen
 
 
-def test_hostile_names_do_not_reach_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path, shell: Shell) -> None:
     """A group that is called like an escape sequence is shown, not obeyed."""
     evil = GroupInfo("0", "\x1b[2Jpg", (0, 1, 2, 3))
 
@@ -141,27 +133,17 @@ def test_hostile_names_do_not_reach_the_terminal(
         return [entry(1, evil)] + ([] if rank == 2 else [entry(2, evil, done=False)])
 
     folder = dumps(tmp_path / "dumps", entries, world=evil)
-    shown = out_of(capsys, folder) + out_of(capsys, folder, "--entries", "--collectives")
+    shown = analyzed(shell, folder).out + analyzed(shell, folder, "--entries", "--collectives").out
     assert "\x1b" not in shown
     assert "\\x1b[2Jpg" in shown
-
-
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces (../shared/traces) are not here")
-@pytest.mark.parametrize("incident", ["gpu_error_2nd", "lock_gil_1st"])
-def test_real_incidents(incident: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The injected ranks are suspects on the first screen, all others victims."""
-    screen = out_of(capsys, TRACES / incident)
-    assert "0-8,10-13,15 (14 ranks)" in screen
-    assert screen.count("high confidence") == 2
-    assert "16 of 16 ranks" in screen
 
 
 # -- tables ------------------------------------------------------------------------------------
 
 
-def test_entries_are_a_table_a_rank(hanging: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_entries_are_a_table_a_rank(hanging: Path, shell: Shell) -> None:
     """Rows in recording order; what the finding is about is marked; columns stand in line."""
-    lines = out_of(capsys, hanging, "--entries", "--ranks", "1").splitlines()
+    lines = analyzed(shell, hanging, "--entries", "--ranks", "1").lines
     assert lines[0].startswith("! stuck")
     assert lines[1] == f"rank 1: 4 entries, format 2.10, {hanging}/nccl_trace_rank_1"
     header, *rows = lines[2:]
@@ -172,47 +154,45 @@ def test_entries_are_a_table_a_rank(hanging: Path, capsys: pytest.CaptureFixture
     assert [row[at:].split()[0] for row in rows] == ["all_reduce"] * 3 + ["broadcast"]
 
 
-def test_entries_of_some_groups(hanging: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_entries_of_some_groups(hanging: Path, shell: Shell) -> None:
     """Groups by pattern; ranks without any keep their heading, ranks without a dump get a word."""
-    lines = out_of(
-        capsys, hanging, "--entries", "--groups", "TP_*", "--ranks", "1-2,9"
-    ).splitlines()
+    lines = analyzed(shell, hanging, "--entries", "--groups", "TP_*", "--ranks", "1-2,9").lines
     assert "rank 9: no dump" in lines
     assert sum("broadcast" in line for line in lines) == 1
     assert not any("all_reduce" in line for line in lines)
     assert any(line.startswith("rank 2: 0 of 2 entries") for line in lines)
 
 
-def test_each_stack_once(hanging: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_stack_once(hanging: Path, shell: Shell) -> None:
     """Rows carry the stack's number, the frames follow the table."""
-    text = out_of(capsys, hanging, "--entries", "--ranks", "0", "--stacks")
+    text = analyzed(shell, hanging, "--entries", "--ranks", "0", "--stacks").out
     assert text.count("    train.py:88 in step\n") == 1
     assert "distributed_c10d.py:2800 in all_reduce" in text
 
 
-def test_collectives_are_a_line_each(hanging: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_collectives_are_a_line_each(hanging: Path, shell: Shell) -> None:
     """Who joined, who completed, who is missing."""
-    lines = out_of(capsys, hanging, "--collectives").splitlines()
+    lines = analyzed(shell, hanging, "--collectives").lines
     assert lines[0] == "4 collectives"
     rows = {tuple(line.split()[:2]): line for line in lines[2:]}
     assert rows["default_pg", "1"].endswith("ok")
     assert "3/4" in rows["default_pg", "3"]
     assert rows["default_pg", "3"].endswith("2 missing")
-    assert out_of(capsys, hanging, "--collectives", "--ranks", "3").startswith("3 of 4")
+    assert analyzed(shell, hanging, "--collectives", "--ranks", "3").out.startswith("3 of 4")
 
 
 # -- other programs ----------------------------------------------------------------------------
 
 
-def test_json(hanging: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json(hanging: Path, shell: Shell) -> None:
     """One object: findings as everywhere, ranks, groups, warnings; tables when asked for."""
-    document = json.loads(out_of(capsys, hanging, "--json"))
+    document = analyzed(shell, hanging, "--json").json
     assert document["findings"][0]["suspects"][0]["rank"] == 2
     assert document["ranks"]["0"] == {"entries": 4, "first_record_id": 0, "last_record_id": 3}
     assert {group["group"] for group in document["groups"]} == {"default_pg", "TP_0"}
     assert document["warnings"] == []
     assert "entries" not in document
-    more = json.loads(out_of(capsys, hanging, "--json", "--entries", "--collectives"))
+    more = analyzed(shell, hanging, "--json", "--entries", "--collectives").json
     assert len(more["entries"]) == 13
     assert more["collectives"][2]["missing_ranks"] == [2]
 
@@ -234,9 +214,8 @@ def test_one_analysis_in_three_formats(hanging: Path, tmp_path: Path) -> None:
     assert by_arrow == document["entries"]
     assert table["stack"][0].as_py()[1] == "train.py:88 in step"
 
-    columns = [row[1] for row in db.execute("pragma table_info(entries)")]
-    assert columns == list(document["entries"][0])
-    by_sql = [dict(zip(columns, row, strict=True)) for row in db.execute("select * from entries")]
+    by_sql = rows_in(files["sqlite"], "entries")
+    assert list(by_sql[0]) == list(document["entries"][0])
     assert [row["op"] for row in by_sql] == [row["op"] for row in by_arrow]
     assert json.loads(by_sql[0]["input_sizes"]) == [[4, 8]]
     missing = "select distinct c.missing_ranks from entries e join collectives c "
@@ -250,20 +229,18 @@ def test_one_analysis_in_three_formats(hanging: Path, tmp_path: Path) -> None:
 
 
 def test_files_are_written_beside_the_screen_and_never_over(
-    hanging: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hanging: Path, tmp_path: Path, shell: Shell
 ) -> None:
     """--output and --timeline make new files and say so on stderr; an existing one is refused."""
     output, timeline = tmp_path / "a.sqlite", tmp_path / "t.pftrace.gz"
-    arguments = ["analyze", str(hanging), "-o", str(output), "--timeline", str(timeline)]
-    assert run(arguments) == FINDINGS_PRESENT
-    printed = capsys.readouterr()
+    arguments = ("analyze", hanging, "-o", output, "--timeline", timeline)
+    printed = shell(*arguments, code=FINDINGS_PRESENT)
     assert "rank 2" in printed.out
     assert str(output) in printed.err
     assert str(timeline) in printed.err
     assert gzip.decompress(timeline.read_bytes())[:1] == b"\x0a"
     before = output.read_bytes()
-    assert run(arguments) == FAILED
-    assert "nothing is overwritten" in capsys.readouterr().err
+    assert "nothing is overwritten" in shell(*arguments, code=FAILED).err
     assert output.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.sqlite", "dumps", timeline.name]
 
@@ -287,14 +264,12 @@ def test_a_file_that_cannot_be_finished_leaves_nothing(
 def test_parquet_without_pyarrow_says_what_to_install(
     hanging: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    shell: Shell,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The extra is named before any dump is read."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    code = run(["analyze", str(hanging), "--output", str(tmp_path / "a.parquet")])
-    printed = capsys.readouterr()
-    assert code == USAGE
+    printed = shell("analyze", hanging, "--output", tmp_path / "a.parquet", code=USAGE)
     assert printed.out == ""
     assert "pip install pyarrow" in printed.err
 
@@ -302,7 +277,7 @@ def test_parquet_without_pyarrow_says_what_to_install(
 # -- torchft, mistakes -------------------------------------------------------------------------
 
 
-def test_replicas_of_torchft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replicas_of_torchft(tmp_path: Path, shell: Shell) -> None:
     """Each replica numbers its ranks from 0; the transform keeps two replicas apart."""
     folder = tmp_path / "dumps"
     folder.mkdir()
@@ -311,9 +286,7 @@ def test_replicas_of_torchft(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         entries = [entry(1, group)] + ([] if rank == 2 else [entry(2, group, done=rank < 2)])
         dump = Dump("2.10", entries=tuple(entries), groups={"0": group})
         (folder / f"rank{rank}").write_bytes(write_pickle(dump))
-    document = json.loads(
-        out_of(capsys, folder, "--json", "--transform-ft", "--group-world-size", "2")
-    )
+    document = analyzed(shell, folder, "--json", "--transform-ft", "--group-world-size", "2").json
     assert [group["ranks"] for group in document["groups"]] == [[0, 1], [2, 3]]
     (finding,) = document["findings"]
     assert [suspect["rank"] for suspect in finding["suspects"]] == [2]
@@ -336,27 +309,23 @@ def test_replicas_of_torchft(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_wrong_usage_is_one_line(
-    hanging: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+    hanging: Path, shell: Shell, arguments: list[str], words: str
 ) -> None:
     """Exit code 2 and a line that says what to type."""
-    assert run(["analyze", str(hanging), *arguments]) == USAGE
-    printed = capsys.readouterr()
+    printed = shell("analyze", hanging, *arguments, code=USAGE)
     assert printed.out == ""
     assert printed.err.startswith("frd: error: ")
     assert printed.err.count("\n") == 1
     assert words in printed.err
 
 
-def test_a_folder_without_dumps_is_a_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_dumps_is_a_failure(tmp_path: Path, shell: Shell) -> None:
     """Empty, absent, or full of something else: one line, exit code 1."""
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("hello")
     for folder in (tmp_path / "absent", other):
-        assert run(["analyze", str(folder)]) == FAILED
-        error = capsys.readouterr().err
+        error = shell("analyze", folder, code=FAILED).err
         assert error.startswith("frd: error: ")
         assert str(folder) in error
         assert error.count("\n") == 1

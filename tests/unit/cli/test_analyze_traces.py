@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
-import sqlite3
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyarrow import parquet
 
 from frd.cli import FAILED, FINDINGS_PRESENT, USAGE, run
 from frd.v1 import perfetto_pb2 as pb
+from tests.unit.cli.shell import Shell
 from tests.unit.cli.test_analyze import dumps, hang
+from tests.unit.offline.written_tables import rows_in
 from tests.world.io_traces import T0_US, Call, Writer, training, write_trace
 
 SLOW = "/data/shard-2.bin"
@@ -42,20 +41,16 @@ def hanging(tmp_path: Path) -> Path:
     return dumps(tmp_path / "dumps", hang)
 
 
-def io_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
-    run(["analyze", *map(str, arguments), "--json"])
-    printed = capsys.readouterr()
+def io_of(shell: Shell, *words: str | Path, code: int = 0) -> dict[str, Any]:
+    printed = shell("analyze", *words, "--json", code=code)
     assert printed.err == ""
-    found: dict[str, Any] = json.loads(printed.out)
+    found: dict[str, Any] = printed.json
     return found
 
 
-def test_the_first_screen_names_ranks_and_slow_files(
-    traces: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_screen_names_ranks_and_slow_files(traces: Path, shell: Shell) -> None:
     """Without dumps: times of each rank, slow files and steps, open files; exit code 0."""
-    assert run(["analyze", "--traces", str(traces)]) == 0
-    screen = capsys.readouterr().out
+    screen = shell("analyze", "--traces", traces).out
     for fact in ("unoverlapped I/O", "slowest files", SLOW, "epoch 0, step", "events of 3 traces"):
         assert fact in screen, fact
     files = screen.split("slowest files")[1].splitlines()
@@ -63,9 +58,9 @@ def test_the_first_screen_names_ranks_and_slow_files(
     assert max(map(len, screen.splitlines())) <= 80
 
 
-def test_json_has_the_promised_keys(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_promised_keys(traces: Path, shell: Shell) -> None:
     """Keys for other programs; files are sorted by the time that they took."""
-    found = io_of(capsys, "--traces", traces)
+    found = io_of(shell, "--traces", traces)
     assert found["findings"] == []
     io = found["io"]
     assert set(io["ranks"]) == {"0", "1", "2"}
@@ -81,37 +76,34 @@ def test_json_has_the_promised_keys(traces: Path, capsys: pytest.CaptureFixture[
 
 
 def test_lists_that_are_cut_say_so(
-    traces: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    traces: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
     """20 steps and 4 files of each rank, of which few are listed; some files are left open."""
-    assert io_of(capsys, "--traces", traces)["io"]["not_listed"] == []
+    assert io_of(shell, "--traces", traces)["io"]["not_listed"] == []
     monkeypatch.setattr("frd.offline.io.rank_report.MAX_STEPS", 5)
     monkeypatch.setattr("frd.offline.io.rank_report.MAX_FILES", 1)
-    files, unclosed, steps = io_of(capsys, "--traces", traces)["io"]["not_listed"]
+    files, unclosed, steps = io_of(shell, "--traces", traces)["io"]["not_listed"]
     assert files.endswith(" files that took less time, of ranks 0-2")
     assert "files opened earlier and never closed, of rank" in unclosed
     assert steps == "45 steps with less unoverlapped I/O, of ranks 0-2"
-    assert run(["analyze", "--traces", str(traces)]) == 0
-    assert f"not listed  {steps}" in capsys.readouterr().out
+    assert f"not listed  {steps}" in shell("analyze", "--traces", traces).out
 
 
-def test_traces_takes_all_paths_up_to_the_next_option(
-    traces: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_traces_takes_all_paths_up_to_the_next_option(traces: Path, shell: Shell) -> None:
     """``--traces A B --json``, and each with its own option."""
     files = [traces / f"t{rank}.pfw" for rank in range(2)]
-    together = io_of(capsys, "--traces", *files)
-    assert together == io_of(capsys, "--traces", files[0], "--traces", files[1])
+    together = io_of(shell, "--traces", *files)
+    assert together == io_of(shell, "--traces", files[0], "--traces", files[1])
     assert len(together["io"]["files_read"]) == 2
 
 
 def test_a_call_in_progress_starves_the_first_cause(
-    hanging: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hanging: Path, tmp_path: Path, shell: Shell
 ) -> None:
     """Rank 2 was in read() when it was last seen, and the call returned later: seen."""
     calls = [Call("open64", 100, 5, file=SLOW), Call("read", 1_500, 40_000_000, file=SLOW, ret=9)]
     rank_trace(tmp_path / "traces", 2, calls)
-    found = io_of(capsys, hanging, "--traces", tmp_path / "traces")
+    found = io_of(shell, hanging, "--traces", tmp_path / "traces", code=FINDINGS_PRESENT)
     (starved,) = found["io"]["starved_by"]
     assert (starved["rank"], starved["path"], starved["certainty"]) == (2, SLOW, "seen")
     assert "was in read of it for 40 s" in starved["text"]
@@ -119,20 +111,19 @@ def test_a_call_in_progress_starves_the_first_cause(
     (suspect,) = found["findings"][0]["suspects"]
     assert suspect["rank"] == 2
     assert starved["text"] in suspect["evidence"]
-    run(["analyze", str(hanging), "--traces", str(tmp_path / "traces")])
-    screen = capsys.readouterr().out
-    assert f"starved by {SLOW}" in " ".join(screen.split())
-    assert screen.count("pid 102 was in read of it") == 1
-    run(["analyze", str(hanging), "--traces", str(tmp_path / "traces"), "--entries"])
-    assert capsys.readouterr().out.count("pid 102 was in read of it") == 1
+    words = ("analyze", hanging, "--traces", tmp_path / "traces")
+    screen = shell(*words, code=FINDINGS_PRESENT)
+    assert f"starved by {SLOW}" in screen.words
+    for printed in (screen, shell(*words, "--entries", code=FINDINGS_PRESENT)):
+        assert printed.out.count("pid 102 was in read of it") == 1
 
 
 def test_a_file_left_open_is_a_likely_cause_and_no_blocked_read(
-    hanging: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hanging: Path, tmp_path: Path, shell: Shell
 ) -> None:
     """The last line is an open; a blocked call has no line in a trace, so none is claimed."""
     rank_trace(tmp_path / "traces", 2, [Call("open64", 2_500, 5, file=SLOW)])
-    found = io_of(capsys, hanging, "--traces", tmp_path / "traces")
+    found = io_of(shell, hanging, "--traces", tmp_path / "traces", code=FINDINGS_PRESENT)
     (starved,) = found["io"]["starved_by"]
     assert (starved["path"], starved["certainty"]) == (SLOW, "likely")
     assert "the last call of pid 102 that ended is open64 of it" in starved["text"]
@@ -141,54 +132,19 @@ def test_a_file_left_open_is_a_likely_cause_and_no_blocked_read(
     assert found["summary"].endswith(f"; rank 2 is probably starved by {SLOW}")
 
 
-@pytest.mark.parametrize(
-    "calls",
-    [
-        [Call("open64", 100, 5, file=SLOW), Call("close", 200, 5, file=SLOW)],
-        [
-            Call("open64", 100, 5, file=SLOW),
-            Call("forward", 1_000, 1_000, "compute", args={"step": 1}),
-        ],
-        [Call("read", 900_000, 40_000_000, file=SLOW, ret=9)],
-    ],
-)
-def test_other_ends_of_a_trace_name_no_file(
-    hanging: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[Call]
-) -> None:
-    """All files closed; computing since; a slow read long after the rank was seen."""
-    rank_trace(tmp_path / "traces", 2, calls)
-    rank_trace(tmp_path / "traces", 1, [Call("read", 1_500, 400_000, file=SLOW, ret=9)])
-    found = io_of(capsys, hanging, "--traces", tmp_path / "traces")
-    assert found["io"]["starved_by"] == []
-    assert "starved" not in found["summary"]
-
-
 @pytest.mark.parametrize("ending", ["sqlite", "parquet", "csv", "json"])
-def test_spans_are_written(traces: Path, tmp_path: Path, ending: str) -> None:
+def test_spans_are_written(traces: Path, tmp_path: Path, ending: str, shell: Shell) -> None:
     """The same spans in every format, with ranks, paths and aligned times."""
     path = tmp_path / f"spans.{ending}"
-    assert run(["analyze", "--traces", str(traces), "--output", str(path), "--json"]) == 0
-    rows: list[dict[str, Any]]
-    match ending:
-        case "sqlite":
-            with sqlite3.connect(path) as db:
-                db.row_factory = sqlite3.Row
-                rows = [dict(row) for row in db.execute("SELECT * FROM spans")]
-                assert db.execute("SELECT count(*) FROM io_ranks").fetchone()[0] == 3
-            db.close()
-        case "parquet":
-            rows = parquet.read_table(path).to_pylist()
-        case "csv":
-            with path.open(newline="") as file:
-                rows = list(csv.DictReader(file))
-        case _:
-            rows = json.loads(path.read_text())["spans"]
+    shell("analyze", "--traces", traces, "--output", path, "--json")
+    rows = rows_in(path, "spans")
+    assert ending != "sqlite" or len(rows_in(path, "io_ranks")) == 3
     calls = sum(len(training(rank, slow=SLOW)) for rank in range(3))
     assert len(rows) == calls
     reads = [row for row in rows if row["name"] == "read" and row["file"] == SLOW]
     assert reads
-    assert {int(row["rank"]) for row in rows} == {0, 1, 2}
-    assert min(int(row["start_ns"]) for row in rows) >= T0_US * 1_000
+    assert {row["rank"] for row in rows} == {0, 1, 2}
+    assert min(row["start_ns"] for row in rows) >= T0_US * 1_000
 
 
 @pytest.mark.parametrize("ending", ["", "sqlite", "parquet", "csv", "json", "pftrace"])
@@ -226,57 +182,31 @@ def test_spans_are_tracks_below_their_rank(hanging: Path, traces: Path, tmp_path
         assert len(begun) > sum(len(training(rank, slow=SLOW)) for rank in range(3)) / 2
 
 
-def test_dumps_among_the_traces_are_an_error(
-    hanging: Path, traces: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dumps_among_the_traces_are_an_error(hanging: Path, traces: Path, shell: Shell) -> None:
     """``--traces TR DIR`` takes DIR for traces: the error says where DIR belongs; also if a dump
     is named itself."""
     for dumped in (hanging, next(path for path in sorted(hanging.iterdir()) if path.is_file())):
-        assert run(["analyze", "--traces", str(traces), str(dumped)]) == FAILED
-        said = capsys.readouterr().err
+        said = shell("analyze", "--traces", traces, dumped, code=FAILED).err
         assert f"{dumped}: has Flight Recorder dumps, no traces: name it before --traces" in said
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        ([], USAGE, "missing"),
-        (["--scheduler", "tcp://x:1"], USAGE, "missing"),
-        (["D", "--scheduler", "tcp://x:1"], USAGE, "--scheduler: applies to traces: add --traces"),
-        (["--traces", "T", "--entries"], USAGE, "--entries, --collectives, --html: show dumps"),
-        (["--traces", "T", "--memory"], USAGE, "missing"),
-        (["--traces", "absent"], FAILED, "absent: no such file or folder"),
-        (
-            ["--traces", "T", "-o", "x.json", "--timeline", "./x.json"],
-            USAGE,
-            "--timeline: x.json: is the file of --output: name another one",
-        ),
-        (["D", "-o", "x.csv"], USAGE, "CSV has the spans of traces: add --traces"),
-    ],
-)
-def test_wrong_usage(
-    arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One line that names the option and what to do."""
-    assert run(["analyze", *arguments]) == code
-    assert says in capsys.readouterr().err
+def test_traces_that_are_absent(shell: Shell) -> None:
+    """A failure, and no wrong usage."""
+    error = shell("analyze", "--traces", "absent", code=FAILED).err
+    assert "absent: no such file or folder" in error
 
 
 def test_a_scheduler_without_dask_says_what_to_install(
-    traces: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    traces: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The extra is named before anything is read."""
     monkeypatch.setitem(sys.modules, "distributed", None)
-    assert run(["analyze", "--traces", str(traces), "--scheduler", "tcp://127.0.0.1:1"]) == USAGE
-    assert "pip install dask distributed" in capsys.readouterr().err
+    scheduler = ("--scheduler", "tcp://127.0.0.1:1")
+    error = shell("analyze", "--traces", traces, *scheduler, code=USAGE).err
+    assert "pip install dask distributed" in error
 
 
-def test_findings_set_the_exit_code(hanging: Path, traces: Path) -> None:
-    """As without traces."""
-    assert run(["analyze", str(hanging), "--traces", str(traces)]) == FINDINGS_PRESENT
-
-
-def test_impossible_times_break_no_output(tmp_path: Path) -> None:
+def test_impossible_times_break_no_output(tmp_path: Path, shell: Shell) -> None:
     """Times and durations near the limits of 64 bits, in every kind of call and of output."""
     writer = Writer("v2.2", 7)
     calls = [
@@ -289,21 +219,20 @@ def test_impossible_times_break_no_output(tmp_path: Path) -> None:
         changed = [line.replace(str(T0_US + 1), extreme) for line in lines]
         changed += [line.replace('"dur":5', f'"dur":{(1 << 63) - 2}') for line in lines]
         path = write_trace(tmp_path / f"{number}.pfw", changed)
-        assert run(["analyze", "--traces", str(path)]) == 0
-        assert run(["analyze", "--traces", str(path), "--json"]) == 0
+        shell("analyze", "--traces", path)
+        shell("analyze", "--traces", path, "--json")
         outputs = [f"--output={tmp_path / f'{number}.csv'}", f"--timeline={tmp_path / str(number)}"]
-        assert run(["analyze", "--traces", str(path), *outputs]) == 0
+        shell("analyze", "--traces", path, *outputs)
 
 
 def test_a_timeline_says_what_it_leaves_out(
     traces: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    shell: Shell,
 ) -> None:
     """More spans than a timeline may have: a line that names the ranks and where all spans are."""
     monkeypatch.setattr("frd.offline.output.io_tracks.MAX_SPANS", 50)
-    assert run(["analyze", "--traces", str(traces), f"--timeline={tmp_path / 't.pftrace'}"]) == 0
-    said = capsys.readouterr().err
+    said = shell("analyze", "--traces", traces, f"--timeline={tmp_path / 't.pftrace'}").err
     assert "not drawn: the " in said
     assert "shortest spans of ranks 0-2: a timeline has at most the 50 longest of each" in said

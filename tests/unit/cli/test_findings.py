@@ -11,12 +11,12 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
 
 import pytest
 
-from frd.cli import BLIND, FAILED, FINDINGS_PRESENT, USAGE, run
+from frd.cli import BLIND, FAILED, FINDINGS_PRESENT, USAGE
 from frd.cli.screens.watching import watching_text
+from tests.unit.cli.shell import Shell
 from tests.world.daemons import run_program
 from tests.world.http_service import (
     BLIND_NOW,
@@ -25,28 +25,17 @@ from tests.world.http_service import (
     GONE,
     Service,
     answer,
-    error_of,
-    frd,
     says_status,
-    serving,
 )
 
 
-@pytest.fixture
-def service() -> Iterator[Service]:
-    with serving() as service:
-        yield service
-
-
-def test_findings_present_is_exit_3(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+def test_findings_present_is_exit_3(service: Service, ask: Shell) -> None:
     """The exit code alone is enough for a script; the last line says what is watched."""
     service.says("/api/v1/findings?state=open", answer())
-    assert frd(service, "findings") == 0
     said = "no findings\nwatching 1 job, 4 ranks, 2 agents; last heard 0.4 s ago\n"
-    assert capsys.readouterr().out == said
+    assert ask("findings").out == said
     service.says("/api/v1/findings?state=open", answer(FINDING, watching=BLIND_NOW))
-    assert frd(service, "findings") == FINDINGS_PRESENT
-    text = capsys.readouterr().out
+    text = ask("findings", code=FINDINGS_PRESENT).out
     assert "it hangs" in text
     assert text.splitlines()[-2:] == [
         f"blind: {GONE}",
@@ -54,24 +43,21 @@ def test_findings_present_is_exit_3(service: Service, capsys: pytest.CaptureFixt
     ]
 
 
-def test_blind_is_exit_4(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+def test_blind_is_exit_4(service: Service, ask: Shell) -> None:
     """No findings while an agent is gone: the output says why, and so does the code."""
     service.says("/api/v1/findings?state=open", answer(watching=BLIND_NOW))
-    assert frd(service, "findings") == BLIND
-    assert capsys.readouterr().out.splitlines()[:2] == [
+    assert ask("findings", code=BLIND).lines[:2] == [
         "no findings, but frd does not see everything",
         f"blind: {GONE}",
     ]
-    assert frd(service, "findings", "--json") == BLIND
-    assert json.loads(capsys.readouterr().out)["watching"]["blind"] == [GONE]
+    assert ask("findings", "--json", code=BLIND).json["watching"]["blind"] == [GONE]
 
 
-def test_warnings_are_shown(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_are_shown(service: Service, ask: Shell) -> None:
     """What the service warns of comes before what it watches; it is no finding."""
     warning = {"job": "train", "text": "two running jobs on vm are called train"}
     service.says("/api/v1/findings?state=open", answer(warnings=[warning]))
-    assert frd(service, "findings") == 0
-    assert "\nwarning: two running jobs on vm are called train\nwatching" in capsys.readouterr().out
+    assert "\nwarning: two running jobs on vm are called train\nwatching" in ask("findings").out
 
 
 def test_an_idle_agent_is_not_silent() -> None:
@@ -82,14 +68,13 @@ def test_an_idle_agent_is_not_silent() -> None:
     assert gone == "watching 0 jobs, 0 ranks, 0 agents; last heard 20 min ago"
 
 
-def test_an_older_service_says_less(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_older_service_says_less(service: Service, ask: Shell) -> None:
     """A service that does not know of watching: the findings alone, as then."""
     service.says("/api/v1/findings?state=open", {"findings": []})
-    assert frd(service, "findings") == 0
-    assert capsys.readouterr().out == "no findings\n"
+    assert ask("findings").out == "no findings\n"
 
 
-def test_an_unknown_job_is_an_error(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_job_is_an_error(service: Service, ask: Shell) -> None:
     """A typo must not read as all is well; a job of which only old findings are left is known."""
     says_status(service, ENDED)
     for name in ("typo", "gone"):
@@ -97,91 +82,74 @@ def test_an_unknown_job_is_an_error(service: Service, capsys: pytest.CaptureFixt
     service.says("/api/v1/findings?job=typo&limit=1", answer())
     service.says("/api/v1/findings?job=gone&limit=1", answer({**FINDING, "job": "gone"}))
     for command in ("findings", "status"):
-        assert frd(service, command, "--job", "typo") == FAILED
-        assert "job: 'typo': unknown to this service: it knows 'a/b', 'old'" in error_of(capsys)
-    assert frd(service, "findings", "--job", "gone") == 0
+        error = ask(command, "--job", "typo", code=FAILED).error
+        assert "job: 'typo': unknown to this service: it knows 'a/b', 'old'" in error
+    ask("findings", "--job", "gone")
     service.says("/api/v1/jobs", {"jobs": []})
-    assert frd(service, "findings", "--job", "typo") == FAILED
-    assert "it has seen no job yet" in capsys.readouterr().err
+    assert "it has seen no job yet" in ask("findings", "--job", "typo", code=FAILED).err
 
 
-def test_findings_as_json_are_the_services_own(
-    service: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_findings_as_json_are_the_services_own(service: Service, ask: Shell) -> None:
     """--all asks for closed ones too, --job is passed on, and nothing is reshaped."""
     service.says("/api/v1/findings?job=a%2Fb", answer(FINDING))
-    assert frd(service, "findings", "--all", "--job", "a/b", "--json") == FINDINGS_PRESENT
-    assert json.loads(capsys.readouterr().out) == answer(FINDING)
+    printed = ask("findings", "--all", "--job", "a/b", "--json", code=FINDINGS_PRESENT)
+    assert printed.json == answer(FINDING)
 
 
-def test_findings_since(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+def test_findings_since(service: Service, ask: Shell) -> None:
     """Closed ones too; a moment that is none is refused in one line."""
     since = "since=2026-11-20T00%3A00%3A00.000000Z"
     service.says(f"/api/v1/findings?{since}", answer({**FINDING, "state": "closed"}))
-    assert frd(service, "findings", "--since", "2026-11-20") == FINDINGS_PRESENT
-    capsys.readouterr()
-    assert frd(service, "findings", "--since", "soon") == USAGE
-    assert "write a time such as 2026-11-20T10:00:00Z, or 7d, 12h, 30m: see" in error_of(capsys)
+    ask("findings", "--since", "2026-11-20", code=FINDINGS_PRESENT)
+    error = ask("findings", "--since", "soon", code=USAGE).error
+    assert "write a time such as 2026-11-20T10:00:00Z, or 7d, 12h, 30m: see" in error
 
 
-def test_one_finding_by_id(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_finding_by_id(service: Service, ask: Shell, shell: Shell) -> None:
     """The id or the beginning of it, options before or behind; exit 3 while it is open."""
     service.says("/api/v1/findings/ab12", FINDING)
     for words in (("ab12",), ("show", "ab12")):
-        assert frd(service, "findings", *words) == FINDINGS_PRESENT
-        text = capsys.readouterr().out
+        text = ask("findings", *words, code=FINDINGS_PRESENT).out
         assert "it hangs" in text
         assert "2026-11-20 10:00:00 UTC  opened" in text
-    assert run(["findings", "--http", service.address, "ab12", "--json"]) == FINDINGS_PRESENT
-    assert json.loads(capsys.readouterr().out) == FINDING
+    printed = shell("findings", "--http", service.address, "ab12", "--json", code=FINDINGS_PRESENT)
+    assert printed.json == FINDING
     long = {**FINDING, "id": "ab12cd34ef567890", "state": "closed"}
     service.says(
         "/api/v1/findings?limit=10000", answer(long, {**FINDING, "id": "ab99cd34ef567890"})
     )
-    assert frd(service, "findings", "ab12c", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == long
+    assert ask("findings", "ab12c", "--json").json == long
     for unknown in ("ab1", "zzzzz"):
-        assert frd(service, "findings", unknown) == FAILED
-        assert "path: unknown: look elsewhere" in error_of(capsys)
+        assert "path: unknown: look elsewhere" in ask("findings", unknown, code=FAILED).error
 
 
-def test_one_finding_ends_in_the_address_of_its_page(
-    service: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_finding_ends_in_the_address_of_its_page(service: Service, ask: Shell) -> None:
     """Only for people, and only if the service has the page: an older one does not."""
     odd = {**FINDING, "id": "a/b ?"}
     service.says("/api/v1/findings/a%2Fb%20%3F", odd)
-    assert frd(service, "findings", "a/b ?") == FINDINGS_PRESENT
-    assert "page:" not in capsys.readouterr().out
+    assert "page:" not in ask("findings", "a/b ?", code=FINDINGS_PRESENT).out
     service.says("/", b"<!doctype html>")
-    assert frd(service, "findings", "a/b ?") == FINDINGS_PRESENT
-    last = capsys.readouterr().out.splitlines()[-1]
+    last = ask("findings", "a/b ?", code=FINDINGS_PRESENT).lines[-1]
     assert last == f"page: http://{service.address}/findings/a%2Fb%20%3F"
-    assert frd(service, "findings", "a/b ?", "--json") == FINDINGS_PRESENT
-    assert json.loads(capsys.readouterr().out) == odd
+    assert ask("findings", "a/b ?", "--json", code=FINDINGS_PRESENT).json == odd
 
 
-def test_the_beginning_of_an_id_must_be_of_one_only(
-    service: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_beginning_of_an_id_must_be_of_one_only(service: Service, ask: Shell) -> None:
     """Two findings begin alike: both are named, and none is closed."""
     twins = [{**FINDING, "id": f"abcd{n}"} for n in range(2)]
     service.says("/api/v1/findings?limit=10000", answer(*twins))
-    assert frd(service, "findings", "close", "abcd", "--because", "x") == FAILED
-    assert "finding: 'abcd': 2 ids begin with it: write more of it: abcd0, abcd1" in error_of(
-        capsys
-    )
+    error = ask("findings", "close", "abcd", "--because", "x", code=FAILED).error
+    assert "finding: 'abcd': 2 ids begin with it: write more of it: abcd0, abcd1" in error
 
 
-def test_closing_by_hand(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+def test_closing_by_hand(service: Service, ask: Shell) -> None:
     """The reason is sent; without one nothing is."""
     service.says("/api/v1/findings/ab12", FINDING)
     service.says("/api/v1/findings/ab12/close", {**FINDING, "state": "closed"})
-    assert frd(service, "findings", "close", "ab12") == USAGE
-    assert "--because: missing" in error_of(capsys)
-    assert frd(service, "findings", "close", "ab12", "--because", "a known pause") == 0
+    assert "--because: missing" in ask("findings", "close", "ab12", code=USAGE).error
+    closed = ask("findings", "close", "ab12", "--because", "a known pause")
     assert service.asked[-1] == ("/api/v1/findings/ab12/close", b'{"because":"a known pause"}')
-    assert capsys.readouterr().out == "closed ab12: it hangs\n"
+    assert closed.out == "closed ab12: it hangs\n"
 
 
 def test_a_watch_into_a_pipe_tells_each_change_once(service: Service) -> None:

@@ -6,15 +6,15 @@ import json
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
-import pytest
-
-from frd.cli import FAILED, FINDINGS_PRESENT, run
+from frd.cli import FAILED, FINDINGS_PRESENT
 from frd.cli.screens.html_page import MAX_ROWS, page
-from frd.flight.entry import Dump, Entry, Frame
-from frd.flight.write import write_pickle
+from frd.flight.entry import Entry, Frame
 from frd.model import Activity, GroupInfo
 from frd.offline.analysis.analyze import Analysis, analyze
+from tests.unit.cli.shell import Shell
+from tests.unit.cli.test_analyze import dumps, entry
 from tests.world.traces import Folder, Row
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;\u202e"
@@ -114,36 +114,21 @@ def test_many_ranks_are_cut() -> None:
     assert "… 3 more" in text
 
 
-def test_hostile_names_stay_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_names_stay_text(tmp_path: Path, shell: Shell) -> None:
     """Job, group, op, stack and files are called like markup: the page shows them as they are."""
-    folder = tmp_path / EVIL.replace("/", "")
-    folder.mkdir()
     group = GroupInfo("0", EVIL, (0, 1))
-    stack = (Frame(name=EVIL, filename=f"/job/{EVIL}", line=3),)
+    odd: dict[str, Any] = {
+        "profiling_name": f"nccl:{EVIL}",
+        "frames": (Frame(name=EVIL, filename=f"/job/{EVIL}", line=3),),
+    }
 
     def entries(rank: int) -> Sequence[Entry]:
-        rows = [(1, "completed")] if rank == 0 else [(1, "completed"), (2, "scheduled")]
-        return [
-            Entry(
-                record_id=seq - 1,
-                process_group=(group.name, group.desc),
-                profiling_name=f"nccl:{EVIL}",
-                collective_seq_id=seq,
-                time_created_ns=1_700_000_000_000_000_000 + seq,
-                state=state,
-                retired=state == "completed",
-                frames=stack,
-            )
-            for seq, state in rows
-        ]
+        return [entry(1, group, **odd), entry(2, group, done=False, **odd)][: 2 - rank]
 
-    for rank in range(2):
-        dump = Dump("2.10", entries=tuple(entries(rank)), groups={"0": group})
-        (folder / f"dump_{rank}").write_bytes(write_pickle(dump))
-    (folder / "dump_2").write_bytes(b"\x80\x02broken")
+    folder = dumps(tmp_path / EVIL.replace("/", ""), entries, (0, 1), group)
+    (folder / "nccl_trace_rank_2").write_bytes(b"\x80\x02broken")
     out = tmp_path / "page.html"
-    assert run(["analyze", str(folder), "--html", str(out)]) == FINDINGS_PRESENT
-    assert str(out) in capsys.readouterr().err
+    assert str(out) in shell("analyze", folder, "--html", out, code=FINDINGS_PRESENT).err
     text = out.read_text(encoding="utf-8")
     seen = Seen(text)
     assert not seen.open
@@ -155,7 +140,6 @@ def test_hostile_names_stay_text(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "alert(1)" in "".join(seen.text)
 
     before = out.read_bytes()
-    assert run(["analyze", str(folder), "--html", str(out)]) == FAILED
-    assert "nothing is overwritten" in capsys.readouterr().err
+    assert "nothing is overwritten" in shell("analyze", folder, "--html", out, code=FAILED).err
     assert out.read_bytes() == before
     assert json.loads(json.dumps(text))  # no character that text cannot carry

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,78 +10,59 @@ from typing import Any
 import pytest
 
 import frd
-from frd.cli import FINDINGS_PRESENT, USAGE, run
+from frd.cli import FINDINGS_PRESENT
 from frd.errors import ConfigError, TelemetryError
-from frd.model import Confidence, Kind
+from frd.model import Confidence
+from tests.unit.cli.shell import Shell
+from tests.unit.cli.test_analyze_memory import CALM, CLIMB, job
+from tests.unit.offline.test_recordings import scope
 from tests.world.dump_files import T0, as_torch, document, entry
 from tests.world.io_traces import Call, Writer, write_trace
-from tests.world.memory import GIB, Job, Row, S, level, plus, ramp, step
+from tests.world.memory import GIB, Curve, S, plus, step
 from tests.world.telemetry_files import event, of_job, write
 
-CALM = level(40)
-CLIMB = plus(CALM, ramp(30, 2))
 OF_ALLOCATOR = {"allocator_allocated_bytes": None, "allocator_reserved_bytes": None}
-SCOPE = {
-    "action": "enter",
-    "name": "eval",
-    "path": ["eval"],
-    "scope_id": "a",
-    "thread_id": 1,
-    "thread_name": "MainThread",
-    "sequence": 1,
-}
 
 
-def job(*curves: Any) -> Job:
-    return Job([Row(rank, curve) for rank, curve in enumerate(curves)], 45)
-
-
-def test_an_earlier_small_rise_is_on_the_first_screen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_earlier_small_rise_is_on_the_first_screen(tmp_path: Path, shell: Shell) -> None:
     """One finding, whose panel says "rose first", and a rise of another rank before it."""
     files = of_job(job(plus(CALM, step(20, 0.3)), CLIMB, CALM, CALM), tmp_path / "job")
-    assert run(["analyze", "--memory", *map(str, files)]) == FINDINGS_PRESENT
-    assert "\nbefore it, memory of rank 0 rose by 307.2 MiB" in capsys.readouterr().out
+    printed = shell("analyze", "--memory", *files, code=FINDINGS_PRESENT)
+    assert "\nbefore it, memory of rank 0 rose by 307.2 MiB" in printed.out
 
 
-def test_a_common_cause_has_no_suspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_common_cause_has_no_suspect(tmp_path: Path, shell: Shell) -> None:
     """All ranks climb together: the panel names nothing that "rose first"."""
     files = of_job(job(CLIMB, CLIMB, CLIMB, CLIMB), tmp_path / "job")
-    assert run(["analyze", "--memory", *map(str, files)]) == FINDINGS_PRESENT
-    out = capsys.readouterr().out
+    out = shell("analyze", "--memory", *files, code=FINDINGS_PRESENT).out
     assert "suspect  none: no single rank is the cause" in out
     assert "none: its memory" not in out
 
 
-def test_the_answer_names_the_job_of_several(tmp_path: Path) -> None:
-    """Two jobs, one of which has a rise, too small for a finding."""
-    one = of_job(job(CALM, CALM), tmp_path / "one")
-    two = of_job(job(CALM, plus(CALM, step(20, 0.3))), tmp_path / "two")
-    for path in two:
-        write(path, path.read_bytes().replace(b'"llama"', b'"opus"'))
-    found = frd.load_memory([*one, *two])
-    assert found.summary.startswith("no memory trouble; opus: memory of rank 1 rose first")
-
-
-def test_a_finding_of_one_of_several_jobs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("rises", "code", "answer"),
+    [
+        (CLIMB, FINDINGS_PRESENT, "opus: GPU memory of rank 1 rose first"),
+        (plus(CALM, step(20, 0.3)), 0, "no memory trouble; opus: memory of rank 1 rose first"),
+    ],
+    ids=["a finding", "a rise that is too small for a finding"],
+)
+def test_the_answer_names_the_job_of_several(
+    tmp_path: Path, shell: Shell, rises: Curve, code: int, answer: str
 ) -> None:
-    """The line above the panel, which is also the title of a picture, names the job."""
+    """The first line, which is also the title of a picture, names the one of two jobs."""
     one = of_job(job(CALM, CALM), tmp_path / "one")
-    two = of_job(job(CALM, CLIMB), tmp_path / "two")
+    two = of_job(job(CALM, rises), tmp_path / "two")
     for path in two:
         write(path, path.read_bytes().replace(b'"llama"', b'"opus"'))
-    assert run(["analyze", "--memory", *map(str, [*one, *two])]) == FINDINGS_PRESENT
-    assert capsys.readouterr().out.startswith("opus: GPU memory of rank 1 rose first")
+    assert shell("analyze", "--memory", *one, *two, code=code).out.startswith(answer)
 
 
-def test_a_rank_beyond_the_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_beyond_the_world(tmp_path: Path, shell: Shell) -> None:
     """Ranks 0, 1 and 3 say that the world has three ranks: rank 2 is missing, of four."""
     events = [event(at / 10, rank=rank, world_size=3) for at in range(50) for rank in (0, 1, 3)]
     path = write(tmp_path / "a.jsonl", events)
-    assert run(["analyze", "--memory", str(path)]) == 0
-    out = " ".join(capsys.readouterr().out.split())
+    out = shell("analyze", "--memory", path).words
     assert "3 of 4 ranks on 1 host, 150 samples" in out
     assert "rank 3, but world_size is 3: a world of 4 is assumed" in out
 
@@ -108,19 +88,6 @@ def test_a_recording_shorter_than_the_warm_up(tmp_path: Path) -> None:
     assert any("all of it within --warmup 100: no rise is looked for" in w for w in found.warnings)
 
 
-@pytest.mark.parametrize("option", ["--warmup", "--clock-uncertainty"])
-@pytest.mark.parametrize("value", ["nan", "inf", "1e300"])
-def test_seconds_that_are_no_number(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
-) -> None:
-    """A usage error that names the option, not a traceback."""
-    path = write(tmp_path / "a.jsonl", [event(0), event(1)])
-    assert run(["analyze", "--memory", str(path), option, value]) == USAGE
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"frd: error: {option}: ")
-    assert "out of range: write a number of seconds" in line
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -141,7 +108,7 @@ def test_impossible_options_in_python(tmp_path: Path, options: dict[str, Any]) -
     ("change", "why"),
     [
         ({"device_used_bytes": None} | OF_ALLOCATOR, "without a counter"),
-        ({"event_type": "phase_enter", "metadata": {"phase_scope": SCOPE}}, "of phases"),
+        (scope("enter", 0), "of phases"),
         ({"event_type": "start"}, "no samples"),
     ],
 )
@@ -157,9 +124,7 @@ def test_files_without_samples_say_what_is_in_them(
 # -- with a folder of dumps ------------------------------------------------------------------------
 
 
-def test_healthy_dumps_and_a_finding_about_memory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_healthy_dumps_and_a_finding_about_memory(tmp_path: Path, shell: Shell) -> None:
     """The object is that of the dumps; its `fault` agrees with the exit code."""
     files = of_job(job(CALM, CLIMB), tmp_path / "job")
     dumps = tmp_path / "dumps"
@@ -168,14 +133,12 @@ def test_healthy_dumps_and_a_finding_about_memory(
         (dumps / f"rank_{rank}").write_bytes(as_torch(document([entry(0), entry(1)])))
     timeline, samples = tmp_path / "t.pftrace", tmp_path / "samples.jsonl"
     options = ["--json", "--timeline", str(timeline), "--output", str(samples)]
-    code = run(["analyze", str(dumps), "--memory", *map(str, files), *options])
-    out, err = capsys.readouterr()
-    found = json.loads(out)
-    assert code == FINDINGS_PRESENT
+    printed = shell("analyze", dumps, "--memory", *files, *options, code=FINDINGS_PRESENT)
+    found = printed.json
     assert (found["findings"], found["fault"]) == ([], True)
     assert [one["alarming"] for one in found["rises"]] == [True]
     assert found["memory"]["findings"][0]["suspects"][0]["rank"] == 1
-    assert err.count("written: ") == 2
+    assert printed.err.count("written: ") == 2
     assert timeline.stat().st_size
     assert "from the dumps" in samples.read_text()
     (other,) = found["memory"]["warnings"]
@@ -183,39 +146,32 @@ def test_healthy_dumps_and_a_finding_about_memory(
     assert other.endswith("Z: name files of one run")
 
 
-def test_dumps_and_traces_of_the_time_of_the_samples(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dumps_and_traces_of_the_time_of_the_samples(tmp_path: Path, shell: Shell) -> None:
     """Files of one run: no warning; traces of another year are one."""
     dumps = tmp_path / "dumps"
     dumps.mkdir()
     (dumps / "rank_0").write_bytes(as_torch(document([entry(0), entry(1)], [0])))
     samples = [event(0, timestamp_ns=T0 + at * S, world_size=1) for at in range(-300, -60)]
     command = ["analyze", str(dumps), "--memory", str(write(tmp_path / "a.jsonl", samples))]
-    assert run([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["memory"]["warnings"] == []
+    assert shell(*command, "--json").json["memory"]["warnings"] == []
     writer = Writer("v2.2", 100)
     calls = writer.lines([Call("read", 10, 20, file="/data/a", ret=5)])
     trace = [writer.metadata("CM", "rank", "0"), *calls]
     write_trace(tmp_path / "traces" / "t.pfw", trace)
-    assert run([*command, "--json", "--traces", str(tmp_path / "traces")]) == 0
-    (other,) = json.loads(capsys.readouterr().out)["memory"]["warnings"]
+    (other,) = shell(*command, "--json", "--traces", tmp_path / "traces").json["memory"]["warnings"]
     assert other.startswith("the traces are from 2023-11-14T22:13:20.000010Z to ")
 
 
-def test_a_command_to_copy_names_files_only_if_they_are_few(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_to_copy_names_files_only_if_they_are_few(tmp_path: Path, shell: Shell) -> None:
     """Of many files it has a placeholder, not a path that exists and is something else."""
     files = [write(tmp_path / f"{rank}.jsonl", [event(0, rank=rank)]) for rank in range(5)]
-    run(["analyze", "--memory", *map(str, files)])
-    assert "frd analyze --memory FILE.. --json" in capsys.readouterr().out
+    assert "frd analyze --memory FILE.. --json" in shell("analyze", "--memory", *files).out
 
 
 # -- recordings of several kinds of memory ---------------------------------------------------------
 
 
-def of_all_kinds(*, oom: bool = False) -> Iterator[dict[str, Any]]:
+def of_all_kinds() -> Iterator[dict[str, Any]]:
     """Rank 0 with two devices and its host process; the host rises at 20 s, device 1 at 30 s."""
     for at in range(600):
         for device in (0, 1):
@@ -225,32 +181,19 @@ def of_all_kinds(*, oom: bool = False) -> Iterator[dict[str, Any]]:
         host = {"device_used_bytes": (4 + (at > 200)) * GIB}
         of_host = {"device_total_bytes": None} | OF_ALLOCATOR
         yield event(at / 10, device_id=-1, world_size=1, **host, **of_host)
-    if oom:
-        yield event(60, event_type="oom", device_id=1, world_size=1)
 
 
-def test_host_memory_does_not_go_on_in_a_device(tmp_path: Path) -> None:
-    """Two rises of one rank in two memories: each has its bytes, not the difference of both."""
+def test_memories_of_a_rank_are_apart(tmp_path: Path) -> None:
+    """Two rises of one rank in two memories: each has its bytes, not the difference of both. The
+    numbers of the rank are those of its fullest device."""
     found = frd.load_memory(write(tmp_path / "a.jsonl", of_all_kinds()))
     sizes = [(one.series.value, round(one.bytes / GIB)) for one in found.rises]
     assert sizes == [("host_used", 1), ("device_used", 6)]
     host, device = found.rises
     assert host.text.startswith("host memory of rank 0 rose first: +1.0 GiB")
     assert device.text.startswith("memory of rank 0 rose first: +6.0 GiB")
-
-
-def test_a_rank_is_shown_by_its_fullest_device(tmp_path: Path) -> None:
-    """As many samples of two devices and the host: the numbers are those of the fuller device."""
-    found = frd.load_memory(write(tmp_path / "a.jsonl", of_all_kinds()))
     usage = found.jobs[0].ranks[0]
     assert (usage.what, round(usage.peak_bytes / GIB)) == ("device", 26)
-
-
-def test_a_failed_allocation_is_not_left_out(tmp_path: Path) -> None:
-    """The finding is made of it; no warning says otherwise."""
-    found = frd.load_memory(write(tmp_path / "a.jsonl", of_all_kinds(oom=True)))
-    assert found.findings[0].kind is Kind.OOM
-    assert not found.warnings
 
 
 def test_times_that_are_not_nanoseconds(tmp_path: Path) -> None:

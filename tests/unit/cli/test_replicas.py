@@ -6,18 +6,19 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
-from frd.cli import BLIND, FAILED, FINDINGS_PRESENT, USAGE, run
+from frd.cli import BLIND, FAILED, FINDINGS_PRESENT, USAGE
 from frd.cli.client import Client
 from frd.cli.commands import doctor
 from frd.errors import ServiceUnavailable
 from frd_agent.launch.checks import State
+from tests.unit.cli.shell import Printed, Shell
 from tests.world.http_api import closed, finding
 from tests.world.http_cluster import Cluster, Script, cluster, job_of
 from tests.world.http_server import Reply, answering
-from tests.world.http_service import error_of
 
 A, B = job_of(3), job_of(30)
 """Jobs of frd-0 and frd-1."""
@@ -43,30 +44,37 @@ def nowhere() -> Iterator[str]:
         yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
-def frd(three: Cluster, *arguments: str, at: str = "frd-0") -> int:
-    return run([*arguments, "--http", three.members[at].address])
+class AskReplica(Protocol):
+    def __call__(self, *words: str | Path, at: str = "frd-0", code: int = 0) -> Printed:
+        """Types a command that asks the replica `at`."""
+
+
+@pytest.fixture
+def frd(three: Cluster, shell: Shell) -> AskReplica:
+    def ask(*words: str | Path, at: str = "frd-0", code: int = 0) -> Printed:
+        return shell(*words, "--http", three.members[at].address, code=code)
+
+    return ask
 
 
 # -- several addresses -------------------------------------------------------------------------
 
 
-def test_the_first_address_that_answers_is_used(
-    three: Cluster, nowhere: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_address_that_answers_is_used(three: Cluster, nowhere: str, shell: Shell) -> None:
     """Nothing listens at the first address: the second one answers, and is asked from then on."""
     where = f"{nowhere}, http://{three.members['frd-2'].address},127.0.0.1:1"
-    assert run(["findings", "--http", where]) == FINDINGS_PRESENT
-    assert OPEN.id in capsys.readouterr().out
+    assert OPEN.id in shell("findings", "--http", where, code=FINDINGS_PRESENT).out
     client = Client(nowhere, others=[three.members["frd-1"].address])
     client.get("/api/v1/jobs")
     assert client.address == three.members["frd-1"].address
 
 
-def test_no_address_answers(nowhere: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line with all addresses, and why each did not answer."""
-    assert run(["status", "--http", f"{nowhere},{nowhere}"]) == FAILED
-    said = error_of(capsys)
-    assert f"service: {nowhere}, {nowhere}: nothing listens there" in said
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_address_answers(nowhere: str, shell: Shell, count: int) -> None:
+    """One line with all addresses, and how to start or name the service."""
+    error = shell("status", "--http", ",".join([nowhere] * count), code=FAILED).error
+    where = ", ".join([nowhere] * count)
+    assert f"service: {where}: nothing listens there: start `frd serve`" in error
 
 
 def test_a_replica_that_hangs_is_left(three: Cluster) -> None:
@@ -87,32 +95,21 @@ def test_a_post_goes_on_when_nothing_listens(three: Cluster, nowhere: str) -> No
     assert client.post(path, {"because": "seen"})["state"] == "closed"
 
 
-def test_addresses_that_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
-    """With and without TLS, an empty one: one line says what to write."""
-    for typed in ("https://a:1,http://b:1", "https://a:1,b:1", "a:1,", "a:1,,b:1"):
-        assert run(["status", "--http", typed]) == USAGE
-        assert "write" in error_of(capsys)
-
-
-def test_a_token_goes_to_none_of_them_in_clear(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One of the addresses is another machine, without TLS: refused before anything is sent."""
+@pytest.mark.parametrize("where", ["frd.invalid:1", "127.0.0.1:1,frd.invalid:1"])
+def test_a_token_is_not_sent_in_clear(tmp_path: Path, shell: Shell, where: str) -> None:
+    """A token for another machine needs TLS, or an option that accepts that it is readable."""
     (tmp_path / "token").write_text("t" * 32)
-    command = ["status", "--http", "127.0.0.1:1,frd.invalid:1", "--token-file"]
-    assert run([*command, str(tmp_path / "token")]) == USAGE
-    assert "would be sent unencrypted" in error_of(capsys)
+    command = ("status", "--http", where, "--token-file", tmp_path / "token")
+    assert "would be sent unencrypted" in shell(*command, code=USAGE).error
+    assert "frd.invalid:1" in shell(*command, "--insecure", code=FAILED).error
 
 
 # -- what is shown -----------------------------------------------------------------------------
 
 
-def test_status_shows_replicas_and_jobs_of_all(
-    three: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_shows_replicas_and_jobs_of_all(three: Cluster, frd: AskReplica) -> None:
     """Any replica shows all jobs, and a table with the cells, versions and addresses."""
-    assert frd(three, "status", at="frd-2") == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = frd("status", at="frd-2").lines
     assert any(line.startswith(f"{OPEN.id}  stall in {B}") for line in lines)
     assert {A, B} <= {line.partition("  attempt")[0] for line in lines}
     rows = [line.split() for line in lines if line.lstrip().startswith("frd-")]
@@ -121,42 +118,34 @@ def test_status_shows_replicas_and_jobs_of_all(
     assert not [line for line in lines if line.startswith(("cluster:", "incomplete:"))]
 
 
-def test_status_says_what_is_missing(three: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_says_what_is_missing(three: Cluster, frd: AskReplica) -> None:
     """frd-1 has just died: its open finding is shown from a copy, its job is not; exit code 0."""
     three.stop("frd-1")
-    assert frd(three, "status") == 0
-    out = capsys.readouterr().out
+    out = frd("status").out
     assert OPEN.id in out
     assert "no open findings" not in out
     assert "incomplete: frd-1 did not answer: its jobs are missing\n" in out
-    assert frd(three, "status", "--json") == 0
-    said = json.loads(capsys.readouterr().out)
+    said = frd("status", "--json").json
     assert (said["incomplete"], [job["job"] for job in said["jobs"]]) == (["frd-1"], [A])
     assert [one["replica"] for one in said["cluster"]["replicas"]] == ["frd-0", "frd-1", "frd-2"]
-    assert frd(three, "status", "--job", B) == FAILED
-    assert f"job: {B!r}: unknown to this service" in (said := error_of(capsys))
-    assert "frd-1 did not answer: try again" in said
+    error = frd("status", "--job", B, code=FAILED).error
+    assert f"job: {B!r}: unknown to this service" in error
+    assert "frd-1 did not answer: try again" in error
 
 
-def test_a_job_that_moves_is_not_the_end_of_status(
-    three: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_that_moves_is_not_the_end_of_status(three: Cluster, frd: AskReplica) -> None:
     """A job is in the list, and its owner has lost it a moment later: the others are shown."""
     moved = three.members["frd-1"]
     listed = moved.service.state
     moved.cells.discard(30)
     assert listed.latest_attempts().keys() == {B}
-    assert frd(three, "status") == 0
-    out = capsys.readouterr().out
+    out = frd("status").out
     assert f"not shown: job: {B!r}: another replica has it now: try again" in out
     assert f"{A}  attempt 0" in out
-    assert frd(three, "status", "--json") == 0
-    assert list(json.loads(capsys.readouterr().out)["missing"]) == [B]
+    assert list(frd("status", "--json").json["missing"]) == [B]
 
 
-def test_status_says_what_is_wrong_with_the_cluster(
-    three: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_says_what_is_wrong_with_the_cluster(three: Cluster, frd: AskReplica) -> None:
     """Cells without an owner, NATS that does not answer, a slow log that is not durable."""
     urls = three.urls()
     del urls["frd-2"]
@@ -164,8 +153,7 @@ def test_status_says_what_is_wrong_with_the_cluster(
     for member in three.members.values():
         assert member.service.state.cluster is not None
         object.__setattr__(member.service.state.cluster, "append_s", 5.0)
-    assert frd(three, "status") == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cluster:")]
+    lines = [line for line in frd("status").lines if line.startswith("cluster:")]
     assert lines == [
         "cluster: 22 cells have no owner: no replica watches their jobs",
         "cluster: NATS does not answer frd-0",
@@ -176,55 +164,44 @@ def test_status_says_what_is_wrong_with_the_cluster(
     ]
 
 
-def test_no_findings_of_some_replicas(three: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_findings_of_some_replicas(three: Cluster, frd: AskReplica) -> None:
     """A replica is silent: the output does not say that there are no findings; the exit code is
     the same. Of a job of another replica, it is complete."""
-    frd(three, "findings", "close", OPEN.id, "--because", "seen")
+    frd("findings", "close", OPEN.id, "--because", "seen")
     three.stop("frd-2")
-    capsys.readouterr()
-    assert frd(three, "status", at="frd-1") == 0
-    assert capsys.readouterr().out.startswith("no open findings of the replicas that answered\n")
-    assert frd(three, "findings", at="frd-1") == 0
-    out = capsys.readouterr().out
+    first = frd("status", at="frd-1").lines[0]
+    assert first == "no open findings of the replicas that answered"
+    out = frd("findings", at="frd-1").out
     assert out.startswith("no findings of the replicas that answered\nincomplete: frd-2 did not")
-    assert frd(three, "findings", "--json", at="frd-1") == 0
-    assert json.loads(capsys.readouterr().out)["incomplete"] == ["frd-2"]
-    assert frd(three, "findings", "--job", A, at="frd-1") == 0
-    assert capsys.readouterr().out.startswith("no findings\n")
+    assert frd("findings", "--json", at="frd-1").json["incomplete"] == ["frd-2"]
+    assert frd("findings", "--job", A, at="frd-1").out.startswith("no findings\n")
 
 
-def test_a_job_without_an_owner_is_blind(
-    three: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_without_an_owner_is_blind(three: Cluster, frd: AskReplica) -> None:
     """No replica has its cell: that is no all-clear, nor is the job unknown."""
     urls = three.urls()
     del urls["frd-0"]
     three.show(urls)
     for job in (A, job_of(3, 1)):
-        assert frd(three, "findings", "--job", job, at="frd-2") == BLIND
-        assert f"blind: {job}: no replica has its cell 3" in capsys.readouterr().out
+        out = frd("findings", "--job", job, at="frd-2", code=BLIND).out
+        assert f"blind: {job}: no replica has its cell 3" in out
 
 
-def test_a_finding_is_shown_and_closed_through_any_replica(
-    three: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finding_is_shown_and_closed_through_any_replica(three: Cluster, frd: AskReplica) -> None:
     """By the beginning of its id; the owner closes it."""
-    assert frd(three, "findings", OPEN.id, at="frd-2") == FINDINGS_PRESENT
-    assert frd(three, "findings", "close", OPEN.id, "--because", "seen", at="frd-2") == 0
+    frd("findings", OPEN.id, at="frd-2", code=FINDINGS_PRESENT)
+    frd("findings", "close", OPEN.id, "--because", "seen", at="frd-2")
     assert three.members["frd-1"].service.state.open_findings() == []
 
 
-def test_a_dump_through_another_replica(
-    three: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dump_through_another_replica(three: Cluster, tmp_path: Path, frd: AskReplica) -> None:
     """frd-2 is asked for a dump of a job of frd-1, while frd-0 is silent: a note on stderr when the
     job is not named."""
     folder = str(tmp_path / "dumps")
-    assert frd(three, "dump", "--job", B, "-o", folder, at="frd-2") == 0
+    frd("dump", "--job", B, "-o", folder, at="frd-2")
     assert (tmp_path / "dumps/summary.json").exists()
     three.stop("frd-0")
-    assert frd(three, "dump", "-o", folder + "2", at="frd-2") == 0
-    said = capsys.readouterr().err
+    said = frd("dump", "-o", folder + "2", at="frd-2").err
     assert said == "frd: warning: incomplete: frd-0 did not answer: its jobs are missing\n"
 
 
@@ -239,7 +216,7 @@ def test_doctor_finds_the_node_at_any_replica(three: Cluster) -> None:
 
 
 def test_a_service_that_is_alone_is_not_asked_for_replicas(
-    capsys: pytest.CaptureFixture[str],
+    shell: Shell,
 ) -> None:
     """An older service, or one without a cluster: its list has no `incomplete`, and `frd status`
     asks for nothing that it does not know."""
@@ -258,7 +235,7 @@ def test_a_service_that_is_alone_is_not_asked_for_replicas(
         return Reply(200, json.dumps(said).encode())
 
     with answering(heard) as port:
-        assert run(["status", "--http", f"127.0.0.1:{port}"]) == 0
-        assert run(["status", "--json", "--http", f"127.0.0.1:{port}"]) == 0
+        shell("status", "--http", f"127.0.0.1:{port}")
+        printed = shell("status", "--json", "--http", f"127.0.0.1:{port}")
     assert not [path for path in asked if "cluster" in path]
-    assert '"cluster"' not in capsys.readouterr().out
+    assert '"cluster"' not in printed.out

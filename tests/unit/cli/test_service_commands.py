@@ -10,31 +10,20 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from frd.cli import FAILED, USAGE, run
+from frd.cli import FAILED, USAGE
 from frd.cli.client import Client
 from frd.cli.options import service_options
 from frd.errors import FrdError, ServiceUnavailable
+from tests.unit.cli.shell import Shell
 from tests.world.daemons import run_program
-from tests.world.http_service import (
-    FINDING,
-    Service,
-    error_of,
-    frd,
-    serving,
-)
-
-
-@pytest.fixture
-def service() -> Iterator[Service]:
-    with serving() as service:
-        yield service
+from tests.world.http_service import FINDING, Service
 
 
 def tar_of(files: Mapping[str, bytes]) -> bytes:
@@ -63,26 +52,6 @@ DUMP = {
 # -- how commands end --------------------------------------------------------------------------
 
 
-def test_an_absent_service_is_one_line_and_exit_1(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Nothing listens: the line says where, and how to start or name the service."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
-        assert run(["status", "--http", f"127.0.0.1:{taken.getsockname()[1]}"]) == FAILED
-    assert "nothing listens there: start `frd serve`" in error_of(capsys)
-
-
-def test_a_token_is_not_sent_in_clear(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A token for another machine needs TLS, or an option that accepts that it is readable."""
-    (tmp_path / "token").write_text("t" * 32)
-    command = ["status", "--http", "frd.invalid:1", "--token-file", str(tmp_path / "token")]
-    assert run(command) == USAGE
-    assert "would be sent unencrypted" in error_of(capsys)
-    assert run([*command, "--insecure"]) == FAILED
-    assert "frd.invalid:1" in error_of(capsys)
-
-
 @pytest.mark.parametrize(
     ("typed", "address", "tls", "url"),
     [
@@ -107,13 +76,6 @@ def test_a_url_is_an_address(typed: str, address: str, tls: bool, url: str) -> N
     command.main(["--http", typed], standalone_mode=False)
     (client,) = asked
     assert (client.address, client.tls is not None, client.url) == (address, tls, url)
-
-
-def test_a_url_that_is_no_address_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """A path, another scheme: one line says what to write."""
-    for typed in ("http://127.0.0.1:9374/api/v1", "ftp://127.0.0.1:21", "http://u:p@h:1"):
-        assert run(["status", "--http", typed]) == USAGE
-        assert "write" in error_of(capsys)
 
 
 def test_a_full_disk_is_one_line() -> None:
@@ -173,14 +135,6 @@ def test_another_server_is_recognized(service: Service, status: int, body: bytes
         Client(service.address).get("/api/v1/jobs")
 
 
-def test_a_silent_server_is_a_timeout() -> None:
-    """A port that accepts and never answers costs the timeout."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        client = Client(f"127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.05)
-        with pytest.raises(ServiceUnavailable, match=r"no answer within 0\.05 s"):
-            client.get("/api/v1/jobs")
-
-
 def test_a_server_of_another_protocol_is_an_error() -> None:
     """The gRPC port instead of the HTTP port gives a clear error."""
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -210,112 +164,97 @@ def says_history(service: Service) -> None:
     service.says(f"/api/v1/history?{since}&after=9.ab12", {"findings": [later], "next": None})
 
 
-def test_export_goes_from_page_to_page(
-    service: Service, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_export_goes_from_page_to_page(service: Service, ask: Shell, tmp_path: Path) -> None:
     """All pages, one JSON object a line; into a file only if there is none yet."""
     says_history(service)
-    assert frd(service, "findings", "export", "--since", "2026-11-20") == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    printed = ask("findings", "export", "--since", "2026-11-20")
+    found = [json.loads(line) for line in printed.lines]
     assert [finding["id"] for finding in found] == ["ab12", "cd34"]
     assert found[0] == FINDING
     wanted = ("findings", "export", "--since", "2026-11-20", "-o", str(tmp_path / "f"))
-    assert frd(service, *wanted) == 0
+    ask(*wanted)
     assert len((tmp_path / "f").read_text().splitlines()) == 2
-    assert frd(service, *wanted) == FAILED
-    assert "exists: nothing is overwritten" in capsys.readouterr().err
+    assert "exists: nothing is overwritten" in ask(*wanted, code=FAILED).err
 
 
-def test_export_as_csv(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_as_csv(service: Service, ask: Shell) -> None:
     """A row a finding, ranks folded, and nothing that a spreadsheet would execute."""
     says_history(service)
-    assert frd(service, "findings", "export", "--since", "2026-11-20", "--format", "csv") == 0
-    first, second = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    printed = ask("findings", "export", "--since", "2026-11-20", "--format", "csv")
+    first, second = csv.DictReader(io.StringIO(printed.out))
     assert (first["id"], first["victims"], first["closed_at"]) == ("ab12", "0-1", "")
     assert second["summary"] == "'=HYPERLINK()"
     assert second["job"] == "'\t=1+1"
 
 
 def test_an_export_that_breaks_off_leaves_no_file(
-    service: Service, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    service: Service, ask: Shell, tmp_path: Path
 ) -> None:
     """The second page fails: exit 1, one line, and no half of a file."""
     service.says("/api/v1/history?limit=500", {"findings": [FINDING], "next": "9.ab12"})
-    assert frd(service, "findings", "export", "-o", str(tmp_path / "f")) == FAILED
-    assert "frd: error: " in capsys.readouterr().err
+    assert "frd: error: " in ask("findings", "export", "-o", tmp_path / "f", code=FAILED).err
     assert not (tmp_path / "f").exists()
 
 
-def test_options_of_export_come_after_it(
-    service: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_of_export_come_after_it(service: Service, ask: Shell, shell: Shell) -> None:
     """An option before the subcommand would be ignored, so it is refused."""
-    assert run(["findings", "--http", service.address, "export"]) == USAGE
-    assert "write it after export" in capsys.readouterr().err
-    assert frd(service, "findings", "export", "--since", "soon") == USAGE
-    assert "write a time such as" in capsys.readouterr().err
+    error = shell("findings", "--http", service.address, "export", code=USAGE).err
+    assert "write it after export" in error
+    assert "write a time such as" in ask("findings", "export", "--since", "soon", code=USAGE).err
 
 
 # -- dumps -------------------------------------------------------------------------------------
 
 
-def test_a_dump_becomes_a_folder(
-    service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dump_becomes_a_folder(service: Service, tmp_path: Path, ask: Shell) -> None:
     """The only job is dumped, --ranks is normalized, and ranks without an answer are listed."""
     service.says("/api/v1/jobs", {"jobs": [job_line("train")]})
     says_dump(service, tar_of(DUMP))
     folder = tmp_path / "new" / "out"
-    assert frd(service, "dump", "--ranks", "3,0-1,2", "--stacks", "-o", str(folder)) == 0
+    printed = ask("dump", "--ranks", "3,0-1,2", "--stacks", "-o", folder)
     asked = dict(service.asked)["/api/v1/jobs/train/dumps"]
     assert json.loads(asked) == {"ranks": "0-3", "stacks": True, "timeout_s": 10.0}
     found = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     assert found == DUMP
     assert list(folder.parent.iterdir()) == [folder]
-    out = capsys.readouterr().out
-    assert "dumps of ranks 0-1,3" in out
-    assert "no answer from rank 2: no answer" in out
-    assert out.splitlines()[-1] == f"next: frd analyze {folder}"
+    assert "dumps of ranks 0-1,3" in printed.out
+    assert "no answer from rank 2: no answer" in printed.out
+    assert printed.lines[-1] == f"next: frd analyze {folder}"
 
 
 def job_line(name: str, *, ended: bool = False, **ranks: int) -> dict[str, object]:
     return {"job": name, "ended": ended, "ranks": ranks or {"live": 2}}
 
 
-def test_the_only_job_that_runs_is_dumped(service: Service, tmp_path: Path) -> None:
+def test_the_only_job_that_runs_is_dumped(service: Service, tmp_path: Path, ask: Shell) -> None:
     """Two jobs have ended, in one of them a rank is still seen to have exited; one runs."""
     over = [job_line("old", ended=True), job_line("crashed", exited=2)]
     service.says("/api/v1/jobs", {"jobs": [*over, job_line("train", live=1, silent=1)]})
     says_dump(service, tar_of(DUMP))
-    assert frd(service, "dump", "-o", str(tmp_path / "out")) == 0
+    ask("dump", "-o", tmp_path / "out")
 
 
 def test_the_dump_of_a_finding_is_fetched_without_asking_ranks(
-    service: Service, tmp_path: Path
+    service: Service, tmp_path: Path, ask: Shell
 ) -> None:
     """The job may be long gone: nothing is posted."""
     service.says("/api/v1/findings/ab12", FINDING)
     service.says("/api/v1/dumps/20261120-1", tar_of(DUMP))
-    assert frd(service, "dump", "--finding", "ab12", "-o", str(tmp_path / "out")) == 0
+    ask("dump", "--finding", "ab12", "-o", tmp_path / "out")
     assert (tmp_path / "out/train/rank_0").read_bytes() == b"pickle"
 
 
-def test_a_finding_without_a_dump_says_so(
-    service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finding_without_a_dump_says_so(service: Service, tmp_path: Path, ask: Shell) -> None:
     """No empty folder is left."""
     service.says("/api/v1/findings/ab12", {**FINDING, "dump": None})
-    assert frd(service, "dump", "--finding", "ab12", "-o", str(tmp_path / "out")) == FAILED
-    assert "finding: ab12: has no dump" in error_of(capsys)
+    error = ask("dump", "--finding", "ab12", "-o", tmp_path / "out", code=FAILED).error
+    assert "finding: ab12: has no dump" in error
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_overwritten(
-    service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_overwritten(service: Service, tmp_path: Path, ask: Shell) -> None:
     """An existing folder is refused before any request."""
-    assert frd(service, "dump", "-o", str(tmp_path)) == FAILED
-    assert "exists: nothing is overwritten" in error_of(capsys)
+    assert "exists: nothing is overwritten" in ask("dump", "-o", tmp_path, code=FAILED).error
     assert service.asked == []
 
 
@@ -336,21 +275,20 @@ OLD = job_line("old", ended=True)
 def test_several_jobs_need_a_choice(
     service: Service,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    ask: Shell,
     jobs: list[dict[str, object]],
     said: str,
 ) -> None:
     """frd does not guess: running jobs are listed, or all that ended, with escape codes as text."""
     service.says("/api/v1/jobs", {"jobs": jobs})
-    assert frd(service, "dump", "-o", str(tmp_path / "out")) == FAILED
-    assert said in error_of(capsys)
+    assert said in ask("dump", "-o", tmp_path / "out", code=FAILED).error
 
 
-def test_a_dump_without_any_answer_fails(service: Service, tmp_path: Path) -> None:
+def test_a_dump_without_any_answer_fails(service: Service, tmp_path: Path, ask: Shell) -> None:
     """The folder has the reasons; the exit code shows that it has no dump."""
     unanswered = {"summary.json": json.dumps({"answered": [], "failed": {"0": "gone"}}).encode()}
     says_dump(service, tar_of(unanswered))
-    assert frd(service, "dump", "--job", "train", "-o", str(tmp_path / "out")) == FAILED
+    ask("dump", "--job", "train", "-o", tmp_path / "out", code=FAILED)
     assert (tmp_path / "out/summary.json").exists()
 
 
@@ -378,11 +316,10 @@ def hostile_tar(**attributes: Any) -> bytes:
     ],
 )
 def test_a_hostile_or_broken_tar_leaves_nothing(
-    service: Service, tmp_path: Path, tar: bytes, capsys: pytest.CaptureFixture[str]
+    service: Service, tmp_path: Path, tar: bytes, ask: Shell
 ) -> None:
     """No link, no device, nothing outside the folder, and no partial folder."""
     says_dump(service, tar)
     inside = tmp_path / "inside"
-    assert frd(service, "dump", "--job", "train", "-o", str(inside / "out")) == FAILED
-    error_of(capsys)
+    assert ask("dump", "--job", "train", "-o", inside / "out", code=FAILED).error
     assert [path.name for path in tmp_path.rglob("*")] == ["inside"]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-
 import pytest
 
+from tests.unit.cli.shell import Shell
 from tests.world.http_service import (
     ENDED,
     FINDING,
@@ -14,25 +12,14 @@ from tests.world.http_service import (
     WATCHING,
     Service,
     answer,
-    frd,
     says_status,
-    serving,
 )
 
 
-@pytest.fixture
-def service() -> Iterator[Service]:
-    with serving() as service:
-        yield service
-
-
-def test_status_folds_ranks_that_stand_alike(
-    service: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_folds_ranks_that_stand_alike(service: Service, ask: Shell) -> None:
     """Three ranks that wait in one collective are one row; clocks and the finding are shown."""
     says_status(service)
-    assert frd(service, "status") == 0
-    text = capsys.readouterr().out
+    text = ask("status").out
     row = next(line for line in text.splitlines() if "all_reduce #7" in line)
     assert row.split()[:3] == ["0-1,3", "(3", "ranks)"]
     assert "ab12" in text
@@ -42,17 +29,14 @@ def test_status_folds_ranks_that_stand_alike(
     )
 
 
-def test_status_begins_with_what_is_wrong(
-    service: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_begins_with_what_is_wrong(service: Service, ask: Shell) -> None:
     """Open findings first, with an age; the suspect is marked and comes before the crowd; what
     ended is a line, and the last line says what is watched."""
     suspect = {"rank": 2, "node": "node7", "reason": "cpu_stuck", "confidence": "high"}
     found = {**FINDING, "suspects": [{**suspect, "evidence": "", "stack": []}]}
     says_status(service, ENDED, findings=[found])
     service.says("/api/v1/jobs/a%2Fb", {**JOB, "findings": [found]})
-    assert frd(service, "status") == 0
-    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    rows = [" ".join(line.split()) for line in ask("status").lines]
     assert rows[0] == "ab12 stall in train, opened 3 min ago: it hangs"
     marked = rows.index("2 live 0.5 s ago <- suspect in ab12")
     assert marked < next(n for n, row in enumerate(rows) if row.startswith("0-1,3 (3 ranks) live"))
@@ -62,47 +46,38 @@ def test_status_begins_with_what_is_wrong(
         "watching 1 job, 4 ranks, 2 agents; last heard 0.4 s ago",
     ]
     service.says("/api/v1/jobs/old", {**JOB, "job": "old", "ended": True})
-    assert frd(service, "status", "--all") == 0
-    assert "old  attempt 1, ended, 4 ranks" in capsys.readouterr().out
+    assert "old  attempt 1, ended, 4 ranks" in ask("status", "--all").out
 
 
-def test_a_lost_job_stays_in_sight(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_job_stays_in_sight(service: Service, ask: Shell) -> None:
     """Its agents were stopped: it is shown as jobs that run are, not as a line that ended."""
     says_status(service, {**ENDED, "state": "lost"})
     lost = {**JOB, "job": "old", "ended": True, "state": "lost"}
     service.says("/api/v1/jobs/old", lost)
-    assert frd(service, "status") == 0
-    text = capsys.readouterr().out
+    text = ask("status").out
     assert "old  attempt 1, lost: its agents were stopped while ranks lived, and none" in text
 
 
-def test_status_shows_a_job_with_a_finding_first(
-    service: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_shows_a_job_with_a_finding_first(service: Service, ask: Shell) -> None:
     """A window shows the beginning: jobs without an open finding come later."""
     says_status(service, {**ENDED, "job": "aa", "ended": False}, findings=[FINDING])
     service.says("/api/v1/jobs/aa", {**JOB, "job": "aa", "findings": []})
     service.says("/api/v1/jobs/a%2Fb", {**JOB, "findings": [FINDING]})
-    assert frd(service, "status") == 0
-    text = capsys.readouterr().out
+    text = ask("status").out
     assert text.index("a/b  attempt") < text.index("aa  attempt")
 
 
-def test_status_before_the_first_job(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_before_the_first_job(service: Service, ask: Shell) -> None:
     """An empty service says that it has seen nothing."""
     service.says("/api/v1/jobs", {"jobs": []})
     service.says("/api/v1/findings?state=open", answer())
-    assert frd(service, "status") == 0
-    assert "no jobs: no rank has been seen yet" in capsys.readouterr().out
+    assert "no jobs: no rank has been seen yet" in ask("status").out
 
 
-def test_status_shows_the_worst_memory(
-    service: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_shows_the_worst_memory(service: Service, ask: Shell) -> None:
     """One rank rises by 2 GiB a second: its row has use, capacity, share, bars and trend."""
     says_status(service)
-    assert frd(service, "status", "--job", "a/b") == 0
-    text = capsys.readouterr().out
+    text = ask("status", "--job", "a/b").out
     row = next(line for line in text.splitlines() if "host" in line)
     assert " ".join(row.split()) == "2 host 12.0 GiB 16.0 GiB, 75% ▁▄█ +2.0 GiB/s"
     assert "3 more ranks: --memory" in text
@@ -112,25 +87,21 @@ def test_status_shows_the_worst_memory(
     ("options", "query"), [(["--memory"], "all"), (["--ranks", "2-3"], "2-3")], ids=str
 )
 def test_status_asks_for_the_memory_of_ranks(
-    service: Service, capsys: pytest.CaptureFixture[str], options: list[str], query: str
+    service: Service, ask: Shell, options: list[str], query: str
 ) -> None:
     """--memory shows all, --ranks those named; these are then the only ones in the tables."""
     says_status(service)
     service.says(f"/api/v1/jobs/a%2Fb?memory={query}", JOB)
-    assert frd(service, "status", "--job", "a/b", "--json", *options) == 0
-    (job,) = json.loads(capsys.readouterr().out)["jobs"]
+    (job,) = ask("status", "--job", "a/b", "--json", *options).json["jobs"]
     ranks = [rank["rank"] for rank in job["ranks"]]
     assert ranks == ([2, 3] if "--ranks" in options else [0, 1, 2, 3])
 
 
-def test_status_as_json_holds_every_job(
-    service: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_as_json_holds_every_job(service: Service, ask: Shell) -> None:
     """The details of all jobs in one object, of those that ended too, and what is watched."""
     says_status(service, ENDED)
     service.says("/api/v1/jobs/old", {**JOB, "job": "old"})
-    assert frd(service, "status", "--json") == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = ask("status", "--json").json
     assert printed["jobs"] == [JOB, {**JOB, "job": "old"}]
     assert printed["watching"] == WATCHING
     assert "findings" not in printed

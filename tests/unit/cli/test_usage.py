@@ -29,7 +29,36 @@ BIN = Path(sys.executable).parent
         ("frd dump -o x --ranks 3-1", "--ranks: '3-1': the range must run upwards: see `frd dump"),
         ("frd dump", "-o / --output: missing: see `frd dump --help`"),
         ("frd analyze --ranks", "--ranks: needs a value: see `frd analyze --help`"),
+        ("frd analyze", "missing"),
+        ("frd analyze --scheduler tcp://x:1", "missing"),
+        ("frd analyze D --scheduler tcp://x:1", "--scheduler: applies to traces: add --traces"),
+        ("frd analyze D -o x.csv", "CSV has the spans of traces: add --traces"),
+        ("frd analyze --traces T --entries", "--entries, --collectives, --html: show dumps"),
+        ("frd analyze --traces T --memory", "missing"),
+        (
+            "frd analyze --traces T -o x.json --timeline ./x.json",
+            "--timeline: x.json: is the file of --output: name another one",
+        ),
+        ("frd analyze --memory", "FILE..: missing"),
+        ("frd analyze --memory .", "is a folder: name the files"),
+        ("frd analyze --memory a --entries", "--entries: applies to dumps"),
+        ("frd analyze --memory a --stall-after 1", "--stall-after: applies to dumps"),
+        ("frd analyze --memory a --min-rise much", "much: not a number of bytes: write 67108864"),
+        ("frd analyze . --plot a.svg", "--plot: applies to files of telemetry: add --memory"),
+        ("frd analyze . --clock-uncertainty 1", "add --memory"),
+        *(
+            (f"frd analyze --memory a {option} {value}", f"{option}: {value}: out of range: write")
+            for option in ("--warmup", "--clock-uncertainty")
+            for value in ("nan", "inf", "1e+300")
+        ),
         ("frd status x", "x: unexpected argument: see `frd status --help`"),
+        *(
+            (f"frd status --http {typed}", "write")
+            for typed in (
+                *("http://127.0.0.1:9374/api/v1", "ftp://127.0.0.1:21", "http://u:p@h:1"),
+                *("https://a:1,http://b:1", "https://a:1,b:1", "a:1,", "a:1,,b:1"),
+            )
+        ),
         ("frd status --watch --json", "--watch: cannot be combined with --json: leave one out: s"),
         ("frd-agent bogus", "bogus: no such command: see `frd-agent --help`"),
         ("frd-agent run --x", "--x: no such option: see `frd-agent run --help`"),

@@ -22,14 +22,16 @@ from frd_agent.recorder.rows import channel_columns
 from frd_agent.recorder.transitions import RecorderTracker
 from frd_agent.uplink.dictionary import Dictionary
 from tests import corpus
+from tests.world.seeds import ALL
 
 LATER = 2_000_000_000_000_000_000
 STATES = ("scheduled", "started", "completed")
+SEEDS = 100 if ALL else 40
 DUMPS = 4
 """Of every recorder, the last one whole."""
 
 
-@pytest.mark.parametrize("first", range(0, 100, 20))
+@pytest.mark.parametrize("first", range(0, SEEDS, 20))
 def test_agent_and_offline_analysis_agree_on_the_corpus(first: int) -> None:
     """Jobs that hang: the agent has read each recorder several times, offline analysis once."""
     for seed in range(first, first + 20):

@@ -53,16 +53,6 @@ def test_collecting_garbage() -> None:
     assert activity_of(recorded("collect", "py-spy")).doing == ""
 
 
-@pytest.mark.parametrize("means", ["handler", "py-spy"])
-def test_the_library_frame_beside_the_own_one(means: str) -> None:
-    """Own frames as ever, and the library frame that the innermost of them is in."""
-    activity = activity_of(recorded("barrier", means))
-    assert re.fullmatch(r"places.py:\d+ in evaluate", activity.stack[0])
-    file, line, name = "torch/distributed/distributed_c10d.py", r":\d+", " in barrier"
-    assert re.fullmatch(re.escape(file) + line + name, activity.inside)
-    assert activity_of(recorded("spin", means)).inside == ""
-
-
 def test_workers_of_a_rank() -> None:
     """The one that is stuck comes first, with its own frames only: what a forked process has of its
     parent's stack is not its own. The others wait for work."""

@@ -78,21 +78,16 @@ def test_damage_and_forbidden_opcodes(data: bytes) -> None:
         load_plain(data, source="rank 3")
 
 
-def test_memo_bomb_is_refused_cheaply() -> None:
-    """Seven bytes that order a memo of gigabytes get none."""
+@pytest.mark.parametrize("index", [2**31 - 1, 1 << 23])
+def test_memo_bomb_is_refused_cheaply(index: int) -> None:
+    """Seven bytes that order a memo of gigabytes get none: no dump has eight million values."""
     tracemalloc.start()
     try:
-        with pytest.raises(DumpError):
-            load_plain(b"\x80\x02]r" + struct.pack("<I", 2**31 - 1) + b".", source="x")
+        with pytest.raises(DumpError, match="opcode 0x72"):
+            load_plain(b"\x80\x02]r" + struct.pack("<I", index) + b"." * 10, source="x")
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
-
-
-def test_a_memo_index_beyond_all_honest_ones_is_refused() -> None:
-    """However much memory there is: no dump has eight million values."""
-    with pytest.raises(DumpError, match="opcode 0x72"):
-        load_plain(b"\x80\x02]r" + struct.pack("<I", 1 << 23) + b"." * 10, source="x")
 
 
 LONG: Any = [[1] * 60] * 60_000
@@ -110,13 +105,13 @@ ENTRY = {
 @pytest.mark.parametrize(
     "document",
     [
-        {"entries": [ENTRY | {"input_sizes": LONG}] * 100_000},
-        {"entries": [ENTRY | {"input_sizes": LONG, "timeout_ms": "bad"}] * 100_000},
+        {"entries": [ENTRY | {"input_sizes": LONG}] * 20_000},
+        {"entries": [ENTRY | {"input_sizes": LONG, "timeout_ms": "bad"}] * 20_000},
         {"entries": [ENTRY | {"input_sizes": [[1] * 60] * 400}] * 100},
-        {"entries": [ENTRY | {"output_dtypes": ["Float"] * 60_000}] * 100_000},
-        {"entries": [ENTRY | {"process_group": LONG}] * 100_000},
-        {"entries": [ENTRY | {"frames": [WIDE] * 60_000}] * 100_000},
-        {"entries": [ENTRY | WIDE] * 100_000},
+        {"entries": [ENTRY | {"output_dtypes": ["Float"] * 60_000}] * 20_000},
+        {"entries": [ENTRY | {"process_group": LONG}] * 20_000},
+        {"entries": [ENTRY | {"frames": [WIDE] * 60_000}] * 20_000},
+        {"entries": [ENTRY | WIDE] * 20_000},
         {"pg_config": dict.fromkeys(WIDE, MANY)},
         {"pg_config": dict.fromkeys(WIDE, SPELLED)},
         {"pg_status": dict.fromkeys(WIDE, WIDE)},

@@ -16,6 +16,7 @@ from frd.model import Activity, Confidence, Kind, Reason
 from frd.offline.analysis.analyze import Analysis, analyze
 from frd.offline.analysis.channels import channels_of
 from frd.offline.analysis.rows import rows_of
+from tests.unit.offline.test_torchfrtrace_cases import analysis
 from tests.world.traces import Folder, Row, done, suspects, waits
 
 TRACES = Path(__file__).parents[4] / "shared" / "traces"
@@ -137,10 +138,7 @@ def test_a_ring_that_begins_too_late_proves_nothing() -> None:
 
 def test_a_recorder_without_entries_of_what_it_must_have_joined_was_off() -> None:
     """Rank 2 shows nothing although its peers completed an all_reduce with it."""
-    folder = Folder().group("0", range(3))
-    for rank in (0, 1):
-        folder.rank(rank, done(1), waits(2))
-    (finding,) = analyze(folder.rank(2).trace()).findings
+    (finding,) = analysis([done(1), waits(2)], [done(1), waits(2)], []).findings
     assert (finding.unknown, finding.suspects) == ((2,), ())
 
 
@@ -148,10 +146,7 @@ def test_only_what_is_after_a_reset_counts() -> None:
     """Record ids begin again: seqs before that are of an earlier life of the groups."""
     before = [done(seq, record_id=seq) for seq in range(50, 60)]
     after = [done(1, record_id=0), waits(2, record_id=1)]
-    folder = Folder().group("0", range(2))
-    folder.rank(0, *(replace(row) for row in [*before, *after]))
-    folder.rank(1, *(replace(row) for row in [*before, done(1, record_id=0)]))
-    found = analyze(folder.trace())
+    found = analysis([*before, *after], [*before, done(1, record_id=0)])
     assert suspects(found) == {1: Reason.CPU_STUCK}
     assert found.ranks[0].resets == 1
     assert [c.seq for c in found.collectives] == [1, 2]
@@ -194,9 +189,8 @@ def test_the_first_parts_of_a_series_may_be_lost() -> None:
 
 def test_an_op_that_timed_out_is_still_being_waited_in() -> None:
     """NCCL retires what it gave up; the rank that never joined is named nevertheless."""
-    folder = Folder().group("0", range(2))
-    folder.rank(0, done(1), waits(2, retired=True)).rank(1, done(1))
-    assert suspects(analyze(folder.trace())) == {1: Reason.CPU_STUCK}
+    found = analysis([done(1), waits(2, retired=True)], [done(1)])
+    assert suspects(found) == {1: Reason.CPU_STUCK}
 
 
 # -- P2P -------------------------------------------------------------------------------------
@@ -209,14 +203,6 @@ def test_peers_are_ranks_of_the_group() -> None:
     channels = channels_of(rows_of(folder.rank(4, row).rank(9).trace()), {})
     assert (channels.rank.tolist(), channels.peer.tolist()) == ([4], [9])
     assert channels.is_send.tolist() == [1]
-
-
-def test_a_batch_ends_with_its_last_entry() -> None:
-    """Sends of a batch never get an end of their own; the `coalesced` entry has it."""
-    send = Row("nccl:send 0->1", 3, p2p=True, p2p_seq=5, state="scheduled", retired=False)
-    end = Row("nccl:coalesced", 3, p2p=True, p2p_seq=5)
-    folder = Folder().group("0", [0, 1]).rank(0, send, end).rank(1)
-    assert not len(channels_of(rows_of(folder.trace()), {}).rank)
 
 
 def test_ops_of_a_channel_complete_in_order() -> None:
@@ -281,10 +267,9 @@ def test_gloo_calls_reduce_scatter_by_another_name() -> None:
 
 def test_evidence_has_the_users_own_frames() -> None:
     """The witness shows where it entered, the suspect where its last op was; torch is left out."""
-    folder = Folder().group("0", range(2))
-    folder.rank(0, done(1), waits(2, frames=(INSIDE, LINE)))
-    folder.rank(1, done(1, frames=(INSIDE, replace_line(80))))
-    (finding,) = analyze(folder.trace()).findings
+    earlier = Frame(LINE.name, LINE.filename, 80)
+    mine = [done(1), waits(2, frames=(INSIDE, LINE))]
+    (finding,) = analysis(mine, [done(1, frames=(INSIDE, earlier))]).findings
     assert finding.witness is not None
     assert finding.witness.stack == ("train.py:88 in step",)
     assert "its last op was all_reduce on default_pg at train.py:80 in step" in (
@@ -313,8 +298,7 @@ def test_waiting_times_count_to_the_latest_known_time() -> None:
 
 def test_a_trace_in_which_all_is_well() -> None:
     """Everything matched and completed: no finding, and words that say so."""
-    folder = Folder().group("0", range(4)).all_ranks(*map(done, range(1, 6)), ranks=range(4))
-    found = analyze(folder.trace())
+    found = analysis(*[[done(seq) for seq in range(1, 6)]] * 4)
     assert (found.fault, list(found.findings)) == (False, [])
     assert found.summary == "the dumps show no communication fault"
     (group,) = found.groups
@@ -340,9 +324,8 @@ def test_two_incidents_are_two_findings() -> None:
 
 def test_the_columns_of_collectives() -> None:
     """Counts and the objects behind them agree."""
-    folder = Folder().group("0", range(3))
-    folder.rank(0, done(1), waits(2)).rank(1, done(1), waits(2, ins=[[9]], outs=[[9]]))
-    found = analyze(folder.rank(2, done(1)).trace())
+    other = waits(2, ins=[[9]], outs=[[9]])
+    found = analysis([done(1), waits(2)], [done(1), other], [done(1)])
     c = found.collectives
     assert c.joined.tolist() == [3, 2]
     assert c.completed.tolist() == [3, 0]
@@ -369,11 +352,6 @@ def test_json_has_what_was_promised() -> None:
 
 def test_absurd_seqs_take_no_memory() -> None:
     """Seqs at both ends of an int64 are two collectives, not a table of all between."""
-    folder = Folder().group("0", [0]).rank(0, done(1), done(2**62), done(2**62 + 1))
-    found = analyze(folder.trace())
+    found = analysis([done(1), done(2**62), done(2**62 + 1)])
     assert found.collectives.seq.tolist() == [1, 2**62, 2**62 + 1]
     assert np.all(found.collectives.joined == 1)
-
-
-def replace_line(line: int) -> Frame:
-    return Frame(LINE.name, LINE.filename, line)

@@ -24,10 +24,12 @@ def job(*errors_ms: float, steps: int = 8) -> Folder:
     return folder
 
 
-def given(folder: Folder, rank: int, offset_ms: float, uncertainty_ms: float | None) -> None:
-    folder.ranks[rank].offset_ns = round(offset_ms * MS)
-    if uncertainty_ms is not None:
-        folder.ranks[rank].uncertainty_ns = round(uncertainty_ms * MS)
+def given(folder: Folder, *offsets_ms: float, uncertainty_ms: float | None) -> None:
+    """The folder has the offsets of the first ranks' clocks."""
+    for rank, offset_ms in enumerate(offsets_ms):
+        folder.ranks[rank].offset_ns = round(offset_ms * MS)
+        if uncertainty_ms is not None:
+            folder.ranks[rank].uncertainty_ns = round(uncertainty_ms * MS)
 
 
 def clocks(folder: Folder) -> Clocks:
@@ -42,8 +44,7 @@ def test_offsets_of_the_folder_are_used() -> None:
     folder = Folder().group("0", range(3)).rank(2)
     folder.rank(0, Row("nccl:all_reduce", 1, at=1_000, state="scheduled"))
     folder.rank(1, Row("nccl:all_reduce", 1, at=5_500, state="scheduled"))
-    for rank, offset_ms in enumerate((0, -5_000, 0)):
-        given(folder, rank, offset_ms, 0.12)
+    given(folder, 0, -5_000, 0, uncertainty_ms=0.12)
     found = analyze(folder.trace())
     assert found.clock_source == "given by the dump, ±120 µs"
     assert found.collectives[0].first_created_ns == T0 + 500 * MS
@@ -53,8 +54,7 @@ def test_offsets_of_the_folder_are_used() -> None:
 def test_an_offset_without_a_bound() -> None:
     """The folder has no bound: collectives give one."""
     folder = job(0, 7_000)
-    for rank, offset_ms in enumerate((0, -7_000)):
-        given(folder, rank, offset_ms, None)
+    given(folder, 0, -7_000, uncertainty_ms=None)
     assert clocks(folder).offset_ns == {0: 0, 1: -7_000 * MS}
     assert clocks(folder).source == "estimated from 8 collectives, ±20 ms"
     silent = Folder().group("0", range(2)).rank(0, offset_ns=5).rank(1, offset_ns=6)
@@ -66,16 +66,14 @@ def test_clocks_drift_between_the_last_entry_and_the_dump() -> None:
     """Dumps taken 100 s after the last entry say less of it: 100 ppm of that."""
     folder = job(0, 0)
     folder.taken_at = AlignedNs(T0 + 800 * MS + 100_000 * MS)
-    for rank in (0, 1):
-        given(folder, rank, 0, 0.5)
+    given(folder, 0, 0, uncertainty_ms=0.5)
     assert clocks(folder).source == "given by the dump, ±10 ms"
 
 
 def test_nodes_that_the_folder_does_not_tell_of_are_estimated() -> None:
     """One node's agent had no clock yet: its bounds come from the others, and it is said so."""
     folder = job(0, 0, 3_000)
-    for rank in (0, 1):
-        given(folder, rank, 0, 0.1)
+    given(folder, 0, 0, uncertainty_ms=0.1)
     found = clocks(folder)
     assert abs(found.offset_ns[2] + 3_000 * MS) <= 20 * MS
     assert found.source == (
@@ -146,8 +144,7 @@ def test_an_order_is_known_beyond_both_uncertainties_only(
     folder.rank(0, Row("nccl:all_reduce", 1, "1", at=50, state="scheduled"))
     folder.rank(1, Row("nccl:all_reduce", 1, "2", at=50 + apart_ms, state="scheduled"))
     folder.rank(2).rank(3).rank(4, Row("nccl:all_reduce", 1, "0", at=60, state="scheduled"))
-    for rank in range(5):
-        given(folder, rank, 0, uncertainty_ms)
+    given(folder, *[0] * 5, uncertainty_ms=uncertainty_ms)
     (finding,) = analyze(folder.trace()).findings
     assert [suspect.rank for suspect in finding.suspects] == [2, 3]
     assert [suspect.tied for suspect in finding.suspects] == [tied, tied]
@@ -160,8 +157,7 @@ def test_an_order_is_known_beyond_both_uncertainties_only(
 def test_a_given_clock_that_is_wrong_is_named() -> None:
     """Node 2's offset is off by 2.5 s: three others agree on that, and they stay as they are."""
     folder = job(0, 0, 2_500, 0)
-    for rank in range(4):
-        given(folder, rank, 0, 0.1)
+    given(folder, *[0] * 4, uncertainty_ms=0.1)
     found = analyze(folder.trace())
     (finding,) = found.findings
     assert finding.kind is Kind.CLOCK_UNSYNCHRONIZED

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from frd.model import Activity, Confidence, Kind, RankInfo, Reason
-from frd.offline.analysis.analyze import analyze
+from frd.offline.analysis.analyze import Analysis, analyze
 from tests.world.traces import Folder, Row, done, suspects, waits
 
 
@@ -23,6 +23,13 @@ def checkpoint(taken: tuple[float, float] | None, **of_wait: Any) -> Folder:
 def here(rank: int) -> RankInfo:
     """A rank of the one node, so that there is one clock."""
     return RankInfo(rank, 2, "node0", "boot0", 100 + rank)
+
+
+def dumped(folder: Folder, at_ms: float) -> Analysis:
+    """All ranks were dumped at that time, within 10 ms."""
+    for one in folder.ranks.values():
+        one.taken = (at_ms, at_ms + 10)
+    return analyze(folder.trace())
 
 
 # -- one dump ----------------------------------------------------------------------------------
@@ -121,25 +128,18 @@ def test_an_op_waits_from_the_end_of_the_one_before() -> None:
     """Rank 1 enqueued op 2 at 1 s, far ahead; op 1 ran until 30 s and the dump is of 31 s."""
     folder = Folder().group("0", range(2))
     first = done(1, at=0, completed_at=30_000)
-    folder.rank(0, first, taken=(31_000, 31_000), info=here(0))
-    folder.rank(1, first, waits(2, at=1_000), taken=(31_000, 31_000), info=here(1))
-    assert not analyze(folder.trace()).fault
-    for rank in (0, 1):
-        folder.ranks[rank].taken = (45_000, 45_000)
-    assert suspects(analyze(folder.trace())) == {0: Reason.CPU_STUCK}
+    folder.rank(0, first, info=here(0)).rank(1, first, waits(2, at=1_000), info=here(1))
+    assert not dumped(folder, 31_000).fault
+    assert suspects(dumped(folder, 45_000)) == {0: Reason.CPU_STUCK}
 
 
 def test_who_came_late_a_moment_ago_is_no_network_fault() -> None:
     """Rank 0 joined after 12 s, just before the dump: all are there and it will complete."""
-    taken = (13_050, 13_060)
     folder = Folder().group("0", range(2))
-    folder.rank(0, done(1, at=0), waits(2, at=13_000), taken=taken)
-    folder.rank(1, done(1, at=0), waits(2, at=1_000), taken=taken)
-    found = analyze(folder.trace())
-    assert not found.fault
-    for rank in (0, 1):
-        folder.ranks[rank].taken = (25_000, 25_000)
-    (finding,) = analyze(folder.trace()).findings
+    for rank, at in ((0, 13_000), (1, 1_000)):
+        folder.rank(rank, done(1, at=0), waits(2, at=at))
+    assert not dumped(folder, 13_050).fault
+    (finding,) = dumped(folder, 25_000).findings
     assert finding.reason is Reason.NETWORK_OR_DEVICE
 
 
@@ -158,43 +158,33 @@ def test_dumps_of_ranks_at_different_times() -> None:
 def test_mismatch_and_order_need_no_time() -> None:
     """Ranks that disagree, or entered two groups in different orders, are wrong however short the
     wait."""
-    taken = (1_100, 1_110)
-    folder = Folder().group("0", range(3))
-    for rank in (0, 1):
-        folder.rank(rank, waits(1, at=1_000), taken=taken)
-    folder.rank(2, waits(1, at=1_000, ins=[[9]], outs=[[9]]), taken=taken)
-    (finding,) = analyze(folder.trace()).findings
+    folder = Folder().group("0", range(3)).all_ranks(waits(1, at=1_000), ranks=(0, 1))
+    folder.rank(2, waits(1, at=1_000, ins=[[9]], outs=[[9]]))
+    (finding,) = dumped(folder, 1_100).findings
     assert (finding.kind, finding.suspects[0].rank) == (Kind.MISMATCH, 2)
 
     folder = Folder().group("1", range(2)).group("2", range(2))
-    folder.rank(0, waits(1, "1", at=1_000), taken=taken)
-    folder.rank(1, waits(1, "2", at=1_000), taken=taken)
-    (finding,) = analyze(folder.trace()).findings
+    folder.rank(0, waits(1, "1", at=1_000)).rank(1, waits(1, "2", at=1_000))
+    (finding,) = dumped(folder, 1_100).findings
     assert finding.kind is Kind.ORDER
 
 
 def test_receives_that_both_posted_ahead_are_no_circle() -> None:
     """Ranks 0 and 1 posted their receives and compute what they will send: no deadlock yet."""
     folder = Folder().group("0", range(2))
-    rows = (("nccl:recv 0<-1", 0), ("nccl:recv 1<-0", 1))
-    for name, rank in rows:
-        row = Row(name, 0, at=1_000, p2p=True, p2p_seq=1, state="scheduled")
-        folder.rank(rank, row, taken=(1_500, 1_510))
-    assert not analyze(folder.trace()).fault
-    for rank in (0, 1):
-        folder.ranks[rank].taken = (60_000, 60_000)
-    (finding,) = analyze(folder.trace()).findings
+    for rank, name in enumerate(("nccl:recv 0<-1", "nccl:recv 1<-0")):
+        folder.rank(rank, Row(name, 0, at=1_000, p2p=True, p2p_seq=1, state="scheduled"))
+    assert not dumped(folder, 1_500).fault
+    (finding,) = dumped(folder, 60_000).findings
     assert finding.kind is Kind.ORDER
 
 
 def test_a_young_wait_beside_a_hang_is_of_the_hang() -> None:
     """Ranks 2 and 3 joined the pile a moment ago; the finding speaks for all, and for rank 0."""
-    taken = (31_000, 31_010)
-    folder = Folder().group("0", range(4))
-    folder.rank(0, done(1, at=0), taken=taken)
+    folder = Folder().group("0", range(4)).rank(0, done(1, at=0))
     for rank, at in ((1, 1_000), (2, 30_900), (3, 30_990)):
-        folder.rank(rank, done(1, at=0), waits(2, at=at), taken=taken)
-    found = analyze(folder.trace())
+        folder.rank(rank, done(1, at=0), waits(2, at=at))
+    found = dumped(folder, 31_000)
     assert suspects(found) == {0: Reason.CPU_STUCK}
     assert found.findings[0].suspects[0].confidence is Confidence.HIGH
     assert found.findings[0].victims == (1, 2, 3)

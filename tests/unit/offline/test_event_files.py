@@ -19,9 +19,9 @@ from tests.world.memory import EPOCH, GIB
 from tests.world.telemetry_files import event, lines, write
 
 
-def read(*paths: Path) -> tuple[Recorded, list[str]]:
+def read(*paths: Path, readers: int = 1) -> tuple[Recorded, list[str]]:
     warnings: list[str] = []
-    return read_recording(paths, warnings), warnings
+    return read_recording(paths, warnings, readers=readers), warnings
 
 
 def seconds(recorded: Recorded) -> list[float]:

@@ -15,17 +15,12 @@ from frd.errors import TelemetryError
 from frd.offline.memory import reading, samples
 from frd.offline.memory.events import pool
 from frd.offline.memory.events.pool import PiecePool
-from frd.offline.memory.reading import read_recording
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import Origin
 from frd.offline.phases.marks import PhaseMark
+from tests.unit.offline.test_event_files import read
 from tests.world.memory import EPOCH
 from tests.world.telemetry_files import event, lines, write
-
-
-def read(*paths: Path, readers: int = 1) -> tuple[Recorded, list[str]]:
-    warnings: list[str] = []
-    return read_recording(paths, warnings, readers=readers), warnings
 
 
 def same(one: Recorded, other: Recorded) -> bool:
@@ -115,8 +110,9 @@ SCOPE = {
 }  # fmt: skip
 
 
-def scope(action: str, at_s: float, **of_event: Any) -> dict[str, Any]:
-    metadata = {"phase_scope": SCOPE | {"action": action}}
+def scope(action: str, at_s: float, path: str = "train eval", **of_event: Any) -> dict[str, Any]:
+    """The beginning or the end of a phase, which is a word of `path` inside those before it."""
+    metadata = {"phase_scope": SCOPE | {"action": action, "path": path.split(), "scope_id": path}}
     return event(at_s, event_type=f"phase_{action}", metadata=metadata, **of_event)
 
 
@@ -126,7 +122,7 @@ def test_phase_events_become_marks(tmp_path: Path) -> None:
     recorded, warnings = read(path)
     mark = PhaseMark(
         job="llama", rank=0, host="n0", pid=4711, session="", at_ns=EPOCH + 10**9, entered=True,
-        path=("train", "eval"), scope_id="s1", thread_id=140_000_000_000_000,
+        path=("train", "eval"), scope_id="train eval", thread_id=140_000_000_000_000,
         thread_name="MainThread", sequence=3,
     )  # fmt: skip
     assert recorded.marks == [mark, mark._replace(at_ns=EPOCH + 2 * 10**9, entered=False)]

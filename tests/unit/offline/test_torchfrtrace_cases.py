@@ -134,17 +134,6 @@ def collectives(found: Analysis) -> list[tuple[str, bool]]:
     return [(c.op, c.pass_check) for c in found.collectives]
 
 
-def test_a_matched_collective_and_one_of_each_rank_alone() -> None:
-    """One all_reduce of both, one in each of two groups of one: three collectives, all pass."""
-    folder = Folder().group("0", [0, 1]).group("1", [0]).group("2", [1])
-    folder.rank(0, Row("nccl:all_reduce", 0), Row("nccl:all_reduce", 0, "1"))
-    folder.rank(1, Row("nccl:all_reduce", 0), Row("nccl:all_reduce", 0, "2"))
-    found = analyze(folder.trace())
-    assert collectives(found) == [("all_reduce", True)] * 3
-    assert not found.fault
-    assert found.summary == "the dumps show no communication fault"
-
-
 def test_coalesced_ops_are_one_collective() -> None:
     """Two broadcasts and the entry that closes them, under one seq: one collective that passes."""
     rows = [row("broadcast"), row("broadcast"), row("coalesced", (), ())]
@@ -215,26 +204,6 @@ def test_all_are_named_when_there_is_no_majority() -> None:
     assert {s.confidence for s in only(found).suspects} == {Confidence.MEDIUM}
 
 
-def test_a_lone_receive_concerns_two_ranks() -> None:
-    """Ranks 2 and 3 do not take part in `recv 1<-0`, and are not missing from it."""
-    folder = Folder().group("0", range(4)).rank(0).rank(2).rank(3)
-    folder.rank(1, row("recv 1<-0", p2p=True))
-    found = analyze(folder.trace())
-    assert len(found.collectives) == 0
-    assert suspects(found) == {0: Reason.CPU_STUCK}
-    assert only(found).victims == (1,)
-
-
-def test_pairs_match_by_order_not_by_number() -> None:
-    """Both ends of a pair are in flight under different p2p numbers: no rank is missing."""
-    folder = Folder().group("0", range(2))
-    folder.rank(0, row("send 0->1", p2p=True, p2p_seq=11_981))
-    folder.rank(1, row("recv 1<-0", p2p=True, p2p_seq=11_977))
-    found = analyze(folder.trace())
-    assert suspects(found) == {}
-    assert only(found).reason is Reason.NETWORK_OR_DEVICE
-
-
 @pytest.mark.parametrize("name", ["recv 1<-?", "send", "recv"])
 def test_an_op_without_a_peer_blames_nobody(name: str) -> None:
     """A receive from anybody, torchcomms' P2P: the rank is busy, and that is all that is known."""
@@ -242,18 +211,6 @@ def test_an_op_without_a_peer_blames_nobody(name: str) -> None:
     folder.rank(1, row(name, p2p=True))
     found = analyze(folder.trace())
     assert suspects(found) == {}
-
-
-def test_record_ids_of_ranks_are_not_aligned() -> None:
-    """Rank 1 recorded a hundred entries more in a group of its own: nothing is dropped for it."""
-    folder = Folder().group("0", [0, 1]).group("1", [1])
-    shared = [Row("nccl:all_reduce", seq, at=200 + seq) for seq in (1, 2)]
-    folder.rank(0, *shared)
-    own = [Row("nccl:all_reduce", seq, "1", at=seq) for seq in range(1, 101)]
-    folder.rank(1, *(replace(one) for one in [*own, *shared]), first_record=40)
-    found = analyze(folder.trace())
-    assert not found.fault
-    assert found.groups[0].matched == 2
 
 
 def test_windows_that_start_at_different_points_miss_nothing() -> None:

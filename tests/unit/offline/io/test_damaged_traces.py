@@ -112,17 +112,6 @@ def test_opens_that_are_never_closed(tmp_path: Path) -> None:
     ]
 
 
-def test_names_that_hurt(tmp_path: Path) -> None:
-    """Paths with control characters and bytes that are no UTF-8 are read line by line."""
-    writer = Writer("v0", 7)
-    lines = list(writer.lines([Call("read", 1, 5, file="/d/a", ret=3)] * 3))
-    path = write_trace(tmp_path / "t.pfw", lines)
-    path.write_bytes(path.read_bytes().replace(b"/d/a", b"/d/\x07\xff"))
-    io = load_traces([path])
-    assert (io.events, io.broken_lines) == (3, 0)
-    assert io.path(io.files()[0][1]) == "/d/\x07�"
-
-
 def test_numbers_that_hurt(tmp_path: Path) -> None:
     """Huge, negative and odd numbers in arguments and durations break nothing."""
     writer = Writer("v2.2", 7)

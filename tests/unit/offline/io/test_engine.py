@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from frd.cli import FAILED, USAGE, run
+from frd.cli import USAGE, run
 from frd.errors import ServiceUnavailable
 from frd.offline.io.engine import Distributed, engine_for, local_cluster
 from tests.world.io_traces import Call, Writer, write_trace
@@ -81,18 +81,6 @@ def test_a_cluster_that_cannot_read_traces(
 def test_a_cluster_with_frd_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of its processes find frd."""
     use(Cluster(SPEC, SPEC, SPEC), monkeypatch)
-
-
-def test_the_error_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As of the command: no traceback."""
-    path = write_trace(tmp_path / "t.pfw", list(Writer("v2.2", 1).lines([Call("read", 1, 2)])))
-    monkeypatch.setattr("distributed.Client", Cluster(SPEC))
-    assert run(["analyze", "--traces", str(path), "--scheduler", "tcp://n1:8786"]) == FAILED
-    said = capsys.readouterr().err
-    assert said.startswith("frd: error: --scheduler: tcp://n1:8786: has no workers")
-    assert said.count("\n") == 1
 
 
 def test_a_number_of_processes_that_is_none(

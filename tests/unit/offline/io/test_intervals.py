@@ -40,8 +40,8 @@ def times(of: IntervalSet) -> set[int]:
     return {at - T0 for a, b in zip(starts, ends, strict=True) for at in range(a, b)}
 
 
-@pytest.fixture(params=[1, 4, 1 << 14], autouse=True, scope="module")
-def small(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture(params=[1, 4, 1 << 14], scope="module")
+def pieces(request: pytest.FixtureRequest) -> Iterator[None]:
     """Pieces are joined while they are small: all sizes give the same set."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(intervals, "_SMALL", request.param)
@@ -49,6 +49,7 @@ def small(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.mark.usefixtures("pieces")
 @given(st.lists(spans, max_size=6), st.lists(spans, max_size=3))
 def test_sets_are_those_of_single_microseconds(ones: list[Spans], others: list[Spans]) -> None:
     """Union, difference, length and windows, whatever the order in which spans come."""
@@ -65,6 +66,7 @@ def test_sets_are_those_of_single_microseconds(ones: list[Spans], others: list[S
     assert inside.tolist() == [len({a for a in one if b <= a + T0 < b + 37}) for b in begin]
 
 
+@pytest.mark.usefixtures("pieces")
 @given(st.lists(st.lists(spans, max_size=4), max_size=5))
 def test_a_union_of_several_sets_is_that_of_all_their_spans(sets: list[list[Spans]]) -> None:
     """Sets of processes of a rank, which interleave, lie in each other or are empty."""
@@ -93,6 +95,7 @@ def test_sets_that_interleave_are_merged_once(monkeypatch: pytest.MonkeyPatch) -
     assert sum(sorted_rows) < 6 * 40_000
 
 
+@pytest.mark.usefixtures("pieces")
 def test_intervals_hours_apart_keep_their_times() -> None:
     """A piece that covers more than 2**32 µs is stored in full width."""
     wide = made([[(0, 5), (1, 9)], [(400, 3)]], stretch=10**10)
@@ -101,6 +104,7 @@ def test_intervals_hours_apart_keep_their_times() -> None:
     assert wide.joined()[0, 0] == T0
 
 
+@pytest.mark.usefixtures("pieces")
 def test_intervals_beyond_the_end_of_a_clock_are_none() -> None:
     """Impossible times become the last possible one: nothing is left, and nothing is added."""
     some = made([[(0, 5)], [(400, 3)]])

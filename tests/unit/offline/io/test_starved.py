@@ -24,6 +24,7 @@ from frd.offline.io.starved import Starved, with_starved
 from frd.offline.load.job_choice import load_dumps
 from tests.unit.cli.test_analyze import T0, dumps, entry, hang
 from tests.world.io_traces import Call, Writer, write_trace
+from tests.world.seeds import ALL
 
 S = 1_000_000
 SEEN_AT = 60 * S
@@ -91,6 +92,8 @@ def forward(at: int, end: int) -> Call:
     return span("forward", "compute", at, end)
 
 
+SEEDS = 300 if ALL else 150
+"""Simulated ranks."""
 Children = Sequence[Sequence[Call]]
 
 
@@ -241,6 +244,7 @@ def test_an_open_file_is_no_cause_if_the_rank_went_on(
         ([opened(100), Call("read", *ACROSS)], [[read(*ACROSS)]]),
         ([opened(100), read(59_950_000, 60_030_000)], []),
         ([opened(100), read(58 * S, 62 * S)], []),
+        ([read(61 * S, 80 * S)], []),
         ([], [[read(*ACROSS)], [read(2 * S, 70 * S, OTHER)]]),
         ([], [[read(*ACROSS)], [opened(3_000, OTHER)]]),
         ([opened(100, OTHER), read(2_500, 2_900, OTHER)], [[opened(150), read(*ACROSS)]]),
@@ -257,6 +261,7 @@ def test_an_open_file_is_no_cause_if_the_rank_went_on(
         "it reads something that the trace does not name",
         "the read took 80 ms",
         "the read took a tenth of the wait",
+        "the read began after the rank was seen",
         "two children read",
         "a child reads, and another one is silent after an open",
         "a child reads, and the main process is silent after a read",
@@ -352,7 +357,7 @@ def test_what_is_seen_is_what_a_simulated_rank_waited_for(tmp_path: Path) -> Non
     (trace,) = load_dumps([dumped(tmp_path / "d")])
     analysis = analyze(trace)
     right, wrong = Counter[str](), Counter[str]()
-    for seed in range(300):
+    for seed in range(SEEDS):
         job = Simulated(seed)
         children = [job.written(calls) for calls in job.children]
         folder = traced(tmp_path / f"{seed}", job.written(job.main), children)

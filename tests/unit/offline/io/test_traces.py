@@ -140,15 +140,16 @@ def test_pieces_of_a_file_add_up(
     tmp_path: Path, packed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut anywhere, in the middle of lines too, a file gives the sums of the whole."""
-    lines = list(Writer("v2.2", pid=7).lines(training(5, steps=200)))
+    lines = list(Writer("v2.2", pid=7).lines(training(5, steps=100)))
     path = write_trace(tmp_path / f"t.pfw{packed}", lines, lines_a_member=11 if packed else 0)
+    whole = naive([path])[7]
     monkeypatch.setattr(reading, "_CHUNK", 1_000)
     for size in (997, 4_096, 20_011):
         monkeypatch.setattr(discovery, "PLAIN_PIECE", size)
         monkeypatch.setattr(discovery, "PACKED_PIECE", size // 4)
         io = load_traces([path])
         assert len(io.facts) > 3
-        check(only(io), io, naive([path])[7])
+        check(only(io), io, whole)
         assert not io.warnings
 
 
@@ -233,10 +234,10 @@ def test_many_random_files_one_answer(tmp_path: Path) -> None:
 # -- identities ------------------------------------------------------------------------------------
 
 
-def one_read(folder: Path, host: str, pid: int = 7) -> IoAnalysis:
-    """What a trace of one process of that host is taken for, see `KNOWN`."""
-    lines = list(Writer("v2.2", pid, host).lines([Call("read", 1, 1, file="/d", ret=1)]))
-    return load_traces([write_trace(folder / "t.pfw", lines)], known=KNOWN)
+def one_read(folder: Path, host: str, known: Mapping[int, RankInfo]) -> IoAnalysis:
+    """What a trace of process 7 of that host is taken for."""
+    lines = list(Writer("v2.2", 7, host).lines([Call("read", 1, 1, file="/d", ret=1)]))
+    return load_traces([write_trace(folder / "t.pfw", lines)], known=known)
 
 
 KNOWN = {
@@ -263,15 +264,13 @@ def test_a_host_is_the_same_only_if_its_name_can_be_no_other(
     host: str, rank: int | None, tmp_path: Path
 ) -> None:
     """Exact names first; neither a short name of two nodes nor another domain is a match."""
-    assert only(one_read(tmp_path, host)).rank == rank
+    assert only(one_read(tmp_path, host, KNOWN)).rank == rank
 
 
 def test_two_processes_with_one_host_and_pid_match_no_trace(tmp_path: Path) -> None:
     """Ranks in two containers of a node that have the same process id."""
     known = {rank: RankInfo(rank, 2, "n1", "boot", 7) for rank in range(2)}
-    lines = list(Writer("v2.2", 7, "n1").lines([Call("read", 1, 1, file="/d", ret=1)]))
-    io = load_traces([write_trace(tmp_path / "t.pfw", lines)], known=known)
-    assert only(io).rank is None
+    assert only(one_read(tmp_path, "n1", known)).rank is None
 
 
 def test_a_trace_of_two_hosts_is_reported(tmp_path: Path) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from frd.forms import utc_text
 from frd.offline.memory.analysis import MemoryAnalysis
 from frd.offline.output.memory.alignment import ClockOffset
 from frd.offline.output.memory.export import check_memory_export, export_memory, not_in
+from tests.unit.offline.written_tables import rows_in
 from tests.world.memory import EPOCH, GIB, S
 from tests.world.recorded_memory import a_rise
 from tests.world.telemetry_files import event, write
@@ -46,28 +44,10 @@ def exported(analysis: MemoryAnalysis, path: Path, **offsets: Any) -> Path:
 
 
 def samples_of(path: Path) -> list[dict[str, Any]]:
-    match path.suffix:
-        case ".jsonl":
-            rows = [json.loads(line) for line in path.read_text().splitlines()]
-            return [row for row in rows if row.pop("type") == "sample"]
-        case ".csv":
-            with path.open(newline="") as file:
-                return [
-                    {name: _parsed(text) for name, text in row.items()}
-                    for row in csv.DictReader(file)
-                ]
-        case ".parquet":
-            parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-            return parquet.read_table(path).to_pylist()  # type: ignore[no-any-return]
-    with closing(sqlite3.connect(path)) as db:
-        db.row_factory = sqlite3.Row
-        return [dict(row) for row in db.execute("select * from samples order by rowid")]
-
-
-def _parsed(text: str) -> object:
-    if not text:
-        return None
-    return int(text) if text.lstrip("-").isdecimal() else text
+    if path.suffix != ".jsonl":
+        return rows_in(path, "samples")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [row for row in rows if row.pop("type") == "sample"]
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet", "sqlite"])
@@ -130,9 +110,9 @@ def test_one_host_has_one_clock(tmp_path: Path) -> None:
     """All ranks on one host: nothing to align, and no uncertainty."""
     analysis = frd.load_memory([write(tmp_path / "a.jsonl", [event(0.0), event(0.1)])])
     path = exported(analysis, tmp_path / "out.sqlite")
-    with closing(sqlite3.connect(path)) as db:
-        clock = "select offset_ns, uncertainty_ns, clock from ranks"
-        assert db.execute(clock).fetchall() == [(0, 0, "one host, one clock")]
+    (rank,) = rows_in(path, "ranks")
+    assert (rank["offset_ns"], rank["uncertainty_ns"]) == (0, 0)
+    assert rank["clock"] == "one host, one clock"
 
 
 def test_a_rank_without_offset_has_that_of_its_host(tmp_path: Path) -> None:
@@ -154,19 +134,18 @@ def test_rises_and_missing_ranks_are_tables(tmp_path: Path) -> None:
     without = replace(two_hosts(tmp_path), rises=())
     analysis = a_rise(without, ranks=(1,), at_s=0.2)
     path = exported(analysis, tmp_path / "out.sqlite", offsets=OFFSETS)
-    with closing(sqlite3.connect(path)) as db:
-        names = {name for (name,) in db.execute("select name from sqlite_master")}
-        onset = "select ranks, suspects, onset_earliest_ns, text from rises"
-        (ranks, suspects, at_ns, text), *more = db.execute(onset).fetchall()
-        missing = db.execute("select job, rank from missing_ranks").fetchall()
-        assert dict(db.execute("select key, value from analysis")) == {
-            "summary": analysis.summary,
-            "clock_source": analysis.clock_source,
-        }
-    assert {"samples", "ranks", "missing_ranks", "rises", "findings", "warnings"} <= names
-    assert (json.loads(ranks), json.loads(suspects)[0]["rank"], more) == ([1], 1, [])
-    assert (at_ns - EPOCH, text) == (50 * MS, analysis.rises[0].text)
-    assert missing == [("llama", 2)]
+    for table in ("samples", "ranks", "findings", "warnings"):
+        rows_in(path, table)
+    (rise,) = rows_in(path, "rises")
+    assert json.loads(rise["ranks"]) == [1]
+    assert json.loads(rise["suspects"])[0]["rank"] == 1
+    assert rise["onset_earliest_ns"] - EPOCH == 50 * MS
+    assert rise["text"] == analysis.rises[0].text
+    assert rows_in(path, "missing_ranks") == [{"job": "llama", "rank": 2}]
+    assert {row["key"]: row["value"] for row in rows_in(path, "analysis")} == {
+        "summary": analysis.summary,
+        "clock_source": analysis.clock_source,
+    }
 
 
 def test_parquet_has_the_rest_in_its_metadata(tmp_path: Path) -> None:

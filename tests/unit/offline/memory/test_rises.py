@@ -1,53 +1,30 @@
-"""Every rise of a recording: the first rank, how sure that is, and that a prefix never differs."""
+"""Every rise of a recording: the first rank, and how sure that is."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import frd
 from frd.model import Confidence
-from frd.offline.memory.analysis import MemoryAnalysis
-from frd.offline.memory.feed import Lane
 from frd.offline.memory.rises.rise import Rise
-from frd.offline.memory.rises.rises import MIN_RISE_BYTES, Watched, find_rises
-from frd.offline.phases.answer import Certainty, PhaseAnswer
-from tests.world.memory import EPOCH, GIB, MIB, S, Sampler, plus, ramp, step
-from tests.world.recordings import CALM, FLAT, RECORDINGS, named, one_of, recording
+from frd.offline.phases.answer import Certainty
+from tests.unit.offline.test_recordings import scope
+from tests.world.memory import EPOCH, GIB, MIB, Curve, S, Sampler, plus, ramp, step
+from tests.world.recordings import CALM, FLAT, NONE, RECORDINGS, one_of, recording
 from tests.world.telemetry_files import event, of_job, write
-
-_CUTS = 60
-"""Prefixes of a recording that are judged."""
 
 
 def suspects(rise: Rise) -> set[int]:
     return {one.rank for one in rise.suspects}
 
 
-def until(analysis: MemoryAnalysis, end_ns: int) -> list[Rise]:
-    """The rises of the samples before that time."""
-    (job,) = analysis.jobs
-    recorded = analysis.recorded
-    lanes = [_before(lane, recorded.begin_ns[lane.rows], end_ns) for lane in job.lanes]
-    watched = Watched(
-        job=job.job,
-        lanes=[lane for lane in lanes if len(lane)],
-        missing=job.missing_ranks,
-        clock_uncertainty_ns=job.clock_uncertainty_ns,
-        findings=(),
-        phase_at=lambda rank, began, origin: PhaseAnswer(Certainty.NONE),
-    )
-    return find_rises(recorded, watched, MIN_RISE_BYTES, 0)
-
-
-def _before(lane: Lane, at_ns: Any, end_ns: int) -> Lane:
-    count = int(at_ns.searchsorted(end_ns))
-    rows = slice(lane.rows.start, lane.rows.start + count)
-    return replace(lane, rows=rows, last_ns=int(at_ns[count - 1]) if count else 0)
+def files_of(folder: Path, *curves: Curve, until: float, **samplers: Any) -> list[Path]:
+    """What trackers of the ranks wrote."""
+    job = recording(*curves, until=until, answer=NONE, **samplers).job
+    return of_job(job, folder / "job")
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -69,25 +46,11 @@ def test_a_recording_is_answered(tmp_path: Path, name: str) -> None:
         assert not rises[0].common_cause
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
-def test_a_prefix_names_no_rank_that_the_rest_takes_back(tmp_path: Path, name: str) -> None:
-    """A recording that is cut off anywhere: what it says of any rank stays so."""
-    analysis = frd.load_memory(of_job(RECORDINGS[name].job, tmp_path / "job"))
-    whole = [suspects(rise) for rise in until(analysis, 1 << 62)]
-    first = next(filter(None, whole), set())
-    times = np.unique(analysis.recorded.begin_ns)
-    for end_ns in times[1 :: max(1, len(times) // _CUTS)].tolist():
-        found = list(filter(None, map(suspects, until(analysis, end_ns))))
-        assert not found or found[0] <= first
-        assert all(any(one <= other for other in whole) for one in found)
-
-
 def test_an_onset_is_within_its_interval(tmp_path: Path) -> None:
     """Ramps of all slopes, between two samples: the true beginning is in the interval."""
     for slope in (0.03, 0.1, 0.4, 2, 9):
         curves = one_of(FLAT, r1=ramp(10.03, slope))
-        job = recording(*curves, until=20, answer=named(1)).job
-        (rise,) = frd.load_memory(of_job(job, tmp_path / "job")).rises
+        (rise,) = frd.load_memory(files_of(tmp_path, *curves, until=20)).rises
         earliest, latest = ((at - EPOCH) / S for at in rise.onset)
         assert earliest <= 10.03 <= latest
         assert latest - earliest < 1
@@ -96,8 +59,8 @@ def test_an_onset_is_within_its_interval(tmp_path: Path) -> None:
 def test_an_onset_below_a_level_that_was_left(tmp_path: Path) -> None:
     """All ranks evaluate until 4.5 s, then rank 1 climbs through that level: it began below it."""
     evaluates = [plus(CALM, step(2.5, 1.2, end=4.5))] * 4
-    job = recording(*one_of(evaluates, r1=ramp(4.9, 1)), until=10, answer=named(1)).job
-    rises = frd.load_memory(of_job(job, tmp_path / "job")).rises
+    curves = one_of(evaluates, r1=ramp(4.9, 1))
+    rises = frd.load_memory(files_of(tmp_path, *curves, until=10)).rises
     (rise,) = [one for one in rises if one.suspects]
     earliest, latest = ((at - EPOCH) / S for at in rise.onset)
     assert earliest <= 4.9 <= latest
@@ -108,8 +71,8 @@ def test_a_late_starter_that_jumps(tmp_path: Path) -> None:
     have ended: only its start belongs to the start of the job."""
     fill = [plus(CALM, ramp(0, 0.3, 3))] * 4
     curves = one_of(fill, r0=step(8, 8))
-    job = recording(*curves, until=13, answer=named(0), r0=Sampler(start=1.5)).job
-    rises = frd.load_memory(of_job(job, tmp_path / "job")).rises
+    files = files_of(tmp_path, *curves, until=13, r0=Sampler(start=1.5))
+    rises = frd.load_memory(files).rises
     assert [(one.common_cause, suspects(one)) for one in rises] == [(True, set()), (False, {0})]
 
 
@@ -144,8 +107,7 @@ def test_figures_of_a_rise(tmp_path: Path) -> None:
 
 def test_the_least_rise(tmp_path: Path) -> None:
     """A step of 200 MiB is a rise by default, and not where more is asked for."""
-    job = recording(*one_of(FLAT, r2=step(5, 0.2)), until=10, answer=named(2)).job
-    files = of_job(job, tmp_path / "job")
+    files = files_of(tmp_path, *one_of(FLAT, r2=step(5, 0.2)), until=10)
     assert [suspects(rise) for rise in frd.load_memory(files).rises] == [{2}]
     none = frd.load_memory(files, min_rise_bytes=300 * MIB)
     assert none.summary == "no memory trouble; no rank's memory rose by more than 300.0 MiB"
@@ -154,26 +116,15 @@ def test_the_least_rise(tmp_path: Path) -> None:
 def test_a_warm_up_that_is_said(tmp_path: Path) -> None:
     """A step of rank 0 at 3 s, another of rank 2 at 12 s: with a warm-up of 5 s only the second."""
     curves = one_of(FLAT, r0=step(3, 2), r2=step(12, 2))
-    files = of_job(recording(*curves, until=18, answer=named(0)).job, tmp_path / "job")
+    files = files_of(tmp_path, *curves, until=18)
     assert [suspects(rise) for rise in frd.load_memory(files).rises] == [{0}, {2}]
     assert [suspects(rise) for rise in frd.load_memory(files, warmup_s=5).rises] == [{2}]
-
-
-def test_a_process_that_takes_over_does_not_rise(tmp_path: Path) -> None:
-    """After a restart another process fills its memory from nothing."""
-    events = [
-        event(at / 10, pid=1 + (at >= 100), device_used_bytes=min(at % 100, 30) * GIB // 10)
-        for at in range(200)
-    ]
-    rises = frd.load_memory([write(tmp_path / "a.jsonl", events)]).rises
-    assert all(rise.onset[1] < EPOCH + 10 * S for rise in rises)
 
 
 def test_an_alarming_rise_is_a_finding(tmp_path: Path) -> None:
     """A climb that will exhaust the device alarms; the small step before it does not."""
     curves = one_of(FLAT, r0=step(8, 0.3), r3=ramp(15, 4))
-    files = of_job(recording(*curves, until=28, answer=named(0)).job, tmp_path / "job")
-    analysis = frd.load_memory(files)
+    analysis = frd.load_memory(files_of(tmp_path, *curves, until=28))
     assert [(suspects(rise), rise.alarming) for rise in analysis.rises] == [
         ({0}, False),
         ({3}, True),
@@ -184,31 +135,11 @@ def test_an_alarming_rise_is_a_finding(tmp_path: Path) -> None:
 
 def test_phases_of_rises(tmp_path: Path) -> None:
     """Rank 1 rises within eval: the rise says so, and the table has the bytes of that phase."""
-    job = recording(*one_of(FLAT, r1=ramp(5.2, 1, 2)), until=10, answer=named(1)).job
-    files = of_job(job, tmp_path / "job")
-    scopes = [(True, 0.0, "train"), (False, 5.0, "train"), (True, 5.05, "eval")]
+    files = files_of(tmp_path, *one_of(FLAT, r1=ramp(5.2, 1, 2)), until=10)
     marks = [
-        event(
-            at,
-            rank=1,
-            device_id=1,
-            event_type="phase_enter" if entered else "phase_exit",
-            metadata={
-                "phase_scope": {
-                    "action": "enter" if entered else "exit",
-                    "name": name,
-                    "path": [name],
-                    "depth": 1,
-                    "scope_id": name,
-                    "parent_scope_id": None,
-                    "thread_id": 7,
-                    "thread_name": "MainThread",
-                    "sequence": number,
-                    "attributes": {},
-                }
-            },
-        )
-        for number, (entered, at, name) in enumerate(scopes)
+        scope("enter", 0.0, path="train", rank=1, device_id=1),
+        scope("exit", 5.0, path="train", rank=1, device_id=1),
+        scope("enter", 5.05, path="eval", rank=1, device_id=1),
     ]
     analysis = frd.load_memory([*files, write(tmp_path / "phases.jsonl", marks)])
     (rise,) = analysis.rises
@@ -220,8 +151,8 @@ def test_phases_of_rises(tmp_path: Path) -> None:
 
 def test_json_of_a_rise(tmp_path: Path) -> None:
     """The keys that are promised, and times as text."""
-    job = recording(*one_of(FLAT, r2=step(5, 1)), until=9, answer=named(2)).job
-    (rise,) = frd.load_memory(of_job(job, tmp_path / "job")).to_json()["rises"]
+    files = files_of(tmp_path, *one_of(FLAT, r2=step(5, 1)), until=9)
+    (rise,) = frd.load_memory(files).to_json()["rises"]
     assert rise["suspects"] == [{"rank": 2, "confidence": "high"}]
     assert rise["onset"]["earliest"].startswith("2027-01-15T08:00:04.9")
     assert rise["onset"]["latest"].startswith("2027-01-15T08:00:05.0")

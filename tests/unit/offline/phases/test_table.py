@@ -97,12 +97,6 @@ def test_of_scopes_with_one_id_the_most_recent_is_meant() -> None:
     assert at(table, 4, 6, scope_id="x").path == ("b",)
 
 
-def test_two_threads_in_the_same_phase_are_unique() -> None:
-    """Only one path is possible."""
-    table = made(scope(0, 50, "a"), scope(5, 40, "a", thread=7))
-    assert (at(table, 10).certainty, at(table, 10).path) == (Certainty.UNIQUE, ("a",))
-
-
 def test_outside_of_phases_there_is_none() -> None:
     """Before, after, and in a rank or job that has no phases."""
     table = made(*TRAINING)
@@ -260,12 +254,6 @@ def test_the_main_threads_phase_counts() -> None:
         ("epoch", "eval"),
         ("epoch",),
     }
-
-
-def test_without_phases_all_is_outside() -> None:
-    """A rank that has samples only, and one whose values are all unknown."""
-    found = PhaseTable().gains([series({5: 3, 6: -1, 7: 9}), series({5: -1}, rank=1)])
-    assert [(row.path, row.bytes_gained, row.ranks) for row in found] == [((), 6, 1)]
 
 
 samples = st.dictionaries(st.integers(0, 22), st.integers(-1, 1 << 40), max_size=12)

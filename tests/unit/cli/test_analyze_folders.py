@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import frd
-from frd.cli import FINDINGS_PRESENT, USAGE, run
+from frd.cli import FINDINGS_PRESENT, USAGE
 from frd.offline.load.job_choice import MAX_DUMPS
+from tests.unit.cli.shell import Shell
 from tests.world.dump_files import T0, as_torch, document, entry
 
 SECOND = 1_000_000_000
@@ -42,65 +43,48 @@ def dump(root: Path, at_s: float, job: str = "llama", attempt: int = 0, **summar
     return root
 
 
-def printed_json(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, Any]:
-    code = run(["analyze", "--json", *map(str, arguments)])
-    return code, json.loads(capsys.readouterr().out)
-
-
-def test_a_young_dump_is_no_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_young_dump_is_no_finding(tmp_path: Path, shell: Shell) -> None:
     """Dumped 0.6 s after the wait began: exit code 0, one line for people, one key for programs."""
     folder = dump(tmp_path / "h", 0.602)
-    code, document = printed_json(capsys, folder)
-    assert (code, document["findings"], document["fault"]) == (0, [], False)
-    assert run(["analyze", str(folder)]) == 0
-    screen = capsys.readouterr().out
-    words = " ".join(screen.split())
-    assert "not proven: rank 0 had kept rank 1 waiting for 0.6 s when dumped" in words
-    assert "take another dump in a minute" in words
-    assert words.startswith("the dumps prove no communication fault")
-    assert max(map(len, screen.splitlines())) <= 80
+    document = shell("analyze", "--json", folder).json
+    assert (document["findings"], document["fault"]) == ([], False)
+    screen = shell("analyze", folder)
+    assert "not proven: rank 0 had kept rank 1 waiting for 0.6 s when dumped" in screen.words
+    assert "take another dump in a minute" in screen.words
+    assert screen.words.startswith("the dumps prove no communication fault")
+    assert max(map(len, screen.lines)) <= 80
 
 
-def test_the_service_says_what_a_hang_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_service_says_what_a_hang_is(tmp_path: Path, shell: Shell) -> None:
     """The dump of a finding of a service that waits for 3 s is a finding here as well."""
     folder = dump(tmp_path / "h", 4, stall_after_s=3.0)
-    assert printed_json(capsys, folder)[0] == FINDINGS_PRESENT
-    assert printed_json(capsys, folder, "--stall-after", "5")[0] == 0
+    shell("analyze", folder, code=FINDINGS_PRESENT)
+    shell("analyze", folder, "--stall-after", "5", code=0)
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_dumps_of_one_job(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], together: bool
-) -> None:
+def test_dumps_of_one_job(tmp_path: Path, shell: Shell, together: bool) -> None:
     """Named one by one in any order, or by the folder that holds them, the last one is judged."""
     second, first = dump(tmp_path / "a", 61), dump(tmp_path / "b", 0.5)
     folders = [tmp_path] if together else [second, first]
-    code, document = printed_json(capsys, *folders)
-    assert code == FINDINGS_PRESENT
+    document = shell("analyze", "--json", *folders, code=FINDINGS_PRESENT).json
     assert [Path(one["folder"]) for one in document["dumps"]] == [first, second]
     assert document["waited"][0]["at_least_s"] == pytest.approx(61, abs=0.01)
     assert document["warnings"] == []
-    run(["analyze", *map(str, folders)])
-    assert "1 dump of the same job, 60.5 s before the one" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    words = shell("analyze", *folders, code=FINDINGS_PRESENT).words
+    assert "1 dump of the same job, 60.5 s before the one" in words
 
 
-def test_of_several_jobs_the_one_that_was_dumped_last(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_several_jobs_the_one_that_was_dumped_last(tmp_path: Path, shell: Shell) -> None:
     """A tree of dumps: jobs are not mixed, and what is left out is named, and where to look."""
     taken = dump(tmp_path / "x/2", 50)
     others = [dump(tmp_path / "x/1", 20, "bert"), dump(tmp_path / "y", 40, attempt=1)]
-    _, document = printed_json(capsys, tmp_path)
+    document = shell("analyze", "--json", tmp_path, code=FINDINGS_PRESENT).json
     assert [one["folder"] for one in document["dumps"]] == [str(taken)]
     (warning,) = document["warnings"]
     assert "took llama attempt 0, which was dumped last" in warning
     assert all(str(other) in warning for other in others)
-    run(["analyze", str(tmp_path)])
-    lines = capsys.readouterr().out.splitlines()
+    lines = shell("analyze", tmp_path, code=FINDINGS_PRESENT).lines
     assert any(line.startswith("taken from") for line in lines)
 
 
@@ -114,38 +98,30 @@ def test_many_dumps_of_one_job(tmp_path: Path) -> None:
     assert "left out all but the last" in found.warnings[0]
 
 
-def test_folders_that_do_not_belong_together(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_that_do_not_belong_together(tmp_path: Path, shell: Shell) -> None:
     """Two jobs, or two hosts: one line that says what to name instead."""
     one, other = dump(tmp_path / "a", 1), dump(tmp_path / "b", 2, "bert")
-    assert run(["analyze", str(one), str(other)]) == USAGE
-    error = capsys.readouterr().err
+    error = shell("analyze", one, other, code=USAGE).error
     assert error.startswith(f"frd: error: folders: {other}: is of bert attempt 0")
-    assert error.count("\n") == 1
     for rank in range(2):
         (tmp_path / f"host{rank}").mkdir()
         (tmp_path / f"host{rank}" / f"dump_{rank}").write_bytes(waiting(rank))
-    assert run(["analyze", str(tmp_path / "host0"), str(tmp_path / "host1")]) == USAGE
-    assert "has no rank in common with" in capsys.readouterr().err
+    error = shell("analyze", tmp_path / "host0", tmp_path / "host1", code=USAGE).error
+    assert "has no rank in common with" in error
 
 
-def test_files_of_a_dump_that_tells_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_a_dump_that_tells_nothing(tmp_path: Path, shell: Shell) -> None:
     """The time of a file bounds a wait from above; when it says nothing, that is said."""
     folder = dump(tmp_path / "h", 1) / "llama"
     (tmp_path / "h" / "summary.json").unlink()
     for rank in range(2):
         os.utime(folder / f"rank_{rank}", ns=(T0, T0 + SECOND))
-    assert printed_json(capsys, folder)[0] == 0
+    shell("analyze", folder, code=0)
     for rank in range(2):
         os.utime(folder / f"rank_{rank}", ns=(T0, T0 + 86_400 * SECOND))
-    code, document = printed_json(capsys, folder)
-    assert code == FINDINGS_PRESENT
+    document = shell("analyze", "--json", folder, code=FINDINGS_PRESENT).json
     assert document["waited"][0]["at_least_s"] == 0
-    run(["analyze", str(folder)])
-    words = " ".join(capsys.readouterr().out.split())
+    words = shell("analyze", folder, code=FINDINGS_PRESENT).words
     assert "time they had waited when dumped: at least 0.0 s" in words
     assert "take another dump and name both folders" in words
 
