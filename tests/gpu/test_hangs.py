@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 
 from frd.cli.client import Client
-from frd.errors import FrdError
 from tests.gpu.watch import (
     STALL_AFTER_S,
     described,
     first_finding,
-    hung_s,
     logs,
-    matched,
     reasons,
     scenario,
+    took_s,
+    wait_for_progress,
 )
 from tests.world.daemons import findings, opened_s, until, watched
 
@@ -84,7 +83,7 @@ def test_the_first_cause_is_named(
         found = first_finding(stage, client)
         with contextlib.suppress(AssertionError):  # a rank that joins late may change it
             found = until(lambda: as_expected(client, found, case), "the truth", 10.0)
-        row(case.name, case.truth, described(found), opened_s(found) - hung_s(stage))
+        row(case.name, case.truth, described(found), took_s(stage, found))
         shown = f"{found['summary']}\n{logs(stage)}"
         assert found["kind"] == case.kind, shown
         assert reasons(found) == case.suspects, shown
@@ -119,12 +118,7 @@ def test_a_signal_to_one_rank(
     """A rank is killed, or stopped, while the others train: it is named, the others are not."""
     job = scenario(name, "ordinary.py")
     with watched(job, 3, STALL_AFTER_S, ["mixed", "600"]) as (stage, client):
-        until(
-            lambda: matched(client, stage) > 20,
-            lambda: logs(stage),
-            90.0,
-            ignoring=FrdError,
-        )
+        wait_for_progress(stage, client)
         at = time.time()
         stage.ranks[2].send_signal(number)
         found = first_finding(stage, client, kind)
