@@ -36,7 +36,6 @@ from frd.wire.messages import (
     Leaving,
     MemoryEvents,
     Statuses,
-    Watermarks,
 )
 from frd_agent.memory import Samples
 from frd_agent.memory.target import Reading
@@ -156,39 +155,25 @@ def test_a_reconnect_resends_what_is_not_acknowledged_and_no_replay() -> None:
     assert (rows.first_revision, rows.seq.tolist()) == (3, [3])
 
 
-def test_a_restarted_service_hears_of_open_collectives_first() -> None:
-    """Seq 4 is open and was acknowledged, 5 and 6 wait: 4 is replayed, then 5 and 6 are sent."""
+@pytest.mark.parametrize("streams", [1, 2], ids=["at first", "after a stream that broke"])
+def test_a_restarted_service_hears_of_open_collectives_first(streams: int) -> None:
+    """Seq 4 is open and was acknowledged, 5 and 6 wait: 4 is replayed, then 5 and 6 are sent. The
+    replay has no revisions, because the service must not acknowledge it. A stream that breaks
+    immediately changes nothing."""
     agent, first, second = Agent(), Service(), Service()
     agent.dispatch.open(knows_nothing=True)
     agent.outbox.record(agent.rows(0, 4))
     first.listen(agent.dispatch)
     agent.dispatch.ack({0: 1})
     agent.outbox.record(agent.rows(0, 5, 6))
-    agent.open = [agent.rows(0, 4, 5, 6)]
-    agent.dispatch.open(knows_nothing=True)
-    replay, rows = second.listen(agent.dispatch)
-    assert isinstance(replay, EntryColumns)
-    assert isinstance(rows, EntryColumns)
-    assert (replay.first_revision, replay.seq.tolist()) == (0, [4])
-    assert (rows.first_revision, rows.seq.tolist()) == (2, [5, 6])
-
-
-def test_a_replay_that_a_stream_did_not_get_is_not_in_the_way_of_the_next() -> None:
-    """The stream to a restarted service breaks immediately; the next one sends all rows once, the
-    replay without revisions, because the service must not acknowledge them."""
-    agent, first, second = Agent(), Service(), Service()
-    agent.dispatch.open(knows_nothing=True)
-    agent.outbox.record(agent.rows(0, 4, 5))
-    first.listen(agent.dispatch)
-    agent.dispatch.ack({0: 1})
-    agent.open = [replace(agent.rows(0, 4, 5), first_revision=1)]
-    for _ in range(2):
+    agent.open = [replace(agent.rows(0, 4, 5, 6), first_revision=1)]
+    for _ in range(streams):
         agent.dispatch.open(knows_nothing=True)
     replay, rows = second.listen(agent.dispatch)
     assert isinstance(replay, EntryColumns)
     assert isinstance(rows, EntryColumns)
     assert (replay.first_revision, replay.seq.tolist()) == (0, [4])
-    assert (rows.first_revision, rows.seq.tolist()) == (2, [5])
+    assert (rows.first_revision, rows.seq.tolist()) == (2, [5, 6])
 
 
 def test_a_resync_repeats_what_is_true_on_the_same_stream() -> None:
@@ -230,21 +215,6 @@ def test_a_rank_is_declared_when_an_event_refers_to_it() -> None:
     declared = [r.info.rank for e in service.heard if isinstance(e, Declare) for r in e.ranks]
     assert declared == [1]
     assert agent.dispatch.rank_of(0) == agent.ranks[1]
-
-
-def test_a_watermark_message_is_of_one_attempt() -> None:
-    """One node runs two jobs: a watermark message speaks of one."""
-    agent, service = Agent(), Service()
-    other = agent.dictionary.attempt(AttemptKey("other", 0), 1)
-    stranger = agent.dictionary.rank(other, RankInfo(0, 1, "node", "boot", 7))
-    for rank in (*agent.ranks, stranger):
-        agent.current.set_as_of(rank, NOW)
-    agent.dispatch.open(knows_nothing=True)
-    heard = [event for event in service.listen(agent.dispatch) if isinstance(event, Watermarks)]
-    assert [(event.attempt_index, len(event.columns.seen_rank)) for event in heard] == [
-        (0, 2),
-        (1, 1),
-    ]
 
 
 def test_a_stream_with_many_declarations_is_reopened(monkeypatch: pytest.MonkeyPatch) -> None:
