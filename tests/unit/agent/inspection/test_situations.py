@@ -1,14 +1,18 @@
-"""Real processes, each blocked in one thing: kind, object, holder and certainty."""
+"""Real processes, each blocked in one thing: kind, object, holder and certainty. And the thread
+that inspects ranks."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from frd.model import Certainty, NodeRawNs, WaitKind
+from frd_agent.counters import Counters
+from frd_agent.inspection.inspector import Inspector
 from frd_agent.inspection.reading.files import printable
 from frd_agent.inspection.reading.threads import Call, ThreadSample, comm
 from frd_agent.inspection.tracking import Tracker
@@ -303,3 +307,32 @@ def test_gone() -> None:
     assert comm(2**22 + 1, 2**22 + 1) == ""
     found = inspect(2**22 + 1, enough=of_kind(WaitKind.UNKNOWN))
     assert (found.says, found.certainty) == ("", Certainty.UNKNOWN)
+
+
+def test_an_error_does_not_end_inspections(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Something unforeseen at the first look at /proc: the next one shows what the rank is in, and
+    the log says it once."""
+    inspector, looks = Inspector(Counters()), []
+    look = inspector._processes.look
+
+    def fails_at_first(now_s: float) -> None:
+        looks.append(now_s)
+        if len(looks) < 3:
+            raise KeyError("unforeseen")
+        look(now_s)
+
+    monkeypatch.setattr(inspector._processes, "look", fails_at_first)
+    monkeypatch.setattr("frd_agent.inspection.inspector.EVERY_S", 0.05)
+    program = "import time; print('ready', flush=True); time.sleep(60)"
+    try:
+        with suspect(program) as rank:
+            until_s, found = time.monotonic() + 20, None
+            while time.monotonic() < until_s and found is not WaitKind.SLEEP:
+                found = inspector.ask(rank.pid, {rank.pid: 0}).waits_for.kind
+                time.sleep(0.05)
+            assert found is WaitKind.SLEEP
+    finally:
+        inspector.stop()
+    assert [record.getMessage() for record in caplog.records] == ["a rank could not be inspected"]

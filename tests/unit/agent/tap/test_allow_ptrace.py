@@ -43,15 +43,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     return shared_library(SOURCE, tmp_path_factory.mktemp("yama") / "prctl.so")
 
 
-@pytest.fixture
-def torch(tmp_path: Path) -> Path:
-    """A torch that can be imported, and whose process groups never come."""
-    (tmp_path / "torch/distributed").mkdir(parents=True)
-    (tmp_path / "torch/__init__.py").touch()
-    (tmp_path / "torch/distributed/__init__.py").touch()
-    return tmp_path
-
-
 def calls(
     folder: Path, library: str, *options: str, **env: str
 ) -> tuple[dict[str, int], list[str]]:
@@ -69,21 +60,21 @@ def calls(
     return processes, noted.read_text().splitlines() if noted.exists() else []
 
 
-def test_each_process_of_the_job_asks_for_itself(torch: Path, library: str) -> None:
+def test_each_process_of_the_job_asks_for_itself(fake_torch: Path, library: str) -> None:
     """The program, its forked children and a program that it starts, once each, for any reader; a
     Python that never imports torch.distributed does not. That the kernel refuses is no word."""
-    processes, noted = calls(torch, library, "--allow-ptrace")
+    processes, noted = calls(fake_torch, library, "--allow-ptrace")
     other = processes.pop("other")
     assert noted == [f"{pid} {ANY}" for pid in processes.values()]
     assert not [line for line in noted if line.startswith(f"{other} ")]
 
 
-def test_the_variable_of_a_pod_does_the_same(torch: Path, library: str) -> None:
+def test_the_variable_of_a_pod_does_the_same(fake_torch: Path, library: str) -> None:
     """Where no exec is typed, FRD_ALLOW_PTRACE=1 is set."""
-    assert len(calls(torch, library, FRD_ALLOW_PTRACE="1")[1]) == 4
+    assert len(calls(fake_torch, library, FRD_ALLOW_PTRACE="1")[1]) == 4
 
 
-def test_never_by_default(torch: Path, library: str) -> None:
+def test_never_by_default(fake_torch: Path, library: str) -> None:
     """Without the option, or with another value of its variable, no process is opened."""
-    assert calls(torch, library)[1] == []
-    assert calls(torch, library, FRD_ALLOW_PTRACE="0")[1] == []
+    assert calls(fake_torch, library)[1] == []
+    assert calls(fake_torch, library, FRD_ALLOW_PTRACE="0")[1] == []
