@@ -97,15 +97,6 @@ def test_values_that_cannot_be_true_are_not_sent() -> None:
     assert only(batches(kept)).values.tolist() == [[NO_SAMPLE], [NO_SAMPLE], [1]]
 
 
-def test_equal_series_are_one_column_whatever_the_object() -> None:
-    """A source that creates its series again goes on in the same column."""
-    kept = samples()
-    for at in (0, 100):
-        add(kept, at, reading(SeriesInfo(0, SeriesKind.HOST_USED), at))
-    assert [batch.series.tolist() for batch in batches(kept)] == [[0]]
-    assert kept.latest() == {HOST[0]: 100}
-
-
 def test_moments_rise_and_late_ones_stand_apart() -> None:
     """A part that is late is sent in columns of the late; one of the same moment again is not."""
     kept = samples()

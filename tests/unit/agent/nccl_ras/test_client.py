@@ -123,16 +123,6 @@ async def test_no_answer_in_time(node: Node) -> None:
     assert node.results == {"failed": 2}
 
 
-async def test_questions_wait_for_each_other(node: Node) -> None:
-    """Each answer may be large, so one is read at a time."""
-    with serving_ras(RasServer(LAGGING)) as ras:
-        node.listens(ras.address)
-        asking = RasClient(node.results, node.proc)
-        await asyncio.gather(*(asking.ask(7, 3, 5.0) for _ in range(3)))
-    assert node.results == {"answered": 3}
-    assert len(ras.heard) == 3
-
-
 async def test_a_question_has_its_whole_time_after_it_has_waited(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

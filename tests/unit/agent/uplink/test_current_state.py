@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from frd.model import AttemptKey, NodeRawNs, RankInfo
+from frd.model import NodeRawNs
 from frd.wire.messages import Statuses, Unreadable
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rows import channel_columns
 from frd_agent.uplink.current_state import CurrentState
-from frd_agent.uplink.dictionary import Dictionary
 
 S = 1_000_000_000
 NOW = NodeRawNs(1_700_000_000 * S)
@@ -81,16 +80,6 @@ def test_nothing_is_told_of_a_rank_that_is_forgotten() -> None:
     known.forget(0)
     assert known.next_watermarks() is None
     assert not known.someone_waits(NOW)
-
-
-def test_jobs_of_one_name_and_of_different_size_are_two() -> None:
-    """Somebody starts a job of eight under the name of one of four that still runs."""
-    dictionary = Dictionary()
-    four, eight = (dictionary.attempt(AttemptKey("job", 0), world) for world in (4, 8))
-    assert four != eight
-    assert dictionary.attempt(AttemptKey("job", 0), 8) == eight
-    rank = dictionary.rank(eight, RankInfo(0, 8, "node", "boot", 1))
-    assert dictionary.who(rank) == ("job (world size 8)", 0)
 
 
 def test_what_may_not_be_read_is_sent_when_it_changes() -> None:

@@ -340,17 +340,3 @@ def test_an_error_of_memory_waits_for_nothing() -> None:
     heard = service.listen(agent.dispatch)
     assert kinds(heard) == ["EntryColumns", "MemoryEvents", "Watermarks", "MemoryColumns"]
     assert heard[1] == MemoryEvents((MemoryEvent(0, MemoryEventKind.OOM, NOW, "GPU-1", 9),))
-
-
-def test_memory_is_sent_again_on_a_new_stream() -> None:
-    """What the last stream was given of late, with its declarations."""
-    agent, first, second = Agent(), Service(), Service()
-    agent.dispatch.open(knows_nothing=True)
-    host_series(agent, 5, NOW)
-    heard = first.listen(agent.dispatch)
-    agent.dispatch.open(knows_nothing=False)
-    host_series(agent, 6, NOW + 100)
-    (again,) = second.listen(agent.dispatch)
-    assert kinds(heard) == ["MemoryColumns"]
-    assert isinstance(again, MemoryColumns)
-    assert again.values.tolist() == [[5, 6]]

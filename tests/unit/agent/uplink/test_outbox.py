@@ -42,15 +42,6 @@ def test_the_oldest_rows_go_when_space_runs_out() -> None:
     assert drain(outbox) == [(0, 3, [3]), (1, 1, [1, 2, 3, 4])]
 
 
-def test_what_is_left_of_a_batch_is_still_the_oldest() -> None:
-    """A batch is dropped in two parts, without rows of other ranks in between."""
-    outbox = Outbox(6, 10_000)
-    outbox.record(rows(0, 1, 2, 3, 4))
-    outbox.record(rows(1, 1, 2, 3, 4))
-    outbox.record(rows(2, 1))
-    assert outbox.dropped == {0: 3}
-
-
 def test_the_rest_of_a_batch_is_what_it_was() -> None:
     """Half of a batch is acknowledged: of every column the other half goes out again."""
     outbox = Outbox(100, 10_000)
