@@ -229,13 +229,6 @@ def test_a_mapped_file_with_a_strange_name(tmp_path: Path) -> None:
     assert (found.kind, found.what) == (WaitKind.LOCK_SHARED, printable(str(path)))
 
 
-def test_asleep() -> None:
-    """A long sleep."""
-    with suspect("import time; print('ready', flush=True); time.sleep(300)") as rank:
-        found = inspect(rank.pid)
-    assert (found.kind, found.certainty) == (WaitKind.SLEEP, Certainty.SEEN)
-
-
 def test_stopped() -> None:
     """SIGSTOP, whatever the process was in."""
     with suspect("import time; print('ready', flush=True); time.sleep(300)") as rank:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frd.forms import exit_text
-from frd.model import ExitInfo, ExitKind, MemoryEventKind, NodeNs, NodeRawNs, RankState
+from frd.model import ExitKind, MemoryEventKind, NodeNs, NodeRawNs, RankState
 from frd_agent.ranks.exits import exit_info, out_of_memory, state_after
 from frd_agent.ranks.tap_files import ExitFrame, ExitRecord
 
@@ -25,6 +25,7 @@ FAILED = ExitRecord("exception", "KeyboardInterruptError: no", NodeNs(7))
         (CLEAN, 1 << 8, ExitKind.STATUS, "exited with status 1"),
         (None, 3 << 8, ExitKind.STATUS, "exited with status 3"),
         (CLEAN, 143 << 8, ExitKind.STATUS, "exited with status 143 (128 + SIGTERM)"),
+        (CLEAN, 128 << 8, ExitKind.STATUS, "exited with status 128"),
         (CLEAN, 255 << 8, ExitKind.STATUS, "exited with status 255"),
         (RAISED, 1 << 8, ExitKind.EXCEPTION, "RuntimeError: bad batch"),
         (RAISED, None, ExitKind.EXCEPTION, "RuntimeError: bad batch"),
@@ -55,15 +56,6 @@ def test_record_and_status(
     how = exit_info(record, wait_status)
     assert (how.kind, exit_text(how)) == (kind, text)
     assert state_after(how) is (RankState.FINISHED if kind is ExitKind.CLEAN else RankState.EXITED)
-
-
-def test_the_signal_that_a_status_passes_on() -> None:
-    """A handler that ends the process with 128 + n passes on signal n; that of a core dump counts
-    without the flag; a status that is no such sum names none."""
-    assert exit_info(CLEAN, 143 << 8) == ExitInfo(ExitKind.STATUS, signal=15, status=143)
-    assert exit_info(None, 11 | 0x80) == ExitInfo(ExitKind.SIGNAL, signal=11)
-    assert exit_info(CLEAN, 255 << 8) == ExitInfo(ExitKind.STATUS, status=255)
-    assert exit_info(CLEAN, 128 << 8) == ExitInfo(ExitKind.STATUS, status=128)
 
 
 ORIGINAL = """\
@@ -97,14 +89,6 @@ def test_an_exception_of_a_data_loader_worker() -> None:
     assert how.where == "train.py:28 __getitem__"
     how = exit_info(ExitRecord("exception", message, NodeNs(7), frames, "nonsense"), 1 << 8)
     assert (how.exception, how.where) == (message, "train.py:40 <module>")
-
-
-def test_the_place_and_the_note_are_in_the_text() -> None:
-    """An exception comes with the line that raised it, and any end with a note."""
-    how = ExitInfo(ExitKind.EXCEPTION, 0, 1, "RuntimeError: bad batch", "train.py:88 load_batch")
-    assert exit_text(how) == "RuntimeError: bad batch (train.py:88 load_batch)"
-    noted = ExitInfo(ExitKind.SIGNAL, 9, note="no process was killed for want of memory")
-    assert exit_text(noted) == "killed by SIGKILL; no process was killed for want of memory"
 
 
 # -- exhausted memory ---------------------------------------------------------------------------
