@@ -69,12 +69,13 @@ def test_each_process_of_the_job_asks_for_itself(fake_torch: Path, library: str)
     assert not [line for line in noted if line.startswith(f"{other} ")]
 
 
-def test_the_variable_of_a_pod_does_the_same(fake_torch: Path, library: str) -> None:
-    """Where no exec is typed, FRD_ALLOW_PTRACE=1 is set."""
-    assert len(calls(fake_torch, library, FRD_ALLOW_PTRACE="1")[1]) == 4
-
-
-def test_never_by_default(fake_torch: Path, library: str) -> None:
-    """Without the option, or with another value of its variable, no process is opened."""
-    assert calls(fake_torch, library)[1] == []
-    assert calls(fake_torch, library, FRD_ALLOW_PTRACE="0")[1] == []
+@pytest.mark.parametrize(
+    ("env", "asked"),
+    [({"FRD_ALLOW_PTRACE": "1"}, 4), ({"FRD_ALLOW_PTRACE": "0"}, 0), ({}, 0)],
+    ids=["set in a pod", "another value", "by default"],
+)
+def test_the_variable_of_a_pod(
+    fake_torch: Path, library: str, env: dict[str, str], asked: int
+) -> None:
+    """Where no exec is typed, FRD_ALLOW_PTRACE=1 is set; otherwise no process is opened."""
+    assert len(calls(fake_torch, library, **env)[1]) == asked

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, SimpleNamespace
@@ -277,10 +276,3 @@ def test_a_rank_that_changes(process: Process) -> None:
     del process.environ["RANK"]
     stage.look_at_no_rank()
     assert not process.is_published()
-
-
-def test_the_start_of_this_process() -> None:
-    """The ticks that the tap writes are those by which the agent verifies the process."""
-    assert tap._start_ticks() > 0
-    started_s = tap._start_ticks() / os.sysconf("SC_CLK_TCK")
-    assert started_s <= time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -143,13 +143,6 @@ os.wait()
     assert python(code, SITE, fake_torch).splitlines() == [watched, alone, alone]
 
 
-def test_by_hand_and_by_exec_is_once(fake_torch: Path) -> None:
-    """`install()` may be called again, and from another copy of the module."""
-    code = "import torch.distributed, frd_agent.tap as t; t.install(); t.install(); " + LOADED
-    said = python(code, SITE, fake_torch, PACKAGE.parent)
-    assert said.strip() == "['MainThread', 'frd-tap']"
-
-
 def test_python_39_takes_it(fake_torch: Path) -> None:
     """The oldest supported Python, without frd or its dependencies."""
     code = f"import torch.distributed; {LOADED}"
