@@ -153,18 +153,21 @@ def test_absurd_identities_are_problems(
     assert named in file.problem
 
 
-def test_foreign_files_are_problems(tmp_path: Path) -> None:
+def test_foreign_files_are_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Links, pipes, folders, others' JSON, half a file, one that is too large: named, and nothing
     waits for them."""
     (tmp_path / "package.json").write_text("{}")
-    (tmp_path / "000000000001.json").symlink_to("/etc/hostname")
+    good = identity(token="000000000001", socket=None, shm=None)
+    (tmp_path / "elsewhere").write_text(json.dumps(good))
+    (tmp_path / "000000000001.json").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(tmp_path / "000000000002.json")
     (tmp_path / "000000000003.json").mkdir()
     (tmp_path / "000000000004.json").write_text('{"schema": 1, "tok')
     (tmp_path / "000000000005.json").write_bytes(b"\xff\xfe")
     (tmp_path / "000000000006.json").write_text('{"x":' + "[" * 100_000)
-    (tmp_path / "000000000007.json").touch()
-    os.truncate(tmp_path / "000000000007.json", 1 << 27)
+    monkeypatch.setattr(tap_files.TapFile, "MAX_BYTES", 150_000)
+    large = json.dumps(good | {"token": "000000000007"}).ljust(150_001)
+    (tmp_path / "000000000007.json").write_text(large)
     (tmp_path / ".0123456789ab.tmp").write_text("half")
     (tmp_path / "dumps").mkdir()
     before = len(os.listdir("/proc/self/fd"))
