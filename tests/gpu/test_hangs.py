@@ -106,22 +106,19 @@ def second_opinion(client: Client, found: Mapping[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "number", "kind", "reason"),
-    [
-        ("SIGKILL", signal.SIGKILL, "rank_lost", "exited"),
-        ("SIGSTOP", signal.SIGSTOP, "stall", "unreachable"),
-    ],
+    ("sent", "kind", "reason"),
+    [(signal.SIGKILL, "rank_lost", "exited"), (signal.SIGSTOP, "stall", "unreachable")],
 )
 def test_a_signal_to_one_rank(
-    name: str, number: int, kind: str, reason: str, row: Callable[..., None]
+    sent: signal.Signals, kind: str, reason: str, row: Callable[..., None]
 ) -> None:
     """A rank is killed, or stopped, while the others train: it is named, the others are not."""
-    job = scenario(name, "ordinary.py")
+    job = scenario(sent.name, "ordinary.py")
     with watched(job, 3, STALL_AFTER_S, ["mixed", "600"]) as (stage, client):
         wait_for_progress(stage, client)
         at = time.time()
-        stage.ranks[2].send_signal(number)
+        stage.ranks[2].send_signal(sent)
         found = first_finding(stage, client, kind)
-        row(name, f"2: {reason}", described(found), opened_s(found) - at)
+        row(sent.name, f"2: {reason}", described(found), opened_s(found) - at)
         assert reasons(found) == {2: reason}, found["summary"]
         assert all(set(reasons(one)) == {2} for one in findings(client))

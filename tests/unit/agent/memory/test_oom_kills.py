@@ -73,7 +73,13 @@ def test_out_of_sight_the_node_counts(node: Node) -> None:
     assert hidden.text() == elsewhere.text() == said
 
 
-def _real_group(controller: Path) -> Iterator[Path]:
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A cgroup of this machine that accounts memory."""
+    controllers = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
+    controller = next((one for one in controllers if (one / "memory.stat").exists()), None)
+    if controller is None:
+        pytest.skip("no cgroup accounts memory here")
     group = controller / f"frd-test-{os.getpid()}"
     try:
         group.mkdir()
@@ -82,16 +88,6 @@ def _real_group(controller: Path) -> Iterator[Path]:
     yield group
     if group.exists():
         group.rmdir()
-
-
-@pytest.fixture
-def group() -> Iterator[Path]:
-    """A cgroup of this machine that accounts memory."""
-    for controller in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
-        if (controller / "memory.stat").exists():
-            yield from _real_group(controller)
-            return
-    pytest.skip("no cgroup accounts memory here")
 
 
 HUNGRY = """

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -323,16 +324,6 @@ print(torch.allclose(y, model(x)), counter.frame_count, phases._stacks)
 def test_threads_that_take_turns_as_often_as_they_can(clock: Clock) -> None:
     """Eight threads enter and leave while the tap's thread reads: nothing raises, nothing stays."""
     done = threading.Event()
-    failures: list[BaseException] = []
-
-    def guarded(body: Any) -> Any:
-        def run() -> None:
-            try:
-                body()
-            except BaseException as error:
-                failures.append(error)
-
-        return run
 
     def work() -> None:
         for number in range(2_000):
@@ -343,20 +334,17 @@ def test_threads_that_take_turns_as_often_as_they_can(clock: Clock) -> None:
         while not done.is_set():
             phases.read(MAIN)
 
-    workers = [threading.Thread(target=guarded(work)) for _ in range(8)]
-    reader = threading.Thread(target=guarded(look))
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for thread in (reader, *workers):
-            thread.start()
-        for thread in workers:
-            thread.join()
+        with ThreadPoolExecutor(9) as pool:
+            reading, *working = pool.submit(look), *(pool.submit(work) for _ in range(8))
+            wait(working)
+            done.set()
     finally:
         sys.setswitchinterval(interval)
-        done.set()
-        reader.join()
-    assert failures == []
+    for one in (reading, *working):
+        one.result()
     assert phases._stacks == {}
 
 
