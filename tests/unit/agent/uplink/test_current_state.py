@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from frd.model import NodeRawNs
 from frd.wire.messages import Statuses, Unreadable
 from frd_agent.recorder.group_progress import GroupWatermarks
@@ -53,23 +55,16 @@ def test_a_message_tells_of_one_attempt() -> None:
     assert ranks == {0: [0, 2], 1: [1, 3]}
 
 
-def test_who_waited_once_hides_nobody_who_waits_now() -> None:
-    """Rank 0 is done with what it waited in; rank 2 has waited for two seconds."""
+@pytest.mark.parametrize(("since_s", "is_news"), [(0.5, False), (2, True), (61, False)])
+def test_a_wait_is_news_for_a_minute(since_s: float, is_news: bool) -> None:
+    """A rank that has only begun to wait, or has waited for long, is no news. Nor is one that is
+    done with what it waited in, and it hides no other one."""
     known = current()
     known.set_watermarks(0, 0, waiting(30))
     known.set_watermarks(0, 0, GroupWatermarks(7, -1, 7))
     assert not known.someone_waits(NOW)
-    known.set_watermarks(2, 0, waiting(2))
-    assert known.someone_waits(NOW)
-
-
-def test_who_has_waited_for_long_is_no_news() -> None:
-    """Nor is who has only begun to."""
-    known = current()
-    known.set_watermarks(0, 0, waiting(0.5))
-    assert not known.someone_waits(NOW)
-    known.set_watermarks(0, 0, waiting(61))
-    assert not known.someone_waits(NOW)
+    known.set_watermarks(2, 0, waiting(since_s))
+    assert known.someone_waits(NOW) is is_news
 
 
 def test_nothing_is_told_of_a_rank_that_is_forgotten() -> None:

@@ -217,27 +217,11 @@ def test_a_rank_is_declared_when_an_event_refers_to_it() -> None:
     assert agent.dispatch.rank_of(0) == agent.ranks[1]
 
 
-def test_a_stream_with_many_declarations_is_reopened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shapes never repeat: before the service's bound another stream is opened, and old ones go."""
-    monkeypatch.setattr(stream_indexes, "MAX_SIGNATURES", 3)
-    agent = Agent()
-    indexes = StreamIndexes(agent.dictionary)
-    for size in range(3):
-        agent.dictionary.signature(Signature("gloo", "all_reduce", ((size,),)))
-        rows = agent.rows(0, size + 1)
-        indexes.translate(replace(rows, first_revision=1, signature=np.array([size], np.uint32)))
-    assert indexes.full
-    agent.dictionary.keep_signatures([2])
-    assert list(agent.dictionary.signatures) == [2]
-    assert agent.dictionary.signature(Signature("gloo", "all_reduce", ((99,),))) > 2
-    again = agent.dictionary.signature(Signature("gloo", "all_reduce", ((0,),)))
-    assert agent.dictionary.signatures[again].signature.input_sizes == ((0,),)
-
-
 def test_the_stream_after_a_full_one_sends_what_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rows that wait for an acknowledgement keep their signatures when old ones go."""
+    """Rows that wait for an acknowledgement keep their signatures when old ones go, and no number
+    of a signature is used again."""
     monkeypatch.setattr(stream_indexes, "MAX_SIGNATURES", 2)
     agent, service = Agent(), Service()
     agent.dispatch.open(knows_nothing=True)
@@ -250,6 +234,7 @@ def test_the_stream_after_a_full_one_sends_what_waits(
     agent.dispatch.open(knows_nothing=False)
     ops = [known.signature.op for known in agent.dictionary.signatures.values()]
     assert ops == ["all_reduce", "broadcast"]
+    assert agent.dictionary.signature(Signature("gloo", "of long ago")) > other
     assert kinds(Service().listen(agent.dispatch)) == ["EntryColumns", "EntryColumns"]
 
 
