@@ -108,6 +108,7 @@ def second_opinion(client: Client, found: Mapping[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("sent", "kind", "reason"),
     [(signal.SIGKILL, "rank_lost", "exited"), (signal.SIGSTOP, "stall", "unreachable")],
+    ids=["SIGKILL", "SIGSTOP"],
 )
 def test_a_signal_to_one_rank(
     sent: signal.Signals, kind: str, reason: str, row: Callable[..., None]
