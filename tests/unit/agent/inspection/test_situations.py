@@ -15,7 +15,7 @@ from frd_agent.counters import Counters
 from frd_agent.inspection.inspector import Inspector
 from frd_agent.inspection.reading.files import printable
 from frd_agent.inspection.reading.threads import Call, ThreadSample, comm
-from frd_agent.inspection.tracking import Tracker
+from frd_agent.inspection.tracking import Tracker, Wait
 from tests.world.daemons import until
 from tests.world.suspects import Inspection, inspect, of_kind, suspect
 
@@ -185,30 +185,28 @@ def test_a_file_that_is_sent_into_a_full_pipe(tmp_path: Path) -> None:
     assert found.what.startswith("pipe:")
 
 
+def waits_of(*samples: ThreadSample) -> list[Wait]:
+    """Of the main thread of process 7, after each sample."""
+    tracker = Tracker()
+    return [
+        tracker.see(7, sample, NodeRawNs(at), lambda: (None, ""))
+        for at, sample in enumerate(samples)
+    ]
+
+
 def test_a_number_of_a_process_that_is_used_again() -> None:
     """Another process gets the pid, and is in the same call: its wait starts again."""
-    tracker = Tracker()
-    waits = [
-        tracker.see(
-            7,
-            ThreadSample(7, "S", 1, Call(230), started=started),
-            NodeRawNs(at),
-            lambda: (None, ""),
-        )
-        for at, started in enumerate((100, 100, 100, 900))
-    ]
-    assert [(wait.samples, wait.since_ns) for wait in waits[2:]] == [(3, 0), (1, 3)]
+    starts = (100, 100, 100, 900)
+    *_, before, after = waits_of(
+        *(ThreadSample(7, "S", 1, Call(230), started=started) for started in starts)
+    )
+    assert [(wait.samples, wait.since_ns) for wait in (before, after)] == [(3, 0), (1, 3)]
 
 
 def test_a_thread_on_its_way_into_a_call() -> None:
     """It is put on a processor once more after its first sample, to go to sleep: it has not come
     out of the call. If it runs later, it has."""
-    tracker = Tracker()
-    waits = [
-        tracker.see(7, sample, NodeRawNs(at), lambda: (None, ""))
-        for at, runs in enumerate((4, 5, 5, 6))
-        for sample in (ThreadSample(7, "S", 1, Call(45), runs=runs),)
-    ]
+    waits = waits_of(*(ThreadSample(7, "S", 1, Call(45), runs=runs) for runs in (4, 5, 5, 6)))
     assert [wait.woke for wait in waits] == [False, False, False, True]
 
 

@@ -99,10 +99,6 @@ while True:
 """
 
 
-def claim_of(pid: int) -> TapIdentity:
-    return msgspec.convert(identity(pid=pid, socket=None), TapIdentity)
-
-
 @pytest.mark.parametrize("removed", [False, True])
 @pytest.mark.parametrize("looks", [False, True])
 def test_the_kernel_kills(group: Path, looks: bool, removed: bool) -> None:
@@ -115,7 +111,8 @@ def test_the_kernel_kills(group: Path, looks: bool, removed: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", HUNGRY], stdin=subprocess.PIPE) as process:
         (group / "cgroup.procs").write_text(str(process.pid))
         kills = OomKills(process.pid)
-        rank = RankProcess(claim_of(process.pid), None)
+        known = msgspec.convert(identity(pid=process.pid, socket=None), TapIdentity)
+        rank = RankProcess(known, None)
         assert kills.text() == f"{KILLER} no process in its cgroup"
         process.communicate(b"\n")
     assert process.returncode == -signal.SIGKILL
