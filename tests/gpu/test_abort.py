@@ -11,17 +11,18 @@ from pathlib import Path
 import pytest
 
 from frd.cli import FINDINGS_PRESENT
-from frd.errors import FrdError
 from tests.gpu.watch import (
+    blamed,
     described,
     first_finding,
-    hung_s,
     logs,
-    matched,
     reasons,
     scenario,
+    took_s,
+    wait_for_ends,
+    wait_for_progress,
 )
-from tests.world.daemons import findings, frd, opened_s, until, watched
+from tests.world.daemons import findings, frd, until, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.nccl, pytest.mark.timeout(200)]
 GUILTY = 2
@@ -48,22 +49,11 @@ def test_the_watchdog_aborts_after_frd_has_named_the_rank(
     monkeypatch.setenv("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "5")
     with watched(scenario("abort", "hangs.py"), 3, 4.0, ["cpu", str(GUILTY)]) as (stage, client):
         found = first_finding(stage, client)
-        row(
-            "watchdog abort",
-            f"{GUILTY}: cpu_stuck",
-            described(found),
-            opened_s(found) - hung_s(stage),
-        )
+        row("watchdog abort", f"{GUILTY}: cpu_stuck", described(found), took_s(stage, found))
         assert reasons(found) == {GUILTY: "cpu_stuck"}
-        until(
-            lambda: all(rank.poll() is not None for rank in stage.ranks),
-            lambda: logs(stage),
-            90.0,
-        )
+        wait_for_ends(stage, 90.0)
         time.sleep(3.0)  # what the agent reports of the ends
-        said = [(one["kind"], reasons(one), one["summary"]) for one in findings(client)]
-        blamed = {rank for _, suspects, _ in said for rank in suspects}
-        assert blamed == {GUILTY}, said
+        assert list(blamed(client)) == [GUILTY], blamed(client)
     done = frd("analyze", dumps, "--json")
     assert done.returncode == FINDINGS_PRESENT, done.stderr
     (verdict,) = json.loads(done.stdout)["findings"]
@@ -75,12 +65,8 @@ def test_a_dump_by_fifo_leaves_the_job_alone(dumps: Path, tmp_path: Path) -> Non
     read, the job goes on, and that is no finding."""
     with watched(scenario("fifo", "ordinary.py"), 2, 15.0, ["mixed", "20"]) as (stage, client):
         fifo = tmp_path / "fifo_1.pipe"
-        until(
-            lambda: fifo.exists() and matched(client, stage) > 20,
-            lambda: logs(stage),
-            90.0,
-            ignoring=FrdError,
-        )
+        wait_for_progress(stage, client)
+        until(fifo.exists, lambda: logs(stage))
 
         def asked() -> bool:
             pipe = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
@@ -90,12 +76,7 @@ def test_a_dump_by_fifo_leaves_the_job_alone(dumps: Path, tmp_path: Path) -> Non
 
         until(asked, lambda: logs(stage), ignoring=OSError)
         until((dumps / "rank_1").exists, lambda: logs(stage))
-        until(
-            lambda: all(rank.poll() is not None for rank in stage.ranks),
-            lambda: logs(stage),
-            120.0,
-        )
-        assert [rank.returncode for rank in stage.ranks] == [0, 0], logs(stage)
+        assert wait_for_ends(stage, 120.0) == [0, 0], logs(stage)
         assert findings(client) == []
     done = frd("analyze", dumps, "--json")
     ranks = json.loads(done.stdout)["ranks"]

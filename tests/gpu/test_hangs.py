@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 
 from frd.cli.client import Client
-from frd.errors import FrdError
 from tests.gpu.watch import (
     STALL_AFTER_S,
     described,
     first_finding,
-    hung_s,
     logs,
-    matched,
     reasons,
     scenario,
+    took_s,
+    wait_for_progress,
 )
 from tests.world.daemons import findings, opened_s, until, watched
 
@@ -84,7 +83,7 @@ def test_the_first_cause_is_named(
         found = first_finding(stage, client)
         with contextlib.suppress(AssertionError):  # a rank that joins late may change it
             found = until(lambda: as_expected(client, found, case), "the truth", 10.0)
-        row(case.name, case.truth, described(found), opened_s(found) - hung_s(stage))
+        row(case.name, case.truth, described(found), took_s(stage, found))
         shown = f"{found['summary']}\n{logs(stage)}"
         assert found["kind"] == case.kind, shown
         assert reasons(found) == case.suspects, shown
@@ -107,27 +106,20 @@ def second_opinion(client: Client, found: Mapping[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "number", "kind", "reason"),
-    [
-        ("SIGKILL", signal.SIGKILL, "rank_lost", "exited"),
-        ("SIGSTOP", signal.SIGSTOP, "stall", "unreachable"),
-    ],
+    ("sent", "kind", "reason"),
+    [(signal.SIGKILL, "rank_lost", "exited"), (signal.SIGSTOP, "stall", "unreachable")],
+    ids=["SIGKILL", "SIGSTOP"],
 )
 def test_a_signal_to_one_rank(
-    name: str, number: int, kind: str, reason: str, row: Callable[..., None]
+    sent: signal.Signals, kind: str, reason: str, row: Callable[..., None]
 ) -> None:
     """A rank is killed, or stopped, while the others train: it is named, the others are not."""
-    job = scenario(name, "ordinary.py")
+    job = scenario(sent.name, "ordinary.py")
     with watched(job, 3, STALL_AFTER_S, ["mixed", "600"]) as (stage, client):
-        until(
-            lambda: matched(client, stage) > 20,
-            lambda: logs(stage),
-            90.0,
-            ignoring=FrdError,
-        )
+        wait_for_progress(stage, client)
         at = time.time()
-        stage.ranks[2].send_signal(number)
+        stage.ranks[2].send_signal(sent)
         found = first_finding(stage, client, kind)
-        row(name, f"2: {reason}", described(found), opened_s(found) - at)
+        row(sent.name, f"2: {reason}", described(found), opened_s(found) - at)
         assert reasons(found) == {2: reason}, found["summary"]
         assert all(set(reasons(one)) == {2} for one in findings(client))

@@ -1,14 +1,19 @@
-"""Jobs in which nothing is wrong, watched closely: no finding, and no harm."""
+"""Jobs in which nothing is wrong, watched closely: no finding, and no harm, even if the recorder is
+dumped all the time."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 
 import pytest
 
-from frd.cli.client import Client
 from frd.cli.commands.demo.stage import Stage
-from tests.gpu.watch import logs, scenario
+from frd.errors import ServiceUnavailable
+from frd_agent.recorder.worker_server import First, HandlerFailed, Handlers
+from frd_agent.tap import IGNORE_CAPTURES
+from tests.gpu.watch import logs, scenario, wait_for_ends
 from tests.world.daemons import findings, until, watched
 
 SECONDS = 15
@@ -40,14 +45,44 @@ def test_no_finding(
         stage,
         client,
     ):
-        ended_well(stage, client)
+        assert wait_for_ends(stage, SECONDS + 120) == [0] * stage.world, logs(stage)
+        assert [one["summary"] for one in findings(client)] == []
         row(f"{kind}{', timing' if timing else ''}", "nothing", "none")
 
 
-def ended_well(stage: Stage, client: Client) -> None:
-    def ended() -> bool:
-        return all(rank.poll() is not None for rank in stage.ranks)
+@pytest.mark.nccl
+@pytest.mark.parametrize("asks", ["not at all", "as frd does", "directly"])
+def test_a_dump_breaks_no_capture(asks: str, row: Callable[..., None]) -> None:
+    """The job ends well if the recorder is not dumped, and if it is dumped as the agent does it.
+    Dumped directly, the capture may fail, which is why the agent does it otherwise."""
+    with Stage(scenario("captures", "ordinary.py"), 2, 10.0, ["graphs", "8"]) as stage:
+        stage.start_job()
+        until(lambda: len(list(stage.run_dir.glob("*.sock"))) == 2, lambda: logs(stage))
+        sockets = [Handlers(path) for path in stage.run_dir.glob("*.sock")]
+        dumps: list[bool] = []
+        """Of each dump that came: its thread had been exempted from captures."""
 
-    until(ended, lambda: logs(stage), SECONDS + 120)
-    assert [rank.returncode for rank in stage.ranks] == [0] * stage.world, logs(stage)
-    assert [one["summary"] for one in findings(client)] == []
+        def ended() -> bool:
+            if asks != "not at all":
+                for handlers in sockets:
+                    asyncio.run(dump(handlers, dumps, with_care=asks == "as frd does"))
+            codes = [rank.poll() for rank in stage.ranks]
+            return None not in codes or any(codes)
+
+        until(ended, lambda: logs(stage), 100.0)
+        codes = [rank.poll() for rank in stage.ranks]
+        row(f"CUDA graphs, recorder dumped: {asks}", "nothing", f"exit codes {codes}")
+        if asks == "as frd does":
+            assert len(dumps) > 20
+            assert all(dumps)
+        if asks != "directly":
+            assert codes == [0, 0] or until(
+                lambda: [rank.poll() for rank in stage.ranks] == [0, 0], lambda: logs(stage)
+            )
+
+
+async def dump(handlers: Handlers, dumps: list[bool], *, with_care: bool) -> None:
+    first = First(IGNORE_CAPTURES) if with_care else None
+    with contextlib.suppress(HandlerFailed, ServiceUnavailable):  # the rank has ended, or is busy
+        await handlers.ask("dump_nccl_trace_json", first=first)
+        dumps.append(first is not None and first.answered)

@@ -10,7 +10,8 @@ from typing import Any
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
 from frd.cli.commands.demo.stage import Stage
-from tests.world.daemons import findings, until
+from frd.errors import FrdError
+from tests.world.daemons import findings, opened_s, until
 
 JOBS = Path(__file__).parent / "jobs"
 STALL_AFTER_S = 4.0
@@ -43,20 +44,42 @@ def logs(stage: Stage) -> str:
     return "\n".join(f"{name}: {stage.log(name)[-800:]}" for name in names)
 
 
-def matched(client: Client, stage: Stage) -> int:
-    """Collectives of all groups that are complete."""
-    groups = client.get(f"/api/v1/jobs/{stage.job}")["groups"]
-    return sum(group["matched"] for group in groups)
+def wait_for_progress(stage: Stage, client: Client) -> None:
+    """Until more than twenty collectives are complete."""
+
+    def progresses() -> bool:
+        groups = client.get(f"/api/v1/jobs/{stage.job}")["groups"]
+        return bool(sum(group["matched"] for group in groups) > 20)
+
+    until(progresses, lambda: logs(stage), 90.0, ignoring=FrdError)
+
+
+def wait_for_ends(stage: Stage, within_s: float) -> list[int | None]:
+    """The exit codes of all ranks."""
+    until(
+        lambda: all(rank.poll() is not None for rank in stage.ranks), lambda: logs(stage), within_s
+    )
+    return [rank.returncode for rank in stage.ranks]
 
 
 def reasons(found: Mapping[str, Any]) -> dict[int, str]:
     return {suspect["rank"]: suspect["reason"] for suspect in found["suspects"]}
 
 
-def hung_s(stage: Stage) -> float:
-    """When the fault began, by the clock of the rank, which is the service's."""
+def blamed(client: Client) -> dict[int, list[str]]:
+    """Summaries of the findings, open or not, by suspect."""
+    by_rank: dict[int, list[str]] = {}
+    for one in findings(client):
+        for rank in reasons(one):
+            by_rank.setdefault(rank, []).append(one["summary"])
+    return by_rank
+
+
+def took_s(stage: Stage, found: Mapping[str, Any]) -> float:
+    """From the beginning of the fault, by the clock of the rank, to the finding."""
     texts = [stage.log(f"rank{rank}") for rank in range(stage.world)]
-    return min(int(at) for text in texts for at in re.findall(r"hangs at (\d+)", text)) / 1e9
+    began_ns = min(int(at) for text in texts for at in re.findall(r"hangs at (\d+)", text))
+    return opened_s(found) - began_ns / 1e9
 
 
 def described(found: Mapping[str, Any]) -> str:

@@ -1,17 +1,21 @@
-"""Real processes, each blocked in one thing: kind, object, holder and certainty."""
+"""Real processes, each blocked in one thing: kind, object, holder and certainty. And the thread
+that inspects ranks."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from frd.model import Certainty, NodeRawNs, WaitKind
+from frd_agent.counters import Counters
+from frd_agent.inspection.inspector import Inspector
 from frd_agent.inspection.reading.files import printable
 from frd_agent.inspection.reading.threads import Call, ThreadSample, comm
-from frd_agent.inspection.tracking import Tracker
+from frd_agent.inspection.tracking import Tracker, Wait
 from tests.world.daemons import until
 from tests.world.suspects import Inspection, inspect, of_kind, suspect
 
@@ -181,30 +185,28 @@ def test_a_file_that_is_sent_into_a_full_pipe(tmp_path: Path) -> None:
     assert found.what.startswith("pipe:")
 
 
+def waits_of(*samples: ThreadSample) -> list[Wait]:
+    """Of the main thread of process 7, after each sample."""
+    tracker = Tracker()
+    return [
+        tracker.see(7, sample, NodeRawNs(at), lambda: (None, ""))
+        for at, sample in enumerate(samples)
+    ]
+
+
 def test_a_number_of_a_process_that_is_used_again() -> None:
     """Another process gets the pid, and is in the same call: its wait starts again."""
-    tracker = Tracker()
-    waits = [
-        tracker.see(
-            7,
-            ThreadSample(7, "S", 1, Call(230), started=started),
-            NodeRawNs(at),
-            lambda: (None, ""),
-        )
-        for at, started in enumerate((100, 100, 100, 900))
-    ]
-    assert [(wait.samples, wait.since_ns) for wait in waits[2:]] == [(3, 0), (1, 3)]
+    starts = (100, 100, 100, 900)
+    *_, before, after = waits_of(
+        *(ThreadSample(7, "S", 1, Call(230), started=started) for started in starts)
+    )
+    assert [(wait.samples, wait.since_ns) for wait in (before, after)] == [(3, 0), (1, 3)]
 
 
 def test_a_thread_on_its_way_into_a_call() -> None:
     """It is put on a processor once more after its first sample, to go to sleep: it has not come
     out of the call. If it runs later, it has."""
-    tracker = Tracker()
-    waits = [
-        tracker.see(7, sample, NodeRawNs(at), lambda: (None, ""))
-        for at, runs in enumerate((4, 5, 5, 6))
-        for sample in (ThreadSample(7, "S", 1, Call(45), runs=runs),)
-    ]
+    waits = waits_of(*(ThreadSample(7, "S", 1, Call(45), runs=runs) for runs in (4, 5, 5, 6)))
     assert [wait.woke for wait in waits] == [False, False, False, True]
 
 
@@ -223,13 +225,6 @@ def test_a_mapped_file_with_a_strange_name(tmp_path: Path) -> None:
     with suspect(program, path) as rank:
         found = inspect(rank.pid)
     assert (found.kind, found.what) == (WaitKind.LOCK_SHARED, printable(str(path)))
-
-
-def test_asleep() -> None:
-    """A long sleep."""
-    with suspect("import time; print('ready', flush=True); time.sleep(300)") as rank:
-        found = inspect(rank.pid)
-    assert (found.kind, found.certainty) == (WaitKind.SLEEP, Certainty.SEEN)
 
 
 def test_stopped() -> None:
@@ -303,3 +298,32 @@ def test_gone() -> None:
     assert comm(2**22 + 1, 2**22 + 1) == ""
     found = inspect(2**22 + 1, enough=of_kind(WaitKind.UNKNOWN))
     assert (found.says, found.certainty) == ("", Certainty.UNKNOWN)
+
+
+def test_an_error_does_not_end_inspections(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Something unforeseen at the first look at /proc: the next one shows what the rank is in, and
+    the log says it once."""
+    inspector, looks = Inspector(Counters()), []
+    look = inspector._processes.look
+
+    def fails_at_first(now_s: float) -> None:
+        looks.append(now_s)
+        if len(looks) < 3:
+            raise KeyError("unforeseen")
+        look(now_s)
+
+    monkeypatch.setattr(inspector._processes, "look", fails_at_first)
+    monkeypatch.setattr("frd_agent.inspection.inspector.EVERY_S", 0.05)
+    program = "import time; print('ready', flush=True); time.sleep(60)"
+    try:
+        with suspect(program) as rank:
+            until_s, found = time.monotonic() + 20, None
+            while time.monotonic() < until_s and found is not WaitKind.SLEEP:
+                found = inspector.ask(rank.pid, {rank.pid: 0}).waits_for.kind
+                time.sleep(0.05)
+            assert found is WaitKind.SLEEP
+    finally:
+        inspector.stop()
+    assert [record.getMessage() for record in caplog.records] == ["a rank could not be inspected"]

@@ -63,79 +63,28 @@ def test_a_page_fault(nas: Nas) -> None:
     assert (found.what, found.topic) == (f"{nas.folder}/shard.bin", "data")
 
 
-class SlowDevice:
-    """A control group with limits."""
-
-    def __init__(self, group: Path, number: str) -> None:
-        self.group = group
-        self.number = number
-        self.limits = [group / f"blkio.throttle.{way}_bps_device" for way in ("read", "write")]
-
-    def close(self) -> None:
-        """What hangs goes on: before that, even a killed process does not end."""
-        for limit in self.limits:
-            limit.write_text(f"{self.number} 0")
-
-
 @contextmanager
-def slow_device(folder: Path, name: str) -> Iterator[SlowDevice]:
+def slow_device(folder: Path) -> Iterator[Path]:
     """A control group whose processes read and write the device of `folder` at `SLOW_BPS`."""
     device = os.stat(folder).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    group = BLKIO / name
-    slow = SlowDevice(group, number)
+    group = BLKIO / f"frd-test-{os.getpid()}"
     try:
         group.mkdir()
     except OSError as error:
         pytest.skip(f"no control group that limits a device: {group}: {error.strerror}")
     try:
-        for limit in slow.limits:
-            limit.write_text(f"{number} {SLOW_BPS}")
+        for way in ("read", "write"):
+            (group / f"blkio.throttle.{way}_bps_device").write_text(f"{number} {SLOW_BPS}")
+        yield group
     except OSError as error:
-        group.rmdir()
         pytest.skip(f"device {number} cannot be limited: {error.strerror}")
-    try:
-        yield slow
     finally:
         group.rmdir()
 
 
-@pytest.mark.parametrize("call", ["pread", "fsync"])
-def test_a_slow_device(tmp_path: Path, call: str) -> None:
-    """A read or a sync of some megabytes takes a minute: the file is named, and the call."""
-    program = """
-        import os, sys
-        fd = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
-        if sys.argv[3] == "pread":
-            os.write(fd, bytes(8 << 20))
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        with open(sys.argv[1] + "/cgroup.procs", "w") as procs:
-            procs.write(str(os.getpid()))
-        if sys.argv[3] == "pread":
-            print("ready", flush=True)
-            os.pread(fd, 8 << 20, 0)
-        else:
-            os.posix_fallocate(fd, 0, 1)
-            os.pwrite(fd, os.urandom(8 << 20), 0)
-            print("ready", flush=True)
-            os.fsync(fd)
-    """
-    path = tmp_path / "step40.pt"
-    with (
-        slow_device(tmp_path, f"frd-test-{os.getpid()}-{call}") as slow,
-        suspect(program, slow.group, path, call) as rank,
-        closing(slow),
-    ):
-        found = inspect(rank.pid)
-    kind = WaitKind.FILE_READ if call == "pread" else WaitKind.FILE_SYNC
-    assert (found.kind, found.certainty) == (kind, Certainty.SEEN)
-    assert found.what == str(path)
-    assert f"has been in {call}() " in found.says
-
-
 def test_a_slow_device_that_is_read_in_pieces(tmp_path: Path) -> None:
-    """Each piece takes a moment: that the file is read on is said."""
+    """Each piece takes a moment: the file and the call are named, and that the file is read on."""
     program = """
         import os, sys
         fd = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
@@ -150,11 +99,9 @@ def test_a_slow_device_that_is_read_in_pieces(tmp_path: Path) -> None:
             os.pread(fd, 16384, at)
     """
     path = tmp_path / "shard-17.tar"
-    with (
-        slow_device(tmp_path, f"frd-test-{os.getpid()}-pieces") as slow,
-        suspect(program, slow.group, path) as rank,
-        closing(slow),
-    ):
+    with slow_device(tmp_path) as slow, suspect(program, slow, path) as rank:
         found = inspect(rank.pid, enough=lambda found: "slow" in found.rest)
-    assert (found.kind, found.what) == (WaitKind.FILE_READ, str(path))
+    assert (found.kind, found.certainty) == (WaitKind.FILE_READ, Certainty.SEEN)
+    assert found.what == str(path)
+    assert "has been in pread() " in found.says
     assert found.rest == "its position in the file changes: it is slow rather than stuck"

@@ -108,30 +108,6 @@ def test_a_hash_that_the_trace_does_not_define(tmp_path: Path, fifo: Path) -> No
     assert found.rest == last_read(fifo)
 
 
-def test_a_long_trace(tmp_path: Path, fifo: Path, traces: Traces) -> None:
-    """Only the end is read; a line that begins before it is no broken one."""
-    writer = Writer("v2.2", PID)
-    many = [Call("lseek64", at, 1, file="/data/index") for at in range(5_000)]
-    lines = list(writer.lines([*many, *calls(fifo)]))
-    found = run("write(trace, text)", tmp_path, fifo, lines, traces=traces)
-    assert found.rest == last_read(fifo)
-    assert traces.broken == 0
-
-
-@pytest.mark.parametrize("lost", [0, 10])
-def test_gzip_members(tmp_path: Path, fifo: Path, traces: Traces, lost: int) -> None:
-    """A member for each line. Of one that is not complete yet nothing is said, nor counted."""
-    lines = list(Writer("v2.2", PID).lines(calls(fifo)))
-    program = f"""
-data = members(text.splitlines(keepends=True))
-write(trace, data[: len(data) - {lost}])
-"""
-    found = run(program, tmp_path, fifo, lines, trace="job-app.pfw.gz", traces=traces)
-    last = "open64() of" if lost else "read() of 65536 bytes of"
-    assert found.rest.startswith(f"its trace ends with {last} {fifo}, 2 min before")
-    assert traces.broken == 0
-
-
 BUFFERED = {
     "empty": ("write(trace, b'')", "job.pfw"),
     "empty, gzipped": ("write(trace, b'')", "job.pfw.gz"),

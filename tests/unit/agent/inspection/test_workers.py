@@ -37,23 +37,28 @@ def child_of(pid: int) -> str:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().strip()
 
 
-def test_a_queue_of_workers(fifo: Path) -> None:
-    """One of three workers is in a read, the others wait for work: the read is the cause."""
-    program = """
-        import multiprocessing, os, sys
+def loader(does: str, then: str = "pass", workers: int = 3) -> str:
+    """A program that waits for a result of its workers, each of which does this before it waits
+    for work."""
+    return f"""
+        import multiprocessing, os, signal, sys, time
         context = multiprocessing.get_context("fork")
         work, results = context.Queue(), context.Queue()
-        fd = os.open(sys.argv[1], os.O_RDONLY)
         def run(number):
-            if number == 1:
-                os.read(fd, 1)
+            {does}
             results.put(work.get())
-        workers = [context.Process(target=run, args=(number,)) for number in range(3)]
+        workers = [context.Process(target=run, args=(number,)) for number in range({workers})]
         for worker in workers:
             worker.start()
-        print("ready", workers[1].pid, flush=True)
+        {then}
+        print("ready", flush=True)
         results.get()
     """
+
+
+def test_a_queue_of_workers(fifo: Path) -> None:
+    """One of three workers is in a read, the others wait for work: the read is the cause."""
+    program = loader("if number == 1: os.read(os.open(sys.argv[1], os.O_RDONLY), 1)")
     with suspect(program, fifo) as rank:
         found = inspect(rank.pid, enough=lambda found: found.rest == "2 other workers are idle")
         assert str(found.pid) in child_of(rank.pid).split()
@@ -82,19 +87,7 @@ def test_workers_that_all_hold_all_pipes() -> None:
 def test_workers_that_all_read_one_fifo(fifo: Path) -> None:
     """The workers hold the FIFO open for both directions, and all are in a read of it: none of them
     will write it, so it is the cause."""
-    program = """
-        import multiprocessing, os, sys
-        context = multiprocessing.get_context("fork")
-        results = context.Queue()
-        def run():
-            os.read(os.open(sys.argv[1], os.O_RDWR), 1)
-            results.put(0)
-        for _ in range(3):
-            context.Process(target=run).start()
-        print("ready", flush=True)
-        results.get()
-    """
-    with suspect(program, fifo) as rank:
+    with suspect(loader("os.read(os.open(sys.argv[1], os.O_RDWR), 1)"), fifo) as rank:
         found = inspect(rank.pid, enough=lambda found: found.certainty is Certainty.SEEN)
     assert (found.kind, found.certainty) == (WaitKind.FILE_READ, Certainty.SEEN)
     assert (found.what, found.rest) == (str(fifo), "2 other workers wait too")
@@ -102,19 +95,8 @@ def test_workers_that_all_read_one_fifo(fifo: Path) -> None:
 
 def test_a_worker_that_is_stopped_while_it_has_no_work() -> None:
     """A worker that waits for work is stopped by a signal: it is not idle, it will take none."""
-    program = """
-        import multiprocessing, os, signal, time
-        context = multiprocessing.get_context("fork")
-        work, results = context.Queue(), context.Queue()
-        worker = context.Process(target=lambda: results.put(work.get()))
-        worker.start()
-        time.sleep(0.5)
-        os.kill(worker.pid, signal.SIGSTOP)
-        work.put(1)
-        print("ready", worker.pid, flush=True)
-        results.get()
-    """
-    with suspect(program) as rank:
+    stopped = "time.sleep(0.5); os.kill(worker.pid, signal.SIGSTOP); work.put(1)"
+    with suspect(loader("pass", stopped, workers=1)) as rank:
         found = inspect(rank.pid, enough=of_kind(WaitKind.STOPPED))
         assert str(found.pid) in child_of(rank.pid).split()
 
@@ -211,18 +193,7 @@ def test_a_stream_of_messages() -> None:
 
 def test_workers_that_have_no_work() -> None:
     """All workers are idle: the rank waits for them, and none is accused."""
-    program = """
-        import multiprocessing
-        context = multiprocessing.get_context("fork")
-        work, results = context.Queue(), context.Queue()
-        def run():
-            results.put(work.get())
-        for _ in range(2):
-            context.Process(target=run).start()
-        print("ready", flush=True)
-        results.get()
-    """
-    with suspect(program) as rank:
+    with suspect(loader("pass", workers=2)) as rank:
         found = inspect(rank.pid, enough=lambda found: found.rest == "2 workers are idle")
     assert (found.kind, found.certainty) == (WaitKind.PIPE_WORKER, Certainty.SEEN)
 

@@ -44,8 +44,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def driver(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """One that has one device."""
     monkeypatch.setenv(nvml.SCRIPT, str(tmp_path / "driver.txt"))
-    return Driver(tmp_path / "driver.txt")
+    return Driver(tmp_path / "driver.txt", {uuid(0): (GIB, 80 * GIB)}).write()
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -78,27 +79,27 @@ def test_processes_are_listed_when_use_has_changed_and_once_a_second(driver: Dri
         (device,) = nvml.look(now_s).devices
         return dict(device.processes)
 
-    driver.devices[uuid(0)] = (GIB, 80 * GIB)
-    driver.processes = [(uuid(0), "compute", 100, GIB)]
-    driver.write()
+    driver = replace(driver, processes=[(uuid(0), "compute", 100, GIB)]).write()
     assert processes(0.0) == {100: GIB}
-    driver.processes = [(uuid(0), "compute", 100, GIB // 2), (uuid(0), "compute", 101, GIB // 2)]
-    driver.write()
+    driver = replace(
+        driver, processes=[(uuid(0), "compute", 100, GIB // 2), (uuid(0), "compute", 101, GIB // 2)]
+    ).write()
     assert processes(0.9) == {100: GIB}
     assert processes(1.0) == {100: GIB // 2, 101: GIB // 2}
     driver.devices[uuid(0)] = (2 * GIB, 80 * GIB)
-    driver.processes = [(uuid(0), "compute", 101, 2 * GIB)]
-    driver.write()
+    driver = replace(driver, processes=[(uuid(0), "compute", 101, 2 * GIB)]).write()
     assert processes(1.1) == {101: 2 * GIB}
 
 
 def test_instances_stand_in_the_place_of_their_device(driver: Driver) -> None:
     """A divided GPU is two devices with separate sizes, whose places need not be the first ones."""
     one, two = uuid(1, "MIG"), uuid(2, "MIG")
-    driver.devices = {uuid(0): (50 * GIB, 80 * GIB), uuid(9): (GIB, 80 * GIB)}
-    driver.instances = {one: (0, 1, 5 * GIB, 20 * GIB), two: (0, 4, 6 * GIB, 40 * GIB)}
-    driver.processes = [(two, "compute", 100, 5 * GIB)]
-    driver.write()
+    driver = replace(
+        driver,
+        devices={uuid(0): (50 * GIB, 80 * GIB), uuid(9): (GIB, 80 * GIB)},
+        instances={one: (0, 1, 5 * GIB, 20 * GIB), two: (0, 4, 6 * GIB, 40 * GIB)},
+        processes=[(two, "compute", 100, 5 * GIB)],
+    ).write()
     devices = Nvml().look(0.0).devices
     assert [(d.uuid, d.used, d.total) for d in devices] == [
         (one, 5 * GIB, 20 * GIB),
@@ -113,11 +114,9 @@ def test_a_device_that_falls_off_the_bus_is_reported_once(
 ) -> None:
     """The others go on; when it is back a minute later, so is its series."""
     nvml = Nvml()
-    driver.devices = {uuid(n): (GIB, 80 * GIB) for n in range(2)}
-    driver.write()
+    driver = replace(driver, devices={uuid(n): (GIB, 80 * GIB) for n in range(2)}).write()
     assert len(nvml.look(0.0).devices) == 2
-    driver.errors = {("DeviceGetMemoryInfo", uuid(1)): GPU_IS_LOST}
-    driver.write()
+    driver = replace(driver, errors={("DeviceGetMemoryInfo", uuid(1)): GPU_IS_LOST}).write()
     look = nvml.look(0.1)
     assert [device.uuid for device in look.devices] == [uuid(0)]
     assert list(look.lost) == [uuid(1)]
@@ -134,16 +133,13 @@ def test_a_device_that_falls_off_the_bus_is_reported_once(
 def test_an_error_that_passes_is_no_loss(driver: Driver) -> None:
     """Twice unknown and then well again; three times in a row is lost."""
     nvml = Nvml()
-    driver.devices = {uuid(0): (GIB, 80 * GIB)}
-    driver.write()
     nvml.look(0.0)
     for errors, expected in (
         ({("DeviceGetMemoryInfo", "*"): UNKNOWN}, [({}, 0), ({}, 0)]),
         ({}, [({}, 1)]),
         ({("DeviceGetMemoryInfo", "*"): UNKNOWN}, [({}, 0), ({}, 0), ({uuid(0)}, 0)]),
     ):
-        driver.errors = errors
-        driver.write()
+        driver = replace(driver, errors=errors).write()
         for lost, devices in expected:
             look = nvml.look(1.0)
             assert (set(look.lost), len(look.devices)) == (set(lost), devices)
@@ -155,7 +151,6 @@ def test_processes_that_may_not_be_seen_are_none(
 ) -> None:
     """Permission denied, or a driver that keeps no such list: devices are still seen, and
     one line says what is not."""
-    driver.devices = {uuid(0): (GIB, 80 * GIB)}
     driver.processes = [(uuid(0), "compute", 100, GIB)]
     driver.errors = {
         (f"DeviceGet{which}RunningProcesses", "*"): code for which in ("Compute", "Graphics")
@@ -173,9 +168,11 @@ def test_a_device_that_may_not_be_seen_is_not_lost(
     driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Permission denied for one of two devices: one line, no event."""
-    driver.devices = {uuid(n): (GIB, 80 * GIB) for n in range(2)}
-    driver.errors = {("DeviceGetMemoryInfo", uuid(0)): NO_PERMISSION}
-    driver.write()
+    driver = replace(
+        driver,
+        devices={uuid(n): (GIB, 80 * GIB) for n in range(2)},
+        errors={("DeviceGetMemoryInfo", uuid(0)): NO_PERMISSION},
+    ).write()
     nvml = Nvml()
     for _ in range(5):
         look = nvml.look(0.0)
@@ -188,9 +185,7 @@ def test_a_driver_that_is_loaded_later_is_found(
 ) -> None:
     """Kubernetes installs drivers into running nodes: one line at first, devices a minute later."""
     caplog.set_level(logging.INFO)
-    driver.devices = {uuid(0): (GIB, 80 * GIB)}
-    driver.errors = {("InitWithFlags", "*"): DRIVER_NOT_LOADED}
-    driver.write()
+    driver = replace(driver, errors={("InitWithFlags", "*"): DRIVER_NOT_LOADED}).write()
     nvml = Nvml()
     assert [nvml.look(float(second)).devices for second in range(3)] == [()] * 3
     (line,) = said(caplog)
@@ -203,12 +198,10 @@ def test_a_driver_that_is_loaded_later_is_found(
 
 def test_a_driver_that_was_reset_is_opened_again(driver: Driver) -> None:
     """Reset under our feet: its calls say that they are not initialized, of every device."""
-    driver.devices = {uuid(number): (GIB, 80 * GIB) for number in range(2)}
-    driver.write()
+    driver = replace(driver, devices={uuid(number): (GIB, 80 * GIB) for number in range(2)}).write()
     nvml = Nvml()
     nvml.look(0.0)
-    driver.errors = {("DeviceGetMemoryInfo", "*"): 1}
-    driver.write()
+    driver = replace(driver, errors={("DeviceGetMemoryInfo", "*"): 1}).write()
     assert nvml.look(1.0) == Look()
     driver.errors.clear()
     driver.write()
@@ -244,8 +237,7 @@ def devices(driver: Driver) -> Iterator[Devices]:
     found = Devices(Nvml())
     found.start()
     yield found
-    driver.hangs = ""
-    driver.write()
+    driver = replace(driver, hangs="").write()
     found.stop()
 
 
@@ -263,8 +255,6 @@ def test_an_answer_that_cannot_be_read_is_not_the_last(
                 raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "not a name")
             return super().look(now_s)
 
-    driver.devices = {uuid(0): (GIB, 80 * GIB)}
-    driver.write()
     odd = Devices(Odd())
     odd.start()
     found: list[Look] = []
@@ -282,8 +272,6 @@ def test_an_answer_that_cannot_be_read_is_not_the_last(
 
 def test_a_call_that_hangs_delays_no_caller(driver: Driver, devices: Devices) -> None:
     """A caller waits no longer than it asked for; the late answer has the times of its call."""
-    driver.devices = {uuid(0): (GIB, 80 * GIB)}
-    driver.write()
     answers: list[Look] = []
 
     def answered() -> bool:
@@ -293,16 +281,14 @@ def test_a_call_that_hangs_delays_no_caller(driver: Driver, devices: Devices) ->
         return bool(answer)
 
     until(answered)
-    driver.hangs = "DeviceGetMemoryInfo"
-    driver.write()
+    driver = replace(driver, hangs="DeviceGetMemoryInfo").write()
     until(devices.ask)
     assert devices.take(0.01) is None
     assert not devices.ask(), "one look at a time"
     until(lambda: devices.silent_s > 0.05)
     assert devices.take(0.0) is None
     asked_by_ns = raw_now()
-    driver.hangs = ""
-    driver.write()
+    driver = replace(driver, hangs="").write()
     until(answered)
     late = answers[-1]
     assert late.begin_ns < asked_by_ns < late.end_ns
@@ -407,14 +393,15 @@ def test_devices_become_series_of_the_ranks_that_use_them(driver: Driver, tmp_pa
 
 def test_a_lost_device_is_an_event_of_those_that_used_it(driver: Driver, tmp_path: Path) -> None:
     """Known by its process or by its own word; a rank on another device hears nothing."""
-    driver.devices = {uuid(n): (GIB, 80 * GIB) for n in range(2)}
-    driver.processes = [(uuid(0), "compute", 100, GIB)]
-    driver.write()
+    driver = replace(
+        driver,
+        devices={uuid(n): (GIB, 80 * GIB) for n in range(2)},
+        processes=[(uuid(0), "compute", 100, GIB)],
+    ).write()
     nvml, gpus = Nvml(), Gpus(PidSpace(tmp_path, initial=True))
     ranks = [target(0, 100, 100), target(1, 101, 101, uuid(0)), target(2, 102, 102, uuid(1))]
     assert read(gpus, nvml.look(0.0), ranks).events == []
-    driver.errors = {("DeviceGetMemoryInfo", uuid(0)): GPU_IS_LOST}
-    driver.write()
+    driver = replace(driver, errors={("DeviceGetMemoryInfo", uuid(0)): GPU_IS_LOST}).write()
     look = nvml.look(0.1)
     part = read(gpus, look, ranks)
     assert [(event.rank, event.kind, event.device) for event in part.events] == [

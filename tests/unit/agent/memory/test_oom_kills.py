@@ -73,7 +73,13 @@ def test_out_of_sight_the_node_counts(node: Node) -> None:
     assert hidden.text() == elsewhere.text() == said
 
 
-def _real_group(controller: Path) -> Iterator[Path]:
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A cgroup of this machine that accounts memory."""
+    controllers = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
+    controller = next((one for one in controllers if (one / "memory.stat").exists()), None)
+    if controller is None:
+        pytest.skip("no cgroup accounts memory here")
     group = controller / f"frd-test-{os.getpid()}"
     try:
         group.mkdir()
@@ -84,16 +90,6 @@ def _real_group(controller: Path) -> Iterator[Path]:
         group.rmdir()
 
 
-@pytest.fixture
-def group() -> Iterator[Path]:
-    """A cgroup of this machine that accounts memory."""
-    for controller in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
-        if (controller / "memory.stat").exists():
-            yield from _real_group(controller)
-            return
-    pytest.skip("no cgroup accounts memory here")
-
-
 HUNGRY = """
 import sys
 sys.stdin.readline()
@@ -101,10 +97,6 @@ held = []
 while True:
     held.append(bytearray(1 << 20))
 """
-
-
-def claim_of(pid: int) -> TapIdentity:
-    return msgspec.convert(identity(pid=pid, socket=None), TapIdentity)
 
 
 @pytest.mark.parametrize("removed", [False, True])
@@ -119,7 +111,8 @@ def test_the_kernel_kills(group: Path, looks: bool, removed: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", HUNGRY], stdin=subprocess.PIPE) as process:
         (group / "cgroup.procs").write_text(str(process.pid))
         kills = OomKills(process.pid)
-        rank = RankProcess(claim_of(process.pid), None)
+        known = msgspec.convert(identity(pid=process.pid, socket=None), TapIdentity)
+        rank = RankProcess(known, None)
         assert kills.text() == f"{KILLER} no process in its cgroup"
         process.communicate(b"\n")
     assert process.returncode == -signal.SIGKILL

@@ -55,6 +55,13 @@ def rank(tmp_path: Path) -> Rank:
     return Rank(tmp_path)
 
 
+@pytest.fixture
+def ranks() -> Iterator[Allocators]:
+    found = Allocators(NodeRawNs)
+    yield found
+    found.close()
+
+
 def test_a_publication_arrives_as_written(rank: Rank) -> None:
     """Devices and errors; whatever tears or is foreign is nothing."""
     error = (7, NOW, UUID, 3 * GIB, GIB)
@@ -74,9 +81,8 @@ def test_a_publication_arrives_as_written(rank: Rank) -> None:
     assert allocator.parse(bytes(tap.MEMORY_SIZE)) is None, "not published yet"
 
 
-def test_each_publication_counts_once(rank: Rank) -> None:
+def test_each_publication_counts_once(rank: Rank, ranks: Allocators) -> None:
     """Five a second, looked for ten times: every second look finds none."""
-    ranks = Allocators(NodeRawNs)
     assert ranks.read([rank.target], {}, 0.0, NOW) == []
     rank.publish(NOW, GIB)
     (part,) = ranks.read([rank.target], {}, 0.1, NOW)
@@ -89,14 +95,12 @@ def test_each_publication_counts_once(rank: Rank) -> None:
     rank.publish(NOW + S, GIB)
     (again,) = ranks.read([rank.target], {}, 0.3, NOW)
     assert again.readings[0].series == part.readings[0].series
-    ranks.close()
 
 
-def test_host_memory_of_a_process_out_of_sight(rank: Rank) -> None:
+def test_host_memory_of_a_process_out_of_sight(rank: Rank, ranks: Allocators) -> None:
     """In another pid namespace the tap's own figures count, once each; the limit of the container
     is the capacity, unless it is beyond the machine. An agent that sees the process reads it."""
     hidden = replace(rank.target, pid=None)
-    ranks = Allocators(NodeRawNs)
     machine = total_bytes()
     found = []
     for at_s, limit in enumerate((2 * GIB, 0, 2**62)):
@@ -131,33 +135,28 @@ def test_what_the_tap_reads_of_its_own_memory(monkeypatch: pytest.MonkeyPatch) -
     assert read[1] >= 0
 
 
-def test_a_device_bears_the_drivers_name(rank: Rank) -> None:
+def test_a_device_bears_the_drivers_name(rank: Rank, ranks: Allocators) -> None:
     """torch does not know that its device is an instance; the driver does."""
     rank.publish(NOW, GIB)
-    ranks = Allocators(NodeRawNs)
     (part,) = ranks.read([rank.target], {UUID: "MIG-x"}, 0.0, NOW)
     assert {reading.series.device for reading in part.readings} == {"MIG-x"}
-    ranks.close()
 
 
-def test_a_file_that_was_swept_away_comes_back(rank: Rank) -> None:
+def test_a_file_that_was_swept_away_comes_back(rank: Rank, ranks: Allocators) -> None:
     """Whatever tidies temporary folders takes the file; the tap makes another, and it is found."""
     rank.publish(NOW, GIB)
-    ranks = Allocators(NodeRawNs)
     ranks.read([rank.target], {}, 0.0, NOW)
     rank.target.shm_path.unlink()
     rank.publish(NOW + S, GIB)
     assert ranks.read([rank.target], {}, 1.0, NOW) == []
     assert ranks.read([rank.target], {}, 7.0, NOW) == []
     assert len(ranks.read([rank.target], {}, 7.1, NOW)) == 1
-    ranks.close()
 
 
-def test_an_error_is_reported_once_with_its_size(rank: Rank) -> None:
+def test_an_error_is_reported_once_with_its_size(rank: Rank, ranks: Allocators) -> None:
     """A new agent reports those of the last minute; an earlier agent reported the older ones."""
     old, fresh = (1, NOW - 100 * S, UUID, 1, 0), (2, NOW - S, UUID, 3 * GIB, GIB)
     rank.publish(NOW, GIB, [old, fresh], count=2)
-    ranks = Allocators(NodeRawNs)
     (part,) = ranks.read([rank.target], {}, 0.0, NOW)
     (event,) = part.events
     assert (event.rank, event.kind, event.device) == (0, MemoryEventKind.OOM, GPU)
@@ -169,24 +168,20 @@ def test_an_error_is_reported_once_with_its_size(rank: Rank) -> None:
     rank.publish(NOW + 2 * S, GIB, [fresh, (3, NOW + S, UUID, 5, 6)], count=3)
     (part,) = ranks.read([rank.target], {}, 2.0, NOW)
     assert [event.requested_bytes for event in part.events] == [5]
-    ranks.close()
 
 
-def test_an_old_torch_only_counts_its_errors(rank: Rank) -> None:
+def test_an_old_torch_only_counts_its_errors(rank: Rank, ranks: Allocators) -> None:
     """Without an observer the size of the request is unknown, but the failure is reported."""
-    ranks = Allocators(NodeRawNs)
     rank.publish(NOW, GIB, count=4)
     (part,) = ranks.read([rank.target], {}, 0.0, NOW)
     assert part.events == []
     rank.publish(NOW + S, GIB, count=5)
     (part,) = ranks.read([rank.target], {}, 1.0, NOW)
     assert [(event.at_ns, event.requested_bytes) for event in part.events] == [(NOW + S + 5, 0)]
-    ranks.close()
 
 
-def test_the_last_word_of_a_rank_is_heard(rank: Rank) -> None:
+def test_the_last_word_of_a_rank_is_heard(rank: Rank, ranks: Allocators) -> None:
     """It dies of the error that it published last, and its file may be gone by then."""
-    ranks = Allocators(NodeRawNs)
     rank.publish(NOW, GIB)
     ranks.read([rank.target], {}, 0.0, NOW)
     rank.publish(NOW + S, GIB, [(1, NOW + S, UUID, 9, 0)], count=1)

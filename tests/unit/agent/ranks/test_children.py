@@ -8,9 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,33 +20,9 @@ from frd_agent.ranks.stacks.children import MAX_CHILDREN, child_stacks
 from frd_agent.ranks.stacks.cpu_usage import Meter, usage_text
 from frd_agent.ranks.stacks.outside import NOT_INSTALLED, NoStack, advice
 from frd_agent.ranks.stacks.reader import StackReader
+from tests.unit.agent.inspection.test_workers import child_of
 from tests.world.daemons import until
-
-Start = Callable[[str], subprocess.Popen[str]]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts Python programs that print a line when they are where they should be."""
-    started: list[subprocess.Popen[str]] = []
-
-    def begin(program: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(program)],
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("ready")
-        return process
-
-    yield begin
-    for process in started:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
+from tests.world.suspects import Suspect, suspect
 
 FAMILY = """
 import multiprocessing, os, subprocess, sys, time
@@ -70,10 +45,22 @@ def pids(text: str) -> set[int]:
     return {one.pid for one in processes(text) if one.pid}
 
 
-def test_python_children_and_no_others(start: Start) -> None:
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measurement takes less than half a second, in which the kernel counts 40 ticks."""
+    monkeypatch.setattr("frd_agent.ranks.stacks.cpu_usage.LOOK_AGAIN_S", 0.4)
+
+
+@pytest.fixture
+def parent() -> Iterator[Suspect]:
+    """A rank with two Python children and a shell command."""
+    with suspect(FAMILY) as process:
+        yield process
+
+
+def test_python_children_and_no_others(parent: Suspect) -> None:
     """A forked child and another Python are read, ``sleep`` is not, nor one that is a rank."""
-    parent = start(FAMILY)
-    below = {int(pid) for pid in _children_of(parent.pid)}
+    below = {int(pid) for pid in child_of(parent.pid).split()}
     python = {pid for pid in below if "python" in os.readlink(f"/proc/{pid}/exe")}
     assert len(below) == 3
 
@@ -85,14 +72,8 @@ def test_python_children_and_no_others(start: Start) -> None:
     assert pids(read(parent.pid, {rank})) == python - {rank}
 
 
-def _children_of(pid: int) -> list[str]:
-    tasks = Path(f"/proc/{pid}/task/{pid}/children")
-    return tasks.read_text().split()
-
-
-def test_a_forked_child_has_its_own_frames_only(start: Start) -> None:
+def test_a_forked_child_has_its_own_frames_only(parent: Suspect) -> None:
     """py-spy shows the frames of the parent below those of the child; they are cut off."""
-    parent = start(FAMILY)
     text = read(parent.pid)
     if "py-spy: " in text:
         pytest.skip("py-spy is not installed, or may not read other processes here")
@@ -102,10 +83,9 @@ def test_a_forked_child_has_its_own_frames_only(start: Start) -> None:
 
 
 def test_children_without_py_spy(
-    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    parent: Suspect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The kernel's view of each; of the rank itself, what to install."""
-    parent = start(FAMILY)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     stack = asyncio.run(StackReader(parent.pid, None).read())
@@ -123,9 +103,9 @@ def test_advice() -> None:
     assert advice(NoStack("no answer within 5 s")) == ""
 
 
-def test_a_rank_of_very_many_children(start: Start) -> None:
+def test_a_rank_of_very_many_children() -> None:
     """No more than the limit are read, and the text says how many were not."""
-    parent = start(f"""
+    program = f"""
         import os, time
         for _ in range({MAX_CHILDREN + 4}):
             if not os.fork():
@@ -133,8 +113,9 @@ def test_a_rank_of_very_many_children(start: Start) -> None:
                 os._exit(0)
         print("ready", flush=True)
         time.sleep(300)
-    """)
-    text = read(parent.pid)
+    """
+    with suspect(program) as crowded:
+        text = read(crowded.pid)
     assert len(pids(text)) == MAX_CHILDREN
     assert text.endswith("# 4 more child processes were not read\n")
 
@@ -147,29 +128,30 @@ def rests_for(pid: int, seconds: float) -> bool:
     return schedstat.read_bytes() == before
 
 
-def test_a_process_that_computes_and_one_that_waits(start: Start) -> None:
+def test_a_process_that_computes_and_one_that_waits() -> None:
     """A process is busy if it uses a processor, and idle if it sleeps or is stopped. That the main
     thread of the idle one has not run is said, too."""
-    busy = start("print('ready', flush=True)\nwhile True: pass")
-    idle = start("import time\nprint('ready', flush=True)\ntime.sleep(300)")
 
-    async def look() -> tuple[str, str]:
-        meters = Meter(busy.pid), Meter(idle.pid)
+    async def look(*processes: Suspect) -> list[str]:
+        meters = [Meter(process.pid) for process in processes]
         for meter in meters:
             await meter.settled()
-        return meters[0].lines(), meters[1].lines()
+        return [meter.lines() for meter in meters]
 
-    of_busy, of_idle = asyncio.run(look())
-    assert of_busy.startswith("# usage: busy: uses ")
-    assert RESTED not in of_busy
-    assert of_idle.startswith("# usage: idle: used no processor time\n")
-    os.kill(busy.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, busy.pid, os.WSTOPPED | os.WNOWAIT)
-    # It is reported as stopped a moment before it leaves its processor.
-    until(lambda: rests_for(busy.pid, 0.2))
-    for of_either in asyncio.run(look()):
-        rested = rf"# usage: idle: used no processor time\n{RESTED}\d+ ns\n"
-        assert re.fullmatch(rested, of_either)
+    computes, sleeps = "while True: pass", "import time; time.sleep(300)"
+    ready = "print('ready', flush=True)\n"
+    with suspect(ready + computes) as busy, suspect(ready + sleeps) as idle:
+        of_busy, of_idle = asyncio.run(look(busy, idle))
+        assert of_busy.startswith("# usage: busy: uses ")
+        assert RESTED not in of_busy
+        assert of_idle.startswith("# usage: idle: used no processor time\n")
+        os.kill(busy.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, busy.pid, os.WSTOPPED | os.WNOWAIT)
+        # It is reported as stopped a moment before it leaves its processor.
+        until(lambda: rests_for(busy.pid, 0.2))
+        for of_either in asyncio.run(look(busy, idle)):
+            rested = rf"# usage: idle: used no processor time\n{RESTED}\d+ ns\n"
+            assert re.fullmatch(rested, of_either)
 
 
 def test_a_process_that_is_gone_has_no_usage() -> None:

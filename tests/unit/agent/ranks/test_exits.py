@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from frd.forms import exit_text
-from frd.model import ExitInfo, ExitKind, NodeNs, RankState
-from frd_agent.ranks.exits import exit_info, state_after
+from frd.model import ExitKind, MemoryEventKind, NodeNs, NodeRawNs, RankState
+from frd_agent.ranks.exits import exit_info, out_of_memory, state_after
 from frd_agent.ranks.tap_files import ExitFrame, ExitRecord
 
 CLEAN = ExitRecord("clean", "", NodeNs(7))
@@ -25,6 +25,7 @@ FAILED = ExitRecord("exception", "KeyboardInterruptError: no", NodeNs(7))
         (CLEAN, 1 << 8, ExitKind.STATUS, "exited with status 1"),
         (None, 3 << 8, ExitKind.STATUS, "exited with status 3"),
         (CLEAN, 143 << 8, ExitKind.STATUS, "exited with status 143 (128 + SIGTERM)"),
+        (CLEAN, 128 << 8, ExitKind.STATUS, "exited with status 128"),
         (CLEAN, 255 << 8, ExitKind.STATUS, "exited with status 255"),
         (RAISED, 1 << 8, ExitKind.EXCEPTION, "RuntimeError: bad batch"),
         (RAISED, None, ExitKind.EXCEPTION, "RuntimeError: bad batch"),
@@ -55,15 +56,6 @@ def test_record_and_status(
     how = exit_info(record, wait_status)
     assert (how.kind, exit_text(how)) == (kind, text)
     assert state_after(how) is (RankState.FINISHED if kind is ExitKind.CLEAN else RankState.EXITED)
-
-
-def test_the_signal_that_a_status_passes_on() -> None:
-    """A handler that ends the process with 128 + n passes on signal n; that of a core dump counts
-    without the flag; a status that is no such sum names none."""
-    assert exit_info(CLEAN, 143 << 8) == ExitInfo(ExitKind.STATUS, signal=15, status=143)
-    assert exit_info(None, 11 | 0x80) == ExitInfo(ExitKind.SIGNAL, signal=11)
-    assert exit_info(CLEAN, 255 << 8) == ExitInfo(ExitKind.STATUS, status=255)
-    assert exit_info(CLEAN, 128 << 8) == ExitInfo(ExitKind.STATUS, status=128)
 
 
 ORIGINAL = """\
@@ -99,9 +91,45 @@ def test_an_exception_of_a_data_loader_worker() -> None:
     assert (how.exception, how.where) == (message, "train.py:40 <module>")
 
 
-def test_the_place_and_the_note_are_in_the_text() -> None:
-    """An exception comes with the line that raised it, and any end with a note."""
-    how = ExitInfo(ExitKind.EXCEPTION, 0, 1, "RuntimeError: bad batch", "train.py:88 load_batch")
-    assert exit_text(how) == "RuntimeError: bad batch (train.py:88 load_batch)"
-    noted = ExitInfo(ExitKind.SIGNAL, 9, note="no process was killed for want of memory")
-    assert exit_text(noted) == "killed by SIGKILL; no process was killed for want of memory"
+# -- exhausted memory ---------------------------------------------------------------------------
+
+
+CPU_ALLOCATOR = (
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't "
+    "allocate memory: you tried to allocate 8388608 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+@pytest.mark.parametrize(
+    ("detail", "requested"),
+    [
+        (CPU_ALLOCATOR, 8388608),
+        ("MemoryError: ", 0),
+        ("MemoryError", 0),
+        ("_ArrayMemoryError: Unable to allocate 8.00 GiB for an array with shape (1,)", 0),
+        ("OSError: [Errno 12] Cannot allocate memory", 0),
+        ("RuntimeError: std::bad_alloc", 0),
+    ],
+)
+def test_an_allocation_that_failed_is_an_event(detail: str, requested: int) -> None:
+    """What Python, numpy, torch and the system call it, with the size where the message has it."""
+    event = out_of_memory(ExitRecord("exception", detail, NodeNs(7)), NodeRawNs(5), rank=3)
+    assert event is not None
+    assert (event.rank, event.kind, event.at_ns) == (3, MemoryEventKind.OOM, 5)
+    assert (event.device, event.requested_bytes, event.detail) == ("", requested, detail)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ExitRecord("clean", "MemoryError", NodeNs(7)),
+        ExitRecord("exception", "", NodeNs(7)),
+        ExitRecord("exception", "ValueError: MemoryError is not what this is", NodeNs(7)),
+        ExitRecord("exception", "OutOfMemoryError: CUDA out of memory. Tried", NodeNs(7)),
+        ExitRecord("exception", "RuntimeError: Connection closed by peer", NodeNs(7)),
+    ],
+    ids=lambda record: f"{record.kind} {record.detail[:20]}",
+)
+def test_other_ends_are_not_out_of_memory(record: ExitRecord) -> None:
+    """A clean exit, other exceptions, and devices, which torch's observer reports."""
+    assert out_of_memory(record, NodeRawNs(5), rank=3) is None

@@ -17,7 +17,7 @@ from frd.wire.encode import encode_agent
 from frd.wire.messages import MAX_MESSAGE_BYTES, AgentEvent, Hello, Statuses, Watermarks
 from frd_agent.counters import Counters
 from frd_agent.memory import Samples
-from frd_agent.node_time import NodeTime, raw_now
+from frd_agent.node_time import raw_now
 from frd_agent.ranks.phase_files import PhaseReader
 from frd_agent.ranks.roster import Roster
 from frd_agent.uplink.dispatch import Dispatch
@@ -99,42 +99,14 @@ def test_a_hostile_file_is_counted_and_changes_nothing(tmp_path: Path, phases: l
     write(tmp_path, *phases)
     for _ in range(3):
         known.read()
+    write(tmp_path, entry(["of a later release"]), schema=2)
+    known.read()
     assert known.spans == before
-    assert known._stats.refused_files["phases"] == 1
+    assert known._stats.refused_files["phases"] == 2
     write(tmp_path, entry(["after"]))
     known.read()
     assert known.spans is not None
     assert known.spans[0].path == ("after",)
-
-
-def test_files_that_are_no_files(tmp_path: Path) -> None:
-    """A pipe, a link, a folder, a huge file, deep JSON, another rank's file, bytes."""
-    path = tmp_path / f"{TOKEN}.phases"
-    known = reader(tmp_path)
-
-    def refused() -> bool:
-        before = known._stats.refused_files["phases"]
-        known.read()
-        path.rmdir() if path.is_dir() else path.unlink()
-        return known.spans is None and known._stats.refused_files["phases"] > before
-
-    os.mkfifo(path)
-    known.read()
-    path.unlink()
-    path.symlink_to("/etc/passwd")
-    known.read()
-    path.unlink()
-    path.mkdir()
-    known.read()
-    path.rmdir()
-    assert known.spans is None
-    for content in (b"[" * 200_000, b" " * 300_000, b"\xff\xfe", b"", b"null"):
-        path.write_bytes(content)
-        assert refused()
-    write(tmp_path, entry(), token="ba9876543210")
-    assert refused()
-    write(tmp_path, entry(), schema=2)
-    assert refused()
 
 
 def test_a_rank_sends_its_phases_once_a_round(tmp_path: Path) -> None:
@@ -223,13 +195,3 @@ def test_the_last_phases_of_a_rank_that_ended(tmp_path: Path) -> None:
     roster._remove_files(rank)
     assert not phases.exists()
     roster.close()
-
-
-def test_the_agent_reads_what_the_clock_says(tmp_path: Path) -> None:
-    """A phase that began a second ago began a second ago by the raw clock."""
-    stats = Counters()
-    phases = PhaseReader(tmp_path / f"{TOKEN}.phases", NodeTime(stats).one_to_raw, stats)
-    write(tmp_path, entry(since_ns=time.time_ns() - S))
-    phases.read()
-    assert phases.spans is not None
-    assert abs(raw_now() - S - phases.spans[0].since_ns) < 5 * S

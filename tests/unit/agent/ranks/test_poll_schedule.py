@@ -39,14 +39,6 @@ def schedule_of(counters: TapCounters, now: float = 0.0) -> PollSchedule:
     return schedule
 
 
-def test_a_rank_at_rest_is_left_alone() -> None:
-    """Nothing happens for a minute (a checkpoint): no dump is asked for."""
-    schedule = schedule_of(raw(10))
-    for second in range(1, 60):
-        schedule.see(raw(10), 0.5, exact=True, now=float(second))
-        assert schedule.due(float(second)) is None
-
-
 def test_a_ring_that_fills_is_read() -> None:
     """Six hundred of a thousand entries are new: the ring is read before it overruns."""
     schedule = schedule_of(raw(10))

@@ -57,13 +57,6 @@ def test_counters_that_moved_claim_nothing(backend: str) -> None:
     )
 
 
-def test_what_gloo_completed_last_is_not_all_that_it_completed() -> None:
-    """Op 2 hangs in one of Gloo's threads while another thread ends op 3: op 2 is still open."""
-    entries = [gloo(0, 1), gloo(1, 2, done=False), gloo(2, 3, done=False)]
-    tracker = tracker_of(entries, 3, -1, 1)
-    assert at(tracker, 3, -1, 3).watermarks == [(0, GroupWatermarks(3, -1, 1, T0 + 1000))]
-
-
 @pytest.mark.parametrize(
     ("torn", "whole"),
     [

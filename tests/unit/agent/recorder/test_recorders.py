@@ -10,7 +10,7 @@ import pytest
 from frd.model import AttemptKey, NodeRawNs
 from frd_agent import tap
 from frd_agent.recorder.naming import Naming
-from frd_agent.recorder.recorders import Heartbeat, Recorders
+from frd_agent.recorder.recorders import Heartbeat, Reading, Recorders
 from frd_agent.recorder.worker_server import Busy, First, Silent
 from frd_agent.uplink.dictionary import Dictionary
 from tests.sim.faults import Fault, FaultKind
@@ -48,28 +48,37 @@ class _Server:
         return self._rank.dump(name)
 
 
+class Agent:
+    """Reads the recorders of a simulated rank."""
+
+    def __init__(self) -> None:
+        self.job = job_of(PLAN)
+        self.rank = self.job.ranks[0]
+        dictionary = Dictionary()
+        self._naming = Naming(dictionary, dictionary.attempt(AttemptKey("job", 0), PLAN.world))
+        self._naming.replace(self.rank.groups)
+        self._time = time_of(lambda: self.job.now, EPOCH)
+        self.server = _Server(self.rank)
+        self._recorders = Recorders(self.server, "2.13.0", self._time)
+
+    def read(self, second: int, published: int = 0, *, is_stale: bool = False) -> Reading:
+        """What is read at that second; the tap has published at `published`."""
+        self.job.advance(second * S)
+        self.server.firsts.clear()
+        raw = self._time.to_raw(np.array([EPOCH + published * S]))
+        heartbeat = Heartbeat(NodeRawNs(int(raw[0])), is_stale)
+        return asyncio.run(self._recorders.read(self._naming, 1.0, heartbeat))
+
+
 def test_a_reset_recorder_is_read_although_another_has_nothing_new() -> None:
     """NCCL's recorder is reset; Gloo's has nothing new, which does not keep the agent from
     reading NCCL's again."""
-    job = job_of(PLAN)
-    rank = job.ranks[0]
-    dictionary = Dictionary()
-    naming = Naming(dictionary, dictionary.attempt(AttemptKey("job", 0), PLAN.world))
-    naming.replace(rank.groups)
-    recorders = Recorders(_Server(rank), "2.13.0", time_of(lambda: job.now, EPOCH))
-    rows = []
+    agent, rows = Agent(), []
     for second in range(6, 20):
-        job.advance(second * S)
-        rows.append(
-            len(
-                asyncio.run(
-                    recorders.read(naming, 1.0, Heartbeat(NodeRawNs(0), is_stale=False))
-                ).rows
-            )
-        )
+        rows.append(len(agent.read(second).rows))
         if second == 10:
-            job.inject(Fault(FaultKind.RECORDER_RESET, (0,)))
-    assert len(rank.handlers) == 2
+            agent.job.inject(Fault(FaultKind.RECORDER_RESET, (0,)))
+    assert len(agent.rank.handlers) == 2
     assert sum(rows[:5]) > 0
     assert sum(rows[-5:]) > 0
 
@@ -84,21 +93,11 @@ def test_no_dump_of_nccl_while_the_interpreter_is_busy() -> None:
     published something: one thread of the rank at most waits. Only if the tap has published nothing
     for long, the recorder is dumped without it; even a dump without an answer changes none of
     that."""
-    job = job_of(PLAN)
-    rank = job.ranks[0]
-    dictionary = Dictionary()
-    naming = Naming(dictionary, dictionary.attempt(AttemptKey("job", 0), PLAN.world))
-    naming.replace(rank.groups)
-    server = _Server(rank)
-    time = time_of(lambda: job.now, EPOCH)
-    recorders = Recorders(server, "2.13.0", time)
+    agent = Agent()
+    server = agent.server
 
     def read(second: int, published: int, *, is_stale: bool = False) -> tuple[set[str], bool]:
-        job.advance(second * S)
-        server.firsts.clear()
-        raw = time.to_raw(np.array([EPOCH + published * S]))
-        heartbeat = Heartbeat(NodeRawNs(int(raw[0])), is_stale)
-        reading = asyncio.run(recorders.read(naming, 1.0, heartbeat))
+        reading = agent.read(second, published, is_stale=is_stale)
         return set(server.firsts), reading.is_busy
 
     assert read(6, 5) == ({PREPARED, GLOO}, False)

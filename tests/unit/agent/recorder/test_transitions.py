@@ -21,28 +21,6 @@ def ring() -> Ring:
     return Ring()
 
 
-def test_a_first_dump_reports_each_entry_once(ring: Ring) -> None:
-    """The first dump of a recorder: done entries are joined and completed in one row."""
-    entries = [gloo(0, 1), gloo(1, 2), gloo(2, 3, done=False)]
-    assert ring.changes(*entries) == [(1, J | C), (2, J | C), (3, J)]
-    assert ring.changes(*entries) == []
-    assert ring.watermarks == [GroupWatermarks(3, -1, 2, T0 + 2000)]
-
-
-def test_a_completion_comes_as_a_separate_row(ring: Ring) -> None:
-    """An entry is open in one dump and retired in the next."""
-    ring.read(gloo(0, 1, done=False))
-    assert ring.changes(gloo(0, 1), gloo(1, 2)) == [(1, C), (2, J | C)]
-    assert ring.watermarks == [GroupWatermarks(2, -1, 2)]
-
-
-def test_completions_wait_for_their_turn(ring: Ring) -> None:
-    """Gloo's second thread finishes seq 2 first: its end is reported only after seq 1 ended."""
-    assert ring.changes(gloo(0, 1, done=False), gloo(1, 2)) == [(1, J), (2, J)]
-    assert ring.watermarks == [GroupWatermarks(2, -1, 0, T0)]
-    assert ring.changes(gloo(0, 1), gloo(1, 2)) == [(1, C), (2, C)]
-
-
 def test_an_overrun_is_a_counted_loss_and_no_transition(ring: Ring) -> None:
     """Two thousand entries pass between two dumps of three entries: lost entries are counted."""
     ring.read(gloo(0, 1), gloo(1, 2), gloo(2, 3, done=False))
@@ -76,16 +54,6 @@ def test_a_reset_ends_no_op(ring: Ring) -> None:
     assert diff.reset
     assert ring.watermarks == [GroupWatermarks(2, -1, 1, T0 + 1000), GroupWatermarks(1, -1, 1)]
     assert ring.changes(other, g0=(2, -1, 2), g1=(1, -1, 1)) == [(2, C)]
-
-
-def test_an_empty_ring_leaves_the_end_to_the_counters(ring: Ring) -> None:
-    """A recorder was reset and has recorded nothing since: the op in flight is over when the
-    counters show its end, and not before."""
-    ring.read(gloo(0, 1, done=False), g0=(1, -1, 0))
-    assert ring.changes(g0=(1, -1, 0)) == []
-    assert ring.watermarks == [GroupWatermarks(1, -1, 0, T0)]
-    assert ring.changes(g0=(1, -1, 1)) == [(1, C)]
-    assert ring.watermarks == [GroupWatermarks(1, -1, 1)]
 
 
 def test_a_start_after_a_reset_is_seen_in_the_counters(ring: Ring) -> None:

@@ -10,6 +10,8 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,22 +108,11 @@ def test_a_decorator(clock: Clock) -> None:
     assert opened() == []
 
 
-def test_a_decorator_without_parentheses(clock: Clock) -> None:
-    """The function stays one, and its name is that of the phase."""
+def test_an_async_function(clock: Clock) -> None:
+    """The phase lasts until the coroutine is over, not until it is created. Without parentheses the
+    decorator gives the phase the name of the function."""
 
     @phase
-    def evaluate(rounds: int) -> list[tuple[str, ...]]:
-        clock.passes(rounds)
-        return opened()
-
-    assert evaluate(1) == [("evaluate",)]
-    assert opened() == []
-
-
-def test_an_async_function(clock: Clock) -> None:
-    """The phase lasts until the coroutine is over, not until it is created."""
-
-    @phase("load")
     async def load() -> list[tuple[str, ...]]:
         await asyncio.sleep(0)
         clock.passes(1)
@@ -180,28 +171,37 @@ def test_odd_names(clock: Clock, name: object, shown: str) -> None:
         assert opened() == [(shown,)]
 
 
-def test_other_threads(clock: Clock) -> None:
-    """The main thread's phase is the rank's; while it has had none, another thread's counts."""
-    inside, leave = threading.Event(), threading.Event()
+@contextmanager
+def threads_in(one: AbstractContextManager[object], count: int = 1) -> Iterator[None]:
+    """So many threads are in this phase."""
+    inside, leave = threading.Semaphore(0), threading.Event()
 
     def work() -> None:
-        with phase("prefetch"):
-            inside.set()
+        with one:
+            inside.release()
             leave.wait(60)
 
-    thread = threading.Thread(target=work)
-    thread.start()
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
     try:
-        assert inside.wait(60)
+        assert all(inside.acquire(timeout=60) for _ in threads)
+        yield
+    finally:
+        leave.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_other_threads(clock: Clock) -> None:
+    """The main thread's phase is the rank's; while it has had none, another thread's counts."""
+    with threads_in(phase("prefetch")):
         clock.passes(1)
         assert opened() == [("prefetch",)]
         with phase("train"):
             clock.passes(1)
             assert opened() == [("train",)]
         assert (opened(), ended()) == ([], [("train",)])
-    finally:
-        leave.set()
-        thread.join()
 
 
 def test_a_generator_that_another_thread_ends(clock: Clock) -> None:
@@ -222,16 +222,8 @@ def test_a_generator_that_another_thread_ends(clock: Clock) -> None:
     assert opened() == []
 
 
-def test_what_is_kept_is_bounded(clock: Clock) -> None:
-    """Phases without end inside each other, and phases that go on to the next for ever."""
-    deep = phase("deeper")
-    for _ in range(100):
-        deep.__enter__()
-    clock.passes(1)
-    assert len(opened()) == phases.MAX_DEPTH
-    for _ in range(100):
-        deep.__exit__(None, None, None)
-    assert opened() == []
+def test_what_has_ended_is_bounded(clock: Clock) -> None:
+    """Phases go on to the next for ever."""
     for _ in range(100):
         with phase("next"):
             clock.passes(1)
@@ -266,34 +258,14 @@ def test_an_end_beyond_a_limit_ends_no_other_phase(clock: Clock) -> None:
 def test_more_threads_than_are_kept(clock: Clock) -> None:
     """Loaders take all places and share one phase: the main thread still has its place, and
     a loader without one that comes and goes does not end the phase of another."""
-    load, leave = phase("load"), threading.Event()
-    inside = threading.Semaphore(0)
-
-    def work() -> None:
-        with load:
-            inside.release()
-            leave.wait(60)
-
-    def come_and_go() -> None:
-        with load:
-            pass
-
-    threads = [threading.Thread(target=work) for _ in range(phases.MAX_THREADS)]
-    for thread in threads:
-        thread.start()
-    try:
-        assert all(inside.acquire(timeout=60) for _ in threads)
+    load = phase("load")
+    with threads_in(load, phases.MAX_THREADS):
         with phase("train"):
             clock.passes(1)
             assert opened() == [("train",)]
-        late = threading.Thread(target=come_and_go)
-        late.start()
-        late.join()
+        with threads_in(load):
+            pass
         assert len(phases._stacks) == phases.MAX_THREADS
-    finally:
-        leave.set()
-        for thread in threads:
-            thread.join()
     assert (phases._stacks, phases._beyond) == ({}, {})
 
 
@@ -352,16 +324,6 @@ print(torch.allclose(y, model(x)), counter.frame_count, phases._stacks)
 def test_threads_that_take_turns_as_often_as_they_can(clock: Clock) -> None:
     """Eight threads enter and leave while the tap's thread reads: nothing raises, nothing stays."""
     done = threading.Event()
-    failures: list[BaseException] = []
-
-    def guarded(body: Any) -> Any:
-        def run() -> None:
-            try:
-                body()
-            except BaseException as error:
-                failures.append(error)
-
-        return run
 
     def work() -> None:
         for number in range(2_000):
@@ -372,20 +334,17 @@ def test_threads_that_take_turns_as_often_as_they_can(clock: Clock) -> None:
         while not done.is_set():
             phases.read(MAIN)
 
-    workers = [threading.Thread(target=guarded(work)) for _ in range(8)]
-    reader = threading.Thread(target=guarded(look))
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for thread in (reader, *workers):
-            thread.start()
-        for thread in workers:
-            thread.join()
+        with ThreadPoolExecutor(9) as pool:
+            reading, *working = pool.submit(look), *(pool.submit(work) for _ in range(8))
+            wait(working)
+            done.set()
     finally:
         sys.setswitchinterval(interval)
-        done.set()
-        reader.join()
-    assert failures == []
+    for one in (reading, *working):
+        one.result()
     assert phases._stacks == {}
 
 

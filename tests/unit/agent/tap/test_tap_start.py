@@ -1,8 +1,10 @@
-"""How the tap gets into a process: real interpreters, none of them with torch."""
+"""How the tap gets into a process, and what it does first: real interpreters, none of them with
+torch."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,8 @@ from frd.errors import FrdError
 from frd_agent import tap
 from frd_agent.exec import environment, exec_command
 from frd_agent.launch.run_lock import Holder, RunLock
+from tests.world import daemons
+from tests.world.c_library import shared_library
 from tests.world.daemons import run_program
 from tests.world.interpreters import interpreter
 
@@ -30,16 +34,6 @@ def python(code: str, *path: Path, executable: str = sys.executable) -> str:
     env |= {"PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONDONTWRITEBYTECODE": "1"}
     done = run_program([executable, "-c", code], env=env)
     return done.stdout + done.stderr
-
-
-@pytest.fixture
-def fake_torch(tmp_path: Path) -> Path:
-    """A torch that can be imported, and whose process groups never come."""
-    package = tmp_path / "torch"
-    (package / "distributed").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "distributed" / "__init__.py").touch()
-    return tmp_path
 
 
 LOADED = "import sys, threading; print([t.name for t in threading.enumerate()])"
@@ -122,19 +116,15 @@ def test_the_name_that_this_torch_complains_about_is_dropped(
     assert len(differ) == 2
 
 
-def test_torch_brings_the_tap(fake_torch: Path) -> None:
-    """The import of torch.distributed starts the one thread, and frd itself is not imported."""
-    code = f"import torch.distributed; {LOADED}; print('frd_agent' in sys.modules)"
-    assert python(code, SITE, fake_torch).splitlines() == ["['MainThread', 'frd-tap']", "False"]
-
-
 def test_what_multiprocessing_forks_is_watched(fake_torch: Path) -> None:
-    """A forked process may become a rank. A data loader's worker never does, and a child of a plain
-    fork must stay single-threaded."""
+    """The import of torch.distributed starts the one thread, and frd itself is not imported. A
+    forked process may become a rank. A data loader's worker never does, and a child of a plain fork
+    must stay single-threaded."""
     code = """
-import multiprocessing, os, threading, warnings
+import multiprocessing, os, sys, threading, warnings
 warnings.simplefilter("ignore")
 import torch.distributed
+assert "frd_agent" not in sys.modules
 
 def names():
     print(sorted(thread.name for thread in threading.enumerate()), flush=True)
@@ -155,13 +145,6 @@ os.wait()
 """
     alone, watched = "['MainThread']", "['MainThread', 'frd-tap']"
     assert python(code, SITE, fake_torch).splitlines() == [watched, alone, alone]
-
-
-def test_by_hand_and_by_exec_is_once(fake_torch: Path) -> None:
-    """`install()` may be called again, and from another copy of the module."""
-    code = "import torch.distributed, frd_agent.tap as t; t.install(); t.install(); " + LOADED
-    said = python(code, SITE, fake_torch, PACKAGE.parent)
-    assert said.strip() == "['MainThread', 'frd-tap']"
 
 
 def test_python_39_takes_it(fake_torch: Path) -> None:
@@ -253,3 +236,73 @@ def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
         env=os.environ | {"FRD_RUN_DIR": str(tmp_path / "run")},
     )
     assert "FrdError: exec: '/no/such/program': No such file" in done.stderr
+
+
+# -- exec --allow-ptrace ------------------------------------------------------------------------
+
+
+PRCTL = Path(__file__).parents[3] / "yama" / "prctl.c"
+"""No kernel with Yama is here: this `prctl` of the C library notes its calls."""
+ANY = -1
+PROCESSES = """
+import multiprocessing, os, subprocess, sys, time
+import torch.distributed
+
+def say(name):
+    print(name, os.getpid(), flush=True)
+
+say("program")
+if (pid := os.fork()) == 0:
+    say("fork")
+    os._exit(0)
+os.waitpid(pid, 0)
+child = multiprocessing.get_context("fork").Process(target=say, args=("multiprocessing",))
+child.start()
+child.join()
+for name, module in (("ranks", "torch.distributed"), ("other", "json")):
+    code = f"import os, {module}; print('{name}', os.getpid(), flush=True)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return shared_library(PRCTL, tmp_path_factory.mktemp("yama") / "prctl.so")
+
+
+def calls(
+    folder: Path, library: str, *options: str, **env: str
+) -> tuple[dict[str, int], list[str]]:
+    """The job's processes by name, and the lines of its calls."""
+    command = daemons.exec_command(folder / "run", sys.executable, "-c", PROCESSES)
+    command[command.index("exec") + 1 : command.index("exec") + 1] = options
+    python_path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    given = {"LD_PRELOAD": library, "PTRACERS": str(folder / "calls"), "PYTHONPATH": python_path}
+    done = run_program(command, env=os.environ | given | env)
+    warnings = [line for line in done.stderr.splitlines() if "no agent watches" not in line]
+    assert (done.returncode, warnings) == (0, [])
+    processes = {name: int(pid) for name, pid in re.findall(r"^(\w+) (\d+)$", done.stdout, re.M)}
+    assert len(processes) == 5
+    noted = folder / "calls"
+    return processes, noted.read_text().splitlines() if noted.exists() else []
+
+
+def test_each_process_of_the_job_asks_for_itself(fake_torch: Path, library: str) -> None:
+    """The program, its forked children and a program that it starts, once each, for any reader; a
+    Python that never imports torch.distributed does not. That the kernel refuses is no word."""
+    processes, noted = calls(fake_torch, library, "--allow-ptrace")
+    other = processes.pop("other")
+    assert noted == [f"{pid} {ANY}" for pid in processes.values()]
+    assert not [line for line in noted if line.startswith(f"{other} ")]
+
+
+@pytest.mark.parametrize(
+    ("env", "asked"),
+    [({"FRD_ALLOW_PTRACE": "1"}, 4), ({"FRD_ALLOW_PTRACE": "0"}, 0), ({}, 0)],
+    ids=["set in a pod", "another value", "by default"],
+)
+def test_the_variable_of_a_pod(
+    fake_torch: Path, library: str, env: dict[str, str], asked: int
+) -> None:
+    """Where no exec is typed, FRD_ALLOW_PTRACE=1 is set; otherwise no process is opened."""
+    assert len(calls(fake_torch, library, **env)[1]) == asked

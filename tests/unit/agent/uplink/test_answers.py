@@ -76,8 +76,9 @@ async def test_the_dump_with_the_latest_op_is_the_last(
     assert second_ns <= found.taken_at_ns <= time.time_ns()
 
 
-async def test_the_wait_of_a_rank(tmp_path: Path) -> None:
+async def test_the_wait_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first answer comes immediately and knows nothing; a few samples later it does."""
+    monkeypatch.setattr("frd_agent.inspection.inspector.EVERY_S", 0.1)
     sent: list[ResponsePart] = []
 
     async def send(part: ResponsePart) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from frd.model import AttemptKey, NodeRawNs, RankInfo
+import pytest
+
+from frd.model import NodeRawNs
 from frd.wire.messages import Statuses, Unreadable
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rows import channel_columns
 from frd_agent.uplink.current_state import CurrentState
-from frd_agent.uplink.dictionary import Dictionary
 
 S = 1_000_000_000
 NOW = NodeRawNs(1_700_000_000 * S)
@@ -54,23 +55,16 @@ def test_a_message_tells_of_one_attempt() -> None:
     assert ranks == {0: [0, 2], 1: [1, 3]}
 
 
-def test_who_waited_once_hides_nobody_who_waits_now() -> None:
-    """Rank 0 is done with what it waited in; rank 2 has waited for two seconds."""
+@pytest.mark.parametrize(("since_s", "is_news"), [(0.5, False), (2, True), (61, False)])
+def test_a_wait_is_news_for_a_minute(since_s: float, is_news: bool) -> None:
+    """A rank that has only begun to wait, or has waited for long, is no news. Nor is one that is
+    done with what it waited in, and it hides no other one."""
     known = current()
     known.set_watermarks(0, 0, waiting(30))
     known.set_watermarks(0, 0, GroupWatermarks(7, -1, 7))
     assert not known.someone_waits(NOW)
-    known.set_watermarks(2, 0, waiting(2))
-    assert known.someone_waits(NOW)
-
-
-def test_who_has_waited_for_long_is_no_news() -> None:
-    """Nor is who has only begun to."""
-    known = current()
-    known.set_watermarks(0, 0, waiting(0.5))
-    assert not known.someone_waits(NOW)
-    known.set_watermarks(0, 0, waiting(61))
-    assert not known.someone_waits(NOW)
+    known.set_watermarks(2, 0, waiting(since_s))
+    assert known.someone_waits(NOW) is is_news
 
 
 def test_nothing_is_told_of_a_rank_that_is_forgotten() -> None:
@@ -81,16 +75,6 @@ def test_nothing_is_told_of_a_rank_that_is_forgotten() -> None:
     known.forget(0)
     assert known.next_watermarks() is None
     assert not known.someone_waits(NOW)
-
-
-def test_jobs_of_one_name_and_of_different_size_are_two() -> None:
-    """Somebody starts a job of eight under the name of one of four that still runs."""
-    dictionary = Dictionary()
-    four, eight = (dictionary.attempt(AttemptKey("job", 0), world) for world in (4, 8))
-    assert four != eight
-    assert dictionary.attempt(AttemptKey("job", 0), 8) == eight
-    rank = dictionary.rank(eight, RankInfo(0, 8, "node", "boot", 1))
-    assert dictionary.who(rank) == ("job (world size 8)", 0)
 
 
 def test_what_may_not_be_read_is_sent_when_it_changes() -> None:

@@ -36,7 +36,6 @@ from frd.wire.messages import (
     Leaving,
     MemoryEvents,
     Statuses,
-    Watermarks,
 )
 from frd_agent.memory import Samples
 from frd_agent.memory.target import Reading
@@ -156,39 +155,25 @@ def test_a_reconnect_resends_what_is_not_acknowledged_and_no_replay() -> None:
     assert (rows.first_revision, rows.seq.tolist()) == (3, [3])
 
 
-def test_a_restarted_service_hears_of_open_collectives_first() -> None:
-    """Seq 4 is open and was acknowledged, 5 and 6 wait: 4 is replayed, then 5 and 6 are sent."""
+@pytest.mark.parametrize("streams", [1, 2], ids=["at first", "after a stream that broke"])
+def test_a_restarted_service_hears_of_open_collectives_first(streams: int) -> None:
+    """Seq 4 is open and was acknowledged, 5 and 6 wait: 4 is replayed, then 5 and 6 are sent. The
+    replay has no revisions, because the service must not acknowledge it. A stream that breaks
+    immediately changes nothing."""
     agent, first, second = Agent(), Service(), Service()
     agent.dispatch.open(knows_nothing=True)
     agent.outbox.record(agent.rows(0, 4))
     first.listen(agent.dispatch)
     agent.dispatch.ack({0: 1})
     agent.outbox.record(agent.rows(0, 5, 6))
-    agent.open = [agent.rows(0, 4, 5, 6)]
-    agent.dispatch.open(knows_nothing=True)
-    replay, rows = second.listen(agent.dispatch)
-    assert isinstance(replay, EntryColumns)
-    assert isinstance(rows, EntryColumns)
-    assert (replay.first_revision, replay.seq.tolist()) == (0, [4])
-    assert (rows.first_revision, rows.seq.tolist()) == (2, [5, 6])
-
-
-def test_a_replay_that_a_stream_did_not_get_is_not_in_the_way_of_the_next() -> None:
-    """The stream to a restarted service breaks immediately; the next one sends all rows once, the
-    replay without revisions, because the service must not acknowledge them."""
-    agent, first, second = Agent(), Service(), Service()
-    agent.dispatch.open(knows_nothing=True)
-    agent.outbox.record(agent.rows(0, 4, 5))
-    first.listen(agent.dispatch)
-    agent.dispatch.ack({0: 1})
-    agent.open = [replace(agent.rows(0, 4, 5), first_revision=1)]
-    for _ in range(2):
+    agent.open = [replace(agent.rows(0, 4, 5, 6), first_revision=1)]
+    for _ in range(streams):
         agent.dispatch.open(knows_nothing=True)
     replay, rows = second.listen(agent.dispatch)
     assert isinstance(replay, EntryColumns)
     assert isinstance(rows, EntryColumns)
     assert (replay.first_revision, replay.seq.tolist()) == (0, [4])
-    assert (rows.first_revision, rows.seq.tolist()) == (2, [5])
+    assert (rows.first_revision, rows.seq.tolist()) == (2, [5, 6])
 
 
 def test_a_resync_repeats_what_is_true_on_the_same_stream() -> None:
@@ -232,42 +217,11 @@ def test_a_rank_is_declared_when_an_event_refers_to_it() -> None:
     assert agent.dispatch.rank_of(0) == agent.ranks[1]
 
 
-def test_a_watermark_message_is_of_one_attempt() -> None:
-    """One node runs two jobs: a watermark message speaks of one."""
-    agent, service = Agent(), Service()
-    other = agent.dictionary.attempt(AttemptKey("other", 0), 1)
-    stranger = agent.dictionary.rank(other, RankInfo(0, 1, "node", "boot", 7))
-    for rank in (*agent.ranks, stranger):
-        agent.current.set_as_of(rank, NOW)
-    agent.dispatch.open(knows_nothing=True)
-    heard = [event for event in service.listen(agent.dispatch) if isinstance(event, Watermarks)]
-    assert [(event.attempt_index, len(event.columns.seen_rank)) for event in heard] == [
-        (0, 2),
-        (1, 1),
-    ]
-
-
-def test_a_stream_with_many_declarations_is_reopened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shapes never repeat: before the service's bound another stream is opened, and old ones go."""
-    monkeypatch.setattr(stream_indexes, "MAX_SIGNATURES", 3)
-    agent = Agent()
-    indexes = StreamIndexes(agent.dictionary)
-    for size in range(3):
-        agent.dictionary.signature(Signature("gloo", "all_reduce", ((size,),)))
-        rows = agent.rows(0, size + 1)
-        indexes.translate(replace(rows, first_revision=1, signature=np.array([size], np.uint32)))
-    assert indexes.full
-    agent.dictionary.keep_signatures([2])
-    assert list(agent.dictionary.signatures) == [2]
-    assert agent.dictionary.signature(Signature("gloo", "all_reduce", ((99,),))) > 2
-    again = agent.dictionary.signature(Signature("gloo", "all_reduce", ((0,),)))
-    assert agent.dictionary.signatures[again].signature.input_sizes == ((0,),)
-
-
 def test_the_stream_after_a_full_one_sends_what_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rows that wait for an acknowledgement keep their signatures when old ones go."""
+    """Rows that wait for an acknowledgement keep their signatures when old ones go, and no number
+    of a signature is used again."""
     monkeypatch.setattr(stream_indexes, "MAX_SIGNATURES", 2)
     agent, service = Agent(), Service()
     agent.dispatch.open(knows_nothing=True)
@@ -280,6 +234,7 @@ def test_the_stream_after_a_full_one_sends_what_waits(
     agent.dispatch.open(knows_nothing=False)
     ops = [known.signature.op for known in agent.dictionary.signatures.values()]
     assert ops == ["all_reduce", "broadcast"]
+    assert agent.dictionary.signature(Signature("gloo", "of long ago")) > other
     assert kinds(Service().listen(agent.dispatch)) == ["EntryColumns", "EntryColumns"]
 
 
@@ -370,17 +325,3 @@ def test_an_error_of_memory_waits_for_nothing() -> None:
     heard = service.listen(agent.dispatch)
     assert kinds(heard) == ["EntryColumns", "MemoryEvents", "Watermarks", "MemoryColumns"]
     assert heard[1] == MemoryEvents((MemoryEvent(0, MemoryEventKind.OOM, NOW, "GPU-1", 9),))
-
-
-def test_memory_is_sent_again_on_a_new_stream() -> None:
-    """What the last stream was given of late, with its declarations."""
-    agent, first, second = Agent(), Service(), Service()
-    agent.dispatch.open(knows_nothing=True)
-    host_series(agent, 5, NOW)
-    heard = first.listen(agent.dispatch)
-    agent.dispatch.open(knows_nothing=False)
-    host_series(agent, 6, NOW + 100)
-    (again,) = second.listen(agent.dispatch)
-    assert kinds(heard) == ["MemoryColumns"]
-    assert isinstance(again, MemoryColumns)
-    assert again.values.tolist() == [[5, 6]]

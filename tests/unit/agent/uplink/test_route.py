@@ -1,4 +1,4 @@
-"""Where a stream goes next, and after which delay."""
+"""Where a stream goes next, after which delay, and what is said of a service out of reach."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from frd.errors import ServiceUnavailable
 from frd_agent.uplink import route as module
-from frd_agent.uplink.endpoint import Endpoint, Target
+from frd_agent.uplink.endpoint import Endpoint, Target, advice
 from frd_agent.uplink.route import MAX_REDIRECTS, Backoff, Route, resolve
 
 THREE = ("a:1", "b:1", "c:1")
@@ -174,3 +174,28 @@ def test_the_first_tries_wait_half_a_second_at_most() -> None:
         backoff.next_s(0.0, candidates=3)
     backoff.next_s(module.PROVEN_S + 1, candidates=3)
     assert bounds == [0.5, 0.5, 0.5, 1.0, 2.0, 0.5]
+
+
+FAILED = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:9373: "
+
+
+@pytest.mark.parametrize(
+    ("details", "said"),
+    [
+        (FAILED + "Failed to connect to remote host: Connection refused", "is `frd serve` running"),
+        (FAILED + "Failed to connect to remote host: Timeout", "may this node reach it?"),
+        (
+            FAILED + "Trying to connect an http1.x server (HTTP status 404)",
+            "name the address of `frd serve --grpc`",
+        ),
+        ("Received http2 header with status: 404", "name the address of `frd serve --grpc`"),
+        (FAILED + "Tls handshake failed: SSL_ERROR_SSL: WRONG_VERSION_NUMBER", "tls_ca_file"),
+        ("errors resolving nosuch:1: [lookup error]", "check --service"),
+        ("Cancelling all calls", "the service ends"),
+        ("Socket closed", "Socket closed: is `frd serve` running there"),
+    ],
+)
+def test_what_to_do(details: str, said: str) -> None:
+    """gRPC's own words become what a person can do, without the list of addresses."""
+    assert said in advice(details)
+    assert "failed to connect to all addresses" not in advice(details)

@@ -36,7 +36,7 @@ from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.endpoint import Connection, Endpoint, Target
 from frd_agent.uplink.outbox import Outbox
-from frd_agent.uplink.route import MAX_REDIRECTS, Backoff, Resolve, Route, resolve
+from frd_agent.uplink.route import Backoff, Resolve, Route, resolve
 from frd_agent.uplink.stream import Stream
 from frd_agent.uplink.stream_indexes import MAX_SIGNATURE_BYTES
 from tests.world import replicas
@@ -151,16 +151,6 @@ async def test_a_redirect_leads_to_the_owner(
     ]
 
 
-async def test_the_owner_hands_the_job_over() -> None:
-    """A redirect comes on a welcomed stream: the agent opens the next one at the new owner."""
-    one, two = Replica(), Replica()
-    async with replicas.serving(one, two), running(one.address) as stream:
-        await async_until(lambda: one.open, "the first welcome")
-        await one.send(Redirect(two.address, "one stops"))
-        await async_until(lambda: two.open and stream.connected, "the second welcome")
-        assert (one.hellos, two.hellos) == (1, 1)
-
-
 async def test_a_redirect_while_rows_are_sent() -> None:
     """The owner stops in the middle of many rows: the agent follows the redirect, and all rows that
     were not acknowledged come to the new owner."""
@@ -185,20 +175,6 @@ async def test_a_redirect_while_rows_are_sent() -> None:
 def _seqs(events: list[AgentEvent]) -> list[int]:
     batches = [event for event in events if isinstance(event, EntryColumns)]
     return [seq for batch in batches for seq in batch.seq.tolist()]
-
-
-async def test_two_that_redirect_to_each_other(caplog: pytest.LogCaptureFixture) -> None:
-    """Neither has the job: after three redirects that is a failure, and the agent begins again,
-    after a delay, until one of them welcomes it."""
-    one, two = Replica(), Replica()
-    one.redirect_to, two.redirect_to = two.address, one.address
-    async with replicas.serving(one, two), running(one.address) as stream:
-        await async_until(lambda: one.hellos + two.hellos > 2 * MAX_REDIRECTS, "two failures")
-        assert not stream.connected
-        one.redirect_to = ""
-        await async_until(lambda: stream.connected, "the welcome")
-    (warning,) = warnings(caplog)
-    assert f"after {MAX_REDIRECTS} redirects" in warning
 
 
 async def test_the_service_says_why_a_stream_ends(caplog: pytest.LogCaptureFixture) -> None:

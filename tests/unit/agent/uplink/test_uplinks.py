@@ -17,13 +17,11 @@ from frd.model import (
     NodeNs,
     NodeRawNs,
     RankInfo,
-    RankState,
-    RankStatus,
     SeriesInfo,
     SeriesKind,
     Signature,
 )
-from frd.wire.messages import PROTOCOL, Declare, Goodbye, Hello
+from frd.wire.messages import PROTOCOL, Goodbye, Hello
 from frd_agent.counters import Counters
 from frd_agent.memory import NodeSamples, Samples
 from frd_agent.memory.target import Reading
@@ -80,39 +78,6 @@ async def node(*addresses: str, limits: Limits = LIMITS) -> AsyncIterator[Node]:
         yield made
     finally:
         await asyncio.wait_for(made.uplinks.close(), 10)
-
-
-def declared(replica: Replica, job: str) -> list[str]:
-    """The jobs that a job's stream has declared."""
-    declares = [event for event in replica.of_job(job) if isinstance(event, Declare)]
-    return [attempt.key.job for one in declares for attempt in one.attempts]
-
-
-def rows_of(replica: Replica, job: str) -> list[int]:
-    batches = [event for event in replica.of_job(job) if isinstance(event, EntryColumns)]
-    return [seq for batch in batches for seq in batch.seq.tolist()]
-
-
-async def test_two_jobs_of_a_node_go_to_two_owners() -> None:
-    """Each of two processes of the service owns one of two jobs: each hears of its job only, and a
-    stop of the agent says goodbye to both."""
-    one, two = Replica(), Replica()
-    one.owners["b"], two.owners["a"] = two.address, one.address
-    async with serving(one, two):
-        async with node(one.address, two.address) as agent:
-            for job, seqs in (("a", range(3)), ("b", range(10, 15))):
-                reports, rank = agent.rank(job)
-                reports.current.set_status(RankStatus(rank, RankState.LIVE, NodeNs(NOW)))
-                reports.outbox.record(agent.rows(rank, seqs))
-            agent.uplinks.wake(always=False)
-            await async_until(lambda: one.open and two.open, "both welcomes")
-            await async_until(lambda: rows_of(one, "a") and rows_of(two, "b"), "the rows")
-            assert agent.uplinks.connected
-            assert agent.uplinks.outbox_rows == 8
-        assert (rows_of(one, "a"), rows_of(two, "b")) == ([0, 1, 2], [10, 11, 12, 13, 14])
-        assert (declared(one, "a"), declared(two, "b")) == (["a"], ["b"])
-        assert isinstance(one.of_job("a")[-1], Goodbye)
-        assert isinstance(two.of_job("b")[-1], Goodbye)
 
 
 async def test_jobs_of_one_name_and_two_sizes() -> None:

@@ -1,4 +1,4 @@
-"""Files that do not answer."""
+"""A torch without process groups, and files that do not answer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.world.hanging_fuse import Nas, NoMount, hanging_fuse
+
+
+@pytest.fixture
+def fake_torch(tmp_path: Path) -> Path:
+    """The folder of a torch that can be imported, and whose process groups never come."""
+    package = tmp_path / "torch"
+    (package / "distributed").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "distributed" / "__init__.py").touch()
+    return tmp_path
 
 
 @pytest.fixture
