@@ -107,25 +107,6 @@ def test_records_of_all_sizes(tmp_path: Path) -> None:
     assert (records[1:], warnings) == (sent, [])
 
 
-def test_records_come_back_in_order(tmp_path: Path) -> None:
-    """What was appended over several segments is read back once, without the preambles between."""
-    target = journal(tmp_path, preamble=lambda: [HELLO])
-    sent = [message(n) for n in range(30)]
-    write(target, sent)
-    target.close()
-    assert len(segments(tmp_path)) > 2
-    assert replayed(tmp_path) == ([START, HELLO, *sent], [])
-
-
-def test_a_segment_replays_alone(tmp_path: Path) -> None:
-    """A segment read without the older ones begins with a START and the declarations."""
-    written(tmp_path, (message(n) for n in range(30)), preamble=lambda: [HELLO])
-    records, warnings = replayed(segments(tmp_path)[2])
-    assert [r.kind for r in records[:2]] == [RecordKind.START, RecordKind.MESSAGE]
-    assert records[1] == HELLO
-    assert warnings == []
-
-
 def test_a_journal_is_read_while_it_is_written(tmp_path: Path) -> None:
     """A reader sees all batches before the writer closes, and delays neither writing nor
     deleting."""
@@ -149,7 +130,8 @@ def test_segments_deleted_during_a_read(tmp_path: Path) -> None:
     next(reading)
     segments(tmp_path)[1].unlink()
     assert [record.kind for record in reading].count(RecordKind.START) == 1
-    assert len(warnings) == 1
+    (warning,) = warnings
+    assert "missing" in warning
 
 
 def test_oldest_segments_go_first(tmp_path: Path) -> None:
@@ -258,16 +240,6 @@ def test_a_killed_writer_loses_nothing_that_was_appended(tmp_path: Path) -> None
     killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=root, check=False)
     assert killed.returncode == -9
     assert replayed(tmp_path) == ([START, *(message(n) for n in range(50))], [])
-
-
-def test_a_missing_segment_is_a_warning(tmp_path: Path) -> None:
-    """A gap in the numbers is reported, and reading continues at the next preamble."""
-    written(tmp_path, (message(n) for n in range(30)), preamble=lambda: [HELLO])
-    segments(tmp_path)[1].unlink()
-    records, warnings = replayed(tmp_path)
-    assert [r.kind for r in records].count(RecordKind.START) == 2
-    assert len(warnings) == 1
-    assert "missing" in warnings[0]
 
 
 @pytest.mark.parametrize(
