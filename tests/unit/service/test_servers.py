@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import pty
-import socket
 import ssl
 import subprocess
 import sys
@@ -235,17 +234,6 @@ async def test_certificates_on_grpc_are_read_again(tmp_path: Path) -> None:
         files.key.write_bytes(new.key.read_bytes())
         assert await call(address, shown(ours)) is None
         assert await call(address, shown(theirs)) == b""
-
-
-async def test_garbage_on_the_agents_port(tmp_path: Path) -> None:
-    """Bytes that are not TLS end only their connection."""
-    ours = Authority(tmp_path)
-    async with grpc_server(_echo, Certificates(tls(ours.issue("service")))) as address:
-        port = int(address.rpartition(":")[2])
-        for junk in (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 4096, b"PRI * HTTP/2.0\r\n\r\n"):
-            with socket.create_connection(("127.0.0.1", port)) as connection:
-                connection.sendall(junk)
-        assert await call(address, shown(ours)) == b""
 
 
 async def test_connections_without_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:

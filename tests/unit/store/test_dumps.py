@@ -140,12 +140,6 @@ def test_dump_greater_than_the_bound(tmp_path: Path) -> None:
     assert len(store.ids()) == 1
 
 
-@pytest.mark.parametrize("dump_id", ["", "..", "../x", "no-such", "a/b", ".unfinished-1"])
-def test_unknown_ids(tmp_path: Path, dump_id: str) -> None:
-    """An id that names no finished dump gives nothing, whatever it looks like."""
-    assert dump_store(tmp_path).tar(dump_id) is None
-
-
 def test_unfinished_dump_of_a_killed_process(tmp_path: Path) -> None:
     """An unfinished dump of a killed process is removed at the next start."""
     dump_store(tmp_path).create(AttemptKey("train", 0), NOW).add(0, Part.DUMP, b"half", last=True)

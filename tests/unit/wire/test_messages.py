@@ -346,16 +346,6 @@ def test_phases_round_trip() -> None:
         assert second == RankPhases(1, ())
 
 
-def test_an_older_service_gets_what_it_knows() -> None:
-    """A service that has no field for phases reads the statuses of the message."""
-    (status,) = state_of(0).statuses
-    sent = pb.AgentMessage.FromString(
-        encode_agent(Statuses((status,), (RankPhases(0, (span(),)),)))
-    )
-    sent.statuses.ClearField("phases")
-    assert declared().decode(sent.SerializeToString()) == Statuses((status,))
-
-
 def test_what_may_not_be_read() -> None:
     """Absent says that nothing has changed, empty that all can be read; an earlier service does
     not know the field. Too many texts, or too long ones, are refused."""

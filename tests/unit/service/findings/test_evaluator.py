@@ -28,15 +28,6 @@ def bench(tmp_path: Path) -> Iterator[Evaluated]:
     bench.close()
 
 
-def test_a_finding_is_stored_before_it_is_published(bench: Evaluated) -> None:
-    """A rank does not come: when the finding is seen, the database has it."""
-    bench.hang()
-    bench.evaluate()
-    (event,) = bench.published
-    assert bench.store.get(event.finding.id) == event.finding
-    assert bench.evaluator.store_errors == 0
-
-
 async def test_a_disk_that_does_not_answer_delays_no_alert(
     bench: Evaluated, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,14 +155,6 @@ def test_attempts_of_a_job(client: Client) -> None:
     assert client.get("/api/v1/jobs/train", "attempt=x").status == 400
 
 
-def test_job_names_with_slashes(client: Client) -> None:
-    """A job called a/b c, or one on two lines, is found, and can be dumped."""
-    assert client.get("/api/v1/jobs/b\nc").json["job"] == "b\nc"
-    assert client.post("/api/v1/jobs/b\nc/dumps", {}).status == 201
-    assert client.get("/api/v1/jobs/a/b c").json["job"] == "a/b c"
-    assert client.post("/api/v1/jobs/a/b c/dumps", {}).status == 201
-
-
 def test_history(client: Client) -> None:
     """All stored findings come page by page, oldest first, and each of them once."""
 
@@ -369,13 +361,6 @@ def test_errors_are_json(client: Client, path: str, query: str, status: int) -> 
     assert answer.json.keys() == {"error"}
     assert "\n" not in answer.json["error"]
     assert answer.json["error"].startswith(query.partition("=")[0])
-
-
-def test_wrong_method(client: Client) -> None:
-    """Nothing can be deleted or overwritten through the API."""
-    for method in ("DELETE", "PUT"):
-        assert client.send(method, f"/api/v1/findings/{finding(1).id}").status == 405
-        assert "error" in client.send(method, "/api/v1/jobs/train").json
 
 
 def test_names_that_are_no_utf8(tmp_path: Path) -> None:

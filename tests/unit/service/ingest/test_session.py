@@ -175,15 +175,6 @@ def test_no_rank_joins_in_the_future() -> None:
     assert paired(Service(), [now], [now + 3600 * S]) == 0.0
 
 
-def test_another_agent_process_sends_all_again(service: Service) -> None:
-    """The agent restarts and reads the ring from its start: known rows are duplicates."""
-    service.stream("first").send(entries(1, range(5)))
-    second = service.stream("second")
-    second.send(entries(1, range(7)))
-    assert (service.shared.entries, service.shared.duplicates) == (7, 5)
-    assert second.take_acks() == {0: 7}
-
-
 def test_rows_of_the_agent_before_may_come_late(service: Service) -> None:
     """An agent is replaced, and the new one reports all rows before the last ones of the old one
     arrive: these are duplicates, no fault of the old stream."""

@@ -72,13 +72,6 @@ def test_other_ranks_fill_the_lanes() -> None:
     assert lanes_of(made(3), range(8), 4) == [3, 0, 4, 7]
 
 
-def test_fewer_ranks_than_lanes() -> None:
-    """Each rank has one lane, whatever it is named for; ranks that are not known have none."""
-    of = made(2, 99, missing=(2,), waiting=(0, 1), victims=(0, 77), unknown=(3,), witness=0)
-    assert sorted(lanes_of(of, [0, 1, 2, 3], 16)) == [0, 1, 2, 3]
-    assert lanes_of(of, [], 16) == []
-
-
 def test_more_suspects_than_have_room() -> None:
     """Forty suspects of four lanes, and of sixteen: others have their lanes too."""
     of = made(*range(40), waiting=range(40, 80))

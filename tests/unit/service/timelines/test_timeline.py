@@ -34,13 +34,6 @@ def test_kept_bars_get_their_ends() -> None:
     assert (found.at, found.lanes) == (at(20), kept.lanes)
 
 
-def test_an_end_that_is_known_stays() -> None:
-    """A later look knows less: the row of the end is gone, and the bound is now."""
-    kept = timeline(10, bar(0, 7, 1, 5, ended_from=4))
-    live = timeline(20, bar(0, 7, 1, 20, ended_from=4))
-    assert merged(kept, live).bars == kept.bars
-
-
 def test_what_is_new_is_added() -> None:
     """An open finding: more ranks, bars and groups appear; bars are sorted by rank, then time."""
     kept = timeline(10, bar(1, 7, 2))
