@@ -486,29 +486,20 @@ def test_replicas_with_certificates(tmp_path: Path) -> None:
         assert asked == []
 
 
-def test_replicas_that_trust_another_authority(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """`peers_ca_file` is the wrong one: no replica answers, and the log says why."""
-    ours, others = Authority(tmp_path), Authority(tmp_path, "others")
-    files = ours.issue("frd")
-    tls = TlsFiles(files.cert, files.key)
-    with (
-        caplog.at_level(logging.WARNING, "frd"),
-        cluster(tmp_path, SCRIPTS, tls=tls, ca_file=ours.ca, peers_ca_file=others.ca) as three,
-    ):
-        assert three.ask("frd-0", "/api/v1/jobs").json["incomplete"] == ["frd-1", "frd-2"]
-    assert any("CERTIFICATE_VERIFY_FAILED" in line for line in caplog.messages)
-
-
-def test_certificates_are_read_again(tmp_path: Path) -> None:
-    """The authority is replaced while the replicas run: the next request trusts the new one."""
+def test_certificates_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The replicas trust another authority: none answers, and the log says why. It is replaced
+    while they run: the next request trusts the new one."""
     old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
     files = new.issue("frd")
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(old.ca.read_bytes())
     tls = TlsFiles(files.cert, files.key)
-    with cluster(tmp_path, SCRIPTS, tls=tls, ca_file=new.ca, peers_ca_file=trusted) as three:
+    with (
+        caplog.at_level(logging.WARNING, "frd"),
+        cluster(tmp_path, SCRIPTS, tls=tls, ca_file=new.ca, peers_ca_file=trusted) as three,
+    ):
+        assert three.ask("frd-0", "/api/v1/jobs").json["incomplete"] == ["frd-1", "frd-2"]
+        assert any("CERTIFICATE_VERIFY_FAILED" in line for line in caplog.messages)
         assert three.ask("frd-0", job_path(B)).status == 503
         trusted.write_bytes(new.ca.read_bytes())
         assert three.ask("frd-0", job_path(B)).status == 200
