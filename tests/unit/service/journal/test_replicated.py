@@ -493,8 +493,9 @@ async def test_a_loss_and_a_new_owner(caplog: pytest.LogCaptureFixture) -> None:
     first.faults.delay_s = 1.0
     first.log.message(1, first.now, b"rows", SOME)
     first.log.tick(first.now)
-    while "log's end is lost" not in caplog.text:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(60):
+        while "log's end is lost" not in caplog.text:
+            await asyncio.sleep(0.01)
     first.faults.no_leader_until = asyncio.get_running_loop().time() + 30
     await asyncio.sleep(1)
     second = await Cell(servers).begin("b")
