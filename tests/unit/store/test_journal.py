@@ -107,25 +107,6 @@ def test_records_of_all_sizes(tmp_path: Path) -> None:
     assert (records[1:], warnings) == (sent, [])
 
 
-def test_records_come_back_in_order(tmp_path: Path) -> None:
-    """What was appended over several segments is read back once, without the preambles between."""
-    target = journal(tmp_path, preamble=lambda: [HELLO])
-    sent = [message(n) for n in range(30)]
-    write(target, sent)
-    target.close()
-    assert len(segments(tmp_path)) > 2
-    assert replayed(tmp_path) == ([START, HELLO, *sent], [])
-
-
-def test_a_segment_replays_alone(tmp_path: Path) -> None:
-    """A segment read without the older ones begins with a START and the declarations."""
-    written(tmp_path, (message(n) for n in range(30)), preamble=lambda: [HELLO])
-    records, warnings = replayed(segments(tmp_path)[2])
-    assert [r.kind for r in records[:2]] == [RecordKind.START, RecordKind.MESSAGE]
-    assert records[1] == HELLO
-    assert warnings == []
-
-
 def test_a_journal_is_read_while_it_is_written(tmp_path: Path) -> None:
     """A reader sees all batches before the writer closes, and delays neither writing nor
     deleting."""
@@ -149,14 +130,15 @@ def test_segments_deleted_during_a_read(tmp_path: Path) -> None:
     next(reading)
     segments(tmp_path)[1].unlink()
     assert [record.kind for record in reading].count(RecordKind.START) == 1
-    assert len(warnings) == 1
+    (warning,) = warnings
+    assert "missing" in warning
 
 
 def test_oldest_segments_go_first(tmp_path: Path) -> None:
     """The folder stays within its bound, and the newest records are kept."""
-    target = journal(tmp_path, preamble=lambda: [HELLO], segment_bytes=50_000)
-    for number in range(700):
-        target.append([message(number, size=3_000)])
+    target = journal(tmp_path, preamble=lambda: [HELLO], segment_bytes=100_000)
+    for number in range(200):
+        target.append([message(number, size=10_000)])
         assert size(tmp_path) <= MIB
     target.close()
     assert target.evicted > 5
@@ -164,30 +146,29 @@ def test_oldest_segments_go_first(tmp_path: Path) -> None:
     records, _ = replayed(tmp_path)
     assert records[0].kind is RecordKind.START
     kept = [r for r in records if r.kind is RecordKind.MESSAGE and r.payload != b"hello"]
-    assert kept == [message(n, size=3_000) for n in range(700 - len(kept), 700)]
+    assert kept == [message(n, size=10_000) for n in range(200 - len(kept), 200)]
     assert sum(len(record.payload) for record in kept) > MIB / 4
 
 
 def test_old_records_are_deleted(tmp_path: Path) -> None:
-    """Five minutes of rare records in a journal of one minute: its oldest record is little
-    older."""
+    """Two minutes of rare records in a journal of one minute: its oldest record is little older."""
     second, age_s, target = 1_000_000_000, 60, journal(tmp_path, max_age_s=60.0)
-    for number in range(300):
+    for number in range(120):
         at = AlignedNs(NOW + number * second)
         target.append([Record(RecordKind.MESSAGE, at, 7, b"rare")])
     target.close()
     records, _ = replayed(tmp_path)
     oldest = min(record.at for record in records)
     assert age_s * second <= at - oldest <= (age_s + age_s / 8 + 2) * second
-    assert target.evicted > 20
+    assert target.evicted > 5
 
 
 def test_settings_that_change_are_recorded(tmp_path: Path) -> None:
     """A record says that other settings apply from here on, and later segments begin with them."""
-    target = journal(tmp_path, segment_bytes=20_000)
+    target = journal(tmp_path, segment_bytes=50_000)
     write(target, [message(1)])
-    target.adopt(b"others", JournalLimits(20_000, MIB // 4), AlignedNs(NOW + 2))
-    write(target, [message(number, size=3_000) for number in range(3, 150)])
+    target.adopt(b"others", JournalLimits(50_000, MIB // 4), AlignedNs(NOW + 2))
+    write(target, [message(number, size=10_000) for number in range(3, 48)])
     target.close()
     records, _ = replayed(tmp_path)
     assert (records[0].kind, records[0].payload) == (RecordKind.START, b"others")
@@ -205,10 +186,10 @@ def test_settings_that_change_are_recorded(tmp_path: Path) -> None:
 
 def test_a_lower_bound_deletes_immediately(tmp_path: Path) -> None:
     """The bound is lowered: old segments are deleted with the next batch."""
-    target = journal(tmp_path, segment_bytes=100_000, total_bytes=8 * MIB)
-    write(target, [message(number, size=10_000) for number in range(400)])
+    target = journal(tmp_path, segment_bytes=400_000, total_bytes=8 * MIB)
+    write(target, [message(number, size=20_000) for number in range(220)])
     assert size(tmp_path) > 4 * MIB
-    target.adopt(SETTINGS, JournalLimits(100_000, 2 * MIB), AlignedNs(NOW + 400))
+    target.adopt(SETTINGS, JournalLimits(400_000, 2 * MIB), AlignedNs(NOW + 220))
     assert size(tmp_path) <= 2 * MIB
     target.close()
     assert target.dropped == 0
@@ -258,16 +239,6 @@ def test_a_killed_writer_loses_nothing_that_was_appended(tmp_path: Path) -> None
     killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=root, check=False)
     assert killed.returncode == -9
     assert replayed(tmp_path) == ([START, *(message(n) for n in range(50))], [])
-
-
-def test_a_missing_segment_is_a_warning(tmp_path: Path) -> None:
-    """A gap in the numbers is reported, and reading continues at the next preamble."""
-    written(tmp_path, (message(n) for n in range(30)), preamble=lambda: [HELLO])
-    segments(tmp_path)[1].unlink()
-    records, warnings = replayed(tmp_path)
-    assert [r.kind for r in records].count(RecordKind.START) == 2
-    assert len(warnings) == 1
-    assert "missing" in warnings[0]
 
 
 @pytest.mark.parametrize(

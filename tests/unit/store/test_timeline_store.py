@@ -120,12 +120,3 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     for path in (folder, other, tmp_path / "none" / "timelines.sqlite3"):
         with pytest.raises(StoreError, match=f"^timelines: {path}: .*: move the file away"):
             TimelineStore(path)
-
-
-def test_a_store_that_ends(store: TimelineStore) -> None:
-    """The disk fails later: every method says so."""
-    store.close()
-    with pytest.raises(StoreError, match=f"^timelines: {store.path}: "):
-        save(store, 1)
-    with pytest.raises(StoreError, match=f"^timelines: {store.path}: "):
-        store.get("f1")

@@ -15,6 +15,9 @@ from frd.model import (
     ExitInfo,
     ExitKind,
     GroupInfo,
+    MemoryColumns,
+    MemoryEvent,
+    MemoryEventKind,
     NodeNs,
     NodeRawNs,
     PhaseSpan,
@@ -22,6 +25,8 @@ from frd.model import (
     RankPhases,
     RankState,
     RankStatus,
+    SeriesInfo,
+    SeriesKind,
     Signature,
     Stage,
 )
@@ -35,11 +40,12 @@ from frd.wire.messages import (
     REASONS,
     YEAR_2200_NS,
     Ack,
+    AgentEvent,
     AttemptDecl,
     Declare,
-    Goodbye,
     GroupDecl,
     Hello,
+    MemoryEvents,
     Part,
     RankDecl,
     Redirect,
@@ -47,6 +53,7 @@ from frd.wire.messages import (
     Request,
     ResponsePart,
     Resync,
+    SeriesDecl,
     SignatureDecl,
     Statuses,
     Unreadable,
@@ -71,6 +78,18 @@ DECLARE = Declare(
         GroupDecl(1, 1, GroupInfo("0", "default_pg")),
     ),
     signatures=(SignatureDecl(0, SIGNATURE),),
+    series=(
+        SeriesDecl(0, SeriesInfo(0, SeriesKind.HOST_USED)),
+        SeriesDecl(1, SeriesInfo(0, SeriesKind.DEVICE_USED, "GPU-1")),
+        SeriesDecl(2, SeriesInfo(2, SeriesKind.HOST_USED)),
+    ),
+)
+SAMPLES = MemoryColumns(
+    series=np.array([0, 1], np.uint32),
+    capacity=np.array([1 << 40, 1 << 36], np.int64),
+    begin_ns=np.array([NOW, NOW + 100, NOW + 200], np.int64),
+    end_ns=np.array([NOW + 1, NOW + 101, NOW + 201], np.int64),
+    values=np.array([[5, 6, 7], [8, -1, 9]], np.int64),
 )
 
 
@@ -131,6 +150,44 @@ def signature(**changes: object) -> Declare:
     return Declare(signatures=(SignatureDecl(1, changed),))
 
 
+def series(index: int, rank: int) -> Declare:
+    return Declare(series=(SeriesDecl(index, SeriesInfo(rank, SeriesKind.HOST_USED)),))
+
+
+def samples_of(*series: int) -> MemoryColumns:
+    return replace(SAMPLES, series=np.array(series, np.uint32))
+
+
+def out_of_memory(rank: int) -> MemoryEvents:
+    return MemoryEvents((MemoryEvent(rank, MemoryEventKind.OOM, NodeNs(NOW), "GPU-1", 1 << 30),))
+
+
+def raw(event: AgentEvent, **fields: object) -> bytes:
+    """The message of an event with some fields of its body replaced."""
+    message = pb.AgentMessage.FromString(encode_agent(event))
+    body = getattr(message, message.WhichOneof("kind") or "")
+    for name, value in fields.items():
+        setattr(body, name, value)
+    return message.SerializeToString()
+
+
+def members(*runs: int) -> bytes:
+    """A group whose members are declared in these runs: begin, length, step."""
+    message = pb.AgentMessage()
+    ranks = np.array(runs, "<i4").tobytes()
+    message.declare.groups.add(index=2, attempt_index=0, name="g", ranks=ranks)
+    return message.SerializeToString()
+
+
+def without_kind(kind: str) -> bytes:
+    """A series, or an event of memory, of a kind that this release does not know."""
+    if kind == "series":
+        body = pb.Declare(series=[pb.Series(index=3, rank_index=0)])
+        return pb.AgentMessage(declare=body).SerializeToString()
+    events = pb.MemoryEventBatch(events=[pb.MemoryEvent(rank_index=0, at_ns=NOW)])
+    return pb.AgentMessage(memory_events=events).SerializeToString()
+
+
 def declared() -> Decoder:
     decoder = Decoder()
     decoder.decode(encode_agent(HELLO))
@@ -144,14 +201,6 @@ def refusal(decoder: Decoder, data: bytes) -> tuple[str, str]:
     assert caught.value.reason in REASONS
     assert str(caught.value).startswith(f"{caught.value.field}: ")
     return caught.value.field, caught.value.reason
-
-
-def raw_entries(**fields: object) -> bytes:
-    """An EntryBatch of two good rows with some fields replaced by raw bytes."""
-    message = pb.AgentMessage.FromString(encode_agent(entries()))
-    for name, value in fields.items():
-        setattr(message.entries, name, value)
-    return message.SerializeToString()
 
 
 def test_another_protocol_is_refused_with_both_versions() -> None:
@@ -184,12 +233,14 @@ def test_hello_without_identity(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "field", "reason"),
+    ("said", "field", "reason"),
     [
         (entries(rank=9), "entries.rank_index", "unknown_index"),
         (entries(group=np.array([0, 2])), "entries.group", "unknown_index"),
         (entries(group=np.array([0, 1])), "entries.group", "disagree"),
         (entries(signature=np.array([1, 0])), "entries.signature", "unknown_index"),
+        (raw(entries(), signature=bytes(4)), "entries.signature", "length"),
+        (raw(entries(), seq=bytes(15)), "entries.seq", "length"),
         (entries(seq=np.array([0, -1])), "entries.seq", "range"),
         (entries(seq=np.array([0, 2**63 - 1])), "entries.seq", "range"),
         (watermarks(enqueued=np.array([0, 2**63 - 1])), "watermarks.enqueued", "range"),
@@ -242,13 +293,33 @@ def test_hello_without_identity(name: str) -> None:
         (group(0, 0, 4), "declare.groups.ranks", "range"),
         (group(0, 1, 1), "declare.groups.ranks", "range"),
         (group(5), "declare.groups.attempt_index", "unknown_index"),
+        (members(7), "declare.groups.ranks", "length"),
+        (members(0, 0, 1), "declare.groups.ranks", "range"),
+        (members(0, 2, 0), "declare.groups.ranks", "range"),
+        (members(-1, 2, 1), "declare.groups.ranks", "range"),
+        (members(0, 2, 1, 1, 1, 1), "declare.groups.ranks", "range"),
+        (members(0, 2**31 - 1, 1), "declare.groups.ranks", "too_large"),
         (signature(input_sizes=((1,) * 65,)), "declare.signatures.input_sizes", "too_large"),
         (signature(output_sizes=((-1,),)), "declare.signatures.output_sizes", "range"),
+        (series(5, 0), "declare.series.index", "unknown_index"),
+        (series(3, 9), "declare.series.rank_index", "unknown_index"),
+        (without_kind("series"), "declare.series.kind", "range"),
+        (raw(SAMPLES, series=b""), "memory.series", "missing"),
+        (samples_of(0, 7), "memory.series", "unknown_index"),
+        (samples_of(0, 2), "memory.series", "disagree"),
+        (samples_of(1, 1), "memory.series", "disagree"),
+        (raw(SAMPLES, capacity=bytes(8)), "memory.capacity", "length"),
+        (raw(SAMPLES, end_ns=bytes(8)), "memory.end_ns", "length"),
+        (raw(SAMPLES, values=bytes(8 * 5)), "memory.values", "length"),
+        (replace(SAMPLES, begin_ns=np.array([-1, 0, 1])), "memory.begin_ns", "range"),
+        (out_of_memory(9), "memory_events.rank_index", "unknown_index"),
+        (without_kind("event"), "memory_events.kind", "range"),
     ],
 )
-def test_what_is_refused(event: object, field: str, reason: str) -> None:
+def test_what_is_refused(said: AgentEvent | bytes, field: str, reason: str) -> None:
     """Each law of the contract, broken once, is refused with the field that broke it."""
-    assert refusal(declared(), encode_agent(event)) == (field, reason)  # type: ignore[arg-type]
+    data = said if isinstance(said, bytes) else encode_agent(said)
+    assert refusal(declared(), data) == (field, reason)
 
 
 def test_rows_that_were_right_for_one_attempt_are_wrong_for_another() -> None:
@@ -257,30 +328,6 @@ def test_rows_that_were_right_for_one_attempt_are_wrong_for_another() -> None:
     decoder.decode(encode_agent(watermarks()))
     again = watermarks(1, seen_rank=none.astype(np.uint32), as_of_ns=none)
     assert refusal(decoder, encode_agent(again)) == ("watermarks.rank", "disagree")
-
-
-def test_columns_of_unequal_length() -> None:
-    """A column with a row too few is refused by name, as is half an item."""
-    assert refusal(declared(), raw_entries(signature=bytes(4))) == ("entries.signature", "length")
-    assert refusal(declared(), raw_entries(seq=bytes(15))) == ("entries.seq", "length")
-
-
-@pytest.mark.parametrize(
-    ("runs", "reason"),
-    [
-        (b"1234", "length"),
-        (np.array([0, 0, 1], "<i4").tobytes(), "range"),
-        (np.array([0, 2, 0], "<i4").tobytes(), "range"),
-        (np.array([-1, 2, 1], "<i4").tobytes(), "range"),
-        (np.array([0, 2, 1, 1, 1, 1], "<i4").tobytes(), "range"),
-        (np.array([0, 2**31 - 1, 1], "<i4").tobytes(), "too_large"),
-    ],
-)
-def test_members_that_are_no_runs(runs: bytes, reason: str) -> None:
-    """A group's members in broken, empty, overlapping or endless runs are refused."""
-    message = pb.AgentMessage()
-    message.declare.groups.add(index=2, attempt_index=0, name="g", ranks=runs)
-    assert refusal(declared(), message.SerializeToString()) == ("declare.groups.ranks", reason)
 
 
 def test_phases_round_trip() -> None:
@@ -297,16 +344,6 @@ def test_phases_round_trip() -> None:
         assert (first.rank, first.spans[0]) == (0, spans[0])
         assert first.spans[1] == span(path=("epoch 3", "e\\udc80val"))
         assert second == RankPhases(1, ())
-
-
-def test_an_older_service_gets_what_it_knows() -> None:
-    """A service that has no field for phases reads the statuses of the message."""
-    (status,) = state_of(0).statuses
-    sent = pb.AgentMessage.FromString(
-        encode_agent(Statuses((status,), (RankPhases(0, (span(),)),)))
-    )
-    sent.statuses.ClearField("phases")
-    assert declared().decode(sent.SerializeToString()) == Statuses((status,))
 
 
 def test_what_may_not_be_read() -> None:
@@ -337,15 +374,28 @@ def test_a_large_group_is_small_on_the_wire() -> None:
     assert event.groups[0].info.ranks == ranks
 
 
-def test_not_a_message() -> None:
-    """Bytes that are no message, or one of no known kind, are refused whole."""
-    assert refusal(Decoder(), b"\xff" * 40) == ("message", "parse")
-    assert refusal(Decoder(), b"") == ("message", "parse")
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [(b"\xff" * 40, "parse"), (b"", "parse"), (bytes(MAX_MESSAGE_BYTES + 1), "too_large")],
+    ids=["no message", "no kind", "too large"],
+)
+def test_not_a_message(data: bytes, reason: str) -> None:
+    """Bytes that are no message, or one of no known kind, are refused whole; a message beyond the
+    limit before anything parses it."""
+    assert refusal(Decoder(), data) == ("message", reason)
 
 
-def test_too_large_for_a_message() -> None:
-    """A message beyond the limit is refused before anything parses it."""
-    assert refusal(Decoder(), bytes(MAX_MESSAGE_BYTES + 1)) == ("message", "too_large")
+def test_batches_that_name_the_same_series_share_the_array() -> None:
+    """Agents name the same series second after second: these are checked once."""
+    decoder = declared()
+    first, again, other = (
+        decoder.decode(encode_agent(samples_of(*names))) for names in ((0, 1), (0, 1), (1, 0))
+    )
+    assert isinstance(first, MemoryColumns)
+    assert isinstance(again, MemoryColumns)
+    assert isinstance(other, MemoryColumns)
+    assert again.series is first.series
+    assert other.series.tolist() == [1, 0]
 
 
 def test_one_stream_may_not_declare_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,15 +441,3 @@ def test_odd_names_survive() -> None:
 def test_the_service_speaks_and_the_agent_understands(event: object) -> None:
     """Every message of the service arrives as it was sent."""
     assert decode_service(encode_service(event)) == event  # type: ignore[arg-type]
-
-
-def test_goodbye_and_responses_round_trip() -> None:
-    """An answer with data and one with an error arrive as sent."""
-    decoder = declared()
-    for event in (
-        ResponsePart(3, 1, Part.STACK, b"\xff\x00stack", False, "py-spy"),
-        ResponsePart(3, 1, Part.DUMP, b"", True, "", "no socket"),
-        ResponsePart(3, 1, Part.WAITS, b"{}", True, "proc"),
-        Goodbye("SIGTERM"),
-    ):
-        assert decoder.decode(encode_agent(event)) == event

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
@@ -25,9 +24,9 @@ from frd.service.journal.payloads import decode_finding, encode_finding, setting
 from frd.service.journal.reading import recover
 from frd.store.findings import FindingStore
 from frd.store.records import Record, RecordKind
+from tests.unit.service.virtual import virtual
 from tests.world.evaluated import Evaluated
 from tests.world.fake_cluster import FakeFindings, FakeKeys, FakeLog, FakeStream, Faults
-from tests.world.virtual_time import run_virtual
 
 CELL = 7
 
@@ -76,6 +75,13 @@ async def _nothing() -> None:
     pass
 
 
+async def logged(servers: Servers, kind: RecordKind) -> list[Record]:
+    """The records of this kind that the next owner reads."""
+    records: list[Record] = []
+    await recover(servers.log(CELL), pytest.fail, records.append)
+    return [record for record in records if record.kind is kind]
+
+
 async def end(opened: Opened) -> None:
     """As a cell that is handed over."""
     await opened.keeper.close()
@@ -94,7 +100,7 @@ def closed(finding: Finding) -> Finding:
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[Servers]:
-    store = FindingStore(tmp_path / "findings.sqlite3")
+    store = FindingStore(tmp_path / "copy.sqlite3")
     yield Servers(store)
     store.close()
 
@@ -122,25 +128,6 @@ async def test_open_findings_come_from_the_log(servers: Servers, finding: Findin
     (shared,) = await servers.findings.of_cell(CELL)
     assert shared.id == finding.id
     await second.keeper.save([FindingEvent(Change.CLOSED, closed(finding))], [])
-    await end(second)
-    third = await servers.open()
-    assert not third.findings
-    await end(third)
-
-
-async def test_a_dismissed_finding_comes_from_the_log(servers: Servers, finding: Finding) -> None:
-    """A finding is closed by hand while its trouble lasts: the next owner has it, closed; all
-    replicas see it closed. The trouble ends: the owner after that has none."""
-    first = await servers.open()
-    await first.keeper.save([FindingEvent(Change.OPENED, finding)], [])
-    first.log.keep_dismissed({finding.id}, finding.opened_at)
-    await first.keeper.save([FindingEvent(Change.CLOSED, closed(finding))], [])
-    await end(first)
-    second = await servers.open()
-    assert [(one.id, one.state) for one in second.findings] == [(finding.id, FindingState.CLOSED)]
-    (shared,) = await servers.findings.of_cell(CELL)
-    assert decode_finding(shared.data).state is FindingState.CLOSED
-    second.log.keep_dismissed((), finding.opened_at)
     await end(second)
     third = await servers.open()
     assert not third.findings
@@ -201,152 +188,132 @@ async def test_no_answer_about_the_shared_findings(
     assert shared.state is FindingState.CLOSED
 
 
-def test_the_shared_findings_hang_during_a_takeover(
-    tmp_path: Path, finding: Finding, caplog: pytest.LogCaptureFixture
+@virtual
+async def test_the_shared_findings_hang_during_a_takeover(
+    servers: Servers, finding: Finding, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The server of the shared findings does not answer a new owner: the cell has it after one
     second, with the findings of its log, and they are shared when the server answers again."""
-
-    async def work(servers: Servers) -> None:
-        time = asyncio.get_running_loop().time
-        servers.of_findings.lost_requests = 1.0
-        first = await servers.open()
-        await first.keeper.save([FindingEvent(Change.OPENED, finding)], [])
-        await die(first)
-        began = time()
-        second = await servers.open()
-        assert time() - began < 1.5
-        assert [one.id for one in second.findings] == [finding.id]
-        assert "findings of its log only: no answer within 1 s" in caplog.text
-        servers.of_findings.lost_requests = 0.0
-        await asyncio.sleep(5)
-        assert [one.id for one in await servers.shared()] == [finding.id]
-        await end(second)
-
-    with contextlib.closing(FindingStore(tmp_path / "copy.sqlite3")) as store:
-        run_virtual(work(Servers(store)))
+    time = asyncio.get_running_loop().time
+    servers.of_findings.lost_requests = 1.0
+    first = await servers.open()
+    await first.keeper.save([FindingEvent(Change.OPENED, finding)], [])
+    await die(first)
+    began = time()
+    second = await servers.open()
+    assert time() - began < 1.5
+    assert [one.id for one in second.findings] == [finding.id]
+    assert "findings of its log only: no answer within 1 s" in caplog.text
+    servers.of_findings.lost_requests = 0.0
+    await asyncio.sleep(5)
+    assert [one.id for one in await servers.shared()] == [finding.id]
+    await end(second)
 
 
 @pytest.mark.parametrize("is_back", [True, False])
-def test_a_closing_that_was_not_shared(is_back: bool, tmp_path: Path, finding: Finding) -> None:
+@virtual
+async def test_a_closing_that_was_not_shared(
+    is_back: bool, servers: Servers, finding: Finding
+) -> None:
     """The first owner closes a finding, dies before all replicas know it, after another
     checkpoint of its log: the finding stays closed, whether the shared findings answer
     the second owner or the third one only; at the end all know it, and checkpoints forget it."""
-
-    async def work(servers: Servers) -> None:
-        first = await servers.open()
-        await first.keeper.save([FindingEvent(Change.OPENED, finding)], [])
+    first = await servers.open()
+    await first.keeper.save([FindingEvent(Change.OPENED, finding)], [])
+    await asyncio.sleep(0.1)
+    servers.writes_fail = True
+    await first.keeper.save([FindingEvent(Change.CLOSED, closed(finding))], [])
+    for _ in range(2):  # the first one makes a checkpoint, the second one names it
+        first.log.tick(AlignedNs(RealTime()() + 1200 * 10**9))
         await asyncio.sleep(0.1)
-        servers.writes_fail = True
-        await first.keeper.save([FindingEvent(Change.CLOSED, closed(finding))], [])
-        for _ in range(2):  # the first one makes a checkpoint, the second one names it
-            first.log.tick(AlignedNs(RealTime()() + 1200 * 10**9))
-            await asyncio.sleep(0.1)
-        await die(first)
-        servers.writes_fail = not is_back
-        second = await servers.open()
-        assert not second.findings
-        await asyncio.sleep(0.1)
-        await die(second)
-        assert [one.state.value for one in await servers.shared()] == [
-            "closed" if is_back else "open"
-        ]
-        servers.writes_fail = False
-        third = await servers.open()
-        assert not third.findings
-        await end(third)
-        assert [one.state for one in await servers.shared()] == [FindingState.CLOSED]
-        await end(await servers.open())
-        left = await recover(servers.log(CELL), pytest.fail)
-        assert (left.findings, left.closed) == ((), ())
-
-    with contextlib.closing(FindingStore(tmp_path / "copy.sqlite3")) as store:
-        run_virtual(work(Servers(store)))
+    await die(first)
+    servers.writes_fail = not is_back
+    second = await servers.open()
+    assert not second.findings
+    await asyncio.sleep(0.1)
+    await die(second)
+    assert [one.state.value for one in await servers.shared()] == ["closed" if is_back else "open"]
+    servers.writes_fail = False
+    third = await servers.open()
+    assert not third.findings
+    await end(third)
+    assert [one.state for one in await servers.shared()] == [FindingState.CLOSED]
+    await end(await servers.open())
+    left = await recover(servers.log(CELL), pytest.fail)
+    assert (left.findings, left.closed) == ((), ())
 
 
-def test_the_shared_findings_hang(
-    tmp_path: Path, finding: Finding, caplog: pytest.LogCaptureFixture
+@virtual
+async def test_the_shared_findings_hang(
+    servers: Servers, finding: Finding, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The server of the shared findings hangs for a minute while a finding opens and changes: each
     version is saved immediately, and is in the log once; the local copy has the newest one, and
     later all replicas have it. A failure is logged once."""
-
-    async def work(servers: Servers) -> None:
-        time = asyncio.get_running_loop().time
-        owner = await servers.open()
-        servers.of_findings.lost_requests = 1.0
-        for summary in ("1", "2", "3"):
-            version = dataclasses.replace(finding, summary=summary)
-            began = time()
-            await owner.keeper.save([FindingEvent(Change.UPDATED, version)], [])
-            assert time() - began < 0.1
-            await asyncio.sleep(20)
-        assert not await FakeFindings(servers.keys, Faults()).of_cell(CELL)
-        (copy,) = servers.store.open_findings()
-        assert copy.summary == "3"
-        servers.of_findings.lost_requests = 0.0
-        await asyncio.sleep(5)
-        assert [one.summary for one in await servers.shared()] == ["3"]
-        await end(owner)
-        records: list[Record] = []
-        await recover(servers.log(CELL), pytest.fail, records.append)
-        assert sum(record.kind is RecordKind.FINDING for record in records) == 3
-        assert caplog.text.count("trying again") == 1
-
-    with contextlib.closing(FindingStore(tmp_path / "copy.sqlite3")) as store:
-        run_virtual(work(Servers(store)))
+    time = asyncio.get_running_loop().time
+    owner = await servers.open()
+    servers.of_findings.lost_requests = 1.0
+    for summary in ("1", "2", "3"):
+        version = dataclasses.replace(finding, summary=summary)
+        began = time()
+        await owner.keeper.save([FindingEvent(Change.UPDATED, version)], [])
+        assert time() - began < 0.1
+        await asyncio.sleep(20)
+    assert not await FakeFindings(servers.keys, Faults()).of_cell(CELL)
+    (copy,) = servers.store.open_findings()
+    assert copy.summary == "3"
+    servers.of_findings.lost_requests = 0.0
+    await asyncio.sleep(5)
+    assert [one.summary for one in await servers.shared()] == ["3"]
+    await end(owner)
+    assert len(await logged(servers, RecordKind.FINDING)) == 3
+    assert caplog.text.count("trying again") == 1
 
 
-def test_the_local_copy_fails(
-    tmp_path: Path, finding: Finding, monkeypatch: pytest.MonkeyPatch
+@virtual
+async def test_the_local_copy_fails(
+    servers: Servers, finding: Finding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database of the machine refuses a finding: all replicas have it nevertheless, the failure
     is counted, and the copy is written when the database takes it."""
-
-    async def work(servers: Servers) -> None:
-        owner = await servers.open()
-        with monkeypatch.context() as patch:
-            patch.setattr(servers.store, "save", _refuse)
-            await owner.keeper.save([FindingEvent(Change.OPENED, finding)], [])
-            await asyncio.sleep(0.1)
-            assert owner.keeper.failures == 1
-        assert [one.id for one in await servers.shared()] == [finding.id]
-        assert not servers.store.open_findings()
-        await asyncio.sleep(2)
-        assert [one.id for one in servers.store.open_findings()] == [finding.id]
-        await end(owner)
-
-    with contextlib.closing(FindingStore(tmp_path / "copy.sqlite3")) as store:
-        run_virtual(work(Servers(store)))
+    owner = await servers.open()
+    with monkeypatch.context() as patch:
+        patch.setattr(servers.store, "save", _refuse)
+        await owner.keeper.save([FindingEvent(Change.OPENED, finding)], [])
+        await asyncio.sleep(0.1)
+        assert owner.keeper.failures == 1
+    assert [one.id for one in await servers.shared()] == [finding.id]
+    assert not servers.store.open_findings()
+    await asyncio.sleep(2)
+    assert [one.id for one in servers.store.open_findings()] == [finding.id]
+    await end(owner)
 
 
 def _refuse(events: object) -> None:
     raise StoreError("disk full")
 
 
-def test_a_replica_that_was_fenced_shares_nothing_more(tmp_path: Path, finding: Finding) -> None:
+@virtual
+async def test_a_replica_that_was_fenced_shares_nothing_more(
+    servers: Servers, finding: Finding
+) -> None:
     """An owner waits to share a finding when another replica takes the cell and closes it: what
     the former owner has is refused, and after it was dropped it tries no more."""
-
-    async def work(servers: Servers) -> None:
-        first = await servers.open()
-        servers.writes_fail = True
-        await first.keeper.save([FindingEvent(Change.OPENED, finding)], [])
-        await asyncio.sleep(0.1)
-        servers.writes_fail = False
-        second = await servers.open()
-        await second.keeper.save([FindingEvent(Change.CLOSED, closed(finding))], [])
-        await asyncio.sleep(5)
-        assert first.log.fenced
-        assert [one.state for one in await servers.shared()] == [FindingState.CLOSED]
-        first.keeper.abandon()
-        servers.puts = 0
-        await asyncio.sleep(60)
-        assert not servers.puts
-        await end(second)
-
-    with contextlib.closing(FindingStore(tmp_path / "copy.sqlite3")) as store:
-        run_virtual(work(Servers(store)))
+    first = await servers.open()
+    servers.writes_fail = True
+    await first.keeper.save([FindingEvent(Change.OPENED, finding)], [])
+    await asyncio.sleep(0.1)
+    servers.writes_fail = False
+    second = await servers.open()
+    await second.keeper.save([FindingEvent(Change.CLOSED, closed(finding))], [])
+    await asyncio.sleep(5)
+    assert first.log.fenced
+    assert [one.state for one in await servers.shared()] == [FindingState.CLOSED]
+    first.keeper.abandon()
+    servers.puts = 0
+    await asyncio.sleep(60)
+    assert not servers.puts
+    await end(second)
 
 
 async def test_settings_change_while_the_log_is_read(servers: Servers) -> None:
@@ -358,10 +325,8 @@ async def test_settings_change_while_the_log_is_read(servers: Servers) -> None:
         return new if servers.stream.last else old  # the fence is there
 
     await end(await servers.open(config=config))
-    records: list[Record] = []
-    await recover(servers.log(CELL), pytest.fail, records.append)
-    starts = [record.payload for record in records if record.kind is RecordKind.START]
-    assert starts == [settings_of(new)]
+    starts = await logged(servers, RecordKind.START)
+    assert [record.payload for record in starts] == [settings_of(new)]
 
 
 def clock(ahead_s: float) -> RealTime:
@@ -382,10 +347,7 @@ async def test_the_clock_of_the_last_owner_was_ahead(servers: Servers) -> None:
     second = await servers.open(now)
     assert before < now() < before + 10**9
     await end(second)
-    records: list[Record] = []
-    await recover(servers.log(CELL), pytest.fail, records.append)
-    starts = [record.at for record in records if record.kind is RecordKind.START]
-    assert starts[-1] > before
+    assert (await logged(servers, RecordKind.START))[-1].at > before
 
 
 async def test_the_clock_of_the_last_owner_was_far_ahead(

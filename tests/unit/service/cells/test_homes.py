@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from frd.cluster.cells import cell_of
-from frd.cluster.lease import ClusterView, Lease, Replica
+from frd.cluster.lease import ClusterView, Lease
 from frd.config import Config
-from frd.errors import ServiceUnavailable
-from frd.model import AttemptKey, NodeNs, NodeRawNs
+from frd.errors import ServiceUnavailable, WireError
+from frd.model import AttemptKey, RankInfo
+from frd.service.access.grants import EVERYTHING
 from frd.service.cells.cell import Cell, Common
 from frd.service.cells.cells import Cells
 from frd.service.cells.homes import ReplicaHomes
@@ -24,17 +24,14 @@ from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import raw_now
 from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.collector import Home
+from frd.service.ingest.declarations import Reportable
 from frd.service.state import NodeView
 from frd.store.dumps import DumpStore
 from frd.wire.encode import encode_agent
-from frd.wire.messages import PROTOCOL, Hello, Redirect
-from tests.world.virtual_time import run_virtual
-
-ME, OTHER = (
-    Replica(name, f"{name}:9373", f"http://{name}:9374", "test") for name in ("frd-0", "frd-1")
-)
-CELL = cell_of("train")
-HELLO = encode_agent(Hello(PROTOCOL, "test", "n", "boot", "s", NodeNs(1), NodeRawNs(1)))
+from frd.wire.messages import Redirect
+from tests.unit.service.virtual import virtual
+from tests.world.messages import declare
+from tests.world.one_replica import CELL, HELLO, JOB, ME, OTHER, replica
 
 
 class OwnerAndLease:
@@ -81,56 +78,50 @@ def redirected(at: OwnerAndLease, cells: Cells) -> Any:
 
 
 @pytest.mark.parametrize("end", [opened, redirected])
-def test_agents_that_wait_for_one_cell(
+@virtual
+async def test_agents_that_wait_for_one_cell(
     common: Common, end: Callable[[OwnerAndLease, Cells], Any]
 ) -> None:
-    """Two thousand agents wait for a cell that is taken over: one look each 0.1 s serves them all,
+    """Two hundred agents wait for a cell that is taken over: one look each 0.1 s serves them all,
     some hang up, and the others are let in, or redirected, together."""
-
-    async def run() -> None:
-        at, cells = OwnerAndLease(), Cells(is_cluster=True, complete=lambda state: state)
-        homes = homes_of(common, at, cells)
-        waiting = [asyncio.create_task(homes.find("train")) for _ in range(2_000)]
-        await asyncio.sleep(0)
-        first = at.looks
-        for task in waiting[:100]:
-            task.cancel()
-        await asyncio.sleep(5.0)
-        assert at.looks - first <= 51
-        found = end(at, cells)
-        await asyncio.sleep(0.11)
-        assert [task.result() for task in waiting[100:]] == [found] * 1_900
-
-    run_virtual(run())
+    at, cells = OwnerAndLease(), Cells(is_cluster=True, complete=lambda state: state)
+    homes = homes_of(common, at, cells)
+    waiting = [asyncio.create_task(homes.find(JOB)) for _ in range(200)]
+    await asyncio.sleep(0)
+    first = at.looks
+    for task in waiting[:10]:
+        task.cancel()
+    await asyncio.sleep(5.0)
+    assert at.looks - first <= 51
+    found = end(at, cells)
+    await asyncio.sleep(0.11)
+    assert [task.result() for task in waiting[10:]] == [found] * 190
 
 
-def test_each_agent_waits_for_its_own_time(common: Common) -> None:
+@virtual
+async def test_each_agent_waits_for_its_own_time(common: Common) -> None:
     """One agent comes 9 s after another one; each is sent away after 10 s, and nothing looks any
     longer; an agent that comes later waits again."""
-
-    async def run() -> None:
-        at, cells = OwnerAndLease(), Cells(is_cluster=True, complete=lambda state: state)
-        homes, loop = homes_of(common, at, cells), asyncio.get_running_loop()
-        began = loop.time()
-        first = asyncio.create_task(homes.find("train"))
-        await asyncio.sleep(9.0)
-        second = asyncio.create_task(homes.find("train"))
-        with pytest.raises(ServiceUnavailable, match="no replica has its cell"):
-            await first
-        assert 9.9 < loop.time() - began < 10.1
-        with pytest.raises(ServiceUnavailable):
-            await second
-        assert 18.9 < loop.time() - began < 19.1
-        await asyncio.sleep(1.0)
-        looks = at.looks
-        await asyncio.sleep(60.0)
-        assert at.looks == looks
-        third = asyncio.create_task(homes.find("train"))
-        await asyncio.sleep(1.0)
-        found = opened(at, cells)
-        assert await third is found
-
-    run_virtual(run())
+    at, cells = OwnerAndLease(), Cells(is_cluster=True, complete=lambda state: state)
+    homes, loop = homes_of(common, at, cells), asyncio.get_running_loop()
+    began = loop.time()
+    first = asyncio.create_task(homes.find(JOB))
+    await asyncio.sleep(9.0)
+    second = asyncio.create_task(homes.find(JOB))
+    with pytest.raises(ServiceUnavailable, match="no replica has its cell"):
+        await first
+    assert 9.9 < loop.time() - began < 10.1
+    with pytest.raises(ServiceUnavailable):
+        await second
+    assert 18.9 < loop.time() - began < 19.1
+    await asyncio.sleep(1.0)
+    looks = at.looks
+    await asyncio.sleep(60.0)
+    assert at.looks == looks
+    third = asyncio.create_task(homes.find(JOB))
+    await asyncio.sleep(1.0)
+    found = opened(at, cells)
+    assert await third is found
 
 
 async def test_an_agent_without_ranks_is_shown(common: Common) -> None:
@@ -154,4 +145,28 @@ async def test_an_agent_without_ranks_is_shown(common: Common) -> None:
 
 
 def with_ranks(node: NodeView) -> NodeView:
-    return replace(node, ranks={AttemptKey("train", 0): (0, 1)})
+    return replace(node, ranks={AttemptKey(JOB, 0): (0, 1)})
+
+
+async def test_which_jobs_a_stream_may_report(tmp_path: Path) -> None:
+    """In a cluster a stream reports the job that its call names, and the reason names both if it
+    declares another; an agent that names none is of an earlier release and must be upgraded, but
+    only when it has a job."""
+    async with replica(tmp_path) as parts:
+        parts.owner.gained(CELL, "start")
+        home = await parts.homes.find(JOB)
+        assert isinstance(home, Home)
+        may_report = Reportable(EVERYTHING.may_report, home.one_job, JOB)
+        assert may_report(JOB)
+        assert not may_report("another")
+        may_report.check(JOB)
+        with pytest.raises(WireError, match="'another': the call names 'train': open a stream"):
+            may_report.check("another")
+        lobby = await parts.homes.find(None)
+        assert isinstance(lobby, Home)
+        stream = lobby.streams.open()
+        stream.session.declared.may_report = Reportable(one_job=lobby.one_job)
+        lobby.streams.take(stream, HELLO)
+        with pytest.raises(WireError, match="upgrade the agent") as refused:
+            lobby.streams.take(stream, encode_agent(declare([RankInfo(0, 1, "n", "boot", 7, 0)])))
+        assert refused.value.reason == "version"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,15 @@ import pytest
 from frd.cluster.cells import CELLS, cell_of, preferred
 from frd.cluster.lease import ClusterView
 from frd.cluster.log import Fenced, LogUnavailable
-from frd.errors import ServiceUnavailable
-from frd.service.cells import homes as homes_module
+from frd.model import AlignedNs, Finding, FindingState, Kind
 from frd.service.cells.cell import Cell
 from frd.service.ingest.collector import Home
 from frd.service.ingest.streams import Stream
 from frd.service.state import CellState, Counters
 from frd.wire.messages import Redirect
+from tests.unit.service.virtual import virtual
 from tests.world.fake_cluster import FakeStream
 from tests.world.one_replica import CELL, HELLO, JOB, ME, OTHER, Parts, SharedLogs, replica
-from tests.world.virtual_time import run_virtual
 
 
 async def connected(parts: Parts) -> Stream:
@@ -32,6 +31,11 @@ async def connected(parts: Parts) -> Stream:
     stream = home.streams.open()
     home.streams.take(stream, HELLO)
     return stream
+
+
+def redirects(stream: Stream) -> list[str]:
+    """The addresses that the agent was sent to."""
+    return [event.address for event in stream.outgoing if isinstance(event, Redirect)]
 
 
 async def test_a_gained_cell_is_a_home(tmp_path: Path) -> None:
@@ -59,26 +63,11 @@ async def test_agents_are_sent_to_the_owner(tmp_path: Path) -> None:
         assert parts.owner.successor(CELL) == OTHER.grpc
 
 
-async def test_agents_wait_for_an_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an owner the agent waits; when this replica gains the cell, it is let in; if nothing
-    happens for long, it is sent away with a reason."""
-    async with replica(tmp_path) as parts:
-        waiting = asyncio.create_task(parts.homes.find(JOB))
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
-        parts.owner.gained(CELL, "start")
-        assert isinstance(await waiting, Home)
-        monkeypatch.setattr(homes_module, "_WAIT_S", 0.05)
-        other = next(f"job-{i}" for i in range(1000) if cell_of(f"job-{i}") != CELL)
-        with pytest.raises(ServiceUnavailable, match="no replica has its cell"):
-            await parts.homes.find(other)
-
-
 async def test_agents_are_not_sent_to_an_owner_that_may_be_dead(tmp_path: Path) -> None:
     """The owner's last heartbeats are missing: the agent waits, and is let in when this replica has
     taken the cell over."""
     async with replica(tmp_path) as parts:
-        late = dataclasses.replace(OTHER, is_late=True)
+        late = replace(OTHER, is_late=True)
         parts.lease.view = ClusterView(ME.name, (ME, late), {CELL: OTHER.name})
         waiting = asyncio.create_task(parts.homes.find(JOB))
         await asyncio.sleep(0.25)
@@ -95,20 +84,9 @@ async def test_a_cell_is_handed_over(tmp_path: Path) -> None:
         parts.owner.drain(CELL, OTHER.name)
         await parts.settle()
         assert parts.lease.calls[-1] == ("release", CELL)
-        assert [e.address for e in stream.outgoing if isinstance(e, Redirect)] == [OTHER.grpc]
+        assert redirects(stream) == [OTHER.grpc]
         assert stream.moved
         assert CELL not in parts.cells
-
-
-async def test_a_lost_cell_is_dropped(tmp_path: Path) -> None:
-    """Another replica has taken the cell: it is gone, and its streams go to the new owner."""
-    async with replica(tmp_path) as parts:
-        parts.owner.gained(CELL, "start")
-        stream = await connected(parts)
-        parts.lease.owners(**{f"c{CELL}": OTHER.name})
-        parts.owner.lost(CELL)
-        assert CELL not in parts.cells
-        assert [e.address for e in stream.outgoing if isinstance(e, Redirect)] == [OTHER.grpc]
 
 
 async def test_a_cell_is_taken_from_a_replica_that_is_cut_off(tmp_path: Path) -> None:
@@ -121,7 +99,7 @@ async def test_a_cell_is_taken_from_a_replica_that_is_cut_off(tmp_path: Path) ->
             parts.owner.taken(CELL, OTHER.grpc)
         assert CELL not in parts.cells
         assert parts.lease.calls == [("owned", CELL), ("give_up", CELL)]
-        assert [e.address for e in stream.outgoing if isinstance(e, Redirect)] == [OTHER.grpc]
+        assert redirects(stream) == [OTHER.grpc]
 
 
 async def both_here(parts: Parts) -> None:
@@ -188,9 +166,7 @@ async def test_a_lost_cell_writes_nothing_more(tmp_path: Path) -> None:
         shared = SharedLogs(FakeStream(), contested=False)
         parts.archive.local = shared
         parts.owner.gained(CELL, "start")
-        home = await parts.homes.find(JOB)
-        assert isinstance(home, Home)
-        home.streams.take(home.streams.open(), HELLO)
+        await connected(parts)
         parts.owner.lost(CELL)
         stored = list(shared.servers.messages)
         await asyncio.sleep(0.5)
@@ -212,12 +188,30 @@ async def test_a_stream_without_hello_when_its_cell_goes(tmp_path: Path) -> None
         interrupted: list[bool] = []
         stream.interrupt = interrupted.append
         home.streams.take(stream, HELLO)
-        assert [type(event) for event in stream.outgoing] == [Redirect]
+        assert redirects(stream) == [OTHER.grpc]
+        assert len(stream.outgoing) == 1
         assert interrupted
         assert len(home.streams) == 0
 
 
-async def test_a_cell_is_refused_while_it_is_handed_over(tmp_path: Path) -> None:
+def while_it_is_handed_over(parts: Parts) -> None:
+    finish = parts.cells[CELL].finish
+
+    async def refused() -> None:
+        await finish()
+        parts.owner.refused(CELL)
+
+    parts.cells[CELL].finish = refused  # type: ignore[method-assign]
+
+
+def when_the_end_has_just_begun(parts: Parts) -> None:
+    asyncio.get_running_loop().call_soon(parts.owner.refused, CELL)
+
+
+@pytest.mark.parametrize("refuse", [while_it_is_handed_over, when_the_end_has_just_begun])
+async def test_a_cell_is_refused_at_the_end(
+    tmp_path: Path, refuse: Callable[[Parts], None]
+) -> None:
     """The log refuses the last writes of a replica that ends: the cell is dropped, it is not
     released a second time, and the other cells are handed over."""
     async with replica(tmp_path) as parts:
@@ -225,32 +219,49 @@ async def test_a_cell_is_refused_while_it_is_handed_over(tmp_path: Path) -> None
         for cell in (CELL, second):
             parts.owner.gained(cell, "start")
         await parts.settle()
-        finish = parts.cells[CELL].finish
-
-        async def refused() -> None:
-            await finish()
-            parts.owner.refused(CELL)
-
-        parts.cells[CELL].finish = refused  # type: ignore[method-assign]
+        refuse(parts)
         await parts.owner.finish()
         assert not parts.cells
         released = [call for call in parts.lease.calls if call[0] == "release"]
         assert [call[1] for call in released] == [second]
 
 
-async def test_a_cell_is_refused_at_the_moment_of_the_end(tmp_path: Path) -> None:
-    """The log refuses a replica that has just begun to end: nothing of that cell is left to hand
-    over, and the other cells are handed over."""
+async def test_a_cell_is_lost_while_it_is_handed_over(tmp_path: Path) -> None:
+    """Another replica takes a cell during its last evaluation, for which the log must answer: the
+    handover ends, and no task of the cell is left."""
     async with replica(tmp_path) as parts:
-        second = (CELL + 1) % CELLS
-        for cell in (CELL, second):
-            parts.owner.gained(cell, "start")
+        parts.owner.gained(CELL, "start")
         await parts.settle()
-        asyncio.get_running_loop().call_soon(parts.owner.refused, CELL)
-        await parts.owner.finish()
-        assert not parts.cells
-        released = [call for call in parts.lease.calls if call[0] == "release"]
-        assert [call[1] for call in released] == [second]
+        before, answer = asyncio.all_tasks(), asyncio.Event()
+        cell = parts.cells[CELL]
+        cell.evaluator.evaluate = answer.wait  # type: ignore[assignment, method-assign]
+        parts.owner.drain(CELL, OTHER.name)
+        await asyncio.sleep(0.01)
+        parts.owner.lost(CELL)
+        await asyncio.sleep(0.01)
+        answer.set()
+        await asyncio.sleep(0.01)
+        assert CELL not in parts.cells
+        assert {cell._evaluating, cell._inspecting} <= before
+        assert not {cell._evaluating, cell._inspecting} & asyncio.all_tasks()
+        assert not parts.owner._dropping
+
+
+async def test_what_is_open_in_a_lost_cell(tmp_path: Path) -> None:
+    """A cell with an open finding and a closed one is lost: webhooks forget the open one."""
+    async with replica(tmp_path) as parts:
+        parts.owner.gained(CELL, "start")
+        await parts.settle()
+        at = AlignedNs(1)
+        still_open = Finding("a", Kind.STALL, FindingState.OPEN, "train", 0, at)
+        closed = replace(still_open, id="b", state=FindingState.CLOSED, closed_at=at)
+        before = parts.cells[CELL].state
+        view = replace(before.status_view, findings=[still_open, closed])
+        parts.cells[CELL].evaluator.state = replace(before, status_view=view)
+        forgotten: list[Sequence[Finding]] = []
+        parts.cells._dropped = forgotten.append
+        parts.owner.lost(CELL)
+        assert [list(findings) for findings in forgotten] == [[still_open]]
 
 
 async def test_a_takeover_that_fails(tmp_path: Path) -> None:
@@ -317,21 +328,18 @@ async def test_agents_are_not_sent_to_a_replica_that_ends(tmp_path: Path) -> Non
     """SIGTERM, while the other replica ends, too, or may be dead: the cell is released, and its
     agents look for themselves."""
     for odd in (
-        dataclasses.replace(OTHER, is_late=True),
-        dataclasses.replace(OTHER, is_leaving=True),
+        replace(OTHER, is_late=True),
+        replace(OTHER, is_leaving=True),
     ):
         async with replica(tmp_path) as parts:
             parts.owner.gained(CELL, "start")
-            home = await parts.homes.find(JOB)
-            assert isinstance(home, Home)
-            stream = home.streams.open()
-            home.streams.take(stream, HELLO)
+            stream = await connected(parts)
             parts.lease.view = ClusterView(ME.name, (ME, odd))
             assert parts.owner.successor(CELL) == ""
             await parts.owner.finish()
             assert parts.lease.calls[-1] == ("release", CELL)
             assert stream.moved
-            assert not any(isinstance(event, Redirect) for event in stream.outgoing)
+            assert not redirects(stream)
 
 
 def test_cells_are_for_ever() -> None:
@@ -349,29 +357,26 @@ def test_few_cells_move() -> None:
     assert all(10 <= before.count(name) <= 32 for name in names)
 
 
-def test_a_cell_without_agents_is_evaluated_rarely(tmp_path: Path) -> None:
+@virtual
+async def test_a_cell_without_agents_is_evaluated_rarely(tmp_path: Path) -> None:
     """A cell without agents is evaluated once a second; once an agent is there, four times a
     second, beginning with the next look at the cell and not a second later."""
+    async with replica(tmp_path) as at:
+        at.owner.gained(CELL, "start")
+        await at.settle()
+        cell = at.cells[CELL]
 
-    async def run() -> None:
-        async with replica(tmp_path) as at:
-            at.owner.gained(CELL, "start")
-            await at.settle()
-            cell = at.cells[CELL]
+        async def evaluations(seconds: float) -> int:
+            before = cell.log.position  # each evaluation records a tick
+            await asyncio.sleep(seconds)
+            return cell.log.position - before
 
-            async def evaluations(seconds: float) -> int:
-                before = cell.log.position  # each evaluation records a tick
-                await asyncio.sleep(seconds)
-                return cell.log.position - before
-
-            at.cells.refresh()
-            earlier = at.cells.state.evaluated_at or 0
-            assert 9 <= await evaluations(10) <= 11
-            at.cells.refresh()
-            assert (at.cells.state.evaluated_at or 0) > earlier
-            cell.home.streams.take(cell.home.streams.open(), HELLO)
-            cell.look()
-            assert await evaluations(0.01) == 1
-            assert 39 <= await evaluations(10) <= 41
-
-    run_virtual(run())
+        at.cells.refresh()
+        earlier = at.cells.state.evaluated_at or 0
+        assert 9 <= await evaluations(10) <= 11
+        at.cells.refresh()
+        assert (at.cells.state.evaluated_at or 0) > earlier
+        cell.home.streams.take(cell.home.streams.open(), HELLO)
+        cell.look()
+        assert await evaluations(0.01) == 1
+        assert 39 <= await evaluations(10) <= 41

@@ -1,16 +1,22 @@
-"""Findings are stored, then published; a disk or another job cannot hold them back."""
+"""Findings are stored, then published; a disk or another job cannot hold them back. What a replay
+needs besides messages is in the journal."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from frd.model import FindingState
+from frd.model import AttemptKey, FindingState, NodeNs, UnrecordedWait, WaitSource
 from frd.service.findings import evaluator
+from frd.service.findings.unrecorded import Unrecorded
+from frd.service.journal.payloads import Dismissal, Waited, decode_payload
+from frd.store.journal import read
+from frd.store.records import RecordKind
 from tests.world.evaluated import Evaluated
 from tests.world.job import Job
 
@@ -20,15 +26,6 @@ def bench(tmp_path: Path) -> Iterator[Evaluated]:
     bench = Evaluated(tmp_path)
     yield bench
     bench.close()
-
-
-def test_a_finding_is_stored_before_it_is_published(bench: Evaluated) -> None:
-    """A rank does not come: when the finding is seen, the database has it."""
-    bench.hang()
-    bench.evaluate()
-    (event,) = bench.published
-    assert bench.store.get(event.finding.id) == event.finding
-    assert bench.evaluator.store_errors == 0
 
 
 async def test_a_disk_that_does_not_answer_delays_no_alert(
@@ -68,3 +65,48 @@ def test_a_fault_in_one_job_does_not_affect_others(bench: Evaluated) -> None:
     assert [event.finding.job for event in bench.published] == ["job"]
     assert bench.evaluator.state.evaluated_at == before
     assert bench.store.open_findings() == [bench.published[0].finding]
+
+
+async def test_what_is_closed_by_hand_is_stored_and_in_the_journal(tmp_path: Path) -> None:
+    """The caller gets the closed finding once it is published and stored."""
+    bench = Evaluated(tmp_path)
+    with contextlib.closing(bench):
+        bench.hang()
+        await bench.evaluator.evaluate()
+        (opened,) = bench.published
+        dismissals = (Dismissal(opened.finding.id, "a known pause"), Dismissal("nothing", "x"))
+        asking, unknown = (asyncio.create_task(bench.evaluator.dismiss(d)) for d in dismissals)
+        await asyncio.sleep(0)
+        bench.pass_s(1)
+        await bench.evaluator.evaluate()
+        closed = await asking
+        assert closed is not None
+        assert closed.close_reason == "closed by hand: a known pause"
+        assert bench.evaluator.state.open_findings() == []
+        assert bench.store.get(closed.id) == closed
+        assert await unknown is None
+    records = list(read(tmp_path / "journal", pytest.fail))
+    (record,) = [r for r in records if r.kind is RecordKind.DISMISSED]
+    assert decode_payload(record.payload, Dismissal).because == "a known pause"
+
+
+def recv(rank: int, since: int, as_of: int) -> UnrecordedWait:
+    where = "train.py:8 in exchange"
+    return UnrecordedWait(rank, WaitSource.STACK, "recv", NodeNs(since), NodeNs(as_of), (), where)
+
+
+def test_a_wait_goes_to_the_engine_and_into_the_journal(tmp_path: Path) -> None:
+    """One of a known rank; those of an unknown rank or attempt are left out."""
+    bench = Evaluated(tmp_path)
+    job = bench.job
+    with contextlib.closing(bench):
+        unrecorded = Unrecorded(job.engine, bench.recorder, lambda: job.now)
+        seen = recv(2, job.now - 1_000_000_000, job.now)
+        unrecorded.observe_aligned(job.key, seen)
+        unrecorded.observe_aligned(job.key, recv(9, job.now, job.now))
+        unrecorded.observe(AttemptKey("other", 0), seen)
+        assert job.attempt.snapshot(job.now).unrecorded == {2: (seen,)}
+    records = list(read(tmp_path / "journal", pytest.fail))
+    (record,) = [r for r in records if r.kind is RecordKind.WAITED]
+    waited = decode_payload(record.payload, Waited)
+    assert (waited.key, waited.wait.op, waited.wait.rank) == (job.key, "recv", 2)

@@ -48,9 +48,9 @@ UNKNOWN = WaitsFor(WaitKind.UNKNOWN, Certainty.UNKNOWN)
 
 
 class World:
-    """A job of four ranks, and agents that answer immediately."""
+    """A job of four ranks, of which these do not come, and agents that answer immediately."""
 
-    def __init__(self) -> None:
+    def __init__(self, *absent: int) -> None:
         self.job = Job(4, engine=Engine(Policy(stall_after_s=5.0))).group("dp", range(4))
         self.job.all_reduce("dp", 0)
         self.job.run(1)
@@ -69,6 +69,8 @@ class World:
             findings=self.job.findings,
             now=lambda: self.job.now,
         )
+        if absent:
+            self.hang(absent)
 
     async def ask(
         self,
@@ -142,22 +144,14 @@ def test_of_healthy_ranks_nothing_is_asked() -> None:
     assert world.asked == []
 
 
-def test_a_wait_that_lasts_is_one_event() -> None:
-    """The same answer for ten seconds."""
-    world = World()
-    world.hang([2])
+def test_a_rank_that_waits_for_another_kind_of_thing() -> None:
+    """A read that lasts is one event. From a read to an fsync: shown immediately. The next file, or
+    a moment in no call, comes later: until then the finding shows what was seen last, with the time
+    at which that was."""
+    world = World(2)
     world.report(2, READ)
     assert len(world.look()) == 1
     assert world.look(10) == []
-
-
-def test_a_rank_that_waits_for_another_kind_of_thing() -> None:
-    """From a read to an fsync: shown immediately; the next file, and a moment in no call, later:
-    until then the finding shows what was seen last, with the time at which that was."""
-    world = World()
-    world.hang([2])
-    world.report(2, READ)
-    world.look()
     world.report(2, replace(READ, kind=WaitKind.FILE_SYNC, what="/ckpt/a.pt"))
     assert len(world.look()) == 1
     before = world.waits_for(2)
@@ -170,8 +164,7 @@ def test_a_rank_that_waits_for_another_kind_of_thing() -> None:
 def test_the_holder_of_a_lock_is_the_first_cause() -> None:
     """Ranks 1 to 3 do not come: 1 and 2 wait for a lock that rank 3 holds, so 3 alone is named, and
     1 and 2 are asked on, because they may get the lock."""
-    world = World()
-    world.hang([1, 2, 3])
+    world = World(1, 2, 3)
     assert [s.rank for s in world.job.only().suspects] == [1, 2, 3]
     finding = world.job.only().id
     for _ in range(6):
@@ -187,8 +180,7 @@ def test_the_holder_of_a_lock_is_the_first_cause() -> None:
 
 def test_a_holder_that_is_only_likely_is_no_proof() -> None:
     """The lock is in shared memory, which has no record of its holder: all three stay suspects."""
-    world = World()
-    world.hang([1, 2, 3])
+    world = World(1, 2, 3)
     guess = replace(LOCK, kind=WaitKind.LOCK_SHARED, certainty=Certainty.LIKELY)
     for _ in range(6):
         for rank in (1, 2):
@@ -206,8 +198,7 @@ def test_a_native_call_that_may_wait_for_a_rank(
 ) -> None:
     """Ranks 2 and 3 do not come: 2 computes, 3 is in `work.wait()` of a receive. Rank 3 stays a
     suspect if its stack ends in the standard library, or if the call waits without a time-out."""
-    world = World()
-    world.hang([2, 3])
+    world = World(2, 3)
     world.lines[3] = line
     for _ in range(6):
         world.report(2, replace(READ, kind=WaitKind.ON_CPU))
@@ -221,8 +212,7 @@ def test_a_native_call_that_may_wait_for_a_rank(
 def test_a_native_call_that_ends() -> None:
     """Rank 3 comes out of the receive, and is then in a read: it no longer counts as waiting, and
     is not asked any more. The cause that was certain stays."""
-    world = World()
-    world.hang([2, 3])
+    world = World(2, 3)
     world.lines[3] = "train.py:88 in exchange"
     for _ in range(6):
         world.report(3, INNER, may_be_for_peer=True)
@@ -238,8 +228,7 @@ def test_a_native_call_that_ends() -> None:
 
 def test_an_agent_that_cannot_answer_is_left_alone() -> None:
     """An agent before 0.2 answers with an error: it is not asked again for a while."""
-    world = World()
-    world.hang([2])
+    world = World(2)
     world.errors[2] = "unknown part"
     world.look(4)
     assert world.asked == [[2]]
@@ -247,8 +236,7 @@ def test_an_agent_that_cannot_answer_is_left_alone() -> None:
 
 def test_bytes_that_are_no_report() -> None:
     """They are counted, and the other suspect's report is used."""
-    world = World()
-    world.hang([1, 2])
+    world = World(1, 2)
     world.reports[1] = b"{"
     world.report(2, READ)
     world.look()
@@ -258,8 +246,7 @@ def test_bytes_that_are_no_report() -> None:
 
 def test_names_of_the_job_are_made_printable() -> None:
     """A file whose name holds an escape sequence."""
-    world = World()
-    world.hang([2])
+    world = World(2)
     name = "/data/\x1b[31mred"
     world.report(2, replace(READ, what=name, says=f"has been in read() of {name}"))
     world.look()
@@ -271,8 +258,7 @@ def test_names_of_the_job_are_made_printable() -> None:
 
 def test_a_finding_that_opens_is_asked_about_immediately() -> None:
     """The task asks when a finding opens, not at its next turn."""
-    world = World()
-    world.hang([2])
+    world = World(2)
     world.report(2, READ)
 
     async def opened() -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
@@ -16,7 +16,7 @@ from frd import config
 from frd.config import NotifyTarget
 from frd.engine.policy import Policy
 from frd.errors import ConfigError
-from frd.model import Change, FindingEvent
+from frd.model import Change, FindingEvent, Severity
 from frd.service.findings import notifier as notifier_module
 from frd.service.findings.notices import Choice, News
 from frd.service.findings.notifier import Notifier
@@ -230,19 +230,13 @@ def test_a_restart_sends_only_new_changes(tmp_path: Path, receiver: Receiver) ->
     again.take_up(before)
     updated = FindingEvent(Change.UPDATED, opened.finding)
     again.see([updated])
-    critical = replace(opened.finding, severity=_critical())
+    critical = replace(opened.finding, severity=Severity.CRITICAL)
     again.see([FindingEvent(Change.UPDATED, critical), FindingEvent(Change.UPDATED, critical)])
     again.see([FindingEvent(Change.CLOSED, critical)])
     until(lambda: len(receiver.received) == 3, "the rest")
     again.close()
     scene.close()
     assert receiver.events() == ["opened", "critical", "closed"]
-
-
-def _critical() -> Any:
-    from frd.model import Severity
-
-    return Severity.CRITICAL
 
 
 def chosen(target: NotifyTarget, *events: FindingEvent) -> list[str]:
@@ -258,7 +252,7 @@ def test_each_target_has_its_own_choice(tmp_path: Path) -> None:
     finding = scene.published[0].finding
     scene.close()
     bare = replace(finding, suspects=())
-    critical = replace(finding, severity=_critical())
+    critical = replace(finding, severity=Severity.CRITICAL)
     story = (
         FindingEvent(Change.OPENED, bare),
         FindingEvent(Change.UPDATED, finding),
@@ -285,7 +279,7 @@ def test_what_another_process_has_sent(tmp_path: Path) -> None:
     scene.hang()
     finding = replace(scene.published[0].finding, suspects=())
     scene.close()
-    critical = FindingEvent(Change.UPDATED, replace(finding, severity=_critical()))
+    critical = FindingEvent(Change.UPDATED, replace(finding, severity=Severity.CRITICAL))
     closed = FindingEvent(Change.CLOSED, finding)
 
     def later(target: NotifyTarget, *events: FindingEvent, goes: bool = False) -> list[str]:

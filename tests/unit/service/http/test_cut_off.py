@@ -7,6 +7,7 @@ from pathlib import Path
 
 from frd.service.http.peers.client import PeerClient
 from frd.service.http.peers.cut_off import CutOff
+from tests.unit.service.http.three import token_file
 from tests.world.http_cluster import PLAIN, Cluster, cluster
 
 
@@ -26,22 +27,17 @@ def taken_from(made: Cluster, *, connected: bool = False) -> dict[int, str]:
 
 def test_a_replica_that_is_cut_off_learns_who_has_its_cells(tmp_path: Path) -> None:
     """NATS does not answer one replica, and answers the others, of which one has taken two of its
-    cells over: the agents of those go there. The question needs no token."""
-    tokens = tmp_path / "tokens"
-    tokens.write_text(f"{'r' * 32} role=reader\n")
-    tokens.chmod(0o600)
-    with cluster(tmp_path, {}, token_file=tokens) as made:
+    cells over: the agents of those go there. The question needs no token, and while NATS answers
+    there is none. A supervisor who asks for readiness does not learn which cells a replica has."""
+    with cluster(tmp_path, {}, token_file=token_file(tmp_path)) as made:
         assert taken_from(made) == {}
-        made.members["frd-1"].cells |= {3, 7}
-        assert taken_from(made) == {3: "frd-1:9373", 7: "frd-1:9373"}
-
-
-def test_no_question_while_nats_answers(tmp_path: Path) -> None:
-    """NATS answers a replica: the lease alone decides what it has."""
-    with cluster(tmp_path, {}) as made:
-        made.members["frd-1"].cells |= {3}
+        other = made.members["frd-1"]
+        other.cells |= {3, 7}
+        other.asked.clear()
         assert taken_from(made, connected=True) == {}
-        assert not made.members["frd-1"].asked
+        assert not other.asked
+        assert taken_from(made) == {3: "frd-1:9373", 7: "frd-1:9373"}
+        assert "frd-cells" not in made.ask("frd-1", "/-/ready").headers
 
 
 def test_all_keep_what_they_have_while_nats_answers_none(tmp_path: Path) -> None:
@@ -54,9 +50,3 @@ def test_all_keep_what_they_have_while_nats_answers_none(tmp_path: Path) -> None
         assert taken_from(made) == {}
         asked = [(method, target) for method, target, _ in made.members["frd-1"].asked]
         assert asked == [("GET", "/-/ready")]
-
-
-def test_only_replicas_learn_which_cells_a_replica_has(tmp_path: Path) -> None:
-    """A supervisor asks for readiness: the answer is as short as without a cluster."""
-    with cluster(tmp_path, {}) as made:
-        assert "frd-cells" not in made.ask("frd-1", "/-/ready").headers

@@ -19,7 +19,7 @@ from tests.world.job import Job, hanging
 from tests.world.timelines import bar, gap, timeline
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def job() -> Job:
     return hanging(8)
 

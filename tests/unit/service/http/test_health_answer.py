@@ -86,8 +86,8 @@ def test_a_service_in_trouble(client: Client) -> None:
         node_view("c", {TRAIN: (2,)}, connected=False, reporting=False),
     ]
     counters = Counters(
-        refused={"order": 3, "limit": 0},
-        http_refused={"role": 2},
+        refused={"order": 3, "limit": 0, "token": 3},
+        http_refused={"role": 2, "token": 2},
         store_errors={"timelines": 4, "findings": 0},
         evicted={"dumps": 1, "collectives": 5},
     )
@@ -98,7 +98,7 @@ def test_a_service_in_trouble(client: Client) -> None:
     assert "the last evaluation is stale" in service["not_ready"]
     assert service["evaluated_age_s"] == 60.0
     assert (service["agents"], service["agents_silent"], service["gap_entries"]) == (2, 1, 14)
-    assert service["refused"] == {"order": 3, "role": 2}
+    assert service["refused"] == {"order": 3, "role": 2, "token": 5}
     assert service["store_errors"] == {"timelines": 4}
     assert service["evicted"] == {"collectives": 7, "dumps": 1}
     assert found["node_counts"] == {"connected": 1, "silent": 1, "gone": 1, "unsynchronized": 2}
@@ -124,14 +124,6 @@ def test_nodes_without_a_job_that_runs(client: Client) -> None:
     assert found["node_counts"] == {"connected": 2, "silent": 1, "gone": 0, "unsynchronized": 3}
     assert [one["node"] for one in found["nodes"]] == ["d", "a", "c"]
     assert found["services"][0]["agents_silent"] == 1
-
-
-def test_streams_and_requests_that_are_refused(client: Client) -> None:
-    """Both are refused for the same reason, a token: the number is that of both."""
-    counters = Counters(refused={"token": 3}, http_refused={"token": 2})
-    change(client, counters=counters)
-    (service,) = client.get("/api/v1/health").json["services"]
-    assert service["refused"] == {"token": 5}
 
 
 def test_before_the_first_evaluation(client: Client) -> None:

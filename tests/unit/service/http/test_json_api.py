@@ -14,14 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from frd.engine.views import MemoryView, StatusView
 from frd.forms import finding_json, utc_text
-from frd.model import (
-    AlignedNs,
-    AttemptKey,
-    SeriesInfo,
-    SeriesKind,
-)
+from frd.model import AlignedNs, AttemptKey, Kind, SeriesInfo, SeriesKind
 from frd.service.state import ServiceState
-from tests.world.http_api import Client, Service, finding, job_view
+from tests.world.http_api import Client, Service, closed, finding, job_view
 from tests.world.views import NOW, SECOND
 
 
@@ -160,14 +155,6 @@ def test_attempts_of_a_job(client: Client) -> None:
     assert client.get("/api/v1/jobs/train", "attempt=x").status == 400
 
 
-def test_job_names_with_slashes(client: Client) -> None:
-    """A job called a/b c, or one on two lines, is found, and can be dumped."""
-    assert client.get("/api/v1/jobs/b\nc").json["job"] == "b\nc"
-    assert client.post("/api/v1/jobs/b\nc/dumps", {}).status == 201
-    assert client.get("/api/v1/jobs/a/b c").json["job"] == "a/b c"
-    assert client.post("/api/v1/jobs/a/b c/dumps", {}).status == 201
-
-
 def test_history(client: Client) -> None:
     """All stored findings come page by page, oldest first, and each of them once."""
 
@@ -207,26 +194,50 @@ def test_what_is_watched(client: Client) -> None:
     assert "the last evaluation is stale" in reason
 
 
-def test_findings_since(client: Client) -> None:
-    """`since` keeps what is open, and what closed then or later."""
-    for second, wanted in ((9, [3, 2, 1]), (10, [2, 1])):
-        since = utc_text(AlignedNs(NOW + second * SECOND))
-        found = client.get("/api/v1/findings", f"since={since}").json["findings"]
-        assert [int(item["id"], 16) for item in found] == wanted
+KINDS = {1: Kind.STALL, 2: Kind.OOM, 3: Kind.STALL, 4: Kind.STRAGGLER}
 
 
-def test_findings(client: Client) -> None:
-    """Findings come newest first, filtered by state and job, and one by one by id."""
+def opened(number: int) -> str:
+    return utc_text(AlignedNs(NOW + number * SECOND))
 
-    def ids(query: str = "") -> list[int]:
-        found = client.get("/api/v1/findings", query).json["findings"]
-        return [int(item["id"], 16) for item in found]
 
-    assert ids() == [3, 2, 1]
-    assert ids("state=open") == [2, 1]
-    assert ids("state=closed") == [3]
-    assert ids("job=train&limit=1") == [3]
-    assert ids("job=other") == []
+@pytest.mark.parametrize(
+    ("query", "numbers"),
+    [
+        ("", [4, 3, 2, 1]),
+        ("state=open", [2, 1]),
+        ("state=closed", [4, 3]),
+        ("job=train&limit=1", [4]),
+        ("job=other", []),
+        (f"since={opened(9)}", [4, 3, 2, 1]),  # when 3 and 4 closed
+        (f"since={opened(10)}", [2, 1]),
+        (f"until={opened(4)}", [3, 2, 1]),
+        (f"until={opened(2)}&state=open", [1]),
+        (f"until={opened(1)}", []),
+        (f"until={opened(4)}&since={opened(10)}", [2, 1]),
+        ("kind=stall", [3, 1]),
+        ("kind=stall&state=open", [1]),
+        ("kind=stall&state=closed", [3]),
+        ("kind=straggler", [4]),
+        ("kind=rank_lost", []),
+        ("kind=stall&limit=1", [3]),
+        ("kind=stall&job=other", []),
+        (f"until={opened(9)}&kind=oom", [2]),
+    ],
+)
+def test_findings(tmp_path: Path, query: str, numbers: list[int]) -> None:
+    """Findings 1 and 2 are open, 3 and 4 are closed. They come newest first, of the engine and of
+    the store together, by state, job and kind. `since` keeps what is open, and what closed then or
+    later; `until` is the first moment of an opening that does not count."""
+    found = [dataclasses.replace(finding(n), kind=kind) for n, kind in KINDS.items()]
+    service = Service(tmp_path, [job_view("train")], [*found[:2], *map(closed, found[2:])])
+    listed = Client(service).get("/api/v1/findings", query).json["findings"]
+    service.close()
+    assert [int(one["id"], 16) for one in listed] == numbers
+
+
+def test_one_finding(client: Client) -> None:
+    """By its id."""
     assert client.get(f"/api/v1/findings/{finding(1).id}").json == finding_json(finding(1))
 
 
@@ -241,10 +252,9 @@ def test_closing_by_hand(client: Client) -> None:
     assert client.post(path, {"because": "x"}, content_type="text/plain").status == 400
     for origin in ("http://frd", "https://elsewhere.example", "null"):
         assert client.post(path, {"because": "x"}, origin=origin).status == 403
-    closed = client.post(path, {"because": "a known\n pause"})
-    assert closed.status == 200
-    assert closed.json["state"] == "closed"
-    assert closed.json["close_reason"] == "closed by hand: a known pause"
+    done = client.post(path, {"because": "a known\n pause"})
+    assert (done.status, done.json["state"]) == (200, "closed")
+    assert done.json["close_reason"] == "closed by hand: a known pause"
     again = client.post(path, {"because": "x"})
     assert (again.status, again.json["error"]) == (
         409,
@@ -336,21 +346,21 @@ def test_agents_that_are_gone(client: Client) -> None:
         ("/api/v1/findings", "since=soon", 400),
         ("/api/v1/history", "until=9999-12-31T23:59:59-23:59", 400),
         ("/api/v1/findings", "limit=9999999999999999999999", 400),
+        ("/api/v1/findings", "kind=stalls", 400),
+        ("/api/v1/findings", "kind=", 400),
+        ("/api/v1/findings", "kind=STALL", 400),
+        ("/api/v1/findings", "until=soon", 400),
+        ("/api/v1/findings", "until=", 400),
     ],
 )
 def test_errors_are_json(client: Client, path: str, query: str, status: int) -> None:
-    """Unknown paths, ids and parameters are JSON errors of one line."""
+    """Unknown paths, ids and parameters are JSON errors of one line, which begins with the name of
+    the parameter. A kind that is misspelt is not one without findings."""
     answer = client.get(path, query)
     assert answer.status == status
     assert answer.json.keys() == {"error"}
     assert "\n" not in answer.json["error"]
-
-
-def test_wrong_method(client: Client) -> None:
-    """Nothing can be deleted or overwritten through the API."""
-    for method in ("DELETE", "PUT"):
-        assert client.send(method, f"/api/v1/findings/{finding(1).id}").status == 405
-        assert "error" in client.send(method, "/api/v1/jobs/train").json
+    assert answer.json["error"].startswith(query.partition("=")[0])
 
 
 def test_names_that_are_no_utf8(tmp_path: Path) -> None:

@@ -96,11 +96,6 @@ def test_ranks_asked_for_come_with_all_they_have() -> None:
     ]
 
 
-def test_a_job_without_samples_has_no_rows() -> None:
-    """Nothing was sampled yet."""
-    assert memory_json(MemoryView(), None)["series"] == []
-
-
 def test_a_sparkline_shows_a_rise_and_not_the_noise() -> None:
     """From the lowest bar to the highest; a flutter below what counts as still is level."""
     assert sparkline([0, 50, 100], still=1) == "▁▄█"

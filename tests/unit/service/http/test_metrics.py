@@ -27,53 +27,12 @@ from frd.model import (
     WaitsFor,
 )
 from frd.service.metrics.collector import MAX_GROUPS, MAX_LABEL_CHARS, MAX_OPS, OTHER, render
+from frd.service.metrics.recent_peak import WINDOW_S, RecentPeak
 from frd.service.metrics.table import CLUSTER_METRICS, MAX_SUSPECTS, METRICS
 from frd.service.state import CellState, ClusterState, Counters, NodeView, ServiceState
 from tests.world.views import NOW, TRAIN, attempt_view, group_view, node_view, rank_view
 
 STORES = ("findings", "journal", "dumps", "timelines")
-
-# Promised names: a rename breaks users' alerts.
-PROMISED = {
-    "frd_build_info": ("version",),
-    "frd_nodes": ("job", "state"),
-    "frd_ranks": ("job", "state"),
-    "frd_group_open_collectives": ("job", "group"),
-    "frd_stalled_collectives": ("job", "group"),
-    "frd_stall_seconds": ("job", "group"),
-    "frd_stall_threshold_seconds": ("job", "group"),
-    "frd_findings_open": ("job", "kind"),
-    "frd_findings_total": ("job", "kind"),
-    "frd_suspect": ("job", "kind", "finding", "rank", "node", "reason", "waits_for"),
-    "frd_finding_opened_timestamp_seconds": ("job", "kind", "finding"),
-    "frd_finding_critical": ("job", "kind", "finding"),
-    "frd_collectives_matched_total": ("job", "group"),
-    "frd_collective_skew_seconds": ("job", "op"),
-    "frd_collective_duration_seconds": ("job", "op"),
-    "frd_clock_offset_seconds": ("node",),
-    "frd_clock_uncertainty_seconds": ("node",),
-    "frd_clock_steps_total": ("node",),
-    "frd_clock_refused_total": ("reason",),
-    "frd_nodes_unsynchronized": ("job",),
-    "frd_agents_expected": ("job",),
-    "frd_agents_reporting": ("job",),
-    "frd_ingest_entries_total": (),
-    "frd_ingest_duplicate_entries_total": (),
-    "frd_ingest_refused_total": ("reason",),
-    "frd_ingest_lag_seconds": (),
-    "frd_telemetry_gap_entries_total": ("job",),
-    "frd_evicted_total": ("what",),
-    "frd_loop_lag_seconds": (),
-    "frd_last_evaluation_timestamp_seconds": (),
-    "frd_replicas": (),
-    "frd_cluster_connected": (),
-    "frd_cells": ("state",),
-    "frd_takeovers_total": ("why",),
-    "frd_fenced_total": (),
-    "frd_log_append_seconds": (),
-    "frd_log_unacked_bytes": (),
-    "frd_log_durable": (),
-}
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -167,9 +126,8 @@ def full_state() -> ServiceState:
     )
 
 
-def test_promised_names_and_labels() -> None:
-    """The table has every metric that was promised, with its labels; nothing else is exported."""
-    assert PROMISED.items() <= {name: spec.labels for name, spec in METRICS.items()}.items()
+def test_what_is_exported() -> None:
+    """Every metric of the table, and nothing else, besides those of the process."""
     exported = {
         line.split()[2] for line in render(full_state()).decode().splitlines() if "# TYPE" in line
     }
@@ -204,6 +162,12 @@ frd_ingest_entries_total 1000
 frd_ingest_duplicate_entries_total 30
 frd_ingest_refused_total{reason="length"} 2
 frd_ingest_refused_total{reason="new_word"} 1
+frd_collective_skew_seconds_bucket{job="train",op="all_reduce",le="0.001"} 5
+frd_collective_skew_seconds_bucket{job="train",op="all_reduce",le="0.1"} 8
+frd_collective_skew_seconds_bucket{job="train",op="all_reduce",le="1.0"} 8
+frd_collective_skew_seconds_bucket{job="train",op="all_reduce",le="+Inf"} 10
+frd_collective_skew_seconds_count{job="train",op="all_reduce"} 10
+frd_collective_skew_seconds_sum{job="train",op="all_reduce"} 12.5
 frd_evicted_total{what="collectives"} 6
 frd_evicted_total{what="journal_segments"} 0
 frd_last_evaluation_timestamp_seconds 1800000000
@@ -211,7 +175,8 @@ frd_last_evaluation_timestamp_seconds 1800000000
 
 
 def test_values_of_a_stalled_job() -> None:
-    """A job with a stall shows its groups, ranks, agents, findings and suspects."""
+    """A job with a stall shows its groups, ranks, agents, findings and suspects; buckets are
+    cumulative."""
     got = scraped(full_state())
     expected = parsed(STALLED)
     assert {key: got.get(key) for key in expected} == expected
@@ -264,19 +229,6 @@ def test_a_service_without_a_cluster_has_no_series_of_one() -> None:
     assert not names & set(CLUSTER_METRICS)
 
 
-def test_histograms_are_cumulative() -> None:
-    """Bucket counts become classic cumulative buckets with a sum and a count."""
-    got = scraped(full_state())
-    labels = {"job": "train", "op": "all_reduce"}
-    buckets = [
-        value(got, "frd_collective_skew_seconds_bucket", le=le, **labels)
-        for le in ("0.001", "0.1", "1.0", "+Inf")
-    ]
-    assert buckets == [5, 8, 8, 10]
-    assert value(got, "frd_collective_skew_seconds_count", **labels) == 10
-    assert value(got, "frd_collective_skew_seconds_sum", **labels) == 12.5
-
-
 def test_known_series_start_at_zero() -> None:
     """A job that is fine has a zero for every kind of finding, so that alerts can resolve."""
     got = scraped(service_state(job_view("quiet")))
@@ -322,23 +274,6 @@ def test_newest_attempt_only() -> None:
         got = scraped(service_state(*attempts))
         assert value(got, "frd_ranks", job="train", state="unwatched") == 2  # no agent is there
         assert value(got, "frd_group_open_collectives", job="train", group="tp") == 2
-
-
-def test_configured_agents_are_expected_before_they_were_seen() -> None:
-    """Four agents are configured for a job and one reports: four are expected."""
-    state = dataclasses.replace(
-        service_state(job_view(), nodes=[agent_of("a")]), expected_agents={"train": 4}
-    )
-    got = scraped(state)
-    assert value(got, "frd_agents_expected", job="train") == 4
-    assert value(got, "frd_agents_reporting", job="train") == 1
-
-
-def test_no_agents_are_expected_of_an_ended_attempt() -> None:
-    """Agents of an ended attempt may disconnect: none is expected, none counts as reporting."""
-    got = scraped(service_state(job_view(ended=True), nodes=[agent_of("node-a")]))
-    assert value(got, "frd_agents_expected", job="train") == 0
-    assert value(got, "frd_agents_reporting", job="train") == 0
 
 
 def test_series_are_bounded() -> None:
@@ -397,24 +332,53 @@ def test_every_store_has_its_errors() -> None:
         assert f'frd_store_errors_total{{store="{store}"}} {count}.0\n' in text
 
 
-def test_agents_that_are_missed() -> None:
+UP = node_view("a", {TRAIN: (0, 1)})
+KILLED = node_view("b", {TRAIN: (0, 1)}, connected=False, reporting=False)
+STOPPED = dataclasses.replace(KILLED, stopped=True)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "counts"),
+    [
+        ([UP, KILLED], (2, 1)),
+        ([UP, STOPPED], (2, 1)),
+        ([KILLED, STOPPED], (2, 0)),
+        ([STOPPED, STOPPED], (0, 0)),
+        ([UP, dataclasses.replace(UP, stopped=True)], (2, 2)),
+    ],
+    ids=["one killed", "one stopped", "none left", "all stopped", "one leaves"],
+)
+def test_agents_that_are_missed(nodes: list[NodeView], counts: tuple[int, int]) -> None:
     """FrdBlind compares the agents that are expected with those that report: one that has gone is
-    missed while ranks of it may live, unless all agents of the job were stopped."""
+    missed while ranks of it may live, unless all agents of the job were stopped. Of a job that has
+    ended none is missed; configured agents are expected before they were seen."""
+    assert expected_and_reporting(service_state(job_view(), nodes=nodes)) == counts
+    ended = service_state(job_view(ended=True), nodes=nodes)
+    assert expected_and_reporting(ended) == (0, 0)
+    four = dataclasses.replace(service_state(job_view(), nodes=nodes), expected_agents={"train": 4})
+    assert expected_and_reporting(four) == (4, counts[1])
 
-    def agents(*nodes: NodeView) -> tuple[float | None, float | None]:
-        job = {TRAIN: (0, 1)}
-        got = scraped(
-            service_state(job_view(), nodes=[dataclasses.replace(n, ranks=job) for n in nodes])
-        )
-        names = ("frd_agents_expected", "frd_agents_reporting")
-        expected, reporting = (value(got, name, job="train") for name in names)
-        return expected, reporting
 
-    up = node_view("a", {})
-    killed = node_view("b", {}, connected=False, reporting=False)
-    stopped = dataclasses.replace(killed, stopped=True)
-    assert agents(up, killed) == (2, 1)
-    assert agents(up, stopped) == (2, 1)
-    assert agents(killed, stopped) == (2, 0)
-    assert agents(stopped, stopped) == (0, 0)
-    assert agents(up, dataclasses.replace(up, stopped=True)) == (2, 2)
+def expected_and_reporting(state: ServiceState) -> tuple[float | None, ...]:
+    got = scraped(state)
+    names = ("frd_agents_expected", "frd_agents_reporting")
+    return tuple(value(got, name, job="train") for name in names)
+
+
+def test_the_peak_is_remembered_for_a_window() -> None:
+    """A slow message between two scrapes is seen by both, and forgotten after the window."""
+    recent = RecentPeak()
+    assert recent.value(0.0) == 0.0
+    recent.add(7.0, 100.2)
+    recent.add(1.0, 100.9)
+    recent.add(2.0, 105.0)
+    assert recent.value(105.5) == recent.value(100.0 + WINDOW_S - 0.1) == 7.0
+    assert recent.value(100.0 + WINDOW_S) == 2.0
+    assert recent.value(105.0 + WINDOW_S) == 0.0
+
+
+def test_a_clock_that_is_set_back() -> None:
+    """After a step of the service's clock by an hour the old peak no longer counts."""
+    recent = RecentPeak()
+    recent.add(7.0, 10_000.0)
+    assert recent.value(6_400.0) == 0.0

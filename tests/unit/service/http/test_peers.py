@@ -25,31 +25,24 @@ from frd.forms import finding_json
 from frd.model import AlignedNs, Change, FindingEvent
 from frd.service.http.peers.client import PeerClient
 from frd.service.state import CellState
+from tests.unit.service.http.three import (
+    CLOSED_C,
+    OPEN_A,
+    OPEN_B,
+    OPERATOR,
+    READER,
+    SCRIPTS,
+    A,
+    B,
+    C,
+    job_path,
+    token_file,
+)
 from tests.world.certs import Authority
-from tests.world.http_api import closed, finding
+from tests.world.http_api import finding
 from tests.world.http_cluster import Cluster, Script, cluster, job_of
 from tests.world.http_server import Reply, answering
 from tests.world.views import NOW, SECOND
-
-OPERATOR, READER = "o" * 32, "r" * 32
-A, B, C = job_of(3), job_of(30), job_of(50)
-"""Jobs of frd-0, frd-1 and frd-2."""
-OPEN_A, OPEN_B, CLOSED_C = finding(1, A), finding(2, B), closed(finding(3, C))
-SCRIPTS = {
-    "frd-0": Script([A], [OPEN_A], [OPEN_B, CLOSED_C]),
-    "frd-1": Script([B], [OPEN_B], [OPEN_A, CLOSED_C]),
-    "frd-2": Script([C], [CLOSED_C], [OPEN_A, OPEN_B]),
-}
-
-
-def job_path(job: str) -> str:
-    return f"/api/v1/jobs/{quote(job, safe='')}"
-
-
-@pytest.fixture
-def three(tmp_path: Path) -> Iterator[Cluster]:
-    with cluster(tmp_path, SCRIPTS) as made:
-        yield made
 
 
 @contextlib.contextmanager
@@ -117,19 +110,19 @@ def test_a_job_with_an_odd_name_is_found(tmp_path: Path) -> None:
                 assert made.ask(name, path).json["job"] == job
 
 
-def test_a_dump_is_taken_by_the_owner_and_fetched_anywhere(three: Cluster) -> None:
+def test_a_dump_is_taken_by_the_owner_and_fetched_anywhere(fresh: Cluster) -> None:
     """frd-0 is asked for a dump of a job of frd-1: frd-1 asks its agents; frd-2 finds the tar."""
     body = {"ranks": "0-1", "timeout_s": 7}
-    answer = three.ask("frd-0", f"{job_path(B)}/dumps", body)
+    answer = fresh.ask("frd-0", f"{job_path(B)}/dumps", body)
     assert (answer.status, answer.json["answered"]) == (201, [0])
-    ((key, ranks, _, timeout_s),) = three.members["frd-1"].service.asked
+    ((key, ranks, _, timeout_s),) = fresh.members["frd-1"].service.asked
     assert (key.job, ranks, timeout_s) == (B, (0, 1), 7.0)
-    for name in three.members:
-        tar = three.ask(name, f"/api/v1/dumps/{answer.json['id']}")
+    for name in fresh.members:
+        tar = fresh.ask(name, f"/api/v1/dumps/{answer.json['id']}")
         assert tar.headers["content-type"] == "application/x-tar"
         with tarfile.open(fileobj=io.BytesIO(tar.body)) as archive:
             assert "summary.json" in archive.getnames()
-    unknown = three.ask("frd-0", "/api/v1/dumps/none")
+    unknown = fresh.ask("frd-0", "/api/v1/dumps/none")
     assert (unknown.status, "unknown here" in unknown.json["error"]) == (404, True)
 
 
@@ -158,13 +151,13 @@ def test_headers_of_one_connection_stay(three: Cluster) -> None:
     assert headers["host"] == three.members["frd-2"].address
 
 
-def test_two_replicas_that_disagree_make_no_loop(three: Cluster) -> None:
+def test_two_replicas_that_disagree_make_no_loop(fresh: Cluster) -> None:
     """frd-0 believes that frd-1 has the job, frd-1 that frd-0 has it: 503, after one request."""
-    three.members["frd-1"].cells.discard(30)
-    answer = three.ask("frd-0", job_path(B))
+    fresh.members["frd-1"].cells.discard(30)
+    answer = fresh.ask("frd-0", job_path(B))
     assert answer.status == 503
     assert answer.json["error"] == f"job: {B!r}: another replica has it now: try again"
-    assert [len(member.asked) for member in three.members.values()] == [1, 1, 0]
+    assert [len(member.asked) for member in fresh.members.values()] == [1, 1, 0]
 
 
 def test_a_cell_without_an_owner(three: Cluster) -> None:
@@ -177,10 +170,10 @@ def test_a_cell_without_an_owner(three: Cluster) -> None:
     assert f"job: {B!r}: no replica has its cell 30 at present: try again" in answer.json["error"]
 
 
-def test_an_owner_that_does_not_answer(three: Cluster) -> None:
+def test_an_owner_that_does_not_answer(fresh: Cluster) -> None:
     """frd-1 has just died: 503 that names it."""
-    three.stop("frd-1")
-    answer = three.ask("frd-0", job_path(B))
+    fresh.stop("frd-1")
+    answer = fresh.ask("frd-0", job_path(B))
     assert answer.status == 503
     assert f"job: {B!r}: replica frd-1 has its cell 30 and does not" in answer.json["error"]
 
@@ -206,41 +199,41 @@ def test_a_dump_does_not_wait_for_a_replica_that_hangs(tmp_path: Path) -> None:
 # -- findings ----------------------------------------------------------------------------------
 
 
-def test_a_finding_is_answered_by_the_owner_of_its_job(three: Cluster) -> None:
+def test_a_finding_is_answered_by_the_owner_of_its_job(fresh: Cluster) -> None:
     """An open finding comes from its owner, a closed one from the local store, also when its
     owner is gone."""
-    three.members["frd-1"].service.state.open_findings()
-    assert three.ask("frd-0", f"/api/v1/findings/{OPEN_B.id}").json == finding_json(OPEN_B)
-    assert len(three.members["frd-1"].asked) == 1
-    three.stop("frd-2")
-    assert three.ask("frd-0", f"/api/v1/findings/{CLOSED_C.id}").json == finding_json(CLOSED_C)
+    fresh.members["frd-1"].service.state.open_findings()
+    assert fresh.ask("frd-0", f"/api/v1/findings/{OPEN_B.id}").json == finding_json(OPEN_B)
+    assert len(fresh.members["frd-1"].asked) == 1
+    fresh.stop("frd-2")
+    assert fresh.ask("frd-0", f"/api/v1/findings/{CLOSED_C.id}").json == finding_json(CLOSED_C)
 
 
-def test_a_finding_is_closed_by_its_owner(three: Cluster) -> None:
+def test_a_finding_is_closed_by_its_owner(fresh: Cluster) -> None:
     """frd-0 is asked to close a finding of frd-1: frd-1 closes it; again is a conflict there."""
     path = f"/api/v1/findings/{OPEN_B.id}/close"
-    answer = three.ask("frd-0", path, {"because": "seen"})
+    answer = fresh.ask("frd-0", path, {"because": "seen"})
     assert (answer.status, answer.json["close_reason"]) == (200, "closed by hand: seen")
-    assert three.members["frd-1"].service.state.open_findings() == []
-    assert three.ask("frd-0", path, {"because": "seen"}).status == 409
+    assert fresh.members["frd-1"].service.state.open_findings() == []
+    assert fresh.ask("frd-0", path, {"because": "seen"}).status == 409
 
 
-def test_a_finding_that_is_not_copied_yet(three: Cluster) -> None:
+def test_a_finding_that_is_not_copied_yet(fresh: Cluster) -> None:
     """It has just opened on frd-1: frd-0 asks the others, and frd-1 answers."""
-    fresh = finding(7, B)
-    three.members["frd-1"].service.store.save([FindingEvent(Change.OPENED, fresh)])
-    assert three.ask("frd-0", f"/api/v1/findings/{fresh.id}").json == finding_json(fresh)
-    answer = three.ask("frd-0", f"/api/v1/findings/{fresh.id}/close", {"because": "seen"})
+    opened = finding(7, B)
+    fresh.members["frd-1"].service.store.save([FindingEvent(Change.OPENED, opened)])
+    assert fresh.ask("frd-0", f"/api/v1/findings/{opened.id}").json == finding_json(opened)
+    answer = fresh.ask("frd-0", f"/api/v1/findings/{opened.id}/close", {"because": "seen"})
     assert answer.status == 200
 
 
-def test_an_id_is_unknown_only_if_all_say_so(three: Cluster) -> None:
+def test_an_id_is_unknown_only_if_all_say_so(fresh: Cluster) -> None:
     """An unknown id is 404; when a replica is silent, it may be that replica's: 503."""
-    assert three.ask("frd-0", "/api/v1/findings/ffff").status == 404
-    assert three.ask("frd-0", "/api/v1/dumps/ffff").status == 404
-    three.stop("frd-2")
+    assert fresh.ask("frd-0", "/api/v1/findings/ffff").status == 404
+    assert fresh.ask("frd-0", "/api/v1/dumps/ffff").status == 404
+    fresh.stop("frd-2")
     for path in ("/api/v1/findings/ffff", "/api/v1/dumps/ffff"):
-        answer = three.ask("frd-0", path)
+        answer = fresh.ask("frd-0", path)
         assert (answer.status, "no answer from frd-2" in answer.json["error"]) == (503, True)
 
 
@@ -269,21 +262,25 @@ def test_all_replicas_make_one_list_of_findings(three: Cluster) -> None:
         old = three.ask(name, "/api/v1/findings?state=closed").json
         assert [one["id"] for one in old["findings"]] == [CLOSED_C.id]
         assert len(three.ask(name, "/api/v1/findings?limit=2").json["findings"]) == 2
-        assert three.ask(name, "/api/v1/history").json.keys() == {"api_version", "findings", "next"}
+        assert three.ask(name, "/api/v1/history").json.keys() == {
+            "api_version",
+            "findings",
+            "next",
+        }
 
 
-def test_the_owner_says_what_is_open(three: Cluster) -> None:
+def test_the_owner_says_what_is_open(fresh: Cluster) -> None:
     """frd-1 has closed a finding, frd-0 has an older copy: the list does not show it as open."""
-    three.ask("frd-1", f"/api/v1/findings/{OPEN_B.id}/close", {"because": "seen"})
+    fresh.ask("frd-1", f"/api/v1/findings/{OPEN_B.id}/close", {"because": "seen"})
     for query in ("", "?state=open"):
-        found = three.ask("frd-0", f"/api/v1/findings{query}").json["findings"]
+        found = fresh.ask("frd-0", f"/api/v1/findings{query}").json["findings"]
         assert OPEN_B.id not in [one["id"] for one in found if one["state"] == "open"]
 
 
-def test_one_job_is_asked_of_its_owner_only(three: Cluster) -> None:
+def test_one_job_is_asked_of_its_owner_only(fresh: Cluster) -> None:
     """With `job`, the other replicas are not asked, and their silence does not matter."""
-    three.stop("frd-2")
-    found = three.ask("frd-0", f"/api/v1/findings?job={quote(B)}").json
+    fresh.stop("frd-2")
+    found = fresh.ask("frd-0", f"/api/v1/findings?job={quote(B)}").json
     assert [one["id"] for one in found["findings"]] == [OPEN_B.id]
     assert found["incomplete"] == []
     assert found["watching"]["jobs"] == 1
@@ -296,17 +293,17 @@ def test_a_bad_parameter_of_a_list_asks_no_replica(three: Cluster) -> None:
 
 
 def test_a_dead_replica_makes_a_list_incomplete(
-    three: Cluster, caplog: pytest.LogCaptureFixture
+    fresh: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """frd-1 has just died: its jobs are missing and the list says so; its open finding is shown
     from the copy. One line in the log, however often lists are asked for."""
-    three.stop("frd-1")
+    fresh.stop("frd-1")
     with caplog.at_level(logging.INFO, "frd"):
         for _ in range(3):
-            jobs = three.ask("frd-0", "/api/v1/jobs").json
+            jobs = fresh.ask("frd-0", "/api/v1/jobs").json
             assert [line["job"] for line in jobs["jobs"]] == sorted([A, C])
             assert jobs["incomplete"] == ["frd-1"]
-        found = three.ask("frd-0", "/api/v1/findings?state=open").json
+        found = fresh.ask("frd-0", "/api/v1/findings?state=open").json
     assert [one["id"] for one in found["findings"]] == [OPEN_B.id, OPEN_A.id]
     assert found["incomplete"] == ["frd-1"]
     assert len([line for line in caplog.messages if "frd-1" in line]) == 1
@@ -338,35 +335,33 @@ def test_a_replica_that_drips_costs_a_bounded_time(tmp_path: Path) -> None:
 
 GOOD = {"at": "", "jobs": [], "warnings": [], "findings": [], "replica": "frd-1", "replicas": []}
 WATCHING: dict[str, object] = {
-    "jobs": 0,
-    "ranks": 0,
-    "agents": 0,
+    **dict.fromkeys(("jobs", "ranks", "agents"), 0),
     "last_heard_s": None,
     "blind": [],
 }
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        Reply(200, b"<html>it works</html>"),
-        Reply(200, b"{"),
-        Reply(200, b"[1, 2]"),
-        Reply(200, b'{"jobs": 3, "findings": 3}'),
-        Reply(200, json.dumps({**GOOD, "watching": {**WATCHING, "jobs": "many"}}).encode()),
-        Reply(200, json.dumps({**GOOD, "watching": WATCHING, "jobs": [{}]}).encode()),
-        Reply(200, json.dumps(GOOD).encode(), {"frd-cells": "all"}),
-        Reply(401, b'{"error": "authorization: missing"}'),
-        Reply(302, b"", {"Location": "http://127.0.0.1:1/"}),
-        Reply(500, b"oops"),
-    ],
+NONSENSE = (
+    Reply(200, b"<html>it works</html>"),
+    Reply(200, b"{"),
+    Reply(200, b"[1, 2]"),
+    Reply(200, b'{"jobs": 3, "findings": 3}'),
+    Reply(200, json.dumps({**GOOD, "watching": {**WATCHING, "jobs": "many"}}).encode()),
+    Reply(200, json.dumps({**GOOD, "watching": WATCHING, "jobs": [{}]}).encode()),
+    Reply(200, json.dumps(GOOD).encode(), {"frd-cells": "all"}),
+    Reply(401, b'{"error": "authorization: missing"}'),
+    Reply(302, b"", {"Location": "http://127.0.0.1:1/"}),
+    Reply(500, b"oops"),
 )
-def test_a_replica_that_answers_nonsense_did_not_answer(three: Cluster, reply: Reply) -> None:
+
+
+def test_a_replica_that_answers_nonsense_did_not_answer(three: Cluster) -> None:
     """Another server at the address: the list is incomplete, not an error."""
-    with answering(lambda *_: reply) as port:
-        three.show({**three.urls(), "frd-1": f"http://127.0.0.1:{port}"})
-        answer = three.ask("frd-0", "/api/v1/jobs")
-        assert (answer.status, answer.json["incomplete"]) == (200, ["frd-1"])
+    for reply in NONSENSE:
+        with answering(lambda *_, reply=reply: reply) as port:
+            three.show({**three.urls(), "frd-1": f"http://127.0.0.1:{port}"})
+            answer = three.ask("frd-0", "/api/v1/jobs")
+            assert (answer.status, answer.json["incomplete"]) == (200, ["frd-1"]), reply
 
 
 def test_an_answer_that_is_too_large_is_none(
@@ -377,14 +372,12 @@ def test_an_answer_that_is_too_large_is_none(
     assert three.ask("frd-0", "/api/v1/jobs").json["incomplete"] == ["frd-1", "frd-2"]
 
 
-@pytest.mark.parametrize(
-    "url", ["frd-1:9374", "ftp://frd-1", "http://u:p@127.0.0.1:1", "http://", "x"]
-)
-def test_an_address_that_is_none_is_not_asked(three: Cluster, url: str) -> None:
+def test_an_address_that_is_none_is_not_asked(three: Cluster) -> None:
     """What a replica advertises by mistake is a replica that does not answer."""
-    three.show({**three.urls(), "frd-1": url})
-    assert three.ask("frd-0", "/api/v1/jobs").json["incomplete"] == ["frd-1"]
-    assert three.ask("frd-0", job_path(B)).status == 503
+    for url in ("frd-1:9374", "ftp://frd-1", "http://u:p@127.0.0.1:1", "http://", "x"):
+        three.show({**three.urls(), "frd-1": url})
+        assert three.ask("frd-0", "/api/v1/jobs").json["incomplete"] == ["frd-1"], url
+        assert three.ask("frd-0", job_path(B)).status == 503, url
 
 
 def test_cells_without_an_owner_are_blind(three: Cluster) -> None:
@@ -414,9 +407,9 @@ def test_a_cluster_without_agents_is_blind_once(tmp_path: Path) -> None:
 # -- the cluster itself ------------------------------------------------------------------------
 
 
-def test_the_cluster_is_shown(three: Cluster) -> None:
+def test_the_cluster_is_shown(fresh: Cluster) -> None:
     """Replicas with version, addresses, cells and what each has not stored yet."""
-    said = three.ask("frd-0", "/api/v1/cluster").json
+    said = fresh.ask("frd-0", "/api/v1/cluster").json
     assert (said["replica"], said["durable"], said["incomplete"]) == ("frd-0", True, [])
     assert [(one["replica"], one["cells"]) for one in said["replicas"]] == [
         ("frd-0", 21),
@@ -425,27 +418,27 @@ def test_the_cluster_is_shown(three: Cluster) -> None:
     ]
     assert [one["unacked_bytes"] for one in said["replicas"]] == [100, 101, 102]
     assert said["cells"] == {"owned": 21, "unowned": 0}
-    three.stop("frd-1")
-    said = three.ask("frd-0", "/api/v1/cluster").json
+    fresh.stop("frd-1")
+    said = fresh.ask("frd-0", "/api/v1/cluster").json
     assert [one["unacked_bytes"] for one in said["replicas"]] == [100, None, 102]
     assert said["incomplete"] == ["frd-1"]
 
 
-def test_readiness(three: Cluster) -> None:
+def test_readiness(fresh: Cluster) -> None:
     """Ready with NATS or with cells; alive in any case."""
-    assert three.ask("frd-0", "/-/ready").status == 200
-    three.show(three.urls(), connected=False)
-    assert three.ask("frd-0", "/-/ready").status == 200
-    member = three.members["frd-0"]
+    assert fresh.ask("frd-0", "/-/ready").status == 200
+    fresh.show(fresh.urls(), connected=False)
+    assert fresh.ask("frd-0", "/-/ready").status == 200
+    member = fresh.members["frd-0"]
     shown = member.service.state.cluster
     assert shown is not None
     object.__setattr__(shown, "cells", {CellState.FOREIGN: 64})
-    answer = three.ask("frd-0", "/-/ready")
+    answer = fresh.ask("frd-0", "/-/ready")
     assert (answer.status, b"NATS does not answer" in answer.body) == (503, True)
-    assert three.ask("frd-0", "/-/healthy").status == 200
+    assert fresh.ask("frd-0", "/-/healthy").status == 200
     object.__setattr__(shown.view, "connected", True)
     member.service.now = AlignedNs(NOW + 60 * SECOND)  # without cells nothing is evaluated
-    assert three.ask("frd-0", "/-/ready").status == 200
+    assert fresh.ask("frd-0", "/-/ready").status == 200
 
 
 # -- credentials -------------------------------------------------------------------------------
@@ -454,10 +447,7 @@ def test_readiness(three: Cluster) -> None:
 def test_a_token_is_checked_before_anything_is_forwarded(tmp_path: Path) -> None:
     """Without a token, or with one that may not do it, no other replica hears of the request; with
     the right one, the owner gets the same."""
-    file = tmp_path / "tokens"
-    file.write_text(f"{OPERATOR} role=operator\n{READER} role=reader\n")
-    file.chmod(0o600)
-    with cluster(tmp_path, SCRIPTS, token_file=file) as three:
+    with cluster(tmp_path, SCRIPTS, token_file=token_file(tmp_path)) as three:
         reader = {"Authorization": f"Bearer {READER}"}
         operator = {"Authorization": f"Bearer {OPERATOR}"}
         assert three.ask("frd-0", job_path(B)).status == 401
@@ -496,29 +486,20 @@ def test_replicas_with_certificates(tmp_path: Path) -> None:
         assert asked == []
 
 
-def test_replicas_that_trust_another_authority(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """`peers_ca_file` is the wrong one: no replica answers, and the log says why."""
-    ours, others = Authority(tmp_path), Authority(tmp_path, "others")
-    files = ours.issue("frd")
-    tls = TlsFiles(files.cert, files.key)
-    with (
-        caplog.at_level(logging.WARNING, "frd"),
-        cluster(tmp_path, SCRIPTS, tls=tls, ca_file=ours.ca, peers_ca_file=others.ca) as three,
-    ):
-        assert three.ask("frd-0", "/api/v1/jobs").json["incomplete"] == ["frd-1", "frd-2"]
-    assert any("CERTIFICATE_VERIFY_FAILED" in line for line in caplog.messages)
-
-
-def test_certificates_are_read_again(tmp_path: Path) -> None:
-    """The authority is replaced while the replicas run: the next request trusts the new one."""
+def test_certificates_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The replicas trust another authority: none answers, and the log says why. It is replaced
+    while they run: the next request trusts the new one."""
     old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
     files = new.issue("frd")
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(old.ca.read_bytes())
     tls = TlsFiles(files.cert, files.key)
-    with cluster(tmp_path, SCRIPTS, tls=tls, ca_file=new.ca, peers_ca_file=trusted) as three:
+    with (
+        caplog.at_level(logging.WARNING, "frd"),
+        cluster(tmp_path, SCRIPTS, tls=tls, ca_file=new.ca, peers_ca_file=trusted) as three,
+    ):
+        assert three.ask("frd-0", "/api/v1/jobs").json["incomplete"] == ["frd-1", "frd-2"]
+        assert any("CERTIFICATE_VERIFY_FAILED" in line for line in caplog.messages)
         assert three.ask("frd-0", job_path(B)).status == 503
         trusted.write_bytes(new.ca.read_bytes())
         assert three.ask("frd-0", job_path(B)).status == 200

@@ -13,7 +13,7 @@ import pytest
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.errors import ServiceUnavailable
-from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs
+from frd.model import AlignedNs, ServiceRawNs
 from frd.rpc import Context
 from frd.service.access.admission import Admission
 from frd.service.cells.homes import _NoLog
@@ -24,11 +24,11 @@ from frd.service.ingest.streams import Streams
 from frd.service.requests.inquiries import Inquiries
 from frd.wire.decode import decode_service
 from frd.wire.encode import encode_agent
-from frd.wire.messages import PROTOCOL, Goodbye, Hello, Redirect, ServiceEvent, Welcome
+from frd.wire.messages import Goodbye, Redirect, ServiceEvent, Welcome
 from tests.sim.cluster.calls import Call
-from tests.world.virtual_time import run_virtual
+from tests.unit.service.virtual import virtual
+from tests.world.one_replica import HELLO
 
-HELLO = encode_agent(Hello(PROTOCOL, "test", "n", "boot", "s", NodeNs(1), NodeRawNs(1)))
 ROWS = encode_agent(Goodbye("would end the stream, if it were applied"))
 MOVED = "another replica has its jobs now"
 
@@ -104,80 +104,55 @@ class Scene:
 
 
 @pytest.mark.parametrize("hangs_up", [True, False])
-def test_an_agent_that_is_redirected_hangs_up_first(hangs_up: bool) -> None:
+@virtual
+async def test_an_agent_that_is_redirected_hangs_up_first(hangs_up: bool) -> None:
     """The Redirect is written before the agent's Hello is here: the call lasts until the agent
     hangs up, so that its write does not fail, or for two seconds."""
-
-    async def run() -> None:
-        scene = Scene(Redirect("frd-1:9373", "another replica has this job"))
-        await scene.says()
-        assert [type(event) for event in scene.call.received] == [Redirect]
-        await scene.says(HELLO, ROWS)
-        assert not scene.serving.done()
-        await scene.ends(hangs_up=hangs_up)
-        assert not scene.ingest.refused
-
-    run_virtual(run())
+    scene = Scene(Redirect("frd-1:9373", "another replica has this job"))
+    await scene.says()
+    assert [type(event) for event in scene.call.received] == [Redirect]
+    await scene.says(HELLO, ROWS)
+    assert not scene.serving.done()
+    await scene.ends(hangs_up=hangs_up)
+    assert not scene.ingest.refused
 
 
 @pytest.mark.parametrize("hangs_up", [True, False])
-def test_a_stream_that_is_handed_over_is_read_until_the_agent_hangs_up(hangs_up: bool) -> None:
+@virtual
+async def test_a_stream_that_is_handed_over_is_read_until_the_agent_hangs_up(
+    hangs_up: bool,
+) -> None:
     """A replica hands a cell over while the agent writes: what comes after the Redirect is read and
     not applied, and the call ends when the agent hangs up, or after two seconds."""
-
-    async def run() -> None:
-        scene = Scene()
-        await scene.says(HELLO)
-        scene.streams.leave(MOVED, "frd-1:9373")
-        scene.streams.leave("a second reason", "frd-2:9373")
-        await scene.says(ROWS, ROWS)
-        assert [type(event) for event in scene.call.received] == [Welcome, Redirect]
-        assert not scene.serving.done()
-        await scene.ends(hangs_up=hangs_up)
-        assert not scene.ingest.refused[ABORTED]
-        assert not len(scene.streams)
-
-    run_virtual(run())
+    scene = Scene()
+    await scene.says(HELLO)
+    scene.streams.leave(MOVED, "frd-1:9373")
+    scene.streams.leave("a second reason", "frd-2:9373")
+    await scene.says(ROWS, ROWS)
+    assert [type(event) for event in scene.call.received] == [Welcome, Redirect]
+    assert not scene.serving.done()
+    await scene.ends(hangs_up=hangs_up)
+    assert not scene.ingest.refused[ABORTED]
+    assert not len(scene.streams)
 
 
-def test_a_hello_that_comes_after_the_cell_has_gone() -> None:
-    """The agent called before the cell was handed over, and says Hello afterwards: it is
-    redirected, and not welcomed."""
-
-    async def run() -> None:
-        scene = Scene()
-        await scene.says()
-        scene.streams.leave(MOVED, "frd-1:9373")
-        await scene.says(HELLO)
-        assert [type(event) for event in scene.call.received] == [Redirect]
-        await scene.hangs_up()
-
-    run_virtual(run())
-
-
-def test_a_stream_without_another_address_ends_immediately() -> None:
+@virtual
+async def test_a_stream_without_another_address_ends_immediately() -> None:
     """No replica has the cell yet: the agent has nowhere to go, and the call ends with the
     reason."""
-
-    async def run() -> None:
-        scene = Scene()
-        await scene.says(HELLO)
-        scene.streams.leave(MOVED)
-        await scene.serving
-        assert scene.lasted_s < 0.1
-        assert (scene.call.code, scene.call.details) == (grpc.StatusCode.ABORTED, MOVED)
-
-    run_virtual(run())
+    scene = Scene()
+    await scene.says(HELLO)
+    scene.streams.leave(MOVED)
+    await scene.serving
+    assert scene.lasted_s < 0.1
+    assert (scene.call.code, scene.call.details) == (grpc.StatusCode.ABORTED, MOVED)
 
 
-def test_a_job_that_no_replica_has() -> None:
+@virtual
+async def test_a_job_that_no_replica_has() -> None:
     """No replica owns the job: the call ends with a reason of the service, and with another status
     than gRPC's own for a service that cannot be reached."""
-
-    async def run() -> None:
-        scene = Scene(ServiceUnavailable("job: 'train': no replica has its cell"))
-        await scene.serving
-        assert scene.call.code is grpc.StatusCode.ABORTED
-        assert scene.call.details == "job: 'train': no replica has its cell"
-
-    run_virtual(run())
+    scene = Scene(ServiceUnavailable("job: 'train': no replica has its cell"))
+    await scene.serving
+    assert scene.call.code is grpc.StatusCode.ABORTED
+    assert scene.call.details == "job: 'train': no replica has its cell"

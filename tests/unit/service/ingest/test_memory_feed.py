@@ -98,21 +98,6 @@ def test_impossible_values_are_counted() -> None:
     assert memory(service).used.tolist()[:2] == [-1, 2 * GIB]
 
 
-def test_samples_sent_again_are_ignored() -> None:
-    """After a reconnect an agent sends samples again: known times are passed over."""
-    service = Service()
-    stream = declared(service.stream())
-    batch = samples(stream, [0], [[GIB, GIB, 2 * GIB]])
-    stream.send(batch)
-    again = declared(service.stream())
-    again.send(batch)
-    assert again.session.take_refused_samples() == 0
-    service.now += S
-    again.send(samples(again, [0], [[GIB, GIB, 3 * GIB]]))
-    assert again.session.take_refused_samples() == 0
-    assert memory(service).used[0] == 3 * GIB
-
-
 def test_attempts_of_one_stream_are_kept_apart() -> None:
     """Rank 0 of two jobs on one node: each has its own memory; one batch is of one job."""
     service = Service()

@@ -16,12 +16,12 @@ def phases(index: int, *spans: PhaseSpan) -> Statuses:
     return Statuses((), (RankPhases(index, spans),))
 
 
-def agent(service: Service, name: str = "s") -> Session:
+def agent(service: Service) -> Session:
     """A stream of protocol 2 of an agent that hosts ranks 0 and 3, and whose raw clock shows
     `RAW_NOW`."""
     session = service.session()
     infos = [RankInfo(rank, 4, "n", "boot", 10 + rank) for rank in (0, 3)]
-    send(service, session, Hello(2, "0", "n", "boot", name, NodeNs(NOW), NodeRawNs(RAW_NOW)))
+    send(service, session, Hello(2, "0", "n", "boot", "s", NodeNs(NOW), NodeRawNs(RAW_NOW)))
     declare = Declare(
         attempts=(AttemptDecl(0, KEY, 4),),
         ranks=tuple(RankDecl(index, 0, info) for index, info in enumerate(infos)),
@@ -42,28 +42,18 @@ def current(service: Service, rank: int) -> SuspectPhase | None:
 
 
 def test_a_phase_is_of_a_rank_and_in_aligned_time() -> None:
-    """Stream index 1 is rank 3; eval began seven seconds ago by its node's raw clock."""
+    """Stream index 1 is rank 3; eval began seven seconds ago by its node's raw clock. The agent
+    reconnects and sends all again, and later that the phase has ended."""
     service = Service()
-    send(
-        service,
-        agent(service),
-        phases(1, PhaseSpan(("epoch", "eval"), NodeRawNs(RAW_NOW - 7 * S))),
-    )
-    assert current(service, 3) == SuspectPhase(("epoch", "eval"), AlignedNs(NOW - 7 * S))
-    assert current(service, 0) is None
-
-
-def test_a_new_stream_repeats_them() -> None:
-    """The agent reconnects and sends all again, and later that the phase has ended."""
-    service = Service()
-    span = PhaseSpan(("eval",), NodeRawNs(RAW_NOW - 7 * S))
-    send(service, agent(service), phases(1, span))
-    again = agent(service)
-    send(service, again, phases(1, span))
-    assert current(service, 3) is not None
+    path, since = ("epoch", "eval"), NodeRawNs(RAW_NOW - 7 * S)
+    for _ in range(2):
+        stream = agent(service)
+        send(service, stream, phases(1, PhaseSpan(path, since)))
+        assert current(service, 3) == SuspectPhase(path, AlignedNs(NOW - 7 * S))
+        assert current(service, 0) is None
+    send(service, stream, phases(1, PhaseSpan(path, since, NodeRawNs(RAW_NOW))))
     attempt = service.engine.known(KEY)
     assert attempt is not None
-    send(service, again, phases(1, PhaseSpan(("eval",), span.since_ns, NodeRawNs(RAW_NOW))))
     known = attempt.tables.phases.known(3)
     assert known is not None
     assert (known.open, len(known.ended)) == ((), 1)

@@ -50,17 +50,6 @@ def stream(service: Service) -> Stream:
     return service.stream()
 
 
-def test_rows_are_applied_and_acknowledged_once(stream: Stream) -> None:
-    """Two batches of one rank, then one of another: each rank's last revision is acknowledged."""
-    stream.send(entries(1, range(5)))
-    stream.send(entries(6, range(5, 8)))
-    stream.send(entries(1, range(2), rank=1))
-    assert stream.take_acks() == {0: 8, 1: 2}
-    assert stream.take_acks() == {}
-    assert stream.service.shared.entries == 10
-    assert max(group.enqueued for group in stream.service.view().groups) == 7
-
-
 def test_nothing_is_acknowledged_before_it_is_applied(stream: Stream) -> None:
     """Messages of two ranks wait for the tick; the second one of a rank has the first applied."""
     stream.send(entries(1, range(5)))
@@ -186,15 +175,6 @@ def test_no_rank_joins_in_the_future() -> None:
     assert paired(Service(), [now], [now + 3600 * S]) == 0.0
 
 
-def test_another_agent_process_sends_all_again(service: Service) -> None:
-    """The agent restarts and reads the ring from its start: known rows are duplicates."""
-    service.stream("first").send(entries(1, range(5)))
-    second = service.stream("second")
-    second.send(entries(1, range(7)))
-    assert (service.shared.entries, service.shared.duplicates) == (7, 5)
-    assert second.take_acks() == {0: 7}
-
-
 def test_rows_of_the_agent_before_may_come_late(service: Service) -> None:
     """An agent is replaced, and the new one reports all rows before the last ones of the old one
     arrive: these are duplicates, no fault of the old stream."""
@@ -245,16 +225,6 @@ def test_limits_of_the_engine_end_the_stream() -> None:
     stream = service.stream()
     with pytest.raises(FrdError):
         stream.send(Declare(attempts=(AttemptDecl(1, AttemptKey("other", 0), 4),)))
-
-
-def test_node_times_become_aligned(service: Service, stream: Stream) -> None:
-    """The node's clock is 100 s behind: times of waits and reports are on the service's clock."""
-    since = stream.node_now()
-    service.now += 3 * S
-    stream.watermarks(7, 6, since)
-    view = service.rank(0)
-    assert view.as_of == service.now
-    assert view.waiting_s == pytest.approx(3.0, abs=0.01)
 
 
 def test_watermarks_are_of_the_ranks_they_name(service: Service, stream: Stream) -> None:
@@ -385,14 +355,6 @@ def test_the_engine_gets_the_uncertainty_of_a_clock(service: Service, stream: St
     known = attempt.snapshot(AlignedNs(NOW)).moment(0, AlignedNs(NOW)).uncertainty_ns
     assert known is not None
     assert 1000 <= known < 10_000_000
-
-
-def test_ranks_of_one_agent_share_a_clock() -> None:
-    """Its streams, one after the other, have one number; another process has another one."""
-    revisions = Revisions()
-    first, other = revisions.session_number(("boot", "a")), revisions.session_number(("boot", "b"))
-    assert first != other
-    assert revisions.session_number(("boot", "a")) == first
 
 
 def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from frd.forms import utc_text
 from frd.model import (
     AlignedNs,
     AttemptKey,
+    Confidence,
     EntryColumns,
     FindingState,
     Flags,
@@ -27,10 +28,11 @@ from frd.model import (
     RankStatus,
     Reason,
     Stage,
+    UnrecordedWait,
     WaitSource,
 )
 from frd.service.clocks.alignments import encode, guess
-from frd.service.journal.payloads import Dismissal, Settings, decode_payload, encode_payload
+from frd.service.journal.payloads import Dismissal, Settings, Waited, decode_payload, encode_payload
 from frd.service.journal.replay import Player, Replayed, replay
 from frd.store.journal import Journal, JournalLimits, read, segments
 from frd.store.records import Record, RecordKind
@@ -183,6 +185,46 @@ def test_stages_are_replayed() -> None:
     assert wait.as_of_ns - wait.since_ns == 8 * SECOND
 
 
+def with_record(records: Iterable[Record], extra: Record) -> list[Record]:
+    """`extra` comes before those of the same time."""
+    return sorted([extra, *records], key=lambda record: record.at)
+
+
+def dismissal(finding: str, at: int) -> Record:
+    payload = encode_payload(Dismissal(finding, "known"))
+    return Record(RecordKind.DISMISSED, AlignedNs(at), 0, payload)
+
+
+def test_what_was_closed_by_hand_is_closed_in_a_replay(tmp_path: Path) -> None:
+    """Closed by hand in second 7 of 20: the replay has one finding, closed then for that reason."""
+    (opened,) = replayed(recorded(tmp_path / "a", list(incident(8)))).findings
+    at = START + 7 * SECOND
+    records = with_record(incident(20), dismissal(opened.id, at))
+    (found,) = replayed(recorded(tmp_path / "b", records)).findings
+    reason = "closed by hand: known"
+    assert (found.id, found.closed_at, found.close_reason) == (opened.id, at, reason)
+
+
+def test_a_finding_that_was_closed_by_hand_and_is_unknown(tmp_path: Path) -> None:
+    """The journal reaches back less far than the finding: a warning names it."""
+    warnings: list[str] = []
+    folder = recorded(tmp_path, [dismissal("ab12", START + SECOND)])
+    replay(read(folder, pytest.fail), warnings.append)
+    assert warnings == ["finding ab12 was closed by hand, but is not open in this journal"]
+
+
+def test_waits_that_stacks_have_shown_are_replayed(tmp_path: Path) -> None:
+    """Rank 2 is in recv while the others wait for it: the replay says so, and is less sure."""
+    at, where = START + 3 * SECOND, "train.py:8 in exchange"
+    since, seen = NodeNs(START + SECOND), NodeNs(at)
+    wait = UnrecordedWait(2, WaitSource.STACK, "recv", since, seen, (), where)
+    waited = Record(RecordKind.WAITED, AlignedNs(at), 0, encode_payload(Waited("train", 0, wait)))
+    (found,) = replayed(recorded(tmp_path, with_record(incident(), waited))).findings
+    [suspect] = found.suspects
+    assert suspect.confidence is Confidence.MEDIUM
+    assert f"waits in recv ({where})" in suspect.evidence
+
+
 def test_restart_of_the_service(tmp_path: Path) -> None:
     """A second process in the journal takes up the open finding and opens no other."""
     records = list(incident())
@@ -249,8 +291,7 @@ def test_command_for_one_job_and_since(tmp_path: Path, capsys: pytest.CaptureFix
     assert run(["replay", folder, "--job", "typo"]) == 1
     assert f"'typo': unknown to this journal: it knows {found.job!r}" in capsys.readouterr().err
     at = AlignedNs(START + 7 * SECOND)
-    dismissal = Record(RecordKind.DISMISSED, at, 0, encode_payload(Dismissal(found.id, "x")))
-    closed = str(recorded(tmp_path / "closed", [*incident(), dismissal]))
+    closed = str(recorded(tmp_path / "closed", [*incident(), dismissal(found.id, at)]))
     assert run(["replay", closed, "--since", utc_text(AlignedNs(at))]) == FINDINGS_PRESENT
     assert run(["replay", closed, "--since", utc_text(AlignedNs(at + 1_000_000))]) == 0
 

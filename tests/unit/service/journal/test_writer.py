@@ -29,24 +29,6 @@ def records(path: Path) -> list[Record]:
     return found
 
 
-def test_accepted_messages_are_in_the_journal(tmp_path: Path) -> None:
-    """The records of a stream are in order, each message as it was received."""
-    journal = start(tmp_path)
-    journal.record(RecordKind.OPENED, AlignedNs(2), 7)
-    journal.message(7, AlignedNs(3), b"hello", HELLO)
-    journal.message(7, AlignedNs(4), b"statuses", Statuses(()))
-    journal.tick(AlignedNs(5))
-    journal.record(RecordKind.CLOSED, AlignedNs(6), 7)
-    journal.close()
-    assert [(r.kind, r.at, r.stream, r.payload) for r in records(tmp_path)[1:]] == [
-        (RecordKind.OPENED, 2, 7, b""),
-        (RecordKind.MESSAGE, 3, 7, b"hello"),
-        (RecordKind.MESSAGE, 4, 7, b"statuses"),
-        (RecordKind.TICK, 5, 0, b""),
-        (RecordKind.CLOSED, 6, 7, b""),
-    ]
-
-
 def test_small_messages_are_bundled(tmp_path: Path) -> None:
     """Messages that agents send each second are compressed, and come back as received."""
     samples = MemoryColumns(

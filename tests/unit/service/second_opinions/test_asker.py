@@ -78,7 +78,7 @@ class World:
     def hang(self, absent: Sequence[int] = ()) -> Finding:
         """All ranks join, none completes; or some do not join."""
         self.job.join("dp", [rank for rank in range(4) if rank not in absent], 1)
-        self.job.run(30)
+        self.job.run(8)
         return self.job.only()
 
     async def see(self, *events: FindingEvent) -> Finding:

@@ -41,24 +41,20 @@ def zeros(size: int) -> list[Member]:
 PIDS = {rank: rank + 1 for rank in range(4)}
 
 
-def test_a_rank_that_lags() -> None:
-    """Ranks have their global numbers."""
-    assert said("lagging", FOUR) == (
-        f"NCCL RAS: rank 11 has launched 31 AllReduce in {C}, the others 32",
-    )
-
-
-@pytest.mark.parametrize(("name", "rank"), [("killed", 12), ("stopped", 13)])
-def test_a_rank_that_does_not_respond(name: str, rank: int) -> None:
-    """After a SIGKILL, and after a SIGSTOP."""
-    assert said(name, FOUR)[1:] == (f"NCCL RAS: rank {rank} does not respond in {C}",)
-
-
-def test_ranks_that_agree() -> None:
-    """All have launched the op that does not end: that is worth knowing, too."""
-    assert said("same", THREE) == (
-        f"NCCL RAS: all 3 ranks of communicator 6ce4062cf2669bbe have launched {SAME}",
-    )
+@pytest.mark.parametrize(
+    ("name", "pids", "lines", "last"),
+    [
+        ("lagging", FOUR, 1, f"rank 11 has launched 31 AllReduce in {C}, the others 32"),
+        ("killed", FOUR, 2, f"rank 12 does not respond in {C}"),
+        ("stopped", FOUR, 2, f"rank 13 does not respond in {C}"),
+        ("same", THREE, 1, f"all 3 ranks of communicator 6ce4062cf2669bbe have launched {SAME}"),
+    ],
+)
+def test_recorded_answers(name: str, pids: dict[int, int], lines: int, last: str) -> None:
+    """A rank that lags, that got a SIGKILL or a SIGSTOP, with its global number; and ranks that
+    agree: that all have launched the op that does not end is worth knowing, too."""
+    found = said(name, pids)
+    assert (len(found), found[-1]) == (lines, f"NCCL RAS: {last}")
 
 
 def test_several_communicators_of_one_group() -> None:
@@ -125,19 +121,20 @@ def test_ranks_of_one_group_that_have_the_same_process_id(pids: dict[int, int]) 
         ((33, 32, 32, 32), "rank 0 has launched 33 AllReduce in {}, the others 32"),
         ((1, 2, 3, 3), "rank 0 has launched 1 AllReduce in {}, rank 1 2, the others 3"),
         ((1, 2, 3, 4), "rank 0 has launched 1 AllReduce in {}, rank 1 2, rank 2 3, rank 3 4"),
+        (
+            (1, 2, 3, 4, 5, 9, 9),
+            "rank 0 has launched 1 AllReduce in {}, rank 1 2, rank 2 3, 2 more ranks other "
+            "numbers, the others 9",
+        ),
     ],
 )
 def test_counts(counts: Sequence[int], words: str) -> None:
-    """*The others* are most ranks; of equally many, those that are ahead."""
-    found = opinion(made(*launched(*counts)), range(4), PIDS)
-    assert found == ("NCCL RAS: " + words.format("communicator ab (4 ranks)"),)
-
-
-def test_many_different_counts() -> None:
-    """Three are listed one by one."""
-    members = launched(1, 2, 3, 4, 5, 9, 9)
-    found = opinion(made(*members, size=7), range(7), {rank: rank + 1 for rank in range(7)})
-    assert found[0].endswith(", rank 1 2, rank 2 3, 2 more ranks other numbers, the others 9")
+    """*The others* are most ranks; of equally many, those that are ahead. Of many different counts
+    three are listed one by one."""
+    size = len(counts)
+    pids = {rank: rank + 1 for rank in range(size)}
+    found = opinion(made(*launched(*counts), size=size), range(size), pids)
+    assert found == ("NCCL RAS: " + words.format(f"communicator ab ({size} ranks)"),)
 
 
 def test_what_nccl_has_noticed() -> None:

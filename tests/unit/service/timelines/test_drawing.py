@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from frd.engine.views import AttemptView, MemoryView
 from frd.model import Finding, Flags, Kind, SeriesInfo, SeriesKind
-from frd.service.timelines.drawing import drawn
+from frd.service.timelines.drawing import drawn, lanes_of, roles_of
 from frd.service.timelines.timeline import MOMENT_NS
 from tests.world import observe
 from tests.world.job import Job, hanging
 from tests.world.timelines import S
 from tests.world.timelines import finding as made
-from tests.world.views import attempt_view, rank_view
 
 
 def view_of(job: Job) -> AttemptView:
@@ -45,19 +47,67 @@ def test_a_hang() -> None:
     assert (drawing.curves, drawing.lateness) == ((), ())
 
 
-def test_lanes_of_the_ranks_that_are_asked_for() -> None:
-    """Suspects first, then by rank; ranks that the job does not have are left out."""
-    job = hanging(8)
-    drawing = drawn(job.only(), view_of(job), job.now, (3, 77, 2, 0))
-    assert [one.rank for one in drawing.lanes] == [2, 0, 3]
-    assert {bar.rank for bar in drawing.bars} == {0, 2, 3}
+# -- lanes -------------------------------------------------------------------------------------
+
+RANKS = st.lists(st.integers(0, 60), max_size=30, unique=True)
 
 
-def test_a_view_without_a_history() -> None:
-    """It was not made by an engine: no lanes, and no fault."""
-    view = attempt_view([rank_view(0), rank_view(1)])
-    drawing = drawn(made(0), view, 5, None)
-    assert (drawing.lanes, drawing.all_ranks, drawing.at) == ((), 2, 5)
+def test_those_that_matter_most_come_first() -> None:
+    """Sixteen lanes of a thousand ranks: suspects, the witness, some of the missing, then waiting
+    ones at even distances, the first and the last of them included."""
+    of = made(500, 7, missing=(500, 7, *range(100, 120)), waiting=range(200, 301), witness=250)
+    chosen = lanes_of(of, range(1000), 16)
+    assert chosen[:3] == [500, 7, 250]
+    assert len(chosen) == len({*chosen}) == 16
+    missing = [rank for rank in chosen if 100 <= rank < 120]
+    assert (len(missing), missing[-1]) == (3, 119)
+    waiting = [rank for rank in chosen[3:] if 200 <= rank <= 300]
+    assert waiting[:1] + waiting[-1:] == [200, 300]
+    steps = [b - a for a, b in pairwise(waiting)]
+    assert max(steps) - min(steps) <= 2
+
+
+def test_other_ranks_fill_the_lanes() -> None:
+    """Rank 3 is the only one that is involved: others are shown for comparison."""
+    assert lanes_of(made(3), range(8), 4) == [3, 0, 4, 7]
+
+
+def test_more_suspects_than_have_room() -> None:
+    """Forty suspects of four lanes, and of sixteen: others have their lanes too."""
+    of = made(*range(40), waiting=range(40, 80))
+    assert lanes_of(of, range(80), 4) == [0, 1, 2, 3]
+    chosen = lanes_of(of, range(80), 16)
+    assert chosen[:8] == [*range(8)]
+    assert [rank for rank in chosen if rank >= 40] == chosen[8:]
+
+
+@given(RANKS, RANKS, RANKS, RANKS, st.integers(0, 60), st.integers(1, 20))
+def test_lanes_are_bounded_and_of_known_ranks(
+    ranks: list[int], suspects: list[int], missing: list[int], waiting: list[int], who: int, n: int
+) -> None:
+    """Whatever a finding says: at most so many lanes, each of a known rank, none twice, and none
+    is left free that a rank could have."""
+    of = made(*suspects, missing=missing, waiting=waiting, witness=who)
+    chosen = lanes_of(of, sorted(ranks), n)
+    assert {*chosen} <= {*ranks}
+    assert len({*chosen}) == len(chosen) == min(n, len(ranks))
+
+
+def test_the_role_of_a_rank() -> None:
+    """A rank has the role that says most: a suspect that is missing is a suspect."""
+    of = made(1, missing=(1, 2), waiting=(3, 4), victims=(5,), unknown=(6, 4), witness=4)
+    assert roles_of(of, range(8)) == {
+        0: "other",
+        1: "suspect",
+        2: "member",
+        3: "waiting",
+        4: "witness",
+        5: "waiting",
+        6: "member",
+        7: "other",
+    }
+    assert roles_of(of, [3]) == {3: "waiting"}
+    assert roles_of(made(), [0]) == {0: "other"}
 
 
 # -- a straggler -------------------------------------------------------------------------------

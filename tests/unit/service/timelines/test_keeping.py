@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from frd.model import Change, FindingEvent, Kind, Witness
-from tests.world.timelines import Keeper, S
+from frd.model import AlignedNs, Change, FindingEvent, Flags, Kind, Witness
+from frd.service.timelines.timeline import Late, Timeline
+from tests.world import observe
+from tests.world.timelines import Keeper, S, bar, timeline
 
 
 @pytest.fixture
@@ -136,3 +139,94 @@ def test_a_store_that_fails_costs_a_picture(
     assert keeper.timelines.store_errors == 3
     (line,) = caplog.messages
     assert line.startswith(f"timelines: {keeper.store.path}: ")
+
+
+# -- answers -----------------------------------------------------------------------------------
+
+
+def test_an_open_finding_is_shown_as_of_now(keeper: Keeper) -> None:
+    """Nothing is stored yet; later, what was stored and what is known now are together. What ranks
+    enqueue a minute after the opening is of no interest."""
+    (finding,) = keeper.findings
+    live = keeper.timelines.of(finding, keeper.attempt, keeper.job.now, None)
+    assert [one.rank for one in live.gaps] == [2]
+    keeper.look()
+    keeper.job.now = AlignedNs(finding.opened_at + S)
+    keeper.job.group("tp", (0, 1)).join("tp", [0], 0)
+    keeper.job.now = AlignedNs(finding.opened_at + 60 * S)
+    keeper.job.group("pp", (0, 1)).join("pp", [0], 0)
+    live = keeper.timelines.of(finding, keeper.attempt, keeper.job.now, None)
+    assert sorted(live.groups.values()) == ["dp", "tp"]
+    assert keeper.timelines.of(finding, keeper.attempt, keeper.job.now, (0, 2)).lanes == tuple(
+        one for one in live.lanes if one.rank in (0, 2)
+    )
+
+
+def test_a_restart_of_the_service_keeps_what_was_stored(keeper: Keeper) -> None:
+    """The new engine knows no ops yet: what was stored stays, and grows when agents report."""
+    (finding,) = keeper.findings
+    keeper.look()
+    kept = keeper.timelines.of(finding, keeper.attempt, keeper.job.now, None)
+    keeper.job.restart_service()
+    assert keeper.timelines.of(finding, None, keeper.job.now, None).bars == kept.bars
+    keeper.look(6)
+    keeper.job.reconnect(range(4))
+    keeper.look(6)
+    again = keeper.timelines.of(finding, keeper.attempt, keeper.job.now, None)
+    assert {*kept.bars} <= {*again.bars}
+    assert again.gaps == kept.gaps
+
+
+def test_ranks_that_are_not_stored(keeper: Keeper) -> None:
+    """A straggler has been open for an hour; of a large job some ranks are stored. Another one that
+    is asked for is shown as of now."""
+    finding = dataclasses.replace(keeper.findings[0], kind=Kind.STRAGGLER)
+    stored = timeline(0, bar(0, 1, 1, 2))
+    keeper.store.save(finding.id, finding.opened_at, stored.encode())
+    later = finding.opened_at + 3600 * S
+    found = keeper.timelines.of(finding, keeper.attempt, later, (3,))
+    assert [one.rank for one in found.lanes] == [3]
+    assert {one.rank for one in found.bars} == {3}
+
+
+@pytest.mark.parametrize("kind", [Kind.STALL, Kind.STRAGGLER, Kind.MEMORY_SPIKE])
+def test_a_timeline_does_not_grow_without_end(keeper: Keeper, kind: Kind) -> None:
+    """A finding is open for twenty minutes while its job goes on: its curves go on, but ops that
+    have nothing to do with its begin do not heap up."""
+    keeper.findings = [dataclasses.replace(keeper.findings[0], kind=kind)]
+    (finding,) = keeper.findings
+    job = keeper.job
+    job.join("dp", [2], 1).complete("dp", range(4), 1)
+    sizes = []
+    for look in range(20):
+        for rank in range(4):
+            seqs = range(2 + 50 * look, 52 + 50 * look)
+            observe.entries(
+                job.attempt, rank, job.handles["dp"], seqs, Flags.JOINED | Flags.COMPLETED,
+                created=job.now, now=job.now,
+            )  # fmt: skip
+        keeper.look(60)
+        sizes.append(len(keeper.timelines.of(finding, None, 0, None).bars))
+    assert sizes[-1] == sizes[len(sizes) // 2]
+
+
+@pytest.mark.parametrize("body", [b"", b"nonsense", zlib.compress(b"[]")])
+def test_a_stored_timeline_that_is_damaged(
+    keeper: Keeper, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is counted, and the log names the file and the finding; the next one replaces it."""
+    (finding,) = keeper.findings
+    keeper.store.save(finding.id, finding.opened_at, body)
+    assert keeper.timelines.of(finding, None, 0, None) == Timeline(at=0)
+    assert keeper.timelines.store_errors == 1
+    assert f"timelines: {keeper.store.path}: {finding.id}: " in caplog.text
+    keeper.look()
+    assert Timeline.decode(keeper.store.get(finding.id) or b"").lanes
+
+
+def test_lateness_stays_with_its_finding(keeper: Keeper) -> None:
+    """A stored curve is shown with whatever lanes are asked for."""
+    (finding,) = keeper.findings
+    stored = timeline(0, bar(0, 1, 1, 2), lateness=(Late(2, "dp", 3, 5, 7),))
+    keeper.store.save(finding.id, finding.opened_at, stored.encode())
+    assert keeper.timelines.of(finding, None, 0, (0,)).lateness == (Late(2, "dp", 3, 5, 7),)

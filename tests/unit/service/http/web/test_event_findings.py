@@ -100,16 +100,6 @@ async def test_another_wording_comes_rarely(feeding: Feeding, other: Finding, ag
     assert counts == [0, 0, 0, again, 0]
 
 
-async def test_a_finding_that_opens_between_the_hello_and_what_follows(feeding: Feeding) -> None:
-    """The client asks the API when it gets the hello; what opens afterwards is not lost, though the
-    stream has not gone on yet."""
-    async with feeding.viewer() as stream:
-        await feeding.look()
-        feeding.show(finding(1))
-        await feeding.look(1)
-        assert await news(stream) == [("finding", finding_json(finding(1)))]
-
-
 async def test_a_finding_that_closes_while_the_store_fails(
     feeding: Feeding, monkeypatch: pytest.MonkeyPatch
 ) -> None:

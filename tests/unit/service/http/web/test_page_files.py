@@ -149,7 +149,7 @@ def test_a_service_without_a_page(service: Service) -> None:
 def test_the_page_is_only_read(client: Client) -> None:
     """Other methods than GET and HEAD are refused, as everywhere."""
     assert client.send("HEAD", "/").status == 200
-    for path in ("/", "/jobs/train", "/web/app.css"):
+    for path in ("/", "/jobs/train", "/web/app.css", "/api/v1/jobs/train", "/api/v1/findings/x"):
         for method in ("POST", "PUT", "DELETE"):
             answer = client.send(method, path)
             assert (answer.status, f"no {method} here" in answer.json["error"]) == (405, True)
