@@ -6,11 +6,12 @@ import gzip
 import zlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frd.dftracer import inflate
 from frd.dftracer.inflate import Inflater
+from tests.world.seeds import examples
 
 LINES = b"".join(b'{"id":%d,"name":"read","ts":%d}\n' % (i, i * 37) for i in range(4000))
 MEMBERS = [gzip.compress(LINES[at : at + 30_000], 6) for at in range(0, len(LINES), 30_000)]
@@ -39,7 +40,7 @@ def zlib_unpacked(packed: bytes) -> bytes:
     return b"".join(pieces)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(places, steps)
 def test_a_cut_loses_what_is_behind_it(cut: int, step: int) -> None:
     """As much comes out as zlib finds, however the bytes come, but for the last three bytes: ISA-L
