@@ -40,6 +40,7 @@ from frd.wire.messages import PROTOCOL, Ack, Hello
 from frd_agent.uplink.outbox import Outbox
 from tests.world.fake_cluster import FakeLog, FakeStream, Faults
 from tests.world.messages import BOTH, declare, entry_columns
+from tests.world.seeds import seeds
 from tests.world.virtual_time import in_virtual_time
 
 RANKS: Final = 2
@@ -316,7 +317,7 @@ async def service_acts(world: World) -> None:
 
 
 @given(seed=st.integers(0, 2**32), bound=st.sampled_from([3_000, 10_000, 10**9]))
-@settings(max_examples=25)
+@settings(max_examples=seeds(25, 3))
 @in_virtual_time
 async def test_what_is_acknowledged_is_stored(seed: int, bound: int) -> None:
     """Agents come and go while the servers have faults, and the memory for waiting records is
@@ -334,7 +335,7 @@ async def test_what_is_acknowledged_is_stored(seed: int, bound: int) -> None:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=12)
+@settings(max_examples=seeds(12, 3))
 @in_virtual_time
 async def test_servers_that_lose_the_end_of_the_log(seed: int) -> None:
     """The servers lose bundles that they had confirmed: rows that were not acknowledged before are
@@ -354,7 +355,7 @@ async def test_servers_that_lose_the_end_of_the_log(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=12)
+@settings(max_examples=seeds(12, 3))
 @in_virtual_time
 async def test_a_fenced_owner_acknowledges_nothing(seed: int) -> None:
     """Another replica takes the log in between: the owner learns of it once, and nothing that it
