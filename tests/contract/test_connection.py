@@ -13,7 +13,7 @@ from nats.js import JetStreamContext
 
 from frd.cluster.nats import connection
 from frd.cluster.nats.connection import Access, Connection, Unanswered
-from tests.world.virtual_time import run_virtual
+from tests.world.virtual_time import in_virtual_time
 
 SERVERS = ("nats://n0:4222", "nats://n1:4222", "nats://n2:4222")
 ADDRESSES = {server: f"nats://10.0.0.{n}:4222" for n, server in enumerate(SERVERS)}
@@ -94,49 +94,43 @@ async def ask(of: Connection) -> str:
     return await of.ask(request)
 
 
-def test_a_frozen_server_costs_less_than_a_lease(servers: Servers) -> None:
+@in_virtual_time
+async def test_a_frozen_server_costs_less_than_a_lease(servers: Servers) -> None:
     """The server of a client freezes, and the replica knows it under two names: the first heartbeat
     that is tried again arrives, 0.7 s before others take the replica for dead."""
-
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
-        opened = Connection(Access(SERVERS, "test"), request_s=1.0)
-        await opened.open()
-        (servers.frozen,) = servers.connected
-        last = loop.time() - 0.5  # its last heartbeat
-        refused = 0
-        while True:
-            try:
-                answered_by = await ask(opened)
-                break
-            except Unanswered:
-                refused += 1
-                await asyncio.sleep(0.1)
-        assert refused == 1
-        assert loop.time() - last < SILENT - 0.6
-        assert not servers.is_frozen(answered_by)
-        await asyncio.sleep(3.0)
-        assert servers.connected == [answered_by], "all other clients are closed"
-        await opened.close()
-
-    run_virtual(story())
+    loop = asyncio.get_running_loop()
+    opened = Connection(Access(SERVERS, "test"), request_s=1.0)
+    await opened.open()
+    (servers.frozen,) = servers.connected
+    last = loop.time() - 0.5  # its last heartbeat
+    refused = 0
+    while True:
+        try:
+            answered_by = await ask(opened)
+            break
+        except Unanswered:
+            refused += 1
+            await asyncio.sleep(0.1)
+    assert refused == 1
+    assert loop.time() - last < SILENT - 0.6
+    assert not servers.is_frozen(answered_by)
+    await asyncio.sleep(3.0)
+    assert servers.connected == [answered_by], "all other clients are closed"
+    await opened.close()
 
 
-def test_a_slow_answer_keeps_the_client(servers: Servers) -> None:
+@in_virtual_time
+async def test_a_slow_answer_keeps_the_client(servers: Servers) -> None:
     """A request has no answer, and the ping after it has: the client stays, and is used on."""
+    opened = Connection(Access(SERVERS, "test"), request_s=1.0)
+    await opened.open()
+    (url,) = servers.connected
 
-    async def story() -> None:
-        opened = Connection(Access(SERVERS, "test"), request_s=1.0)
-        await opened.open()
-        (url,) = servers.connected
+    async def lost(js: JetStreamContext) -> str:
+        raise nats.errors.TimeoutError
 
-        async def lost(js: JetStreamContext) -> str:
-            raise nats.errors.TimeoutError
-
-        with pytest.raises(Unanswered):
-            await opened.ask(lost)
-        assert await ask(opened) == url
-        assert len(servers.clients) == 1
-        await opened.close()
-
-    run_virtual(story())
+    with pytest.raises(Unanswered):
+        await opened.ask(lost)
+    assert await ask(opened) == url
+    assert len(servers.clients) == 1
+    await opened.close()

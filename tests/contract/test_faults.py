@@ -39,8 +39,8 @@ def _collected() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def client_of(servers: NatsServers, url: str | None = None) -> AsyncIterator[NatsClient]:
-    async with nats_client(options_for(servers, f"f{uuid4().hex[:8]}"), server=url) as client:
+async def client_of(servers: NatsServers) -> AsyncIterator[NatsClient]:
+    async with nats_client(options_for(servers, f"f{uuid4().hex[:8]}")) as client:
         yield client
 
 

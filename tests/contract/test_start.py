@@ -149,22 +149,20 @@ async def test_unknown_whether_writes_are_synced(
     assert not caplog.records
 
 
-async def test_too_few_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three copies are configured, and one server runs."""
+async def test_more_than_the_servers_have(tmp_path: Path) -> None:
+    """One server runs: three copies are configured, or logs that together exceed its store."""
     with nats_servers(tmp_path, 1) as servers:
-        options = replace(options_for(servers, "frd"), replicas=3)
-        async with nats_client(replace(options, name="x", replicas=1)) as client:
-            with pytest.raises(ClusterError, match=r"cluster\.replicas: 3: too few NATS servers"):
-                await client.thread.call(checks.check_streams(client.connection, options, 0.5))
-
-
-async def test_no_space(tmp_path: Path) -> None:
-    """The logs of all cells together exceed what the servers may store."""
-    with nats_servers(tmp_path, 1) as servers:
-        options = replace(options_for(servers, "frd"), log_bytes=1 << 40)
+        options = options_for(servers, "frd")
         async with nats_client(replace(options, name="x")) as client:
-            with pytest.raises(ClusterError, match=r"cluster\.log_bytes: 1099511627776: the NATS"):
-                await client.thread.call(checks.check_streams(client.connection, options, 0.5))
+            for wanted, error in (
+                (replace(options, replicas=3), r"cluster\.replicas: 3: too few NATS servers"),
+                (
+                    replace(options, log_bytes=1 << 40),
+                    r"cluster\.log_bytes: 1099511627776: the NATS",
+                ),
+            ):
+                with pytest.raises(ClusterError, match=error):
+                    await client.thread.call(checks.check_streams(client.connection, wanted, 0.5))
 
 
 async def test_without_jetstream(tmp_path: Path) -> None:
@@ -191,18 +189,22 @@ async def server_that_says(**info: object) -> Any:
         yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def test_old_server() -> None:
-    """A server older than 2.12 greets, as Debian 12 ships one."""
-    async with server_that_says(version="2.9.10") as url:
-        text = await refusal(ClusterOptions((url,)))
-    assert "version 2.9: install nats-server 2.12 or later" in text
-
-
-async def test_small_messages_only() -> None:
-    """A server that takes no message as large as a bundle is refused."""
-    async with server_that_says(version="2.15.1", max_payload=65_536) as url:
-        text = await refusal(ClusterOptions((url,)))
-    assert "max_payload 65536: set it to at least 901000" in text
+@pytest.mark.parametrize(
+    ("info", "error"),
+    [
+        ({"version": "2.9.10"}, "version 2.9: install nats-server 2.12 or later"),
+        (
+            {"version": "2.15.1", "max_payload": 65_536},
+            "max_payload 65536: set it to at least 901000",
+        ),
+    ],
+    ids=["old", "no message as large as a bundle"],
+)
+async def test_an_unfit_server(info: dict[str, Any], error: str) -> None:
+    """A server greets that is older than 2.12, as Debian 12 ships one, or takes only small
+    messages."""
+    async with server_that_says(**info) as url:
+        assert error in await refusal(ClusterOptions((url,)))
 
 
 def test_nats_is_not_imported_without_a_cluster() -> None:

@@ -74,10 +74,15 @@ def taken() -> dict[tuple[str, str, str], Path]:
     }
 
 
+def shown(page: str) -> list[list[str]]:
+    """The words of each command of the page's blocks."""
+    return [words for block in blocks(page) for line in block.lines() for words in commands(line)]
+
+
 def in_sentences(page: str) -> list[str]:
-    """Commands with arguments between backticks."""
+    """Commands with arguments between backticks, without the dots for more of them."""
     text = re.sub(r"^ *```.*?^ *```$", "", (ROOT / page).read_text("utf-8"), flags=re.M | re.S)
-    return [" ".join(found.split()) for found in _INLINE.findall(text)]
+    return [" ".join(found.replace("...", "").split()) for found in _INLINE.findall(text)]
 
 
 def commands(line: str) -> list[list[str]]:

@@ -18,6 +18,7 @@ from tests.docs.pages import (
     blocks,
     commands,
     in_sentences,
+    shown,
     taken,
 )
 
@@ -31,7 +32,6 @@ NOT_RUN: Final = {
     r"base64 ": "it decodes what kubectl prints",
 }
 """Commands without a parser, by their first words."""
-REAL: Final = [(page, block) for page in PAGES for block in blocks(page)]
 
 
 def is_typed(block: Block, line: str) -> bool:
@@ -57,8 +57,8 @@ def test_every_command_is_run_or_parsed_or_has_a_reason(page: str) -> None:
 
 def test_no_reason_is_left_over() -> None:
     """Each entry of the list is about some command that no test types."""
-    shown = [(block, line) for _, block in REAL for line in block.lines()]
-    left = [words for one in shown if not is_typed(*one) for words in commands(one[1])]
+    lines = [(block, line) for page in PAGES for block in blocks(page) for line in block.lines()]
+    left = [words for one in lines if not is_typed(*one) for words in commands(one[1])]
     assert {pattern for words in left for pattern in listed(words)} == set(NOT_RUN)
 
 
@@ -84,20 +84,10 @@ def test_the_shell_changes_no_word(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", [*PAGES, *OTHERS])
-def test_every_command_of_a_sentence_is_valid(page: str) -> None:
-    """Commands between backticks, on all pages."""
-    for text in in_sentences(page):
-        for words in commands(text.replace("...", "")):
-            parsers.parse(words)
-
-
-@pytest.mark.parametrize("page", OTHERS)
-def test_the_blocks_of_other_pages_are_valid(page: str) -> None:
-    """Of the programs that have a parser."""
-    for block in blocks(page):
-        for line in block.lines():
-            for words in commands(line):
-                parsers.parse(words)
+def test_every_command_is_valid(page: str) -> None:
+    """Of the programs that have a parser: in blocks, and between backticks in sentences."""
+    for words in [*shown(page), *(w for t in in_sentences(page) for w in commands(t))]:
+        parsers.parse(words)
 
 
 # -- Kubernetes --------------------------------------------------------------------------------
@@ -107,7 +97,7 @@ def test_kubectl_runs_commands_that_frd_has() -> None:
     """In a pod, and in namespaces that exist."""
     ran = 0
     for page in (*PAGES, CHART):
-        for words in (w for b in blocks(page) for line in b.lines() for w in commands(line)):
+        for words in shown(page):
             if words[0] == "kubectl" and "exec" in words:
                 assert words[1:3] in (["--namespace", "frd"], ["--namespace", "training"])
                 assert parsers.parse(words[words.index("--") + 1 :])
@@ -121,7 +111,7 @@ def test_the_image_that_is_pushed_is_the_one_that_runs() -> None:
 
     pages = [page for page in PAGES if "docker build" in (ROOT / page).read_text("utf-8")]
     for page in pages:
-        found = [w for b in blocks(page) for line in b.lines() for w in commands(line)]
+        found = shown(page)
         (built,) = (w[w.index("--tag") + 1] for w in found if w[:2] == ["docker", "build"])
         (pushed,) = (w[2] for w in found if w[:2] == ["docker", "push"])
         (install,) = (w for w in found if w[:2] == ["helm", "install"])
@@ -138,7 +128,7 @@ def test_the_secrets_that_are_read_by_hand_exist() -> None:
     from tests.helm.chart import render
 
     asked = 0
-    for words in (w for _, b in REAL for line in b.lines() for w in commands(line)):
+    for words in (words for page in PAGES for words in shown(page)):
         if words[0] == "kubectl" and words[3:5] == ["get", "secret"]:
             (path,) = (word for word in words if word.startswith("jsonpath="))
             key = path.removeprefix("jsonpath={.data.").removesuffix("}").replace("\\", "")

@@ -74,7 +74,6 @@ def render(
     *,
     cluster: Cluster = Cluster(),
     name: str = "frd",
-    namespace: str = "frd",
     chart: Path = CHART,
 ) -> Rendered:
     """The objects and notes of `helm install`.
@@ -85,7 +84,7 @@ def render(
     """
     options = {
         "name": name,
-        "namespace": namespace,
+        "namespace": "frd",
         "kube_version": f"v{cluster.version}.0",
         "api_versions": list(cluster.apis),
     }
@@ -93,7 +92,7 @@ def render(
         _render(chart, json.dumps(values or {}), json.dumps(options))
     )
     notes = texts.pop("frd/templates/NOTES.txt")
-    objects = (thing for text in texts.values() for thing in yaml.safe_load_all(text))
+    objects = (thing for text in texts.values() for thing in yaml.load_all(text, yaml.CSafeLoader))
     return Rendered(tuple(thing for thing in objects if thing), notes)
 
 

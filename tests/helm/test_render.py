@@ -279,8 +279,16 @@ def privileges(pod: Object) -> list[str]:
     return found
 
 
+def sidecar(values: Values) -> Object:
+    """The containers that the notes add to a pod of ranks."""
+    return {"containers": recipe(values)["initContainers"]}
+
+
 def test_the_default_install_is_not_privileged() -> None:
-    """No pod goes beyond the restricted standard, and no account gets a right in the cluster."""
+    """Neither a pod nor the sidecar goes beyond the restricted standard, and no account gets a
+    right in the cluster."""
+    assert privileges(sidecar({})) == []
+    assert privileges(sidecar(OPTIONS["root ranks"])) == ["frd-tap: root", "frd-agent: root"]
     rendered = render()
     assert [name for name, _ in rendered.pods()] == ["frd", "frd-test-ready"]
     for name, pod in rendered.pods():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import socket
 import ssl
 import subprocess
 import sys
@@ -16,14 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
+import yaml
 
 from frd import config
-from frd.cli import BLIND, cli
+from frd.cli import BLIND
 from frd.config import NotifyTarget
 from tests.helm.chart import Object, Rendered, recipe, render
+from tests.world import daemons
 from tests.world.daemons import run_program, until
+from tests.world.prometheus import LOCAL, RULES
 
 FRD = Path(sys.executable).parent / "frd"
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -55,8 +56,9 @@ def container(rendered: Rendered) -> Object:
     return found
 
 
-def mounted(rendered: Rendered, root: Path) -> str:
-    """Write the pod's files below `root`; returns its configuration with paths below `root`."""
+def mounted(rendered: Rendered, root: Path) -> Path:
+    """Write the pod's files below `root`; returns that of its configuration, whose paths are below
+    `root`."""
     pod = rendered.pod()
     sources = [v["projected"]["sources"] for v in pod["volumes"] if "projected" in v]
     for source in (source["secret"] for found in sources for source in found):
@@ -67,15 +69,19 @@ def mounted(rendered: Rendered, root: Path) -> str:
             path.write_bytes(base64.b64decode(data[item["key"]]))
             path.chmod(0o440)
     text: str = rendered.one("ConfigMap", "frd")["data"]["frd.toml"]
-    return text.replace('"/etc/', f'"{root}/etc/').replace('"/var/', f'"{root}/var/')
+    path = root / "frd.toml"
+    path.write_text(text.replace('"/etc/', f'"{root}/etc/').replace('"/var/', f'"{root}/var/'))
+    return path
 
 
 @pytest.mark.parametrize("values", OPTIONS.values(), ids=OPTIONS)
 def test_the_service_takes_its_file(values: dict[str, Any], tmp_path: Path) -> None:
     """`frd serve` accepts the file: every key is known, every file is mounted."""
     rendered = render(values)
-    (tmp_path / "frd.toml").write_text(mounted(rendered, tmp_path))
-    loaded = config.load(tmp_path / "frd.toml")
+    loaded = config.load(mounted(rendered, tmp_path))
+    (option,) = container(rendered)["command"][2:]
+    folder = option.removeprefix("--config=").removesuffix("/frd.toml")
+    assert folder in {mount["mountPath"] for mount in container(rendered)["volumeMounts"]}
     assert (loaded.grpc, loaded.http) == ("0.0.0.0:9373", "0.0.0.0:9374")
     assert loaded.insecure is values.get("insecure", False)
     for path in (loaded.tls.cert_file, loaded.tls.key_file, loaded.auth.token_file):
@@ -102,12 +108,12 @@ def test_a_replica_gives_its_own_address(tmp_path: Path, monkeypatch: pytest.Mon
     """With the variables of its pod, `frd serve` advertises names that the certificate has, and
     checks other replicas with the same CA; agents are given the same addresses."""
     rendered = render(OPTIONS["cluster"])
-    (tmp_path / "frd.toml").write_text(mounted(rendered, tmp_path))
+    path = mounted(rendered, tmp_path)
     for variable in container(rendered)["env"]:
         value = variable.get("value", "").replace("$(POD_NAME)", "frd-1")
         if variable["name"].startswith("FRD_CLUSTER__"):
             monkeypatch.setenv(variable["name"], value)
-    loaded = config.load(tmp_path / "frd.toml").cluster
+    loaded = config.load(path).cluster
     assert loaded.advertise_grpc == "frd-1.frd-headless.frd.svc:9373"
     assert loaded.advertise_http == "frd-1.frd-headless.frd.svc:9374"
     assert loaded.peers_ca_file is not None
@@ -119,67 +125,56 @@ def test_a_replica_gives_its_own_address(tmp_path: Path, monkeypatch: pytest.Mon
     assert addresses[1] == loaded.advertise_grpc
 
 
-@pytest.mark.parametrize(
-    ("values", "runbooks"),
-    [
-        ({}, "https://frd.frd.svc:9374/runbooks"),
-        ({"ingress": {"enabled": True, "hosts": ["frd.example"]}}, "http://frd.example/runbooks"),
-        ({"runbookUrl": "https://git/runbooks/"}, "https://git/runbooks"),
-    ],
-)
-def test_messages_link_to_the_runbooks_of_this_release(
-    values: dict[str, Any], runbooks: str, tmp_path: Path
-) -> None:
-    """A webhook without `runbook_url` gets the address that alerts have."""
-    own = {"name": "own", "url": "http://h/", "runbook_url": "http://mine/"}
-    targets = {"config": {"notify": [{"name": "chat", "url": "http://h/"}, own]}}
-    (tmp_path / "frd.toml").write_text(mounted(render(values | targets), tmp_path))
-    loaded = config.load(tmp_path / "frd.toml").notify
-    assert [target.runbook_url for target in loaded] == [runbooks, "http://mine/"]
+INGRESS = {"enabled": True, "hosts": ["frd.example", "b.example"]}
+IN_CLUSTER = "https://frd.frd.svc:9374"
 
 
 @pytest.mark.parametrize(
-    ("values", "url"),
+    ("values", "address", "runbooks"),
     [
-        ({}, "https://frd.frd.svc:9374"),
-        ({"ingress": {"enabled": True, "hosts": ["frd.example"]}}, "http://frd.example"),
+        ({}, IN_CLUSTER, ""),
+        ({"insecure": True, "service": {"httpPort": 8080}}, "http://frd.frd.svc:8080", ""),
+        ({"runbookUrl": "https://git/docs/runbooks"}, IN_CLUSTER, "https://git/docs/runbooks"),
+        ({"runbookUrl": "https://frd/runbooks/"}, IN_CLUSTER, "https://frd/runbooks"),
+        ({"runbookUrl": f"{LOCAL}/runbooks"}, IN_CLUSTER, f"{LOCAL}/runbooks"),
+        ({"ingress": INGRESS}, "http://frd.example", ""),
+        ({"ingress": INGRESS | {"tls": [{"secretName": "w"}]}}, "https://frd.example", ""),
+        ({"ingress": INGRESS | {"hosts": ["*.example"]}}, "http://*.example", ""),
         (
-            {"ingress": {"enabled": True, "hosts": ["frd.example"], "tls": [{"secretName": "w"}]}},
-            "https://frd.example",
+            {"ingress": INGRESS, "config": {"public_url": "https://watch.example:8443/"}},
+            "https://watch.example:8443",
+            "",
         ),
-        ({"config": {"public_url": "https://watch.example/"}}, "https://watch.example"),
-        ({"ingress": {"enabled": True, "hosts": ["*.example"]}}, ""),
     ],
 )
-def test_the_service_knows_the_address_for_users(
-    values: dict[str, Any], url: str, tmp_path: Path
+def test_all_links_lead_to_this_release(
+    values: dict[str, Any], address: str, runbooks: str, tmp_path: Path
 ) -> None:
-    """It is that of alerts: that of the Ingress, else that of the Service, unless the values name
-    another one; an Ingress for any name has none."""
-    rendered = render(values)
-    (tmp_path / "frd.toml").write_text(mounted(rendered, tmp_path))
-    assert config.load(tmp_path / "frd.toml").public_url == url
-    (group,) = rendered.one("PrometheusRule")["spec"]["groups"]
-    pages = {rule["annotations"]["page_url"] for rule in group["rules"]}
-    assert f"{url or 'http://*.example'}/" in pages
+    """Links lead to the Ingress, else to the Service, unless the values name another address for
+    users, or another one for runbooks. The rules are those of the files but for the links; the
+    service knows the address, unless it is an Ingress for any name, and its webhooks have the
+    runbooks, unless they have their own."""
+    runbooks = runbooks or f"{address}/runbooks"
+    own = {"name": "own", "url": "http://h/", "runbook_url": "http://mine/"}
+    targets = {"notify": [{"name": "chat", "url": "http://h/"}, own]}
+    rendered = render(values | {"config": values.get("config", {}) | targets})
+    loaded = config.load(mounted(rendered, tmp_path))
+    assert loaded.public_url == ("" if "*" in address else address)
+    assert [target.runbook_url for target in loaded.notify] == [runbooks, "http://mine/"]
+    expected = [
+        group
+        for path in sorted(RULES.glob("*.yaml"))
+        for group in yaml.safe_load(path.read_text())["groups"]
+    ]
+    for texts in (rule["annotations"] for group in expected for rule in group["rules"]):
+        texts["page_url"] = texts["page_url"].replace(LOCAL, address)
+        texts["runbook_url"] = texts["runbook_url"].replace(f"{LOCAL}/runbooks", runbooks)
+    assert rendered.one("PrometheusRule")["spec"]["groups"] == expected
 
 
 def test_the_page_can_be_switched_off(tmp_path: Path) -> None:
     """`config.web` reaches the service."""
-    (tmp_path / "frd.toml").write_text(mounted(render({"config": {"web": False}}), tmp_path))
-    assert not config.load(tmp_path / "frd.toml").web
-
-
-def test_the_command_line_is_frds() -> None:
-    """The container's command and option exist, and the folder that it names is mounted."""
-    found = container(render())
-    name, sub, option = found["command"]
-    command = cli.get_command(click.Context(cli), sub)
-    assert name == "frd"
-    assert command is not None
-    flag, _, path = option.partition("=")
-    assert flag in {opt for parameter in command.params for opt in parameter.opts}
-    assert path.rpartition("/")[0] in {mount["mountPath"] for mount in found["volumeMounts"]}
+    assert not config.load(mounted(render({"config": {"web": False}}), tmp_path)).web
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,16 +215,11 @@ def running(
     root = tmp_path_factory.mktemp("pod")
     values = OPTIONS[request.param]
     rendered = render(values)
-    (root / "frd.toml").write_text(mounted(rendered, root))
-    command = [str(FRD), "serve", "--config", str(root / "frd.toml")]
+    command = [str(FRD), "serve", "--config", str(mounted(rendered, root))]
     anywhere = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]
-    with subprocess.Popen(command + anywhere, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            bound = json.loads(process.stdout.readline())
-            yield Running(bound["grpc"], bound["http"], values, rendered, root)
-        finally:
-            process.terminate()
+    with daemons.running(command + anywhere) as process:
+        bound = json.loads(daemons.first_line(process))
+        yield Running(bound["grpc"], bound["http"], values, rendered, root)
 
 
 def test_probes_are_answered(running: Running) -> None:
@@ -254,8 +244,7 @@ def test_the_sidecar_connects(running: Running, tmp_path: Path) -> None:
     credentials.mkdir()
     for name, value in running.rendered.one("Secret", "frd-agent")["data"].items():
         (credentials / name).write_bytes(base64.b64decode(value))
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        metrics = f"127.0.0.1:{taken.getsockname()[1]}"
+    metrics = daemons.free_address()
     (command,) = (c["command"] for c in recipe(running.values)["initContainers"][1:])
     here = {
         "--service": f"localhost:{running.grpc.rpartition(':')[2]}",
@@ -266,21 +255,14 @@ def test_the_sidecar_connects(running: Running, tmp_path: Path) -> None:
     given |= {name: f"{name}={value}" for name, value in here.items()}
     options = [word.replace("/etc/frd", str(credentials)) for word in given.values()]
     agent = [str(FRD.with_name(command[0])), command[1], *options]
-    with subprocess.Popen(agent, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            until(lambda: process.poll() is not None or is_connected(metrics), within_s=60)
-            assert process.poll() is None, process.communicate()[1]
-        finally:
-            process.terminate()
-            process.communicate()
+    log = tmp_path / "agent.log"
+    with daemons.running(agent, log=log) as process:
 
+        def is_connected_or_over() -> bool:
+            return process.poll() is not None or daemons.metric(metrics, "frd_agent_connected") > 0
 
-def is_connected(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-            return b"frd_agent_connected 1.0" in answer.read()
-    except OSError:
-        return False
+        until(is_connected_or_over, log.read_text, ignoring=OSError)
+        assert process.poll() is None, log.read_text()
 
 
 def test_commands_work_in_the_pod(running: Running) -> None:

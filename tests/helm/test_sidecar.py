@@ -99,19 +99,6 @@ def test_ranks_and_agent_are_one_user(path: Path) -> None:
     assert len(users) == 1
 
 
-def test_the_recipe_asks_for_nothing_privileged() -> None:
-    """A namespace with the restricted Pod Security Standard accepts the sidecar."""
-    for container in recipe()["initContainers"]:
-        context = container["securityContext"]
-        assert context["runAsNonRoot"]
-        assert context["capabilities"] == {"drop": ["ALL"]}
-        assert not context["allowPrivilegeEscalation"]
-        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-    root = recipe({"agent": {"sidecar": {"runAsUser": 0}}})["initContainers"][1]["securityContext"]
-    assert not root["runAsNonRoot"]
-    assert root["capabilities"] == {"drop": ["ALL"]}
-
-
 def test_the_sidecar_outlives_the_ranks_and_never_delays_them() -> None:
     """It is a native sidecar without probes, and a pod stays in class Guaranteed."""
     _, agent = recipe()["initContainers"]

@@ -121,7 +121,7 @@ MUTANTS: Final = (
            "samples that are sent again go backwards"),
     # -- cluster -------------------------------------------------------------------------------
     Mutant("frd.cluster.ownership", "Ownership._newer", Swap(ast.Gt, ast.Lt),
-           "property/ownership property/lease",
+           "property/lease",
            "an owner does not learn that another replica has claimed its cell since"),
     Mutant("frd.cluster.ownership", "Ownership.may_claim", Swap(ast.GtE, ast.Lt),
            "property/ownership",

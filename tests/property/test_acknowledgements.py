@@ -23,16 +23,7 @@ from frd.cluster.log import Bundle, FencedLog
 from frd.cluster.packing import Joiner
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
-from frd.model import (
-    AlignedNs,
-    AttemptKey,
-    EntryColumns,
-    GroupInfo,
-    NodeNs,
-    NodeRawNs,
-    RankInfo,
-    Signature,
-)
+from frd.model import AlignedNs, NodeNs, NodeRawNs, RankInfo
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import raw_now
 from frd.service.ingest.shared import Shared
@@ -45,19 +36,12 @@ from frd.store.journal import JournalLimits
 from frd.store.records import Record, RecordKind
 from frd.v1 import stream_pb2 as pb
 from frd.wire.encode import encode_agent
-from frd.wire.messages import (
-    PROTOCOL,
-    Ack,
-    AttemptDecl,
-    Declare,
-    GroupDecl,
-    Hello,
-    RankDecl,
-    SignatureDecl,
-)
+from frd.wire.messages import PROTOCOL, Ack, Hello
 from frd_agent.uplink.outbox import Outbox
 from tests.world.fake_cluster import FakeLog, FakeStream, Faults
-from tests.world.virtual_time import run_virtual
+from tests.world.messages import BOTH, declare, entry_columns
+from tests.world.seeds import seeds
+from tests.world.virtual_time import in_virtual_time
 
 RANKS: Final = 2
 """Of each agent."""
@@ -85,36 +69,27 @@ class Agent:
         self.connection: Connection | None = None
 
     def introduction(self) -> list[bytes]:
-        ranks = [self.number * RANKS + i for i in range(RANKS)]
         name = str(self.number)
         world = AGENTS * RANKS
+        first = self.number * RANKS
+        infos = [
+            RankInfo(rank, world, f"n{name}", f"b{name}", 10 + rank)
+            for rank in range(first, first + RANKS)
+        ]
         hello = Hello(PROTOCOL, "0", f"n{name}", f"b{name}", name, NodeNs(1), NodeRawNs(1))
-        declare = Declare(
-            attempts=(AttemptDecl(0, AttemptKey("job", 0), world),),
-            ranks=tuple(
-                RankDecl(i, 0, RankInfo(rank, world, f"n{name}", f"b{name}", 10 + rank))
-                for i, rank in enumerate(ranks)
-            ),
-            groups=(GroupDecl(0, 0, GroupInfo("0", "dp", tuple(range(world)))),),
-            signatures=(SignatureDecl(0, Signature("gloo", "all_reduce")),),
-        )
-        return [encode_agent(hello), encode_agent(declare)]
+        return [encode_agent(hello), encode_agent(declare(infos))]
 
     def record(self, rank: int, rows: int) -> None:
         first = self.recorded[rank]
         self.recorded[rank] += rows
-        at = np.arange(first, first + rows, dtype=np.int64)
+        created = START - 10**9 + np.arange(first, first + rows)
         self.outbox.record(
-            EntryColumns(
+            entry_columns(
+                range(first, first + rows),
                 rank=rank,
-                first_revision=0,
-                group=np.zeros(rows, np.uint32),
-                seq=at,
-                signature=np.zeros(rows, np.uint32),
-                flags=np.full(rows, 5, np.uint8),
-                created_ns=START - 10**9 + at,
-                started_ns=np.zeros(rows, np.int64),
-                completed_ns=START - 10**9 + at + 1,
+                flags=BOTH,
+                created=created,
+                completed=created + 1,
             )
         )
 
@@ -342,66 +317,57 @@ async def service_acts(world: World) -> None:
 
 
 @given(seed=st.integers(0, 2**32), bound=st.sampled_from([3_000, 10_000, 10**9]))
-@settings(max_examples=25, deadline=None)
-def test_what_is_acknowledged_is_stored(seed: int, bound: int) -> None:
+@settings(max_examples=seeds(25, 3))
+@in_virtual_time
+async def test_what_is_acknowledged_is_stored(seed: int, bound: int) -> None:
     """Agents come and go while the servers have faults, and the memory for waiting records is
     small, and often used up by another cell: no row is acknowledged before it is stored, and once
     the other cell has written its records, all rows are."""
-
-    async def work() -> None:
-        world = World(seed, bound)
-        await live(world, 300)
-        await world.settle()
-        world.check()
-        for agent in world.agents:
-            assert [agent.acked[rank] for rank in range(RANKS)] == agent.recorded
-            assert agent.outbox.rows == 0
-        await world.log.stop()
-        assert (world.budget.logs, world.budget.waiting) == (1, world.neighbour.waiting)
-
-    run_virtual(work())
+    world = World(seed, bound)
+    await live(world, 300)
+    await world.settle()
+    world.check()
+    for agent in world.agents:
+        assert [agent.acked[rank] for rank in range(RANKS)] == agent.recorded
+        assert agent.outbox.rows == 0
+    await world.log.stop()
+    assert (world.budget.logs, world.budget.waiting) == (1, world.neighbour.waiting)
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=12, deadline=None)
-def test_servers_that_lose_the_end_of_the_log(seed: int) -> None:
+@settings(max_examples=seeds(12, 3))
+@in_virtual_time
+async def test_servers_that_lose_the_end_of_the_log(seed: int) -> None:
     """The servers lose bundles that they had confirmed: rows that were not acknowledged before are
     stored again, before they are acknowledged."""
-
-    async def work() -> None:
-        world = World(seed)
-        await live(world, 200)
-        world.check()
-        world.servers.lose_after(max(world.servers.last - world.dice.randrange(1, 6), 0))
-        world.reader.lost()
-        for _ in range(3):
-            world.agents[0].record(0, 5)
-        await world.settle()
-        world.check()
-        for agent in world.agents:
-            assert [agent.acked[rank] for rank in range(RANKS)] == agent.recorded
-        await world.log.stop()
-
-    run_virtual(work())
+    world = World(seed)
+    await live(world, 200)
+    world.check()
+    world.servers.lose_after(max(world.servers.last - world.dice.randrange(1, 6), 0))
+    world.reader.lost()
+    for _ in range(3):
+        world.agents[0].record(0, 5)
+    await world.settle()
+    world.check()
+    for agent in world.agents:
+        assert [agent.acked[rank] for rank in range(RANKS)] == agent.recorded
+    await world.log.stop()
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=12, deadline=None)
-def test_a_fenced_owner_acknowledges_nothing(seed: int) -> None:
+@settings(max_examples=seeds(12, 3))
+@in_virtual_time
+async def test_a_fenced_owner_acknowledges_nothing(seed: int) -> None:
     """Another replica takes the log in between: the owner learns of it once, and nothing that it
     receives from then on is acknowledged."""
-
-    async def work() -> None:
-        world = World(seed)
-        await live(world, 200)
-        end = world.servers.last
-        other: FencedLog = FakeLog(world.servers, Faults())
-        await other.take("b")
-        world.agents[0].record(0, 5)
-        await world.settle()
-        assert world.fenced == 1
-        assert world.log.fenced
-        assert world.servers.last == end + 1
-        await world.log.stop()
-
-    run_virtual(work())
+    world = World(seed)
+    await live(world, 200)
+    end = world.servers.last
+    other: FencedLog = FakeLog(world.servers, Faults())
+    await other.take("b")
+    world.agents[0].record(0, 5)
+    await world.settle()
+    assert world.fenced == 1
+    assert world.log.fenced
+    assert world.servers.last == end + 1
+    await world.log.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickletools
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frd.errors import DumpError
@@ -13,6 +13,7 @@ from frd.flight.bulk import parse_columns
 from frd.flight.columns import Dictionaries, columns_of
 from frd.flight.decode import parse
 from tests.world.dump_files import as_torch, document, entry, spelled_out
+from tests.world.seeds import examples
 
 COUNTS = st.integers(0, 300) | st.integers(0, 2**63 - 1)
 SHAPES = st.lists(st.lists(COUNTS, max_size=2), max_size=2)
@@ -60,7 +61,7 @@ def _defines_twice(data: bytes) -> bool:
     return len(set(numbers)) < len(numbers)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.lists(SHAPE, min_size=1, max_size=6), st.integers(66, 150), st.booleans())
 def test_together_is_one_by_one(shapes: list[Any], count: int, many_strings: bool) -> None:
     """A program of a few calls, odd values included, over and over."""
@@ -70,7 +71,7 @@ def test_together_is_one_by_one(shapes: list[Any], count: int, many_strings: boo
     assert either_way(as_torch(document(rows, **change))) is not None
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(st.data())
 def test_damage_makes_no_difference(data: st.DataObject) -> None:
     """Bytes changed anywhere: the same columns either way, or an error either way."""

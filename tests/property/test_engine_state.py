@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frd.engine.attempt import Applied, Attempt
 from frd.engine.policy import Policy
 from frd.model import AlignedNs, AttemptKey, Flags, GroupInfo, RankInfo, Signature
 from tests.world import observe
+from tests.world.seeds import examples
 
 NOW = AlignedNs(1_000_000_000_000_000_000)
 JOINED, COMPLETED = int(Flags.JOINED), int(Flags.COMPLETED)
@@ -132,6 +133,15 @@ def feed(attempt: Attempt, rank: int, rows: tuple[Row, ...], *, replay: bool = F
     )
 
 
+def fed(story: Story, policy: Policy | None = None) -> Attempt:
+    """All that the ranks report, one rank after the other."""
+    attempt = new_attempt(story, policy)
+    for rank, batches in enumerate(story.batches):
+        for batch in batches:
+            feed(attempt, rank, batch)
+    return attempt
+
+
 def feed_watermarks(attempt: Attempt, rank: int, rows: list[Row]) -> None:
     """A watermark message that is true after these rows of the rank."""
     groups = sorted({row.group for row in rows})
@@ -166,15 +176,12 @@ def state(attempt: Attempt) -> tuple[object, ...]:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(stories(), st.integers(0, 2**32 - 1).map(Random))
 def test_order_across_ranks_does_not_matter(story: Story, dice: Random) -> None:
     """Batches of different ranks arrive in any order, with watermarks that run ahead of them and
     questions in between: same state."""
-    straight = new_attempt(story)
-    for rank, batches in enumerate(story.batches):
-        for batch in batches:
-            feed(straight, rank, batch)
+    straight = fed(story)
     shuffled = new_attempt(story)
     reported: list[list[Row]] = [[] for _ in story.batches]
     left = {rank: list(batches) for rank, batches in enumerate(story.batches)}
@@ -190,7 +197,7 @@ def test_order_across_ranks_does_not_matter(story: Story, dice: Random) -> None:
     assert state(shuffled) == state(straight)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(stories(), st.floats(0, 1))
 def test_replay_changes_nothing(story: Story, part: float) -> None:
     """After any part of the story, rows that were reported may be sent again, from any row on."""
@@ -208,14 +215,11 @@ def test_replay_changes_nothing(story: Story, part: float) -> None:
         assert state(attempt) == before
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(stories())
 def test_matched_and_open_add_up(story: Story) -> None:
     """Each collective that some rank joined is either matched by all members or still open."""
-    attempt = new_attempt(story)
-    for rank, batches in enumerate(story.batches):
-        for batch in batches:
-            feed(attempt, rank, batch)
+    attempt = fed(story)
     for group, view in enumerate(attempt.view(NOW).groups):
         joined, completed = story.joined(group), story.completed(group)
         assert view.matched == len(completed)
@@ -223,22 +227,16 @@ def test_matched_and_open_add_up(story: Story) -> None:
         assert view.enqueued == max(joined, default=-1)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(stories(), st.integers(16, 64), st.integers(16, 32))
 def test_nothing_grows_past_its_limit(story: Story, limit: int, per_group: int) -> None:
     """With very small limits every row is accepted, and dropped collectives are counted."""
     policy = Policy(max_open_collectives=limit, max_open_collectives_per_group=per_group)
-    attempt = new_attempt(story, policy)
-    for rank, batches in enumerate(story.batches):
-        for batch in batches:
-            feed(attempt, rank, batch)
+    attempt = fed(story, policy)
     open_collectives = attempt._collectives.open_collectives
     assert open_collectives.slots.count <= limit
     assert int((open_collectives.slots.seq >= 0).sum()) == open_collectives.open <= limit
-    generous = new_attempt(story)
-    for rank, batches in enumerate(story.batches):
-        for batch in batches:
-            feed(generous, rank, batch)
+    generous = fed(story)
     view, whole = attempt.view(NOW), generous.view(NOW)
     assert [g.completed for g in view.groups] == [g.completed for g in whole.groups]
     matched = [g.matched for g in view.groups]

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frd.offline.memory.events import files as event_files
@@ -19,6 +19,7 @@ from frd.offline.memory.events import regular
 from frd.offline.memory.events.files import EventFile, Piece
 from frd.offline.memory.events.phases import PHASES, FullEvent, mark_of, origin_of
 from frd.offline.memory.telemetry import ABSURD, NONE, NUMBERS, identity_of
+from tests.world.seeds import examples
 from tests.world.telemetry_files import event
 
 BYTES = st.one_of(
@@ -178,7 +179,7 @@ def quickly(path: Path, end: int | None = None) -> tuple[list[Any], list[Any], l
     return samples, marks, bad
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(data=st.data(), text=file())
 def test_the_fast_way_gives_what_msgspec_gives(
     tmp_path_factory: Any, data: st.DataObject, text: bytes

@@ -7,12 +7,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frd.engine.hangs.diagnosis import diagnose
 from frd.model import Kind, RankState, Reason
 from tests.world.scene import Mark, Scene, ago, named
+from tests.world.seeds import examples
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def hangs(draw: st.DrawFn) -> tuple[Scene, set[int], int, Reason]:
 
 
 @given(hangs())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_one_missing_rank_is_found_exactly(case: tuple[Scene, set[int], int, Reason]) -> None:
     """Wherever one rank of a parallel job stops, it alone is named; all that wait are victims."""
     scene, stuck, culprit, reason = case
@@ -176,7 +177,7 @@ def test_one_missing_rank_is_found_exactly(case: tuple[Scene, set[int], int, Rea
 
 
 @given(hangs(), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_order_of_groups_and_rows_does_not_matter(
     case: tuple[Scene, set[int], int, Reason], chance: random.Random
 ) -> None:
@@ -201,7 +202,7 @@ def test_the_order_of_groups_and_rows_does_not_matter(
 
 
 @given(hangs(), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_numbers_of_ranks_do_not_matter(
     case: tuple[Scene, set[int], int, Reason], chance: random.Random
 ) -> None:
@@ -268,7 +269,7 @@ def is_in_no_wait(scene: Scene, rank: int) -> bool:
 
 
 @given(wild_scenes())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_a_rank_that_no_rank_waits_for_is_never_named(scene: Scene) -> None:
     """In any snapshot, a rank that delays no other rank is no suspect; no rank is named twice."""
     diagnoses = scene.find()
@@ -280,7 +281,7 @@ def test_a_rank_that_no_rank_waits_for_is_never_named(scene: Scene) -> None:
 
 
 @given(wild_scenes())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_a_rank_without_fresh_telemetry_is_never_stuck(scene: Scene) -> None:
     """Missing, late or torn telemetry makes a rank unreachable or unknown, never `cpu_stuck`."""
     for diagnosis in scene.find():

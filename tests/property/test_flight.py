@@ -7,7 +7,7 @@ import json
 import pickle
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frd.errors import DumpError
@@ -19,6 +19,7 @@ from frd.flight.pickles.unpickle import load_plain
 from frd.flight.stacks.places import activity_of
 from frd.flight.write import write_pickle
 from frd.model import GroupInfo
+from tests.world.seeds import examples
 
 TEXT = st.text(max_size=8)
 COUNT = st.integers(0, 2**63 - 1)
@@ -87,7 +88,7 @@ def test_random_bytes(noise: bytes) -> None:
 
 
 @given(DUMPS, st.data())
-@settings(max_examples=200)
+@examples(200)
 def test_mutated_dumps(dump: Dump, data: st.DataObject) -> None:
     """A dump with bytes overwritten, cut out or put in raises nothing but DumpError."""
     whole = write_pickle(dump)
@@ -99,7 +100,7 @@ def test_mutated_dumps(dump: Dump, data: st.DataObject) -> None:
 
 
 @given(st.data(), ANYTHING)
-@settings(max_examples=200)
+@examples(200)
 def test_one_field_of_any_shape(data: st.DataObject, value: Any) -> None:
     """Whatever one field of one entry holds, its neighbours are read unharmed."""
     good = Entry(record_id=1, process_group=("0", "d"), profiling_name="a:b", collective_seq_id=1)

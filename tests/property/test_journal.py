@@ -6,13 +6,14 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frd.errors import StoreError
 from frd.model import AlignedNs
 from frd.store.journal import Journal, JournalLimits, read, segments
 from frd.store.records import Record, RecordKind
+from tests.world.seeds import examples
 
 BATCHES = st.lists(
     st.lists(
@@ -53,7 +54,7 @@ def salvaged(path: Path) -> list[Record]:
 
 
 @given(batches=BATCHES, segment_bytes=st.integers(50, 2000))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_reading_gives_what_was_written(batches: list[list[Record]], segment_bytes: int) -> None:
     """Any records, in segments of any size, come back unchanged and in order."""
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +64,7 @@ def test_reading_gives_what_was_written(batches: list[list[Record]], segment_byt
 
 
 @given(batches=BATCHES, data=st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_damage_gives_a_clean_prefix(batches: list[list[Record]], data: st.DataObject) -> None:
     """A segment cut anywhere, or with any bit flipped, gives a prefix of what was written."""
     with tempfile.TemporaryDirectory() as folder:

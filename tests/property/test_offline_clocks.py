@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frd.offline.analysis.clock_bounds import FAR, Samples, bound
+from tests.world.seeds import examples
 
 SECOND = 1_000_000_000
 
@@ -29,7 +30,7 @@ def job(dice: random.Random, clocks: int, ops: int) -> tuple[list[int], Samples]
 
 
 @given(st.randoms(use_true_random=False), st.integers(2, 6), st.integers(1, 12), st.booleans())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_the_true_offset_is_within_the_bounds(
     dice: random.Random, clocks: int, ops: int, offset_known: bool
 ) -> None:
@@ -50,7 +51,7 @@ def test_the_true_offset_is_within_the_bounds(
 
 
 @given(st.randoms(use_true_random=False), st.integers(2, 5), st.integers(2, 10))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_more_collectives_never_widen_a_bound(dice: random.Random, clocks: int, ops: int) -> None:
     """One more op only adds information."""
     offsets, samples = job(dice, clocks, ops)

@@ -78,5 +78,5 @@ class Streams(RuleBasedStateMachine):
         assert self.outbox.dropped_total == sum(self.outbox.dropped.values())
 
 
-Streams.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Streams.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestStreams = Streams.TestCase

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frd.cluster.columns import FIELDS, shuffle, spans, unshuffle
@@ -21,6 +21,7 @@ from frd.model import AlignedNs, EntryColumns
 from frd.store.records import Record, RecordKind
 from frd.v1 import stream_pb2 as pb
 from frd.wire.encode import encode_agent
+from tests.world.seeds import examples
 
 
 @st.composite
@@ -94,7 +95,7 @@ def unpacked(packed: list[Bundle]) -> list[Record]:
 
 
 @given(records=RECORDS, mark=st.sampled_from([0, 1, 2, 15]), checkpoint=st.integers(0, 2**64 - 1))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_reading_gives_what_was_packed(records: list[Record], mark: int, checkpoint: int) -> None:
     """Any records, with messages of agents and with bytes that look like such, come back."""
     packed = bundles(pack(records, Mark(mark), checkpoint=checkpoint))
@@ -118,7 +119,7 @@ def test_records_of_any_size_come_back() -> None:
 
 
 @given(records=RECORDS, data=st.data())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_damage_is_an_error(records: list[Record], data: st.DataObject) -> None:
     """A bundle that is cut anywhere, or has a flipped bit, is refused or gives what was packed."""
     (packed,) = pack(records)
@@ -133,7 +134,7 @@ def test_damage_is_an_error(records: list[Record], data: st.DataObject) -> None:
 
 
 @given(body=st.binary(max_size=300), counts=st.tuples(*[st.integers(0, 70)] * 3))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_a_forged_frame_is_an_error(body: bytes, counts: tuple[int, int, int]) -> None:
     """Bytes that are compressed correctly but are no frame are refused, whatever they say."""
     frame = zstandard.ZstdCompressor(write_checksum=True).compress(
@@ -155,7 +156,6 @@ def test_shuffled_columns_come_back(width: int, items: list[int]) -> None:
 
 
 @given(message=st.one_of(entries(), hostile(), st.binary(max_size=99)))
-@settings(deadline=None)
 def test_spans_are_in_order_and_inside(message: bytes) -> None:
     """Whatever the message is, its columns do not overlap, and have whole numbers."""
     at = 0

@@ -308,7 +308,6 @@ def _renumbered(numbers: Iterable[int]) -> list[int]:
 
 SOME: Final = settings(
     max_examples=seeds(40),
-    deadline=None,
     derandomize=not ALL,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )

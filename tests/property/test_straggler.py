@@ -32,7 +32,7 @@ def layers_of(world: int, depth: int) -> list[Layer]:
     return layers[:depth]
 
 
-@settings(max_examples=seeds(120), deadline=None)
+@settings(max_examples=seeds(120, 30))
 @given(
     st.sampled_from([2, 4, 8]),
     st.integers(1, 3),
@@ -57,7 +57,7 @@ def test_a_rank_that_is_late_by_chance_is_no_straggler(
     assert race.events == []
 
 
-@settings(max_examples=seeds(120), deadline=None)
+@settings(max_examples=seeds(120, 30))
 @given(st.integers(0, 7), st.sampled_from([1, 2, 4, 8]), st.integers(0, 2**32 - 1))
 def test_a_straggler_is_named_whatever_clocks_do_within_their_bounds(
     late: int, per_node: int, seed: int

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from frd.flight.entry import Dump, Entry
 from frd.model import Flags
-from frd_agent.recorder.transitions import RecorderTracker
-from tests.world.entries import T0, naming
-
-LATER = T0 + 10**15
+from tests.world.entries import Ring, dump, gloo
+from tests.world.seeds import examples
 
 STEPS = st.lists(
     st.one_of(
@@ -35,84 +35,69 @@ class Recorder:
 
     def enter(self, group: int) -> None:
         self.seqs[group] += 1
-        self.entries.append(
-            Entry(
-                record_id=len(self.entries),
-                process_group=(str(group), ""),
-                profiling_name="gloo:all_reduce",
-                collective_seq_id=self.seqs[group],
-                op_id=self.seqs[group],
-                pg_id=group,
-                time_created_ns=T0 + len(self.entries),
-            )
-        )
+        number = len(self.entries)
+        self.entries.append(gloo(number, self.seqs[group], done=False, pg_id=group))
 
     def finish(self, nth: int) -> None:
         waiting = [i for i, entry in enumerate(self.entries) if not entry.retired]
         if waiting:
             i = waiting[min(nth, len(waiting) - 1)]
-            fields = {name: getattr(self.entries[i], name) for name in Entry.__struct_fields__}
-            self.entries[i] = Entry(**fields | {"retired": True})
+            self.entries[i] = replace(self.entries[i], retired=True)
 
-    def dump(self) -> Dump:
-        tracker = self.entries[-self.capacity :]
-        return Dump(version="2.10", entries=tuple(tracker))
+    def dumps(self, steps: list[tuple[str, int]]) -> Iterator[Dump]:
+        """The dumps that are taken between what the ranks do, and one at the end."""
+        for what, n in [*steps, ("dump", 0)]:
+            match what:
+                case "enter":
+                    self.enter(n)
+                case "finish":
+                    self.finish(n)
+                case _:
+                    yield dump(self.entries[-self.capacity :])
 
 
 @given(steps=STEPS, capacity=st.integers(1, 40))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_every_transition_is_reported_once_and_in_order(
     steps: list[tuple[str, int]], capacity: int
 ) -> None:
     """Ops of three groups start and end in any order; entries are overwritten between dumps."""
-    recorder, tracker, names = Recorder(capacity), RecorderTracker(), naming()
+    recorder, ring = Recorder(capacity), Ring()
     joined: defaultdict[int, list[int]] = defaultdict(list)
     completed: defaultdict[int, list[int]] = defaultdict(list)
     lost = 0
     before: int | None = None  # the first dump came
-    for what, n in [*steps, ("dump", 0)]:
-        if what == "enter":
-            recorder.enter(n)
-        elif what == "finish":
-            recorder.finish(n)
-        else:
-            dump = recorder.dump()
-            if before is None and dump.entries:
-                before = dump.entries[0].record_id
-            diff = tracker.apply(dump, LATER, names)
-            lost += diff.lost
-            for group, seq, _, flags, *_ in diff.rows:
-                if flags & Flags.JOINED:
-                    joined[group].append(seq)
-                if flags & Flags.COMPLETED:
-                    completed[group].append(seq)
+    for taken in recorder.dumps(steps):
+        if before is None and taken.entries:
+            before = taken.entries[0].record_id
+        diff = ring.read(*taken.entries)
+        lost += diff.lost
+        for group, seq, _, flags, *_ in diff.rows:
+            if flags & Flags.JOINED:
+                joined[group].append(seq)
+            if flags & Flags.COMPLETED:
+                completed[group].append(seq)
     for reported in (*joined.values(), *completed.values()):
         assert reported == sorted(set(reported)), "once, in order"
     assert sum(map(len, joined.values())) + lost + (before or 0) == len(recorder.entries)
     for group, seqs in completed.items():
         assert set(seqs) <= set(joined[group])
-    for progress in tracker.groups:
-        watermarks = progress.watermarks
+    for watermarks in ring.watermarks:
         assert watermarks.completed <= watermarks.enqueued
         assert (watermarks.completed < watermarks.enqueued) == (watermarks.head_created_ns > 0)
 
 
 @given(steps=STEPS)
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_without_overrun_nothing_is_missing(steps: list[tuple[str, int]]) -> None:
-    """The recorder is large enough: every transition is reported, whenever dumps are taken."""
-    recorder, tracker, names = Recorder(10_000), RecorderTracker(), naming()
+    """The recorder is large enough: every transition is reported once, whenever dumps are taken."""
+    recorder, ring = Recorder(10_000), Ring()
     reported: defaultdict[tuple[str, int], Flags] = defaultdict(lambda: Flags(0))
-    for what, n in [*steps, ("dump", 0)]:
-        if what == "enter":
-            recorder.enter(n)
-        elif what == "finish":
-            recorder.finish(n)
-        else:
-            for group, seq, _, flags, *_ in tracker.apply(recorder.dump(), LATER, names).rows:
-                name = names._dictionary.groups[group].info.name
-                assert not reported[name, seq] & flags
-                reported[name, seq] |= Flags(flags)
+    for taken in recorder.dumps(steps):
+        for group, seq, _, flags, *_ in ring.read(*taken.entries).rows:
+            name = ring.names._dictionary.groups[group].info.name
+            assert not reported[name, seq] & flags
+            reported[name, seq] |= Flags(flags)
     by_group: defaultdict[str, list[Entry]] = defaultdict(list)
     for entry in recorder.entries:
         by_group[entry.group_name].append(entry)
@@ -122,12 +107,3 @@ def test_without_overrun_nothing_is_missing(steps: list[tuple[str, int]]) -> Non
             in_order = in_order and entry.retired
             expected = Flags.JOINED | (Flags.COMPLETED if in_order else Flags(0))
             assert reported[name, entry.collective_seq_id] == expected
-
-
-def test_a_dump_taken_twice_reports_nothing_new() -> None:
-    """The same dump a second time reports nothing."""
-    recorder, tracker, names = Recorder(100), RecorderTracker(), naming()
-    recorder.enter(0)
-    dump = recorder.dump()
-    assert tracker.apply(dump, LATER, names).rows
-    assert not tracker.apply(dump, LATER + 1, names).rows

@@ -75,11 +75,10 @@ class Job:
         completed: int,
         head: float | None = None,
         *,
-        group: int | None = None,
         as_of: float = 0.0,
     ) -> None:
         """A watermark row of one rank, true up to `as_of`."""
-        pair = self.attempt.pair(rank, self.group if group is None else group)
+        pair = self.attempt.pair(rank, self.group)
         row = (pair, enqueued, UNKNOWN_SEQ, completed, 0 if head is None else at(head))
         observe.watermarks(self.attempt, [row], rank, at(as_of))
 

@@ -162,7 +162,7 @@ class Cluster:
         journal = self.data_dir / "journal"
         return account(journal, training.job, training.joined, training.completed)
 
-    def settled(self, training: Training, within_s: float = PATIENCE_S) -> Account:
+    def settled(self, training: Training) -> Account:
         """The job rests: the account, once it balances."""
         last: list[Account] = []
         gap = 0
@@ -173,7 +173,7 @@ class Cluster:
             gap = int(self.metric("frd_telemetry_gap_entries_total"))
             return last[0].balances(gap)
 
-        until(balanced, lambda: f"{last[0]}; known to be missing: {gap}", within_s)
+        until(balanced, lambda: f"{last[0]}; known to be missing: {gap}")
         return last[0]
 
 

@@ -120,9 +120,9 @@ class Fleet:
         """Cells that each living replica has."""
         return {r.name: int(r.metric('frd_cells{state="owned"}')) for r in self.alive}
 
-    def await_owned(self, within_s: float = 60.0) -> None:
+    def await_owned(self) -> None:
         """All cells have an owner."""
-        until(lambda: sum(self.owned().values()) == CELLS, lambda: str(self.owned()), within_s)
+        until(lambda: sum(self.owned().values()) == CELLS, lambda: str(self.owned()))
 
     def owner_of(self, job: str) -> ReplicaProcess | None:
         """The replica whose own state has the job's cell."""

@@ -128,7 +128,7 @@ def write_trace(path: Path, lines: Sequence[str], *, lines_a_member: int = 0) ->
     return path
 
 
-def training(seed: int, *, steps: int = 20, files: int = 4, slow: str = "") -> list[Call]:
+def training(seed: int, *, steps: int = 20, slow: str = "") -> list[Call]:
     """A loader reads ahead in threads while the main thread computes; `slow` is a slow file."""
     dice = random.Random(seed)
     calls: list[Call] = []
@@ -136,7 +136,7 @@ def training(seed: int, *, steps: int = 20, files: int = 4, slow: str = "") -> l
     for step in range(steps):
         begin = at
         for _ in range(dice.randrange(1, 4)):
-            file = f"/data/shard-{dice.randrange(files)}.bin"
+            file = f"/data/shard-{dice.randrange(4)}.bin"
             tid = dice.choice((0, 77, 78))
             when = begin + dice.randrange(200)
             calls.append(Call("open64", when, dice.randrange(20), file=file, ret=5, tid=tid))

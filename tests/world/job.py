@@ -192,11 +192,9 @@ def changes(events: Iterable[FindingEvent]) -> list[Change]:
     return [event.change for event in events]
 
 
-def hanging(
-    seconds: float = 0, *, policy: Policy | None = None, engine: Engine | None = None
-) -> Job:
+def hanging(seconds: float = 0, *, policy: Policy | None = None) -> Job:
     """Four ranks; rank 2 never joins seq 1, in which the others have waited for `seconds`."""
-    job = Job(4, policy, engine=engine).group("dp", range(4)).all_reduce("dp", 0)
+    job = Job(4, policy).group("dp", range(4)).all_reduce("dp", 0)
     job.run(1)
     job.join("dp", [0, 1, 3], 1).run(seconds)
     return job

@@ -73,11 +73,11 @@ class Replicas:
         """The replica with the most cells: one that began late may have none."""
         return max(self.processes, key=lambda member: len(self.cells(member)))
 
-    def await_all_owned(self, members: tuple[str, ...] = MEMBERS, within_s: float = 60.0) -> None:
+    def await_all_owned(self, members: tuple[str, ...] = MEMBERS) -> None:
         def all_owned() -> bool:
             return set().union(*map(self.cells, members)) == set(range(CELLS))
 
-        until(all_owned, "an owner of every cell", within_s)
+        until(all_owned, "an owner of every cell")
 
     def moves(self, since: float) -> list[Event]:
         """Takeovers since then, except for ordered ones."""

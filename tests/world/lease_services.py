@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from frd.cluster.cells import CELLS
+from frd.cluster.cells import CELLS, preferred
 from frd.cluster.heartbeats import HeartbeatLease
 from frd.cluster.lease import Replica
 from tests.world.fake_cluster import FakeKeys, FakeRegistry, Faults
@@ -108,8 +110,16 @@ class Cluster:
         return service
 
     def no_leader(self, seconds: float) -> None:
-        for service in self.services.values():
-            service.faults.no_leader_until = asyncio.get_running_loop().time() + seconds
+        for name in self.services:
+            self.cut_off(name, seconds)
+
+    def cut_off(self, name: str, seconds: float) -> None:
+        """The replica does not reach the registry."""
+        until = asyncio.get_running_loop().time() + seconds
+        self.services[name].faults.no_leader_until = until
+
+    def owned(self) -> set[int]:
+        return {cell for service in self.services.values() for cell in service.cells}
 
     def problem(self) -> str | None:
         """What is not as it should be in a settled cluster."""
@@ -134,6 +144,23 @@ class Cluster:
             await asyncio.sleep(0.1)
         return loop.time() - began
 
+    def is_balanced(self) -> bool:
+        """Every cell is at the replica that is preferred for it."""
+        names = sorted(self.services)
+        return all(
+            preferred(cell, names) == name for name, s in self.services.items() for cell in s.cells
+        )
+
     def end(self) -> None:
         for name in list(self.services):
             self.crash(name)
+
+
+@asynccontextmanager
+async def settled(*names: str, seed: int = 0) -> AsyncIterator[Cluster]:
+    """A cluster in which these replicas own all cells."""
+    cluster = Cluster(seed)
+    await cluster.begin(*names)
+    await cluster.settle(6.0)
+    yield cluster
+    cluster.end()

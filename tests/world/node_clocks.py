@@ -13,9 +13,9 @@ from tests.world.clocks import EPOCH, S
 class Clocks:
     """Both clocks of a node; they stand still until the test moves them."""
 
-    def __init__(self, raw: int = 7 * S, wall: int = EPOCH) -> None:
-        self.raw = raw
-        self.wall = wall
+    def __init__(self) -> None:
+        self.raw = 7 * S
+        self.wall = EPOCH
         self.slack = 300
         self.stats = Counters()
         self.time = NodeTime(self.stats, self._read, lambda: NodeRawNs(self.raw))

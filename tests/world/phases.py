@@ -31,24 +31,12 @@ def scope(
     end: int | None,
     *path: str,
     rank: int = 0,
-    pid: int = 10,
     scope_id: str = "",
     thread: int = MAIN,
-    job: str = "job",
 ) -> list[PhaseMark]:
     """A beginning, and an end unless that is None; ends come before beginnings of that time."""
     return [
-        mark(
-            at,
-            entered,
-            *path,
-            rank=rank,
-            pid=pid,
-            scope_id=scope_id,
-            thread=thread,
-            sequence=entered,
-            job=job,
-        )
+        mark(at, entered, *path, rank=rank, scope_id=scope_id, thread=thread, sequence=entered)
         for at, entered in ((begin, True), (end, False))
         if at is not None
     ]

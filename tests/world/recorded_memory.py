@@ -18,11 +18,8 @@ def a_rise(
     *,
     ranks: Sequence[int],
     at_s: float,
-    took_s: float = 0.1,
-    end_s: float = 1.0,
     common: bool = False,
     series: SeriesKind = SeriesKind.DEVICE_USED,
-    text: str = "",
 ) -> MemoryAnalysis:
     """The analysis with one more rise, of 2 GiB in its first job; the first rank is the suspect."""
     job = analysis.jobs[0]
@@ -32,8 +29,8 @@ def a_rise(
         suspects=() if common else (RiseSuspect(ranks[0], Confidence.HIGH),),
         series=series,
         device=f"device 0 of rank {ranks[0]}",
-        onset=(EPOCH + round(at_s * S), EPOCH + round((at_s + took_s) * S)),
-        end_ns=EPOCH + round(end_s * S),
+        onset=(EPOCH + round(at_s * S), EPOCH + round((at_s + 0.1) * S)),
+        end_ns=EPOCH + S,
         bytes=2 * GIB,
         took_s=1.0,
         peak_bytes=23 * GIB,
@@ -45,6 +42,6 @@ def a_rise(
         unknown=(),
         attribution=Attribution.ALLOCATOR,
         phase=PhaseAnswer(Certainty.NONE),
-        text=text or f"memory of rank {ranks[0]} rose first: +2.0 GiB",
+        text=f"memory of rank {ranks[0]} rose first: +2.0 GiB",
     )
     return replace(analysis, rises=(*analysis.rises, rise))

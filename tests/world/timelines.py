@@ -27,7 +27,7 @@ from frd.service.state import ServiceState
 from frd.service.timelines.timeline import Bar, Curve, Gap, Lane, Timeline
 from frd.service.timelines.timelines import Timelines
 from frd.store.timelines import TimelineStore
-from tests.world.job import Job, hanging
+from tests.world.job import hanging
 
 T0 = 1_700_000_000
 S = 1_000_000_000
@@ -88,12 +88,11 @@ def bar(
     *,
     ended_from: float | None = None,
     group: str = "g",
-    op: str = "all_reduce",
     failed: bool = False,
 ) -> Bar:
     earliest = ended if ended_from is None else ended_from
     return Bar(
-        rank, group, seq, op, at(enqueued), 0,
+        rank, group, seq, "all_reduce", at(enqueued), 0,
         0 if earliest is None else at(earliest), 0 if ended is None else at(ended), failed,
     )  # fmt: skip
 
@@ -106,8 +105,8 @@ def lane(rank: int, role: str = "other", uncertainty_ns: int | None = 1000) -> L
     return Lane(rank, f"node{rank}", role, uncertainty_ns)
 
 
-def curve(rank: int, values: dict[int, int], kind: str = "host_used", capacity: int = 0) -> Curve:
-    return Curve(rank, kind, "", capacity, values)
+def curve(rank: int, values: dict[int, int], capacity: int = 0) -> Curve:
+    return Curve(rank, "host_used", "", capacity, values)
 
 
 def timeline(seconds: float, *parts: Lane | Bar | Gap | Curve, **others: Any) -> Timeline:
@@ -133,8 +132,8 @@ class Keeper:
     """A job of four ranks, of which rank 2 hangs; what becomes of its findings is up to the test,
     and so is the time."""
 
-    def __init__(self, folder: Path, job: Job | None = None) -> None:
-        self.job = job or hanging(8)
+    def __init__(self, folder: Path) -> None:
+        self.job = hanging(8)
         self.store = TimelineStore(folder / "timelines.sqlite3")
         self.findings = list(self.job.open())
         self.timelines = Timelines(self.store, lambda: self.state, lambda: self.job.now)

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -50,6 +52,16 @@ def run_virtual(work: Coroutine[Any, Any, T]) -> T:
     """Like `asyncio.run`, in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)
+
+
+def in_virtual_time(story: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A test that is a coroutine function, in virtual time."""
+
+    @functools.wraps(story)
+    def test(*args: P.args, **kwargs: P.kwargs) -> None:
+        run_virtual(story(*args, **kwargs))
+
+    return test
 
 
 class SameLoop:
