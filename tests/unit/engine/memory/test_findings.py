@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from frd.engine.engine import Engine
-from frd.engine.findings.attachments import Evidence
 from frd.engine.memory.text import duration, size
 from frd.engine.policy import Policy
 from frd.forms import finding_from_json, finding_json
 from frd.model import (
-    Activity,
     AttemptKey,
     Change,
     Confidence,
-    Finding,
     FindingEvent,
     FindingState,
     Flags,
@@ -102,32 +97,36 @@ def test_what_people_read() -> None:
     )
 
 
-def test_where_the_rank_was_longest_when_it_began() -> None:
-    """It waits in two groups: the evidence names the one that it entered first."""
+INSIDE, OVER = Flags.JOINED, Flags.JOINED | Flags.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("joins", "where"),
+    [
+        pytest.param(
+            [("tp", 5, 18.5, INSIDE), ("dp", 7, 18.0, INSIDE), ("pp", 3, 18.7, INSIDE)],
+            "in all_reduce #7 on dp when it began",
+            id="it waits in several groups: the one that it entered first",
+        ),
+        pytest.param(
+            [("tp", 5, 18.0, OVER), ("dp", 9, 18.2, OVER), ("pp", 2, 18.4, OVER)],
+            "last joined all_reduce #9 on dp",
+            id="it is in no collective: the last one that it joined",
+        ),
+        pytest.param(
+            [("dp", 6, 20.7, INSIDE)],
+            "last joined all_reduce #6 on dp",
+            id="it joined after its memory had begun to rise: it was not there",
+        ),
+    ],
+)
+def test_where_the_rank_was(joins: list[tuple[str, int, float, Flags]], where: str) -> None:
+    """The evidence names the collective in which the rank was when its memory began to rise."""
     job = Job(CALM, plus(CALM, ramp(20, 3)))
-    job.join(1, 5, 18.5, Flags.JOINED, "tp")
-    job.join(1, 7, 18.0, Flags.JOINED, "dp")
-    job.join(1, 3, 18.7, Flags.JOINED, "pp")
+    for group, seq, created, flags in joins:
+        job.join(1, seq, created, flags, group)
     [opened, *_] = job.run(24)
-    assert opened.finding.suspects[0].evidence.endswith("in all_reduce #7 on dp when it began")
-
-
-def test_where_the_rank_was_last_before_it_began() -> None:
-    """It is in no collective: the evidence names the last one that it joined."""
-    job = Job(CALM, plus(CALM, ramp(20, 3)))
-    job.join(1, 5, 18.0, Flags.JOINED | Flags.COMPLETED, "tp")
-    job.join(1, 9, 18.2, Flags.JOINED | Flags.COMPLETED, "dp")
-    job.join(1, 2, 18.4, Flags.JOINED | Flags.COMPLETED, "pp")
-    [opened, *_] = job.run(24)
-    assert opened.finding.suspects[0].evidence.endswith("last joined all_reduce #9 on dp")
-
-
-def test_where_the_rank_came_afterwards_is_not_where_it_was() -> None:
-    """It joined a collective after its memory had begun to rise: that is its last one."""
-    job = Job(CALM, plus(CALM, ramp(20, 3)))
-    job.join(1, 6, 20.7, Flags.JOINED, "dp")
-    [opened, *_] = job.run(24)
-    assert opened.finding.suspects[0].evidence.endswith("last joined all_reduce #6 on dp")
+    assert opened.finding.suspects[0].evidence.endswith(where)
 
 
 def test_the_form_of_a_finding() -> None:
@@ -186,35 +185,6 @@ def test_an_oom_takes_the_place_of_its_spike() -> None:
     job.attempt.memory.event(kill, at(24.5), S // 1000, at(24.5))
     changes = [(event.change, event.finding.kind) for event in job.run(26)]
     assert changes[-2:] == [(Change.CLOSED, Kind.MEMORY_SPIKE), (Change.OPENED, Kind.OOM)]
-
-
-def test_where_there_is_no_room_nothing_opens() -> None:
-    """Another job's finding takes the only place there is."""
-    [other, *_] = Job(CALM, plus(CALM, ramp(20, 3))).run(24)
-    job = Job(CALM, plus(CALM, ramp(20, 3)), max_findings=1)
-    job.engine.restore([replace(other.finding, job="other")], at(0))
-    assert job.run(24) == []
-
-
-def test_findings_of_an_earlier_service_stay_for_a_while() -> None:
-    """After a restart an open finding is shown until nothing new has come for long."""
-    job = Job(CALM, plus(CALM, ramp(20, 3)))
-    [opened, *_] = job.run(24)
-    engine = Engine(Policy(lost_close_after_s=900))
-    engine.restore([opened.finding], at(30))
-    assert [finding.id for finding in engine.status_view(at(31)).findings] == [opened.finding.id]
-    [closed] = engine.advance(at(31 + 900))
-    assert (closed.change, closed.finding.id) == (Change.CLOSED, opened.finding.id)
-
-
-def test_a_stack_is_attached_to_the_suspect() -> None:
-    """Evidence that comes later goes to the open finding and stays in it."""
-    job = Job(CALM, plus(CALM, ramp(20, 3)))
-    [opened, *_] = job.run(24)
-    [event] = job.engine.attach(opened.finding.id, Evidence(1, Activity(("loader.py:7 in read",))))
-    finding: Finding = event.finding
-    assert finding.suspects[0].stack == ("loader.py:7 in read",)
-    assert "main thread at loader.py:7 in read" in finding.suspects[0].evidence
 
 
 @pytest.mark.parametrize(
