@@ -42,25 +42,6 @@ def test_of_two_incidents_one_is_reported_where_there_is_room_for_one() -> None:
     assert [suspect.rank for suspect in job.only().suspects] == [2]
 
 
-def test_no_straggler_is_reported_where_there_is_no_room() -> None:
-    """Another job's finding takes the only place: rank 2 is late all the time, and it is silent."""
-    race = Race(4, [[range(4)]], policy=Policy(max_findings=1))
-    race.engine.restore([OTHERS], race.now)
-    race.run(late(2, steps=1_500))
-    assert race.events == []
-    assert [finding.id for finding in race.open()] == [OTHERS.id]
-
-
-def test_no_clock_is_reported_where_there_is_no_room() -> None:
-    """The same with a node whose clock stays unknown."""
-    policy = Policy(max_findings=1, clock_unsynchronized_after_s=5)
-    race = Race(4, [[range(4)]], per_node=2, uncertainty_ns=50_000, policy=policy)
-    race.engine.restore([OTHERS], race.now)
-    race.attempt.clocks.set([2, 3], 1, None, race.now)
-    race.run(late(2, steps=300))
-    assert race.events == []
-
-
 def late(rank: int, steps: int, by_s: float = 0.02) -> list[Int64s]:
     """A step each 50 ms, of which one rank makes more."""
     work = np.full((steps, 4), 0.05)
