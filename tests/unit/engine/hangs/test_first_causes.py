@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from frd.engine.hangs.diagnosis import Diagnosis
@@ -197,14 +196,6 @@ def test_a_gap_of_one_rank_excuses_no_other(gap_rank: int) -> None:
     assert diagnosis.unknown == ((2,) if gap_rank == 2 else ())
 
 
-def test_absence_older_than_the_wait_is_no_absence() -> None:
-    """The last report of rank 2 is fresh, but older than the wait of the others."""
-    scene = Scene(4, threshold_s=1.0).group("dp", range(4))
-    scene.passed("dp", 6, [2]).waits("dp", 7, [0, 1, 3], age=2.0).rank(2, as_of_age=3.0)
-    diagnosis = scene.only()
-    assert (diagnosis.suspects, diagnosis.unknown) == ((), (2,))
-
-
 def test_an_unknown_rank_lowers_the_confidence_in_others() -> None:
     """Ranks 1 and 2 are missing; 2 is provably stuck, of 1 nothing is known."""
     scene = missing_two().passed("dp", 6, [1]).rank(1, declared=False)
@@ -223,16 +214,6 @@ def test_a_cascade_over_two_layers_of_groups_leads_to_its_root() -> None:
     assert diagnosis.instance == Instance(1, 4)
     assert diagnosis.stalled == (StalledOp(1, 4), StalledOp(2, 2))
     assert diagnosis.victims == (0, 1, 2, 3, 4, 6, 7)
-
-
-def test_a_culprit_outside_the_groups_that_most_wait_in() -> None:
-    """0-3 wait in a for 4, which waits in b for 5, which waits in c for 6: only 6 is named."""
-    scene = Scene(7).group("a", [0, 1, 2, 3, 4]).group("b", [4, 5]).group("c", [5, 6])
-    scene.waits("a", 1, range(4), 10).waits("b", 1, [4], 11).waits("c", 1, [5], 12)
-    diagnosis = scene.only()
-    assert named(diagnosis) == {6: Reason.CPU_STUCK}
-    assert diagnosis.victims == (0, 1, 2, 3, 4, 5)
-    assert diagnosis.instance == Instance(2, 1)
 
 
 def test_two_independent_roots_are_two_incidents() -> None:
@@ -319,15 +300,6 @@ def test_a_job_without_groups() -> None:
 def test_a_group_without_known_members() -> None:
     """No member reported who belongs to the group, and none has joined."""
     assert Scene(2).group("x", []).group("dp", [0, 1]).waits("dp", 1, [0]).only().suspects
-
-
-def test_sixteen_thousand_ranks_waiting_for_one() -> None:
-    """Size alone changes nothing: one missing rank of 16,384 is found, all others are victims."""
-    scene = Scene(16_384).group("world", range(16_384)).passed("world", 6, [7_777])
-    others = np.delete(np.arange(16_384), 7_777).tolist()
-    diagnosis = scene.waits("world", 7, others).only()
-    assert named(diagnosis) == {7_777: Reason.CPU_STUCK}
-    assert len(diagnosis.victims) == 16_383
 
 
 def test_a_member_whose_marks_are_hidden_is_unknown() -> None:
