@@ -7,12 +7,10 @@ from dataclasses import replace
 import pytest
 
 from frd.engine.engine import Engine
-from frd.engine.findings.attachments import Evidence
 from frd.engine.findings.claim import NEVER, Anchors, Claim, ClaimStatus, Known, Lifetime, Look
 from frd.engine.findings.tracker import Tracker
 from frd.engine.policy import Policy
 from frd.model import (
-    Activity,
     AlignedNs,
     AttemptKey,
     Change,
@@ -24,6 +22,7 @@ from frd.model import (
     Reason,
     Suspect,
 )
+from tests.world.job import changes
 
 LIFE = Lifetime(
     kinds=frozenset({Kind.STRAGGLER}),
@@ -58,10 +57,6 @@ class Life:
 
 def at(second: float) -> AlignedNs:
     return AlignedNs(round(second * 1e9))
-
-
-def changes(events: list[FindingEvent]) -> list[Change]:
-    return [event.change for event in events]
 
 
 def test_a_subject_is_one_finding_from_its_opening_to_its_end() -> None:
@@ -141,22 +136,6 @@ def test_no_more_findings_than_there_is_room_for() -> None:
     assert len(life.look(1, claim(3), claim(4), room=1)) == 1
     assert life.look(2, claim(3), claim(4), room=0) == []
     assert changes(life.look(3, claim(4), over={3: "gone"}, room=0)) == [CLOSED, OPENED]
-
-
-def test_a_stack_stays_through_later_versions() -> None:
-    """A stack that came between two looks is in the finding after both."""
-    life = Life()
-    (opened,) = life.look(1, claim(3))
-    stack = ("train.py:88 in load_batch",)
-    evidence = Evidence(3, Activity(stack), "dump-1")
-    events = life.tracker.attach(opened.finding.id, evidence)
-    assert events is not None
-    assert changes(events) == [UPDATED]
-    (event,) = life.look(2, claim(3, "was very late"))
-    assert event.finding.suspects[0].stack == stack
-    assert event.finding.suspects[0].evidence.startswith("was very late; main thread at train.py")
-    assert event.finding.dump == "dump-1"
-    assert life.tracker.attach("unknown", evidence) is None
 
 
 def test_a_finding_from_before_a_restart_goes_on() -> None:

@@ -53,4 +53,5 @@ def test_a_rank_that_others_hold_up_from_now_on_is_not_kept_as_a_straggler() -> 
     assert [named(finding) for finding in race.open()] == [(5,)]
     run(race, layers, [6], 0)
     assert [named(finding) for finding in race.open()] == [(6,)]
+    assert race.open()[0].groups_held_up == ("layer0", "layer1")
     assert ends(race.events) == [((5,), "other ranks delayed it")]

@@ -12,7 +12,7 @@ import pytest
 from frd.engine.policy import Policy
 from frd.forms import finding_from_json, finding_json
 from frd.model import AlignedNs, Change, Confidence, Finding, GroupInfo, Int64s, Kind, Reason
-from tests.world.race import MS, START, Layer, Race, S, Work, arrivals
+from tests.world.race import START, Layer, Race, S, Work, arrivals
 
 Seconds = npt.NDArray[np.floating[Any]]
 
@@ -92,24 +92,7 @@ def test_two_stragglers_of_one_group_are_distinguished(per_node: int) -> None:
         assert finding.lost_s == pytest.approx(truth, rel=0.1)
         assert finding.victims == tuple(r for r in range(8) if r != suspect.rank)
         assert f"layer0 has waited {finding.lost_s:.1f} s for it" in finding.summary
-
-
-def test_what_was_injected_is_what_was_lost() -> None:
-    """Rank 3 sleeps 200 ms before every tenth collective, and nothing else is uneven."""
-    race = raced(4, [[range(4)]], slower(even(4, jitter_s=0.0001), [3], 0.2, every=10))
-    (finding,) = race.open()
-    steps = (race.now - START) / S / (0.05 + 0.02)
-    assert finding.lost_s is not None
-    assert finding.lost_s == pytest.approx(0.2 * steps / 10, rel=0.2)
-    assert "10 % of its collectives" in finding.summary
-
-
-def test_who_was_held_up_elsewhere_is_no_straggler() -> None:
-    """Rank 5 delays its row, whose members are then late in their columns: only 5 is named."""
-    race = raced(16, [ROWS, COLUMNS], slower(even(16), [5], 0.03), per_node=4)
-    assert named(race) == [(5,)]
-    (finding,) = race.open()
-    assert finding.groups_held_up == ("layer0", "layer1")
+        assert ("10 % of its collectives" in finding.summary) is (suspect.rank == 3)
 
 
 @pytest.mark.parametrize("world", [4, 8])
@@ -149,13 +132,7 @@ def test_a_group_of_silent_members_may_have_held_anybody_up() -> None:
     assert named(race) == [(3,)]
 
 
-def test_a_group_of_all_ranks_excuses_no_rank() -> None:
-    """Two groups of all ranks in turn; 3 is late in one of them, 5 in the other."""
-    work = slower(slower(even(8), [3], 0.02, layer=0), [5], 0.02, layer=1)
-    assert named(raced(8, [[range(8)], [range(8)]], work)) == [(3,), (5,)]
-
-
-@pytest.mark.parametrize("layers", [[WORLD], [ACROSS], [WORLD, ACROSS], [HALVES, ACROSS, WORLD]])
+@pytest.mark.parametrize("layers", [[WORLD], [ACROSS], [HALVES, ACROSS, WORLD]])
 def test_a_slow_node_is_named_as_its_ranks(layers: Sequence[Layer]) -> None:
     """Eight of sixteen ranks share a slow node: one finding with all of them, however they meet."""
     work = slower(even(16), range(8, 16), 0.02)
@@ -169,14 +146,6 @@ def test_a_slow_rank_of_a_node_is_not_the_node() -> None:
     """Rank 9 delays its node, which then is late among the others."""
     work = slower(even(16), [9], 0.02)
     assert named(raced(16, [HALVES, ACROSS, WORLD], work, per_node=8)) == [(9,)]
-
-
-def test_the_rank_before_a_slow_rank_may_be_of_its_node() -> None:
-    """Work is so uneven that the last but one is seldom close; that it often shares the node of the
-    slow rank says nothing of the node."""
-    work = slower(even(8, 0.05, 0.02), [5], 0.2)
-    race = raced(8, [[range(8)]], work, per_node=2, seconds=200)
-    assert named(race) == [(5,)]
 
 
 @pytest.mark.parametrize("moved", [range(8), range(1), range(16)])
@@ -196,27 +165,10 @@ def test_lateness_by_a_clock_that_is_gone_accuses_no_rank(moved: range) -> None:
 # -- who is not ----------------------------------------------------------------------------------
 
 
-def test_one_slow_step_is_no_straggler() -> None:
-    """A rank pauses once for 20 s."""
-    work = slower(even(4), [2], 20.0, every=500)
-    assert raced(4, [[range(4)]], work, seconds=80).events == []
-
-
 def test_a_checkpoint_now_and_then_is_no_straggler() -> None:
     """Rank 0 writes for 8 s every 90 s."""
     work = slower(even(4), [0], 8.0, every=1_640)
     assert raced(4, [[range(4)]], work, seconds=300).events == []
-
-
-def test_a_slow_start_is_no_straggler() -> None:
-    """Rank 0 compiles for 10 s in each of the first three steps."""
-
-    def work(step: int, layer: int) -> Seconds:
-        seconds = even(4)(step, layer)
-        seconds[0] += 10.0 if step < 3 else 0.0
-        return seconds
-
-    assert raced(4, [[range(4)]], work).events == []
 
 
 def test_lateness_that_costs_little_is_no_straggler() -> None:
@@ -224,13 +176,6 @@ def test_lateness_that_costs_little_is_no_straggler() -> None:
     came = arrivals(4, [[range(4)]], 150, slower(even(4, 1.0), [2], 0.01))
     race = Race(4, [[range(4)]])
     assert race.run(came) == []
-
-
-def test_clocks_that_may_be_off_by_as_much_accuse_no_rank() -> None:
-    """A rank on another node is 5 ms late, and the clocks are known to 4 ms only."""
-    work = slower(even(4), [3], 0.005)
-    assert raced(4, [[range(4)]], work, per_node=1, uncertainty_ns=4 * MS).events == []
-    assert named(raced(4, [[range(4)]], work, per_node=1, uncertainty_ns=MS)) == [(3,)]
 
 
 def test_an_unknown_clock_accuses_no_rank() -> None:
