@@ -11,7 +11,17 @@ import pytest
 
 from frd.engine.policy import Policy
 from frd.forms import finding_from_json, finding_json
-from frd.model import AlignedNs, Change, Confidence, Finding, GroupInfo, Int64s, Kind, Reason
+from frd.model import (
+    AlignedNs,
+    Change,
+    Confidence,
+    Finding,
+    FindingEvent,
+    GroupInfo,
+    Int64s,
+    Kind,
+    Reason,
+)
 from tests.world.race import START, Layer, Race, S, Work, arrivals
 
 Seconds = npt.NDArray[np.floating[Any]]
@@ -58,9 +68,12 @@ def raced(
     return race
 
 
+def suspects(finding: Finding) -> tuple[int, ...]:
+    return tuple(suspect.rank for suspect in finding.suspects)
+
+
 def named(race: Race) -> list[tuple[int, ...]]:
-    stragglers = [finding for finding in race.open() if finding.kind is Kind.STRAGGLER]
-    return sorted(tuple(s.rank for s in finding.suspects) for finding in stragglers)
+    return sorted(suspects(one) for one in race.open() if one.kind is Kind.STRAGGLER)
 
 
 def lost_between(came: Int64s, rank: int, first: int, last: int) -> float:
@@ -240,17 +253,45 @@ def test_it_goes_on_after_a_restart_of_the_service() -> None:
     assert [e for e in after.events if e.change is Change.OPENED] == []
 
 
-def test_a_restored_finding_whose_rank_has_recovered_closes() -> None:
-    """The rank was late before the restart of the service and is not any more."""
-    before, finding = straggling()
-    after = Race(4, [[range(4)]])
-    after.engine.restore([finding], AlignedNs(before.now))
-    after.run(arrivals(4, [[range(4)]], 3_000, even(4)))
-    assert [e.finding.close_reason for e in after.events] == ["no longer late"]
-
-
 def test_a_shorter_window_is_judged_sooner() -> None:
     """policy.straggler_window_s decides how long it takes."""
     policy = Policy(straggler_window_s=12, straggler_min_lost_s=0.2, telemetry_late_s=4)
     race, _ = straggling(seconds=30, policy=policy)
     assert race.events[0].finding.opened_at - START <= 16 * S
+
+
+# -- when others turn out to be to blame -----------------------------------------------------------
+
+
+def run(race: Race, layers: Sequence[Layer], ranks: Sequence[int], layer: int) -> None:
+    """A hundred seconds in which some ranks take 30 ms longer before one layer of each step."""
+    work = slower(even(race.world), ranks, 0.03, layer=layer)
+    race.run(arrivals(race.world, layers, round(100 / 0.065 / len(layers)), work))
+
+
+def ends(events: Sequence[FindingEvent]) -> list[tuple[tuple[int, ...], str]]:
+    closed = [event.finding for event in events if event.change is Change.CLOSED]
+    return [(suspects(finding), finding.close_reason) for finding in closed]
+
+
+def test_a_rank_whose_whole_node_becomes_slow_is_part_of_that() -> None:
+    """Rank 5 is slow; later all of its node are: one finding, about the node."""
+    layers = [[range(16)]]
+    race = Race(16, layers, per_node=4, uncertainty_ns=100_000)
+    run(race, layers, [5], 0)
+    assert named(race) == [(5,)]
+    run(race, layers, [4, 5, 6, 7], 0)
+    assert named(race) == [(4, 5, 6, 7)]
+    assert ends(race.events) == [((5,), "part of the lateness of ranks 4-7")]
+
+
+def test_a_rank_that_others_hold_up_from_now_on_is_not_kept_as_a_straggler() -> None:
+    """Rank 5 is slow before its column; later 6 delays their row, and 5 is late because of that."""
+    layers = [ROWS, COLUMNS]
+    race = Race(16, layers, per_node=1, uncertainty_ns=100_000)
+    run(race, layers, [5], 1)
+    assert named(race) == [(5,)]
+    run(race, layers, [6], 0)
+    assert named(race) == [(6,)]
+    assert race.open()[0].groups_held_up == ("layer0", "layer1")
+    assert ends(race.events) == [((5,), "other ranks delayed it")]
