@@ -123,12 +123,15 @@ def test_agents_that_come_back_take_their_attempt_up_again() -> None:
     assert job.only().suspects[0].reason is Reason.CPU_STUCK
 
 
+LOST = Policy(stall_after_s=5.0, critical_after_s=20.0, lost_after_s=30.0, attempt_retention_s=60.0)
+
+
 def lost(job: Job) -> Job:
-    """All agents are stopped while the job hangs, and nothing is heard for three minutes."""
+    """All agents are stopped while the job hangs, and nothing is heard for 40 s."""
     job.attempt.agent_leaves(range(4))
     job.attempt.connection(range(4), False)
     job.reporting.clear()
-    job.run(190)
+    job.run(40)
     assert views(job)[0].lost
     assert job.open() == []
     return job
@@ -136,13 +139,13 @@ def lost(job: Job) -> Job:
 
 def test_a_lost_job_that_comes_back_goes_on_with_its_finding() -> None:
     """The same stall, which never became critical meanwhile, opens again under its id."""
-    job = hang(Job(4, Policy(stall_after_s=5.0)))
+    job = hang(Job(4, LOST))
     job.run(10)
     found = job.only()
     lost(job)
     assert job.findings()[0].close_reason == "nothing is heard any more"
     assert Severity.CRITICAL not in {event.finding.severity for event in job.events}
-    job.run(1200)
+    job.run(90)
     job.reconnect(range(4))
     job.run(5)
     assert not views(job)[0].lost
@@ -153,16 +156,16 @@ def test_a_lost_job_that_comes_back_goes_on_with_its_finding() -> None:
 def test_a_finding_of_a_lost_job_that_is_over_stays_closed() -> None:
     """The rank that was waited for has come while no agent watched: nothing opens again. A stall
     that a person had closed stays closed as well."""
-    job = lost(hang(Job(4, Policy(stall_after_s=5.0))))
+    job = lost(hang(Job(4, LOST)))
     job.events.clear()
     job.attempt.connection(range(4), True)
     job.reporting |= set(range(4))
     job.join("dp", [2], 1).complete("dp", range(4), 1).all_reduce("dp", 2).run(20)
     assert job.events == []
-    job = hang(Job(4, Policy(stall_after_s=5.0)))
+    job = hang(Job(4, LOST))
     job.engine.dismiss(job.only().id, job.now, "known")
     lost(job)
-    job.run(1200)
+    job.run(90)
     job.reconnect(range(4))
     job.run(20)
     assert job.open() == []

@@ -69,16 +69,6 @@ def test_one_exchange_is_enough() -> None:
     assert error <= bound < MS
 
 
-@pytest.mark.parametrize("ppb", [-100_000, 0, 20_000, 100_000])
-def test_drift_is_learned(ppb: int) -> None:
-    """A minute on a LAN: microseconds off, and the drift within a part in a million."""
-    world = World(ppb=ppb)
-    world.run(60)
-    alignment = world.agent.alignment(world.at)
-    assert abs(alignment.rate * 1e6 + ppb / 1e3) < 1
-    assert world.off()[0] < 25 * US
-
-
 def test_old_times_keep_their_place() -> None:
     """A collective that hangs for an hour keeps its place on the timeline, and of its age the claim
     is true."""

@@ -179,25 +179,6 @@ def test_a_stuck_suspect_that_exits_keeps_its_reason() -> None:
     assert finding.summary.endswith(f"; {finding.ended_by}")
 
 
-def test_late_telemetry_lowers_no_confidence() -> None:
-    """After the finding opened, the suspect's agent goes away: it stays `cpu_stuck`, high."""
-    job = hanging(8)
-    job.reporting.discard(2)
-    job.attempt.connection([2], False)
-    job.run(20)
-    (suspect,) = job.only().suspects
-    assert (suspect.reason, suspect.confidence) == (Reason.CPU_STUCK, Confidence.HIGH)
-
-
-def test_a_rank_that_finished_early_is_named() -> None:
-    """Rank 2 ended its program cleanly while the others still count on it."""
-    job = hanging()
-    job.status(2, RankState.FINISHED)
-    job.run(8)
-    assert named(job.only()) == {2: Reason.EXITED}
-    assert job.only().kind is Kind.STALL
-
-
 def test_a_stack_that_comes_later_is_in_the_same_finding() -> None:
     """The agent's stack arrives: evidence and summary name the line, and both survive looks."""
     job = hanging(6)

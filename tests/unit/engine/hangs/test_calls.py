@@ -237,12 +237,6 @@ def test_a_second_initialization() -> None:
     assert blames(only(scene)) == {2: (Reason.CPU_STUCK, HIGH)}
 
 
-def test_few_of_many_wait_in_init() -> None:
-    """Two ranks of sixteen are there after a minute: still the others have to come."""
-    claim = only(starting(16, [0, 1]))
-    assert len(claim.suspects) == 14
-
-
 def test_suspects_are_bounded() -> None:
     """As many as a finding lists; all of them are named."""
     few = replace(POLICY, max_suspects=3)

@@ -285,12 +285,6 @@ def test_a_rank_that_may_have_joined_is_not_absent() -> None:
     assert (diagnosis.suspects, diagnosis.unknown) == ((), (1,))
 
 
-def test_no_confirmed_wait_is_no_incident() -> None:
-    """Ranks that have waited for less than the threshold are no stall."""
-    scene = Scene(4).group("dp", range(4)).passed("dp", 6, [2]).waits("dp", 7, [0, 1, 3], 4.0)
-    assert scene.find() == []
-
-
 def test_a_job_without_groups() -> None:
     """Nothing was declared yet."""
     assert Scene(2).find() == []

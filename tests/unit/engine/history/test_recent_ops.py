@@ -147,12 +147,6 @@ def test_the_last_ops_of_some_ranks() -> None:
     assert listed(recent(job, 9, [])) == []
 
 
-def test_an_attempt_without_rows() -> None:
-    """Nothing has been reported yet: no ops, and none missing."""
-    ops = recent(Job(), 9)
-    assert (listed(ops), missing(ops), ops.uncertainty_ns) == ([], [], {})
-
-
 # -- missing ops -------------------------------------------------------------------------------
 
 QUICK = Policy(stall_after_s=8.0)
