@@ -15,6 +15,13 @@ from frd.model import NodeRawNs, ServiceRawNs
 from tests.world.clocks import MS, US, S
 
 
+def exchange(at: int, *, there: int = MS, back: int = MS, ahead: int = 5 * S) -> Exchange:
+    """Sent at a node raw time; the service's raw clock is `ahead`."""
+    came = at + there
+    service = ServiceRawNs(came + ahead)
+    return Exchange(NodeRawNs(at), service, service, NodeRawNs(came + back))
+
+
 def steady(ppm: float = 0.0) -> Callable[[float], float]:
     """Offset in ns after so many seconds."""
     return lambda second: 5 * S + ppm * 1e3 * second
@@ -31,13 +38,7 @@ class Pings:
     def ping(self, second: float, there: int, back: int) -> OffsetInterval:
         sent = round(second * S)
         came = sent + there
-        left = round(self.offset(came / S))
-        x = Exchange(
-            NodeRawNs(sent),
-            ServiceRawNs(came + left),
-            ServiceRawNs(came + left),
-            NodeRawNs(came + back),
-        )
+        x = exchange(sent, there=there, back=back, ahead=round(self.offset(came / S)))
         if self.interval is None:
             self.interval = OffsetInterval(x)
         else:
@@ -167,9 +168,7 @@ def test_what_is_proven_can_be_contradicted() -> None:
     """A raw clock stood still for a second."""
     pings = Pings()
     made = pings.run(range(1, 61))
-    sent = 61 * S
-    late = Exchange(*(NodeRawNs(sent), ServiceRawNs(sent + 6 * S)) * 2)  # type: ignore[arg-type]
-    late = late._replace(t3=late.t2, t4=NodeRawNs(sent + MS))
+    late = exchange(61 * S, there=0, ahead=6 * S)
     assert not made.narrow(late)
 
 
@@ -182,9 +181,8 @@ def test_it_is_never_wider_than_what_is_proven() -> None:
         at += 10 ** dice.uniform(-2, 1)
         there, back = (int(10 ** dice.uniform(4, 7)) for _ in "ab")
         made = pings.ping(at, there, back)
-        sent, left = round(at * S), round(pings.offset((round(at * S) + there) / S))
-        came = ServiceRawNs(sent + there + left)
-        x = Exchange(NodeRawNs(sent), came, came, NodeRawNs(sent + there + back))
+        ahead = round(pings.offset((round(at * S) + there) / S))
+        x = exchange(round(at * S), there=there, back=back, ahead=ahead)
         if bounds is None:
             bounds = OffsetBounds(x)
         else:
@@ -197,17 +195,6 @@ def test_it_is_never_wider_than_what_is_proven() -> None:
 
 
 # -- what exchanges alone prove --------------------------------------------------------------------
-
-
-def exchange(at: int, *, there: int = MS, back: int = MS) -> Exchange:
-    """Sent at a node raw time; the service's raw clock is five seconds ahead."""
-    came = at + there
-    return Exchange(
-        NodeRawNs(at),
-        ServiceRawNs(came + 5 * S),
-        ServiceRawNs(came + 5 * S),
-        NodeRawNs(came + back),
-    )
 
 
 def test_an_exchange_bounds_on_both_sides() -> None:

@@ -157,14 +157,39 @@ def spread(job: Job, ends: Iterable[tuple[int, ExitInfo]], every_s: float) -> No
         job.run(every_s)
 
 
-@pytest.mark.parametrize("first", [CTRL_C, RESET, BAD_BATCH])
-def test_ctrl_c_of_a_healthy_job_is_no_loss(first: ExitInfo) -> None:
-    """Some ranks report KeyboardInterrupt, others first the peers that they lost by it, or
-    what their own cleaning up ran into."""
-    job = running().join("dp", range(4), 4)
-    ends = [(1, first), (0, RESET), (3, CTRL_C), (2, RESET)]
-    spread(job, ends, 0.5)
-    job.run(30)
+@pytest.mark.parametrize(
+    ("inside", "ends"),
+    [
+        pytest.param(
+            [], [(3, CLEAN, 1), (1, CLEAN, 1), (2, CLEAN, 11), (0, CLEAN, 0)],
+            id="all is done, and the last rank takes ten seconds longer",
+        ),
+        pytest.param(
+            [], [(0, CLEAN, 0), (1, RESET, 0.5), (2, RESET, 0.5), (3, RESET, 0.5)],
+            id="all is done, and the others find the store of rank 0 gone while they leave",
+        ),
+        pytest.param(
+            [0, 2, 3], [(1, CLEAN, 0.5), (0, CLEAN, 0.5), (2, CLEAN, 0.5), (3, CLEAN, 0.5)],
+            id="SIGTERM, and the handler of each calls sys.exit(0), rank 1 before a collective",
+        ),
+        *(
+            pytest.param(
+                range(4), [(1, first, 0.5), (0, RESET, 0.5), (3, CTRL_C, 0.5), (2, RESET, 0.5)],
+                id=f"Ctrl-C, some ranks report what follows from it, the first {first.exception}",
+            )
+            for first in (CTRL_C, RESET, BAD_BATCH)
+        ),
+    ],
+)  # fmt: skip
+def test_a_job_that_ends_has_no_loss(
+    inside: Iterable[int], ends: list[tuple[int, ExitInfo, float]]
+) -> None:
+    """Some ranks are inside #4; all leave one by one."""
+    job = running().join("dp", inside, 4)
+    for rank, how, then_s in ends:
+        leave(job, rank, how, ago_s=0.2 if how is CLEAN else 0.0)
+        job.run(then_s)
+    job.run(40)
     assert job.events == []
 
 
@@ -187,27 +212,6 @@ def test_most_ranks_that_end_alike_are_the_end_of_the_job(how: ExitInfo) -> None
     for rank in (5, 1, 7, 0, 2, 3, 6, 4):
         leave(job, rank, how, ago_s=-0.25 * rank)
     job.run(30)
-    assert job.events == []
-
-
-def test_ranks_that_finish_one_by_one_are_a_healthy_end() -> None:
-    """The job is done; the last rank takes ten seconds longer."""
-    job = running()
-    for rank in (3, 1, 2):
-        finish(job, rank)
-        job.run(1)
-    job.run(10)
-    finish(job, 0)
-    job.run(10)
-    assert job.events == []
-
-
-def test_who_loses_its_peers_when_all_is_done_is_not_lost() -> None:
-    """Rank 0 finishes; the others find its store gone while they leave."""
-    job = running()
-    finish(job, 0)
-    spread(job, [(1, RESET), (2, RESET), (3, RESET)], 0.5)
-    job.run(20)
     assert job.events == []
 
 
@@ -423,18 +427,6 @@ def test_a_restored_loss_that_no_agent_reports_closes_within_a_minute() -> None:
     assert len(job.open()) == 1
     job.run(10)
     assert job.open() == []
-
-
-def test_ranks_that_all_leave_with_status_0_are_the_end_of_the_job() -> None:
-    """SIGTERM to all, and each has a handler that calls sys.exit(0): rank 1 immediately, the others
-    when the collective that it never came to has failed, half a second after each other."""
-    job = running().join("dp", [0, 2, 3], 4)
-    job.run(0.5)
-    for rank in (1, 0, 2, 3):
-        finish(job, rank)
-        job.run(0.5)
-    job.run(40)
-    assert job.events == []
 
 
 def test_an_exit_whose_order_with_a_stop_is_not_known_is_not_named_with_high_confidence() -> None:

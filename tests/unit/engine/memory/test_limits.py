@@ -95,6 +95,27 @@ def test_series_that_were_turned_away_do_not_hide_others() -> None:
     assert memory.view().used.tolist() == [6]
 
 
+def test_batches_of_one_series_are_applied_one_after_another() -> None:
+    """A sample of the first rank alone, then one of both ranks: all count."""
+    memory = made(2)
+    observe(memory, [0], [1.0], [40])
+    observe(memory, [0, 1], [1.5], [20, 30])
+    memory.advance(at(3))
+    assert memory.view().used.tolist() == [20, 30]
+    assert memory.view().recent[:, -1].tolist() == [40, 30]
+
+
+def test_a_value_may_be_up_to_four_times_its_own_capacity() -> None:
+    """A small device and a large one in a batch: each has its own limit."""
+    memory = made(2)
+    begin, capacity = np.array([EPOCH + S]), np.array([10, 100]) * GIB
+    values = np.array([[41], [90]]) * GIB
+    columns = MemoryColumns(np.arange(2, dtype=np.int32), capacity, begin, begin + 1, values)
+    assert memory.observe(columns, at(2)) == 1
+    memory.advance(at(2))
+    assert memory.view().used.tolist() == [-1, 90 * GIB]
+
+
 # -- failures ------------------------------------------------------------------------------------
 
 
