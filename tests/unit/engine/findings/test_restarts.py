@@ -91,20 +91,6 @@ def test_a_restarted_service_does_not_report_an_old_loss_again() -> None:
     assert job.run(10) == []
 
 
-def test_a_restored_loss_is_reported_once() -> None:
-    """The service restarts right after a loss, and the job stays as it is until that is old."""
-    policy = Policy(stall_after_s=5, lost_close_after_s=30)
-    job = Job(4, policy).group("dp", range(4))
-    job.all_reduce("dp", 0).run(1)
-    job.status(2, RankState.EXITED).run(4)
-    before = job.only()
-    job.restart_service()
-    job.reconnect(range(4))
-    job.run(60)
-    assert [f.id for f in job.findings()] == [before.id]
-    assert job.open() == []
-
-
 def test_remembered_findings_are_bounded() -> None:
     """Ten stalls in a row with room for three: the oldest are forgotten, and counted."""
     job = Job(2, Policy(stall_after_s=1, max_findings=3))

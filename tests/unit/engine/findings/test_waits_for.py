@@ -136,15 +136,6 @@ def test_a_wait_that_is_over() -> None:
     assert event.finding.summary.endswith("for rank 3 (alive, but has not joined)")
 
 
-def test_a_closed_finding_keeps_it() -> None:
-    """The job moves on: the closed finding shows what the rank had waited for."""
-    job = hanging()
-    job.engine.attach(job.only().id, Evidence(3, waits_for=seen(READ, job, 41)))
-    job.join("dp", [3], 1).complete("dp", range(4), 1)
-    (closed,) = job.run(3)
-    assert TEXT.replace("rank 2", "rank 3") in closed.finding.summary
-
-
 # -- what NCCL says --------------------------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from frd.engine.hangs.diagnosis import Diagnosis
 from frd.engine.hangs.ops_in_flight import Instance, Waits
 from frd.engine.state.snapshot import StalledOp
 from frd.model import UNKNOWN_SEQ, Confidence, Kind, RankState, Reason
@@ -96,25 +95,25 @@ def test_a_rank_that_exited_after_it_completed_is_no_cause() -> None:
     assert named(scene.only()) == {2: Reason.CPU_STUCK}
 
 
-def ending(finished_age: float, **rank_one: object) -> Diagnosis:
+@pytest.mark.parametrize(
+    ("finished_age", "rank_one", "is_named"),
+    [
+        pytest.param(3, {}, False, id="a job that hung is ended, its exit is reported first"),
+        pytest.param(6, {}, True, id="a threshold ago"),
+        pytest.param(6, {"as_of_age": 6.5}, True, id="a threshold ago, and 1 reports no more"),
+    ],
+)
+def test_a_rank_that_finished_is_the_cause_if_that_was_long_ago(
+    finished_age: float, rank_one: dict[str, float], is_named: bool
+) -> None:
     """0 to 2 have been inside dp and pp for 12 seconds; then 3, the other member, finished."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
     scene.group("pp", [2, 3]).flying(2, "pp", 3, send=True, age=12)
     scene.rank(3, state=RankState.FINISHED, state_age=finished_age, as_of_age=finished_age)
-    scene.rank(1, **rank_one)
-    return scene.only()
-
-
-def test_a_rank_that_has_just_finished_is_unknown() -> None:
-    """A job that hung is ended, and the exit of rank 3 is reported first."""
-    diagnosis = ending(3)
-    assert (diagnosis.suspects, diagnosis.unknown, diagnosis.victims) == ((), (3,), (0, 1, 2))
-
-
-def test_a_rank_that_finished_a_threshold_ago_is_the_cause() -> None:
-    """Rank 3 finished long enough ago; that rank 1 reports no more changes nothing."""
-    assert named(ending(6)) == {3: Reason.EXITED}
-    assert named(ending(6, as_of_age=6.5)) == {3: Reason.EXITED}
+    diagnosis = scene.rank(1, **rank_one).only()
+    assert named(diagnosis) == ({3: Reason.EXITED} if is_named else {})
+    assert diagnosis.unknown == (() if is_named else (3,))
+    assert diagnosis.victims == (0, 1, 2)
 
 
 def test_ranks_that_do_not_report_after_a_finish_prove_nothing() -> None:

@@ -12,7 +12,6 @@ from frd.engine.memory.incident import MemoryIncident
 from frd.engine.memory.rise import Attribution, MemoryRise
 from frd.engine.memory.text import duration, evidence, size, summary
 from frd.engine.policy import Policy
-from frd.forms import finding_from_json, finding_json
 from frd.model import (
     AttemptKey,
     Change,
@@ -131,17 +130,6 @@ def test_where_the_rank_was(joins: list[tuple[str, int, float, Flags]], where: s
         job.join(1, seq, created, flags, group)
     [opened, *_] = job.run(24)
     assert opened.finding.suspects[0].evidence.endswith(where)
-
-
-def test_the_form_of_a_finding() -> None:
-    """Kind, suspect and reason as every finding has them, and read back the same."""
-    job = Job(CALM, plus(CALM, ramp(20, 3)))
-    [opened, *_] = job.run(24)
-    data = finding_json(opened.finding)
-    assert data["kind"] == "memory_spike"
-    assert [(s["rank"], s["reason"]) for s in data["suspects"]] == [(1, "memory")]
-    assert "collective" not in data
-    assert finding_json(finding_from_json(data)) == data
 
 
 def test_when_all_rise_together_no_rank_is_a_suspect() -> None:

@@ -360,19 +360,6 @@ def test_the_first_cause_is_not_who_ran_out() -> None:
     assert (last.kind, last.ranks, last.failed) == (Kind.OOM, (1,), {2, 3})
 
 
-def test_a_spike_that_ends_in_a_failed_allocation() -> None:
-    """The spike closes and an OOM opens that names the same rank."""
-    failures = [Failure(40, rank=1, requested=GIB)]
-    reports = play(rising(48, {1: ramp(30, 4)}, failures=failures))
-    assert ends(reports) == [
-        (Kind.MEMORY_SPIKE, ""),
-        (Kind.MEMORY_SPIKE, "memory ran out"),
-        (Kind.OOM, ""),
-    ]
-    assert {one.ranks for one in reports} == {(1,)}
-    assert reports[-1].rises[1].out_of_memory
-
-
 def test_many_ranks_run_out_at_once() -> None:
     """Forty ranks fail within the uncertainty of the clocks, and no memory rose before."""
     failures = [Failure(30.2 + 0.00001 * r, rank=r) for r in range(40)]
