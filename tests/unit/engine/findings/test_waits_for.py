@@ -146,7 +146,7 @@ def stuck() -> Job:
     """All ranks have joined, and none completes."""
     job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
     job.join("dp", range(4), 1)
-    job.run(30)
+    job.run(12)
     return job
 
 

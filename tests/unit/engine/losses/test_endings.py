@@ -443,9 +443,9 @@ def test_an_exit_whose_order_with_a_stop_is_not_known_is_not_named_with_high_con
 
 
 def test_a_hang_is_ended_by_the_watchdog_and_not_by_the_launcher_after_it() -> None:
-    """Minutes later rank 0 aborts, its peer loses it, and the launcher ends the rest."""
+    """Later rank 0 aborts, its peer loses it, and the launcher ends the rest."""
     job = hanging()
-    job.run(100)
+    job.run(20)
     leave(job, 0, ABORT)
     at = clock_text(job.now)
     leave(job, 1, RESET, ago_s=0.1)
@@ -519,17 +519,17 @@ def test_silence_alone_is_no_loss() -> None:
     """The agent of a node goes without a word, and the others run on."""
     job = running()
     fall_silent(job, 2, 3)
-    job.run(120)
+    job.run(60)
     assert job.open() == []
 
 
 def test_a_node_that_was_not_heard_long_before_is_no_loss() -> None:
-    """Its agent was killed minutes ago, and the job trained on. Then two ranks lose a connection,
+    """Its agent was killed long ago, and the job trained on. Then two ranks lose a connection,
     or the job is done and one of them does not end in peace."""
     for how in (RESET, CLEAN):
         job = running()
         fall_silent(job, 2, 3)
-        job.run(120)
+        job.run(40)
         leave(job, 0, how, ago_s=0.2 if how is CLEAN else 0.0)
         leave(job, 1, RESET)
         job.run(60)
@@ -548,5 +548,5 @@ def test_a_stop_of_the_whole_job_is_no_loss_of_the_node_that_is_not_heard(order:
         leave(job, rank, how)
         job.run(0.5)
         job.attempt.agent_leaves([0, 1])
-    job.run(120)
+    job.run(60)
     assert job.open() == []
