@@ -73,7 +73,7 @@ coverage: .venv/installed
 
 sim: .venv/installed
 	@$(BIN)/python -m tests.frozen
-	@FRD_ALL_SEEDS=1 $(BIN)/pytest -n 2 tests/property tests/sim/test_agent_lives.py
+	@FRD_ALL_SEEDS=1 $(BIN)/pytest -n 2 --timeout 600 tests/property tests/sim
 	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
 	@$(BIN)/python -m tests.sim --cluster --seeds $(SEEDS)
 	@$(BIN)/python -m tests.sim --seed 1 --world 768

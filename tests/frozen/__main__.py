@@ -12,7 +12,6 @@ import click
 from tests.frozen import data
 from tests.frozen.sources import Source, sources
 from tests.frozen.verdicts import Json
-from tests.sim.run import quiet
 
 _CASES_A_PROCESS = 200
 
@@ -23,7 +22,6 @@ _CASES_A_PROCESS = 200
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, show_default="cores")
 def main(write: bool, only: str | None, jobs: int) -> None:
     """Compare the verdicts of all cases with the frozen ones; exit 1 if one differs."""
-    quiet()
     changed = 0
     for source in sources():
         if not source.cases or only not in (None, source.name):
@@ -45,7 +43,7 @@ def main(write: bool, only: str | None, jobs: int) -> None:
 
 def _computed(source: Source, jobs: int) -> Iterator[tuple[str, Json]]:
     # Not a ProcessPoolExecutor: that of Python 3.11 hangs once its workers have had their tasks.
-    with get_context("spawn").Pool(jobs, quiet, maxtasksperchild=_CASES_A_PROCESS) as pool:
+    with get_context("spawn").Pool(jobs, maxtasksperchild=_CASES_A_PROCESS) as pool:
         asked = [(name, pool.apply_async(case)) for name, case in source.cases.items()]
         for name, result in asked:
             yield name, result.get()

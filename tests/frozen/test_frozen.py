@@ -12,7 +12,7 @@ import pytest
 from tests.frozen import data
 from tests.frozen.sources import Source, incidents, sources
 
-BATCH = 10
+BATCH = 5
 """Cases a test."""
 
 

@@ -14,7 +14,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from tests.sim.cluster.scenario import draw_cluster
 from tests.sim.oracle import Violation
-from tests.sim.run import Failure, Sum, attempt_all, live, quiet, shrink
+from tests.sim.run import Failure, Sum, attempt_all, live, shrink
 from tests.sim.scenario import draw
 
 _SHOWN = 20
@@ -41,7 +41,6 @@ def main(
     jobs: int,
 ) -> None:
     """Simulate clusters by their seeds; exit 1 when one breaks a promise."""
-    quiet()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no worker is left
     if seed is None:
         sys.exit(_many(range(first, first + seeds), jobs, cluster))

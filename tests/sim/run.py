@@ -8,6 +8,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
@@ -59,19 +60,27 @@ def live(
             simulation.
     """
     folder = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="frd-sim-", dir=folder) as name:
+    with _calm(), tempfile.TemporaryDirectory(prefix="frd-sim-", dir=folder) as name:
         if cluster:
             return ClusterWorld(draw_cluster(seed, world), Path(name), only).live()
         return World(draw(seed, world), Path(name), only).live()
 
 
-def quiet() -> None:
-    """Log nothing: worlds are full of faults. Collect garbage seldom within a world, and never look
-    at what the imports made."""
+@contextmanager
+def _calm() -> Iterator[None]:
+    """Log nothing: worlds are full of faults. Collect garbage seldom, of the world only: what was
+    there before is not looked at."""
+    level, often = logging.root.manager.disable, gc.get_threshold()
     logging.disable(logging.CRITICAL)
-    gc.collect()
     gc.freeze()
     gc.set_threshold(100_000)
+    try:
+        yield
+    finally:
+        gc.collect()
+        gc.unfreeze()
+        gc.set_threshold(*often)
+        logging.disable(level)
 
 
 def attempt(seed: int, cluster: bool = False) -> Summary | Failure:
@@ -80,8 +89,6 @@ def attempt(seed: int, cluster: bool = False) -> Summary | Failure:
     except Exception as error:
         what = str(error) if isinstance(error, Violation) else repr(error)
         return Failure(seed, what, traceback.format_exc(), cluster)
-    finally:
-        gc.collect()
 
 
 def attempt_all(
@@ -93,7 +100,7 @@ def attempt_all(
         yield from map(one, seeds)
         return
     # Not a ProcessPoolExecutor: that of Python 3.11 hangs once its workers have had their tasks.
-    with get_context("spawn").Pool(jobs, quiet, maxtasksperchild=_SEEDS_A_PROCESS) as pool:
+    with get_context("spawn").Pool(jobs, maxtasksperchild=_SEEDS_A_PROCESS) as pool:
         yield from pool.imap_unordered(one, seeds)
 
 

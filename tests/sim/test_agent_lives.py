@@ -43,10 +43,10 @@ from frd.service.state import ServiceState, unwatched
 from frd.wire.encode import encode_agent
 from frd.wire.messages import PROTOCOL, AgentEvent, Goodbye, Hello, Leaving, Statuses
 from tests.world.messages import declare, watermarks
-from tests.world.seeds import seeds
+from tests.world.seeds import ALL
 
 S: Final = 1_000_000_000
-LIVES: Final = seeds(500)
+LIVES: Final = 500 if ALL else 25
 CHUNKS: Final = 5
 NODES: Final = 2
 PER_NODE: Final = 1

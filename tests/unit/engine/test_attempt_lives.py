@@ -9,6 +9,7 @@ from frd.engine.views import AttemptView
 from frd.errors import WireError
 from frd.model import AlignedNs, RankInfo, RankState, Reason, Severity
 from tests.world.job import Job
+from tests.world.scene import named
 
 POLICY = Policy(stall_after_s=5.0, attempt_retention_s=60.0, deserted_after_s=30.0, max_attempts=2)
 
@@ -122,12 +123,15 @@ def test_agents_that_come_back_take_their_attempt_up_again() -> None:
     assert job.only().suspects[0].reason is Reason.CPU_STUCK
 
 
+LOST = Policy(stall_after_s=5.0, critical_after_s=20.0, lost_after_s=30.0, attempt_retention_s=60.0)
+
+
 def lost(job: Job) -> Job:
-    """All agents are stopped while the job hangs, and nothing is heard for three minutes."""
+    """All agents are stopped while the job hangs, and nothing is heard for 40 s."""
     job.attempt.agent_leaves(range(4))
     job.attempt.connection(range(4), False)
     job.reporting.clear()
-    job.run(190)
+    job.run(40)
     assert views(job)[0].lost
     assert job.open() == []
     return job
@@ -135,13 +139,13 @@ def lost(job: Job) -> Job:
 
 def test_a_lost_job_that_comes_back_goes_on_with_its_finding() -> None:
     """The same stall, which never became critical meanwhile, opens again under its id."""
-    job = hang(Job(4, Policy(stall_after_s=5.0)))
+    job = hang(Job(4, LOST))
     job.run(10)
     found = job.only()
     lost(job)
     assert job.findings()[0].close_reason == "nothing is heard any more"
     assert Severity.CRITICAL not in {event.finding.severity for event in job.events}
-    job.run(1200)
+    job.run(90)
     job.reconnect(range(4))
     job.run(5)
     assert not views(job)[0].lost
@@ -152,54 +156,56 @@ def test_a_lost_job_that_comes_back_goes_on_with_its_finding() -> None:
 def test_a_finding_of_a_lost_job_that_is_over_stays_closed() -> None:
     """The rank that was waited for has come while no agent watched: nothing opens again. A stall
     that a person had closed stays closed as well."""
-    job = lost(hang(Job(4, Policy(stall_after_s=5.0))))
+    job = lost(hang(Job(4, LOST)))
     job.events.clear()
     job.attempt.connection(range(4), True)
     job.reporting |= set(range(4))
     job.join("dp", [2], 1).complete("dp", range(4), 1).all_reduce("dp", 2).run(20)
     assert job.events == []
-    job = hang(Job(4, Policy(stall_after_s=5.0)))
+    job = hang(Job(4, LOST))
     job.engine.dismiss(job.only().id, job.now, "known")
     lost(job)
-    job.run(1200)
+    job.run(90)
     job.reconnect(range(4))
     job.run(20)
     assert job.open() == []
 
 
-def test_attempts_that_no_agent_speaks_for_make_room() -> None:
-    """Two jobs fill a policy of two; the nodes of one are gone: a third job is welcome."""
+@pytest.mark.parametrize("ends", [True, False])
+def test_attempts_that_are_over_or_have_no_agent_make_room(ends: bool) -> None:
+    """Two jobs fill a policy of two; one ends, or its nodes are gone: a third job is welcome."""
     job = Job(1, Policy(max_attempts=2), name="a")
     Job(1, engine=job.engine, now=job.now, name="b")
     with pytest.raises(WireError, match="max_attempts"):
         Job(1, engine=job.engine, now=job.now, name="c")
-    job.attempt.connection([0], False)
-    job.run(90)
+    if ends:
+        job.status(0, RankState.FINISHED).run(1)
+    else:
+        job.attempt.connection([0], False)
+        job.run(90)
     Job(1, engine=job.engine, now=job.now, name="c")
     assert [view.key.job for view in job.engine.status_view(job.now).attempts] == ["b", "c"]
 
 
-def test_a_service_that_was_away_names_no_rank_whose_report_still_waits_for_it() -> None:
+@pytest.mark.parametrize("was_away", [True, False])
+def test_a_service_that_was_away_names_no_rank_whose_report_still_waits_for_it(
+    was_away: bool,
+) -> None:
     """The service is stopped for 17 s. Meanwhile rank 2 is in no op, the others wait for it; the
-    service looks when it has read all reports but that of rank 2."""
-    job = Job(4, POLICY).group("dp", range(4)).all_reduce("dp", 0)
-    job.run(2)
-    job.join("dp", [0, 1, 3], 1)
-    job.now = AlignedNs(job.now + 17_000_000_000)
-    job.reporting = {0, 1, 3}
-    job.report()
-    job.engine.advance(job.now)
-    assert [f.suspects for f in job.open() if f.suspects] == []
-    job.reporting = set(range(4))
-    job.run(1)
-    assert [suspect.rank for suspect in job.only().suspects] == [2]
-
-
-def test_an_agent_that_is_silent_is_late() -> None:
-    """The same silence of rank 2's agent, while the service has looked all the time."""
+    service looks when it has read all reports but that of rank 2. If it has looked all the time,
+    the agent of rank 2 is late."""
     job = Job(4, POLICY).group("dp", range(4)).all_reduce("dp", 0)
     job.run(2)
     job.join("dp", [0, 1, 3], 1)
     job.reporting = {0, 1, 3}
-    job.run(17)
-    assert [suspect.reason for suspect in job.only().suspects] == [Reason.UNREACHABLE]
+    if was_away:
+        job.now = AlignedNs(job.now + 17_000_000_000)
+        job.report()
+        job.engine.advance(job.now)
+        assert [f.suspects for f in job.open() if f.suspects] == []
+        job.reporting = set(range(4))
+        job.run(1)
+    else:
+        job.run(17)
+    reason = Reason.CPU_STUCK if was_away else Reason.UNREACHABLE
+    assert named(job.only()) == {2: reason}

@@ -18,35 +18,26 @@ def running() -> Job:
     return job
 
 
-def test_no_rank_completed_what_others_never_joined() -> None:
-    """An agent claims that rank 0 has long been waiting in seq 2^40; its peers, which all report
-    now, are at seq 3."""
+@pytest.mark.parametrize(
+    ("seq", "waiting", "missing", "suspects"),
+    [
+        pytest.param(1 << 40, [], None, [], id="its peers go on"),
+        pytest.param(100, [1, 2], (0, 3), [3], id="1 and 2 wait for 3"),
+        pytest.param(1 << 40, [1, 2, 3], (0,), [], id="1, 2 and 3 wait for it: no circle"),
+    ],
+)
+def test_no_rank_completed_what_others_never_joined(
+    seq: int, waiting: list[int], missing: tuple[int, ...] | None, suspects: list[int]
+) -> None:
+    """An agent claims that rank 0 has long been waiting far beyond its peers, which have come to
+    seq 3 and may wait in seq 4: nothing of that is believed."""
     job = running()
-    job.marks["dp", 0] = [1 << 40, -1, (1 << 40) - 1, job.now - 600_000_000_000]
+    job.marks["dp", 0] = [seq, -1, seq - 1, job.now - 600_000_000_000]
+    job.join("dp", waiting, 4)
     job.run(30)
-    assert job.findings() == []
-
-
-def test_a_stall_is_found_next_to_an_impossible_one() -> None:
-    """Rank 0 is said to be at seq 100; 1 and 2 wait in seq 4 for rank 3."""
-    job = running()
-    job.marks["dp", 0] = [100, -1, 99, job.now - 600_000_000_000]
-    job.join("dp", [1, 2], 4)
-    job.run(8)
-    ref = job.only().collective
-    assert ref is not None
-    assert (ref.seq, ref.missing_ranks) == (4, (0, 3))  # of rank 0 nothing is believed
-    assert [s.rank for s in job.only().suspects] == [3]
-
-
-def test_who_is_said_to_be_beyond_all_others_closes_no_circle() -> None:
-    """Rank 0 is said to be in seq 2^40; 1, 2 and 3 wait in seq 4, and have no part in that."""
-    job = running()
-    job.marks["dp", 0] = [1 << 40, -1, (1 << 40) - 1, job.now - 600_000_000_000]
-    job.join("dp", [1, 2, 3], 4)
-    job.run(8)
-    assert job.only().suspects == ()
-    assert job.only().unknown == (0,)
+    found = {f.collective.seq: f.collective.missing_ranks for f in job.findings() if f.collective}
+    assert found == ({} if missing is None else {4: missing})
+    assert [suspect.rank for finding in job.open() for suspect in finding.suspects] == suspects
 
 
 def test_an_unknown_rank_joined_what_others_completed() -> None:

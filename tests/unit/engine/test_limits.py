@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from itertools import count
+from typing import Any
 
 import numpy as np
 
@@ -10,10 +13,12 @@ from frd.engine.engine import Engine
 from frd.engine.memory import Memory
 from frd.engine.policy import Policy
 from frd.model import (
+    AlignedNs,
     AttemptKey,
     Change,
     Finding,
     FindingState,
+    GroupInfo,
     Int64s,
     Kind,
     RankInfo,
@@ -40,25 +45,6 @@ def test_of_two_incidents_one_is_reported_where_there_is_room_for_one() -> None:
     job.join("a", [1], 0).complete("a", [0, 1], 0)
     job.run(4)
     assert [suspect.rank for suspect in job.only().suspects] == [2]
-
-
-def test_no_straggler_is_reported_where_there_is_no_room() -> None:
-    """Another job's finding takes the only place: rank 2 is late all the time, and it is silent."""
-    race = Race(4, [[range(4)]], policy=Policy(max_findings=1))
-    race.engine.restore([OTHERS], race.now)
-    race.run(late(2, steps=1_500))
-    assert race.events == []
-    assert [finding.id for finding in race.open()] == [OTHERS.id]
-
-
-def test_no_clock_is_reported_where_there_is_no_room() -> None:
-    """The same with a node whose clock stays unknown."""
-    policy = Policy(max_findings=1, clock_unsynchronized_after_s=5)
-    race = Race(4, [[range(4)]], per_node=2, uncertainty_ns=50_000, policy=policy)
-    race.engine.restore([OTHERS], race.now)
-    race.attempt.clocks.set([2, 3], 1, None, race.now)
-    race.run(late(2, steps=300))
-    assert race.events == []
 
 
 def late(rank: int, steps: int, by_s: float = 0.02) -> list[Int64s]:
@@ -184,3 +170,69 @@ def test_what_was_seen_of_a_leak_outlives_another_threshold() -> None:
     assert usual < 200
     assert leak_reported_after_s(policy, replace(policy, memory_settle_s=77), 90) == usual
     assert leak_reported_after_s(policy, replace(policy, memory_leak_window_s=120), 90) > usual
+
+
+# -- a policy that is replaced ---------------------------------------------------------------------
+
+
+KEY = AttemptKey("job", 0)
+T0 = AlignedNs(1_700_000_000_000_000_000)
+
+
+def other(policy: Policy) -> Policy:
+    """A policy of which no value is like before."""
+    values = {field.name: getattr(policy, field.name) for field in fields(policy)}
+    return replace(policy, **{name: value * 4 for name, value in values.items()})
+
+
+def engine(policy: Policy) -> Engine:
+    """One that knows a job, its ranks, a group and a memory series."""
+    made = Engine(policy)
+    attempt = made.attempt(KEY, 4, T0)
+    for rank in range(4):
+        made.rank(attempt, RankInfo(rank, 4, f"n{rank}", f"b{rank}", 10 + rank), T0)
+    attempt.group(GroupInfo("0", "default_pg", (0, 1, 2, 3)))
+    attempt.memory.series(SeriesInfo(0, SeriesKind.DEVICE_USED, "GPU-0"))
+    made.advance(T0)
+    return made
+
+
+def parts(thing: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """All that can be reached from `thing` within frd, numbers and policies."""
+    if id(thing) in seen or isinstance(thing, str | bytes | type | count):
+        return
+    seen.add(id(thing))
+    if isinstance(thing, bool | int | float | Policy):
+        yield path, thing
+    elif isinstance(thing, dict):
+        for key, value in thing.items():
+            yield from parts(value, f"{path}[{key}]", seen)
+    elif isinstance(thing, list | tuple | set | frozenset):
+        for at, value in enumerate(thing):
+            yield from parts(value, f"{path}[{at}]", seen)
+    elif isinstance(thing, np.ndarray):
+        yield path, thing.tolist()
+    else:
+        names = set(getattr(thing, "__dict__", ()))
+        for kind in type(thing).__mro__:
+            names |= set(getattr(kind, "__slots__", ()))
+        if is_dataclass(thing):
+            names |= {field.name for field in fields(thing)}
+        for name in sorted(names):
+            if hasattr(thing, name):
+                yield from parts(getattr(thing, name), f"{path}.{name}", seen)
+
+
+def known(of: Engine) -> dict[str, Any]:
+    return dict(parts(of, "engine", set()))
+
+
+def test_nothing_is_left_of_the_old_policy() -> None:
+    """An engine that adopted a policy is, part for part, one that has had it all along."""
+    before = Policy()
+    after = other(before)
+    adopted = engine(before)
+    assert known(adopted) != known(engine(after))
+    adopted.adopt(after)
+    assert known(adopted) == known(engine(after))
+    assert sum(isinstance(value, Policy) for value in known(adopted).values()) == 1

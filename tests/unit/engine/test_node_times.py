@@ -13,7 +13,6 @@ from frd.engine.clocks.alignment import Alignment
 from frd.model import AlignedNs, Flags, NodeRawNs, RankState, RankStatus
 from tests.world import messages, observe
 from tests.world.attempt import Job, S, at
-from tests.world.observe import rank_info
 
 BEHIND = 900 * S
 """How far the clock of node time is behind aligned time."""
@@ -147,13 +146,6 @@ def test_the_wall_clock_of_the_service_moves_all_times() -> None:
     job.attempt.clocks.set([0], 1, 50_000, at(70), line(BEHIND + 60 * S))
     snapshot = job.attempt.snapshot(at(80))
     assert (snapshot.pairs.head_since[0], snapshot.as_of[0]) == (at(65), at(68))
-
-
-def test_a_new_process_has_none_of_the_times() -> None:
-    job = waiting_job()
-    job.attempt.rank(rank_info(0, pid=4711))
-    snapshot = job.attempt.snapshot(at(20))
-    assert snapshot.pairs.since.any() == snapshot.as_of.any() == False  # noqa: E712
 
 
 # -- when a member came as far as it is ----------------------------------------------------------

@@ -16,23 +16,18 @@ from frd.model import (
     AlignedNs,
     AttemptKey,
     Change,
-    ExitInfo,
-    ExitKind,
     Kind,
     NodeRawNs,
     PhaseSpan,
     RankPhases,
-    RankState,
     Suspect,
     SuspectPhase,
 )
 from tests.unit.engine.memory.test_findings import CALM
 from tests.unit.engine.memory.test_findings import Job as MemoryJob
-from tests.unit.engine.stragglers.test_stragglers import even, raced, slower
 from tests.world import observe
 from tests.world.job import Job, changes, hanging
 from tests.world.memory import at, plus, ramp
-from tests.world.race import arrivals
 
 S = 1_000_000_000
 
@@ -147,35 +142,6 @@ def test_a_new_process_of_the_rank_has_no_phase_yet() -> None:
     say(job.attempt, 2, span("eval", ago(job, 9)))
     job.attempt.rank(observe.rank_info(2, 4, per_node=2, pid=9999))
     assert job.attempt.tables.phases.known(2) is None
-
-
-def test_a_killed_rank_was_in_a_phase() -> None:
-    """SIGKILL in the middle of a checkpoint: the finding says so."""
-    job = hanging(1)
-    say(job.attempt, 2, span("checkpoint", ago(job, 9)))
-    how = ExitInfo(ExitKind.SIGNAL, 9)
-    job.status(2, RankState.EXITED, "killed by SIGKILL", how=how).run(20)
-    finding = job.only()
-    assert finding.kind is Kind.RANK_LOST
-    assert "; in phase checkpoint since " in finding.suspects[0].evidence
-    assert finding.suspects[0].phase is not None
-
-
-# -- stragglers ----------------------------------------------------------------------------------
-
-
-def test_a_straggler_says_its_phase() -> None:
-    """Rank 3 is late again and again while it is in a phase."""
-    late = slower(even(8), [3], 0.2)
-    race = raced(8, [[list(range(8))]], late, seconds=10)
-    say(race.attempt, 3, span("train / slow augment", int(race.now)))
-    race.run(arrivals(8, race.layers, 1_000, late))
-    (finding,) = [one for one in race.findings() if one.kind is Kind.STRAGGLER]
-    (suspect,) = finding.suspects
-    assert suspect.rank == 3
-    assert suspect.phase is not None
-    assert suspect.phase.path == ("train", "slow augment")
-    assert "in phase train / slow augment since " in suspect.evidence
 
 
 # -- memory --------------------------------------------------------------------------------------

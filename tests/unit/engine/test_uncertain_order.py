@@ -102,32 +102,35 @@ def first_ranks(snapshot: Snapshot) -> list[int]:
     return [one.rank for one in loss.exits] if loss is not None else []
 
 
-def test_a_tie_is_named_as_one() -> None:
-    """2 ms lie between them, their clocks are known to 1.2 ms each: neither was first."""
-    scene = two_gone(2.0)
-    finding = finding_of(under(scene.snapshot(), NODES, [1.2] * 6), scene)
-    assert [(s.rank, s.tied) for s in finding.suspects] == [(2, True), (5, True)]
-    assert [s.onset_at for s in finding.suspects] == [ago(9.0), ago(8.998)]
-    assert [s.onset_uncertainty_s for s in finding.suspects] == [0.0012, 0.0012]
-    assert finding.summary.endswith("; they began at the same time, within 2.4 ms")
+@pytest.mark.parametrize(
+    ("apart_ms", "within_ms", "is_tied", "says"),
+    [
+        pytest.param(
+            2.0, [1.2] * 6, True, "; they began at the same time, within 2.4 ms", id="tie"
+        ),
+        pytest.param(2.0, [0.9] * 6, False, "", id="an order beyond doubt"),
+        pytest.param(
+            3_000,
+            [0.1] * 3 + [None] * 3,
+            True,
+            "; their clocks are not exact enough to say which was first",
+            id="node 1 is unsynchronized",
+        ),
+    ],
+)
+def test_a_tie_is_named_as_one(
+    apart_ms: float, within_ms: list[float | None], is_tied: bool, says: str
+) -> None:
+    """The exits are apart by less or more than what their clocks may be off."""
+    scene = two_gone(apart_ms)
+    finding = finding_of(under(scene.snapshot(), NODES, within_ms), scene)
+    assert [(s.rank, s.tied) for s in finding.suspects] == [(2, is_tied), (5, is_tied)]
+    assert [s.onset_at for s in finding.suspects] == [ago(9.0), ago(9.0 - apart_ms / 1e3)]
+    bounds = [None if ms is None else ms / 1e3 for ms in (within_ms[2], within_ms[5])]
+    assert [s.onset_uncertainty_s for s in finding.suspects] == bounds
+    assert finding.summary.endswith(says)
+    assert is_tied or "at the same time" not in finding.summary
     assert finding_from_json(finding_json(finding)) == finding
-
-
-def test_an_order_beyond_doubt_is_no_tie() -> None:
-    """The same with clocks known to 0.9 ms each: 2 was first."""
-    scene = two_gone(2.0)
-    finding = finding_of(under(scene.snapshot(), NODES, [0.9] * 6), scene)
-    assert [(s.rank, s.tied) for s in finding.suspects] == [(2, False), (5, False)]
-    assert "at the same time" not in finding.summary
-
-
-def test_an_unknown_clock_is_named_as_one() -> None:
-    """Node 1 is unsynchronized: seconds apart, and still no order."""
-    scene = two_gone(3_000)
-    finding = finding_of(under(scene.snapshot(), NODES, [0.1] * 3 + [None] * 3), scene)
-    assert [s.tied for s in finding.suspects] == [True, True]
-    assert [s.onset_uncertainty_s for s in finding.suspects] == [0.0001, None]
-    assert finding.summary.endswith("; their clocks are not exact enough to say which was first")
 
 
 @pytest.mark.parametrize(("within_ms", "lost"), [(5.0, [2]), (20.0, [2, 5]), (None, [2, 5])])

@@ -9,13 +9,17 @@ from dataclasses import dataclass, field
 import pytest
 
 from frd.engine.clocks.alignment import WANDER_PPM
-from frd.engine.clocks.exchange import Exchange, OffsetBounds
-from frd.engine.clocks.offset_interval import FEW, LEAST_WAY_NS, OffsetInterval
+from frd.engine.clocks.exchange import DRIFT, Exchange, OffsetBounds
+from frd.engine.clocks.offset_interval import FEW, OffsetInterval
 from frd.model import NodeRawNs, ServiceRawNs
+from tests.world.clocks import MS, US, S
 
-US = 1_000
-MS = 1_000_000
-S = 1_000_000_000
+
+def exchange(at: int, *, there: int = MS, back: int = MS, ahead: int = 5 * S) -> Exchange:
+    """Sent at a node raw time; the service's raw clock is `ahead`."""
+    came = at + there
+    service = ServiceRawNs(came + ahead)
+    return Exchange(NodeRawNs(at), service, service, NodeRawNs(came + back))
 
 
 def steady(ppm: float = 0.0) -> Callable[[float], float]:
@@ -34,13 +38,7 @@ class Pings:
     def ping(self, second: float, there: int, back: int) -> OffsetInterval:
         sent = round(second * S)
         came = sent + there
-        left = round(self.offset(came / S))
-        x = Exchange(
-            NodeRawNs(sent),
-            ServiceRawNs(came + left),
-            ServiceRawNs(came + left),
-            NodeRawNs(came + back),
-        )
+        x = exchange(sent, there=there, back=back, ahead=round(self.offset(came / S)))
         if self.interval is None:
             self.interval = OffsetInterval(x)
         else:
@@ -115,22 +113,6 @@ def test_times_before_the_last_exchange() -> None:
     assert pings.error(60)[0] < before[1]
 
 
-def test_a_drift_that_changes_slowly_is_followed() -> None:
-    """Both hosts heat up, one faster: nothing is wrong, before, while and after."""
-
-    def offset(second: float) -> float:
-        warm = min(max(second - 60, 0), 100)
-        return (WANDER_PPM * US / 2) * warm**2 + WANDER_PPM * US * 100 * max(second - 160, 0)
-
-    pings = Pings(offset)
-    for second in range(1, 300):
-        made = pings.run([second])
-        for later in (0, 1, 10, -10):
-            error, half = pings.error(second + later)
-            assert error <= half
-    assert made.drift * 1e6 == pytest.approx(100 * WANDER_PPM, abs=1)
-
-
 def test_a_drift_that_jumps_is_noticed() -> None:
     """It contradicts what was observed: the interval is what exchanges prove, until the new drift
     is known as well as the old one was."""
@@ -156,17 +138,6 @@ def test_an_unlucky_minute() -> None:
     pings.run(range(61, 101), back=4_000)
     error, half = pings.error(100)
     assert error <= half < 250 * US
-
-
-def test_ways_are_as_asymmetric_as_they_like() -> None:
-    """One takes the least that is assumed, the other forty milliseconds: the truth is at the end of
-    the interval, and inside."""
-    pings = Pings()
-    for second in range(1, 120):
-        pings.ping(second, LEAST_WAY_NS, 40 * MS)
-        error, half = pings.error(second)
-        assert error <= half + 1
-        assert second < FEW or half < 20 * MS - LEAST_WAY_NS + 20 * US + second * US
 
 
 def test_few_round_trips_show_no_least_way() -> None:
@@ -197,9 +168,7 @@ def test_what_is_proven_can_be_contradicted() -> None:
     """A raw clock stood still for a second."""
     pings = Pings()
     made = pings.run(range(1, 61))
-    sent = 61 * S
-    late = Exchange(*(NodeRawNs(sent), ServiceRawNs(sent + 6 * S)) * 2)  # type: ignore[arg-type]
-    late = late._replace(t3=late.t2, t4=NodeRawNs(sent + MS))
+    late = exchange(61 * S, there=0, ahead=6 * S)
     assert not made.narrow(late)
 
 
@@ -212,9 +181,8 @@ def test_it_is_never_wider_than_what_is_proven() -> None:
         at += 10 ** dice.uniform(-2, 1)
         there, back = (int(10 ** dice.uniform(4, 7)) for _ in "ab")
         made = pings.ping(at, there, back)
-        sent, left = round(at * S), round(pings.offset((round(at * S) + there) / S))
-        came = ServiceRawNs(sent + there + left)
-        x = Exchange(NodeRawNs(sent), came, came, NodeRawNs(sent + there + back))
+        ahead = round(pings.offset((round(at * S) + there) / S))
+        x = exchange(round(at * S), there=there, back=back, ahead=ahead)
         if bounds is None:
             bounds = OffsetBounds(x)
         else:
@@ -224,3 +192,30 @@ def test_it_is_never_wider_than_what_is_proven() -> None:
             offset, half = made.settle(x.t4 + later)
             slack = 2 * abs(later) // S * 100 + 100  # whole nanoseconds, drift of the drift's unit
             assert low - slack <= offset - half <= offset + half <= high + slack
+
+
+# -- what exchanges alone prove --------------------------------------------------------------------
+
+
+def test_an_exchange_bounds_on_both_sides() -> None:
+    """The ping took a millisecond, the pong three: above by the one, below by the other."""
+    low, high = OffsetBounds(exchange(100 * S, back=3 * MS)).at(100 * S)
+    assert (low, high) == pytest.approx((5 * S - 3 * MS, 5 * S + MS), abs=1 * MS // 1000)
+
+
+@pytest.mark.parametrize("later", [-60 * S, -S, S, 60 * S])
+def test_a_bound_widens_with_the_distance_from_it(later: int) -> None:
+    """Before it as after it, by what clocks may drift, and never by less than that."""
+    bounds = OffsetBounds(exchange(100 * S))
+    low, high = bounds.at(100 * S + later)
+    assert high - (5 * S + MS) > abs(later) / DRIFT
+    assert (5 * S - MS) - low > abs(later + 2 * MS) / DRIFT - 2 * MS
+    assert high - low < 2 * MS + 2 * abs(later) / DRIFT + MS // 100
+
+
+def test_of_two_exchanges_each_side_has_the_one_that_binds_more() -> None:
+    """One was quick there, the other back."""
+    bounds = OffsetBounds(exchange(100 * S, there=MS // 10, back=9 * MS))
+    assert bounds.narrow(exchange(101 * S, there=9 * MS, back=MS // 10))
+    low, high = bounds.at(101 * S)
+    assert high - low < 2 * MS // 10 + S // DRIFT + MS // 100

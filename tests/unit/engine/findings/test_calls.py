@@ -1,14 +1,36 @@
-"""Findings about calls that no recorder shows, from opening to closing."""
+"""Findings about initialization and calls that no recorder shows, and waits that open none."""
 
 from __future__ import annotations
+
+import pytest
 
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.forms import finding_json
-from frd.model import Change, FindingState, Kind, NodeNs, UnrecordedWait, WaitSource
-from tests.world.job import Job
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    Change,
+    Confidence,
+    ExitInfo,
+    ExitKind,
+    Finding,
+    FindingState,
+    Kind,
+    NodeNs,
+    RankState,
+    RankStatus,
+    Stage,
+    UnrecordedWait,
+    WaitSource,
+)
+from tests.world import observe
+from tests.world.job import START, Job
 
 S = 1_000_000_000
+
+WAITING = {"r0": "recv", "r1": "recv", "r3": "recv"}
+"""For rank 2."""
 
 
 class Calls:
@@ -24,7 +46,7 @@ class Calls:
         """For each rank (``r0="recv"``) its call; none for the others."""
         changes = []
         for _ in range(seconds):
-            for rank in range(4):
+            for rank in self.job.reporting:
                 self.see(rank, ops.get(f"r{rank}", ""))
             changes += [event.change for event in self.job.run(1)]
         return changes
@@ -39,9 +61,8 @@ class Calls:
 def test_it_opens_once_and_closes_when_the_wait_is_over() -> None:
     """Rank 2 does not send for 15 s, then it does."""
     calls = Calls()
-    waiting = {"r0": "recv", "r1": "recv", "r3": "recv"}
-    assert calls.run(4, **waiting) == []
-    assert calls.run(3, **waiting).count(Change.OPENED) == 1
+    assert calls.run(4, **WAITING) == []
+    assert calls.run(3, **WAITING).count(Change.OPENED) == 1
     finding = calls.job.only()
     assert finding.kind is Kind.STALL
     assert finding.summary.startswith("recv has waited ")
@@ -49,7 +70,7 @@ def test_it_opens_once_and_closes_when_the_wait_is_over() -> None:
     assert finding.suspects[0].confidence.value == "high"
     collective = finding_json(finding)["collective"]
     assert (collective["group"], collective["seq"], collective["op"]) == ("", -1, "recv")
-    assert Change.OPENED not in calls.run(5, **waiting)
+    assert Change.OPENED not in calls.run(5, **WAITING)
     calls.since = calls.job.now
     assert calls.run(3) == [Change.CLOSED]
 
@@ -57,8 +78,7 @@ def test_it_opens_once_and_closes_when_the_wait_is_over() -> None:
 def test_a_recorded_hang_that_follows_is_the_same_incident() -> None:
     """Ranks 0, 1 and 3 leave their calls for a collective to which rank 2 does not come."""
     calls = Calls()
-    waiting = {"r0": "recv", "r1": "recv", "r3": "recv"}
-    calls.run(7, **waiting)
+    calls.run(7, **WAITING)
     finding = calls.job.only()
     calls.job.join("dp", [0, 1, 3], 1)
     calls.job.run(10)
@@ -72,8 +92,7 @@ def test_a_finding_survives_a_restart_of_the_service() -> None:
     """Another engine takes it up, and goes on with it when stacks show the waits again, or closes
     it when they show that they are over."""
     calls = Calls()
-    waiting = {"r0": "recv", "r1": "recv", "r3": "recv"}
-    calls.run(8, **waiting)
+    calls.run(8, **WAITING)
     finding = calls.job.only()
     engine = Engine(Policy(stall_after_s=5.0))
     engine.restore([finding], calls.job.now)
@@ -81,14 +100,252 @@ def test_a_finding_survives_a_restart_of_the_service() -> None:
     calls.job.all_reduce("dp", 0)
     assert calls.job.run(10) == []
     calls.since = calls.job.now
-    assert Change.OPENED not in calls.run(12, **waiting)
+    assert Change.OPENED not in calls.run(12, **WAITING)
     assert calls.job.only().id == finding.id
     assert calls.run(3) == [Change.CLOSED]
 
 
-def test_a_rank_that_is_late_is_no_incident() -> None:
-    """Each rank is in recv for four seconds at a time, again and again."""
+# -- calls that end well ---------------------------------------------------------------------------
+
+
+INIT = "init_process_group"
+POLICY = Policy(stall_after_s=5.0, init_stall_after_s=60.0)
+
+
+class Starting:
+    """Ranks that have no process group yet: their agents report the stage of each every second."""
+
+    def __init__(self, world: int = 4, *, engine: Engine | None = None, attempt: int = 0) -> None:
+        self.world = world
+        self.now = START
+        self.engine = engine or Engine(POLICY)
+        self.key = AttemptKey("job", attempt)
+        self.attempt = self.engine.attempt(self.key, world, self.now)
+        self.inside: dict[int, AlignedNs] = {}
+        """Since when each rank is in the call; of the others, 0."""
+        self.op = INIT
+        self.unheard: set[int] = set()
+        self.opened: list[Finding] = []
+
+    def start(self, *ranks: int, first_pid: int = 100) -> None:
+        """Agents find the processes of these ranks, in no call yet."""
+        for rank in ranks:
+            info = observe.rank_info(rank, self.world, per_node=2, first_pid=first_pid)
+            self.engine.rank(self.attempt, info, self.now)
+            self.inside[rank] = AlignedNs(0)
+        self.attempt.connection(list(ranks), True)
+
+    def enter(self, *ranks: int) -> None:
+        self.inside |= dict.fromkeys(ranks, self.now)
+
+    def leave(self, rank: int, detail: str = "") -> None:
+        """The process of a rank ended before it had a group: no exit is reported for it."""
+        del self.inside[rank]
+        status = RankStatus(rank, RankState.FINISHED, NodeNs(self.now), detail, as_of_ns=self.now)
+        self.attempt.observe_status(status, self.now)
+
+    def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now = AlignedNs(self.now + 1_000_000_000)
+            for rank in self.inside.keys() - self.unheard:
+                self._report(rank)
+            events = self.engine.advance(self.now)
+            self.opened += [e.finding for e in events if e.finding.state is FindingState.OPEN]
+
+    def _report(self, rank: int) -> None:
+        since = self.inside[rank]
+        stage = Stage(self.op if since else "", NodeNs(since or self.now), NodeNs(self.now))
+        status = RankStatus(rank, RankState.LIVE, NodeNs(START), as_of_ns=self.now, stage=stage)
+        self.attempt.observe_status(status, self.now)
+        observe.watermarks(self.attempt, [], rank, self.now)
+
+    def train(self) -> None:
+        """All have come: they make the default group and run a collective."""
+        ranks = range(self.world)
+        self.op = ""
+        self.inside = {}
+        for rank in ranks:
+            status = RankStatus(rank, RankState.LIVE, NodeNs(self.now), as_of_ns=self.now)
+            self.attempt.observe_status(status, self.now)
+
+
+def test_a_rank_that_never_comes_is_found() -> None:
+    """The frame of the tests below does report: rank 3 does not come for 63 s."""
+    job = Starting()
+    job.start(0, 1, 2, 3)
+    job.enter(0, 1, 2)
+    job.run(58)
+    assert job.opened == []
+    job.run(5)
+    assert [s.rank for s in job.opened[-1].suspects] == [3]
+    assert job.opened[-1].suspects[0].confidence is Confidence.HIGH
+    assert job.opened[-1].summary.startswith("init_process_group has waited 6")
+    assert len({one.id for one in job.opened}) == 1
+
+
+def test_an_image_is_pulled() -> None:
+    """Ranks 2 and 3 start 50 s after the others, on a node that no agent has reported before."""
+    job = Starting()
+    job.start(0, 1)
+    job.enter(0, 1)
+    job.run(50)
+    job.start(2, 3)
+    job.run(4)
+    job.enter(2, 3)
+    job.run(2)
+    job.train()
+    job.run(90)
+    assert job.opened == []
+
+
+@pytest.mark.parametrize("attempt", [1, 0])
+def test_a_restart_during_initialization(attempt: int) -> None:
+    """After 50 s the launcher starts all ranks again, as another attempt or, if it does not number
+    its restarts, as the same; that takes 50 s as well."""
+    first = Starting()
+    first.start(0, 1, 2, 3)
+    first.enter(0, 1, 2)
+    first.run(50)
+    again = Starting(engine=first.engine, attempt=attempt)
+    again.now = first.now
+    again.start(0, 1, 2, 3, first_pid=200)
+    again.enter(0, 1, 2)
+    again.run(50)
+    assert [*first.opened, *again.opened] == []
+
+
+def test_ctrl_c_during_initialization() -> None:
+    """A person stops a job that has waited for 58 s; the ranks end one by one, the last when its
+    wait is longer than a minute."""
+    job = Starting()
+    job.start(0, 1, 2, 3)
+    job.enter(0, 1, 2)
+    job.run(58)
+    for rank in (3, 0, 2):
+        job.leave(rank, "ended before it had a process group: KeyboardInterrupt")
+        job.run(1)
+    job.run(3)
+    job.leave(1, "ended before it had a process group: KeyboardInterrupt")
+    job.run(30)
+    assert job.opened == []
+
+
+def test_an_agent_restarts_during_initialization() -> None:
+    """Nothing is heard of ranks 2 and 3 for 30 s; rank 3 comes soon after its agent is back."""
+    job = Starting()
+    job.start(0, 1, 2, 3)
+    job.enter(0, 1, 2)
+    job.run(20)
+    job.unheard = {2, 3}
+    job.attempt.connection([2, 3], False)
+    job.run(30)
+    job.unheard = set()
+    job.attempt.connection([2, 3], True)
+    job.run(4)
+    job.enter(3)
+    job.run(2)
+    job.train()
+    job.run(60)
+    assert job.opened == []
+
+
+def test_a_rank_of_which_nothing_is_heard_is_not_blamed() -> None:
+    """Reports of rank 3 are late when the wait becomes too long: it may have come."""
+    job = Starting()
+    job.start(0, 1, 2, 3)
+    job.enter(0, 1, 2)
+    job.run(40)
+    job.unheard = {3}
+    job.run(30)
+    assert all(one.suspects == () for one in job.opened)
+    assert {one.unknown for one in job.opened} <= {(3,)}
+
+
+def test_all_reports_are_late() -> None:
+    """The service hears nothing of any rank from the 50th second on."""
+    job = Starting()
+    job.start(0, 1, 2, 3)
+    job.enter(0, 1, 2)
+    job.run(50)
+    job.unheard = {0, 1, 2, 3}
+    job.run(60)
+    assert job.opened == []
+
+
+def test_a_new_group_of_which_only_some_ranks_are_members() -> None:
+    """Ranks 0 and 1 wait in new_group with use_local_synchronization, which only members call: that
+    they wait does not prove that 2 and 3 are both members."""
+    job = Starting()
+    job.start(0, 1, 2, 3)
+    job.op = "new_group"
+    job.enter(0, 1)
+    job.run(70)
+    assert Confidence.HIGH not in {s.confidence for one in job.opened for s in one.suspects}
+
+
+def paused(op: str, seconds: int, times: int = 6) -> list[Finding]:
+    """Again and again, ranks 1 to 3 are in that call for so long while rank 0 is in none."""
     calls = Calls()
-    for _ in range(10):
+    for seq in range(1, times + 1):
         calls.since = calls.job.now
-        assert calls.run(4, r0="recv", r1="recv", r3="recv") == []
+        calls.run(seconds, r1=op, r2=op, r3=op)
+        calls.job.all_reduce("dp", seq).run(1)
+    return calls.job.findings()
+
+
+def test_a_checkpoint_on_rank_0() -> None:
+    """The others wait in a barrier, or in recv, for less than the threshold."""
+    assert paused("monitored_barrier", 4) == []
+    assert paused("recv", 4) == []
+
+
+def test_a_job_is_stopped_in_recv() -> None:
+    """Ctrl-C before the threshold; rank 3 is seen in recv for some seconds after others left."""
+    calls = Calls()
+    calls.run(3, **WAITING)
+    for rank, then_s in ((2, 1), (0, 1), (1, 4), (3, 30)):
+        how = ExitInfo(ExitKind.INTERRUPT, exception="KeyboardInterrupt")
+        calls.job.status(rank, RankState.EXITED, "KeyboardInterrupt", how=how)
+        calls.run(then_s, **WAITING)
+    assert calls.job.findings() == []
+
+
+def test_a_pause_in_a_call_is_learned() -> None:
+    """Checkpoints of eight seconds, with a threshold of five: a finding at the first one, as for
+    collectives, and none at the next ones."""
+    for op in ("monitored_barrier", "recv"):
+        (finding,) = paused(op, 8)
+        assert finding.state is FindingState.CLOSED
+
+
+def test_slow_starts_of_a_job_are_learned() -> None:
+    """Rank 3 needs 63 s at each start: a finding at the first, and none at the next."""
+    engine = Engine(POLICY)
+    opened = []
+    for attempt in range(3):
+        job = Starting(engine=engine, attempt=attempt)
+        job.now = AlignedNs(START + attempt * 600 * 1_000_000_000)
+        job.start(0, 1, 2, 3, first_pid=100 * (attempt + 1))
+        job.enter(0, 1, 2)
+        job.run(63)
+        job.enter(3)
+        job.run(1)
+        job.train()
+        job.run(20)
+        opened.append(len(job.opened) > 0)
+    assert opened == [True, False, False]
+
+
+def test_a_start_that_fails_teaches_nothing() -> None:
+    """Rank 3 never comes, and the job ends: the next start is judged as the first."""
+    engine = Engine(POLICY)
+    for attempt in range(2):
+        job = Starting(engine=engine, attempt=attempt)
+        job.now = AlignedNs(START + attempt * 600 * 1_000_000_000)
+        job.start(0, 1, 2, 3, first_pid=100 * (attempt + 1))
+        job.enter(0, 1, 2)
+        job.run(63)
+        assert job.opened
+        for rank in range(4):
+            job.leave(rank, "ended before it had a process group: KeyboardInterrupt")
+        job.run(20)

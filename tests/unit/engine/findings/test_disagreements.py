@@ -27,7 +27,10 @@ def hung(passed: dict[int, str | Signature], order: Iterable[int]) -> Finding:
     for rank in order:
         job.join("default_pg", [rank], 249, passed[rank])
     job.run(2)
-    return job.only()
+    finding = job.only()
+    job.run(8)
+    assert [one.id for one in job.findings()] == [finding.id]  # no stall opens
+    return finding
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
@@ -40,6 +43,7 @@ def test_another_op_in_any_order_of_arrival(order: tuple[int, ...]) -> None:
     assert finding.summary.startswith(f"rank 2 {words}; all_reduce #249 on default_pg has waited ")
     [suspect] = finding.suspects
     assert suspect.evidence == f"{words}; {GLOO}"
+    assert finding.victims == (0, 1)
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))

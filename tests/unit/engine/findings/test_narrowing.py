@@ -29,14 +29,17 @@ def held() -> Job:
 
 
 def lock(job: Job, ranks: list[int], holder: int, seconds: float = 3) -> list[FindingEvent]:
-    since = NodeNs(job.now)
+    since = job.now
     events = job.run(seconds)
     for rank in ranks:
-        wait = UnrecordedWait(
-            rank, WaitSource.INSPECTION, "lock", since, NodeNs(job.now), (holder,)
-        )
-        job.attempt.observe_unrecorded(wait)
+        waits(job, rank, "lock", since, holder)
     return events + job.run(2)
+
+
+def waits(job: Job, rank: int, op: str, since: int, *peers: int) -> None:
+    source = WaitSource.STACK if op == "recv" else WaitSource.INSPECTION
+    wait = UnrecordedWait(rank, source, op, NodeNs(since), NodeNs(job.now), peers)
+    job.attempt.observe_unrecorded(wait)
 
 
 def test_ranks_that_wait_for_the_lock_of_another_suspect() -> None:
@@ -56,13 +59,10 @@ def test_two_ranks_that_hold_the_lock_that_the_other_waits_for() -> None:
     job.run(1)
     job.join("dp", [2, 3], 1)
     job.run(7)
-    since = NodeNs(job.now)
+    since = job.now
     job.run(3)
     for rank, holder in ((0, 1), (1, 0)):
-        wait = UnrecordedWait(
-            rank, WaitSource.INSPECTION, "lock", since, NodeNs(job.now), (holder,)
-        )
-        job.attempt.observe_unrecorded(wait)
+        waits(job, rank, "lock", since, holder)
         job.run(1)
     job.run(5)
     assert blamed(job.only()) == dict.fromkeys((0, 1), HIGH)
@@ -79,10 +79,9 @@ def test_the_only_suspect_turns_out_to_receive() -> None:
     job.join("dp0", [2], 1)
     job.run(7)
     assert [blamed(one) for one in job.open()] == [{0: HIGH}, {1: HIGH}]
-    since = NodeNs(job.now)
+    since = job.now
     job.run(3)
-    wait = UnrecordedWait(1, WaitSource.STACK, "recv", since, NodeNs(job.now))
-    job.attempt.observe_unrecorded(wait)
+    waits(job, 1, "recv", since)
     job.run(3)
     assert blamed(job.only()) == {0: HIGH}
     assert job.only().victims == (1, 2, 3)
@@ -100,10 +99,9 @@ def test_a_finding_whose_only_suspect_waits_for_another_rank() -> None:
     job.run(7)
     opened = job.only()
     assert blamed(opened) == {1: HIGH}
-    since = NodeNs(job.now)
+    since = job.now
     job.run(3)
-    wait = UnrecordedWait(1, WaitSource.STACK, "recv", since, NodeNs(job.now))
-    job.attempt.observe_unrecorded(wait)
+    waits(job, 1, "recv", since)
     job.run(4)
     assert (job.only().id, set(named(job.only()))) == (opened.id, {0})
 
@@ -113,8 +111,7 @@ def test_a_rank_that_was_cleared_is_named_no_more() -> None:
     job = held()
     lock(job, [0, 1, 2], 3)
     for rank in (0, 1, 2):
-        over = UnrecordedWait(rank, WaitSource.INSPECTION, "", NodeNs(job.now), NodeNs(job.now))
-        job.attempt.observe_unrecorded(over)
+        waits(job, rank, "", job.now)
     [event] = job.run(5)
     assert "lock" not in event.finding.suspects[0].evidence
     assert set(named(job.only())) == {3}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from frd.engine.policy import Policy
-from frd.errors import WireError
 from frd.model import AlignedNs, Change, RankState, Reason
 from tests.world.job import Job, changes, hanging
 from tests.world.scene import named
@@ -82,17 +79,6 @@ def test_a_restored_finding_is_not_closed_before_it_was_opened() -> None:
     assert event.finding.closed_at == before.opened_at
 
 
-def test_a_restored_finding_of_a_job_that_is_gone_is_closed_in_the_end() -> None:
-    """No agent reports on the job again."""
-    job = hanging(8)
-    job.restart_service()
-    job.run(10)
-    assert len(job.open()) == 1
-    job.now = AlignedNs(job.now + 1_000_000_000_000)
-    (event,) = job.run(0.5)
-    assert event.finding.close_reason == "nothing new for 900 s"
-
-
 def test_a_restarted_service_does_not_report_an_old_loss_again() -> None:
     """A rank was lost and the finding closed; later the service restarts and agents resync."""
     job = Job(4, Policy(stall_after_s=5, lost_close_after_s=30)).group("dp", range(4))
@@ -103,40 +89,6 @@ def test_a_restarted_service_does_not_report_an_old_loss_again() -> None:
     job.restart_service()
     job.reconnect(range(4))
     assert job.run(10) == []
-
-
-def test_a_restored_loss_is_reported_once() -> None:
-    """The service restarts right after a loss, and the job stays as it is until that is old."""
-    policy = Policy(stall_after_s=5, lost_close_after_s=30)
-    job = Job(4, policy).group("dp", range(4))
-    job.all_reduce("dp", 0).run(1)
-    job.status(2, RankState.EXITED).run(4)
-    before = job.only()
-    job.restart_service()
-    job.reconnect(range(4))
-    job.run(60)
-    assert [f.id for f in job.findings()] == [before.id]
-    assert job.open() == []
-
-
-def test_attempts_are_limited_and_ended_ones_make_room() -> None:
-    """Two live attempts fill a policy of two; a third job is refused until one has ended."""
-    job = Job(1, Policy(max_attempts=2), name="a")
-    other = Job(1, engine=job.engine, name="b")
-    with pytest.raises(WireError, match="max_attempts"):
-        Job(1, engine=job.engine, name="c")
-    other.status(0, RankState.FINISHED)
-    other.run(1)
-    Job(1, engine=job.engine, name="c")
-    keys = [view.key.job for view in job.engine.status_view(job.now).attempts]
-    assert keys == ["a", "c"]
-
-
-def test_no_more_findings_are_open_than_allowed() -> None:
-    """Two groups stall at the same moment, and there is room for one finding."""
-    job = Job(4, Policy(stall_after_s=1, max_findings=1)).group("a", [0, 1]).group("b", [2, 3])
-    job.join("a", [0], 0).join("b", [3], 0).run(8)
-    assert len(job.findings()) == 1
 
 
 def test_remembered_findings_are_bounded() -> None:

@@ -88,33 +88,31 @@ def test_what_ended_while_the_service_was_down_does_not_become_critical() -> Non
     assert severities(job) == [(OPENED, WARNING), (CLOSED, WARNING)]
 
 
-def test_a_lost_rank_becomes_critical_while_the_others_run_on() -> None:
-    """Rank 2 is killed and never comes back; 20 s later that is critical, after a restart too."""
-    job = Job(4, POLICY).group("dp", range(4)).all_reduce("dp", 0)
+PEER_LOST = ExitInfo(ExitKind.EXCEPTION, exception="RuntimeError: Connection closed by peer")
+
+
+@pytest.mark.parametrize(
+    ("world", "gone", "suspects"),
+    [
+        pytest.param(4, {2: None}, [2], id="killed"),
+        pytest.param(8, dict.fromkeys(range(5), PEER_LOST), [], id="each of five blames a peer"),
+    ],
+)
+def test_a_loss_becomes_critical_while_the_others_run_on(
+    world: int, gone: dict[int, ExitInfo | None], suspects: list[int]
+) -> None:
+    """Some ranks end and never come back; 20 s later that is critical, after a restart too."""
+    job = Job(world, POLICY).group("dp", range(world)).all_reduce("dp", 0)
     job.run(1)
-    job.status(2, RankState.EXITED, "killed: no exit record")
+    for rank, how in gone.items():
+        job.status(rank, RankState.EXITED, how=how)
     job.run(10)
     assert (job.only().kind, job.only().severity) == (Kind.RANK_LOST, WARNING)
+    assert [suspect.rank for suspect in job.only().suspects] == suspects
     job.restart_service()
     job.run(40)
-    assert changes(job.events) == [OPENED], "no look has shown since that it is gone"
-    job.reconnect(range(4))
-    job.run(2)
-    assert severities(job) == [(OPENED, WARNING), (UPDATED, CRITICAL)]
-
-
-def test_a_loss_that_names_no_rank_becomes_critical_after_a_restart_too() -> None:
-    """Five of eight ranks end, each blames a peer, and the others run on."""
-    job = Job(8, POLICY).group("dp", range(8)).all_reduce("dp", 0)
-    job.run(1)
-    lost = ExitInfo(ExitKind.EXCEPTION, exception="RuntimeError: Connection closed by peer")
-    for rank in range(5):
-        job.status(rank, RankState.EXITED, how=lost)
-    job.run(10)
-    assert (job.only().suspects, job.only().severity) == ((), WARNING)
-    job.restart_service()
-    job.run(20)
-    job.reconnect(range(8))
+    assert changes(job.events) == [OPENED], "no look has shown since that they are gone"
+    job.reconnect(range(world))
     job.run(2)
     assert severities(job) == [(OPENED, WARNING), (UPDATED, CRITICAL)]
 

@@ -24,12 +24,21 @@ STALL = Finding(
 )
 
 
-def suspect(rank: int, reason: Reason, *stack: str, evidence: str = "seen") -> Suspect:
-    return Suspect(rank, "node", reason, Confidence.HIGH, evidence, stack)
+WAITED = "all_reduce #7 on dp has waited 12.4 s"
 
 
-def doing(phrase: str, *stack: str) -> Finding:
-    return replace(STALL, suspects=(replace(suspect(2, Reason.CPU_STUCK, *stack), doing=phrase),))
+def stall(*suspects: Suspect, **fields: object) -> Finding:
+    return replace(STALL, suspects=suspects, **fields)  # type: ignore[arg-type]  # by name
+
+
+def suspect(
+    rank: int, reason: Reason, *stack: str, evidence: str = "seen", doing: str = ""
+) -> Suspect:
+    return Suspect(rank, "node", reason, Confidence.HIGH, evidence, stack, doing=doing)
+
+
+def stuck(rank: int, *stack: str, doing: str = "") -> Suspect:
+    return suspect(rank, Reason.CPU_STUCK, *stack, doing=doing)
 
 
 @pytest.mark.parametrize(
@@ -59,140 +68,104 @@ def test_nothing_unprintable_passes() -> None:
     ("finding", "summary"),
     [
         (
-            replace(STALL, suspects=(suspect(2, Reason.CPU_STUCK, "train.py:88 in load_batch"),)),
-            "all_reduce #7 on dp has waited 12.4 s for rank 2 (train.py:88 load_batch)",
+            stall(stuck(2, "train.py:88 in load_batch")),
+            f"{WAITED} for rank 2 (train.py:88 load_batch)",
         ),
         (
-            replace(
-                STALL,
-                suspects=(suspect(2, Reason.EXITED),),
-                victims=(0, 1, 3),
-                groups_held_up=("dp", "tp"),
-            ),
-            "all_reduce #7 on dp has waited 12.4 s for rank 2 (its process exited); "
-            "3 other ranks wait, 2 groups are held up",
+            stall(suspect(2, Reason.EXITED), victims=(0, 1, 3), groups_held_up=("dp", "tp")),
+            f"{WAITED} for rank 2 (its process exited); 3 other ranks wait, 2 groups are held up",
         ),
         (
-            replace(
-                STALL,
-                suspects=(suspect(2, Reason.CPU_STUCK, "a.py:1 in f"), suspect(5, Reason.EXITED)),
-            ),
-            "all_reduce #7 on dp has waited 12.4 s for rank 2 (a.py:1 f), "
-            "rank 5 (its process exited)",
+            stall(stuck(2, "a.py:1 in f"), suspect(5, Reason.EXITED)),
+            f"{WAITED} for rank 2 (a.py:1 f), rank 5 (its process exited)",
+        ),
+        (stall(*map(stuck, range(8, 16))), f"{WAITED} for ranks 8-15"),
+        (
+            stall(suspect(0, Reason.IN_COLLECTIVE_ALONE)),
+            f"{WAITED} for rank 0, still inside an op that the other ranks completed",
         ),
         (
-            replace(STALL, suspects=tuple(suspect(r, Reason.CPU_STUCK) for r in range(8, 16))),
-            "all_reduce #7 on dp has waited 12.4 s for ranks 8-15",
+            stall(suspect(0, Reason.DEVICE_STUCK)),
+            f"{WAITED} for the device of rank 0, which has not started it",
         ),
         (
-            replace(STALL, suspects=(suspect(0, Reason.IN_COLLECTIVE_ALONE),)),
-            "all_reduce #7 on dp has waited 12.4 s for rank 0, "
-            "still inside an op that the other ranks completed",
-        ),
-        (
-            replace(STALL, suspects=(suspect(0, Reason.DEVICE_STUCK),)),
-            "all_reduce #7 on dp has waited 12.4 s for the device of rank 0, "
-            "which has not started it",
-        ),
-        (
-            replace(STALL, collective=None, suspects=(suspect(2, Reason.EXITED),)),
+            stall(suspect(2, Reason.EXITED), collective=None),
             "the job waits for rank 2 (its process exited)",
         ),
         (
-            replace(STALL, suspects=(suspect(2, Reason.MISMATCH), suspect(5, Reason.MISMATCH))),
-            "all_reduce #7 on dp has waited 12.4 s: "
-            "ranks 2,5 joined with another op, size or type than the other ranks",
+            stall(suspect(2, Reason.MISMATCH), suspect(5, Reason.MISMATCH)),
+            f"{WAITED}: ranks 2,5 joined with another op, size or type than the other ranks",
         ),
         (
-            replace(STALL, reason=Reason.NETWORK_OR_DEVICE),
-            "all_reduce #7 on dp has waited 12.4 s although all of its ranks have joined: "
+            stall(reason=Reason.NETWORK_OR_DEVICE),
+            f"{WAITED} although all of its ranks have joined: "
             "no single rank is the cause, check the network and the devices",
         ),
         (
-            replace(STALL, reason=Reason.NETWORK_OR_DEVICE, disagreement="rank 1 has, 0 has not"),
-            "all_reduce #7 on dp has waited 12.4 s although all of its ranks have joined: "
-            "rank 1 has, 0 has not",
+            stall(reason=Reason.NETWORK_OR_DEVICE, disagreement="rank 1 has, 0 has not"),
+            f"{WAITED} although all of its ranks have joined: rank 1 has, 0 has not",
         ),
         (
-            replace(STALL, unknown=(2,)),
-            "all_reduce #7 on dp has waited 12.4 s; the cause may be rank 2, "
+            stall(unknown=(2,)),
+            f"{WAITED}; the cause may be rank 2, "
             "whose telemetry is missing or late: check the agents (frd status)",
         ),
         (
-            replace(
-                STALL,
-                kind=Kind.ORDER,
-                suspects=(suspect(0, Reason.ORDER), suspect(1, Reason.ORDER)),
-            ),
+            stall(suspect(0, Reason.ORDER), suspect(1, Reason.ORDER), kind=Kind.ORDER),
             "ranks 0-1 entered their groups in different orders, and they wait for each other: "
-            "all_reduce #7 on dp has waited 12.4 s",
+            + WAITED,
         ),
         (
-            replace(
-                STALL,
-                kind=Kind.ORDER,
-                suspects=(suspect(3, Reason.ORDER),),
-                disagreement="rank 3 went into all_reduce on dp while ranks 0-2 are in send on ep",
+            stall(suspect(3, Reason.ORDER), kind=Kind.ORDER, disagreement="rank 3 went first"),
+            f"rank 3 went first, and they wait for each other: {WAITED}",
+        ),
+        (
+            stall(stuck(2, "train.py:88 in save", doing="saving a checkpoint")),
+            f"{WAITED} for rank 2, which is saving a checkpoint (train.py:88 save)",
+        ),
+        (
+            stall(stuck(2, "t.py:8 in main", doing="waits for its DataLoader worker pid 7: d.py")),
+            f"{WAITED} for rank 2, which waits for its DataLoader worker pid 7: d.py",
+        ),
+        (
+            stall(
+                stuck(
+                    2,
+                    "threading.py:1590 in _shutdown",
+                    doing="the program has ended, a non-daemon thread keeps it alive: log.py:8 run",
+                )
             ),
-            "rank 3 went into all_reduce on dp while ranks 0-2 are in send on ep, "
-            "and they wait for each other: all_reduce #7 on dp has waited 12.4 s",
-        ),
-        (
-            doing("saving a checkpoint", "train.py:88 in save"),
-            "all_reduce #7 on dp has waited 12.4 s for rank 2, "
-            "which is saving a checkpoint (train.py:88 save)",
-        ),
-        (
-            doing("waits for its DataLoader worker pid 7: data.py:8 get", "train.py:88 in main"),
-            "all_reduce #7 on dp has waited 12.4 s for rank 2, "
-            "which waits for its DataLoader worker pid 7: data.py:8 get",
-        ),
-        (
-            doing(
-                "the program has ended, a non-daemon thread keeps it alive: log.py:8 run",
-                "threading.py:1590 in _shutdown",
-            ),
-            "all_reduce #7 on dp has waited 12.4 s for rank 2, where the program has ended, "
+            f"{WAITED} for rank 2, where the program has ended, "
             "a non-daemon thread keeps it alive: log.py:8 run",
         ),
         (
-            replace(
-                STALL,
-                suspects=(
-                    replace(suspect(2, Reason.CPU_STUCK, "a.py:1 in f"), doing="compiling"),
-                    suspect(5, Reason.CPU_STUCK),
-                ),
-            ),
-            "all_reduce #7 on dp has waited 12.4 s for rank 2 (compiling, a.py:1 f), "
-            "rank 5 (alive, but has not joined)",
+            stall(stuck(2, "a.py:1 in f", doing="compiling"), stuck(5)),
+            f"{WAITED} for rank 2 (compiling, a.py:1 f), rank 5 (alive, but has not joined)",
         ),
         (
-            replace(
-                STALL,
+            stall(
+                suspect(2, Reason.MISMATCH, "t.py:3 in g", evidence="passed barrier"),
                 kind=Kind.MISMATCH,
-                suspects=(suspect(2, Reason.MISMATCH, "t.py:3 in g", evidence="passed barrier"),),
                 victims=(0, 1, 3),
             ),
             "rank 2 (t.py:3 g) joined with another op, size or type than the other ranks; "
-            "rank 2 is at t.py:3 g; all_reduce #7 on dp has waited 12.4 s",
+            f"rank 2 is at t.py:3 g; {WAITED}",
         ),
         (
-            replace(
-                STALL,
+            stall(
+                suspect(2, Reason.MISMATCH, "t.py:3 in g"),
                 kind=Kind.MISMATCH,
                 collective=replace(REF, waiting_ranks=()),
-                suspects=(suspect(2, Reason.MISMATCH, "t.py:3 in g"),),
                 disagreement="rank 2 passed float16 where rank 0 passed float32 to all_reduce #7",
             ),
             "rank 2 passed float16 where rank 0 passed float32 to all_reduce #7; "
             "rank 2 is at t.py:3 g",
         ),
         (
-            replace(
-                STALL,
+            stall(
+                suspect(2, Reason.EXITED, evidence="was killed by SIGKILL at 10:02:11"),
                 kind=Kind.RANK_LOST,
                 collective=None,
-                suspects=(suspect(2, Reason.EXITED, evidence="was killed by SIGKILL at 10:02:11"),),
             ),
             "rank 2 was killed by SIGKILL at 10:02:11",
         ),

@@ -7,12 +7,10 @@ from dataclasses import replace
 import pytest
 
 from frd.engine.engine import Engine
-from frd.engine.findings.attachments import Evidence
 from frd.engine.findings.claim import NEVER, Anchors, Claim, ClaimStatus, Known, Lifetime, Look
 from frd.engine.findings.tracker import Tracker
 from frd.engine.policy import Policy
 from frd.model import (
-    Activity,
     AlignedNs,
     AttemptKey,
     Change,
@@ -24,6 +22,7 @@ from frd.model import (
     Reason,
     Suspect,
 )
+from tests.world.job import changes
 
 LIFE = Lifetime(
     kinds=frozenset({Kind.STRAGGLER}),
@@ -58,10 +57,6 @@ class Life:
 
 def at(second: float) -> AlignedNs:
     return AlignedNs(round(second * 1e9))
-
-
-def changes(events: list[FindingEvent]) -> list[Change]:
-    return [event.change for event in events]
 
 
 def test_a_subject_is_one_finding_from_its_opening_to_its_end() -> None:
@@ -143,34 +138,6 @@ def test_no_more_findings_than_there_is_room_for() -> None:
     assert changes(life.look(3, claim(4), over={3: "gone"}, room=0)) == [CLOSED, OPENED]
 
 
-def test_a_stack_stays_through_later_versions() -> None:
-    """A stack that came between two looks is in the finding after both."""
-    life = Life()
-    (opened,) = life.look(1, claim(3))
-    stack = ("train.py:88 in load_batch",)
-    evidence = Evidence(3, Activity(stack), "dump-1")
-    events = life.tracker.attach(opened.finding.id, evidence)
-    assert events is not None
-    assert changes(events) == [UPDATED]
-    (event,) = life.look(2, claim(3, "was very late"))
-    assert event.finding.suspects[0].stack == stack
-    assert event.finding.suspects[0].evidence.startswith("was very late; main thread at train.py")
-    assert event.finding.dump == "dump-1"
-    assert life.tracker.attach("unknown", evidence) is None
-
-
-def test_a_finding_from_before_a_restart_goes_on() -> None:
-    """A restored finding is recognised by its subject, and expires when no look shows it."""
-    life, earlier = Life(), Life()
-    (opened,) = earlier.look(1, claim(3))
-    life.tracker.restore(opened.finding, at(10))
-    assert life.look(11, claim(3)) == []
-    assert life.tracker.expire(at(20), 10.0) == []
-    (closed,) = life.tracker.expire(at(21), 10.0)
-    assert closed.finding.id == opened.finding.id
-    assert closed.finding.close_reason == "nothing new for 10 s"
-
-
 def test_a_restored_finding_has_its_own_time_to_be_seen_again() -> None:
     """Counted from the first look, however long that takes; once seen it lives as others do."""
     life = Life(replace(LIFE, close_after_s=NEVER, restored_close_after_s=5))
@@ -196,14 +163,6 @@ def test_a_dismissed_finding_is_silent_until_its_trouble_is_over() -> None:
     assert life.look(3, claim(3, "was very late")) == []
     assert life.look(4, over={3: "no longer late"}) == []
     assert changes(life.look(5, claim(3))) == [OPENED]
-
-
-def test_an_attempt_that_ends_closes_what_is_open() -> None:
-    """All findings but those of the excepted kind."""
-    life = Life()
-    life.look(1, claim(3), claim(4))
-    assert life.tracker.close_all(at(2), "ended", but=(Kind.STRAGGLER,)) == []
-    assert len(life.tracker.close_all(at(2), "ended")) == 2
 
 
 def test_a_detector_sees_what_is_open_of_its_kinds() -> None:

@@ -48,26 +48,38 @@ def starting(world: int, inside: range | list[int], age: float = 70.0) -> Scene:
 # -- sends, receives and barriers ----------------------------------------------------------------
 
 
-def test_the_only_rank_that_does_not_wait() -> None:
-    """Ranks 0, 1 and 3 are in recv, of which no peer is known; 2 computes: 2 is the cause."""
-    scene = pipeline().calls(0, "recv").calls(1, "recv").calls(3, "recv").calls(2, "")
+def receiving(*, age: float = 8.0) -> Scene:
+    """Ranks 0, 1 and 3 of the pipeline are in recv, of which no peer is known."""
+    scene = pipeline()
+    for rank in (0, 1, 3):
+        scene.calls(rank, "recv", age=age)
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("scene", "blamed"),
+    [
+        pytest.param(receiving().calls(2, ""), (Reason.CPU_STUCK, HIGH), id="it computes"),
+        pytest.param(receiving(), (Reason.CPU_STUCK, MEDIUM), id="it may be in recv as well"),
+        pytest.param(
+            receiving().calls(2, "", seen_age=5.0),
+            (Reason.CPU_STUCK, MEDIUM),
+            id="it may have come since it was seen outside",
+        ),
+        pytest.param(
+            receiving().rank(2, state=RankState.FINISHED, state_age=9.0),
+            (Reason.EXITED, HIGH),
+            id="its process is gone",
+        ),
+    ],
+)
+def test_the_only_rank_that_does_not_wait(scene: Scene, blamed: tuple[Reason, Confidence]) -> None:
+    """Rank 2 is the cause, as certain as what is known of it."""
     claim = only(scene)
-    assert blames(claim) == {2: (Reason.CPU_STUCK, HIGH)}
+    assert blames(claim) == {2: blamed}
     assert (claim.kind, claim.victims) == (Kind.STALL, (0, 1, 3))
     assert claim.collective is not None
     assert (claim.collective.op, claim.collective.missing_ranks) == ("recv", (2,))
-
-
-def test_a_rank_whose_stack_is_not_known() -> None:
-    """Nothing shows that rank 2 is not in recv as well."""
-    scene = pipeline().calls(0, "recv").calls(1, "recv").calls(3, "recv")
-    assert blames(only(scene)) == {2: (Reason.CPU_STUCK, MEDIUM)}
-
-
-def test_a_rank_that_was_seen_outside_too_early() -> None:
-    """Rank 2 was in no call when the others had just begun to wait: it may have come since."""
-    scene = pipeline().calls(0, "recv").calls(1, "recv").calls(3, "recv")
-    assert blames(only(scene.calls(2, "", seen_age=5.0))) == {2: (Reason.CPU_STUCK, MEDIUM)}
 
 
 def test_several_ranks_do_not_wait() -> None:
@@ -76,37 +88,36 @@ def test_several_ranks_do_not_wait() -> None:
     assert blames(only(scene)) == dict.fromkeys((2, 3), (Reason.CPU_STUCK, MEDIUM))
 
 
-def test_a_server_that_waits_for_work_is_no_hang() -> None:
-    """One rank of four is in recv, for hours."""
-    scene = pipeline().calls(3, "recv", age=9_000)
-    assert claims(scene.calls(0, "").calls(1, "").calls(2, "")) == []
-
-
-def test_a_wait_below_the_threshold() -> None:
-    """A pause of four seconds."""
-    scene = pipeline()
-    for rank in (0, 1, 3):
-        scene.calls(rank, "recv", age=4.4)
-    assert claims(scene.calls(2, "")) == []
-
-
-def test_the_job_goes_on() -> None:
-    """Rank 2 completes collectives of another group meanwhile."""
-    scene = pipeline().calls(0, "recv").calls(1, "recv").calls(3, "recv").calls(2, "")
-    assert claims(scene.rank(2, moved_age=1.0)) == []
-
-
-def test_a_rank_that_moved_since_does_not_wait_any_more() -> None:
-    """Its receive is over: it completed a collective after its stack was read."""
-    scene = pipeline()
+def moved_since() -> Scene:
+    """All but rank 3 completed a collective after their stacks were read."""
+    scene = pipeline().calls(3, "")
     for rank in range(3):
         scene.calls(rank, "recv", seen_age=3.0).rank(rank, moved_age=2.0)
-    assert claims(scene.calls(3, "")) == []
+    return scene
 
 
-def test_a_rank_in_a_recorded_op() -> None:
-    """Its wait becomes a stall, and the recorded ops decide."""
-    scene = pipeline().calls(0, "recv").calls(1, "recv").calls(2, "").waits("dp", 8, [3], age=2)
+@pytest.mark.parametrize(
+    "scene",
+    [
+        pytest.param(
+            pipeline().calls(3, "recv", age=9_000).calls(0, "").calls(1, "").calls(2, ""),
+            id="a server waits for work: one rank of four, for hours",
+        ),
+        pytest.param(receiving(age=4.4).calls(2, ""), id="a pause of four seconds"),
+        pytest.param(
+            receiving().calls(2, "").rank(2, moved_age=1.0),
+            id="rank 2 completes collectives of another group",
+        ),
+        pytest.param(moved_since(), id="the receives are over"),
+        pytest.param(
+            pipeline().calls(0, "recv").calls(1, "recv").calls(2, "").waits("dp", 8, [3], age=2),
+            id="rank 3 is in a recorded op, which decides once it is a stall",
+        ),
+        pytest.param(starting(4, range(3), age=50.0), id="initialization takes 50 s"),
+    ],
+)
+def test_waits_that_are_no_hang(scene: Scene) -> None:
+    """Nothing is claimed."""
     assert claims(scene) == []
 
 
@@ -127,13 +138,6 @@ def test_all_have_come_to_a_barrier() -> None:
     assert (claim.suspects, claim.reason) == ((), Reason.NETWORK_OR_DEVICE)
 
 
-def test_a_rank_that_exited() -> None:
-    """Its process is gone while the others wait for it."""
-    scene = pipeline().calls(0, "recv").calls(1, "recv").calls(3, "recv")
-    scene.rank(2, state=RankState.FINISHED, state_age=9.0)
-    assert blames(only(scene)) == {2: (Reason.EXITED, HIGH)}
-
-
 def test_a_rank_that_ended_before_it_came() -> None:
     """Its process ended before it had a group: the evidence says how, and not that it was clean."""
     scene = starting(4, [0, 1, 3])
@@ -148,8 +152,7 @@ def test_a_rank_that_ended_before_it_came() -> None:
 @pytest.mark.parametrize("change", [{"connected": False}, {"as_of_age": 30.0}])
 def test_a_rank_whose_telemetry_is_missing(change: dict[str, object]) -> None:
     """It may be in recv as well: it is listed as unknown."""
-    scene = pipeline().calls(0, "recv").calls(1, "recv").calls(3, "recv").rank(2, **change)
-    claim = only(scene)
+    claim = only(receiving().rank(2, **change))
     assert (claim.suspects, claim.unknown) == ((), (2,))
 
 
@@ -178,11 +181,6 @@ def test_a_rank_that_never_comes_to_init() -> None:
     assert claim.collective is not None
     assert claim.collective.op == INIT
     assert (claim.collective.group, claim.collective.seq) == ("", -1)
-
-
-def test_slow_initialization_is_ordinary() -> None:
-    """Images are pulled, ranks come one after the other: 50 s."""
-    assert claims(starting(4, range(3), age=50.0)) == []
 
 
 def test_a_stack_that_shows_the_same_call_later() -> None:
@@ -237,12 +235,6 @@ def test_a_second_initialization() -> None:
         scene.rank(rank, moved_age=80.0)
         scene.calls(rank, INIT if rank != 2 else "", age=70.0, source=WaitSource.STAGE)
     assert blames(only(scene)) == {2: (Reason.CPU_STUCK, HIGH)}
-
-
-def test_few_of_many_wait_in_init() -> None:
-    """Two ranks of sixteen are there after a minute: still the others have to come."""
-    claim = only(starting(16, [0, 1]))
-    assert len(claim.suspects) == 14
 
 
 def test_suspects_are_bounded() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from frd.engine.hangs.diagnosis import Diagnosis
-from frd.engine.hangs.ops_in_flight import Instance
+from frd.engine.hangs.ops_in_flight import Instance, Waits
 from frd.engine.state.snapshot import StalledOp
-from frd.model import Confidence, Kind, RankState, Reason
-from tests.world.scene import Scene, blamed, named
+from frd.model import UNKNOWN_SEQ, Confidence, Kind, RankState, Reason
+from tests.world.scene import Scene, ago, blamed, named
 
 
 def missing_two(**rank_two: object) -> Scene:
@@ -97,25 +95,25 @@ def test_a_rank_that_exited_after_it_completed_is_no_cause() -> None:
     assert named(scene.only()) == {2: Reason.CPU_STUCK}
 
 
-def ending(finished_age: float, **rank_one: object) -> Diagnosis:
+@pytest.mark.parametrize(
+    ("finished_age", "rank_one", "is_named"),
+    [
+        pytest.param(3, {}, False, id="a job that hung is ended, its exit is reported first"),
+        pytest.param(6, {}, True, id="a threshold ago"),
+        pytest.param(6, {"as_of_age": 6.5}, True, id="a threshold ago, and 1 reports no more"),
+    ],
+)
+def test_a_rank_that_finished_is_the_cause_if_that_was_long_ago(
+    finished_age: float, rank_one: dict[str, float], is_named: bool
+) -> None:
     """0 to 2 have been inside dp and pp for 12 seconds; then 3, the other member, finished."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
     scene.group("pp", [2, 3]).flying(2, "pp", 3, send=True, age=12)
     scene.rank(3, state=RankState.FINISHED, state_age=finished_age, as_of_age=finished_age)
-    scene.rank(1, **rank_one)
-    return scene.only()
-
-
-def test_a_rank_that_has_just_finished_is_unknown() -> None:
-    """A job that hung is ended, and the exit of rank 3 is reported first."""
-    diagnosis = ending(3)
-    assert (diagnosis.suspects, diagnosis.unknown, diagnosis.victims) == ((), (3,), (0, 1, 2))
-
-
-def test_a_rank_that_finished_a_threshold_ago_is_the_cause() -> None:
-    """Rank 3 finished long enough ago; that rank 1 reports no more changes nothing."""
-    assert named(ending(6)) == {3: Reason.EXITED}
-    assert named(ending(6, as_of_age=6.5)) == {3: Reason.EXITED}
+    diagnosis = scene.rank(1, **rank_one).only()
+    assert named(diagnosis) == ({3: Reason.EXITED} if is_named else {})
+    assert diagnosis.unknown == (() if is_named else (3,))
+    assert diagnosis.victims == (0, 1, 2)
 
 
 def test_ranks_that_do_not_report_after_a_finish_prove_nothing() -> None:
@@ -197,14 +195,6 @@ def test_a_gap_of_one_rank_excuses_no_other(gap_rank: int) -> None:
     assert diagnosis.unknown == ((2,) if gap_rank == 2 else ())
 
 
-def test_absence_older_than_the_wait_is_no_absence() -> None:
-    """The last report of rank 2 is fresh, but older than the wait of the others."""
-    scene = Scene(4, threshold_s=1.0).group("dp", range(4))
-    scene.passed("dp", 6, [2]).waits("dp", 7, [0, 1, 3], age=2.0).rank(2, as_of_age=3.0)
-    diagnosis = scene.only()
-    assert (diagnosis.suspects, diagnosis.unknown) == ((), (2,))
-
-
 def test_an_unknown_rank_lowers_the_confidence_in_others() -> None:
     """Ranks 1 and 2 are missing; 2 is provably stuck, of 1 nothing is known."""
     scene = missing_two().passed("dp", 6, [1]).rank(1, declared=False)
@@ -223,16 +213,6 @@ def test_a_cascade_over_two_layers_of_groups_leads_to_its_root() -> None:
     assert diagnosis.instance == Instance(1, 4)
     assert diagnosis.stalled == (StalledOp(1, 4), StalledOp(2, 2))
     assert diagnosis.victims == (0, 1, 2, 3, 4, 6, 7)
-
-
-def test_a_culprit_outside_the_groups_that_most_wait_in() -> None:
-    """0-3 wait in a for 4, which waits in b for 5, which waits in c for 6: only 6 is named."""
-    scene = Scene(7).group("a", [0, 1, 2, 3, 4]).group("b", [4, 5]).group("c", [5, 6])
-    scene.waits("a", 1, range(4), 10).waits("b", 1, [4], 11).waits("c", 1, [5], 12)
-    diagnosis = scene.only()
-    assert named(diagnosis) == {6: Reason.CPU_STUCK}
-    assert diagnosis.victims == (0, 1, 2, 3, 4, 5)
-    assert diagnosis.instance == Instance(2, 1)
 
 
 def test_two_independent_roots_are_two_incidents() -> None:
@@ -304,12 +284,6 @@ def test_a_rank_that_may_have_joined_is_not_absent() -> None:
     assert (diagnosis.suspects, diagnosis.unknown) == ((), (1,))
 
 
-def test_no_confirmed_wait_is_no_incident() -> None:
-    """Ranks that have waited for less than the threshold are no stall."""
-    scene = Scene(4).group("dp", range(4)).passed("dp", 6, [2]).waits("dp", 7, [0, 1, 3], 4.0)
-    assert scene.find() == []
-
-
 def test_a_job_without_groups() -> None:
     """Nothing was declared yet."""
     assert Scene(2).find() == []
@@ -321,18 +295,39 @@ def test_a_group_without_known_members() -> None:
     assert Scene(2).group("x", []).group("dp", [0, 1]).waits("dp", 1, [0]).only().suspects
 
 
-def test_sixteen_thousand_ranks_waiting_for_one() -> None:
-    """Size alone changes nothing: one missing rank of 16,384 is found, all others are victims."""
-    scene = Scene(16_384).group("world", range(16_384)).passed("world", 6, [7_777])
-    others = np.delete(np.arange(16_384), 7_777).tolist()
-    diagnosis = scene.waits("world", 7, others).only()
-    assert named(diagnosis) == {7_777: Reason.CPU_STUCK}
-    assert len(diagnosis.victims) == 16_383
-
-
 def test_a_member_whose_marks_are_hidden_is_unknown() -> None:
     """Rank 2 shows nothing of seq 7, but its dump has lost everything of the group."""
     scene = missing_two()
     scene.hidden.add(("dp", 2))
     diagnosis = scene.only()
     assert (named(diagnosis), diagnosis.unknown) == ({}, (2,))
+
+
+# -- ops in flight ---------------------------------------------------------------------------------
+
+
+def test_an_op_of_unknown_age_is_younger_than_any_other() -> None:
+    """It is unknown since when rank 0 is in tp: its head is the op of known age."""
+    scene = Scene(2).group("tp", [0, 1]).group("dp", [0, 1])
+    scene.waits("tp", 3, [0]).waits("dp", 7, [0])
+    scene.marks["tp", 0].since = 0
+    ops = Waits(scene.snapshot()).ops(0)
+    assert [op.instance for op in ops] == [Instance(1, 7), Instance(0, 3)]
+
+
+def test_who_came_first_and_who_came_last() -> None:
+    """Three of four are inside; 2 came first, 3 last, and when 1 did is unknown."""
+    scene = Scene(4).group("dp", range(4)).passed("dp", 6, [0])
+    scene.waits("dp", 7, [1]).waits("dp", 7, [2], 12).waits("dp", 7, [3], 9)
+    scene.marks["dp", 1].since = 0
+    those = Waits(scene.snapshot()).attendance(Instance(0, 7))
+    assert (those.first_since.at, those.last_since) == (ago(12), ago(9))
+
+
+@pytest.mark.parametrize(("peer", "paired"), [(0, True), (-1, True), (2, False)])
+def test_the_other_end_of_a_channel(peer: int, paired: bool) -> None:
+    """0 sends to 1, which receives from 0, from anybody, or from 2."""
+    scene = Scene(3).group("pp", range(3)).flying(0, "pp", 1, send=True)
+    scene.flying(1, "pp", peer, send=False)
+    waits = Waits(scene.snapshot())
+    assert waits.is_paired(Instance(0, UNKNOWN_SEQ, 0, 1), 0) is paired

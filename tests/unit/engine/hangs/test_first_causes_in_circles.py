@@ -8,24 +8,21 @@ from frd.model import Confidence, Kind, RankState, Reason
 from tests.world.scene import Scene, named
 
 
-def circle(**rank_zero: object) -> Scene:
-    """Rank 2 waits in all for the others, and they wait in dp for rank 2; rank 0 is stopped."""
+@pytest.mark.parametrize(
+    ("stopped_age", "sure"), [(3, {2: Reason.ORDER}), (17, {0: Reason.UNREACHABLE})]
+)
+def test_a_rank_stopped_inside_a_circle(stopped_age: float, sure: dict[int, Reason]) -> None:
+    """Rank 2 waits in all for the others, and they wait in dp for rank 2, for 20 s. Rank 0 was
+    stopped when that had lasted for 17 s; or three seconds after it had joined, before the stall
+    threshold: then it is the first cause."""
     scene = Scene(4).group("dp", range(4)).passed("dp", 6, [2]).waits("dp", 7, [0, 1, 3], 20)
     scene.group("all", range(4)).passed("all", 4, [0, 1, 3]).waits("all", 5, [2], 20)
-    return scene.rank(0, state=RankState.SILENT, detail="process is stopped (state T)", **rank_zero)
-
-
-def test_a_rank_stopped_inside_a_circle_did_not_close_it() -> None:
-    """Rank 0 was stopped when the circle had lasted for 17 s."""
-    diagnosis = circle(state_age=3, as_of_age=3).only()
-    assert diagnosis.kind is Kind.ORDER
-    sure = [suspect.rank for suspect in diagnosis.suspects if suspect.confidence is Confidence.HIGH]
-    assert sure == [2]
-
-
-def test_a_rank_stopped_before_the_hang_is_the_first_cause() -> None:
-    """Rank 0 was stopped three seconds after it had joined dp, before the stall threshold."""
-    assert named(circle(state_age=17, as_of_age=17).only()) == {0: Reason.UNREACHABLE}
+    stopped = {"detail": "process is stopped (state T)", "as_of_age": stopped_age}
+    scene.rank(0, state=RankState.SILENT, state_age=stopped_age, **stopped)
+    diagnosis = scene.only()
+    assert diagnosis.kind is (Kind.ORDER if stopped_age == 3 else Kind.STALL)
+    certain = [one for one in diagnosis.suspects if one.confidence is Confidence.HIGH]
+    assert {suspect.rank: suspect.reason for suspect in certain} == sure
 
 
 def test_two_ranks_in_opposite_order_are_a_cycle() -> None:

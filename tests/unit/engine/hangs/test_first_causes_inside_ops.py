@@ -14,19 +14,33 @@ def all_joined() -> Scene:
     return Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
 
 
-def test_a_process_that_died_inside_an_op_is_the_cause_when_all_joined() -> None:
-    """All four joined seq 7, then 2 was killed in it; the three others wait for ever."""
+@pytest.mark.parametrize(
+    ("ranks", "how", "blame"),
+    [
+        pytest.param(
+            [2], {"state": RankState.EXITED, "state_age": 11, "as_of_age": 11},
+            (Reason.EXITED, Confidence.HIGH), id="killed",
+        ),
+        pytest.param(
+            [2], {"state": RankState.SILENT, "state_age": 11, "detail": "process 5 is stopped"},
+            (Reason.UNREACHABLE, Confidence.HIGH), id="stopped by a signal",
+        ),
+        pytest.param(
+            [2, 3], {"connected": False, "as_of_age": 11},
+            (Reason.UNREACHABLE, Confidence.MEDIUM), id="its node went down with its agent",
+        ),
+    ],
+)  # fmt: skip
+def test_a_process_that_is_gone_inside_an_op_is_the_cause_when_all_joined(
+    ranks: list[int], how: dict[str, object], blame: tuple[Reason, Confidence]
+) -> None:
+    """All four joined seq 7, then some are gone; the others wait for ever."""
     scene = all_joined()
-    diagnosis = scene.rank(2, state=RankState.EXITED, state_age=11, as_of_age=11).only()
-    assert named(diagnosis) == {2: Reason.EXITED}
-    assert diagnosis.victims == (0, 1, 3)
-
-
-def test_a_frozen_process_inside_an_op_is_the_cause_when_all_joined() -> None:
-    """All four joined seq 7, but 2 was stopped by a signal in it."""
-    scene = all_joined()
-    scene.rank(2, state=RankState.SILENT, detail="process 5 is stopped", state_age=11)
-    assert named(scene.only()) == {2: Reason.UNREACHABLE}
+    for rank in ranks:
+        scene.rank(rank, **how)
+    diagnosis = scene.only()
+    assert blamed(diagnosis) == dict.fromkeys(ranks, blame)
+    assert diagnosis.victims == tuple(rank for rank in range(4) if rank not in ranks)
 
 
 def test_a_frozen_process_outranks_the_ranks_that_it_left_inside() -> None:
@@ -36,17 +50,6 @@ def test_a_frozen_process_outranks_the_ranks_that_it_left_inside() -> None:
     diagnosis = scene.only()
     assert named(diagnosis) == {2: Reason.UNREACHABLE}
     assert diagnosis.victims == (0, 1, 3)
-
-
-def test_a_node_that_went_down_inside_an_op_is_unreachable() -> None:
-    """All joined seq 7; then the node of 2 and 3 went down with its agent."""
-    scene = all_joined()
-    for rank in (2, 3):
-        scene.rank(rank, connected=False, as_of_age=11)
-    diagnosis = scene.only()
-    assert named(diagnosis) == {2: Reason.UNREACHABLE, 3: Reason.UNREACHABLE}
-    assert {suspect.confidence for suspect in diagnosis.suspects} == {Confidence.MEDIUM}
-    assert diagnosis.victims == (0, 1)
 
 
 def test_without_any_connected_agent_no_rank_is_unreachable() -> None:
@@ -68,23 +71,16 @@ def test_a_rank_inside_what_its_peers_completed_is_named_alone() -> None:
     assert diagnosis.victims == (1, 2, 3)
 
 
-def recovering(report_age: float) -> Scene:
-    """1-3 are known to have completed seq 7 for two seconds; 0 was inside of it then."""
+@pytest.mark.parametrize(("report_age", "is_inside"), [(3, False), (1.5, False), (0.5, True)])
+def test_a_rank_may_leave_an_op_after_its_last_report(report_age: float, is_inside: bool) -> None:
+    """1-3 are known to have completed seq 7 for two seconds. The report that 0 is inside is older
+    than that, or so little newer that its recorder may not have noticed the completion; or it is
+    newer."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0], 13).waits("dp", 8, [1, 2, 3], 12)
-    return scene.moved("dp", [1, 2, 3], 2).rank(0, as_of_age=report_age)
-
-
-@pytest.mark.parametrize("report_age", [3, 1.5])
-def test_a_rank_may_leave_an_op_after_its_last_report(report_age: float) -> None:
-    """A hang has just ended: the report of 0 is older than those of its peers, or so little newer
-    that its recorder may not have noticed the completion."""
-    diagnosis = recovering(report_age).only()
-    assert (diagnosis.suspects, diagnosis.unknown, diagnosis.victims) == ((), (0,), (1, 2, 3))
-
-
-def test_a_rank_that_is_still_inside_well_after_its_peers_completed_is_named() -> None:
-    """The same, but 0 has reported since, and is still inside."""
-    assert named(recovering(0.5).only()) == {0: Reason.IN_COLLECTIVE_ALONE}
+    diagnosis = scene.moved("dp", [1, 2, 3], 2).rank(0, as_of_age=report_age).only()
+    assert named(diagnosis) == ({0: Reason.IN_COLLECTIVE_ALONE} if is_inside else {})
+    assert diagnosis.unknown == (() if is_inside else (0,))
+    assert diagnosis.victims == (1, 2, 3)
 
 
 def test_of_two_ranks_left_inside_only_the_one_that_reported_since_is_named() -> None:
@@ -110,35 +106,39 @@ def test_an_op_that_does_not_synchronize_names_no_rank() -> None:
     assert (diagnosis.suspects, diagnosis.reason) == ((), Reason.NETWORK_OR_DEVICE)
 
 
-def test_a_device_that_never_started_what_its_peers_started() -> None:
+def not_started() -> Scene:
     """With timing on: all joined, the devices of 0, 1 and 3 started, the one of 2 did not."""
-    scene = all_joined()
-    scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2])
+    return all_joined().started("dp", 7, [0, 1, 3]).started("dp", 6, [2])
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [
+        pytest.param(not_started(), id="all report"),
+        pytest.param(not_started().rank(1, as_of_age=9.0), id="a rank that started is silent"),
+    ],
+)
+def test_a_device_that_never_started_what_its_peers_started(scene: Scene) -> None:
+    """It is stuck; it needs none of its peers to start."""
     diagnosis = scene.only()
     assert blamed(diagnosis) == {2: (Reason.DEVICE_STUCK, Confidence.HIGH)}
     assert diagnosis.victims == (0, 1, 3)
 
 
-def test_a_device_that_never_started_is_stuck_whatever_silent_ranks_do() -> None:
-    """Rank 1, whose device had started, reports no more; it needs none of its peers to start."""
-    scene = all_joined()
-    scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2]).rank(1, as_of_age=9.0)
-    assert named(scene.only()) == {2: Reason.DEVICE_STUCK}
-
-
-def test_a_device_may_start_after_the_last_report_of_its_rank() -> None:
-    """Devices went on a second ago; what is known of 2 is older than that."""
-    scene = all_joined()
-    scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2]).moved("dp", [0, 1, 3], 1)
-    diagnosis = scene.rank(2, as_of_age=1.5).only()
+@pytest.mark.parametrize(
+    "scene",
+    [
+        pytest.param(
+            not_started().moved("dp", [0, 1, 3], 1).rank(2, as_of_age=1.5),
+            id="devices went on a second ago, the report of 2 is older",
+        ),
+        pytest.param(not_started().rank(2, moved_age=0.5), id="it was in another group until now"),
+    ],
+)
+def test_a_device_that_may_start_is_not_stuck(scene: Scene) -> None:
+    """What is known of rank 2 does not exclude that its device starts in a moment."""
+    diagnosis = scene.only()
     assert (diagnosis.suspects, diagnosis.unknown, diagnosis.victims) == ((), (2,), (0, 1, 3))
-
-
-def test_a_device_that_has_just_come_out_of_something_else_is_not_stuck() -> None:
-    """The others' devices started seq 7 long ago; that of 2 was in another group until now."""
-    scene = all_joined().rank(2, moved_age=0.5)
-    diagnosis = scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2]).only()
-    assert (diagnosis.suspects, diagnosis.unknown) == ((), (2,))
 
 
 def test_without_recorded_starts_no_device_is_stuck() -> None:

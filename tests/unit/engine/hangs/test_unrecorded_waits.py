@@ -14,10 +14,13 @@ def pipeline() -> Scene:
     return scene.waits("dp", 7, [0, 1])
 
 
-@pytest.mark.parametrize("peers", [(2,), ()])
-def test_a_receiver_is_a_victim_of_the_rank_that_does_not_send(peers: tuple[int, ...]) -> None:
-    """Rank 3 is in recv, from rank 2 or from a rank that is not known; 2 computes."""
-    diagnosis = pipeline().calls(3, "recv", peers).only()
+@pytest.mark.parametrize(("op", "peers"), [("recv", (2,)), ("recv", ()), (NATIVE, ())])
+def test_a_receiver_is_a_victim_of_the_rank_that_does_not_send(
+    op: str, peers: tuple[int, ...]
+) -> None:
+    """Rank 3 is in recv, from rank 2 or from a rank that is not known, or in a native call that may
+    be a receive; 2 computes."""
+    diagnosis = pipeline().calls(3, op, peers).only()
     assert blamed(diagnosis) == {2: (Reason.CPU_STUCK, Confidence.HIGH)}
     assert (diagnosis.victims, diagnosis.cleared) == ((0, 1, 3), (3,))
     is_known = diagnosis.suspects[0].evidence.endswith("rank 3 waits in recv for it")
@@ -91,32 +94,19 @@ def test_the_rank_that_does_not_call_a_barrier() -> None:
     assert {1, 3}.isdisjoint(named(diagnosis))
 
 
-def test_a_wait_for_unknown_peers_is_named_with_less_confidence() -> None:
-    """Rank 3 alone is missing, and waits in recv for a rank that is not known."""
+@pytest.mark.parametrize(
+    ("op", "confidence", "words"),
+    [("recv", Confidence.MEDIUM, "recv"), (NATIVE, Confidence.HIGH, "a native call")],
+)
+def test_a_wait_of_the_only_missing_rank(op: str, confidence: Confidence, words: str) -> None:
+    """Rank 3 alone is missing. If it waits in recv, that is for a rank that is not known; whatever
+    a native call waits for, the others wait for rank 3."""
     scene = Scene(4).group("dp", range(4)).passed("dp", 6, [3]).waits("dp", 7, [0, 1, 2])
-    diagnosis = scene.calls(3, "recv", detail="train.py:88 in exchange").only()
-    assert blamed(diagnosis) == {3: (Reason.CPU_STUCK, Confidence.MEDIUM)}
+    diagnosis = scene.calls(3, op, detail="train.py:88 in exchange").only()
+    assert blamed(diagnosis) == {3: (Reason.CPU_STUCK, confidence)}
     [suspect] = diagnosis.suspects
-    assert suspect.evidence == "last joined seq 6 of dp; waits in recv (train.py:88 in exchange)"
-
-
-def test_a_native_call_may_be_a_receive() -> None:
-    """Rank 3 is in a native call that may be a receive, and rank 2 in none: 2 alone is named."""
-    scene = pipeline().calls(3, NATIVE, source=WaitSource.INSPECTION, detail="train.py:88 in main")
-    diagnosis = scene.only()
-    assert blamed(diagnosis) == {2: (Reason.CPU_STUCK, Confidence.HIGH)}
-    assert (diagnosis.victims, diagnosis.cleared) == ((0, 1, 3), (3,))
-
-
-def test_a_native_call_of_the_only_missing_rank() -> None:
-    """Rank 3 alone is missing: whatever its native call waits for, the others wait for it."""
-    scene = Scene(4).group("dp", range(4)).passed("dp", 6, [3]).waits("dp", 7, [0, 1, 2])
-    scene.calls(3, NATIVE, source=WaitSource.INSPECTION, detail="train.py:88 in main")
-    diagnosis = scene.only()
-    assert blamed(diagnosis) == {3: (Reason.CPU_STUCK, Confidence.HIGH)}
-    [suspect] = diagnosis.suspects
-    assert (
-        suspect.evidence == "last joined seq 6 of dp; waits in a native call (train.py:88 in main)"
+    assert suspect.evidence == (
+        f"last joined seq 6 of dp; waits in {words} (train.py:88 in exchange)"
     )
 
 
@@ -157,16 +147,14 @@ def test_two_ranks_that_wait_for_nothing() -> None:
     }
 
 
-def test_a_cause_outside_the_group_that_waits() -> None:
-    """Rank 3 waits for rank 4, which is in no op and not a member of the group."""
+@pytest.mark.parametrize(
+    ("connected", "reason"), [(True, Reason.CPU_STUCK), (False, Reason.UNREACHABLE)]
+)
+def test_a_cause_outside_the_group_that_waits(connected: bool, reason: Reason) -> None:
+    """Rank 3 waits for rank 4, which is not a member of the group: it is in no op, or nothing is
+    known of it because its agent is not connected."""
     scene = Scene(5).group("dp", range(4)).passed("dp", 6, [3]).waits("dp", 7, [0, 1, 2])
-    diagnosis = scene.group("world", range(5)).calls(3, "recv", [4]).only()
-    assert blamed(diagnosis) == {4: (Reason.CPU_STUCK, Confidence.MEDIUM)}
+    scene.group("world", range(5)).rank(4, connected=connected).calls(3, "recv", [4])
+    diagnosis = scene.only()
+    assert blamed(diagnosis) == {4: (reason, Confidence.MEDIUM)}
     assert diagnosis.victims == (0, 1, 2, 3)
-
-
-def test_a_peer_that_nothing_is_known_of() -> None:
-    """Rank 3 waits for rank 4, whose agent is not connected."""
-    scene = Scene(5).group("dp", range(4)).passed("dp", 6, [3]).waits("dp", 7, [0, 1, 2])
-    scene.rank(4, connected=False).calls(3, "recv", [4])
-    assert blamed(scene.only()) == {4: (Reason.UNREACHABLE, Confidence.MEDIUM)}

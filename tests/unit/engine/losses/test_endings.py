@@ -8,7 +8,17 @@ import pytest
 
 from frd.engine.policy import Policy
 from frd.forms import clock_text, finding_from_json, finding_json
-from frd.model import Change, Confidence, ExitInfo, ExitKind, Finding, Kind, RankState, Reason
+from frd.model import (
+    AlignedNs,
+    Change,
+    Confidence,
+    ExitInfo,
+    ExitKind,
+    Finding,
+    Kind,
+    RankState,
+    Reason,
+)
 from tests.world.job import Job, changes
 
 CTRL_C = ExitInfo(ExitKind.INTERRUPT, signal=2, exception="KeyboardInterrupt")
@@ -147,14 +157,39 @@ def spread(job: Job, ends: Iterable[tuple[int, ExitInfo]], every_s: float) -> No
         job.run(every_s)
 
 
-@pytest.mark.parametrize("first", [CTRL_C, RESET, BAD_BATCH])
-def test_ctrl_c_of_a_healthy_job_is_no_loss(first: ExitInfo) -> None:
-    """Some ranks report KeyboardInterrupt, others first the peers that they lost by it, or
-    what their own cleaning up ran into."""
-    job = running().join("dp", range(4), 4)
-    ends = [(1, first), (0, RESET), (3, CTRL_C), (2, RESET)]
-    spread(job, ends, 0.5)
-    job.run(30)
+@pytest.mark.parametrize(
+    ("inside", "ends"),
+    [
+        pytest.param(
+            [], [(3, CLEAN, 1), (1, CLEAN, 1), (2, CLEAN, 11), (0, CLEAN, 0)],
+            id="all is done, and the last rank takes ten seconds longer",
+        ),
+        pytest.param(
+            [], [(0, CLEAN, 0), (1, RESET, 0.5), (2, RESET, 0.5), (3, RESET, 0.5)],
+            id="all is done, and the others find the store of rank 0 gone while they leave",
+        ),
+        pytest.param(
+            [0, 2, 3], [(1, CLEAN, 0.5), (0, CLEAN, 0.5), (2, CLEAN, 0.5), (3, CLEAN, 0.5)],
+            id="SIGTERM, and the handler of each calls sys.exit(0), rank 1 before a collective",
+        ),
+        *(
+            pytest.param(
+                range(4), [(1, first, 0.5), (0, RESET, 0.5), (3, CTRL_C, 0.5), (2, RESET, 0.5)],
+                id=f"Ctrl-C, some ranks report what follows from it, the first {first.exception}",
+            )
+            for first in (CTRL_C, RESET, BAD_BATCH)
+        ),
+    ],
+)  # fmt: skip
+def test_a_job_that_ends_has_no_loss(
+    inside: Iterable[int], ends: list[tuple[int, ExitInfo, float]]
+) -> None:
+    """Some ranks are inside #4; all leave one by one."""
+    job = running().join("dp", inside, 4)
+    for rank, how, then_s in ends:
+        leave(job, rank, how, ago_s=0.2 if how is CLEAN else 0.0)
+        job.run(then_s)
+    job.run(40)
     assert job.events == []
 
 
@@ -177,27 +212,6 @@ def test_most_ranks_that_end_alike_are_the_end_of_the_job(how: ExitInfo) -> None
     for rank in (5, 1, 7, 0, 2, 3, 6, 4):
         leave(job, rank, how, ago_s=-0.25 * rank)
     job.run(30)
-    assert job.events == []
-
-
-def test_ranks_that_finish_one_by_one_are_a_healthy_end() -> None:
-    """The job is done; the last rank takes ten seconds longer."""
-    job = running()
-    for rank in (3, 1, 2):
-        finish(job, rank)
-        job.run(1)
-    job.run(10)
-    finish(job, 0)
-    job.run(10)
-    assert job.events == []
-
-
-def test_who_loses_its_peers_when_all_is_done_is_not_lost() -> None:
-    """Rank 0 finishes; the others find its store gone while they leave."""
-    job = running()
-    finish(job, 0)
-    spread(job, [(1, RESET), (2, RESET), (3, RESET)], 0.5)
-    job.run(20)
     assert job.events == []
 
 
@@ -248,49 +262,112 @@ def test_peers_that_catch_the_error_and_wait_do_not_hide_who_left() -> None:
     assert changes(job.events) == [Change.OPENED]
 
 
-def test_an_exit_status_comes_before_the_launchers_sigterm() -> None:
-    """Rank 2 calls sys.exit(1); torchrun ends the rest, and agents see all exits at one time."""
+Ends = dict[int, tuple[ExitInfo, float]]
+"""Of each rank how it exits, and how many seconds before the report."""
+
+
+@pytest.mark.parametrize(
+    ("world", "ends", "lost"),
+    [
+        pytest.param(
+            4, {0: (TERM, 0), 1: (STATUS_1, 0), 2: (TERM, 0), 3: (RESET, 0)}, Confidence.HIGH,
+            id="sys.exit(1), and torchrun ends the rest, seen at one time",
+        ),
+        pytest.param(
+            4, {0: (KILL, 0), 1: (BAD_BATCH, 0.1), 2: (KILL, 0), 3: (UNKNOWN, 0)}, Confidence.HIGH,
+            id="an exception, and the launcher kills the rest immediately",
+        ),
+        pytest.param(
+            4, {0: (TERM, -0.1), 1: (ABORT, 0), 2: (TERM, -0.1), 3: (TERM, -0.1)},
+            Confidence.MEDIUM, id="SIGABRT, which may be a watchdog's answer to a peer",
+        ),
+        *(
+            pytest.param(
+                world, dict.fromkeys(range(world), (STATUS_1, 0)) | {1: (KILL, later_s)},
+                Confidence.HIGH, id=f"SIGKILL, and {world - 1} peers exit {later_s} s later",
+            )
+            for world in (4, 2)
+            for later_s in (0.02, 1.0)
+        ),
+    ],
+)  # fmt: skip
+def test_the_first_to_go_is_named(world: int, ends: Ends, lost: Confidence) -> None:
+    """Rank 1 ends for its own reason, the others because of that."""
+    job = running(world).join("dp", [rank for rank in range(world) if rank != 1], 4)
+    for rank, (how, ago_s) in ends.items():
+        leave(job, rank, how, ago_s)
+    job.run(5)
+    assert named(job.only()) == [(1, Reason.EXITED, lost)]
+
+
+GONE = "process is gone"
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "lost"),
+    [
+        pytest.param(dict.fromkeys(range(4), GONE), {}, [], id="all vanish together"),
+        pytest.param(
+            dict.fromkeys(range(4), "ValueError: unknown option"), {}, [], id="all raise the same"
+        ),
+        pytest.param(
+            dict.fromkeys((0, 1, 3), "RuntimeError: Connection closed by peer [::1]:4711"),
+            {2: "killed: no exit record"}, [2], id="the killed rank is reported after its peers",
+        ),
+        pytest.param(
+            dict.fromkeys((0, 2, 3), ""), {1: "ValueError: loss is NaN"}, [1],
+            id="the launcher kills the rest, whose exits are seen earlier",
+        ),
+        pytest.param({1: "ValueError: loss is NaN"}, {}, [1], id="the others run on"),
+    ],
+)  # fmt: skip
+def test_ends_that_an_agent_reports_in_words_only(
+    first: dict[int, str], later: dict[int, str], lost: list[int]
+) -> None:
+    """An agent of version 0.1 sends a text on each exit; the `later` ones are seen after 200 ms."""
     job = running().join("dp", [0, 1, 3], 4)
-    spread(job, [(0, TERM), (1, TERM), (2, STATUS_1), (3, RESET)], 0.0)
-    job.run(5)
-    assert named(job.only()) == [(2, Reason.EXITED, Confidence.HIGH)]
-    assert job.only().summary.startswith("rank 2 exited with status 1 at ")
-
-
-def test_a_killed_rank_comes_before_peers_that_exit_because_of_it() -> None:
-    """SIGKILL to rank 2; the others catch the error and call sys.exit(1): 20 ms or a second later.
-    Also where there is only one other."""
-    for world, later_s in ((4, 0.02), (4, 1.0), (2, 0.02), (2, 1.0)):
-        job = running(world)
-        leave(job, 1, KILL, ago_s=later_s)
-        for rank in set(range(world)) - {1}:
-            leave(job, rank, STATUS_1)
-        job.run(5)
-        assert named(job.only()) == [(1, Reason.EXITED, Confidence.HIGH)]
-
-
-def test_a_launcher_that_kills_the_rest_is_not_the_cause() -> None:
-    """Rank 2 raises; the launcher kills the others immediately with SIGKILL."""
-    job = running()
-    leave(job, 2, BAD_BATCH, ago_s=0.1)
-    spread(job, [(0, KILL), (1, KILL), (3, UNKNOWN)], 0.0)
-    job.run(5)
-    assert named(job.only()) == [(2, Reason.EXITED, Confidence.HIGH)]
+    for reported in (first, later):
+        for rank, detail in reported.items():
+            job.status(rank, RankState.EXITED, detail)
+        job.now = AlignedNs(job.now + 200_000_000)
+    job.run(10)
+    assert [suspect.rank for finding in job.findings() for suspect in finding.suspects] == lost
 
 
 def test_a_crash_is_reported_with_its_line_and_stays_in_the_history() -> None:
-    """Rank 1 raises; torchrun ends the rest. The finding closes with the attempt."""
+    """Rank 1 raises; torchrun ends the rest. The finding stays open for half a minute after that,
+    which is two scrapes, and closes with the attempt."""
     job = running().join("dp", [0, 2, 3], 4)
     leave(job, 1, BAD_BATCH)
-    job.run(0.5)
+    job.run(3)
+    lost = job.only()
     spread(job, [(0, TERM), (2, RESET), (3, TERM)], 0.0)
-    job.run(40)
+    job.run(25)
+    assert job.only().id == lost.id
+    assert job.only().ended_by.startswith("ended by SIGTERM at ")
+    job.run(10)
     (finding,) = job.findings()
     assert finding.close_reason == "the attempt ended"
-    assert finding.closed_at is not None
-    assert finding.closed_at - finding.opened_at < 35e9
-    assert named(finding) == [(1, Reason.EXITED, Confidence.HIGH)]
+    assert named(finding) == named(lost) == [(1, Reason.EXITED, Confidence.HIGH)]
     assert "rank 1 raised RuntimeError: bad batch (train.py:88 load) at " in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("how", "says"), [(KILL, "was killed by SIGKILL"), (STATUS_1, "exited with status 1")]
+)
+def test_a_lost_rank_says_who_waits_for_it(how: ExitInfo, says: str) -> None:
+    """Rank 1 ends while the others wait in #4."""
+    job = running().join("dp", [0, 2, 3], 4)
+    leave(job, 1, how)
+    job.run(3)
+    finding = job.only()
+    at = clock_text(finding.suspects[0].onset_at or 0)
+    assert finding.summary == (
+        f"rank 1 {says} at {at} (last seen in #3 on dp); 3 ranks wait for it"
+    )
+    assert (finding.victims, finding.groups_held_up) == ((0, 2, 3), ("dp",))
+    assert finding.collective is not None
+    assert finding.collective.waiting_ranks == (0, 2, 3)
 
 
 def test_a_killed_rank_of_a_job_that_restarts_immediately_is_reported() -> None:
@@ -307,31 +384,6 @@ def test_a_killed_rank_of_a_job_that_restarts_immediately_is_reported() -> None:
     assert changes(events) == [Change.OPENED, Change.CLOSED]
     assert named(events[-1].finding) == [(1, Reason.EXITED, Confidence.HIGH)]
     assert events[-1].finding.close_reason == "attempt 1 of the job started"
-
-
-def test_a_lost_rank_says_who_waits_for_it() -> None:
-    """SIGKILL to rank 1 while the others wait in #4."""
-    job = running().join("dp", [0, 2, 3], 4)
-    leave(job, 1, KILL)
-    job.run(3)
-    finding = job.only()
-    at = clock_text(finding.suspects[0].onset_at or 0)
-    assert finding.summary == (
-        f"rank 1 was killed by SIGKILL at {at} (last seen in #3 on dp); 3 ranks wait for it"
-    )
-    assert finding.groups_held_up == ("dp",)
-    assert finding.collective is not None
-    assert finding.collective.waiting_ranks == (0, 2, 3)
-
-
-def test_an_abort_before_the_launchers_sigterm_is_likely_the_cause() -> None:
-    """SIGABRT may be a watchdog's answer to a peer; nothing here shows one."""
-    job = running().join("dp", [0, 2, 3], 4)
-    leave(job, 1, ABORT)
-    for rank in (0, 2, 3):
-        leave(job, rank, TERM, ago_s=-0.1)
-    job.run(5)
-    assert named(job.only()) == [(1, Reason.EXITED, Confidence.MEDIUM)]
 
 
 def test_if_each_rank_blames_a_peer_no_rank_is_named() -> None:
@@ -377,18 +429,6 @@ def test_a_restored_loss_that_no_agent_reports_closes_within_a_minute() -> None:
     assert job.open() == []
 
 
-def test_ranks_that_all_leave_with_status_0_are_the_end_of_the_job() -> None:
-    """SIGTERM to all, and each has a handler that calls sys.exit(0): rank 1 immediately, the others
-    when the collective that it never came to has failed, half a second after each other."""
-    job = running().join("dp", [0, 2, 3], 4)
-    job.run(0.5)
-    for rank in (1, 0, 2, 3):
-        finish(job, rank)
-        job.run(0.5)
-    job.run(40)
-    assert job.events == []
-
-
 def test_an_exit_whose_order_with_a_stop_is_not_known_is_not_named_with_high_confidence() -> None:
     """SIGTERM to all; rank 0 saves for 20 s and exits with status 1. Each node has one rank, and
     nothing is known of the clocks, so rank 0 may have exited before anybody was asked to stop."""
@@ -403,9 +443,9 @@ def test_an_exit_whose_order_with_a_stop_is_not_known_is_not_named_with_high_con
 
 
 def test_a_hang_is_ended_by_the_watchdog_and_not_by_the_launcher_after_it() -> None:
-    """Minutes later rank 0 aborts, its peer loses it, and the launcher ends the rest."""
+    """Later rank 0 aborts, its peer loses it, and the launcher ends the rest."""
     job = hanging()
-    job.run(100)
+    job.run(20)
     leave(job, 0, ABORT)
     at = clock_text(job.now)
     leave(job, 1, RESET, ago_s=0.1)
@@ -479,17 +519,17 @@ def test_silence_alone_is_no_loss() -> None:
     """The agent of a node goes without a word, and the others run on."""
     job = running()
     fall_silent(job, 2, 3)
-    job.run(120)
+    job.run(60)
     assert job.open() == []
 
 
 def test_a_node_that_was_not_heard_long_before_is_no_loss() -> None:
-    """Its agent was killed minutes ago, and the job trained on. Then two ranks lose a connection,
+    """Its agent was killed long ago, and the job trained on. Then two ranks lose a connection,
     or the job is done and one of them does not end in peace."""
     for how in (RESET, CLEAN):
         job = running()
         fall_silent(job, 2, 3)
-        job.run(120)
+        job.run(40)
         leave(job, 0, how, ago_s=0.2 if how is CLEAN else 0.0)
         leave(job, 1, RESET)
         job.run(60)
@@ -508,5 +548,5 @@ def test_a_stop_of_the_whole_job_is_no_loss_of_the_node_that_is_not_heard(order:
         leave(job, rank, how)
         job.run(0.5)
         job.attempt.agent_leaves([0, 1])
-    job.run(120)
+    job.run(60)
     assert job.open() == []

@@ -136,13 +136,6 @@ def test_clocks_contradict_each_other_beyond_what_both_may_be_off(
     assert hint(slack_ms).contradicts is contradicts
 
 
-def test_what_a_hint_says_of_a_clock_allows_for_the_other() -> None:
-    """Done 4 ms before the last came: the one clock is at least 1 ms early, because the other may
-    be 3 ms off; and the other at least 2 ms late, for the one may be 2 ms off."""
-    assert hint(-4).early_least_ns == 1 * MS
-    assert hint(-4).late_most_ns == -2 * MS
-
-
 def test_times_aligned_with_another_estimate_of_the_clock_is_not_compared() -> None:
     """Two ranks of one node, whose clock is estimated again between the reports of the two."""
     of = ranks()

@@ -45,19 +45,6 @@ def take(ring: OpenCollectives, group: int, upto: int) -> RetiredCollectives:
     return ring.take(np.array([group]), i64(upto))
 
 
-def test_members_meet_in_one_slot() -> None:
-    """Two members join the same seqs at different times: counts add up, times merge."""
-    ring = open_collectives()
-    join(ring, 0, range(1, 4), created=100)
-    join(ring, 0, range(1, 3), created=50)
-    closed = take(ring, 0, 3)
-    assert closed.seq.tolist() == [1, 2, 3]
-    assert closed.joined.tolist() == [2, 2, 1]
-    assert closed.first_created.tolist() == [51, 52, 103]
-    assert closed.last_created.tolist() == [101, 102, 103]
-    assert ring.open == 0
-
-
 def test_another_signature_is_pointed_out() -> None:
     """The first signature of a slot stays; a row with another one is reported, row by row."""
     ring = open_collectives()

@@ -89,6 +89,16 @@ def test_members_may_differ_where_their_op_permits(one: Signature, other: Signat
             "output sizes [[4]] and [[5]]",
         ),
         (
+            sig("reduce", ((4,),), ((4,),)),
+            sig("reduce", ((4,),), ((5,),), dtypes=("Half",)),
+            "input dtypes Float and Half",
+        ),
+        (
+            sig("broadcast", ((4,),), ((4,),), out=("Int",)),
+            sig("broadcast", ((5,),), ((4,),), dtypes=("Half",), out=("Long",)),
+            "output dtypes Int and Long",
+        ),
+        (
             sig("all_to_all", ((6,),), ((6,),)),
             sig("all_to_all", ((9,),), ((9,),), dtypes=("Long",)),
             "input dtypes Float and Long",

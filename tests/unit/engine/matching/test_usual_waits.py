@@ -106,28 +106,20 @@ def test_pauses_are_of_one_job() -> None:
     assert threshold_s(started(job.engine, 0, job.now, name="other")) == 10
 
 
-def test_a_hang_that_ends_with_the_job_teaches_nothing() -> None:
-    """Rank 0 hangs until all ranks are killed: the next attempt is watched as closely as before."""
+@pytest.mark.parametrize("comes", [False, True])
+def test_a_hang_that_ends_with_the_job_teaches_nothing(comes: bool) -> None:
+    """Rank 0 hangs until all ranks are killed, or an interrupt frees it, so that it comes to the
+    collective before all ranks exit: the next attempt is watched as closely as before."""
     job = started(Engine(POLICY), 0)
     job.all_reduce("dp", 0).run(1)
     job.join("dp", [1, 2, 3], 1).run(40)
+    if comes:
+        job.join("dp", [0], 1).complete("dp", range(4), 1).run(1)
     for rank in range(4):
-        job.status(rank, RankState.EXITED, "killed: no exit record")
+        job.status(rank, RankState.EXITED, "KeyboardInterrupt" if comes else "killed")
     job.run(10)
     assert job.engine.learned == []
     assert threshold_s(started(job.engine, 1, job.now)) == 10
-
-
-def test_a_wait_that_all_ranks_end_to_leave_teaches_nothing() -> None:
-    """An interrupt frees rank 0, which comes to the collective before all ranks exit."""
-    job = started(Engine(POLICY), 0)
-    job.all_reduce("dp", 0).run(1)
-    job.join("dp", [1, 2, 3], 1).run(40)
-    job.join("dp", [0], 1).complete("dp", range(4), 1).run(1)
-    for rank in range(4):
-        job.status(rank, RankState.EXITED, "KeyboardInterrupt")
-    job.run(10)
-    assert job.engine.learned == []
 
 
 def test_only_waits_after_which_the_job_went_on_are_kept() -> None:

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from frd.engine.engine import Engine
-from frd.engine.findings.attachments import Evidence
-from frd.engine.memory.text import duration, size
+from frd.engine.memory.incident import MemoryIncident
+from frd.engine.memory.rise import Attribution, MemoryRise
+from frd.engine.memory.text import duration, evidence, size, summary
 from frd.engine.policy import Policy
-from frd.forms import finding_from_json, finding_json
 from frd.model import (
-    Activity,
     AttemptKey,
     Change,
     Confidence,
-    Finding,
     FindingEvent,
     FindingState,
     Flags,
@@ -102,43 +100,36 @@ def test_what_people_read() -> None:
     )
 
 
-def test_where_the_rank_was_longest_when_it_began() -> None:
-    """It waits in two groups: the evidence names the one that it entered first."""
+INSIDE, OVER = Flags.JOINED, Flags.JOINED | Flags.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("joins", "where"),
+    [
+        pytest.param(
+            [("tp", 5, 18.5, INSIDE), ("dp", 7, 18.0, INSIDE), ("pp", 3, 18.7, INSIDE)],
+            "in all_reduce #7 on dp when it began",
+            id="it waits in several groups: the one that it entered first",
+        ),
+        pytest.param(
+            [("tp", 5, 18.0, OVER), ("dp", 9, 18.2, OVER), ("pp", 2, 18.4, OVER)],
+            "last joined all_reduce #9 on dp",
+            id="it is in no collective: the last one that it joined",
+        ),
+        pytest.param(
+            [("dp", 6, 20.7, INSIDE)],
+            "last joined all_reduce #6 on dp",
+            id="it joined after its memory had begun to rise: it was not there",
+        ),
+    ],
+)
+def test_where_the_rank_was(joins: list[tuple[str, int, float, Flags]], where: str) -> None:
+    """The evidence names the collective in which the rank was when its memory began to rise."""
     job = Job(CALM, plus(CALM, ramp(20, 3)))
-    job.join(1, 5, 18.5, Flags.JOINED, "tp")
-    job.join(1, 7, 18.0, Flags.JOINED, "dp")
-    job.join(1, 3, 18.7, Flags.JOINED, "pp")
+    for group, seq, created, flags in joins:
+        job.join(1, seq, created, flags, group)
     [opened, *_] = job.run(24)
-    assert opened.finding.suspects[0].evidence.endswith("in all_reduce #7 on dp when it began")
-
-
-def test_where_the_rank_was_last_before_it_began() -> None:
-    """It is in no collective: the evidence names the last one that it joined."""
-    job = Job(CALM, plus(CALM, ramp(20, 3)))
-    job.join(1, 5, 18.0, Flags.JOINED | Flags.COMPLETED, "tp")
-    job.join(1, 9, 18.2, Flags.JOINED | Flags.COMPLETED, "dp")
-    job.join(1, 2, 18.4, Flags.JOINED | Flags.COMPLETED, "pp")
-    [opened, *_] = job.run(24)
-    assert opened.finding.suspects[0].evidence.endswith("last joined all_reduce #9 on dp")
-
-
-def test_where_the_rank_came_afterwards_is_not_where_it_was() -> None:
-    """It joined a collective after its memory had begun to rise: that is its last one."""
-    job = Job(CALM, plus(CALM, ramp(20, 3)))
-    job.join(1, 6, 20.7, Flags.JOINED, "dp")
-    [opened, *_] = job.run(24)
-    assert opened.finding.suspects[0].evidence.endswith("last joined all_reduce #6 on dp")
-
-
-def test_the_form_of_a_finding() -> None:
-    """Kind, suspect and reason as every finding has them, and read back the same."""
-    job = Job(CALM, plus(CALM, ramp(20, 3)))
-    [opened, *_] = job.run(24)
-    data = finding_json(opened.finding)
-    assert data["kind"] == "memory_spike"
-    assert [(s["rank"], s["reason"]) for s in data["suspects"]] == [(1, "memory")]
-    assert "collective" not in data
-    assert finding_json(finding_from_json(data)) == data
+    assert opened.finding.suspects[0].evidence.endswith(where)
 
 
 def test_when_all_rise_together_no_rank_is_a_suspect() -> None:
@@ -188,35 +179,6 @@ def test_an_oom_takes_the_place_of_its_spike() -> None:
     assert changes[-2:] == [(Change.CLOSED, Kind.MEMORY_SPIKE), (Change.OPENED, Kind.OOM)]
 
 
-def test_where_there_is_no_room_nothing_opens() -> None:
-    """Another job's finding takes the only place there is."""
-    [other, *_] = Job(CALM, plus(CALM, ramp(20, 3))).run(24)
-    job = Job(CALM, plus(CALM, ramp(20, 3)), max_findings=1)
-    job.engine.restore([replace(other.finding, job="other")], at(0))
-    assert job.run(24) == []
-
-
-def test_findings_of_an_earlier_service_stay_for_a_while() -> None:
-    """After a restart an open finding is shown until nothing new has come for long."""
-    job = Job(CALM, plus(CALM, ramp(20, 3)))
-    [opened, *_] = job.run(24)
-    engine = Engine(Policy(lost_close_after_s=900))
-    engine.restore([opened.finding], at(30))
-    assert [finding.id for finding in engine.status_view(at(31)).findings] == [opened.finding.id]
-    [closed] = engine.advance(at(31 + 900))
-    assert (closed.change, closed.finding.id) == (Change.CLOSED, opened.finding.id)
-
-
-def test_a_stack_is_attached_to_the_suspect() -> None:
-    """Evidence that comes later goes to the open finding and stays in it."""
-    job = Job(CALM, plus(CALM, ramp(20, 3)))
-    [opened, *_] = job.run(24)
-    [event] = job.engine.attach(opened.finding.id, Evidence(1, Activity(("loader.py:7 in read",))))
-    finding: Finding = event.finding
-    assert finding.suspects[0].stack == ("loader.py:7 in read",)
-    assert "main thread at loader.py:7 in read" in finding.suspects[0].evidence
-
-
 @pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 bytes"), (1536, "1.5 KiB"), (3.14 * GIB, "3.1 GiB"), (1 << 41, "2.0 TiB")],
@@ -232,3 +194,95 @@ def test_sizes(count: float, text: str) -> None:
 def test_durations(seconds: float, text: str) -> None:
     """The same for times."""
     assert duration(seconds) == text
+
+
+# -- what findings say -----------------------------------------------------------------------------
+
+
+RISE = MemoryRise(
+    rank=3,
+    device="GPU-3",
+    onset=(at(10), at(11)),
+    risen_bytes=2 * GIB,
+    took_s=4.0,
+    bytes_per_s=0.0,
+    headroom_bytes=30 * GIB,
+    attribution=Attribution.UNKNOWN,
+)
+SPIKE = MemoryIncident(
+    number=1, kind=Kind.MEMORY_SPIKE, on_host=False, limit=at(11), rows={3: 0}, rises={3: RISE}
+)
+OOM = replace(SPIKE, kind=Kind.OOM, failed={3})
+FIGURES = "+2.0 GiB in 4.0 s, 30.0 GiB left"
+
+
+@pytest.mark.parametrize(
+    ("incident", "text"),
+    [
+        (SPIKE, f"GPU memory of rank 3 rose first: {FIGURES}"),
+        (
+            replace(SPIKE, rows={3: 0, 5: 1}),
+            "GPU memory of ranks 3,5 rose first, too close together to say which of them: "
+            f"{FIGURES}",
+        ),
+        (replace(SPIKE, leak=True, on_host=True), f"host memory of rank 3 leaks: {FIGURES}"),
+        (OOM, f"rank 3 ran out of GPU memory: {FIGURES}"),
+        (
+            replace(OOM, failed={7}),
+            f"rank 7 ran out of GPU memory; the memory of rank 3 rose first: {FIGURES}",
+        ),
+        (
+            replace(OOM, rows={3: 0, 5: 1}, failed={7}),
+            "rank 7 ran out of GPU memory; the memory of ranks 3,5 rose first, "
+            "too close together to say which of them: "
+            f"{FIGURES}",
+        ),
+        (replace(OOM, common=True, failed={1, 2, 3}), "ranks 1-3 ran out of GPU memory"),
+    ],
+)
+def test_one_line(incident: MemoryIncident, text: str) -> None:
+    """Who ran out, who rose first, and when they are not the same, both."""
+    assert summary(incident) == text
+
+
+@pytest.mark.parametrize(
+    ("attribution", "text"),
+    [
+        (Attribution.ALLOCATOR, "; held by torch's allocator"),
+        (
+            Attribution.DRIVER,
+            "; held by the rank's process, but not by torch's allocator: NCCL or the driver",
+        ),
+        (Attribution.PROCESS, "; held by the rank's process"),
+        (Attribution.OTHER, "; held by another process"),
+        (
+            Attribution.OUTSIDE,
+            "; not held by torch's allocator: NCCL, the driver or another process",
+        ),
+        (Attribution.HOST, "; held by the rank's process or its children"),
+        (Attribution.CGROUP, "; held by another process in the rank's cgroup"),
+        (Attribution.UNKNOWN, ""),
+    ],
+)
+def test_whose_memory_it_is(attribution: Attribution, text: str) -> None:
+    """As much is claimed as is known, and nothing where only a sum over the device is."""
+    rise = replace(RISE, attribution=attribution)
+    assert evidence(SPIKE, rise, "") == f"memory of GPU-3: {FIGURES}{text}"
+
+
+def test_all_that_is_known_of_a_suspect() -> None:
+    """A leak whose allocation failed in the end, on a device without a name."""
+    rise = replace(RISE, device="", out_of_memory=True)
+    assert evidence(replace(SPIKE, leak=True), rise, "in all_reduce #7 on dp when it began") == (
+        f"memory of its GPU: {FIGURES}; a leak: it rises slowly and steadily; "
+        "an allocation failed; in all_reduce #7 on dp when it began"
+    )
+
+
+def test_a_kill_by_the_kernel_is_no_failed_allocation() -> None:
+    """The agent says what was killed."""
+    rise = replace(RISE, out_of_memory=True, kill="the kernel killed a process in its cgroup\x1b")
+    said = evidence(SPIKE, rise, "")
+    assert "; the kernel killed a process in its cgroup" in said
+    assert "allocation" not in said
+    assert said.isprintable()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from frd.engine.memory import Memory
+from frd.engine.memory.incident import MemoryIncident
 from frd.engine.policy import Policy
 from frd.model import (
+    Int64s,
     Kind,
     MemoryColumns,
     MemoryEvent,
@@ -18,12 +20,15 @@ from frd.model import SeriesKind as Series
 from tests.world.memory import (
     EPOCH,
     GIB,
+    MIB,
     History,
     Job,
     Row,
     S,
+    Sampler,
     at,
     level,
+    noise,
     observe,
     play,
     plus,
@@ -90,6 +95,27 @@ def test_series_that_were_turned_away_do_not_hide_others() -> None:
     assert memory.view().used.tolist() == [6]
 
 
+def test_batches_of_one_series_are_applied_one_after_another() -> None:
+    """A sample of the first rank alone, then one of both ranks: all count."""
+    memory = made(2)
+    observe(memory, [0], [1.0], [40])
+    observe(memory, [0, 1], [1.5], [20, 30])
+    memory.advance(at(3))
+    assert memory.view().used.tolist() == [20, 30]
+    assert memory.view().recent[:, -1].tolist() == [40, 30]
+
+
+def test_a_value_may_be_up_to_four_times_its_own_capacity() -> None:
+    """A small device and a large one in a batch: each has its own limit."""
+    memory = made(2)
+    begin, capacity = np.array([EPOCH + S]), np.array([10, 100]) * GIB
+    values = np.array([[41], [90]]) * GIB
+    columns = MemoryColumns(np.arange(2, dtype=np.int32), capacity, begin, begin + 1, values)
+    assert memory.observe(columns, at(2)) == 1
+    memory.advance(at(2))
+    assert memory.view().used.tolist() == [-1, 90 * GIB]
+
+
 # -- failures ------------------------------------------------------------------------------------
 
 
@@ -151,3 +177,72 @@ def test_a_leak_that_no_sample_confirms_is_not_named_again() -> None:
         observe(memory, reported, [second], [used] * len(reported), now_s=second)
         history.advance(at(second + 1))
     assert [one.over for one in history.versions] == ["", "memory no longer rises"]
+
+
+# -- samples of many nodes as a table --------------------------------------------------------------
+
+
+READ_NS = MIB // 1000
+CALM = level(40)
+JOB = Job(
+    [
+        Row(0, plus(CALM, noise(30, 1))),
+        Row(1, plus(CALM, ramp(30, 2)), sampler=Sampler(period=0.13, phase=0.05)),
+        Row(2, plus(CALM, ramp(33, 9)), sampler=Sampler(stall=(20, 21.5))),
+        Row(3, CALM, sampler=Sampler(start=3)),
+    ],
+    45,
+    ticks=1,
+)
+
+
+def by_table(job: Job) -> list[MemoryIncident]:
+    memory = Memory(job.policy)
+    history = History(memory)
+    rows = np.array([memory.series(row.info) for row in job.rows], np.int32)
+    capacity = np.full(len(rows), 80 * GIB, np.int64)
+    for second in range(1, int(job.until) + 3):
+        begin, end, values = _table(job, second)
+        assert memory.observe_table(MemoryColumns(rows, capacity, begin, end, values)) == 0
+        history.advance(at(second))
+    return history.versions
+
+
+def _table(job: Job, second: int) -> tuple[Int64s, Int64s, Int64s]:
+    """What every row read within a second; times stand still where one has no more."""
+    begin = np.zeros((len(job.rows), 12), np.int64)
+    end, values = begin.copy(), begin - 1
+    for number, row in enumerate(job.rows):
+        times = row.sampler.times(job.until)
+        mine = slice(*times.searchsorted([second - 1, second]).tolist())
+        count = mine.stop - mine.start
+        if count:
+            read = at(0) + np.round(times[mine] * S).astype(np.int64)
+            begin[number], end[number] = read[-1], read[-1] + READ_NS
+            begin[number, :count], end[number, :count] = read, read + READ_NS
+            values[number, :count] = row.curve(times).clip(0, row.capacity).astype(np.int64)[mine]
+    return begin, end, values
+
+
+def test_a_table_says_what_batches_say() -> None:
+    """Each rank samples at its own moments, one late, one with a gap: the same incidents."""
+
+    def found(versions: list[MemoryIncident]) -> list[object]:
+        return [(one.number, one.over, one.ranks, one.victims, one.limit) for one in versions]
+
+    expected = found(play(JOB))
+    assert expected
+    assert found(by_table(JOB)) == expected
+
+
+def test_a_table_refuses_what_cannot_be() -> None:
+    """Values beyond sense, ends before beginnings, moments that do not rise; the rest is taken."""
+    memory = Memory(JOB.policy)
+    rows = np.array([memory.series(JOB.rows[0].info), -1], np.int32)
+    begin = np.array([[10, 20, 20, 30, 40], [1, 2, 3, 4, 5]]) * S
+    end = begin + np.array([[1, 1, 1, -1, 1], [1] * 5])
+    values = np.array([[GIB, -7, GIB, GIB, 999 * GIB], [GIB] * 5])
+    assert (
+        memory.observe_table(MemoryColumns(rows, np.array([80 * GIB, 0]), begin, end, values)) == 4
+    )
+    assert memory.view().used.tolist() == [GIB]

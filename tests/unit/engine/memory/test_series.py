@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from frd.engine.memory.baseline import BIN_NS, Bins
-from frd.engine.memory.inbox import Inbox
 from frd.engine.memory.onset import current_rises
 from frd.engine.memory.series import KINDS, Series
 from frd.engine.memory.trend import FLOORS, Trend
@@ -15,7 +14,6 @@ from frd.model import Int64s, MemoryColumns, SeriesKind
 from tests.world.memory import EPOCH, GIB, MIB, Curve, S, level, plus, ramp, step
 
 ROW: Int64s = np.zeros(1, np.int64)
-ROW_AND_NEXT: Int64s = np.arange(2, dtype=np.int64)
 POLICY = Policy(memory_warmup_s=10)
 
 
@@ -140,53 +138,3 @@ def test_what_filled_a_device_before_is_not_what_the_process_took() -> None:
     found = current_rises(made, on_host=False, policy=POLICY)
     assert found.row.tolist() == [0]
     assert (found.hi[0] - EPOCH) / S == pytest.approx(30, abs=0.2)
-
-
-# -- on the way in -------------------------------------------------------------------------------
-
-
-def moments(*at: int) -> tuple[Int64s, Int64s]:
-    begin = EPOCH + np.array(at, np.int64) * S
-    return begin, begin + S // 1000
-
-
-def inbox(rows: int) -> tuple[Inbox, Series]:
-    series = Series(POLICY)
-    series.reserve(rows)
-    series.rank[:rows] = series.container[:rows] = np.arange(rows)
-    return Inbox(series), series
-
-
-def put(box: Inbox, rows: list[int], at: tuple[int, ...], values: list[list[int]]) -> int:
-    row, capacity = np.array(rows, np.int64), np.full(len(rows), 64 * GIB)
-    return box.put(MemoryColumns(row, capacity, *moments(*at), np.array(values, np.int64)))
-
-
-def test_the_last_moment_sent_again_is_passed_over() -> None:
-    """After a reconnect a batch begins with the moment that the last one ended with."""
-    box, series = inbox(1)
-    assert put(box, [0], (1, 2), [[10, 20]]) == 0
-    assert put(box, [0], (2,), [[99]]) == 0
-    box.flush()
-    assert (series.value[0], series.bin_count[0]) == (20, 2)
-
-
-def test_batches_of_one_series_are_applied_one_after_another() -> None:
-    """Two nodes' worth in one batch, after one of the first node alone: all samples count."""
-    box, series = inbox(2)
-    put(box, [0], (1,), [[10]])
-    put(box, [0, 1], (2,), [[20], [30]])
-    box.flush()
-    assert series.value.tolist()[:2] == [20, 30]
-    assert series.bin_count.tolist()[:2] == [2, 1]
-
-
-def test_a_value_may_be_up_to_four_times_its_own_capacity() -> None:
-    """A small device and a large one in a batch: each
-    has its own limit."""
-    box, series = inbox(2)
-    capacity: Int64s = np.array([10, 100], np.int64) * GIB
-    values: Int64s = np.array([[41], [90]], np.int64) * GIB
-    assert box.put(MemoryColumns(ROW_AND_NEXT, capacity, *moments(1), values)) == 1
-    box.flush()
-    assert series.value.tolist()[:2] == [-1, 90 * GIB]
