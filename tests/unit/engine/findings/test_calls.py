@@ -115,22 +115,25 @@ POLICY = Policy(stall_after_s=5.0, init_stall_after_s=60.0)
 class Starting:
     """Ranks that have no process group yet: their agents report the stage of each every second."""
 
-    def __init__(self, world: int = 4, *, engine: Engine | None = None, attempt: int = 0) -> None:
-        self.world = world
-        self.now = START
+    def __init__(
+        self, *, engine: Engine | None = None, attempt: int = 0, now: AlignedNs = START
+    ) -> None:
+        self.world = 4
+        self.now = now
+        self.first_pid = int(now // S)
         self.engine = engine or Engine(POLICY)
         self.key = AttemptKey("job", attempt)
-        self.attempt = self.engine.attempt(self.key, world, self.now)
+        self.attempt = self.engine.attempt(self.key, self.world, self.now)
         self.inside: dict[int, AlignedNs] = {}
         """Since when each rank is in the call; of the others, 0."""
         self.op = INIT
         self.unheard: set[int] = set()
         self.opened: list[Finding] = []
 
-    def start(self, *ranks: int, first_pid: int = 100) -> None:
+    def start(self, *ranks: int) -> None:
         """Agents find the processes of these ranks, in no call yet."""
         for rank in ranks:
-            info = observe.rank_info(rank, self.world, per_node=2, first_pid=first_pid)
+            info = observe.rank_info(rank, self.world, per_node=2, first_pid=self.first_pid)
             self.engine.rank(self.attempt, info, self.now)
             self.inside[rank] = AlignedNs(0)
         self.attempt.connection(list(ranks), True)
@@ -159,22 +162,30 @@ class Starting:
         self.attempt.observe_status(status, self.now)
         observe.watermarks(self.attempt, [], rank, self.now)
 
-    def train(self) -> None:
-        """All have come: they make the default group and run a collective."""
-        ranks = range(self.world)
+    def train(self, seconds: int) -> None:
+        """All have come: they make the default group and run."""
         self.op = ""
         self.inside = {}
-        for rank in ranks:
+        for rank in range(self.world):
             status = RankStatus(rank, RankState.LIVE, NodeNs(self.now), as_of_ns=self.now)
             self.attempt.observe_status(status, self.now)
+        self.run(seconds)
+
+
+def without_3(
+    seconds: int, *, engine: Engine | None = None, attempt: int = 0, now: AlignedNs = START
+) -> Starting:
+    """Four ranks start at a time, and all but rank 3 are in the call for so long."""
+    job = Starting(engine=engine, attempt=attempt, now=now)
+    job.start(0, 1, 2, 3)
+    job.enter(0, 1, 2)
+    job.run(seconds)
+    return job
 
 
 def test_a_rank_that_never_comes_is_found() -> None:
     """The frame of the tests below does report: rank 3 does not come for 63 s."""
-    job = Starting()
-    job.start(0, 1, 2, 3)
-    job.enter(0, 1, 2)
-    job.run(58)
+    job = without_3(58)
     assert job.opened == []
     job.run(5)
     assert [s.rank for s in job.opened[-1].suspects] == [3]
@@ -193,8 +204,7 @@ def test_an_image_is_pulled() -> None:
     job.run(4)
     job.enter(2, 3)
     job.run(2)
-    job.train()
-    job.run(90)
+    job.train(90)
     assert job.opened == []
 
 
@@ -202,25 +212,15 @@ def test_an_image_is_pulled() -> None:
 def test_a_restart_during_initialization(attempt: int) -> None:
     """After 50 s the launcher starts all ranks again, as another attempt or, if it does not number
     its restarts, as the same; that takes 50 s as well."""
-    first = Starting()
-    first.start(0, 1, 2, 3)
-    first.enter(0, 1, 2)
-    first.run(50)
-    again = Starting(engine=first.engine, attempt=attempt)
-    again.now = first.now
-    again.start(0, 1, 2, 3, first_pid=200)
-    again.enter(0, 1, 2)
-    again.run(50)
+    first = without_3(50)
+    again = without_3(50, engine=first.engine, attempt=attempt, now=first.now)
     assert [*first.opened, *again.opened] == []
 
 
 def test_ctrl_c_during_initialization() -> None:
     """A person stops a job that has waited for 58 s; the ranks end one by one, the last when its
     wait is longer than a minute."""
-    job = Starting()
-    job.start(0, 1, 2, 3)
-    job.enter(0, 1, 2)
-    job.run(58)
+    job = without_3(58)
     for rank in (3, 0, 2):
         job.leave(rank, "ended before it had a process group: KeyboardInterrupt")
         job.run(1)
@@ -232,10 +232,7 @@ def test_ctrl_c_during_initialization() -> None:
 
 def test_an_agent_restarts_during_initialization() -> None:
     """Nothing is heard of ranks 2 and 3 for 30 s; rank 3 comes soon after its agent is back."""
-    job = Starting()
-    job.start(0, 1, 2, 3)
-    job.enter(0, 1, 2)
-    job.run(20)
+    job = without_3(20)
     job.unheard = {2, 3}
     job.attempt.connection([2, 3], False)
     job.run(30)
@@ -244,17 +241,13 @@ def test_an_agent_restarts_during_initialization() -> None:
     job.run(4)
     job.enter(3)
     job.run(2)
-    job.train()
-    job.run(60)
+    job.train(60)
     assert job.opened == []
 
 
 def test_a_rank_of_which_nothing_is_heard_is_not_blamed() -> None:
     """Reports of rank 3 are late when the wait becomes too long: it may have come."""
-    job = Starting()
-    job.start(0, 1, 2, 3)
-    job.enter(0, 1, 2)
-    job.run(40)
+    job = without_3(40)
     job.unheard = {3}
     job.run(30)
     assert all(one.suspects == () for one in job.opened)
@@ -263,10 +256,7 @@ def test_a_rank_of_which_nothing_is_heard_is_not_blamed() -> None:
 
 def test_all_reports_are_late() -> None:
     """The service hears nothing of any rank from the 50th second on."""
-    job = Starting()
-    job.start(0, 1, 2, 3)
-    job.enter(0, 1, 2)
-    job.run(50)
+    job = without_3(50)
     job.unheard = {0, 1, 2, 3}
     job.run(60)
     assert job.opened == []
@@ -283,20 +273,14 @@ def test_a_new_group_of_which_only_some_ranks_are_members() -> None:
     assert Confidence.HIGH not in {s.confidence for one in job.opened for s in one.suspects}
 
 
-def paused(op: str, seconds: int, times: int = 6) -> list[Finding]:
+def paused(op: str, seconds: int) -> list[Finding]:
     """Again and again, ranks 1 to 3 are in that call for so long while rank 0 is in none."""
     calls = Calls()
-    for seq in range(1, times + 1):
+    for seq in range(1, 7):
         calls.since = calls.job.now
         calls.run(seconds, r1=op, r2=op, r3=op)
         calls.job.all_reduce("dp", seq).run(1)
     return calls.job.findings()
-
-
-def test_a_checkpoint_on_rank_0() -> None:
-    """The others wait in a barrier, or in recv, for less than the threshold."""
-    assert paused("monitored_barrier", 4) == []
-    assert paused("recv", 4) == []
 
 
 def test_a_job_is_stopped_in_recv() -> None:
@@ -310,12 +294,18 @@ def test_a_job_is_stopped_in_recv() -> None:
     assert calls.job.findings() == []
 
 
-def test_a_pause_in_a_call_is_learned() -> None:
-    """Checkpoints of eight seconds, with a threshold of five: a finding at the first one, as for
-    collectives, and none at the next ones."""
-    for op in ("monitored_barrier", "recv"):
-        (finding,) = paused(op, 8)
-        assert finding.state is FindingState.CLOSED
+@pytest.mark.parametrize("op", ["monitored_barrier", "recv"])
+@pytest.mark.parametrize(("seconds", "opened"), [(4, 0), (8, 1)])
+def test_a_checkpoint_on_rank_0(op: str, seconds: int, opened: int) -> None:
+    """The others wait in a barrier, or in recv, again and again: for less than the threshold of
+    five seconds, or for longer, which is a finding at the first one, as for collectives, and none
+    at the next ones."""
+    found = paused(op, seconds)
+    assert [one.state for one in found] == [FindingState.CLOSED] * opened
+
+
+def minutes(number: int) -> AlignedNs:
+    return AlignedNs(START + number * 60 * S)
 
 
 def test_slow_starts_of_a_job_are_learned() -> None:
@@ -323,15 +313,10 @@ def test_slow_starts_of_a_job_are_learned() -> None:
     engine = Engine(POLICY)
     opened = []
     for attempt in range(3):
-        job = Starting(engine=engine, attempt=attempt)
-        job.now = AlignedNs(START + attempt * 600 * 1_000_000_000)
-        job.start(0, 1, 2, 3, first_pid=100 * (attempt + 1))
-        job.enter(0, 1, 2)
-        job.run(63)
+        job = without_3(63, engine=engine, attempt=attempt, now=minutes(10 * attempt))
         job.enter(3)
         job.run(1)
-        job.train()
-        job.run(20)
+        job.train(20)
         opened.append(len(job.opened) > 0)
     assert opened == [True, False, False]
 
@@ -340,11 +325,7 @@ def test_a_start_that_fails_teaches_nothing() -> None:
     """Rank 3 never comes, and the job ends: the next start is judged as the first."""
     engine = Engine(POLICY)
     for attempt in range(2):
-        job = Starting(engine=engine, attempt=attempt)
-        job.now = AlignedNs(START + attempt * 600 * 1_000_000_000)
-        job.start(0, 1, 2, 3, first_pid=100 * (attempt + 1))
-        job.enter(0, 1, 2)
-        job.run(63)
+        job = without_3(63, engine=engine, attempt=attempt, now=minutes(10 * attempt))
         assert job.opened
         for rank in range(4):
             job.leave(rank, "ended before it had a process group: KeyboardInterrupt")

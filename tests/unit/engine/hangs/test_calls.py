@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -31,43 +32,48 @@ def blames(claim: Claim) -> dict[int, tuple[Reason, Confidence]]:
 
 
 def pipeline(world: int = 4) -> Scene:
-    """A job whose ranks completed a collective a minute ago and are in no op now."""
-    return Scene(world).group("dp", range(world)).passed("dp", 7, range(world))
+    """A job whose ranks completed a collective long ago and are in no op now."""
+    scene = Scene(world).group("dp", range(world)).passed("dp", 7, range(world))
+    for rank in range(world):
+        scene.rank(rank, moved_age=90.0)
+    return scene
 
 
-def starting(world: int, inside: range | list[int], age: float = 70.0) -> Scene:
-    """Ranks without a group, some in init_process_group; the others were seen in no call."""
+def starting(world: int, inside: Sequence[int], age: float = 70.0, last: float = 70.0) -> Scene:
+    """Ranks without a group, some in init_process_group since `age`, the last of them since `last`;
+    the others were seen in no call."""
     scene = Scene(world)
     for rank in range(world):
         scene.rank(rank, moved_age=9_000)
+        since = last if rank == inside[-1] else age
         op = INIT if rank in inside else ""
-        scene.calls(rank, op, age=age, source=WaitSource.STAGE)
+        scene.calls(rank, op, age=since, source=WaitSource.STAGE)
     return scene
 
 
 # -- sends, receives and barriers ----------------------------------------------------------------
 
 
-def receiving(*, age: float = 8.0) -> Scene:
-    """Ranks 0, 1 and 3 of the pipeline are in recv, of which no peer is known."""
+def calling(op: str = "recv", *, age: float = 8.0) -> Scene:
+    """Ranks 0, 1 and 3 of the pipeline are in a call, of which no peer is known."""
     scene = pipeline()
     for rank in (0, 1, 3):
-        scene.calls(rank, "recv", age=age)
+        scene.calls(rank, op, age=age)
     return scene
 
 
 @pytest.mark.parametrize(
     ("scene", "blamed"),
     [
-        pytest.param(receiving().calls(2, ""), (Reason.CPU_STUCK, HIGH), id="it computes"),
-        pytest.param(receiving(), (Reason.CPU_STUCK, MEDIUM), id="it may be in recv as well"),
+        pytest.param(calling().calls(2, ""), (Reason.CPU_STUCK, HIGH), id="it computes"),
+        pytest.param(calling(), (Reason.CPU_STUCK, MEDIUM), id="it may be in recv as well"),
         pytest.param(
-            receiving().calls(2, "", seen_age=5.0),
+            calling().calls(2, "", seen_age=5.0),
             (Reason.CPU_STUCK, MEDIUM),
             id="it may have come since it was seen outside",
         ),
         pytest.param(
-            receiving().rank(2, state=RankState.FINISHED, state_age=9.0),
+            calling().rank(2, state=RankState.FINISHED, state_age=9.0),
             (Reason.EXITED, HIGH),
             id="its process is gone",
         ),
@@ -103,9 +109,9 @@ def moved_since() -> Scene:
             pipeline().calls(3, "recv", age=9_000).calls(0, "").calls(1, "").calls(2, ""),
             id="a server waits for work: one rank of four, for hours",
         ),
-        pytest.param(receiving(age=4.4).calls(2, ""), id="a pause of four seconds"),
+        pytest.param(calling(age=4.4).calls(2, ""), id="a pause of four seconds"),
         pytest.param(
-            receiving().calls(2, "").rank(2, moved_age=1.0),
+            calling().calls(2, "").rank(2, moved_age=1.0),
             id="rank 2 completes collectives of another group",
         ),
         pytest.param(moved_since(), id="the receives are over"),
@@ -113,7 +119,15 @@ def moved_since() -> Scene:
             pipeline().calls(0, "recv").calls(1, "recv").calls(2, "").waits("dp", 8, [3], age=2),
             id="rank 3 is in a recorded op, which decides once it is a stall",
         ),
-        pytest.param(starting(4, range(3), age=50.0), id="initialization takes 50 s"),
+        pytest.param(starting(4, range(3), 50.0, last=50.0), id="initialization takes 50 s"),
+        pytest.param(
+            starting(3, range(3), last=2.0),
+            id="initialization takes a while from when the last has come, which is two seconds ago",
+        ),
+        pytest.param(
+            calling("new_group", age=50.0).calls(2, ""),
+            id="rank 2 has a minute to call new_group as the others do",
+        ),
     ],
 )
 def test_waits_that_are_no_hang(scene: Scene) -> None:
@@ -131,9 +145,17 @@ def test_all_receive_from_each_other() -> None:
     assert claim.suspects[0].evidence == "waits in recv (train.py:8 in a)"
 
 
-def test_all_have_come_to_a_barrier() -> None:
-    """No rank is missing: the network, or the store."""
-    scene = pipeline(2).calls(0, "monitored_barrier").calls(1, "monitored_barrier")
+@pytest.mark.parametrize(
+    "scene",
+    [
+        pytest.param(
+            pipeline(2).calls(0, "monitored_barrier").calls(1, "monitored_barrier"), id="barrier"
+        ),
+        pytest.param(starting(3, range(3)), id="initialization"),
+    ],
+)
+def test_no_rank_is_named_if_all_have_come(scene: Scene) -> None:
+    """The network or the store is the cause."""
     claim = only(scene)
     assert (claim.suspects, claim.reason) == ((), Reason.NETWORK_OR_DEVICE)
 
@@ -152,49 +174,48 @@ def test_a_rank_that_ended_before_it_came() -> None:
 @pytest.mark.parametrize("change", [{"connected": False}, {"as_of_age": 30.0}])
 def test_a_rank_whose_telemetry_is_missing(change: dict[str, object]) -> None:
     """It may be in recv as well: it is listed as unknown."""
-    claim = only(receiving().rank(2, **change))
+    claim = only(calling().rank(2, **change))
     assert (claim.suspects, claim.unknown) == ((), (2,))
 
 
 def test_a_new_group_that_one_rank_does_not_make() -> None:
-    """All ranks have to call new_group; rank 2 has a minute for that, and is certain then."""
-    scene = pipeline()
-    for rank in (0, 1, 3):
-        scene.calls(rank, "new_group", age=50.0)
-    scene.calls(2, "").rank(2, moved_age=90.0)
-    assert claims(scene) == []
-    late = pipeline()
-    for rank in (0, 1, 3):
-        late.calls(rank, "new_group", age=70.0).rank(rank, moved_age=90.0)
-    late.calls(2, "").rank(2, moved_age=90.0)
-    assert blames(only(late)) == {2: (Reason.CPU_STUCK, HIGH)}
+    """All ranks have to call new_group; rank 2 has not in more than a minute, and is certain."""
+    claim = only(calling("new_group", age=70.0).calls(2, ""))
+    assert blames(claim) == {2: (Reason.CPU_STUCK, HIGH)}
 
 
 # -- initialization ------------------------------------------------------------------------------
 
 
-def test_a_rank_that_never_comes_to_init() -> None:
-    """Rank 3 loads a model before; three ranks have waited for more than a minute."""
-    claim = only(starting(4, range(3)))
-    assert blames(claim) == {3: (Reason.CPU_STUCK, HIGH)}
-    assert claim.suspects[0].evidence == "has not come to init_process_group"
+def seen_lately(scene: Scene) -> Scene:
+    """Stacks have shown the call for a second only."""
+    for rank in range(3):
+        scene.calls(rank, INIT, age=1.0, seen_age=0.1)
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("scene", "missing"),
+    [
+        pytest.param(starting(4, range(3)), [3], id="one"),
+        pytest.param(seen_lately(starting(4, range(3))), [3], id="one, by stages and late stacks"),
+        pytest.param(starting(4, [0, 1]), [2, 3], id="two, and each of them has to come"),
+        pytest.param(starting(4, [0, 1, 3], last=10.0), [2], id="one, another came 10 s ago"),
+        pytest.param(
+            starting(4, [0, 1, 3]).group("dp", range(4)).passed("dp", 7, range(4)),
+            [2],
+            id="one, when groups were destroyed and the default group is made again",
+        ),
+    ],
+)
+def test_ranks_that_never_come_to_init(scene: Scene, missing: list[int]) -> None:
+    """The others have waited for more than a minute."""
+    claim = only(scene)
+    assert blames(claim) == dict.fromkeys(missing, (Reason.CPU_STUCK, HIGH))
+    assert {one.evidence for one in claim.suspects} == {"has not come to init_process_group"}
     assert claim.collective is not None
     assert claim.collective.op == INIT
     assert (claim.collective.group, claim.collective.seq) == ("", -1)
-
-
-def test_a_stack_that_shows_the_same_call_later() -> None:
-    """The tap has seen the ranks in it for a minute, their stacks for a second only."""
-    scene = starting(4, range(3))
-    for rank in range(3):
-        scene.calls(rank, INIT, age=1.0, seen_age=0.1)
-    assert blames(only(scene)) == {3: (Reason.CPU_STUCK, HIGH)}
-
-
-def test_two_ranks_that_never_come_are_both_certain() -> None:
-    """Each of them has to come."""
-    claim = only(starting(4, [0, 1]))
-    assert blames(claim) == dict.fromkeys((2, 3), (Reason.CPU_STUCK, HIGH))
 
 
 def test_a_rank_that_no_agent_has_ever_seen() -> None:
@@ -204,37 +225,6 @@ def test_a_rank_that_no_agent_has_ever_seen() -> None:
     claim = only(scene)
     assert blames(claim) == {3: (Reason.UNREACHABLE, MEDIUM)}
     assert claim.suspects[0].evidence.startswith("no agent has ever seen it")
-
-
-def test_a_rank_that_came_is_not_to_blame() -> None:
-    """Rank 3 came ten seconds ago: rank 2 alone is missing."""
-    scene = starting(4, [0, 1])
-    scene.unrecorded[3] = []
-    scene.calls(3, INIT, age=10.0, source=WaitSource.STAGE)
-    assert blames(only(scene)) == {2: (Reason.CPU_STUCK, HIGH)}
-
-
-def test_all_have_come_to_init() -> None:
-    """The store or the network is the cause: no rank is named."""
-    claim = only(starting(3, range(3)))
-    assert (claim.suspects, claim.reason) == ((), Reason.NETWORK_OR_DEVICE)
-
-
-def test_the_last_has_just_come() -> None:
-    """Rank 2 came two seconds ago, and init_process_group needs some time from then on."""
-    scene = starting(3, range(3))
-    scene.unrecorded[2] = []
-    assert claims(scene.calls(2, INIT, age=2.0, source=WaitSource.STAGE)) == []
-
-
-def test_a_second_initialization() -> None:
-    """The ranks have destroyed their groups and make the default group again; rank 2 does not
-    come."""
-    scene = pipeline()
-    for rank in range(4):
-        scene.rank(rank, moved_age=80.0)
-        scene.calls(rank, INIT if rank != 2 else "", age=70.0, source=WaitSource.STAGE)
-    assert blames(only(scene)) == {2: (Reason.CPU_STUCK, HIGH)}
 
 
 def test_suspects_are_bounded() -> None:
