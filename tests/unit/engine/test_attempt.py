@@ -150,16 +150,6 @@ def test_an_attempt_ends_with_its_last_rank() -> None:
     assert job.attempt.tables.all_gone()
 
 
-def test_a_program_that_runs_ahead_is_not_stalled() -> None:
-    """All ops were enqueued long ago, and the device works through them: nothing is stuck."""
-    job = Job()
-    for second in range(60):
-        job.watermark(0, 100, second, head=0.0, as_of=second)
-        assert job.stalled(second) == []
-    job.hears(75)
-    assert job.stalled(75) == [(0, 60)]
-
-
 def test_marks_only_rise() -> None:
     """A watermark row that is behind the entries changes neither marks nor the head."""
     job = Job()

@@ -9,6 +9,8 @@ from frd.engine.clocks.exchange import Refusal
 from frd.engine.clocks.wall_readings import MOST_READINGS, WallReadings
 from tests.world.clocks import EPOCH, MS, S
 
+HALF = S // 2
+
 
 @pytest.mark.parametrize(
     ("row", "why"),
@@ -48,16 +50,12 @@ def test_refusals_do_not_last_for_ever() -> None:
 
 @pytest.mark.parametrize("step", [3 * S, -3 * S, 5 * MS])
 def test_steps_are_counted(step: int) -> None:
-    """The wall clock is set twice in four seconds, once within a message."""
+    """Two readings a second: the wall clock is set before the second message, and within the
+    third."""
     wall = WallReadings()
-    ahead = EPOCH
-    for second in range(1, 5):
-        ahead += step * (second == 2)
-        later = ahead + step * (second >= 3)
-        raws = [second * S, second * S + S // 2]
-        assert wall.read(raws, [raws[0] + ahead, raws[1] + later], [100, 100]) is None
-        ahead = later if second == 3 else ahead
-        if second == 3:
-            break
+    for halves, steps in (((2, 3), (0, 0)), ((4, 5), (1, 1)), ((6, 7), (1, 2))):
+        raws = [half * HALF for half in halves]
+        shown = [EPOCH + raw + step * so_far for raw, so_far in zip(raws, steps, strict=True)]
+        assert wall.read(raws, shown, [100, 100]) is None
     assert wall.steps == 2
-    assert wall.last == (3 * S + S // 2, 3 * S + S // 2 + EPOCH + 2 * step, 100)
+    assert wall.last == (7 * HALF, 7 * HALF + EPOCH + 2 * step, 100)

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from frd.engine.policy import Policy
 from frd.model import Change, Kind, RankState, Reason
-from tests.world.job import Job, changes
-
-
-def hanging() -> Job:
-    """Four ranks; rank 2 never comes to seq 1."""
-    job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
-    job.run(1)
-    return job.join("dp", [0, 1, 3], 1)
+from tests.world.job import Job, changes, hanging
 
 
 def test_a_stall_elsewhere_is_a_finding_of_its_own() -> None:
@@ -79,8 +72,7 @@ def test_what_stood_still_before_a_loss_is_not_the_loss() -> None:
 
 def test_an_exit_is_judged_before_a_stall_may_name_it() -> None:
     """2 is killed half a second before the others have waited long enough for a stall."""
-    job = hanging()
-    job.run(4.5)
+    job = hanging(4.5)
     job.status(2, RankState.EXITED, "killed")
     job.run(8)
     assert [(f.kind, f.suspects[0].reason) for f in job.findings()] == [

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
-
 from frd.engine.findings.attachments import Evidence
-from frd.engine.findings.claim import Known
-from frd.engine.findings.tracker import Tracker
-from frd.engine.hangs.detector import HangDetector, look_at
-from frd.engine.policy import Policy
-from frd.engine.state.snapshot import StalledOp
 from frd.forms import clock_text
 from frd.model import (
     Activity,
-    AlignedNs,
     Change,
     Confidence,
     ExitInfo,
@@ -25,7 +15,7 @@ from frd.model import (
     Reason,
 )
 from tests.world.job import Job, changes, hanging
-from tests.world.scene import Scene, named
+from tests.world.scene import named
 
 OPENED, UPDATED, CLOSED = Change.OPENED, Change.UPDATED, Change.CLOSED
 
@@ -54,16 +44,6 @@ def test_a_stall_opens_within_two_seconds_of_the_threshold_and_closes_when_it_is
     assert event.finding.closed_at is not None
     assert job.open() == []
     assert [f.id for f in job.findings()] == [finding.id]
-
-
-def test_waiting_longer_is_no_news() -> None:
-    """A minute of the same stall: one event, but the snapshot's waiting time goes on."""
-    job = hanging()
-    job.run(60)
-    assert changes(job.events) == [OPENED]
-    ref = job.only().collective
-    assert ref is not None
-    assert ref.waited_s == pytest.approx(60, abs=1)
 
 
 def test_one_incident_over_two_layers_of_groups_is_one_finding() -> None:
@@ -110,24 +90,6 @@ def test_a_suspect_is_not_replaced_by_one_look() -> None:
     job.run(3)
     assert changes(job.events) == [OPENED, CLOSED]
     assert set(named(job.events[-1].finding)) == {2}
-
-
-def test_an_unconfirmed_claim_opens_a_finding_when_it_has_lasted() -> None:
-    """Rank 3 is still inside what the others have completed, which reports of different age could
-    fake; the diagnosis lasts for 1.5 s, and another group stalls meanwhile."""
-    scene = Scene(4).group("dp", range(4)).group("tp", [0, 1])
-    scene.passed("dp", 7, [0, 1, 2]).waits("dp", 7, [3])
-    diagnosis, snapshot = scene.only(), scene.snapshot()
-    assert named(diagnosis) == {3: Reason.IN_COLLECTIVE_ALONE}
-    larger = replace(diagnosis, stalled=(StalledOp(0, 7), StalledOp(1, 3)))
-    life = HangDetector().lifetime(Policy())
-    tracker = Tracker(snapshot.key, [life])
-    events = []
-    for seconds, seen in ((0, diagnosis), (1, larger), (1.5, larger)):
-        now = replace(snapshot, now=AlignedNs(snapshot.now + round(seconds * 1e9)))
-        look = look_at(now, scene.stalls(), [seen], Policy(), Known())
-        events.append(changes(tracker.update(life, look, room=10)))
-    assert events == [[], [], [OPENED]]
 
 
 def test_a_first_suspect_is_named_immediately() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from frd.engine.policy import Policy
-from frd.model import AlignedNs, Change, RankState, Reason
+from frd.model import AlignedNs, Change, RankState
 from tests.world.job import Job, changes, hanging
-from tests.world.scene import named
 
 OPENED, CLOSED = Change.OPENED, Change.CLOSED
 
@@ -35,36 +34,6 @@ def test_other_jobs_are_not_concerned() -> None:
     assert {finding.job for finding in one.open()} == {"job", "other"}
     Job(4, attempt=1, engine=one.engine, now=one.now).run(1)
     assert {finding.job for finding in one.open()} == {"other"}
-
-
-def test_a_restarted_service_goes_on_with_the_same_finding() -> None:
-    """Killed during a stall; agents resync one by one: same id, no duplicate, no other suspect."""
-    job = hanging(8)
-    before = job.only()
-    job.restart_service()
-    assert job.only().id == before.id
-    job.reconnect([0, 1])
-    job.run(4)
-    job.reconnect([2, 3])
-    job.run(10)
-    finding = job.only()
-    assert finding.id == before.id
-    assert named(finding) == {2: Reason.CPU_STUCK}
-    assert [f.id for f in job.findings()] == [before.id]
-
-
-def test_a_restored_finding_closes_when_the_job_has_moved_on() -> None:
-    """The job went on during the restart; it closes when all waiting ranks have reported."""
-    job = hanging(8)
-    before = job.only()
-    job.restart_service()
-    job.marks.update({("dp", rank): [5, -1, 5, 0] for rank in range(4)})
-    job.reconnect([0, 1])
-    job.run(5)
-    assert job.only().id == before.id
-    job.reconnect([2, 3])
-    (event,) = job.run(3)
-    assert (event.change, event.finding.id) == (CLOSED, before.id)
 
 
 def test_a_restored_finding_is_not_closed_before_it_was_opened() -> None:

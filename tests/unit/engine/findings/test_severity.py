@@ -10,8 +10,9 @@ from frd.engine.engine import Engine
 from frd.engine.findings.claim import severity_of
 from frd.engine.policy import Policy
 from frd.forms import finding_from_json, finding_json
-from frd.model import Change, ExitInfo, ExitKind, Finding, Kind, RankState, Severity
+from frd.model import Change, ExitInfo, ExitKind, Finding, Kind, RankState, Reason, Severity
 from tests.world.job import Job, changes, hanging
+from tests.world.scene import named
 
 OPENED, UPDATED, CLOSED = Change.OPENED, Change.UPDATED, Change.CLOSED
 WARNING, CRITICAL = Severity.WARNING, Severity.CRITICAL
@@ -35,6 +36,7 @@ def test_a_stall_becomes_critical_once_and_stays_so() -> None:
     job.run(40)
     assert severities(job) == [(OPENED, WARNING), (UPDATED, CRITICAL)]
     assert job.only().severity is CRITICAL
+    assert job.only().collective.waited_s == pytest.approx(47, abs=1)  # type: ignore[union-attr]
     job.engine.adopt(replace(POLICY, critical_after_s=1000.0))
     job.run(2)
     job.join("dp", [2], 1).complete("dp", range(4), 1)
@@ -63,15 +65,19 @@ def test_critical_from_the_first_moment_if_the_policy_says_so() -> None:
 
 
 def test_a_hang_goes_on_over_a_restart_of_the_service() -> None:
-    """The restored finding counts from when it opened, as soon as it has been seen again."""
+    """Agents resync one by one: the restored finding keeps its id and its suspect, and counts from
+    when it opened, as soon as it has been seen again."""
     job = hanging(10, policy=POLICY)
     before = job.only()
     job.restart_service()
     job.run(40)
     assert job.only().severity is WARNING, "no look has shown it since"
-    job.reconnect(range(4))
-    job.run(2)
-    assert (job.only().id, job.only().severity) == (before.id, CRITICAL)
+    job.reconnect([0, 1])
+    job.run(4)
+    job.reconnect([2, 3])
+    job.run(10)
+    assert [finding.id for finding in job.findings()] == [before.id]
+    assert (named(job.only()), job.only().severity) == ({2: Reason.CPU_STUCK}, CRITICAL)
 
 
 def test_what_ended_while_the_service_was_down_does_not_become_critical() -> None:
@@ -86,6 +92,7 @@ def test_what_ended_while_the_service_was_down_does_not_become_critical() -> Non
     job.reconnect([0, 1])
     job.run(5)
     assert severities(job) == [(OPENED, WARNING), (CLOSED, WARNING)]
+    assert job.events[0].finding.id == job.events[1].finding.id
 
 
 PEER_LOST = ExitInfo(ExitKind.EXCEPTION, exception="RuntimeError: Connection closed by peer")

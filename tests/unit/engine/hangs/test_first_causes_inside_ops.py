@@ -99,13 +99,6 @@ def test_most_of_a_group_left_behind_is_a_weaker_claim() -> None:
     assert {suspect.confidence for suspect in diagnosis.suspects} == {Confidence.MEDIUM}
 
 
-def test_an_op_that_does_not_synchronize_names_no_rank() -> None:
-    """0 and 1 completed a broadcast that 2 and 3 are inside: that proves no fault."""
-    scene = Scene(4).group("dp", range(4), s7="broadcast").passed("dp", 7, [0, 1])
-    diagnosis = scene.waits("dp", 7, [2, 3]).only()
-    assert (diagnosis.suspects, diagnosis.reason) == ((), Reason.NETWORK_OR_DEVICE)
-
-
 def not_started() -> Scene:
     """With timing on: all joined, the devices of 0, 1 and 3 started, the one of 2 did not."""
     return all_joined().started("dp", 7, [0, 1, 3]).started("dp", 6, [2])

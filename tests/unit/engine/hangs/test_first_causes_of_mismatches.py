@@ -60,8 +60,7 @@ def test_a_mismatch_and_a_stall_of_one_rank_are_one_incident() -> None:
 def test_the_minority_of_a_mismatch_is_named() -> None:
     """Three ranks passed all_reduce, 2 passed broadcast: 2 is the suspect, the others victims."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
-    mismatch = Mismatch(0, 7, [all_reduce(0, 1, 3), broadcast(2)], "ops differ", complete=True)
-    diagnosis = scene.mismatch(mismatch).only()
+    diagnosis = scene.mismatch(odd_broadcast(0, 7, odd=2)).only()
     assert diagnosis.kind is Kind.MISMATCH
     assert blamed(diagnosis) == {2: (Reason.MISMATCH, Confidence.HIGH)}
     assert diagnosis.victims == (0, 1, 3)
@@ -89,15 +88,6 @@ def test_a_mismatch_outranks_the_absence_that_follows_from_it() -> None:
     assert named(diagnosis) == {2: Reason.MISMATCH}
     assert diagnosis.victims == (0, 1, 3)
     assert diagnosis.instance == Instance(1, 3)
-
-
-def test_only_the_first_mismatch_of_a_group_counts() -> None:
-    """After one skipped call nothing of the group matches any more; the first is the cause."""
-    scene = Scene(3).group("dp", range(3)).passed("dp", 9, range(3))
-    for seq in (9, 8, 7):
-        mismatch = Mismatch(0, seq, [all_reduce(0, 2), broadcast(1)], "ops", complete=True)
-        scene.mismatch(mismatch)
-    assert scene.only().instance == Instance(0, 7)
 
 
 def test_sums_that_do_not_balance_name_all_with_little_confidence() -> None:

@@ -157,8 +157,9 @@ def test_it_closes_when_memory_falls_back() -> None:
 
 
 def test_out_of_memory() -> None:
-    """The kernel kills the rank that grew: kind `oom`, with what was asked for and what is left."""
-    job = Job(CALM, plus(CALM, ramp(20, 3)), CALM)
+    """The kernel kills the rank that grew: kind `oom`, with what was asked for and what is left.
+    Only one finding may be open: that of the spike makes room for what it has become."""
+    job = Job(CALM, plus(CALM, ramp(20, 3)), CALM, max_findings=1)
     job.run(24)
     kill = MemoryEvent(1, MemoryEventKind.OOM_KILL, NodeNs(0))
     job.attempt.memory.event(kill, at(24.5), S // 1000, at(24.5))
@@ -167,16 +168,6 @@ def test_out_of_memory() -> None:
     assert (oom.kind, oom.state) == (Kind.OOM, FindingState.OPEN)
     assert oom.summary == "rank 1 ran out of host memory: +14.0 GiB in 4.9 s, 0 bytes left"
     assert "an allocation failed" in oom.suspects[0].evidence
-
-
-def test_an_oom_takes_the_place_of_its_spike() -> None:
-    """Only one finding may be open: that of the spike makes room for what it has become."""
-    job = Job(CALM, plus(CALM, ramp(20, 3)), max_findings=1)
-    job.run(24)
-    kill = MemoryEvent(1, MemoryEventKind.OOM_KILL, NodeNs(0))
-    job.attempt.memory.event(kill, at(24.5), S // 1000, at(24.5))
-    changes = [(event.change, event.finding.kind) for event in job.run(26)]
-    assert changes[-2:] == [(Change.CLOSED, Kind.MEMORY_SPIKE), (Change.OPENED, Kind.OOM)]
 
 
 @pytest.mark.parametrize(
