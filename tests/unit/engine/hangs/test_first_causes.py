@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from frd.engine.hangs.ops_in_flight import Instance, Waits
@@ -36,45 +38,58 @@ def test_evidence_of_a_rank_that_never_joined_anything() -> None:
     assert diagnosis.suspects[0].evidence == "has not joined a collective of dp yet"
 
 
+STOPPED = "process 4711 is stopped (state T)"
+
+
 @pytest.mark.parametrize(
-    ("state", "detail", "reason", "confidence"),
+    ("rank_two", "reason", "confidence"),
     [
-        (RankState.EXITED, "killed", Reason.EXITED, Confidence.HIGH),
-        (RankState.FINISHED, "", Reason.EXITED, Confidence.HIGH),
-        (
-            RankState.SILENT,
-            "process 4711 is stopped (state T)",
-            Reason.UNREACHABLE,
-            Confidence.HIGH,
+        pytest.param(
+            {"state": RankState.EXITED, "detail": "killed", "state_age": 11, "as_of_age": 12},
+            Reason.EXITED, Confidence.HIGH, id="killed",
         ),
-        (RankState.SILENT, "its socket does not answer", Reason.UNREACHABLE, Confidence.MEDIUM),
+        pytest.param(
+            {"state": RankState.EXITED, "detail": "killed", "state_age": 2, "as_of_age": 12},
+            Reason.EXITED, Confidence.MEDIUM, id="killed, may have joined and waited before that",
+        ),
+        pytest.param(
+            {"state": RankState.FINISHED, "state_age": 11, "as_of_age": 11},
+            Reason.EXITED, Confidence.HIGH, id="finished",
+        ),
+        pytest.param(
+            {"state": RankState.SILENT, "detail": STOPPED, "state_age": 11, "as_of_age": 11},
+            Reason.UNREACHABLE, Confidence.HIGH, id="stopped",
+        ),
+        pytest.param(
+            {"state": RankState.SILENT, "detail": "no answer", "state_age": 11, "as_of_age": 11},
+            Reason.UNREACHABLE, Confidence.MEDIUM, id="silent",
+        ),
+        pytest.param(
+            {"connected": False, "as_of_age": 30},
+            Reason.UNREACHABLE, Confidence.MEDIUM, id="its agent is not connected",
+        ),
+        pytest.param(
+            {"as_of_age": 8}, Reason.UNREACHABLE, Confidence.LOW, id="nothing fresh for 8 s"
+        ),
+        *(
+            pytest.param(
+                {"moved_age": moved, "as_of_age": reported}, Reason.CPU_STUCK, confidence,
+                id=f"in no op, moved {moved} s ago, reported {reported} s ago",
+            )
+            for moved, reported, confidence in (
+                (0.5, 0.1, Confidence.MEDIUM), (7, 3, Confidence.MEDIUM), (7, 1, Confidence.HIGH)
+            )
+        ),
     ],
-)
-def test_positive_evidence_of_an_agent(
-    state: RankState, detail: str, reason: Reason, confidence: Confidence
+)  # fmt: skip
+def test_what_is_known_of_the_missing_rank(
+    rank_two: dict[str, Any], reason: Reason, confidence: Confidence
 ) -> None:
-    """The missing rank's agent says that its process exited, finished early, or is frozen."""
-    diagnosis = missing_two(state=state, detail=detail, state_age=11, as_of_age=11).only()
-    assert named(diagnosis) == {2: reason}
-    assert diagnosis.suspects[0].confidence is confidence
-    assert detail in diagnosis.suspects[0].evidence
+    """Its agent says how it is, or nothing is heard of it: it is named as surely as that."""
+    diagnosis = missing_two(**rank_two).only()
+    assert blamed(diagnosis) == {2: (reason, confidence)}
+    assert rank_two.get("detail", "") in diagnosis.suspects[0].evidence
     assert diagnosis.victims == (0, 1, 3)
-
-
-@pytest.mark.parametrize(
-    ("state", "confidence"),
-    [
-        ({"state_age": 11, "as_of_age": 12}, Confidence.HIGH),
-        ({"state_age": 2, "as_of_age": 12}, Confidence.MEDIUM),
-    ],
-)
-def test_a_rank_that_may_have_waited_before_it_ended(
-    state: dict[str, float], confidence: Confidence
-) -> None:
-    """What rank 2 did before it was killed is not known: in 8 s it may have joined, and waited for
-    another rank as the others did."""
-    [suspect] = missing_two(state=RankState.EXITED, detail="killed", **state).only().suspects
-    assert (suspect.reason, suspect.confidence) == (Reason.EXITED, confidence)
 
 
 def test_a_rank_that_may_have_waited_in_an_op_before_it_ended() -> None:
@@ -141,14 +156,6 @@ def test_an_absence_is_proven_once_the_wait_for_it_is_a_stall() -> None:
     assert blamed(scene.rank(2, as_of_age=0.9).only()) == {2: (Reason.CPU_STUCK, Confidence.HIGH)}
 
 
-def test_a_rank_between_two_collectives_is_not_called_stuck_for_sure() -> None:
-    """Rank 2 has nothing outstanding, but one of its watermarks rose a moment ago, or less than a
-    stall's time before its last word."""
-    assert missing_two(moved_age=0.5).only().suspects[0].confidence is Confidence.MEDIUM
-    assert missing_two(moved_age=7, as_of_age=3).only().suspects[0].confidence is Confidence.MEDIUM
-    assert missing_two(moved_age=7, as_of_age=1).only().suspects[0].confidence is Confidence.HIGH
-
-
 def test_a_moving_rank_is_not_named_if_another_is_stuck() -> None:
     """Ranks 1 and 2 are both missing; 1 makes progress elsewhere, 2 does nothing."""
     scene = Scene(4).group("dp", range(4)).passed("dp", 6, [1, 2]).waits("dp", 7, [0, 3])
@@ -158,30 +165,22 @@ def test_a_moving_rank_is_not_named_if_another_is_stuck() -> None:
     assert diagnosis.collective.missing_ranks == (1, 2)
 
 
-@pytest.mark.parametrize(
-    ("changes", "confidence"),
-    [
-        ({"connected": False, "as_of_age": 30}, Confidence.MEDIUM),
-        ({"as_of_age": 8}, Confidence.LOW),
-    ],
-)
-def test_a_rank_without_fresh_telemetry_is_unreachable_at_most(
-    changes: dict[str, object], confidence: Confidence
-) -> None:
-    """The stream of the missing rank's agent is down; or nothing fresh came from it for 8 s."""
-    assert blamed(missing_two(**changes).only()) == {2: (Reason.UNREACHABLE, confidence)}
+def hidden(scene: Scene) -> Scene:
+    scene.hidden.add(("dp", 2))
+    return scene
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "scene",
     [
-        pytest.param({"gap": True}, id="gap"),
-        pytest.param({"declared": False}, id="never seen"),
+        pytest.param(missing_two(gap=True), id="gap"),
+        pytest.param(missing_two(declared=False), id="never seen"),
+        pytest.param(hidden(missing_two()), id="its dump has lost everything of the group"),
     ],
 )
-def test_a_rank_of_which_too_little_is_known_is_unknown(changes: dict[str, object]) -> None:
-    """The missing rank's telemetry has a gap, or no agent ever reported the rank."""
-    diagnosis = missing_two(**changes).only()
+def test_a_rank_of_which_too_little_is_known_is_unknown(scene: Scene) -> None:
+    """Whether the missing rank has joined cannot be said."""
+    diagnosis = scene.only()
     assert (diagnosis.suspects, diagnosis.unknown, diagnosis.victims) == ((), (2,), (0, 1, 3))
 
 
@@ -284,23 +283,9 @@ def test_a_rank_that_may_have_joined_is_not_absent() -> None:
     assert (diagnosis.suspects, diagnosis.unknown) == ((), (1,))
 
 
-def test_a_job_without_groups() -> None:
-    """Nothing was declared yet."""
-    assert Scene(2).find() == []
-    assert Scene(0).find() == []
-
-
 def test_a_group_without_known_members() -> None:
     """No member reported who belongs to the group, and none has joined."""
     assert Scene(2).group("x", []).group("dp", [0, 1]).waits("dp", 1, [0]).only().suspects
-
-
-def test_a_member_whose_marks_are_hidden_is_unknown() -> None:
-    """Rank 2 shows nothing of seq 7, but its dump has lost everything of the group."""
-    scene = missing_two()
-    scene.hidden.add(("dp", 2))
-    diagnosis = scene.only()
-    assert (named(diagnosis), diagnosis.unknown) == ({}, (2,))
 
 
 # -- ops in flight ---------------------------------------------------------------------------------

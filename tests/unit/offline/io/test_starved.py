@@ -111,74 +111,66 @@ def claim(tmp_path: Path) -> Callable[..., Starved | None]:
 Claim = Callable[..., Starved | None]
 ACROSS = (2 * S, 80 * S)
 """A call that was in progress when the rank was last seen."""
+FETCHING = "while its main thread was waiting for a batch"
 
 
 # -- what is claimed -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("calls", "children", "certainty", "says"),
-    [
-        ([opened(100), read(*ACROSS)], [], "seen", "pid 102 was in read of it for 1 min"),
-        (
-            [fetch(1 * S, 81 * S)],
-            [[opened(100), read(*ACROSS)], [opened(50, OTHER)]],
-            "seen",
-            "its child pid 202 was in read of it for 1 min",
-        ),
-        (
-            [fetch(1 * S, 81 * S)],
-            [[read(*ACROSS)], [read(2 * S, 70 * S, OTHER)]],
-            "likely",
-            "while its main thread was waiting for a batch; calls on 1 other file were in progress",
-        ),
-        (
-            [fetch(1 * S, 81 * S)],
-            [[read(*ACROSS)], [read(n * S, n * S + 9, OTHER) for n in range(2, 79)]],
-            "likely",
-            "while its main thread was waiting for a batch",
-        ),
-        (
-            [fetch(1 * S, 200 * S)],
-            [[read(*ACROSS)]],
-            "likely",
-            "while its main thread was waiting for a batch",
-        ),
-        (
-            [forward(3_000, 45 * S), fetch(45 * S, 81 * S)],
-            [[read(2 * S, 70 * S)]],
-            "likely",
-            "while its main thread was waiting for a batch",
-        ),
-        ([opened(100)], [[read(*ACROSS)]], "likely", "does not show what its main thread was"),
-        (
-            [forward(500, 900), Call("write", 2 * S, 78 * S, file=DATA, ret=9, tid=7)],
-            [],
-            "likely",
-            "a thread of pid 102 was in write of it",
-        ),
-        ([opened(3_000)], [], "likely", "the last call of pid 102 that ended is open64 of it"),
-        ([forward(3_000, 9_000)], [[opened(9_500)]], "likely", "its child pid 202 that ended"),
-        ([read(3_000, 59 * S), opened(2_900)], [], "likely", "that ended is read of it"),
-    ],
-    ids=[
-        "in a read",
-        "in a fetch while a child reads",
-        "in a fetch while two children read",
-        "in a fetch while a child reads and another one makes many short reads",
-        "in a fetch that lasted long after the child's read",
-        "in a fetch that began lately while a child reads",
-        "silent while a child reads",
-        "silent while a thread writes a checkpoint",
-        "silent after an open",
-        "silent while a child is silent after an open",
-        "silent after a read that took nearly the whole wait",
-    ],
-)
-def test_a_rank_that_waited_is_starved(
-    claim: Claim, calls: Sequence[Call], children: Children, certainty: str, says: str
-) -> None:
+STARVED: dict[str, tuple[Sequence[Call], Children, str, str]] = {
+    "in a read": ([opened(100), read(*ACROSS)], [], "seen", "pid 102 was in read of it for 1 min"),
+    "in a fetch while a child reads": (
+        [fetch(1 * S, 81 * S)],
+        [[opened(100), read(*ACROSS)], [opened(50, OTHER)]],
+        "seen",
+        "its child pid 202 was in read of it for 1 min",
+    ),
+    "in a fetch while two children read": (
+        [fetch(1 * S, 81 * S)],
+        [[read(*ACROSS)], [read(2 * S, 70 * S, OTHER)]],
+        "likely",
+        "while its main thread was waiting for a batch; calls on 1 other file were in progress",
+    ),
+    "in a fetch while a child reads and another one makes many short reads": (
+        [fetch(1 * S, 81 * S)],
+        [[read(*ACROSS)], [read(n * S, n * S + 9, OTHER) for n in range(2, 79)]],
+        "likely",
+        FETCHING,
+    ),
+    "in a fetch that lasted long after the child's read": (
+        [fetch(1 * S, 200 * S)], [[read(*ACROSS)]], "likely", FETCHING,
+    ),
+    "in a fetch that began lately while a child reads": (
+        [forward(3_000, 45 * S), fetch(45 * S, 81 * S)],
+        [[read(2 * S, 70 * S)]],
+        "likely",
+        FETCHING,
+    ),
+    "silent while a child reads": (
+        [opened(100)], [[read(*ACROSS)]], "likely", "does not show what its main thread was",
+    ),
+    "silent while a thread writes a checkpoint": (
+        [forward(500, 900), Call("write", 2 * S, 78 * S, file=DATA, ret=9, tid=7)],
+        [],
+        "likely",
+        "a thread of pid 102 was in write of it",
+    ),
+    "silent after an open": (
+        [opened(3_000)], [], "likely", "the last call of pid 102 that ended is open64 of it",
+    ),
+    "silent while a child is silent after an open": (
+        [forward(3_000, 9_000)], [[opened(9_500)]], "likely", "its child pid 202 that ended",
+    ),
+    "silent after a read that took nearly the whole wait": (
+        [read(3_000, 59 * S), opened(2_900)], [], "likely", "that ended is read of it",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STARVED)
+def test_a_rank_that_waited_is_starved(claim: Claim, name: str) -> None:
     """`seen` only if the main thread was in the call or in a fetch which ended after it."""
+    calls, children, certainty, says = STARVED[name]
     found = claim(calls, children)
     assert found is not None
     assert (found.path, found.certainty) == (DATA, certainty)
@@ -188,91 +180,76 @@ def test_a_rank_that_waited_is_starved(
 
 # -- what is refuted -------------------------------------------------------------------------------
 
+IN_FORWARD = forward(1 * S, 90 * S)
+OPENED_AND_READ = [opened(3_000), read(4_000, 5_000)]
+REFUTED: dict[str, tuple[Sequence[Call], Children]] = {
+    # The last call that ended is on a file that is open.
+    "the main process fetched after the child's last call": (
+        [fetch(30 * S, 31 * S)], [OPENED_AND_READ],
+    ),
+    "the main process computed after the child's last call": (
+        [forward(10 * S, 11 * S)], [OPENED_AND_READ],
+    ),
+    "the rank entered a collective after the child's last call": (
+        [], [[opened(100), read(500, 900)]],
+    ),
+    "the program began something else after the open": (
+        [opened(3_000), span("save", "checkpoint", 5_000, 6_000)], [],
+    ),
+    "the file was closed later": ([opened(3_000), Call("close", 61 * S, 5, file=DATA)], []),
+    "the main process computed later": ([opened(3_000), forward(61 * S, 70 * S)], []),
+    "the rank was reading until lately": ([opened(3_000), read(59 * S, 59 * S + 9_000)], []),
+    "the last call was a write to a log": (
+        [opened(100, LOG), Call("write", 3_000, 5, file=LOG, ret=9)], [],
+    ),
+    "the file is closed": ([opened(100), Call("close", 3_000, 5, file=DATA)], []),
+    "two children have different files open": (
+        [forward(10 * S, 11 * S)], [[opened(12 * S)], [opened(13 * S, OTHER)]],
+    ),
+    "another child has been silent for longer, after an open of another file": (
+        [forward(10 * S, 11 * S)], [[opened(12 * S)], [opened(9 * S, OTHER)]],
+    ),
+    "the child may be idle, because its last read has ended": (
+        [forward(10 * S, 11 * S)], [[opened(12 * S), read(13 * S, 14 * S)]],
+    ),
+    "the main process has got its batch": ([fetch(10 * S, 11 * S)], [[opened(12 * S)]]),
+    "two threads have different files open": (
+        [opened(3_000, DATA, tid=7), opened(3_100, OTHER, tid=8)], [],
+    ),
+    # Something was read when the rank was last seen.
+    "it computes while a thread reads": ([IN_FORWARD, read(*ACROSS, tid=7)], []),
+    "it computes while a child reads": ([IN_FORWARD], [[read(*ACROSS)]]),
+    "it sleeps while a child reads": ([Call("sleep", 1 * S, 90 * S)], [[read(*ACROSS)]]),
+    "its fetch ended before the child's read": ([fetch(1 * S, 70 * S)], [[read(*ACROSS)]]),
+    "a child writes while it fetches": (
+        [fetch(1 * S, 90 * S)], [[Call("write", 2 * S, 78 * S, file=DATA, ret=9)]],
+    ),
+    "it computed until lately": ([forward(3_000, 50 * S)], [[read(*ACROSS)]]),
+    "it computed before the child's read ended": ([forward(70 * S, 90 * S)], [[read(*ACROSS)]]),
+    "it reads something that the trace does not name": (
+        [opened(100), Call("read", *ACROSS)], [[read(*ACROSS)]],
+    ),
+    "the read took 80 ms": ([opened(100), read(59_950_000, 60_030_000)], []),
+    "the read took a tenth of the wait": ([opened(100), read(58 * S, 62 * S)], []),
+    "the read began after the rank was seen": ([read(61 * S, 80 * S)], []),
+    "two children read": ([], [[read(*ACROSS)], [read(2 * S, 70 * S, OTHER)]]),
+    "a child reads, and another one is silent after an open": (
+        [], [[read(*ACROSS)], [opened(3_000, OTHER)]],
+    ),
+    "a child reads, and the main process is silent after a read": (
+        [opened(100, OTHER), read(2_500, 2_900, OTHER)], [[opened(150), read(*ACROSS)]],
+    ),
+    "a child reads, and the main process has got its batch": (
+        [fetch(3_000, 4_000)], [[read(*ACROSS)]],
+    ),
+}  # fmt: skip
 
-@pytest.mark.parametrize(
-    ("calls", "children"),
-    [
-        ([fetch(30 * S, 31 * S)], [[opened(3_000), read(4_000, 5_000)]]),
-        ([forward(10 * S, 11 * S)], [[opened(3_000), read(4_000, 5_000)]]),
-        ([], [[opened(100), read(500, 900)]]),
-        ([opened(3_000), span("save", "checkpoint", 5_000, 6_000)], []),
-        ([opened(3_000), Call("close", 61 * S, 5, file=DATA)], []),
-        ([opened(3_000), forward(61 * S, 70 * S)], []),
-        ([opened(3_000), read(59 * S, 59 * S + 9_000)], []),
-        ([opened(100, LOG), Call("write", 3_000, 5, file=LOG, ret=9)], []),
-        ([opened(100), Call("close", 3_000, 5, file=DATA)], []),
-        ([forward(10 * S, 11 * S)], [[opened(12 * S)], [opened(13 * S, OTHER)]]),
-        ([forward(10 * S, 11 * S)], [[opened(12 * S)], [opened(9 * S, OTHER)]]),
-        ([forward(10 * S, 11 * S)], [[opened(12 * S), read(13 * S, 14 * S)]]),
-        ([fetch(10 * S, 11 * S)], [[opened(12 * S)]]),
-        ([opened(3_000, DATA, tid=7), opened(3_100, OTHER, tid=8)], []),
-    ],
-    ids=[
-        "the main process fetched after the child's last call",
-        "the main process computed after the child's last call",
-        "the rank entered a collective after the child's last call",
-        "the program began something else after the open",
-        "the file was closed later",
-        "the main process computed later",
-        "the rank was reading until lately",
-        "the last call was a write to a log",
-        "the file is closed",
-        "two children have different files open",
-        "another child has been silent for longer, after an open of another file",
-        "the child may be idle, because its last read has ended",
-        "the main process has got its batch",
-        "two threads have different files open",
-    ],
-)
-def test_an_open_file_is_no_cause_if_the_rank_went_on(
-    claim: Claim, calls: Sequence[Call], children: Children
-) -> None:
-    """The last call that ended is on a file that is open, but the trace shows later work."""
-    assert claim(calls, children) is None
 
-
-@pytest.mark.parametrize(
-    ("calls", "children"),
-    [
-        ([forward(1 * S, 90 * S), read(*ACROSS, tid=7)], []),
-        ([forward(1 * S, 90 * S)], [[read(*ACROSS)]]),
-        ([Call("sleep", 1 * S, 90 * S)], [[read(*ACROSS)]]),
-        ([fetch(1 * S, 70 * S)], [[read(*ACROSS)]]),
-        ([fetch(1 * S, 90 * S)], [[Call("write", 2 * S, 78 * S, file=DATA, ret=9)]]),
-        ([forward(3_000, 50 * S)], [[read(*ACROSS)]]),
-        ([forward(70 * S, 90 * S)], [[read(*ACROSS)]]),
-        ([opened(100), Call("read", *ACROSS)], [[read(*ACROSS)]]),
-        ([opened(100), read(59_950_000, 60_030_000)], []),
-        ([opened(100), read(58 * S, 62 * S)], []),
-        ([read(61 * S, 80 * S)], []),
-        ([], [[read(*ACROSS)], [read(2 * S, 70 * S, OTHER)]]),
-        ([], [[read(*ACROSS)], [opened(3_000, OTHER)]]),
-        ([opened(100, OTHER), read(2_500, 2_900, OTHER)], [[opened(150), read(*ACROSS)]]),
-        ([fetch(3_000, 4_000)], [[read(*ACROSS)]]),
-    ],
-    ids=[
-        "it computes while a thread reads",
-        "it computes while a child reads",
-        "it sleeps while a child reads",
-        "its fetch ended before the child's read",
-        "a child writes while it fetches",
-        "it computed until lately",
-        "it computed before the child's read ended",
-        "it reads something that the trace does not name",
-        "the read took 80 ms",
-        "the read took a tenth of the wait",
-        "the read began after the rank was seen",
-        "two children read",
-        "a child reads, and another one is silent after an open",
-        "a child reads, and the main process is silent after a read",
-        "a child reads, and the main process has got its batch",
-    ],
-)
-def test_a_call_in_progress_is_no_cause_if_the_rank_did_not_wait_for_it(
-    claim: Claim, calls: Sequence[Call], children: Children
-) -> None:
-    """Something was read when the rank was last seen, but that is not what kept it."""
-    assert claim(calls, children) is None
+@pytest.mark.parametrize("name", REFUTED)
+def test_what_did_not_keep_the_rank_is_no_cause(claim: Claim, name: str) -> None:
+    """A file is open, or was being read when the rank was last seen, but the rank went on
+    afterwards, or did not wait for that."""
+    assert claim(*REFUTED[name]) is None
 
 
 @pytest.mark.parametrize("reason", [Reason.MISMATCH, Reason.IN_COLLECTIVE_ALONE])
