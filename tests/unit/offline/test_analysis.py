@@ -59,11 +59,37 @@ def active_only(status_of_two: dict[int, Status], names: tuple[str, str]) -> Ana
     return analyze(folder.rank(2, status=status_of_two).trace())
 
 
-def test_counters_of_numbered_groups_are_translated_by_order() -> None:
-    """Rank 2's own ids are 8 and 9; its second group is at seq 6, so it never joined."""
-    found = active_only({8: Status(40, -1, 40), 9: Status(6, -1, 6)}, ("0", "4"))
-    assert suspects(found) == {2: Reason.CPU_STUCK}
-    assert found.collectives[0].missing_ranks == (2,)
+NUMBERED, HASHED = ("0", "4"), ("a1f3", "77cd")
+
+
+@pytest.mark.parametrize(
+    ("names", "status_of_two", "named", "unknown"),
+    [
+        pytest.param(
+            NUMBERED, {8: Status(40, -1, 40), 9: Status(6, -1, 6)}, {2: Reason.CPU_STUCK}, (),
+            id="groups are numbered: its second one is at seq 6, so it never joined",
+        ),
+        pytest.param(
+            HASHED, {8: Status(40, -1, 40), 9: Status(6, -1, 6)}, {2: Reason.CPU_STUCK}, (),
+            id="names are hashed, but no counter is 7: it cannot have joined and left",
+        ),
+        pytest.param(
+            HASHED, {8: Status(7, -1, 7), 9: Status(6, -1, 6)}, {}, (2,),
+            id="names are hashed, and a counter of an unknown group is 7",
+        ),
+    ],
+)  # fmt: skip
+def test_counters_of_a_rank_whose_ids_of_groups_differ(
+    names: tuple[str, str],
+    status_of_two: dict[int, Status],
+    named: dict[int, Reason],
+    unknown: tuple[int, ...],
+) -> None:
+    """Rank 2's own ids are 8 and 9: groups are told apart by their order, or counters by value."""
+    found = active_only(status_of_two, names)
+    (finding,) = found.findings
+    assert (suspects(found), finding.unknown) == (named, unknown)
+    assert found.collectives[0].missing_ranks == tuple(named)
 
 
 def test_ids_of_one_rank_say_nothing_of_another() -> None:
@@ -72,19 +98,6 @@ def test_ids_of_one_rank_say_nothing_of_another() -> None:
     assert suspects(found) == {0: Reason.IN_COLLECTIVE_ALONE, 1: Reason.IN_COLLECTIVE_ALONE}
     (finding,) = found.findings
     assert {s.confidence for s in finding.suspects} == {Confidence.MEDIUM}
-
-
-def test_counters_that_cannot_be_translated_prove_absence_by_value() -> None:
-    """Hashed names, but no counter of rank 2 is 7: it cannot have joined and left."""
-    found = active_only({8: Status(40, -1, 40), 9: Status(6, -1, 6)}, ("a1f3", "77cd"))
-    assert suspects(found) == {2: Reason.CPU_STUCK}
-
-
-def test_counters_that_cannot_be_translated_may_say_nothing() -> None:
-    """Hashed names, and a counter of an unknown group is 7: rank 2 is unknown."""
-    found = active_only({8: Status(7, -1, 7), 9: Status(6, -1, 6)}, ("a1f3", "77cd"))
-    (finding,) = found.findings
-    assert (suspects(found), finding.unknown) == ({}, (2,))
 
 
 def test_a_counter_of_p2p_ops_is_no_seq() -> None:
@@ -118,22 +131,20 @@ def test_a_p2p_entry_tells_how_far_its_rank_came() -> None:
 # -- rings, resets, groups that come back ----------------------------------------------------
 
 
-def test_a_ring_that_reaches_back_far_enough_proves_absence() -> None:
-    """Rank 1 has recorded for 10 s without the group in which 0 has waited for 5 s."""
+@pytest.mark.parametrize(
+    ("begins_ms", "named", "unknown"),
+    [(0, {1: Reason.CPU_STUCK}, ()), (6_000, {}, (1,))],
+    ids=["before the wait", "after the wait began: whatever came before is lost"],
+)
+def test_a_ring_that_reaches_back_far_enough_proves_absence(
+    begins_ms: int, named: dict[int, Reason], unknown: tuple[int, ...]
+) -> None:
+    """Rank 1 has recorded without the group in which 0 has waited since 5 s."""
     folder = Folder().group("abc", range(2)).group("def", [1])
     folder.rank(0, waits(8, "abc", at=5_000), first_record=100)
-    rows = [done(seq, "def", at=seq * 1_000) for seq in range(11)]
+    rows = [done(seq, "def", at=begins_ms + seq * 1_000) for seq in range(11)]
     found = analyze(folder.rank(1, *rows, first_record=400).trace())
-    assert suspects(found) == {1: Reason.CPU_STUCK}
-
-
-def test_a_ring_that_begins_too_late_proves_nothing() -> None:
-    """Rank 1's ring begins after 0 began to wait: whatever came before is lost."""
-    folder = Folder().group("abc", range(2)).group("def", [1])
-    folder.rank(0, waits(8, "abc", at=5_000), first_record=100)
-    rows = [done(seq, "def", at=6_000 + seq) for seq in range(11)]
-    (finding,) = analyze(folder.rank(1, *rows, first_record=400).trace()).findings
-    assert (finding.unknown, finding.suspects) == ((1,), ())
+    assert (suspects(found), found.findings[0].unknown) == (named, unknown)
 
 
 def test_a_recorder_without_entries_of_what_it_must_have_joined_was_off() -> None:

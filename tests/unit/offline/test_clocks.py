@@ -84,17 +84,6 @@ def test_nodes_that_the_folder_does_not_tell_of_are_estimated() -> None:
 # -- estimated -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error_ms", [-60_000.0, 7_000.0])
-def test_offsets_are_estimated_from_completed_collectives(error_ms: float) -> None:
-    """No rank completes an all_reduce before the last one joined: two clocks apart by that cannot
-    be."""
-    found = clocks(job(0, error_ms))
-    reach = found.uncertainty_ns[1]
-    assert reach is not None
-    assert abs(found.offset_ns[1] + error_ms * MS) <= reach <= 21 * MS
-    assert found.source == "estimated from 8 collectives, ±20 ms"
-
-
 def test_clocks_that_agree_are_left_alone() -> None:
     """Completion comes after creation on every clock: nothing asks for a correction."""
     assert clocks(job(0, 5)).offset_ns == {0: 0, 1: 0}
@@ -190,9 +179,11 @@ def test_of_two_clocks_that_contradict_each_other_nobody_knows_which() -> None:
     ]
 
 
-def test_json_tells_offsets_and_how_exact_they_are() -> None:
-    """By rank, in seconds; null where nothing bounds them."""
-    document = analyze(job(0, 7_000).trace()).to_json()["clocks"]
-    assert document["source"].startswith("estimated from 8")
-    assert document["offset_s"]["1"] == pytest.approx(-7.0, abs=0.03)
+@pytest.mark.parametrize("error_s", [-60.0, 7.0])
+def test_json_tells_offsets_and_how_exact_they_are(error_s: float) -> None:
+    """No rank completes an all_reduce before the last one joined: two clocks cannot be apart by
+    that. By rank, in seconds; null where nothing bounds them."""
+    document = analyze(job(0, 1_000 * error_s).trace()).to_json()["clocks"]
+    assert document["source"] == "estimated from 8 collectives, ±20 ms"
+    assert document["offset_s"]["1"] == pytest.approx(-error_s, abs=0.02)
     assert document["uncertainty_s"]["1"] == pytest.approx(0.02, abs=0.001)

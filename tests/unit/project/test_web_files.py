@@ -15,12 +15,6 @@ MOST_BYTES = 300_000
 MOST_LINES = 300
 
 
-def test_there_are_pages() -> None:
-    """What the tests below look at exists."""
-    assert len(OWN) > 20
-    assert (WEB / "index.html").is_file()
-
-
 def test_the_page_is_small() -> None:
     """All that a browser may load is below 300 kB, uncompressed."""
     assert sum(path.stat().st_size for path in WEB.rglob("*") if path.is_file()) < MOST_BYTES

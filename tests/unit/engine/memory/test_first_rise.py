@@ -521,47 +521,6 @@ def test_headroom_of_a_device_of_unknown_size_is_unknown() -> None:
 # -- input ---------------------------------------------------------------------------------------
 
 
-BAD = {
-    "negative": ([1, -2, 3], 1),
-    "no sample": ([1, -1, 3], 0),
-    "absurd": ([1, 1 << 51, 3], 1),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_values_that_cannot_be(name: str) -> None:
-    """They are refused one by one, and the rest of the batch counts."""
-    values, refused = BAD[name]
-    memory = Memory(Policy())
-    handle = memory.series(SeriesInfo(0, SeriesKind.HOST_USED))
-    assert observe(memory, [handle], [0, 0.1, 0.2], values) == refused
-    memory.advance(at(1))
-    assert memory.view().used.tolist() == [3]
-
-
-def test_times_that_do_not_rise() -> None:
-    """Out of order within a batch is refused; what is sent again is passed over."""
-    memory = Memory(Policy())
-    handle = memory.series(SeriesInfo(0, SeriesKind.HOST_USED))
-    assert observe(memory, [handle], [0.1, 0.3, 0.2, 0.4], [10, 30, 20, 40]) == 1
-    assert observe(memory, [handle], [0.1, 0.3], [11, 31]) == 0
-    assert observe(memory, [handle], [0.4], [41]) == 0
-    memory.advance(at(1))
-    assert memory.view().used.tolist() == [40]
-
-
-def test_a_clock_that_was_set_ahead_for_a_moment() -> None:
-    """Samples of tomorrow are refused, lest those of today be old until then."""
-    memory = Memory(Policy())
-    handle = memory.series(SeriesInfo(0, SeriesKind.HOST_USED))
-    tomorrow = 86_400
-    assert observe(memory, [handle], [0.1, 0.2, tomorrow], [10, 20, 30]) == 1
-    assert observe(memory, [handle], [tomorrow + 0.1], [40]) == 1
-    assert observe(memory, [handle], [0.3], [50]) == 0
-    memory.advance(at(1))
-    assert memory.view().used.tolist() == [50]
-
-
 def test_series_have_a_limit() -> None:
     """What is too many is turned away and counted, and its samples do no harm."""
     memory = Memory(Policy(max_memory_series=1))

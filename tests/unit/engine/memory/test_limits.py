@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from frd.engine.memory import Memory
 from frd.engine.memory.incident import MemoryIncident
@@ -52,14 +53,47 @@ def out_of_memory(memory: Memory, rank: int, second: float, reported_at: float) 
 # -- samples -------------------------------------------------------------------------------------
 
 
-def test_a_batch_of_nonsense_takes_no_place_in_time() -> None:
-    """Every value of a batch is refused; later values for the same moments are accepted."""
+TOMORROW = 86_400.0
+TIMES = [0.1, 0.2, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("batches", "used"),
+    [
+        pytest.param([(TIMES, [1, -2, 3], 1)], 3, id="negative"),
+        pytest.param([(TIMES, [1, -1, 3], 0)], 3, id="no sample"),
+        pytest.param([(TIMES, [1, 1 << 51, 3], 1)], 3, id="absurd"),
+        pytest.param(
+            [(TIMES, [-2, 1 << 51, -7], 3), (TIMES, [10, 20, 30], 0)],
+            30,
+            id="a batch of nonsense takes no place in time",
+        ),
+        pytest.param(
+            [([0.1, 0.3, 0.2, 0.4], [10, 30, 20, 40], 1), ([0.1, 0.3], [11, 31], 0)],
+            40,
+            id="out of order within a batch, and sent again",
+        ),
+        pytest.param([([0.4], [40], 0), ([0.4], [41], 0)], 40, id="the last one sent again"),
+        pytest.param(
+            [
+                ([0.1, 0.2, TOMORROW], [10, 20, 30], 1),
+                ([TOMORROW + 0.1], [40], 1),
+                ([0.3], [50], 0),
+            ],
+            50,
+            id="a clock that was set ahead for a moment",
+        ),
+    ],
+)
+def test_samples_that_cannot_be(
+    batches: list[tuple[list[float], list[int], int]], used: int
+) -> None:
+    """They are refused one by one, and all others count."""
     memory = made(1)
-    times = [0.1, 0.2, 0.3]
-    assert observe(memory, [0], times, [-2, 1 << 51, -7]) == 3
-    assert observe(memory, [0], times, [10, 20, 30]) == 0
+    for times, values, refused in batches:
+        assert observe(memory, [0], times, values) == refused
     memory.advance(at(1))
-    assert memory.view().used.tolist() == [30]
+    assert memory.view().used.tolist() == [used]
 
 
 def test_a_hole_within_a_batch_is_a_hole() -> None:

@@ -115,20 +115,17 @@ def test_the_last_sample_is_in_an_open_phase() -> None:
     assert at(table, 61).certainty is Certainty.NONE
 
 
-def test_candidates_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wide interval over many phases: the most recent ones, and how many more there are."""
-    monkeypatch.setattr(rank_phases, "MAX_CANDIDATES", 2)
+@pytest.mark.parametrize(("most", "kept"), [(2, "87"), (16, "876543210")])
+def test_candidates_are_limited(monkeypatch: pytest.MonkeyPatch, most: int, kept: str) -> None:
+    """A wide interval over many phases: the most recent ones, and how many more there are. The text
+    has three at most, so that a verdict stays one line."""
+    monkeypatch.setattr(rank_phases, "MAX_CANDIDATES", most)
     answer = at(made(*[scope(n, n + 1, str(n)) for n in range(9)]), 0, 8)
-    assert (answer.candidates, answer.more) == ((("8",), ("7",)), 7)
-    assert answer.text == "in one of the phases 8, 7 and 7 more"
-    assert answer.to_json()["more_candidates"] == 7
-
-
-def test_a_line_names_few_candidates() -> None:
-    """Many phases in one interval: the text has three, so that a verdict stays one line."""
-    answer = at(made(*[scope(n, n + 1, str(n)) for n in range(9)]), 0, 8)
-    assert answer.text == "in one of the phases 8, 7, 6 and 6 more"
-    assert len(answer.to_json()["candidates"]) == 9
+    more = 9 - len(kept)
+    assert (answer.candidates, answer.more) == (tuple((name,) for name in kept), more)
+    in_text = kept[:3]
+    assert answer.text == f"in one of the phases {', '.join(in_text)} and {9 - len(in_text)} more"
+    assert answer.to_json().get("more_candidates", 0) == more
 
 
 names = st.sampled_from(["a", "b", "c"])

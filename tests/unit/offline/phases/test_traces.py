@@ -128,16 +128,22 @@ def test_other_threads_are_separate(tmp_path: Path) -> None:
     assert answer.candidates == (("prepare",), ("epoch", "train", "forward"))
 
 
-def test_spans_that_overlap_are_not_nested(tmp_path: Path) -> None:
-    """Two spans of one thread that cross: the later one is not inside the earlier one."""
-    io = traced(tmp_path, [ai("a", 0, 10), ai("b", 5, 10), ai("c", 6, 3)])
-    assert [span.path for span in table(io).spans] == [("a",), ("b",), ("b", "c")]
-
-
-def test_of_spans_that_begin_together_the_longer_is_outside(tmp_path: Path) -> None:
-    """And of spans that also end together the one that was written last."""
-    io = traced(tmp_path, [ai("c", 0, 5), ai("b", 0, 10), ai("a", 0, 10)])
-    assert [span.path for span in table(io).spans] == [("a",), ("a", "b"), ("a", "b", "c")]
+@pytest.mark.parametrize(
+    ("calls", "paths"),
+    [
+        pytest.param([("a", 0, 10), ("b", 5, 10), ("c", 6, 3)], ["a", "b", "b c"], id="crossing"),
+        pytest.param(
+            [("c", 0, 5), ("b", 0, 10), ("a", 0, 10)], ["a", "a b", "a b c"], id="one beginning"
+        ),
+    ],
+)
+def test_which_spans_are_nested(
+    tmp_path: Path, calls: list[tuple[str, int, int]], paths: list[str]
+) -> None:
+    """Of spans that cross, the later is not inside the earlier. Of those that begin together the
+    longer is outside, and of spans that also end together the one that was written last."""
+    io = traced(tmp_path, [ai(*call) for call in calls])
+    assert [" ".join(span.path) for span in table(io).spans] == paths
 
 
 def test_of_several_jobs_the_one_with_the_pid_has_the_trace(tmp_path: Path) -> None:
