@@ -13,6 +13,7 @@ from frd.engine.clocks.alignment import Alignment
 from frd.model import AlignedNs, Flags, NodeRawNs, RankState, RankStatus
 from tests.world import messages, observe
 from tests.world.attempt import Job, S, at
+from tests.world.history import listed, recent
 
 BEHIND = 900 * S
 """How far the clock of node time is behind aligned time."""
@@ -70,6 +71,9 @@ def test_a_snapshot_aligns_what_is_kept() -> None:
     view = job.attempt.view(at(20)).ranks[0]
     assert view.as_of == pytest.approx(at(8.0008), abs=2_000)
     assert view.waiting_s == pytest.approx(20 - 5.0005, abs=1e-5)
+    done, open_op = listed(recent(job, 20))
+    times = done.enqueued, done.ended, open_op.enqueued
+    assert times == pytest.approx((3.0003, 4.0004, 5.0005), abs=2e-6)
 
 
 def test_a_stall_needs_no_clock() -> None:
@@ -116,6 +120,7 @@ def test_another_agent_of_another_clock_keeps_the_moments() -> None:
     assert snapshot.channels.since.tolist() == [at(7)]
     observe.watermarks(job.attempt, [], 0, node(9, other))
     assert job.attempt.snapshot(at(20)).as_of[:2].tolist() == [at(9), at(8)]
+    assert [(op.enqueued, op.ended) for op in listed(recent(job, 20, [0]))] == [(3, 4), (5, None)]
 
 
 def test_another_agent_of_another_clock_is_believed() -> None:

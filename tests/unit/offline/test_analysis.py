@@ -198,12 +198,6 @@ def test_the_first_parts_of_a_series_may_be_lost() -> None:
     assert not found.collectives.mismatch.any()
 
 
-def test_an_op_that_timed_out_is_still_being_waited_in() -> None:
-    """NCCL retires what it gave up; the rank that never joined is named nevertheless."""
-    found = analysis([done(1), waits(2, retired=True)], [done(1)])
-    assert suspects(found) == {1: Reason.CPU_STUCK}
-
-
 # -- P2P -------------------------------------------------------------------------------------
 
 

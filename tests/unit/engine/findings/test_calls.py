@@ -245,15 +245,6 @@ def test_an_agent_restarts_during_initialization() -> None:
     assert job.opened == []
 
 
-def test_a_rank_of_which_nothing_is_heard_is_not_blamed() -> None:
-    """Reports of rank 3 are late when the wait becomes too long: it may have come."""
-    job = without_3(40)
-    job.unheard = {3}
-    job.run(30)
-    assert all(one.suspects == () for one in job.opened)
-    assert {one.unknown for one in job.opened} <= {(3,)}
-
-
 def test_all_reports_are_late() -> None:
     """The service hears nothing of any rank from the 50th second on."""
     job = without_3(50)

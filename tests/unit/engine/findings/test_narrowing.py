@@ -123,10 +123,3 @@ def test_a_wait_for_a_rank_that_is_not_named() -> None:
     job = held()
     assert lock(job, [0, 1, 2, 3], 4) == []
     assert blamed(job.only()) == dict.fromkeys(range(4), HIGH)
-
-
-def test_a_wait_that_was_seen_only_once_clears_no_rank() -> None:
-    """A lock is waited for in passing."""
-    job = held()
-    assert lock(job, [0, 1, 2], 3, seconds=0.25) == []
-    assert len(named(job.only())) == 4

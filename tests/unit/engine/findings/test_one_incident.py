@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from frd.engine.findings.attachments import Evidence
-from frd.forms import clock_text
 from frd.model import (
     Activity,
     Change,
     Confidence,
-    ExitInfo,
-    ExitKind,
     Kind,
     RankState,
     Reason,
@@ -124,21 +121,6 @@ def test_an_exit_ends_a_silence() -> None:
     job.run(6)
     assert (job.only().id, named(job.only())) == (finding.id, {2: Reason.EXITED})
     assert job.only().suspects[0].confidence is Confidence.MEDIUM
-
-
-def test_a_stuck_suspect_that_exits_keeps_its_reason() -> None:
-    """The rank that a stall names is killed: the finding also says how the rank ended."""
-    job = hanging(8)
-    before = job.only()
-    killed_at = job.now
-    job.status(2, RankState.EXITED, how=ExitInfo(ExitKind.SIGNAL, signal=9))
-    job.run(20)
-    finding = job.only()
-    assert finding.id == before.id
-    assert finding.suspects == before.suspects
-    assert finding.kind is Kind.STALL
-    assert finding.ended_by == f"rank 2 ended by SIGKILL at {clock_text(killed_at)}"
-    assert finding.summary.endswith(f"; {finding.ended_by}")
 
 
 def test_a_stack_that_comes_later_is_in_the_same_finding() -> None:

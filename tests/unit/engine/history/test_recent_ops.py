@@ -243,31 +243,11 @@ def test_two_nodes_with_different_clocks() -> None:
     assert recent(job, 9, [1, 2]).uncertainty_ns == {1: 70_000}
 
 
-def test_a_clock_that_is_known_later_moves_the_bars() -> None:
-    """The ops came before the first reading of the clock, which turns out to be 900 s behind and
-    100 ppm slow."""
-    job = Job()
-    node_op(job, 0, 900)
-    job.attempt.clocks.set([0], 1, 50_000, at(9), line(900, rate=1e-4))
-    (op,) = listed(recent(job, 20))
-    assert (op.enqueued, op.ended) == pytest.approx((5.0005, 6.0006), abs=2e-6)
-
-
 def test_a_misjudged_clock_shows_nothing_of_the_future() -> None:
     """The clock is ahead by more than is known: an op is enqueued now at the latest."""
     job = Job()
     observe.entries(job.attempt, 0, job.group, 7, Flags.JOINED, created=at(60), now=at(7))
     assert [op.enqueued for op in listed(recent(job, 9))] == [9]
-
-
-def test_another_agent_of_another_clock_keeps_the_bars() -> None:
-    """Its container has a time namespace, whose raw clock shows another hour: what was known of the
-    rank stays where it was, its ops too."""
-    job = Job()
-    job.attempt.clocks.set([0], 1, 50_000, at(0), line(900))
-    node_op(job, 0, 900)
-    job.attempt.clocks.set([0], 2, 50_000, at(10), line(-2700))
-    assert [(op.enqueued, op.ended) for op in listed(recent(job, 20))] == [(5, 6)]
 
 
 def test_what_a_reader_has_does_not_change() -> None:

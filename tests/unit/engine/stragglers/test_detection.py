@@ -84,21 +84,9 @@ def culprits(of: Judgement) -> list[int]:
     return [one.culprit for one in of.stragglers]
 
 
-def test_a_rank_that_is_late_all_the_time() -> None:
-    """Twice in each tenth of a minute by 200 ms: named as the rank, and not as its node."""
-    (one,) = judged([WORLD], [Lost(0, 3, 200, 12)]).stragglers
-    assert (one.culprit, one.ranks) == (3, (3,))
-
-
 def test_a_bad_minute_is_no_habit() -> None:
     """The same lateness, all of it in one part of the window."""
     assert culprits(judged([WORLD], [Lost(0, 3, 200, 72, buckets=[2])])) == []
-
-
-def test_all_ranks_of_a_node_are_the_node() -> None:
-    """2 and 3 are late alike, each for itself: their node is named once, with both."""
-    (one,) = judged([WORLD], [Lost(0, 2, 200, 12), Lost(0, 3, 200, 12)]).stragglers
-    assert (one.culprit, one.ranks) == (as_culprit(1), (2, 3))
 
 
 def test_a_slow_rank_makes_no_slow_node() -> None:
