@@ -480,14 +480,6 @@ def wait(job: Job, seq: int, start: float, seconds: float) -> float:
     return job.threshold_s(end + 1)
 
 
-def test_a_wait_becomes_usual_by_happening_again() -> None:
-    """All wait 30 s for rank 0's checkpoint: the next may take a minute; later it is usual."""
-    job = Job()
-    assert wait(job, 1, 0, 30) == 60
-    assert wait(job, 2, 600, 30) == 150
-    assert job.threshold_s(24 * 3600) == 10
-
-
 def test_a_wait_that_was_critical_becomes_usual_only_by_happening_again() -> None:
     """An hour of trouble with the file system, once: hangs are found as fast as before."""
     job = Job()
@@ -497,7 +489,8 @@ def test_a_wait_that_was_critical_becomes_usual_only_by_happening_again() -> Non
 
 
 def test_groups_of_one_sort_learn_from_each_other() -> None:
-    """What one tensor-parallel group has shown holds for others, those declared later too."""
+    """What one tensor-parallel group has shown holds for others, those declared later too: after a
+    wait of 30 s the next may take a minute; it is usual when it has happened again, for a day."""
     job = Job()
     other = job.attempt.group(GroupInfo("other", "default_pg", (0, 1)))
     wait(job, 1, 0, 30)
@@ -506,6 +499,7 @@ def test_groups_of_one_sort_learn_from_each_other() -> None:
     assert job.threshold_s(31, alike) == 60
     wait(job, 2, 600, 30)
     assert job.threshold_s(631, alike) == 150
+    assert job.threshold_s(24 * 3600) == 10
 
 
 def test_buckets_of_one_wait_are_one_wait() -> None:

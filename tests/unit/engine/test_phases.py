@@ -72,19 +72,16 @@ def test_a_hang_says_the_phase_of_its_suspect() -> None:
     assert finding_from_json(document) == job.only()
 
 
-def test_without_phases_nothing_is_said() -> None:
-    """A job that names no phase: the finding has no such key."""
-    job = hanging(12)
+@pytest.mark.parametrize("is_over", [False, True])
+def test_without_a_phase_nothing_is_said(is_over: bool) -> None:
+    """A job that names no phase, or a rank that left eval before the others began to wait: the
+    finding has no such key."""
+    job = hanging(2)
+    if is_over:
+        say(job.attempt, 2, span("eval", ago(job, 60), ago(job, 1)))
+    job.run(10)
     assert "phase" not in finding_json(job.only())["suspects"][0]
     assert "phase" not in suspect_of(job).evidence
-
-
-def test_a_phase_that_is_over_is_not_said() -> None:
-    """Rank 2 left eval before the others began to wait."""
-    job = hanging(2)
-    say(job.attempt, 2, span("eval", ago(job, 60), ago(job, 1)))
-    job.run(12)
-    assert suspect_of(job).phase is None
 
 
 def test_the_passing_of_time_and_better_clocks_are_no_news() -> None:

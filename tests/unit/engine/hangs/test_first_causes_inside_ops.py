@@ -134,13 +134,6 @@ def test_a_device_that_may_start_is_not_stuck(scene: Scene) -> None:
     assert (diagnosis.suspects, diagnosis.unknown, diagnosis.victims) == ((), (2,), (0, 1, 3))
 
 
-def test_without_recorded_starts_no_device_is_stuck() -> None:
-    """2's recorder records no starts: that it has not started proves nothing."""
-    scene = all_joined().started("dp", 7, [0, 1, 3])
-    diagnosis = scene.only()
-    assert (diagnosis.suspects, diagnosis.reason) == ((), Reason.NETWORK_OR_DEVICE)
-
-
 def test_a_device_busy_with_another_op_leads_on_to_that() -> None:
     """The device of 2 has not started dp because it is in tp, where it waits for 4."""
     scene = Scene(5).group("dp", range(4)).group("tp", [2, 4]).waits("dp", 7, range(4), 11)
@@ -150,11 +143,25 @@ def test_a_device_busy_with_another_op_leads_on_to_that() -> None:
     assert diagnosis.victims == (0, 1, 2, 3)
 
 
-def test_no_rank_is_named_if_all_joined_and_none_completes() -> None:
+@pytest.mark.parametrize(
+    "scene",
+    [
+        pytest.param(all_joined(), id="an op that synchronizes"),
+        pytest.param(
+            Scene(4).group("dp", range(4), s7="broadcast").waits("dp", 7, range(4)), id="broadcast"
+        ),
+        pytest.param(
+            all_joined().started("dp", 7, [0, 1, 3]),
+            id="rank 2's recorder records no starts, so that it has not started proves nothing",
+        ),
+    ],
+)
+def test_no_rank_is_named_if_all_joined_and_none_completes(scene: Scene) -> None:
     """All four ranks are inside seq 7: network or device, and no suspect is invented."""
-    diagnosis = all_joined().only()
+    diagnosis = scene.only()
     assert (diagnosis.suspects, diagnosis.victims) == ((), (0, 1, 2, 3))
     assert diagnosis.reason is Reason.NETWORK_OR_DEVICE
+    assert diagnosis.disagreement == ""
 
 
 def test_an_op_that_a_late_rank_has_just_joined_is_no_incident() -> None:
@@ -215,9 +222,3 @@ def test_a_broadcast_that_some_members_have_completed() -> None:
         "rank 1 has completed it, ranks 0,2 have not: their roots may differ, "
         "or the link between them failed"
     )
-
-
-def test_an_op_that_no_member_has_completed() -> None:
-    """Of a broadcast in which all wait, nothing is said about roots."""
-    scene = Scene(3).group("dp", range(3), s7="broadcast").waits("dp", 7, range(3))
-    assert scene.only().disagreement == ""

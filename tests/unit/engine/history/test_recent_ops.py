@@ -220,21 +220,16 @@ def test_rows_are_kept_up_to_a_bound() -> None:
 # -- times of the nodes ----------------------------------------------------------------------------
 
 
-def node_op(job: Job, rank: int, behind_s: float) -> None:
-    """Op 7, enqueued at second 5 and completed at second 6 of aligned time."""
-    observe.entries(
-        job.attempt, rank, job.group, 7,
-        created=at(5 - behind_s), completed=at(6 - behind_s), now=at(7),
-    )  # fmt: skip
-
-
 def test_two_nodes_with_different_clocks() -> None:
     """One is 15 minutes behind, the other 3 seconds ahead: both ops are at the same time. The
     uncertainty of an unknown clock is absent, not a number."""
     job = Job()
     for rank, behind_s, uncertainty_ns in ((0, 900, 50_000), (1, -3, 70_000), (2, 0, None)):
         job.attempt.clocks.set([rank], rank + 1, uncertainty_ns, at(0), line(behind_s))
-        node_op(job, rank, behind_s)
+        created, completed = at(5 - behind_s), at(6 - behind_s)
+        observe.entries(
+            job.attempt, rank, job.group, 7, created=created, completed=completed, now=at(7)
+        )
     ops = recent(job, 9)
     assert [(op.rank, op.enqueued, op.ended) for op in listed(ops)] == [
         (rank, 5, 6) for rank in (0, 1, 2)

@@ -67,6 +67,12 @@ class Job:
                 assert not self.engine.faults
         return events
 
+    def run_out(self, rank: int) -> None:
+        """The kernel kills a process of the rank."""
+        now = at(self.second)
+        kill = MemoryEvent(rank, MemoryEventKind.OOM_KILL, NodeNs(0))
+        self.attempt.memory.event(kill, now, S // 1000, now)
+
     def join(
         self, rank: int, seq: int, created: float, flags: Flags, group: str = "default_pg"
     ) -> None:
@@ -161,8 +167,7 @@ def test_out_of_memory() -> None:
     Only one finding may be open: that of the spike makes room for what it has become."""
     job = Job(CALM, plus(CALM, ramp(20, 3)), CALM, max_findings=1)
     job.run(24)
-    kill = MemoryEvent(1, MemoryEventKind.OOM_KILL, NodeNs(0))
-    job.attempt.memory.event(kill, at(24.5), S // 1000, at(24.5))
+    job.run_out(1)
     spike, oom = (event.finding for event in job.run(26) if event.change is not Change.UPDATED)
     assert (spike.kind, spike.close_reason) == (Kind.MEMORY_SPIKE, "memory ran out")
     assert (oom.kind, oom.state) == (Kind.OOM, FindingState.OPEN)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from frd.model import Change, Confidence, Finding, Kind, MemoryEvent, MemoryEventKind, NodeNs
+from frd.model import Change, Confidence, Finding, Kind
 from tests.unit.engine.memory.test_findings import CALM, Job
-from tests.world.memory import S, at, plus, ramp, step
+from tests.world.memory import at, plus, ramp, step
 
 OPENED, UPDATED, CLOSED = Change.OPENED, Change.UPDATED, Change.CLOSED
 GROWS = plus(CALM, ramp(20, 1))
@@ -25,11 +25,6 @@ def restarted(*open_findings: Finding, rank_1: object = GROWS) -> Job:
     job = Job(CALM, rank_1)  # type: ignore[arg-type]
     job.engine.restore(open_findings, at(26))
     return job
-
-
-def run_out(job: Job) -> None:
-    kill = MemoryEvent(1, MemoryEventKind.OOM_KILL, NodeNs(0))
-    job.attempt.memory.event(kill, at(job.second), S // 1000, at(job.second))
 
 
 def test_the_same_rise_opens_no_second_finding() -> None:
@@ -62,7 +57,7 @@ def test_memory_that_runs_out_succeeds_the_earlier_finding() -> None:
     earlier = spike_at(26)
     job = restarted(earlier)
     job.run(28)
-    run_out(job)
+    job.run_out(1)
     closed, opened = job.run(30)
     assert (closed.change, closed.finding.id) == (CLOSED, earlier.id)
     assert closed.finding.close_reason == "memory ran out"
@@ -73,12 +68,12 @@ def test_memory_that_ran_out_is_reported_once() -> None:
     """The agent sends the failed allocation again, too."""
     before = Job(CALM, GROWS)
     before.run(28)
-    run_out(before)
+    before.run_out(1)
     (_, opened) = before.run(30)
     earlier = opened.finding
     job = restarted(earlier)
     job.run(28)
-    run_out(job)
+    job.run_out(1)
     assert job.run(32) == []
 
 
