@@ -9,19 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from frd.engine.clocks.alignment import Alignment
 from frd.model import AlignedNs, Flags, NodeRawNs, RankState, RankStatus
 from tests.world import messages, observe
 from tests.world.attempt import Job, S, at
-from tests.world.history import listed, recent
+from tests.world.history import line, listed, recent
 
 BEHIND = 900 * S
 """How far the clock of node time is behind aligned time."""
-
-
-def line(behind: int = BEHIND, rate: float = 0.0) -> Alignment:
-    """The line of a clock that was right at second 0."""
-    return Alignment("", at(0), at(0) - behind, at(0), rate, 0)
 
 
 def node(seconds: float, behind: int = BEHIND) -> AlignedNs:
@@ -43,7 +37,7 @@ def waiting(job: Job, rank: int = 0, behind: int = BEHIND) -> None:
 def waiting_job() -> Job:
     """The clock of rank 0 is known; it waits, and has had a send in flight since second 7."""
     job = Job()
-    job.attempt.clocks.set([0], 1, 50_000, at(0), line())
+    job.attempt.clocks.set([0], 1, 50_000, at(0), line(900))
     waiting(job)
     job.sends(0, (1, True, 1, 7.0 - BEHIND / S), now=8.5)
     return job
@@ -55,7 +49,7 @@ def test_a_snapshot_aligns_what_is_kept() -> None:
     waiting(job)
     job.sends(0, (1, True, 1, 7.0 - BEHIND / S), now=8.5)
     job.attempt.observe_status(RankStatus(0, RankState.SILENT, node(8)), at(9))  # type: ignore[arg-type]
-    job.attempt.clocks.set([0], 1, 50_000, at(9), line(rate=1e-4))
+    job.attempt.clocks.set([0], 1, 50_000, at(9), line(900, rate=1e-4))
     snapshot = job.attempt.snapshot(at(20))
     pairs = snapshot.pairs
     found = [
@@ -98,8 +92,8 @@ def test_a_misjudged_clock_confirms_no_wait_that_has_not_happened() -> None:
 def test_another_agent_of_the_same_clock_changes_nothing(late_s: float) -> None:
     """It is restarted; its first message took so long, so its first guess is late by that."""
     job = waiting_job()
-    job.attempt.clocks.set([0], 2, None, at(10), line(BEHIND + round(late_s * S)))
-    job.attempt.clocks.set([0], 2, 50_000, at(10), line())
+    job.attempt.clocks.set([0], 2, None, at(10), line(900 + late_s))
+    job.attempt.clocks.set([0], 2, 50_000, at(10), line(900))
     snapshot = job.attempt.snapshot(at(20))
     assert (snapshot.pairs.head_since[0], snapshot.as_of[0]) == (at(5), at(8))
 
@@ -107,12 +101,12 @@ def test_another_agent_of_the_same_clock_changes_nothing(late_s: float) -> None:
 def test_another_agent_of_another_clock_keeps_the_moments() -> None:
     """Its container has a time namespace: the raw clock shows another hour there."""
     job = Job()
-    job.attempt.clocks.set([0, 1], 1, 50_000, at(0), line())
+    job.attempt.clocks.set([0, 1], 1, 50_000, at(0), line(900))
     waiting(job)
     waiting(job, 1)
     job.sends(0, (1, True, 1, 7.0 - BEHIND / S), now=8.5)
     other = BEHIND - 3600 * S
-    job.attempt.clocks.set([0], 2, 50_000, at(10), line(other))
+    job.attempt.clocks.set([0], 2, 50_000, at(10), line(other / S))
     snapshot = job.attempt.snapshot(at(20))
     pairs = snapshot.pairs
     assert pairs.head_since[:2].tolist() == pairs.since[:2].tolist() == [at(5)] * 2
@@ -127,7 +121,7 @@ def test_another_agent_of_another_clock_is_believed() -> None:
     """Its raw clock shows less: what it says of the rank is newer nevertheless, and what
     it saw before its own last word is not."""
     job = Job()
-    job.attempt.clocks.set([0], 1, 50_000, at(0), line())
+    job.attempt.clocks.set([0], 1, 50_000, at(0), line(900))
 
     def status(state: RankState, seconds: float, behind: int) -> None:
         seen = node(seconds, behind)
@@ -136,7 +130,7 @@ def test_another_agent_of_another_clock_is_believed() -> None:
 
     status(RankState.SILENT, 8, BEHIND)
     other = BEHIND + 90 * S
-    job.attempt.clocks.set([0], 2, 50_000, at(10), line(other))
+    job.attempt.clocks.set([0], 2, 50_000, at(10), line(other / S))
     assert job.attempt.snapshot(at(20)).state_since[0] == at(8)
     status(RankState.LIVE, 7, other)
     assert job.attempt.view(at(20)).ranks[0].status.state is RankState.SILENT
@@ -148,7 +142,7 @@ def test_the_wall_clock_of_the_service_moves_all_times() -> None:
     """It is set a minute ahead: the line of a clock that did not jump moves, and all times with it,
     so no wait becomes longer."""
     job = waiting_job()
-    job.attempt.clocks.set([0], 1, 50_000, at(70), line(BEHIND + 60 * S))
+    job.attempt.clocks.set([0], 1, 50_000, at(70), line(960))
     snapshot = job.attempt.snapshot(at(80))
     assert (snapshot.pairs.head_since[0], snapshot.as_of[0]) == (at(65), at(68))
 
