@@ -10,10 +10,12 @@ from tests.world.job import Job
 
 
 def running() -> Job:
-    """Four ranks that have come as far as seq 3."""
+    """Four ranks of two agents that have come as far as seq 3."""
     job = Job(4).group("dp", range(4))
     for seq in range(4):
         job.all_reduce("dp", seq)
+    for number, ranks in enumerate(([0, 1], [2, 3])):
+        job.attempt.clocks.set(ranks, number, 0, job.now)
     job.run(1)
     return job
 
@@ -98,9 +100,6 @@ def test_what_an_agent_took_along_is_not_waited_for_for_ever() -> None:
     """Rank 0 came to seq 4 when its agent died; the next one, which finds nothing of the group in
     the ring, does not report. What it does report counts."""
     job = running()
-    job.attempt.clocks.set([0, 1], 1, 0, job.now)
-    job.attempt.clocks.set([2, 3], 2, 0, job.now)
-    job.run(1)
     job.join("dp", [0], 4)
     job.run(1)
     job.attempt.clocks.set([0, 1], 3, 0, job.now)
@@ -115,9 +114,6 @@ def test_what_an_agent_took_along_is_not_waited_for_for_ever() -> None:
 def test_what_comes_late_of_an_agent_before_is_not_of_the_next_one() -> None:
     """A row of the old stream, that rank 0 came to seq 4, arrives when the new one is there."""
     job = running()
-    job.attempt.clocks.set([0, 1], 1, 0, job.now)
-    job.attempt.clocks.set([2, 3], 2, 0, job.now)
-    job.run(1)
     job.attempt.clocks.set([0, 1], 3, 0, job.now)
     job.session = 1
     job.join("dp", [0], 4)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from frd.model import Confidence, Finding, Kind, Reason
+from frd.model import Finding, Kind, Reason
 from frd.offline.analysis.analyze import Analysis, analyze
 from tests.world.traces import Folder, Row, Sizes, suspects
 
@@ -183,14 +183,6 @@ def test_the_first_rank_is_not_presumed_innocent() -> None:
     assert suspects(found) == {0: Reason.MISMATCH}
     assert only(found).kind is Kind.MISMATCH
     assert set(found.collectives[0].mismatched) == {0}
-
-
-def test_all_are_named_when_there_is_no_majority() -> None:
-    """Two against two: no majority exists, so no rank is named with certainty."""
-    wrong = row("all_reduce", ((5, 4),), ((5, 4),))
-    found = analysis([wrong], [wrong], [SQUARE], [SQUARE])
-    assert set(suspects(found)) == {0, 1, 2, 3}
-    assert {s.confidence for s in only(found).suspects} == {Confidence.MEDIUM}
 
 
 @pytest.mark.parametrize("name", ["recv 1<-?", "send", "recv"])

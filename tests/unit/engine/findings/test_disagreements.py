@@ -10,7 +10,7 @@ import pytest
 
 from frd.engine.findings.disagreements import GLOO, WRONG_RESULT
 from frd.forms import finding_from_json, finding_json
-from frd.model import Finding, Kind, Signature, WorkerStack
+from frd.model import Confidence, Finding, Kind, Signature, WorkerStack
 from tests.world.job import Job
 
 
@@ -42,6 +42,7 @@ def test_another_op_in_any_order_of_arrival(order: tuple[int, ...]) -> None:
     assert finding.disagreement == f"rank 2 {words}"
     assert finding.summary.startswith(f"rank 2 {words}; all_reduce #249 on default_pg has waited ")
     [suspect] = finding.suspects
+    assert suspect.confidence is Confidence.HIGH
     assert suspect.evidence == f"{words}; {GLOO}"
     assert finding.victims == (0, 1)
 
@@ -64,11 +65,13 @@ def test_another_type_or_size(odd: Signature, sentence: str, order: tuple[int, .
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0)])
 def test_no_majority(order: tuple[int, ...]) -> None:
-    """Both sides are listed, and all ranks are suspects with what each of them did."""
+    """No side can be wrong about the other: both are listed, and all ranks are suspects with what
+    each of them did."""
     finding = hung({0: sig(), 1: sig("Half"), 2: sig("Half"), 3: sig()}, order)
     where = "to all_reduce #249 on default_pg"
     sentence = "ranks 0,3 passed float32, ranks 1-2 passed float16"
     assert finding.disagreement == f"{sentence} {where}"
+    assert {s.confidence for s in finding.suspects} == {Confidence.MEDIUM}
     assert {s.rank: s.evidence for s in finding.suspects} == {
         0: f"passed float32 where ranks 1-2 passed float16 {where}",
         1: f"passed float16 where ranks 0,3 passed float32 {where}",

@@ -114,9 +114,7 @@ def test_an_agent_that_goes_away_does_not_take_an_incident_apart() -> None:
 def test_it_is_not_the_network_at_first_sight() -> None:
     """All have joined, and have waited long when it is seen first; half a second later it is
     over, as when a job goes on and agents report it one by one."""
-    job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
-    job.run(1)
-    job.join("dp", range(4), 1)
+    job = hanging().join("dp", [2], 1)
     job.run(6)
     job.complete("dp", range(4), 1)
     job.run(5)

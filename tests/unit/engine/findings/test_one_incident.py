@@ -55,6 +55,8 @@ def test_one_incident_over_two_layers_of_groups_is_one_finding() -> None:
     finding = job.only()
     assert changes(job.events)[0] is OPENED
     assert OPENED not in changes(job.events)[1:]
+    assert finding.collective is not None
+    assert (finding.collective.group, finding.collective.seq) == ("tp", 1)
     assert finding.groups_held_up == ("tp", "dp", "late")
     assert set(named(finding)) == {3}
     assert finding.victims == (0, 1, 2)
@@ -91,9 +93,7 @@ def test_a_suspect_is_not_replaced_by_one_look() -> None:
 
 def test_a_first_suspect_is_named_immediately() -> None:
     """All joined, so it seems to be the network; then rank 2 is reported as stopped since."""
-    job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
-    job.run(1)
-    job.join("dp", range(4), 1)
+    job = hanging().join("dp", [2], 1)
     job.run(1)
     stopped_at = job.now
     job.run(7)

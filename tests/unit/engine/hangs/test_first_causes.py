@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from frd.engine.hangs.ops_in_flight import Instance, Waits
-from frd.engine.state.snapshot import StalledOp
 from frd.model import UNKNOWN_SEQ, Confidence, Kind, RankState, Reason
 from tests.world.scene import Scene, ago, blamed, named
 
@@ -200,18 +199,6 @@ def test_an_unknown_rank_lowers_the_confidence_in_others() -> None:
     diagnosis = scene.only()
     assert blamed(diagnosis) == {2: (Reason.CPU_STUCK, Confidence.MEDIUM)}
     assert diagnosis.unknown == (1,)
-
-
-def test_a_cascade_over_two_layers_of_groups_leads_to_its_root() -> None:
-    """5 is missing in tp1, whose ranks are missing in dp, in which all others wait."""
-    scene = Scene(8).group("tp0", range(4)).group("tp1", range(4, 8)).group("dp", range(8))
-    scene.passed("tp0", 4, range(4)).passed("dp", 1, range(8)).passed("tp1", 3, [5])
-    scene.waits("tp1", 4, [4, 6, 7], age=12).waits("dp", 2, range(4), age=11.8)
-    diagnosis = scene.only()
-    assert named(diagnosis) == {5: Reason.CPU_STUCK}
-    assert diagnosis.instance == Instance(1, 4)
-    assert diagnosis.stalled == (StalledOp(1, 4), StalledOp(2, 2))
-    assert diagnosis.victims == (0, 1, 2, 3, 4, 6, 7)
 
 
 def test_two_independent_roots_are_two_incidents() -> None:

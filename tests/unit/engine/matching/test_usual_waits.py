@@ -100,12 +100,6 @@ def test_a_hang_is_still_found_in_a_job_that_pauses() -> None:
         assert [s.rank for s in again.only().suspects] == [0]
 
 
-def test_pauses_are_of_one_job() -> None:
-    """The pauses of one job do not apply to a job with another name."""
-    job = trained(started(Engine(POLICY), 0))
-    assert threshold_s(started(job.engine, 0, job.now, name="other")) == 10
-
-
 @pytest.mark.parametrize("comes", [False, True])
 def test_a_hang_that_ends_with_the_job_teaches_nothing(comes: bool) -> None:
     """Rank 0 hangs until all ranks are killed, or an interrupt frees it, so that it comes to the
