@@ -22,16 +22,16 @@ def node(seconds: float, behind: int = BEHIND) -> AlignedNs:
     return AlignedNs(at(seconds) - behind)
 
 
-def waiting(job: Job, rank: int = 0, behind: int = BEHIND) -> None:
+def waiting(job: Job, rank: int = 0) -> None:
     """The rank completed 6 at second 4, joined 7 at second 5, and is known up to second 8."""
-    seq, times = [6, 7], np.array([node(3, behind), node(5, behind)])
+    seq, times = [6, 7], np.array([node(3), node(5)])
     flags = np.array([int(messages.BOTH), int(Flags.JOINED)])
-    done = np.array([node(4, behind), 0])
+    done = np.array([node(4), 0])
     observe.entries(
         job.attempt, rank, job.group, seq, flags, created=times, completed=done, now=at(8.5)
     )
-    row = (job.attempt.pair(rank, job.group), 7, -1, 6, node(5, behind))
-    observe.watermarks(job.attempt, [row], rank, node(8, behind))
+    row = (job.attempt.pair(rank, job.group), 7, -1, 6, node(5))
+    observe.watermarks(job.attempt, [row], rank, node(8))
 
 
 def waiting_job() -> Job:

@@ -11,15 +11,15 @@ from frd.offline.analysis.rows import rows_of
 from tests.world.traces import MS, T0, Folder, Row
 
 
-def step(seq: int, at: float, took: float = 20.0) -> Row:
-    return Row("nccl:all_reduce", seq, at=at, completed_at=at + took)
+def step(seq: int, at: float) -> Row:
+    return Row("nccl:all_reduce", seq, at=at, completed_at=at + 20.0)
 
 
-def job(*errors_ms: float, steps: int = 8) -> Folder:
+def job(*errors_ms: float) -> Folder:
     """A rank a node, all in one group; each node's clock is ahead by its error."""
     folder = Folder().group("0", range(len(errors_ms)))
     for rank, error in enumerate(errors_ms):
-        folder.rank(rank, *(step(seq, 100.0 * seq + error) for seq in range(1, steps + 1)))
+        folder.rank(rank, *(step(seq, 100.0 * seq + error) for seq in range(1, 9)))
         folder.ranks[rank].info = RankInfo(rank, len(errors_ms), f"n{rank}", f"boot {rank}", 7)
     return folder
 

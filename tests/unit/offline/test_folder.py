@@ -18,8 +18,8 @@ from frd.offline.load.folder import MAX_WARNINGS_A_FILE, load_trace
 from tests.world.dump_files import T0, as_gzip, as_json, as_torch, document, entry
 
 
-def rows(count: int = 3, **changes: Any) -> list[dict[str, Any]]:
-    return [entry(at, **changes) for at in range(count)]
+def rows() -> list[dict[str, Any]]:
+    return [entry(at) for at in range(3)]
 
 
 def write(folder: Path, name: str, data: bytes | None = None) -> Path:

@@ -32,11 +32,11 @@ def row(
     return Row(f"nccl:{op}", seq, ins=ins, outs=outs, state="scheduled", **of_row)  # type: ignore[arg-type]
 
 
-def analysis(*ranks: list[Row], version: str = "2.10", world: int | None = None) -> Analysis:
+def analysis(*ranks: list[Row], world: int | None = None) -> Analysis:
     """All ranks in one group; rank i recorded `ranks[i]`."""
     folder = Folder().group("0", range(world or len(ranks)))
     for number, rows in enumerate(ranks):
-        folder.rank(number, *(replace(one) for one in rows), version=version)
+        folder.rank(number, *(replace(one) for one in rows))
     return analyze(folder.trace())
 
 

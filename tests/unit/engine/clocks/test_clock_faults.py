@@ -13,16 +13,10 @@ from tests.world.race import MS, Race, S, arrivals
 POLICY = Policy(clock_unsynchronized_after_s=20)
 
 
-def race(uncertainty_ns: int | None = 50_000, *, lasts_ns: int = 300_000) -> Race:
+def race() -> Race:
     """Four ranks on two nodes, whose clocks are right."""
-    made = Race(
-        4,
-        [[range(4)]],
-        per_node=2,
-        uncertainty_ns=uncertainty_ns,
-        policy=POLICY,
-        lasts_ns=lasts_ns,
-    )
+    layers = [[range(4)]]
+    made = Race(4, layers, per_node=2, uncertainty_ns=50_000, policy=POLICY, lasts_ns=300_000)
     made.clock_error[:] = 0
     return made
 

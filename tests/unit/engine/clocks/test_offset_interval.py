@@ -45,10 +45,10 @@ class Pings:
             assert self.interval.narrow(x)
         return self.interval
 
-    def run(self, seconds: Iterable[float], there: int = 60, back: int = 60) -> OffsetInterval:
-        """Ways in µs, and 40 µs more on average."""
+    def run(self, seconds: Iterable[float], back: int = 60) -> OffsetInterval:
+        """Ways of 60 µs there and so many back, and 40 µs more on average."""
         for second in seconds:
-            ways = (int((way + self.dice.expovariate(1 / 40)) * US) for way in (there, back))
+            ways = (int((way + self.dice.expovariate(1 / 40)) * US) for way in (60, back))
             made = self.ping(second, *ways)
         return made
 

@@ -28,9 +28,9 @@ def held() -> Job:
     return job
 
 
-def lock(job: Job, ranks: list[int], holder: int, seconds: float = 3) -> list[FindingEvent]:
+def lock(job: Job, ranks: list[int], holder: int) -> list[FindingEvent]:
     since = job.now
-    events = job.run(seconds)
+    events = job.run(3)
     for rank in ranks:
         waits(job, rank, "lock", since, holder)
     return events + job.run(2)

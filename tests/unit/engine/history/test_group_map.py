@@ -18,8 +18,8 @@ def group(job: Job, name: str, label: str, *ranks: int) -> int:
     return job.attempt.group(GroupInfo(name, label, ranks))
 
 
-def mapped(job: Job, now: float, most: int = 9) -> dict[str, str]:
-    return cells(history(job.attempt, now).group_map(most))
+def mapped(job: Job, now: float) -> dict[str, str]:
+    return cells(history(job.attempt, now).group_map(9))
 
 
 # -- the map -----------------------------------------------------------------------------------
@@ -105,8 +105,8 @@ def test_an_attempt_without_ranks_and_groups() -> None:
 # -- what is waited in -------------------------------------------------------------------------
 
 
-def waits(job: Job, now: float, most: int = 9) -> list[tuple[str, int, float, bool]]:
-    found, _ = history(job.attempt, now).open_ops(most)
+def waits(job: Job, now: float) -> list[tuple[str, int, float, bool]]:
+    found, _ = history(job.attempt, now).open_ops(9)
     return [(op.label, op.seq, (op.since - at(0)) / 1e9, op.stalled) for op in found]
 
 

@@ -386,26 +386,20 @@ def test_a_killed_rank_of_a_job_that_restarts_immediately_is_reported() -> None:
     assert events[-1].finding.close_reason == "attempt 1 of the job started"
 
 
-def test_if_each_rank_blames_a_peer_no_rank_is_named() -> None:
-    """All ranks lose a connection, and no agent has reported a rank that exited earlier."""
+@pytest.mark.parametrize(("finishes", "who"), [(False, "ranks 0-3"), (True, "ranks 1-3")])
+def test_if_each_rank_blames_a_peer_no_rank_is_named(finishes: bool, who: str) -> None:
+    """All ranks lose a connection, and no agent has reported a rank that exited earlier; or rank 0
+    finishes, but its last counters do not show what it joined."""
     job = running()
-    spread(job, [(0, RESET), (1, RESET), (2, RESET), (3, RESET)], 0.5)
+    leave(job, 0, CLEAN if finishes else RESET)
+    job.run(0.0 if finishes else 0.5)
+    spread(job, [(1, RESET), (2, RESET), (3, RESET)], 0.5)
     job.run(5)
     finding = job.only()
     assert named(finding) == []
     assert finding.summary == (
-        "ranks 0-3 ended, and each blames a peer: which rank ended first is not known"
+        f"{who} ended, and each blames a peer: which rank ended first is not known"
     )
-
-
-def test_no_rank_is_named_if_the_progress_of_the_finished_rank_is_unknown() -> None:
-    """Rank 0 finishes, but its last counters do not show what it joined; all others lose it."""
-    job = running()
-    leave(job, 0, CLEAN)
-    spread(job, [(1, RESET), (2, RESET), (3, RESET)], 0.5)
-    job.run(5)
-    assert named(job.only()) == []
-    assert job.only().summary.startswith("ranks 1-3 ended, and each blames a peer")
 
 
 def test_one_that_blames_a_peer_while_all_others_run_on_is_named_with_low_confidence() -> None:
@@ -515,21 +509,14 @@ def test_an_agent_that_connects_again_says_what_was_the_cause() -> None:
     assert named(job.only()) == [(2, Reason.EXITED, Confidence.HIGH)]
 
 
-def test_silence_alone_is_no_loss() -> None:
-    """The agent of a node goes without a word, and the others run on."""
-    job = running()
-    fall_silent(job, 2, 3)
-    job.run(60)
-    assert job.open() == []
-
-
 def test_a_node_that_was_not_heard_long_before_is_no_loss() -> None:
-    """Its agent was killed long ago, and the job trained on. Then two ranks lose a connection,
-    or the job is done and one of them does not end in peace."""
+    """Its agent was killed long ago, and the job trained on: silence alone is no loss. Then two
+    ranks lose a connection, or the job is done and one of them does not end in peace."""
     for how in (RESET, CLEAN):
         job = running()
         fall_silent(job, 2, 3)
-        job.run(40)
+        job.run(60)
+        assert job.open() == []
         leave(job, 0, how, ago_s=0.2 if how is CLEAN else 0.0)
         leave(job, 1, RESET)
         job.run(60)

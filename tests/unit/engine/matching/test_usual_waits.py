@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 
@@ -34,24 +33,23 @@ POLICY = Policy(stall_after_s=10.0)
 DAY = 24 * 3600 * S
 
 
-def trained(job: Job, checkpoints: int = 3, seconds: float = 25) -> Job:
-    """Steps, and again and again a checkpoint on rank 0 while all others wait."""
+def trained(job: Job, checkpoints: int = 3) -> Job:
+    """Steps, and again and again a checkpoint of 25 s on rank 0 while all others wait."""
     seq = 0
     for _ in range(checkpoints):
         for _ in range(4):
             job.all_reduce("dp", seq).run(1)
             seq += 1
-        job.join("dp", [1, 2, 3], seq).run(seconds)
+        job.join("dp", [1, 2, 3], seq).run(25)
         job.join("dp", [0], seq).complete("dp", range(4), seq).run(3)
         seq += 1
     job.all_reduce("dp", seq).run(1)
     return job
 
 
-def started(engine: Engine, attempt: int, now: AlignedNs = START, name: str = "job") -> Job:
+def started(engine: Engine, attempt: int, now: AlignedNs = START) -> Job:
     """A new attempt: other processes, the same groups."""
-    pid = 100 * (attempt + 1)
-    job = Job(4, engine=engine, attempt=attempt, now=now, name=name, first_pid=pid)
+    job = Job(4, engine=engine, attempt=attempt, now=now, first_pid=100 * (attempt + 1))
     return job.group("dp", range(4))
 
 
@@ -63,11 +61,10 @@ def threshold_s(job: Job) -> float:
     return int(job.attempt.snapshot(job.now).threshold_ns[job.handles["dp"]]) / 1e9
 
 
-def later(engine: Engine, pauses: Sequence[JobPauses] | None = None) -> Engine:
+def later(engine: Engine) -> Engine:
     """The next process of the service, with what the store gave back."""
     after = Engine(engine.policy)
-    kept = engine.learned if pauses is None else pauses
-    after.recall([JobPauses.decode(one.encode()) for one in kept])
+    after.recall([JobPauses.decode(one.encode()) for one in engine.learned])
     return after
 
 

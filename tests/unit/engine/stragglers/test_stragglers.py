@@ -60,10 +60,9 @@ def raced(
     *,
     seconds: float = 100,
     per_node: int = 0,
-    uncertainty_ns: int | None = 100_000,
     policy: Policy | None = None,
 ) -> Race:
-    race = Race(world, layers, per_node=per_node, uncertainty_ns=uncertainty_ns, policy=policy)
+    race = Race(world, layers, per_node=per_node, uncertainty_ns=100_000, policy=policy)
     race.run(arrivals(world, layers, round(seconds / 0.055 / len(layers)), work))
     return race
 

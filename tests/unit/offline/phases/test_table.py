@@ -20,8 +20,6 @@ from frd.offline.phases.spans import EVENTS, PhaseSpan, PhaseThread
 from frd.offline.phases.table import PhaseTable, build_phases
 from tests.world.phases import T0, scope
 
-MIB = 1 << 20
-
 
 def made(*scopes: list[PhaseMark], last: int = 100) -> PhaseTable:
     marks = [mark for some in scopes for mark in some]

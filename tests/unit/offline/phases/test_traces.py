@@ -43,10 +43,9 @@ def traced(
     *,
     dialect: str = "v2.2",
     offsets_ns: dict[int, int] | None = None,
-    extra: Sequence[str] = (),
 ) -> IoAnalysis:
     writer = Writer(dialect, PID if dialect != "v0" else RANK)
-    lines = [*extra, *writer.lines(calls)]
+    lines = list(writer.lines(calls))
     if dialect not in ("v0", "v1"):
         lines.append(writer.metadata("CM", "rank", str(RANK)))
     path = write_trace(folder / f"t-rank{RANK}.pfw", lines)
