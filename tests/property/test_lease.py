@@ -111,14 +111,6 @@ async def test_a_cut_off_owner_keeps_its_cells_until_it_learns_more() -> None:
 
 
 @in_virtual_time
-async def test_a_replica_that_leaves_is_replaced_without_waiting() -> None:
-    """A replica drains its cells and ends: the others own them within two seconds."""
-    async with settled("a", "b", "c") as cluster:
-        await cluster.services.pop("c").leave()
-        await cluster.settle(2.0)
-
-
-@in_virtual_time
 async def test_a_replica_that_ends_slowly_claims_nothing() -> None:
     """A replica begins to end, and keeps its cells for some seconds; meanwhile another one dies: a
     third replica takes its cells, and the first ones that are released without waiting longer."""
@@ -202,18 +194,6 @@ async def test_a_replaced_process_ends_without_a_trace() -> None:
         heartbeat = cluster.keys.entries["r.a"]
         await older.leave()
         assert cluster.keys.entries["r.a"] == heartbeat
-
-
-@in_virtual_time
-async def test_a_fenced_owner_gives_up_and_the_cell_is_owned_again() -> None:
-    """The log refuses an owner: it gives the cell up, and the cell has an owner soon."""
-    async with settled("a", "b") as cluster:
-        service = cluster.services["a"]
-        cell = min(service.cells)
-        service.cells.discard(cell)
-        service.lease.give_up(cell)
-        await cluster.settle(3.0)
-        assert cell in cluster.services["b"].cells
 
 
 @in_virtual_time

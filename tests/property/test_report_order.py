@@ -306,6 +306,30 @@ def _renumbered(numbers: Iterable[int]) -> list[int]:
 
 # -- the laws ------------------------------------------------------------------------------------
 
+REASONS: Final = {
+    FaultKind.CPU_STUCK: Reason.CPU_STUCK,
+    FaultKind.GIL_HELD: Reason.CPU_STUCK,
+    FaultKind.P2P_STUCK: Reason.CPU_STUCK,
+    FaultKind.STOPPED: Reason.UNREACHABLE,
+    FaultKind.CRASH: Reason.EXITED,
+    FaultKind.CRASH_RECORDED: Reason.EXITED,
+    FaultKind.IN_COLLECTIVE_ALONE: Reason.IN_COLLECTIVE_ALONE,
+    FaultKind.DEVICE_STUCK: Reason.DEVICE_STUCK,
+    FaultKind.MISMATCH: Reason.MISMATCH,
+    FaultKind.ORDER: Reason.ORDER,
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_the_fault_is_named(case: Case) -> None:
+    """Without delays, the one open finding names rank 5 for the reason of its fault, and with it
+    the rank that it waits for in the opposite order; of a fault of the network it names no rank."""
+    (claim,) = straight(case).open
+    named = {(rank, reason) for rank, reason, *_ in claim.get("suspects", ())}
+    guilty = {FaultKind.NETWORK: (), FaultKind.ORDER: (5, 7)}.get(case.kind, (5,))
+    assert named == {(rank, REASONS[case.kind]) for rank in guilty}
+
+
 SOME: Final = settings(
     max_examples=seeds(40),
     derandomize=not ALL,

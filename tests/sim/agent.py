@@ -89,8 +89,6 @@ class SimAgent:
         self.stats = Counters()
         self.watched: dict[int, Watched] = {}
         """By pid."""
-        self.refused_rows = 0
-        """Dropped because the service refused them twice."""
         self.conn: Conn | None = None
         self.born = kernel.now
         self._boot_id = boot_id
@@ -289,7 +287,7 @@ class SimAgent:
         self._refusals += 1
         if self._refusals >= _REFUSALS:
             self._refusals = 0
-            self.refused_rows += self.outbox.clear()
+            self.outbox.clear()
         if self.conn is not None:
             self.conn.hang_up()
         self.lost()

@@ -23,24 +23,17 @@ _FILLS_NS: Final = 3 * S
 class OomError:
     """One failed allocation, as torch reports it to its observers."""
 
-    number: int
-    """From 1."""
     at_ns: int
     """CLOCK_REALTIME of the node."""
     requested: int
-    free: int
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryOfRank:
     """What the tap and NVML read; all in bytes. Every rank has its own device."""
 
-    uuid: bytes
-    """Of the device."""
     allocated: int
     reserved: int
-    peak: int
-    """Of `allocated`."""
     used: int
     """Of the device, by all that use it."""
     total: int
@@ -64,19 +57,16 @@ class Rise:
         self.until = now
 
     def at(self, now: int) -> int:
-        return 0 if self.until is not None and now >= self.until else self.peak(now)
-
-    def peak(self, now: int) -> int:
-        """The most that it has been."""
-        took_ns = (now if self.until is None else min(now, self.until)) - self.since
-        return self.most * min(max(took_ns, 0), self.lasts_ns) // self.lasts_ns
+        if self.until is not None and now >= self.until:
+            return 0
+        return self.most * min(max(now - self.since, 0), self.lasts_ns) // self.lasts_ns
 
 
 class Memory:
     """The device of one rank."""
 
     def __init__(self, dice: random.Random, begin: int, step_ns: int) -> None:
-        self._uuid = dice.randbytes(16)
+        dice.randbytes(16)  # frozen lives depend on what is drawn
         self._begin = begin
         self._period = step_ns
         self._base = dice.randrange(10 * GIB, 40 * GIB)
@@ -94,26 +84,22 @@ class Memory:
 
     def fail(self, now: int, wall_ns: int) -> str:
         """An allocation fails; returns torch's message."""
-        free = self.room(now)
-        requested = free + 2 * GIB
-        self._errors += (OomError(len(self._errors) + 1, wall_ns, requested, free),)
+        requested = self.room(now) + 2 * GIB
+        self._errors += (OomError(wall_ns, requested),)
         return f"CUDA out of memory. Tried to allocate {requested / GIB:.2f} GiB. GPU 0 has"
 
     def at(self, now: int, *, alive: bool) -> MemoryOfRank:
         """If the rank is gone, only what other processes hold on its device."""
         foreign = sum(rise.at(now) for rise in self._rises if not rise.is_own)
         if not alive:
-            return MemoryOfRank(self._uuid, 0, 0, 0, foreign, _TOTAL, self._errors)
+            return MemoryOfRank(0, 0, foreign, _TOTAL, self._errors)
         filled = min(max(now - self._begin, 0), _FILLS_NS)
         base = self._base * filled // _FILLS_NS
         saw = self._saw if filled == _FILLS_NS else 0
-        own = [rise for rise in self._rises if rise.is_own]
-        held = sum(rise.at(now) for rise in own)
-        peak = base + saw + max((rise.peak(now) for rise in own), default=0)
+        held = sum(rise.at(now) for rise in self._rises if rise.is_own)
         allocated = base + held + saw * ((now - self._begin) % self._period) // self._period
         reserved = base + held + saw
         used = min(reserved + _CONTEXT + foreign, _TOTAL)
         return MemoryOfRank(
-            self._uuid, min(allocated, _TOTAL), min(reserved, _TOTAL), min(peak, _TOTAL), used,
-            _TOTAL, self._errors,
-        )  # fmt: skip
+            min(allocated, _TOTAL), min(reserved, _TOTAL), used, _TOTAL, self._errors
+        )

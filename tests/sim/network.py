@@ -122,8 +122,13 @@ class Conn:
     """One stream of rows and its stream of pings, with an end on either side."""
 
     def __init__(self, kernel: Kernel, link: Link, agent: SimAgent, service: Service) -> None:
-        self.agent, self.service = agent, service
+        self.service = service
         self.stream = service.streams.open()
+        self._lay(kernel, link, agent, ClockStream(service))
+
+    def _lay(self, kernel: Kernel, link: Link, agent: SimAgent, clock: ClockStream) -> None:
+        """The ways between both ends."""
+        self.agent = agent
         self.is_open = True
         """On the service's side."""
         self.up = Pipe(kernel, link, link.there, self._take, lambda: link.message_ns)
@@ -132,7 +137,7 @@ class Conn:
         self._pongs = Pipe(kernel, link, link.back, agent.receive_pong)
         self._kernel = kernel
         self._link = link
-        self._clock = ClockStream(service)
+        self._clock = clock
 
     # -- the service's side --------------------------------------------------------------------
 
@@ -160,12 +165,15 @@ class Conn:
     def end_at_service(self) -> None:
         """The service notices that the stream is over."""
         if self.is_open:
-            self.is_open = False
-            self.up.close()
-            self.pings.close()
+            self._stop_reading()
             self.service.streams.close(self.stream)
             lost_at = max(self._kernel.now, self._link.cut_until) + _LAST_WORDS
             self._kernel.at(lost_at, self.lose)
+
+    def _stop_reading(self) -> None:
+        self.is_open = False
+        self.up.close()
+        self.pings.close()
 
     # -- the agent's side ----------------------------------------------------------------------
 
@@ -188,7 +196,5 @@ class Conn:
 
     def die_with_service(self, agent_after: int) -> None:
         """The service's process is gone, with all that it had not read."""
-        self.is_open = False
-        self.up.close()
-        self.pings.close()
+        self._stop_reading()
         self._kernel.after(agent_after, self.lose)

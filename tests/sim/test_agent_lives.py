@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import pytest
@@ -48,9 +48,8 @@ from tests.world.seeds import ALL
 S: Final = 1_000_000_000
 LIVES: Final = 500 if ALL else 25
 CHUNKS: Final = 5
-NODES: Final = 2
-PER_NODE: Final = 1
-WORLD: Final = NODES * PER_NODE
+WORLD: Final = 2
+"""Each node has one rank of each job, with its number."""
 LAZY: Final = 1
 """Never joins the collective of the job that hangs."""
 POLICY: Final = Policy(
@@ -77,15 +76,15 @@ TERM: Final = ExitInfo(ExitKind.SIGNAL, signal=15)
 
 @dataclass
 class Place:
-    """The ranks of a job on one node, and what is true of their agent."""
+    """The rank of a job on one node, and what is true of its agent."""
 
-    ranks: range
+    rank: int
     agent: Stream | None = None
     session: str = ""
     leaves: bool = False
     """The agent was asked to stop, or its last one has gone on purpose."""
-    known: set[int] = field(default_factory=set)
-    """Ranks whose end was reported."""
+    lives: bool = True
+    """The end of the rank was not reported."""
 
 
 @dataclass
@@ -96,25 +95,25 @@ class Job:
     has_ended: bool = False
     quiet_since: int | None = None
 
-    def alive(self, place: Place) -> set[int]:
-        return set(place.ranks) - place.known
-
     def quiet_s(self, now: int) -> float:
         return 0.0 if self.quiet_since is None else (now - self.quiet_since) / S
 
     @property
     def is_left(self) -> bool:
         """All ranks that live as far as is known were left on purpose."""
-        return all(place.leaves for place in self.places if self.alive(place))
+        return all(place.leaves for place in self.places if place.lives)
+
+    @property
+    def lives(self) -> bool:
+        return any(place.lives for place in self.places)
 
     def lost(self, now: int) -> bool:
-        lives = any(map(self.alive, self.places))
-        return lives and self.is_left and self.quiet_s(now) >= POLICY.lost_after_s
+        return self.lives and self.is_left and self.quiet_s(now) >= POLICY.lost_after_s
 
     def over(self, now: int) -> bool:
         """Nothing is expected of it any more."""
         deserted = not self.is_left and self.quiet_s(now) >= POLICY.deserted_after_s
-        return deserted or self.lost(now) or not any(map(self.alive, self.places))
+        return deserted or self.lost(now) or not self.lives
 
 
 class Life:
@@ -135,7 +134,7 @@ class Life:
         self.sessions = itertools.count()
         self.since = self.now
         self.jobs = [
-            Job(AttemptKey(name, 0), name == "hung", [Place(ranks) for ranks in _ranks()])
+            Job(AttemptKey(name, 0), name == "hung", [Place(rank) for rank in range(WORLD)])
             for name in ("hung", "well")
         ]
         for job, node in self.slots():
@@ -145,7 +144,7 @@ class Life:
         self.stall = stall.id
 
     def slots(self) -> list[tuple[Job, int]]:
-        return list(itertools.product(self.jobs, range(NODES)))
+        return list(itertools.product(self.jobs, range(WORLD)))
 
     # -- what agents do ------------------------------------------------------------------------
 
@@ -160,7 +159,7 @@ class Life:
         return stream
 
     def start(self, job: Job, node: int) -> None:
-        """An agent of the job on the node; it says how ranks ended that the last one left."""
+        """An agent of the job on the node; it says how the rank ended that the last one left."""
         place = job.places[node]
         if place.agent is None:
             place.session, place.leaves = f"s{next(self.sessions)}", False
@@ -172,43 +171,36 @@ class Life:
         if place.agent is None:
             place.agent = self.connect(node, place.session)
             if place.leaves:
-                self.send(place.agent, Statuses((), leaving=Leaving(len(job.alive(place)))))
-            infos = [RankInfo(r, WORLD, f"n{node}", f"b{node}", 100 + r) for r in place.ranks]
-            self.send(place.agent, declare(infos, key=job.key))
-            self.states(job, place)
+                self.send(place.agent, Statuses((), leaving=Leaving(int(place.lives))))
+            info = RankInfo(place.rank, WORLD, f"n{node}", f"b{node}", 100 + place.rank)
+            self.send(place.agent, declare([info], key=job.key))
+            self.state(job, place)
 
     def report(self, job: Job, place: Place) -> None:
-        """A round of an agent that is connected: watermarks, and ends of ranks."""
+        """A round of an agent that is connected: watermarks, and the end of its rank."""
         if place.agent is None:
             return
-        rows = range(len(place.ranks))
-        joined = [int(job.is_hung and rank != LAZY) for rank in place.ranks]
-        self.send(
-            place.agent,
-            watermarks(
-                rows,
-                enqueued=joined,
-                completed=0,
-                head=[self.since * one for one in joined],
-                seen=rows,
-                as_of=self.now,
-                sent=self.now,
-                raw=self.now,
-            ),
+        joined = int(job.is_hung and place.rank != LAZY)
+        marks = watermarks(
+            [0],
+            enqueued=joined,
+            completed=0,
+            head=self.since * joined,
+            seen=[0],
+            as_of=self.now,
+            sent=self.now,
+            raw=self.now,
         )
-        if job.has_ended and job.alive(place):
-            self.states(job, place)
+        self.send(place.agent, marks)
+        if job.has_ended and place.lives:
+            self.state(job, place)
 
-    def states(self, job: Job, place: Place) -> None:
-        """Whether its ranks live."""
+    def state(self, job: Job, place: Place) -> None:
+        """Whether its rank lives."""
         assert place.agent is not None
-        state = RankState.EXITED if job.has_ended else RankState.LIVE
-        how = TERM if job.has_ended else None
-        rows = range(len(place.ranks))
-        status = [RankStatus(row, state, NodeNs(self.now), exit=how) for row in rows]
-        self.send(place.agent, Statuses(tuple(status)))
-        if job.has_ended:
-            place.known = set(place.ranks)
+        state, how = (RankState.EXITED, TERM) if job.has_ended else (RankState.LIVE, None)
+        self.send(place.agent, Statuses((RankStatus(0, state, NodeNs(self.now), exit=how),)))
+        place.lives = not job.has_ended
 
     def act(self) -> None:
         """Something happens to one agent, or to one job."""
@@ -218,7 +210,7 @@ class Life:
             case "start":
                 self.start(job, node)
             case "leave" if place.agent is not None:
-                self.send(place.agent, Statuses((), leaving=Leaving(len(job.alive(place)))))
+                self.send(place.agent, Statuses((), leaving=Leaving(int(place.lives))))
                 place.leaves = True
             case "goodbye" if place.agent is not None:
                 self.send(place.agent, Goodbye("the agent stops"))
@@ -250,7 +242,7 @@ class Life:
             for job in self.jobs:
                 for place in job.places if step_s else ():
                     self.report(job, place)
-                is_heard = any(place.agent and job.alive(place) for place in job.places)
+                is_heard = any(place.agent and place.lives for place in job.places)
                 job.quiet_since = None if is_heard else job.quiet_since or self.now
             self.shared.flush()
             self.engine.advance(AlignedNs(self.now))
@@ -269,9 +261,7 @@ class Life:
         attempts = state.latest_attempts()
         for job in self.jobs:
             shown, name = attempts[job.key.job], job.key.job
-            blind_ranks = {
-                rank for place in job.places for rank in job.alive(place) if place.agent is None
-            }
+            blind_ranks = {p.rank for p in job.places if p.lives and p.agent is None}
             assert unwatched(shown, nodes).keys() == blind_ranks
             assert shown.ended == job.over(self.now)
             assert (job_state(state, shown) == "lost") == job.lost(self.now)
@@ -281,10 +271,6 @@ class Life:
         found = self.stalls()
         assert {one.kind for one in found} <= {Kind.STALL}
         assert [one.id for one in found] == ([] if hung.over(self.now) else [self.stall])
-
-
-def _ranks() -> list[range]:
-    return [range(node * PER_NODE, (node + 1) * PER_NODE) for node in range(NODES)]
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

@@ -8,15 +8,15 @@ killed or cut in between: recorded = applied + missing, and missing rows were co
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from frd.model import EntryColumns, Flags
+from frd.model import AttemptKey, EntryColumns, Flags, RankInfo
 from frd.store.journal import read
 from frd.store.records import Record, RecordKind
 from frd.wire.decode import Decoder
@@ -27,12 +27,45 @@ Seqs: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class _Stream:
+    """Attempts and ranks by their index."""
+
     decoder: Decoder = field(default_factory=Decoder)
     session: str = ""
-    jobs: list[str] = field(default_factory=list)
-    """By index of the attempt."""
-    ranks: list[int] = field(default_factory=list)
-    """Global rank by index; -1 for ranks of other jobs."""
+    attempts: list[AttemptKey] = field(default_factory=list)
+    ranks: list[tuple[AttemptKey, RankInfo]] = field(default_factory=list)
+
+
+class Logged(NamedTuple):
+    """Rows of one rank, as an agent has sent them."""
+
+    session: str
+    attempt: AttemptKey
+    rank: RankInfo
+    rows: EntryColumns
+
+
+def logged(records: Iterable[Record]) -> Iterator[Logged]:
+    """All rows of a journal, or of a cell's log, in order of arrival."""
+    streams: dict[int, _Stream] = {}
+    for record in records:
+        if record.kind is RecordKind.START:
+            streams.clear()
+        elif record.kind is RecordKind.OPENED:
+            streams[record.stream] = _Stream()
+        elif record.kind is RecordKind.MESSAGE:
+            stream = streams[record.stream]
+            match stream.decoder.decode(record.payload):
+                case Hello() as hello:
+                    stream.session = hello.session
+                case Declare() as declare:
+                    stream.attempts += [attempt.key for attempt in declare.attempts]
+                    stream.ranks += [
+                        (stream.attempts[r.attempt_index], r.info) for r in declare.ranks
+                    ]
+                case EntryColumns() as rows:
+                    yield Logged(stream.session, *stream.ranks[rows.rank], rows)
+                case _:
+                    pass
 
 
 @dataclass(slots=True)
@@ -128,36 +161,12 @@ def _holes(batches: list[tuple[int, int]]) -> int:
 def _read(records: Iterable[Record], job: str) -> dict[int, _RankRows]:
     """By global rank."""
     by_rank: defaultdict[int, _RankRows] = defaultdict(_RankRows)
-    streams: dict[int, _Stream] = {}
-    for record in records:
-        match record.kind:
-            case RecordKind.START:
-                streams.clear()
-            case RecordKind.OPENED:
-                streams[record.stream] = _Stream()
-            case RecordKind.MESSAGE:
-                _apply(streams[record.stream], record.payload, job, by_rank)
-            case _:
-                pass
-    return by_rank
-
-
-def _apply(stream: _Stream, message: bytes, job: str, by_rank: Mapping[int, _RankRows]) -> None:
-    match stream.decoder.decode(message):
-        case Hello() as hello:
-            stream.session = hello.session
-        case Declare() as declare:
-            stream.jobs += [attempt.key.job for attempt in declare.attempts]
-            stream.ranks += [
-                rank.info.rank if stream.jobs[rank.attempt_index] == job else -1
-                for rank in declare.ranks
-            ]
-        case EntryColumns() as rows if (rank := stream.ranks[rows.rank]) >= 0:
-            of_rank = by_rank[rank]
+    for session, attempt, rank, rows in logged(records):
+        if attempt.job == job:
+            of_rank = by_rank[rank.rank]
             of_rank.joined.append(rows.seq[(rows.flags & Flags.JOINED) != 0])
             of_rank.completed.append(rows.seq[(rows.flags & Flags.COMPLETED) != 0])
             if rows.first_revision:
                 last = rows.first_revision + len(rows) - 1
-                of_rank.revisions[stream.session].append((rows.first_revision, last))
-        case _:
-            pass
+                of_rank.revisions[session].append((rows.first_revision, last))
+    return by_rank

@@ -103,22 +103,12 @@ def p2p_ops(rank: int, *rows: tuple[int, int, bool, int, int]) -> ChannelColumns
     )
 
 
-def declare(
-    infos: Sequence[RankInfo],
-    *,
-    key: AttemptKey = KEY,
-    groups: Sequence[tuple[int, ...]] | None = None,
-    signature: Signature = ALL_REDUCE,
-) -> Declare:
-    """One attempt, its ranks, and its groups: the whole world as ``default_pg`` by default."""
+def declare(infos: Sequence[RankInfo], *, key: AttemptKey = KEY) -> Declare:
+    """One attempt, its ranks, and the whole world as ``default_pg``."""
     world = infos[0].world_size
-    members = groups or [tuple(range(world))]
     return Declare(
         attempts=(AttemptDecl(0, key, world),),
         ranks=tuple(RankDecl(i, 0, info) for i, info in enumerate(infos)),
-        groups=tuple(
-            GroupDecl(i, 0, GroupInfo(str(i), "default_pg" if i == 0 else f"pg{i}", ranks))
-            for i, ranks in enumerate(members)
-        ),
-        signatures=(SignatureDecl(0, signature),),
+        groups=(GroupDecl(0, 0, GroupInfo("0", "default_pg", tuple(range(world)))),),
+        signatures=(SignatureDecl(0, ALL_REDUCE),),
     )

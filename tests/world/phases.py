@@ -17,12 +17,11 @@ def mark(
     scope_id: str = "",
     thread: int = MAIN,
     sequence: int = 0,
-    job: str = "job",
 ) -> PhaseMark:
     """`at` is in nanoseconds since `T0`."""
     name = "MainThread" if thread == MAIN else ""
     return PhaseMark(
-        job, rank, "h", pid, "s", T0 + at, entered, path, scope_id, thread, name, sequence
+        "job", rank, "h", pid, "s", T0 + at, entered, path, scope_id, thread, name, sequence
     )
 
 

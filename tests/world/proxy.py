@@ -50,7 +50,7 @@ class Proxy:
     Connections whose callers send `mark`, in one piece, can be cut while others are not.
     """
 
-    def __init__(self, target: str, seed: int = 0, mark: bytes = b"") -> None:
+    def __init__(self, target: str, mark: bytes = b"") -> None:
         self.address = ""
         self.there = Way()
         self.back = Way()
@@ -59,7 +59,7 @@ class Proxy:
         self._target = split_address(target)
         self._mark = mark
         self._cuts_marked = False
-        self._dice = random.Random(seed)
+        self._dice = random.Random(0)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._listening = threading.Event()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from frd.rpc import Context, job_metadata
 from tests.sim.kernel import Kernel
-from tests.sim.network import Conn, Link, Pipe
+from tests.sim.network import Conn, Link
 from tests.sim.service import ClockStream, Service
 from tests.world.clocks import MS, S
 
@@ -81,15 +81,8 @@ class ClusterConn(Conn):
     def __init__(
         self, kernel: Kernel, link: Link, agent: SimAgent, replica: SimReplica, job: str
     ) -> None:
-        self.agent, self.replica = agent, replica
-        self.is_open = True
-        self.up = Pipe(kernel, link, link.there, self._take, lambda: link.message_ns)
-        self.pings = Pipe(kernel, link, link.there, self._ping)
-        self._down = Pipe(kernel, link, link.back, agent.receive)
-        self._pongs = Pipe(kernel, link, link.back, agent.receive_pong)
-        self._kernel = kernel
-        self._link = link
-        self._clock = ClockStream(cast(Service, replica))
+        self.replica = replica
+        self._lay(kernel, link, agent, ClockStream(cast(Service, replica)))
         self._call = Call(replica.loop, job, f"ipv4:{agent.node}:1")
         self._call.send = self._down.send
         self._serving: asyncio.Task[None] | None = None
@@ -120,9 +113,7 @@ class ClusterConn(Conn):
     def _served(self, task: asyncio.Task[None]) -> None:
         """The call is over; its last messages arrive before its end."""
         if self.is_open:
-            self.is_open = False
-            self.up.close()
-            self.pings.close()
+            self._stop_reading()
             over = max(self._down.last, self._kernel.now, self._link.cut_until) + MS
             self._kernel.at(over, self.lose)
 
@@ -131,9 +122,7 @@ class ClusterConn(Conn):
 
     def end_at_service(self) -> None:
         if self.is_open:
-            self.is_open = False
-            self.up.close()
-            self.pings.close()
+            self._stop_reading()
             if self._serving is not None:
                 self.replica.loop.call_soon(self._serving.cancel)
             self._kernel.at(max(self._kernel.now, self._link.cut_until) + S, self.lose)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,10 +20,10 @@ from frd.service.ingest.streams import Stream
 from frd.service.journal.payloads import decode_finding
 from frd.service.journal.reading import read, recover
 from frd.store.records import Record, RecordKind
-from frd.wire.decode import Decoder
-from frd.wire.messages import AgentEvent, Declare, Hello
+from frd.wire.messages import AgentEvent
 from tests.sim.oracle import _OF_INCIDENTS, Oracle, Violation, _gist, _labels
 from tests.sim.scenario import POLICY
+from tests.world.account import logged
 from tests.world.clocks import S
 from tests.world.fake_cluster import FakeFindings, FakeLog, Faults
 
@@ -206,18 +205,21 @@ class ClusterOracle(Oracle):
                     raise Violation("fence", f"cell {number}, bundle {at}: epoch {stored.epoch}")
         log = FakeLog(world.servers.stream(cell), Faults())
         warnings: list[str] = []
-        content = _Content()
+        records: list[Record] = []
         bounds = await log.bounds()
-        async for records in read(log, *bounds, warnings.append):
-            for record in records:
-                content.add(record)
+        async for some in read(log, *bounds, warnings.append):
+            records += some
         if warnings:
             raise Violation("log", f"{warnings}")
-        self._check_acknowledged(content)
-        await self._check_findings(content)
+        self._check_acknowledged(records)
+        await self._check_findings(records)
 
-    def _check_acknowledged(self, content: _Content) -> None:
+    def _check_acknowledged(self, records: Sequence[Record]) -> None:
         """Every row that was acknowledged is in the log."""
+        stored: _Rows = defaultdict(set)
+        for session, _, rank, rows in logged(records):
+            if (first := rows.first_revision) > 0:
+                stored[session, rank.pid].update(range(first, first + len(rows)))
         for number, node in enumerate(self._world.nodes):
             if number in self._world.troubles.liars:
                 continue
@@ -227,16 +229,18 @@ class ClusterOracle(Oracle):
                         continue
                     of = agent.session, watched.process.info.pid
                     acked = {row for row in self._applied[of] if row <= queue.acked}
-                    missing = acked - content.rows[of]
+                    missing = acked - stored[of]
                     if len(missing) > agent.outbox.dropped.get(watched.number, 0):
                         what = f"{len(missing)} rows of rank {watched.process.info.rank}"
                         raise Violation("acknowledged, not in the log", what)
 
-    async def _check_findings(self, content: _Content) -> None:
+    async def _check_findings(self, records: Sequence[Record]) -> None:
         """The log, the shared store and all local copies have the same last versions."""
         world, cell = self._cluster, cell_of(self._cluster.job)
         shown = {id_: _seen(finding) for id_, finding in self.findings.items()}
-        stored = {id_: _seen(finding) for id_, finding in content.findings.items()}
+        of_findings = (RecordKind.FINDING, RecordKind.RESTORED)
+        versions = [decode_finding(one.payload) for one in records if one.kind in of_findings]
+        stored = {finding.id: _seen(finding) for finding in versions}
         _same("findings in the log", shown, stored)
         left = await recover(FakeLog(world.servers.stream(cell), Faults()), lambda text: None)
         still_open = {
@@ -265,47 +269,3 @@ def _seen(finding: Finding) -> tuple[object, ...]:
 def _same(what: str, shown: object, other: object) -> None:
     if shown != other:
         raise Violation(what, f"shown {shown}, there {other}")
-
-
-@dataclass(slots=True)
-class _LoggedStream:
-    session: str = ""
-    pids: list[int] = field(default_factory=list)
-    decoder: Decoder = field(default_factory=Decoder)
-
-
-class _Content:
-    """What the log of the job's cell says."""
-
-    def __init__(self) -> None:
-        self.rows: _Rows = defaultdict(set)
-        self.findings: dict[str, Finding] = {}
-        self._streams: dict[int, _LoggedStream] = {}
-
-    def add(self, record: Record) -> None:
-        match record.kind:
-            case RecordKind.START:
-                self._streams.clear()
-            case RecordKind.OPENED:
-                self._streams[record.stream] = _LoggedStream()
-            case RecordKind.CLOSED:
-                self._streams.pop(record.stream, None)
-            case RecordKind.FINDING | RecordKind.RESTORED:
-                finding = decode_finding(record.payload)
-                self.findings[finding.id] = finding
-            case RecordKind.MESSAGE:
-                self._message(self._streams[record.stream], record.payload)
-            case _:
-                pass
-
-    def _message(self, stream: _LoggedStream, data: bytes) -> None:
-        match event := stream.decoder.decode(data):
-            case Hello():
-                stream.session = event.session
-            case Declare():
-                stream.pids += [rank.info.pid for rank in event.ranks]
-            case EntryColumns() if event.first_revision > 0:
-                rows = range(event.first_revision, event.first_revision + len(event))
-                self.rows[stream.session, stream.pids[event.rank]].update(rows)
-            case _:
-                pass
