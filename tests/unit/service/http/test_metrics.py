@@ -28,11 +28,9 @@ from frd.model import (
 )
 from frd.service.metrics.collector import MAX_GROUPS, MAX_LABEL_CHARS, MAX_OPS, OTHER, render
 from frd.service.metrics.recent_peak import WINDOW_S, RecentPeak
-from frd.service.metrics.table import CLUSTER_METRICS, MAX_SUSPECTS, METRICS
+from frd.service.metrics.table import MAX_SUSPECTS, METRICS
 from frd.service.state import CellState, ClusterState, Counters, NodeView, ServiceState
 from tests.world.views import NOW, TRAIN, attempt_view, group_view, node_view, rank_view
-
-STORES = ("findings", "journal", "dumps", "timelines")
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -107,6 +105,7 @@ def service_state(
             refused={"length": 2, "new_word": 1},
             evicted={"dumps": 1, "collectives": 1},
             findings={("train", Kind.STALL): 7},
+            store_errors={"timelines": 3},
         ),
         ingest_lag_s=0.5,
         evaluated_at=NOW,
@@ -170,6 +169,10 @@ frd_collective_skew_seconds_count{job="train",op="all_reduce"} 10
 frd_collective_skew_seconds_sum{job="train",op="all_reduce"} 12.5
 frd_evicted_total{what="collectives"} 6
 frd_evicted_total{what="journal_segments"} 0
+frd_store_errors_total{store="findings"} 0
+frd_store_errors_total{store="journal"} 0
+frd_store_errors_total{store="dumps"} 0
+frd_store_errors_total{store="timelines"} 3
 frd_last_evaluation_timestamp_seconds 1800000000
 """
 
@@ -217,16 +220,10 @@ frd_log_durable 0
 
 def test_values_of_a_replica() -> None:
     """A replica of a cluster exports the cells as it sees them, and its log; known series start
-    at zero."""
+    at zero. A single service has none of these series."""
     got = scraped(dataclasses.replace(full_state(), cluster=CLUSTER))
     of_cluster = {key: sample for key, sample in got.items() if key not in scraped(full_state())}
     assert of_cluster == parsed(OF_CLUSTER)
-
-
-def test_a_service_without_a_cluster_has_no_series_of_one() -> None:
-    """Alerts about cells and logs have nothing to evaluate on a single service."""
-    names = {name for name, _ in scraped(full_state())}
-    assert not names & set(CLUSTER_METRICS)
 
 
 def test_known_series_start_at_zero() -> None:
@@ -323,15 +320,6 @@ def test_promtool_accepts_it() -> None:
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
-def test_every_store_has_its_errors() -> None:
-    """From the start, so that an alert sees the first one."""
-    state = ServiceState(StatusView(NOW, [], []), counters=Counters(store_errors={"timelines": 3}))
-    text = render(state).decode()
-    for store in STORES:
-        count = 3 if store == "timelines" else 0
-        assert f'frd_store_errors_total{{store="{store}"}} {count}.0\n' in text
-
-
 UP = node_view("a", {TRAIN: (0, 1)})
 KILLED = node_view("b", {TRAIN: (0, 1)}, connected=False, reporting=False)
 STOPPED = dataclasses.replace(KILLED, stopped=True)
@@ -366,7 +354,8 @@ def expected_and_reporting(state: ServiceState) -> tuple[float | None, ...]:
 
 
 def test_the_peak_is_remembered_for_a_window() -> None:
-    """A slow message between two scrapes is seen by both, and forgotten after the window."""
+    """A slow message between two scrapes is seen by both, and forgotten after the window, and also
+    when the service's clock is set back by an hour."""
     recent = RecentPeak()
     assert recent.value(0.0) == 0.0
     recent.add(7.0, 100.2)
@@ -375,10 +364,5 @@ def test_the_peak_is_remembered_for_a_window() -> None:
     assert recent.value(105.5) == recent.value(100.0 + WINDOW_S - 0.1) == 7.0
     assert recent.value(100.0 + WINDOW_S) == 2.0
     assert recent.value(105.0 + WINDOW_S) == 0.0
-
-
-def test_a_clock_that_is_set_back() -> None:
-    """After a step of the service's clock by an hour the old peak no longer counts."""
-    recent = RecentPeak()
     recent.add(7.0, 10_000.0)
     assert recent.value(6_400.0) == 0.0

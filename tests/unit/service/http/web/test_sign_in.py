@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,11 @@ import pytest
 from frd.service.access.grants import Tokens
 from frd.service.http.routes import WebOptions
 from frd.service.http.web.session import COOKIE, token_in
-from tests.world.http_api import Answer, Client, Service, finding, job_view
+from tests.world.http_api import Answer, Client, Service, finding
 
 OPERATOR, READER, AGENT = "o" * 32, "r" * 32, "a" * 32
 PATH = "/api/v1/session"
 OUT = {"required": True, "signed_in": False, "role": None}
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
-    made = Service(tmp_path, [job_view("train")])
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -266,9 +259,10 @@ def test_a_page_changes_nothing_with_the_cookie(client: Client) -> None:
 
 def test_what_needs_no_token(client: Client) -> None:
     """Supervisors, links to runbooks, and the page, which reveals nothing; everything else does."""
-    for path in ("/-/healthy", "/-/ready", PATH, "/runbooks/", "/", "/history", "/jobs/train"):
-        assert client.get(path).status == 200, path
-    for path in ("/findings/ab12", "/web/app.css"):
+    for path in (
+        "/-/healthy", "/-/ready", PATH, "/runbooks/", "/", "/history", "/jobs/train",
+        "/findings/ab12", "/web/app.css",
+    ):  # fmt: skip
         assert client.get(path).status == 200, path
     for path in (
         "/metrics", "/api/v1/jobs", "/api/v1/jobs/train", "/api/v1/health", "/api/v1/events",
