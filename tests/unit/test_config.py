@@ -88,17 +88,14 @@ def test_a_mistake_in_the_file_is_one_line_that_begins_with_the_key(
 
 
 @pytest.mark.parametrize("text", ["[policy", "a = '\x00'", "a = b"])
-def test_a_file_that_is_not_toml_is_named(tmp_path: Path, text: str) -> None:
-    """The error names the broken file and what is wrong in it."""
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+    """The error names the broken file and what is wrong in it; a file that is absent is an error,
+    never a silent default."""
+    with pytest.raises(ConfigError, match=r"^config: .*nope: No such file"):
+        config.load(tmp_path / "nope")
     path = written(tmp_path, text)
     with pytest.raises(ConfigError, match=f"^config: {path}: .*: write TOML$"):
         config.load(path)
-
-
-def test_a_file_that_is_absent_is_named(tmp_path: Path) -> None:
-    """A wrong path is an error, never a silent default."""
-    with pytest.raises(ConfigError, match=r"^config: .*nope: No such file"):
-        config.load(tmp_path / "nope")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from frd.errors import StoreError
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
 from frd.service.clocks import agent_clocks as module
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks
-from frd.service.clocks.alignments import claim_ns, decode, encode, guess
+from frd.service.clocks.alignments import claim_ns, decode, guess
 from frd.wire.clock import Readings
 from frd.wire.messages import Hello, Watermarks
 
@@ -405,13 +405,6 @@ def test_sessions_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
     world.at += 3600 * S
     world.clocks.forget(world.now())
     assert not [agent for agent in kept if agent.connect(3) is agent.clock]
-
-
-def test_an_alignment_can_be_written_down(agent: Agent) -> None:
-    """The journal keeps it whole."""
-    agent.pings(90)
-    used = agent.clock.used
-    assert decode(encode(used)) == used
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\x01", b"\x90", b"\x91\xa1\xff", b"\x80"])

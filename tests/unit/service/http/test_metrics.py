@@ -15,14 +15,11 @@ from frd.engine.views import AttemptView, GroupView, Histogram, StatusView
 from frd.model import (
     AttemptKey,
     Certainty,
-    Confidence,
     Finding,
     FindingState,
     Kind,
     RankState,
-    Reason,
     Severity,
-    Suspect,
     WaitKind,
     WaitsFor,
 )
@@ -30,6 +27,7 @@ from frd.service.metrics.collector import MAX_GROUPS, MAX_LABEL_CHARS, MAX_OPS, 
 from frd.service.metrics.recent_peak import WINDOW_S, RecentPeak
 from frd.service.metrics.table import MAX_SUSPECTS, METRICS
 from frd.service.state import CellState, ClusterState, Counters, NodeView, ServiceState
+from tests.world.http_api import finding
 from tests.world.views import NOW, TRAIN, attempt_view, group_view, node_view, rank_view
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -76,21 +74,12 @@ def agent_of(name: str, *, reporting: bool = True) -> NodeView:
 
 
 def stall(number: int = 1, *, job: str = "train", suspects: int = 1) -> Finding:
-    return Finding(
-        id=f"{number:016x}",
-        kind=Kind.STALL,
-        state=FindingState.OPEN,
-        job=job,
-        attempt=0,
-        opened_at=NOW,
-        suspects=tuple(
-            Suspect(
-                *(rank, "node-a", Reason.CPU_STUCK, Confidence.HIGH, "", ("frame.py:1",)),
-                waits_for=WaitsFor(WaitKind.FILE_READ, Certainty.SEEN, "/data/shard-17.tar"),
-            )
-            for rank in range(suspects)
-        ),
-    )
+    """Its suspects read a file."""
+    waits_for = WaitsFor(WaitKind.FILE_READ, Certainty.SEEN, "/data/shard-17.tar")
+    found = finding(number, job)
+    suspect = dataclasses.replace(found.suspects[0], waits_for=waits_for)
+    named = tuple(dataclasses.replace(suspect, rank=rank) for rank in range(suspects))
+    return dataclasses.replace(found, opened_at=NOW, suspects=named)
 
 
 def service_state(
@@ -150,7 +139,7 @@ frd_stall_threshold_seconds{job="train",group="tp"} 25
 frd_group_open_collectives{job="train",group="tp"} 2
 frd_findings_open{job="train",kind="stall"} 1
 frd_findings_total{job="train",kind="stall"} 7
-frd_suspect{job="train",kind="stall",finding="0000000000000001",rank="0",node="node-a",\
+frd_suspect{job="train",kind="stall",finding="0000000000000001",rank="0",node="node0",\
 reason="cpu_stuck",waits_for="file_read"} 1
 frd_clock_offset_seconds{node="node-a"} 0.25
 frd_clock_steps_total{node="node-a"} 1
@@ -249,8 +238,8 @@ def test_opening_time_and_severity_of_a_finding() -> None:
     warning = dataclasses.replace(stall(1, suspects=0), severity=Severity.WARNING)
     critical = dataclasses.replace(stall(2), severity=Severity.CRITICAL)
     got = scraped(service_state(findings=[warning, critical]))
-    for finding, is_critical in ((warning, 0), (critical, 1)):
-        labels = {"job": "train", "kind": "stall", "finding": finding.id}
+    for one, is_critical in ((warning, 0), (critical, 1)):
+        labels = {"job": "train", "kind": "stall", "finding": one.id}
         assert value(got, "frd_finding_critical", **labels) == is_critical
         assert value(got, "frd_finding_opened_timestamp_seconds", **labels) == NOW / 1e9
 

@@ -33,6 +33,19 @@ ROWS = encode_agent(Goodbye("would end the stream, if it were applied"))
 MOVED = "another replica has its jobs now"
 
 
+def streams() -> Streams:
+    """Those of a cell without a log, in which no time passes."""
+    return Streams(
+        Shared(Engine(Policy())),
+        AgentClocks(lambda: AlignedNs(1), lambda: ServiceRawNs(1)),
+        _NoLog(),
+        now=lambda: AlignedNs(1),
+        version="test",
+        instance="one",
+        ids=itertools.count(1),
+    )
+
+
 class Wire(Call):
     """The call of an agent, and how it has ended."""
 
@@ -56,15 +69,7 @@ class Scene:
 
     def __init__(self, answer: Redirect | ServiceUnavailable | None = None) -> None:
         self._answer = answer
-        self.streams = Streams(
-            Shared(Engine(Policy())),
-            AgentClocks(lambda: AlignedNs(1), lambda: ServiceRawNs(1)),
-            _NoLog(),
-            now=lambda: AlignedNs(1),
-            version="test",
-            instance="one",
-            ids=itertools.count(1),
-        )
+        self.streams = streams()
         self.home = Home(self.streams, Inquiries(self.streams))
         self.ingest = Ingest(self, Admission(None, 10), stream_bytes_per_s=1 << 20)
         self.call = Wire()
