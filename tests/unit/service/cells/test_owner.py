@@ -19,9 +19,9 @@ from frd.service.ingest.collector import Home
 from frd.service.ingest.streams import Stream
 from frd.service.state import CellState, Counters
 from frd.wire.messages import Redirect
-from tests.unit.service.virtual import virtual
 from tests.world.fake_cluster import FakeStream
 from tests.world.one_replica import CELL, HELLO, JOB, ME, OTHER, Parts, SharedLogs, replica
+from tests.world.virtual_time import in_virtual_time
 
 
 async def connected(parts: Parts) -> Stream:
@@ -357,7 +357,7 @@ def test_few_cells_move() -> None:
     assert all(10 <= before.count(name) <= 32 for name in names)
 
 
-@virtual
+@in_virtual_time
 async def test_a_cell_without_agents_is_evaluated_rarely(tmp_path: Path) -> None:
     """A cell without agents is evaluated once a second; once an agent is there, four times a
     second, beginning with the next look at the cell and not a second later."""

@@ -83,7 +83,8 @@ def test_jobs(client: Client) -> None:
 
 
 def test_job_in_full(client: Client) -> None:
-    """One job shows groups, ranks, nodes and its open findings, newest first."""
+    """An attempt shows groups, ranks, nodes and its open findings, newest first. Without a number,
+    it is the newest attempt."""
     job = client.get("/api/v1/jobs/train", "attempt=0").json
     assert (job["job"], job["attempt"], job["world_size"], job["ended"]) == ("train", 0, 2, False)
     assert job["groups"] == [
@@ -132,6 +133,8 @@ def test_job_in_full(client: Client) -> None:
     ]
     assert job["memory"] == {"ranks": 0, "recent_every_s": 0.0, "series": []}
     assert job["findings"] == [finding_json(finding(2)), finding_json(finding(1))]
+    newest = client.get("/api/v1/jobs/train").json
+    assert (newest["attempt"], newest["findings"]) == (1, [])
 
 
 def test_memory_of_the_ranks_asked_for(client: Client) -> None:
@@ -146,14 +149,6 @@ def test_memory_of_the_ranks_asked_for(client: Client) -> None:
         assert len(job["memory"]["series"]) == count, query
     assert client.get("/api/v1/jobs/train", "memory=12").status == 400
     assert client.get("/api/v1/jobs/train", "memory=x").status == 400
-
-
-def test_attempts_of_a_job(client: Client) -> None:
-    """The newest attempt by default, another by number, an error for an unknown one."""
-    assert client.get("/api/v1/jobs/train").json["attempt"] == 1
-    assert client.get("/api/v1/jobs/train").json["findings"] == []
-    assert client.get("/api/v1/jobs/train", "attempt=7").status == 404
-    assert client.get("/api/v1/jobs/train", "attempt=x").status == 400
 
 
 def test_history(client: Client) -> None:
@@ -323,6 +318,7 @@ def test_dumps_that_are_not_taken(client: Client) -> None:
         ("/api/v1/findings/../../etc/passwd", "", 404),
         ("/api/v1/dumps/unknown", "", 404),
         ("/api/v1/dumps/../findings.sqlite", "", 404),
+        ("/api/v1/jobs/train", "attempt=x", 400),
         ("/api/v1/findings", "state=ajar", 400),
         ("/api/v1/findings", "limit=0", 400),
         ("/api/v1/findings", "limit=-1", 400),
