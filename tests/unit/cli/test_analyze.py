@@ -79,11 +79,6 @@ def hang(rank: int) -> Sequence[Entry]:
     return own
 
 
-@pytest.fixture
-def hanging(tmp_path: Path) -> Path:
-    return dumps(tmp_path / "dumps", hang)
-
-
 def analyzed(shell: Shell, *words: str | Path) -> Printed:
     return shell("analyze", *words, code=FINDINGS_PRESENT)
 

@@ -97,29 +97,26 @@ def test_a_finding_without_a_suspect_says_why() -> None:
     )
 
 
-def test_what_nccl_says_is_shown() -> None:
-    """Each sentence on its own line; control characters are escaped."""
-    lags = "NCCL RAS: rank 3 has launched 31 AllReduce in communicator ab (4 ranks), the others 32"
-    silent = "NCCL RAS: rank 2 does not respond in communicator ab (4 ranks)"
-    text = " ".join(drawn({**STALL, "second_opinion": [lags, silent, "\x1b[2J"]}).split())
-    assert "2nd opinion NCCL RAS: rank 3 has launched 31 AllReduce" in text
-    assert silent in text
-    assert "\x1b" not in text
-
-
 def test_every_reason_has_a_phrase() -> None:
     """A name such as cpu_stuck alone explains little."""
     assert set(REASONS) == set(Reason)
 
 
-def test_activity_workers_and_ending_are_shown() -> None:
-    """What the rank is doing, the stacks of its worker processes, how the job ended."""
+def test_what_else_is_known_is_shown() -> None:
+    """What the rank is doing, the stacks of its worker processes, how the job ended, and what NCCL
+    says: each sentence on its own line, with control characters escaped."""
     frame, doing = "__getitem__ (train.py:28)", "waits for its DataLoader worker pid 22219"
     worker = {"pid": 22219, "name": "pt_data_worker", "stack": [frame]}
     ended = "ended by KeyboardInterrupt at 10:02:11"
-    text = drawn({**suspected(doing=doing, workers=[worker]), "ended_by": ended})
-    for fact in (doing, "process 22219, pt_data_worker", frame, ended):
+    lags = "NCCL RAS: rank 3 has launched 31 AllReduce in communicator ab (4 ranks), the others 32"
+    silent = "NCCL RAS: rank 2 does not respond in communicator ab (4 ranks)"
+    finding = suspected(doing=doing, workers=[worker])
+    finding |= {"ended_by": ended, "second_opinion": [lags, silent, "\x1b[2J"]}
+    text = " ".join(drawn(finding).split())
+    for fact in (doing, "process 22219, pt_data_worker", frame, ended, silent):
         assert fact in text
+    assert "2nd opinion NCCL RAS: rank 3 has launched 31 AllReduce" in text
+    assert "\x1b" not in text
 
 
 def test_a_whole_finding_has_its_history_and_all_frames() -> None:

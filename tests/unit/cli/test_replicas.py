@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 import pytest
 
@@ -42,9 +42,8 @@ def nowhere() -> Iterator[str]:
         yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
-class AskReplica(Protocol):
-    def __call__(self, *words: str | Path, at: str = "frd-0", code: int = 0) -> Printed:
-        """Types a command that asks the replica `at`."""
+AskReplica: TypeAlias = Callable[..., Printed]
+"""Types a command that asks the replica `at`."""
 
 
 @pytest.fixture

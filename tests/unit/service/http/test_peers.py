@@ -38,7 +38,7 @@ from tests.unit.service.http.three import (
 )
 from tests.world.certs import Authority
 from tests.world.http_api import finding
-from tests.world.http_cluster import Cluster, Script, cluster, job_of
+from tests.world.http_cluster import Cluster, Script, cluster
 from tests.world.http_server import Reply, answering
 from tests.world.views import NOW, SECOND
 
@@ -86,16 +86,6 @@ def test_a_job_is_answered_by_its_owner(three: Cluster) -> None:
     assert (method, path) == ("GET", f"{job_path(C)}?memory=all&attempt=0")
     assert headers["frd-forwarded"] == "frd-0"
     assert three.members["frd-1"].asked == []
-
-
-def test_refusals_of_the_owner_come_back(three: Cluster) -> None:
-    """A parameter that cannot be used, a job that the owner does not know: its own words."""
-    for path, status, said in (
-        (f"{job_path(C)}?attempt=x", 400, "attempt: 'x': write a number"),
-        (job_path(job_of(50, 1)), 404, "unknown here: see /api/v1/jobs"),
-    ):
-        answer = three.ask("frd-0", path)
-        assert (answer.status, said in answer.json["error"]) == (status, True)
 
 
 def test_a_job_with_an_odd_name_is_found(tmp_path: Path) -> None:

@@ -441,16 +441,9 @@ def test_the_owners_of_ranks(service: Service) -> None:
     assert owners.of(KEY, 3) is None
 
 
-def test_revisions_are_forgotten_with_the_engine(service: Service) -> None:
-    """When an attempt is forgotten, its revisions are too."""
-    service.stream().send(entries(1, range(5)))
-    assert service.shared.revisions.ranks(KEY) == {0, 3}
-    service.shared.revisions.keep(set())
-    assert service.shared.revisions.ranks(KEY) == set()
-
-
 def test_processes_of_a_rank_are_bounded() -> None:
-    """Thousands of processes of one rank in one attempt: few of them are remembered."""
+    """Thousands of processes of one rank in one attempt: few of them are remembered, and none when
+    the attempt is forgotten."""
     revisions = Revisions()
     for pid in range(1000):
         revisions.of_process(KEY, RankInfo(0, 4, "n", "boot", pid), "s").applied = pid
@@ -458,6 +451,8 @@ def test_processes_of_a_rank_are_bounded() -> None:
     assert last.applied == 998
     assert revisions.of_process(KEY, RankInfo(0, 4, "n", "boot", 3), "s").applied == 0
     assert revisions.ranks(KEY) == {0}
+    revisions.keep(set())
+    assert revisions.ranks(KEY) == set()
 
 
 def test_unread_entries_are_counted_at_a_takeover(service: Service) -> None:

@@ -244,19 +244,14 @@ class _Counted(FakeLog):
 
 
 @in_virtual_time
-async def test_a_new_log_is_no_loss() -> None:
-    """The first owner of a log finds only its fence: there is nothing to warn of."""
+async def test_a_new_owner_begins_with_what_is_open() -> None:
+    """The first owner finds only its fence, which is no loss. It leaves two findings, of which it
+    has closed one: the second owner's log begins with the open one, and a replay of both owners has
+    it once."""
     servers = FakeStream()
     await FakeLog(servers, Faults()).take("a")
-    found, records = await recovered(servers)
-    assert (found.findings, records) == ((), [])
-
-
-@in_virtual_time
-async def test_a_new_owner_begins_with_what_is_open() -> None:
-    """The first owner leaves two findings, of which it has closed one: the second owner's log
-    begins with the open one, and a replay of both owners has it once."""
-    servers = FakeStream()
+    nothing, records = await recovered(servers)
+    assert (nothing.findings, records) == ((), [])
     first = await Cell(servers).begin()
     first.open(1)
     await first.log.save([finding("f1"), finding("f2")], T0)
