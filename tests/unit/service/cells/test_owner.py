@@ -325,10 +325,7 @@ async def test_the_end_of_a_replica(tmp_path: Path) -> None:
 async def test_agents_are_not_sent_to_a_replica_that_ends(tmp_path: Path) -> None:
     """SIGTERM, while the other replica ends, too, or may be dead: the cell is released, and its
     agents look for themselves."""
-    for odd in (
-        replace(OTHER, is_late=True),
-        replace(OTHER, is_leaving=True),
-    ):
+    for odd in (replace(OTHER, is_late=True), replace(OTHER, is_leaving=True)):
         async with replica(tmp_path) as parts:
             parts.owner.gained(CELL, "start")
             stream = await connected(parts)
