@@ -11,7 +11,6 @@ import pytest
 from frd import config
 from frd.engine.policy import Policy
 from frd.errors import ConfigError
-from frd_agent import config as agent_config
 
 
 @pytest.fixture(autouse=True)
@@ -88,17 +87,14 @@ def test_a_mistake_in_the_file_is_one_line_that_begins_with_the_key(
 
 
 @pytest.mark.parametrize("text", ["[policy", "a = '\x00'", "a = b"])
-def test_a_file_that_is_not_toml_is_named(tmp_path: Path, text: str) -> None:
-    """The error names the broken file and what is wrong in it."""
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+    """The error names the broken file and what is wrong in it; a file that is absent is an error,
+    never a silent default."""
+    with pytest.raises(ConfigError, match=r"^config: .*nope: No such file"):
+        config.load(tmp_path / "nope")
     path = written(tmp_path, text)
     with pytest.raises(ConfigError, match=f"^config: {path}: .*: write TOML$"):
         config.load(path)
-
-
-def test_a_file_that_is_absent_is_named(tmp_path: Path) -> None:
-    """A wrong path is an error, never a silent default."""
-    with pytest.raises(ConfigError, match=r"^config: .*nope: No such file"):
-        config.load(tmp_path / "nope")
 
 
 @pytest.mark.parametrize(
@@ -151,22 +147,6 @@ def test_an_address_to_listen_on_may_be_a_url() -> None:
         config.load(flags={"http": "https://127.0.0.1:9374"})
     with pytest.raises(ConfigError, match=r"^grpc: .*: more than an address: write HOST:PORT"):
         config.load(flags={"grpc": "http://127.0.0.1:9373/x"})
-
-
-def test_the_agents_service_may_be_a_url() -> None:
-    """https asks for TLS, http for none, and both together are a mistake."""
-    plain = agent_config.load(flags={"service": "http://frd.local:9373/"})
-    assert (plain.service, plain.endpoint().tls) == ("frd.local:9373", False)
-    secure = agent_config.load(flags={"service": "https://frd.local"})
-    assert (secure.service, secure.endpoint().tls) == ("frd.local:9373", True)
-    assert agent_config.load(flags={"metrics": "http://127.0.0.1:1/"}).metrics == "127.0.0.1:1"
-    for flags, said in (
-        ({"service": "http://frd.local", "tls": True}, "TLS is asked for too: write https://"),
-        ({"service": "grpc://frd.local"}, "unknown scheme: write HOST:PORT"),
-        ({"metrics": "https://127.0.0.1:1"}, "speaks no TLS"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            agent_config.load(flags=flags)
 
 
 @pytest.mark.parametrize("key", ["advertise_grpc", "advertise_http"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.unit.cli.shell import Shell
+from tests.unit.cli.test_analyze import dumps, hang
 from tests.world.http_service import Service, serving
 
 
@@ -14,6 +16,13 @@ from tests.world.http_service import Service, serving
 def service() -> Iterator[Service]:
     with serving() as service:
         yield service
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Path:
+    """Dumps of four ranks, of which rank 2 never comes to the third collective; they end 3 ms after
+    their begin."""
+    return dumps(tmp_path / "dumps", hang)
 
 
 @pytest.fixture

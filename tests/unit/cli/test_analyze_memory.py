@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import frd
-from frd.cli import FAILED, FINDINGS_PRESENT
+from frd.cli import FINDINGS_PRESENT
 from frd.errors import TelemetryError
 from frd.model import Confidence, Finding, FindingState, Kind, SeriesKind
 from frd.offline.memory.analysis import MemoryAnalysis
@@ -227,8 +227,3 @@ def test_json(tmp_path: Path, shell: Shell) -> None:
     assert printed["jobs"] == [
         {"job": "llama", "world_size": 2, "ranks": [0, 1], "missing_ranks": [], "hosts": ["n0"]}
     ]
-
-
-def test_a_file_that_is_not_there(shell: Shell) -> None:
-    """One line, exit code 1."""
-    assert "No such file" in shell("analyze", "--memory", "/nonexistent/a.jsonl", code=FAILED).err

@@ -14,7 +14,6 @@ import pytest
 from frd.cli import FAILED, FINDINGS_PRESENT, USAGE, run
 from frd.v1 import perfetto_pb2 as pb
 from tests.unit.cli.shell import Shell
-from tests.unit.cli.test_analyze import dumps, hang
 from tests.unit.offline.written_tables import rows_in
 from tests.world.io_traces import T0_US, Call, Writer, training, write_trace
 
@@ -33,12 +32,6 @@ def traces(tmp_path: Path) -> Path:
     for rank in range(3):
         rank_trace(folder, rank, training(rank, slow=SLOW))
     return folder
-
-
-@pytest.fixture
-def hanging(tmp_path: Path) -> Path:
-    """Rank 2 never comes to the third collective; the dumps end 3 ms after their begin."""
-    return dumps(tmp_path / "dumps", hang)
 
 
 def io_of(shell: Shell, *words: str | Path, code: int = 0) -> dict[str, Any]:
@@ -188,12 +181,6 @@ def test_dumps_among_the_traces_are_an_error(hanging: Path, traces: Path, shell:
     for dumped in (hanging, next(path for path in sorted(hanging.iterdir()) if path.is_file())):
         said = shell("analyze", "--traces", traces, dumped, code=FAILED).err
         assert f"{dumped}: has Flight Recorder dumps, no traces: name it before --traces" in said
-
-
-def test_traces_that_are_absent(shell: Shell) -> None:
-    """A failure, and no wrong usage."""
-    error = shell("analyze", "--traces", "absent", code=FAILED).err
-    assert "absent: no such file or folder" in error
 
 
 def test_a_scheduler_without_dask_says_what_to_install(

@@ -47,6 +47,11 @@ STALL: dict[str, Any] = {
 }
 
 
+def suspected(**fields: Any) -> dict[str, Any]:
+    """The stall, with more about its suspect."""
+    return {**STALL, "suspects": [{**STALL["suspects"][0], **fields}]}
+
+
 def drawn(finding: dict[str, Any], *, terminal: bool = False, whole: bool = False) -> str:
     out = io.StringIO()
     Console(file=out, width=100, force_terminal=terminal, color_system="auto").print(
@@ -92,38 +97,35 @@ def test_a_finding_without_a_suspect_says_why() -> None:
     )
 
 
-def test_what_nccl_says_is_shown() -> None:
-    """Each sentence on its own line; control characters are escaped."""
-    lags = "NCCL RAS: rank 3 has launched 31 AllReduce in communicator ab (4 ranks), the others 32"
-    silent = "NCCL RAS: rank 2 does not respond in communicator ab (4 ranks)"
-    text = " ".join(drawn({**STALL, "second_opinion": [lags, silent, "\x1b[2J"]}).split())
-    assert "2nd opinion NCCL RAS: rank 3 has launched 31 AllReduce" in text
-    assert silent in text
-    assert "\x1b" not in text
-
-
 def test_every_reason_has_a_phrase() -> None:
     """A name such as cpu_stuck alone explains little."""
     assert set(REASONS) == set(Reason)
 
 
-def test_activity_workers_and_ending_are_shown() -> None:
-    """What the rank is doing, the stacks of its worker processes, how the job ended."""
+def test_what_else_is_known_is_shown() -> None:
+    """What the rank is doing, the stacks of its worker processes, how the job ended, and what NCCL
+    says: each sentence on its own line, with control characters escaped."""
     frame, doing = "__getitem__ (train.py:28)", "waits for its DataLoader worker pid 22219"
     worker = {"pid": 22219, "name": "pt_data_worker", "stack": [frame]}
-    suspect = {**STALL["suspects"][0], "doing": doing, "workers": [worker]}
     ended = "ended by KeyboardInterrupt at 10:02:11"
-    text = drawn({**STALL, "suspects": [suspect], "ended_by": ended})
-    for fact in (doing, "process 22219, pt_data_worker", frame, ended):
+    lags = "NCCL RAS: rank 3 has launched 31 AllReduce in communicator ab (4 ranks), the others 32"
+    silent = "NCCL RAS: rank 2 does not respond in communicator ab (4 ranks)"
+    finding = suspected(doing=doing, workers=[worker])
+    finding |= {"ended_by": ended, "second_opinion": [lags, silent, "\x1b[2J"]}
+    text = " ".join(drawn(finding).split())
+    for fact in (doing, "process 22219, pt_data_worker", frame, ended, silent):
         assert fact in text
+    assert "2nd opinion NCCL RAS: rank 3 has launched 31 AllReduce" in text
+    assert "\x1b" not in text
 
 
 def test_a_whole_finding_has_its_history_and_all_frames() -> None:
-    """Nothing is cut, and it says when it opened, became critical and closed."""
+    """Nothing is cut, and it says when it opened, became critical and closed. The short view has
+    the innermost frames, and what the suspect waits for at the end of the summary only."""
     stack = [f"frame {number}" for number in range(50)]
+    waits_for = "rank 2 waits for data: it has been in read() of /data/shard-17.tar for 41 s"
     finding = {
-        **STALL,
-        "suspects": [{**STALL["suspects"][0], "stack": stack}],
+        **suspected(stack=stack, waits_for={"kind": "file_read", "text": waits_for}),
         "witness": {"rank": 0, "stack": ["step (train.py:9)", "main (train.py:2)"]},
         "state": "closed",
         "critical_at": "2026-11-20T10:01:00.123456Z",
@@ -133,12 +135,18 @@ def test_a_whole_finding_has_its_history_and_all_frames() -> None:
     assert "frame 49" in text
     assert "more frames" not in text
     assert "main (train.py:2)" in text
+    assert waits_for in text
     for step in (
         "2026-11-20 10:00:00 UTC  opened",
         "2026-11-20 10:01:00 UTC  critical after 1 min",
         "2026-11-20 12:05:00 UTC  closed after 2 h 5 min",
     ):
         assert step in text
+    short = drawn(finding)
+    assert "frame 7" in short
+    assert "frame 8" not in short
+    assert "42 more frames" in short
+    assert waits_for not in short
 
 
 def test_a_finding_with_the_fewest_keys_is_drawn() -> None:
@@ -159,20 +167,11 @@ def test_a_finding_with_the_fewest_keys_is_drawn() -> None:
 def test_names_cannot_control_the_terminal() -> None:
     """Escapes, markup, line breaks and lone surrogates in names and frames stay visible text."""
     nasty = "\x1b[2Jx[red]\n\u202e\udc80"
-    suspect = {**STALL["suspects"][0], "stack": [nasty], "evidence": nasty, "node": nasty}
-    text = drawn({**STALL, "job": nasty, "summary": nasty, "suspects": [suspect]}, terminal=True)
+    finding = suspected(stack=[nasty], evidence=nasty, node=nasty)
+    text = drawn({**finding, "job": nasty, "summary": nasty}, terminal=True)
     assert "\x1b[2J" not in text
     assert "\u202e" not in text
     assert r"\x1b[2Jx[red]\n\u202e\udc80" in text
-
-
-def test_a_long_stack_is_cut() -> None:
-    """The innermost frames are shown, and how many more there are."""
-    suspect = {**STALL["suspects"][0], "stack": [f"frame {n}" for n in range(50)]}
-    text = drawn({**STALL, "suspects": [suspect]})
-    assert "frame 7" in text
-    assert "frame 8" not in text
-    assert "42 more frames" in text
 
 
 def test_rank_sets_are_folded() -> None:
@@ -181,15 +180,6 @@ def test_rank_sets_are_folded() -> None:
     assert ranks_text([5]) == "5"
     assert ranks_text([]) == "none"
     assert plain("café 集合") == "café 集合"
-
-
-def test_what_a_suspect_waits_for() -> None:
-    """The whole view has the text; the short one has it at the end of the summary already."""
-    waits_for = "rank 2 waits for data: it has been in read() of /data/shard-17.tar for 41 s"
-    suspect = {**STALL["suspects"][0], "waits_for": {"kind": "file_read", "text": waits_for}}
-    finding = {**STALL, "suspects": [suspect]}
-    assert waits_for in drawn(finding, whole=True)
-    assert waits_for not in drawn(finding)
 
 
 def test_a_call_without_a_record_has_no_group() -> None:

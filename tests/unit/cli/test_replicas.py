@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 import pytest
 
@@ -18,7 +17,6 @@ from frd_agent.launch.checks import State
 from tests.unit.cli.shell import Printed, Shell
 from tests.world.http_api import closed, finding
 from tests.world.http_cluster import Cluster, Script, cluster, job_of
-from tests.world.http_server import Reply, answering
 
 A, B = job_of(3), job_of(30)
 """Jobs of frd-0 and frd-1."""
@@ -44,9 +42,8 @@ def nowhere() -> Iterator[str]:
         yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
-class AskReplica(Protocol):
-    def __call__(self, *words: str | Path, at: str = "frd-0", code: int = 0) -> Printed:
-        """Types a command that asks the replica `at`."""
+AskReplica: TypeAlias = Callable[..., Printed]
+"""Types a command that asks the replica `at`."""
 
 
 @pytest.fixture
@@ -187,13 +184,6 @@ def test_a_job_without_an_owner_is_blind(three: Cluster, frd: AskReplica) -> Non
         assert f"blind: {job}: no replica has its cell 3" in out
 
 
-def test_a_finding_is_shown_and_closed_through_any_replica(three: Cluster, frd: AskReplica) -> None:
-    """By the beginning of its id; the owner closes it."""
-    frd("findings", OPEN.id, at="frd-2", code=FINDINGS_PRESENT)
-    frd("findings", "close", OPEN.id, "--because", "seen", at="frd-2")
-    assert three.members["frd-1"].service.state.open_findings() == []
-
-
 def test_a_dump_through_another_replica(three: Cluster, tmp_path: Path, frd: AskReplica) -> None:
     """frd-2 is asked for a dump of a job of frd-1, while frd-0 is silent: a note on stderr when the
     job is not named."""
@@ -213,29 +203,3 @@ def test_doctor_finds_the_node_at_any_replica(three: Cluster) -> None:
     assert known["service hears the agent"].state is State.OK
     unknown = {check.name: check for check in doctor._service(client, "node9")}
     assert unknown["service hears the agent"].state is State.WARNING
-
-
-def test_a_service_that_is_alone_is_not_asked_for_replicas(
-    shell: Shell,
-) -> None:
-    """An older service, or one without a cluster: its list has no `incomplete`, and `frd status`
-    asks for nothing that it does not know."""
-    asked: list[str] = []
-    watching: dict[str, object] = {
-        "jobs": 0,
-        "ranks": 0,
-        "agents": 0,
-        "last_heard_s": None,
-        "blind": [],
-    }
-    said = {"jobs": [], "findings": [], "watching": watching, "warnings": []}
-
-    def heard(path: str, headers: object, body: bytes) -> Reply:
-        asked.append(path)
-        return Reply(200, json.dumps(said).encode())
-
-    with answering(heard) as port:
-        shell("status", "--http", f"127.0.0.1:{port}")
-        printed = shell("status", "--json", "--http", f"127.0.0.1:{port}")
-    assert not [path for path in asked if "cluster" in path]
-    assert '"cluster"' not in printed.out

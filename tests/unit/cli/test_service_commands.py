@@ -17,7 +17,7 @@ from typing import Any
 import click
 import pytest
 
-from frd.cli import FAILED, USAGE
+from frd.cli import FAILED
 from frd.cli.client import Client
 from frd.cli.options import service_options
 from frd.errors import FrdError, ServiceUnavailable
@@ -121,12 +121,6 @@ def test_a_reader_that_leaves_early_is_no_crash(tmp_path: Path) -> None:
 # -- the client --------------------------------------------------------------------------------
 
 
-def test_the_service_is_quoted_when_it_refuses(service: Service) -> None:
-    """An error of the API reaches the user in the service's own words."""
-    with pytest.raises(FrdError, match="path: unknown: look elsewhere"):
-        Client(service.address).get("/api/v1/nothing")
-
-
 @pytest.mark.parametrize(("status", "body"), [(500, b"<html>"), (200, b"<html>"), (200, b"\xff")])
 def test_another_server_is_recognized(service: Service, status: int, body: bytes) -> None:
     """The error for another HTTP server says to check the address."""
@@ -196,19 +190,14 @@ def test_an_export_that_breaks_off_leaves_no_file(
     assert not (tmp_path / "f").exists()
 
 
-def test_options_of_export_come_after_it(service: Service, ask: Shell, shell: Shell) -> None:
-    """An option before the subcommand would be ignored, so it is refused."""
-    error = shell("findings", "--http", service.address, "export", code=USAGE).err
-    assert "write it after export" in error
-    assert "write a time such as" in ask("findings", "export", "--since", "soon", code=USAGE).err
-
-
 # -- dumps -------------------------------------------------------------------------------------
 
 
 def test_a_dump_becomes_a_folder(service: Service, tmp_path: Path, ask: Shell) -> None:
-    """The only job is dumped, --ranks is normalized, and ranks without an answer are listed."""
-    service.says("/api/v1/jobs", {"jobs": [job_line("train")]})
+    """The only job that runs is dumped: two jobs have ended, in one of them a rank is still seen to
+    have exited. --ranks is normalized, and ranks without an answer are listed."""
+    over = [job_line("old", ended=True), job_line("crashed", exited=2)]
+    service.says("/api/v1/jobs", {"jobs": [*over, job_line("train", live=1, silent=1)]})
     says_dump(service, tar_of(DUMP))
     folder = tmp_path / "new" / "out"
     printed = ask("dump", "--ranks", "3,0-1,2", "--stacks", "-o", folder)
@@ -224,14 +213,6 @@ def test_a_dump_becomes_a_folder(service: Service, tmp_path: Path, ask: Shell) -
 
 def job_line(name: str, *, ended: bool = False, **ranks: int) -> dict[str, object]:
     return {"job": name, "ended": ended, "ranks": ranks or {"live": 2}}
-
-
-def test_the_only_job_that_runs_is_dumped(service: Service, tmp_path: Path, ask: Shell) -> None:
-    """Two jobs have ended, in one of them a rank is still seen to have exited; one runs."""
-    over = [job_line("old", ended=True), job_line("crashed", exited=2)]
-    service.says("/api/v1/jobs", {"jobs": [*over, job_line("train", live=1, silent=1)]})
-    says_dump(service, tar_of(DUMP))
-    ask("dump", "-o", tmp_path / "out")
 
 
 def test_the_dump_of_a_finding_is_fetched_without_asking_ranks(

@@ -68,10 +68,12 @@ def test_status_shows_a_job_with_a_finding_first(service: Service, ask: Shell) -
 
 
 def test_status_before_the_first_job(service: Service, ask: Shell) -> None:
-    """An empty service says that it has seen nothing."""
+    """An empty service says so; one that is alone is not asked for replicas."""
     service.says("/api/v1/jobs", {"jobs": []})
     service.says("/api/v1/findings?state=open", answer())
     assert "no jobs: no rank has been seen yet" in ask("status").out
+    assert "cluster" not in ask("status", "--json").json
+    assert not [path for path, _ in service.asked if "cluster" in path]
 
 
 def test_status_shows_the_worst_memory(service: Service, ask: Shell) -> None:

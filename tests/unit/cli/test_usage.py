@@ -24,6 +24,12 @@ BIN = Path(sys.executable).parent
         ("frd findings --wach", "--wach: no such option, did you mean --watch: see `frd findings"),
         ("frd findings export --format x", "--format: 'x' is not one of 'json', 'csv': see `frd"),
         ("frd findings ab12 --bogus", "--bogus: no such option: see `frd findings show --help`"),
+        (
+            "frd findings --since soon",
+            "write a time such as 2026-11-20T10:00:00Z, or 7d, 12h, 30m",
+        ),
+        ("frd findings export --since soon", "write a time such as"),
+        ("frd findings --job a export", "write it after export"),
         ("frd findings close ab12", "--because: missing: see `frd findings close --help`"),
         ("frd check", "--config: missing: see `frd check --help`"),
         ("frd dump -o x --ranks 3-1", "--ranks: '3-1': the range must run upwards: see `frd dump"),

@@ -73,14 +73,11 @@ def test_a_bad_line_is_an_error(tmp_path: Path, line: str, said: str) -> None:
     assert ALL not in str(caught.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    """The error names the key and the file."""
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    """The error names the key. A file that is too large is an error because, cut off, a token could
+    lose the words that limit it."""
     with pytest.raises(ConfigError, match=r"^auth\.token_file: .*nowhere: No such file"):
         Tokens(tmp_path / "nowhere")
-
-
-def test_a_file_that_is_too_large(tmp_path: Path) -> None:
-    """Cut off, a token could lose the words that limit it: an error."""
     line = f"{AGENT} role=agent job=a"
     with pytest.raises(ConfigError, match=r"^auth\.token_file: .*over 4194304 bytes"):
         tokens(tmp_path / "tokens", *[line] * (4 * 1024 * 1024 // len(line)))

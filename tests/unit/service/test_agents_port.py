@@ -109,6 +109,8 @@ async def test_an_empty_token_file(tmp_path: Path) -> None:
         ({"service": "a:1,"}, r"^service: .*'': write HOST:PORT"),
         ({"service": "https://a:1,http://b:1"}, r"^service: .* exclude each other"),
         ({"service": "a:1,http://b:1", "tls": True}, r"^service: http://b:1: TLS is asked for"),
+        ({"service": "grpc://a"}, r"^service: .*unknown scheme: write HOST:PORT"),
+        ({"metrics": "https://127.0.0.1:1"}, r"^metrics: .*speaks no TLS"),
     ],
 )
 def test_an_agents_mistakes_begin_with_the_key(
@@ -122,10 +124,14 @@ def test_an_agents_mistakes_begin_with_the_key(
 
 
 def test_several_addresses_of_the_service(tmp_path: Path) -> None:
-    """Spaces are ignored, and a URL among them asks for TLS to all, which permits a token."""
+    """Spaces are ignored, and a URL among them asks for TLS to all, which permits a token; one of
+    HTTP asks for none."""
     token = tmp_path / "token"
     token.write_text("secret")
     given = {"service": " far-0:1, https://far-1 ,[::1]:2", "token_file": str(token)}
     endpoint = load(None, given).endpoint()
     assert endpoint.addresses == ("far-0:1", "far-1:9373", "[::1]:2")
     assert endpoint.tls
+    plain = load(None, {"service": "http://frd:9373/", "metrics": "http://127.0.0.1:1/"})
+    assert (plain.service, plain.endpoint().tls) == ("frd:9373", False)
+    assert plain.metrics == "127.0.0.1:1"

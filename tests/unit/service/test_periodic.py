@@ -10,10 +10,11 @@ import pytest
 from frd.service.cells.cell import Cell
 from frd.service.periodic import repeat
 from tests.world.one_replica import CELL, replica
-from tests.world.virtual_time import run_virtual
+from tests.world.virtual_time import in_virtual_time
 
 
-def test_a_fault_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+@in_virtual_time
+async def test_a_fault_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
     """Of ten rounds the third to fifth fail alike, the eighth, too: the work is done ten times, and
     two faults are logged."""
     rounds: list[int] = []
@@ -23,12 +24,9 @@ def test_a_fault_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
         if rounds[-1] in (3, 4, 5, 8):
             raise ValueError("broken")
 
-    async def run() -> None:
-        repeating = asyncio.create_task(repeat("work", 1.0, work))
-        await asyncio.sleep(10.5)
-        repeating.cancel()
-
-    run_virtual(run())
+    repeating = asyncio.create_task(repeat("work", 1.0, work))
+    await asyncio.sleep(10.5)
+    repeating.cancel()
     assert len(rounds) == 10
     assert [record.message for record in caplog.records] == ["work: failed: it is tried again"] * 2
 

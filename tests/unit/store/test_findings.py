@@ -19,48 +19,24 @@ from frd.errors import StoreError
 from frd.model import (
     AlignedNs,
     Change,
-    CollectiveRef,
-    Confidence,
     Finding,
     FindingEvent,
     FindingState,
-    Kind,
-    Reason,
-    Suspect,
 )
 from frd.store.findings import SCHEMA_VERSION, FindingStore
+from tests.world.timelines import finding as hang
 
 SECOND = 1_000_000_000
 START = 1_800_000_000 * SECOND + 123_456_789
 
 
 def finding(number: int = 1, *, job: str = "train") -> Finding:
-    return Finding(
-        id=f"{number:016x}",
-        kind=Kind.STALL,
-        state=FindingState.OPEN,
-        job=job,
-        attempt=0,
-        opened_at=AlignedNs(START + number * SECOND),
-        collective=CollectiveRef(
-            group="default_pg",
-            group_id="00aa",
-            group_size=4,
-            seq=7,
-            op="all_reduce",
-            waiting_ranks=(0, 1, 3),
-            missing_ranks=(2,),
-            waited_s=12.5,
-        ),
-        groups_held_up=("default_pg",),
-        suspects=(
-            Suspect(2, "node-a", Reason.CPU_STUCK, Confidence.HIGH, "evidence", ("train.py:88",)),
-        ),
-        victims=(0, 1, 3),
-        unknown=(5,),
-        dump="20261120-1",
-        summary="all_reduce #7 on default_pg has waited",
-    )
+    """Each opened a second after the one before."""
+    at = AlignedNs(START + number * SECOND)
+    return hang(
+        *(2, 3), missing=(2, 3), waiting=(0, 1), victims=(0, 1), unknown=(5,), witness=0,
+        id=f"{number:016x}", job=job, opened_at=at, groups_held_up=("dp",), dump="20261120-1",
+    )  # fmt: skip
 
 
 def opened(item: Finding) -> FindingEvent:
@@ -208,30 +184,22 @@ def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
     assert modes == {0o600}
 
 
-def test_path_that_cannot_be_used(tmp_path: Path) -> None:
-    """A path below a file is one clear error that names it."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"findings database: .*file/db.*--data-dir"):
-        FindingStore(tmp_path / "file" / "db")
-
-
-def test_damaged_file(tmp_path: Path) -> None:
-    """A file that is no database is refused with what to do."""
-    path = tmp_path / "db"
-    path.write_bytes(b"not a database, surely" * 100)
-    with pytest.raises(StoreError, match=r"db: .*move it away"):
-        FindingStore(path)
-
-
-def test_newer_schema(tmp_path: Path) -> None:
-    """A database of a newer frd is left alone."""
-    path = tmp_path / "db"
-    with closing(sqlite3.connect(path)) as db, db:
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    """A path below a file, a file that is no database, and the database of a newer frd: an error
+    that names it and what to do; the file is left alone."""
+    other, newer = tmp_path / "other", tmp_path / "newer"
+    other.write_bytes(b"not a database, surely" * 100)
+    with closing(sqlite3.connect(newer)) as db, db:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    before = path.read_bytes()
-    with pytest.raises(StoreError, match=rf"schema version {SCHEMA_VERSION + 1}"):
-        FindingStore(path)
-    assert path.read_bytes() == before
+    before = other.read_bytes(), newer.read_bytes()
+    for path, says in (
+        (other / "db", r"findings database: .*other/db.*--data-dir"),
+        (other, r"other: .*move it away"),
+        (newer, rf"schema version {SCHEMA_VERSION + 1}"),
+    ):
+        with pytest.raises(StoreError, match=says):
+            FindingStore(path)
+    assert (other.read_bytes(), newer.read_bytes()) == before
 
 
 def test_a_database_of_an_earlier_version(tmp_path: Path) -> None:

@@ -212,12 +212,6 @@ def test_another_protocol_is_refused_with_both_versions() -> None:
     assert caught.value.reason == "version"
 
 
-def test_protocol_1_has_no_raw_clock() -> None:
-    """The hello of an agent of the first release is accepted as it is."""
-    first = replace(HELLO, protocol=1, sent_raw_ns=None)
-    assert Decoder().decode(encode_agent(first)) == first
-
-
 def test_hello_comes_first_and_once() -> None:
     """A stream that skips hello, or says it twice, is refused."""
     assert refusal(Decoder(), encode_agent(DECLARE)) == ("declare", "order")

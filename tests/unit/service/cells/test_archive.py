@@ -24,9 +24,9 @@ from frd.service.journal.payloads import decode_finding, encode_finding, setting
 from frd.service.journal.reading import recover
 from frd.store.findings import FindingStore
 from frd.store.records import Record, RecordKind
-from tests.unit.service.virtual import virtual
 from tests.world.evaluated import Evaluated
 from tests.world.fake_cluster import FakeFindings, FakeKeys, FakeLog, FakeStream, Faults
+from tests.world.virtual_time import in_virtual_time
 
 CELL = 7
 
@@ -168,50 +168,39 @@ async def test_a_finding_of_a_newer_release(
     await end(opened)
 
 
+@pytest.mark.parametrize("has_leader", [False, True])
+@in_virtual_time
 async def test_no_answer_about_the_shared_findings(
-    servers: Servers, finding: Finding, caplog: pytest.LogCaptureFixture
+    has_leader: bool, servers: Servers, finding: Finding, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The stream of findings has no leader while a cell is taken over: one fence, and the findings
-    of the log; the next change of a finding reaches the stream nevertheless."""
-    first = await servers.open()
-    await first.keeper.save([FindingEvent(Change.OPENED, finding)], [])
-    await end(first)
-    fences = sum(not message.epoch for message in servers.stream.messages)
-    servers.of_findings.losses = ["request"]
-    second = await servers.open()
-    assert [one.id for one in second.findings] == [finding.id]
-    assert "findings of its log only" in caplog.text
-    assert sum(not message.epoch for message in servers.stream.messages) == fences + 1
-    await second.keeper.save([FindingEvent(Change.CLOSED, closed(finding))], [])
-    await end(second)
-    (shared,) = await servers.shared()
-    assert shared.state is FindingState.CLOSED
-
-
-@virtual
-async def test_the_shared_findings_hang_during_a_takeover(
-    servers: Servers, finding: Finding, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The server of the shared findings does not answer a new owner: the cell has it after one
-    second, with the findings of its log, and they are shared when the server answers again."""
+    """The stream of findings has no leader while a cell is taken over, or its leader hangs: one
+    fence, and after a second at most the findings of the log. They are shared when there is an
+    answer again, and so is what changes then."""
     time = asyncio.get_running_loop().time
     servers.of_findings.lost_requests = 1.0
     first = await servers.open()
     await first.keeper.save([FindingEvent(Change.OPENED, finding)], [])
     await die(first)
+    fences = sum(not message.epoch for message in servers.stream.messages)
+    if not has_leader:
+        servers.of_findings.lost_requests, servers.of_findings.losses = 0.0, ["request"]
     began = time()
     second = await servers.open()
     assert time() - began < 1.5
     assert [one.id for one in second.findings] == [finding.id]
-    assert "findings of its log only: no answer within 1 s" in caplog.text
+    why = "no answer within 1 s" if has_leader else "no answer"
+    assert f"findings of its log only: {why}" in caplog.text
+    assert sum(not message.epoch for message in servers.stream.messages) == fences + 1
     servers.of_findings.lost_requests = 0.0
     await asyncio.sleep(5)
     assert [one.id for one in await servers.shared()] == [finding.id]
+    await second.keeper.save([FindingEvent(Change.CLOSED, closed(finding))], [])
     await end(second)
+    assert [one.state for one in await servers.shared()] == [FindingState.CLOSED]
 
 
 @pytest.mark.parametrize("is_back", [True, False])
-@virtual
+@in_virtual_time
 async def test_a_closing_that_was_not_shared(
     is_back: bool, servers: Servers, finding: Finding
 ) -> None:
@@ -243,7 +232,7 @@ async def test_a_closing_that_was_not_shared(
     assert (left.findings, left.closed) == ((), ())
 
 
-@virtual
+@in_virtual_time
 async def test_the_shared_findings_hang(
     servers: Servers, finding: Finding, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -270,7 +259,7 @@ async def test_the_shared_findings_hang(
     assert caplog.text.count("trying again") == 1
 
 
-@virtual
+@in_virtual_time
 async def test_the_local_copy_fails(
     servers: Servers, finding: Finding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,7 +282,7 @@ def _refuse(events: object) -> None:
     raise StoreError("disk full")
 
 
-@virtual
+@in_virtual_time
 async def test_a_replica_that_was_fenced_shares_nothing_more(
     servers: Servers, finding: Finding
 ) -> None:

@@ -29,9 +29,9 @@ from frd.service.state import NodeView
 from frd.store.dumps import DumpStore
 from frd.wire.encode import encode_agent
 from frd.wire.messages import Redirect
-from tests.unit.service.virtual import virtual
 from tests.world.messages import declare
 from tests.world.one_replica import CELL, HELLO, JOB, ME, OTHER, replica
+from tests.world.virtual_time import in_virtual_time
 
 
 class OwnerAndLease:
@@ -78,7 +78,7 @@ def redirected(at: OwnerAndLease, cells: Cells) -> Any:
 
 
 @pytest.mark.parametrize("end", [opened, redirected])
-@virtual
+@in_virtual_time
 async def test_agents_that_wait_for_one_cell(
     common: Common, end: Callable[[OwnerAndLease, Cells], Any]
 ) -> None:
@@ -98,7 +98,7 @@ async def test_agents_that_wait_for_one_cell(
     assert [task.result() for task in waiting[10:]] == [found] * 190
 
 
-@virtual
+@in_virtual_time
 async def test_each_agent_waits_for_its_own_time(common: Common) -> None:
     """One agent comes 9 s after another one; each is sent away after 10 s, and nothing looks any
     longer; an agent that comes later waits again."""

@@ -19,9 +19,11 @@ from frd.service.ingest.collector import Home
 from frd.service.ingest.streams import Stream
 from frd.service.state import CellState, Counters
 from frd.wire.messages import Redirect
-from tests.unit.service.virtual import virtual
 from tests.world.fake_cluster import FakeStream
 from tests.world.one_replica import CELL, HELLO, JOB, ME, OTHER, Parts, SharedLogs, replica
+from tests.world.virtual_time import in_virtual_time
+
+NEXT = (CELL + 1) % CELLS
 
 
 async def connected(parts: Parts) -> Stream:
@@ -112,11 +114,10 @@ async def test_totals_do_not_fall_with_a_cell(tmp_path: Path) -> None:
     """One of two cells is lost and comes back: what it has counted still counts, once, and an alert
     about losses has no reason to fire."""
     async with replica(tmp_path) as parts:
-        other = (CELL + 1) % CELLS
-        for cell in (CELL, other):
+        for cell in (CELL, NEXT):
             parts.owner.gained(cell, "dead")
         await both_here(parts)
-        for cell, lost in ((CELL, 100), (other, 3)):
+        for cell, lost in ((CELL, 100), (NEXT, 3)):
             counted = Counters(entries=lost, store_errors={"journal": lost})
             view = replace(parts.cells[cell].state.status_view, evicted={"rows": lost})
             state = replace(parts.cells[cell].state, counters=counted, status_view=view)
@@ -215,15 +216,14 @@ async def test_a_cell_is_refused_at_the_end(
     """The log refuses the last writes of a replica that ends: the cell is dropped, it is not
     released a second time, and the other cells are handed over."""
     async with replica(tmp_path) as parts:
-        second = (CELL + 1) % CELLS
-        for cell in (CELL, second):
+        for cell in (CELL, NEXT):
             parts.owner.gained(cell, "start")
         await parts.settle()
         refuse(parts)
         await parts.owner.finish()
         assert not parts.cells
         released = [call for call in parts.lease.calls if call[0] == "release"]
-        assert [call[1] for call in released] == [second]
+        assert [call[1] for call in released] == [NEXT]
 
 
 async def test_a_cell_is_lost_while_it_is_handed_over(tmp_path: Path) -> None:
@@ -270,12 +270,11 @@ async def test_a_takeover_that_fails(tmp_path: Path) -> None:
         parts.archive.errors = [LogUnavailable("log: no answer"), LogUnavailable("log: no answer")]
         parts.owner.gained(CELL, "start")
         assert isinstance(await parts.homes.find(JOB), Home)
-        other = (CELL + 1) % CELLS
         parts.archive.errors = [Fenced("log: taken by frd-1")]
-        parts.owner.gained(other, "start")
+        parts.owner.gained(NEXT, "start")
         await parts.settle()
-        assert parts.lease.calls[-1] == ("give_up", other)
-        assert other not in parts.cells
+        assert parts.lease.calls[-1] == ("give_up", NEXT)
+        assert NEXT not in parts.cells
 
 
 async def test_settings_change_while_a_cell_is_taken_over(
@@ -315,22 +314,18 @@ async def test_the_end_of_a_replica(tmp_path: Path) -> None:
     async with replica(tmp_path) as parts:
         parts.owner.gained(CELL, "start")
         await parts.homes.find(JOB)
-        taken = (CELL + 1) % CELLS
         parts.archive.errors = [LogUnavailable("log: no answer")] * 1000
-        parts.owner.gained(taken, "dead")
+        parts.owner.gained(NEXT, "dead")
         await asyncio.sleep(0.05)
         parts.lease.calls.clear()
         await parts.owner.finish()
-        assert parts.lease.calls == [("leave",), ("give_up", taken), ("release", CELL)]
+        assert parts.lease.calls == [("leave",), ("give_up", NEXT), ("release", CELL)]
 
 
 async def test_agents_are_not_sent_to_a_replica_that_ends(tmp_path: Path) -> None:
     """SIGTERM, while the other replica ends, too, or may be dead: the cell is released, and its
     agents look for themselves."""
-    for odd in (
-        replace(OTHER, is_late=True),
-        replace(OTHER, is_leaving=True),
-    ):
+    for odd in (replace(OTHER, is_late=True), replace(OTHER, is_leaving=True)):
         async with replica(tmp_path) as parts:
             parts.owner.gained(CELL, "start")
             stream = await connected(parts)
@@ -357,7 +352,7 @@ def test_few_cells_move() -> None:
     assert all(10 <= before.count(name) <= 32 for name in names)
 
 
-@virtual
+@in_virtual_time
 async def test_a_cell_without_agents_is_evaluated_rarely(tmp_path: Path) -> None:
     """A cell without agents is evaluated once a second; once an agent is there, four times a
     second, beginning with the next look at the cell and not a second later."""

@@ -73,19 +73,9 @@ class World:
             self.hang(absent)
 
     async def ask(
-        self,
-        key: AttemptKey,
-        ranks: Collection[int] | None,
-        *,
-        dump: bool,
-        stacks: bool,
-        waits: bool,
-        timeout_s: float,
+        self, key: AttemptKey, ranks: Collection[int], *, timeout_s: float, **parts: bool
     ) -> AsyncGenerator[list[Answer], None]:
-        assert waits
-        assert not dump
-        assert not stacks
-        assert ranks is not None
+        assert parts == {"dump": False, "stacks": False, "waits": True}
         self.asked.append(sorted(ranks))
         for rank in ranks:
             error = self.errors.get(rank, "")

@@ -217,28 +217,6 @@ def test_refused_messages_are_not_repeated(tmp_path: Path, receiver: Receiver, s
         assert scene.counted("failed") == scene.counted("dropped") == 0
 
 
-def test_a_restart_sends_only_new_changes(tmp_path: Path, receiver: Receiver) -> None:
-    """The service restarts during a hang: the opening is not sent again, later changes are."""
-    target = NotifyTarget(url=receiver.url)
-    scene = Scene(tmp_path, target)
-    scene.hang()
-    until(lambda: len(receiver.received) == 1, "the opening")
-    before = scene.world.store.open_findings()
-    (opened,) = scene.published
-    scene.notifier.close()
-    again = Notifier([target], lambda: "")
-    again.take_up(before)
-    updated = FindingEvent(Change.UPDATED, opened.finding)
-    again.see([updated])
-    critical = replace(opened.finding, severity=Severity.CRITICAL)
-    again.see([FindingEvent(Change.UPDATED, critical), FindingEvent(Change.UPDATED, critical)])
-    again.see([FindingEvent(Change.CLOSED, critical)])
-    until(lambda: len(receiver.received) == 3, "the rest")
-    again.close()
-    scene.close()
-    assert receiver.events() == ["opened", "critical", "closed"]
-
-
 def chosen(target: NotifyTarget, *events: FindingEvent) -> list[str]:
     news, choice = News(), Choice(target)
     found = [choice.of(news.of(event)) for event in events]

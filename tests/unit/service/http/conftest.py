@@ -1,4 +1,4 @@
-"""Three replicas for tests of what any of them answers."""
+"""Services with scripted states: one alone, one that is watched, and three replicas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,25 @@ from pathlib import Path
 import pytest
 
 from tests.unit.service.http.three import SCRIPTS
+from tests.world.event_feed import Feeding
+from tests.world.http_api import Service, job_view
 from tests.world.http_cluster import Cluster, cluster
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    """It has the job `train`, with findings."""
+    made = Service(tmp_path, [job_view("train")])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def feeding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Feeding]:
+    """The events of a service that has the job `train`, without findings."""
+    service = Service(tmp_path, [job_view("train")], [])
+    yield Feeding(service, monkeypatch)
+    service.close()
 
 
 @pytest.fixture

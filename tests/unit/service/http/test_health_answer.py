@@ -31,7 +31,13 @@ def change(client: Client, **fields: Any) -> None:
 
 
 def test_a_service_that_is_well(client: Client) -> None:
-    """One service, without a name; its agent, and nothing that is refused or lost."""
+    """One service, without a name; its agent, and nothing that is refused or lost. Before its first
+    evaluation there was no age, and no agent."""
+    before = client.service.state
+    client.service.state = ServiceState(before.status_view)
+    (service,) = client.get("/api/v1/health").json["services"]
+    assert (service["evaluated_age_s"], service["agents"]) == (None, 0)
+    client.service.state = before
     change(client, version="1.2", ingest_lag_s=0.25, loop_lag_s=0.01)
     answer = client.get("/api/v1/health")
     found = answer.json
@@ -124,13 +130,6 @@ def test_nodes_without_a_job_that_runs(client: Client) -> None:
     assert found["node_counts"] == {"connected": 2, "silent": 1, "gone": 0, "unsynchronized": 3}
     assert [one["node"] for one in found["nodes"]] == ["d", "a", "c"]
     assert found["services"][0]["agents_silent"] == 1
-
-
-def test_before_the_first_evaluation(client: Client) -> None:
-    """There is no age yet, and no agent."""
-    client.service.state = ServiceState(client.service.state.status_view)
-    (service,) = client.get("/api/v1/health").json["services"]
-    assert (service["evaluated_age_s"], service["agents"]) == (None, 0)
 
 
 # -- of several replicas -----------------------------------------------------------------------

@@ -15,24 +15,20 @@ from frd.engine.views import AttemptView, GroupView, Histogram, StatusView
 from frd.model import (
     AttemptKey,
     Certainty,
-    Confidence,
     Finding,
     FindingState,
     Kind,
     RankState,
-    Reason,
     Severity,
-    Suspect,
     WaitKind,
     WaitsFor,
 )
 from frd.service.metrics.collector import MAX_GROUPS, MAX_LABEL_CHARS, MAX_OPS, OTHER, render
 from frd.service.metrics.recent_peak import WINDOW_S, RecentPeak
-from frd.service.metrics.table import CLUSTER_METRICS, MAX_SUSPECTS, METRICS
+from frd.service.metrics.table import MAX_SUSPECTS, METRICS
 from frd.service.state import CellState, ClusterState, Counters, NodeView, ServiceState
+from tests.world.http_api import finding
 from tests.world.views import NOW, TRAIN, attempt_view, group_view, node_view, rank_view
-
-STORES = ("findings", "journal", "dumps", "timelines")
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -78,21 +74,12 @@ def agent_of(name: str, *, reporting: bool = True) -> NodeView:
 
 
 def stall(number: int = 1, *, job: str = "train", suspects: int = 1) -> Finding:
-    return Finding(
-        id=f"{number:016x}",
-        kind=Kind.STALL,
-        state=FindingState.OPEN,
-        job=job,
-        attempt=0,
-        opened_at=NOW,
-        suspects=tuple(
-            Suspect(
-                *(rank, "node-a", Reason.CPU_STUCK, Confidence.HIGH, "", ("frame.py:1",)),
-                waits_for=WaitsFor(WaitKind.FILE_READ, Certainty.SEEN, "/data/shard-17.tar"),
-            )
-            for rank in range(suspects)
-        ),
-    )
+    """Its suspects read a file."""
+    waits_for = WaitsFor(WaitKind.FILE_READ, Certainty.SEEN, "/data/shard-17.tar")
+    found = finding(number, job)
+    suspect = dataclasses.replace(found.suspects[0], waits_for=waits_for)
+    named = tuple(dataclasses.replace(suspect, rank=rank) for rank in range(suspects))
+    return dataclasses.replace(found, opened_at=NOW, suspects=named)
 
 
 def service_state(
@@ -107,6 +94,7 @@ def service_state(
             refused={"length": 2, "new_word": 1},
             evicted={"dumps": 1, "collectives": 1},
             findings={("train", Kind.STALL): 7},
+            store_errors={"timelines": 3},
         ),
         ingest_lag_s=0.5,
         evaluated_at=NOW,
@@ -151,7 +139,7 @@ frd_stall_threshold_seconds{job="train",group="tp"} 25
 frd_group_open_collectives{job="train",group="tp"} 2
 frd_findings_open{job="train",kind="stall"} 1
 frd_findings_total{job="train",kind="stall"} 7
-frd_suspect{job="train",kind="stall",finding="0000000000000001",rank="0",node="node-a",\
+frd_suspect{job="train",kind="stall",finding="0000000000000001",rank="0",node="node0",\
 reason="cpu_stuck",waits_for="file_read"} 1
 frd_clock_offset_seconds{node="node-a"} 0.25
 frd_clock_steps_total{node="node-a"} 1
@@ -170,6 +158,10 @@ frd_collective_skew_seconds_count{job="train",op="all_reduce"} 10
 frd_collective_skew_seconds_sum{job="train",op="all_reduce"} 12.5
 frd_evicted_total{what="collectives"} 6
 frd_evicted_total{what="journal_segments"} 0
+frd_store_errors_total{store="findings"} 0
+frd_store_errors_total{store="journal"} 0
+frd_store_errors_total{store="dumps"} 0
+frd_store_errors_total{store="timelines"} 3
 frd_last_evaluation_timestamp_seconds 1800000000
 """
 
@@ -217,33 +209,23 @@ frd_log_durable 0
 
 def test_values_of_a_replica() -> None:
     """A replica of a cluster exports the cells as it sees them, and its log; known series start
-    at zero."""
+    at zero. A single service has none of these series."""
     got = scraped(dataclasses.replace(full_state(), cluster=CLUSTER))
     of_cluster = {key: sample for key, sample in got.items() if key not in scraped(full_state())}
     assert of_cluster == parsed(OF_CLUSTER)
 
 
-def test_a_service_without_a_cluster_has_no_series_of_one() -> None:
-    """Alerts about cells and logs have nothing to evaluate on a single service."""
-    names = {name for name, _ in scraped(full_state())}
-    assert not names & set(CLUSTER_METRICS)
-
-
 def test_known_series_start_at_zero() -> None:
-    """A job that is fine has a zero for every kind of finding, so that alerts can resolve."""
-    got = scraped(service_state(job_view("quiet")))
+    """A job that is fine has a zero for every kind of finding, so that alerts can resolve. A closed
+    finding has no series and does not count as open, but its job's zeros stay."""
+    closed = dataclasses.replace(stall(), state=FindingState.CLOSED, closed_at=NOW)
+    got = scraped(service_state(job_view("quiet"), findings=[closed]))
+    assert not [key for key in got if "finding" in dict(key[1])]
+    assert value(got, "frd_findings_open", job="train", kind="stall") == 0
     for kind in Kind:
         assert value(got, "frd_findings_open", job="quiet", kind=kind.value) == 0
         assert value(got, "frd_findings_total", job="quiet", kind=kind.value) == 0
     assert value(got, "frd_agents_expected", job="quiet") == 0
-
-
-def test_suspect_series_ends_with_the_finding() -> None:
-    """A closed finding has no series and is not counted as open, but its job's zeros stay."""
-    closed = dataclasses.replace(stall(), state=FindingState.CLOSED, closed_at=NOW)
-    got = scraped(service_state(findings=[closed]))
-    assert not [key for key in got if "finding" in dict(key[1])]
-    assert value(got, "frd_findings_open", job="train", kind="stall") == 0
 
 
 def test_opening_time_and_severity_of_a_finding() -> None:
@@ -252,8 +234,8 @@ def test_opening_time_and_severity_of_a_finding() -> None:
     warning = dataclasses.replace(stall(1, suspects=0), severity=Severity.WARNING)
     critical = dataclasses.replace(stall(2), severity=Severity.CRITICAL)
     got = scraped(service_state(findings=[warning, critical]))
-    for finding, is_critical in ((warning, 0), (critical, 1)):
-        labels = {"job": "train", "kind": "stall", "finding": finding.id}
+    for one, is_critical in ((warning, 0), (critical, 1)):
+        labels = {"job": "train", "kind": "stall", "finding": one.id}
         assert value(got, "frd_finding_critical", **labels) == is_critical
         assert value(got, "frd_finding_opened_timestamp_seconds", **labels) == NOW / 1e9
 
@@ -323,15 +305,6 @@ def test_promtool_accepts_it() -> None:
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
-def test_every_store_has_its_errors() -> None:
-    """From the start, so that an alert sees the first one."""
-    state = ServiceState(StatusView(NOW, [], []), counters=Counters(store_errors={"timelines": 3}))
-    text = render(state).decode()
-    for store in STORES:
-        count = 3 if store == "timelines" else 0
-        assert f'frd_store_errors_total{{store="{store}"}} {count}.0\n' in text
-
-
 UP = node_view("a", {TRAIN: (0, 1)})
 KILLED = node_view("b", {TRAIN: (0, 1)}, connected=False, reporting=False)
 STOPPED = dataclasses.replace(KILLED, stopped=True)
@@ -366,7 +339,8 @@ def expected_and_reporting(state: ServiceState) -> tuple[float | None, ...]:
 
 
 def test_the_peak_is_remembered_for_a_window() -> None:
-    """A slow message between two scrapes is seen by both, and forgotten after the window."""
+    """A slow message between two scrapes is seen by both, and forgotten after the window, and also
+    when the service's clock is set back by an hour."""
     recent = RecentPeak()
     assert recent.value(0.0) == 0.0
     recent.add(7.0, 100.2)
@@ -375,10 +349,5 @@ def test_the_peak_is_remembered_for_a_window() -> None:
     assert recent.value(105.5) == recent.value(100.0 + WINDOW_S - 0.1) == 7.0
     assert recent.value(100.0 + WINDOW_S) == 2.0
     assert recent.value(105.0 + WINDOW_S) == 0.0
-
-
-def test_a_clock_that_is_set_back() -> None:
-    """After a step of the service's clock by an hour the old peak no longer counts."""
-    recent = RecentPeak()
     recent.add(7.0, 10_000.0)
     assert recent.value(6_400.0) == 0.0

@@ -26,11 +26,24 @@ from frd.wire.decode import decode_service
 from frd.wire.encode import encode_agent
 from frd.wire.messages import Goodbye, Redirect, ServiceEvent, Welcome
 from tests.sim.cluster.calls import Call
-from tests.unit.service.virtual import virtual
 from tests.world.one_replica import HELLO
+from tests.world.virtual_time import in_virtual_time
 
 ROWS = encode_agent(Goodbye("would end the stream, if it were applied"))
 MOVED = "another replica has its jobs now"
+
+
+def streams() -> Streams:
+    """Those of a cell without a log, in which no time passes."""
+    return Streams(
+        Shared(Engine(Policy())),
+        AgentClocks(lambda: AlignedNs(1), lambda: ServiceRawNs(1)),
+        _NoLog(),
+        now=lambda: AlignedNs(1),
+        version="test",
+        instance="one",
+        ids=itertools.count(1),
+    )
 
 
 class Wire(Call):
@@ -56,15 +69,7 @@ class Scene:
 
     def __init__(self, answer: Redirect | ServiceUnavailable | None = None) -> None:
         self._answer = answer
-        self.streams = Streams(
-            Shared(Engine(Policy())),
-            AgentClocks(lambda: AlignedNs(1), lambda: ServiceRawNs(1)),
-            _NoLog(),
-            now=lambda: AlignedNs(1),
-            version="test",
-            instance="one",
-            ids=itertools.count(1),
-        )
+        self.streams = streams()
         self.home = Home(self.streams, Inquiries(self.streams))
         self.ingest = Ingest(self, Admission(None, 10), stream_bytes_per_s=1 << 20)
         self.call = Wire()
@@ -104,7 +109,7 @@ class Scene:
 
 
 @pytest.mark.parametrize("hangs_up", [True, False])
-@virtual
+@in_virtual_time
 async def test_an_agent_that_is_redirected_hangs_up_first(hangs_up: bool) -> None:
     """The Redirect is written before the agent's Hello is here: the call lasts until the agent
     hangs up, so that its write does not fail, or for two seconds."""
@@ -118,7 +123,7 @@ async def test_an_agent_that_is_redirected_hangs_up_first(hangs_up: bool) -> Non
 
 
 @pytest.mark.parametrize("hangs_up", [True, False])
-@virtual
+@in_virtual_time
 async def test_a_stream_that_is_handed_over_is_read_until_the_agent_hangs_up(
     hangs_up: bool,
 ) -> None:
@@ -136,7 +141,7 @@ async def test_a_stream_that_is_handed_over_is_read_until_the_agent_hangs_up(
     assert not len(scene.streams)
 
 
-@virtual
+@in_virtual_time
 async def test_a_stream_without_another_address_ends_immediately() -> None:
     """No replica has the cell yet: the agent has nowhere to go, and the call ends with the
     reason."""
@@ -148,7 +153,7 @@ async def test_a_stream_without_another_address_ends_immediately() -> None:
     assert (scene.call.code, scene.call.details) == (grpc.StatusCode.ABORTED, MOVED)
 
 
-@virtual
+@in_virtual_time
 async def test_a_job_that_no_replica_has() -> None:
     """No replica owns the job: the call ends with a reason of the service, and with another status
     than gRPC's own for a service that cannot be reached."""

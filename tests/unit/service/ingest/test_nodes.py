@@ -47,9 +47,11 @@ class Agents:
 
 
 def test_a_lost_agent_stays_listed() -> None:
-    """One of two agents is gone: it is listed until the attempt is forgotten."""
-    agents = Agents(a=[0, 1], b=[2, 3])
+    """One of two agents is gone: it is listed until the attempt is forgotten; one that hosted no
+    rank is not remembered."""
+    agents = Agents(a=[0, 1], b=[2, 3], c=[])
     agents.leave("b/1")
+    agents.leave("c/1")
     assert agents.listed == [("a", True, (0, 1)), ("b", False, (2, 3))]
     agents.nodes.keep(set())
     assert agents.listed == [("a", True, ())]
@@ -63,13 +65,6 @@ def test_a_node_whose_ranks_moved_is_not_missing() -> None:
     assert agents.listed == [("a", True, (0, 1)), ("b", False, (3,)), ("c", True, (2,))]
     agents.nodes.hosts(("c", "1"), [(KEY, 3)])
     assert agents.listed == [("a", True, (0, 1)), ("c", True, (2, 3))]
-
-
-def test_an_agent_that_hosted_nothing_leaves_nothing() -> None:
-    """Agents that connect with ever new names and host no rank are not remembered."""
-    agents = Agents(a=[0], b=[])
-    agents.leave("b/1")
-    assert agents.listed == [("a", True, (0,))]
 
 
 def test_two_agents_of_one_host_are_two() -> None:

@@ -424,40 +424,26 @@ def test_statuses_and_channels_reach_the_engine(service: Service, stream: Stream
     assert shown.rank == 3
 
 
-def test_an_old_stream_that_ends_late(service: Service) -> None:
-    """The agent has reconnected before its old stream ends: its ranks are still connected."""
+def test_the_owners_of_ranks(service: Service) -> None:
+    """The agent has reconnected before its old stream ends: its ranks are still connected. Dumps
+    are requested by index: a third rank, which is declared later, has index 2."""
     owners = RankOwners()
     old, new = service.stream(), service.stream()
     owners.claim(old.session)
     owners.claim(new.session)
     assert owners.release(old.session) == []
     assert owners.of(KEY, 3) == (new.session, 1)
-    assert [rank.info.rank for rank in owners.release(new.session)] == [0, 3]
+    new.send(Declare(ranks=(RankDecl(2, 0, RankInfo(1, 4, "n", "boot", 77)),)))
+    owners.claim(new.session)
+    assert owners.of(KEY, 1) == (new.session, 2)
+    assert owners.of(KEY, 0) == (new.session, 0)
+    assert [rank.info.rank for rank in owners.release(new.session)] == [0, 3, 1]
     assert owners.of(KEY, 3) is None
 
 
-def test_a_rank_that_is_declared_later_has_the_next_index(service: Service) -> None:
-    """Dumps are requested by index: a third rank of a stream has index 2."""
-    owners = RankOwners()
-    stream = service.stream()
-    owners.claim(stream.session)
-    later = RankDecl(2, 0, RankInfo(1, 4, "n", "boot", 77))
-    stream.send(Declare(ranks=(later,)))
-    owners.claim(stream.session)
-    assert owners.of(KEY, 1) == (stream.session, 2)
-    assert owners.of(KEY, 0) == (stream.session, 0)
-
-
-def test_revisions_are_forgotten_with_the_engine(service: Service) -> None:
-    """When an attempt is forgotten, its revisions are too."""
-    service.stream().send(entries(1, range(5)))
-    assert service.shared.revisions.ranks(KEY) == {0, 3}
-    service.shared.revisions.keep(set())
-    assert service.shared.revisions.ranks(KEY) == set()
-
-
 def test_processes_of_a_rank_are_bounded() -> None:
-    """Thousands of processes of one rank in one attempt: few of them are remembered."""
+    """Thousands of processes of one rank in one attempt: few of them are remembered, and none when
+    the attempt is forgotten."""
     revisions = Revisions()
     for pid in range(1000):
         revisions.of_process(KEY, RankInfo(0, 4, "n", "boot", pid), "s").applied = pid
@@ -465,6 +451,8 @@ def test_processes_of_a_rank_are_bounded() -> None:
     assert last.applied == 998
     assert revisions.of_process(KEY, RankInfo(0, 4, "n", "boot", 3), "s").applied == 0
     assert revisions.ranks(KEY) == {0}
+    revisions.keep(set())
+    assert revisions.ranks(KEY) == set()
 
 
 def test_unread_entries_are_counted_at_a_takeover(service: Service) -> None:

@@ -152,16 +152,6 @@ def test_a_replay_does_not_depend_on_segments(tmp_path: Path) -> None:
     assert cut.findings == whole.findings
 
 
-def test_oldest_segments_are_gone(tmp_path: Path) -> None:
-    """Older segments were evicted: the next one repeats the declarations of live streams."""
-    folder = recorded(tmp_path, list(incident(20)), segment_bytes=3000)
-    first, *later = segments(folder)
-    assert later
-    first.unlink()
-    (found,) = replayed(folder).findings
-    assert [s.rank for s in found.suspects] == [2]
-
-
 def test_alignments_are_replayed(tmp_path: Path) -> None:
     """The node's clock ran two seconds ahead, as the service knew: the finding is the same."""
     true = replayed(recorded(tmp_path / "true", list(incident())))
@@ -270,7 +260,8 @@ def test_settings_of_another_version() -> None:
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`frd replay` prints the findings and exits with 3 when there are any."""
+    """`frd replay` prints the findings and exits with 3 when there are any; a path without a
+    journal is one line on stderr."""
     folder = recorded(tmp_path / "stall", list(incident()))
     assert run(["replay", str(folder), "--json"]) == FINDINGS_PRESENT
     shown = json.loads(capsys.readouterr().out)
@@ -281,6 +272,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     healthy = recorded(tmp_path / "healthy", list(incident(until_s=2)))
     assert run(["replay", str(healthy)]) == 0
     assert "no findings" in capsys.readouterr().out
+    assert run(["replay", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith("frd: error: journal: ")
 
 
 def test_command_for_one_job_and_since(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -305,9 +298,3 @@ def test_progress_is_in_bytes(tmp_path: Path) -> None:
     assert seen == sorted(seen)
     assert len(seen) >= len(segments(folder)) > 1
     assert seen[-1] == (size, size)
-
-
-def test_command_on_a_wrong_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A path without a journal is one line on stderr and exit 1."""
-    assert run(["replay", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith("frd: error: journal: ")

@@ -25,8 +25,8 @@ from frd.service.journal.runs import Budget
 from frd.store.journal import JournalLimits
 from frd.store.records import Record, RecordKind
 from frd.wire.messages import PROTOCOL, Declare, Hello, Part, ResponsePart, Statuses
-from tests.unit.service.virtual import virtual
 from tests.world.fake_cluster import FakeLog, FakeStream, Faults
+from tests.world.virtual_time import in_virtual_time
 
 HELLO: Final = Hello(PROTOCOL, "0", "n", "b", "s", NodeNs(1), NodeRawNs(1))
 SETTINGS: Final = encode_payload(Settings("0"))
@@ -107,7 +107,7 @@ def finding(id_: str, state: FindingState = FindingState.OPEN) -> Finding:
     return Finding(id_, Kind.STALL, state, "job", 0, T0, closed_at=closed_at)
 
 
-@virtual
+@in_virtual_time
 async def test_records_come_back_in_order() -> None:
     """A stream opens, reports and closes; what is read begins with a START."""
     cell = await Cell(FakeStream()).begin()
@@ -132,7 +132,7 @@ async def test_records_come_back_in_order() -> None:
     assert (cell.log.unacked_bytes, cell.log.dropped, cell.fenced) == (0, 0, 0)
 
 
-@virtual
+@in_virtual_time
 async def test_the_next_owner_reads_from_the_last_checkpoint() -> None:
     """Two checkpoints, of which the second is the last complete one: live streams, learned pauses
     and what came after them are read, and nothing of what came before."""
@@ -162,7 +162,7 @@ async def test_the_next_owner_reads_from_the_last_checkpoint() -> None:
     await cell.log.stop()
 
 
-@virtual
+@in_virtual_time
 async def test_a_checkpoint_that_is_not_complete_is_not_used() -> None:
     """The owner dies while it writes a checkpoint of several bundles: the one before it counts."""
     cell = await Cell(FakeStream()).begin()
@@ -194,7 +194,7 @@ async def test_a_checkpoint_that_is_not_complete_is_not_used() -> None:
 
 
 @pytest.mark.parametrize("is_torn", [False, True])
-@virtual
+@in_virtual_time
 async def test_an_owner_that_dies_soon(is_torn: bool) -> None:
     """An owner is killed during its first checkpoint, or right after it, and so is the next one:
     the third finds the last checkpoint of the first owner, and does not read the whole log."""
@@ -243,20 +243,15 @@ class _Counted(FakeLog):
             yield bundle
 
 
-@virtual
-async def test_a_new_log_is_no_loss() -> None:
-    """The first owner of a log finds only its fence: there is nothing to warn of."""
+@in_virtual_time
+async def test_a_new_owner_begins_with_what_is_open() -> None:
+    """The first owner finds only its fence, which is no loss. It leaves two findings, of which it
+    has closed one: the second owner's log begins with the open one, and a replay of both owners has
+    it once."""
     servers = FakeStream()
     await FakeLog(servers, Faults()).take("a")
-    found, records = await recovered(servers)
-    assert (found.findings, records) == ((), [])
-
-
-@virtual
-async def test_a_new_owner_begins_with_what_is_open() -> None:
-    """The first owner leaves two findings, of which it has closed one: the second owner's log
-    begins with the open one, and a replay of both owners has it once."""
-    servers = FakeStream()
+    nothing, records = await recovered(servers)
+    assert (nothing.findings, records) == ((), [])
     first = await Cell(servers).begin()
     first.open(1)
     await first.log.save([finding("f1"), finding("f2")], T0)
@@ -282,7 +277,7 @@ async def test_a_new_owner_begins_with_what_is_open() -> None:
 
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])
-@virtual
+@in_virtual_time
 async def test_dismissed_findings(*, has_checkpoint: bool) -> None:
     """Two findings are closed by hand, and a third one by the engine: the next owner gets the
     first two, also if a checkpoint came in between; the trouble of one is over: the owner after
@@ -311,7 +306,7 @@ async def test_dismissed_findings(*, has_checkpoint: bool) -> None:
     assert [one.id for one in left.findings] == ["b"]
 
 
-@virtual
+@in_virtual_time
 async def test_findings_of_a_newer_release(monkeypatch: pytest.MonkeyPatch) -> None:
     """A newer release has stored one finding of a kind that this release does not know, another
     whose last version has such a kind, and pauses of another form: the rest is read, with a line
@@ -342,7 +337,7 @@ async def test_findings_of_a_newer_release(monkeypatch: pytest.MonkeyPatch) -> N
     await cell.log.stop()
 
 
-@virtual
+@in_virtual_time
 async def test_a_finding_waits_until_it_is_stored() -> None:
     """The servers have no leader for 7 s: the finding is stored then, and not said to be before."""
     cell = await Cell(FakeStream()).begin()
@@ -360,7 +355,7 @@ async def test_a_finding_waits_until_it_is_stored() -> None:
     await cell.log.stop()
 
 
-@virtual
+@in_virtual_time
 async def test_a_log_that_is_away_cuts_streams() -> None:
     """Nothing is stored for a minute, and little may wait: what came first is stored, the stream
     ends when the log is back, and its later declarations are not in the log."""
@@ -392,7 +387,7 @@ async def test_a_log_that_is_away_cuts_streams() -> None:
     assert [r.stream for r in records if r.kind is RecordKind.OPENED] == [1, 2]
 
 
-@virtual
+@in_virtual_time
 async def test_old_bundles_are_deleted() -> None:
     """Records may be two minutes old: what is left can be read from a checkpoint on."""
     cell = await Cell(FakeStream(), limits=JournalLimits(max_age_s=120.0)).begin()
@@ -412,7 +407,7 @@ async def test_old_bundles_are_deleted() -> None:
     await cell.log.stop()
 
 
-@virtual
+@in_virtual_time
 async def test_the_logs_of_a_process_share_what_may_wait() -> None:
     """Five cells of one replica, and the log of one is away for a minute: it uses up the budget,
     and the others go on. Then all are away: what waits stays below twice the budget. When they
@@ -462,7 +457,7 @@ async def test_the_logs_of_a_process_share_what_may_wait() -> None:
 @pytest.mark.parametrize(
     "limits", [JournalLimits(max_age_s=3600.0), JournalLimits(total_bytes=20_000)]
 )
-@virtual
+@in_virtual_time
 async def test_limits_hold_for_the_logs_of_many_owners(limits: JournalLimits) -> None:
     """A cell has a new owner every 20 minutes, and none of them writes a second checkpoint: what is
     too old, or too much, is deleted nevertheless, and the rest can be read."""
@@ -480,7 +475,7 @@ async def test_limits_hold_for_the_logs_of_many_owners(limits: JournalLimits) ->
     assert len(await everything(servers, pytest.fail)) in (18, 24)
 
 
-@virtual
+@in_virtual_time
 async def test_a_loss_and_a_new_owner(caplog: pytest.LogCaptureFixture) -> None:
     """The servers lose the end of the log and its owner is cut off when it learns that. Another
     replica takes the cell meanwhile: the former owner is fenced when it is back, and the new one
@@ -509,7 +504,7 @@ async def test_a_loss_and_a_new_owner(caplog: pytest.LogCaptureFixture) -> None:
     await second.log.stop()
 
 
-@virtual
+@in_virtual_time
 async def test_lines_name_the_cell(caplog: pytest.LogCaptureFixture) -> None:
     """The servers of cell 7 are away until its budget is used up and it is stopped, are back, and
     another owner takes the cell: each line says which cell."""
@@ -536,7 +531,7 @@ async def test_lines_name_the_cell(caplog: pytest.LogCaptureFixture) -> None:
     assert all(line.startswith("cell 7: ") for line in caplog.messages)
 
 
-@virtual
+@in_virtual_time
 async def test_stopping_a_busy_log(caplog: pytest.LogCaptureFixture) -> None:
     """A cell is handed over while its last append takes a second and agents still report: what was
     put before is stored and can be acknowledged a second later, and what came since is not."""
@@ -557,7 +552,7 @@ async def test_stopping_a_busy_log(caplog: pytest.LogCaptureFixture) -> None:
     assert "not stored" not in caplog.text
 
 
-@virtual
+@in_virtual_time
 async def test_missing_bundles_are_named() -> None:
     """The log lacks a bundle in its middle: reading goes on at the next checkpoint, with a line."""
     cell = await Cell(FakeStream()).begin()
@@ -594,7 +589,7 @@ class _Without(FakeLog):
                 yield bundle
 
 
-@virtual
+@in_virtual_time
 async def test_an_idle_cell_writes_little() -> None:
     """Nothing happens for two minutes: ticks are recorded each 0.25 s, in few bundles."""
     cell = await Cell(FakeStream()).begin()
@@ -606,7 +601,7 @@ async def test_an_idle_cell_writes_little() -> None:
     assert [r.kind for r in records].count(RecordKind.TICK) == 480
 
 
-@virtual
+@in_virtual_time
 async def test_an_abandoned_log_is_silent() -> None:
     """A cell is dropped because another replica has claimed it, and the log answers only much
     later, when this replica may own the cell again: the former log neither writes nor reports that

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from contextlib import aclosing
 
-from frd.engine.engine import Engine
-from frd.engine.policy import Policy
-from frd.model import AlignedNs, NodeNs, NodeRawNs, RankInfo, ServiceRawNs
-from frd.service.cells.homes import _NoLog
-from frd.service.clocks.agent_clocks import AgentClocks
-from frd.service.ingest.shared import Shared
-from frd.service.ingest.streams import Stream, Streams
+from frd.model import NodeNs, NodeRawNs, RankInfo
+from frd.service.ingest.streams import Stream
 from frd.service.requests.inquiries import Inquiries
 from frd.service.requests.inquiry import MAX_RANK_BYTES, Answer, Inquiry, Target
 from frd.wire.encode import encode_agent
 from frd.wire.messages import PROTOCOL, Hello, Part, Request, ResponsePart
+from tests.unit.service.ingest.test_collector import streams
 from tests.world.messages import KEY, declare
 from tests.world.one_replica import HELLO
 
@@ -102,15 +97,7 @@ class Owner:
     """A cell at one of its owners, and an agent with rank 0."""
 
     def __init__(self) -> None:
-        self.streams = Streams(
-            Shared(Engine(Policy())),
-            AgentClocks(lambda: AlignedNs(1), lambda: ServiceRawNs(1)),
-            _NoLog(),
-            now=lambda: AlignedNs(1),
-            version="test",
-            instance="one",
-            ids=itertools.count(1),
-        )
+        self.streams = streams()
         self.inquiries = Inquiries(self.streams)
         self.stream: Stream = self.streams.open()
         self.streams.take(self.stream, HELLO)

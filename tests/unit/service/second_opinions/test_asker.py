@@ -54,16 +54,9 @@ class World:
         return list(nodes.values())[:most]
 
     async def ask(
-        self,
-        key: AttemptKey,
-        ranks: Sequence[int],
-        *,
-        dump: bool,
-        stacks: bool,
-        ras: bool,
-        timeout_s: float,
+        self, key: AttemptKey, ranks: Sequence[int], *, timeout_s: float, **parts: bool
     ) -> AsyncGenerator[list[Answer], None]:
-        assert (dump, stacks, ras) == (False, False, True)
+        assert parts == {"dump": False, "stacks": False, "ras": True}
         (rank,) = ranks
         self.asked.append(rank)
         if self.errors.get(rank) == "gone":

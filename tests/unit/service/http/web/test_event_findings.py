@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,14 +12,7 @@ from frd.errors import StoreError
 from frd.forms import finding_json
 from frd.model import CollectiveRef, Finding, Severity, Witness
 from tests.world.event_feed import Feeding, news
-from tests.world.http_api import Service, closed, finding, job_view
-
-
-@pytest.fixture
-def feeding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Feeding]:
-    service = Service(tmp_path, [job_view("train")], [])
-    yield Feeding(service, monkeypatch)
-    service.close()
+from tests.world.http_api import closed, finding
 
 
 async def seen(feeding: Feeding, *looks: tuple[float, Finding | None]) -> list[list[Finding | int]]:

@@ -23,13 +23,6 @@ from tests.world.views import NOW
 
 
 @pytest.fixture
-def feeding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Feeding]:
-    service = Service(tmp_path, [job_view("train")], [])
-    yield Feeding(service, monkeypatch)
-    service.close()
-
-
-@pytest.fixture
 def with_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Feeding]:
     file = tmp_path / "tokens"
     file.write_text("a" * 16 + "\n")

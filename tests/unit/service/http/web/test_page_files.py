@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,10 @@ import pytest
 import frd
 from frd.service.http.routes import WebOptions
 from frd.service.http.web.pages import Pages, is_page
-from tests.world.http_api import Client, Service, job_view
+from tests.world.http_api import Client, Service
 
 FOLDER = Path(frd.__file__).parent / "web"
 FILES = sorted(path for path in FOLDER.rglob("*") if path.is_file())
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
-    made = Service(tmp_path, [job_view("train")])
-    yield made
-    made.close()
 
 
 @pytest.fixture
