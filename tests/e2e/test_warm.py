@@ -21,6 +21,7 @@ from tests.world.daemons import JOBS, exec_command, findings, until, watched
 from tests.world.warm import Process, real_starts
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+RANKS = 3  # of which the third is the first cause of the hang
 JOBS_OF_BOTH = {
     "a data loader is stuck": (SCENARIOS["missing_rank"], None),
     "a rank stays in eval": (Scenario("phased", "", str(JOBS / "phased.py")), []),
@@ -33,9 +34,9 @@ def test_the_verdict_is_the_same(job: str) -> None:
     """Of two equal jobs at one time, the one with warm and the other with real starts."""
     scenario, arguments = JOBS_OF_BOTH[job]
     with ExitStack() as stack:
-        _, warm = stack.enter_context(watched(scenario, 3, 3.0, arguments))
+        _, warm = stack.enter_context(watched(scenario, RANKS, 3.0, arguments))
         with real_starts():
-            _, real = stack.enter_context(watched(scenario, 3, 3.0, arguments))
+            _, real = stack.enter_context(watched(scenario, RANKS, 3.0, arguments))
         until(
             lambda: claims(warm) and claims(warm) == claims(real),
             lambda: f"{findings(warm)}\nafter real starts: {findings(real)}",
@@ -60,7 +61,7 @@ def suspect(of: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "cause": [of["rank"], of["reason"], of["confidence"]],
         "stack": own(of["stack"]),
-        "raised": re.findall(r"raised .*\)", of["evidence"]),
+        "raised": re.findall(r"raised [^)]*\)", of["evidence"]),
         "waits for": of.get("waits_for", {}).get("kind"),
         "phase": of.get("phase", {}).get("path"),
     }
@@ -71,14 +72,11 @@ def own(stack: list[str]) -> list[str]:
     return [frame for frame in stack if not frame.startswith("warm_parent.py")]
 
 
-@pytest.mark.parametrize(("end", "status"), [("0", 0), ("3", 3), ("raise", 1), ("kill", -9)])
-@pytest.mark.parametrize("below_exec", [False, True], ids=["", "exec"])
-def test_a_program_knows_no_difference(
-    end: str, status: int, below_exec: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("end", "status"), [("3", 3), ("raise", 1), ("kill", -9)])
+def test_a_program_knows_no_difference(end: str, status: int, tmp_path: Path) -> None:
     """Arguments, variables, streams, folder, session, parent and the way in which it ends."""
     script = [sys.executable, str(JOBS / "facts.py"), end, "a b"]
-    command = exec_command(tmp_path / "run", *script) if below_exec else script
+    command = exec_command(tmp_path / "run", *script)
 
     def facts() -> tuple[Any, int, list[str]]:
         process = Process(
