@@ -101,14 +101,6 @@ def test_one_value_labels_all_that_prometheus_selects() -> None:
     assert "--set monitoring.labels.release=" in render().notes
 
 
-@pytest.mark.parametrize("kind", ["ServiceMonitor", "PodMonitor"])
-def test_the_job_label_stays_the_training_job(kind: str) -> None:
-    """Without honorLabels the label `job` of alerts would be the scrape job."""
-    spec = render().one(kind)["spec"]
-    (endpoint,) = spec.get("endpoints") or spec["podMetricsEndpoints"]
-    assert endpoint["honorLabels"] is True
-
-
 def test_the_pod_monitor_is_where_and_looks_where_the_values_say() -> None:
     """By default it is in the release's namespace and finds agents of all, without a token."""
     monitor = render().one("PodMonitor")
@@ -126,16 +118,16 @@ def test_the_pod_monitor_is_where_and_looks_where_the_values_say() -> None:
 
 
 def test_prometheus_shows_the_readers_token_and_checks_the_certificate() -> None:
-    """The Secrets and keys of the monitor exist, and its server name is in the certificate."""
+    """The Secrets and keys of the monitor exist, and its server name is in the certificate; a
+    service without TLS and tokens is scraped in plain text. The label `job` stays the training
+    job."""
     rendered = render()
     (endpoint,) = rendered.one("ServiceMonitor")["spec"]["endpoints"]
     assert (endpoint["scheme"], endpoint["tlsConfig"]["serverName"]) == ("https", "frd.frd.svc")
     for named in (endpoint["tlsConfig"]["ca"]["secret"], endpoint["authorization"]["credentials"]):
         assert named["key"] in rendered.one("Secret", named["name"])["data"]
-
-
-def test_an_insecure_service_is_scraped_in_plain_text() -> None:
-    """The monitor of a service without TLS and tokens has neither."""
+    (of_agents,) = rendered.one("PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert endpoint["honorLabels"] is of_agents["honorLabels"] is True
     (endpoint,) = render({"insecure": True}).one("ServiceMonitor")["spec"]["endpoints"]
     assert endpoint["scheme"] == "http"
     assert not {"tlsConfig", "authorization"} & set(endpoint)

@@ -59,14 +59,16 @@ OPTIONS: dict[str, Values] = {
     "client certificates": {"tls": {"clientCertificates": True}},
     "config": {
         "config": {
-            "policy": {"stall_after_s": 12.5},
-            "expected_agents": {"a job": 3},
+            "policy": {"stall_after_s": 12.5, "max_ranks": 20000},
+            "expected_agents": {"a job": 3, "b": 4},
             "store": {"journal_bytes": 268435456},
         }
     },
     "webhook": {
         "notify": {"secretName": "chat"},
-        "config": {"notify": [{"url_file": "/etc/frd/notify/url", "format": "slack"}]},
+        "config": {
+            "notify": [{"url_file": "/etc/frd/notify/url", "on": ["opened"]}, {"url": "http://h/"}]
+        },
     },
     "page": {"config": {"web": False, "public_url": "https://watch.example"}},
     "service": {"service": {"type": "LoadBalancer", "annotations": {"a": "b"}, "grpcPort": 19373}},
@@ -427,22 +429,18 @@ def test_more_objects_are_templates() -> None:
     assert labels(rendered.one("ConfigMap", "frd-text"))["app.kubernetes.io/component"] == "more"
 
 
-def test_the_policy_allows_only_dns_out_and_agents_and_readers_in() -> None:
-    """The policy allows DNS out, gRPC and HTTP in from pods, and nothing else."""
+def test_the_policy_allows_only_what_is_configured() -> None:
+    """DNS out, gRPC and HTTP in from pods, and nothing else; with a webhook also port 443 out, and
+    its Secret is a volume of the pod."""
     spec = render().one("NetworkPolicy")["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     assert [rule["ports"][0]["port"] for rule in spec["ingress"]] == ["grpc", "http"]
     assert all(rule["from"] == [{"namespaceSelector": {}}] for rule in spec["ingress"])
     assert {port["port"] for rule in spec["egress"] for port in rule["ports"]} == {53}
-
-
-def test_the_policy_allows_configured_webhooks() -> None:
-    """The policy allows port 443 out, and the Secret is a volume of the pod."""
     rendered = render(OPTIONS["webhook"])
-    policy = rendered.one("NetworkPolicy")["spec"]
-    assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 443}
-    pod = rendered.pod()
-    (mounted,) = [v for v in pod["volumes"] if v["name"] == "notify"]
+    spec = rendered.one("NetworkPolicy")["spec"]
+    assert {port["port"] for rule in spec["egress"] for port in rule["ports"]} == {53, 443}
+    (mounted,) = [v for v in rendered.pod()["volumes"] if v["name"] == "notify"]
     assert mounted["secret"]["secretName"] == "chat"
 
 
@@ -489,7 +487,8 @@ def test_the_ingress_leads_to_http() -> None:
 
 def test_the_notes_lead_to_the_page() -> None:
     """They have its address and, with tokens, how to read one; without an Ingress also the command
-    that forwards its port. Without the page they have none of it."""
+    that forwards its port. Without the page they have none of it. They warn of tokens in plain
+    text, or no tokens at all, behind an address outside the cluster."""
     token, forward = "jsonpath={.data.reader}", "port-forward service/frd 9374"
     shown = render().notes
     assert "https://frd.frd.svc:9374/\n" in shown
@@ -505,10 +504,6 @@ def test_the_notes_lead_to_the_page() -> None:
     assert token not in insecure
     off = render({"config": {"web": False}}).notes
     assert not [words for words in ("page", token, forward) if words in off]
-
-
-def test_the_notes_warn_of_an_ingress_that_is_open() -> None:
-    """Tokens in plain text, or no tokens at all, behind an address outside the cluster."""
     plain = render(OPTIONS["ingress of the default class"]).notes
     assert "http://frd.example" in plain
     assert "WITHOUT TLS" in plain
@@ -541,7 +536,8 @@ def test_extras_are_in_the_right_container() -> None:
 
 
 def test_ports_agree_wherever_they_are_named() -> None:
-    """Services, policies and monitors name ports that the pods have."""
+    """Services, policies and monitors name ports that the pods have; only one of the two Services
+    has the port that the monitor scrapes, so the service is found once."""
     rendered = render(EVERYTHING)
     spec = rendered.pod()
     agent = rendered.pod("DaemonSet")
@@ -553,24 +549,13 @@ def test_ports_agree_wherever_they_are_named() -> None:
     )
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"]["port"] in ports
-    (found,) = rendered.one("ServiceMonitor")["spec"]["endpoints"]
+    monitor = rendered.one("ServiceMonitor")["spec"]
+    (found,) = monitor["endpoints"]
     assert found["port"] == "http"
+    chosen = [s for s in rendered.of("Service") if selects(monitor["selector"]["matchLabels"], s)]
+    assert len([p for s in chosen for p in s["spec"]["ports"] if p["name"] == "http"]) == 1
     (found,) = rendered.one("PodMonitor")["spec"]["podMetricsEndpoints"]
     assert [p["name"] for p in agents["ports"]] == [found["port"]]
-
-
-def test_the_service_monitor_finds_the_service_once() -> None:
-    """Only one of the two Services has the port that the monitor scrapes."""
-    rendered = render()
-    monitor = rendered.one("ServiceMonitor")["spec"]
-    (endpoint,) = monitor["endpoints"]
-    found = [
-        service["metadata"]["name"]
-        for service in rendered.of("Service")
-        if selects(monitor["selector"]["matchLabels"], service)
-        and endpoint["port"] in {p["name"] for p in service["spec"]["ports"]}
-    ]
-    assert found == ["frd"]
 
 
 ON_NODES_AND_ZONES = {
@@ -580,7 +565,9 @@ ON_NODES_AND_ZONES = {
 
 
 def test_replicas_are_apart_and_leave_one_at_a_time() -> None:
-    """Three replicas start together on different nodes, and a drained node takes one of them."""
+    """Three replicas start together on different nodes, and a drained node takes one of them;
+    constraints and a budget that the values give replace these. Without a cluster they are refused:
+    each would watch a part of every job."""
     rendered = render(OPTIONS["cluster"])
     service = rendered.one("StatefulSet")["spec"]
     assert (service["replicas"], service["podManagementPolicy"]) == (3, "Parallel")
@@ -589,15 +576,13 @@ def test_replicas_are_apart_and_leave_one_at_a_time() -> None:
     for constraint in spread:
         assert selects(constraint["labelSelector"]["matchLabels"], service["template"])
     assert rendered.one("PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
-
-
-def test_own_settings_of_replicas_win() -> None:
-    """Constraints and a budget that the values give replace those of the chart."""
     own = {"enabled": True, "maxUnavailable": 2}
     given = {"topologySpreadConstraints": [SPREAD], "podDisruptionBudget": own}
     rendered = render(OPTIONS["cluster"] | given)
     assert rendered.pod()["topologySpreadConstraints"] == [SPREAD]
     assert rendered.one("PodDisruptionBudget")["spec"]["maxUnavailable"] == 2
+    with pytest.raises(helm.HelmRenderError, match=r"replicas: 3: .* config\.cluster\.servers"):
+        render({"replicas": 3})
 
 
 def test_one_replica_is_as_it_was() -> None:
@@ -610,12 +595,6 @@ def test_one_replica_is_as_it_was() -> None:
     assert not rendered.of("PodDisruptionBudget")
     assert not [e for e in rendered.pod()["containers"][0]["env"] if "CLUSTER" in e["name"]]
     assert "topologySpreadConstraints" not in rendered.pod()
-
-
-def test_several_replicas_without_a_cluster_are_refused() -> None:
-    """Two services that know nothing of each other would each watch a part of every job."""
-    with pytest.raises(helm.HelmRenderError, match=r"replicas: 3: .* config\.cluster\.servers"):
-        render({"replicas": 3})
 
 
 def test_only_replicas_reach_nats_and_each_other() -> None:

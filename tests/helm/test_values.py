@@ -155,17 +155,11 @@ def test_every_value_has_its_row() -> None:
         assert default == "restricted" or json.loads(default.strip("`")) == LEAVES[key], key
 
 
-def test_chart_and_package_have_one_version() -> None:
-    """The default image of the chart has the version of this package."""
+def test_chart_and_package_have_one_version_and_home() -> None:
+    """Chart.yaml has the version of this package and the URLs of pyproject.toml, and the icon is
+    that of the web page."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
     assert chart["appVersion"] == frd.__version__
-    (container,) = render().pod()["containers"]
-    assert container["image"] == f"frd:{frd.__version__}"
-
-
-def test_chart_and_package_have_one_home() -> None:
-    """Chart.yaml has the URLs of pyproject.toml, and the icon is that of the web page."""
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["urls"] == {"Homepage": chart["home"], "Source": chart["sources"][0]}
     assert chart["description"] == project["description"]
