@@ -312,7 +312,9 @@ def test_the_default_install_is_not_privileged() -> None:
 
 
 def test_the_daemonset_takes_only_what_is_asked_for() -> None:
-    """By default a directory of the host, as root without capabilities; more only by values."""
+    """By default a directory of the host, as root without capabilities; more only by values. Its
+    group is that of the ranks, by default the number of the user, because the kernel shows a
+    process only to both; a sidecar has that of its pod."""
     pod = render(OPTIONS["daemonset"]).pod("DaemonSet")
     prepares = ["frd-tap: capabilities", "frd-tap: root"]
     assert privileges(pod) == ["frd", *prepares, "frd-agent: root"]
@@ -321,6 +323,11 @@ def test_the_daemonset_takes_only_what_is_asked_for() -> None:
     pod = render(OPTIONS["tracing"]).pod("DaemonSet")
     agent = ["frd-agent: capabilities", "frd-agent: root"]
     assert privileges(pod) == ["hostPID", "frd", *prepares, *agent]
+    for group, given in ((None, 1000), (0, 0), (4000, 4000)):
+        daemonset = {"enabled": True, "runAsUser": 1000, "runAsGroup": group}
+        pod = render({"agent": {"daemonset": daemonset}}).pod("DaemonSet")
+        assert pod["containers"][0]["securityContext"]["runAsGroup"] == given
+    assert not any("runAsGroup" in c["securityContext"] for c in sidecar({})["containers"])
 
 
 def test_both_agents_get_the_capabilities_that_are_asked_for() -> None:
@@ -341,17 +348,6 @@ def test_both_agents_get_the_capabilities_that_are_asked_for() -> None:
             "seccompProfile": {"type": "RuntimeDefault"},
         }
     assert tap["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-
-
-@pytest.mark.parametrize(("group", "given"), [(None, 1000), (0, 0), (4000, 4000)])
-def test_an_agent_of_the_node_has_the_group_of_the_ranks(group: int | None, given: int) -> None:
-    """By default the number of the user: the kernel shows a process only to both. A sidecar has
-    that of its pod."""
-    daemonset = {"enabled": True, "runAsUser": 1000, "runAsGroup": group}
-    pod = render({"agent": {"daemonset": daemonset}}).pod("DaemonSet")
-    assert pod["containers"][0]["securityContext"]["runAsGroup"] == given
-    for container in recipe({})["initContainers"]:
-        assert "runAsGroup" not in container["securityContext"]
 
 
 @pytest.mark.parametrize("where", ["sidecar", "daemonset"])

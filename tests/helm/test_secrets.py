@@ -32,10 +32,13 @@ def data(secrets: Secrets) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def test_an_upgrade_keeps_what_the_install_made(chart: Path) -> None:
-    """An upgrade keeps certificate and tokens; another cluster gets different ones. One more
-    namespace of jobs gets what the others have, and a Secret that was deleted is made again."""
+    """An upgrade keeps certificate and tokens; another cluster gets different ones. Agents get the
+    CA and their token, and no other credential: in one more namespace of jobs the same as in the
+    others, and again if their Secret was deleted."""
     first = install(chart, {}, present={})
     assert first.keys() == {TLS, TOKENS, AGENT}
+    assert first[AGENT]["data"].keys() == {"ca.crt", "token"}
+    assert first[AGENT]["data"]["token"] == first[TOKENS]["data"]["agent"]
     assert data(install(chart, {}, first)) == data(first)
     assert data(install(chart, {}, {})) != data(first)
     more = install(chart, {"agent": {"namespaces": ["training"]}}, first)
