@@ -60,24 +60,18 @@ async def test_created_once_and_compared_later(servers: NatsServers) -> None:
     assert text.startswith("cluster.replicas: stream KV_")
 
 
-async def test_another_format(servers: NatsServers) -> None:
-    """A cluster with another number of cells is refused."""
-    options = fresh(servers)
-    async with nats_client(options) as client:
-        await client.registry.put("meta", b'{"format":1,"cells":128}', 0)
-    text = await refusal(options)
-    assert text.startswith(f"cluster.name: {options.name}: a cluster of format 1 with 128 cells")
-
-
 async def test_meta_is_written_once(servers: NatsServers) -> None:
-    """Three replicas start at the same time with no streams: all start, and one writes the
-    format."""
+    """Three replicas start at the same time with no streams: all start, and one writes the format.
+    A cluster with another number of cells is refused."""
     options = fresh(servers)
     await asyncio.gather(*(opened(options) for _ in range(3)))
     async with nats_client(options) as client:
         entry = await client.registry.get("meta")
         assert isinstance(entry, Entry)
         assert json.loads(entry.value) == {"format": 1, "cells": 64}
+        await client.registry.put("meta", b'{"format":1,"cells":128}', entry.revision)
+    text = await refusal(options)
+    assert text.startswith(f"cluster.name: {options.name}: a cluster of format 1 with 128 cells")
 
 
 async def test_no_server() -> None:

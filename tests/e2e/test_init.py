@@ -148,8 +148,8 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another owner that a user other than root names; a host that is none, which would go into a
-    file that openssl reads; certificates without the program openssl."""
+    """Another owner that a user other than root names; a text that is no host, which would go into
+    a file that openssl reads; certificates without the program openssl."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert run(["init", str(tmp_path / "c"), *options]) == USAGE

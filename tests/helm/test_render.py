@@ -46,6 +46,7 @@ EXTRAS: Values = {
 }
 DIGEST = "sha256:" + "0" * 64
 OPTIONS: dict[str, Values] = {
+    "chart of a parent": {"global": {"anything": 1}},
     "names": {"nameOverride": "watch", "commonLabels": {"team": "infra"}},
     "full name": {"fullnameOverride": "a-rather-long-name-for-the-watcher-of-jobs"},
     "digest": {"image": {"digest": DIGEST, "pullPolicy": "Always"}},

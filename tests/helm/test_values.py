@@ -107,11 +107,6 @@ def test_a_value_that_cannot_work_is_refused(key: str, value: Any, named: str) -
         render(nested(key, value))
 
 
-def test_the_chart_may_be_a_dependency_of_another() -> None:
-    """Helm passes the parent's `global` to the chart; the schema accepts it."""
-    render({"global": {"anything": 1}})
-
-
 def test_the_schema_refuses_unknown_keys_of_frds_own_objects() -> None:
     """Only Kubernetes' own objects accept keys that the schema does not name."""
 

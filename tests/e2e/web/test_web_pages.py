@@ -57,18 +57,14 @@ def test_a_hundred_open_findings(service: Serving, watched: Watched) -> None:
     expect(page.locator("main p").first).to_contain_text("the worst")
 
 
-def test_an_unknown_finding(service: Serving, watched: Watched) -> None:
-    """The page shows the API's error and the ways out."""
+def test_an_unknown_finding_and_an_unknown_job(service: Serving, watched: Watched) -> None:
+    """The page shows the API's error and the ways out: the overview, and the job's closed
+    findings."""
     watched.expect(*NOT_FOUND)
     page = watched.open(service.address, "/findings/nosuch")
     expect(page.get_by_role("alert")).to_contain_text("'nosuch'")
     page.get_by_role("main").get_by_role("link", name="Overview").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("open findings")
-
-
-def test_an_unknown_job(service: Serving, watched: Watched) -> None:
-    """The page shows the API's error, and a link to the job's closed findings."""
-    watched.expect(*NOT_FOUND)
     page = watched.open(service.address, "/jobs/no%2Fsuch%20job")
     expect(page.get_by_role("heading", level=1)).to_have_text("Job no/such job")
     expect(page.get_by_role("alert")).to_contain_text("'no/such job'")
@@ -155,13 +151,14 @@ def test_keys_only(service: Serving, watched: Watched) -> None:
 PATHS = ("/", f"/findings/{7:016x}", "/jobs/llm", "/history", "/jobs/%E0%A4%A")
 
 
-def test_a_narrow_screen(service: Serving, narrow: Watched) -> None:
+def test_a_narrow_screen(service: Serving, browser: Browser) -> None:
     """No page is wider than a telephone."""
-    for path in PATHS:
-        page = narrow.open(service.address, path)
-        expect(page.get_by_text(re.compile("^Loading$"))).to_have_count(0)
-        expect(page.get_by_role("heading", level=1)).to_be_visible()
-        assert overflow_px(page) <= 0, path
+    with watched(browser, viewport={"width": 390, "height": 844}) as one:
+        for path in PATHS:
+            page = one.open(service.address, path)
+            expect(page.get_by_text(re.compile("^Loading$"))).to_have_count(0)
+            expect(page.get_by_role("heading", level=1)).to_be_visible()
+            assert overflow_px(page) <= 0, path
 
 
 def test_without_javascript(service: Serving, browser: Browser) -> None:
