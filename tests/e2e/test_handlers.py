@@ -38,15 +38,6 @@ async def test_a_rank_answers(standing_rank: Callable[[str], Any]) -> None:
 
 
 @pytest.mark.torch
-async def test_a_held_gil_does_not_silence_the_ring(standing_rank: Callable[[str], Any]) -> None:
-    """While a C call holds the GIL the ring can be dumped, but no traceback."""
-    handlers = Handlers(standing_rank("gil").socket)
-    stuck = await failure(handlers.ask("dump_traceback", timeout_s=0.3))
-    assert isinstance(stuck, Silent)
-    assert len(parse(await handlers.ask("fr_trace_json"), source="rank").entries) == 50
-
-
-@pytest.mark.torch
 async def test_a_stopped_rank_is_silent_then_well_then_gone(
     standing_rank: Callable[[str], Any],
 ) -> None:
