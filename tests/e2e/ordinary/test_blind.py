@@ -20,8 +20,9 @@ WATCHING = "watching 1 job, 2 ranks, 1 agent; last heard "
 def test_an_agent_is_killed_under_a_healthy_job() -> None:
     """Before the agent starts, while it watches, after it is killed, and after its restart: four
     answers of `frd findings` about one healthy job, which steps on all the time; no collective
-    counts twice. Then one of its ranks is stopped, and a user
-    closes the finding by hand: it does not open again, and a replay agrees."""
+    counts twice. Then one of its ranks is stopped, and a user closes the finding by hand: it does
+    not open again, and a replay agrees. At last the service is killed: the agent ends well, and the
+    ranks run on."""
     with Stage(STEADY, 2, 3.0) as stage:
         addresses = stage.start_service()
         client, command = Client(addresses.http), ("findings", "--http", addresses.http)
@@ -72,6 +73,12 @@ def test_an_agent_is_killed_under_a_healthy_job() -> None:
         assert findings(client) == []
 
         _close_by_hand(stage, client)
+
+        assert stage.service is not None
+        stage.service.kill()
+        stage.agent.terminate()
+        assert stage.agent.wait(10) == 0
+        assert all(rank.poll() is None for rank in stage.ranks)
 
 
 def _close_by_hand(stage: Stage, client: Client) -> None:
