@@ -74,12 +74,6 @@ async def test_meta_is_written_once(servers: NatsServers) -> None:
     assert text.startswith(f"cluster.name: {options.name}: a cluster of format 1 with 128 cells")
 
 
-async def test_no_server() -> None:
-    """No server listens at the address."""
-    text = await refusal(ClusterOptions((f"nats://127.0.0.1:{free_port()}",)))
-    assert text.endswith("no NATS server answers: start them")
-
-
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -159,11 +153,13 @@ async def test_more_than_the_servers_have(tmp_path: Path) -> None:
                     await client.thread.call(checks.check_streams(client.connection, wanted, 0.5))
 
 
-async def test_without_jetstream(tmp_path: Path) -> None:
-    """The server runs without JetStream."""
+async def test_without_jetstream_or_without_a_server(tmp_path: Path) -> None:
+    """The server runs without JetStream; then none listens at the address."""
     with nats_servers(tmp_path, 1, jetstream=False) as servers:
         text = await refusal(options_for(servers, "frd"))
         assert text.endswith("without JetStream: enable it")
+    text = await refusal(ClusterOptions((f"nats://127.0.0.1:{free_port()}",)))
+    assert text.endswith("no NATS server answers: start them")
 
 
 @asynccontextmanager
