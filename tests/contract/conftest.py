@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from frd.cluster.findings import FindingStore
-from frd.cluster.log import FencedLog
+from frd.cluster.log import Bundle, FencedLog
 from frd.cluster.registry import Registry
 from tests.world.fake_cluster import (
     FakeFindings,
@@ -96,3 +96,9 @@ def _new_log(client: NatsClient) -> NewLog:
         return client.log(7, patience_s, losses)
 
     return new_log
+
+
+async def contents(log: FencedLog) -> list[Bundle]:
+    """All bundles that the log has."""
+    first, last = await log.bounds()
+    return [bundle async for bundle in log.read(first, last)]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import ssl
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from uuid import uuid4
 
 import nats.errors
@@ -17,11 +19,15 @@ from nats.js import JetStreamContext
 
 from frd.cluster.log import Bundle, Fenced, FencedLog, LogLost, LogUnavailable
 from frd.cluster.nats import connection
+from frd.cluster.nats.connection import Access, Connection
 from frd.cluster.nats.streams import log_stream
 from frd.cluster.registry import RegistryUnavailable
+from tests.contract.conftest import contents
+from tests.world.certs import Authority
+from tests.world.daemons import async_until
 from tests.world.fake_cluster import Loss
 from tests.world.nats_clients import NatsClient, nats_client, options_for
-from tests.world.nats_servers import NatsServers
+from tests.world.nats_servers import NatsServers, nats_servers
 
 pytestmark = pytest.mark.xdist_group("nats")
 GAP_S = 12.0
@@ -42,11 +48,6 @@ def _collected() -> Iterator[None]:
 async def client_of(servers: NatsServers) -> AsyncIterator[NatsClient]:
     async with nats_client(options_for(servers, f"f{uuid4().hex[:8]}")) as client:
         yield client
-
-
-async def contents(log: FencedLog) -> list[Bundle]:
-    first, last = await log.bounds()
-    return [bundle async for bundle in log.read(first, last)]
 
 
 async def patiently(log: FencedLog, data: bytes) -> int:
@@ -267,3 +268,25 @@ async def test_a_client_that_has_ended_for_good_is_replaced(
                 break
             assert time.monotonic() - began < GAP_S
             await asyncio.sleep(0.1)
+
+
+@pytest.mark.nats
+async def test_a_server_that_closes_an_encrypted_connection_is_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The library connects again; asyncio has nothing to say about its stream."""
+    authority = Authority(tmp_path)
+    context = ssl.create_default_context(cafile=authority.ca)
+    with nats_servers(tmp_path, 1, jetstream=False, tls=authority.issue("server")) as servers:
+        (server,) = servers.all
+        opened = Connection(Access((server.url.replace("nats:", "tls:"),), "a", tls=context))
+        await opened.open()
+        client = opened._client
+        assert client is not None
+        server.kill()
+        await async_until(lambda: not client.is_connected, "the end of the connection")
+        server.start()
+        await async_until(lambda: client.is_connected, "the next connection")
+        await opened.close()
+        await asyncio.sleep(0)
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []

@@ -8,7 +8,6 @@ from uuid import uuid4
 import pytest
 
 from tests.world.lease_run import (
-    Replicas,
     frozen_owner,
     killed_leader,
     killed_owner_and_leader,
@@ -24,12 +23,6 @@ FENCED_S = 1.0
 BOTH_S = 20.0
 
 pytestmark = [pytest.mark.nats, pytest.mark.xdist_group("fleet")]
-
-
-async def assert_nothing_stale(replicas: Replicas) -> None:
-    options = options_for(replicas.servers, replicas.name)
-    async with nats_client(options) as client:
-        assert await stale_records(client) == 0
 
 
 async def test_servers_and_owners_fail(servers: NatsServers, tmp_path: Path) -> None:
@@ -48,6 +41,7 @@ async def test_servers_and_owners_fail(servers: NatsServers, tmp_path: Path) -> 
             moved = killed_owner_and_leader(replicas, replicas.busiest())
             print(f"owner and leader killed: moved after {moved:.1f} s")
             assert moved <= BOTH_S
-            await assert_nothing_stale(replicas)
+            async with nats_client(options_for(servers, replicas.name)) as client:
+                assert await stale_records(client) == 0
         finally:
             servers.heal()

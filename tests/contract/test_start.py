@@ -60,30 +60,18 @@ async def test_created_once_and_compared_later(servers: NatsServers) -> None:
     assert text.startswith("cluster.replicas: stream KV_")
 
 
-async def test_another_format(servers: NatsServers) -> None:
-    """A cluster with another number of cells is refused."""
-    options = fresh(servers)
-    async with nats_client(options) as client:
-        await client.registry.put("meta", b'{"format":1,"cells":128}', 0)
-    text = await refusal(options)
-    assert text.startswith(f"cluster.name: {options.name}: a cluster of format 1 with 128 cells")
-
-
 async def test_meta_is_written_once(servers: NatsServers) -> None:
-    """Three replicas start at the same time with no streams: all start, and one writes the
-    format."""
+    """Three replicas start at the same time with no streams: all start, and one writes the format.
+    A cluster with another number of cells is refused."""
     options = fresh(servers)
     await asyncio.gather(*(opened(options) for _ in range(3)))
     async with nats_client(options) as client:
         entry = await client.registry.get("meta")
         assert isinstance(entry, Entry)
         assert json.loads(entry.value) == {"format": 1, "cells": 64}
-
-
-async def test_no_server() -> None:
-    """No server listens at the address."""
-    text = await refusal(ClusterOptions((f"nats://127.0.0.1:{free_port()}",)))
-    assert text.endswith("no NATS server answers: start them")
+        await client.registry.put("meta", b'{"format":1,"cells":128}', entry.revision)
+    text = await refusal(options)
+    assert text.startswith(f"cluster.name: {options.name}: a cluster of format 1 with 128 cells")
 
 
 @pytest.mark.parametrize(
@@ -165,11 +153,13 @@ async def test_more_than_the_servers_have(tmp_path: Path) -> None:
                     await client.thread.call(checks.check_streams(client.connection, wanted, 0.5))
 
 
-async def test_without_jetstream(tmp_path: Path) -> None:
-    """The server runs without JetStream."""
+async def test_without_jetstream_or_without_a_server(tmp_path: Path) -> None:
+    """The server runs without JetStream; then none listens at the address."""
     with nats_servers(tmp_path, 1, jetstream=False) as servers:
         text = await refusal(options_for(servers, "frd"))
         assert text.endswith("without JetStream: enable it")
+    text = await refusal(ClusterOptions((f"nats://127.0.0.1:{free_port()}",)))
+    assert text.endswith("no NATS server answers: start them")
 
 
 @asynccontextmanager

@@ -26,13 +26,11 @@ from frd.wire.messages import Part
 from frd_agent.uplink.node_clock import BURST
 from tests.world.collector import Collector, agent, serving
 from tests.world.daemons import (
-    agent_command,
     async_until,
     exec_command,
     fetch,
     free_address,
     free_port,
-    run_program,
     running,
 )
 
@@ -212,22 +210,3 @@ async def test_dump_files_speak_for_ranks_without_a_tap(tmp_path: Path) -> None:
         assert service.parts[5, Part.DUMP].source == "file trace_5"
         shown = await asyncio.to_thread(fetch, metrics)
         assert 'frd_agent_refused_files_total{kind="dump"} 1.0' in shown
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "error"),
-    [
-        ("--service", "nowhere", "service: 'nowhere'"),
-        ("--config", "/nowhere.toml", "config: /nowhere.toml"),
-    ],
-)
-def test_a_start_that_cannot_be_is_one_line(
-    flag: str, value: str, error: str, tmp_path: Path
-) -> None:
-    """A bad address or a missing file: one line that names it, and no traceback."""
-    done = run_program(agent_command(tmp_path, flag, value))
-    assert done.returncode == 2
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("frd: error: ")
-    assert error in last
-    assert "Traceback" not in done.stderr

@@ -9,13 +9,12 @@ from __future__ import annotations
 import shutil
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from tests.world.daemons import Stage, until
+from tests.world.daemons import until, watched
 from tests.world.prometheus import Alertmanager, Prometheus, longest_wait_s, notification
 from tests.world.webhook import Receiver
 
@@ -25,26 +24,19 @@ PROGRAMS = ("prometheus", "prometheus-alertmanager")
 pytestmark = [pytest.mark.torch, pytest.mark.prometheus, pytest.mark.timeout(240)]
 
 
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    arguments = ["--seconds", f"{LATE_S}", "--rank", "1"]
-    with Stage(SCENARIOS["slow"], 4, STALL_AFTER_S, arguments) as stage:
-        yield stage
-
-
 @pytest.mark.skipif(
     any(shutil.which(program) is None for program in PROGRAMS),
     reason="absent: prometheus, prometheus-alertmanager",
 )
-def test_a_hang_is_notified_with_its_suspect_and_resolved(stage: Stage, tmp_path: Path) -> None:
+def test_a_hang_is_notified_with_its_suspect_and_resolved(tmp_path: Path) -> None:
     """A rank is 18 s late: an alert names it meanwhile and links to a runbook; later it
     resolves."""
-    addresses = stage.start_service()
-    stage.start_agent(addresses)
+    late = ["--seconds", f"{LATE_S}", "--rank", "1"]
     with (
+        watched(SCENARIOS["slow"], 4, STALL_AFTER_S, late, job=False) as (stage, client),
         Receiver() as webhook,
         Alertmanager(tmp_path, webhook.url) as manager,
-        Prometheus(tmp_path, addresses.http, alertmanager=manager.address) as prometheus,
+        Prometheus(tmp_path, client.address, alertmanager=manager.address) as prometheus,
     ):
         until(lambda: prometheus.query("frd_build_info"), "a first scrape")
         stage.start_job()
@@ -52,7 +44,7 @@ def test_a_hang_is_notified_with_its_suspect_and_resolved(stage: Stage, tmp_path
         notified_at, fired = until(
             lambda: notification(webhook, alert, "firing"), "the notification"
         )
-        waited_s = longest_wait_s(addresses.http, stage.job)
+        waited_s = longest_wait_s(client.address, stage.job)
         print(f"notified {waited_s - (time.time() - notified_at):.1f} s after the hang began")
         assert waited_s > 0, f"it took longer than {LATE_S:g} s to notify"
 
@@ -64,7 +56,7 @@ def test_a_hang_is_notified_with_its_suspect_and_resolved(stage: Stage, tmp_path
         assert "collective of group default_pg has waited" in texts["description"]
         with urllib.request.urlopen(texts["runbook_url"]) as runbook:
             assert runbook.read().startswith(f"# {alert}\n".encode())
-        assert texts["page_url"] == f"http://{addresses.http}/findings/{labels['finding']}"
+        assert texts["page_url"] == f"http://{client.address}/findings/{labels['finding']}"
         with urllib.request.urlopen(texts["page_url"]) as page:
             assert page.headers.get_content_type() == "text/html"
 

@@ -13,8 +13,6 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -98,14 +96,6 @@ class TwoNodes(Stage):
         return metric(self.addresses.http, series)
 
 
-@contextmanager
-def two_nodes(stall_after_s: float) -> Iterator[TwoNodes]:
-    if shutil.which("faketime") is None:
-        pytest.skip("needs faketime: see scripts/debian-packages")
-    with TwoNodes(stall_after_s) as stage:
-        yield stage
-
-
 def aligned(stage: TwoNodes) -> bool:
     """Both clocks are known, and their true offsets are within the uncertainty."""
     nodes = stage.nodes()
@@ -121,11 +111,6 @@ def aligned(stage: TwoNodes) -> bool:
     return bool(error_s <= shifted["clock_uncertainty_s"] + room_s)
 
 
-def since(stage: TwoNodes, moment_s: float, finding: dict[str, Any]) -> float:
-    """How long after `moment_s` the wait of a finding began."""
-    return float(opened_s(finding) - finding["collective"]["waiting_s"] - moment_s)
-
-
 def stall(stage: TwoNodes) -> dict[str, Any] | None:
     return next((found for found in stage.findings() if found["kind"] == "stall"), None)
 
@@ -137,12 +122,13 @@ def late_ranks(stage: TwoNodes) -> list[int]:
     return [suspect["rank"] for finding in findings for suspect in finding["suspects"]]
 
 
+@pytest.mark.skipif(shutil.which("faketime") is None, reason="absent: faketime")
 @pytest.mark.soak  # tests/e2e/test_clock_streams.py shows clocks without ranks
 def test_two_clocks_one_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
     """One node is 2.5 s ahead and drifts, and is set 3 s further ahead and back again in mid-run:
     the late rank, and later the rank that hangs, are reported as on one clock, and nothing else."""
     monkeypatch.setenv("FRD_POLICY__STRAGGLER_WINDOW_S", "10")
-    with two_nodes(stall_after_s=3.0) as stage:
+    with TwoNodes(stall_after_s=3.0) as stage:
         stage.begin(extra_s=0.1)
         until(lambda: aligned(stage), stage.described)
 
@@ -171,7 +157,8 @@ def test_two_clocks_one_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
         finding = until(lambda: stall(stage), stage.described)
         assert [suspect["rank"] for suspect in finding["suspects"]] == [LATE]
         # The others may have waited for the late one before the file was touched.
-        assert -0.2 < since(stage, stopped_at, finding) < 1.0
+        began_s = opened_s(finding) - finding["collective"]["waiting_s"]
+        assert -0.2 < began_s - stopped_at < 1.0
 
         output = frd("status", "--http", stage.addresses.http).stdout
         assert re.search(r"-250\d\.\d+ ± \d+\.\d+", output)

@@ -1,4 +1,5 @@
-"""Traces that real releases of DFTracer write now, of a loader with one slow file."""
+"""Traces that real releases of DFTracer write now, of a loader with one slow file: when the job is
+over, and what they add while it is stuck in a read."""
 
 from __future__ import annotations
 
@@ -9,16 +10,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from frd.model import WaitKind, WaitsFor
 from frd.offline.io.analysis import load_traces
+from frd_agent.inspection.traces.open_traces import open_traces
 from tests.unit.offline.io.test_traces import check, only
 from tests.world.daemons import run_program
 from tests.world.io_traces import Writer as Lines
 from tests.world.io_traces import naive, training, write_trace
+from tests.world.suspects import inspect
 
 RELEASES = ("2.0.3", "2.2.0")
 JOB = Path(__file__).parent / "jobs" / "traced_loader.py"
@@ -58,12 +63,19 @@ def data(tmp_path: Path) -> Iterator[Path]:
     writer.join(10)
 
 
-def trace(release: str, data: Path, out: Path, *modes: str, **variables: str) -> int:
-    """Run the job; its exit status."""
+def start(
+    release: str, data: Path, out: Path, *modes: str, **variables: str
+) -> subprocess.Popen[bytes]:
+    """The job."""
     out.mkdir()
     env = {**os.environ, "PYTHONPATH": str(library(release)), "RANK": "5", "DFTRACER_ENABLE": "1"}
     command = [sys.executable, str(JOB), str(out), str(data), *modes]
-    return subprocess.run(command, env={**env, **variables}, check=False, cwd=out).returncode
+    return subprocess.Popen(command, env={**env, **variables}, cwd=out)
+
+
+def trace(release: str, data: Path, out: Path, *modes: str, **variables: str) -> int:
+    """Run the job; its exit status."""
+    return start(release, data, out, *modes, **variables).wait(60)
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -121,6 +133,61 @@ def test_a_killed_job_leaves_a_lost_trace(release: str, data: Path, tmp_path: Pa
     io = load_traces([out])
     assert (io.events, io.ranks) == (0, [])
     assert [t.problem[:7] for t in io.traces] == ["0 bytes"]
+
+
+# -- live ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def stuck_job(release: str, folder: Path, **variables: str) -> Iterator[tuple[int, Path]]:
+    """It has read the first of three files; nothing writes to the second one, a pipe."""
+    data = folder / "data"
+    data.mkdir()
+    (data / "shard-0.bin").write_bytes(bytes(200_000))
+    slow = data / "shard-1.tar"
+    os.mkfifo(slow)
+    held = os.open(slow, os.O_RDWR)
+    process = start(release, data, folder / "out", **variables)
+    try:
+        while not open_traces(process.pid):
+            assert process.poll() is None
+            time.sleep(0.05)
+        yield process.pid, slow
+    finally:
+        process.kill()
+        process.wait()
+        os.close(held)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("compression", ["0", "1"])
+def test_a_live_trace(release: str, compression: str, tmp_path: Path) -> None:
+    """The last call that ended is the open of the file in which the rank is stuck."""
+    variables = LIVE | {"DFTRACER_TRACE_COMPRESSION": compression}
+
+    def enough(one: WaitsFor) -> bool:  # the trace is written by another thread, a moment later
+        return one.kind is WaitKind.FILE_READ and "; " in one.rest
+
+    with stuck_job(release, tmp_path, **variables) as (pid, slow):
+        found = inspect(pid, enough=enough)
+    assert found.what == str(slow)
+    last, step = found.rest.split("; ")
+    before = "s before that was first seen"
+    if compression == "0":
+        assert last.startswith(f"its trace ends with open64() of {slow}, ")
+        assert last.endswith(before)
+    else:  # the member of the open may not be complete
+        assert last.startswith("its trace ends with ")
+    assert step == "the last step in its trace is epoch 0 step 0"
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_buffered_trace(release: str, tmp_path: Path) -> None:
+    """With DFTracer's own defaults nothing is written while the job runs."""
+    with stuck_job(release, tmp_path, DFTRACER_INC_METADATA="1") as (pid, slow):
+        found = inspect(pid, enough=lambda one: one.kind is WaitKind.FILE_READ and bool(one.rest))
+    assert found.what == str(slow)
+    assert found.rest == "its trace is buffered, not live"
 
 
 # -- Dask ------------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
-"""Replicas of the service on real NATS servers: what a stall looks like while its owner dies.
+"""Replicas of the service on real NATS servers: what a stall looks like while its owner dies, and
+through replicas that do not own its job.
 
-Eight real agents with two scripted ranks each report to three replicas.
+Real agents with two scripted ranks each report to three replicas.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -19,7 +21,7 @@ import pytest
 
 from frd.cluster.cells import cell_of
 from tests.world import daemons
-from tests.world.daemons import free_address, metric
+from tests.world.daemons import frd, free_address, metric
 from tests.world.fleet import Fleet, ReplicaProcess, fleet
 from tests.world.prometheus import Prometheus
 from tests.world.training import Training
@@ -54,11 +56,11 @@ class Scene:
         found: list[dict[str, Any]] = answer["findings"]
         return found
 
-    def stall(self, at: ReplicaProcess) -> dict[str, Any]:
-        """Wait for the stall of `HELD`."""
+    def stall(self, at: ReplicaProcess, held: int = HELD) -> dict[str, Any]:
+        """Wait for the stall of the rank that is held."""
 
         def found() -> dict[str, Any] | None:
-            return next((f for f in self.open(at) if named(f) == {HELD}), None)
+            return next((f for f in self.open(at) if named(f) == {held}), None)
 
         return until(found, lambda: str(self.open(at)), ignoring=OSError)
 
@@ -71,8 +73,8 @@ def named(finding: dict[str, Any]) -> set[int]:
 
 
 @contextmanager
-def scene(folder: Path, *, may_cut: bool = False) -> Iterator[Scene]:
-    run_dirs = [folder / f"run{number}" for number in range(AGENTS)]
+def scene(folder: Path, *, agents: int = AGENTS, may_cut: bool = False) -> Iterator[Scene]:
+    run_dirs = [folder / f"run{number}" for number in range(agents)]
     metrics_of = [free_address() for _ in run_dirs]
     with ExitStack() as stack:
         whole = stack.enter_context(fleet(folder, env=POLICY, may_cut=may_cut))
@@ -86,7 +88,7 @@ def scene(folder: Path, *, may_cut: bool = False) -> Iterator[Scene]:
         training = stack.enter_context(Training(run_dirs, job="training"))
         made = Scene(whole, training, metrics_of)
         until(
-            lambda: made.owner.metric("frd_agents_reporting") == AGENTS,
+            lambda: made.owner.metric("frd_agents_reporting") == agents,
             "agents are missing",
             ignoring=OSError,
         )
@@ -208,3 +210,52 @@ def test_a_nats_server_dies(tmp_path: Path) -> None:
         assert not any(dead), "a living owner lost a cell"
         at.training.release(HELD)
         until(lambda: not at.open(at.owner), "it closes")
+
+
+def test_any_replica_answers_and_an_owner_that_stops_is_missed(tmp_path: Path) -> None:
+    """The job, its finding and a dump through a replica that does not own it. Then the owner is
+    stopped: until it is taken over, lists come in time and say what is missing, with the finding;
+    then the job is back, and the finding is closed through the replica that does not own it."""
+    with scene(tmp_path, agents=1) as at:
+        at.training.hold(1)
+        owner = at.owner
+        finding = at.stall(owner, 1)["id"]
+        other, third = at.others(owner)
+        job = other.get(f"/api/v1/jobs/{at.training.job}")
+        assert [rank["rank"] for rank in job["ranks"]] == [0, 1]
+        assert [found["id"] for one in (other, third) for found in at.open(one)] == [finding] * 2
+        assert [line["job"] for line in third.get("/api/v1/jobs")["jobs"]] == [at.training.job]
+        assert other.get(f"/api/v1/findings/{finding}")["suspects"][0]["rank"] == 1
+
+        folder = tmp_path / "dumps"
+        dumped = frd("dump", "--job", at.training.job, "-o", folder, "--http", third.http)
+        assert (folder / "summary.json").exists(), dumped.stderr
+
+        daemons.freeze(owner.process)
+        began = time.monotonic()
+        answer = other.get("/api/v1/jobs")
+        assert time.monotonic() - began < 6  # 2 s and a slow machine
+        if other.get("/api/v1/cluster")["owners"].count(owner.name):
+            assert answer["incomplete"] == [owner.name]
+        addresses = ",".join(replica.http for replica in (owner, other))
+        assert finding in [found["id"] for found in at.open(other)]
+
+        def taken_over() -> bool:
+            is_whole = other.get("/api/v1/jobs")["incomplete"] == []
+            return is_whole and bool(other.get(f"/api/v1/jobs/{at.training.job}")["nodes"])
+
+        until(taken_over, "the takeover", ignoring=OSError)
+        status = frd("status", "--http", addresses)
+        assert status.returncode == 0, status.stderr
+        assert finding in status.stdout
+        assert not [line for line in status.stdout.splitlines() if line.startswith("incomplete")]
+        said = json.loads(frd("status", "--json", "--http", other.http).stdout)
+        names = {one["replica"] for one in said["cluster"]["replicas"]}
+        assert names == {other.name, third.name}
+
+        owners = other.get("/api/v1/cluster")["owners"]
+        asked = third if owners[cell_of(at.training.job)] == other.name else other
+        closed = frd("findings", "close", finding, "--because", "seen", "--http", asked.http)
+        assert closed.returncode == 0, closed.stderr
+        until(lambda: not at.open(asked), "the finding is closed")
+        assert asked.get(f"/api/v1/findings/{finding}")["state"] == "closed"

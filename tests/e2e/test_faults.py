@@ -7,15 +7,17 @@ recorded is accounted for.
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import pytest
 
+from frd.cli import FINDINGS_PRESENT
 from tests.world.cluster import (
     CULPRIT,
     HELD,
@@ -27,7 +29,7 @@ from tests.world.cluster import (
     scene,
     until,
 )
-from tests.world.daemons import run_program, throughout
+from tests.world.daemons import frd, run_program, throughout
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -46,7 +48,8 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
 def test_all_of_frd_is_killed_in_a_stall(begin: Begin) -> None:
     """SIGKILL for service and agents while a rank is missing: after a restart the same finding is
-    open, and it closes when the rank joins."""
+    open, and a replay of the journal of both services claims the same. It closes when the rank
+    joins."""
     run = begin()
     cluster = run.cluster
     run.training.hold(HELD)
@@ -66,8 +69,23 @@ def test_all_of_frd_is_killed_in_a_stall(begin: Begin) -> None:
         assert blamed([after]) == CULPRIT
 
     throughout(STALL_S + 1, finding_stays)
+
+    def is_replayed() -> bool:
+        """The journal is written a tick later."""
+        done = frd("replay", cluster.data_dir / "journal", "--json")
+        (live,), replayed = cluster.findings(), json.loads(done.stdout)["findings"]
+        return done.returncode == FINDINGS_PRESENT and list(map(claim, replayed)) == [claim(live)]
+
+    until(is_replayed, "a replay says something else")
     run.over()
     assert [finding["id"] for finding in cluster.findings()] == [before["id"]]
+
+
+def claim(finding: Mapping[str, Any]) -> tuple[Any, ...]:
+    suspects = [(s["rank"], s["reason"], s["node"]) for s in finding["suspects"]]
+    collective = finding["collective"]["group_id"], finding["collective"]["seq"]
+    what = finding["id"], finding["kind"], finding["opened_at"]
+    return *what, suspects, finding["victims"], collective
 
 
 def test_a_frozen_agent_is_no_stuck_rank(begin: Begin) -> None:

@@ -38,15 +38,6 @@ async def test_a_rank_answers(standing_rank: Callable[[str], Any]) -> None:
 
 
 @pytest.mark.torch
-async def test_a_held_gil_does_not_silence_the_ring(standing_rank: Callable[[str], Any]) -> None:
-    """While a C call holds the GIL the ring can be dumped, but no traceback."""
-    handlers = Handlers(standing_rank("gil").socket)
-    stuck = await failure(handlers.ask("dump_traceback", timeout_s=0.3))
-    assert isinstance(stuck, Silent)
-    assert len(parse(await handlers.ask("fr_trace_json"), source="rank").entries) == 50
-
-
-@pytest.mark.torch
 async def test_a_stopped_rank_is_silent_then_well_then_gone(
     standing_rank: Callable[[str], Any],
 ) -> None:
@@ -66,18 +57,15 @@ async def test_a_stopped_rank_is_silent_then_well_then_gone(
 
 
 def test_no_server_listens(tmp_path: Path) -> None:
-    """An absent socket, and a socket without a process, are refusals."""
-    left = tmp_path / "left.sock"
+    """An absent socket, and a socket without a process, are refusals. A plain file, or a path that
+    is too long for the kernel, is an error that names the path."""
+    left, file, long = tmp_path / "left.sock", tmp_path / "file", tmp_path / ("x" * 120)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(left))
+    file.touch()
     for path in (tmp_path / "absent.sock", left):
         assert isinstance(asyncio.run(failure(Handlers(path).ask("ping"))), Refused)
-
-
-def test_a_path_that_is_no_socket(tmp_path: Path) -> None:
-    """A plain file, or a path that is too long for the kernel, is an error that names the path."""
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path / ("x" * 120)):
+    for path in (file, long):
         failed = asyncio.run(failure(Handlers(path).ask("ping")))
         assert isinstance(failed, (HandlerFailed, Refused))
         assert str(path) in str(failed)

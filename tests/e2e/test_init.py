@@ -6,10 +6,8 @@ import json
 import os
 import re
 import shlex
-import ssl
 import subprocess
 import sys
-import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 
 from frd.cli import FAILED, USAGE, run
+from frd.cli.client import Client, tls_context
 from frd.service.access.grants import Role, Tokens
 from tests.world.daemons import first_line, free_port, running, until
 
@@ -69,13 +68,10 @@ def test_what_init_writes_works(tmp_path: Path, capsys: pytest.CaptureFixture[st
         refused = "refused: authorization: no token that may stream"
         until(lambda: refused in (tmp_path / "serve.log").read_text(), "the other one is refused")
         assert watching()["watching"]["agents"] == 1
-        context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+        tls = tls_context(folder / "ca.pem", None)
         token = (folder / "reader-token").read_text().strip()
-        request = urllib.request.Request(
-            f"https://127.0.0.1:{http}/metrics", headers={"Authorization": f"Bearer {token}"}
-        )
-        with urllib.request.urlopen(request, context=context, timeout=20) as answer:
-            assert b"frd_build_info" in answer.read()
+        reader = Client(f"127.0.0.1:{http}", tls=tls, token=token)
+        assert "frd_build_info" in reader.text("/metrics")
         assert run([*status[1:-2], "--tls"]) == FAILED, "without the authority"
         capsys.readouterr()
 
@@ -129,31 +125,33 @@ def test_the_owner_gets_what_the_service_reads(
     assert not (tmp_path / "d").exists()
 
 
-def test_only_root_names_another_owner(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+OF_ANOTHER = "frd: error: --owner: root: only root gives "
+NO_HOST = "frd: error: --host: "
+NO_OPENSSL = "frd: error: certificates: the program openssl is not here: install it"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--owner", "root"], OF_ANOTHER),
+        *(
+            (["--tls", "--host", host], NO_HOST)
+            for host in ("a b", "x,DNS:evil", "x\n[v3]", "", "-x")
+        ),
+        (["--tls"], NO_OPENSSL),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(
+    options: list[str],
+    error: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Any other user is refused before anything is written."""
+    """Another owner that a user other than root names; a text that is no host, which would go into
+    a file that openssl reads; certificates without the program openssl."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert run(["init", str(tmp_path / "c"), "--owner", "root"]) == USAGE
-    assert capsys.readouterr().err.startswith("frd: error: --owner: root: only root gives ")
-    assert not (tmp_path / "c").exists()
-
-
-@pytest.mark.parametrize("host", ["a b", "x,DNS:evil", "x\n[v3]", "", "-x"])
-def test_a_host_that_is_none_is_refused(
-    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It would go into a file that openssl reads."""
-    assert run(["init", str(tmp_path / "c"), "--tls", "--host", host]) == USAGE
-    assert capsys.readouterr().err.startswith("frd: error: --host: ")
-    assert not (tmp_path / "c").exists()
-
-
-def test_with_nothing_to_make_certificates_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the program openssl: one line says what to install."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert run(["init", str(tmp_path / "c"), "--tls"]) == USAGE
-    assert "the program openssl is not here: install it" in capsys.readouterr().err
+    assert run(["init", str(tmp_path / "c"), *options]) == USAGE
+    assert capsys.readouterr().err.startswith(error)
     assert not (tmp_path / "c").exists()

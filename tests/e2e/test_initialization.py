@@ -1,4 +1,5 @@
-"""Real gloo jobs whose initialization takes long: which ranks are known, and how they stand."""
+"""Real gloo jobs whose initialization takes long, or never ends: which ranks are known, how they
+stand, and which one is named."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def waiting(known: list[Rank]) -> list[str]:
     return [rank["waiting_in"] for rank in known]
 
 
-@pytest.mark.soak  # `test_init_findings` has such a job, too
+@pytest.mark.soak
 def test_a_rank_that_does_not_come() -> None:
     """Rank 2 loads a model for ever, the others are in init_process_group: all four are known, with
     the processes that they are, and three of them wait. One is stopped, and is silent. Ctrl-C ends
@@ -81,13 +82,41 @@ def test_a_rank_that_does_not_come() -> None:
         assert "KeyboardInterrupt" in known[2]["detail"]
 
 
-@pytest.mark.soak
-def test_a_rank_that_does_not_make_the_group() -> None:
-    """Three ranks are in new_group, to which rank 2 does not come."""
-    with job("new_group") as (stage, client, _):
-        inside = "new_group"
-        known = once(stage, client, lambda all_: waiting(all_) == [inside, inside, "", inside])
-        assert known[2]["detail"] == ""
+@pytest.mark.parametrize(
+    ("place", "op", "detail"),
+    [
+        ("absent", "init_process_group", "has no process group yet"),
+        pytest.param("new_group", "new_group", "", marks=pytest.mark.soak),
+    ],
+)
+def test_the_rank_that_does_not_come_is_named(
+    place: str, op: str, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 2 does something else while three ranks wait; the finding has its stack and what it
+    waits for."""
+    monkeypatch.setenv("FRD_POLICY__INIT_STALL_AFTER_S", "6")  # not a minute
+    with job(place) as (stage, client, _):
+        known = once(stage, client, lambda all_: waiting(all_) == [op, op, "", op])
+        assert known[2]["detail"] == detail
+        finding = until(
+            lambda: sure(client), lambda: f"{findings(client)}\n{stage.log('agent')}", 60
+        )
+    assert (finding["kind"], finding["collective"]["op"]) == ("stall", op)
+    (suspect,) = finding["suspects"]
+    assert (suspect["rank"], suspect["reason"]) == (2, "cpu_stuck")
+    assert suspect["stack"][0].endswith("in load_model")
+    assert finding["victims"] == [0, 1, 3]
+    assert finding["summary"].startswith(f"{op} has waited ")
+
+
+def sure(client: Client) -> dict[str, Any] | None:
+    """The finding, if its suspect is certain, with its stack and what it waits for."""
+    for one in findings(client, state="open"):
+        (suspect, *others) = one["suspects"]
+        is_high = suspect["confidence"] == "high" and not others
+        if is_high and suspect["stack"] and "waits_for" in suspect:
+            return one
+    return None
 
 
 @pytest.mark.parametrize("place", ["late", pytest.param("helpers", marks=pytest.mark.soak)])

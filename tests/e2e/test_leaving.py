@@ -22,16 +22,12 @@ from tests.world.collector import Collector, agent, serving
 from tests.world.daemons import agent_command, async_until, running, throughout
 
 pytestmark = pytest.mark.timeout(100)
-_RANK = """
-import pathlib, sys, time
-from frd.cli.commands.demo.scripted_rank import ScriptedRank
-rank = ScriptedRank(pathlib.Path(sys.argv[1]))
-rank.enter()
-rank.leave()
-while True:
-    rank.publish()
-    time.sleep(0.3)
-"""
+SCRIPT = Path(__file__).parents[1] / "scripted_rank.py"
+
+
+def ranks_of(run_dir: Path) -> list[str | Path]:
+    """One scripted rank."""
+    return [sys.executable, SCRIPT, "--run-dir", run_dir, "--ranks", "1", "--rate", "1"]
 
 
 @asynccontextmanager
@@ -40,7 +36,7 @@ async def watched(
 ) -> AsyncIterator[tuple[Collector, subprocess.Popen[str], subprocess.Popen[str]]]:
     """A collector, an agent that is connected to it, and the rank that the agent reports."""
     run_dir = tmp_path / "run"
-    with running([sys.executable, "-c", _RANK, run_dir]) as rank:
+    with running(ranks_of(run_dir)) as rank:
         async with (
             serving(Collector()) as service,
             agent(run_dir, service.address, *flags) as process,
@@ -111,7 +107,7 @@ async def test_a_job_whose_agents_went_is_lost_until_they_return(tmp_path: Path)
     run_dir = tmp_path / "run"
     with (
         streams.serving(tmp_path / "data", "--config", config) as service,
-        running([sys.executable, "-c", _RANK, run_dir]),
+        running(ranks_of(run_dir)),
     ):
 
         def state() -> str:

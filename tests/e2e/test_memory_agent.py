@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -126,31 +125,3 @@ async def test_samples_outlive_a_service(tmp_path: Path) -> None:
                 last = first.samples[host(0)][-1][0]
                 assert begins[0] <= last, "what the first may have missed is sent again"
                 assert max(b - a for a, b in pairwise(begins)) < 10e9
-
-
-async def test_a_real_gpu_agrees(tmp_path: Path) -> None:
-    """The driver, torch's allocator and its observer agree on 512 MiB and on an error."""
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("needs an NVIDIA GPU and a CUDA build of torch")
-    service = Collector()
-    async with serving(service), agent(tmp_path, service.address):
-        with puppets(1, tmp_path) as (rank,):
-            rank.do("init")
-            await asyncio.to_thread(rank.do, "cuda 64")
-            await async_until(
-                lambda: len({series.kind for series in service.samples}) >= 5, "all kinds of series"
-            )
-            await asyncio.to_thread(rank.do, "cuda 512")
-            for kind in (SeriesKind.TORCH_RESERVED, SeriesKind.PROCESS_USED):
-                (series,) = (one for one in service.samples if one.kind is kind)
-                await async_until(partial(rose, service, series, 512 * MIB), kind)
-            assert len({series.device for series in service.samples if series.device}) == 1
-            assert await asyncio.to_thread(rank.do, "overflow") == "out of memory\n"
-            await async_until(lambda: bool(service.events), "the event")
-            (event,) = service.events
-            assert (event.kind, event.requested_bytes) == (MemoryEventKind.OOM, 1 << 50)
-
-
-def rose(service: Collector, series: SeriesInfo, by: int) -> bool:
-    return rise(service, series) >= by

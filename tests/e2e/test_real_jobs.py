@@ -27,7 +27,7 @@ def test_uneven_job_with_a_pause_has_no_finding() -> None:
     nothing is found at defaults."""
     script = str(JOBS / "uneven.py")
     scenario = Scenario("uneven", "nothing is wrong", script)
-    with watched(scenario, 4, 10.0, ["--seconds", str(HEALTHY_S)]) as (stage, client):
+    with watched(scenario, 4, 10.0, [str(HEALTHY_S)]) as (stage, client):
         until(
             lambda: all(rank.poll() is not None for rank in stage.ranks),
             lambda: stage.log("rank0"),
@@ -64,8 +64,7 @@ S = 1_000_000_000
 @pytest.mark.timeout(180)
 def test_stragglers_are_named_with_the_time_that_was_lost(tmp_path: Path) -> None:
     """Rank 1 sleeps 200 ms before every tenth all_reduce, rank 3 20 ms before each: only these two
-    are
-    named, and the time lost to each equals the loss by the ranks' own clocks."""
+    are named, and the time lost to each equals the loss by the ranks' own clocks."""
     policy = {
         "straggler_window_s": WINDOW_S,
         "straggler_min_lost_s": 0.5,

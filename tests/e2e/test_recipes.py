@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import ssl
-import urllib.request
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from frd.cli.client import Client, tls_context
 from tests.docs.shell import environment, run
 from tests.world.daemons import (
     free_port,
@@ -108,16 +106,7 @@ def test_three_machines_with_nats(typed: dict[str, str], tmp_path: Path) -> None
     for host, (client, _, _) in zip(HOSTS, ports, strict=True):
         text = text.replace(f"{host}:4222", f"127.0.0.1:{client}")
     (tmp_path / "frd.toml").write_text(text)
-    context = ssl.create_default_context(cafile=str(pki / "ca.pem"))
-    token = (pki / "operator-token").read_text().split()[0]
-
-    def said(address: str, path: str) -> str:
-        url = f"https://{address}{path}"
-        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
-        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
-            text: str = answer.read().decode()
-        return text
-
+    tls, token = tls_context(pki / "ca.pem", None), (pki / "operator-token").read_text().split()[0]
     with ExitStack() as stack:
         for number in range(len(HOSTS)):
             command = [str(BINARY), "--config", str(nats_config(tmp_path, number, ports))]
@@ -125,7 +114,7 @@ def test_three_machines_with_nats(typed: dict[str, str], tmp_path: Path) -> None
             stack.enter_context(running(command, env=env, log=tmp_path / f"nats-{number}.log"))
         for *_, monitor in ports:
             until(partial(has_leader, f"127.0.0.1:{monitor}"), "a leader", 60, ignoring=OSError)
-        https: list[str] = []
+        replicas: list[Client] = []
         for name in ("one", "two"):
             address = f"127.0.0.1:{free_port()}"
             flags = ["--config", tmp_path / "frd.toml", "--http", address]
@@ -133,11 +122,11 @@ def test_three_machines_with_nats(typed: dict[str, str], tmp_path: Path) -> None
                 patch.setenv("FRD_CLUSTER__MEMBER", name)
                 patch.setenv("FRD_CLUSTER__ADVERTISE_HTTP", address)
                 stack.enter_context(serving(tmp_path / name, *flags, log=tmp_path / f"{name}.log"))
-            https.append(address)
-        until(lambda: "frd_replicas 2.0" in said(https[0], "/metrics"), "two replicas", 60)
-        shown = said(https[0], "/metrics")
+            replicas.append(Client(address, tls=tls, token=token))
+        one, two = replicas
+        until(lambda: "frd_replicas 2.0" in one.text("/metrics"), "two replicas", 60)
+        shown = one.text("/metrics")
         assert "frd_log_durable 1.0" in shown, (tmp_path / "one.log").read_text()
         assert "frd_cluster_connected 1.0" in shown
-        until(lambda: 'state="unowned"} 0.0' in said(https[1], "/metrics"), "all cells owned", 60)
-        jobs = json.loads(said(https[1], "/api/v1/jobs"))
-        assert jobs["incomplete"] == [], (tmp_path / "two.log").read_text()
+        until(lambda: 'state="unowned"} 0.0' in two.text("/metrics"), "all cells owned", 60)
+        assert two.get("/api/v1/jobs")["incomplete"] == [], (tmp_path / "two.log").read_text()

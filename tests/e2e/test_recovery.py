@@ -1,10 +1,7 @@
-"""What frd reports after its own parts, or the job, were killed and started again."""
+"""What frd reports after torchrun has started a job again."""
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -14,10 +11,8 @@ import pytest
 
 from frd.cli.client import Client
 from frd.errors import FrdError
-from frd.model import NodeRawNs
-from frd_agent.ranks.tap_counters import CountersFile
 from tests.world import daemons
-from tests.world.daemons import JOBS, STEADY, Stage, exec_command, findings, running, watched
+from tests.world.daemons import JOBS, STEADY, exec_command, findings, running, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
 until = partial(daemons.until, ignoring=FrdError)
@@ -31,53 +26,6 @@ def group(client: Client, job: str, label: str = "default_pg") -> Mapping[str, A
         if one["group"] == label:
             return one
     raise FrdError(f"job {job} has no group {label} yet")
-
-
-def kill(process: subprocess.Popen[bytes] | None) -> None:
-    assert process is not None
-    process.kill()
-    process.wait()
-
-
-def ranks_step_on(stage: Stage) -> None:
-    """By what they publish: no agent need read it."""
-
-    def steps() -> list[int]:
-        files = [CountersFile(path, NodeRawNs) for path in sorted(stage.run_dir.glob("*.shm"))]
-        with contextlib.ExitStack() as opened:
-            read = [opened.enter_context(contextlib.closing(file)).read() for file in files]
-        return [sum(row.enqueued for row in one.counters.values()) for one in read if one]
-
-    before = steps()
-    assert len(before) == len(stage.ranks)
-    until(lambda: steps() > [each + 100 for each in before], "100 steps of each rank")
-    assert all(rank.poll() is None for rank in stage.ranks)
-
-
-def test_killed_daemons_leave_a_healthy_job_alone() -> None:
-    """SIGKILL for the agent: ranks run on, and the next agent's rows are not counted again. SIGKILL
-    for the service: ranks and agent run on, and SIGTERM ends the agent with exit code 0."""
-    with Stage(STEADY, 2, 3.0) as stage:
-        addresses = stage.start_service()
-        client = Client(addresses.http)
-        stage.start_agent(addresses)
-        stage.start_job()
-        until(lambda: group(client, stage.job)["completed"] > 200, "200 steps", 40)
-        kill(stage.agent)
-        ranks_step_on(stage)
-        stage.start_agent(addresses)
-        resumed = group(client, stage.job)["completed"]
-        until(lambda: group(client, stage.job)["completed"] > resumed + 1200, "more steps", 60)
-        seen = group(client, stage.job)
-        assert seen["matched"] <= seen["completed"]
-        assert findings(client) == []
-
-        kill(stage.service)
-        ranks_step_on(stage)
-        assert stage.agent is not None
-        assert stage.agent.poll() is None
-        stage.agent.send_signal(signal.SIGTERM)
-        assert stage.agent.wait(10) == 0
 
 
 def test_restarted_job_starts_clean() -> None:

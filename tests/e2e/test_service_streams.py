@@ -140,26 +140,6 @@ async def test_a_message_too_large_for_grpc(serve: Callable[..., Service]) -> No
 # -- counting ------------------------------------------------------------------------------------
 
 
-async def test_64_streams(serve: Callable[..., Service]) -> None:
-    """64 agents in parallel, each with its own job of two ranks: every row counts once."""
-    service = serve()
-    batches, rows = 20, 500
-
-    async def agent(node: int) -> None:
-        async with peer(service, session=f"s{node}", job=f"job-{node % 16}-{node // 16}") as one:
-            await one.introduce()
-            for batch in range(batches):
-                await one.send(entries(1 + batch * rows, batch * rows, rows))
-            while (await one.receive_a(Ack)).revisions.get(0) != batches * rows:
-                pass
-            await one.send(Goodbye("done"))
-
-    await asyncio.gather(*(agent(node) for node in range(64)))
-    total = 64 * batches * rows
-    until(lambda: service.metric("frd_ingest_entries_total") == total)
-    assert service.metric('frd_ingest_refused_total{reason="aborted"}') == 0
-
-
 def test_nothing_counts_twice(serve: Callable[..., Service]) -> None:
     """An agent that reconnects resends, one that restarts sends all again: no row counts twice."""
     service = serve()

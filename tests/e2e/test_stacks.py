@@ -60,7 +60,8 @@ def test_a_rank_that_cannot_answer(standing_rank: Callable[[str], Any], how: str
 def test_without_socket_and_py_spy(
     standing_rank: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With nothing but /proc there is no Python frame, but the state of process and threads."""
+    """With nothing but /proc there is no Python frame, but the state of process and threads. A
+    process that has died has no stack, and the text says so."""
     rank = standing_rank("sleep")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -72,6 +73,11 @@ def test_without_socket_and_py_spy(
     assert "State:\t" in stack.text  # asleep, or just about to be
     assert "pt_workerserver" in stack.text
     assert activity_of(stack.text).stack == ()
+    rank.process.kill()
+    rank.process.wait()
+    stack = read(StackReader(rank.process.pid, Handlers(rank.socket)))
+    assert stack.source == "none"
+    assert f"# proc: process {rank.process.pid} is gone\n" in stack.text
 
 
 def test_a_py_spy_that_hangs(
@@ -85,16 +91,6 @@ def test_a_py_spy_that_hangs(
     stack = read(StackReader(rank.process.pid, None), py_spy_timeout_s=0.3)
     assert stack.source == "proc"
     assert "# py-spy: no answer within 0.3 s\n" in stack.text
-
-
-def test_a_rank_that_is_gone(standing_rank: Callable[[str], Any]) -> None:
-    """A process that has died has no stack, and the text says so."""
-    rank = standing_rank("sleep")
-    rank.process.kill()
-    rank.process.wait()
-    stack = read(StackReader(rank.process.pid, Handlers(rank.socket)))
-    assert stack.source == "none"
-    assert f"# proc: process {rank.process.pid} is gone\n" in stack.text
 
 
 async def test_asking_again_and_again_leaves_the_rank_answering(

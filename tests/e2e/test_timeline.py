@@ -104,10 +104,11 @@ def hang() -> Analysis:
 
 
 def test_a_hang_as_perfetto_sees_it(tmp_path: Path) -> None:
-    """A track a rank and group, slices and their times, arrows between ranks, what is stuck."""
+    """A track a rank and group, slices and their times, arrows between ranks, what is stuck, and
+    what an op says of itself: seq, record, sizes, state and stack. The file is compressed."""
     analysis = hang()
     one, two = "rank 0", "rank 1 (first cause)"
-    with loaded(written(analysis, tmp_path)) as processor:
+    with loaded(written(analysis, tmp_path, "t.pftrace.gz")) as processor:
         assert complaints(processor) == []
         assert rows(processor, TRACKS) == [
             (one, "default_pg", "all_reduce #1", T0 + 10 * MS, 40 * MS, "collective"),
@@ -128,20 +129,15 @@ def test_a_hang_as_perfetto_sees_it(tmp_path: Path) -> None:
             ("findings", analysis.summary, -1),
             (two, "first cause: cpu_stuck", -1),
         ]
-
-
-def test_what_an_op_says_of_itself(tmp_path: Path) -> None:
-    """Seq, record, sizes, state and stack are arguments of the slice."""
-    args = "select key, coalesce(int_value, string_value) from args join slice using (arg_set_id)"
-    with loaded(written(hang(), tmp_path, "t.pftrace.gz")) as processor:
-        arguments = dict(rows(processor, f"{args} where category = 'stuck'"))
-    assert arguments == {
-        "debug.seq": 3,
-        "debug.record_id": 2,
-        "debug.sizes": "[4] Float",
-        "debug.state": "scheduled",
-        "debug.stack": "train.py:88 in step",
-    }
+        args = "select key, coalesce(int_value, string_value) from args join slice"
+        stuck = rows(processor, f"{args} using (arg_set_id) where category = 'stuck'")
+        assert dict(stuck) == {
+            "debug.seq": 3,
+            "debug.record_id": 2,
+            "debug.sizes": "[4] Float",
+            "debug.state": "scheduled",
+            "debug.stack": "train.py:88 in step",
+        }
 
 
 def test_thousands_that_wait_are_all_there(tmp_path: Path) -> None:
@@ -225,15 +221,9 @@ def test_memory_with_the_collectives(tmp_path: Path) -> None:
     export_timeline(analysis, path, lambda done, total: None, memory=memory)
     with loaded(path) as processor:
         assert complaints(processor) == []
-        ranks = {row[0] for row in rows(processor, COUNTERS)}
-        assert (
-            ranks
-            == {row[0] for row in rows(processor, TRACKS)}
-            == {
-                "rank 0",
-                "rank 1 (first cause)",
-            }
-        )
+        for tracks in (COUNTERS, TRACKS):
+            ranks = {row[0] for row in rows(processor, tracks)}
+            assert ranks == {"rank 0", "rank 1 (first cause)"}
 
 
 def test_memory_with_the_spans_of_traces(tmp_path: Path) -> None:

@@ -15,12 +15,6 @@ from tests.world.daemons import JOBS, Stage, findings, until, watched
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
 
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service of a test waits less long for new_group."""
-    monkeypatch.setenv("FRD_POLICY__INIT_STALL_AFTER_S", "5")
-
-
 def found(place: str, is_right: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
     """The only finding of the job with ranks in that place, once it is right."""
     scenario = Scenario("unrecorded", "waits without a record", str(JOBS / "unrecorded.py"))
@@ -70,7 +64,6 @@ def test_a_broadcast_with_another_root() -> None:
     [
         pytest.param("chain", "recv", marks=pytest.mark.soak),
         ("barrier", "monitored_barrier"),
-        pytest.param("new_group", "new_group", marks=pytest.mark.soak),
     ],
 )
 def test_a_call_that_leaves_no_entry(place: str, op: str) -> None:

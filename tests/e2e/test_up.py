@@ -62,17 +62,14 @@ def test_it_serves_until_sigterm(tmp_path: Path) -> None:
         assert all(gone(pid) for pid in pids.values())
 
 
-def test_the_first_line_is_the_address_of_the_page(tmp_path: Path) -> None:
-    """A person sees first what to open in a browser, then the commands."""
+def test_a_person_sees_first_what_to_open_in_a_browser(tmp_path: Path) -> None:
+    """The address of the page, then the commands. With --no-web the service has no page, and no
+    address of one is shown."""
     with running(up_command(tmp_path), stderr=subprocess.DEVNULL) as process:
         page = re.fullmatch(r"page: (http://(127\.0\.0\.1:\d+)/)\n", first_line(process))
         assert page
         assert f"metrics: {page[1]}metrics" in first_line(process)
         assert Client(page[2]).has_page()
-
-
-def test_the_page_can_be_switched_off(tmp_path: Path) -> None:
-    """The service gets the flag, and no address of a page is shown."""
     with up(tmp_path, "--no-web") as (_, line):
         assert line["page"] is None
         assert not Client(line["http"]).has_page()

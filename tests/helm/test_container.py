@@ -208,11 +208,3 @@ def test_what_the_build_installs_runs(tmp_path: Path) -> None:
     assert list((tmp_path / "venv").rglob("frd/cli/screens/page.css"))
     pages = sorted(path.name for path in (tmp_path / "venv").rglob("frd/runbooks/*"))
     assert pages == sorted(path.name for path in (ROOT / "docs/runbooks").iterdir())
-
-
-def test_the_chart_runs_programs_that_the_image_has() -> None:
-    """Both are entry points of the package; pods call no other program of it."""
-    assert {"frd", "frd-agent"} <= PYPROJECT["project"]["scripts"].keys()
-    rendered = render({"agent": {"daemonset": {"enabled": True}}})
-    called = {c["command"][0] for _, pod in rendered.pods() for c in containers(pod)}
-    assert called == {"frd", "frd-agent", "sh", "python3"}

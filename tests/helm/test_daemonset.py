@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helm.chart import ROOT, Object, render
+from tests.helm.chart import ROOT, render
 
 PACKAGE = ROOT / "agents/frd_agent"
 pytestmark = [
@@ -34,19 +34,14 @@ def host() -> Iterator[Path]:
         yield place / "frd"
 
 
-def prepares(uid: int) -> Object:
-    values = {"agent": {"daemonset": {"enabled": True, "runAsUser": uid}}}
-    found: Object = render(values).pod("DaemonSet")["initContainers"][0]
-    return found
-
-
 def prepare(host: Path, uid: int) -> None:
     """Run the init container's command with the capabilities that it has.
 
     Raises:
         subprocess.CalledProcessError: it fails, so the kubelet does not start the agent.
     """
-    container = prepares(uid)
+    values = {"agent": {"daemonset": {"enabled": True, "runAsUser": uid}}}
+    container = render(values).pod("DaemonSet")["initContainers"][0]
     program, flag, script = container["command"]
     with tempfile.TemporaryDirectory() as image:
         shutil.copytree(PACKAGE / "_site", Path(image) / "tap/_site")

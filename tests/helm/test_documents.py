@@ -52,11 +52,14 @@ def pods() -> Iterator[Object]:
 
 
 def test_frd_takes_every_option_that_a_pod_gives_it() -> None:
-    """Rendered pods, examples and pages call `frd` and `frd-agent` with options that they have."""
+    """Rendered pods, examples and pages call `frd` and `frd-agent` with options that they have, and
+    pods call no program that the image has not."""
     examples = [path.read_text("utf-8") for path in (ROOT / "examples/kubernetes").glob("*.yaml")]
     texts = examples + [block for page in PAGES for block in blocks(page)]
     lines = [line for text in texts for part in yaml.safe_load_all(text) for line in commands(part)]
-    lines += [" ".join(c["command"]) for pod in pods() for c in containers(pod)]
+    of_pods = [container["command"] for pod in pods() for container in containers(pod)]
+    assert {program for program, *_ in of_pods} == {"frd", "frd-agent", "sh", "python3"}
+    lines += map(" ".join, of_pods)
     called = [
         found.split() for line in lines for found in re.findall(r"\bfrd(?:-agent)? \w[^&\n]*", line)
     ]

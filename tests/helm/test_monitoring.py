@@ -44,7 +44,8 @@ RULE_CHANGES: dict[str, Any] = {
 
 
 def test_rules_change_as_the_values_say() -> None:
-    """By alert and shipped severity: off, later, or another severity; other rules are unchanged."""
+    """By alert and shipped severity: off, later, or another severity; other rules are unchanged.
+    With all of them off there is no PrometheusRule, which the operator would refuse."""
     shipped = {
         (rule["alert"], rule["labels"]["severity"]): rule
         for group in groups(render())
@@ -68,15 +69,9 @@ def test_rules_change_as_the_values_say() -> None:
     assert group["rules"] == expected
     assert len(expected) == len(shipped) - 2
     assert (group["name"], group["interval"]) == ("frd", "5s")
-
-
-def test_with_all_rules_off_there_is_no_rule_object() -> None:
-    """The operator would refuse a PrometheusRule without rules."""
     off: dict[str, dict[str, Any]] = {}
-    for group in groups(render()):
-        for rule in group["rules"]:
-            severities = off.setdefault(rule["alert"], {})
-            severities[rule["labels"]["severity"]] = {"enabled": False}
+    for alert, severity in shipped:
+        off.setdefault(alert, {})[severity] = {"enabled": False}
     assert not render({"prometheusRule": {"alerts": off}}).of("PrometheusRule")
 
 
@@ -101,14 +96,6 @@ def test_one_value_labels_all_that_prometheus_selects() -> None:
     assert "--set monitoring.labels.release=" in render().notes
 
 
-@pytest.mark.parametrize("kind", ["ServiceMonitor", "PodMonitor"])
-def test_the_job_label_stays_the_training_job(kind: str) -> None:
-    """Without honorLabels the label `job` of alerts would be the scrape job."""
-    spec = render().one(kind)["spec"]
-    (endpoint,) = spec.get("endpoints") or spec["podMetricsEndpoints"]
-    assert endpoint["honorLabels"] is True
-
-
 def test_the_pod_monitor_is_where_and_looks_where_the_values_say() -> None:
     """By default it is in the release's namespace and finds agents of all, without a token."""
     monitor = render().one("PodMonitor")
@@ -126,16 +113,16 @@ def test_the_pod_monitor_is_where_and_looks_where_the_values_say() -> None:
 
 
 def test_prometheus_shows_the_readers_token_and_checks_the_certificate() -> None:
-    """The Secrets and keys of the monitor exist, and its server name is in the certificate."""
+    """The Secrets and keys of the monitor exist, and its server name is in the certificate; a
+    service without TLS and tokens is scraped in plain text. The label `job` stays the training
+    job."""
     rendered = render()
     (endpoint,) = rendered.one("ServiceMonitor")["spec"]["endpoints"]
     assert (endpoint["scheme"], endpoint["tlsConfig"]["serverName"]) == ("https", "frd.frd.svc")
     for named in (endpoint["tlsConfig"]["ca"]["secret"], endpoint["authorization"]["credentials"]):
         assert named["key"] in rendered.one("Secret", named["name"])["data"]
-
-
-def test_an_insecure_service_is_scraped_in_plain_text() -> None:
-    """The monitor of a service without TLS and tokens has neither."""
+    (of_agents,) = rendered.one("PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert endpoint["honorLabels"] is of_agents["honorLabels"] is True
     (endpoint,) = render({"insecure": True}).one("ServiceMonitor")["spec"]["endpoints"]
     assert endpoint["scheme"] == "http"
     assert not {"tlsConfig", "authorization"} & set(endpoint)

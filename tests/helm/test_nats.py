@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,11 @@ from frd.cluster.cells import CELLS
 from frd.config import ClusterOptions
 from tests.helm.chart import NEWEST, ROOT, Object, check, render
 from tests.world.certs import Authority
+from tests.world.daemons import run_program
+from tests.world.nats_servers import BINARY
 
 FOLDER = ROOT / "examples/kubernetes/nats"
 VALUES: dict[str, Any] = yaml.safe_load((FOLDER / "values.yaml").read_text())
-BINARY = Path(sys.executable).with_name("nats-server")
 
 
 def server_config(folder: Path) -> str:
@@ -49,14 +48,8 @@ def test_the_server_takes_the_configuration(tmp_path: Path) -> None:
     Authority(tmp_path).issue("server")
     (tmp_path / "nats.conf").write_text(server_config(tmp_path))
     passwords = dict.fromkeys(VALUES["container"]["env"], "secret")
-    checked = subprocess.run(
-        [BINARY, "-t", "--config", tmp_path / "nats.conf"],
-        env=os.environ | passwords,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-    )
+    command = [str(BINARY), "-t", "--config", str(tmp_path / "nats.conf")]
+    checked = run_program(command, env=os.environ | passwords)
     assert checked.returncode == 0, checked.stderr
 
 

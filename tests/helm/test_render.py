@@ -46,6 +46,7 @@ EXTRAS: Values = {
 }
 DIGEST = "sha256:" + "0" * 64
 OPTIONS: dict[str, Values] = {
+    "chart of a parent": {"global": {"anything": 1}},
     "names": {"nameOverride": "watch", "commonLabels": {"team": "infra"}},
     "full name": {"fullnameOverride": "a-rather-long-name-for-the-watcher-of-jobs"},
     "digest": {"image": {"digest": DIGEST, "pullPolicy": "Always"}},
@@ -59,14 +60,16 @@ OPTIONS: dict[str, Values] = {
     "client certificates": {"tls": {"clientCertificates": True}},
     "config": {
         "config": {
-            "policy": {"stall_after_s": 12.5},
-            "expected_agents": {"a job": 3},
+            "policy": {"stall_after_s": 12.5, "max_ranks": 20000},
+            "expected_agents": {"a job": 3, "b": 4},
             "store": {"journal_bytes": 268435456},
         }
     },
     "webhook": {
         "notify": {"secretName": "chat"},
-        "config": {"notify": [{"url_file": "/etc/frd/notify/url", "format": "slack"}]},
+        "config": {
+            "notify": [{"url_file": "/etc/frd/notify/url", "on": ["opened"]}, {"url": "http://h/"}]
+        },
     },
     "page": {"config": {"web": False, "public_url": "https://watch.example"}},
     "service": {"service": {"type": "LoadBalancer", "annotations": {"a": "b"}, "grpcPort": 19373}},
@@ -310,7 +313,9 @@ def test_the_default_install_is_not_privileged() -> None:
 
 
 def test_the_daemonset_takes_only_what_is_asked_for() -> None:
-    """By default a directory of the host, as root without capabilities; more only by values."""
+    """By default a directory of the host, as root without capabilities; more only by values. Its
+    group is that of the ranks, by default the number of the user, because the kernel shows a
+    process only to both; a sidecar has that of its pod."""
     pod = render(OPTIONS["daemonset"]).pod("DaemonSet")
     prepares = ["frd-tap: capabilities", "frd-tap: root"]
     assert privileges(pod) == ["frd", *prepares, "frd-agent: root"]
@@ -319,6 +324,11 @@ def test_the_daemonset_takes_only_what_is_asked_for() -> None:
     pod = render(OPTIONS["tracing"]).pod("DaemonSet")
     agent = ["frd-agent: capabilities", "frd-agent: root"]
     assert privileges(pod) == ["hostPID", "frd", *prepares, *agent]
+    for group, given in ((None, 1000), (0, 0), (4000, 4000)):
+        daemonset = {"enabled": True, "runAsUser": 1000, "runAsGroup": group}
+        pod = render({"agent": {"daemonset": daemonset}}).pod("DaemonSet")
+        assert pod["containers"][0]["securityContext"]["runAsGroup"] == given
+    assert not any("runAsGroup" in c["securityContext"] for c in sidecar({})["containers"])
 
 
 def test_both_agents_get_the_capabilities_that_are_asked_for() -> None:
@@ -339,17 +349,6 @@ def test_both_agents_get_the_capabilities_that_are_asked_for() -> None:
             "seccompProfile": {"type": "RuntimeDefault"},
         }
     assert tap["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-
-
-@pytest.mark.parametrize(("group", "given"), [(None, 1000), (0, 0), (4000, 4000)])
-def test_an_agent_of_the_node_has_the_group_of_the_ranks(group: int | None, given: int) -> None:
-    """By default the number of the user: the kernel shows a process only to both. A sidecar has
-    that of its pod."""
-    daemonset = {"enabled": True, "runAsUser": 1000, "runAsGroup": group}
-    pod = render({"agent": {"daemonset": daemonset}}).pod("DaemonSet")
-    assert pod["containers"][0]["securityContext"]["runAsGroup"] == given
-    for container in recipe({})["initContainers"]:
-        assert "runAsGroup" not in container["securityContext"]
 
 
 @pytest.mark.parametrize("where", ["sidecar", "daemonset"])
@@ -427,22 +426,18 @@ def test_more_objects_are_templates() -> None:
     assert labels(rendered.one("ConfigMap", "frd-text"))["app.kubernetes.io/component"] == "more"
 
 
-def test_the_policy_allows_only_dns_out_and_agents_and_readers_in() -> None:
-    """The policy allows DNS out, gRPC and HTTP in from pods, and nothing else."""
+def test_the_policy_allows_only_what_is_configured() -> None:
+    """DNS out, gRPC and HTTP in from pods, and nothing else; with a webhook also port 443 out, and
+    its Secret is a volume of the pod."""
     spec = render().one("NetworkPolicy")["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     assert [rule["ports"][0]["port"] for rule in spec["ingress"]] == ["grpc", "http"]
     assert all(rule["from"] == [{"namespaceSelector": {}}] for rule in spec["ingress"])
     assert {port["port"] for rule in spec["egress"] for port in rule["ports"]} == {53}
-
-
-def test_the_policy_allows_configured_webhooks() -> None:
-    """The policy allows port 443 out, and the Secret is a volume of the pod."""
     rendered = render(OPTIONS["webhook"])
-    policy = rendered.one("NetworkPolicy")["spec"]
-    assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 443}
-    pod = rendered.pod()
-    (mounted,) = [v for v in pod["volumes"] if v["name"] == "notify"]
+    spec = rendered.one("NetworkPolicy")["spec"]
+    assert {port["port"] for rule in spec["egress"] for port in rule["ports"]} == {53, 443}
+    (mounted,) = [v for v in rendered.pod()["volumes"] if v["name"] == "notify"]
     assert mounted["secret"]["secretName"] == "chat"
 
 
@@ -489,7 +484,8 @@ def test_the_ingress_leads_to_http() -> None:
 
 def test_the_notes_lead_to_the_page() -> None:
     """They have its address and, with tokens, how to read one; without an Ingress also the command
-    that forwards its port. Without the page they have none of it."""
+    that forwards its port. Without the page they have none of it. They warn of tokens in plain
+    text, or no tokens at all, behind an address outside the cluster."""
     token, forward = "jsonpath={.data.reader}", "port-forward service/frd 9374"
     shown = render().notes
     assert "https://frd.frd.svc:9374/\n" in shown
@@ -505,10 +501,6 @@ def test_the_notes_lead_to_the_page() -> None:
     assert token not in insecure
     off = render({"config": {"web": False}}).notes
     assert not [words for words in ("page", token, forward) if words in off]
-
-
-def test_the_notes_warn_of_an_ingress_that_is_open() -> None:
-    """Tokens in plain text, or no tokens at all, behind an address outside the cluster."""
     plain = render(OPTIONS["ingress of the default class"]).notes
     assert "http://frd.example" in plain
     assert "WITHOUT TLS" in plain
@@ -541,7 +533,8 @@ def test_extras_are_in_the_right_container() -> None:
 
 
 def test_ports_agree_wherever_they_are_named() -> None:
-    """Services, policies and monitors name ports that the pods have."""
+    """Services, policies and monitors name ports that the pods have; only one of the two Services
+    has the port that the monitor scrapes, so the service is found once."""
     rendered = render(EVERYTHING)
     spec = rendered.pod()
     agent = rendered.pod("DaemonSet")
@@ -553,24 +546,13 @@ def test_ports_agree_wherever_they_are_named() -> None:
     )
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"]["port"] in ports
-    (found,) = rendered.one("ServiceMonitor")["spec"]["endpoints"]
+    monitor = rendered.one("ServiceMonitor")["spec"]
+    (found,) = monitor["endpoints"]
     assert found["port"] == "http"
+    chosen = [s for s in rendered.of("Service") if selects(monitor["selector"]["matchLabels"], s)]
+    assert len([p for s in chosen for p in s["spec"]["ports"] if p["name"] == "http"]) == 1
     (found,) = rendered.one("PodMonitor")["spec"]["podMetricsEndpoints"]
     assert [p["name"] for p in agents["ports"]] == [found["port"]]
-
-
-def test_the_service_monitor_finds_the_service_once() -> None:
-    """Only one of the two Services has the port that the monitor scrapes."""
-    rendered = render()
-    monitor = rendered.one("ServiceMonitor")["spec"]
-    (endpoint,) = monitor["endpoints"]
-    found = [
-        service["metadata"]["name"]
-        for service in rendered.of("Service")
-        if selects(monitor["selector"]["matchLabels"], service)
-        and endpoint["port"] in {p["name"] for p in service["spec"]["ports"]}
-    ]
-    assert found == ["frd"]
 
 
 ON_NODES_AND_ZONES = {
@@ -580,7 +562,9 @@ ON_NODES_AND_ZONES = {
 
 
 def test_replicas_are_apart_and_leave_one_at_a_time() -> None:
-    """Three replicas start together on different nodes, and a drained node takes one of them."""
+    """Three replicas start together on different nodes, and a drained node takes one of them;
+    constraints and a budget that the values give replace these. Without a cluster they are refused:
+    each would watch a part of every job."""
     rendered = render(OPTIONS["cluster"])
     service = rendered.one("StatefulSet")["spec"]
     assert (service["replicas"], service["podManagementPolicy"]) == (3, "Parallel")
@@ -589,15 +573,13 @@ def test_replicas_are_apart_and_leave_one_at_a_time() -> None:
     for constraint in spread:
         assert selects(constraint["labelSelector"]["matchLabels"], service["template"])
     assert rendered.one("PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
-
-
-def test_own_settings_of_replicas_win() -> None:
-    """Constraints and a budget that the values give replace those of the chart."""
     own = {"enabled": True, "maxUnavailable": 2}
     given = {"topologySpreadConstraints": [SPREAD], "podDisruptionBudget": own}
     rendered = render(OPTIONS["cluster"] | given)
     assert rendered.pod()["topologySpreadConstraints"] == [SPREAD]
     assert rendered.one("PodDisruptionBudget")["spec"]["maxUnavailable"] == 2
+    with pytest.raises(helm.HelmRenderError, match=r"replicas: 3: .* config\.cluster\.servers"):
+        render({"replicas": 3})
 
 
 def test_one_replica_is_as_it_was() -> None:
@@ -610,12 +592,6 @@ def test_one_replica_is_as_it_was() -> None:
     assert not rendered.of("PodDisruptionBudget")
     assert not [e for e in rendered.pod()["containers"][0]["env"] if "CLUSTER" in e["name"]]
     assert "topologySpreadConstraints" not in rendered.pod()
-
-
-def test_several_replicas_without_a_cluster_are_refused() -> None:
-    """Two services that know nothing of each other would each watch a part of every job."""
-    with pytest.raises(helm.HelmRenderError, match=r"replicas: 3: .* config\.cluster\.servers"):
-        render({"replicas": 3})
 
 
 def test_only_replicas_reach_nats_and_each_other() -> None:

@@ -32,18 +32,19 @@ def data(secrets: Secrets) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def test_an_upgrade_keeps_what_the_install_made(chart: Path) -> None:
-    """An upgrade keeps certificate and tokens; another cluster gets different ones."""
+    """An upgrade keeps certificate and tokens; another cluster gets different ones. Agents get the
+    CA and their token, and no other credential: in one more namespace of jobs the same as in the
+    others, and again if their Secret was deleted."""
     first = install(chart, {}, present={})
     assert first.keys() == {TLS, TOKENS, AGENT}
+    assert first[AGENT]["data"].keys() == {"ca.crt", "token"}
+    assert first[AGENT]["data"]["token"] == first[TOKENS]["data"]["agent"]
     assert data(install(chart, {}, first)) == data(first)
     assert data(install(chart, {}, {})) != data(first)
-
-
-def test_a_new_namespace_gets_what_the_others_have(chart: Path) -> None:
-    """One more namespace of jobs changes nothing for running agents."""
-    first = install(chart, {}, {})
     more = install(chart, {"agent": {"namespaces": ["training"]}}, first)
     assert data(more) == data(first) | {("training", "frd-agent"): first[AGENT]["data"]}
+    rest = {key: secret for key, secret in first.items() if key != AGENT}
+    assert data(install(chart, {}, rest)) == data(first)
 
 
 def test_client_certificates_come_with_a_new_authority(chart: Path) -> None:
@@ -55,13 +56,6 @@ def test_client_certificates_come_with_a_new_authority(chart: Path) -> None:
     assert second[AGENT]["data"]["ca.crt"] == second[TLS]["data"]["ca.crt"]
     assert second[TOKENS]["data"] == first[TOKENS]["data"]
     assert data(install(chart, values, second)) == data(second)
-
-
-def test_a_lost_secret_of_the_agents_is_made_again(chart: Path) -> None:
-    """It was deleted: the next upgrade creates the same Secret again."""
-    first = install(chart, {}, {})
-    rest = {key: secret for key, secret in first.items() if key != AGENT}
-    assert data(install(chart, {}, rest)) == data(first)
 
 
 def test_each_token_grants_the_role_of_its_name(tmp_path: Path) -> None:

@@ -22,32 +22,14 @@ from frd import config
 from frd.cli import BLIND
 from frd.config import NotifyTarget
 from tests.helm.chart import Object, Rendered, recipe, render
+from tests.helm.test_render import OPTIONS
 from tests.world import daemons
 from tests.world.daemons import run_program, until
 from tests.world.prometheus import LOCAL, RULES
 
 FRD = Path(sys.executable).parent / "frd"
-OPTIONS: dict[str, dict[str, Any]] = {
-    "defaults": {},
-    "insecure": {"insecure": True},
-    "client certificates": {"tls": {"clientCertificates": True}},
-    "keys of frd": {
-        "config": {
-            "policy": {"stall_after_s": 12.5, "max_ranks": 20000},
-            "expected_agents": {"a job": 3, "b": 4},
-            "store": {"journal_bytes": 268435456},
-        }
-    },
-    "cluster": {
-        "replicas": 3,
-        "config": {"cluster": {"servers": ["tls://n:4222"], "tls_ca_file": "/etc/frd/nats/ca.crt"}},
-    },
-    "webhook": {
-        "config": {
-            "notify": [{"url_file": "/etc/frd/notify/url", "on": ["opened"]}, {"url": "http://h/"}]
-        }
-    },
-}
+CONFIGURED = ("insecure", "client certificates", "config", "cluster", "webhook", "page")
+VALUES: dict[str, dict[str, Any]] = {"defaults": {}} | {name: OPTIONS[name] for name in CONFIGURED}
 
 
 def container(rendered: Rendered) -> Object:
@@ -74,7 +56,7 @@ def mounted(rendered: Rendered, root: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("values", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_the_service_takes_its_file(values: dict[str, Any], tmp_path: Path) -> None:
     """`frd serve` accepts the file: every key is known, every file is mounted."""
     rendered = render(values)
@@ -86,22 +68,21 @@ def test_the_service_takes_its_file(values: dict[str, Any], tmp_path: Path) -> N
     assert loaded.insecure is values.get("insecure", False)
     for path in (loaded.tls.cert_file, loaded.tls.key_file, loaded.auth.token_file):
         assert loaded.insecure if path is None else path.is_file()
-    targets = [(target.name, target.on, target.url) for target in loaded.notify]
-    if "notify" in values.get("config", {}):
+    given = dict(values.get("config", {}))
+    if given.pop("notify", None):
+        targets = [(target.name, target.on, target.url) for target in loaded.notify]
         assert targets == [("1", ("opened",), ""), ("2", NotifyTarget().on, "http://h/")]
-    sections = [(k, v) for k, v in values.get("config", {}).items() if k != "notify"]
-    for section, given in sections:
-        for key, value in given.items():
-            there = getattr(loaded, section)
-            loaded_value = there[key] if isinstance(there, dict) else getattr(there, key)
-            assert as_given(loaded_value, value, tmp_path)
+    assert is_loaded(loaded, given, tmp_path)
 
 
-def as_given(loaded: Any, value: Any, root: Path) -> bool:
-    """Lists are tuples, and files are below `root`."""
+def is_loaded(loaded: Any, given: Any, root: Path) -> bool:
+    """Sections are objects or maps, lists are tuples, and files are below `root`."""
+    if isinstance(given, dict):
+        found = loaded if isinstance(loaded, dict) else {key: getattr(loaded, key) for key in given}
+        return all(is_loaded(found[key], value, root) for key, value in given.items())
     if isinstance(loaded, Path):
-        return loaded == Path(f"{root}{value}")
-    return bool((list(loaded) if isinstance(loaded, tuple) else loaded) == value)
+        return loaded == Path(f"{root}{given}")
+    return bool((list(loaded) if isinstance(loaded, tuple) else loaded) == given)
 
 
 def test_a_replica_gives_its_own_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,11 +153,6 @@ def test_all_links_lead_to_this_release(
     assert rendered.one("PrometheusRule")["spec"]["groups"] == expected
 
 
-def test_the_page_can_be_switched_off(tmp_path: Path) -> None:
-    """`config.web` reaches the service."""
-    assert not config.load(mounted(render({"config": {"web": False}}), tmp_path)).web
-
-
 @dataclass(frozen=True, slots=True)
 class Running:
     grpc: str
@@ -213,7 +189,7 @@ def running(
 ) -> Iterator[Running]:
     """`frd serve` with the chart's configuration, certificate and tokens."""
     root = tmp_path_factory.mktemp("pod")
-    values = OPTIONS[request.param]
+    values = VALUES[request.param]
     rendered = render(values)
     command = [str(FRD), "serve", "--config", str(mounted(rendered, root))]
     anywhere = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]

@@ -107,11 +107,6 @@ def test_a_value_that_cannot_work_is_refused(key: str, value: Any, named: str) -
         render(nested(key, value))
 
 
-def test_the_chart_may_be_a_dependency_of_another() -> None:
-    """Helm passes the parent's `global` to the chart; the schema accepts it."""
-    render({"global": {"anything": 1}})
-
-
 def test_the_schema_refuses_unknown_keys_of_frds_own_objects() -> None:
     """Only Kubernetes' own objects accept keys that the schema does not name."""
 
@@ -155,17 +150,11 @@ def test_every_value_has_its_row() -> None:
         assert default == "restricted" or json.loads(default.strip("`")) == LEAVES[key], key
 
 
-def test_chart_and_package_have_one_version() -> None:
-    """The default image of the chart has the version of this package."""
+def test_chart_and_package_have_one_version_and_home() -> None:
+    """Chart.yaml has the version of this package and the URLs of pyproject.toml, and the icon is
+    that of the web page."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
     assert chart["appVersion"] == frd.__version__
-    (container,) = render().pod()["containers"]
-    assert container["image"] == f"frd:{frd.__version__}"
-
-
-def test_chart_and_package_have_one_home() -> None:
-    """Chart.yaml has the URLs of pyproject.toml, and the icon is that of the web page."""
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["urls"] == {"Homepage": chart["home"], "Source": chart["sources"][0]}
     assert chart["description"] == project["description"]

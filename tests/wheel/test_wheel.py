@@ -104,16 +104,8 @@ def test_a_worker_of_a_data_loader_is_named(
     said = run_program([str(programs / "python"), "-c", ABSENT, *EXTRAS])
     assert said.stdout.split() == list(EXTRAS)
     (script,) = (programs.parent / "lib").glob("python*/site-packages/frd/examples/starved.py")
-    ranks: list[str | Path] = [
-        torch,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        script,
-        "--rank",
-        "1",
-    ]
+    ranks: list[str | Path] = [torch, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    ranks += [script, "--rank", "1"]
     log = (tmp_path / "log").read_text
     with running([programs / "frd", "up"], without=("",), env=env, log=tmp_path / "log") as up:
         assert first_line(up).startswith("page: "), log()

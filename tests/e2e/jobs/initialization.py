@@ -27,15 +27,11 @@ def wait_for(path: str) -> None:
         time.sleep(0.1)
 
 
-def help_out() -> None:
-    """A helper that inherits the environment of its rank."""
-    load_model()
-
-
 def start_helpers() -> None:
+    """They inherit the environment of their rank."""
     spawn = multiprocessing.get_context("spawn")
     for _ in range(2):
-        spawn.Process(target=help_out, daemon=True).start()
+        spawn.Process(target=load_model, daemon=True).start()
 
 
 def train() -> None:

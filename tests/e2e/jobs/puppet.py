@@ -69,18 +69,6 @@ def grow(mib: str) -> None:
     kept.append(b"x" * (int(mib) << 20))
 
 
-def cuda(mib: str) -> None:
-    kept.append(torch.ones(int(mib) << 20, dtype=torch.uint8, device="cuda"))
-
-
-def overflow() -> None:
-    """Ask for more than any device has."""
-    try:
-        torch.ones(1 << 50, dtype=torch.uint8, device="cuda")
-    except torch.OutOfMemoryError:
-        print("out of memory", flush=True)
-
-
 def child(mib: str) -> None:
     """A forked child takes memory, and keeps it as long as this process lives."""
     ours, theirs = os.pipe()
@@ -98,8 +86,7 @@ def fail(text: str) -> None:
 
 kept: list[object] = []
 COMMANDS = {
-    f.__name__: f
-    for f in (init, destroy, reduce, group, load, fork, hold, grow, child, cuda, overflow, fail)
+    f.__name__: f for f in (init, destroy, reduce, group, load, fork, hold, grow, child, fail)
 }
 
 for line in sys.stdin:

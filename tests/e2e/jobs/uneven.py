@@ -1,21 +1,15 @@
 """A healthy job with subgroups, uneven steps, a long pause of all ranks, and memory that grows for
-a
-while, on one rank twice as much, and then stays."""
+a while, on one rank twice as much, and then stays: SECONDS."""
 
-import argparse
 import random
+import sys
 import time
 
 import torch
 import torch.distributed as dist
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=180.0)
-    parser.add_argument("--pause", type=float, default=20.0)
-    args = parser.parse_args()
-
+def main(seconds: float) -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -34,15 +28,15 @@ def main() -> None:
             if rank % 2 == 0:
                 dist.all_reduce(torch.ones(64), group=evens)
         passed = time.monotonic() - start
-        go_on[0] = passed < args.seconds
-        pause_now = torch.tensor([float(not paused and passed > args.seconds / 3)])
+        go_on[0] = passed < seconds
+        pause_now = torch.tensor([float(not paused and passed > seconds / 3)])
         dist.broadcast(go_on, src=0)
         dist.broadcast(pause_now, src=0)
         if pause_now.item():  # every rank writes its shard of a checkpoint
-            time.sleep(args.pause)
+            time.sleep(20.0)
             paused = True
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    main(float(sys.argv[1]))

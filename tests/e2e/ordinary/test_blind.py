@@ -19,8 +19,10 @@ WATCHING = "watching 1 job, 2 ranks, 1 agent; last heard "
 
 def test_an_agent_is_killed_under_a_healthy_job() -> None:
     """Before the agent starts, while it watches, after it is killed, and after its restart: four
-    answers of `frd findings` about one healthy job. Then one of its ranks is stopped, and a user
-    closes the finding by hand: it does not open again, and a replay agrees."""
+    answers of `frd findings` about one healthy job, which steps on all the time; no collective
+    counts twice. Then one of its ranks is stopped, and a user closes the finding by hand: it does
+    not open again, and a replay agrees. At last the service is killed: the agent ends well, and the
+    ranks run on."""
     with Stage(STEADY, 2, 3.0) as stage:
         addresses = stage.start_service()
         client, command = Client(addresses.http), ("findings", "--http", addresses.http)
@@ -28,6 +30,10 @@ def test_an_agent_is_killed_under_a_healthy_job() -> None:
         def watching() -> dict[str, Any]:
             seen: dict[str, Any] = client.get("/api/v1/findings")["watching"]
             return seen
+
+        def group() -> dict[str, Any]:
+            (seen,) = client.get("/api/v1/jobs/demo-steady")["groups"]
+            return dict(seen)
 
         before = frd(*command)
         assert before.returncode == BLIND
@@ -60,8 +66,19 @@ def test_an_agent_is_killed_under_a_healthy_job() -> None:
         stage.start_agent(addresses)
         until(lambda: watching()["ranks"] == 2 and not watching()["blind"])
         assert frd(*command).returncode == 0
+        resumed = group()["completed"]
+        until(lambda: group()["completed"] > resumed + 200, "more steps")
+        assert group()["matched"] <= group()["completed"]
+        assert all(rank.poll() is None for rank in stage.ranks)
+        assert findings(client) == []
 
         _close_by_hand(stage, client)
+
+        assert stage.service is not None
+        stage.service.kill()
+        stage.agent.terminate()
+        assert stage.agent.wait(10) == 0
+        assert all(rank.poll() is None for rank in stage.ranks)
 
 
 def _close_by_hand(stage: Stage, client: Client) -> None:

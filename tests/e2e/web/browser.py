@@ -17,6 +17,7 @@ from playwright.sync_api import (
     Browser,
     ConsoleMessage,
     Error,
+    Locator,
     Page,
     Request,
     Response,
@@ -125,3 +126,8 @@ def overflow_px(page: Page) -> int:
         " - document.documentElement.clientWidth"
     )
     return wide
+
+
+def section(page: Page, title: str) -> Locator:
+    """The first region of the page with this title."""
+    return page.get_by_role("region", name=title, exact=True).first

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,17 +31,3 @@ def watched(browser: Browser) -> Iterator[Watched]:
 
     with watched(browser) as one:
         yield one
-
-
-@pytest.fixture
-def narrow(browser: Browser) -> Iterator[Watched]:
-    """A page on a telephone."""
-    from tests.e2e.web.browser import watched
-
-    with watched(browser, viewport={"width": 390, "height": 844}) as one:
-        yield one
-
-
-@pytest.fixture(scope="package")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("web")

@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Page, expect
 
 from frd.model import (
     Certainty,
@@ -19,7 +19,7 @@ from frd.model import (
     Witness,
     WorkerStack,
 )
-from tests.e2e.web.browser import Watched, overflow_px
+from tests.e2e.web.browser import Watched, overflow_px, section
 from tests.e2e.web.serving import Serving, hung, serving, stall
 from tests.world.views import NOW
 
@@ -81,10 +81,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     findings = [finding_of(number, text) for number, text in enumerate(HOSTILE.values())]
     with serving(tmp_path_factory.mktemp("hostile"), jobs, findings) as one:
         yield one
-
-
-def section(page: Page, title: str) -> Locator:
-    return page.get_by_role("region", name=title, exact=True).first
 
 
 def check(page: Page) -> None:

@@ -1,19 +1,20 @@
-"""Every page over a scripted state: many findings, what is unknown or over, filters, keys."""
+"""Every page over a scripted state: many findings, what is unknown or over, filters, keys. What frd
+does not know, or the page does not show, is said, and is not shown as bad."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from frd.model import AlignedNs, Finding, Kind, Severity
-from tests.e2e.web.browser import Watched, overflow_px, watched
+from tests.e2e.web.browser import Watched, overflow_px, section, watched
 from tests.e2e.web.serving import Serving, hung, serving, stall
-from tests.world.daemons import first_line, running, serve_command
 from tests.world.http_api import closed
 from tests.world.views import NOW, SECOND
 
@@ -41,10 +42,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield one
 
 
-def section(page: Page, title: str) -> Locator:
-    return page.get_by_role("region", name=title, exact=True).first
-
-
 def rows(page: Page, title: str) -> int:
     return section(page, title).locator("tbody tr").count()
 
@@ -60,18 +57,14 @@ def test_a_hundred_open_findings(service: Serving, watched: Watched) -> None:
     expect(page.locator("main p").first).to_contain_text("the worst")
 
 
-def test_an_unknown_finding(service: Serving, watched: Watched) -> None:
-    """The page shows the API's error and the ways out."""
+def test_an_unknown_finding_and_an_unknown_job(service: Serving, watched: Watched) -> None:
+    """The page shows the API's error and the ways out: the overview, and the job's closed
+    findings."""
     watched.expect(*NOT_FOUND)
     page = watched.open(service.address, "/findings/nosuch")
     expect(page.get_by_role("alert")).to_contain_text("'nosuch'")
     page.get_by_role("main").get_by_role("link", name="Overview").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("open findings")
-
-
-def test_an_unknown_job(service: Serving, watched: Watched) -> None:
-    """The page shows the API's error, and a link to the job's closed findings."""
-    watched.expect(*NOT_FOUND)
     page = watched.open(service.address, "/jobs/no%2Fsuch%20job")
     expect(page.get_by_role("heading", level=1)).to_have_text("Job no/such job")
     expect(page.get_by_role("alert")).to_contain_text("'no/such job'")
@@ -158,13 +151,14 @@ def test_keys_only(service: Serving, watched: Watched) -> None:
 PATHS = ("/", f"/findings/{7:016x}", "/jobs/llm", "/history", "/jobs/%E0%A4%A")
 
 
-def test_a_narrow_screen(service: Serving, narrow: Watched) -> None:
+def test_a_narrow_screen(service: Serving, browser: Browser) -> None:
     """No page is wider than a telephone."""
-    for path in PATHS:
-        page = narrow.open(service.address, path)
-        expect(page.get_by_text(re.compile("^Loading$"))).to_have_count(0)
-        expect(page.get_by_role("heading", level=1)).to_be_visible()
-        assert overflow_px(page) <= 0, path
+    with watched(browser, viewport={"width": 390, "height": 844}) as one:
+        for path in PATHS:
+            page = one.open(service.address, path)
+            expect(page.get_by_text(re.compile("^Loading$"))).to_have_count(0)
+            expect(page.get_by_role("heading", level=1)).to_be_visible()
+            assert overflow_px(page) <= 0, path
 
 
 def test_without_javascript(service: Serving, browser: Browser) -> None:
@@ -197,13 +191,71 @@ def test_a_finding_that_closes(service: Serving, watched: Watched) -> None:
         service.shows(before)
 
 
-def test_no_web(tmp_path: Path, watched: Watched) -> None:
-    """`frd serve --no-web` has no page: its addresses answer 404, in JSON."""
-    watched.expect(*NOT_FOUND)
-    with running(serve_command(tmp_path, "--no-web")) as process:
-        address = re.search(r'"http": "([^"]+)"', first_line(process))
-        assert address
-        for path in ("/", "/history", "/web/js/app.js"):
-            answer = watched.page.request.get(f"http://{address[1]}{path}")
-            assert answer.status == 404
-            assert list(answer.json()) == ["error"]
+# -- what is unknown, or is not shown --------------------------------------------------------------
+
+UNKNOWN = 9
+STATES = [{"code": 4, "name": "none"}, {"code": UNKNOWN, "name": "unknown", "text": "not known"}]
+
+
+def unknown_map(route: Route) -> None:
+    """The map of a job of which nothing is known about rank 0, with other codes."""
+    data = route.fetch().json()
+    cells = bytes([UNKNOWN] + [4] * (data["world_size"] * len(data["rows"]) - 1))
+    route.fulfill(json=data | {"states": STATES, "cells": base64.b64encode(cells).decode()})
+
+
+def unknown_waits(route: Route) -> None:
+    """The summary of a job in which nothing is known about rank 3."""
+    data = route.fetch().json()
+    data["waits"] = [
+        one | {"missing": "", "missing_count": 0, "unknown": "3", "unknown_count": 1}
+        for one in data["waits"]
+    ]
+    route.fulfill(json=data)
+
+
+def test_ranks_about_which_nothing_is_known(tmp_path: Path, watched: Watched) -> None:
+    """The map, its legend and the wait-for graph have them, and none is called bad."""
+    page = watched.page
+    page.route("**/jobs/llm?view=map*", unknown_map)
+    page.route("**/jobs/llm?view=summary*", unknown_waits)
+    with serving(tmp_path, [hung("llm")]) as service:
+        watched.open(service.address, "/jobs/llm?attempt=0")
+        expect(page.locator("#heat-text")).to_have_text(
+            "No rank waits long in a collective or is missing from one, as far as is known. "
+            "unknown: rank 0"
+        )
+        legend = page.locator(".legend span", has=page.locator(".cell-unknown"))
+        expect(legend).to_contain_text("unknown (not known) 1")
+        expect(page.locator(".legend .strong")).to_have_count(0)
+        expect(page.locator(".waits-list")).to_contain_text(
+            "ranks 0-2 (3 ranks) wait; nothing is known about ranks 3"
+        )
+        expect(page.locator(".waits-graph .box-unknown")).to_contain_text("unknown: rank 3")
+        expect(page.locator(".waits-graph .box-missing")).to_have_count(0)
+        page.goto("about:blank")
+
+
+def test_too_many_open_findings(tmp_path: Path, watched: Watched) -> None:
+    """The newest 200 are on the page, which says so."""
+    findings = [stall(number, "llm") for number in range(201)]
+    with serving(tmp_path, [hung("llm")], findings) as service:
+        page = watched.open(service.address)
+        expect(page.get_by_role("heading", level=1)).to_contain_text("200 or more open findings")
+        expect(page.get_by_text("Shown are the newest 200 open findings")).to_be_visible()
+        expect(page).to_have_title("● 200+ findings · frd")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [(Kind.STALL, "Only wait"), (Kind.RANK_LOST, "Also affected"), (Kind.OOM, "")],
+)
+def test_victims_of_a_kind(kind: Kind, said: str, tmp_path: Path, watched: Watched) -> None:
+    """They wait, or are affected; after a failed allocation they are not shown."""
+    finding = dataclasses.replace(stall(1, "llm"), kind=kind)
+    with serving(tmp_path, [hung("llm")], [finding]) as service:
+        page = watched.open(service.address)
+        blame = page.locator(".blame")
+        expect(blame).to_contain_text("First cause")
+        expect(blame.get_by_text(said or "First cause", exact=True)).to_be_visible()
+        expect(blame.locator("> .muted")).to_have_count(2 if said else 1)
