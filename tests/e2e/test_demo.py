@@ -1,4 +1,8 @@
-"""`frd demo` as a user runs it: real torch ranks, a real agent and a real service."""
+"""`frd demo`: real torch ranks, a real agent and a real service.
+
+Most scenarios run in this process. What a user sees and ends is typed as a command, whose processes
+have real starts.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,20 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 import pytest
 
+from frd.cli import run
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
+from frd.cli.commands.demo.stage import Stage
 from frd.usage import INTERRUPTED
 from tests.world.daemons import frd, get, run_program, running
+from tests.world.warm import Process, warm_parents
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
 
@@ -43,35 +50,58 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
     return [] if name == "starved" else [pytest.mark.soak]
 
 
+Check = Callable[..., str]
+
+
+@pytest.fixture
+def check(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Check:
+    """Plays a scenario by the command, here in this process, so that its processes start warm;
+    returns what it wrote to stderr."""
+    monkeypatch.setattr(Stage, "Process", Process)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    before = children()
+
+    def check(name: str, *arguments: str) -> str:
+        code = run(["demo", "--scenario", name, "--json", *arguments])
+        printed = capfd.readouterr()
+        assert code == 0, printed
+        findings = json.loads(printed.out)["findings"]
+        expected = SCENARIOS[name].expected
+        if expected is None:
+            assert findings == []
+        else:
+            (finding,) = (f for f in findings if f["kind"] not in expected.other_kinds)
+            assert sorted(s["rank"] for s in finding["suspects"]) == expected.suspects(4)
+            assert finding["victims"] == expected.victims(4)
+            assert (finding["state"] == "closed") == SCENARIOS[name].recovers
+        assert_nothing_is_left(folder)
+        assert children() <= before
+        return printed.err
+
+    return check
+
+
+def children() -> set[int]:
+    """Of this process, except for warm parents."""
+    numbers: set[int] = set()
+    for of_thread in Path("/proc/self/task").glob("*/children"):
+        numbers |= set(map(int, of_thread.read_text().split()))
+    return numbers - warm_parents()
+
+
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in SCENARIOS])
-def test_scenario_names_the_injected_ranks(name: str, folder: Path) -> None:
+def test_scenario_names_the_injected_ranks(name: str, check: Check) -> None:
     """Every scenario ends with exit 0, its JSON names exactly the injected ranks, and afterwards no
     folder and no process of it remains."""
-    check(name, folder)
+    check(name)
 
 
 @pytest.mark.parametrize("name", sorted(set(SCENARIOS).difference(WITH_TORCH, OF_MEMORY)))
-def test_scripted_ranks_stand_in_for_torch(name: str, folder: Path) -> None:
+def test_scripted_ranks_stand_in_for_torch(name: str, check: Check) -> None:
     """Where torch is absent, scripted ranks take its place and the truth is the same."""
-    assert "scripted" in check(name, folder, "--scripted")
-
-
-def check(name: str, folder: Path, *arguments: str) -> str:
-    """Returns what the demo wrote to stderr."""
-    own = os.environ | {"TMPDIR": str(folder)}
-    result = frd("demo", "--scenario", name, "--json", *arguments, env=own)
-    assert result.returncode == 0, result.stderr + result.stdout
-    findings = json.loads(result.stdout)["findings"]
-    expected = SCENARIOS[name].expected
-    if expected is None:
-        assert findings == []
-    else:
-        (finding,) = (f for f in findings if f["kind"] not in expected.other_kinds)
-        assert sorted(s["rank"] for s in finding["suspects"]) == expected.suspects(4)
-        assert finding["victims"] == expected.victims(4)
-        assert (finding["state"] == "closed") == SCENARIOS[name].recovers
-    assert_nothing_is_left(folder)
-    return result.stderr
+    assert "scripted" in check(name, "--scripted")
 
 
 def assert_nothing_is_left(folder: Path) -> None:

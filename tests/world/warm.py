@@ -29,6 +29,7 @@ from typing import Any, Final
 _ROOT: Final = Path(__file__).parents[2]
 _SCRIPTS: Final = (_ROOT / "tests" / "e2e" / "jobs", _ROOT / "examples")
 """Folders of training scripts."""
+_PACKAGES: Final = ("frd", "frd_agent")
 _OF_AN_INTERPRETER: Final = ("PYTHON", "LD_")
 """Prefixes of variables that are read when an interpreter starts."""
 _STARTED_WITH: Final = dict(os.environ)
@@ -90,7 +91,7 @@ def _parent_of(command: Sequence[str], env: Mapping[str, str]) -> str | None:
         case [sys.executable, "-m", "frd_agent", "exec", *more]:
             inner = more[more.index("--") + 1 :] if "--" in more else ()
             return "torch" if _parent_of(inner, env) == "torch" else None
-        case [sys.executable, "-m", "frd" | "frd_agent", *_]:
+        case [sys.executable, "-m", module, *_] if module.partition(".")[0] in _PACKAGES:
             return "frd"
         case [sys.executable, script, *_] if Path(script).parent in _SCRIPTS:
             return "torch"
@@ -110,7 +111,7 @@ class _WarmParent:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         clean = {k: v for k, v in _STARTED_WITH.items() if not k.startswith(("FRD_", "SLURM_"))}
         with theirs:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "tests.world.warm_parent", kind, str(theirs.fileno())],
                 env=clean | {"OMP_NUM_THREADS": "1"},  # read when torch is loaded
                 cwd=_ROOT,
@@ -118,6 +119,8 @@ class _WarmParent:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+        self.pid = process.pid
+        self._process = process
 
     def fork(self, start: Mapping[str, Any], streams: Sequence[int]) -> int:
         """The number of the new process, a child of this one."""
@@ -131,7 +134,17 @@ class _WarmParent:
 @functools.cache
 def _warm_parent(kind: str) -> _WarmParent:
     """It ends with this process, when its end of the socket closes."""
-    return _WarmParent(kind)
+    parent = _WarmParent(kind)
+    _parents.add(parent.pid)
+    return parent
+
+
+def warm_parents() -> frozenset[int]:
+    """Their numbers, so far."""
+    return frozenset(_parents)
+
+
+_parents: set[int] = set()
 
 
 @contextlib.contextmanager
