@@ -138,7 +138,10 @@ def test_a_lock_inside_the_process(arguments: str, topic: str, what: str) -> Non
     ("reads", "waits"),
     [
         ("os.read, args=(fd, 1)", "a lock inside the process"),
-        ("ctypes.PyDLL(None).read, args=(fd, ctypes.create_string_buffer(1), 1)", "the interpreter lock (GIL)"),
+        (
+            "ctypes.PyDLL(None).read, args=(fd, ctypes.create_string_buffer(1), 1)",
+            "the interpreter lock (GIL)",
+        ),
     ],
     ids=["Python", "C that keeps the GIL"],
 )
