@@ -12,69 +12,39 @@ from frd.flight.bulk import parse_columns
 from frd.flight.columns import Dictionaries
 from frd.flight.decode import parse
 from frd.flight.pickles.lockstep import read
-from frd.model import AttemptKey
-from frd_agent.recorder.naming import Naming
-from frd_agent.recorder.transitions import RecorderTracker
-from frd_agent.uplink.dictionary import Dictionary
 from tests.world.dump_files import T0, as_json, as_torch, document, entry
+from tests.world.entries import Ring
 
 SEND, END, REDUCE = "nccl:send 0->1", "nccl:coalesced", "nccl:all_reduce"
 
 
-def row(
-    at: int, name: str, seq: int, p2p_seq: int, *, is_p2p: bool, pg_id: int = 0, **more: Any
-) -> Any:
-    return entry(
-        at,
-        profiling_name=name,
-        collective_seq_id=seq,
-        p2p_seq_id=p2p_seq,
-        is_p2p=is_p2p,
-        pg_id=pg_id,
-        **more,
-    )
+def row(at: int, name: str, seq: int, p2p_seq: int, pg_id: int = 0, **more: Any) -> Any:
+    """Of a recorder that marks sends and receives as P2P, and not the end of their batch."""
+    more |= {"profiling_name": name, "is_p2p": name not in (END, REDUCE)}
+    return entry(at, collective_seq_id=seq, p2p_seq_id=p2p_seq, pg_id=pg_id, **more)
 
 
 CASES = {
     "after its sends": (
-        [
-            row(0, REDUCE, 30, 0, is_p2p=False),
-            row(1, SEND, 30, 1, is_p2p=True),
-            row(2, END, 30, 1, is_p2p=False),
-        ],
+        [row(0, REDUCE, 30, 0), row(1, SEND, 30, 1), row(2, END, 30, 1)],
         [False, True, True],
     ),
     "another group in between": (
-        [
-            row(0, SEND, 30, 1, is_p2p=True),
-            row(1, REDUCE, 7, 0, is_p2p=False, pg_id=1),
-            row(2, END, 30, 1, is_p2p=False),
-        ],
+        [row(0, SEND, 30, 1), row(1, REDUCE, 7, 0, pg_id=1), row(2, END, 30, 1)],
         [True, False, True],
     ),
     "of collectives": (
-        [
-            row(0, SEND, 30, 1, is_p2p=True),
-            row(1, REDUCE, 31, 1, is_p2p=False),
-            row(2, END, 31, 1, is_p2p=False),
-        ],
+        [row(0, SEND, 30, 1), row(1, REDUCE, 31, 1), row(2, END, 31, 1)],
         [True, False, False],
     ),
-    "of another batch": (
-        [row(0, SEND, 30, 1, is_p2p=True), row(1, END, 30, 2, is_p2p=False)],
-        [True, False],
-    ),
+    "of another batch": ([row(0, SEND, 30, 1), row(1, END, 30, 2)], [True, False]),
     "sends of another group": (
-        [row(0, SEND, 30, 1, is_p2p=True, pg_id=1), row(1, END, 30, 1, is_p2p=False)],
+        [row(0, SEND, 30, 1, pg_id=1), row(1, END, 30, 1)],
         [True, False],
     ),
-    "nothing before it": ([row(0, END, 30, 1, is_p2p=False)], [False]),
+    "nothing before it": ([row(0, END, 30, 1)], [False]),
     "its sends are overwritten": (
-        [
-            row(7, REDUCE, 3, 0, is_p2p=False, pg_id=1),
-            row(8, END, 30, 1, is_p2p=False),
-            row(9, END, 30, 1, is_p2p=False),
-        ],
+        [row(7, REDUCE, 3, 0, pg_id=1), row(8, END, 30, 1), row(9, END, 30, 1)],
         [False, True, False],
     ),
 }
@@ -96,33 +66,26 @@ def test_the_end_of_a_batch(case: str) -> None:
 def test_a_batch_whose_sends_are_overwritten_while_it_is_read() -> None:
     """The agent reads a batch of two groups' traffic in parts: whatever the ring has lost by then,
     the end is never taken for a collective, and what it closes is over."""
-    reduce = [row(at, REDUCE, at + 1, 0, is_p2p=False) for at in range(5)]
+    reduce = [row(at, REDUCE, at + 1, 0) for at in range(5)]
     batch = [
-        row(5, SEND, 5, 1, is_p2p=True, state="scheduled", retired=False),
-        row(6, REDUCE, 1, 0, is_p2p=False, pg_id=1, process_group=("1", "other")),
+        row(5, SEND, 5, 1, state="scheduled", retired=False),
+        row(6, REDUCE, 1, 0, pg_id=1, process_group=("1", "other")),
     ]
-    end = row(7, END, 5, 1, is_p2p=False, state="scheduled", retired=False)
-    others = [
-        row(at, REDUCE, at, 0, is_p2p=False, pg_id=1, process_group=("1", "other"))
-        for at in range(8, 20)
-    ]
+    end = row(7, END, 5, 1, state="scheduled", retired=False)
+    others = [row(at, REDUCE, at, 0, pg_id=1, process_group=("1", "other")) for at in range(8, 20)]
     done = end | {"state": "completed", "retired": True}
     for dumps in (
         [[*reduce, *batch, end], [end, *others], [done, *others], others],
         [[*reduce, *batch], [batch[1], end, *others], [done, *others]],
         [[*reduce], [batch[1], done, *others]],
     ):
-        dictionary = Dictionary()
-        naming = Naming(dictionary, dictionary.attempt(AttemptKey("job", 0), 2))
-        tracker = RecorderTracker()
-        rows = []
+        ring, rows = Ring(), []
         for at, entries in enumerate(dumps):
             dump = parse(as_json(document(entries)), source="rank 0")
-            naming.learn(dump.groups.values())
-            rows += tracker.apply(dump, T0 + (at + 1) * 10**9, naming).rows
+            rows += ring.read(*dump.entries, at=T0 + (at + 1) * 10**9).rows
         of_first = [one for one in rows if one[0] == rows[0][0]]
         assert [one[1] for one in of_first] == [1, 2, 3, 4, 5]
-        assert tracker.open.items == []
+        assert ring.tracker.open.items == []
 
 
 def test_many_batches_as_columns() -> None:
@@ -131,10 +94,10 @@ def test_many_batches_as_columns() -> None:
     for at in range(0, 240, 4):
         batch = at // 4 + 1
         entries += [
-            row(at, REDUCE, batch, batch - 1, is_p2p=False),
-            row(at + 1, SEND, batch, batch, is_p2p=True),
-            row(at + 2, "nccl:recv 0<-1", batch, batch, is_p2p=True),
-            row(at + 3, END, batch, batch, is_p2p=False),
+            row(at, REDUCE, batch, batch - 1),
+            row(at + 1, SEND, batch, batch),
+            row(at + 2, "nccl:recv 0<-1", batch, batch),
+            row(at + 3, END, batch, batch),
         ]
     data = as_torch(document(entries))
     assert read(data, "rank 0") is not None

@@ -52,14 +52,9 @@ def various(at: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "rows",
     [
-        pytest.param([entry(at) for at in range(COUNT)], id="alike"),
         pytest.param([various(at) for at in range(COUNT)], id="various"),
         pytest.param([entry(at, frames=...) for at in range(COUNT)], id="no stacks"),
         pytest.param([entry(at, record_id=at + 65_436) for at in range(COUNT)], id="wider numbers"),
-        pytest.param(
-            [entry(at, duration_ms=at / 8 if at % 3 else ...) for at in range(COUNT)],
-            id="some durations",
-        ),
         pytest.param(
             [
                 entry(at, thread_name=..., thread_id=..., timeout_ms=..., is_p2p=..., pg_id=...)
@@ -86,10 +81,17 @@ def test_together_is_as_one_after_another(rows: list[dict[str, Any]]) -> None:
 
 
 def test_nearly_all_entries_are_in_step() -> None:
-    """Only what spells something out, and the last entry, is read one after another."""
+    """Only what spells something out, and the last entry, is read one after another, also where
+    hundreds of strings before the entries make references take five bytes."""
     assert apart(as_torch(document([entry(at) for at in range(COUNT)]))) == [0, COUNT - 1]
-    data = as_torch(document([various(at) for at in range(COUNT)]))
-    assert apart(data) == [0, 1, 2, 4, COUNT - 1]
+    rows = [various(at) for at in range(COUNT)]
+    assert apart(as_torch(document(rows))) == [0, 1, 2, 4, COUNT - 1]
+    config = {
+        str(at): {"name": str(at), "desc": f"pp{at}", "ranks": f"[{at}, 900]"} for at in range(300)
+    }
+    data = as_torch(document(rows, pg_config=config))
+    assert len(both(data).groups) == 300
+    assert len(apart(data)) == 5
 
 
 def test_a_flag_that_is_neither_is_none() -> None:
@@ -126,16 +128,6 @@ def test_rings_of_any_size(count: int) -> None:
     """Whether a ring is worth reading in step changes nothing in what is read."""
     assert len(both(as_torch(document([entry(at) for at in range(count)])))) == count
     assert len(both(as_torch(document([various(at) for at in range(count)])))) == count
-
-
-def test_many_groups_make_references_longer() -> None:
-    """With hundreds of strings before the entries, references take five bytes, and are read."""
-    config = {
-        str(at): {"name": str(at), "desc": f"pp{at}", "ranks": f"[{at}, 900]"} for at in range(300)
-    }
-    data = as_torch(document([various(at) for at in range(COUNT)], pg_config=config))
-    assert len(both(data).groups) == 300
-    assert len(apart(data)) == 5
 
 
 @pytest.mark.parametrize(

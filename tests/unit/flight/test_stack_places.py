@@ -132,12 +132,6 @@ def test_the_worker_that_is_waited_for(children: list[str], said: str) -> None:
     assert activity_of(sections(*children)).doing == said
 
 
-def test_a_child_of_which_only_the_kernel_tells() -> None:
-    """Its stack is the line on where it is in the kernel."""
-    [one] = activity_of(sections(UNREAD)).workers
-    assert one.stack == ("in the kernel: D (disk sleep), nfs_wait_bit_killable",)
-
-
 def test_no_more_workers_than_fit() -> None:
     """A rank with hundreds of children has a bounded activity."""
     text = sections(*(worker(pid, "a.py:2") for pid in range(1, 300)))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from frd.flight.stacks.text import RESTED
 from frd.flight.stacks.waits import Call, call_of, has_stack, native_line
+from tests.unit.flight.test_stack_places import recorded
 
-RECORDED = Path(__file__).parents[2] / "golden" / "stacks"
 C10D = "/opt/venv/lib/python3.11/site-packages/torch/distributed"
 WAITS = {
     "recv": ("recv", "in exchange"),
@@ -17,10 +15,6 @@ WAITS = {
     "new_group": ("new_group", "in <lambda>"),
     "barrier": ("barrier", "in evaluate"),
 }
-
-
-def recorded(place: str, means: str) -> str:
-    return (RECORDED / f"{place}.{means}.txt").read_text("utf-8")
 
 
 def text(*frames: str) -> str:

@@ -141,61 +141,29 @@ def test_a_unix_socket(tmp_path: Path) -> None:
     assert found.says == "its main thread has been in recv() from a socket"
 
 
-def test_a_socket_of_two_processes() -> None:
-    """A server has forked: which of both is to answer is not known, and none is named."""
-    program = """
-        import os, socket, sys
-        client = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-        print("ready", flush=True)
-        client.recv(1)
-    """
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        suspect(program, server.getsockname()[1]) as rank,
-        server.accept()[0] as client,
-    ):
-        alone = inspect(rank.pid)
-        with subprocess.Popen(["sleep", "300"], pass_fds=[client.fileno()]) as other:
-            shared = inspect(rank.pid)
-            other.kill()
-    assert alone.holder is not None
-    assert alone.holder.pid == os.getpid()
-    assert (shared.what, shared.holder) == (alone.what, None)
-
-
-def test_a_thread_that_is_joined() -> None:
-    """The C library waits for the end of a thread as for a lock that processes share."""
-    program = """
-        import ctypes
+def joins(function: str, argument: str = "None") -> str:
+    """A program that joins a thread in this function of the C library, which waits for the end of a
+    thread as for a lock that processes share."""
+    return f"""
+        import ctypes, os, sys
         c = ctypes.CDLL(None)
-        thread = ctypes.c_ulong()
-        pause = ctypes.cast(c.pause, ctypes.c_void_p)
-        c.pthread_create(ctypes.byref(thread), None, pause, None)
+        c.fdopen.restype = ctypes.c_void_p
+        thread, function = ctypes.c_ulong(), ctypes.cast(c.{function}, ctypes.c_void_p)
+        c.pthread_create(ctypes.byref(thread), None, function, {argument})
         print("ready", flush=True)
         c.pthread_join(thread, None)
     """
-    with suspect(program) as rank:
+
+
+def test_a_thread_that_is_joined(fifo: Path) -> None:
+    """What the joined thread waits for, if that is known, is what the process waits for."""
+    with suspect(joins("pause")) as rank:
         found = inspect(rank.pid)
     assert (found.kind, found.certainty) == (WaitKind.LOCK_INNER, Certainty.SEEN)
     assert found.topic == "another thread"
     assert "has been waiting for the end of its thread" in found.says
-
-
-def test_a_joined_thread_that_reads(fifo: Path) -> None:
-    """What the joined thread waits for is what the process waits for."""
-    program = """
-        import ctypes, os, sys
-        c = ctypes.CDLL(None)
-        fd = os.open(sys.argv[1], os.O_RDONLY)
-        thread = ctypes.c_ulong()
-        c.fdopen.restype = ctypes.c_void_p
-        stream = ctypes.c_void_p(c.fdopen(fd, b"r"))
-        getc = ctypes.cast(c.getc, ctypes.c_void_p)
-        c.pthread_create(ctypes.byref(thread), None, getc, stream)
-        print("ready", flush=True)
-        c.pthread_join(thread, None)
-    """
-    with suspect(program, fifo) as rank:
+    stream = 'ctypes.c_void_p(c.fdopen(os.open(sys.argv[1], os.O_RDONLY), b"r"))'
+    with suspect(joins("getc", stream), fifo) as rank:
         found = inspect(rank.pid)
     assert (found.kind, found.certainty) == (WaitKind.FILE_READ, Certainty.SEEN)
     assert found.what == str(fifo)
@@ -207,7 +175,8 @@ def test_a_joined_thread_that_reads(fifo: Path) -> None:
 
 @pytest.mark.parametrize("timeout", ["None", "20"])
 def test_a_silent_server(timeout: str) -> None:
-    """With a timeout the socket is polled; its peer is the same."""
+    """With a timeout the socket is polled; its peer is the same. Once the server has forked, which
+    of both processes is to answer is not known, and none is named."""
     program = f"""
         import socket, sys
         client = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
@@ -215,12 +184,21 @@ def test_a_silent_server(timeout: str) -> None:
         print("ready", flush=True)
         client.recv(1)
     """
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        suspect(program, server.getsockname()[1]) as rank,
+        server.accept()[0] as client,
+    ):
         address = "{}:{}".format(*server.getsockname())
-        with suspect(program, server.getsockname()[1]) as rank:
-            found = inspect(rank.pid)
+        found = inspect(rank.pid)
+        with subprocess.Popen(["sleep", "300"], pass_fds=[client.fileno()]) as other:
+            shared = inspect(rank.pid)
+            other.kill()
     assert (found.kind, found.certainty) == (WaitKind.SOCKET, Certainty.SEEN)
     assert (found.what, found.topic) == (address, f"a reply from {address}")
+    assert found.holder is not None
+    assert found.holder.pid == os.getpid()
+    assert (shared.what, shared.holder) == (address, None)
 
 
 def test_a_connection_that_is_not_accepted() -> None:

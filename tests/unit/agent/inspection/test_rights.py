@@ -69,12 +69,6 @@ def test_another_user(stranger: int, kept: tuple[int, ...], missing: str) -> Non
     assert (found.what, found.holder, found.rest) == ("", None, "")
 
 
-def test_another_user_with_both(stranger: int) -> None:
-    """With both, everything is seen."""
-    with only_capabilities(SYS_PTRACE, DAC_READ_SEARCH):
-        assert inspect(stranger).kind is WaitKind.SLEEP
-
-
 def test_another_group() -> None:
     """The kernel requires the same group, too: a container may have its own runAsGroup."""
     if os.geteuid() != 0:
@@ -105,7 +99,10 @@ def test_a_process_that_is_not_dumpable() -> None:
 
 
 def test_what_needs_no_right(stranger: int) -> None:
-    """A stopped process of another user is stopped, whatever it would do."""
+    """With both capabilities everything is seen of a process of another user. If it is stopped,
+    that is seen without them, whatever it would do."""
+    with only_capabilities(SYS_PTRACE, DAC_READ_SEARCH):
+        assert inspect(stranger).kind is WaitKind.SLEEP
     os.kill(stranger, 19)
     with only_capabilities():
         assert inspect(stranger, enough=of_kind(WaitKind.STOPPED)).certainty is Certainty.SEEN

@@ -134,37 +134,33 @@ def test_a_lock_inside_the_process(arguments: str, topic: str, what: str) -> Non
     assert inspection.report.may_be_for_peer == bool(arguments)
 
 
-def test_a_thread_that_reads(fifo: Path) -> None:
-    """The main thread joins a thread, which is in a read: likely that is what it waits for."""
-    program = """
-        import os, sys, threading
+@pytest.mark.parametrize(
+    ("reads", "waits"),
+    [
+        ("os.read, args=(fd, 1)", "a lock inside the process"),
+        (
+            "ctypes.PyDLL(None).read, args=(fd, ctypes.create_string_buffer(1), 1)",
+            "the interpreter lock (GIL)",
+        ),
+    ],
+    ids=["Python", "C that keeps the GIL"],
+)
+def test_a_thread_that_reads(fifo: Path, reads: str, waits: str) -> None:
+    """The main thread joins a thread, which is in a read: likely that is what it waits for. If a C
+    extension reads and keeps the GIL, the main thread asks for it over and over."""
+    program = f"""
+        import ctypes, os, sys, threading
         fd = os.open(sys.argv[1], os.O_RDONLY)
-        thread = threading.Thread(target=os.read, args=(fd, 1))
-        thread.start()
+        thread = threading.Thread(target={reads})
         print("ready", flush=True)
+        thread.start()
         thread.join()
     """
     with suspect(program, fifo) as rank:
         found = inspect(rank.pid)
     assert (found.kind, found.certainty) == (WaitKind.FILE_READ, Certainty.LIKELY)
     assert found.what == str(fifo)
-    assert found.rest == "its main thread waits for a lock inside the process"
-
-
-def test_a_thread_that_keeps_the_interpreter_lock(fifo: Path) -> None:
-    """A C extension reads and keeps the GIL: the main thread asks for it over and over."""
-    program = """
-        import ctypes, os, sys, threading
-        fd = os.open(sys.argv[1], os.O_RDONLY)
-        room = ctypes.create_string_buffer(1)
-        print("ready", flush=True)
-        threading.Thread(target=ctypes.PyDLL(None).read, args=(fd, room, 1)).start()
-    """
-    with suspect(program, fifo) as rank:
-        found = inspect(rank.pid)
-    assert (found.kind, found.certainty) == (WaitKind.FILE_READ, Certainty.LIKELY)
-    assert found.what == str(fifo)
-    assert found.rest == "its main thread waits for the interpreter lock (GIL)"
+    assert found.rest == f"its main thread waits for {waits}"
 
 
 def test_a_file_that_is_sent_into_a_full_pipe(tmp_path: Path) -> None:

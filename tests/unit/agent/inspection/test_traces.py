@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
-from frd.model import Certainty, WaitKind, WaitsFor
+from frd.model import Certainty, WaitKind
 from frd_agent.counters import Counters
 from frd_agent.inspection.reading.memory import Helper
 from frd_agent.inspection.syscalls import syscall_of
@@ -42,10 +42,12 @@ lines, trace, slow = sys.argv[1:4]
 slow = os.open(slow, os.O_RDONLY)
 text = as_own(lines)
 """
+WRITES = "write(trace, text)"
 READS = """
 print("ready", flush=True)
 os.read(slow, 1)
 """
+Lines: TypeAlias = list[str]
 
 
 @pytest.fixture
@@ -54,58 +56,56 @@ def traces() -> Traces:
     return Traces(NodeTime(Counters()).one_to_raw, Helper(deadline_s=5.0))
 
 
-def calls(fifo: Path, *, ago_s: float = 100.0) -> list[Call]:
-    """A step, and a read that ended `ago_s` ago, after the file was opened."""
-    at = time.time_ns() // 1000 - T0_US - round(ago_s * 1e6)
-    step = {"epoch": 2, "step": 118}
-    return [
-        Call("forward", at - 3_000, 1_000, cat="compute", args=dict(step)),
-        Call("open64", at - 1_500, 100, file=str(fifo), ret=5),
-        Call("read", at - 1_000, 1_000, file=str(fifo), ret=65_536),
-    ]
+class Job:
+    """A process that writes a trace, and then is in a read of a FIFO."""
+
+    def __init__(self, folder: Path, fifo: Path, traces: Traces) -> None:
+        self.folder, self.fifo, self.traces = folder, fifo, traces
+        self.last_read = (
+            f"its trace ends with read() of 65536 bytes of {fifo}, 2 min before that was first "
+            "seen; the last step in its trace is epoch 2 step 118"
+        )
+
+    def calls(self, *, ago_s: float = 100.0) -> list[Call]:
+        """A step, and a read that ended `ago_s` ago, after the file was opened."""
+        at, file = time.time_ns() // 1000 - T0_US - round(ago_s * 1e6), str(self.fifo)
+        return [
+            Call("forward", at - 3_000, 1_000, cat="compute", args={"epoch": 2, "step": 118}),
+            Call("open64", at - 1_500, 100, file=file, ret=5),
+            Call("read", at - 1_000, 1_000, file=file, ret=65_536),
+        ]
+
+    def lines(self, dialect: str = "v2.2", *, define: bool = True, ago_s: float = 100.0) -> Lines:
+        return list(Writer(dialect, PID).lines(self.calls(ago_s=ago_s), define=define))
+
+    def arguments(self, lines: Lines, trace: str = "job-app.pfw") -> tuple[Path, Path, Path]:
+        (self.folder / "lines").write_text("\n".join(lines) + "\n")
+        return self.folder / "lines", self.folder / trace, self.fifo
+
+    def report(self, lines: Lines, program: str = WRITES, trace: str = "job-app.pfw") -> str:
+        """What is said of the trace of a process that writes `lines` to it by `program`."""
+        with suspect(BLOCKED + program + READS, *self.arguments(lines, trace)) as rank:
+            found = inspect(rank.pid, enough=lambda found: bool(found.rest), traces=self.traces)
+        assert (found.kind, found.certainty) == (WaitKind.FILE_READ, Certainty.SEEN)
+        assert found.what == str(self.fifo)
+        return found.rest
 
 
-def write_lines(folder: Path, lines: Sequence[str]) -> Path:
-    path = folder / "lines"
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def run(program: str, folder: Path, fifo: Path, lines: Sequence[str], **how: object) -> WaitsFor:
-    """What is said of a process that writes `lines` to its trace by `program`."""
-    name = str(how.pop("trace", "job-app.pfw"))
-    arguments = (write_lines(folder, lines), folder / name, fifo)
-    with suspect(BLOCKED + program + READS, *arguments) as rank:
-        found = inspect(rank.pid, enough=lambda found: bool(found.rest), **how)  # type: ignore[arg-type]
-    assert (found.kind, found.certainty, found.what) == (
-        WaitKind.FILE_READ,
-        Certainty.SEEN,
-        str(fifo),
-    )
-    return found
-
-
-def last_read(fifo: Path) -> str:
-    return (
-        f"its trace ends with read() of 65536 bytes of {fifo}, 2 min before that was first seen; "
-        "the last step in its trace is epoch 2 step 118"
-    )
+@pytest.fixture
+def job(tmp_path: Path, fifo: Path, traces: Traces) -> Job:
+    return Job(tmp_path, fifo, traces)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_live_trace(tmp_path: Path, fifo: Path, traces: Traces, dialect: str) -> None:
+def test_a_live_trace(job: Job, dialect: str) -> None:
     """The last call that ended, its file, when that was, and the step, in every dialect."""
-    lines = list(Writer(dialect, PID).lines(calls(fifo)))
-    found = run("write(trace, text)", tmp_path, fifo, lines, traces=traces)
-    assert found.rest == last_read(fifo)
-    assert traces.broken == 0
+    assert job.report(job.lines(dialect)) == job.last_read
+    assert job.traces.broken == 0
 
 
-def test_a_hash_that_the_trace_does_not_define(tmp_path: Path, fifo: Path) -> None:
+def test_a_hash_that_the_trace_does_not_define(job: Job) -> None:
     """A child that was forked has its parent's hashes; the file is known, because it is open."""
-    lines = list(Writer("v2.2", PID).lines(calls(fifo), define=False))
-    found = run("write(trace, text)", tmp_path, fifo, lines)
-    assert found.rest == last_read(fifo)
+    assert job.report(job.lines(define=False)) == job.last_read
 
 
 BUFFERED = {
@@ -117,42 +117,35 @@ BUFFERED = {
 
 
 @pytest.mark.parametrize("how", BUFFERED)
-def test_a_buffered_trace(tmp_path: Path, fifo: Path, how: str) -> None:
+def test_a_buffered_trace(job: Job, how: str) -> None:
     """What is in it is old, and what is not in it may have happened: only that is said."""
-    program, name = BUFFERED[how]
-    lines = list(Writer("v2.2", PID).lines(calls(fifo)))
-    found = run(program, tmp_path, fifo, lines, trace=name)
-    assert found.rest == "its trace is buffered, not live"
+    assert job.report(job.lines(), *BUFFERED[how]) == "its trace is buffered, not live"
 
 
-def test_damage(tmp_path: Path, fifo: Path, traces: Traces) -> None:
+def test_damage(job: Job) -> None:
     """Lines that are cut, glued or no JSON are counted, and half a line at the end waits."""
-    lines = list(Writer("v2.2", PID).lines(calls(fifo)))
+    lines = job.lines()
     glued = lines[-3][:40] + lines[-2]
     program = f"write(trace, b'no json\\n' + text + {lines[-1][:50]!r}.encode())"
-    found = run(program, tmp_path, fifo, [*lines[:-2], glued, lines[-1]], traces=traces)
-    assert found.rest == last_read(fifo)
-    assert traces.broken == 2
+    assert job.report([*lines[:-2], glued, lines[-1]], program) == job.last_read
+    assert job.traces.broken == 2
 
 
-def test_a_damaged_member(tmp_path: Path, fifo: Path, traces: Traces) -> None:
+def test_a_damaged_member(job: Job) -> None:
     """The members after it are read."""
-    lines = list(Writer("v2.2", PID).lines(calls(fifo)))
     program = """
 first, *others = text.splitlines(keepends=True)
 bad = bytearray(members([first]))
 bad[12:20] = bytes(8)
 write(trace, bytes(bad) + members(others))
 """
-    found = run(program, tmp_path, fifo, lines, trace="job.pfw.gz", traces=traces)
-    assert found.rest == last_read(fifo)
-    assert traces.broken >= 1
+    assert job.report(job.lines(), program, "job.pfw.gz") == job.last_read
+    assert job.traces.broken >= 1
 
 
-def test_it_grows_and_is_cut_off(tmp_path: Path, fifo: Path) -> None:
+def test_it_grows_and_is_cut_off(job: Job, tmp_path: Path) -> None:
     """A thread writes on while the main thread waits; then the file begins again."""
     os.mkfifo(tmp_path / "orders")
-    old = list(Writer("v2.2", PID).lines(calls(fifo)))
     later = tmp_path / "later"
     program = f"""
 fd = write(trace, text)
@@ -165,27 +158,25 @@ def follow():
             os.write(fd, as_own({str(later)!r}))
 threading.Thread(target=follow, daemon=True).start()
 """
-    arguments = (write_lines(tmp_path, old), tmp_path / "job.pfw", fifo)
     with (
-        suspect(BLOCKED + program + READS, *arguments) as rank,
+        suspect(BLOCKED + program + READS, *job.arguments(job.lines())) as rank,
         (tmp_path / "orders").open("w", buffering=1) as orders,
     ):
         inspection = Inspection(rank.pid)
-        inspection.until(lambda found: found.rest == last_read(fifo))
+        inspection.until(lambda found: found.rest == job.last_read)
         at = time.time_ns() // 1000 - T0_US
-        line = Writer("v2.2", PID).call(9, Call("close", at, 1, file=str(fifo), ret=0))
+        line = Writer("v2.2", PID).call(9, Call("close", at, 1, file=str(job.fifo), ret=0))
         later.write_text(line + "\n")
         orders.write("grow\n")
         inspection.until(lambda found: "its trace goes on: calls" in found.rest)
         orders.write("cut\n")
-        inspection.until(lambda found: found.rest == last_read(fifo))
+        inspection.until(lambda found: found.rest == job.last_read)
 
 
-def test_a_worker_with_its_own_trace(tmp_path: Path, fifo: Path) -> None:
+def test_a_worker_with_its_own_trace(job: Job, tmp_path: Path) -> None:
     """The rank waits for its child, whose trace names the read; the step is the rank's."""
-    worker = [one for one in calls(fifo) if one.cat == "POSIX"]
+    step, *worker = job.calls()
     (tmp_path / "of-worker").write_text("\n".join(Writer("v2.2", PID).lines(worker)) + "\n")
-    step = [one for one in calls(fifo) if one.cat == "compute"]
     program = f"""
 write(trace, text)
 read_end, write_end = os.pipe()
@@ -197,45 +188,35 @@ os.close(write_end)
 print("ready", flush=True)
 os.read(read_end, 1)
 """
-    arguments = (
-        write_lines(tmp_path, list(Writer("v2.2", PID).lines(step))),
-        tmp_path / "job-app.pfw",
-        fifo,
-    )
+    arguments = job.arguments(list(Writer("v2.2", PID).lines([step])))
     with suspect(BLOCKED + program, *arguments) as rank:
         found = inspect(rank.pid, enough=lambda found: "trace" in found.rest)
-    assert (found.kind, found.what) == (WaitKind.FILE_READ, str(fifo))
+    assert (found.kind, found.what) == (WaitKind.FILE_READ, str(job.fifo))
     assert found.pid != rank.pid
-    read = f"the trace of pid {found.pid} ends with read() of 65536 bytes of {fifo}, 2 min before"
-    assert read in found.rest
+    read = job.last_read.partition(" that was")[0]
+    assert read.replace("its trace", f"the trace of pid {found.pid}") in found.rest
     assert found.rest.endswith("; the last step in the rank's trace is epoch 2 step 118")
 
 
-def test_a_file_that_is_about_to_be_opened(tmp_path: Path, fifo: Path) -> None:
+def test_a_file_that_is_about_to_be_opened(job: Job) -> None:
     """DFTracer defines the file's hash just before the first call, which has not ended."""
-    writer = Writer("v2.2", PID)
-    lines = [
-        *writer.lines(calls(fifo)),
-        writer.metadata("FH", "/data/next.tar", "0123456789abcdef"),
-    ]
-    found = run("write(trace, text)", tmp_path, fifo, lines)
-    assert found.rest.startswith("its trace ends with the begin of a call on /data/next.tar")
+    defined = Writer("v2.2", PID).metadata("FH", "/data/next.tar", "0123456789abcdef")
+    said = job.report([*job.lines(), defined])
+    assert said.startswith("its trace ends with the begin of a call on /data/next.tar")
 
 
-def test_a_time_that_cannot_be(tmp_path: Path, fifo: Path) -> None:
+def test_a_time_that_cannot_be(job: Job) -> None:
     """A clock that is not the node's: nothing is said about when."""
-    lines = list(Writer("v2.2", PID).lines(calls(fifo, ago_s=400 * 86_400)))
-    found = run("write(trace, text)", tmp_path, fifo, lines)
-    assert found.rest.startswith(f"its trace ends with read() of 65536 bytes of {fifo}; the last")
+    said = job.report(job.lines(ago_s=400 * 86_400))
+    assert said.startswith(f"its trace ends with read() of 65536 bytes of {job.fifo}; the last")
 
 
-def test_no_right_to_read_it(tmp_path: Path, fifo: Path) -> None:
+def test_no_right_to_read_it(job: Job) -> None:
     """A trace of another user: said, with its name."""
-    lines = list(Writer("v2.2", PID).lines(calls(fifo)))
     program = "os.fchmod(fd := write(trace, text), 0o600); os.fchown(fd, 65534, 65534)"
     with only_capabilities(SYS_PTRACE):
-        found = run(program, tmp_path, fifo, lines)
-    assert found.rest == f"its trace ({tmp_path}/job-app.pfw) cannot be read: Permission denied"
+        said = job.report(job.lines(), program)
+    assert said == f"its trace ({job.folder}/job-app.pfw) cannot be read: Permission denied"
 
 
 def test_no_trace(tmp_path: Path, fifo: Path) -> None:
@@ -256,9 +237,8 @@ def test_no_trace(tmp_path: Path, fifo: Path) -> None:
 @pytest.mark.skipif(
     syscall_of(208).name != "io_getevents", reason="numbers of calls are those of x86-64"
 )
-def test_a_call_that_names_no_file(tmp_path: Path, fifo: Path) -> None:
+def test_a_call_that_names_no_file(job: Job) -> None:
     """/proc shows asynchronous I/O and no file: the one of the last traced call likely is it."""
-    lines = list(Writer("v2.2", PID).lines(calls(fifo)))
     program = """
 import ctypes
 write(trace, text)
@@ -267,12 +247,11 @@ assert call(206, 8, ctypes.byref(context)) == 0
 print("ready", flush=True)
 call(208, context, ctypes.c_long(1), ctypes.c_long(1), ctypes.byref((ctypes.c_char * 64)()), None)
 """
-    arguments = (write_lines(tmp_path, lines), tmp_path / "job.pfw", fifo)
-    with suspect(BLOCKED + program, *arguments) as rank:
+    with suspect(BLOCKED + program, *job.arguments(job.lines())) as rank:
         found = inspect(rank.pid, enough=lambda found: found.kind is WaitKind.FILE_READ)
         assert (found.pid, found.topic) == (rank.pid, "data")
-    assert (found.certainty, found.what) == (Certainty.LIKELY, str(fifo))
-    assert found.says.startswith(f"it has ended no traced call after read() of {fifo} (")
+    assert (found.certainty, found.what) == (Certainty.LIKELY, str(job.fifo))
+    assert found.says.startswith(f"it has ended no traced call after read() of {job.fifo} (")
     assert found.rest.startswith("its main thread has been in io_getevents()")
 
 

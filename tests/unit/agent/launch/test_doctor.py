@@ -56,18 +56,15 @@ def test_a_tap_that_loads(torch: Path, tmp_path: Path) -> None:
     assert said["agent"].state is State.FAILED
 
 
-def test_a_torch_that_is_broken(torch: Path, tmp_path: Path) -> None:
-    """The error of the import is shown."""
+def test_what_cannot_be_used(torch: Path, tmp_path: Path) -> None:
+    """torch is broken: the error of its import is shown. A file is in the place of the run
+    directory."""
     (torch / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.12: no such')")
+    (tmp_path / "run").touch()
     said = found([sys.executable], tmp_path / "run")
     assert said["tap"].state is State.FAILED
     assert "libcudart.so.12" in said["tap"].text
-
-
-def test_a_run_directory_that_cannot_be_used(torch: Path, tmp_path: Path) -> None:
-    """A file is in its place."""
-    (tmp_path / "run").touch()
-    assert found([sys.executable], tmp_path / "run")["run directory"].state is State.FAILED
+    assert said["run directory"].state is State.FAILED
 
 
 def test_the_check_of_exec_runs_nothing(torch: Path, tmp_path: Path) -> None:

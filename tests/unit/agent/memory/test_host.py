@@ -179,6 +179,12 @@ def mounts(proc: Proc, process: int | str, root: Path, mountinfo: str) -> None:
     (proc.path / str(process) / "root").symlink_to(root)
 
 
+def found_of(pid: int, proc: Proc) -> cgroup.Cgroup:
+    found = cgroup.find(pid, proc.path)
+    assert found is not None
+    return found
+
+
 def test_the_nearest_limit_counts(proc: Proc, tmp_path: Path) -> None:
     """The limit is that of the pod, above its container; cached files are not used memory."""
     mounts(proc, "self", tmp_path / "host", UNIFIED.format("/"))
@@ -186,14 +192,11 @@ def test_the_nearest_limit_counts(proc: Proc, tmp_path: Path) -> None:
     unified(tmp_path / "host", "pods/a", used=7000, limit=8 * GIB, kills=2)
     unified(tmp_path / "host", "pods", used=10**9, limit=16 * GIB)
     proc.write(10, "cgroup", "0::/pods/a/box\n")
-    found = cgroup.find(10, proc.path)
-    assert found is not None
+    found = found_of(10, proc)
     assert (found.name, found.limit) == ("/pods/a", 8 * GIB)
     assert found.read() == cgroup.CgroupReading(7000 - 1307, 2)
     unified(tmp_path / "host", "pods/a", used=500)
-    reading = found.read()
-    assert reading is not None
-    assert reading.used == 0
+    assert found.read() == cgroup.CgroupReading(0, 0)
 
 
 def test_where_nothing_is_limited_the_ranks_own_cgroup_counts(proc: Proc, tmp_path: Path) -> None:
@@ -202,8 +205,7 @@ def test_where_nothing_is_limited_the_ranks_own_cgroup_counts(proc: Proc, tmp_pa
     unified(tmp_path / "host", "user/session", used=5000, limit=64 * GIB)
     unified(tmp_path / "host", ".", used=9000)
     proc.write(10, "cgroup", "0::/user/session\n")
-    found = cgroup.find(10, proc.path)
-    assert found is not None
+    found = found_of(10, proc)
     assert (found.name, found.limit) == ("/user/session", 0)
     assert found.read() == cgroup.CgroupReading(5000 - 1307, 0)
 
@@ -214,8 +216,7 @@ def test_the_old_interface_is_read_too(proc: Proc, tmp_path: Path) -> None:
     legacy(tmp_path / "host", "slurm/job_7", used=1000, limit=4 * GIB)
     legacy(tmp_path / "host", "slurm", used=9000, limit=9_223_372_036_854_771_712)
     proc.write(10, "cgroup", "5:cpuset:/\n4:cpu,memory:/slurm/job_7\n0::/init.scope\n")
-    found = cgroup.find(10, proc.path)
-    assert found is not None
+    found = found_of(10, proc)
     assert (found.name, found.limit) == ("/slurm/job_7", 4 * GIB)
     assert found.read() == cgroup.CgroupReading(650, 4)
 
@@ -240,8 +241,7 @@ def test_the_sidecar_reads_the_ranks_own_cgroup(
     for pid in (10, 11):
         proc.write(pid, "cgroup", f"{path}\n")
     mounts(proc, 10, tmp_path / "rank", its)
-    found = cgroup.find(10, proc.path)
-    assert found is not None
+    found = found_of(10, proc)
     assert (found.name, found.limit) == (path.rpartition(":")[2], 2 * GIB)
     mounts(proc, 11, tmp_path / "nothing", its)
     assert cgroup.find(11, proc.path) is None

@@ -303,24 +303,13 @@ def target(number: int, pid: int | None, said_pid: int, *uuids: str, attempt: in
     return Target(number, attempt, pid, said_pid, uuids, Path("none"), moving=True)
 
 
-class Status:
-    """A /proc that knows what processes call themselves."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def write(self, pid: int, *numbers: int) -> None:
-        folder = self.path / str(pid)
-        folder.mkdir()
-        inner = "\t".join(map(str, numbers))
-        (folder / "status").write_text(f"Name:\tpython\nPid:\t{pid}\nNSpid:\t{inner}\nNSpgid:\t1\n")
-
-
 def test_an_agent_of_the_host_knows_processes_by_their_number(tmp_path: Path) -> None:
-    """Ranks of the host, and of containers through NSpid: the number they call themselves."""
-    status = Status(tmp_path)
-    status.write(4711, 4711, 12)
-    status.write(4712, 4712, 12)
+    """Ranks of the host, and of containers through NSpid: the number they call themselves. If two
+    containers look alike and use the same device, neither is guessed."""
+    for pid in (4711, 4712):
+        (tmp_path / str(pid)).mkdir()
+        status = f"Name:\tpython\nPid:\t{pid}\nNSpid:\t{pid}\t12\nNSpgid:\t1\n"
+        (tmp_path / str(pid) / "status").write_text(status)
     space = PidSpace(tmp_path, initial=True)
     ranks = [
         target(0, 100, 100, uuid(0)),
@@ -330,15 +319,8 @@ def test_an_agent_of_the_host_knows_processes_by_their_number(tmp_path: Path) ->
     assert owners(uuid(0), [100, 4711], ranks, space) == {0: 100, 1: 4711}
     assert owners(uuid(1), [4712], ranks, space) == {2: 4712}
     assert owners(uuid(0), [999, 998], ranks, space) == {}, "of other processes"
-
-
-def test_two_containers_that_look_alike_are_not_distinguished(tmp_path: Path) -> None:
-    """Both ranks have pid 12 and use the same device: neither is guessed."""
-    status = Status(tmp_path)
-    status.write(4711, 4711, 12)
-    status.write(4712, 4712, 12)
-    ranks = [target(number, None, 12, uuid(0)) for number in (0, 1)]
-    assert owners(uuid(0), [4711, 4712], ranks, PidSpace(tmp_path, initial=True)) == {}
+    alike = [target(number, None, 12, uuid(0)) for number in (0, 1)]
+    assert owners(uuid(0), [4711, 4712], alike, space) == {}
 
 
 def test_an_agent_in_a_container_trusts_no_number_alone(tmp_path: Path) -> None:
@@ -356,7 +338,9 @@ def read(gpus: Gpus, look: Look, targets: list[Target]) -> Part:
 
 
 def test_devices_become_series_of_the_ranks_that_use_them(driver: Driver, tmp_path: Path) -> None:
-    """Two ranks share one GPU, one has an instance, one uses none, and a stranger has the rest."""
+    """Two ranks share one GPU, one has an instance, one uses none, and a stranger has the rest. The
+    GPU is lost: an event of the ranks that used it, one known by its own word and one only by its
+    process; the others hear nothing."""
     instance = uuid(5, "MIG")
     driver.devices = {uuid(0): (30 * GIB, 80 * GIB), uuid(1): (9 * GIB, 80 * GIB)}
     driver.instances = {instance: (1, 0, 5 * GIB, 20 * GIB)}
@@ -374,8 +358,8 @@ def test_devices_become_series_of_the_ranks_that_use_them(driver: Driver, tmp_pa
         target(2, 102, 102, uuid(5), attempt=3),
         target(3, 103, 103),
     ]
-    look = Nvml().look(0.0)
-    part = read(gpus, look, ranks)
+    nvml = Nvml()
+    part = read(gpus, nvml.look(0.0), ranks)
     used, own = SeriesKind.DEVICE_USED, SeriesKind.PROCESS_USED
     assert {
         (r.attempt, r.series.rank, r.series.kind, r.series.device): r.value for r in part.readings
@@ -389,18 +373,7 @@ def test_devices_become_series_of_the_ranks_that_use_them(driver: Driver, tmp_pa
     }
     assert {reading.capacity for reading in part.readings} == {80 * GIB, 20 * GIB}
     assert gpus.names[bytes.fromhex(uuid(5).removeprefix("GPU-").replace("-", ""))] == instance
-
-
-def test_a_lost_device_is_an_event_of_those_that_used_it(driver: Driver, tmp_path: Path) -> None:
-    """Known by its process or by its own word; a rank on another device hears nothing."""
-    driver = replace(
-        driver,
-        devices={uuid(n): (GIB, 80 * GIB) for n in range(2)},
-        processes=[(uuid(0), "compute", 100, GIB)],
-    ).write()
-    nvml, gpus = Nvml(), Gpus(PidSpace(tmp_path, initial=True))
-    ranks = [target(0, 100, 100), target(1, 101, 101, uuid(0)), target(2, 102, 102, uuid(1))]
-    assert read(gpus, nvml.look(0.0), ranks).events == []
+    assert part.events == []
     driver = replace(driver, errors={("DeviceGetMemoryInfo", uuid(0)): GPU_IS_LOST}).write()
     look = nvml.look(0.1)
     part = read(gpus, look, ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,16 +73,22 @@ def test_a_publication_arrives_as_written(rank: Rank) -> None:
     assert found.devices == [(UUID, 80 * GIB, GIB // 2, GIB, GIB, 2)]
     assert found.errors == [error]
     end = tap.PREFIX.size + tap.MEMORY_BODY.size + tap.DEVICE.size + tap.ERROR.size
-    for position in (*range(8), *range(tap.PREFIX.size, end + 4)):
-        torn = bytearray(raw)
-        torn[position] ^= 1
-        assert allocator.parse(bytes(torn)) is None, position
-    assert allocator.parse(raw[:end]) is None
+    refuses_what_is_torn(allocator.parse, raw, end)
     assert allocator.parse(bytes(tap.MEMORY_SIZE)) is None, "not published yet"
 
 
+def refuses_what_is_torn(parse: Callable[[bytes], object], raw: bytes, end: int) -> None:
+    """Of `raw`, `end` bytes and a checksum of four are a publication."""
+    for position in (*range(8), *range(tap.PREFIX.size, end + 4)):
+        torn = bytearray(raw)
+        torn[position] ^= 1
+        assert parse(bytes(torn)) is None, position
+    assert parse(raw[:end]) is None
+
+
 def test_each_publication_counts_once(rank: Rank, ranks: Allocators) -> None:
-    """Five a second, looked for ten times: every second look finds none."""
+    """Five a second, looked for ten times: every second look finds none. A device bears the name
+    that the driver gives it: torch does not know that it is an instance."""
     assert ranks.read([rank.target], {}, 0.0, NOW) == []
     rank.publish(NOW, GIB)
     (part,) = ranks.read([rank.target], {}, 0.1, NOW)
@@ -95,6 +101,9 @@ def test_each_publication_counts_once(rank: Rank, ranks: Allocators) -> None:
     rank.publish(NOW + S, GIB)
     (again,) = ranks.read([rank.target], {}, 0.3, NOW)
     assert again.readings[0].series == part.readings[0].series
+    rank.publish(NOW + 2 * S, GIB)
+    (part,) = ranks.read([rank.target], {UUID: "MIG-x"}, 0.5, NOW)
+    assert {reading.series.device for reading in part.readings} == {"MIG-x"}
 
 
 def test_host_memory_of_a_process_out_of_sight(rank: Rank, ranks: Allocators) -> None:
@@ -114,11 +123,7 @@ def test_host_memory_of_a_process_out_of_sight(rank: Rank, ranks: Allocators) ->
     assert Allocators(NodeRawNs).read([rank.target], {}, 0.0, NOW) == []
     raw = rank.target.shm_path.read_bytes()[tap.HOST_AT :]
     assert allocator.parse_host(raw) is not None
-    for position in (*range(8), *range(tap.PREFIX.size, tap.HOST_SIZE - 4)):
-        torn = bytearray(raw)
-        torn[position] ^= 1
-        assert allocator.parse_host(bytes(torn)) is None, position
-    assert allocator.parse_host(raw[:-1]) is None
+    refuses_what_is_torn(allocator.parse_host, raw, tap.HOST_SIZE - 8)
     assert allocator.parse_host(bytes(tap.HOST_SIZE)) is None, "a tap of an earlier release"
 
 
@@ -133,13 +138,6 @@ def test_what_the_tap_reads_of_its_own_memory(monkeypatch: pytest.MonkeyPatch) -
     assert abs(read[0] - host.used(os.getpid())) < 64 << 20
     host.close()
     assert read[1] >= 0
-
-
-def test_a_device_bears_the_drivers_name(rank: Rank, ranks: Allocators) -> None:
-    """torch does not know that its device is an instance; the driver does."""
-    rank.publish(NOW, GIB)
-    (part,) = ranks.read([rank.target], {UUID: "MIG-x"}, 0.0, NOW)
-    assert {reading.series.device for reading in part.readings} == {"MIG-x"}
 
 
 def test_a_file_that_was_swept_away_comes_back(rank: Rank, ranks: Allocators) -> None:

@@ -191,13 +191,16 @@ def test_events_go_out_once_a_stream() -> None:
 
 
 def test_nothing_grows_past_its_bounds() -> None:
-    """A service that is away for an hour: the oldest moments go, and are counted."""
+    """A service that is away for an hour: the oldest moments go, and are counted. If another job
+    appears and takes half of the room, so do more of them."""
     for kept in (samples(max_moments=50), samples(max_bytes=50 * (256 + 8))):
         for at in range(200):
             add(kept, at, reading(HOST[0], at))
             kept.event(MemoryEvent(0, MemoryEventKind.OOM, NodeNs(START + at)))
         assert (kept.moments, kept.dropped) == (50, 150)
-        assert only(batches(kept)).values.tolist() == [list(range(150, 200))]
+        kept.limit(25 * (256 + 8))
+        assert (kept.moments, kept.dropped) == (25, 175)
+        assert only(batches(kept)).values.tolist() == [list(range(175, 200))]
 
 
 def test_what_was_sent_makes_room_first() -> None:

@@ -22,6 +22,7 @@ from tests.world.ras_server import RasServer, moved, recorded, serving_ras
 
 PIDS = {671: 1, 674: 2, 677: 3, 678: 4}
 LAGGING = moved("lagging", PIDS)
+COMMANDS = ["CLIENT PROTOCOL 2", "TIMEOUT 3", "SET FORMAT json", "VERBOSE STATUS"]
 
 
 class Node:
@@ -51,7 +52,7 @@ async def test_a_question_and_its_answer(node: Node) -> None:
         report = decode_ras(await node.listens(ras.address).ask())
     (one,) = report.communicators
     assert one.hash == "63e59fe8c2f77187"
-    assert ras.heard == [["CLIENT PROTOCOL 2", "TIMEOUT 3", "SET FORMAT json", "VERBOSE STATUS"]]
+    assert ras.heard == [COMMANDS]
     assert node.results == {"answered": 1}
 
 
@@ -69,46 +70,44 @@ async def test_another_job_answers_first(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [b"ERROR: Unknown command SET FORMAT json\n", b"ERROR: Invalid format json\n"]
+    ("says", "last", "why"),
+    [
+        ({"SET FORMAT json": b"ERROR: Unknown command SET FORMAT json\n"}, 2, "newer NCCL"),
+        ({"SET FORMAT json": b"ERROR: Invalid format json\n"}, 2, "newer NCCL"),
+        ({"CLIENT PROTOCOL 2": b"-ERR unknown\r\n"}, 0, "NCCL RAS"),
+        ({"CLIENT PROTOCOL 2": b"HTTP/1.1 400\r\n\r\n"}, 0, "NCCL RAS"),
+        ({"CLIENT PROTOCOL 2": b"x" * 99_999}, 0, "NCCL RAS"),
+    ],
 )
-async def test_an_older_release(node: Node, said: bytes) -> None:
-    """It has no JSON, and is not asked for a status."""
+async def test_an_older_release_and_other_programs(
+    node: Node, says: dict[str, bytes], last: int, why: str
+) -> None:
+    """A release without JSON is not asked for a status; another program gets the greeting and no
+    command."""
     with (
-        serving_ras(RasServer(LAGGING, says={"SET FORMAT json": said})) as ras,
-        pytest.raises(ServiceUnavailable, match="newer NCCL"),
+        serving_ras(RasServer(LAGGING, says=says)) as ras,
+        pytest.raises(ServiceUnavailable, match=why),
     ):
         await node.listens(ras.address).ask()
-    assert ras.heard[0][-1] == "SET FORMAT json"
+    assert ras.heard == [COMMANDS[: last + 1]]
 
 
-@pytest.mark.parametrize("greeting", [b"-ERR unknown\r\n", b"HTTP/1.1 400\r\n\r\n", b"x" * 99_999])
-async def test_another_program(node: Node, greeting: bytes) -> None:
-    """It gets the greeting and no command."""
-    with (
-        serving_ras(RasServer(LAGGING, says={"CLIENT PROTOCOL 2": greeting})) as ras,
-        pytest.raises(ServiceUnavailable, match="NCCL RAS"),
-    ):
-        await node.listens(ras.address).ask()
-    assert ras.heard == [["CLIENT PROTOCOL 2"]]
-
-
-@pytest.mark.parametrize("data", [LAGGING[:-100], b"", recorded("lagging")[:10]])
-async def test_an_answer_that_ends_early(node: Node, data: bytes) -> None:
-    """It is not used."""
-    with (
-        serving_ras(RasServer(data)) as ras,
-        pytest.raises(ServiceUnavailable, match="cannot be read"),
-    ):
-        await node.listens(ras.address).ask()
-
-
-async def test_an_answer_that_is_too_large(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading ends at the limit."""
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (LAGGING[:-100], "cannot be read"),
+        (b"", "cannot be read"),
+        (recorded("lagging")[:10], "cannot be read"),
+        (LAGGING + b" " * 100_000, "exceeds 100000 bytes"),
+    ],
+    ids=["cut", "empty", "only its begin", "too large"],
+)
+async def test_an_answer_that_ends_early_or_late(
+    node: Node, monkeypatch: pytest.MonkeyPatch, data: bytes, why: str
+) -> None:
+    """It is not used; reading ends at the limit."""
     monkeypatch.setattr(module, "MAX_ANSWER_BYTES", 100_000)
-    with (
-        serving_ras(RasServer(LAGGING + b" " * 100_000)) as ras,
-        pytest.raises(ServiceUnavailable, match="exceeds 100000 bytes"),
-    ):
+    with serving_ras(RasServer(data)) as ras, pytest.raises(ServiceUnavailable, match=why):
         await node.listens(ras.address).ask()
 
 
@@ -215,33 +214,27 @@ def test_an_address_of_this_machine(tmp_path: Path, given: str | None, place: st
     assert str(place_of(7, proc(tmp_path, environ))) == place
 
 
+ELSEWHERE = (
+    *("198.51.100.7:28028", "[2001:db8::1]:28028", "example.invalid:28028"),
+    *("28028", "a:b:c", "x:1e9"),
+)
+
+
 @pytest.mark.parametrize(
-    "given",
+    ("environ", "net", "why"),
     [
-        "198.51.100.7:28028",
-        "[2001:db8::1]:28028",
-        "example.invalid:28028",
-        "28028",
-        "a:b:c",
-        "x:1e9",
+        *(({"NCCL_RAS_ADDR": given}, NET, "NCCL_RAS_ADDR") for given in ELSEWHERE),
+        ({"NCCL_RAS_ENABLE": "0"}, NET, "switches it off"),
+        ({}, "net:[4026532008]", "network namespace"),
     ],
 )
-def test_an_address_elsewhere_is_refused(tmp_path: Path, given: str) -> None:
-    """A job cannot make the agent connect to another machine, nor look up a name."""
-    with pytest.raises(ServiceUnavailable, match="NCCL_RAS_ADDR"):
-        place_of(7, proc(tmp_path, {"NCCL_RAS_ADDR": given}))
-
-
-def test_ras_that_is_switched_off(tmp_path: Path) -> None:
-    """Nothing is connected to: what listens there would be of another job."""
-    with pytest.raises(ServiceUnavailable, match="switches it off"):
-        place_of(7, proc(tmp_path, {"NCCL_RAS_ENABLE": "0"}))
-
-
-def test_another_network_namespace(tmp_path: Path) -> None:
-    """The rank's localhost is not that of the agent."""
-    with pytest.raises(ServiceUnavailable, match="network namespace"):
-        place_of(7, proc(tmp_path, {}, net="net:[4026532008]"))
+def test_an_address_that_is_refused(
+    tmp_path: Path, environ: dict[str, str], net: str, why: str
+) -> None:
+    """A job cannot make the agent connect to another machine, nor look up a name. With RAS switched
+    off, what listens is of another job, and so it is in another network namespace."""
+    with pytest.raises(ServiceUnavailable, match=why):
+        place_of(7, proc(tmp_path, environ, net=net))
 
 
 def test_a_process_that_cannot_be_read(tmp_path: Path) -> None:
@@ -249,14 +242,15 @@ def test_a_process_that_cannot_be_read(tmp_path: Path) -> None:
     assert str(place_of(8, tmp_path)) == str(place_of(None)) == "127.0.0.1:28028"
 
 
-def test_addresses_of_this_host() -> None:
-    """Names, and addresses that are reserved for documentation, are not."""
-    hosts = ["127.0.0.1", "::1", "198.51.100.7", "localhost", "", "x" * 300]
-    assert [is_here(host) for host in hosts] == [True, True, False, False, False, False]
-
-
-@pytest.mark.parametrize("host", ["fe80::1%\0a", "fe80::1%\ud800", "fe80::1%" + "x" * 300])
-def test_an_interface_that_is_none(host: str) -> None:
-    """The socket module refuses such names with different exceptions: it is no address of this
-    host."""
-    assert not is_here(host)
+@pytest.mark.parametrize(
+    ("host", "ours"),
+    [
+        *(("127.0.0.1", True), ("::1", True), ("198.51.100.7", False), ("localhost", False)),
+        *(("", False), ("x" * 300, False)),
+        *((f"fe80::1%{interface}", False) for interface in ("\0a", "\ud800", "x" * 300)),
+    ],
+)
+def test_addresses_of_this_host(host: str, ours: bool) -> None:
+    """Names, and addresses that are reserved for documentation, are not; nor are interfaces whose
+    names the socket module refuses, each with another exception."""
+    assert is_here(host) is ours

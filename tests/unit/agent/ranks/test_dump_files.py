@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from frd.errors import DumpError
+from frd.flight.entry import Entry
 from frd.flight.write import write_pickle
-from frd.model import NodeNs, RankState
-from frd_agent.ranks.dump_files import DumpFiles
+from frd.model import NodeNs, RankState, RankStatus, WatermarkColumns
+from frd_agent.ranks.dump_files import DumpFile, DumpFiles
 from frd_agent.ranks.file_rank import DumpWatch
 from frd_agent.ranks.roster import Roster
 from tests.world.clocks import S
@@ -22,11 +23,46 @@ from tests.world.entries import dump, nccl
 from tests.world.run_dir import identity, shared
 
 
-def a_dump(entries: int, done: bool = True) -> bytes:
-    state = "completed" if done else "scheduled"
-    group = ("0", "default_pg")
-    ops = [nccl(i, i + 1, state, process_group=group) for i in range(entries)]
+def dump_of(*ops: Entry) -> bytes:
     return write_pickle(dump(ops), {"0": ("default_pg", (0, 1))})
+
+
+def a_dump(entries: int, state: str = "completed", **more: Any) -> bytes:
+    return dump_of(*(nccl(i, i + 1, state, **more) for i in range(entries)))
+
+
+class Node:
+    """Ranks without a tap, known from their dump files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.files, self.common = folder, DumpFiles([folder]), shared()
+        self.roster = Roster(folder, self.common)
+        self.watch = DumpWatch(self.files, self.roster, self.common, "dumps", "node", "boot")
+
+    def write(self, name: str, data: bytes, at_ns: int | None = None) -> DumpFile:
+        """The agent reads the file once it has stopped changing."""
+        path = self.folder / name
+        path.write_bytes(data)
+        if at_ns is not None:
+            os.utime(path, ns=(at_ns, at_ns))
+        self.files.changed()
+        assert self.files.changed() == [path]
+        return self.files.read(path)
+
+    def take(self, file: DumpFile) -> tuple[RankStatus, WatermarkColumns]:
+        """What the service hears of the rank."""
+        self.watch._take(file)
+        current = self.common.reports(0).current
+        statuses, watermarks = current.next_statuses(), current.next_watermarks()
+        assert statuses is not None
+        assert watermarks is not None
+        (status,) = statuses.statuses
+        return status, watermarks.columns
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
 
 
 def test_a_file_is_read_once_it_has_stopped_changing(tmp_path: Path) -> None:
@@ -44,16 +80,11 @@ def test_a_file_is_read_once_it_has_stopped_changing(tmp_path: Path) -> None:
     assert files.changed() == []
 
 
-def test_an_overwritten_file_is_read_again(tmp_path: Path) -> None:
+def test_an_overwritten_file_is_read_again(node: Node) -> None:
     """The next timeout overwrites the dump of the first one."""
-    files = DumpFiles([tmp_path, tmp_path / "not there"])
-    path = tmp_path / "trace12"
+    node.files = DumpFiles([node.folder, node.folder / "not there"])
     for entries in (1, 2):
-        path.write_bytes(a_dump(entries))
-        os.utime(path, ns=(entries, entries))
-        files.changed()
-        assert files.changed() == [path]
-        file = files.read(path)
+        file = node.write("trace12", a_dump(entries), entries)
         assert (file.rank, file.written_at_ns, len(file.dump.entries)) == (12, entries, entries)
 
 
@@ -62,16 +93,20 @@ class Hostile:
         return os.system, ("true",)
 
 
-def test_a_hostile_pickle_is_refused_and_not_tried_again(tmp_path: Path) -> None:
-    """A pickle that would run a command is refused by name; the next poll leaves it alone."""
-    files = DumpFiles([tmp_path])
-    path = tmp_path / "rank_0"
-    path.write_bytes(pickle.dumps(Hostile()))
-    files.changed()
-    assert files.changed() == [path]
-    with pytest.raises(DumpError, match="rank_0"):
-        files.read(path)
-    assert files.changed() == []
+@pytest.mark.parametrize(
+    ("name", "data", "why"),
+    [
+        ("rank_0", pickle.dumps(Hostile()), "rank_0"),
+        ("dump_1763650000", a_dump(1), "no rank"),
+    ],
+    ids=["hostile", "no rank"],
+)
+def test_what_is_refused_is_not_tried_again(node: Node, name: str, data: bytes, why: str) -> None:
+    """A pickle that would run a command, and a number that is a time: the service would refuse a
+    stream that declares such a rank. The next poll leaves the file alone."""
+    with pytest.raises(DumpError, match=why):
+        node.write(name, data)
+    assert node.files.changed() == []
 
 
 def test_links_pipes_and_other_names_are_passed_by(tmp_path: Path) -> None:
@@ -85,72 +120,36 @@ def test_links_pipes_and_other_names_are_passed_by(tmp_path: Path) -> None:
     assert files.changed() == []
 
 
-def test_a_number_that_is_no_rank_is_refused(tmp_path: Path) -> None:
-    """dump_1763650000 is a time: the service would refuse a stream that declares such a rank."""
-    (tmp_path / "dump_1763650000").write_bytes(a_dump(1))
-    files = DumpFiles([tmp_path])
-    files.changed()
-    (path,) = files.changed()
-    with pytest.raises(DumpError, match="no rank"):
-        files.read(path)
-
-
-def test_a_rank_without_a_tap_is_reported_from_its_file(tmp_path: Path) -> None:
+def test_a_rank_without_a_tap_is_reported_from_its_file(node: Node) -> None:
     """Rows, watermarks, membership and the time of writing come from the file, which is kept."""
-    files, common = DumpFiles([tmp_path]), shared()
-    (tmp_path / "rank_1").write_bytes(a_dump(3, done=False))
-    files.changed()
-    (path,) = files.changed()
-    file = files.read(path)
-    watch = DumpWatch(files, Roster(tmp_path, common), common, "dumps", "node", "boot")
-    watch._take(file)
-    watch._take(file)
-    (rank,) = watch.ranks
-    assert watch.files_of(rank.number) == [file]
-    assert common.reports(0).outbox.rows == 3
-    assert common.dictionary.groups[0].info.ranks == (0, 1)
-    statuses = common.reports(0).current.next_statuses()
-    assert statuses is not None
-    (status,) = statuses.statuses
+    file = node.write("rank_1", a_dump(3, "scheduled", process_group=("0", "default_pg")))
+    node.watch._take(file)
+    status, watermarks = node.take(file)
+    (rank,) = node.watch.ranks
+    assert node.watch.files_of(rank.number) == [file]
+    assert node.common.reports(0).outbox.rows == 3
+    assert node.common.dictionary.groups[0].info.ranks == (0, 1)
     assert (status.state, status.detail) == (
         RankState.LIVE,
         "known from rank_1 only: it runs without a tap",
     )
-    watermarks = common.reports(0).current.next_watermarks()
-    assert watermarks is not None
-    assert watermarks.columns.enqueued.tolist() == [3]
-    assert watermarks.columns.completed.tolist() == [0]
-    (as_of_ns,) = watermarks.columns.as_of_ns.tolist()
-    assert abs(as_of_ns - common.time.one_to_raw(file.written_at_ns)) < 1_000_000
+    assert (watermarks.enqueued.tolist(), watermarks.completed.tolist()) == ([3], [0])
+    (as_of_ns,) = watermarks.as_of_ns.tolist()
+    assert abs(as_of_ns - node.common.time.one_to_raw(file.written_at_ns)) < 1_000_000
 
 
 @pytest.mark.parametrize("ahead_s", [-10, 0, 3, 10])
-def test_a_file_server_may_have_another_clock(tmp_path: Path, ahead_s: int) -> None:
+def test_a_file_server_may_have_another_clock(node: Node, ahead_s: int) -> None:
     """The time of the file is the server's: all entries are read, and the rank is known until its
     newest entry at least, and not into the future."""
-    files, common = DumpFiles([tmp_path]), shared()
-    now_ns = common.time.look().real_ns
-    ops = [
-        nccl(
-            i, i + 1, "scheduled", process_group=("0", ""), time_created_ns=now_ns - (2 - i) * 1000
-        )
-        for i in range(3)
-    ]
-    path = tmp_path / "rank_1"
-    path.write_bytes(write_pickle(dump(ops), {"0": ("", (0, 1))}))
-    os.utime(path, ns=(now_ns, now_ns + ahead_s * S))
-    files.changed()
-    files.changed()
-    watch = DumpWatch(files, Roster(tmp_path, common), common, "dumps", "node", "boot")
-    watch._take(files.read(path))
-    assert common.reports(0).outbox.rows == 3
-    statuses = common.reports(0).current.next_statuses()
-    assert statuses is not None
-    newest, now = common.time.one_to_raw(now_ns), common.time.now()
-    assert newest - S // 1_000 <= statuses.statuses[0].as_of_ns <= now
-    watermarks = common.reports(0).current.next_watermarks()
-    assert watermarks is not None
-    assert newest - S // 1_000 <= watermarks.columns.as_of_ns[0] <= now
+    clock = node.common.time
+    now_ns = clock.look().real_ns
+    ops = [nccl(i, i + 1, "scheduled", time_created_ns=now_ns - (2 - i) * 1000) for i in range(3)]
+    status, watermarks = node.take(node.write("rank_1", dump_of(*ops), now_ns + ahead_s * S))
+    assert node.common.reports(0).outbox.rows == 3
+    newest, now = clock.one_to_raw(now_ns), clock.now()
+    for as_of_ns in (status.as_of_ns, watermarks.as_of_ns[0]):
+        assert newest - S // 1_000 <= as_of_ns <= now
 
 
 @pytest.mark.parametrize(
@@ -162,46 +161,33 @@ def test_a_file_server_may_have_another_clock(tmp_path: Path, ahead_s: int) -> N
     ],
 )
 def test_a_file_is_of_the_process_that_ran_its_ops(
-    tmp_path: Path, age_s: int, writer: str, ahead_s: int
+    node: Node, age_s: int, writer: str, ahead_s: int
 ) -> None:
     """A rank was started again 10 s ago. Whatever the clock of the file server says, a file with
     ops of 50 s ago is of the process before, and one with ops of 5 s ago is not. If all ops are
     from before the taps began, the time of writing decides."""
-    common, now_ns = shared(), time.time_ns()
-    roster, processes = Roster(tmp_path, common), {}
+    now_ns, processes = time.time_ns(), {}
     for name, since_s in (("former", 100), ("later", 10)):
         token = f"{since_s:012d}"
         started = {"token": token, "run": name, "started_at_ns": now_ns - since_s * S}
         known = identity(pid=os.getpid(), socket=None, shm=None) | started
-        (tmp_path / f"{token}.json").write_text(json.dumps(known))
-        (processes[name],) = roster.update(common.time.now())
-    path = tmp_path / "rank_1"
-    op = nccl(0, 1, "scheduled", process_group=("0", ""), time_created_ns=now_ns - age_s * S)
-    path.write_bytes(write_pickle(dump([op]), {"0": ("", (0, 1))}))
-    os.utime(path, ns=(now_ns, now_ns + (ahead_s - age_s) * S))
-    files = DumpFiles([tmp_path])
-    files.changed()
-    watch = DumpWatch(files, roster, common, "dumps", "node", "boot")
-    watch._take(files.read(path))
-    owners = [name for name, rank in processes.items() if watch.files_of(rank.number)]
-    roster.close()
-    assert (owners, list(watch.ranks)) == ([writer], [])
+        (node.folder / f"{token}.json").write_text(json.dumps(known))
+        (processes[name],) = node.roster.update(node.common.time.now())
+    op = nccl(0, 1, "scheduled", time_created_ns=now_ns - age_s * S)
+    node.watch._take(node.write("rank_1", dump_of(op), now_ns + (ahead_s - age_s) * S))
+    owners = [name for name, rank in processes.items() if node.watch.files_of(rank.number)]
+    node.roster.close()
+    assert (owners, list(node.watch.ranks)) == ([writer], [])
 
 
-def test_sends_in_two_files_of_a_rank_are_one_channel(tmp_path: Path) -> None:
+def test_sends_in_two_files_of_a_rank_are_one_channel(node: Node) -> None:
     """Gloo's file is read first and has the younger send: the head is NCCL's."""
-    files, common = DumpFiles([tmp_path]), shared()
-    now_ns = common.time.look().real_ns - S
-    watch = DumpWatch(files, Roster(tmp_path, common), common, "dumps", "node", "boot")
-    send: dict[str, Any] = {"state": "scheduled", "is_p2p": True, "process_group": ("0", "")}
+    now_ns = node.common.time.look().real_ns - S
     for backend, created_ns in (("gloo", now_ns), ("nccl", now_ns - S)):
         name = f"{backend}:send 0->1"
-        entry = nccl(0, 0, profiling_name=name, time_created_ns=created_ns, **send)
-        path = tmp_path / f"{backend}_0"
-        path.write_bytes(write_pickle(dump([entry]), {"0": ("", (0, 1))}))
-        files.changed()
-        watch._take(files.read(path))
-    channels = [*iter(common.reports(0).current.next_channels, None)]
+        op = nccl(0, 0, "scheduled", profiling_name=name, time_created_ns=created_ns, is_p2p=True)
+        node.watch._take(node.write(f"{backend}_0", dump_of(op)))
+    channels = [*iter(node.common.reports(0).current.next_channels, None)]
     assert [one.in_flight.tolist() for one in channels] == [[2]]
     ((head_ns,),) = [one.head_created_ns.tolist() for one in channels]
-    assert abs(head_ns - common.time.one_to_raw(NodeNs(now_ns - S))) < S // 1_000
+    assert abs(head_ns - node.common.time.one_to_raw(NodeNs(now_ns - S))) < S // 1_000

@@ -21,7 +21,8 @@ from frd_agent.node_time import raw_now
 from frd_agent.ranks.phase_files import PhaseReader
 from frd_agent.ranks.roster import Roster
 from frd_agent.uplink.dispatch import Dispatch
-from tests.world.run_dir import TOKEN, identity, shared
+from tests.unit.agent.ranks.test_roster import GONE, publish
+from tests.world.run_dir import TOKEN, shared
 
 NOW = NodeNs(1_700_000_000_000_000_000)
 S = 1_000_000_000
@@ -112,9 +113,7 @@ def test_a_hostile_file_is_counted_and_changes_nothing(tmp_path: Path, phases: l
 def test_a_rank_sends_its_phases_once_a_round(tmp_path: Path) -> None:
     """Whenever they change, with the next round of watermarks; a new stream gets them again, and
     nothing is left of a rank that is forgotten."""
-    (tmp_path / f"{TOKEN}.json").write_text(
-        json.dumps(identity(pid=os.getpid(), socket=None, started_at_ns=time.time_ns()))
-    )
+    publish(tmp_path, os.getpid())
     common = shared()
     roster = Roster(tmp_path, common)
     (rank,) = roster.update(raw_now())
@@ -179,8 +178,7 @@ def test_the_phases_of_many_ranks_fit_into_messages(tmp_path: Path) -> None:
 def test_the_last_phases_of_a_rank_that_ended(tmp_path: Path) -> None:
     """The tap wrote that the phase ended just before its process did: the agent reads that, and
     removes the file with the others of the rank."""
-    path = tmp_path / f"{TOKEN}.json"
-    path.write_text(json.dumps(identity(pid=2**22 + 1, socket=None)))
+    publish(tmp_path, GONE)
     common = shared()
     roster = Roster(tmp_path, common)
     (rank,) = roster.update(raw_now())

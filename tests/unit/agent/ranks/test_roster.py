@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,12 +17,21 @@ from tests.unit.agent.ranks.test_process import descriptors
 from tests.world.run_dir import TOKEN, identity, shared
 
 WRITTEN_NS = 1_700_000_000_000_000_000
+GONE = 2**22 + 1
+"""No process has this number."""
+
+
+def publish(run_dir: Path, pid: int, token: str = TOKEN, **changes: Any) -> Path:
+    """As the tap of a process without a socket does."""
+    said = {"started_at_ns": time.time_ns(), "run": "vm:1"} | changes
+    path = run_dir / f"{token}.json"
+    path.write_text(json.dumps(identity(pid=pid, socket=None, shm=None, token=token, **said)))
+    return path
 
 
 def test_files_of_an_old_job_are_removed_and_not_reported(tmp_path: Path) -> None:
     """The files are a week old, their process is long gone: that job is not reported again."""
-    path = tmp_path / f"{TOKEN}.json"
-    path.write_text(json.dumps(identity(pid=2**22 + 1, socket=None)))
+    path = publish(tmp_path, GONE)
     os.utime(path, ns=(WRITTEN_NS, WRITTEN_NS))
     common = shared()
     assert Roster(tmp_path, common).update(common.time.now()) == []
@@ -33,10 +43,7 @@ def test_files_of_an_old_job_are_removed_and_not_reported(tmp_path: Path) -> Non
 def test_a_rank_that_cannot_be_read_is_not_dead(tmp_path: Path) -> None:
     """The agent is short of descriptors when a rank comes: its files stay, and it is watched as
     soon as it can be read."""
-    path = tmp_path / f"{TOKEN}.json"
-    path.write_text(
-        json.dumps(identity(pid=os.getpid(), socket=None, started_at_ns=time.time_ns()))
-    )
+    path = publish(tmp_path, os.getpid())
     os.utime(path, ns=(WRITTEN_NS, WRITTEN_NS))  # a dead rank would be no news
     roster = Roster(tmp_path, shared())
     now_ns = raw_now()
@@ -50,9 +57,7 @@ def test_a_rank_that_cannot_be_read_is_not_dead(tmp_path: Path) -> None:
 
 def test_files_stay_until_the_end_must_have_been_received(tmp_path: Path) -> None:
     """The stream may be dead without the agent knowing, and the next agent has only the files."""
-    path = tmp_path / f"{TOKEN}.json"
-    path.write_text(json.dumps(identity(pid=2**22 + 1, socket=None)))
-    common = shared()
+    path, common = publish(tmp_path, GONE), shared()
     roster, now_ns = Roster(tmp_path, common), raw_now()
     (rank,) = roster.update(NodeRawNs(now_ns))
     roster.end(rank, NodeRawNs(now_ns))
@@ -65,14 +70,6 @@ def test_files_stay_until_the_end_must_have_been_received(tmp_path: Path) -> Non
     roster.close()
 
 
-def _publish(run_dir: Path, token: str, run: str, *, started_at_ns: int, pid: int) -> None:
-    said = identity(pid=pid, socket=None, shm=None, started_at_ns=started_at_ns) | {
-        "token": token,
-        "run": run,
-    }
-    (run_dir / f"{token}.json").write_text(json.dumps(said))
-
-
 def test_the_end_of_a_rank_is_reported_unless_its_own_run_goes_on(tmp_path: Path) -> None:
     """A rank is gone and a later process of that rank lives: in the same run, the end is not
     reported; in another launch of the job, the service must know that the first one has ended."""
@@ -81,9 +78,9 @@ def test_the_end_of_a_rank_is_reported_unless_its_own_run_goes_on(tmp_path: Path
         folder = tmp_path / run
         folder.mkdir()
         roster = Roster(folder, common)
-        _publish(folder, "a" * 12, "vm:1", started_at_ns=now_ns, pid=2**22 + 1)
+        publish(folder, GONE, "a" * 12, started_at_ns=now_ns)
         (former,) = roster.update(NodeRawNs(now_ns))
-        _publish(folder, "b" * 12, run, started_at_ns=now_ns + 1, pid=os.getpid())
+        publish(folder, os.getpid(), "b" * 12, run=run, started_at_ns=now_ns + 1)
         (later,) = roster.update(NodeRawNs(now_ns))
         assert later.process.was_alive
         roster.end(former, NodeRawNs(now_ns))
@@ -101,7 +98,7 @@ def test_two_live_runs_of_one_name_are_warned_of_once(
     now_ns = time.time_ns()
     roster = Roster(tmp_path, shared())
     for number, run in enumerate(("vm:1", "vm:2", "vm:2")):
-        _publish(tmp_path, str(number) * 12, run, started_at_ns=now_ns, pid=os.getpid())
+        publish(tmp_path, os.getpid(), str(number) * 12, run=run, started_at_ns=now_ns)
         (rank,) = roster.update(NodeRawNs(now_ns))
         assert rank.process.was_alive
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]

@@ -26,17 +26,22 @@ def write(directory: Path, **changes: Any) -> Path:
     return path
 
 
-def test_the_agent_names_the_node(tmp_path: Path) -> None:
-    """A name of the node in the agent's configuration replaces the host name that the rank saw."""
-    write(tmp_path)
-    (named,) = tap_files.TapFile.scan(tmp_path, node="gpu-17")
-    assert named.content is not None
-    assert named.content.info.node == "gpu-17"
+def exit_in(directory: Path, exit_record: dict[str, Any]) -> tap_files.ExitRecord:
+    """As it is read of the identity that has it."""
+    write(directory, exit=exit_record)
+    (file,) = tap_files.TapFile.scan(directory)
+    assert file.content is not None, file.problem
+    assert file.content.exit is not None
+    return file.content.exit
 
 
 def test_an_identity_is_read(tmp_path: Path) -> None:
-    """Everything that the contract names arrives in the words of the model."""
+    """Everything that the contract names arrives in the words of the model. A name of the node in
+    the agent's configuration replaces the host name that the rank saw."""
     path = write(tmp_path, exit={"kind": "exception", "detail": "E: x", "at_ns": 9}, future=1)
+    (named,) = tap_files.TapFile.scan(tmp_path, node="gpu-17")
+    assert named.content is not None
+    assert named.content.info.node == "gpu-17"
     (file,) = tap_files.TapFile.scan(tmp_path)
     who = file.content
     assert who is not None, file.problem
@@ -72,11 +77,7 @@ def test_an_exit_record_with_its_traceback(tmp_path: Path, monkeypatch: pytest.M
         raised = error
     for name, value in (("type", Odd), ("value", raised), ("traceback", raised.__traceback__)):
         monkeypatch.setattr(sys, f"last_{name}", value, raising=False)
-    write(tmp_path, exit=tap._exit_record(9))
-    (file,) = tap_files.TapFile.scan(tmp_path)
-    assert file.content is not None, file.problem
-    record = file.content.exit
-    assert record is not None
+    record = exit_in(tmp_path, tap._exit_record(9))
     assert (record.kind, record.detail, record.at_ns) == ("exception", "Odd: \\udcff first line", 9)
     assert len(record.frames) == tap.MAX_FRAMES
     line = dive.__code__.co_firstlineno
@@ -115,11 +116,7 @@ def test_an_exception_after_an_interrupt(
         monkeypatch.setattr(sys, "last_type", RuntimeError, raising=False)
         monkeypatch.setattr(sys, "last_value", error, raising=False)
         monkeypatch.setattr(sys, "last_traceback", None, raising=False)
-    write(tmp_path, exit=tap._exit_record(9))
-    (file,) = tap_files.TapFile.scan(tmp_path)
-    assert file.content is not None, file.problem
-    assert file.content.exit is not None
-    assert file.content.exit.interrupted == is_interrupted
+    assert exit_in(tmp_path, tap._exit_record(9)).interrupted == is_interrupted
 
 
 @pytest.mark.parametrize(
@@ -178,13 +175,10 @@ def test_foreign_files_are_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert all(file.socket_path is None for file in files)
 
 
-def test_no_directory_has_no_taps(tmp_path: Path) -> None:
-    """An agent that comes before its first rank."""
+def test_what_is_no_directory(tmp_path: Path) -> None:
+    """An agent that comes before its first rank finds none. One whose run directory is a file
+    reports that; it would see no rank."""
     assert tap_files.TapFile.scan(tmp_path / "none") == []
-
-
-def test_a_file_instead_of_a_directory_is_a_problem(tmp_path: Path) -> None:
-    """An agent whose run directory is a file reports that; it would see no rank."""
     (tmp_path / "file").touch()
     (file,) = tap_files.TapFile.scan(tmp_path / "file")
     assert (file.content, str(tmp_path / "file") in file.problem) == (None, True)
@@ -204,11 +198,14 @@ def test_only_what_changed_is_read_again(tmp_path: Path) -> None:
 
 
 def test_counters_arrive_as_written(tmp_path: Path) -> None:
-    """What the tap's writer writes, the reader reads; the newest publication wins."""
+    """What the tap's writer writes, the reader reads; the newest publication wins. The writer keeps
+    no descriptor open that a program could close and reuse."""
     files = tap.Files(str(tmp_path), TOKEN)
     with contextlib.closing(CountersFile(tmp_path / f"{TOKEN}.shm", NodeRawNs)) as shm:
         assert shm.read() is None
+        before = os.listdir("/proc/self/fd")
         files.write_counters(1, 2, [(tap.GENERIC, 0, 9, -1, 8)])
+        assert os.listdir("/proc/self/fd") == before
         sample = shm.read()
         assert sample is not None
         assert (sample.published_at_ns, sample.published_mono_ns) == (1, 2)
@@ -219,13 +216,6 @@ def test_counters_arrive_as_written(tmp_path: Path) -> None:
         sample = shm.read()
         assert sample is not None
         assert (sample.published_at_ns, sample.counters) == (3, {})
-
-
-def test_the_writer_keeps_nothing_open(tmp_path: Path) -> None:
-    """No descriptor that a program could close and reuse."""
-    before = os.listdir("/proc/self/fd")
-    tap.Files(str(tmp_path), TOKEN).write_counters(1, 2, [])
-    assert os.listdir("/proc/self/fd") == before
 
 
 def test_another_file_with_the_same_number_is_read(tmp_path: Path) -> None:

@@ -65,6 +65,15 @@ def pod() -> Iterator[Path]:
     folder.rmdir()
 
 
+@pytest.fixture
+def sticky(pod: Path) -> Path:
+    """A run directory in which every user may write, and remove only own files."""
+    run_dir = pod / "run"
+    run_dir.mkdir()
+    run_dir.chmod(0o1777)
+    return run_dir
+
+
 def publish(run_dir: Path, token: str = TOKEN) -> None:
     """As a tap does."""
     files = tap.Files(str(run_dir), token)
@@ -87,37 +96,32 @@ CANNOT_READ = "the agent of uid 1000 may not read what ranks of uid 2000 publish
 ADVICE = "run the agent as uid 2000 (in the chart agent.sidecar.runAsUser, or that of daemonset)"
 
 
-def test_files_of_another_user(pod: Path) -> None:
+def test_files_of_another_user(sticky: Path) -> None:
     """In a directory in which both may write. Ranks that have ended publish no more, whether they
-    removed their socket or were killed."""
-    run_dir = pod / "run"
-    run_dir.mkdir()
-    run_dir.chmod(0o1777)
-    as_user(RANKS, lambda: publish(run_dir))
-    as_user(RANKS, lambda: publish(run_dir, "ba9876543210"))
-    assert seen(run_dir) == [f"{run_dir}: {CANNOT_READ}: {ADVICE}"]
-    (run_dir / f"{TOKEN}.sock").unlink()
-    assert seen(run_dir) == [f"{run_dir}: {CANNOT_READ}: {ADVICE}"]
-    os.utime(run_dir / "ba9876543210.shm", (1, 1))
-    assert seen(run_dir) == []
+    removed their socket or were killed. A process that waits for its first process group is a rank
+    as well."""
+    as_user(RANKS, lambda: publish(sticky))
+    as_user(RANKS, lambda: publish(sticky, "ba9876543210"))
+    assert seen(sticky) == [f"{sticky}: {CANNOT_READ}: {ADVICE}"]
+    (sticky / f"{TOKEN}.sock").unlink()
+    assert seen(sticky) == [f"{sticky}: {CANNOT_READ}: {ADVICE}"]
+    os.utime(sticky / "ba9876543210.shm", (1, 1))
+    assert seen(sticky) == []
+    as_user(RANKS, lambda: tap.write_whole(str(sticky), TOKEN, ".stage", "{}"))
+    assert seen(sticky) == [f"{sticky}: {CANNOT_READ}: {ADVICE}"]
 
 
-def test_a_directory_of_another_user(pod: Path) -> None:
-    """The rank has made it, for itself alone; without a directory there is nothing to read."""
+def test_a_directory_of_another_user(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank has made it, for itself alone; without a directory there is nothing to read. An
+    agent of root that the kernel refuses in the same way may also get the capability."""
     run_dir = pod / "run"
     assert seen(run_dir) == []
     as_user(RANKS, lambda: tap.make_run_dir(str(run_dir), {}))
     as_user(RANKS, lambda: publish(run_dir))
     assert seen(run_dir) == [f"{run_dir}: {CANNOT_READ}: {ADVICE}"]
-
-
-def test_a_stage_that_may_not_be_read(pod: Path) -> None:
-    """A process that waits for its first process group is a rank as well."""
-    run_dir = pod / "run"
-    run_dir.mkdir()
-    run_dir.chmod(0o1777)
-    as_user(RANKS, lambda: tap.write_whole(str(run_dir), TOKEN, ".stage", "{}"))
-    assert seen(run_dir) == [f"{run_dir}: {CANNOT_READ}: {ADVICE}"]
+    monkeypatch.setattr("frd_agent.ranks.token_files.os.geteuid", lambda: 0)
+    said = CANNOT_READ.replace("uid 1000", "uid 0")
+    assert seen(run_dir) == [f"{run_dir}: {said}: {ADVICE}, or give it CAP_DAC_OVERRIDE"]
 
 
 def test_a_rank_that_may_not_write(pod: Path) -> None:
@@ -154,23 +158,10 @@ def test_a_rank_that_may_not_write(pod: Path) -> None:
     assert seen(run_dir) == [], "the rank has ended"
 
 
-def test_an_agent_of_root_without_capabilities(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may also get the capability. Another user is refused in the same way by the kernel."""
-    run_dir = pod / "run"
-    as_user(RANKS, lambda: tap.make_run_dir(str(run_dir), {}))
-    monkeypatch.setattr("frd_agent.ranks.token_files.os.geteuid", lambda: 0)
-    (text,) = seen(run_dir)
-    said = "the agent of uid 0 may not read what ranks of uid 2000 publish"
-    assert text == f"{run_dir}: {said}: {ADVICE}, or give it CAP_DAC_OVERRIDE"
-
-
-def test_files_that_may_not_be_removed(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_may_not_be_removed(sticky: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a sticky directory the files of an ended rank of another user stay: they are read
     once."""
-    run_dir = pod / "run"
-    run_dir.mkdir()
-    run_dir.chmod(0o1777)
-    path = run_dir / f"{TOKEN}.json"
+    path = sticky / f"{TOKEN}.json"
 
     def looks(times: int) -> int:
         """How often an agent that updates that often opens the rank."""
@@ -183,7 +174,7 @@ def test_files_that_may_not_be_removed(pod: Path, monkeypatch: pytest.MonkeyPatc
                 return look(self, file, identity)
 
             patch.setattr(Roster, "_open", counted)
-            roster = Roster(run_dir, shared())
+            roster = Roster(sticky, shared())
             for _ in range(times):
                 assert roster.update(shared().time.now()) == []
         return len(opened)

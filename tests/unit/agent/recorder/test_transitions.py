@@ -21,15 +21,6 @@ def ring() -> Ring:
     return Ring()
 
 
-def test_an_overrun_is_a_counted_loss_and_no_transition(ring: Ring) -> None:
-    """Two thousand entries pass between two dumps of three entries: lost entries are counted."""
-    ring.read(gloo(0, 1), gloo(1, 2), gloo(2, 3, done=False))
-    diff = ring.read(*(gloo(i, i + 1) for i in range(2000, 2003)))
-    assert diff.lost == 1997
-    assert changes(diff) == [(2001, J | C), (2002, J | C), (2003, J | C)]
-    assert ring.watermarks == [GroupWatermarks(2003, -1, 2003)]
-
-
 def test_an_open_collective_outlives_its_place_in_the_ring(ring: Ring) -> None:
     """Another group's entries overwrite the entry of a hanging op: the op stays open."""
     ring.read(gloo(0, 1, done=False), gloo(1, 1, pg_id=1))
@@ -118,15 +109,6 @@ def test_a_group_whose_only_entries_were_wiped_is_not_known_to_be_idle(ring: Rin
     assert ring.is_blind
 
 
-def test_a_receive_in_flight_is_over_when_the_counters_of_its_group_move(ring: Ring) -> None:
-    """A recorder is reset while a receive is in flight, and the rank continues."""
-    recv = nccl(0, 0, "scheduled", p2p_seq_id=1, is_p2p=True, profiling_name="nccl:recv 0<-3")
-    ring.read(recv, nccl(1, 1), g0=(1, -1, 0))
-    new = nccl(0, 2, time_created_ns=T0 + 10**9)
-    ring.read(new, g0=(2, -1, 2))
-    assert not ring.is_waiting
-
-
 def test_numbers_of_all_groups_together_have_no_gaps(ring: Ring) -> None:
     """torchcomms numbers all ops together, so a gap in a group's seqs after a reset is no loss."""
     one = gloo(9, 10, profiling_name="ncclx:all_reduce", op_id=0)
@@ -136,9 +118,12 @@ def test_numbers_of_all_groups_together_have_no_gaps(ring: Ring) -> None:
 
 
 def test_a_group_that_is_gone_hides_nothing(ring: Ring) -> None:
-    """torchft aborts a group, which leaves its counters unequal, and resets the recorder."""
-    ring.read(gloo(0, 1), g0=(1, -1, 1))
+    """torchft aborts a group in which an op is open, which leaves its counters unequal, and resets
+    the recorder: the rank no longer waits in it."""
+    ring.read(gloo(0, 1, done=False), g0=(1, -1, 0))
     ring.tracker.close(lambda name: name == "0")
+    assert ring.watermarks == [GroupWatermarks(1, -1, 1)]
+    assert ring.tracker.open.rows() == []
     ring.read(g0=(2, -1, 1))
     assert not ring.is_blind
 
@@ -162,13 +147,16 @@ def test_nccl_retired_without_completed_has_failed(ring: Ring) -> None:
 
 
 def test_starts_are_reported_where_timing_is_on(ring: Ring) -> None:
-    """With timing the device's start of an op is a transition, and a watermark."""
+    """With timing the device's start of an op is a transition, and a watermark. The start of the
+    next op is shown only after its end."""
     ring.read(nccl(0, 1, "scheduled"))
     started = nccl(0, 1, "started", time_discovered_started_ns=T0 + 5)
     diff = ring.read(started)
     assert changes(diff) == [(1, S)]
     assert columns(7, 1, diff.rows).started_ns.tolist() == [T0 + 5]
     assert ring.watermarks == [GroupWatermarks(1, 1, 0, T0)]
+    ring.read(nccl(0, 1), nccl(1, 2))
+    assert ring.watermarks == [GroupWatermarks(2, 2, 2)]
 
 
 def test_a_coalesced_collective_is_one_row_of_all_its_parts(ring: Ring) -> None:
@@ -186,7 +174,8 @@ def test_a_coalesced_collective_is_one_row_of_all_its_parts(ring: Ring) -> None:
 
 
 def test_what_is_left_of_a_coalesced_collective_is_not_compared(ring: Ring) -> None:
-    """The first of two coalesced broadcasts was overwritten: only the end is reported."""
+    """The first of two coalesced broadcasts was overwritten: only the end is reported, in its
+    turn."""
     ring.read(nccl(0, 1))
     left = nccl(2, 2, "scheduled", profiling_name="nccl:_broadcast_oop", input_sizes=((5,),))
     end = nccl(3, 2, "scheduled", profiling_name="nccl:coalesced")
@@ -195,15 +184,7 @@ def test_what_is_left_of_a_coalesced_collective_is_not_compared(ring: Ring) -> N
     assert changes(diff) == [(3, J)]
     assert [row[1] for row in ring.tracker.open.rows()] == [3]
     done = nccl(3, 2, profiling_name="nccl:coalesced")
-    assert ring.changes(left, done, nccl(4, 3, "scheduled")) == [(2, C)]
-
-
-def test_the_end_of_what_was_cut_is_reported_in_its_turn(ring: Ring) -> None:
-    """A partly overwritten collective is over, and later ones of the same dump too."""
-    ring.read(nccl(0, 1))
-    left = nccl(2, 2, profiling_name="nccl:_broadcast_oop", input_sizes=((5,),))
-    end = nccl(3, 2, profiling_name="nccl:coalesced")
-    assert ring.changes(left, end, nccl(4, 3), nccl(5, 4)) == [(2, C), (3, J | C), (4, J | C)]
+    assert ring.changes(left, done, nccl(4, 3), nccl(5, 4)) == [(2, C), (3, C), (4, J | C)]
 
 
 def test_a_single_op_behind_a_gap_is_whole(ring: Ring) -> None:
@@ -233,13 +214,6 @@ def test_a_coalesced_collective_is_over_when_its_last_part_is(ring: Ring) -> Non
     assert ring.changes(nccl(0, 1, **part), end) == [(1, C)]
 
 
-def test_what_is_over_was_started(ring: Ring) -> None:
-    """A recorder with timing shows the start of one op, and the next op only after its end."""
-    ring.read(nccl(0, 1, "started", time_discovered_started_ns=T0 + 5))
-    ring.read(nccl(0, 1), nccl(1, 2))
-    assert ring.watermarks == [GroupWatermarks(2, 2, 2)]
-
-
 def test_counters_that_count_sends_end_no_collective(ring: Ring) -> None:
     """NCCL numbers sends and collectives together: in a group with sends the counters do not show
     whether a collective whose entry was overwritten is over."""
@@ -259,24 +233,21 @@ def test_a_recorder_that_shows_active_entries_only(ring: Ring) -> None:
 
 
 def test_a_group_that_is_set_up_again_is_another_group(ring: Ring) -> None:
-    """A name comes back under another pg_id: its seqs start again and the old group is closed."""
-    ring.read(gloo(0, 1, done=False))
-    reborn = gloo(1, 1, pg_id=4, process_group=("0", ""))
-    assert ring.tracker.new_groups(dump([gloo(0, 1, done=False), reborn]), LATER) == {"0": True}
-    assert ring.changes(gloo(0, 1, done=False), reborn) == [(1, J | C)]
-    former, latter = ring.tracker.groups
-    assert former.watermarks == GroupWatermarks(1, -1, 1)
-    assert ring.names._dictionary.groups[latter.group].info.name == "0~1"
-
-
-def test_sends_of_a_group_that_was_set_up_again_are_not_awaited(ring: Ring) -> None:
-    """The entry of an old group's send stays in the recorder and is never completed."""
-    send = nccl(0, 0, "scheduled", profiling_name="nccl:send 0->1", is_p2p=True)
-    ring.read(send)
+    """A name comes back under another pg_id: its seqs start again and the old group is closed. The
+    entry of its send stays in the recorder and is never completed."""
+    former = [
+        nccl(0, 1, "scheduled"),
+        nccl(1, 0, "scheduled", profiling_name="nccl:send 0->1", is_p2p=True),
+    ]
+    ring.read(*former)
     assert len(ring.channels.group) == 1
-    reborn = nccl(1, 1, pg_id=4, process_group=("0", ""))
-    ring.read(send, reborn)
+    reborn = nccl(2, 1, pg_id=4, process_group=("0", ""))
+    assert ring.tracker.new_groups(dump([*former, reborn]), LATER) == {"0": True}
+    assert ring.changes(*former, reborn) == [(1, J | C)]
     assert len(ring.channels.group) == 0
+    closed, latter = ring.tracker.groups
+    assert closed.watermarks == GroupWatermarks(1, -1, 1)
+    assert ring.names._dictionary.groups[latter.group].info.name == "0~1"
 
 
 def test_entries_of_an_earlier_attempt_are_not_of_this_one(ring: Ring) -> None:
@@ -358,14 +329,6 @@ def test_a_batch_of_p2p_ops_ends_with_its_closing_entry(ring: Ring) -> None:
     end = nccl(2, 0, "completed", profiling_name="nccl:coalesced", **p2p)
     ring.read(*ops, end)
     assert len(ring.channels.group) == 0
-
-
-def test_a_destroyed_group_has_nothing_outstanding(ring: Ring) -> None:
-    """The tap no longer lists a group in which an op was open: the rank no longer waits in it."""
-    ring.read(gloo(0, 1, done=False))
-    ring.tracker.close(lambda name: name == "0")
-    assert ring.watermarks == [GroupWatermarks(1, -1, 1)]
-    assert ring.tracker.open.rows() == []
 
 
 def test_times_that_the_wire_cannot_carry_are_cut() -> None:

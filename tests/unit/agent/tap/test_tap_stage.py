@@ -66,17 +66,13 @@ def seen_inside(*functions: tuple[str, str]) -> tuple[str, list[str]]:
 
 def test_the_stage_of_the_main_thread() -> None:
     """The innermost function of torch that waits for others counts; one of the same name in a
-    user's module does not."""
+    user's module does not. Of a program that recurses, only the innermost frames are looked at."""
     stage, names = seen_inside(("main", "a.py"), ("init_process_group", C10D), ("barrier", C10D))
     assert stage == "init_process_group"
     assert names[names.index("barrier") :][:3] == ["barrier", "init_process_group", "main"]
     assert seen_inside(("new_group", C10D), ("_new_group_with_tag", C10D))[0] == "new_group"
     assert seen_inside(("init_process_group", "mine.py"))[0] == ""
     assert seen_inside(("all_reduce", C10D))[0] == ""
-
-
-def test_a_deep_stack_is_cut() -> None:
-    """A program that recurses: only its innermost frames are looked at."""
     assert len(seen_inside(*[("deeper", "a.py")] * 300)[1]) == tap.MAX_DEPTH
 
 

@@ -22,6 +22,7 @@ from frd_agent.inspection.inspector import Inspector
 from frd_agent.nccl_ras.client import RasClient
 from frd_agent.node_time import raw_now
 from frd_agent.ranks.dump_files import DumpFiles
+from frd_agent.ranks.rank import Rank
 from frd_agent.ranks.roster import Roster
 from frd_agent.recorder.recorders import KeptDump
 from frd_agent.recorder.transitions import RecorderTracker
@@ -43,6 +44,18 @@ def of_ops(*created_ns: int) -> Dump:
     )
 
 
+SLEEPS = "import time; print('ready', flush=True); time.sleep(300)"
+
+
+def rank_of(pid: int, run_dir: Path) -> tuple[Roster, Rank]:
+    """The process has published that it is a rank."""
+    known = identity(pid=pid, socket=None, shm=None, started_at_ns=time.time_ns())
+    (run_dir / f"{TOKEN}.json").write_text(json.dumps(known))
+    roster = Roster(run_dir, shared())
+    (rank,) = roster.update(raw_now())
+    return roster, rank
+
+
 @pytest.mark.parametrize("ahead_s", [-600, 0, 600])
 @pytest.mark.parametrize("is_later", [False, True])
 async def test_the_dump_with_the_latest_op_is_the_last(
@@ -50,11 +63,8 @@ async def test_the_dump_with_the_latest_op_is_the_last(
 ) -> None:
     """The rank wrote a file, and the agent had asked it for a dump: the one with the later op is
     the last dump, whatever the clock of the file server says."""
-    common, now_ns = shared(), time.time_ns()
-    known = identity(pid=2**22 + 1, socket=None, shm=None)
-    (tmp_path / f"{TOKEN}.json").write_text(json.dumps(known))
-    roster = Roster(tmp_path, common)
-    (rank,) = roster.update(common.time.now())
+    now_ns = time.time_ns()
+    roster, rank = rank_of(2**22 + 1, tmp_path)
     roster.end(rank, raw_now())
     first_ns, second_ns = now_ns - 20 * S, now_ns - 10 * S
     ops = [of_ops(first_ns), of_ops(first_ns, second_ns)]
@@ -85,11 +95,8 @@ async def test_the_wait_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         sent.append(part)
 
     request, inspector = Request(4, (1,), False, False, 5.0, waits=True), Inspector(Counters())
-    with suspect("import time; print('ready', flush=True); time.sleep(300)") as process:
-        known = identity(pid=process.pid, socket=None, shm=None, started_at_ns=time.time_ns())
-        (tmp_path / f"{TOKEN}.json").write_text(json.dumps(known))
-        roster = Roster(tmp_path, shared())
-        (rank,) = roster.update(raw_now())
+    with suspect(SLEEPS) as process:
+        roster, rank = rank_of(process.pid, tmp_path)
 
         async def ask() -> WaitReport:
             await answer_waits(rank, request, inspector, roster, send)
@@ -121,13 +128,10 @@ async def test_what_nccl_says_of_a_rank(tmp_path: Path, monkeypatch: pytest.Monk
     request, ras = Request(4, (1,), False, False, 5.0, ras=True), RasClient(Counter())
     with serving_ras(RasServer(b"")) as server:
         monkeypatch.setenv("NCCL_RAS_ADDR", server.address)
-        with suspect("import time; print('ready', flush=True); time.sleep(300)") as process:
+        with suspect(SLEEPS) as process:
             pids = {671: 1, 674: process.pid, 677: 3, 678: 4}
             server.answers = [moved("lagging", pids)]
-            known = identity(pid=process.pid, socket=None, shm=None, started_at_ns=time.time_ns())
-            (tmp_path / f"{TOKEN}.json").write_text(json.dumps(known))
-            roster = Roster(tmp_path, shared())
-            (rank,) = roster.update(raw_now())
+            roster, rank = rank_of(process.pid, tmp_path)
             monkeypatch.setattr("frd_agent.uplink.answers.PART_BYTES", 100)
             await answer_ras(rank, request, ras, send)
             assert [part.last for part in sent] == [False] * (len(sent) - 1) + [True]

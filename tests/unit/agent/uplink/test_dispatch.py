@@ -101,26 +101,35 @@ class Service:
         return [event for event in heard if not isinstance(event, Declare)]
 
 
+@pytest.fixture
+def agent() -> Agent:
+    """On a stream to a service that knows nothing."""
+    agent = Agent()
+    agent.dispatch.open(knows_nothing=True)
+    return agent
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
 def kinds(events: Iterable[AgentEvent]) -> list[str]:
     return [type(event).__name__ for event in events]
 
 
-def test_rows_come_before_watermarks_and_statuses_last() -> None:
+def test_rows_come_before_watermarks_and_statuses_last(agent: Agent, service: Service) -> None:
     """All is new on a first stream: the order is what watermarks and statuses rely on."""
-    agent, service = Agent(), Service()
     agent.current.set_status(RankStatus(agent.ranks[0], RankState.LIVE, NOW))
     agent.current.set_watermarks(agent.ranks[0], agent.group, GroupWatermarks(2, -1, 1, NOW))
     agent.current.set_as_of(agent.ranks[0], NOW)
     agent.outbox.record(agent.rows(0, 1, 2))
-    agent.dispatch.open(knows_nothing=True)
     assert kinds(service.listen(agent.dispatch)) == ["EntryColumns", "Watermarks", "Statuses"]
     assert service.listen(agent.dispatch) == []
 
 
-def test_that_the_agent_leaves_comes_first_on_every_stream() -> None:
+def test_that_the_agent_leaves_comes_first_on_every_stream(agent: Agent, service: Service) -> None:
     """It was asked to stop while much waits: a kill may follow. The next stream says it again."""
-    agent, service = Agent(), Service()
-    agent.dispatch.open(knows_nothing=True)
     agent.outbox.record(agent.rows(0, 1, 2))
     agent.current.set_leaving(Leaving(2))
     first, *_ = service.listen(agent.dispatch, watermarks_due=False)
@@ -130,10 +139,10 @@ def test_that_the_agent_leaves_comes_first_on_every_stream() -> None:
     assert Service().listen(agent.dispatch)[0] == Statuses((), leaving=Leaving(2))
 
 
-def test_watermarks_wait_for_their_round_but_not_behind_a_status() -> None:
+def test_watermarks_wait_for_their_round_but_not_behind_a_status(
+    agent: Agent, service: Service
+) -> None:
     """Nothing urgent: watermarks keep to their pace. A rank dies: all is sent immediately."""
-    agent, service = Agent(), Service()
-    agent.dispatch.open(knows_nothing=True)
     agent.current.set_as_of(agent.ranks[0], NOW)
     assert service.listen(agent.dispatch, watermarks_due=False) == []
     agent.current.set_status(RankStatus(agent.ranks[0], RankState.EXITED, NOW))
@@ -141,10 +150,9 @@ def test_watermarks_wait_for_their_round_but_not_behind_a_status() -> None:
     assert kinds(heard) == ["Watermarks", "Statuses"]
 
 
-def test_a_reconnect_resends_what_is_not_acknowledged_and_no_replay() -> None:
+def test_a_reconnect_resends_what_is_not_acknowledged_and_no_replay(agent: Agent) -> None:
     """The same service process, another stream: unacknowledged rows and all that is true now."""
-    agent, first, second = Agent(), Service(), Service()
-    agent.dispatch.open(knows_nothing=True)
+    first, second = Service(), Service()
     agent.outbox.record(agent.rows(1, 1, 2, 3))
     first.listen(agent.dispatch)
     agent.dispatch.ack({0: 2})
@@ -156,12 +164,11 @@ def test_a_reconnect_resends_what_is_not_acknowledged_and_no_replay() -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 2], ids=["at first", "after a stream that broke"])
-def test_a_restarted_service_hears_of_open_collectives_first(streams: int) -> None:
+def test_a_restarted_service_hears_of_open_collectives_first(agent: Agent, streams: int) -> None:
     """Seq 4 is open and was acknowledged, 5 and 6 wait: 4 is replayed, then 5 and 6 are sent. The
     replay has no revisions, because the service must not acknowledge it. A stream that breaks
     immediately changes nothing."""
-    agent, first, second = Agent(), Service(), Service()
-    agent.dispatch.open(knows_nothing=True)
+    first, second = Service(), Service()
     agent.outbox.record(agent.rows(0, 4))
     first.listen(agent.dispatch)
     agent.dispatch.ack({0: 1})
@@ -176,21 +183,17 @@ def test_a_restarted_service_hears_of_open_collectives_first(streams: int) -> No
     assert (rows.first_revision, rows.seq.tolist()) == (2, [5, 6])
 
 
-def test_a_resync_repeats_what_is_true_on_the_same_stream() -> None:
+def test_a_resync_repeats_what_is_true_on_the_same_stream(agent: Agent, service: Service) -> None:
     """Nothing is declared twice: the stream's dictionary is still there."""
-    agent, service = Agent(), Service()
     agent.current.set_status(RankStatus(agent.ranks[0], RankState.LIVE, NOW))
     agent.current.set_watermarks(agent.ranks[0], agent.group, GroupWatermarks(7, -1, 7))
-    agent.dispatch.open(knows_nothing=True)
     service.listen(agent.dispatch)
     agent.dispatch.resync()
     assert kinds(service.listen(agent.dispatch)) == ["Watermarks", "Statuses"]
 
 
-def test_only_what_changed_is_said_again() -> None:
+def test_only_what_changed_is_said_again(agent: Agent, service: Service) -> None:
     """Marks and statuses that stay the same are no news; channels replace one another."""
-    agent, service = Agent(), Service()
-    agent.dispatch.open(knows_nothing=True)
     status = RankStatus(agent.ranks[0], RankState.LIVE, NOW)
     channels = p2p_ops(agent.ranks[0], (agent.group, 1, True, 1, NOW))
     for _ in range(2):
@@ -203,13 +206,11 @@ def test_only_what_changed_is_said_again() -> None:
     assert service.listen(agent.dispatch) == []
 
 
-def test_a_rank_is_declared_when_an_event_refers_to_it() -> None:
+def test_a_rank_is_declared_when_an_event_refers_to_it(agent: Agent, service: Service) -> None:
     """A rank of long ago is forgotten: a new stream never hears of it."""
-    agent, service = Agent(), Service()
     for rank in agent.ranks:
         agent.current.set_status(RankStatus(rank, RankState.LIVE, NOW))
     agent.current.forget(agent.ranks[0])
-    agent.dispatch.open(knows_nothing=True)
     (statuses,) = service.listen(agent.dispatch)
     assert isinstance(statuses, Statuses)
     declared = [r.info.rank for e in service.heard if isinstance(e, Declare) for r in e.ranks]
@@ -218,13 +219,11 @@ def test_a_rank_is_declared_when_an_event_refers_to_it() -> None:
 
 
 def test_the_stream_after_a_full_one_sends_what_waits(
-    monkeypatch: pytest.MonkeyPatch,
+    agent: Agent, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that wait for an acknowledgement keep their signatures when old ones go, and no number
     of a signature is used again."""
     monkeypatch.setattr(stream_indexes, "MAX_SIGNATURES", 2)
-    agent, service = Agent(), Service()
-    agent.dispatch.open(knows_nothing=True)
     agent.dictionary.signature(Signature("gloo", "of long ago"))
     agent.outbox.record(agent.rows(0, 1))
     other = agent.dictionary.signature(Signature("gloo", "broadcast"))
@@ -286,10 +285,8 @@ def host_series(agent: Agent, value: int, at_ns: int, limit: int = 64 << 30) -> 
     agent.samples.add(at_ns, at_ns + 1, [Reading(agent.attempt, agent.host, limit, value)])
 
 
-def test_memory_is_sent_last_and_in_the_streams_indexes() -> None:
+def test_memory_is_sent_last_and_in_the_streams_indexes(agent: Agent, service: Service) -> None:
     """The second rank is the stream's first, and its series is declared with it."""
-    agent, service = Agent(), Service()
-    agent.dispatch.open(knows_nothing=True)
     series = SeriesInfo(agent.ranks[1], SeriesKind.DEVICE_USED, "GPU-1")
     agent.samples.add(NOW, NOW + 1, [Reading(agent.attempt, series, 100, 7)])
     agent.current.set_as_of(agent.ranks[1], NOW)
@@ -302,10 +299,8 @@ def test_memory_is_sent_last_and_in_the_streams_indexes() -> None:
     assert (memory.series.tolist(), memory.values.tolist()) == ([0], [[7]])
 
 
-def test_memory_waits_for_its_round_unless_it_jumped() -> None:
+def test_memory_waits_for_its_round_unless_it_jumped(agent: Agent, service: Service) -> None:
     """Ten samples a second are one message; a gigabyte more is sent immediately."""
-    agent, service = Agent(), Service()
-    agent.dispatch.open(knows_nothing=True)
     host_series(agent, 1 << 30, NOW)
     assert service.listen(agent.dispatch, watermarks_due=False) == []
     host_series(agent, 3 << 30, NOW + 100)
@@ -314,10 +309,8 @@ def test_memory_waits_for_its_round_unless_it_jumped() -> None:
     assert batch.values.tolist() == [[1 << 30, 3 << 30]]
 
 
-def test_an_error_of_memory_waits_for_nothing() -> None:
+def test_an_error_of_memory_waits_for_nothing(agent: Agent, service: Service) -> None:
     """Out of memory: said before all that can wait, after the rows that came before it."""
-    agent, service = Agent(), Service()
-    agent.dispatch.open(knows_nothing=True)
     host_series(agent, 1 << 30, NOW)
     agent.current.set_as_of(agent.ranks[0], NOW)
     agent.outbox.record(agent.rows(0, 1))

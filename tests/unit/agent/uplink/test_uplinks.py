@@ -229,16 +229,3 @@ def test_samples_go_to_their_job() -> None:
     assert node_samples.latest() == {series[0]: 50, series[1]: 60}
     assert queues["a"].next_events() is None
     assert queues["b"].next_events() is not None
-
-
-def test_a_lower_bound_of_samples_drops_the_oldest() -> None:
-    """Another job appears, and the room for samples is halved: the newest samples stay."""
-    samples = Samples(1 << 20, lambda series: series.rank)
-    series = SeriesInfo(0, SeriesKind.HOST_USED)
-    for at in range(10):
-        samples.add(at + 1, at + 1, [Reading(0, series, 100, 50)])
-    samples.limit(3 * 264)
-    assert (samples.moments, samples.dropped) == (3, 7)
-    batch = samples.next_batch()
-    assert batch is not None
-    assert batch.begin_ns.tolist() == [8, 9, 10]
