@@ -18,12 +18,13 @@ SEEDS := 1000
 MODULE := frd/engine
 BENCHES := ingest overhead phase analyze clock memory poll traces inspect_suspect waits_for web
 
-.PHONY: help demo test test-frameworks test-gpu test-pods test-slurm test-wheel lint coverage sim soak mutants bench proto dashboards clean
+.PHONY: help demo test quick quick-tests prepare test-frameworks test-gpu test-pods test-slurm test-wheel lint coverage sim soak mutants bench proto dashboards clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    a small job hangs on this machine; frd names the first cause (about a minute)"
 	@echo "make test    lint, types, import floors, generated code, tests"
+	@echo "make quick   lint, types, unit tests, frozen verdicts (a minute and a half)"
 	@echo "make lint    only the checks that run no code"
 	@echo "make coverage  lines of engine, parser, outbox and stores that no test runs"
 	@echo "make sim SEEDS=N  simulate N jobs with one service and N with replicas; all frozen verdicts"
@@ -43,15 +44,20 @@ demo: .venv/installed torch
 	@$(BIN)/frd demo
 
 test:
-	@$(MAKE) --no-print-directory -j 3 lint torch dftracer
-	@scripts/debian-packages
+	@$(MAKE) --no-print-directory -j 3 prepare lint
 	@echo "frd: tests"
 	@$(BIN)/pytest -n 3 --dist loadgroup $(PARALLEL)
 	@echo "frd: tests with real daemons and NATS servers"
-	@$(BIN)/pytest $(REAL) -n 4 --dist loadgroup -m "not torch and not soak" tests/contract tests/e2e
+	@$(BIN)/pytest $(REAL) -n 6 --dist loadgroup -m "not torch and not soak" tests/contract tests/e2e
 	@echo "frd: tests with real ranks"
-	@$(BIN)/pytest $(REAL) -n 4 --dist loadgroup -m "torch and not alone and not soak" --durations 10 tests/e2e
+	@$(BIN)/pytest $(REAL) -n 6 --dist loadgroup -m "torch and not alone and not soak" --durations 10 tests/e2e
 	@$(BIN)/pytest $(REAL) -m "alone and not soak" tests/e2e
+
+quick:
+	@$(MAKE) --no-print-directory -j 3 lint quick-tests
+
+quick-tests: .venv/installed
+	@$(BIN)/pytest -q -n 2 --dist loadgroup tests/unit tests/frozen
 
 lint: .venv/installed .venv-proto/installed
 	@echo "frd: lint"
@@ -140,6 +146,10 @@ clean:
 .venv-frameworks/installed: requirements/frameworks.txt scripts/venv
 	@scripts/venv .venv-frameworks $(PYTHON) requirements/frameworks.txt --editable
 	@touch $@
+
+# All that `make test` downloads and installs.
+prepare: .venv/installed .venv-proto/installed torch dftracer
+	@scripts/debian-packages
 
 # Real ranks need torch; without it the demo uses scripted ranks, and tests skip.
 .PHONY: torch dftracer
