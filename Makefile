@@ -77,9 +77,10 @@ coverage: .venv/installed
 	@$(BIN)/pytest -n 2 --timeout 600 --cov --cov-report= tests/unit tests/property tests/sim tests/frozen
 	@$(BIN)/python -m scripts.covered
 
+# All seeds of every test that tries a part of them elsewhere.
 sim: .venv/installed
 	@$(BIN)/python -m tests.frozen
-	@FRD_ALL_SEEDS=1 $(BIN)/pytest -n 2 --timeout 600 tests/property tests/sim
+	@FRD_ALL_SEEDS=1 $(BIN)/pytest -n 2 --timeout 600 $$(grep -rl --include='test_*.py' 'tests\.world.*seeds' tests)
 	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
 	@$(BIN)/python -m tests.sim --cluster --seeds $(SEEDS)
 	@$(BIN)/python -m tests.sim --seed 1 --world 768

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import json
 import os
 import socket
@@ -25,6 +24,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+import pytest
 
 _ROOT: Final = Path(__file__).parents[2]
 _SCRIPTS: Final = (_ROOT / "tests" / "e2e" / "jobs", _ROOT / "examples")
@@ -73,13 +74,9 @@ class Process(subprocess.Popen[Any]):
 @contextlib.contextmanager
 def real_starts() -> Iterator[None]:
     """Inside, every process starts as a new interpreter."""
-    before = os.environ.get(REAL_STARTS)
-    os.environ[REAL_STARTS] = "1"
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(REAL_STARTS, "1")
         yield
-    finally:
-        if before is None:
-            del os.environ[REAL_STARTS]
 
 
 def _parent_of(command: Sequence[str], env: Mapping[str, str]) -> str | None:
@@ -111,7 +108,7 @@ class _WarmParent:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         clean = {k: v for k, v in _STARTED_WITH.items() if not k.startswith(("FRD_", "SLURM_"))}
         with theirs:
-            process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.world.warm_parent", kind, str(theirs.fileno())],
                 env=clean | {"OMP_NUM_THREADS": "1"},  # read when torch is loaded
                 cwd=_ROOT,
@@ -119,8 +116,7 @@ class _WarmParent:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        self.pid = process.pid
-        self._process = process
+        self.pid = self._process.pid
 
     def fork(self, start: Mapping[str, Any], streams: Sequence[int]) -> int:
         """The number of the new process, a child of this one."""
@@ -131,20 +127,19 @@ class _WarmParent:
         return int(answer)
 
 
-@functools.cache
+_parents: dict[str, _WarmParent] = {}
+"""By kind. They end with this process, when its ends of their sockets close."""
+
+
 def _warm_parent(kind: str) -> _WarmParent:
-    """It ends with this process, when its end of the socket closes."""
-    parent = _WarmParent(kind)
-    _parents.add(parent.pid)
-    return parent
+    if kind not in _parents:
+        _parents[kind] = _WarmParent(kind)
+    return _parents[kind]
 
 
-def warm_parents() -> frozenset[int]:
-    """Their numbers, so far."""
-    return frozenset(_parents)
-
-
-_parents: set[int] = set()
+def warm_parents() -> set[int]:
+    """The numbers of their processes, so far."""
+    return {parent.pid for parent in _parents.values()}
 
 
 @contextlib.contextmanager

@@ -52,6 +52,7 @@ class Stage:
     """Starts and stops the demo's processes; use as a context manager."""
 
     Process: type[subprocess.Popen[Any]] = subprocess.Popen
+    """What starts a process; a subclass of the stage may have another."""
 
     def __init__(
         self,
