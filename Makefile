@@ -47,10 +47,8 @@ test:
 	@$(MAKE) --no-print-directory -j 3 prepare lint
 	@echo "frd: tests"
 	@$(BIN)/pytest -n 3 --dist loadgroup $(PARALLEL)
-	@echo "frd: tests with real daemons and NATS servers"
-	@$(BIN)/pytest $(REAL) -n 6 --dist loadgroup -m "not torch and not soak" tests/contract tests/e2e
-	@echo "frd: tests with real ranks"
-	@$(BIN)/pytest $(REAL) -n 6 --dist loadgroup -m "torch and not alone and not soak" --durations 10 tests/e2e
+	@echo "frd: tests with real daemons, NATS servers and ranks"
+	@$(BIN)/pytest $(REAL) -n 6 --dist loadgroup -m "not alone and not soak" --durations 10 tests/contract tests/e2e
 	@$(BIN)/pytest $(REAL) -m "alone and not soak" tests/e2e
 
 quick:

@@ -581,7 +581,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     from tests.e2e.web.browser import ABSENT, CHROMIUM, chromium  # noqa: PLC0415  # in one only
 
     if CHROMIUM is None:
-        return {"skipped": f"{ABSENT}: install Debian's package chromium"}
+        return {"skipped": f"{ABSENT}: install Debian's package"}
     nodes = options.ranks // EACH
     with ExitStack() as stack:
         served = stack.enter_context(service())

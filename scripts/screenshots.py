@@ -168,7 +168,7 @@ def small(png: bytes) -> bytes:
 
 def main() -> None:
     if CHROMIUM is None:
-        raise SystemExit(f"screenshots: {ABSENT}: install Debian's package chromium")
+        raise SystemExit(f"screenshots: {ABSENT}: install Debian's package")
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     with (
         Stage(SCENARIOS["missing_rank"], 4, STALL_AFTER_S) as stage,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import logging
 import os
@@ -32,6 +33,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items if variable not in os.environ else ():
             if Path(__file__).parent / folder in item.path.parents:
                 item.add_marker(pytest.mark.skip(reason=reason))
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def pytest_collection_finish() -> None:
+    """A collection of garbage leaves out the thousands of tests, and comes less often: it took an
+    eighth of the unit tests' time."""
+    gc.freeze()
+    gc.set_threshold(200_000, 50, 100)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -24,6 +24,7 @@ PROGRAMS = ("prometheus", "prometheus-alertmanager")
 pytestmark = [pytest.mark.torch, pytest.mark.prometheus, pytest.mark.timeout(240)]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     any(shutil.which(program) is None for program in PROGRAMS),
     reason="absent: prometheus, prometheus-alertmanager",

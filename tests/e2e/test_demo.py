@@ -98,6 +98,7 @@ def test_scenario_names_the_injected_ranks(name: str, check: Check) -> None:
     check(name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(set(SCENARIOS).difference(WITH_TORCH, OF_MEMORY)))
 def test_scripted_ranks_stand_in_for_torch(name: str, check: Check) -> None:
     """Where torch is absent, scripted ranks take its place and the truth is the same."""

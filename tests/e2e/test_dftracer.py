@@ -159,6 +159,7 @@ def stuck_job(release: str, folder: Path, **variables: str) -> Iterator[tuple[in
         os.close(held)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("compression", ["0", "1"])
 def test_a_live_trace(release: str, compression: str, tmp_path: Path) -> None:

@@ -170,6 +170,7 @@ async def greed(cluster: Cluster, number: int) -> None:
                 )
 
 
+@pytest.mark.long
 def test_a_service_without_memory(tmp_path: Path) -> None:
     """Greedy streams exceed a limit on the service's memory: it refuses and counts them, or dies,
     and the job is reported as before once there is memory again."""

@@ -88,6 +88,7 @@ def claim(finding: Mapping[str, Any]) -> tuple[Any, ...]:
     return *what, suspects, finding["victims"], collective
 
 
+@pytest.mark.long
 def test_a_frozen_agent_is_no_stuck_rank(begin: Begin) -> None:
     """SIGSTOP for an agent, then a rank of its node hangs: its ranks are unreachable, nothing is
     certain. After SIGCONT the rank that hangs is named, and entries that rings lost
@@ -132,6 +133,7 @@ def test_a_frozen_service_blames_no_rank(begin: Begin) -> None:
 # -- the clock -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_clock_that_is_set_back(begin: Begin, tmp_path: Path) -> None:
     """A rank hangs, the service's clock is set back by two hours and the service is killed: the
     hang is found again under the same id although its stored times are in the future."""

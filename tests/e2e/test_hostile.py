@@ -179,6 +179,7 @@ def hostile_clients(service: Service, folder: Path) -> list[Callable[[], Awaitab
     ]
 
 
+@pytest.mark.long
 def test_agents_go_on_among_hostile_clients(service: Service, tmp_path: Path) -> None:
     """A thousand hostile clients of ten kinds while 64 agents stream: no row is lost, and each
     client is counted."""

@@ -63,6 +63,7 @@ async def test_the_machine_of_an_agent_dies(tmp_path: Path) -> None:
                 assert time.monotonic() - began < DEAD_AFTER_S + RECONNECT_S
 
 
+@pytest.mark.long
 async def test_an_earlier_release_of_the_service_that_says_nothing(tmp_path: Path) -> None:
     """A service of an earlier release permits a ping every 20 s. It throws out a client that has
     this release's keepalive; not the agent, which after its first welcome pings less often."""

@@ -61,6 +61,7 @@ WINDOW_S, SETTLE_S = 9.0, 8.0
 S = 1_000_000_000
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_stragglers_are_named_with_the_time_that_was_lost(tmp_path: Path) -> None:
     """Rank 1 sleeps 200 ms before every tenth all_reduce, rank 3 20 ms before each: only these two

@@ -96,6 +96,7 @@ FORMS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_one_of_two_workers_is_stuck(tmp_path: Path, form: str) -> None:
     """The rank polls a pipe; behind it one worker is stuck, and the other one has no work."""

@@ -29,6 +29,7 @@ JOBS_OF_BOTH = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", JOBS_OF_BOTH)
 def test_the_verdict_is_the_same(job: str) -> None:
     """Of two equal jobs at one time, the one with warm and the other with real starts."""

@@ -77,25 +77,27 @@ PLANS: Final = {
 CASES: Final = (
     Case(PLANS["timed"], FaultKind.CPU_STUCK),
     Case(PLANS["timed"], FaultKind.CRASH),
+    Case(PLANS["deep"], FaultKind.IN_COLLECTIVE_ALONE),
+    Case(PLANS["deep"], FaultKind.NETWORK),
+    Case(PLANS["flat"], FaultKind.MISMATCH),
+    Case(PLANS["gloo"], FaultKind.STOPPED),
+) + (
     Case(PLANS["timed"], FaultKind.DEVICE_STUCK),
     Case(PLANS["timed"], FaultKind.ORDER),
     Case(PLANS["timed"], FaultKind.GIL_HELD),
-    Case(PLANS["deep"], FaultKind.IN_COLLECTIVE_ALONE),
     Case(PLANS["deep"], FaultKind.P2P_STUCK),
-    Case(PLANS["deep"], FaultKind.NETWORK),
-    Case(PLANS["flat"], FaultKind.MISMATCH),
     Case(PLANS["flat"], FaultKind.CRASH_RECORDED),
-    Case(PLANS["gloo"], FaultKind.STOPPED),
-)
+) * ALL
 AGAIN: Final = (Trouble.AGENT_KILLED, Trouble.RESET)
 """A new agent reports everything again; a connection breaks, and the agent sends again what was not
 acknowledged."""
 RECONNECTING: Final = (
     Case(PLANS["timed"], FaultKind.CPU_STUCK, AGAIN),
-    Case(PLANS["deep"], FaultKind.CPU_STUCK, AGAIN),
     Case(PLANS["deep"], FaultKind.CRASH, AGAIN),
+) + (
+    Case(PLANS["deep"], FaultKind.CPU_STUCK, AGAIN),
     Case(PLANS["flat"], FaultKind.IN_COLLECTIVE_ALONE, AGAIN),
-)
+) * ALL
 
 
 # -- the network ---------------------------------------------------------------------------------

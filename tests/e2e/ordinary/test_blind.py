@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 WATCHING = "watching 1 job, 2 ranks, 1 agent; last heard "
 
 
+@pytest.mark.long
 def test_an_agent_is_killed_under_a_healthy_job() -> None:
     """Before the agent starts, while it watches, after it is killed, and after its restart: four
     answers of `frd findings` about one healthy job, which steps on all the time; no collective

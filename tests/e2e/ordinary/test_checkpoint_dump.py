@@ -35,6 +35,7 @@ def dump(http: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_no_hang_until_it_lasts(tmp_path: Path) -> None:
     """Rank 0 saves while rank 1 waits in a barrier. A first dump proves no hang, with and without
     the metadata of `frd dump`; a second one, seconds later, proves a hang if the threshold is that

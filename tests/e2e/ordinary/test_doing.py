@@ -27,6 +27,7 @@ def needs_py_spy() -> None:
         pytest.skip("py-spy is not installed")
 
 
+@pytest.mark.long
 def test_a_stuck_worker_a_checkpoint_and_a_busy_rank(tmp_path: Path) -> None:
     """Rank 1 waits for a worker in `__getitem__`, rank 2 saves to a file that takes nothing, rank 3
     computes: finding, summary and dump name each, the worker with its pid and line."""

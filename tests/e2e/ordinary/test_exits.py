@@ -65,6 +65,7 @@ EXPECTED: tuple[tuple[str, str, dict[str, Any]], ...] = (
 """State, text and fields of the API for each way, by rank."""
 
 
+@pytest.mark.long
 def test_every_way_to_end_is_reported(tmp_path: Path) -> None:
     """Ranks end one after another: by themselves, by sys.exit, an exception, os._exit, and signals
     with and without a handler. The agent reports the status that the kernel gives their parent, the

@@ -67,6 +67,7 @@ def moves(client: Client, job: str, ranks: list[subprocess.Popen[str]]) -> bool:
     return bool(until(lambda: completed() > before + 20))
 
 
+@pytest.mark.long
 def test_two_jobs_of_one_name_and_one_that_hangs(tmp_path: Path) -> None:
     """Two jobs called train run on one node, and a third job hangs: the agent's stream goes on, the
     hang is named within the normal time, and a warning says that the second train is refused; when

@@ -24,8 +24,8 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-CHROMIUM: Final = shutil.which("chromium")
-ABSENT: Final = "chromium is absent"
+CHROMIUM: Final = shutil.which("chromium-headless-shell")
+ABSENT: Final = "chromium-headless-shell is absent"
 _ARGUMENTS: Final = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu")
 _ENDED_BY_PAGE: Final = "net::ERR_ABORTED"
 """The page left, or needs the answer no longer."""

@@ -99,6 +99,7 @@ while True:
 """
 
 
+@pytest.mark.xdist_group("kernel kills")  # the node's counter has those of the others, too
 @pytest.mark.parametrize("removed", [False, True])
 @pytest.mark.parametrize("looks", [False, True])
 def test_the_kernel_kills(group: Path, looks: bool, removed: bool) -> None:
