@@ -7,8 +7,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
 	echo $$python && exit; done; echo python3.11)
 BIN := .venv/bin
-# More at a time than two cores, because tests wait now and then, those with real processes mostly.
-PARALLEL := tests/unit tests/property tests/helm tests/docs tests/sim tests/frozen
+COMPUTING := tests/unit tests/property tests/helm tests/docs tests/sim tests/frozen
 # A shared machine may stall any process for seconds. A test with real processes that fails is run once
 # more and listed in the summary (RERUN): two failures in a row count.
 REAL := --reruns 1 -rR
@@ -18,7 +17,7 @@ SEEDS := 1000
 MODULE := frd/engine
 BENCHES := ingest overhead phase analyze clock memory poll traces inspect_suspect waits_for web
 
-.PHONY: help demo test quick quick-tests prepare test-frameworks test-gpu test-pods test-slurm test-wheel lint coverage sim soak mutants bench proto dashboards clean
+.PHONY: help demo test test-real test-computing quick quick-tests prepare test-frameworks test-gpu test-pods test-slurm test-wheel lint coverage sim soak mutants bench proto dashboards clean
 .DELETE_ON_ERROR:
 
 help:
@@ -45,11 +44,17 @@ demo: .venv/installed torch
 
 test:
 	@$(MAKE) --no-print-directory -j 3 prepare lint
-	@echo "frd: tests"
-	@$(BIN)/pytest -n 3 --dist loadgroup $(PARALLEL)
-	@echo "frd: tests with real daemons, NATS servers and ranks"
-	@$(BIN)/pytest $(REAL) -n 6 --dist loadgroup -m "not alone and not soak" --durations 10 tests/contract tests/e2e
+	@$(MAKE) --no-print-directory -k -j 2 test-real test-computing
 	@$(BIN)/pytest $(REAL) -m "alone and not soak" tests/e2e
+
+# These wait for processes half of the time. Tests that compute fill the gaps, and report in the end.
+test-real:
+	@echo "frd: tests with real daemons, NATS servers and ranks; meanwhile, all that only compute"
+	@$(BIN)/pytest $(REAL) -n 4 --dist loadgroup -m "not alone and not soak" --durations 10 tests/contract tests/e2e
+
+test-computing:
+	@nice -n 10 $(BIN)/pytest -n 3 --dist loadgroup $(COMPUTING) > .venv/computing.log 2>&1; \
+		status=$$?; cat .venv/computing.log; exit $$status
 
 quick:
 	@$(MAKE) --no-print-directory -j 3 lint quick-tests

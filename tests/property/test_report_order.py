@@ -76,16 +76,16 @@ PLANS: Final = {
 }
 CASES: Final = (
     Case(PLANS["timed"], FaultKind.CPU_STUCK),
-    Case(PLANS["timed"], FaultKind.CRASH),
     Case(PLANS["deep"], FaultKind.IN_COLLECTIVE_ALONE),
-    Case(PLANS["deep"], FaultKind.NETWORK),
     Case(PLANS["flat"], FaultKind.MISMATCH),
     Case(PLANS["gloo"], FaultKind.STOPPED),
 ) + (
+    Case(PLANS["timed"], FaultKind.CRASH),
     Case(PLANS["timed"], FaultKind.DEVICE_STUCK),
     Case(PLANS["timed"], FaultKind.ORDER),
     Case(PLANS["timed"], FaultKind.GIL_HELD),
     Case(PLANS["deep"], FaultKind.P2P_STUCK),
+    Case(PLANS["deep"], FaultKind.NETWORK),
     Case(PLANS["flat"], FaultKind.CRASH_RECORDED),
 ) * ALL
 AGAIN: Final = (Trouble.AGENT_KILLED, Trouble.RESET)

@@ -28,7 +28,8 @@ from typing import Any, Final
 import pytest
 
 _ROOT: Final = Path(__file__).parents[2]
-_SCRIPTS: Final = (_ROOT / "tests" / "e2e" / "jobs", _ROOT / "examples")
+_E2E: Final = _ROOT / "tests" / "e2e"
+_SCRIPTS: Final = (_E2E / "jobs", _E2E / "ordinary", _ROOT / "examples")
 """Folders of training scripts."""
 _PACKAGES: Final = ("frd", "frd_agent")
 _OF_AN_INTERPRETER: Final = ("PYTHON", "LD_")

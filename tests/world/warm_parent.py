@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 _OF_RANKS: Final = ("torch.distributed", "torch.utils.data", "frd_agent.cli", "frd_agent.exec")
-_LEFT_OUT: Final = ("__main__", "probe", "phases")
-"""Last parts of modules that are programs, or whose import means something."""
+_LEFT_OUT: Final = ("__main__", "probe", "phases", "strips", "picture")
+"""Last parts of modules that are programs, or whose import means something, or takes long."""
 _MAX_MESSAGE: Final = 200_000
 _POLL_S: Final = 0.0002
 
