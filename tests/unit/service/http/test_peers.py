@@ -273,11 +273,11 @@ def test_a_dead_replica_makes_a_list_incomplete(
 
 def test_a_replica_that_hangs_costs_a_bounded_time(tmp_path: Path) -> None:
     """It accepts connections and says nothing: the list comes without it, after the limit."""
-    with cluster(tmp_path, SCRIPTS, within_s=0.3) as three, hanging() as url:
+    with cluster(tmp_path, SCRIPTS, within_s=1.5) as three, hanging() as url:
         three.show({**three.urls(), "frd-1": url})
         began = time.monotonic()
         answer = three.ask("frd-0", "/api/v1/jobs").json
-        assert 0.3 <= time.monotonic() - began < 5
+        assert 1.5 <= time.monotonic() - began < 20
         assert answer["incomplete"] == ["frd-1"]
         dump = three.ask("frd-0", "/api/v1/dumps/x")
         assert (dump.status, "no answer from frd-1" in dump.json["error"]) == (503, True)
@@ -286,13 +286,13 @@ def test_a_replica_that_hangs_costs_a_bounded_time(tmp_path: Path) -> None:
 def test_a_replica_that_drips_costs_a_bounded_time(tmp_path: Path) -> None:
     """The limit is for the whole answer, not for each read of it."""
     with (
-        cluster(tmp_path, SCRIPTS, within_s=0.5) as three,
-        saying(*[b"1\r\n \r\n"] * 40, every_s=0.1) as url,
+        cluster(tmp_path, SCRIPTS, within_s=1.5) as three,
+        saying(*[b"1\r\n \r\n"] * 300, every_s=0.1) as url,
     ):
         three.show({**three.urls(), "frd-1": url})
         began = time.monotonic()
         assert three.ask("frd-0", "/api/v1/jobs").json["incomplete"] == ["frd-1"]
-        assert time.monotonic() - began < 3  # of the 4 s that the answer takes
+        assert time.monotonic() - began < 20  # of the 30 s that the answer takes
 
 
 GOOD = {"at": "", "jobs": [], "warnings": [], "findings": [], "replica": "frd-1", "replicas": []}
