@@ -60,7 +60,7 @@ quick:
 	@$(MAKE) --no-print-directory -j 3 lint quick-tests
 
 quick-tests: .venv/installed
-	@$(BIN)/pytest -q -n 2 --dist loadgroup tests/unit tests/frozen
+	@$(BIN)/pytest -q -n 3 --dist loadgroup -m "not torch and not prometheus" tests/unit tests/frozen
 
 lint: .venv/installed .venv-proto/installed
 	@echo "frd: lint"

@@ -77,10 +77,12 @@ class Peer:
         self.node = node
         self.session = session
         self.job = job
+        self._turn = asyncio.Lock()  # a call takes one write at a time
 
     async def send(self, *events: AgentEvent) -> None:
         for event in events:
-            await self.call.write(encode_agent(event))
+            async with self._turn:
+                await self.call.write(encode_agent(event))
 
     async def receive(self, within_s: float = 10.0) -> ServiceEvent | None:
         data = await asyncio.wait_for(self.call.read(), within_s)
