@@ -82,6 +82,7 @@ def test_names_and_files_stay_known_from_block_to_block(dialect: str) -> None:
         ('"ret":7,', ""),
         ('"dur":3', '"dur":18446744073709551000'),
         ('"dur":3', '"dur":'),
+        ('"dur":3,', ""),
         ('"ph":1', '"ph":2'),
         ('"name":"read"', '"name":"a_call_with_a_very_long_name_indeed_it_has"'),
         ('"name":"read"', '"name":"a_call_with_a_longish_name"'),
