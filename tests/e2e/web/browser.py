@@ -24,7 +24,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-CHROMIUM: Final = shutil.which("chromium-headless-shell")
+CHROMIUM: Final = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 ABSENT: Final = "chromium-headless-shell is absent"
 _ARGUMENTS: Final = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu")
 _ENDED_BY_PAGE: Final = "net::ERR_ABORTED"

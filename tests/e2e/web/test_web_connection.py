@@ -11,7 +11,7 @@ from playwright.sync_api import Page, Route, expect
 
 from tests.e2e.web.browser import Watched
 from tests.e2e.web.serving import hung, serving, stall
-from tests.world.daemons import first_line, free_address, running, serve_command
+from tests.world.daemons import first_line, free_address, running, serve_command, until
 from tests.world.http_api import closed
 
 pytestmark = pytest.mark.xdist_group("web")  # one Chromium for all
@@ -164,10 +164,12 @@ def test_the_timeline_after_the_close(tmp_path: Path, watched: Watched) -> None:
     with serving(tmp_path, [hung("llm")], [finding]) as service:
         watched.open(service.address, f"/findings/{finding.id}")
         expect(page.get_by_role("banner").get_by_text("live", exact=True)).to_be_visible()
+        page.clock.pause_at(page.evaluate("Date.now() / 1000 + 30"))  # else a slow machine's counts
         service.shows([])
         service.keeps(dataclasses.replace(closed(finding), close_reason="the ranks went on"))
-        expect(page.get_by_text("Closed: the ranks went on")).to_be_visible()
-        page.clock.pause_at(page.evaluate("Date.now() / 1000 + 0.5"))  # else it is a slow machine's
+        shown = page.get_by_text("Closed: the ranks went on")
+        until(lambda: page.clock.run_for(50) or shown.is_visible())
+        page.clock.run_for(500)
         before = len([url for url in asked if "/timeline" in url])
         with page.expect_request("**/timeline"):
             page.clock.run_for(5_500)
