@@ -23,7 +23,7 @@ BENCHES := ingest overhead phase analyze clock memory poll traces inspect_suspec
 help:
 	@echo "make demo    a small job hangs on this machine; frd names the first cause (about a minute)"
 	@echo "make test    lint, types, import floors, generated code, tests"
-	@echo "make quick   lint, types, unit tests, frozen verdicts (two and a half minutes)"
+	@echo "make quick   lint, types, unit tests, frozen verdicts (two minutes)"
 	@echo "make lint    only the checks that run no code"
 	@echo "make coverage  lines of engine, parser, outbox and stores that no test runs"
 	@echo "make sim SEEDS=N  simulate N jobs with one service and N with replicas; all frozen verdicts"

@@ -168,7 +168,12 @@ def test_the_timeline_after_the_close(tmp_path: Path, watched: Watched) -> None:
         service.shows([])
         service.keeps(dataclasses.replace(closed(finding), close_reason="the ranks went on"))
         shown = page.get_by_text("Closed: the ranks went on")
-        until(lambda: page.clock.run_for(50) or shown.is_visible())
+
+        def is_shown() -> bool:
+            page.clock.run_for(50)
+            return shown.is_visible()
+
+        until(is_shown)
         page.clock.run_for(500)
         before = len([url for url in asked if "/timeline" in url])
         with page.expect_request("**/timeline"):
