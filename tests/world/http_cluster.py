@@ -100,9 +100,8 @@ class Cluster:
         self._ca_file = ca_file
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
-        trusted = peers_ca_file or ca_file
+        client = PeerClient(tls, peers_ca_file or ca_file, within_s=within_s)
         for number, name in enumerate(NAMES):
-            client = PeerClient(tls, trusted, within_s=within_s)
             script = scripts.get(name, Script())
             (folder / name).mkdir()
             views = [job_view(job) for job in script.jobs]

@@ -24,8 +24,8 @@ def test_a_second_agent_on_a_node(tmp_path: Path) -> None:
     ):
         until(lambda: (found := holder(one)) and found.pid == first.pid, logs[0].read_text)
         until(lambda: all("watching" in log.read_text() for log in logs))
-        no_service = "`frd serve`"  # what to do about it
-        until(lambda: any(no_service in log.read_text() for log in logs), logs[1].read_text)
+        # What to do about a service that is not reachable:
+        until(lambda: any("`frd serve`" in log.read_text() for log in logs), logs[1].read_text)
         logged = "".join(log.read_text() for log in logs)
         assert f"{metrics[1]}: Address already in use: this agent serves no /metrics" in logged
         assert "--metrics HOST:PORT" in logged

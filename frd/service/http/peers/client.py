@@ -12,7 +12,7 @@ import asyncio
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -158,15 +158,7 @@ def reason(error: Exception) -> str:
             return str(error) or type(error).__name__
 
 
-@cache
-def _of_the_system() -> ssl.SSLContext:
-    """What this machine trusts: to load it takes 40 ms."""
-    return ssl.create_default_context()
-
-
 def _context(tls: TlsFiles, ca_file: Path | None) -> ssl.SSLContext:
-    if ca_file is None and tls.cert_file is None:
-        return _of_the_system()
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except (OSError, ssl.SSLError) as error:

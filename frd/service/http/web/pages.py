@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
@@ -97,7 +96,6 @@ def _sent(request: Request, file: _File) -> Response:
     return Response(content, 200, headers, media_type=file.media_type)
 
 
-@cache
 def _load(folder: Path) -> Mapping[str, _File]:
     files = {}
     for path in sorted(folder.rglob("*")):
