@@ -14,6 +14,7 @@ attempt.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -133,7 +134,8 @@ class RecorderTracker:
         self.taken_at_ns = taken_at_ns
         before, self.status = self.status, dump.status
         self._resets.observe(self.status, before, taken_at_ns)
-        settled_ns = taken_at_ns if is_final else taken_at_ns - _COALESCES_NS
+        # No bound of a final dump: each conversion reads the clocks anew, some microseconds apart.
+        settled_ns = sys.maxsize if is_final else taken_at_ns - _COALESCES_NS
         fresh, reset = self._unread(entries, settled_ns)
         if reset or not entries:
             # No later entry shows the end of an op that is open now; only the counters show it.

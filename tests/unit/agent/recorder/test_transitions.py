@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from frd.wire.messages import YEAR_2200_NS
 from frd_agent.ranks.tap_files import TapGroup
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rows import columns
+from frd_agent.recorder.transitions import RecorderTracker
 from tests.world.entries import LATER, T0, Ring, changes, dump, gloo, naming, nccl
 
 J, S, C, F = Flags.JOINED, Flags.STARTED, Flags.COMPLETED, Flags.FAILED
@@ -202,6 +204,14 @@ def test_an_op_that_may_still_grow_is_read_with_the_next_dump(ring: Ring) -> Non
     assert ring.tracker.taken_at_ns == now - 10_000_001
     assert ring.changes(part) == [(2, J)]
     assert not ring.tracker.held
+
+
+def test_a_final_dump_is_read_whole() -> None:
+    """Each conversion of a stamp reads the clocks anew: microseconds later, perhaps."""
+    later = itertools.count(step=1000)
+    tracker = RecorderTracker(to_raw=lambda stamps: stamps + next(later))
+    diff = tracker.apply(dump([nccl(0, 1), nccl(1, 2)]), T0, naming(), is_final=True)
+    assert changes(diff) == [(1, J | C), (2, J | C)]
 
 
 def test_a_coalesced_collective_is_over_when_its_last_part_is(ring: Ring) -> None:
