@@ -64,11 +64,13 @@ def test_a_broadcast_with_another_root() -> None:
     [
         pytest.param("chain", "recv", marks=pytest.mark.soak),
         ("barrier", "monitored_barrier"),
+        pytest.param("new_group", "new_group", marks=pytest.mark.soak),
     ],
 )
-def test_a_call_that_leaves_no_entry(place: str, op: str) -> None:
+def test_a_call_that_leaves_no_entry(place: str, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 2 computes for ever; the others wait in calls that no recorder shows, for it or for each
     other. It alone is named, with its line."""
+    monkeypatch.setenv("FRD_POLICY__INIT_STALL_AFTER_S", "5")  # not a minute
 
     def is_sure(one: Mapping[str, Any]) -> bool:
         return [s["confidence"] for s in one["suspects"]] == ["high"] and one["suspects"][0][

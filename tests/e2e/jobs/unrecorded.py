@@ -4,6 +4,7 @@ pipeline   2 computes for ever, 3 receives from it, the others are in an all_red
 posted     the same, but 3 has posted the receive, and is in `work.wait()`
 chain      sends and receives alone, from 0 to 3; 2 computes for ever
 barrier    2 does not come to a monitored_barrier
+new_group  2 does not make the group that the others make
 root       a broadcast to which rank 2 passes another source
 """
 
@@ -63,13 +64,19 @@ def barrier(rank: int) -> None:
     dist.monitored_barrier()
 
 
+def new_group(rank: int) -> None:
+    if rank == 2:
+        compute()
+    dist.new_group([0, 1, 2, 3])
+
+
 def root(rank: int) -> None:
     if rank == 2:
         dist.broadcast(torch.ones(1 << 20), 3)
     dist.broadcast(torch.ones(1 << 20), 1)
 
 
-PLACES = {place.__name__: place for place in (pipeline, posted, chain, barrier, root)}
+PLACES = {place.__name__: place for place in (pipeline, posted, chain, barrier, new_group, root)}
 
 
 def main() -> None:

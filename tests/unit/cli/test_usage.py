@@ -57,6 +57,7 @@ BIN = Path(sys.executable).parent
             for option in ("--warmup", "--clock-uncertainty")
             for value in ("nan", "inf", "1e+300")
         ),
+        ("frd-agent run --service nowhere", "service: 'nowhere': "),
         ("frd status x", "x: unexpected argument: see `frd status --help`"),
         *(
             (f"frd status --http {typed}", "write")

@@ -46,6 +46,15 @@ def test_a_recording_is_answered(tmp_path: Path, name: str) -> None:
         assert not rises[0].common_cause
 
 
+@pytest.mark.parametrize("slope", [0.03, 9])
+def test_an_onset_is_within_its_interval(tmp_path: Path, slope: float) -> None:
+    """A ramp begins between two samples: the interval has its beginning, and is narrow."""
+    curves = one_of(FLAT, r1=ramp(10.03, slope))
+    (rise,) = frd.load_memory(files_of(tmp_path, *curves, until=20)).rises
+    earliest, latest = ((at - EPOCH) / S for at in rise.onset)
+    assert earliest <= 10.03 <= latest < earliest + 1
+
+
 def test_an_onset_below_a_level_that_was_left(tmp_path: Path) -> None:
     """All ranks evaluate until 4.5 s, then rank 1 climbs through that level: it began below it."""
     evaluates = [plus(CALM, step(2.5, 1.2, end=4.5))] * 4

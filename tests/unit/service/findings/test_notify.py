@@ -270,6 +270,9 @@ def test_what_another_process_has_sent(tmp_path: Path) -> None:
 
     wants_all = NotifyTarget(url="http://h/")
     wants_critical = NotifyTarget(url="http://h/", on=("critical", "closed"))
+    known, news = scene.published[0].finding, News()
+    news.know([known])
+    assert not news.of(FindingEvent(Change.UPDATED, known))
     assert later(wants_all, closed) == ["closed"]
     assert later(wants_critical, closed) == []
     for target in (wants_all, wants_critical):
