@@ -134,7 +134,7 @@ class RecorderTracker:
         self.taken_at_ns = taken_at_ns
         before, self.status = self.status, dump.status
         self._resets.observe(self.status, before, taken_at_ns)
-        # No bound of a final dump: each conversion reads the clocks anew, some microseconds apart.
+        # No bound of a final dump: each conversion has its own reading of the clocks.
         settled_ns = sys.maxsize if is_final else taken_at_ns - _COALESCES_NS
         fresh, reset = self._unread(entries, settled_ns)
         if reset or not entries:

@@ -62,6 +62,7 @@ def various(at: int) -> dict[str, Any]:
             ],
             id="older format",
         ),
+        pytest.param([{"input_sizes": 0} | entry(at) for at in range(COUNT)], id="another order"),
         pytest.param(
             [entry(at, input_sizes=[[at % 7, 2]] * (at % 9)) for at in range(COUNT)],
             id="many shapes",
@@ -151,10 +152,15 @@ def test_a_bad_entry_is_named(odd: dict[str, Any], reason: str) -> None:
 
 
 def test_python_pickles_and_json_are_read_in_turn() -> None:
-    """A file of another layout than PyTorch's is read, too."""
+    """A file of another layout than PyTorch's is read, too, also if it only gives the key of the
+    entries no number."""
     rows = document([various(at) for at in range(COUNT)])
     assert lockstep.read(pickle.dumps(rows, 2), "x") is None
     assert len(both(pickle.dumps(rows, 2))) == len(both(as_json(rows))) == COUNT
+    head, tail = as_torch(rows).split(b"entriesq", 1)
+    data = head + b"entries" + tail[1:]
+    assert lockstep.read(data, "x") is None
+    assert len(both(data)) == COUNT
 
 
 def test_code_between_the_entries_does_not_run(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_an_op_that_may_still_grow_is_read_with_the_next_dump(ring: Ring) -> Non
 
 
 def test_a_final_dump_is_read_whole() -> None:
-    """Each conversion of a stamp reads the clocks anew: microseconds later, perhaps."""
+    """Each conversion of a stamp has its own reading of the clocks, microseconds apart."""
     later = itertools.count(step=1000)
     tracker = RecorderTracker(to_raw=lambda stamps: stamps + next(later))
     diff = tracker.apply(dump([nccl(0, 1), nccl(1, 2)]), T0, naming(), is_final=True)

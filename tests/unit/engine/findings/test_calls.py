@@ -86,6 +86,17 @@ def test_a_recorded_hang_that_follows_is_the_same_incident() -> None:
     assert len(calls.job.open()) == 1
 
 
+def test_a_rank_that_is_out_of_its_call_and_does_not_come_is_named_too() -> None:
+    """Ranks 2 and 3 do not come to a collective. Rank 3 is in recv, so only rank 2 is named; then
+    rank 3 leaves recv, does not come either, and is named as well when that has lasted."""
+    calls = Calls()
+    calls.job.join("dp", [0, 1], 1)
+    calls.run(8, r3="recv")
+    assert set(named(calls.job.only())) == {2}
+    assert [calls.run(1), calls.run(1)] == [[], [Change.UPDATED]]
+    assert set(named(calls.job.only())) == {2, 3}
+
+
 def test_a_finding_survives_a_restart_of_the_service() -> None:
     """Another engine takes it up, and goes on with it when stacks show the waits again, or closes
     it when they show that they are over."""

@@ -54,6 +54,10 @@ def test_another_op_in_any_order_of_arrival(order: tuple[int, ...]) -> None:
         (sig("Half"), "rank 2 passed float16 where ranks 0-1 passed float32"),
         (sig(size=8), "rank 2 passed [[8]] where ranks 0-1 passed [[4]]"),
         (sig("Long", 8), "rank 2 passed int64 of [[8]] where ranks 0-1 passed float32 of [[4]]"),
+        (
+            replace(sig(), output_sizes=((8,),)),
+            "rank 2 passed outputs of [[8]] where ranks 0-1 passed outputs of [[4]]",
+        ),
     ],
 )
 def test_another_type_or_size(odd: Signature, sentence: str, order: tuple[int, ...]) -> None:

@@ -212,11 +212,14 @@ def test_a_leak_that_no_sample_confirms_is_not_named_again() -> None:
 
 
 def test_a_table_refuses_what_cannot_be() -> None:
-    """Values beyond sense, ends before beginnings, moments that do not rise; the rest is taken."""
+    """Values beyond sense, ends before beginnings, moments that do not rise; the rest is taken.
+    A table that is given again is refused."""
     memory = made(1)
     rows, capacity = np.array([0, -1], np.int32), np.array([80 * GIB, 0])
     begin = np.array([[10, 20, 20, 30, 40], [1, 2, 3, 4, 5]]) * S
     end = begin + np.array([[1, 1, 1, -1, 1], [1] * 5])
     values = np.array([[GIB, -7, GIB, GIB, 999 * GIB], [GIB] * 5])
-    assert memory.observe_table(MemoryColumns(rows, capacity, begin, end, values)) == 4
+    columns = MemoryColumns(rows, capacity, begin, end, values)
+    assert memory.observe_table(columns) == 4
+    assert memory.observe_table(columns) == 5
     assert memory.view().used.tolist() == [GIB]

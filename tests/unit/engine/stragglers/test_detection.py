@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pytest
 
 from frd.engine.clocks.uncertain_time import RankClocks
 from frd.engine.matching.arrivals import LostTime, as_culprit
@@ -102,13 +103,14 @@ def test_a_rank_is_not_excused_by_who_waited_for_it_elsewhere() -> None:
     assert culprits(judged(groups, [Lost(0, 3, 200, 12), Lost(1, 3, 200, 12)])) == [3]
 
 
-def test_a_rank_that_waited_elsewhere_is_excused() -> None:
-    """3 is late in the first group, and the second one, without most of the ranks that it
-    keeps waiting, has waited for 4."""
-    groups = [(0, 1, 2, 3), (3, 4, 5)]
-    judgement = judged(groups, [Lost(0, 3, 200, 12), Lost(1, 4, 200, 12)])
+@pytest.mark.parametrize(("late", "held_up"), [(3, {3}), (as_culprit(1), set())])
+def test_a_rank_or_node_that_waited_elsewhere_is_excused(late: int, held_up: set[int]) -> None:
+    """3, or its node, is late in the first group, and the second one, without most of the ranks
+    that it keeps waiting, has waited for 4."""
+    groups, other = [(0, 1, 2, 3), (2, 3, 4, 5)], Lost(1, 4, 200, 12)
+    judgement = judged(groups, [Lost(0, late, 200, 12), other], [Lost(0, 3, 200, 12), other])
     assert culprits(judgement) == [4]
-    assert judgement.held_up == {3}
+    assert judgement.held_up == held_up
 
 
 def test_a_group_of_all_ranks_that_wait_excuses_no_rank() -> None:
