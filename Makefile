@@ -23,7 +23,7 @@ BENCHES := ingest overhead phase analyze clock memory poll traces inspect_suspec
 help:
 	@echo "make demo    a small job hangs on this machine; frd names the first cause (about a minute)"
 	@echo "make test    lint, types, import floors, generated code, tests"
-	@echo "make quick   lint, types, unit tests, frozen verdicts (two minutes)"
+	@echo "make quick   lint, types, unit tests, frozen verdicts (80 seconds)"
 	@echo "make lint    only the checks that run no code"
 	@echo "make coverage  lines of engine, parser, outbox and stores that no test runs"
 	@echo "make sim SEEDS=N  simulate N jobs with one service and N with replicas; all frozen verdicts"
@@ -59,8 +59,10 @@ test-computing:
 quick:
 	@$(MAKE) --no-print-directory -j 3 lint quick-tests
 
+# Without what takes a second a test, and without docs and files.
 quick-tests: .venv/installed
-	@$(BIN)/pytest -q -n 3 --dist loadgroup -m "not torch and not prometheus" tests/unit tests/frozen
+	@$(BIN)/pytest -q -n 4 --dist loadgroup -m "not torch and not prometheus" tests/unit tests/frozen \
+		$(addprefix --ignore tests/unit/,project dftracer offline engine/stragglers)
 
 lint: .venv/installed .venv-proto/installed
 	@echo "frd: lint"

@@ -16,23 +16,12 @@ from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd.flight.decode import parse
 from frd.flight.entry import Dump, Entry
 from frd.flight.write import write_pickle
-from frd.model import (
-    ExitKind,
-    Flags,
-    RankState,
-)
+from frd.model import ExitKind, Flags, RankState
 from frd.wire.clock import ClockHello, Ping
 from frd.wire.messages import Part
 from frd_agent.uplink.node_clock import BURST
 from tests.world.collector import Collector, agent, serving
-from tests.world.daemons import (
-    async_until,
-    exec_command,
-    fetch,
-    free_address,
-    free_port,
-    running,
-)
+from tests.world.daemons import async_until, exec_command, fetch, free_address, free_port, running
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(100)

@@ -18,17 +18,7 @@ from typing import Any, Final, TypeAlias
 import pytest
 
 from frd.cli import FINDINGS_PRESENT
-from tests.world.cluster import (
-    CULPRIT,
-    HELD,
-    LATE_S,
-    STALL_S,
-    Cluster,
-    Scene,
-    blamed,
-    scene,
-    until,
-)
+from tests.world.cluster import CULPRIT, HELD, LATE_S, STALL_S, Cluster, Scene, blamed, scene, until
 from tests.world.daemons import frd, run_program, throughout
 
 pytestmark = pytest.mark.timeout(180)

@@ -15,15 +15,7 @@ import yaml
 
 from frd_agent import config as agent_config
 from frd_agent.exec import environment
-from tests.helm.chart import (
-    ROOT,
-    Cluster,
-    Object,
-    check,
-    containers,
-    recipe,
-    render,
-)
+from tests.helm.chart import ROOT, Cluster, Object, check, containers, recipe, render
 from tests.world.daemons import run_program
 
 EXAMPLES = sorted((ROOT / "examples/kubernetes").glob("*.yaml"))

@@ -12,18 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from tests.sim.ops import (
-    DRAIN,
-    ENQUEUE_NS,
-    MS,
-    Group,
-    Op,
-    Program,
-    S,
-    Task,
-    collective,
-    message,
-)
+from tests.sim.ops import DRAIN, ENQUEUE_NS, MS, Group, Op, Program, S, Task, collective, message
 
 _WORLDS: Final = (4, *[8] * 8, *[12] * 4, *[16] * 6, 24, 24, 32, 32, 64)
 _DATA_SHARE: Final = 0.15

@@ -14,15 +14,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from frd.model import (
-    AttemptKey,
-    EntryColumns,
-    NodeNs,
-    NodeRawNs,
-    RankInfo,
-    RankState,
-    RankStatus,
-)
+from frd.model import AttemptKey, EntryColumns, NodeNs, NodeRawNs, RankInfo, RankState, RankStatus
 from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_stream
 from frd.wire.decode import decode_service
 from frd.wire.encode import encode_agent

@@ -10,15 +10,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Page, expect
 
-from frd.model import (
-    Certainty,
-    Finding,
-    SuspectPhase,
-    WaitKind,
-    WaitsFor,
-    Witness,
-    WorkerStack,
-)
+from frd.model import Certainty, Finding, SuspectPhase, WaitKind, WaitsFor, Witness, WorkerStack
 from tests.e2e.web.browser import Watched, overflow_px, section
 from tests.e2e.web.serving import Serving, hung, serving, stall
 from tests.world.views import NOW

@@ -18,15 +18,7 @@ from frd.cli import BLIND, FAILED, FINDINGS_PRESENT
 from frd.cli.screens.watching import watching_text
 from tests.unit.cli.shell import Shell
 from tests.world.daemons import run_program
-from tests.world.http_service import (
-    BLIND_NOW,
-    ENDED,
-    FINDING,
-    GONE,
-    Service,
-    answer,
-    says_status,
-)
+from tests.world.http_service import BLIND_NOW, ENDED, FINDING, GONE, Service, answer, says_status
 
 
 def test_findings_present_is_exit_3(service: Service, ask: Shell) -> None:

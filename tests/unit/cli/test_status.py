@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.cli.shell import Shell
-from tests.world.http_service import (
-    ENDED,
-    FINDING,
-    JOB,
-    WATCHING,
-    Service,
-    answer,
-    says_status,
-)
+from tests.world.http_service import ENDED, FINDING, JOB, WATCHING, Service, answer, says_status
 
 
 def test_status_folds_ranks_that_stand_alike(service: Service, ask: Shell) -> None:

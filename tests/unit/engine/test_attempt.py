@@ -65,11 +65,7 @@ def test_a_group_of_unknown_membership_learns_its_members() -> None:
 @pytest.mark.parametrize(
     ("policy", "declare", "words"),
     [
-        (
-            Policy(),
-            lambda a: a.rank(rank_info(4)),
-            "ranks.rank: 4: the attempt has ranks 0..3",
-        ),
+        (Policy(), lambda a: a.rank(rank_info(4)), "ranks.rank: 4: the attempt has ranks 0..3"),
         (
             Policy(),
             lambda a: a.group(GroupInfo("x", "", (2, 9))),
@@ -77,11 +73,7 @@ def test_a_group_of_unknown_membership_learns_its_members() -> None:
         ),
         (Policy(max_groups=1), lambda a: a.group(GroupInfo("x", "", (2, 3))), "max_groups"),
         (Policy(max_pairs=5), lambda a: a.group(GroupInfo("x", "", (2, 3))), "max_pairs"),
-        (
-            Policy(max_pairs=4),
-            lambda a: a.pair(1, a.group(GroupInfo("x", ""))),
-            "max_pairs",
-        ),
+        (Policy(max_pairs=4), lambda a: a.pair(1, a.group(GroupInfo("x", ""))), "max_pairs"),
     ],
 )
 def test_declarations_have_limits(

@@ -16,15 +16,7 @@ import grpc
 import pytest
 from grpc.aio import _call
 
-from frd.model import (
-    AttemptKey,
-    EntryColumns,
-    GroupInfo,
-    NodeNs,
-    NodeRawNs,
-    RankInfo,
-    Signature,
-)
+from frd.model import AttemptKey, EntryColumns, GroupInfo, NodeNs, NodeRawNs, RankInfo, Signature
 from frd.rpc import Context, StreamCall
 from frd.wire.messages import PROTOCOL, AgentEvent, Goodbye, Hello, Redirect
 from frd_agent.counters import Counters
@@ -137,10 +129,7 @@ async def test_a_redirect_leads_to_the_owner(
     other = Replica(redirect_to=owner.address)
     token = tmp_path / "token"
     token.write_text("secret")
-    async with (
-        replicas.serving(owner, other),
-        running(other.address, token_file=token) as stream,
-    ):
+    async with replicas.serving(owner, other), running(other.address, token_file=token) as stream:
         await async_until(lambda: stream.connected, "the welcome")
         assert owner.jobs == other.jobs == ["train"]
         assert owner.tokens == other.tokens == ["Bearer secret"]
@@ -253,10 +242,7 @@ async def test_an_address_that_does_not_answer(
     alive = Replica()
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, in the kernel, and is silent
         dead = f"127.0.0.1:{silent.getsockname()[1]}"
-        async with (
-            replicas.serving(alive),
-            running(dead, free_address(), alive.address) as stream,
-        ):
+        async with replicas.serving(alive), running(dead, free_address(), alive.address) as stream:
             await async_until(lambda: stream.connected, "the third address")
     (warning,) = warnings(caplog)
     assert f"service {dead}: not reachable: no connection within 0.5 s" in warning

@@ -6,16 +6,7 @@ from dataclasses import replace
 
 from frd.engine.findings.attachments import Evidence
 from frd.forms import finding_from_json, finding_json
-from frd.model import (
-    Activity,
-    AlignedNs,
-    Certainty,
-    Change,
-    Holder,
-    Reason,
-    WaitKind,
-    WaitsFor,
-)
+from frd.model import Activity, AlignedNs, Certainty, Change, Holder, Reason, WaitKind, WaitsFor
 from tests.world.job import Job
 
 S = 1_000_000_000

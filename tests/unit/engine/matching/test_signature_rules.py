@@ -78,11 +78,7 @@ def test_members_may_differ_where_their_op_permits(one: Signature, other: Signat
             sig("_all_gather_base", ((4,),), ((9,),)),
             "output sizes [[8]] and [[9]]",
         ),
-        (
-            sig("all_reduce"),
-            sig("all_reduce", dtypes=("Half",)),
-            "input dtypes Float and Half",
-        ),
+        (sig("all_reduce"), sig("all_reduce", dtypes=("Half",)), "input dtypes Float and Half"),
         (
             sig("broadcast", ((1,),), ((4,),)),
             sig("broadcast", ((2,),), ((5,),)),
@@ -103,11 +99,7 @@ def test_members_may_differ_where_their_op_permits(one: Signature, other: Signat
             sig("all_to_all", ((9,),), ((9,),), dtypes=("Long",)),
             "input dtypes Float and Long",
         ),
-        (
-            sig("warp_shuffle", ((2, 2),)),
-            sig("warp_shuffle", ((4,),)),
-            "shapes [[2, 2]] and [[4]]",
-        ),
+        (sig("warp_shuffle", ((2, 2),)), sig("warp_shuffle", ((4,),)), "shapes [[2, 2]] and [[4]]"),
     ],
 )
 def test_a_difference_that_matters_is_named(one: Signature, other: Signature, words: str) -> None:

@@ -94,23 +94,22 @@ def victims(incident: MemoryIncident) -> tuple[int, ...]:
     return tuple(sorted(incident.victims))
 
 
+FOLLOWED = [Truth((1,), victims=(2,))]
+BOTH = [Truth((1, 2), confidence=Confidence.MEDIUM)]
 OFF_BY_TWO = Sampler(clock_error=2, uncertainty=2)
 SCENES: dict[str, tuple[Job, list[Truth]]] = {
-    "one rank climbs, another follows": (
-        rising(45, {1: ramp(30, 2), 2: ramp(33, 9)}),
-        [Truth((1,), victims=(2,))],
-    ),
+    "one rank climbs, another follows": (rising(45, {1: ramp(30, 2), 2: ramp(33, 9)}), FOLLOWED),
     "clocks 2 s apart, within their uncertainty": (
         rising(45, {1: ramp(30, 2), 2: ramp(31, 2)}, r1=OFF_BY_TWO),
-        [Truth((1, 2), confidence=Confidence.MEDIUM)],
+        BOTH,
     ),
     "clocks 2 s apart, but the lead is larger": (
         rising(45, {1: ramp(30, 2), 2: ramp(35, 9)}, r1=OFF_BY_TWO),
-        [Truth((1,), victims=(2,))],
+        FOLLOWED,
     ),
     "a climb with dips of half a GiB": (
         rising(45, {1: plus(ramp(30, 2), dips(3, GIB / 2)), 2: ramp(33, 9)}),
-        [Truth((1,), victims=(2,))],
+        FOLLOWED,
     ),
     "a climb while all others rise by next to nothing": (
         rising(45, {**dict.fromkeys(range(4), step(30, 4 * MIB / GIB)), 1: ramp(30, 2)}),
@@ -118,15 +117,15 @@ SCENES: dict[str, tuple[Job, list[Truth]]] = {
     ),
     "a staircase with plateaus": (
         rising(85, {1: stairs(30, 5, every=7), 2: ramp(50, 9)}),
-        [Truth((1,), victims=(2,))],
+        FOLLOWED,
     ),
     "an early rise whose rank later grows much larger": (
         rising(60, {1: plus(step(30, 2), ramp(45, 9)), 2: plus(step(36, 8), ramp(38, 2))}),
-        [Truth((1,), victims=(2,))],
+        FOLLOWED,
     ),
     "an early rise, and another grows larger later": (
         rising(45, {1: ramp(30, 1, 9), 2: ramp(33, 9)}),
-        [Truth((1,), victims=(2,))],
+        FOLLOWED,
     ),
     "a slow leak, and a spike elsewhere": (
         rising(75, {1: ramp(20, 0.02), 2: ramp(60, 5)}),
@@ -134,7 +133,7 @@ SCENES: dict[str, tuple[Job, list[Truth]]] = {
     ),
     "the sampler of another stalled over the onset": (
         rising(45, {1: ramp(32, 5), 2: ramp(30, 5)}, r2=Sampler(stall=(29, 34))),
-        [Truth((1, 2), confidence=Confidence.MEDIUM)],
+        BOTH,
     ),
     "the sampler of another stalled for ever": (
         rising(45, {1: ramp(32, 5)}, r2=Sampler(stall=(29, 99))),
@@ -144,10 +143,7 @@ SCENES: dict[str, tuple[Job, list[Truth]]] = {
         rising(45, {rank: ramp(30 + 0.02 * rank, 9, 37) for rank in range(16)}, of=16),
         [Truth(tuple(range(16)), common=True, confidence=Confidence.LOW)],
     ),
-    "the only rank of a job": (
-        rising(45, {0: step(30, 37)}, of=1),
-        [Truth((0,))],
-    ),
+    "the only rank of a job": (rising(45, {0: step(30, 37)}, of=1), [Truth((0,))]),
     "a spike that recovers, then another elsewhere": (
         rising(60, {1: step(30, 36, end=36), 2: step(50, 36)}),
         [Truth((1,)), Truth((2,))],

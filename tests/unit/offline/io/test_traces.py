@@ -11,16 +11,7 @@ import pytest
 from frd.model import RankInfo
 from frd.offline.io import discovery, reading
 from frd.offline.io.analysis import IoAnalysis, RankIo, load_traces
-from tests.world.io_traces import (
-    DIALECTS,
-    T0_US,
-    Call,
-    Naive,
-    Writer,
-    naive,
-    training,
-    write_trace,
-)
+from tests.world.io_traces import DIALECTS, T0_US, Call, Naive, Writer, naive, training, write_trace
 
 TRACES = Path(__file__).parents[5] / "shared" / "traces" / "dftracer"
 

@@ -11,18 +11,7 @@ from frd.forms import utc_text
 from frd.model import UNKNOWN_SEQ, Kind
 from frd.service.timelines.form import UNKNOWN_ENDS, timeline_json
 from frd.service.timelines.timeline import MOMENT_NS, Bar, Gap, Lane, Late, Timeline
-from tests.world.timelines import (
-    S,
-    at,
-    bar,
-    closed,
-    curve,
-    finding,
-    gap,
-    lane,
-    suspect,
-    timeline,
-)
+from tests.world.timelines import S, at, bar, closed, curve, finding, gap, lane, suspect, timeline
 
 
 def shown(form: dict[str, Any], what: str, *names: str) -> list[tuple[Any, ...]]:
@@ -165,10 +154,7 @@ def test_memory() -> None:
     """Series of a suspect and a victim: a row of values for each, with gaps, on common moments."""
     of = finding(1, kind=Kind.MEMORY_SPIKE, opened=14, suspects=(suspect(1, 10),))
     first = at(8) // MOMENT_NS
-    curves = [
-        curve(1, {first: 10, first + 40: 30}, capacity=99),
-        curve(0, {first + 20: 5}),
-    ]
+    curves = [curve(1, {first: 10, first + 40: 30}, capacity=99), curve(0, {first + 20: 5})]
     form = timeline_json(of, timeline(20, *curves))
     memory = form["memory"]
     assert [(one["rank"], one["role"], one["capacity_bytes"]) for one in memory["series"]] == [
