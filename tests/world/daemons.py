@@ -35,6 +35,7 @@ STEADY: Final = Scenario("steady", "nothing is wrong", str(JOBS / "steady.py"), 
 PATIENCE_S: Final = 60.0
 """Limit for operations that take a few seconds on a quiet machine."""
 _POLL_S: Final = 0.05
+_MOST_S: Final = 0.3
 _NEVER_EPHEMERAL: Final = (16_000, 32_000)
 
 # -- waiting -------------------------------------------------------------------------------------
@@ -51,25 +52,31 @@ def until(
 
     Errors of the kind `ignoring` mean not yet, such as those of a daemon that is starting.
     """
-    deadline = time.monotonic() + within_s
+    began = time.monotonic()
     while True:
         with contextlib.suppress(*filter(None, (ignoring,))):
             if value := condition():
                 return value
-        if time.monotonic() > deadline:
+        if (passed_s := time.monotonic() - began) > within_s:
             text = what if isinstance(what, str) else what()
             raise AssertionError(f"{text}: not within {within_s} s")
-        time.sleep(_POLL_S)
+        time.sleep(_pause_s(passed_s))
+
+
+def _pause_s(passed_s: float) -> float:
+    """The longer the wait, the less a moment matters; each poll takes milliseconds of a core."""
+    return min(max(_POLL_S, passed_s / 10), _MOST_S)
 
 
 async def async_until(
     condition: Callable[[], T | None], what: str, within_s: float = PATIENCE_S
 ) -> T:
     """`until` for a condition that tasks of this event loop make true."""
-    deadline = time.monotonic() + within_s
+    began = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what}: not within {within_s} s"
-        await asyncio.sleep(_POLL_S)
+        passed_s = time.monotonic() - began
+        assert passed_s < within_s, f"{what}: not within {within_s} s"
+        await asyncio.sleep(_pause_s(passed_s))
     return value
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
@@ -61,13 +62,16 @@ def is_page(path: str) -> bool:
     return path in _PATHS or path.startswith(_PREFIXES)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _File:
     content: bytes
-    packed: bytes
-    """Gzipped."""
     media_type: str
     tag: str
+
+    @cached_property
+    def packed(self) -> bytes:
+        """Gzipped when it is first asked for: all files together would delay every start."""
+        return gzip.compress(self.content, mtime=0)
 
 
 class Pages:
@@ -103,7 +107,6 @@ def _load(folder: Path) -> Mapping[str, _File]:
             content = path.read_bytes()
             files[path.relative_to(folder).as_posix()] = _File(
                 content=content,
-                packed=gzip.compress(content, mtime=0),
                 media_type=_TYPES.get(path.suffix, _TYPES[""]),
                 tag=f'W/"{blake2b(content, digest_size=12).hexdigest()}"',
             )
