@@ -100,8 +100,10 @@ def test_a_slow_device_that_is_read_in_pieces(tmp_path: Path) -> None:
     """
     path = tmp_path / "shard-17.tar"
     with slow_device(tmp_path) as slow, suspect(program, slow, path) as rank:
-        found = inspect(rank.pid, enough=lambda found: "slow" in found.rest)
-    assert (found.kind, found.certainty) == (WaitKind.FILE_READ, Certainty.SEEN)
+        found = inspect(
+            rank.pid, enough=lambda one: "slow" in one.rest and one.certainty is Certainty.SEEN
+        )
+    assert found.kind is WaitKind.FILE_READ
     assert found.what == str(path)
     assert "has been in pread() " in found.says
     assert found.rest == "its position in the file changes: it is slow rather than stuck"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import os
 from pathlib import Path
 
@@ -61,8 +60,6 @@ def test_the_last_member_is_cut_off(tmp_path: Path, lines: list[str], cut: int) 
     """The events of whole members are used, and of the last one what can be unpacked."""
     path = write_trace(tmp_path / "t.pfw.gz", lines, lines_a_member=20)
     whole = path.read_bytes()
-    first = gzip.compress(("\n".join(lines[:20]) + "\n").encode())
-    assert whole.startswith(first[:10])
     path.write_bytes(whole[:-cut])
     io = load_traces([path])
     members = len(lines) // 20 * 20 if cut < 200 else 0
