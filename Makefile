@@ -59,7 +59,7 @@ test-computing:
 quick:
 	@$(MAKE) --no-print-directory -j 3 lint quick-tests
 
-# Without what takes a second a test, and without docs and files.
+# Without scenes of stragglers, recordings and checks of docs, which take a third of the time.
 quick-tests: .venv/installed
 	@$(BIN)/pytest -q -n 4 --dist loadgroup -m "not torch and not prometheus" tests/unit tests/frozen \
 		$(addprefix --ignore tests/unit/,project dftracer offline engine/stragglers)
