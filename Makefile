@@ -7,7 +7,9 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
 	echo $$python && exit; done; echo python3.11)
 BIN := .venv/bin
-COMPUTING := tests/unit tests/property tests/helm tests/docs tests/sim tests/frozen
+# Each in a process of its own: to hand out thousands of short tests costs xdist half of a core's minute.
+# The longest first.
+COMPUTING := tests/unit tests/property tests/unit/engine tests/sim tests/helm tests/frozen tests/docs
 # A shared machine may stall any process for seconds. A test with real processes that fails is run once
 # more and listed in the summary (RERUN): two failures in a row count.
 REAL := --reruns 1 -rR
@@ -17,7 +19,7 @@ SEEDS := 1000
 MODULE := frd/engine
 BENCHES := ingest overhead phase analyze clock memory poll traces inspect_suspect waits_for web
 
-.PHONY: help demo test test-real test-computing quick quick-tests prepare test-frameworks test-gpu test-pods test-slurm test-wheel lint coverage sim soak mutants bench proto dashboards clean
+.PHONY: help demo test test-real $(COMPUTING) quick quick-tests prepare test-frameworks test-gpu test-pods test-slurm test-wheel lint coverage sim soak mutants bench proto dashboards clean
 .DELETE_ON_ERROR:
 
 help:
@@ -43,18 +45,19 @@ demo: .venv/installed torch
 	@$(BIN)/frd demo
 
 test:
-	@$(MAKE) --no-print-directory -j 3 prepare lint
-	@$(MAKE) --no-print-directory -k -j 2 test-real test-computing
+	@$(MAKE) --no-print-directory -j 3 prepare
+	@$(MAKE) --no-print-directory -k -j 5 test-real lint $(COMPUTING)
 	@$(BIN)/pytest $(REAL) -m "alone and not soak" tests/e2e
 
 # These wait for processes half of the time. Tests that compute fill the gaps, and report in the end.
-test-real:
+test-real: .venv/installed
 	@echo "frd: tests with real daemons, NATS servers and ranks; meanwhile, all that only compute"
 	@$(BIN)/pytest $(REAL) -n 4 --dist loadgroup -m "not alone and not soak" --durations 10 tests/contract tests/e2e
 
-test-computing:
-	@nice -n 10 $(BIN)/pytest -n 3 --dist loadgroup $(COMPUTING) > .venv/computing.log 2>&1; \
-		status=$$?; cat .venv/computing.log; exit $$status
+tests/unit: WITHOUT := --ignore tests/unit/engine
+$(COMPUTING): .venv/installed
+	@log=.venv/$(subst /,-,$@).log; nice -n 10 $(BIN)/pytest $@ $(WITHOUT) > $$log 2>&1; \
+		status=$$?; echo "frd: $@"; cat $$log; exit $$status
 
 quick:
 	@$(MAKE) --no-print-directory -j 3 lint quick-tests
@@ -79,13 +82,13 @@ lint: .venv/installed .venv-proto/installed
 	@$(BIN)/python -m scripts.words
 
 coverage: .venv/installed
-	@$(BIN)/pytest -n 2 --timeout 600 --cov --cov-report= tests/unit tests/property tests/sim tests/frozen
+	@$(BIN)/pytest -n 2 --dist loadgroup --timeout 600 --cov --cov-report= tests/unit tests/property tests/sim tests/frozen
 	@$(BIN)/python -m scripts.covered
 
 # All seeds of every test that tries a part of them elsewhere.
 sim: .venv/installed
 	@$(BIN)/python -m tests.frozen
-	@FRD_ALL_SEEDS=1 $(BIN)/pytest -n 2 --timeout 600 $$(grep -rl --include='test_*.py' 'tests\.world.*seeds' tests)
+	@FRD_ALL_SEEDS=1 $(BIN)/pytest -n 2 --dist loadgroup --timeout 600 $$(grep -rl --include='test_*.py' 'tests\.world.*seeds' tests)
 	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
 	@$(BIN)/python -m tests.sim --cluster --seeds $(SEEDS)
 	@$(BIN)/python -m tests.sim --seed 1 --world 768

@@ -18,7 +18,7 @@ from tests.frozen.sources import LARGE
 from tests.world.seeds import ALL
 
 SEEDS = 1_000 if ALL else 200
-pytestmark = pytest.mark.xdist_group("corpus")  # one worker generates it once
+pytestmark = pytest.mark.xdist_group("corpus")  # `make sim`: one worker generates it once
 REASONS = {
     Fault.CPU_STUCK: Reason.CPU_STUCK,
     Fault.ALONE: Reason.IN_COLLECTIVE_ALONE,
@@ -72,13 +72,6 @@ def outcomes() -> Sequence[Outcome]:
 
 def listed(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(map(str, outcomes))
-
-
-def test_one_worker_has_all_of_this(request: pytest.FixtureRequest) -> None:
-    """xdist adds the group to the name; with pytest 9.2 it does not, and says nothing."""
-    if not request.config.getoption("loadgroup", default=False):
-        pytest.skip("not under --dist loadgroup")
-    assert request.node.nodeid.endswith("@corpus")
 
 
 def test_first_causes_are_exact(outcomes: Sequence[Outcome]) -> None:

@@ -46,6 +46,13 @@ def rows(page: Page, title: str) -> int:
     return section(page, title).locator("tbody tr").count()
 
 
+def test_one_worker_has_all_of_this(request: pytest.FixtureRequest) -> None:
+    """xdist adds the group to the name; with pytest 9.2 it does not, and says nothing."""
+    if not request.config.getoption("loadgroup", default=False):
+        pytest.skip("not under --dist loadgroup")
+    assert request.node.nodeid.endswith("@web")
+
+
 def test_a_hundred_open_findings(service: Serving, watched: Watched) -> None:
     """The overview counts and lists all of them, the critical one first."""
     page = watched.open(service.address)
