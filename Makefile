@@ -7,9 +7,8 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
 	echo $$python && exit; done; echo python3.11)
 BIN := .venv/bin
-# Each in a process of its own: to hand out thousands of short tests costs xdist half of a core's minute.
-# The longest first.
-COMPUTING := tests/unit tests/property tests/unit/engine tests/sim tests/helm tests/frozen tests/docs
+# Each in its process, the longest first: to hand out thousands of short tests costs xdist half a minute.
+COMPUTING := $(addprefix tests/,unit property unit/engine unit/agent unit/service sim helm frozen docs)
 # A shared machine may stall any process for seconds. A test with real processes that fails is run once
 # more and listed in the summary (RERUN): two failures in a row count.
 REAL := --reruns 1 -rR
@@ -54,9 +53,9 @@ test-real: .venv/installed
 	@echo "frd: tests with real daemons, NATS servers and ranks; meanwhile, all that only compute"
 	@$(BIN)/pytest $(REAL) -n 4 --dist loadgroup -m "not alone and not soak" --durations 10 tests/contract tests/e2e
 
-tests/unit: WITHOUT := --ignore tests/unit/engine
 $(COMPUTING): .venv/installed
-	@log=.venv/$(subst /,-,$@).log; nice -n 10 $(BIN)/pytest $@ $(WITHOUT) > $$log 2>&1; \
+	@log=.venv/$(subst /,-,$@).log; \
+		nice -n 10 $(BIN)/pytest $@ $(addprefix --ignore ,$(filter $@/%,$(COMPUTING))) > $$log 2>&1; \
 		status=$$?; echo "frd: $@"; cat $$log; exit $$status
 
 quick:
