@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -163,23 +164,21 @@ def stuck_job(release: str, folder: Path, **variables: str) -> Iterator[tuple[in
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("compression", ["0", "1"])
 def test_a_live_trace(release: str, compression: str, tmp_path: Path) -> None:
-    """The last call that ended is the open of the file in which the rank is stuck."""
+    """The last call that ended is the open of the file in which the rank is stuck. Of a compressed
+    trace, DFTracer may keep some of the last events in its process until the next one."""
     variables = LIVE | {"DFTRACER_TRACE_COMPRESSION": compression}
+    step = "; the last step in its trace is epoch 0 step 0"
 
     def enough(one: WaitsFor) -> bool:  # the trace is written by another thread, a moment later
-        return one.kind is WaitKind.FILE_READ and "; " in one.rest
+        is_there = step in one.rest if compression == "0" else one.rest
+        return one.kind is WaitKind.FILE_READ and bool(is_there)
 
     with stuck_job(release, tmp_path, **variables) as (pid, slow):
         found = inspect(pid, enough=enough)
     assert found.what == str(slow)
-    last, step = found.rest.split("; ")
-    before = "s before that was first seen"
-    if compression == "0":
-        assert last.startswith(f"its trace ends with open64() of {slow}, ")
-        assert last.endswith(before)
-    else:  # the member of the open may not be complete
-        assert last.startswith("its trace ends with ")
-    assert step == "the last step in its trace is epoch 0 step 0"
+    call = rf"open64\(\) of {slow}" if compression == "0" else ".+"
+    ends = rf"its trace ends with {call}, \d+\.\d s before that was first seen"
+    assert re.fullmatch(ends, found.rest.removesuffix(step))
 
 
 @pytest.mark.parametrize("release", RELEASES)
