@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickletools
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,3 +84,17 @@ def test_damage_makes_no_difference(data: st.DataObject) -> None:
         at = data.draw(st.integers(2, len(dump) - 2))
         dump[at] = data.draw(st.integers(0, 255) | st.sampled_from(b"KMJhjqru}(](eNG."))
     either_way(bytes(dump))
+
+
+@pytest.mark.parametrize(
+    ("part", "damaged", "is_dump"),
+    [
+        pytest.param(b"](](", b".](", False, id="the pickle stops at an empty list"),
+        pytest.param(b"}(h\x10](h", b"}(h\x2b](h", True, id="a key is what another one was"),
+    ],
+)
+def test_damage_to_one_entry(part: bytes, damaged: bytes, is_dump: bool) -> None:
+    dump = as_torch(document([entry(at) for at in range(80)]))
+    at = dump.index(part, len(dump) // 2)
+    found = either_way(dump[:at] + damaged + dump[at + len(part) :])
+    assert (found is not None) == is_dump
