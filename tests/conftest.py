@@ -36,6 +36,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why a test was run once more: `-rR` has only its name."""
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.write_line(f"\nat first {report.nodeid}\n{report.longreprtext[-3000:]}")
+
+
 def pytest_collection_finish() -> None:
     """A collection of garbage leaves out the thousands of tests, and comes less often: it took an
     eighth of the unit tests' time."""

@@ -170,8 +170,8 @@ def test_a_live_trace(release: str, compression: str, tmp_path: Path) -> None:
     step = "; the last step in its trace is epoch 0 step 0"
 
     def enough(one: WaitsFor) -> bool:  # the trace is written by another thread, a moment later
-        is_there = step in one.rest if compression == "0" else one.rest
-        return one.kind is WaitKind.FILE_READ and bool(is_there)
+        is_there = step if compression == "0" else "its trace ends"
+        return one.kind is WaitKind.FILE_READ and is_there in one.rest
 
     with stuck_job(release, tmp_path, **variables) as (pid, slow):
         found = inspect(pid, enough=enough)
