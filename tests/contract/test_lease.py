@@ -39,8 +39,8 @@ async def test_servers_and_owners_fail(servers: NatsServers, tmp_path: Path) -> 
             assert moved <= MOVED_S
             assert fenced <= FENCED_S
             moved = killed_owner_and_leader(replicas, replicas.busiest())
-            print(f"owner and leader killed: moved after {moved:.1f} s")
             assert moved <= BOTH_S
+            servers.heal()  # a log may be without a leader, as its server is dead
             async with nats_client(options_for(servers, replicas.name)) as client:
                 assert await stale_records(client) == 0
         finally:
