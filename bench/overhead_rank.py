@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -36,14 +35,12 @@ def compute(units: int) -> float:
 
 def watched_cpu_s() -> tuple[float, float]:
     """CPU time so far of the tap's thread and of torch's worker server; 0 without them."""
-    ours = {thread.native_id for thread in threading.enumerate() if thread.name == "frd-tap"}
     tap = server = 0.0
     for task in Path("/proc/self/task").iterdir():
         used = int((task / "schedstat").read_text().split()[0]) / 1e9
-        if int(task.name) in ours:
-            tap += used
-        elif (task / "comm").read_text().strip() == "pt_workerserver":
-            server += used
+        name = (task / "comm").read_text().strip()
+        tap += used if name == "frd-tap" else 0.0
+        server += used if name == "pt_workerserver" else 0.0
     return tap, server
 
 

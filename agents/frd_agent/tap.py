@@ -13,6 +13,13 @@ failure costs one line on stderr, and the rank runs on as if frd were not there.
 signal handler and no excepthook, and replaces nothing of torch. That led to these rules, tested
 with torch 2.13 on CPUs, and what needs a GPU with torch 2.11:
 
+- Signals of the process are for the program's threads. The tap's thread and those of the worker
+  server, which inherit its mask, block all but the signals of faults: a blocked SIGSEGV would
+  silence faulthandler. A thread that did not block SIGTERM would end a program that waits for it
+  with `sigwait`. A signal that comes while the tap starts is handled after that, by the program.
+- The worker server ends the process if it cannot start a thread or accept a connection. So it is
+  started only if much remains of every limit that can be seen (`shortage`), and an agent connects
+  only where descriptors and memory are plenty (`frd_agent.recorder.worker_server`).
 - The worker server is never shut down or destroyed: its shutdown holds the GIL while it waits for
   handlers that need the GIL, and a forked child that destroys its copy of the object shuts the
   shared listening socket, upon which torch terminates the *parent*. So the object is made immortal.
@@ -23,7 +30,8 @@ with torch 2.13 on CPUs, and what needs a GPU with torch 2.11:
   memory model. No descriptor stays open: if a program closed it as unknown, the next file that the
   program opens would get its number and be overwritten.
 - The tap keeps no reference to a process group, so none is destroyed late or on this thread.
-- Nothing is imported on the thread: a fork at that moment would leave an import lock held.
+- Nothing is imported on the thread: a fork at that moment would leave an import lock held. No file
+  is opened as text there, because that may import a codec.
 - torch reads its allocator's counters under the GIL, some tens of µs a device, so the tap reads
   them at most five times a second. All ranks read them together, at fifths of a second of the
   wall clock: one pause for a job that waits for its slowest rank anyway, and samples that can be
@@ -58,10 +66,32 @@ with torch 2.13 on CPUs, and what needs a GPU with torch 2.11:
   child that it forks, lets any process of its user read it where Yama forbids that. A process has
   one such entry, which cannot be read, and other libraries set it as well: it is set once, when the
   process begins, and never cleared.
+
+The tap shares no lock with the program, and no state that both change. It imports these modules and
+calls these functions of theirs, beside constants (tests/unit/agent/tap/test_tap_calls.py):
+
+- `_thread`: start_new_thread, stack_size. The module `threading` does not know the thread: a
+  program that joins or counts all threads, or traces new ones, does not meet it.
+- `threading`: Event, main_thread. An Event has locks of its own.
+- `atexit`: register; `signal`: pthread_sigmask, valid_signals, sigtimedwait. Once, on the thread
+  that imports torch.distributed, and again on the thread that ends the interpreter.
+- `os`: open, read, write, pwrite, close, unlink, replace, ftruncate, fchmod, chmod, makedirs, stat,
+  lstat, fstat, access, listdir, sysconf, urandom, getpid, getuid, geteuid, fsencode, path, environ,
+  register_at_fork; `fcntl`: flock; `resource`: getrlimit; `socket`: gethostname; `time`: time,
+  time_ns, monotonic, monotonic_ns, thread_time, sleep. System calls; of the environment it reads
+  single variables.
+- `sys`: modules, _current_frames. Each is read in one step, under the GIL.
+- `json`: dumps, JSONDecoder; `struct`: Struct; `re`: compile; `zlib`: crc32; `stat`: S_ISDIR;
+  `itertools`: count, chain, repeat, islice, accumulate; `operator`: itemgetter, attrgetter, is_;
+  `contextlib`: suppress, contextmanager; `collections`: deque. Values of its own. The decoder of
+  `json.loads` is the program's too, so the tap has another.
+- `ctypes`: PyDLL, CDLL, c_int, c_ulong, byref, py_object. Handles of its own: a program may change
+  the argument types of the functions in `ctypes.pythonapi`.
 """
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import ctypes
@@ -71,6 +101,8 @@ import json
 import operator
 import os
 import re
+import resource
+import signal
 import socket
 import stat
 import struct
@@ -79,9 +111,9 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 SCHEMA = 1
 
@@ -193,10 +225,43 @@ JOIN_S = 2.0
 _TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")  # the system's, as `tempfile` knows them
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """Inode of the pid namespace that the kernel starts with: of a process outside containers."""
+_COMMITTED = (b"CommitLimit:", b"Committed_AS:")
 _HOST_COUNTED = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
 """Lines of /proc/self/status, as the agent counts them (`frd_agent.memory.host.processes`)."""
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """In a container its own cgroup is mounted there."""
+
+_FAULTS = {
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+}
+"""Signals of a thread's own errors."""
+_BLOCKED = signal.valid_signals() - _FAULTS
+
+# -- what must remain of a limit --------------------------------------------------------------
+
+POOL_MIN = 8
+"""Threads of the worker server at least; otherwise one per core. One more accepts connections."""
+LEAST_THREADS = 64
+LEAST_BYTES = 8 << 30
+"""Of address space, beside a quarter of it, after the worker server's start: 64 MiB of heap for
+each of its threads that answers, and what the program needs."""
+LEAST_BYTES_OF_TAP = 1 << 30
+LEAST_DESCRIPTORS = 64
+LEAST_MAPPINGS = 1024
+SERVER_DESCRIPTORS = 8
+"""The socket, and connections of agents."""
+MAPPINGS_A_THREAD = 4
+"""Stack, its guard, and two of a heap."""
+MIN_STACK = 256 << 10
+"""Bytes of a thread's stack, for Python and torch."""
+_DEFAULT_STACK = 8 << 20
+
+_decode = json.JSONDecoder().decode
 
 THREAD_NAME = b"frd-tap"
 """Name of the tap's thread in the kernel."""
@@ -244,8 +309,9 @@ _refused_at = ""
 _exchange_mode: Any = None
 """cuThreadExchangeStreamCaptureMode, once it was needed: to find it makes objects."""
 _follows_forks = False
-_prctl: Any = None
-"""The function of the C library, once it was needed: a forked child must not look it up."""
+_c: Any = None
+"""The functions of the C library and of Python, once they were needed: a forked child must not look
+them up."""
 
 
 def install() -> None:
@@ -254,46 +320,73 @@ def install() -> None:
     Children that multiprocessing forks are watched too. A child of os.fork that becomes a rank must
     call this itself.
     """
+    # The tap may be loaded twice: by path (`frd-agent exec`) and by an import of the user.
+    this = sys.modules[__name__]
+    first = sys.modules.setdefault("_frd_tap", this)
+    if first is not this:
+        first.install()
+        return
+    with signals_blocked():
+        try:
+            _install()
+        except Exception as error:
+            _complain("install", error)
+
+
+def _install() -> None:
     global _follows_forks
+    if _installed_pid == os.getpid():
+        return
+    allow_ptrace(os.environ)
+    atexit.register(_at_exit, *_start(None))
+    if not _follows_forks:
+        _follows_forks = True
+        os.register_at_fork(after_in_child=_forked)
+
+
+@contextlib.contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Threads that start meanwhile block these signals for ever. The calling thread handles what
+    came in the end, so that an exception of the program's handler reaches the program."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # first, since the next line may raise it
     try:
-        # The tap may be loaded twice: by path (`frd-agent exec`) and by an import of the user.
-        this = sys.modules[__name__]
-        first = sys.modules.setdefault("_frd_tap", this)
-        if first is not this:
-            first.install()
-            return
-        if _installed_pid == os.getpid():
-            return
-        allow_ptrace(os.environ)
-        atexit.register(_at_exit, *_start(None))
-        if not _follows_forks:
-            _follows_forks = True
-            os.register_at_fork(after_in_child=_forked)
-    except Exception as error:
-        _complain("install", error)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(inherited: Mapping[int, int] | None) -> tuple[int, threading.Event, threading.Thread]:
+def _start(inherited: Mapping[int, int] | None) -> tuple[int, threading.Event, threading.Event]:
     """`inherited`: the ranks of the default group that a forked child has from its parent; empty if
-    it has none, None for a process that was not forked."""
+    it has none, None for a process that was not forked. Call it with signals blocked.
+
+    Raises:
+        OSError, RuntimeError: there can or should be no more thread.
+    """
     global _installed_pid
+    if why := shortage(1):
+        raise OSError(why)
+    stop, ended = threading.Event(), threading.Event()
+    _thread.start_new_thread(_run, (stop, ended, inherited))
     _installed_pid = os.getpid()
-    stop = threading.Event()
-    thread = threading.Thread(target=_run, args=(stop, inherited), name="frd-tap", daemon=True)
-    thread.start()
-    return _installed_pid, stop, thread
+    return _installed_pid, stop, ended
 
 
 def allow_ptrace(environ: Mapping[str, str]) -> None:
     """One system call, if the user has asked for it. A kernel without Yama refuses it."""
-    global _prctl
     if environ.get(ALLOW_PTRACE) != "1":
         return
     with contextlib.suppress(Exception):
-        if _prctl is None:
-            _prctl = ctypes.PyDLL(None).prctl  # the GIL is kept: for a fork, and for a microsecond
-            _prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
-        _prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+        numbers = (_PR_SET_PTRACER_ANY, *[ctypes.c_ulong(0)] * 3)
+        _functions().prctl(ctypes.c_int(_PR_SET_PTRACER), *numbers)
+
+
+def _functions() -> Any:
+    """Calls keep the GIL: for a fork, and for a microsecond."""
+    global _c
+    if _c is None:
+        _c = ctypes.PyDLL(None)
+    return _c
 
 
 class _Child:
@@ -320,16 +413,18 @@ def _in_child(_: _Child) -> None:
         of_loader = (getattr(target, "__module__", None) or "").startswith("torch.utils.data.")
         if of_loader or _installed_pid == os.getpid():
             return
-        started = _start(_default_ranks(getattr(sys.modules.get(_C10D), "_world", None)) or {})
+        inherited = _default_ranks(getattr(sys.modules.get(_C10D), "_world", None)) or {}
+        with signals_blocked():
+            started = _start(inherited)
         sys.modules["multiprocessing.util"].Finalize(None, _at_exit, started, exitpriority=0)
     except Exception as error:
         _complain("forked child", error)
 
 
-def _at_exit(pid: int, stop: threading.Event, thread: threading.Thread) -> None:
+def _at_exit(pid: int, stop: threading.Event, ended: threading.Event) -> None:
     if os.getpid() == pid:
         stop.set()
-        thread.join(JOIN_S)
+        ended.wait(JOIN_S)
 
 
 def _complain(what: str, error: BaseException) -> None:
@@ -343,8 +438,13 @@ def _complain(what: str, error: BaseException) -> None:
 
 
 def _warn(text: str) -> None:
-    with contextlib.suppress(OSError):
+    """With signals blocked: the SIGPIPE of a stderr that nobody reads must not end the program."""
+    try:
         os.write(2, f"frd: warning: tap: {text}\n".encode("utf-8", "backslashreplace"))
+    except BrokenPipeError:
+        signal.sigtimedwait({signal.SIGPIPE}, 0)
+    except OSError:
+        pass
 
 
 def settle_variables(environ: MutableMapping[str, str]) -> None:
@@ -365,7 +465,9 @@ def settle_variables(environ: MutableMapping[str, str]) -> None:
 # -- the thread ------------------------------------------------------------------------------
 
 
-def _run(stop: threading.Event, inherited: Mapping[int, int] | None) -> None:
+def _run(
+    stop: threading.Event, ended: threading.Event, inherited: Mapping[int, int] | None
+) -> None:
     tap = None
     stage = Stage(os.environ, is_forked=inherited is not None)
     try:
@@ -395,6 +497,7 @@ def _run(stop: threading.Event, inherited: Mapping[int, int] | None) -> None:
         stage.close()
         if tap is not None:
             tap.close()
+        ended.set()
 
 
 def _begin(c10d: Any, environ: Mapping[str, str], token: str) -> Tap | None:
@@ -496,8 +599,12 @@ class Throttle:
 
 def _name_thread() -> None:
     """Shows agents, through /proc, that this process has a tap, although it may not be a rank."""
-    with contextlib.suppress(OSError), open("/proc/thread-self/comm", "wb", buffering=0) as file:
-        file.write(THREAD_NAME)
+    with contextlib.suppress(OSError):
+        fd = os.open("/proc/thread-self/comm", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, THREAD_NAME)
+        finally:
+            os.close(fd)
 
 
 def _await_groups(stop: threading.Event, inherited: Mapping[int, int] | None, stage: Stage) -> Any:
@@ -658,11 +765,8 @@ class Stage:
 
 def _start_ticks() -> int:
     """When this process started, as /proc shows it; 0 if it does not."""
-    with (
-        contextlib.suppress(OSError, ValueError, IndexError),
-        open("/proc/self/stat", "rb") as file,
-    ):
-        raw = file.read()
+    raw = _content("/proc/self/stat")
+    with contextlib.suppress(ValueError, IndexError):
         return int(raw[raw.rfind(b")") + 2 :].split()[19])
     return 0
 
@@ -672,6 +776,149 @@ def pid_namespace() -> int:
     with contextlib.suppress(OSError):
         return os.stat("/proc/self/ns/pid").st_ino
     return 0
+
+
+# -- limits ------------------------------------------------------------------------------------
+
+
+def pool_size() -> int:
+    """Threads of the worker server's pool: C++ counts the cores that are online, whatever the
+    affinity of the process."""
+    return max(POOL_MIN, os.sysconf("SC_NPROCESSORS_ONLN"))
+
+
+class Limit(NamedTuple):
+    name: str
+    most: int
+    """Negative: none."""
+    used: int
+    more: int
+    reserve: int
+    """What must remain, beyond what is in use and what comes."""
+
+    def shortage(self) -> str:
+        if self.most < 0 or self.most - self.used - self.more >= self.reserve:
+            return ""
+        return (
+            f"{self.name}: {self.used} of {self.most} in use, and {self.more} more would leave "
+            f"less than {self.reserve}"
+        )
+
+
+def shortage(threads: int, *, is_server: bool = False) -> str:
+    """Why the process should not start so many more threads: afterwards a limit would be near, and
+    the program needs the rest. Empty if nothing speaks against it.
+
+    The worker server (`is_server`) leaves a quarter of each limit, since it ends the process if it
+    cannot start a thread. The tap's own thread only leaves a number.
+    """
+    given, stack = _thread.stack_size(), _soft(resource.RLIMIT_STACK)
+    stack = _DEFAULT_STACK if stack < 0 else stack
+    if not is_server:  # of threads that Python starts, the program may have set it
+        stack = given or stack
+    if stack < MIN_STACK:
+        return f"stacks of threads have {stack} bytes: less than {MIN_STACK}"
+    limits = itertools.chain(
+        _thread_limits(threads, is_server), _byte_limits(threads * stack, is_server)
+    )
+    if is_server:
+        limits = itertools.chain(limits, _server_limits(threads))
+    return next(filter(None, (limit.shortage() for limit in limits)), "")
+
+
+def _thread_limits(more: int, is_server: bool) -> Iterator[Limit]:
+    def limit(name: str, most: int, used: int) -> Limit:
+        reserve = max(LEAST_THREADS, most // 4 if is_server else 0)
+        return Limit(name, most, used, more, reserve)
+
+    total = _words("/proc/loadavg")[3:4]
+    running = int(total[0].rpartition(b"/")[2]) if total else 0
+    for name in ("threads-max", "pid_max"):
+        yield limit(f"kernel.{name}", _number_in(f"/proc/sys/kernel/{name}"), running)
+    for folder in _pids_folders():
+        used = _number_in(f"{folder}/pids.current")
+        yield limit(f"{folder}/pids.max", _number_in(f"{folder}/pids.max"), used)
+    most = _soft(resource.RLIMIT_NPROC)
+    if most >= 0 and is_server and pid_namespace() != FIRST_PID_NAMESPACE:
+        # Threads of the same user in other containers count too, and are not seen.
+        name = "RLIMIT_NPROC, in a pid namespace"
+        yield Limit(name, most, _threads_of_user(), more, most - most // 4)
+    elif most >= 0 and (not running or limit("", most, running).shortage()):
+        # Not even all threads of the kernel would be too many, or the user's are counted.
+        yield limit("RLIMIT_NPROC", most, _threads_of_user())
+
+
+def _byte_limits(more: int, is_server: bool) -> Iterator[Limit]:
+    """Of address space."""
+    words = _words("/proc/self/status")
+    used = {
+        name: int(words[words.index(name) + 1]) << 10 if name in words else 0
+        for name in (b"VmSize:", b"VmData:", b"VmLck:")
+    }
+    found = [
+        ("RLIMIT_AS", _soft(resource.RLIMIT_AS), used[b"VmSize:"]),
+        ("RLIMIT_DATA", _soft(resource.RLIMIT_DATA), used[b"VmData:"]),
+    ]
+    if used[b"VmLck:"]:  # the program locks its memory, and so perhaps stacks
+        found.append(("RLIMIT_MEMLOCK", _soft(resource.RLIMIT_MEMLOCK), used[b"VmLck:"]))
+    if _number_in("/proc/sys/vm/overcommit_memory") == 2:
+        words = _words("/proc/meminfo")
+        most, now = (int(words[words.index(name) + 1]) << 10 for name in _COMMITTED)
+        found.append(("CommitLimit of /proc/meminfo", most, now))
+    for name, most, now in found:
+        least = max(LEAST_BYTES, most // 4) if is_server else LEAST_BYTES_OF_TAP
+        yield Limit(name, most, now, more, least)
+
+
+def _server_limits(threads: int) -> Iterator[Limit]:
+    mappings = _content("/proc/self/maps", 0).count(b"\n")
+    most, more = _number_in("/proc/sys/vm/max_map_count"), threads * MAPPINGS_A_THREAD
+    yield Limit("vm.max_map_count", most, mappings, more, LEAST_MAPPINGS)
+    most, used = _soft(resource.RLIMIT_NOFILE), len(os.listdir("/proc/self/fd"))
+    yield Limit("RLIMIT_NOFILE", most, used, SERVER_DESCRIPTORS, LEAST_DESCRIPTORS)
+
+
+def _pids_folders() -> Iterator[str]:
+    """The cgroup of this process and its parents, where they can be seen."""
+    for line in _content("/proc/self/cgroup").decode("utf-8", "surrogateescape").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        roots = ["/sys/fs/cgroup/pids"] if "pids" in controllers.split(",") else []
+        if number == "0" and not controllers:
+            roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
+        for root in roots:
+            folder = path.rstrip("/")
+            while folder:
+                yield root + folder
+                folder = folder.rpartition("/")[0]
+            yield root
+
+
+def _threads_of_user() -> int:
+    """Of all processes of this user that can be seen."""
+    threads = 0
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.geteuid():
+                words = _words(f"/proc/{name}/status")
+                threads += int(words[words.index(b"Threads:") + 1])
+    return threads
+
+
+def _soft(limit: int) -> int:
+    """-1: none."""
+    soft = resource.getrlimit(limit)[0]
+    return soft if 0 <= soft < 1 << 62 else -1
+
+
+def _number_in(path: str) -> int:
+    """-1 if there is none."""
+    text = _content(path).strip()
+    return int(text) if text.isdigit() else -1
+
+
+def _words(path: str) -> list[bytes]:
+    return _content(path).split()
 
 
 # -- what is published -------------------------------------------------------------------------
@@ -866,20 +1113,23 @@ class HostMemory:
             self._look_at = now + RESCAN_S
             texts = [_content(path).strip() for path in _CGROUP_LIMITS]
             self._limit = next((min(int(text), 2**62) for text in texts if text.isdigit()), 0)
-        words = _content("/proc/self/status").split()
+        words = _words("/proc/self/status")
         used = [int(words[words.index(name) + 1]) for name in _HOST_COUNTED if name in words]
         return (sum(used) * 1024, self._limit) if used else None
 
 
-def _content(path: str) -> bytes:
-    """Empty if it cannot be read."""
+def _content(path: str, most: int = 8192) -> bytes:
+    """The first `most` bytes, 0: all. Empty if it cannot be read."""
+    blocks = []
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.read(fd, 8192)
+            blocks.append(os.read(fd, most or 1 << 16))
+            while blocks[-1] and not most:
+                blocks.append(os.read(fd, 1 << 16))
         finally:
             os.close(fd)
-    return b""
+    return b"".join(blocks)
 
 
 class Counters:
@@ -894,7 +1144,10 @@ class Counters:
         for recorder, dump in self._dumps:
             if dump is None:
                 continue
-            status = json.loads(dump(includeCollectives=False)).get("pg_status") or {}
+            read = dump(includeCollectives=False)
+            status = (
+                _decode(read if isinstance(read, str) else read.decode()).get("pg_status") or {}
+            )
             rows += [
                 (
                     recorder,
@@ -946,8 +1199,13 @@ def write_whole(directory: str, token: str, suffix: str, text: str) -> None:
     """Replace a file as a whole. Raises OSError."""
     temporary = os.path.join(directory, "." + token + ".tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-    with open(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
+    rest = memoryview(text.encode())
+    fd = os.open(temporary, flags, 0o600)
+    try:
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+    finally:
+        os.close(fd)
     os.replace(temporary, os.path.join(directory, token + suffix))
 
 
@@ -1065,12 +1323,15 @@ class Tap:
         self._files = Files(self._directory, self._token)
 
     def serve(self) -> None:
-        """Start torch's worker server; on failure the identity has the reason."""
+        """Start torch's worker server; if it does not run, the identity has the reason."""
         path = os.path.join(self._directory, self._token + ".sock")
+        if why := shortage(1 + pool_size(), is_server=True):
+            self._identity["socket_error"] = f"torch's worker server is not started: {why}"
+            return
         try:
             _register_handler(self._ext)
             server = _start_server(self._ext, path)
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))  # for ever: see the module
+            _functions().Py_IncRef(ctypes.py_object(server))  # for ever: see the module
             os.chmod(path, 0o600)
             self._identity["socket"] = self._token + ".sock"
         except Exception as error:
@@ -1149,7 +1410,7 @@ def _register_handler(ext: Any) -> None:
     without it."""
     with contextlib.suppress(Exception):
         # torch frees it after the interpreter's end, so it must not die then.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(ignore_captures))
+        _functions().Py_IncRef(ctypes.py_object(ignore_captures))
         ext._register_handler(IGNORE_CAPTURES, ignore_captures)
 
 
@@ -1304,6 +1565,4 @@ def _number(environ: Mapping[str, str], default: int, *names: str) -> int:
 
 
 def boot_id() -> str:
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
-    return ""
+    return _content("/proc/sys/kernel/random/boot_id").decode("ascii", "replace").strip()

@@ -7,6 +7,7 @@ production's `Recorders`), and the rank's progress is put into the current state
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -70,6 +71,9 @@ class _Socket:
 
     def __init__(self, rank: SimRank) -> None:
         self._rank = rank
+
+    def connected(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def names(self) -> tuple[str, ...]:
         self._check()

@@ -3,7 +3,8 @@
 Two ways lead here, and the second does nothing: the `sitecustomize` in this folder,
 through PYTHONPATH (`frd-agent exec` sets it; it reaches environments without frd), and the file
 `frd_tap.pth` in environments where frd is installed (it works although a launch script replaces
-PYTHONPATH, and under `python -E` and `-I`). `python -S` reads neither.
+PYTHONPATH, and under `python -E` and `-I`). It looks for this file, because to import the package
+would take 10 to 25 ms. `python -S` reads neither.
 
 Every interpreter of the job executes this: other versions, other environments, programs that never
 import torch. So it imports nothing, costs a fraction of a millisecond, and its syntax is valid in
@@ -34,21 +35,46 @@ class _Watch(object):  # noqa: UP004 -- an old-style class otherwise, on the Pyt
 
 
 def _install():
-    try:
-        from importlib.util import module_from_spec, spec_from_file_location
+    # Signals wait meanwhile: what a handler of the program raises must reach the program.
+    import _signal
 
-        tap = sys.modules.get("_frd_tap")
-        if tap is None:  # else the program itself has started the tap: two of them are two ranks
-            spec = spec_from_file_location("_frd_tap", _TAP)
-            tap = module_from_spec(spec)
-            sys.modules["_frd_tap"] = tap
-            spec.loader.exec_module(tap)
-        tap.settle_variables(os.environ)
-        tap.install()
-    except Exception as error:
-        sys.modules.pop("_frd_tap", None)
-        if sys.stderr is not None:
-            sys.stderr.write("frd: warning: tap: %s: this rank runs on without it\n" % (error,))  # noqa: UP031 -- Python 2
+    faults = (_signal.SIGSEGV, _signal.SIGBUS, _signal.SIGFPE, _signal.SIGILL)
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
+    try:
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - set(faults))
+        try:
+            _load()
+        except Exception as error:
+            sys.modules.pop("_frd_tap", None)
+            _warn(_signal, error)
+    finally:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+
+
+def _load():
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    tap = sys.modules.get("_frd_tap")
+    if tap is None:  # else the program itself has started the tap: two of them are two ranks
+        spec = spec_from_file_location("_frd_tap", _TAP)
+        tap = module_from_spec(spec)
+        sys.modules["_frd_tap"] = tap
+        spec.loader.exec_module(tap)
+    tap.settle_variables(os.environ)
+    tap.install()
+
+
+def _warn(signals, error):
+    """A stderr that nobody reads must neither end the program nor its import."""
+    if sys.stderr is None:
+        return
+    text = "frd: warning: tap: %s: this rank runs on without it\n" % (error,)  # noqa: UP031 -- Python 2
+    try:
+        os.write(2, text.encode("utf-8", "backslashreplace"))
+    except BrokenPipeError:
+        signals.sigtimedwait((signals.SIGPIPE,), 0)
+    except OSError:
+        pass
 
 
 def watch():

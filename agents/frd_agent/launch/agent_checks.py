@@ -19,7 +19,7 @@ from frd.errors import FrdError, ServiceUnavailable
 from frd_agent import exec as starter
 from frd_agent import tap
 from frd_agent.config import Config, load
-from frd_agent.launch.checks import Check, agent_check, may_trace, stacks_check
+from frd_agent.launch.checks import Check, agent_check, may_trace, recorders_check, stacks_check
 from frd_agent.memory.host import cgroup
 from frd_agent.proc import PROC, Vital, capabilities, read_all, status_line
 from frd_agent.ranks.process import HIDDEN
@@ -88,6 +88,7 @@ def of_agent(agent: int, config: Config) -> Iterator[Check]:
     yield from (Check.failed("users", text) for text in unreadable(run_dir, files).texts)
     ranks = _ranks(run_dir, [file.content for file in files if file.content is not None])
     yield _ranks_of(ranks)
+    yield from recorders_check(files)
     seen = [(rank, process.pinned.pid) for rank, process in ranks if process.pinned is not None]
     if len(seen) < len(ranks):
         yield Check.warning("pid namespace", HIDDEN)

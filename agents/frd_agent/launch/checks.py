@@ -28,6 +28,7 @@ from frd_agent.launch import command_line, commands
 from frd_agent.launch.run_lock import Holder
 from frd_agent.proc import capabilities, ptrace_scope
 from frd_agent.ranks.stacks.outside import NoStack, py_spy
+from frd_agent.ranks.tap_files import TapFile
 
 _PROBE: Final = Path(__file__).with_name("probe.py")
 _REACHED: Final = (
@@ -77,6 +78,7 @@ def of_node(
     agent = starter.watcher(directory)
     yield agent_check(directory, agent)
     yield from _untapped(directory)
+    yield from recorders_check(TapFile.scan(Path(directory)))
     if agent is not None and agent.service:
         yield _service(agent.service)
     yield stacks_check(agent, ranks_allow=env.get(tap.ALLOW_PTRACE) == "1")
@@ -114,6 +116,10 @@ def _tap(cmd: Sequence[str], env: Mapping[str, str]) -> Iterator[Check]:
         interpreter = f"{interpreter}, torch {found['torch']})"
         yield _reach(python, interpreter, env)
         yield _same_tap(found["tap"])
+        if found["shortage"]:
+            yield Check.warning(
+                "recorder", f"of a rank here it could not be read: {found['shortage']}"
+            )
         yield _variables(found["variables"])
 
 
@@ -216,6 +222,19 @@ def _untapped(directory: str) -> Iterator[Check]:
                 f"{command.words} (pid {command.pid}): torch runs without the tap in {named}: does "
                 "the launch script replace PYTHONPATH or the environment?",
             )
+
+
+def recorders_check(files: Sequence[TapFile]) -> Iterator[Check]:
+    """Of the ranks that publish now, those without a worker server."""
+    known = [file.content for file in files if file.content is not None]
+    errors = [
+        (one.rank, one.socket_error)
+        for one in known
+        if one.socket is None and one.exit is None and one.socket_error
+    ]
+    if errors:
+        (rank, why), others = min(errors), f", and {len(errors) - 1} more" if errors[1:] else ""
+        yield Check.warning("recorder", f"rank {rank}{others}: it cannot be read: {why}")
 
 
 # -- service and stacks ----------------------------------------------------------------------

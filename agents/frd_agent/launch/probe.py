@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import sys
-import threading
 
 _SHOWN = ("TORCH_FR_", "TORCH_NCCL_TRACE", "TORCH_NCCL_DEBUG_INFO", "TORCH_NCCL_ENABLE_TIMING")
 
@@ -18,6 +17,7 @@ def _probe() -> dict[str, object]:
         "python_version": ".".join(map(str, sys.version_info[:3])),
         "torch": None,
         "tap": None,
+        "shortage": "",
         "error": "",
     }
     if importlib.util.find_spec("torch") is None:
@@ -30,8 +30,10 @@ def _probe() -> dict[str, object]:
         found["error"] = f"{type(error).__name__}: {error}"
         return found
     tap = sys.modules.get("_frd_tap")
-    if tap is not None and any(thread.name == "frd-tap" for thread in threading.enumerate()):
+    if tap is not None and tap._installed_pid == os.getpid():
         found["tap"] = getattr(tap, "__file__", "")
+        if hasattr(tap, "shortage"):
+            found["shortage"] = tap.shortage(1 + tap.pool_size(), is_server=True)
     found["variables"] = {k: v for k, v in sorted(os.environ.items()) if k.startswith(_SHOWN)}
     return found
 

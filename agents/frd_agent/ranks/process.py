@@ -28,6 +28,7 @@ from enum import Enum
 from frd.model import NodeNs, NodeRawNs
 from frd_agent.node_time import raw_now
 from frd_agent.proc import Stat, Vital, read_same, read_stat, started_at, status_line
+from frd_agent.ranks import room
 
 HIDDEN = (
     "its process is in another pid namespace: set shareProcessNamespace in the pod, or hostPID for "
@@ -190,10 +191,13 @@ def listener(address: str) -> int | Listener:
     """The pid, in our namespace, of the process that listens on a unix socket.
 
     The kernel completes the connection without the process's help, so a stopped one is found too.
+    Nothing is known while the rank might not survive a connection (`room`).
 
     Raises:
         OSError: this process is short of descriptors or memory.
     """
+    if room.of_node():
+        return Listener.ELSEWHERE
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)
         try:

@@ -34,6 +34,7 @@ from frd_agent.ranks.exits import state_after
 from frd_agent.ranks.phase_files import PhaseFile, PhaseReader
 from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule
 from frd_agent.ranks.rank_process import RankProcess
+from frd_agent.ranks.room import Room
 from frd_agent.ranks.stacks.reader import StackReader
 from frd_agent.ranks.tap_counters import CountersFile
 from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity
@@ -42,7 +43,7 @@ from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rank_progress import final_progress, live_progress, raw_counters
 from frd_agent.recorder.recorders import Heartbeat, KeptDump, Recorders
 from frd_agent.recorder.rows import columns
-from frd_agent.recorder.worker_server import Busy, HandlerFailed, Handlers, Silent
+from frd_agent.recorder.worker_server import Busy, HandlerFailed, Handlers, Silent, Withheld
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.reports import Reports
 
@@ -90,7 +91,10 @@ class Rank:
         """Its number in the previous attempt, if any, and where it reported then."""
         self._shared = shared
         socket = None if file.socket_path is None else sockets.address(file.socket_path)
-        handlers = None if socket is None else Handlers(socket, _DUMP_TIMEOUT_S)
+        room = Room(lambda: self.pid)
+        handlers = (
+            None if socket is None else Handlers(socket, _DUMP_TIMEOUT_S, shortage=room.shortage)
+        )
         self.recorders = Recorders(handlers, identity.torch_version, shared.time)
         self._schedule = PollSchedule(shared.policy)
         self._task: asyncio.Task[None] | None = None
@@ -99,6 +103,8 @@ class Rank:
         self._is_exact = False
         self._silent = False
         self._note = ""
+        self._withheld = ""
+        """Why its recorder is not read at present."""
         self._lost = 0
         self._complained = False
         self.stage: Stage | None = None
@@ -248,6 +254,8 @@ class Rank:
         elif not self.recorders.has_socket:
             detail = f"recorder out of reach: {self.identity.socket_error}"
             self._report(RankState.LIVE, now_ns, detail)
+        elif self._withheld:
+            self._report(RankState.LIVE, now_ns, self._withheld)
         else:
             self._report(RankState.LIVE, now_ns, self._note if is_stale else "")
 
@@ -309,7 +317,7 @@ class Rank:
 
         Raises:
             ServiceUnavailable: the rank is gone (`Refused`), silent (`Silent`) or, for a moment,
-                `Busy`.
+                `Busy`, or it might not survive a connection (`Withheld`).
             HandlerFailed: it has no recorder, or reports an error.
         """
         if not self.recorders.has_socket:
@@ -323,7 +331,11 @@ class Rank:
         except Silent:
             self._silent = True
             raise
-        self._silent = False
+        except Withheld as error:
+            self._withheld = f"its recorder is not read: {error.why}"
+            self._complain(str(error))
+            raise
+        self._silent, self._withheld = False, ""
         if self._schedule.is_stale:
             self._note = (
                 f"its tap's heartbeat is {self._schedule.age_s:.0f} s old: the GIL may be held"

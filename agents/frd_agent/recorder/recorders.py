@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final, Protocol
@@ -51,6 +52,8 @@ _KEPT_BYTES: Final = 16 * 1024 * 1024
 
 class WorkerServer(Protocol):
     """The requests that a rank answers; implemented by `worker_server.Handlers`."""
+
+    def connected(self) -> AbstractAsyncContextManager[None]: ...
 
     async def names(self) -> tuple[str, ...]: ...
 
@@ -132,12 +135,13 @@ class Recorders:
         (see `frd_agent.tap`), or if the tap shows nothing for so long that the GIL must be held.
 
         Raises:
-        ServiceUnavailable: the rank is gone (`Refused`) or silent (`Silent`).
+        ServiceUnavailable: the rank is gone (`Refused`), silent (`Silent`), or was not asked
+            (`Withheld`).
         HandlerFailed: it has no recorder, or reports an error.
         """
         if (handlers := self._handlers) is None:
             raise HandlerFailed("it has no socket")
-        async with self._reading:
+        async with self._reading, handlers.connected():
             if not self.trackers:
                 offered = await handlers.names()
                 self.trackers = {

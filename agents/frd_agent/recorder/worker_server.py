@@ -5,10 +5,15 @@ The kind of failure is evidence, and an exception each keeps them apart: the pro
 handler (`HandlerFailed`), which says nothing about the rank. Every call ends within its timeout
 and holds at most twice `max_bytes`, whatever the peer does.
 
-One connection per request, or per pair of requests: the server is cpp-httplib, which closes a
-connection after 30 requests anyway, and a rank is queried about once a second. The answer is read
-to its end by asyncio, which bounds time and size, and parsed by http.client, which the standard
-library brings along. No handler but `dump_traceback` and the tap's own needs the rank's GIL.
+Every connection is a risk for the rank, whose server ends the process if it cannot accept one. So
+the agent connects only if nothing is short (`Handlers.shortage`), and all requests of one reading
+share a connection (`Handlers.connected`). It does not stay open longer: the server, cpp-httplib,
+closes a connection after 30 requests or one idle second, and looks at it a hundred times a second
+until then, for 0.2 % of a core (measured, torch 2.13).
+
+The answer is read by asyncio, which bounds time and size, and parsed by http.client, which the
+standard library brings along. No handler but `dump_traceback` and the tap's own needs the rank's
+GIL.
 """
 
 from __future__ import annotations
@@ -18,7 +23,9 @@ import io
 import os
 import re
 import socket
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPResponse, IncompleteRead
 from typing import TypeAlias, cast
 from urllib.parse import quote, urlencode
@@ -58,6 +65,14 @@ class HandlerFailed(FrdError):
         self.status = status
 
 
+class Withheld(ServiceUnavailable):
+    """The rank was not asked: to accept a connection might end it. `why` is text for users."""
+
+    def __init__(self, asked: str, why: str) -> None:
+        super().__init__(f"{asked}: not asked: {why}")
+        self.why = why
+
+
 @dataclass(slots=True)
 class First:
     """A handler that is called just before another on the same connection, hence on the same thread
@@ -70,14 +85,30 @@ class First:
     """Set by the call. If it is not, the thread of the server may still wait for the GIL."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Handlers:
-    """The handlers of one rank. Holds no connection, so it may be kept and shared."""
+    """The handlers of one rank. It may be kept and shared."""
 
     path: Address
     timeout_s: float = 5.0
     """For a whole exchange; a dump of 20,000 entries takes the rank a third of a second."""
     max_bytes: int = MAX_BYTES
+    shortage: Callable[[], str] = str
+    """Why the rank may not be able to accept a connection; empty: it is."""
+    _sharing: int = 0
+    _open: list[socket.socket] = field(default_factory=list)
+    """At most one, which no request uses at present."""
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[None]:
+        """Requests meanwhile share a connection."""
+        self._sharing += 1
+        try:
+            yield
+        finally:
+            self._sharing -= 1
+            while self._open and not self._sharing:
+                self._open.pop().close()
 
     async def names(self) -> tuple[str, ...]:
         """The names of the rank's handlers, sorted."""
@@ -101,6 +132,7 @@ class Handlers:
             Busy: `first` is required and does not answer within `_FIRST_S`.
             Refused: the process is gone.
             Silent: no answer within `timeout_s` (default: the client's).
+            Withheld: the rank might not survive a connection.
             HandlerFailed: the server answered with an error, or with more than `max_bytes`.
         """
         target = f"/handler/{quote(name, safe='')}"
@@ -111,34 +143,42 @@ class Handlers:
     async def _exchange(
         self, method: str, target: str, timeout_s: float, first: First | None = None
     ) -> bytes:
-        request = _request(method, target, "close")
-        connection = self._socket(target)
         try:
             async with asyncio.timeout(timeout_s):
-                await self._connect(connection)
-                if first is not None and not await self._ask_first(connection, first):
-                    connection.close()
-                    connection = self._socket(target)
-                    await self._connect(connection)
-                await asyncio.get_running_loop().sock_sendall(connection, request)
-                answer = await self._read(connection, target)
+                answer = b""
+                if self._open and os.path.lexists(self.path):  # else the rank is about to end
+                    answer = await self._answer(self._open.pop(), method, target, first)
+                if not answer:  # or the server has closed the connection meanwhile
+                    answer = await self._answer(await self._connect(target), method, target, first)
         except TimeoutError as error:
             raise Silent(f"{self.path}: {target}: no answer within {timeout_s:g} s") from error
         except (ConnectionRefusedError, FileNotFoundError) as error:
             raise Refused(f"{self.path}: nothing listens: the process is gone") from error
         except OSError as error:
             raise HandlerFailed(f"{self.path}: {target}: {error}: ask again") from error
-        finally:
-            connection.close()
         return self._body(answer, target)
 
-    def _socket(self, target: str) -> socket.socket:
+    async def _answer(
+        self, connection: socket.socket, method: str, target: str, first: First | None
+    ) -> bytes:
+        """All that the server sends; empty if it has closed the connection."""
+        request = _request(method, target, "keep-alive" if self._sharing else "close")
+        is_open = False
         try:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        except OSError as error:  # this process is short of descriptors
-            raise HandlerFailed(f"{self.path}: {target}: {error}: ask again") from error
-        connection.setblocking(False)
-        return connection
+            if first is not None and not await self._ask_first(connection, first):
+                connection.close()
+                connection = await self._connect(target)
+            try:
+                await asyncio.get_running_loop().sock_sendall(connection, request)
+                answer, is_open = await self._read(connection, target)
+            except (BrokenPipeError, ConnectionResetError):
+                return b""
+            return answer
+        finally:
+            if is_open and self._sharing and not self._open:
+                self._open.append(connection)
+            else:
+                connection.close()
 
     async def _ask_first(self, connection: socket.socket, first: First) -> bool:
         """Whether it is answered; if not, the connection cannot be used further.
@@ -168,30 +208,47 @@ class Handlers:
             return False
         return len(answer) == size
 
-    async def _connect(self, connection: socket.socket) -> None:
+    async def _connect(self, target: str) -> socket.socket:
         """Waits while the server's accept queue is full, which asyncio takes for connected.
 
         The queue of a stopped process fills up with the agent's own earlier requests.
         """
-        while True:
-            try:
-                connection.connect(os.fspath(self.path))
-            except BlockingIOError:
-                await asyncio.sleep(_QUEUE_FULL_S)
-            else:
-                return
+        if why := self.shortage():
+            raise Withheld(f"{self.path}: {target}", why)
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:  # this process is short of descriptors
+            raise HandlerFailed(f"{self.path}: {target}: {error}: ask again") from error
+        connection.setblocking(False)
+        try:
+            while True:
+                try:
+                    connection.connect(os.fspath(self.path))
+                except BlockingIOError:
+                    await asyncio.sleep(_QUEUE_FULL_S)
+                else:
+                    return connection
+        except BaseException:
+            connection.close()
+            raise
 
-    async def _read(self, connection: socket.socket, target: str) -> bytes:
-        """To the end, because the request asks the server to close the connection."""
+    async def _read(self, connection: socket.socket, target: str) -> tuple[bytes, bool]:
+        """An answer, and whether the connection can be used again."""
         loop = asyncio.get_running_loop()
         blocks: list[bytes] = []
-        size = 0
-        while block := await loop.sock_recv(connection, _BLOCK_BYTES):
+        size, whole = 0, None
+        while whole is None or size < whole:
+            if not (block := await loop.sock_recv(connection, _BLOCK_BYTES)):
+                break
             blocks.append(block)
             size += len(block)
-            if size > self.max_bytes + _MAX_HEAD:
+            if whole is None:
+                whole = _whole_size(b"".join(blocks))
+            if max(size, whole or 0) > self.max_bytes + _MAX_HEAD:
                 raise self._too_large(target)
-        return b"".join(blocks)
+        answer = b"".join(blocks)
+        head = answer.partition(b"\r\n\r\n")[0].lower()
+        return answer, size == whole and b"\r\nconnection: close" not in head
 
     def _body(self, answer: bytes, target: str) -> bytes:
         response = HTTPResponse(cast("socket.socket", _Received(answer)))
@@ -230,12 +287,13 @@ def _request(method: str, target: str, then: str) -> bytes:
 
 
 def _whole_size(answer: bytes) -> int | None:
-    """Bytes of the whole answer, from its head; None before the head has come."""
+    """Bytes of the whole answer, from its head; None before the head has come, and of an answer
+    that ends with the connection."""
     head, end, _ = answer.partition(b"\r\n\r\n")
     if not end:
         return None
-    length = re.search(rb"\r\nContent-Length: *(\d{1,6})", head, re.IGNORECASE)
-    return len(head) + len(end) + (int(length[1]) if length else 0)
+    length = re.search(rb"\r\nContent-Length: *(\d{1,15})\r\n", head + b"\r\n", re.IGNORECASE)
+    return len(head) + len(end) + int(length[1]) if length else None
 
 
 @dataclass(frozen=True, slots=True)

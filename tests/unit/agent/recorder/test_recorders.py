@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 import numpy as np
 import pytest
@@ -26,6 +27,9 @@ class _Server:
         self.gil_is_held = self.is_silent = False
         self.firsts: list[str] = []
         """By dump: the handler that was called before."""
+
+    def connected(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def names(self) -> tuple[str, ...]:
         return (*self._rank.handlers, tap.IGNORE_CAPTURES)

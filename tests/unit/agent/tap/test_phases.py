@@ -435,7 +435,7 @@ def test_the_real_thread_of_a_tap(run_dir: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, tap._C10D, fake_rank(World()))
     monkeypatch.setitem(sys.modules, "_frd_tap", tap)
     stop = threading.Event()
-    thread = threading.Thread(target=tap._run, args=(stop, None))
+    thread = threading.Thread(target=tap._run, args=(stop, threading.Event(), None))
     with phase("eval"):
         thread.start()
         files = until(lambda: list(run_dir.glob("*.phases")), lambda: str(thread))

@@ -36,7 +36,11 @@ def python(code: str, *path: Path, executable: str = sys.executable) -> str:
     return done.stdout + done.stderr
 
 
-LOADED = "import sys, threading; print([t.name for t in threading.enumerate()])"
+LOADED = """
+import os, sys
+tap = sys.modules.get("_frd_tap")
+print(len(os.listdir("/proc/self/task")), tap is not None and tap._installed_pid == os.getpid())
+"""
 
 
 def test_without_torch_nothing_is_there() -> None:
@@ -46,6 +50,8 @@ def test_without_torch_nothing_is_there() -> None:
     assert python(code, SITE).split() == ["False", "False", "[]"]
 
 
+WATCHED = "2 True"
+"""The thread of the program and the tap's."""
 INSTALLED = (PACKAGE.parent / "frd_tap.pth").read_text()
 
 
@@ -61,11 +67,10 @@ def isolated(code: str, fake_torch: Path, run_dir: str | None, *options: str) ->
 @pytest.mark.parametrize("options", [(), ("-E",), ("-I",)])
 def test_an_installed_frd_needs_no_pythonpath(fake_torch: Path, options: tuple[str, ...]) -> None:
     """Where frd is installed, site starts the tap: once, and only below a run directory."""
-    code = f"import torch.distributed; {LOADED}"
-    found = isolated(code, fake_torch, "/run/x", *options)
-    assert found.strip() == "['MainThread', 'frd-tap']"
+    code = f"import torch.distributed\n{LOADED}"
+    assert isolated(code, fake_torch, "/run/x", *options).strip() == WATCHED
     twice = code.replace("import torch", f"{INSTALLED.strip()}\nimport torch")
-    assert isolated(twice, fake_torch, "/run/x").strip() == "['MainThread', 'frd-tap']"
+    assert isolated(twice, fake_torch, "/run/x").strip() == WATCHED
     nothing = "print(any('frd' in name for name in sys.modules), len(sys.meta_path))"
     without = isolated(nothing, fake_torch, None)
     assert without.split()[0] == "False"
@@ -76,7 +81,7 @@ def test_a_program_that_starts_the_tap_itself(fake_torch: Path, first: str) -> N
     """It still has one tap, where site starts it as well: before its own call, or after."""
     calls = ["import frd_agent.tap; frd_agent.tap.install()", "import torch.distributed"]
     code = "\n".join([*(calls if first == "tap" else reversed(calls)), LOADED])
-    assert isolated(code, fake_torch, "/run/x").strip() == "['MainThread', 'frd-tap']"
+    assert isolated(code, fake_torch, "/run/x").strip() == WATCHED
 
 
 def test_half_an_installation_is_no_error(fake_torch: Path) -> None:
@@ -121,13 +126,13 @@ def test_what_multiprocessing_forks_is_watched(fake_torch: Path) -> None:
     forked process may become a rank. A data loader's worker never does, and a child of a plain fork
     must stay single-threaded."""
     code = """
-import multiprocessing, os, sys, threading, warnings
+import multiprocessing, os, sys, warnings
 warnings.simplefilter("ignore")
 import torch.distributed
 assert "frd_agent" not in sys.modules
 
 def names():
-    print(sorted(thread.name for thread in threading.enumerate()), flush=True)
+    print(len(os.listdir("/proc/self/task")), flush=True)
 
 def load():
     names()
@@ -143,15 +148,15 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
-    alone, watched = "['MainThread']", "['MainThread', 'frd-tap']"
+    alone, watched = "1", "2"
     assert python(code, SITE, fake_torch).splitlines() == [watched, alone, alone]
 
 
 def test_python_39_takes_it(fake_torch: Path) -> None:
     """The oldest supported Python, without frd or its dependencies."""
-    code = f"import torch.distributed; {LOADED}"
+    code = f"import torch.distributed\n{LOADED}"
     said = python(code, SITE, fake_torch, executable=interpreter("3.9"))
-    assert said.strip() == "['MainThread', 'frd-tap']"
+    assert said.strip() == WATCHED
 
 
 def test_a_tap_that_cannot_be_loaded_is_one_line(fake_torch: Path, tmp_path: Path) -> None:
