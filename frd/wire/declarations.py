@@ -38,9 +38,6 @@ MAX_MEMBERS: Final = 1 << 24
 """Ranks listed in all groups of one stream together."""
 _LARGE: Final = 64
 """Groups of so many ranks are kept for the other streams that will declare them."""
-MAX_DIMS: Final = 64
-MAX_SHAPES: Final = 4096
-MAX_NAMES: Final = 256
 
 
 class Declared:
@@ -121,8 +118,8 @@ class Declarations:
             world_size=m.world_size,
             pid=m.pid,
             local_rank=m.local_rank,
-            backends=check_texts("declare.ranks.backends", m.backends, MAX_NAMES),
-            devices=check_texts("declare.ranks.devices", m.devices, MAX_NAMES),
+            backends=check_texts("declare.ranks.backends", m.backends),
+            devices=check_texts("declare.ranks.devices", m.devices),
             **texts_of("declare.ranks", m, "node", "torch_version", required=("boot_id",)),
         )
         self.ranks.append(m.attempt_index)
@@ -147,10 +144,8 @@ class Declarations:
         signature = Signature(
             input_sizes=_sizes("declare.signatures.input_sizes", m.input_sizes),
             output_sizes=_sizes("declare.signatures.output_sizes", m.output_sizes),
-            input_dtypes=check_texts("declare.signatures.input_dtypes", m.input_dtypes, MAX_SHAPES),
-            output_dtypes=check_texts(
-                "declare.signatures.output_dtypes", m.output_dtypes, MAX_SHAPES
-            ),
+            input_dtypes=check_texts("declare.signatures.input_dtypes", m.input_dtypes),
+            output_dtypes=check_texts("declare.signatures.output_dtypes", m.output_dtypes),
             **texts_of("declare.signatures", m, "backend", "op"),
         )
         self.signature_count += 1
@@ -212,15 +207,11 @@ def _check_in_world(field: str, rank: int, world_size: int) -> None:
 
 
 def _sizes(field: str, shapes: Sequence[pb.Shape]) -> tuple[tuple[int, ...], ...]:
-    if len(shapes) > MAX_SHAPES:
-        raise WireError(field, "too_large", f"{len(shapes)} shapes: send {MAX_SHAPES} or fewer")
     return tuple([_dims(field, shape.dims) for shape in shapes])
 
 
 def _dims(field: str, dims: Iterable[int]) -> tuple[int, ...]:
     sizes = tuple(dims)
-    if len(sizes) > MAX_DIMS:
-        raise WireError(field, "too_large", f"{len(sizes)} dimensions: send {MAX_DIMS} or fewer")
     if sizes and min(sizes) < 0:
         raise WireError(field, "range", f"{min(sizes)}: send sizes of 0 or more")
     return sizes

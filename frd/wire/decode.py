@@ -39,8 +39,8 @@ from frd.wire.fields import check_most, check_time, enum_member, parse, texts_of
 from frd.wire.memory import MemoryReader
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
+    MAX_PART_BYTES,
     MAX_SLACK_NS,
-    PART_BYTES,
     PROTOCOLS,
     Ack,
     AgentEvent,
@@ -62,6 +62,8 @@ from frd.wire.statuses import statuses
 
 MAX_DECLARED_BYTES: Final = 64 * 1024 * 1024
 """Limit per stream: the service and the journal keep declarations as long as the stream lasts."""
+MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
+"""Of a message in a journal: earlier releases accepted so much."""
 _BYTES_PER_DECLARE: Final = 256
 """Memory cost of a kept message in addition to its bytes."""
 
@@ -80,12 +82,12 @@ class Decoder:
         self._last_rows: tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
     def decode(self, data: bytes) -> AgentEvent:
-        """The event in one `frd.v1.AgentMessage`.
+        """The event in one `frd.v1.AgentMessage`, whose limits `check_message` checks before.
 
         Raises:
             WireError: naming the field; the stream is over.
         """
-        message = parse("message", pb.AgentMessage, data, MAX_MESSAGE_BYTES)
+        message = parse("message", pb.AgentMessage, data, MAX_KEPT_BYTES)
         kind = message.WhichOneof("kind")
         if kind is None:
             raise WireError(
@@ -169,10 +171,9 @@ class Decoder:
 
     def _response(self, m: pb.ResponsePart) -> ResponsePart:
         self._known.ranks.attempt_of("response.rank_index", m.rank_index)
-        if len(m.data) > PART_BYTES:
-            raise WireError(
-                "response.data", "too_large", f"{len(m.data)} bytes: send pieces of {PART_BYTES}"
-            )
+        if (size := len(m.data)) > MAX_PART_BYTES:
+            why = f"{size} bytes: send pieces of {MAX_PART_BYTES}"
+            raise WireError("response.data", "too_large", why)
         return ResponsePart(
             request_id=m.request_id,
             rank_index=m.rank_index,

@@ -96,9 +96,7 @@ def check_text(field: str, value: str) -> str:
     return value
 
 
-def check_texts(field: str, values: Sequence[str], limit: int) -> tuple[str, ...]:
-    if len(values) > limit:
-        raise WireError(field, "too_large", f"{len(values)} items: send {limit} or fewer")
+def check_texts(field: str, values: Sequence[str]) -> tuple[str, ...]:
     return tuple([check_text(field, value) for value in values])
 
 

@@ -33,7 +33,7 @@ PROTOCOL: Final = 2
 clock, those of protocol 2 times of its raw clock."""
 PROTOCOLS: Final = (1, 2)
 """What the service understands; agents with another version are refused."""
-MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
+MAX_MESSAGE_BYTES: Final = 1024 * 1024
 MAX_SEQ: Final = 1 << 53
 """Larger than any real seq, and far enough from 2**63 for sums."""
 YEAR_2200_NS: Final = 7_258_118_400_000_000_000
@@ -48,8 +48,10 @@ MAX_PHASE_NAME: Final = 256
 """Characters of the name of a phase."""
 MAX_SLACK_NS: Final = 1_000_000_000
 """Largest distance of two clock readings that may be compared."""
-PART_BYTES: Final = 1024 * 1024
+PART_BYTES: Final = 512 * 1024
 """Most data of one `ResponsePart`, so that a dump never blocks a stream for long."""
+MAX_PART_BYTES: Final = 1024 * 1024
+"""As agents of earlier releases send them."""
 
 REASONS: Final = (
     "parse",

@@ -37,10 +37,10 @@ def pack_ranks(ranks: Sequence[int]) -> bytes:
 
 
 def count_ranks(data: bytes) -> int:
-    """How many ranks these runs say that they have; 0 if they are no runs."""
+    """How many ranks these runs say that they have, without those that make no sense."""
     if len(data) % _RUN.size:
         return 0
-    return sum([count for _, count, _ in _RUN.iter_unpack(data)])
+    return sum([count for _, count, _ in _RUN.iter_unpack(data) if count > 0])
 
 
 def unpack_ranks(field: str, data: bytes, limit: int) -> tuple[int, ...]:

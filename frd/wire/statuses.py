@@ -20,9 +20,6 @@ from frd.wire.declarations import Declared
 from frd.wire.fields import check_most, check_text, check_texts, check_time, enum_member, texts_of
 from frd.wire.messages import (
     MAX_PHASE_NAME,
-    MAX_PHASE_NAMES,
-    MAX_PHASES,
-    MAX_UNREADABLE,
     Leaving,
     Statuses,
     Unreadable,
@@ -46,7 +43,7 @@ def statuses(m: pb.StatusBatch, ranks: Declared) -> Statuses:
 
 
 def _unreadable(m: pb.Unreadable) -> Unreadable:
-    return Unreadable(check_texts("unreadable.texts", m.texts, MAX_UNREADABLE))
+    return Unreadable(check_texts("unreadable.texts", m.texts))
 
 
 def _status(m: pb.Status, ranks: Declared) -> RankStatus:
@@ -89,14 +86,11 @@ def _stage(m: pb.Stage) -> Stage:
 
 def _phases(m: pb.RankPhases, ranks: Declared) -> RankPhases:
     ranks.attempt_of("phases.rank_index", m.rank_index)
-    if len(m.spans) > MAX_PHASES:
-        why = f"{len(m.spans)} phases: send {MAX_PHASES} or fewer"
-        raise WireError("phases.spans", "too_large", why)
     return RankPhases(m.rank_index, tuple([_span(span) for span in m.spans]))
 
 
 def _span(m: pb.PhaseSpan) -> PhaseSpan:
-    path = check_texts("phases.spans.path", m.path, MAX_PHASE_NAMES)
+    path = check_texts("phases.spans.path", m.path)
     if not path:
         raise WireError("phases.spans.path", "missing", "empty: send the names of the phase")
     if (longest := max(map(len, path))) > MAX_PHASE_NAME:

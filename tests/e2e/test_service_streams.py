@@ -63,6 +63,9 @@ def beyond_the_world() -> bytes:
     return encode_agent(Declare(ranks=(rank,)))
 
 
+MANY_STATUSES = pb.StatusBatch(statuses=[pb.Status()] * 500_000)
+"""A MiB: without a limit of items, the service would need seconds for it."""
+
 BAD: dict[str, tuple[Callable[[], list[bytes]], str, str]] = {
     "unknown index": (
         lambda: [encode_agent(replace(entries(1, 0, 4), group=np.array([0, 0, 9, 0])))],
@@ -76,6 +79,11 @@ BAD: dict[str, tuple[Callable[[], list[bytes]], str, str]] = {
         "backwards",
     ),
     "rank beyond the world": (lambda: [beyond_the_world()], "declare.ranks.rank", "range"),
+    "very many empty statuses": (
+        lambda: [pb.AgentMessage(statuses=MANY_STATUSES).SerializeToString()],
+        "statuses",
+        "too_large",
+    ),
     "random bytes": (lambda: [random.Random(1).randbytes(1000)], "message", "parse"),
     "larger than allowed": (lambda: [bytes(MAX_MESSAGE_BYTES + 1)], "message", "too_large"),
 }

@@ -8,8 +8,9 @@ those of the dictionary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import chain, islice
-from typing import Final, Generic, TypeAlias, TypeVar
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -21,8 +22,12 @@ from frd_agent.recorder.rank_progress import RankProgress
 from frd_agent.recorder.rows import LATEST_NS
 
 _STATUSES_A_MESSAGE: Final = 256
-_PHASES_A_MESSAGE: Final = 32
-"""A tap's file of phases may have 256 KiB: this is half of the largest message."""
+_PHASES_A_MESSAGE: Final = 7
+"""Ranks: the longest phases of one are 130 KiB."""
+_ROWS_A_MESSAGE: Final = 16_384
+"""Of watermarks: 640 KiB."""
+_CHANNELS_A_RANK: Final = 40_000
+"""820 KiB. More would need as many P2P ops in the recorder's ring."""
 _SLOW_NS: Final = 1_000_000_000
 _LONG_KNOWN_NS: Final = 60_000_000_000
 
@@ -117,6 +122,8 @@ class CurrentState:
         self._phases.change(phases.rank, phases)
 
     def set_channels(self, channels: ChannelColumns) -> None:
+        if len(channels.peer) > _CHANNELS_A_RANK:
+            channels = _oldest(channels, _CHANNELS_A_RANK)
         known = self._channels.values.get(channels.rank)
         if known is None or not _same(known, channels):
             self._channels.put(channels.rank, channels)
@@ -153,13 +160,29 @@ class CurrentState:
         return None
 
     def next_watermarks(self) -> Watermarks | None:
-        """All unsent watermarks of one attempt, not stamped yet; None when there are none."""
-        ranks = chain((rank for rank, _ in self._watermarks.unsent), self._as_of.unsent)
-        if (rank := next(ranks, None)) is None:
+        """Unsent watermarks of one attempt, not stamped yet; None when there are none.
+
+        A message has all rows of a rank, or as many as it can: `seen` has the ranks of which no row
+        is left, because it claims that the rows are complete.
+        """
+        by_rank: dict[int, list[Pair]] = {}
+        for pair in self._watermarks.unsent:
+            by_rank.setdefault(pair[0], []).append(pair)
+        for rank in self._as_of.unsent:
+            by_rank.setdefault(rank, [])
+        if not by_rank:
             return None
-        attempt = self._attempt_of(rank)
-        pairs = [pair for pair in self._watermarks.unsent if self._attempt_of(pair[0]) == attempt]
-        seen = [rank for rank in self._as_of.unsent if self._attempt_of(rank) == attempt]
+        attempt = self._attempt_of(next(iter(by_rank)))
+        pairs: list[Pair] = []
+        seen: list[int] = []
+        for rank, rows in by_rank.items():
+            if self._attempt_of(rank) == attempt:
+                pairs += rows
+                if len(pairs) + len(seen) >= _ROWS_A_MESSAGE:
+                    break
+                if rank in self._as_of.unsent:
+                    seen.append(rank)
+        pairs = pairs[:_ROWS_A_MESSAGE]
         columns = self._columns(self._watermarks.take(pairs), self._as_of.take(seen))
         return Watermarks(attempt, columns, NodeNs(0))
 
@@ -212,6 +235,12 @@ class CurrentState:
             seen_rank=np.array(seen, np.uint32),
             as_of_ns=np.array([self._as_of.values[rank] for rank in seen], np.int64),
         )
+
+
+def _oldest(channels: ChannelColumns, count: int) -> ChannelColumns:
+    keep = np.argsort(channels.head_created_ns, kind="stable")[:count]
+    columns: dict[str, Any] = {c.name: getattr(channels, c.name)[keep] for c in CHANNEL_COLUMNS}
+    return replace(channels, **columns)
 
 
 def _same(one: ChannelColumns, other: ChannelColumns) -> bool:

@@ -12,11 +12,27 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from frd.model import AttemptKey, GroupInfo, RankInfo, SeriesInfo, Signature
-from frd.wire.messages import AttemptDecl, GroupDecl, RankDecl, SeriesDecl, SignatureDecl
+from frd.wire.limits import LIMITS, MAX_MEMBERS
+from frd.wire.messages import (
+    MAX_MESSAGE_BYTES,
+    AttemptDecl,
+    Declare,
+    GroupDecl,
+    RankDecl,
+    SeriesDecl,
+    SignatureDecl,
+)
+from frd.wire.ranks import pack_ranks
+from frd_agent.uplink.pieces import fits
 
-_MAX_TENSORS: Final = 1_024
+_MAX_TENSORS: Final = LIMITS["declare.signatures.input_sizes"].each
 """Limit per signature; the tensors of all sub-ops of a coalesced collective count."""
-_MAX_DIMENSIONS: Final = 64
+_FEW_TENSORS: Final = 64
+"""So many always fit into a message, whatever their sizes and types."""
+_MAX_DIMENSIONS: Final = LIMITS["declare.signatures.input_sizes.dims"].each
+_MAX_NAMES: Final = LIMITS["declare.ranks.backends"].each
+_MAX_RUN_BYTES: Final = MAX_MESSAGE_BYTES // 2
+"""Of a group's members on the wire; names and what else a message has are far less."""
 _D = TypeVar("_D")
 
 
@@ -48,7 +64,9 @@ class Dictionary:
 
     def rank(self, attempt: int, info: RankInfo) -> int:
         """A new number: every process of a rank has its own."""
-        self.ranks.append(RankDecl(len(self.ranks), attempt, info))
+        backends, devices = info.backends[:_MAX_NAMES], info.devices[:_MAX_NAMES]
+        fitted = replace(info, backends=backends, devices=devices)
+        self.ranks.append(RankDecl(len(self.ranks), attempt, fitted))
         return len(self.ranks) - 1
 
     def attempt_of(self, rank: int) -> int:
@@ -59,7 +77,7 @@ class Dictionary:
         return self.attempts[self.attempt_of(rank)].key.job, self.ranks[rank].info.rank
 
     def group(self, attempt: int, info: GroupInfo) -> int:
-        return self._number(self.groups, GroupDecl, attempt, info)
+        return self._number(self.groups, GroupDecl, attempt, _fitted_group(info))
 
     def signature(self, signature: Signature) -> int:
         index = self._signature_of.get(signature)
@@ -89,16 +107,29 @@ class Dictionary:
 
 def _fitted(signature: Signature) -> Signature:
     """The signature within the limits of the wire; equal signatures stay equal on all ranks."""
-    return replace(
-        signature,
-        input_sizes=_fitted_sizes(signature.input_sizes),
-        output_sizes=_fitted_sizes(signature.output_sizes),
-        input_dtypes=signature.input_dtypes[:_MAX_TENSORS],
-        output_dtypes=signature.output_dtypes[:_MAX_TENSORS],
-    )
+    tensors = _MAX_TENSORS
+    while True:
+        fitted = replace(
+            signature,
+            input_sizes=_fitted_sizes(signature.input_sizes[:tensors]),
+            output_sizes=_fitted_sizes(signature.output_sizes[:tensors]),
+            input_dtypes=signature.input_dtypes[:tensors],
+            output_dtypes=signature.output_dtypes[:tensors],
+        )
+        shapes = max(len(fitted.input_sizes), len(fitted.output_sizes))
+        longest = max(shapes, len(fitted.input_dtypes), len(fitted.output_dtypes))
+        if longest <= _FEW_TENSORS or fits(Declare(signatures=(SignatureDecl(0, fitted),))):
+            return fitted
+        tensors = longest // 2
 
 
 def _fitted_sizes(sizes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    return tuple(
-        tuple([max(size, 0) for size in shape[:_MAX_DIMENSIONS]]) for shape in sizes[:_MAX_TENSORS]
-    )
+    return tuple(tuple([max(size, 0) for size in shape[:_MAX_DIMENSIONS]]) for shape in sizes)
+
+
+def _fitted_group(info: GroupInfo) -> GroupInfo:
+    """A group that is too large for a message has unknown members, for all ranks."""
+    if len(info.ranks) <= MAX_MEMBERS and 12 * len(info.ranks) <= _MAX_RUN_BYTES:
+        return info
+    is_small = len(info.ranks) <= MAX_MEMBERS and len(pack_ranks(info.ranks)) <= _MAX_RUN_BYTES
+    return info if is_small else replace(info, ranks=())

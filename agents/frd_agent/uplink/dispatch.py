@@ -21,7 +21,7 @@ from frd.wire.messages import AgentEvent
 from frd_agent.memory import Samples
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
-from frd_agent.uplink.outbox import Outbox, chosen
+from frd_agent.uplink.outbox import BATCH_ROWS, Outbox, chosen
 from frd_agent.uplink.stream_indexes import About, StreamIndexes
 
 _ROUND_S: Final = 0.9
@@ -114,9 +114,9 @@ class Dispatch:
         self._replays.clear()
         if replay:
             for batch in self._in_flight():
-                acknowledged = self._acknowledged(batch)
-                if len(acknowledged):
-                    self._replays.append(acknowledged)
+                rows = self._acknowledged(batch)
+                for start in range(0, len(rows), BATCH_ROWS):
+                    self._replays.append(chosen(rows, slice(start, start + BATCH_ROWS)))
 
     def _acknowledged(self, batch: EntryColumns) -> EntryColumns:
         """Without the collectives whose JOINED row still waits: the row will report them."""

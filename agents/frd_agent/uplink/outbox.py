@@ -20,7 +20,7 @@ from frd.model import EntryColumns, Flags
 from frd.wire.columns import ENTRY_COLUMNS
 
 ROW_BYTES: Final = sum(column.dtype.itemsize for column in ENTRY_COLUMNS)
-_BATCH_ROWS: Final = 4_096
+BATCH_ROWS: Final = 4_096
 """Rows of one message: 160 KiB."""
 
 
@@ -64,8 +64,8 @@ class Outbox:
     def record(self, rows: EntryColumns) -> None:
         """Number the rows, ignoring their `first_revision`, and keep them."""
         queue = self._queues.setdefault(rows.rank, _Queue())
-        for start in range(0, len(rows), _BATCH_ROWS):
-            piece = part(rows, start, start + _BATCH_ROWS)
+        for start in range(0, len(rows), BATCH_ROWS):
+            piece = part(rows, start, start + BATCH_ROWS)
             queue.batches.append(replace(piece, first_revision=queue.recorded + 1))
             queue.recorded += len(piece)
             self.rows += len(piece)

@@ -22,6 +22,7 @@ from frd.model import (
     RankPhases,
     RankStatus,
     SeriesInfo,
+    Signature,
     WatermarkColumns,
 )
 from frd.wire.messages import (
@@ -37,6 +38,7 @@ from frd.wire.messages import (
     Watermarks,
 )
 from frd_agent.uplink.dictionary import Dictionary
+from frd_agent.uplink.pieces import pieces
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -47,8 +49,7 @@ MAX_SERIES: Final = 60_000
 """Below the service's bound, as above."""
 MAX_SIGNATURE_BYTES: Final = 32 * 1024 * 1024
 """Well below the service's bound on all that a stream declares."""
-_ITEMS_A_MESSAGE: Final = 1_000
-_BYTES_A_MESSAGE: Final = 4 * 1024 * 1024
+_ITEMS_A_MESSAGE: Final = 500
 
 About: TypeAlias = (
     EntryColumns
@@ -115,7 +116,11 @@ class StreamIndexes:
         return self._indexes["ranks"].number_of(stream_index)
 
     def translate(self, event: About) -> list[Declare | About]:
-        """The event in the stream's own indexes, after the declarations that it needs."""
+        """The event in the stream's own indexes, after the declarations that it needs; all of it in
+        pieces that the service accepts."""
+        return [piece for one in self._with_declarations(event) for piece in pieces(one)]
+
+    def _with_declarations(self, event: About) -> list[Declare | About]:
         missing: dict[_Kind, set[int]] = {kind: set() for kind in _KINDS}
         for kind, numbers in _references(event):
             missing[kind] |= self._indexes[kind].missing(numbers)
@@ -131,16 +136,15 @@ class StreamIndexes:
         return [*declares, self._translated(event)]
 
     def _declare(self, kind: _Kind, numbers: list[int]) -> Iterator[Declare]:
-        """Declarations of things that the stream has not declared, in messages that are not too
-        large."""
+        """Declarations of things that the stream has not declared."""
         known, indexes = getattr(self._dictionary, kind), self._indexes[kind]
-        sizes = {number: _bytes_of(known[number]) for number in numbers}
         if kind == "signatures":
-            self._signature_bytes += sum(sizes.values())
-        for piece in _pieces(sizes):
-            for number in piece:
+            self._signature_bytes += sum(_bytes_of(known[number].signature) for number in numbers)
+        for start in range(0, len(numbers), _ITEMS_A_MESSAGE):
+            some = numbers[start : start + _ITEMS_A_MESSAGE]
+            for number in some:
                 indexes.add(number)
-            content: Any = {kind: tuple([self._translated(known[number]) for number in piece])}
+            content: Any = {kind: tuple([self._translated(known[number]) for number in some])}
             yield Declare(**content)
 
     def _translated(self, value: _V) -> _V:
@@ -204,26 +208,7 @@ class _Indexes:
         return {n for n in np.unique(numbers).tolist() if n >= size or self._table[n] < 0}
 
 
-def _pieces(sizes: dict[int, int]) -> list[list[int]]:
-    """Numbers in chunks that fit into one message each; `sizes` are bytes by number."""
-    pieces: list[list[int]] = []
-    room = 0
-    for number, size in sizes.items():
-        if not pieces or size > room or len(pieces[-1]) >= _ITEMS_A_MESSAGE:
-            pieces.append([])
-            room = _BYTES_A_MESSAGE
-        pieces[-1].append(number)
-        room -= size
-    return pieces
-
-
-def _bytes_of(declaration: Any) -> int:
-    """Upper bound of what a declaration takes on the wire without names, which are short."""
-    match declaration:
-        case GroupDecl():
-            return 12 * len(declaration.info.ranks)
-        case SignatureDecl(_, s):
-            sizes = [4 + 10 * len(shape) for shape in (*s.input_sizes, *s.output_sizes)]
-            return sum(sizes) + sum(4 + len(name) for name in (*s.input_dtypes, *s.output_dtypes))
-        case _:
-            return 0
+def _bytes_of(s: Signature) -> int:
+    """Upper bound of what it takes on the wire without the names of op and backend."""
+    sizes = [4 + 10 * len(shape) for shape in (*s.input_sizes, *s.output_sizes)]
+    return sum(sizes) + sum(4 + len(name) for name in (*s.input_dtypes, *s.output_dtypes))

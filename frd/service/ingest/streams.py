@@ -29,6 +29,7 @@ from frd.service.ingest.shared import Shared
 from frd.service.journal.log import Log
 from frd.service.metrics.recent_peak import RecentPeak
 from frd.store.records import RecordKind
+from frd.wire.limits import check_message
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     Ack,
@@ -151,11 +152,12 @@ class Streams:
         return Stream(number, session, PendingAcks(session, self._journal))
 
     def take(self, stream: Stream, data: bytes) -> AgentEvent:
-        """Apply one message, then record it in the log.
+        """Check the limits of one message, apply it, then record it in the log.
 
         Raises:
             FrdError: the peer broke the contract; the stream is over.
         """
+        check_message(data)
         now = self._now()
         session = stream.session
         event = session.receive(data, now)

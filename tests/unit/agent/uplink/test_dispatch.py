@@ -239,7 +239,7 @@ def test_the_stream_after_a_full_one_sends_what_waits(
 
 def test_declarations_of_any_size_fit_their_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ops with a thousand tensors of 64 dimensions, in groups whose ranks have no pattern."""
-    monkeypatch.setattr(stream_indexes, "MAX_SIGNATURE_BYTES", 1 << 24)
+    monkeypatch.setattr(stream_indexes, "MAX_SIGNATURE_BYTES", 1 << 23)
     known = Dictionary()
     attempt = known.attempt(AttemptKey("big", 0), 16_384)
     rank = known.rank(attempt, RankInfo(0, 16_384, "node", "boot", 1))
