@@ -1,4 +1,4 @@
-"""Other versions of Python on this machine."""
+"""Other versions of Python on this machine, and a torch for them."""
 
 from __future__ import annotations
 
@@ -22,3 +22,12 @@ def interpreter(version: str) -> str:
         if asked.stdout.strip() == version:  # and not a shim that says it is not chosen
             return place
     pytest.skip(f"no Python {version} on this machine")
+
+
+def fake_torch(folder: Path) -> Path:
+    """`folder`, with a torch that can be imported, and whose process groups never come."""
+    package = folder / "torch"
+    (package / "distributed").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "distributed" / "__init__.py").touch()
+    return folder

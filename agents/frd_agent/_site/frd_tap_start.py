@@ -38,7 +38,8 @@ def _install():
     # Signals wait meanwhile: what a handler of the program raises must reach the program.
     import _signal
 
-    faults = (_signal.SIGSEGV, _signal.SIGBUS, _signal.SIGFPE, _signal.SIGILL)
+    faults = [_signal.SIGSEGV, _signal.SIGBUS, _signal.SIGFPE, _signal.SIGILL]
+    faults += [_signal.SIGTRAP, _signal.SIGSYS]  # as in the tap
     before = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
     try:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - set(faults))

@@ -9,16 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.world.hanging_fuse import Nas, NoMount, hanging_fuse
+from tests.world.interpreters import fake_torch
 
 
-@pytest.fixture
-def fake_torch(tmp_path: Path) -> Path:
-    """The folder of a torch that can be imported, and whose process groups never come."""
-    package = tmp_path / "torch"
-    (package / "distributed").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "distributed" / "__init__.py").touch()
-    return tmp_path
+@pytest.fixture(name="fake_torch")
+def _fake_torch(tmp_path: Path) -> Path:
+    return fake_torch(tmp_path)
 
 
 @pytest.fixture
