@@ -60,7 +60,7 @@ LIMITS: Final = {
 }
 """Of every repeated field, by its path in an `AgentMessage`, and of the members of groups."""
 OTHER_FIELDS: Final = 32_768
-"""Fields without a limit of their own in one `AgentMessage`, where the pass sees them: those of a
+"""Fields without a separate limit in one `AgentMessage`, where the pass sees them: those of a
 signature, for example, and those that this release does not know."""
 
 _GROUP_MEMBERS: Final = "declare.groups.ranks"
