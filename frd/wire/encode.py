@@ -29,6 +29,7 @@ from frd.wire.columns import (
     SERIES_COLUMNS,
     WATERMARK_COLUMNS,
     WATERMARK_ROWS,
+    pack_ranks,
     write_columns,
 )
 from frd.wire.fields import ENUM_NUMBERS, text
@@ -49,7 +50,6 @@ from frd.wire.messages import (
     Watermarks,
     Welcome,
 )
-from frd.wire.ranks import pack_ranks
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -14,14 +14,16 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from frd.errors import WireError
 from frd.v1 import stream_pb2 as pb
+from frd.wire.columns import count_ranks
+from frd.wire.encode import encode_agent
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     MAX_PART_BYTES,
     MAX_PHASE_NAMES,
     MAX_PHASES,
     MAX_UNREADABLE,
+    AgentEvent,
 )
-from frd.wire.ranks import count_ranks
 
 _RESPONSE_BYTES: Final = MAX_PART_BYTES + 16 * 1024
 """A whole `ResponsePart` of an agent of an earlier release: its data and its texts."""
@@ -132,6 +134,15 @@ def check_message(data: bytes) -> int:
     except IndexError:
         raise _broken() from None
     return sum(items.values())
+
+
+def fits(event: AgentEvent) -> bool:
+    """The service accepts the event in one message."""
+    try:
+        check_message(encode_agent(event))
+    except WireError:
+        return False
+    return True
 
 
 def _count(data: bytes, at: int, end: int, fields: _Fields, items: dict[str, int]) -> None:

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from frd.model import AttemptKey, GroupInfo, RankInfo, SeriesInfo, Signature
-from frd.wire.limits import LIMITS, MAX_MEMBERS
+from frd.wire.columns import pack_ranks
+from frd.wire.limits import LIMITS, MAX_MEMBERS, fits
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     AttemptDecl,
@@ -22,8 +23,6 @@ from frd.wire.messages import (
     SeriesDecl,
     SignatureDecl,
 )
-from frd.wire.ranks import pack_ranks
-from frd_agent.uplink.pieces import fits
 
 _MAX_TENSORS: Final = LIMITS["declare.signatures.input_sizes"].each
 """Limit per signature; the tensors of all sub-ops of a coalesced collective count."""

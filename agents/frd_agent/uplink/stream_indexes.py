@@ -3,6 +3,11 @@
 A stream declares a thing, and gives it an index, when an event first refers to it. It therefore
 never declares things that have ended. If a stream reaches the service's limit on declarations, the
 agent opens another stream.
+
+An event goes out in pieces that the service accepts as messages. What has rows is built with few
+enough; the size of the rest depends on names and texts, so it is encoded to find out, and halved
+until it fits. One status, declaration, event or sample of a series always fits: the dictionary
+shortens what would not.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from frd.model import (
     Signature,
     WatermarkColumns,
 )
+from frd.wire.limits import fits
 from frd.wire.messages import (
     AttemptDecl,
     Declare,
@@ -38,7 +44,6 @@ from frd.wire.messages import (
     Watermarks,
 )
 from frd_agent.uplink.dictionary import Dictionary
-from frd_agent.uplink.pieces import pieces
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -169,6 +174,40 @@ def _references(value: DataclassInstance) -> Iterator[tuple[_Kind, Any]]:
         inner = getattr(value, field)
         for part in inner if isinstance(inner, tuple) else (inner,):
             yield from _references(part)
+
+
+def pieces(event: Any) -> Iterator[Any]:
+    """Events of the same kind that say together what `event` says, in the same order."""
+    if not isinstance(event, (Declare, Statuses, MemoryEvents, MemoryColumns)) or fits(event):
+        yield event
+        return
+    for half in _moments(event) if isinstance(event, MemoryColumns) else _items(event):
+        yield from pieces(half)
+
+
+def _items(event: Declare | Statuses | MemoryEvents) -> Iterator[Any]:
+    """Halves. What is no tuple comes in both, which changes nothing."""
+    tuples = [name for name in event.__slots__ if isinstance(getattr(event, name), tuple)]
+    name = max(tuples, key=lambda one: len(getattr(event, one)))
+    items = getattr(event, name)
+    middle = len(items) // 2
+    for half in (items[:middle], items[middle:]):
+        yield replace(event, **{name: half})
+
+
+def _moments(columns: MemoryColumns) -> Iterator[MemoryColumns]:
+    """Halves: the moments, or the series of a single moment."""
+    count, moments = columns.values.shape
+    halved = moments if moments > 1 else count
+    for half in (slice(halved // 2), slice(halved // 2, None)):
+        series, some = (slice(None), half) if moments > 1 else (half, slice(None))
+        yield MemoryColumns(
+            series=columns.series[series],
+            capacity=columns.capacity[series],
+            begin_ns=columns.begin_ns[some],
+            end_ns=columns.end_ns[some],
+            values=columns.values[series, some],
+        )
 
 
 class _Indexes:
