@@ -206,8 +206,12 @@ re-initializations by counting them, and one that lives for less than this goes 
 its allocator. Ticks are at multiples of this on the wall clock, so that all ranks tick together."""
 PUBLISH_S = 1.0
 PUBLISH_MAX_S = 5.0
+RESTS = 3
+"""Seconds without a change of the counters after which a rank without worker server is dumped."""
+DUMP_MAX_S = 60.0
 SHARE = 1 / 500
-"""Each of both publications slows down, as far as `PUBLISH_MAX_S`, to take no more of a core."""
+"""Each publication slows down, as far as `PUBLISH_MAX_S` or `DUMP_MAX_S`, to take no more of a
+core."""
 RESCAN_S = 30.0
 """Interval at which the tap checks devices that this rank has not used so far."""
 REFRESH_S = 3600.0
@@ -483,12 +487,14 @@ def _run(
         host = Throttle(PUBLISH_S)
         groups, memory, counters = Throttle(TICK_S), Throttle(TICK_S), Throttle(PUBLISH_S)
         stages, phases = Throttle(PUBLISH_S), Throttle(TICK_S)
+        dumps = Throttle(PUBLISH_S, DUMP_MAX_S)
         while not stop.is_set():
             memory.run(tap.publish_memory)
             host.run(tap.publish_host)
             groups.run(tap.follow_groups)
             phases.run(tap.publish_phases)  # before counters: at their time the phases are known
             counters.run(tap.publish_counters)
+            dumps.run(tap.publish_dumps)
             stages.run(stage.look_at_rank if tap.rests else stage.end)
             stop.wait(TICK_S - time.time() % TICK_S)
     except Exception as error:
@@ -577,8 +583,8 @@ def _refusal(environ: Mapping[str, str], error: OSError) -> OSError:
 class Throttle:
     """Calls a publication at an interval that depends on its cost."""
 
-    def __init__(self, every_s: float) -> None:
-        self._every_s = every_s
+    def __init__(self, every_s: float, most_s: float = PUBLISH_MAX_S) -> None:
+        self._every_s, self._most_s = every_s, most_s
         self._due = 0.0
 
     def run(self, publish: Callable[[], None]) -> None:
@@ -590,7 +596,7 @@ class Throttle:
         try:
             publish()
             cost = time.thread_time() - before
-            every_s = min(PUBLISH_MAX_S, max(self._every_s, cost / SHARE))
+            every_s = min(self._most_s, max(self._every_s, cost / SHARE))
         except Exception as error:
             _complain("publish", error)
             every_s = PUBLISH_S
@@ -1134,21 +1140,25 @@ def _content(path: str, most: int = 8192) -> bytes:
 
 
 class Counters:
-    """The recorders' `pg_status`: what each group has enqueued, started and completed."""
+    """The recorders' `pg_status`: what each group has enqueued, started and completed. For a rank
+    without a worker server, all that they have."""
 
     def __init__(self, ext: Any) -> None:
-        names = ((GENERIC, "_dump_fr_trace_json"), (NCCL, "_dump_nccl_trace_json"))
-        self._dumps = [(code, getattr(ext, name, None)) for code, name in names]
+        found = [
+            (GENERIC, "fr_trace_json", getattr(ext, "_dump_fr_trace_json", None)),
+            (NCCL, "dump_nccl_trace_json", getattr(ext, "_dump_nccl_trace_json", None)),
+        ]
+        self._dumps: list[tuple[int, str, Any]] = [one for one in found if one[2] is not None]
+
+    def dump(self) -> dict[str, str]:
+        """By the name of the handler of the worker server that answers the same."""
+        exempt_from_captures()
+        return {name: _text(dump(includeCollectives=True)) for _, name, dump in self._dumps}
 
     def read(self) -> list[Row]:
         rows = []
-        for recorder, dump in self._dumps:
-            if dump is None:
-                continue
-            read = dump(includeCollectives=False)
-            status = (
-                _decode(read if isinstance(read, str) else read.decode()).get("pg_status") or {}
-            )
+        for recorder, _, dump in self._dumps:
+            status = _decode(_text(dump(includeCollectives=False))).get("pg_status") or {}
             rows += [
                 (
                     recorder,
@@ -1160,6 +1170,11 @@ class Counters:
                 for pg_id, counts in status.items()
             ]
         return rows
+
+
+def _text(read: Any) -> str:
+    """torch gives bytes."""
+    return read if isinstance(read, str) else str(read, "utf-8")
 
 
 # -- where it is published ---------------------------------------------------------------------
@@ -1243,6 +1258,12 @@ class Files:
         }
         write_whole(self._directory, self._token, ".phases", json.dumps(content))
 
+    def write_dumps(self, at_ns: int, dumps: Mapping[str, str]) -> None:
+        head = json.dumps({"schema": SCHEMA, "token": self._token, "at_ns": at_ns})
+        each = ", ".join([f'"{name}": {text}' for name, text in dumps.items()])
+        text = f'{head[:-1]}, "recorders": {{{each}}}}}'
+        write_whole(self._directory, self._token, ".dumps", text)
+
     def write_counters(self, at_ns: int, mono_ns: int, rows: list[Row]) -> None:
         flags = OVERFLOWED if len(rows) > CAPACITY else 0
         rows = rows[:CAPACITY]
@@ -1315,9 +1336,13 @@ class Tap:
         self._attempt = attempt_of(environ)
         init_method = getattr(c10d, "_default_pg_init_method", None)
         self._identity = identity_of(environ, token, init_method)
-        self._identity["shm"] = token + ".shm"
+        self._identity |= {"shm": token + ".shm", "dumps": None}
         self._phases: list[Scope] = []
         self._rows: list[Row] | None = None
+        self._dumped: list[Row] | None = None
+        """The counters at the last dump."""
+        self._rested = 0
+        """Publications of counters in a row that were the same."""
         self.rests = True
         """No counter has moved between the last two publications."""
         make_run_dir(self._directory, environ)
@@ -1328,6 +1353,7 @@ class Tap:
         path = os.path.join(self._directory, self._token + ".sock")
         if why := shortage(1 + pool_size(), is_server=True):
             self._identity["socket_error"] = f"torch's worker server is not started: {why}"
+            self._identity["dumps"] = self._token + ".dumps"
             return
         try:
             _register_handler(self._ext)
@@ -1364,6 +1390,16 @@ class Tap:
         self._files.write_counters(at_ns, mono_ns, rows)
         self.rests = self._rows is None or rows == self._rows
         self._rows = rows
+
+    def publish_dumps(self) -> None:
+        """Of all recorders, once the counters rest after they have moved. The call holds the GIL,
+        for 16 µs an entry."""
+        if self._identity["dumps"] is None:
+            return
+        self._rested = self._rested + 1 if self.rests else 0
+        if self._rested >= RESTS and self._rows and self._rows != self._dumped:
+            self._dumped = self._rows
+            self._files.write_dumps(time.time_ns(), self._counters.dump())
 
     def publish_memory(self) -> None:
         begin_ns, mono_ns = time.time_ns(), time.monotonic_ns()
@@ -1417,6 +1453,12 @@ def _register_handler(ext: Any) -> None:
 
 def ignore_captures(_: Any, response: Any) -> None:
     """Runs on a thread of the worker server. See the module."""
+    response.set_content(exempt_from_captures().encode("ascii"), "text/plain")
+    response.set_status(200)
+
+
+def exempt_from_captures() -> str:
+    """The calling thread may query events while the program captures a CUDA graph."""
     global _exchange_mode
     answer = "no CUDA in this process"
     with contextlib.suppress(Exception):
@@ -1428,8 +1470,7 @@ def ignore_captures(_: Any, response: Any) -> None:
             mode = ctypes.c_int(_CAPTURES_OF_THIS_THREAD)
             error = _exchange_mode(ctypes.byref(mode))
             answer = f"error {error}" if error else "done"
-    response.set_content(answer.encode("ascii"), "text/plain")
-    response.set_status(200)
+    return answer
 
 
 def _start_server(ext: Any, path: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from frd.flight.decode import parse
-from frd_agent.recorder.worker_server import HandlerFailed, Handlers, Refused, Silent
+from frd_agent.recorder.worker_server import HandlerFailed, Handlers, Refused, Silent, Withheld
 from tests.world.daemons import freeze
 
 
@@ -112,6 +112,39 @@ async def test_odd_servers(
             failed = await failure(asking)
             assert isinstance(failed, error)
             assert expected in str(failed)
+
+
+async def test_requests_share_a_connection(tmp_path: Path) -> None:
+    """All of one reading: the server accepts once. It may close the connection at any time, which
+    costs another one. A rank that is short of something is not connected to."""
+    accepted: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.append(0)
+        last = b"Connection: close\r\n"
+        while accepted[-1] < 3:
+            head = await reader.readuntil(b"\r\n\r\n")
+            accepted[-1] += 1
+            closes = last if accepted[-1] == 3 else b""
+            writer.write(OK + closes + b"Content-Length: 2\r\n\r\nok")
+            if b"keep-alive" not in head:
+                break
+        writer.close()
+
+    path, short = tmp_path / "rank.sock", [""]
+    handlers = Handlers(path, shortage=lambda: short[0])
+    async with await asyncio.start_unix_server(serve, path):
+        async with handlers.connected():
+            for _ in range(5):
+                assert await handlers.ask("ping") == b"ok"
+            assert accepted == [3, 2]
+            short[0] = "no handles"
+            assert await handlers.ask("ping") == b"ok"
+            with pytest.raises(Withheld, match="not asked: no handles"):
+                await handlers.ask("ping")
+        short[0] = ""
+        assert await handlers.ask("ping") == await handlers.ask("ping") == b"ok"
+        assert accepted == [3, 3, 1, 1]
 
 
 async def test_a_trickle_is_silence(tmp_path: Path) -> None:

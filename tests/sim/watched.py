@@ -29,6 +29,7 @@ from frd.model import (
     SeriesKind,
 )
 from frd_agent.memory.target import Reading
+from frd_agent.node_time import ClockReading
 from frd_agent.ranks.exits import ended_at, exit_info, state_after
 from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule
 from frd_agent.ranks.tap_files import TapGroup
@@ -74,6 +75,9 @@ class _Socket:
 
     def connected(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
+
+    def taken_at(self, asked_at: ClockReading) -> ClockReading:
+        return asked_at
 
     async def names(self) -> tuple[str, ...]:
         self._check()

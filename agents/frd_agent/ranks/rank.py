@@ -33,6 +33,7 @@ from frd_agent.proc import Vital
 from frd_agent.ranks.exits import state_after
 from frd_agent.ranks.phase_files import PhaseFile, PhaseReader
 from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule
+from frd_agent.ranks.published_dumps import DumpsFile, PublishedDumps
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.room import Room
 from frd_agent.ranks.stacks.reader import StackReader
@@ -95,7 +96,10 @@ class Rank:
         handlers = (
             None if socket is None else Handlers(socket, _DUMP_TIMEOUT_S, shortage=room.shortage)
         )
-        self.recorders = Recorders(handlers, identity.torch_version, shared.time)
+        self._has_socket = handlers is not None
+        dumps = file.path.with_suffix(DumpsFile.SUFFIX)
+        self._dumps = PublishedDumps(dumps, shared.time.one_to_raw) if identity.dumps else None
+        self.recorders = Recorders(handlers or self._dumps, identity.torch_version, shared.time)
         self._schedule = PollSchedule(shared.policy)
         self._task: asyncio.Task[None] | None = None
         self._progress_inputs = (0, 0, 0)
@@ -203,7 +207,9 @@ class Rank:
         self._update_schedule(now_s)
         self._report_liveness(vital, now_ns)
         why = self._schedule.due(now_s)
-        if why is not None and self._task is None and self.recorders.has_socket:
+        if self._dumps is not None and not self._dumps.is_new():
+            why = None
+        if why is not None and self._task is None and (self._has_socket or self._dumps):
             self._shared.stats.dumps[why.value] += 1
             self._schedule.asked(now_s)
             self._task = asyncio.create_task(self._poll_recorders())
@@ -248,11 +254,12 @@ class Rank:
         is_stale, since_ns = self._schedule.is_stale, self.counters.published_at_ns or now_ns
         if vital is Vital.STOPPED and self._schedule.age_s > _STOPPED_AGE_S:
             self._report(RankState.SILENT, since_ns, self.process.describe())
-        elif is_stale and (self._silent or not self.recorders.has_socket):
+        elif is_stale and (self._silent or not self._has_socket):
             asked = "its socket does not answer" if self._silent else "it has no socket"
             self._report(RankState.SILENT, since_ns, f"{self.process.describe()}; {asked}")
-        elif not self.recorders.has_socket:
-            detail = f"recorder out of reach: {self.identity.socket_error}"
+        elif not self._has_socket:
+            read = "read only when it stands still" if self._dumps else "out of reach"
+            detail = f"recorder {read}: {self.identity.socket_error}"
             self._report(RankState.LIVE, now_ns, detail)
         elif self._withheld:
             self._report(RankState.LIVE, now_ns, self._withheld)
@@ -320,7 +327,7 @@ class Rank:
                 `Busy`, or it might not survive a connection (`Withheld`).
             HandlerFailed: it has no recorder, or reports an error.
         """
-        if not self.recorders.has_socket:
+        if not self._has_socket and self._dumps is None:
             raise HandlerFailed(f"{self}: no socket: {self.identity.socket_error}")
         try:
             reading = await self.recorders.read(

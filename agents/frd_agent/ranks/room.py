@@ -74,8 +74,7 @@ class Room:
         with contextlib.suppress(OSError, ValueError, IndexError):
             limits = (self._proc / str(pid) / "limits").read_text("ascii")
             most = int(limits.partition("Max open files")[2].split()[0])
-            folder = self._proc / str(pid) / "fd"
-            used = os.stat(folder).st_size or len(os.listdir(folder))  # the size since Linux 6.2
+            used = len(os.listdir(self._proc / str(pid) / "fd"))
             if most - used < _DESCRIPTORS:
                 return f"it is short of file descriptors: {most - used} of {most} are free"
         return ""

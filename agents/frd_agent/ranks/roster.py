@@ -210,7 +210,9 @@ class Roster:
             return
         rank.files_removed = True
         token = rank.identity.token
-        names = [f"{token}.{suffix}" for suffix in ("json", "shm", "sock", "stage", "phases")]
+        names = [
+            f"{token}.{suffix}" for suffix in ("json", "shm", "sock", "stage", "phases", "dumps")
+        ]
         for name in (*names, f".{token}.tmp"):
             with contextlib.suppress(OSError):
                 (self._run_dir / name).unlink()

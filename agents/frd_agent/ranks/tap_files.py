@@ -84,14 +84,17 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Name of the worker server's socket; None without one (`socket_error`) and after the end."""
     socket_error: _Text = ""
     shm: str | None = None
+    dumps: str | None = None
+    """Name of the file of dumps, of a rank without a worker server."""
     run: _Text = ""
     """The launch of the job, by the address where its ranks meet; empty if unknown."""
     exit: ExitRecord | None = None
 
     def __post_init__(self) -> None:
         token, size = self.token, self.world_size
-        if self.socket not in (None, f"{token}.sock") or self.shm not in (None, f"{token}.shm"):
-            raise ValueError(f"socket, shm: not of token {token!r}")
+        names = {"socket": "sock", "shm": "shm", "dumps": "dumps"}
+        if any(getattr(self, name) not in (None, f"{token}.{end}") for name, end in names.items()):
+            raise ValueError(f"{', '.join(names)}: not of token {token!r}")
         if self.rank >= size:
             raise ValueError(f"rank: {self.rank}: not below world_size {size}")
         for group in self.groups:

@@ -19,7 +19,7 @@ from frd.flight.decode import parse
 from frd.flight.entry import Dump
 from frd.model import ChannelColumns, NodeNs, NodeRawNs
 from frd_agent import tap
-from frd_agent.node_time import NodeTime
+from frd_agent.node_time import ClockReading, NodeTime
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rows import Row, channel_columns
 from frd_agent.recorder.transitions import RecorderTracker
@@ -54,6 +54,10 @@ class WorkerServer(Protocol):
     """The requests that a rank answers; implemented by `worker_server.Handlers`."""
 
     def connected(self) -> AbstractAsyncContextManager[None]: ...
+
+    def taken_at(self, asked_at: ClockReading) -> ClockReading:
+        """When the dump of the last answer was taken."""
+        ...
 
     async def names(self) -> tuple[str, ...]: ...
 
@@ -109,7 +113,7 @@ class Recorders:
         torch_version: str,
         time: NodeTime,
     ) -> None:
-        """`handlers` is None if the rank has no socket: then nothing is ever read."""
+        """`handlers` is None if the rank has none: then nothing is ever read."""
         self._handlers = handlers
         self._torch_version = torch_version
         self._time = time
@@ -126,10 +130,6 @@ class Recorders:
         self._reading = asyncio.Lock()
         """An older dump must not be read after a newer one."""
 
-    @property
-    def has_socket(self) -> bool:
-        return self._handlers is not None
-
     async def read(self, naming: Naming, timeout_s: float, heartbeat: Heartbeat) -> Reading:
         """A recorder of NCCL is dumped only if a handler that needs the GIL has prepared the thread
         (see `frd_agent.tap`), or if the tap shows nothing for so long that the GIL must be held.
@@ -140,7 +140,7 @@ class Recorders:
         HandlerFailed: it has no recorder, or reports an error.
         """
         if (handlers := self._handlers) is None:
-            raise HandlerFailed("it has no socket")
+            raise HandlerFailed("it has no handlers")
         async with self._reading, handlers.connected():
             if not self.trackers:
                 offered = await handlers.names()
@@ -186,6 +186,7 @@ class Recorders:
             data = await handlers.ask(
                 handler.name, timeout_s=timeout_s, first=first, **handler.params
             )
+            taken_at = handlers.taken_at(asked_at)
             dump = parse(data, source=handler.name)
         except Busy:
             reading.unread = reading.is_busy = True
@@ -202,13 +203,13 @@ class Recorders:
         finally:
             if first is not None and not first.answered:
                 self._unanswered_ns = max(asked_at.raw_ns, heartbeat.at_ns)
-        kept = KeptDump(handler.name, asked_at.real_ns, data)
+        kept = KeptDump(handler.name, taken_at.real_ns, data)
         reading.dumps.append(kept)
         if len(data) <= _KEPT_BYTES:
             self._kept[tracker] = kept
-        if self._can_name(tracker, dump, asked_at.raw_ns, naming):
+        if self._can_name(tracker, dump, taken_at.raw_ns, naming):
             self.revision += 1
-            diff = tracker.apply(dump, asked_at.raw_ns, naming)
+            diff = tracker.apply(dump, taken_at.raw_ns, naming)
             reading.rows += diff.rows
             reading.lost += diff.lost
             reading.unread |= not tracker.is_whole

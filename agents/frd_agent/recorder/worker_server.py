@@ -33,6 +33,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from frd.errors import FrdError, ServiceUnavailable
+from frd_agent.node_time import ClockReading
 
 MAX_BYTES = 64 * 1024 * 1024
 """Default bound on an answer: a ring of 100,000 entries as JSON."""
@@ -109,6 +110,10 @@ class Handlers:
             self._sharing -= 1
             while self._open and not self._sharing:
                 self._open.pop().close()
+
+    def taken_at(self, asked_at: ClockReading) -> ClockReading:
+        """Dumps are as new as the request for them."""
+        return asked_at
 
     async def names(self) -> tuple[str, ...]:
         """The names of the rank's handlers, sorted."""

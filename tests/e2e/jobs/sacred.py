@@ -153,7 +153,7 @@ def count_threads() -> None:
     dist.init_process_group("gloo")
     settle()
     traced: set[str] = set()
-    threading.settrace(lambda frame, *_: traced.add(frame.f_code.co_filename))  # type: ignore[arg-type]
+    threading.settrace(lambda frame, *_: traced.add(frame.f_code.co_filename))
     for thread in threading.enumerate():
         if thread is not threading.main_thread():
             thread.join()

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ OURS = {"frd-tap", "pt_workerserver"}
 
 
 @contextmanager
-def waiting(run_dir: Path | None, numbers: list[int]) -> Iterator[subprocess.Popen[str]]:
+def waiting(run_dir: Path | None, numbers: Sequence[int]) -> Iterator[subprocess.Popen[str]]:
     env = environment(run_dir)
     options = {"env": env, "without": ("FRD_",), "stderr": subprocess.PIPE}
     with running(command("wait_for", *map(int, numbers)), **options) as process:

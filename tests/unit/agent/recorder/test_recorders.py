@@ -10,6 +10,7 @@ import pytest
 
 from frd.model import AttemptKey, NodeRawNs
 from frd_agent import tap
+from frd_agent.node_time import ClockReading
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.recorders import Heartbeat, Reading, Recorders
 from frd_agent.recorder.worker_server import Busy, First, Silent
@@ -30,6 +31,9 @@ class _Server:
 
     def connected(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
+
+    def taken_at(self, asked_at: ClockReading) -> ClockReading:
+        return asked_at
 
     async def names(self) -> tuple[str, ...]:
         return (*self._rank.handlers, tap.IGNORE_CAPTURES)

@@ -1,0 +1,101 @@
+"""Dumps that a tap publishes in a file, for a rank without a worker server.
+
+The tap writes them when its counters rest (`frd_agent.tap`), so a rank that stands still is known,
+and one that trains is not followed op by op. They are read like the answers of a worker server,
+except that each is as old as its file says. Nothing in the file is trusted (`token_files`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from frd.model import NodeNs, NodeRawNs
+from frd_agent.node_time import ClockReading
+from frd_agent.ranks.token_files import TokenFile
+from frd_agent.recorder.worker_server import MAX_BYTES, First, HandlerFailed
+
+_Name = Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class TapDumps(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys that a later tap adds are ignored."""
+
+    schema: Literal[1]
+    token: str
+    at_ns: Annotated[NodeNs, msgspec.Meta(ge=1, le=2**62)]
+    """Before they were taken."""
+    recorders: Annotated[dict[_Name, msgspec.Raw], msgspec.Meta(max_length=8)]
+    """By the name of the worker server's handler that would answer the same."""
+
+
+class DumpsFile(TokenFile[TapDumps]):
+    SUFFIX = ".dumps"
+    MAX_BYTES = MAX_BYTES
+    DECODER = msgspec.json.Decoder(TapDumps)
+
+
+class PublishedDumps:
+    """Of one rank; stands for its worker server (`recorders.WorkerServer`)."""
+
+    def __init__(self, path: Path, to_raw: Callable[[NodeNs], NodeRawNs]) -> None:
+        """`to_raw` converts a stamp of the wall clock that was made a moment ago."""
+        self._path = path
+        self._to_raw = to_raw
+        self._file: DumpsFile | None = None
+        self._read: DumpsFile | None = None
+        self._timed: DumpsFile | None = None
+        self._at: ClockReading | None = None
+
+    def connected(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+    def is_new(self) -> bool:
+        """There is a file that was not read yet."""
+        self._file = DumpsFile.look(self._path, self._file)
+        return self._file is not None and self._file is not self._read
+
+    async def names(self) -> tuple[str, ...]:
+        return tuple(self._known().recorders)
+
+    async def ask(
+        self,
+        name: str,
+        *,
+        timeout_s: float | None = None,
+        first: First | None = None,
+        **params: str,
+    ) -> bytes:
+        """
+        Raises:
+            HandlerFailed: the file has no dump of this recorder.
+        """
+        if first is not None:
+            first.answered = True  # the tap's own thread has prepared itself
+        if (dump := self._known().recorders.get(name)) is None:
+            raise HandlerFailed(f"{self._path}: no dump of {name}")
+        return bytes(dump)
+
+    def taken_at(self, asked_at: ClockReading) -> ClockReading:
+        """When the dumps were taken, by the first look at the file."""
+        file = self._file
+        if file is not None and file.content is not None and file is not self._timed:
+            at_ns = file.content.at_ns
+            self._timed, self._at = (
+                file,
+                asked_at._replace(raw_ns=self._to_raw(at_ns), real_ns=at_ns),
+            )
+        return self._at or asked_at
+
+    def _known(self) -> TapDumps:
+        self.is_new()
+        self._read = self._file
+        if self._file is None:
+            raise HandlerFailed(f"{self._path}: the rank has not stood still yet")
+        if self._file.content is None:
+            raise HandlerFailed(self._file.problem)
+        return self._file.content

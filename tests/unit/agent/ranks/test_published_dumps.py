@@ -1,0 +1,81 @@
+"""Dumps that a tap publishes in a file, read in place of a worker server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from frd.model import NodeNs, NodeRawNs
+from frd_agent.node_time import ClockReading
+from frd_agent.ranks.published_dumps import PublishedDumps
+from frd_agent.recorder.worker_server import HandlerFailed
+from frd_agent.tap import Files
+from tests.world.run_dir import TOKEN
+
+AT = 1_700_000_000_000_000_000
+ASKED = ClockReading(NodeRawNs(90), NodeNs(AT + 60), 1)
+DUMP = '{"version": "2.10", "entries": []}'
+
+
+def dumps(folder: Path) -> PublishedDumps:
+    return PublishedDumps(folder / f"{TOKEN}.dumps", lambda wall: NodeRawNs(wall - AT + 30))
+
+
+def publish(folder: Path, at_ns: int = AT, **recorders: str) -> None:
+    """As a tap writes it."""
+    (folder / f"{TOKEN}.shm").unlink(missing_ok=True)
+    Files(str(folder), TOKEN).write_dumps(at_ns, recorders)
+
+
+def test_what_a_tap_writes_is_read(tmp_path: Path) -> None:
+    """Each recorder by its handler's name, as old as the tap says."""
+    publish(tmp_path, fr_trace_json=DUMP, dump_nccl_trace_json='{"version": "2.4"}')
+    known = dumps(tmp_path)
+    assert known.is_new()
+    assert asyncio.run(known.names()) == ("fr_trace_json", "dump_nccl_trace_json")
+    assert json.loads(asyncio.run(known.ask("fr_trace_json"))) == json.loads(DUMP)
+    assert known.taken_at(ASKED) == ClockReading(NodeRawNs(30), NodeNs(AT), 1)
+    assert not known.is_new()
+    publish(tmp_path, AT + 5, fr_trace_json=DUMP)
+    assert known.is_new()
+    assert asyncio.run(known.names()) == ("fr_trace_json",)
+    assert known.taken_at(ASKED).raw_ns == 35
+
+
+def test_its_time_survives_a_step_of_the_clock(tmp_path: Path) -> None:
+    """A file is timed when it is first seen, as stamps of phases are."""
+    publish(tmp_path, fr_trace_json=DUMP)
+    raw = [30]
+    known = PublishedDumps(tmp_path / f"{TOKEN}.dumps", lambda _: NodeRawNs(raw[0]))
+    asyncio.run(known.names())
+    first = known.taken_at(ASKED)
+    raw[0] = 3_600_000
+    assert known.taken_at(ASKED) == first
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[" * 50_000,
+        json.dumps({"schema": 1, "token": "0" * 12, "at_ns": 1, "recorders": {}}),
+    ],
+)
+def test_a_bad_file_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
+    """Torn, foreign or of another rank."""
+    path = tmp_path / f"{TOKEN}.dumps"
+    path.write_text(text)
+    with pytest.raises(HandlerFailed, match=str(path)):
+        asyncio.run(dumps(tmp_path).names())
+
+
+def test_a_rank_that_has_not_rested(tmp_path: Path) -> None:
+    """There is no file yet."""
+    known = dumps(tmp_path)
+    assert not known.is_new()
+    with pytest.raises(HandlerFailed, match="has not stood still yet"):
+        asyncio.run(known.ask("fr_trace_json"))
