@@ -73,6 +73,7 @@ _FIXED_BYTES: Final = {1: 8, 5: 4}
 _RESPONSE: Final = bytes([pb.AgentMessage.RESPONSE_FIELD_NUMBER << 3 | _BYTES])
 _NUMBER_BYTES: Final = 10
 """Longest varint."""
+_64_BITS: Final = (1 << 64) - 1
 _CONTINUED: Final = bytes(range(128, 256))
 """Bytes of a varint that are not its last."""
 
@@ -186,7 +187,7 @@ def _count(data: bytes, at: int, end: int, fields: _Fields, items: dict[str, int
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """A varint, and where it ends."""
+    """A varint of 64 bits, and where it ends: protobuf drops what is beyond them, too."""
     if (number := data[at]) < 128:
         return number, at + 1
     number &= 127
@@ -195,7 +196,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
         byte = data[at]
         number |= (byte & 127) << shift
         if byte < 128:
-            return number, at + 1
+            return number & _64_BITS, at + 1
     raise _broken()
 
 

@@ -117,13 +117,25 @@ def test_members_cannot_be_hidden() -> None:
         (bytes_field(6, b"\x0a\x00") * 2, "statuses"),
         (bytes_field(6, b"\x1a\x00" * 2), "unreadable"),
         (b"\x12\x00\x1a\x00" * 100, "declare"),
+        (bytes_field(6, (b"\x8a" + b"\x80" * 8 + b"\x02\x00") * 300), "statuses"),
         (bytes_field(2, bytes_field(4, bytes_field(4, b"\x08\x01" * 65))), "dims"),
         (bytes_field(2, bytes_field(4, bytes_field(4, b"\x0a\x01\x01" * 65))), "dims"),
         (bytes_field(2, b"\x78\x01" * (OTHER_FIELDS + 1)), "message"),
         (b"\x78\x01" * (OTHER_FIELDS + 1), "message"),
         (bytes(MAX_MESSAGE_BYTES + 1), "message"),
     ],
-    ids=["empty", "twice", "merged", "in turn", "unpacked", "pieces", "unknown", "kinds", "bytes"],
+    ids=[
+        "empty",
+        "twice",
+        "merged",
+        "in turn",
+        "wrapped",
+        "unpacked",
+        "pieces",
+        "unknown",
+        "kinds",
+        "bytes",
+    ],
 )
 def test_odd_encodings(data: bytes, field: str) -> None:
     """What protobuf merges or passes over counts as well."""
