@@ -1,12 +1,13 @@
 """The part of frd inside a training process: it publishes the rank's identity for the agent.
 
 It knows torch's process groups, recorder counters and allocator counters, the phases of the program
-(`frd_agent.phases`), and five files in the run directory: an identity (JSON, replaced as a whole),
+(`frd_agent.phases`), and six files in the run directory: an identity (JSON, replaced as a whole),
 counters (binary: of collectives about once a second, of the allocator five times; in a container
 also of host memory), the unix socket of torch's own C++ worker server, a stage (JSON, only during
-an initialization that takes longer than some seconds), and phases (JSON, only if the program has
-any). It knows nothing of jobs, agents and services, and is self-contained: standard library only,
-Python 3.9 or later, loaded by path where frd is not installed.
+an initialization that takes longer than some seconds), phases (JSON, only if the program has any),
+and, only without a worker server, dumps of the recorders (JSON, when their counters rest). It knows
+nothing of jobs, agents and services, and is self-contained: standard library only, Python 3.9 or
+later, loaded by path where frd is not installed.
 
 The rank is sacred. One daemon thread does everything and sleeps except for about 100 µs a second. A
 failure costs one line on stderr, and the rank runs on as if frd were not there. The tap installs no
@@ -19,7 +20,8 @@ with torch 2.13 on CPUs, and what needs a GPU with torch 2.11:
   with `sigwait`. A signal that comes while the tap starts is handled after that, by the program.
 - The worker server ends the process if it cannot start a thread or accept a connection. So it is
   started only if much remains of every limit that can be seen (`shortage`), and an agent connects
-  only where descriptors and memory are plenty (`frd_agent.recorder.worker_server`).
+  only where descriptors and memory are plenty (`frd_agent.recorder.room`). A rank without the server
+  publishes its entries once its counters rest: reading them holds the GIL, for 16 µs an entry.
 - The worker server is never shut down or destroyed: its shutdown holds the GIL while it waits for
   handlers that need the GIL, and a forked child that destroys its copy of the object shuts the
   shared listening socket, upon which torch terminates the *parent*. So the object is made immortal.
@@ -72,9 +74,9 @@ calls these functions of theirs, beside constants (tests/unit/agent/tap/test_tap
 
 - `_thread`: start_new_thread, stack_size. The module `threading` does not know the thread: a
   program that joins or counts all threads, or traces new ones, does not meet it.
-- `threading`: Event, main_thread. An Event has locks of its own.
-- `atexit`: register; `signal`: pthread_sigmask, valid_signals, sigtimedwait. Once, on the thread
-  that imports torch.distributed, and again on the thread that ends the interpreter.
+- `threading`: Event, main_thread. No other object has the locks of an Event.
+- `atexit`: register. Once, on the thread that imports torch.distributed, like register_at_fork.
+- `signal`: pthread_sigmask, valid_signals, sigtimedwait. They concern the calling thread.
 - `os`: open, read, write, pwrite, close, unlink, replace, ftruncate, fchmod, chmod, makedirs, stat,
   lstat, fstat, access, listdir, sysconf, urandom, getpid, getuid, geteuid, fsencode, path, environ,
   register_at_fork; `fcntl`: flock; `resource`: getrlimit; `socket`: gethostname; `time`: time,
@@ -83,10 +85,10 @@ calls these functions of theirs, beside constants (tests/unit/agent/tap/test_tap
 - `sys`: modules, _current_frames. Each is read in one step, under the GIL.
 - `json`: dumps, JSONDecoder; `struct`: Struct; `re`: compile; `zlib`: crc32; `stat`: S_ISDIR;
   `itertools`: count, chain, repeat, islice, accumulate; `operator`: itemgetter, attrgetter, is_;
-  `contextlib`: suppress, contextmanager; `collections`: deque. Values of its own. The decoder of
-  `json.loads` is the program's too, so the tap has another.
-- `ctypes`: PyDLL, CDLL, c_int, c_ulong, byref, py_object. Handles of its own: a program may change
-  the argument types of the functions in `ctypes.pythonapi`.
+  `contextlib`: suppress, contextmanager; `collections`: deque. All values are the tap's. The
+  decoder of `json.loads` is the program's too, so the tap has another.
+- `ctypes`: PyDLL, CDLL, c_int, c_ulong, byref, py_object. The tap has its own handles: a program
+  may change the argument types of the functions in `ctypes.pythonapi`.
 """
 
 from __future__ import annotations

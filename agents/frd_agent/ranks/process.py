@@ -28,7 +28,7 @@ from enum import Enum
 from frd.model import NodeNs, NodeRawNs
 from frd_agent.node_time import raw_now
 from frd_agent.proc import Stat, Vital, read_same, read_stat, started_at, status_line
-from frd_agent.ranks import room
+from frd_agent.recorder import room
 
 HIDDEN = (
     "its process is in another pid namespace: set shareProcessNamespace in the pod, or hostPID for "

@@ -33,9 +33,9 @@ from frd_agent.proc import Vital
 from frd_agent.ranks.exits import state_after
 from frd_agent.ranks.phase_files import PhaseFile, PhaseReader
 from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule
-from frd_agent.ranks.published_dumps import DumpsFile, PublishedDumps
+from frd_agent.recorder.published_dumps import DumpsFile, PublishedDumps
 from frd_agent.ranks.rank_process import RankProcess
-from frd_agent.ranks.room import Room
+from frd_agent.recorder.room import Room
 from frd_agent.ranks.stacks.reader import StackReader
 from frd_agent.ranks.tap_counters import CountersFile
 from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity
@@ -258,7 +258,7 @@ class Rank:
             asked = "its socket does not answer" if self._silent else "it has no socket"
             self._report(RankState.SILENT, since_ns, f"{self.process.describe()}; {asked}")
         elif not self._has_socket:
-            read = "read only when it stands still" if self._dumps else "out of reach"
+            read = "read only at rest" if self._dumps else "out of reach"
             detail = f"recorder {read}: {self.identity.socket_error}"
             self._report(RankState.LIVE, now_ns, detail)
         elif self._withheld:

@@ -23,7 +23,7 @@ SOAK = [pytest.param(name, marks=pytest.mark.soak) for name in ("mismatch", "cas
 
 @pytest.mark.parametrize("scenario", ["missing_rank", *SOAK])
 def test_a_hang_has_the_same_verdict(scenario: str) -> None:
-    """A rank that stands still publishes its recorder, so the demo finds whom it expects."""
+    """A rank without progress publishes its recorder: the demo finds the rank that it expects."""
     demo = [sys.executable, "-m", "frd", "demo", "--scenario", scenario, "--json"]
     done = run_program(["sh", "-c", FEW_FILES + shlex.join(demo)])
     assert done.returncode == 0, done.stderr
@@ -31,7 +31,7 @@ def test_a_hang_has_the_same_verdict(scenario: str) -> None:
 
 
 def test_status_and_doctor_say_why() -> None:
-    """The reason stands at the rank, with the limit and what is in use."""
+    """The rank has the reason, with the limit and what is in use."""
     with watched(SCENARIOS["missing_rank"], 1, 3.0, job=False) as (stage, client):
         rank = FEW_FILES + shlex.join(command("stand"))
         env = environment(stage.run_dir) | {"FRD_JOB": "near"}

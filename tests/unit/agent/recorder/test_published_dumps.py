@@ -10,7 +10,7 @@ import pytest
 
 from frd.model import NodeNs, NodeRawNs
 from frd_agent.node_time import ClockReading
-from frd_agent.ranks.published_dumps import PublishedDumps
+from frd_agent.recorder.published_dumps import PublishedDumps
 from frd_agent.recorder.worker_server import HandlerFailed
 from frd_agent.tap import Files
 from tests.world.run_dir import TOKEN
@@ -77,5 +77,5 @@ def test_a_rank_that_has_not_rested(tmp_path: Path) -> None:
     """There is no file yet."""
     known = dumps(tmp_path)
     assert not known.is_new()
-    with pytest.raises(HandlerFailed, match="has not stood still yet"):
+    with pytest.raises(HandlerFailed, match="have not rested yet"):
         asyncio.run(known.ask("fr_trace_json"))

@@ -1,7 +1,7 @@
 """Dumps that a tap publishes in a file, for a rank without a worker server.
 
-The tap writes them when its counters rest (`frd_agent.tap`), so a rank that stands still is known,
-and one that trains is not followed op by op. They are read like the answers of a worker server,
+The tap writes them when its counters rest (`frd_agent.tap`), so a rank that makes no progress
+is known, and one that trains is not followed op by op. They are read like the answers of a worker server,
 except that each is as old as its file says. Nothing in the file is trusted (`token_files`).
 """
 
@@ -40,7 +40,7 @@ class DumpsFile(TokenFile[TapDumps]):
 
 
 class PublishedDumps:
-    """Of one rank; stands for its worker server (`recorders.WorkerServer`)."""
+    """Of one rank; takes the place of its worker server (`recorders.WorkerServer`)."""
 
     def __init__(self, path: Path, to_raw: Callable[[NodeNs], NodeRawNs]) -> None:
         """`to_raw` converts a stamp of the wall clock that was made a moment ago."""
@@ -95,7 +95,7 @@ class PublishedDumps:
         self.is_new()
         self._read = self._file
         if self._file is None:
-            raise HandlerFailed(f"{self._path}: the rank has not stood still yet")
+            raise HandlerFailed(f"{self._path}: its counters have not rested yet")
         if self._file.content is None:
             raise HandlerFailed(self._file.problem)
         return self._file.content

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from frd_agent.ranks import process, room
-from frd_agent.ranks.room import Room
+from frd_agent.ranks import process
+from frd_agent.recorder import room
+from frd_agent.recorder.room import Room
 
 PID = 77
 
@@ -76,7 +77,7 @@ def test_nothing_that_can_be_read(tmp_path: Path) -> None:
 def test_the_listener_of_a_socket_is_not_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even a connection that is closed at once would be accepted."""
+    """Even a connection that is closed immediately would be accepted."""
     absent = str(tmp_path / "absent.sock")
     assert process.listener(absent) is process.Listener.NONE
     monkeypatch.setattr(room, "of_node", lambda: "the node is short")
