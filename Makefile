@@ -16,7 +16,7 @@ REAL := --reruns 1 -rR
 SEEDS := 1000
 # The code that mutmut changes; a file such as frd/engine/hangs/attribution.py takes minutes, all of it hours.
 MODULE := frd/engine
-BENCHES := ingest overhead phase analyze clock memory poll traces inspect_suspect waits_for web
+BENCHES := ingest door overhead start phase analyze clock memory poll traces inspect_suspect waits_for web
 
 .PHONY: help demo test test-real $(COMPUTING) quick quick-tests prepare test-frameworks test-gpu test-pods test-slurm test-wheel lint coverage sim soak mutants bench proto dashboards clean
 .DELETE_ON_ERROR:
@@ -28,7 +28,7 @@ help:
 	@echo "make lint    only the checks that run no code"
 	@echo "make coverage  lines of engine, parser, outbox and stores that no test runs"
 	@echo "make sim SEEDS=N  simulate N jobs with one service and N with replicas; all frozen verdicts"
-	@echo "make soak    end-to-end tests that are too long for make test (15 minutes)"
+	@echo "make soak    end-to-end tests that are too long for make test (10 minutes)"
 	@echo "make mutants MODULE=PATH  small changes that must fail a test: forty chosen ones, then mutmut in PATH"
 	@echo "make test-frameworks  hangs of real jobs that torchrun, Lightning, Ray and others start (10 minutes)"
 	@echo "make test-gpu  hangs, memory and CUDA graphs of real jobs with NCCL; one GPU is enough (5 minutes)"

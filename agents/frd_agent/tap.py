@@ -20,8 +20,8 @@ with torch 2.13 on CPUs, and what needs a GPU with torch 2.11:
   with `sigwait`. A signal that comes while the tap starts is handled after that, by the program.
 - The worker server ends the process if it cannot start a thread or accept a connection. So it is
   started only if much remains of every limit that can be seen (`shortage`), and an agent connects
-  only where descriptors and memory are plenty (`frd_agent.recorder.room`). A rank without the server
-  publishes its entries once its counters rest: reading them holds the GIL, for 16 µs an entry.
+  only where descriptors and memory are plenty (`frd_agent.recorder.room`). A rank without the
+  server publishes its entries once its counters rest: to read them holds the GIL, 16 µs an entry.
 - The worker server is never shut down or destroyed: its shutdown holds the GIL while it waits for
   handlers that need the GIL, and a forked child that destroys its copy of the object shuts the
   shared listening socket, upon which torch terminates the *parent*. So the object is made immortal.
@@ -70,18 +70,17 @@ with torch 2.13 on CPUs, and what needs a GPU with torch 2.11:
   process begins, and never cleared.
 
 The tap shares no lock with the program, and no state that both change. It imports these modules and
-calls these functions of theirs, beside constants (tests/unit/agent/tap/test_tap_calls.py):
+calls these functions of theirs, and constants (tests/unit/agent/tap/test_tap_calls.py):
 
 - `_thread`: start_new_thread, stack_size. The module `threading` does not know the thread: a
   program that joins or counts all threads, or traces new ones, does not meet it.
 - `threading`: Event, main_thread. No other object has the locks of an Event.
 - `atexit`: register. Once, on the thread that imports torch.distributed, like register_at_fork.
-- `signal`: pthread_sigmask, valid_signals, sigtimedwait. They concern the calling thread.
+- `_signal`: pthread_sigmask, valid_signals, sigtimedwait. They concern the calling thread.
 - `os`: open, read, write, pwrite, close, unlink, replace, ftruncate, fchmod, chmod, makedirs, stat,
   lstat, fstat, access, listdir, sysconf, urandom, getpid, getuid, geteuid, fsencode, path, environ,
-  register_at_fork; `fcntl`: flock; `resource`: getrlimit; `socket`: gethostname; `time`: time,
-  time_ns, monotonic, monotonic_ns, thread_time, sleep. System calls; of the environment it reads
-  single variables.
+  register_at_fork; `fcntl`: flock; `socket`: gethostname; `time`: time, time_ns, monotonic,
+  monotonic_ns, thread_time, sleep. System calls; of the environment it reads single variables.
 - `sys`: modules, _current_frames. Each is read in one step, under the GIL.
 - `json`: dumps, JSONDecoder; `struct`: Struct; `re`: compile; `zlib`: crc32; `stat`: S_ISDIR;
   `itertools`: count, chain, repeat, islice, accumulate; `operator`: itemgetter, attrgetter, is_;
@@ -93,6 +92,7 @@ calls these functions of theirs, beside constants (tests/unit/agent/tap/test_tap
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` makes enums of all numbers
 import _thread
 import atexit
 import contextlib
@@ -103,8 +103,6 @@ import json
 import operator
 import os
 import re
-import resource
-import signal
 import socket
 import stat
 import struct
@@ -115,7 +113,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 SCHEMA = 1
 
@@ -231,6 +229,15 @@ JOIN_S = 2.0
 _TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")  # the system's, as `tempfile` knows them
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """Inode of the pid namespace that the kernel starts with: of a process outside containers."""
+_LIMITS = {
+    "RLIMIT_NPROC": b"Max processes",
+    "RLIMIT_AS": b"Max address space",
+    "RLIMIT_DATA": b"Max data size",
+    "RLIMIT_MEMLOCK": b"Max locked memory",
+    "RLIMIT_STACK": b"Max stack size",
+    "RLIMIT_NOFILE": b"Max open files",
+}
+"""Lines of /proc/self/limits. The module `resource` would have to be imported."""
 _COMMITTED = (b"CommitLimit:", b"Committed_AS:")
 _HOST_COUNTED = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
 """Lines of /proc/self/status, as the agent counts them (`frd_agent.memory.host.processes`)."""
@@ -238,15 +245,15 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 """In a container its own cgroup is mounted there."""
 
 _FAULTS = {
-    signal.SIGSEGV,
-    signal.SIGBUS,
-    signal.SIGFPE,
-    signal.SIGILL,
-    signal.SIGTRAP,
-    signal.SIGSYS,
+    _signal.SIGSEGV,
+    _signal.SIGBUS,
+    _signal.SIGFPE,
+    _signal.SIGILL,
+    _signal.SIGTRAP,
+    _signal.SIGSYS,
 }
 """Signals of a thread's own errors."""
-_BLOCKED = signal.valid_signals() - _FAULTS
+_BLOCKED = _signal.valid_signals() - _FAULTS
 
 # -- what must remain of a limit --------------------------------------------------------------
 
@@ -254,8 +261,8 @@ POOL_MIN = 8
 """Threads of the worker server at least; otherwise one per core. One more accepts connections."""
 LEAST_THREADS = 64
 LEAST_BYTES = 8 << 30
-"""Of address space, beside a quarter of it, after the worker server's start: 64 MiB of heap for
-each of its threads that answers, and what the program needs."""
+"""Of address space, and a quarter of it if that is more, after the worker server's start: 64 MiB of
+heap for each of its threads that answers, and what the program needs."""
 LEAST_BYTES_OF_TAP = 1 << 30
 LEAST_DESCRIPTORS = 64
 LEAST_MAPPINGS = 1024
@@ -354,12 +361,12 @@ def _install() -> None:
 def signals_blocked() -> Iterator[None]:
     """Threads that start meanwhile block these signals for ever. The calling thread handles what
     came in the end, so that an exception of the program's handler reaches the program."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # first, since the next line may raise it
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())  # first: the next line may raise that
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, _BLOCKED)
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
 
 
 def _start(inherited: Mapping[int, int] | None) -> tuple[int, threading.Event, threading.Event]:
@@ -444,11 +451,11 @@ def _complain(what: str, error: BaseException) -> None:
 
 
 def _warn(text: str) -> None:
-    """With signals blocked: the SIGPIPE of a stderr that nobody reads must not end the program."""
+    """With signals blocked: SIGPIPE of a stderr that no process reads must not end the program."""
     try:
         os.write(2, f"frd: warning: tap: {text}\n".encode("utf-8", "backslashreplace"))
     except BrokenPipeError:
-        signal.sigtimedwait({signal.SIGPIPE}, 0)
+        _signal.sigtimedwait((_signal.SIGPIPE,), 0)
     except OSError:
         pass
 
@@ -795,14 +802,12 @@ def pool_size() -> int:
     return max(POOL_MIN, os.sysconf("SC_NPROCESSORS_ONLN"))
 
 
-class Limit(NamedTuple):
-    name: str
-    most: int
-    """Negative: none."""
-    used: int
-    more: int
-    reserve: int
-    """What must remain, beyond what is in use and what comes."""
+class Limit:
+    """`most`: negative for none. `more` come, and `reserve` must remain beyond that."""
+
+    def __init__(self, name: str, most: int, used: int, more: int, reserve: int) -> None:
+        self.name, self.most, self.used, self.more = name, most, used, more
+        self.reserve = reserve
 
     def shortage(self) -> str:
         if self.most < 0 or self.most - self.used - self.more >= self.reserve:
@@ -820,7 +825,7 @@ def shortage(threads: int, *, is_server: bool = False) -> str:
     The worker server (`is_server`) leaves a quarter of each limit, since it ends the process if it
     cannot start a thread. The tap's own thread only leaves a number.
     """
-    given, stack = _thread.stack_size(), _soft(resource.RLIMIT_STACK)
+    given, stack = _thread.stack_size(), _soft("RLIMIT_STACK")
     stack = _DEFAULT_STACK if stack < 0 else stack
     if not is_server:  # of threads that Python starts, the program may have set it
         stack = given or stack
@@ -846,7 +851,7 @@ def _thread_limits(more: int, is_server: bool) -> Iterator[Limit]:
     for folder in _pids_folders():
         used = _number_in(f"{folder}/pids.current")
         yield limit(f"{folder}/pids.max", _number_in(f"{folder}/pids.max"), used)
-    most = _soft(resource.RLIMIT_NPROC)
+    most = _soft("RLIMIT_NPROC")
     if most >= 0 and is_server and pid_namespace() != FIRST_PID_NAMESPACE:
         # Threads of the same user in other containers count too, and are not seen.
         name = "RLIMIT_NPROC, in a pid namespace"
@@ -864,11 +869,11 @@ def _byte_limits(more: int, is_server: bool) -> Iterator[Limit]:
         for name in (b"VmSize:", b"VmData:", b"VmLck:")
     }
     found = [
-        ("RLIMIT_AS", _soft(resource.RLIMIT_AS), used[b"VmSize:"]),
-        ("RLIMIT_DATA", _soft(resource.RLIMIT_DATA), used[b"VmData:"]),
+        ("RLIMIT_AS", _soft("RLIMIT_AS"), used[b"VmSize:"]),
+        ("RLIMIT_DATA", _soft("RLIMIT_DATA"), used[b"VmData:"]),
     ]
     if used[b"VmLck:"]:  # the program locks its memory, and so perhaps stacks
-        found.append(("RLIMIT_MEMLOCK", _soft(resource.RLIMIT_MEMLOCK), used[b"VmLck:"]))
+        found.append(("RLIMIT_MEMLOCK", _soft("RLIMIT_MEMLOCK"), used[b"VmLck:"]))
     if _number_in("/proc/sys/vm/overcommit_memory") == 2:
         words = _words("/proc/meminfo")
         most, now = (int(words[words.index(name) + 1]) << 10 for name in _COMMITTED)
@@ -882,7 +887,7 @@ def _server_limits(threads: int) -> Iterator[Limit]:
     mappings = _content("/proc/self/maps", 0).count(b"\n")
     most, more = _number_in("/proc/sys/vm/max_map_count"), threads * MAPPINGS_A_THREAD
     yield Limit("vm.max_map_count", most, mappings, more, LEAST_MAPPINGS)
-    most, used = _soft(resource.RLIMIT_NOFILE), len(os.listdir("/proc/self/fd"))
+    most, used = _soft("RLIMIT_NOFILE"), len(os.listdir("/proc/self/fd"))
     yield Limit("RLIMIT_NOFILE", most, used, SERVER_DESCRIPTORS, LEAST_DESCRIPTORS)
 
 
@@ -914,10 +919,10 @@ def _threads_of_user() -> int:
     return threads
 
 
-def _soft(limit: int) -> int:
+def _soft(name: str) -> int:
     """-1: none."""
-    soft = resource.getrlimit(limit)[0]
-    return soft if 0 <= soft < 1 << 62 else -1
+    line = _content("/proc/self/limits").partition(_LIMITS[name])[2].split(b"\n", 1)[0].split()
+    return int(line[0]) if line and line[0].isdigit() else -1
 
 
 def _number_in(path: str) -> int:

@@ -66,7 +66,7 @@ def _load():
 
 
 def _warn(signals, error):
-    """A stderr that nobody reads must neither end the program nor its import."""
+    """A stderr that no process reads must neither end the program nor its import."""
     if sys.stderr is None:
         return
     text = "frd: warning: tap: %s: this rank runs on without it\n" % (error,)  # noqa: UP031 -- Python 2

@@ -33,6 +33,6 @@ try:
 except Exception as error:  # half an installation: the program runs on
     try:  # noqa: SIM105 -- the start of every Python imports nothing for it
         sys.stderr.write("frd: warning: tap: %s: this process runs on without it\n" % (error,))  # noqa: UP031 -- Python 2
-    except Exception:  # no stderr, or one that nobody reads
+    except Exception:  # no stderr, or one that no process reads
         pass
 _chain()

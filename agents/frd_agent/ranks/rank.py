@@ -33,16 +33,16 @@ from frd_agent.proc import Vital
 from frd_agent.ranks.exits import state_after
 from frd_agent.ranks.phase_files import PhaseFile, PhaseReader
 from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule
-from frd_agent.recorder.published_dumps import DumpsFile, PublishedDumps
 from frd_agent.ranks.rank_process import RankProcess
-from frd_agent.recorder.room import Room
 from frd_agent.ranks.stacks.reader import StackReader
 from frd_agent.ranks.tap_counters import CountersFile
 from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity
 from frd_agent.ranks.token_files import STILL_S
 from frd_agent.recorder.naming import Naming
+from frd_agent.recorder.published_dumps import DumpsFile, PublishedDumps
 from frd_agent.recorder.rank_progress import final_progress, live_progress, raw_counters
 from frd_agent.recorder.recorders import Heartbeat, KeptDump, Recorders
+from frd_agent.recorder.room import Room
 from frd_agent.recorder.rows import columns
 from frd_agent.recorder.worker_server import Busy, HandlerFailed, Handlers, Silent, Withheld
 from frd_agent.uplink.dictionary import Dictionary

@@ -1,8 +1,8 @@
 """Dumps that a tap publishes in a file, for a rank without a worker server.
 
-The tap writes them when its counters rest (`frd_agent.tap`), so a rank that makes no progress
-is known, and one that trains is not followed op by op. They are read like the answers of a worker server,
-except that each is as old as its file says. Nothing in the file is trusted (`token_files`).
+The tap writes them when its counters rest (`frd_agent.tap`), so a rank that makes no progress is
+known, and one that trains is not followed op by op. They are read like the answers of a worker
+server, except that each is as old as its file says. Nothing in the file is trusted (`token_files`).
 """
 
 from __future__ import annotations

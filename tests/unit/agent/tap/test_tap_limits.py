@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import resource
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -31,7 +30,7 @@ class System:
             "/proc/sys/vm/max_map_count": "65530",
             "/proc/self/maps": "map\n" * 1_000,
         }
-        self.limits: dict[int, int] = {resource.RLIMIT_STACK: 8 * MIB}
+        self.limits: dict[str, int] = {"RLIMIT_STACK": 8 * MIB}
         self.namespace = FIRST
         self.threads = 20
         monkeypatch.setattr(tap, "_content", lambda path, _=0: self.files.get(path, "").encode())
@@ -73,7 +72,7 @@ def test_far_from_all_limits(system: System) -> None:
 )
 def test_threads_that_must_remain(system: System, limit: int, used: int, starts: bool) -> None:
     """Of a user, of the cgroup, of its parent and of the kernel: 64, and a quarter."""
-    system.limits[resource.RLIMIT_NPROC], system.threads = limit, used
+    system.limits["RLIMIT_NPROC"], system.threads = limit, used
     assert (server() == "") is starts
     system.limits.clear()
     for folder in ("/slice/job", "/slice", ""):
@@ -90,7 +89,7 @@ def test_threads_that_must_remain(system: System, limit: int, used: int, starts:
 
 def test_the_thread_of_the_tap_leaves_a_number(system: System) -> None:
     """It is one thread, so it leaves 64, and no quarter."""
-    system.limits[resource.RLIMIT_NPROC], system.threads = 1000, 935
+    system.limits["RLIMIT_NPROC"], system.threads = 1000, 935
     assert thread() == ""
     system.threads = 936
     assert thread().startswith("RLIMIT_NPROC: 936 of 1000 in use, and 1 more would leave less")
@@ -99,7 +98,7 @@ def test_the_thread_of_the_tap_leaves_a_number(system: System) -> None:
 def test_threads_of_other_containers_are_not_seen(system: System) -> None:
     """In a pid namespace, what is seen and the pool must be below a quarter of the limit. Without
     a limit they do not matter."""
-    system.namespace, system.limits[resource.RLIMIT_NPROC] = FIRST - 7, 400
+    system.namespace, system.limits["RLIMIT_NPROC"] = FIRST - 7, 400
     for system.threads, starts in ((91, True), (92, False)):
         assert (server() == "") is starts
     assert thread() == ""
@@ -107,10 +106,8 @@ def test_threads_of_other_containers_are_not_seen(system: System) -> None:
     assert server() == ""
 
 
-@pytest.mark.parametrize(
-    ("limit", "used"), [(resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")]
-)
-def test_address_space_that_must_remain(system: System, limit: int, used: str) -> None:
+@pytest.mark.parametrize(("limit", "used"), [("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")])
+def test_address_space_that_must_remain(system: System, limit: str, used: str) -> None:
     """A quarter and 8 GiB, after nine stacks; the thread of the tap leaves 1 GiB."""
     for most, already, starts in (
         (10 * GIB, 2 * GIB - 72 * MIB, True),
@@ -128,7 +125,7 @@ def test_address_space_that_must_remain(system: System, limit: int, used: str) -
 
 def test_locked_and_committed_memory(system: System) -> None:
     """A program that locks its pages, and a kernel that promises no more than it has."""
-    system.limits[resource.RLIMIT_MEMLOCK] = 64 * MIB
+    system.limits["RLIMIT_MEMLOCK"] = 64 * MIB
     assert server() == ""
     system.files["/proc/self/status"] = "VmLck: 4000 kB"
     assert server().startswith("RLIMIT_MEMLOCK: ")
@@ -144,9 +141,9 @@ def test_stacks_mappings_and_files(system: System) -> None:
     system.files["/proc/self/maps"] = "map\n" * 64_500
     assert server().startswith("vm.max_map_count: 64500 of 65530 in use")
     system.files["/proc/self/maps"] = ""
-    system.limits[resource.RLIMIT_NOFILE] = 70
+    system.limits["RLIMIT_NOFILE"] = 70
     assert server().startswith("RLIMIT_NOFILE: ")
-    system.limits[resource.RLIMIT_STACK] = 128 << 10
+    system.limits["RLIMIT_STACK"] = 128 << 10
     for why in (server(), thread()):
         assert why == "stacks of threads have 131072 bytes: less than 262144"
 
@@ -170,16 +167,11 @@ def test_a_program_without_room_gets_no_thread(
 def test_unreadable_files_are_no_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel, or a sandbox, that shows nothing of this."""
     monkeypatch.setattr(tap, "_content", lambda path, _=0: b"")
-    monkeypatch.setattr(
-        tap,
-        "resource",
-        SimpleNamespace(
-            **{
-                **{
-                    name: value for name, value in vars(resource).items() if name.startswith("RLIM")
-                },
-                "getrlimit": lambda _: (-1, -1),
-            }
-        ),
-    )
     assert (server(), thread()) == ("", "")
+
+
+def test_soft_limits_are_read() -> None:
+    """Those of this process, as the kernel shows them."""
+    for name in tap._LIMITS:
+        soft = resource.getrlimit(getattr(resource, name))[0]
+        assert tap._soft(name) == (soft if soft != resource.RLIM_INFINITY else -1)
