@@ -169,6 +169,50 @@ def test_a_tap_that_cannot_be_loaded_is_one_line(fake_torch: Path, tmp_path: Pat
     assert len(said) == 2
 
 
+def test_a_handler_of_the_program_raises_in_the_program(fake_torch: Path) -> None:
+    """A signal comes while the tap is loaded, and its handler raises: the import is left with that
+    exception, as it is without the tap. It is not taken for an error of the tap."""
+    code = """
+import os, signal, sys
+
+def times_out(*_):
+    raise TimeoutError
+
+def hook(event, args):
+    if event == "open" and str(args[0]).endswith(("tap.py", "tap.cpython-311.pyc")):
+        os.kill(os.getpid(), signal.SIGALRM)
+
+signal.signal(signal.SIGALRM, times_out)
+sys.addaudithook(hook)
+try:
+    import torch.distributed
+except TimeoutError:
+    print("raised", signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+    assert python(code, SITE, fake_torch) == "raised set()\n"
+
+
+def test_a_warning_into_a_broken_pipe(fake_torch: Path, tmp_path: Path) -> None:
+    """No process reads stderr any more, and the program has the default action for SIGPIPE, which
+    would end it: the tap, which cannot be loaded, warns in vain."""
+    lone = tmp_path / "agent" / "_site"
+    shutil.copytree(SITE, lone, ignore=shutil.ignore_patterns("__pycache__"))
+    code = "import signal; signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
+    code += "import torch.distributed; print('on', flush=True)"
+    ours, theirs = os.pipe()
+    os.close(ours)
+    path = os.pathsep.join(map(str, (lone, fake_torch)))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+    )
+    os.close(theirs)
+    assert (process.communicate(timeout=30)[0], process.returncode) == ("on\n", 0)
+
+
 @pytest.mark.parametrize(
     "shadowed",
     ["print('theirs')", "raise RuntimeError('theirs')", "import no_such_module", None],

@@ -7,12 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from frd_agent import tap
+from tests.world.run_dir import TOKEN
 
 
 class Group:
@@ -290,6 +292,68 @@ def test_nothing_raises_into_a_failing_allocation(cuda: Cuda) -> None:
     allocator.record_error(*([object()] * 4))  # type: ignore[arg-type]
     allocator._failed = None  # type: ignore[assignment]
     allocator.record_error(0, 1, 2, 3)
+
+
+class Recorder:
+    """torch's binding, as far as the tap calls it, for one group."""
+
+    def __init__(self) -> None:
+        self.enqueued = 0
+        self.dumps = 0
+
+    def _dump_fr_trace_json(self, *, includeCollectives: bool) -> bytes:
+        self.dumps += includeCollectives
+        counts = {"last_enqueued_collective": str(self.enqueued), "last_completed_collective": "0"}
+        entries = [{"record_id": 0}] if includeCollectives else []
+        return json.dumps({"pg_status": {"0": counts}, "entries": entries}).encode()
+
+
+def test_a_rank_without_server_publishes_its_recorder_at_rest(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Near a limit there is no worker server: once the counters rest for some seconds, the entries
+    are in a file, once; after they have moved and rest again, they are written again."""
+    recorder = Recorder()
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", recorder)
+    monkeypatch.setattr(tap, "shortage", lambda *_, **__: "RLIMIT_NPROC: 9 of 10 in use")
+    rank = tap.Tap(SimpleNamespace(_world=world), {"FRD_RUN_DIR": str(tmp_path)}, TOKEN)
+    rank.serve()
+    rank.publish_identity()
+    identity = json.loads((tmp_path / f"{TOKEN}.json").read_text())
+    assert (identity["socket"], identity["dumps"]) == (None, f"{TOKEN}.dumps")
+    assert identity["socket_error"].endswith("not started: RLIMIT_NPROC: 9 of 10 in use")
+
+    def seconds(count: int) -> int:
+        """Pass; how many dumps they bring."""
+        before = recorder.dumps
+        for _ in range(count):
+            rank.publish_counters()
+            rank.publish_dumps()
+        return recorder.dumps - before
+
+    recorder.enqueued = 5
+    assert seconds(tap.RESTS - 1) == 0
+    assert seconds(20) == 1
+    published = json.loads((tmp_path / f"{TOKEN}.dumps").read_text())
+    assert published["recorders"]["fr_trace_json"]["entries"] == [{"record_id": 0}]
+    assert abs(published["at_ns"] - time.time_ns()) < 60e9
+    for recorder.enqueued in range(6, 30):
+        assert seconds(1) == 0, "it trains"
+    assert seconds(20) == 1
+
+
+def test_a_rank_with_a_server_writes_no_dumps(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent asks the server."""
+    recorder = Recorder()
+    recorder.enqueued = 5
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", recorder)
+    rank = tap.Tap(SimpleNamespace(_world=world), {"FRD_RUN_DIR": str(tmp_path)}, TOKEN)
+    for _ in range(20):
+        rank.publish_counters()
+        rank.publish_dumps()
+    assert not recorder.dumps
 
 
 def test_what_costs_more_is_published_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
