@@ -818,12 +818,13 @@ class Limit:
         )
 
 
-def shortage(threads: int, *, is_server: bool = False) -> str:
+def shortage(threads: int, *, is_server: bool = False, processes: int = 1) -> str:
     """Why the process should not start so many more threads: afterwards a limit would be near, and
     the program needs the rest. Empty if nothing speaks against it.
 
     The worker server (`is_server`) leaves a quarter of each limit, since it ends the process if it
-    cannot start a thread. The tap's own thread only leaves a number.
+    cannot start a thread. The tap's own thread only leaves a number. `processes` start as many at
+    the same time: the ranks of a node.
     """
     given, stack = _thread.stack_size(), _soft("RLIMIT_STACK")
     stack = _DEFAULT_STACK if stack < 0 else stack
@@ -832,7 +833,7 @@ def shortage(threads: int, *, is_server: bool = False) -> str:
     if stack < MIN_STACK:
         return f"stacks of threads have {stack} bytes: less than {MIN_STACK}"
     limits = itertools.chain(
-        _thread_limits(threads, is_server), _byte_limits(threads * stack, is_server)
+        _thread_limits(threads * processes, is_server), _byte_limits(threads * stack, is_server)
     )
     if is_server:
         limits = itertools.chain(limits, _server_limits(threads))
@@ -1341,6 +1342,7 @@ class Tap:
         self._allocator = Allocator()
         self._host = HostMemory()
         self._attempt = attempt_of(environ)
+        self._ranks_here = max(_number(environ, 1, "LOCAL_WORLD_SIZE"), 1)
         init_method = getattr(c10d, "_default_pg_init_method", None)
         self._identity = identity_of(environ, token, init_method)
         self._identity |= {"shm": token + ".shm", "dumps": None}
@@ -1358,7 +1360,7 @@ class Tap:
     def serve(self) -> None:
         """Start torch's worker server; if it does not run, the identity has the reason."""
         path = os.path.join(self._directory, self._token + ".sock")
-        if why := shortage(1 + pool_size(), is_server=True):
+        if why := shortage(1 + pool_size(), is_server=True, processes=self._ranks_here):
             self._identity["socket_error"] = f"torch's worker server is not started: {why}"
             self._identity["dumps"] = self._token + ".dumps"
             return

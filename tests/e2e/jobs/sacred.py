@@ -8,7 +8,6 @@ how it ends, must not depend on the tap.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
@@ -73,10 +72,21 @@ def limit(kind: str, distance: str, *more: str) -> None:
 
 
 def _threads(distance: int) -> None:
-    user = 61_000 + os.getpid() % 4_000  # no other process has it
-    resource.setrlimit(resource.RLIMIT_NPROC, (_count("Threads") + distance,) * 2)
-    if os.getuid() == 0:
-        os.setuid(user)  # root has no such limit
+    _limit_threads(_count("Threads") + distance)
+
+
+def _limit_threads(most: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+    if os.getuid() == 0:  # which has no such limit
+        os.setuid(61_000 + os.getpid() % 4_000)  # no other process has this user
+
+
+def _quarter(distance: int) -> None:
+    """Of a program with many threads: so that a quarter would remain after the server's."""
+    for _ in range(250):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    server = max(8, os.sysconf("SC_NPROCESSORS_ONLN")) + 1
+    _limit_threads(-(-(_count("Threads") + server) * 4 // 3) + distance)
 
 
 def _cgroup(distance: int, folder: str) -> None:
@@ -99,22 +109,25 @@ def _files(distance: int) -> None:
     KEPT.extend(os.open("/dev/null", os.O_RDONLY) for _ in range(99))
 
 
-def _locked(mib: int) -> None:
-    """Every page, also of threads to come, is locked: MCL_CURRENT and MCL_FUTURE."""
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (_count("VmSize") * 1024 + mib * MIB,) * 2)
-    if os.getuid() == 0:
-        os.setuid(61_000 + os.getpid() % 4_000)
-    print("locked", ctypes.CDLL(None).mlockall(3), flush=True)
-
-
 def _count(name: str) -> int:
     return int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0])
 
 
 LIMITS: dict[str, Callable[..., None]] = {
     function.__name__[1:]: function
-    for function in (_threads, _cgroup, _address_space, _data, _files, _locked)
+    for function in (_threads, _quarter, _cgroup, _address_space, _data, _files)
 }
+
+
+def small_files() -> None:
+    """A program that limits its files, and has the default action for SIGXFSZ."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    dist.init_process_group("gloo")
+    settle()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+    time.sleep(1.5)  # the tap publishes once a second
+    train()
+    print("trained", flush=True)
 
 
 def temporary(folder: str) -> None:
@@ -172,7 +185,8 @@ def stand() -> None:
 
 
 KEPT: list[int] = []
-HOW = {f.__name__: f for f in (wait_for, limit, temporary, fork, count_threads, stand)}
+COMMANDS = (wait_for, limit, small_files, temporary, fork, count_threads, stand)
+HOW: dict[str, Callable[..., None]] = {function.__name__: function for function in COMMANDS}
 if __name__ == "__main__":
     HOW[sys.argv[1]](*sys.argv[2:])
     if dist.is_initialized():

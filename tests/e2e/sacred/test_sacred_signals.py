@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.world.daemons import first_line, running
-from tests.world.sacred import Outcome, command, environment
+from tests.world.sacred import Outcome, command, environment, outcomes
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
 FAULTS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"}
@@ -83,3 +83,11 @@ def test_the_masks_of_all_threads(run_dir: Path) -> None:
         assert [blocked ^ everything for blocked in with_tap[name] if blocked != everything] == []
     own = {name: blocked for name, blocked in with_tap.items() if name not in OURS}
     assert own == without
+
+
+def test_a_program_that_limits_its_files(run_dir: Path) -> None:
+    """A write beyond the limit raises SIGXFSZ, which ends a process with the default action: not
+    for the files of the tap, which says on stderr that it cannot publish."""
+    without, with_tap = outcomes(run_dir, "small_files")
+    assert (without.code, without.stdout) == (0, "trained\n"), without
+    assert (with_tap.code, with_tap.stdout) == (0, "trained\n"), with_tap

@@ -87,6 +87,16 @@ def test_threads_that_must_remain(system: System, limit: int, used: int, starts:
         system.files[path] = before
 
 
+def test_all_ranks_of_a_node_start_together(system: System) -> None:
+    """Each sees the limit before the others have started their servers. Address space is of one."""
+    system.cgroup("/slice/job", 1000, 741 - 7 * SERVER)
+    assert tap.shortage(SERVER, is_server=True, processes=8) == ""
+    assert "and 81 more would leave" in tap.shortage(SERVER, is_server=True, processes=9)
+    system.files.pop("/sys/fs/cgroup/slice/job/pids.max")
+    system.limits["RLIMIT_AS"] = 11 * GIB
+    assert tap.shortage(SERVER, is_server=True, processes=64) == ""
+
+
 def test_the_thread_of_the_tap_leaves_a_number(system: System) -> None:
     """It is one thread, so it leaves 64, and no quarter."""
     system.limits["RLIMIT_NPROC"], system.threads = 1000, 935
