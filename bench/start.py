@@ -17,6 +17,8 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))  # `bench` is not installed
+
 from bench.report import show
 from frd_agent import tap
 

@@ -206,8 +206,8 @@ re-initializations by counting them, and one that lives for less than this goes 
 its allocator. Ticks are at multiples of this on the wall clock, so that all ranks tick together."""
 PUBLISH_S = 1.0
 PUBLISH_MAX_S = 5.0
-RESTS = 3
-"""Seconds without a change of the counters after which a rank without worker server is dumped."""
+RESTS_S = 3.0
+"""A rank without a worker server is dumped after this long without a change of its counters."""
 DUMP_MAX_S = 60.0
 SHARE = 1 / 500
 """Each publication slows down, as far as `PUBLISH_MAX_S` or `DUMP_MAX_S`, to take no more of a
@@ -238,6 +238,13 @@ _LIMITS = {
     "RLIMIT_NOFILE": b"Max open files",
 }
 """Lines of /proc/self/limits. The module `resource` would have to be imported."""
+_RANKS_HERE = (
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_NTASKS_PER_NODE",
+)
 _COMMITTED = (b"CommitLimit:", b"Committed_AS:")
 _HOST_COUNTED = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
 """Lines of /proc/self/status, as the agent counts them (`frd_agent.memory.host.processes`)."""
@@ -260,9 +267,12 @@ _BLOCKED = _signal.valid_signals() - _FAULTS
 POOL_MIN = 8
 """Threads of the worker server at least; otherwise one per core. One more accepts connections."""
 LEAST_THREADS = 64
+HEAP = 64 << 20
+"""Address space that a thread reserves when it first allocates: of the server, when it answers."""
+FEW_THREADS = 16
 LEAST_BYTES = 8 << 30
-"""Of address space, and a quarter of it if that is more, after the worker server's start: 64 MiB of
-heap for each of its threads that answers, and what the program needs."""
+"""Of address space, and a quarter of it if that is more, after the worker server's start: what the
+program needs, and the heaps of a few threads. Those of more threads are added."""
 LEAST_BYTES_OF_TAP = 1 << 30
 LEAST_DESCRIPTORS = 64
 LEAST_MAPPINGS = 1024
@@ -420,6 +430,11 @@ def _forked() -> None:
 
 def _in_child(_: _Child) -> None:
     """In a child that multiprocessing has forked, before its target runs."""
+    with signals_blocked():
+        _start_in_child()
+
+
+def _start_in_child() -> None:
     try:
         process = sys.modules["multiprocessing.process"].current_process()
         target = getattr(process, "_target", None)
@@ -427,8 +442,7 @@ def _in_child(_: _Child) -> None:
         if of_loader or _installed_pid == os.getpid():
             return
         inherited = _default_ranks(getattr(sys.modules.get(_C10D), "_world", None)) or {}
-        with signals_blocked():
-            started = _start(inherited)
+        started = _start(inherited)
         sys.modules["multiprocessing.util"].Finalize(None, _at_exit, started, exitpriority=0)
     except Exception as error:
         _complain("forked child", error)
@@ -827,13 +841,16 @@ def shortage(threads: int, *, is_server: bool = False, processes: int = 1) -> st
     the same time: the ranks of a node.
     """
     given, stack = _thread.stack_size(), _soft("RLIMIT_STACK")
+    if is_server and not _content("/proc/self/status"):
+        return "/proc cannot be read, so no limit is known"
     stack = _DEFAULT_STACK if stack < 0 else stack
     if not is_server:  # of threads that Python starts, the program may have set it
         stack = given or stack
     if stack < MIN_STACK:
         return f"stacks of threads have {stack} bytes: less than {MIN_STACK}"
     limits = itertools.chain(
-        _thread_limits(threads * processes, is_server), _byte_limits(threads * stack, is_server)
+        _thread_limits(threads * processes, is_server),
+        _byte_limits(threads, stack, processes, is_server),
     )
     if is_server:
         limits = itertools.chain(limits, _server_limits(threads))
@@ -862,8 +879,15 @@ def _thread_limits(more: int, is_server: bool) -> Iterator[Limit]:
         yield limit("RLIMIT_NPROC", most, _threads_of_user())
 
 
-def _byte_limits(more: int, is_server: bool) -> Iterator[Limit]:
+def short_of_bytes() -> str:
+    """Why the tap should not take some MiB for a moment."""
+    limits = _byte_limits(1, _DEFAULT_STACK, 1, is_server=False)
+    return next(filter(None, (limit.shortage() for limit in limits)), "")
+
+
+def _byte_limits(threads: int, stack: int, processes: int, is_server: bool) -> Iterator[Limit]:
     """Of address space."""
+    more, heaps = threads * stack, max(threads - FEW_THREADS, 0) * HEAP
     words = _words("/proc/self/status")
     used = {
         name: int(words[words.index(name) + 1]) << 10 if name in words else 0
@@ -873,14 +897,14 @@ def _byte_limits(more: int, is_server: bool) -> Iterator[Limit]:
         ("RLIMIT_AS", _soft("RLIMIT_AS"), used[b"VmSize:"]),
         ("RLIMIT_DATA", _soft("RLIMIT_DATA"), used[b"VmData:"]),
     ]
-    if used[b"VmLck:"]:  # the program locks its memory, and so perhaps stacks
+    if is_server and used[b"VmLck:"]:  # the program locks its memory, and so perhaps stacks
         found.append(("RLIMIT_MEMLOCK", _soft("RLIMIT_MEMLOCK"), used[b"VmLck:"]))
     if _number_in("/proc/sys/vm/overcommit_memory") == 2:
         words = _words("/proc/meminfo")
         most, now = (int(words[words.index(name) + 1]) << 10 for name in _COMMITTED)
-        found.append(("CommitLimit of /proc/meminfo", most, now))
+        found.append(("CommitLimit of /proc/meminfo", most, now + (processes - 1) * more))
     for name, most, now in found:
-        least = max(LEAST_BYTES, most // 4) if is_server else LEAST_BYTES_OF_TAP
+        least = max(LEAST_BYTES + heaps, most // 4) if is_server else LEAST_BYTES_OF_TAP
         yield Limit(name, most, now, more, least)
 
 
@@ -1342,7 +1366,7 @@ class Tap:
         self._allocator = Allocator()
         self._host = HostMemory()
         self._attempt = attempt_of(environ)
-        self._ranks_here = max(_number(environ, 1, "LOCAL_WORLD_SIZE"), 1)
+        self._ranks_here = ranks_here(environ, self._membership.world_size)
         init_method = getattr(c10d, "_default_pg_init_method", None)
         self._identity = identity_of(environ, token, init_method)
         self._identity |= {"shm": token + ".shm", "dumps": None}
@@ -1350,8 +1374,8 @@ class Tap:
         self._rows: list[Row] | None = None
         self._dumped: list[Row] | None = None
         """The counters at the last dump."""
-        self._rested = 0
-        """Publications of counters in a row that were the same."""
+        self._moved_at = 0.0
+        """When the counters were last seen to differ."""
         self.rests = True
         """No counter has moved between the last two publications."""
         make_run_dir(self._directory, environ)
@@ -1360,7 +1384,11 @@ class Tap:
     def serve(self) -> None:
         """Start torch's worker server; if it does not run, the identity has the reason."""
         path = os.path.join(self._directory, self._token + ".sock")
-        if why := shortage(1 + pool_size(), is_server=True, processes=self._ranks_here):
+        try:
+            why = shortage(1 + pool_size(), is_server=True, processes=self._ranks_here)
+        except Exception as error:
+            why = f"the limits cannot be read: {error}"
+        if why:
             self._identity["socket_error"] = f"torch's worker server is not started: {why}"
             self._identity["dumps"] = self._token + ".dumps"
             return
@@ -1372,6 +1400,7 @@ class Tap:
             self._identity["socket"] = self._token + ".sock"
         except Exception as error:
             self._identity["socket_error"] = str(error).partition("\n")[0][:300]
+            self._identity["dumps"] = self._token + ".dumps"
             _complain("worker server", error)
 
     def follow_groups(self) -> None:
@@ -1398,6 +1427,8 @@ class Tap:
         rows = self._counters.read()
         self._files.write_counters(at_ns, mono_ns, rows)
         self.rests = self._rows is None or rows == self._rows
+        if rows != self._rows:
+            self._moved_at = time.monotonic()
         self._rows = rows
 
     def publish_dumps(self) -> None:
@@ -1405,10 +1436,10 @@ class Tap:
         for 16 µs an entry."""
         if self._identity["dumps"] is None:
             return
-        self._rested = self._rested + 1 if self.rests else 0
-        if self._rested >= RESTS and self._rows and self._rows != self._dumped:
-            self._dumped = self._rows
+        rest_s, rows = time.monotonic() - self._moved_at, self._rows
+        if rest_s >= RESTS_S and rows and rows != self._dumped and not short_of_bytes():
             self._files.write_dumps(time.time_ns(), self._counters.dump())
+            self._dumped = rows
 
     def publish_memory(self) -> None:
         begin_ns, mono_ns = time.time_ns(), time.monotonic_ns()
@@ -1613,6 +1644,16 @@ def _number(environ: Mapping[str, str], default: int, *names: str) -> int:
         if given.isdecimal():
             return int(given)
     return default
+
+
+def ranks_here(environ: Mapping[str, str], world_size: int) -> int:
+    """About how many ranks start on this node together: by torchrun, mpirun or srun, which writes
+    ``8(x2)``; else as many as a large node has."""
+    for name in _RANKS_HERE:
+        given = environ.get(name, "").partition("(")[0].partition(",")[0]
+        if given.isdecimal() and int(given):
+            return int(given)
+    return min(world_size, 8)
 
 
 def boot_id() -> str:

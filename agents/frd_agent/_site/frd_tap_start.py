@@ -45,8 +45,10 @@ def _install():
         _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - set(faults))
         try:
             _load()
-        except Exception as error:
+        except BaseException as error:
             sys.modules.pop("_frd_tap", None)
+            if not isinstance(error, Exception):
+                raise
             _warn(_signal, error)
     finally:
         _signal.pthread_sigmask(_signal.SIG_SETMASK, before)

@@ -32,7 +32,7 @@ from frd_agent.node_time import NodeTime
 from frd_agent.proc import Vital
 from frd_agent.ranks.exits import state_after
 from frd_agent.ranks.phase_files import PhaseFile, PhaseReader
-from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule
+from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule, Why
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.reader import StackReader
 from frd_agent.ranks.tap_counters import CountersFile
@@ -207,7 +207,7 @@ class Rank:
         self._update_schedule(now_s)
         self._report_liveness(vital, now_ns)
         why = self._schedule.due(now_s)
-        if self._dumps is not None and not self._dumps.is_new():
+        if self._dumps is not None and not self._dumps.is_due(again=why is Why.RETRY):
             why = None
         if why is not None and self._task is None and (self._has_socket or self._dumps):
             self._shared.stats.dumps[why.value] += 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -19,6 +19,9 @@ from frd_agent.node_time import ClockReading
 from frd_agent.ranks.token_files import TokenFile
 from frd_agent.recorder.worker_server import MAX_BYTES, First, HandlerFailed
 
+_MAX_READS: Final = 8
+"""Of one file: it is read again for the membership of a new group, or where the first dump leaves
+open whether entries are missing."""
 _Name = Annotated[str, msgspec.Meta(max_length=64)]
 
 
@@ -48,19 +51,27 @@ class PublishedDumps:
         self._to_raw = to_raw
         self._file: DumpsFile | None = None
         self._read: DumpsFile | None = None
+        self._reads = 0
         self._timed: DumpsFile | None = None
         self._at: ClockReading | None = None
 
+    def is_due(self, *, again: bool = False) -> bool:
+        """There is a file that was not read yet. `again`: or one that said too little, for some
+        readings."""
+        self._file = DumpsFile.look(self._path, self._file)
+        if self._file is None or self._file is not self._read:
+            return self._file is not None
+        return again and self._reads < _MAX_READS
+
     def connected(self) -> AbstractAsyncContextManager[None]:
+        """One reading of the file."""
+        self._file = DumpsFile.look(self._path, self._file)
+        self._reads = self._reads + 1 if self._file is self._read else 1
+        self._read = self._file
         return nullcontext()
 
-    def is_new(self) -> bool:
-        """There is a file that was not read yet."""
-        self._file = DumpsFile.look(self._path, self._file)
-        return self._file is not None and self._file is not self._read
-
     async def names(self) -> tuple[str, ...]:
-        return tuple(self._known().recorders)
+        return tuple(self._content().recorders)
 
     async def ask(
         self,
@@ -76,7 +87,7 @@ class PublishedDumps:
         """
         if first is not None:
             first.answered = True  # the tap's own thread has prepared itself
-        if (dump := self._known().recorders.get(name)) is None:
+        if (dump := self._content().recorders.get(name)) is None:
             raise HandlerFailed(f"{self._path}: no dump of {name}")
         return bytes(dump)
 
@@ -84,16 +95,12 @@ class PublishedDumps:
         """When the dumps were taken, by the first look at the file."""
         file = self._file
         if file is not None and file.content is not None and file is not self._timed:
-            at_ns = file.content.at_ns
-            self._timed, self._at = (
-                file,
-                asked_at._replace(raw_ns=self._to_raw(at_ns), real_ns=at_ns),
-            )
+            real_ns = file.content.at_ns
+            raw_ns = min(self._to_raw(real_ns), asked_at.raw_ns)  # the clock may have been set back
+            self._timed, self._at = file, asked_at._replace(raw_ns=raw_ns, real_ns=real_ns)
         return self._at or asked_at
 
-    def _known(self) -> TapDumps:
-        self.is_new()
-        self._read = self._file
+    def _content(self) -> TapDumps:
         if self._file is None:
             raise HandlerFailed(f"{self._path}: its counters have not rested yet")
         if self._file.content is None:

@@ -19,6 +19,7 @@ GIL.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
 import re
@@ -152,8 +153,9 @@ class Handlers:
             async with asyncio.timeout(timeout_s):
                 answer = b""
                 if self._open and os.path.lexists(self.path):  # else the rank is about to end
-                    answer = await self._answer(self._open.pop(), method, target, first)
-                if not answer:  # or the server has closed the connection meanwhile
+                    with contextlib.suppress(ConnectionError):  # the server has closed it meanwhile
+                        answer = await self._answer(self._open.pop(), method, target, first)
+                if not answer:
                     answer = await self._answer(await self._connect(target), method, target, first)
         except TimeoutError as error:
             raise Silent(f"{self.path}: {target}: no answer within {timeout_s:g} s") from error
@@ -166,18 +168,19 @@ class Handlers:
     async def _answer(
         self, connection: socket.socket, method: str, target: str, first: First | None
     ) -> bytes:
-        """All that the server sends; empty if it has closed the connection."""
+        """All that the server sends; empty if it closes the connection instead.
+
+        Raises:
+            ConnectionError: it had closed it before.
+        """
         request = _request(method, target, "keep-alive" if self._sharing else "close")
         is_open = False
         try:
             if first is not None and not await self._ask_first(connection, first):
                 connection.close()
                 connection = await self._connect(target)
-            try:
-                await asyncio.get_running_loop().sock_sendall(connection, request)
-                answer, is_open = await self._read(connection, target)
-            except (BrokenPipeError, ConnectionResetError):
-                return b""
+            await asyncio.get_running_loop().sock_sendall(connection, request)
+            answer, is_open = await self._read(connection, target)
             return answer
         finally:
             if is_open and self._sharing and not self._open:
@@ -205,11 +208,11 @@ class Handlers:
                 await loop.sock_sendall(connection, request)
                 while (size := _whole_size(answer)) is None or len(answer) < size:
                     if not (block := await loop.sock_recv(connection, _FIRST_BYTES)):
-                        return False
+                        raise ConnectionResetError(f"{name}: the server hung up")
                     answer += block
                     if len(answer) > _FIRST_BYTES:
                         return False
-        except (TimeoutError, OSError):
+        except TimeoutError:
             return False
         return len(answer) == size
 

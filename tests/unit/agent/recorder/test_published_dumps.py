@@ -34,26 +34,41 @@ def test_what_a_tap_writes_is_read(tmp_path: Path) -> None:
     """Each recorder by its handler's name, as old as the tap says."""
     publish(tmp_path, fr_trace_json=DUMP, dump_nccl_trace_json='{"version": "2.4"}')
     known = dumps(tmp_path)
-    assert known.is_new()
+    assert known.is_due()
+    known.connected()
     assert asyncio.run(known.names()) == ("fr_trace_json", "dump_nccl_trace_json")
     assert json.loads(asyncio.run(known.ask("fr_trace_json"))) == json.loads(DUMP)
     assert known.taken_at(ASKED) == ClockReading(NodeRawNs(30), NodeNs(AT), 1)
-    assert not known.is_new()
+    assert not known.is_due()
     publish(tmp_path, AT + 5, fr_trace_json=DUMP)
-    assert known.is_new()
+    assert known.is_due()
+    known.connected()
     assert asyncio.run(known.names()) == ("fr_trace_json",)
     assert known.taken_at(ASKED).raw_ns == 35
 
 
+def test_a_dump_that_says_too_little_is_read_again(tmp_path: Path) -> None:
+    """As for the membership of a group that comes a moment later; not for ever."""
+    publish(tmp_path, fr_trace_json=DUMP)
+    known, readings = dumps(tmp_path), 0
+    while known.is_due(again=True):
+        known.connected()
+        readings += 1
+    assert readings == 8
+
+
 def test_its_time_survives_a_step_of_the_clock(tmp_path: Path) -> None:
-    """A file is timed when it is first seen, as stamps of phases are."""
+    """A file is timed when it is first seen, as stamps of phases are, and never later than now."""
     publish(tmp_path, fr_trace_json=DUMP)
     raw = [30]
     known = PublishedDumps(tmp_path / f"{TOKEN}.dumps", lambda _: NodeRawNs(raw[0]))
-    asyncio.run(known.names())
+    known.connected()
     first = known.taken_at(ASKED)
     raw[0] = 3_600_000
     assert known.taken_at(ASKED) == first
+    publish(tmp_path, AT + 1, fr_trace_json=DUMP)
+    known.connected()
+    assert known.taken_at(ASKED).raw_ns == ASKED.raw_ns
 
 
 @pytest.mark.parametrize(
@@ -69,13 +84,16 @@ def test_a_bad_file_is_an_error_that_names_it(tmp_path: Path, text: str) -> None
     """Torn, foreign or of another rank."""
     path = tmp_path / f"{TOKEN}.dumps"
     path.write_text(text)
+    known = dumps(tmp_path)
+    known.connected()
     with pytest.raises(HandlerFailed, match=str(path)):
-        asyncio.run(dumps(tmp_path).names())
+        asyncio.run(known.names())
 
 
 def test_a_rank_that_has_not_rested(tmp_path: Path) -> None:
     """There is no file yet."""
     known = dumps(tmp_path)
-    assert not known.is_new()
+    assert not known.is_due(again=True)
+    known.connected()
     with pytest.raises(HandlerFailed, match="have not rested yet"):
         asyncio.run(known.ask("fr_trace_json"))

@@ -133,17 +133,30 @@ def test_address_space_that_must_remain(system: System, limit: str, used: str) -
     assert "of 42949672960 in use" in thread()
 
 
+def test_the_heaps_of_many_threads(system: System) -> None:
+    """Each thread that answers reserves 64 MiB: of 193 threads they are more than the 8 GiB."""
+    system.limits["RLIMIT_AS"] = 22 * GIB
+    assert tap.shortage(193, is_server=True).startswith("RLIMIT_AS: ")
+    system.limits["RLIMIT_AS"] = 30 * GIB
+    assert tap.shortage(193, is_server=True) == ""
+
+
 def test_locked_and_committed_memory(system: System) -> None:
-    """A program that locks its pages, and a kernel that promises no more than it has."""
+    """A program that locks its pages, and a kernel that promises no more than it has, to all ranks
+    of the node together."""
     system.limits["RLIMIT_MEMLOCK"] = 64 * MIB
     assert server() == ""
     system.files["/proc/self/status"] = "VmLck: 4000 kB"
     assert server().startswith("RLIMIT_MEMLOCK: ")
+    assert thread() == ""
     system.limits.clear()
     system.files["/proc/meminfo"] = "CommitLimit: 20000000 kB Committed_AS: 19000000 kB"
     assert server() == ""
     system.files["/proc/sys/vm/overcommit_memory"] = "2"
     assert server().startswith("CommitLimit of /proc/meminfo: ")
+    system.files["/proc/meminfo"] = "CommitLimit: 20000000 kB Committed_AS: 11500000 kB"
+    assert server() == ""
+    assert tap.shortage(SERVER, is_server=True, processes=4).startswith("CommitLimit ")
 
 
 def test_stacks_mappings_and_files(system: System) -> None:
@@ -175,9 +188,13 @@ def test_a_program_without_room_gets_no_thread(
 
 
 def test_unreadable_files_are_no_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel, or a sandbox, that shows nothing of this."""
-    monkeypatch.setattr(tap, "_content", lambda path, _=0: b"")
+    """A sandbox that shows no limits. Where nothing at all can be read, as in a process without a
+    free descriptor, there is no server."""
+    shown = {"/proc/self/status": b"Name: python"}
+    monkeypatch.setattr(tap, "_content", lambda path, _=0: shown.get(path, b""))
     assert (server(), thread()) == ("", "")
+    shown.clear()
+    assert server() == "/proc cannot be read, so no limit is known"
 
 
 def test_soft_limits_are_read() -> None:

@@ -147,3 +147,20 @@ def test_without_a_place_for_temporary_files(
     with pytest.raises(OSError, match="/nonexistent"):
         tap.make_run_dir("/proc/nonexistent/run", {})
     assert os.listdir(usable) == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "ranks"),
+    [
+        ({"LOCAL_WORLD_SIZE": "4", "SLURM_NTASKS_PER_NODE": "8"}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2),4"}, 8),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
+        ({"LOCAL_WORLD_SIZE": "0"}, 8),
+        ({"LOCAL_WORLD_SIZE": "many"}, 8),
+        ({}, 8),
+    ],
+)
+def test_ranks_that_start_together(variables: dict[str, str], ranks: int) -> None:
+    """By torchrun, srun or mpirun; else as many as a large node has, or as there are."""
+    assert tap.ranks_here(variables, 64) == ranks
+    assert tap.ranks_here({}, 2) == 2

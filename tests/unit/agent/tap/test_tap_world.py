@@ -323,23 +323,39 @@ def test_a_rank_without_server_publishes_its_recorder_at_rest(
     assert (identity["socket"], identity["dumps"]) == (None, f"{TOKEN}.dumps")
     assert identity["socket_error"].endswith("not started: RLIMIT_NPROC: 9 of 10 in use")
 
+    now = [100.0]
+    clocks = {name: getattr(time, name) for name in ("time_ns", "monotonic_ns")}
+    monkeypatch.setattr(tap, "time", SimpleNamespace(monotonic=lambda: now[0], **clocks))
+
     def seconds(count: int) -> int:
         """Pass; how many dumps they bring."""
         before = recorder.dumps
         for _ in range(count):
             rank.publish_counters()
             rank.publish_dumps()
+            now[0] += 1
         return recorder.dumps - before
 
     recorder.enqueued = 5
-    assert seconds(tap.RESTS - 1) == 0
+    assert seconds(3) == 0
     assert seconds(20) == 1
     published = json.loads((tmp_path / f"{TOKEN}.dumps").read_text())
     assert published["recorders"]["fr_trace_json"]["entries"] == [{"record_id": 0}]
     assert abs(published["at_ns"] - time.time_ns()) < 60e9
     for recorder.enqueued in range(6, 30):
         assert seconds(1) == 0, "it trains"
-    assert seconds(20) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(tap, "short_of_bytes", lambda: "RLIMIT_AS: 9 of 10 in use")
+        assert seconds(20) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(rank._files, "write_dumps", full)
+        with pytest.raises(OSError, match="no space"):
+            seconds(1)
+    assert seconds(1) == 1, "it is tried again"
+
+
+def full(*_: object) -> None:
+    raise OSError("no space")
 
 
 def test_a_rank_with_a_server_writes_no_dumps(
