@@ -111,7 +111,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from types import CodeType
 from typing import Any
 
@@ -136,6 +136,8 @@ OVERFLOWED = 1
 GENERIC, NCCL = 0, 1
 
 Row = tuple[int, int, int, int, int]
+Limit = tuple[str, int, int, int, int]
+"""Name, what it allows (negative: no limit), what is in use, what comes, and what must remain."""
 Scope = tuple[tuple[str, ...], int, int]
 """A phase, as `frd_agent.phases` returns it."""
 
@@ -245,22 +247,16 @@ _RANKS_HERE = (
     "SLURM_STEP_TASKS_PER_NODE",
     "SLURM_NTASKS_PER_NODE",
 )
-_COMMITTED = (b"CommitLimit:", b"Committed_AS:")
+_ADDRESS_SPACE = (("RLIMIT_AS", b"VmSize:"), ("RLIMIT_DATA", b"VmData:"))
+"""Limits, and lines of /proc/self/status with what counts towards them."""
 _HOST_COUNTED = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
 """Lines of /proc/self/status, as the agent counts them (`frd_agent.memory.host.processes`)."""
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """In a container its own cgroup is mounted there."""
 
-_FAULTS = {
-    _signal.SIGSEGV,
-    _signal.SIGBUS,
-    _signal.SIGFPE,
-    _signal.SIGILL,
-    _signal.SIGTRAP,
-    _signal.SIGSYS,
-}
+_FAULTS = ("SEGV", "BUS", "FPE", "ILL", "TRAP", "SYS")
 """Signals of a thread's own errors."""
-_BLOCKED = _signal.valid_signals() - _FAULTS
+_BLOCKED = _signal.valid_signals() - {getattr(_signal, f"SIG{name}") for name in _FAULTS}
 
 # -- what must remain of a limit --------------------------------------------------------------
 
@@ -816,22 +812,6 @@ def pool_size() -> int:
     return max(POOL_MIN, os.sysconf("SC_NPROCESSORS_ONLN"))
 
 
-class Limit:
-    """`most`: negative for none. `more` come, and `reserve` must remain beyond that."""
-
-    def __init__(self, name: str, most: int, used: int, more: int, reserve: int) -> None:
-        self.name, self.most, self.used, self.more = name, most, used, more
-        self.reserve = reserve
-
-    def shortage(self) -> str:
-        if self.most < 0 or self.most - self.used - self.more >= self.reserve:
-            return ""
-        return (
-            f"{self.name}: {self.used} of {self.most} in use, and {self.more} more would leave "
-            f"less than {self.reserve}"
-        )
-
-
 def shortage(threads: int, *, is_server: bool = False, processes: int = 1) -> str:
     """Why the process should not start so many more threads: afterwards a limit would be near, and
     the program needs the rest. Empty if nothing speaks against it.
@@ -840,32 +820,42 @@ def shortage(threads: int, *, is_server: bool = False, processes: int = 1) -> st
     cannot start a thread. The tap's own thread only leaves a number. `processes` start as many at
     the same time: the ranks of a node.
     """
-    given, stack = _thread.stack_size(), _soft("RLIMIT_STACK")
     if is_server and not _content("/proc/self/status"):
         return "/proc cannot be read, so no limit is known"
+    stack = _soft("RLIMIT_STACK")
     stack = _DEFAULT_STACK if stack < 0 else stack
     if not is_server:  # of threads that Python starts, the program may have set it
-        stack = given or stack
+        stack = _thread.stack_size() or stack
     if stack < MIN_STACK:
         return f"stacks of threads have {stack} bytes: less than {MIN_STACK}"
-    limits = itertools.chain(
-        _thread_limits(threads * processes, is_server),
-        _byte_limits(threads, stack, processes, is_server),
-    )
-    if is_server:
-        limits = itertools.chain(limits, _server_limits(threads))
-    return next(filter(None, (limit.shortage() for limit in limits)), "")
+    limits = _thread_limits(threads * processes, is_server)
+    limits = itertools.chain(limits, _byte_limits(threads, stack, processes, is_server))
+    return _first_near(itertools.chain(limits, _server_limits(threads)) if is_server else limits)
+
+
+def short_of_bytes() -> str:
+    """Why the tap should not take some MiB for a moment."""
+    return _first_near(_byte_limits(1, _DEFAULT_STACK, 1, is_server=False))
+
+
+def _first_near(limits: Iterable[Limit]) -> str:
+    return next(filter(None, (_near(*limit) for limit in limits)), "")
+
+
+def _near(name: str, most: int, used: int, more: int, reserve: int) -> str:
+    if most < 0 or most - used - more >= reserve:
+        return ""
+    return f"{name}: {used} of {most} in use, and {more} more would leave less than {reserve}"
 
 
 def _thread_limits(more: int, is_server: bool) -> Iterator[Limit]:
     def limit(name: str, most: int, used: int) -> Limit:
-        reserve = max(LEAST_THREADS, most // 4 if is_server else 0)
-        return Limit(name, most, used, more, reserve)
+        return name, most, used, more, max(LEAST_THREADS, most // 4 if is_server else 0)
 
     total = _words("/proc/loadavg")[3:4]
     running = int(total[0].rpartition(b"/")[2]) if total else 0
-    for name in ("threads-max", "pid_max"):
-        yield limit(f"kernel.{name}", _number_in(f"/proc/sys/kernel/{name}"), running)
+    for path in ("kernel/threads-max", "kernel/pid_max"):
+        yield limit(path.replace("/", "."), _number_in(f"/proc/sys/{path}"), running)
     for folder in _pids_folders():
         used = _number_in(f"{folder}/pids.current")
         yield limit(f"{folder}/pids.max", _number_in(f"{folder}/pids.max"), used)
@@ -873,47 +863,35 @@ def _thread_limits(more: int, is_server: bool) -> Iterator[Limit]:
     if most >= 0 and is_server and pid_namespace() != FIRST_PID_NAMESPACE:
         # Threads of the same user in other containers count too, and are not seen.
         name = "RLIMIT_NPROC, in a pid namespace"
-        yield Limit(name, most, _threads_of_user(), more, most - most // 4)
-    elif most >= 0 and (not running or limit("", most, running).shortage()):
+        yield name, most, _threads_of_user(), more, most - most // 4
+    elif most >= 0 and (not running or _near(*limit("", most, running))):
         # Not even all threads of the kernel would be too many, or the user's are counted.
         yield limit("RLIMIT_NPROC", most, _threads_of_user())
-
-
-def short_of_bytes() -> str:
-    """Why the tap should not take some MiB for a moment."""
-    limits = _byte_limits(1, _DEFAULT_STACK, 1, is_server=False)
-    return next(filter(None, (limit.shortage() for limit in limits)), "")
 
 
 def _byte_limits(threads: int, stack: int, processes: int, is_server: bool) -> Iterator[Limit]:
     """Of address space."""
     more, heaps = threads * stack, max(threads - FEW_THREADS, 0) * HEAP
     words = _words("/proc/self/status")
-    used = {
-        name: int(words[words.index(name) + 1]) << 10 if name in words else 0
-        for name in (b"VmSize:", b"VmData:", b"VmLck:")
-    }
-    found = [
-        ("RLIMIT_AS", _soft("RLIMIT_AS"), used[b"VmSize:"]),
-        ("RLIMIT_DATA", _soft("RLIMIT_DATA"), used[b"VmData:"]),
-    ]
-    if is_server and used[b"VmLck:"]:  # the program locks its memory, and so perhaps stacks
-        found.append(("RLIMIT_MEMLOCK", _soft("RLIMIT_MEMLOCK"), used[b"VmLck:"]))
+    found = [(name, _soft(name), _bytes(words, line)) for name, line in _ADDRESS_SPACE]
+    locked = _bytes(words, b"VmLck:")
+    if is_server and locked:  # the program locks its memory, and so perhaps stacks
+        found.append(("RLIMIT_MEMLOCK", _soft("RLIMIT_MEMLOCK"), locked))
     if _number_in("/proc/sys/vm/overcommit_memory") == 2:
         words = _words("/proc/meminfo")
-        most, now = (int(words[words.index(name) + 1]) << 10 for name in _COMMITTED)
-        found.append(("CommitLimit of /proc/meminfo", most, now + (processes - 1) * more))
-    for name, most, now in found:
+        used = _bytes(words, b"Committed_AS:") + (processes - 1) * more
+        found.append(("CommitLimit of /proc/meminfo", _bytes(words, b"CommitLimit:"), used))
+    for name, most, used in found:
         least = max(LEAST_BYTES + heaps, most // 4) if is_server else LEAST_BYTES_OF_TAP
-        yield Limit(name, most, now, more, least)
+        yield name, most, used, more, least
 
 
 def _server_limits(threads: int) -> Iterator[Limit]:
-    mappings = _content("/proc/self/maps", 0).count(b"\n")
-    most, more = _number_in("/proc/sys/vm/max_map_count"), threads * MAPPINGS_A_THREAD
-    yield Limit("vm.max_map_count", most, mappings, more, LEAST_MAPPINGS)
-    most, used = _soft("RLIMIT_NOFILE"), len(os.listdir("/proc/self/fd"))
-    yield Limit("RLIMIT_NOFILE", most, used, SERVER_DESCRIPTORS, LEAST_DESCRIPTORS)
+    most, used = _number_in("/proc/sys/vm/max_map_count"), _content("/proc/self/maps", 0)
+    more = threads * MAPPINGS_A_THREAD
+    yield "vm.max_map_count", most, used.count(b"\n"), more, LEAST_MAPPINGS
+    files = len(os.listdir("/proc/self/fd"))
+    yield "RLIMIT_NOFILE", _soft("RLIMIT_NOFILE"), files, SERVER_DESCRIPTORS, LEAST_DESCRIPTORS
 
 
 def _pids_folders() -> Iterator[str]:
@@ -958,6 +936,11 @@ def _number_in(path: str) -> int:
 
 def _words(path: str) -> list[bytes]:
     return _content(path).split()
+
+
+def _bytes(words: list[bytes], line: bytes) -> int:
+    """What the line gives in kB; 0 without it."""
+    return int(words[words.index(line) + 1]) << 10 if line in words else 0
 
 
 # -- what is published -------------------------------------------------------------------------
@@ -1153,8 +1136,8 @@ class HostMemory:
             texts = [_content(path).strip() for path in _CGROUP_LIMITS]
             self._limit = next((min(int(text), 2**62) for text in texts if text.isdigit()), 0)
         words = _words("/proc/self/status")
-        used = [int(words[words.index(name) + 1]) for name in _HOST_COUNTED if name in words]
-        return (sum(used) * 1024, self._limit) if used else None
+        used = [_bytes(words, line) for line in _HOST_COUNTED if line in words]
+        return (sum(used), self._limit) if used else None
 
 
 def _content(path: str, most: int = 8192) -> bytes:

@@ -17,6 +17,7 @@ any Python. The tap itself is loaded by path, and only when torch.distributed is
 import os
 import sys
 
+_FAULTS = ("SEGV", "BUS", "FPE", "ILL", "TRAP", "SYS")  # as in the tap
 _TAP = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tap.py")
 
 
@@ -38,17 +39,14 @@ def _install():
     # Signals wait meanwhile: what a handler of the program raises must reach the program.
     import _signal
 
-    faults = [_signal.SIGSEGV, _signal.SIGBUS, _signal.SIGFPE, _signal.SIGILL]
-    faults += [_signal.SIGTRAP, _signal.SIGSYS]  # as in the tap
+    faults = [getattr(_signal, "SIG" + name) for name in _FAULTS]
     before = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
     try:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - set(faults))
         try:
             _load()
-        except BaseException as error:
+        except Exception as error:
             sys.modules.pop("_frd_tap", None)
-            if not isinstance(error, Exception):
-                raise
             _warn(_signal, error)
     finally:
         _signal.pthread_sigmask(_signal.SIG_SETMASK, before)

@@ -227,14 +227,10 @@ def _untapped(directory: str) -> Iterator[Check]:
 def recorders_check(files: Sequence[TapFile]) -> Iterator[Check]:
     """Of the ranks that publish now, those without a worker server."""
     known = [file.content for file in files if file.content is not None]
-    errors = [
-        (one.rank, one.socket_error)
-        for one in known
-        if one.socket is None and one.exit is None and one.socket_error
-    ]
-    if errors:
-        (rank, why), others = min(errors), f", and {len(errors) - 1} more" if errors[1:] else ""
-        yield Check.warning("recorder", f"rank {rank}{others}: it cannot be read: {why}")
+    lacking = sorted((one.rank, one.socket_error) for one in known if not (one.socket or one.exit))
+    for rank, why in lacking[:1]:
+        more = f", and {len(lacking) - 1} more" if lacking[1:] else ""
+        yield Check.warning("recorder", f"rank {rank}{more}: not read while it trains: {why}")
 
 
 # -- service and stacks ----------------------------------------------------------------------

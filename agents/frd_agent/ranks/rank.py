@@ -92,10 +92,8 @@ class Rank:
         """Its number in the previous attempt, if any, and where it reported then."""
         self._shared = shared
         socket = None if file.socket_path is None else sockets.address(file.socket_path)
-        room = Room(lambda: self.pid)
-        handlers = (
-            None if socket is None else Handlers(socket, _DUMP_TIMEOUT_S, shortage=room.shortage)
-        )
+        shortage = Room(lambda: self.pid).shortage
+        handlers = Handlers(socket, _DUMP_TIMEOUT_S, shortage=shortage) if socket else None
         self._has_socket = handlers is not None
         dumps = file.path.with_suffix(DumpsFile.SUFFIX)
         self._dumps = PublishedDumps(dumps, shared.time.one_to_raw) if identity.dumps else None

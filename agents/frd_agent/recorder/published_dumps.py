@@ -52,7 +52,6 @@ class PublishedDumps:
         self._file: DumpsFile | None = None
         self._read: DumpsFile | None = None
         self._reads = 0
-        self._timed: DumpsFile | None = None
         self._at: ClockReading | None = None
 
     def is_due(self, *, again: bool = False) -> bool:
@@ -66,8 +65,9 @@ class PublishedDumps:
     def connected(self) -> AbstractAsyncContextManager[None]:
         """One reading of the file."""
         self._file = DumpsFile.look(self._path, self._file)
-        self._reads = self._reads + 1 if self._file is self._read else 1
-        self._read = self._file
+        if self._file is not self._read:
+            self._read, self._reads, self._at = self._file, 0, None
+        self._reads += 1
         return nullcontext()
 
     async def names(self) -> tuple[str, ...]:
@@ -93,12 +93,11 @@ class PublishedDumps:
 
     def taken_at(self, asked_at: ClockReading) -> ClockReading:
         """When the dumps were taken, by the first look at the file."""
-        file = self._file
-        if file is not None and file.content is not None and file is not self._timed:
-            real_ns = file.content.at_ns
+        if self._at is None:
+            real_ns = self._content().at_ns
             raw_ns = min(self._to_raw(real_ns), asked_at.raw_ns)  # the clock may have been set back
-            self._timed, self._at = file, asked_at._replace(raw_ns=raw_ns, real_ns=real_ns)
-        return self._at or asked_at
+            self._at = asked_at._replace(raw_ns=raw_ns, real_ns=real_ns)
+        return self._at
 
     def _content(self) -> TapDumps:
         if self._file is None:
