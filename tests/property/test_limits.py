@@ -229,7 +229,7 @@ def all_of(events: list[AgentEvent], name: str) -> list[Any]:
     return [item for event in events for item in getattr(event, name, ())]
 
 
-@examples(50)
+@examples(20)
 @given(TEXTS, st.sampled_from([0, 1, 600]), st.sampled_from([0, 1_000]), st.sampled_from([0, 16]))
 def test_ranks_statuses_and_events(text: str, count: int, events: int, unreadable: int) -> None:
     """Ranks with the longest names and statuses, and as many events as an agent keeps."""
@@ -250,7 +250,7 @@ def test_ranks_statuses_and_events(text: str, count: int, events: int, unreadabl
     assert times == list(range(events if count else 0))
 
 
-@examples(50)
+@examples(12)
 @given(TEXTS, COUNTS, st.sampled_from([0, 1, 70, 1_500]), st.sampled_from([0, 3, 100]))
 def test_signatures(dtype: str, count: int, tensors: int, dims: int) -> None:
     """Ops with thousands of tensors, dimensions and long names of types."""
@@ -286,7 +286,7 @@ MEMBERS = {
 }
 
 
-@examples(50)
+@examples(20)
 @given(TEXTS, st.lists(st.sampled_from([*MEMBERS]), max_size=5), COUNTS)
 def test_groups(text: str, kinds: list[str], small: int) -> None:
     """Groups of any shape; members that no message can hold are unknown."""
@@ -301,7 +301,7 @@ def test_groups(text: str, kinds: list[str], small: int) -> None:
     assert found == [() if info.ranks in unknown else info.ranks for info in infos]
 
 
-@examples(50)
+@examples(20)
 @given(st.sampled_from([1, 3, 40]), st.sampled_from([0, 1, 600, 17_000]), st.booleans())
 def test_rows(ranks: int, groups: int, waiting: bool) -> None:
     """Thousands of groups, entries and channels. A rank is complete up to a time with its last row

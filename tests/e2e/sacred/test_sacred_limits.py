@@ -32,8 +32,14 @@ GRID = [
     *[("files", distance) for distance in range(2, 20, 3)],
 ]
 ENOUGH = [
-    *[("threads", SERVER + 64), ("cgroup", SERVER + 64), ("quarter", 2)],
-    *[("address_space", 8_500), ("data", 8_500), ("files", 80)],
+    *[("threads", SERVER + 64), ("address_space", 8_500)],
+    *[
+        pytest.param(kind, distance, marks=pytest.mark.soak)
+        for kind, distance in (
+            *[("cgroup", SERVER + 64), ("quarter", 2)],
+            *[("data", 8_500), ("files", 80)],
+        )
+    ],
 ]
 """64 threads or descriptors, a quarter of the limit, or 8 GiB remain."""
 
