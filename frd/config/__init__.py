@@ -19,6 +19,7 @@ from typing import Any
 from frd import config_loader
 from frd.config.checks import checked, checked_url
 from frd.config.own_address import own_address, own_url, public_url, reachable
+from frd.config.room import with_room
 from frd.config.sections import (
     AuthFiles,
     ClusterOptions,
@@ -56,6 +57,7 @@ __all__ = [
     "own_url",
     "public_url",
     "reachable",
+    "with_room",
 ]
 
 

@@ -58,6 +58,10 @@ class PeerLimits:
 
     streams_per_peer: Count = 4_096
     """Concurrent gRPC streams of one host; an agent has two for each of its jobs."""
+    objects_per_peer: Annotated[int, Ge(0)] = 0
+    """What the open streams of one host declare, in objects of about 128 bytes; 0: a quarter of
+    the memory that the service may use. Raise it where many agents share an address (a proxy);
+    one stream may declare a million."""
     http_connections_per_peer: Count = 256
     stream_bytes_per_s: Count = 64 * 1024 * 1024
     """A stream that sends more is throttled, after a burst of twice as much."""

@@ -26,6 +26,7 @@ from frd.engine.matching.collectives import Collectives
 from frd.engine.matching.usual_waits import GroupKind, LongWait
 from frd.engine.memory import Memory
 from frd.engine.policy import Policy
+from frd.engine.room import OF_ATTEMPT, OF_GROUP, OF_RANK, OF_SERIES, OF_SIGNATURE, Room
 from frd.engine.state import snapshot_parts, status_view, watermarks
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.entry_batch import CheckedEntries, EntryBatch, EntryRows, Rows
@@ -73,9 +74,18 @@ class Attempt:
         policy: Policy,
         now: AlignedNs,
         pauses: Mapping[GroupKind, Sequence[LongWait]] = MappingProxyType({}),
+        room: Room | None = None,
     ) -> None:
-        """`pauses` are long waits of earlier attempts of the job."""
+        """`pauses` are long waits of earlier attempts of the job.
+
+        Raises:
+            WireError: there is no room for another attempt.
+        """
         self.key = key
+        self._room = room or Room(0)
+        self.objects = 0
+        """That it has taken of the room."""
+        self._take(OF_ATTEMPT, "attempts")
         self.world_size = world_size
         self.created_at = now
         self.attended_since = AlignedNs(0)
@@ -107,10 +117,15 @@ class Attempt:
         The world grows if a rank declares a larger one: an elastic job may go on with more ranks.
 
         Raises:
-            WireError: when the rank is outside the world, or beyond the limit.
+            WireError: when the rank is outside the world, or beyond the limit (reason ``limit``).
         """
+        if info.rank >= (most := self._policy.max_ranks):
+            why = f"{info.rank}: ranks 0..{most - 1} are watched: raise policy.max_ranks"
+            raise WireError("ranks.rank", "limit", why)
+        if info.rank not in self._ranks.infos:
+            self._take(OF_RANK, "ranks.rank")
         world_size = self.world_size and max(self.world_size, info.world_size)
-        limit = min(world_size or self._policy.max_ranks, self._policy.max_ranks)
+        limit = world_size or most
         if not 0 <= info.rank < limit:
             raise WireError(
                 "ranks.rank", "range", f"{info.rank}: the attempt has ranks 0..{limit - 1}"
@@ -141,6 +156,7 @@ class Attempt:
         Handles stay valid, because streams of the last run may still be open.
         """
         self.world_size = world_size
+        self._take(-OF_RANK * len(self._ranks.infos), "ranks")
         self._ranks.clear()
         self.memory.forget()
         self._channels.clear()
@@ -171,6 +187,7 @@ class Attempt:
                 "range",
                 f"{info.label!r}: rank {info.ranks[-1]} is not in the world",
             )
+        self._take(OF_GROUP + len(info.ranks), "groups")
         floor_ns = round(self._policy.stall_after_s * 1e9)
         first_pair = self._pairs.add(self._groups.count, info.ranks)
         self._collectives.open_collectives.windows.reserve(self._groups.count + 1)
@@ -184,12 +201,19 @@ class Attempt:
         Raises:
             WireError: when the limit is reached.
         """
-        return self._collectives.signatures.handle(signature)
+        signatures = self._collectives.signatures
+        known = signatures.count
+        handle = signatures.handle(signature)
+        self._take(OF_SIGNATURE * (signatures.count - known), "signatures")
+        return handle
 
     def memory_series(self, info: SeriesInfo) -> int:
         """The handle of a memory series of a declared rank; see `Memory.series`."""
-        known = self._ranks.infos.get(info.rank)  # None when the job has started over meanwhile
-        return self.memory.series(info, node=known.boot_id if known is not None else "")
+        rank = self._ranks.infos.get(info.rank)  # None when the job has started over meanwhile
+        known = self.memory.series_count
+        handle = self.memory.series(info, node=rank.boot_id if rank is not None else "")
+        self._take(OF_SERIES * (self.memory.series_count - known), "series")
+        return handle
 
     def pair(self, rank: int, group: int) -> int:
         """The row of a rank in a group; -1 when the rank is not a member.
@@ -201,9 +225,14 @@ class Attempt:
         if row < 0 and not self._groups.infos[group].ranks:
             if self._pairs.count >= self._policy.max_pairs:
                 raise WireError("groups", "limit", "too many members: more than policy.max_pairs")
+            self._take(1, "groups")
             row = self._pairs.add(group, (rank,))
             self._groups.strangers[group][rank] = row
         return row
+
+    def _take(self, objects: int, field: str) -> None:
+        self._room.take(self.key.job, objects, field)
+        self.objects += objects
 
     # -- observations ------------------------------------------------------------------------
 

@@ -7,8 +7,9 @@ replays to the same findings.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from frd.engine.attempt import Attempt
 from frd.engine.evaluation import Evaluation
@@ -17,9 +18,17 @@ from frd.engine.findings.open_finding import OpenFinding
 from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.matching.learned_pauses import JobPauses, LearnedPauses
 from frd.engine.policy import Policy
+from frd.engine.room import OF_ATTEMPT, Room
 from frd.engine.views import AttemptView, StatusView
 from frd.errors import WireError
 from frd.model import AlignedNs, AttemptKey, Change, Finding, FindingEvent, RankInfo
+
+_PAIRS_PER_ADVANCE: Final = 1 << 19
+"""After the attempts of so many pairs (ranks in groups), the others wait for the next call. Judging
+a pair of a job that hangs takes 0.4 us, so this is about the time between two calls."""
+_ATTEMPTS_OF_JOB: Final = 8
+"""Of one job, earlier attempts are forgotten beyond these: a job that restarts without end must not
+take the place of others."""
 
 
 class Engine:
@@ -29,6 +38,11 @@ class Engine:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._evaluations: dict[AttemptKey, Evaluation] = {}
+        self._of_job: defaultdict[str, dict[AttemptKey, Evaluation]] = defaultdict(dict)
+        """The same by job."""
+        self.room = Room(policy.max_objects)
+        self._count = 0
+        """Attempts, without those of which only findings are left."""
         self._learned = LearnedPauses()
         self._closed: dict[str, Finding] = {}
         """Findings that are remembered, oldest first, by id."""
@@ -38,7 +52,7 @@ class Engine:
         self.faults: list[Exception] = []
         """Errors of this program, not of its input, since the last call of `advance`: why an
         attempt could not be evaluated or shown."""
-        self._evicted = Counter({"attempts": 0, "findings": 0})
+        self._evicted = Counter({"attempts": 0, "findings": 0, "findings_not_opened": 0})
         """How much limits dropped, by what it was. Includes attempts that are forgotten, so that
         the sums never fall."""
 
@@ -54,9 +68,11 @@ class Engine:
         if known is not None and known.attempt is not None:
             known.attempt.world_size = known.attempt.world_size or world_size
             return known.attempt
-        self._make_room(now)
-        attempt = Attempt(key, world_size, self.policy, now, self._learned.of(key.job, now))
+        self._make_room(key.job, now)
+        pauses = self._learned.of(key.job, now)
+        attempt = Attempt(key, world_size, self.policy, now, pauses, self.room)
         self._evaluation(key).attempt = attempt
+        self._count += 1
         self._supersede(key, now)
         return attempt
 
@@ -97,7 +113,16 @@ class Engine:
         )
 
     def _evaluation(self, key: AttemptKey) -> Evaluation:
-        return self._evaluations.setdefault(key, Evaluation(key, self.policy))
+        known = self._evaluations.get(key)
+        if known is None:
+            known = self._evaluations[key] = Evaluation(key, self.policy)
+            self._of_job[key.job][key] = known
+        return known
+
+    def _remove(self, key: AttemptKey) -> None:
+        del self._evaluations[key], self._of_job[key.job][key]
+        if not self._of_job[key.job]:
+            del self._of_job[key.job]
 
     def _supersede(self, key: AttemptKey, now: AlignedNs) -> None:
         """Attempt `key` has just begun: supersede all attempts of its job but the newest that runs.
@@ -106,11 +131,7 @@ class Engine:
         attempts from 0 again. Nor do attempts of which only findings are left: their agents may be
         about to connect.
         """
-        of_job = {
-            other: evaluation
-            for other, evaluation in self._evaluations.items()
-            if other.job == key.job
-        }
+        of_job = self._of_job[key.job]
         running = [
             other
             for other, evaluation in of_job.items()
@@ -124,23 +145,37 @@ class Engine:
                 reason = f"attempt {newest.attempt} of the job started"
                 self._pending += evaluation.supersede(now, reason)
 
-    def _make_room(self, now: AlignedNs) -> None:
-        """If there are too many attempts, forget one that is over or has no agent."""
-        alive = {
-            key: evaluation
-            for key, evaluation in self._evaluations.items()
-            if evaluation.attempt is not None
-        }
-        if len(alive) < self.policy.max_attempts:
-            return
-        over = [key for key, evaluation in alive.items() if evaluation.over_at is not None]
-        deserted = [key for key, evaluation in alive.items() if evaluation.is_deserted(now)]
-        if not over and not deserted:
-            raise WireError(
-                "attempts", "limit", f"{len(alive)} are alive already: raise policy.max_attempts"
-            )
-        self._drop((over or deserted)[0])
-        self._evicted["attempts"] += 1
+    def _make_room(self, job: str, now: AlignedNs) -> None:
+        """If there are too many attempts, of the job or of all, forget one that is over or has no
+        agent.
+
+        Raises:
+            WireError: none can be forgotten.
+        """
+        of_job, most = self._of_job.get(job, {}), self.policy.max_attempts
+        if sum(one.attempt is not None for one in of_job.values()) >= _ATTEMPTS_OF_JOB:
+            self._forget_one([of_job], now)
+        while not self.room.fits(job, OF_ATTEMPT) or 0 < most <= self._count:
+            if self.room.short or not self._forget_one(self._not_smaller(job), now):
+                self.room.short.add(job)
+                why = f"{self._count} run already: raise policy.max_attempts or policy.max_objects"
+                raise WireError("attempts", "limit", why)
+
+    def _not_smaller(self, job: str) -> list[Mapping[AttemptKey, Evaluation]]:
+        """The attempts of the jobs that hold as much as this one or more, the most first."""
+        held = self.room.held
+        jobs = [one for one in self._of_job if held[one] >= held[job]]
+        return [self._of_job[one] for one in sorted(jobs, key=lambda one: -held[one])]
+
+    def _forget_one(self, jobs: Iterable[Mapping[AttemptKey, Evaluation]], now: AlignedNs) -> bool:
+        """Of the first of these jobs that has an attempt which is over, or else has no agent."""
+        each = [(key, one) for of_job in jobs for key, one in of_job.items() if one.attempt]
+        surplus = [key for key, one in each if one.over_at is not None]
+        surplus += [key for key, one in each if one.is_deserted(now)]
+        for key in surplus[:1]:
+            self._drop(key)
+            self._evicted["attempts"] += 1
+        return bool(surplus)
 
     def _drop(self, key: AttemptKey) -> None:
         """Forget an attempt; findings that are open stay, as after a restart."""
@@ -148,10 +183,12 @@ class Engine:
         evaluation.tracker.forget_resting()
         if evaluation.attempt is not None:
             self._evicted.update(evaluation.attempt.evicted)
+            self.room.give_back(key.job, evaluation.attempt.objects)
+            self._count -= 1
         if len(evaluation.tracker):
             evaluation.attempt = None
         else:
-            del self._evaluations[key]
+            self._remove(key)
 
     def take_clock_hints(self) -> Iterator[tuple[Attempt, ClockHint]]:
         """Clock hints that collectives gave since the last call, by attempt."""
@@ -169,18 +206,28 @@ class Engine:
         """
         events, self._pending = self._pending, []
         self.faults = []
+        for job in self.room.take_short():
+            self._forget_one(self._not_smaller(job), now)
         # Reports that were sent in time may wait: without the break they would not be late now.
         if now - self._advanced_at > self.policy.telemetry_late_s / 2 * 1e9:
             self._attended_since = now
         self._advanced_at = now
-        for evaluation in self._evaluations.values():
+        left = _PAIRS_PER_ADVANCE
+        room = {job: self._room(of_job.values()) for job, of_job in self._of_job.items()}
+        for evaluation in sorted(self._evaluations.values(), key=lambda one: one.looked_at):
             evaluation.attended(self._attended_since)
             events += evaluation.expire(now)
+            if left <= 0:
+                continue
+            left -= evaluation.pairs
+            evaluation.looked_at, job = now, evaluation.tracker.key.job
             try:
-                for event in evaluation.look(now, room=self._room()):
+                for event in evaluation.look(now, room=room[job]):
                     events.append(event)
             except Exception as error:
                 self.faults.append(error)
+            room[job] = self._room(self._of_job[job].values())
+            self._evicted["findings_not_opened"] += evaluation.tracker.take_dropped()
         self._learn(now)
         self._remember(events)
         self._forget(now)
@@ -205,10 +252,9 @@ class Engine:
         """Begin attempts with the pauses that an earlier process of the service learned."""
         self._learned.recall(pauses)
 
-    def _room(self) -> int:
-        return self.policy.max_findings - sum(
-            len(evaluation.tracker) for evaluation in self._evaluations.values()
-        )
+    def _room(self, of_job: Iterable[Evaluation]) -> int:
+        """How many more findings of a job may open."""
+        return self.policy.max_findings_per_job - sum(len(one.tracker) for one in of_job)
 
     def _remember(self, events: Sequence[FindingEvent]) -> None:
         for event in events:
@@ -216,15 +262,17 @@ class Engine:
                 self._closed[event.finding.id] = event.finding
             else:
                 self._closed.pop(event.finding.id, None)  # it rested
-        while self._closed and len(self._closed) > self._room():
-            del self._closed[next(iter(self._closed))]
+        while len(self._closed) > self.policy.max_findings:
+            jobs = Counter(finding.job for finding in self._closed.values())
+            (job, _), *_ = jobs.most_common(1)  # jobs share the room
+            del self._closed[next(id_ for id_, one in self._closed.items() if one.job == job)]
             self._evicted["findings"] += 1
 
     def _forget(self, now: AlignedNs) -> None:
         retention_ns = self.policy.attempt_retention_s * 1e9
         for key, evaluation in list(self._evaluations.items()):
             if evaluation.attempt is None and not len(evaluation.tracker):
-                del self._evaluations[key]
+                self._remove(key)
             elif evaluation.over_at is not None:
                 lost_ns = self.policy.deserted_after_s * 1e9 if evaluation.lost_at else 0
                 if now - evaluation.over_at >= max(retention_ns, lost_ns):
@@ -280,6 +328,7 @@ class Engine:
         lateness, of leaks) start empty; limits that shrink remove nothing that exists.
         """
         self.policy = policy
+        self.room.most = policy.max_objects
         for evaluation in self._evaluations.values():
             evaluation.adopt(policy)
 

@@ -32,6 +32,8 @@ _LOSS_OUTLASTS_S: Final = 30.0
 """How long a lost rank stays open after the end of its attempt: two usual scrapes of Prometheus, so
 that one sees it. In half of it a scrape that fails misses the finding; in twice as much the next
 attempt often runs already, and the finding seems to be about that."""
+_LEAST_PAIRS: Final = 256
+"""A look at an attempt without pairs takes 0.1 ms."""
 _UNHEARD_S: Final = 60.0
 """An attempt on which no agent has reported for so long may be over: the engine may forget it to
 make room, and after a restart of the service a lost rank of it closes. Agents try to connect again
@@ -63,6 +65,8 @@ class Evaluation:
         ]
         self._lifetimes = [detector.lifetime(policy) for detector in self._detectors]
         self.tracker = Tracker(key, self._lifetimes)
+        self.looked_at = AlignedNs(0)
+        """When the detectors were asked last."""
         self.attempt: Attempt | None = None
         """None while only findings of an earlier process of the service are known."""
         self.superseded_at: AlignedNs | None = None
@@ -93,6 +97,13 @@ class Evaluation:
         """No agent has reported on it for a minute: the engine may forget it to make room."""
         return self.deserted_at is not None and now - self.deserted_at >= _UNHEARD_S * 1e9
 
+    @property
+    def pairs(self) -> int:
+        """What a look costs, in pairs that wait."""
+        if self.attempt is None or self.superseded_at is not None:
+            return 0
+        return _LEAST_PAIRS + self.attempt.tables.pairs.count
+
     def resume(self) -> None:
         """The job runs in this attempt: undo that it ended, was superseded or deserted."""
         self.superseded_at = self.ended_at = self.deserted_at = self.lost_at = None
@@ -105,7 +116,8 @@ class Evaluation:
         lost = self.lost_at is not None
         ended = view.ended or lost or self.ended_at is not None
         superseded = self.superseded_at is not None
-        return [replace(view, ended=ended, lost=lost, superseded=superseded)]
+        not_opened = self.tracker.not_opened
+        return [replace(view, ended=ended, lost=lost, superseded=superseded, not_opened=not_opened)]
 
     def expire(self, now: AlignedNs) -> list[FindingEvent]:
         """Close findings that no look has shown for long."""

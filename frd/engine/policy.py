@@ -76,7 +76,11 @@ class Policy:
     """A leak is a steady rise for this long."""
     memory_leak_horizon_s: Seconds = 6 * 3600.0
     """A leak that would take longer than this to exhaust the capacity is not reported."""
-    max_attempts: Count = 64
+    max_attempts: Annotated[int, Ge(0)] = 0
+    """Attempts of all jobs; 0: as many as there is room for."""
+    max_objects: Annotated[int, Ge(0)] = 0
+    """What all attempts hold together, in objects of about 128 bytes; a job may have as many as it
+    leaves free. 0: half of the memory that the service may use."""
     max_ranks: Count = 131_072
     """Per attempt."""
     max_groups: Count = 262_144
@@ -91,7 +95,9 @@ class Policy:
     max_memory_series: Count = 131_072
     """Per attempt."""
     max_findings: Count = 1_000
-    """Open and remembered, all jobs."""
+    """Closed findings that are remembered, of all jobs."""
+    max_findings_per_job: Count = 100
+    """Open findings of one job."""
     max_suspects: Count = 16
     """Suspects that one finding lists."""
 

@@ -291,6 +291,8 @@ class AttemptView:
     """Ranks may run, but all agents have gone on purpose, and nothing is heard of it any more."""
     superseded: bool = False
     """Another attempt of the job runs instead."""
+    not_opened: int = 0
+    """Incidents without a finding, because the job has as many open as it may."""
     matched: int = 0
     """Collectives completed by every member, in all groups, since the attempt was first seen."""
     history: History | None = None

@@ -37,6 +37,7 @@ from frd.config import (
     own_url,
     public_url,
     reachable,
+    with_room,
 )
 from frd.errors import ConfigError, StoreError
 from frd.model import FindingEvent
@@ -93,11 +94,12 @@ class App:
     def __init__(self, config: Config) -> None:
         self.grpc = ""
         self.http = ""
-        self._config = config
+        self._config = config = with_room(config)
         self._now = now = RealTime()
         self._certificates = Certificates(config.tls) if config.tls.cert_file else None
         self._tokens = Tokens(config.auth.token_file) if config.auth.token_file else None
-        self._admission = Admission(self._tokens, config.limits.streams_per_peer)
+        limits = config.limits
+        self._admission = Admission(self._tokens, limits.streams_per_peer, limits.objects_per_peer)
         self._handshakes = Handshakes()
         self._http_refused: Counter[str] = Counter()
         self._lock = _lock(config.data_dir)
@@ -241,7 +243,7 @@ class App:
         except ConfigError as error:
             log.error("%s: nothing is changed", error)
             return
-        old = self._config
+        old, config = self._config, with_room(config)
         for key in changed_keys(old, config):
             if key.partition(".")[0] in LIVE_KEYS:
                 log.info("%s: changed", key)

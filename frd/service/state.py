@@ -19,7 +19,7 @@ from frd.cluster.lease import ClusterView
 from frd.engine.views import STATES, AttemptView, StatusView
 from frd.model import AlignedNs, AttemptKey, Bools, Finding, FindingState, Kind, RankState
 from frd.service.clocks.view import ClockView
-from frd.service.ingest.job_runs import JobWarning
+from frd.service.ingest.job_runs import JobWarning, Refusal
 from frd.service.pace import Pace
 
 UNWATCHED: Final = "unwatched"
@@ -128,6 +128,8 @@ class ServiceState:
     version: str = "unknown"
     """Of the running service."""
     warnings: Sequence[JobWarning] = ()
+    refused_ranks: Sequence[Refusal] = ()
+    """Ranks that run and are not watched, at most one for each job and reason."""
     name_conflicts: Mapping[str, int] = field(default_factory=dict)
     """Running jobs that are refused because another one has their name, by name."""
     expected_agents: Mapping[str, int] = field(default_factory=dict)

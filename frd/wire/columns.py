@@ -208,7 +208,7 @@ def count_ranks(data: bytes) -> int:
 
 def unpack_ranks(field: str, data: bytes, limit: int) -> tuple[int, ...]:
     """The inverse of `pack_ranks`. A run costs about a microsecond, and a rank in it nothing but
-    its place in the tuple.
+    its place in the tuple: all tuples share the numbers of the first `_SHARED` ranks.
 
     Raises:
         WireError: `data` is not such runs, or has more than `limit` ranks.
@@ -216,7 +216,7 @@ def unpack_ranks(field: str, data: bytes, limit: int) -> tuple[int, ...]:
     if len(data) % _RUN.size:
         raise WireError(field, "length", f"{len(data)} bytes: send whole runs of {_RUN.size} bytes")
     total, end = 0, 0
-    runs = []
+    runs: list[Sequence[int]] = []
     for first, count, step in _RUN.iter_unpack(data):
         if first < 0 or count < 1 or step < 1:
             raise WireError(field, "range", "a run needs a rank, a count and a step of 1 or more")
@@ -225,5 +225,16 @@ def unpack_ranks(field: str, data: bytes, limit: int) -> tuple[int, ...]:
         if first < end:
             raise WireError(field, "range", "send sorted distinct ranks")
         end = first + (count - 1) * step + 1
-        runs.append(range(first, end, step))
+        runs.append(range(first, end, step) if end > _SHARED else _numbers(end)[first:end:step])
     return tuple(runs[0]) if len(runs) == 1 else tuple(chain.from_iterable(runs))
+
+
+_SHARED: Final = 1 << 17
+_known_numbers: list[int] = []
+
+
+def _numbers(end: int) -> list[int]:
+    """0, 1, ... below `end` or beyond."""
+    if end > len(_known_numbers):
+        _known_numbers.extend(range(len(_known_numbers), end))
+    return _known_numbers

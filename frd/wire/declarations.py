@@ -33,8 +33,6 @@ MAX_RANKS: Final = 1 << 16
 MAX_GROUPS: Final = 1 << 18
 MAX_SIGNATURES: Final = 1 << 16
 MAX_SERIES: Final = 1 << 16
-MAX_MEMBERS: Final = 1 << 24
-"""Ranks listed in all groups of one stream together."""
 _LARGE: Final = 64
 """Groups of so many ranks are kept for the other streams that will declare them."""
 
@@ -79,7 +77,6 @@ class Declarations:
         self.ranks = Declared()
         self.groups = Declared()
         self.series = Declared()
-        self._members = 0
         self.signature_count = 0
 
     def check_attempt(self, field: str, index: int) -> None:
@@ -130,11 +127,6 @@ class Declarations:
         info = _group_info(runs=m.ranks, **texts_of("declare.groups", m, "name", "desc"))
         if info.ranks:
             self.check_world("declare.groups.ranks", info.ranks[-1], m.attempt_index)
-        self._members += len(info.ranks)
-        if self._members > MAX_MEMBERS:
-            raise WireError(
-                "declare.groups.ranks", "limit", f"more than {MAX_MEMBERS} on one stream"
-            )
         self.groups.append(m.attempt_index)
         return GroupDecl(m.index, m.attempt_index, info)
 

@@ -60,12 +60,8 @@ from frd.wire.messages import (
 )
 from frd.wire.statuses import statuses
 
-MAX_DECLARED_BYTES: Final = 64 * 1024 * 1024
-"""Limit per stream: the service and the journal keep declarations as long as the stream lasts."""
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
 """Of a message in a journal: earlier releases accepted so much."""
-_BYTES_PER_DECLARE: Final = 256
-"""Memory cost of a kept message in addition to its bytes."""
 
 
 class Decoder:
@@ -76,7 +72,6 @@ class Decoder:
         self._greeted = False
         self._sends_raw = False
         self._memory = MemoryReader(self._known)
-        self._declared_bytes = 0
         # Message after message has rows of the same ranks and groups: they are checked once.
         self._last_rows_sent: tuple[int, bytes, bytes] | None = None
         self._last_rows: tuple[npt.NDArray[Any], npt.NDArray[Any]]
@@ -104,11 +99,6 @@ class Decoder:
         return _KINDS[kind](self, getattr(message, kind))
 
     def _declare(self, m: pb.Declare) -> Declare:
-        self._declared_bytes += m.ByteSize() + _BYTES_PER_DECLARE
-        if self._declared_bytes > MAX_DECLARED_BYTES:
-            raise WireError(
-                "declare", "limit", f"over {MAX_DECLARED_BYTES} bytes on one stream: open another"
-            )
         return self._known.declare(m)
 
     def _entries(self, m: pb.EntryBatch) -> EntryColumns:

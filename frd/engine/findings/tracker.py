@@ -58,7 +58,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Mapping
 
 from frd.engine.findings.attachments import Evidence
-from frd.engine.findings.claim import Claim, ClaimStatus, Known, Lifetime, Look
+from frd.engine.findings.claim import Anchors, Claim, ClaimStatus, Known, Lifetime, Look
 from frd.engine.findings.identity import Pairing, paired
 from frd.engine.findings.open_finding import OpenFinding
 from frd.model import AlignedNs, AttemptKey, Change, Finding, FindingEvent, Kind
@@ -68,11 +68,14 @@ class Tracker:
     """The findings of one attempt. `lifetimes` are those of its detectors, with disjoint kinds."""
 
     def __init__(self, key: AttemptKey, lifetimes: Iterable[Lifetime]) -> None:
-        self._key = key
+        self.key = key
         self._open: dict[str, OpenFinding] = {}
         self._unconfirmed: dict[frozenset[Kind], dict[Hashable, AlignedNs]] = {}
         """By detector: anchors of claims that are not confirmed, and since when they are seen."""
         self._reported_exits: set[tuple[int, int]] = set()
+        self._dropped: dict[frozenset[Kind], set[Anchors]] = {}
+        """By detector: anchors of the claims of its last look that had no room for a finding."""
+        self._newly_dropped = 0
         self.adopt(lifetimes)
 
     def adopt(self, lifetimes: Iterable[Lifetime]) -> None:
@@ -84,6 +87,16 @@ class Tracker:
     def __len__(self) -> int:
         """Open findings, dismissed ones included."""
         return len(self._open)
+
+    @property
+    def not_opened(self) -> int:
+        """Incidents that have no finding, because there is no room for one."""
+        return sum(map(len, self._dropped.values()))
+
+    def take_dropped(self) -> int:
+        """How many such incidents there were that the last call did not count."""
+        dropped, self._newly_dropped = self._newly_dropped, 0
+        return dropped
 
     def findings(self, now: AlignedNs) -> list[Finding]:
         """The open findings that people see, by detector, then in the order of opening."""
@@ -108,13 +121,18 @@ class Tracker:
         """What a look of one detector changes. At most `room` more findings are open afterwards."""
         for tracked in self._of(life.kinds):
             tracked.updated_at = tracked.updated_at or look.at
-        most = len(self) + room
+        most, dropped = len(self) + room, set[Anchors]()
         events = self._close_over(life, look)
-        events += self._take(life, look, most)
+        events += self._take(life, look, most, dropped)
         for tracked in self._of(life.kinds):
             events += tracked.look_around(look, life)
         if len(self) < most:
             events += self._report_exits(life, look)
+        else:
+            reported = self._reported_exits
+            dropped |= {c.anchors for c in look.claims if not reported.issuperset(c.exits)}
+        self._newly_dropped += len(dropped - self._dropped.get(life.kinds, set()))
+        self._dropped[life.kinds] = dropped
         for tracked in self._of(life.kinds):
             if tracked.anchors & look.still_stuck:
                 tracked.seen = look.at
@@ -139,8 +157,11 @@ class Tracker:
             events += self._close(over, look.at, reason)
         return events
 
-    def _take(self, life: Lifetime, look: Look, most: int) -> list[FindingEvent]:
-        """Claims continue the findings that they are about, or open new ones."""
+    def _take(
+        self, life: Lifetime, look: Look, most: int, dropped: set[Anchors]
+    ) -> list[FindingEvent]:
+        """Claims continue the findings that they are about, or open new ones. Anchors of those for
+        which there is no room are put into `dropped`."""
         events: list[FindingEvent] = []
         incidents = [claim for claim in look.claims if not claim.exits]
         pairs = paired(incidents, self._of(life.kinds), life)
@@ -149,8 +170,11 @@ class Tracker:
             has_room = len(self) < most
             if pair.same:
                 events += self._continue(pair, life, look, has_room=has_room)
-            elif pair.is_news and has_room and self._is_ripe(pair.claim, life, look, seen_before):
-                events += self._open_new(pair.claim, life, look)
+            elif pair.is_news and self._is_ripe(pair.claim, life, look, seen_before):
+                if has_room:
+                    events += self._open_new(pair.claim, life, look)
+                else:
+                    dropped.add(pair.claim.anchors)
         for pair in pairs:
             if not pair.is_news:  # what is stuck in the parts is stuck in the whole
                 for tracked in pair.parts_of:
@@ -182,7 +206,7 @@ class Tracker:
         return events + self._close(others, look.at, reason)
 
     def _open_new(self, claim: Claim, life: Lifetime, look: Look) -> list[FindingEvent]:
-        tracked = OpenFinding.of(self._key, claim, look.at, life)
+        tracked = OpenFinding.of(self.key, claim, look.at, life)
         self._open[tracked.finding.id] = tracked
         return [FindingEvent(Change.OPENED, tracked.finding)]
 

@@ -78,6 +78,11 @@ class Memory:
             self._declare(handle, info, node)
         return handle
 
+    @property
+    def series_count(self) -> int:
+        """Series that were ever made."""
+        return self._series.count
+
     def _declare(self, row: int, info: SeriesInfo, node: str) -> None:
         series = self._series
         series.reserve(row + 1)

@@ -25,12 +25,51 @@ and they try again until a person acts."""
 _QUIET_S: Final = 60.0
 
 
+MAX_DECLARED: Final = 1 << 20
+"""Objects that one stream may declare: the service keeps them while the stream lasts."""
+
+
+class Allowance:
+    """How many objects the declarations of one stream may hold, and those of its peer together."""
+
+    def __init__(self, host: str = "", of_peers: Counter[str] | None = None, most: int = 0) -> None:
+        self._host, self._of_peers, self._most = host, of_peers, most
+        self._own = 0
+
+    def take(self, objects: int) -> None:
+        """
+        Raises:
+            WireError: it has too many.
+        """
+        if self._of_peers is None:
+            return
+        self._own += objects
+        self._of_peers[self._host] += objects
+        if self._own > MAX_DECLARED:
+            why = f"over {MAX_DECLARED} objects on one stream: open another"
+            raise WireError("declare", "limit", why)
+        if self._of_peers[self._host] > self._most:
+            why = f"{self._host} holds over {self._most} objects: raise limits.objects_per_peer"
+            raise WireError("declare", "limit", why)
+
+    def give_back(self) -> None:
+        """The stream is over."""
+        if self._of_peers is not None:
+            self._of_peers[self._host] -= self._own
+            self._of_peers += Counter()  # without those that hold none
+            self._own = 0
+
+
 class Admission:
     """`tokens` is None if no token is required."""
 
-    def __init__(self, tokens: Tokens | None, streams_per_peer: int) -> None:
+    def __init__(
+        self, tokens: Tokens | None, streams_per_peer: int, objects_per_peer: int = MAX_DECLARED
+    ) -> None:
         self._tokens = tokens
         self._streams_per_peer = streams_per_peer
+        self._objects_per_peer = objects_per_peer
+        self._objects: Counter[str] = Counter()
         self._streams: Counter[str] = Counter()
         self._peers: Counter[str] = Counter()
         self._logged: dict[tuple[str, str], float] = {}
@@ -61,6 +100,10 @@ class Admission:
         finally:
             _less(self._peers, peer)
             _less(self._streams, host)
+
+    def allowance(self, context: Context) -> Allowance:
+        """Of a new stream of the peer."""
+        return Allowance(host_of(context.peer()), self._objects, self._objects_per_peer)
 
     def is_news(self, context: Context, reason: str, now_s: float) -> bool:
         """Whether to log that the peer was refused: repeated attempts must not fill the disk."""

@@ -220,6 +220,7 @@ class Cell:
             ingest_lag_s=self.streams.lag_s(),
             version=__version__,
             warnings=runs.warnings(status_view.at),
+            refused_ranks=self.streams.refused_ranks(status_view.at),
             name_conflicts=runs.conflicts(),
         )
 

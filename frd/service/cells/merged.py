@@ -29,6 +29,7 @@ def merge(states: Sequence[ServiceState]) -> ServiceState:
         ingest_lag_s=max((state.ingest_lag_s for state in states), default=0.0),
         evaluated_at=evaluated_at(states),
         warnings=[warning for state in states for warning in state.warnings],
+        refused_ranks=[one for state in states for one in state.refused_ranks],
         name_conflicts=_sum(state.name_conflicts for state in states),
     )
 

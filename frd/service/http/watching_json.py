@@ -17,6 +17,7 @@ from frd.model import AlignedNs
 from frd.service.state import CellState, NodeView, ServiceState, alive_ranks, unwatched
 
 _MAX_NAMES: Final = 3
+_MAX_REFUSED: Final = 16
 _START: Final = "start `frd-agent run` where the ranks run, or `frd up`"
 NO_AGENT: Final = f"no agent is connected: {_START}"
 _ADVICE: Final = "start `frd-agent run` there"
@@ -61,6 +62,12 @@ def _blind(
     if job is None and no_agent and cluster is None:  # agents may be connected to other replicas
         seen = bool(state.status_view.attempts)
         yield NO_AGENT if seen else f"no agent has connected since the service started: {_START}"
+    refused = [one for one in state.refused_ranks if job in (None, one.job)]
+    for one in refused[:_MAX_REFUSED]:
+        ranks = "a rank is" if one.ranks == 1 else f"{one.ranks} ranks are"
+        yield f"{one.job}: {ranks} not watched: {one.why}"
+    if len(refused) > _MAX_REFUSED:
+        yield f"{len(refused) - _MAX_REFUSED} more jobs are not watched"
     lacking = [view.key for view in running if _missing(view)]
     for node in state.nodes:
         if job is None or any(key in node.ranks for key in lacking):
@@ -87,6 +94,11 @@ def _blind_of(state: ServiceState, view: AttemptView) -> Iterator[str]:
             f"{name}: {_ranks(missing)} of {view.world_size} "
             f"{'has' if len(missing) == 1 else 'have'} not been seen: "
             "do they start with `frd-agent exec`, and does an agent run where they do?"
+        )
+    if view.not_opened:
+        yield (
+            f"{name}: {view.not_opened} more findings are not shown: "
+            "as many as policy.max_findings_per_job are open: close some or raise it"
         )
     expected = state.expected_agents.get(name, 0)
     known = sum(view.key in node.ranks for node in state.nodes)

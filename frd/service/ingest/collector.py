@@ -124,6 +124,7 @@ class Ingest:
     async def _serve(self, home: Home, may_report: Reportable, context: Context) -> None:
         stream = home.streams.open()
         stream.session.declared.may_report = may_report
+        stream.session.declared.allowance = self._admission.allowance(context)
         writer = asyncio.create_task(_write(stream, context))
         loop = asyncio.get_running_loop()
         try:

@@ -8,7 +8,8 @@ when the run is admitted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -16,7 +17,8 @@ from frd.engine.attempt import Attempt
 from frd.engine.clocks.alignment import Alignment
 from frd.errors import FrdError, WireError
 from frd.model import AlignedNs, AttemptKey, GroupInfo, RankInfo, SeriesInfo, Signature
-from frd.service.ingest.job_runs import Reporter
+from frd.service.access.admission import Allowance
+from frd.service.ingest.job_runs import Refusal, Reporter
 from frd.service.ingest.revisions import ProcessRevision
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.stream_handles import IndexColumn, StreamHandles
@@ -73,7 +75,9 @@ class DeclaredAttempt:
     series: list[tuple[int, SeriesInfo]] = field(default_factory=list)
     """Stream index, and series of a global rank."""
     has_dropped: bool = False
-    """Rows of the attempt were dropped while its run was refused."""
+    """Rows of the attempt were dropped while it was refused."""
+    no_room: str = ""
+    """Which limit of the service leaves no room for it."""
 
     def is_of(self, key: AttemptKey, run: str) -> bool:
         return (self.declared.key, self.declared.run) == (key, run)
@@ -90,7 +94,11 @@ class DeclaredRank:
     row: int = 0
     """In the attempt's handles."""
     is_superseded: bool = False
-    """Another process has taken over the rank: reports about this one are dropped."""
+    """Another process has taken over the rank, or there is no room for it: reports about this one
+    are dropped."""
+    no_room: str = ""
+    is_over: bool = False
+    """Its process has ended."""
 
     @property
     def handles(self) -> StreamHandles | None:
@@ -105,6 +113,7 @@ class Declarations:
         self._runs = shared.runs
         self._reporter = reporter
         self.may_report = Reportable()
+        self.allowance = Allowance()
         self.session = ""
         """The session of the agent process."""
         self.session_number = -1
@@ -121,6 +130,8 @@ class Declarations:
         """Stream indexes of ranks."""
         self.is_leaving = False
         """The agent was asked to stop."""
+        self._lacks_room = False
+        """There was no room for an attempt or a rank."""
         self.must_resync = False
         """Rows of a run that is now admitted were dropped: the agent must send them again."""
         self._entered: list[int] = []
@@ -132,6 +143,39 @@ class Declarations:
         self.group_column = IndexColumn()
         self.group_handle = IndexColumn()
         self.series_handle = IndexColumn()
+
+    def refused(self) -> Iterator[Refusal]:
+        """The ranks that still run and for which there is no room."""
+        for attempt in self.attempts if self._lacks_room else ():
+            ranks = (self.ranks[index] for index in attempt.ranks)
+            each = Counter(attempt.no_room or one.no_room for one in ranks if not one.is_over)
+            for why, count in each.items():
+                if why:
+                    yield Refusal(attempt.declared.key.job, count, why)
+
+    def retry(self, now: AlignedNs) -> bool:
+        """Attempts for which there was no room enter the engine, if there is room now."""
+        if not self._lacks_room or self._engine.room.short:
+            return False
+        waiting = [attempt for attempt in self.attempts if attempt.no_room]
+        for attempt in waiting:
+            self._open(attempt, now)
+        self._connect()
+        return any(not attempt.no_room for attempt in waiting)
+
+    def forget(self) -> None:
+        """See `Session.forget`."""
+        for attempt in self.attempts:
+            handles = attempt.handles
+            if handles and self._engine.known(attempt.declared.key) is not handles.attempt:
+                attempt.handles = None
+
+    def close(self) -> None:
+        """The stream is over. Nothing else frees its declarations before the next collection of
+        cycles, which may be minutes away."""
+        self.allowance.give_back()
+        for declared in (self.attempts, self.ranks, self.signatures, self.series):
+            declared.clear()
 
     def take_entered(self) -> list[int]:
         """Stream indexes of the ranks that have entered the engine since the last call."""
@@ -197,10 +241,16 @@ class Declarations:
     # -- into the engine and out of it ---------------------------------------------------------
 
     def _open(self, declared: DeclaredAttempt, now: AlignedNs) -> None:
-        """Enter the attempt into the engine, with its ranks, groups and series."""
+        """If there is room, enter the attempt into the engine, with all that it has."""
         self._connect()  # what was entered before belongs to the run before
         key, run = declared.declared.key, declared.declared.run
-        attempt = self._engine.attempt(key, declared.declared.world_size, now)
+        try:
+            attempt = self._engine.attempt(key, declared.declared.world_size, now)
+        except WireError as error:
+            declared.no_room, self._lacks_room = str(error), True
+            return
+        self.must_resync |= bool(declared.no_room) and declared.has_dropped
+        declared.no_room = ""
         if run and self._runs.takes_over(key, run):
             self._engine.start_over(attempt, declared.declared.world_size, now)
         handles = declared.handles = StreamHandles(attempt)
@@ -213,7 +263,14 @@ class Declarations:
 
     def _enter(self, index: int, handles: StreamHandles, now: AlignedNs) -> None:
         rank, attempt = self.ranks[index], handles.attempt
-        handle = self._engine.rank(attempt, rank.info, now)
+        try:
+            handle = self._engine.rank(attempt, rank.info, now)
+        except WireError as error:
+            if error.reason != "limit":
+                raise
+            rank.no_room, self._lacks_room = str(error), True
+            self.supersede(index)
+            return
         rank.row = handles.add_rank(rank.info)
         rank.is_superseded = False
         self.superseded.discard(index)
@@ -269,3 +326,19 @@ class Declarations:
                 if ranks := [self.ranks[index].info.rank for index in attempt.ranks]:
                     attempt.handles.attempt.connection(ranks, False)
                 attempt.handles = None
+
+
+def objects_in(event: Declare, size: int) -> int:
+    """How much memory a message of `size` bytes takes while its stream lasts, in objects of about a
+    hundred bytes. Members of groups are eight bytes each."""
+    signatures = [declared.signature for declared in event.signatures]
+    shapes = [dims for one in signatures for dims in (*one.input_sizes, *one.output_sizes)]
+    texts = [
+        *(text for one in signatures for text in (*one.input_dtypes, *one.output_dtypes)),
+        *(text for rank in event.ranks for text in (*rank.info.backends, *rank.info.devices)),
+    ]
+    declared = (event.attempts, event.ranks, event.groups, event.signatures, event.series)
+    members = sum(len(group.info.ranks) for group in event.groups)
+    numbers = members // 8 + sum(map(len, shapes)) // 2
+    makes = 8 * sum(map(len, declared)) + 64 * len(event.attempts)
+    return 1 + makes + len(shapes) + len(texts) + numbers + size // 64

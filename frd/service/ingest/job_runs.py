@@ -16,7 +16,7 @@ agent. Pure: time is an argument.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -29,6 +29,8 @@ REASON: Final = "job_name"
 """Label of `frd_ingest_refused_total`: a rank process of a run that is refused."""
 MAX_RUNS: Final = 64
 """Runs of one job at a time. Further runs are refused and not remembered."""
+MAX_PROCESSES: Final = 1 << 18
+"""The same for the rank processes of all runs of a job."""
 MAX_NAMED: Final = 4
 """Processes that one warning lists."""
 
@@ -50,6 +52,15 @@ class JobWarning:
 
     job: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Ranks that run, are reported, and are not watched."""
+
+    job: str
+    ranks: int
+    why: str
 
 
 @dataclass(slots=True)
@@ -127,6 +138,9 @@ class JobRuns:
         known.keys.add(key)
         known.reporters.add(reporter)
         live = known.processes.get(info.rank)
+        if live is None and sum(len(run.processes) for run in runs.values()) >= MAX_PROCESSES:
+            self.refused += 1
+            return False
         is_new = live is None or live.info.process != info.process
         if live is None or is_new:
             live = known.processes[info.rank] = _Live(info)
@@ -207,15 +221,23 @@ class JobRuns:
 
     def warnings(self, now: AlignedNs) -> tuple[JobWarning, ...]:
         """A warning for each job that has had a conflict for some seconds."""
-        return tuple(
-            JobWarning(job, _text(job, runs, now))
-            for job, runs in sorted(self._jobs.items())
-            if any(run.is_admitted and run.reporters for run in runs.values())
-            and any(
+        contested = self._contested(now)
+        return tuple(JobWarning(job, _text(job, runs, now)) for job, runs in contested)
+
+    def refusals(self, now: AlignedNs) -> Iterator[Refusal]:
+        """The ranks of the jobs that such a warning is about and that are not watched."""
+        for job, runs in self._contested(now):
+            refused = [run for run in runs.values() if run.refused_at is not None]
+            ranks = sum(len(run.processes) for run in refused)
+            yield Refusal(job, ranks, "another running job has the same name")
+
+    def _contested(self, now: AlignedNs) -> Iterator[tuple[str, dict[str, _Run]]]:
+        for job, runs in sorted(self._jobs.items()):
+            if any(run.is_admitted and run.reporters for run in runs.values()) and any(
                 run.refused_at is not None and now - run.refused_at >= _WARN_AFTER_NS
                 for run in runs.values()
-            )
-        )
+            ):
+                yield job, runs
 
     # -- deciding ------------------------------------------------------------------------------
 

@@ -175,6 +175,11 @@ class Session:
         self._shared.flush()
         self.declared.suspend(key, run)
 
+    def forget(self) -> None:
+        """The engine may have forgotten attempts: what is reported about them is dropped."""
+        self._last_rows = None
+        self.declared.forget()
+
     def disconnect(self, ranks: Iterable[DeclaredRank]) -> None:
         """Called when the stream has ended: `ranks` are reported by no other stream."""
         self._shared.flush()
@@ -333,13 +338,15 @@ class Session:
 
     def _status(self, status: RankStatus, now: AlignedNs) -> None:
         rank = self.ranks[status.rank]
+        has_ended = status.state in (RankState.EXITED, RankState.FINISHED)
+        rank.is_over |= has_ended
         if (handles := rank.handles) is not None:
             at_ns = self._node_time(status.at_ns, now)
             stage = None if status.stage is None else self._stage(status.stage, now)
             known = replace(status, rank=rank.info.rank, at_ns=at_ns, stage=stage)
             handles.attempt.observe_status(known, now)
         run = rank.attempt.declared.run
-        if run and status.state in (RankState.EXITED, RankState.FINISHED):
+        if run and has_ended:
             self._shared.runs.gone(rank.key, run, rank.info)
 
     def _rank_phases(self, phases: RankPhases) -> None:

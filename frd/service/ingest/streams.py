@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -22,7 +22,8 @@ from frd.rpc import MIN_PING_MS
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks
 from frd.service.clocks.alignments import encode
 from frd.service.ingest.acks import PendingAcks
-from frd.service.ingest.job_runs import JobWarning
+from frd.service.ingest.declarations import objects_in
+from frd.service.ingest.job_runs import JobWarning, Refusal
 from frd.service.ingest.nodes import Nodes
 from frd.service.ingest.session import Session
 from frd.service.ingest.shared import Shared
@@ -173,6 +174,7 @@ class Streams:
                 if refused := session.take_refused_samples():
                     self._refuse_samples(stream, refused)
             case Declare():
+                session.declared.allowance.take(objects_in(event, len(data)))
                 self._adopt(stream)
             case Hello():
                 self._greet(stream, event, now)
@@ -211,6 +213,7 @@ class Streams:
             return
         now = self._now()
         session.disconnect(self.owners.release(session))
+        session.declared.close()
         self.runs.closed(session)
         self.nodes.disconnected(session.key, stream.id)
         if stream.clock is not None:
@@ -240,6 +243,9 @@ class Streams:
         """Admit runs whose name has become free; see `JobRuns.settle`."""
         if self.runs.settle(now):
             self._adopt()
+        for stream in self._streams.values():
+            if stream.session.declared.retry(now):
+                self._adopt(stream)
         warnings = self.runs.warnings(now)
         for warning in set(warnings) - self._warned:
             log.warning("%s", warning.text)
@@ -289,6 +295,15 @@ class Streams:
             stream for stream in self._acking if stream.acks.waiting or stream.session.has_unapplied
         }
 
+    def refused_ranks(self, now: AlignedNs) -> Sequence[Refusal]:
+        """Ranks that run and are not watched, by job and reason."""
+        found = Counter[tuple[str, str]]()
+        for stream in self._streams.values():
+            for one in stream.session.declared.refused():
+                found[one.job, one.why] += one.ranks
+        refused = [Refusal(job, ranks, why) for (job, why), ranks in sorted(found.items())]
+        return [*refused, *self.runs.refusals(now)]
+
     def leave(self, why: str, address: str = "") -> None:
         """End all streams, and those that say Hello later; see `Stream.leave`."""
         self._left = why, address
@@ -310,9 +325,11 @@ class Streams:
 
     def keep(self, attempts: frozenset[AttemptKey]) -> None:
         """Forget all other attempts. The engine has forgotten them too."""
+        self.revisions.keep(attempts)  # also of what there was no room for
         if attempts == self._kept:
             return
         self._kept = attempts
-        self.revisions.keep(attempts)
+        for stream in self._streams.values():
+            stream.session.forget()
         self.runs.keep(attempts)
         self.nodes.keep(attempts)

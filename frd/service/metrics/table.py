@@ -19,6 +19,7 @@ from prometheus_client.core import (
 Family: TypeAlias = type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
 MAX_SUSPECTS: Final = 16
 """Series of `frd_suspect` for one finding."""
+MAX_REFUSED: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,11 @@ METRICS: Final[dict[str, Spec]] = {
         ("job", "state"),
         "Ranks of the job's newest attempt, by the last reported state; `unwatched` for a rank "
         "that has not ended and has no reporting agent.",
+    ),
+    "frd_refused_ranks": _gauge(
+        ("job",),
+        "Ranks that run and are not watched: a limit of the service leaves no room for them, or "
+        f"another running job has the same name. At most {MAX_REFUSED} jobs.",
     ),
     "frd_job_name_conflicts": _gauge(
         ("job",), "Running jobs that are not watched because another running job has the same name."

@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+import pytest
 
 from frd.engine.engine import Engine
 from frd.engine.memory import Memory
@@ -38,13 +39,88 @@ OTHERS = Finding("00112233445566aa", Kind.STALL, FindingState.OPEN, "other", 0, 
 
 def test_of_two_incidents_one_is_reported_where_there_is_room_for_one() -> None:
     """Two groups wait; one finding may be open: the second opens when the first is over."""
-    job = Job(4, Policy(stall_after_s=5, max_findings=1)).group("a", [0, 1]).group("b", [2, 3])
+    job = (
+        Job(4, Policy(stall_after_s=5, max_findings_per_job=1))
+        .group("a", [0, 1])
+        .group("b", [2, 3])
+    )
     job.join("a", [0], 0).join("b", [3], 0)
     job.run(8)
     assert [suspect.rank for suspect in job.only().suspects] == [1]
     job.join("a", [1], 0).complete("a", [0, 1], 0)
     job.run(4)
     assert [suspect.rank for suspect in job.only().suspects] == [2]
+
+
+def pairs_of(count: int, name: str, engine: Engine, now: AlignedNs = START) -> Job:
+    """A job with so many groups of two ranks; the first rank of each waits for the second."""
+    job = Job(2 * count, engine=engine, now=now, name=name)
+    for number in range(count):
+        job.group(f"g{number}", [2 * number, 2 * number + 1])
+        job.join(f"g{number}", [2 * number], 0)
+    return job
+
+
+def test_a_job_with_many_findings_leaves_room_for_others() -> None:
+    """Job a has more incidents than one job may have open; the hang of job b is found as if it
+    were alone, and what a lacks is counted once."""
+    engine = Engine(Policy(stall_after_s=5, max_findings=1, max_findings_per_job=2))
+    a, b = pairs_of(5, "a", engine), Job(2, engine=engine, name="b").group("dp", [0, 1])
+    b.join("dp", [0], 0)
+    for _ in range(8):
+        a.now = b.now = AlignedNs(b.now + S)
+        a.report()
+        b.report()
+        engine.advance(b.now)
+    view = engine.status_view(b.now)
+    assert sorted(finding.job for finding in view.findings) == ["a", "a", "b"]
+    assert view.evicted["findings_not_opened"] == 3
+    assert {one.key.job: one.not_opened for one in view.attempts} == {"a": 3, "b": 0}
+    a.join("g0", [1], 0).complete("g0", [0, 1], 0)
+    for _ in range(4):
+        a.now = b.now = AlignedNs(b.now + S)
+        a.report()
+        b.report()
+        engine.advance(b.now)
+    view = engine.status_view(b.now)
+    assert {one.key.job: one.not_opened for one in view.attempts} == {"a": 2, "b": 0}
+
+
+def test_jobs_share_what_is_remembered() -> None:
+    """Job b had one finding long ago, job a has one after the other: a's are forgotten."""
+    engine = Engine(Policy(stall_after_s=1, max_findings=3))
+    b = Job(2, engine=engine, name="b").group("dp", [0, 1]).join("dp", [0], 0)
+    b.run(4)
+    b.join("dp", [1], 0).complete("dp", [0, 1], 0).run(4)
+    a = Job(2, engine=engine, now=b.now, name="a")
+    for group in ("g1", "g2", "g3", "g4"):
+        a.group(group, [0, 1]).join(group, [0], 0).run(4)
+        a.join(group, [1], 0).complete(group, [0, 1], 0).run(4)
+    assert [finding.job for finding in a.findings()] == ["b", "a", "a"]
+
+
+@pytest.mark.parametrize("large", [1, 5])
+def test_a_large_job_costs_others_one_evaluation(
+    monkeypatch: pytest.MonkeyPatch, large: int
+) -> None:
+    """The attempts of job a take longer than a call of `advance` may: each call looks at one of
+    them at most, and at those first that have waited longest."""
+    monkeypatch.setattr("frd.engine.engine._PAIRS_PER_ADVANCE", 300)
+    engine = Engine(Policy(stall_after_s=5))
+    others = [pairs_of(50, f"a{number}", engine) for number in range(large)]
+    b = Job(2, engine=engine, name="b").group("dp", [0, 1]).join("dp", [0], 0)
+    waits = []
+    for _ in range(8 * (large + 1)):
+        b.now = AlignedNs(b.now + S)
+        for job in (*others, b):
+            job.now = b.now
+            job.report()
+        engine.advance(b.now)
+        looked = {key.job: one.looked_at for key, one in engine._evaluations.items()}
+        assert sum(at == b.now for job, at in looked.items() if job != "b") <= 1
+        waits.append((b.now - looked["b"]) / S)
+    assert max(waits[large:]) == large
+    assert "b" in {finding.job for finding in b.findings()}
 
 
 def late(rank: int, steps: int, by_s: float = 0.02) -> list[Int64s]:
@@ -73,6 +149,31 @@ def test_an_attempt_that_is_forgotten_leaves_its_finding() -> None:
     assert [view.key.job for view in status_view.attempts] == ["other"]
     assert [finding.id for finding in status_view.findings] == [lost.id]
     assert changes(other.run(60)) == [Change.CLOSED]
+
+
+def test_a_job_that_restarts_without_end_takes_no_place_of_others() -> None:
+    """There is room for 12 attempts; job a makes 40, one after the other. The attempt of job b,
+    which has ended, is still known, and so is the last one of a."""
+    engine = Engine(Policy(max_attempts=12))
+    b = Job(1, engine=engine, name="b").status(0, RankState.EXITED)
+    b.run(1)
+    for attempt in range(40):
+        Job(1, engine=engine, now=b.now, name="a", attempt=attempt).run(1)
+    views = engine.status_view(b.now).attempts
+    assert [view.key.attempt for view in views if view.key.job == "a"] == [*range(32, 40)]
+    assert [view.key.job for view in views if view.key.job != "a"] == ["b"]
+
+
+def test_attempts_of_the_job_with_most_are_forgotten_first() -> None:
+    """All places are taken: a new job gets that of an earlier attempt of job a, not that of b."""
+    engine = Engine(Policy(max_attempts=4))
+    b = Job(1, engine=engine, name="b").status(0, RankState.EXITED)
+    b.run(1)
+    for attempt in range(3):
+        Job(1, engine=engine, now=b.now, name="a", attempt=attempt).run(1)
+    Job(1, engine=engine, now=b.now, name="c")
+    keys = [view.key for view in engine.status_view(b.now).attempts]
+    assert [f"{key.job}{key.attempt}" for key in keys] == ["b0", "a1", "a2", "c0"]
 
 
 def test_a_late_process_of_an_old_attempt_does_not_revive_it() -> None:

@@ -31,7 +31,6 @@ from frd.model import (
     Stage,
 )
 from frd.v1 import stream_pb2 as pb
-from frd.wire import decode
 from frd.wire.decode import Decoder, decode_service
 from frd.wire.encode import encode_agent, encode_service
 from frd.wire.limits import check_message
@@ -400,16 +399,6 @@ def test_batches_that_name_the_same_series_share_the_array() -> None:
     assert isinstance(other, MemoryColumns)
     assert again.series is first.series
     assert other.series.tolist() == [1, 0]
-
-
-def test_one_stream_may_not_declare_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Declarations that say nothing are still kept somewhere: in the end they are refused."""
-    decoder = declared()
-    data = encode_agent(Declare())
-    for _ in range(100):
-        decoder.decode(data)
-    monkeypatch.setattr(decode, "MAX_DECLARED_BYTES", 100 * 256)
-    assert refusal(decoder, data) == ("declare", "limit")
 
 
 def test_odd_names_survive() -> None:

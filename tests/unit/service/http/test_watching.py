@@ -9,6 +9,7 @@ from frd.engine.views import AttemptView, StatusView
 from frd.forms import duration_text
 from frd.model import AttemptKey, RankState
 from frd.service.http.watching_json import watching_json
+from frd.service.ingest.job_runs import Refusal
 from frd.service.state import NodeView, ServiceState
 from tests.world.views import NOW, TRAIN, attempt_view, node_view, rank_view
 
@@ -48,6 +49,28 @@ def test_a_watched_job_is_counted() -> None:
     job = attempt([LIVE, RankState.SILENT, FINISHED])
     shown = watching_json(state([job], [node("a", (0, 2)), node("b", (1,), heard_s=2.0)]))
     assert shown == {"jobs": 1, "ranks": 2, "agents": 2, "last_heard_s": 0.4, "blind": []}
+
+
+def test_ranks_that_are_refused() -> None:
+    """There is no room for a job, and another one has the name of a job that runs: each job has its
+    sentence, and of many such jobs the first ones are named."""
+    refused = [Refusal("other", 1, "why"), Refusal("train", 8, "another running job has its name")]
+    shown = state([attempt([LIVE])], [node("a", (0,))], refused_ranks=refused)
+    assert blind(shown) == [
+        "other: a rank is not watched: why",
+        "train: 8 ranks are not watched: another running job has its name",
+    ]
+    assert blind(shown, "train") == blind(shown)[1:]
+    many = [Refusal(f"job{n}", 1, "why") for n in range(40)]
+    assert len(blind(replace(shown, refused_ranks=many))) == 17
+    assert blind(replace(shown, refused_ranks=many))[-1] == "24 more jobs are not watched"
+
+
+def test_incidents_without_a_finding() -> None:
+    """The job has as many findings open as it may."""
+    job = replace(attempt([LIVE]), not_opened=900)
+    (text,) = blind(state([job], [node("a", (0,))]))
+    assert text.startswith("train: 900 more findings are not shown: as many as policy.max_find")
 
 
 def test_no_agent_at_all() -> None:

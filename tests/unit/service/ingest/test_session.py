@@ -14,7 +14,7 @@ from frd.engine.hangs.ops_in_flight import Waits
 from frd.engine.policy import Policy
 from frd.engine.state.entry_batch import CheckedEntries
 from frd.engine.state.watermarks import WatermarkRows
-from frd.errors import FrdError, WireError
+from frd.errors import WireError
 from frd.model import (
     AlignedNs,
     AttemptKey,
@@ -30,11 +30,12 @@ from frd.model import (
 )
 from frd.service.clocks.alignments import guess
 from frd.service.ingest import revisions as revisions_module
+from frd.service.ingest.job_runs import Refusal
 from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.shared import RankOwners
 from frd.wire.messages import AttemptDecl, Declare, GroupDecl, RankDecl, Statuses
 from frd_agent.uplink.outbox import part
-from tests.world.messages import p2p_ops, watermarks
+from tests.world.messages import entry_columns, p2p_ops, watermarks
 from tests.world.sessions import KEY, NOW, OFFSET, S, Service, Stream, entries
 
 KILLED = ExitInfo(ExitKind.SIGNAL, 9)
@@ -219,12 +220,56 @@ def test_a_rank_outside_the_group_is_refused(stream: Stream) -> None:
         stream.send(entries(1, range(2), rank=1, group=1))
 
 
-def test_limits_of_the_engine_end_the_stream() -> None:
-    """One attempt more than the policy allows is an FrdError."""
+def test_a_job_without_room_waits_until_there_is_some() -> None:
+    """One job more than the policy allows: its rank is refused until it has ended or there is room,
+    its stream goes on, and the agent is asked to send again what was dropped."""
     service = Service(Policy(max_attempts=1))
     stream = service.stream()
-    with pytest.raises(FrdError):
-        stream.send(Declare(attempts=(AttemptDecl(1, AttemptKey("other", 0), 4),)))
+    other, info = AttemptKey("other", 0), RankInfo(0, 1, "n", "boot", 77)
+    group = GroupDecl(2, 1, GroupInfo("0", "default_pg", (0,)))
+    attempt = AttemptDecl(1, other, 1)
+    stream.send(Declare(attempts=(attempt,), ranks=(RankDecl(2, 1, info),), groups=(group,)))
+    declared = stream.session.declared
+    why = "attempts: 1 run already: raise policy.max_attempts or policy.max_objects"
+    assert list(declared.refused()) == [Refusal("other", 1, why)]
+    stream.send(entries(1, range(3)))
+    stream.send(entry_columns(range(3), rank=2, revision=1, group=2, created=NOW - OFFSET))
+    assert stream.take_acks() == {0: 3, 2: 3}
+    assert not declared.retry(AlignedNs(service.now))
+    stream.send(Statuses(tuple(RankStatus(i, RankState.EXITED, stream.ago(0)) for i in (0, 1))))
+    assert list(declared.refused()) == [Refusal("other", 1, why)]
+    for _ in range(8):
+        service.now += S
+        service.engine.advance(AlignedNs(service.now))
+    assert declared.retry(AlignedNs(service.now))
+    assert declared.must_resync
+    assert list(declared.refused()) == []
+    (view,) = service.engine.status_view(AlignedNs(service.now)).attempts
+    assert [(view.key, rank.info.pid) for rank in view.ranks] == [(other, 77)]
+
+
+def test_a_refused_rank_that_has_ended_is_not_missed() -> None:
+    """There is no room for its job, and it exits: nothing is blind any more."""
+    service = Service(Policy(max_attempts=1))
+    stream = service.stream()
+    info = RankInfo(0, 1, "n", "boot", 77)
+    attempt = AttemptDecl(1, AttemptKey("other", 0), 1)
+    stream.send(Declare(attempts=(attempt,), ranks=(RankDecl(2, 1, info),)))
+    stream.send(Statuses((RankStatus(2, RankState.EXITED, stream.ago(0)),)))
+    assert list(stream.session.declared.refused()) == []
+
+
+def test_ranks_beyond_the_limit_are_refused_alone() -> None:
+    """The policy allows two ranks; the node has the ranks 0 and 3: what is sent about 3 is
+    dropped, and 0 is watched."""
+    service = Service(Policy(max_ranks=2))
+    stream = service.stream()
+    why = "ranks.rank: 3: ranks 0..1 are watched: raise policy.max_ranks"
+    assert list(stream.session.declared.refused()) == [Refusal("job", 1, why)]
+    stream.watermarks(7, 6, stream.ago(1))
+    stream.watermarks(9, 8, stream.ago(1), index=1)
+    assert [rank.info.rank for rank in service.view().ranks] == [0]
+    assert service.rank(0).waiting_in == "collective #7 on default_pg"
 
 
 def test_watermarks_are_of_the_ranks_they_name(service: Service, stream: Stream) -> None:

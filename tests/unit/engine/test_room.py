@@ -1,0 +1,79 @@
+"""What all attempts may hold: a job has as much as it leaves free."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frd.engine.engine import Engine
+from frd.engine.policy import Policy
+from frd.engine.room import OF_ATTEMPT, Room
+from frd.errors import WireError
+from frd.model import AttemptKey, GroupInfo, RankInfo, RankState, Signature
+from tests.world.job import START, Job
+
+S = 1_000_000_000
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 400)), max_size=200))
+def test_whatever_others_take_there_is_room_for_a_small_job(wanted: list[tuple[int, int]]) -> None:
+    """Up to six jobs take what they get, in any order: the seventh still gets a hundredth."""
+    room = Room(12_800)
+    for job, objects in wanted:
+        if room.fits(f"job{job}", objects):
+            room.take(f"job{job}", objects, "groups")
+    assert room.fits("small", 12_800 // 2**7)
+    assert sum(room.held.values()) <= room.most
+
+
+def test_a_job_that_takes_all_it_gets_leaves_half() -> None:
+    """A job declares groups until it is refused; another job comes and has its ranks, its group and
+    its finding."""
+    engine = Engine(Policy(stall_after_s=5, max_objects=20_000))
+    greedy = engine.attempt(AttemptKey("a", 0), 0, START)
+    infos = (GroupInfo(f"{number}", "", tuple(range(100))) for number in count())
+    with pytest.raises(
+        WireError, match=r"job 'a' holds \d+ objects already: raise policy\.max_obj"
+    ):
+        all(greedy.group(info) >= 0 for info in infos)
+    assert 9_000 < engine.room.held["a"] <= 10_000
+    job = Job(4, engine=engine, name="b").group("dp", range(4)).join("dp", [0, 1, 2], 0)
+    job.run(8)
+    assert [suspect.rank for suspect in job.only().suspects] == [3]
+
+
+def test_what_is_forgotten_gives_its_room_back() -> None:
+    """Attempts with ranks, groups, signatures and a new run; when all are forgotten, nothing is
+    held."""
+    engine = Engine(Policy(attempt_retention_s=5, max_objects=1_000_000))
+    job = Job(4, engine=engine).group("dp", range(4)).all_reduce("dp", 0)
+    engine.start_over(job.attempt, 4, job.now)
+    for rank in range(4):
+        engine.rank(job.attempt, RankInfo(rank, 4, "n", "b", 900 + rank), job.now)
+    held = engine.room.held["job"]
+    assert held == job.attempt.objects > OF_ATTEMPT
+    for rank in range(4):
+        engine.rank(job.attempt, RankInfo(rank, 4, "n", "b", 900 + rank), job.now)
+        job.attempt.signature(Signature("gloo", "all_reduce", ((4,),), ((4,),)))
+        job.status(rank, RankState.FINISHED)
+    assert engine.room.held["job"] == held
+    job.run(60)
+    assert not engine.status_view(job.now).attempts
+    assert not engine.room.held
+
+
+def test_small_jobs_come_before_the_history_of_large_ones() -> None:
+    """There is no room for another attempt: an ended attempt of the job that holds most goes."""
+    engine = Engine(Policy(max_objects=8 * OF_ATTEMPT))
+    for attempt in range(4):
+        Job(1, engine=engine, name="a", attempt=attempt).run(1)
+    ended = Job(1, engine=engine, name="b").status(0, RankState.EXITED)
+    ended.run(1)
+    for name in "cde":
+        Job(1, engine=engine, name=name, now=ended.now)
+    keys = [view.key for view in engine.status_view(ended.now).attempts]
+    assert [f"{key.job}{key.attempt}" for key in keys if key.job != "a"] == ["b0", "c0", "d0", "e0"]
+    assert AttemptKey("a", 3) in keys
