@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeAlias
 from urllib.parse import unquote
 
 from frd.errors import WireError
@@ -25,6 +25,7 @@ and they try again until a person acts."""
 _QUIET_S: Final = 60.0
 
 
+Tenant: TypeAlias = str | frozenset[str]
 MAX_DECLARED: Final = 1 << 20
 """Objects that one stream may declare: the service keeps them while the stream lasts."""
 
@@ -100,6 +101,10 @@ class Admission:
         finally:
             _less(self._peers, peer)
             _less(self._streams, host)
+
+    def tenant(self, context: Context, grant: Grant) -> Tenant:
+        """Whose stream it is: of those with a token or certificate for these jobs, or of a host."""
+        return grant.jobs or host_of(context.peer())
 
     def allowance(self, context: Context) -> Allowance:
         """Of a new stream of the peer."""

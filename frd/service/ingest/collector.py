@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -22,7 +24,7 @@ import grpc
 
 from frd.errors import FrdError, ServiceUnavailable, WireError
 from frd.rpc import Context, job_of
-from frd.service.access.admission import Admission
+from frd.service.access.admission import Admission, Tenant
 from frd.service.access.grants import Grant
 from frd.service.access.token_bucket import TokenBucket
 from frd.service.ingest.declarations import OTHER_JOBS, Reportable
@@ -44,6 +46,9 @@ _HANG_UP_S: Final = 2.0
 _ARRIVALS_PER_S: Final = 1_000.0
 """New streams a second. All streams of a cluster begin together when the service restarts."""
 _ARRIVALS: Final = 500
+_LOOP_SHARE: Final = 0.5
+_LOOP_BURST_S: Final = 1.0
+"""A reconnect of ten thousand ranks takes about as long."""
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +74,15 @@ class Homes(Protocol):
         ...
 
 
+class _Share:
+    """What one tenant may use of the event loop while another one has streams, too. Its messages
+    may cost far more time than their bytes say, and it may have thousands of streams."""
+
+    def __init__(self) -> None:
+        self.streams = 0
+        self.loop_s = TokenBucket(_LOOP_SHARE, _LOOP_BURST_S)
+
+
 class Ingest:
     """`handle` is the gRPC handler."""
 
@@ -77,6 +91,8 @@ class Ingest:
         self._admission = admission
         self._stream_bytes_per_s = stream_bytes_per_s
         self._arrivals = TokenBucket(_ARRIVALS_PER_S, _ARRIVALS)
+        self._tenants: dict[Tenant, _Share] = {}
+        """Those with open streams."""
         self._open = 0
         self.refused: Counter[str] = Counter()
         """Refused streams by reason: one of `REASONS`, `ABORTED` or `FAULT`."""
@@ -93,9 +109,9 @@ class Ingest:
                 if isinstance(home, Redirect):
                     await _redirect(context, home)
                 else:
-                    await self._serve(
-                        home, Reportable(grant.may_report, home.one_job, job), context
-                    )
+                    may_report = Reportable(grant.may_report, home.one_job, job)
+                    with self._share(self._admission.tenant(context, grant)) as share:
+                        await self._serve(home, may_report, context, share)
         except ServiceUnavailable as error:
             context.set_code(grpc.StatusCode.ABORTED)
             context.set_details(str(error))
@@ -121,7 +137,20 @@ class Ingest:
             self.refused[ABORTED] += 1
             raise
 
-    async def _serve(self, home: Home, may_report: Reportable, context: Context) -> None:
+    @contextmanager
+    def _share(self, tenant: Tenant) -> Iterator[_Share]:
+        share = self._tenants.setdefault(tenant, _Share())
+        share.streams += 1
+        try:
+            yield share
+        finally:
+            share.streams -= 1
+            if not share.streams:
+                del self._tenants[tenant]
+
+    async def _serve(
+        self, home: Home, may_report: Reportable, context: Context, share: _Share
+    ) -> None:
         stream = home.streams.open()
         stream.session.declared.may_report = may_report
         stream.session.declared.allowance = self._admission.allowance(context)
@@ -133,7 +162,7 @@ class Ingest:
                     stream.interrupt = lambda redirected: reading.reschedule(
                         loop.time() + (_HANG_UP_S if redirected else 0)
                     )
-                    await self._read(home, stream, context)
+                    await self._read(home, stream, context, share)
             except TimeoutError:
                 context.set_code(grpc.StatusCode.ABORTED)
                 context.set_details(stream.moved)
@@ -158,7 +187,7 @@ class Ingest:
         finally:
             writer.cancel()
 
-    async def _read(self, home: Home, stream: Stream, context: Context) -> None:
+    async def _read(self, home: Home, stream: Stream, context: Context, share: _Share) -> None:
         """Apply messages until the stream ends. Messages of a stream that has moved are only read:
         its call should end with the Redirect, see `_redirect`.
 
@@ -176,7 +205,12 @@ class Ingest:
             if stream.moved:
                 data = await context.read()
                 continue
+            while len(self._tenants) > 1 and (debt_s := share.loop_s.take(0, loop.time())):
+                self.throttled += 1
+                await asyncio.sleep(debt_s)
+            began_s = time.perf_counter()
             event = home.streams.take(stream, data)
+            share.loop_s.take(time.perf_counter() - began_s, loop.time())
             if isinstance(event, Goodbye):
                 return
             if isinstance(event, ResponsePart):
