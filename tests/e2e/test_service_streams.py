@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from frd.model import EntryColumns, RankInfo
+from frd.model import EntryColumns, NodeNs, RankInfo, RankState, RankStatus
 from frd.v1 import stream_pb2 as pb
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
@@ -35,8 +36,10 @@ from frd.wire.messages import (
     Refusal,
     Request,
     ResponsePart,
+    Resync,
+    Statuses,
 )
-from tests.world.daemons import run_program, serve_command, until
+from tests.world.daemons import frd, run_program, serve_command, until
 from tests.world.streams import WORLD, Peer, Service, both_nodes, entries, peer, serving, stall
 
 T = TypeVar("T")
@@ -143,6 +146,41 @@ async def test_a_message_too_large_for_grpc(serve: Callable[..., Service]) -> No
         assert "larger than max" in (await large.call.details() or "")
     series = 'frd_ingest_refused_total{reason="aborted"}'
     until(lambda: service.metric(series) == 1)
+
+
+# -- jobs without room -----------------------------------------------------------------------------
+
+
+async def test_a_job_without_room_is_blind(serve: Callable[..., Service], tmp_path: Path) -> None:
+    """A job more than there is room for: its stream goes on, `frd findings` and `frd status` say
+    that it is not watched, exit 4, and so does the metric of FrdBlind; when the other job has
+    ended and is forgotten, it is watched."""
+    config = tmp_path / "frd.toml"
+    config.write_text("[policy]\nmax_attempts = 1\n")
+    service = serve("--config", config)
+
+    def findings(*arguments: str) -> tuple[int, str]:
+        ran = frd("findings", "--http", service.http, *arguments)
+        return ran.returncode, ran.stdout
+
+    why = "blind: late: 2 ranks are not watched: attempts: 1 run already:"
+    async with peer(service, 0, "a", "first") as first, peer(service, 0, "b", "late") as late:
+        await first.introduce()
+        await late.introduce()
+        await late.send(entries(1, 0, 10))
+        assert (await late.receive_a(Ack)).revisions == {0: 10}
+        await counted(service, 'frd_refused_ranks{job="late"}', 2)
+        code, text = findings()
+        assert (code, why in text) == (4, True), text
+        assert findings("--job", "late")[0] == 4
+        assert why in frd("status", "--http", service.http).stdout
+        over = (RankStatus(i, RankState.FINISHED, NodeNs(time.time_ns())) for i in range(2))
+        await first.send(Statuses(tuple(over)))
+        await late.receive_a(Resync)
+        await late.send(entries(11, 10, 10))
+        known = partial(service.get, "/api/v1/jobs")
+        await asyncio.to_thread(until, lambda: {one["job"] for one in known()["jobs"]} == {"late"})
+        assert why not in findings()[1]
 
 
 # -- counting ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Lives of a service with two tenants: job b hangs, and whoever has a token of job a attacks.
+"""Lives of a service with two tenants: job b hangs, and the owner of a token of job a attacks.
 
 Streams, admission, tokens, limits, engine and evaluator are the production's; calls are simulated,
 and time is virtual. Each life draws some attackers, each with one or more kinds of attack.

@@ -154,14 +154,22 @@ class Declarations:
                     yield Refusal(attempt.declared.key.job, count, why)
 
     def retry(self, now: AlignedNs) -> bool:
-        """Attempts for which there was no room enter the engine, if there is room now."""
+        """Attempts for which there was no room enter the engine, if there is room now.
+
+        Raises:
+            FrdError: there is none for all that they have.
+        """
         if not self._lacks_room or self._engine.room.short:
             return False
-        waiting = [attempt for attempt in self.attempts if attempt.no_room]
-        for attempt in waiting:
-            self._open(attempt, now)
+        has_entered = False
+        for attempt in self.attempts:
+            if attempt.no_room:
+                self._open(attempt, now)
+                if attempt.no_room:
+                    break
+                has_entered = True
         self._connect()
-        return any(not attempt.no_room for attempt in waiting)
+        return has_entered
 
     def forget(self) -> None:
         """See `Session.forget`."""

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Final
 
 from frd.engine.clocks.alignment import Alignment
+from frd.errors import FrdError
 from frd.model import AlignedNs, AttemptKey, EntryColumns, MemoryColumns
 from frd.rpc import MIN_PING_MS
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks
@@ -243,9 +244,12 @@ class Streams:
         """Admit runs whose name has become free; see `JobRuns.settle`."""
         if self.runs.settle(now):
             self._adopt()
-        for stream in self._streams.values():
-            if stream.session.declared.retry(now):
-                self._adopt(stream)
+        for stream in list(self._streams.values()):
+            try:
+                if stream.session.declared.retry(now):
+                    self._adopt(stream)
+            except FrdError as error:  # room for the attempt, and not for all of its groups
+                stream.leave(str(error))
         warnings = self.runs.warnings(now)
         for warning in set(warnings) - self._warned:
             log.warning("%s", warning.text)
