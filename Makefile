@@ -161,8 +161,8 @@ LOCKED := $(addprefix requirements/,service.txt build.txt) scripts/venv scripts/
 	@.venv-gpu/bin/python -m pip --quiet --disable-pip-version-check install --require-hashes --no-deps -r requirements/nccl.txt
 	@touch $@
 
-.venv-frameworks/installed: requirements/frameworks.txt requirements/demo.txt $(LOCKED)
-	@scripts/venv .venv-frameworks $(PYTHON) requirements/frameworks.txt --editable
+.venv-frameworks/installed: $(addprefix requirements/,frameworks.txt demo.txt torch-cpu.txt) $(LOCKED)
+	@scripts/venv .venv-frameworks $(PYTHON) requirements/frameworks.txt --editable --cpu
 	@touch $@
 
 .venv-uv/installed: requirements/uv.txt scripts/venv scripts/install

@@ -19,11 +19,8 @@ _COMPILE: Final = (
     *("pip", "compile", "--quiet", "--no-deps", "--universal", "--python-version", "3.11"),
     *("--generate-hashes", "--no-annotate", "--no-header", "-"),
 )
-_NOT_IN_THE_INDEX: Final = {
-    # torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl, of the index that PyTorch itself has
-    # for CPUs.
-    "torch==2.13.0": ("6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",)
-}
+NOT_IN_THE_INDEX: Final = "torch-cpu.txt"
+"""Its hash stays as it is."""
 
 
 def pins(text: str) -> dict[str, list[str]]:
@@ -48,13 +45,14 @@ def hashed(uv: str, text: str) -> str:
         sys.exit(f"frd: requirements: {done.stderr.strip()}")
     lines = head(text)
     for pin, hashes in pins(done.stdout).items():
-        known = sorted({*hashes, *_NOT_IN_THE_INDEX.get(pin, ())})
-        lines.append(" \\\n    ".join([pin, *(f"--hash=sha256:{one}" for one in known)]))
+        lines.append(" \\\n    ".join([pin, *(f"--hash=sha256:{one}" for one in hashes)]))
     return "\n".join([*lines, ""])
 
 
 def main() -> None:
     for path in sorted(FOLDER.glob("*.txt")):
+        if path.name == NOT_IN_THE_INDEX:
+            continue
         path.write_text(hashed(sys.argv[1], path.read_text("utf-8")), "utf-8")
 
 
