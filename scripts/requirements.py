@@ -1,5 +1,5 @@
-"""`python -m scripts.requirements UV`: writes the hashes of all files of each pinned release into the
-files of requirements/, so that pip takes no other file: `make requirements`.
+"""`python -m scripts.requirements UV`: writes the hashes of all files of each pinned release into
+requirements/, so that pip takes no other file: `make requirements`.
 
 The pins are edited by hand; uv, whose path is the argument, asks the package index that it is
 configured to use. It resolves nothing: pip must find each dependency among the pins. Lines that are
@@ -40,7 +40,9 @@ def head(text: str) -> list[str]:
 def hashed(uv: str, text: str) -> str:
     """The content of a file, with the hashes that the index has now."""
     wanted = "\n".join(pins(text))
-    done = subprocess.run([uv, *_COMPILE], input=wanted, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [uv, *_COMPILE], input=wanted, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         sys.exit(f"frd: requirements: {done.stderr.strip()}")
     lines = head(text)

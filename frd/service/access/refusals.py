@@ -1,8 +1,8 @@
 """What a refused peer causes besides the refusal: a line of the log, and a delay for wrong tokens.
 
 Repeated attempts must not fill the disk: a line a minute for each host and reason. The delay slows
-whoever guesses tokens. Only answers to wrong tokens are delayed, so a right token of the same host
-(NAT, a proxy) is answered as always, and only so many at a time, so that connections remain.
+a client that guesses tokens. Only answers to wrong tokens are delayed, so a right token of the same
+host (NAT, a proxy) is answered as always, and only so many at a time, so that connections remain.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _REPEATED: Final = ("token", "limit", "version", "HTTP token")
 and they try again until a person acts."""
 _QUIET_S: Final = 60.0
 _MAX_HOSTS: Final = 1_000
-"""Hosts with a line of their own in a minute; all others share one."""
+"""Hosts with separate lines in a minute; all others share one."""
 _DELAY_S: Final = 1.0
 _MAX_DELAYED: Final = 64
 
