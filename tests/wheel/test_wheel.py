@@ -2,8 +2,8 @@
 
 Dependencies come from the registry, as requirements/service.txt pins them; no extra is installed.
 The job has its Python in another environment, which has torch and no frd, so the tap that it loads
-is that of the wheel. With FRD_WHEEL_TORCH=1 torch is installed next to frd instead, which for some Pythons is a download of
-gigabytes.
+is that of the wheel. With FRD_WHEEL_TORCH=1 torch is installed next to frd instead, which for some
+Pythons is a download of gigabytes.
 """
 
 from __future__ import annotations
