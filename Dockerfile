@@ -1,7 +1,7 @@
 # Service and agent in one image: `frd` and `frd-agent` are on the path; the default command prints help.
 # Build it from a clean checkout: docker build -t frd .
 
-# Tags of images move. Who builds for others names the digest: --build-arg BASE=IMAGE@sha256:DIGEST.
+# Tags of images move. If you build for others, name the digest: --build-arg BASE=IMAGE@sha256:DIGEST.
 ARG BASE=python:3.11.14-slim-bookworm
 FROM ${BASE} AS build
 WORKDIR /src

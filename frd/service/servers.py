@@ -108,6 +108,9 @@ class HttpServer:
             ListenError: naming the key, when the address cannot be listened on.
         """
         listener = _listen("http", self._address)
+        # Connections inherit it. asyncio does not set it, as the socket names no protocol. Without
+        # it an answer in two parts waits for the delayed ACK of the client (40 ms).
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._server = _Uvicorn(
             uvicorn.Config(
                 self._app,
@@ -220,11 +223,7 @@ def _listen(key: str, address: str) -> socket.socket:
         family, _, _, _, resolved = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.create_server(resolved, family=family, backlog=_BACKLOG)
-        # Connections inherit it. asyncio does not set it, as `create_server` names no protocol.
-        # Without it an answer in two parts waits for the delayed ACK of the client (40 ms).
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listener
+        return socket.create_server(resolved, family=family, backlog=_BACKLOG)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         advice = f"choose another --{key} HOST:PORT"

@@ -1,4 +1,4 @@
-"""Clients of a real service over HTTP: answers on a kept connection, and who guesses tokens."""
+"""Clients of a real service over HTTP: answers on a kept connection, and guesses of tokens."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_agent_waits_for_no_ack(tmp_path: Path) -> None:
     assert statistics.median(spent) < DELAYED_ACK_S / 2
 
 
-def test_who_guesses_waits_alone(service: Connect, tmp_path: Path) -> None:
+def test_only_guesses_wait(service: Connect, tmp_path: Path) -> None:
     """Eight connections guess without a pause. A guess takes a second, the log has one line for
     all and no token, and a reader on the same host is answered meanwhile as before."""
     guesses: list[tuple[int, float]] = []

@@ -75,11 +75,10 @@ class Sessions:
         if not 0 < len(token) <= _MAX_TOKEN_CHARS:
             refuse(400, f"token: {len(token)} characters: write a token of the service")
         grant = self._tokens.grant(f"Bearer {token}")
+        if grant is None:
+            await self._refusals.no_grant(host_of(request.scope), token)
         if grant is None or not grant.may(Role.READER):
-            if grant is None:
-                await self._refusals.no_grant(host_of(request.scope), token)
-            else:
-                self._refusals.http["role"] += 1
+            self._refusals.http["role"] += grant is not None
             refuse(401, "token: unknown, or only for agents: ask who runs the service for one")
         answer = await self._answer(grant)
         self._set(answer, request, base64.urlsafe_b64encode(token.encode()).decode(), None)

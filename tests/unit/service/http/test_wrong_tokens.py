@@ -77,7 +77,7 @@ async def test_every_way_to_guess_is_slow(asked: Asked, caplog: pytest.LogCaptur
     ]
     for method, path, options, status in guesses:
         assert await asked.ask(method, path, **options) == (status, 1.0), (path, options)
-    assert asked.counted == {"token": len(guesses)}
+    assert +asked.counted == {"token": len(guesses)}
     assert caplog.messages == ["HTTP client 192.0.2.1 refused: unknown token"]
     await asyncio.sleep(60)
     await asked.ask("GET", "/metrics", **bearer(GUESS))
@@ -86,7 +86,7 @@ async def test_every_way_to_guess_is_slow(asked: Asked, caplog: pytest.LogCaptur
 
 
 @in_virtual_time
-async def test_nobody_else_waits(asked: Asked, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_other_request_waits(asked: Asked, caplog: pytest.LogCaptureFixture) -> None:
     """While a host guesses as fast as it can, requests from the same host with the right token,
     without any (a browser's first visit, a probe), or with one of another role wait for nothing."""
     guessing = [asyncio.create_task(asked.ask("GET", "/metrics", **bearer(GUESS)))]

@@ -144,13 +144,13 @@ def test_refused_sign_ins_are_counted(service: Service, tokens: Tokens) -> None:
     for request in requests:
         before = web.refusals.http["token"]
         request()
-        assert web.refusals.http == {"token": before + 1}
+        assert +web.refusals.http == {"token": before + 1}
     client.get(PATH)
     client.get(PATH, authorization=f"Bearer {READER}")
     sign_in(client, READER)
-    assert web.refusals.http == {"token": 4}
+    assert +web.refusals.http == {"token": 4}
     sign_in(client, AGENT)
-    assert web.refusals.http == {"token": 4, "role": 1}
+    assert +web.refusals.http == {"token": 4, "role": 1}
 
 
 def test_no_cache_keeps_what_a_cookie_authorizes(client: Client) -> None:
