@@ -1,25 +1,26 @@
 # Service and agent in one image: `frd` and `frd-agent` are on the path; the default command prints help.
 # Build it from a clean checkout: docker build -t frd .
 
-FROM python:3.11.14-slim-bookworm AS build
+# Tags of images move. If you build for others, name the digest: --build-arg BASE=IMAGE@sha256:DIGEST.
+ARG BASE=python:3.11.14-slim-bookworm
+FROM ${BASE} AS build
 WORKDIR /src
-# First what frd depends on, which a change of the source leaves as it is: the tested versions, and the
-# extra for replicas of a cluster.
-COPY pyproject.toml ./
+# First what frd depends on, which a change of the source leaves as it is: the tested versions, also of
+# the extra for replicas of a cluster, from files whose hashes requirements/ has.
 COPY requirements requirements
-RUN python -m venv --without-pip /opt/frd/venv \
-    && python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-print(*p['dependencies'], *p['optional-dependencies']['cluster'], sep='\n')" > /wanted.txt \
-    && pip --python /opt/frd/venv/bin/python install --no-cache-dir --constraint requirements/dev.txt \
-        --requirement /wanted.txt
+RUN pip install --no-cache-dir --no-deps --require-hashes --requirement requirements/build.txt \
+    && pip wheel --no-cache-dir --no-deps --require-hashes --no-build-isolation --wheel-dir /needed \
+        --requirement requirements/service.txt --requirement requirements/cluster.txt \
+    && python -m venv --without-pip /opt/frd/venv \
+    && pip --python /opt/frd/venv/bin/python install --no-cache-dir --no-deps --no-index /needed/*.whl
 COPY . .
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 # Only the programs' interpreter is that of the virtual environment. All users may read the tap, whatever
 # the checkout's modes are.
 RUN pip --python /opt/frd/venv/bin/python install --no-cache-dir --no-deps --no-index --prefix /frd /wheels/*.whl \
     && chmod -R a+rX agents/frd_agent
 
-FROM python:3.11.14-slim-bookworm
+FROM ${BASE}
 # Nothing here installs a package.
 RUN pip uninstall --yes pip setuptools wheel && rm -r /usr/local/lib/python3.*/ensurepip
 COPY --from=build /opt/frd/venv /opt/frd/venv

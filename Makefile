@@ -18,7 +18,7 @@ SEEDS := 1000
 MODULE := frd/engine
 BENCHES := ingest door overhead start phase analyze clock memory poll traces inspect_suspect waits_for web
 
-.PHONY: help demo test test-real $(COMPUTING) quick quick-tests prepare test-frameworks test-gpu test-pods test-slurm test-wheel lint coverage sim soak mutants bench proto dashboards clean
+.PHONY: help demo test test-real $(COMPUTING) quick quick-tests prepare test-frameworks test-gpu test-pods test-slurm test-wheel lint coverage sim soak mutants bench proto dashboards requirements sbom clean
 .DELETE_ON_ERROR:
 
 help:
@@ -38,6 +38,8 @@ help:
 	@echo "make bench   run the benches (several minutes, on an idle machine)"
 	@echo "make proto   regenerate frd/v1 from proto/"
 	@echo "make dashboards  regenerate helm/frd/dashboards"
+	@echo "make requirements  write the hashes of all pinned releases into requirements/"
+	@echo "make sbom    write dist/frd-VERSION.cdx.json: what the image contains, with licences and hashes"
 	@echo "make clean   remove everything that make has created"
 
 demo: .venv/installed torch
@@ -130,29 +132,41 @@ proto: .venv-proto/installed
 dashboards: .venv/installed
 	@$(BIN)/python -m scripts.dashboards
 
+requirements: .venv-uv/installed
+	@.venv-uv/bin/python -m scripts.requirements .venv-uv/bin/uv
+
+sbom: .venv/installed
+	@$(BIN)/python -m scripts.sbom dist
+
 clean:
-	rm -rf .venv .venv-proto .venv-frameworks .venv-gpu .pods .slurm dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .mutants \
+	rm -rf .venv .venv-proto .venv-uv .venv-frameworks .venv-gpu .pods .slurm dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .mutants \
 		.import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/installed: pyproject.toml requirements/dev.txt scripts/venv
+LOCKED := $(addprefix requirements/,service.txt build.txt) scripts/venv scripts/install
+
+.venv/installed: pyproject.toml requirements/dev.txt requirements/cluster.txt $(LOCKED)
 	@scripts/venv .venv $(PYTHON) requirements/dev.txt --editable
 	@touch $@
 
-.venv-proto/installed: requirements/proto.txt scripts/venv
+.venv-proto/installed: requirements/proto.txt scripts/venv scripts/install
 	@scripts/venv .venv-proto $(PYTHON) requirements/proto.txt
 	@touch $@
 
 # torch depends on one version of NCCL, so the newer one is installed after it, without dependencies.
-.venv-gpu/installed: pyproject.toml requirements/dev.txt requirements/demo.txt requirements/nccl.txt scripts/venv
+.venv-gpu/installed: pyproject.toml $(addprefix requirements/,dev.txt cluster.txt demo.txt cuda.txt nccl.txt) $(LOCKED)
 	@scripts/venv .venv-gpu $(PYTHON) requirements/dev.txt --editable
 	@echo "frd: installing torch and NCCL for GPUs (a large download)"
-	@.venv-gpu/bin/python -m pip --quiet --disable-pip-version-check install -r requirements/demo.txt
-	@.venv-gpu/bin/python -m pip --quiet --disable-pip-version-check install --no-deps -r requirements/nccl.txt
+	@scripts/install .venv-gpu/bin/python --quiet -r requirements/demo.txt
+	@.venv-gpu/bin/python -m pip --quiet --disable-pip-version-check install --require-hashes --no-deps -r requirements/nccl.txt
 	@touch $@
 
-.venv-frameworks/installed: requirements/frameworks.txt scripts/venv
-	@scripts/venv .venv-frameworks $(PYTHON) requirements/frameworks.txt --editable
+.venv-frameworks/installed: $(addprefix requirements/,frameworks.txt demo.txt torch-cpu.txt) $(LOCKED)
+	@scripts/venv .venv-frameworks $(PYTHON) requirements/frameworks.txt --editable --cpu
+	@touch $@
+
+.venv-uv/installed: requirements/uv.txt scripts/venv scripts/install
+	@scripts/venv .venv-uv $(PYTHON) requirements/uv.txt
 	@touch $@
 
 # All that `make test` downloads and installs.

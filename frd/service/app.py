@@ -17,7 +17,6 @@ import itertools
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -101,7 +100,7 @@ class App:
         limits = config.limits
         self._admission = Admission(self._tokens, limits.streams_per_peer, limits.objects_per_peer)
         self._handshakes = Handshakes()
-        self._http_refused: Counter[str] = Counter()
+        refusals = self._admission.refusals
         self._lock = _lock(config.data_dir)
         self._clocks = AgentClocks(now, raw_now)
         self._pings = Pings(self._clocks, self._admission)
@@ -146,11 +145,11 @@ class App:
             self._ingest.handle, self._pings.handle, config.grpc, self._certificates
         )
         self._http = HttpServer(
-            app if self._tokens is None else HttpGuard(app, self._tokens, self._http_refused),
+            app if self._tokens is None else HttpGuard(app, self._tokens, refusals),
             config.http,
             self._certificates,
             config.limits.http_connections_per_peer,
-            self._http_refused,
+            refusals.http,
         )
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -260,7 +259,7 @@ class App:
 
     def _web(self) -> WebOptions:
         config = self._config
-        return WebOptions(self._tokens, config.web, config.public_url, self._http_refused)
+        return WebOptions(self._tokens, config.web, config.public_url, self._admission.refusals)
 
     # -- publishing ---------------------------------------------------------------------
 
@@ -270,7 +269,7 @@ class App:
             refused=dict(self._ingest.refused),
             clock_refused=dict(self._clocks.refused),
             evicted={"dumps": self._dumps.evicted, "stored_findings": self._forgotten_findings},
-            http_refused=dict(self._http_refused),
+            http_refused=dict(self._admission.refusals.http),
             handshakes_failed=self._handshakes_failed(),
             throttled=self._ingest.throttled,
             notifications=self._notifier.counted(),

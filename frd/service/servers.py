@@ -108,6 +108,9 @@ class HttpServer:
             ListenError: naming the key, when the address cannot be listened on.
         """
         listener = _listen("http", self._address)
+        # Connections inherit it. asyncio does not set it, as the socket names no protocol. Without
+        # it an answer in two parts waits for the delayed ACK of the client (40 ms).
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._server = _Uvicorn(
             uvicorn.Config(
                 self._app,

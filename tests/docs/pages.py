@@ -20,7 +20,12 @@ PAGES: Final = ("README.md", "docs/workstation.md", "docs/kubernetes.md", "docs/
 """Each of their commands is run, or has a reason why not."""
 OTHERS: Final = sorted(
     str(path.relative_to(ROOT))
-    for path in (ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("helm/frd/*.md"))
+    for path in (
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "SECURITY.md",
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("helm/frd/*.md"),
+    )
     if str(path.relative_to(ROOT)) not in PAGES
 )
 _BLOCK: Final = re.compile(r"^( *)```(sh|console|bash)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)

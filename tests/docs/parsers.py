@@ -116,7 +116,8 @@ def make(words: Sequence[str]) -> None:
 
 
 def pip(words: Sequence[str]) -> None:
-    """The source folder with its extras, or packages that frd names; frd is not published."""
+    """The source folder with its extras, packages that frd names, or what a file pins; frd is not
+    published."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     named = [*project["dependencies"], *(one for extra in extras.values() for one in extra)]
@@ -126,8 +127,10 @@ def pip(words: Sequence[str]) -> None:
     for one in wanted:
         if found := re.fullmatch(r"\.(?:\[([\w,]+)\])?", one):
             assert not found[1] or set(found[1].split(",")) <= set(extras), words
+        elif one.startswith("requirements/"):
+            assert (ROOT / one).exists(), words
         else:
-            assert one in known | {"--upgrade"}, words
+            assert one in known | {"--upgrade", "--require-hashes", "--no-deps", "-r"}, words
 
 
 def export(words: Sequence[str]) -> None:

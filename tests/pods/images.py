@@ -1,7 +1,7 @@
 """`python -m tests.pods.images`: the images that these tests need, made without a registry.
 
 - the *base*: Debian by debootstrap, with the Python that runs this below /usr/local, under the very
-  name that the Dockerfile's FROM has. It replaces that image, which a machine without access
+  name that the Dockerfile has as its BASE. It replaces that image, which a machine without access
   to a registry cannot get: the same Debian and the same minor version of Python;
 - *frd*: what the Dockerfile builds, unchanged, under the name that the chart uses;
 - *training*: the base with torch, which is mounted, not copied, and a job that can be broken;
@@ -48,8 +48,8 @@ _ALSO: Final = ("ca-certificates", "netbase", "tzdata")
 
 def base_name() -> str:
     """What the Dockerfile builds on."""
-    names = re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text("utf-8"), re.MULTILINE)
-    (name,) = set(names)
+    text = (ROOT / "Dockerfile").read_text("utf-8")
+    (name,) = re.findall(r"^ARG BASE=(\S+)", text, re.MULTILINE)
     return str(name)
 
 

@@ -1,9 +1,9 @@
 """The wheel alone, in an empty environment of each Python that frd supports: `make test-wheel`.
 
-Dependencies come from the registry; no extra is installed. The job has its Python in another
-environment, which has torch and no frd, so the tap that it loads is that of the wheel. With
-FRD_WHEEL_TORCH=1 torch is installed next to frd instead, which for some Pythons is a download of
-gigabytes.
+Dependencies come from the registry, as requirements/service.txt pins them; no extra is installed.
+The job has its Python in another environment, which has torch and no frd, so the tap that it loads
+is that of the wheel. With FRD_WHEEL_TORCH=1 torch is installed next to frd instead, which for some
+Pythons is a download of gigabytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.docs.pages import ROOT
 from tests.world.daemons import first_line, free_address, launched, run_program, running, until
 from tests.world.interpreters import interpreter
 
-TORCH = re.findall(r"^torch==.*$", (ROOT / "requirements/demo.txt").read_text(), re.MULTILINE)
+TORCH = re.findall(r"^torch==[\w.]+", (ROOT / "requirements/demo.txt").read_text(), re.MULTILINE)
 NEXT_TO_FRD = os.environ.get("FRD_WHEEL_TORCH") == "1"
 EXTRAS = ("dask", "matplotlib", "nats", "pyarrow", "httpx")
 ABSENT = """
@@ -55,7 +55,11 @@ def programs(request: pytest.FixtureRequest, wheel: Path, tmp_path: Path) -> Pat
     """The folder of the programs of an environment that has the wheel."""
     subprocess.run([interpreter(request.param), "-m", "venv", tmp_path / "frd"], check=True)
     found = tmp_path / "frd/bin"
-    pip(found / "python", "install", wheel, *(TORCH if NEXT_TO_FRD else ()))
+    pinned = ROOT / "requirements/service.txt"
+    pip(found / "python", "install", "--no-deps", "--require-hashes", "-r", pinned)
+    pip(found / "python", "install", "--no-index", wheel)
+    if NEXT_TO_FRD:
+        pip(found / "python", "install", *TORCH)
     return found
 
 

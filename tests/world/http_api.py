@@ -159,7 +159,7 @@ class Client:
         """If `web` has tokens, each request needs one."""
         self.service = service
         app = create_app(service.view, web=web)
-        self._app = HttpGuard(app, web.tokens, web.refused) if web.tokens is not None else app
+        self._app = HttpGuard(app, web.tokens, web.refusals) if web.tokens is not None else app
 
     def get(self, path: str, query: str = "", **headers: str) -> Answer:
         """Names of headers have underscores instead of hyphens."""

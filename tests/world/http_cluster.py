@@ -112,7 +112,7 @@ class Cluster:
             tokens = Tokens(token_file) if token_file else None
             web = WebOptions(tokens)
             app = create_app(service.view, peers, web)
-            guarded = HttpGuard(app, tokens, web.refused) if tokens else app
+            guarded = HttpGuard(app, tokens, web.refusals) if tokens else app
             member = self.members[name] = Member(name, service, peers, cells)
             certificates = Certificates(tls) if tls.cert_file else None
             member.server = HttpServer(_recorded(guarded, member), "127.0.0.1:0", certificates)

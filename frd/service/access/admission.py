@@ -12,17 +12,14 @@ from contextlib import contextmanager
 from typing import Final, TypeAlias
 from urllib.parse import unquote
 
-from frd.errors import WireError
+from frd.errors import FrdError, WireError
 from frd.rpc import Context
 from frd.service.access.grants import EVERYTHING, Grant, Role, Tokens
+from frd.service.access.refusals import Refusals
 
 _NAMES: Final = "x509_subject_alternative_name"
 _PENDING_S: Final = 15.0
 """More than a handshake may take."""
-_REPEATED: Final = ("token", "limit", "version")
-"""Reasons of refusals that are logged once a minute for each host: there may be many such peers,
-and they try again until a person acts."""
-_QUIET_S: Final = 60.0
 
 
 Tenant: TypeAlias = str | frozenset[str]
@@ -73,8 +70,7 @@ class Admission:
         self._objects: Counter[str] = Counter()
         self._streams: Counter[str] = Counter()
         self._peers: Counter[str] = Counter()
-        self._logged: dict[tuple[str, str], float] = {}
-        """By host and reason of a refusal: when it was last logged."""
+        self.refusals = Refusals()
         self.connections = 0
         """Connections that ever had a stream."""
 
@@ -110,12 +106,14 @@ class Admission:
         """Of a new stream of the peer."""
         return Allowance(host_of(context.peer()), self._objects, self._objects_per_peer)
 
-    def is_news(self, context: Context, reason: str, now_s: float) -> bool:
-        """Whether to log that the peer was refused: repeated attempts must not fill the disk."""
-        if reason not in _REPEATED:
-            return True
-        self._logged = {of: at for of, at in self._logged.items() if now_s - at < _QUIET_S}
-        return self._logged.setdefault((host_of(context.peer()), reason), now_s) == now_s
+    def warn(self, context: Context, reason: str, text: str) -> None:
+        """Log that the peer was refused."""
+        self.refusals.warn(host_of(context.peer()), reason, text)
+
+    async def delay(self, context: Context, error: FrdError) -> None:
+        """If it is because of a wrong token: until the refusal may be sent."""
+        if isinstance(error, WireError) and error.reason == "token" and _token(context):
+            await self.refusals.delay()
 
     def _count(self, host: str) -> None:
         if self._streams[host] >= self._streams_per_peer:
@@ -129,8 +127,7 @@ class Admission:
     def _grant(self, context: Context) -> Grant:
         grant: Grant | None = EVERYTHING
         if self._tokens is not None:
-            headers = dict(context.invocation_metadata() or ())
-            grant = self._tokens.grant(str(headers.get("authorization", "")))
+            grant = self._tokens.grant(_token(context))
         if grant is None or not grant.may(Role.AGENT):
             raise WireError(
                 "authorization", "token", "no token that may stream: set the agent's token_file"
@@ -156,6 +153,10 @@ class Handshakes:
         if now_s - at_s >= _PENDING_S:
             self._failed = max(self._failed, settled - connections)
         return self._failed
+
+
+def _token(context: Context) -> str:
+    return str(dict(context.invocation_metadata() or ()).get("authorization", ""))
 
 
 def _less(counter: Counter[str], key: str) -> None:

@@ -78,8 +78,9 @@ class Pings:
         except WireError as error:
             reason = STRANGER if isinstance(error, _Stranger) else PROTOCOL
             self._clocks.refused[reason] += 1
-            if self._admission.is_news(context, error.reason, time.monotonic()):
-                log.warning("clock stream of %s refused: %s", context.peer(), error)
+            text = f"clock stream of {context.peer()} refused: {error}"
+            self._admission.warn(context, error.reason, text)
+            await self._admission.delay(context, error)
             context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
             context.set_details(str(error))
         finally:

@@ -11,30 +11,30 @@ a cookie, so answers of the API forbid them to keep what it authorizes.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from frd.service.access.grants import Role, Tokens
+from frd.service.access.refusals import Refusals
 from frd.service.http.answers import error_response
 from frd.service.http.runbooks import PREFIX as RUNBOOKS
 from frd.service.http.web.pages import is_page
 from frd.service.http.web.session import PATH as SESSION
-from frd.service.http.web.session import token_in
+from frd.service.http.web.session import host_of, token_in
 
 OPEN: Final = ("/-/healthy", "/-/ready", SESSION)
 _API: Final = "/api/"
 
 
 class HttpGuard:
-    """`refused` counts by reason: ``token`` or ``role``."""
+    """`refusals` counts by reason: ``token`` (also if there is none) or ``role``."""
 
-    def __init__(self, app: ASGIApp, tokens: Tokens, refused: Counter[str]) -> None:
+    def __init__(self, app: ASGIApp, tokens: Tokens, refusals: Refusals) -> None:
         self._app = app
         self._tokens = tokens
-        self._refused = refused
+        self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,13 +47,14 @@ class HttpGuard:
             await self._app(scope, receive, send)
             return
         role = _role(scope["method"], scope["path"])
-        grant = self._tokens.grant(Headers(scope=scope).get("authorization"))
+        token = Headers(scope=scope).get("authorization")
+        grant = self._tokens.grant(token)
         if grant is None:
-            self._refused["token"] += 1
+            await self._refusals.no_grant(host_of(scope), token)
             message = "authorization: missing or unknown token: name a token file"
             answer = error_response(401, message, {"WWW-Authenticate": "Bearer"})
         elif not grant.may(role):
-            self._refused["role"] += 1
+            self._refusals.http["role"] += 1
             answer = error_response(
                 403, f"authorization: the token's role may not do this: use {role}"
             )

@@ -12,7 +12,6 @@ whose name resolves to this service). The service's own page only reads.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -30,6 +29,7 @@ from frd.errors import ServiceUnavailable, StoreError
 from frd.forms import finding_json
 from frd.model import AlignedNs, Finding, FindingState, Kind
 from frd.service.access.grants import Tokens
+from frd.service.access.refusals import Refusals
 from frd.service.http import parameters, runbooks
 from frd.service.http.answers import (
     API_VERSION,
@@ -88,8 +88,8 @@ class WebOptions:
     has_page: bool = True
     public_url: str = ""
     """Where browsers open the service; if empty, where the requests arrive."""
-    refused: Counter[str] = field(default_factory=Counter, compare=False)
-    """Requests refused, by reason; as of `HttpGuard`."""
+    refusals: Refusals = field(default_factory=Refusals, compare=False)
+    """As of `HttpGuard`."""
 
 
 def create_app(
@@ -100,7 +100,7 @@ def create_app(
     """The ASGI application of one service; `peers` are the other replicas of its cluster."""
     pictures = Pictures(view)
     api, by = _Api(view, pictures), peers or _Alone()
-    sessions = Sessions(web.tokens, web.public_url, web.refused)
+    sessions = Sessions(web.tokens, web.public_url, web.refusals)
     asked = {"jobs": by.jobs(api.jobs), "health": by.health(api.health), "job": by.owner(api.job)}
     events = Events(view, asked, web.tokens)
     timeline = by.keeper_of_timeline(pictures.timeline, pictures.keeps)

@@ -116,7 +116,9 @@ class Ingest:
             context.set_code(grpc.StatusCode.ABORTED)
             context.set_details(str(error))
         except FrdError as error:
-            await _write_last(context, self._refusal(error, context, context.peer()))
+            refusal = self._refusal(error, context, context.peer())
+            await self._admission.delay(context, error)
+            await _write_last(context, refusal)
         finally:
             self._open -= 1
 
@@ -235,8 +237,7 @@ class Ingest:
         reason = error.reason if isinstance(error, WireError) else "limit"
         self.refused[reason] += 1
         message = str(error)
-        if self._admission.is_news(context, reason, asyncio.get_running_loop().time()):
-            log.warning("agent of %s refused: %s", name, message)
+        self._admission.warn(context, reason, f"agent of {name} refused: {message}")
         stranger = reason == "token"
         code = grpc.StatusCode.UNAUTHENTICATED if stranger else grpc.StatusCode.INVALID_ARGUMENT
         context.set_code(code)

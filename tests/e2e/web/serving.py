@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import threading
-from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -39,6 +38,7 @@ from frd.model import (
     Witness,
 )
 from frd.service.access.grants import Tokens
+from frd.service.access.refusals import Refusals
 from frd.service.http.guard import HttpGuard
 from frd.service.http.routes import WebOptions, create_app
 from frd.service.servers import HttpServer
@@ -60,7 +60,7 @@ class Serving:
         self._thread.start()
         app: ASGIApp = create_app(service.view, web=WebOptions(tokens))
         if tokens is not None:
-            app = HttpGuard(app, tokens, Counter())
+            app = HttpGuard(app, tokens, Refusals())
         self._server = HttpServer(app, "127.0.0.1:0")
         self.address = self._run(self._server.start())
 

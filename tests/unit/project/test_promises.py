@@ -45,7 +45,12 @@ from tests.world.http_api import Service, job_view
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted(DOCS.rglob("*.md")),
+]
 RULES = sorted((ROOT / "helm/frd/rules").glob("*.yaml"))
 DASHBOARDS = sorted((ROOT / "helm/frd/dashboards").glob("*.json"))
 METRIC = re.compile(r"\bfrd_[a-z_]+\b")

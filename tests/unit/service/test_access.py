@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import cast
@@ -12,6 +13,8 @@ from frd.errors import ConfigError
 from frd.rpc import Context
 from frd.service.access.admission import Admission
 from frd.service.access.grants import EVERYTHING, Grant, Role, Tokens
+from frd.service.access.refusals import Refusals
+from tests.world.virtual_time import in_virtual_time
 
 ALL, AGENT, OPERATOR = "a" * 32, "b" * 32, "c" * 32
 
@@ -122,11 +125,32 @@ class Call:
         return "ipv4:10.0.0.1:5000"
 
 
-@pytest.mark.parametrize("reason", ["token", "limit", "version"])
-def test_a_peer_that_is_refused_again_and_again(reason: str) -> None:
+@pytest.mark.parametrize("reason", ["token", "limit", "version", "order", "fault"])
+@in_virtual_time
+async def test_a_peer_that_is_refused_again_and_again(
+    reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """An agent without a token, or of a release that cannot report to a cluster, tries again every
-    few seconds until a person acts: it is logged once a minute."""
+    few seconds until a person acts: it is logged once a minute, with how often it was not."""
     admission, call = Admission(None, 10), cast(Context, Call())
-    logged = [at for at in range(0, 125, 5) if admission.is_news(call, reason, float(at))]
-    assert logged == [0, 60, 120]
-    assert all(admission.is_news(call, "order", 130.0) for _ in range(3))
+    for at_s in range(0, 125, 5):
+        admission.warn(call, reason, f"refused after {at_s} s")
+        await asyncio.sleep(5)
+    more = " (11 more since the last such line)"
+    lines = ["refused after 0 s", f"refused after 60 s{more}", f"refused after 120 s{more}"]
+    assert caplog.messages == lines
+
+
+@in_virtual_time
+async def test_hosts_without_number_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """An attacker with a prefix of IPv6 addresses uses each address once: a thousand hosts a minute
+    have a separate line each, all others share one; a minute later others have theirs."""
+    refusals = Refusals()
+    for host in range(3_000):
+        refusals.warn(f"2001:db8::{host:x}", "token", "refused")
+    assert len(caplog.messages) == 1_001
+    await asyncio.sleep(60)
+    caplog.clear()
+    refusals.warn("2001:db8::", "token", "refused")
+    refusals.warn("192.0.2.1", "token", "refused")
+    assert caplog.messages == ["refused", "refused"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from pathlib import Path
 
@@ -10,16 +11,20 @@ import grpc.aio
 import pytest
 
 from frd.errors import ConfigError
-from frd.rpc import open_clock
+from frd.rpc import open_clock, open_stream
+from frd.service.access import refusals
 from frd.service.access.admission import Admission
 from frd.service.access.grants import Tokens
 from frd.service.access.token_bucket import TokenBucket
+from frd.service.cells.holding import LateHomes
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Pings, raw_now
 from frd.service.clocks.real_time import RealTime
+from frd.service.ingest.collector import Ingest
 from frd.service.servers import GrpcServer
 from frd_agent.config import load
 from frd_agent.uplink.endpoint import Endpoint, Target
+from tests.world.daemons import async_until
 
 
 async def test_a_stranger_does_not_fill_the_log(
@@ -41,6 +46,42 @@ async def test_a_stranger_does_not_fill_the_log(
     await server.stop()
     assert sum(clocks.refused.values()) == 20
     assert len(caplog.records) == 1
+
+
+async def test_an_agent_with_a_wrong_token_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams of rows and of pings with a wrong token are refused after a delay. It may last an
+    hour: streams without a token are refused meanwhile."""
+    monkeypatch.setattr(refusals, "_DELAY_S", 3600.0)
+    path = tmp_path / "tokens"
+    path.write_text("t" * 32)
+    path.chmod(0o600)
+    admission = Admission(Tokens(path), streams_per_peer=100)
+
+    def delayed() -> int:
+        return refusals._MAX_DELAYED - admission.refusals._delayed._value
+
+    clocks = AgentClocks(RealTime(), raw_now)
+    ingest = Ingest(LateHomes(), admission, stream_bytes_per_s=1 << 20)
+    server = GrpcServer(ingest.handle, Pings(clocks, admission).handle, "127.0.0.1:0")
+    address = await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        for opened in (open_stream, open_clock):
+            wrong = opened(channel, metadata=[("authorization", f"Bearer {'x' * 32}")])
+            answer = asyncio.create_task(wrong.read())
+            await async_until(lambda: delayed() == 1, "a delay")
+            for _ in range(2):
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await opened(channel).read()
+            assert not answer.done()
+            wrong.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await answer
+            await async_until(lambda: not delayed(), "the end of the delay")
+    await server.stop()
+    assert ingest.refused["token"] == 3
+    assert sum(clocks.refused.values()) == 3
 
 
 def test_peers_that_disconnect_delay_no_others() -> None:

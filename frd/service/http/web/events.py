@@ -28,6 +28,7 @@ from frd.forms import json_bytes, utc_text
 from frd.service.access.grants import Tokens
 from frd.service.http.answers import refuse
 from frd.service.http.web.finding_news import FindingNews
+from frd.service.http.web.session import host_of
 from frd.service.periodic import Faults
 from frd.service.view import ServiceView
 
@@ -82,7 +83,7 @@ class Events:
     async def stream(self, request: Request) -> Response:
         if self._viewers >= MAX_VIEWERS:
             refuse(503, f"events: {MAX_VIEWERS} viewers already: ask the API every few seconds")
-        if self._hosts[host := _host_of(request)] >= MAX_VIEWERS_OF_HOST:
+        if self._hosts[host := host_of(request.scope)] >= MAX_VIEWERS_OF_HOST:
             refuse(503, f"events: {host} has {MAX_VIEWERS_OF_HOST} streams already: close some")
         job = request.query_params.get("job")
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -98,7 +99,7 @@ class Events:
         if feed is None:
             feed = self._feeds[token] = _Feed(self._view, self._handlers, request, token)
         self._viewers += 1
-        host = _host_of(request)
+        host = host_of(request.scope)
         self._hosts[host] += 1
         feed.join(topics)
         try:
@@ -115,10 +116,6 @@ class Events:
 def _token_of(request: Request) -> str:
     """The token, however the client writes its header; as `Tokens.grant` reads it."""
     return request.headers.get("authorization", "").partition(" ")[2].strip()
-
-
-def _host_of(request: Request) -> str:
-    return request.client.host if request.client is not None else ""
 
 
 @dataclass(slots=True)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections import Counter
 from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 from starlette.requests import Request, cookie_parser
 from starlette.responses import Response
+from starlette.types import Scope
 
 from frd.decodable import decodable
 from frd.service.access.grants import EVERYTHING, Grant, Role, Tokens
+from frd.service.access.refusals import Refusals
 from frd.service.http import parameters
 from frd.service.http.answers import json_answer, refuse
 
@@ -44,20 +45,25 @@ def token_in(cookies: str | None) -> str | None:
         return None
 
 
+def host_of(scope: Scope) -> str:
+    """The address of the client."""
+    return (scope.get("client") or ("",))[0]
+
+
 class Sessions:
     """Without `tokens`, everything is permitted. `public_url`: where browsers open the service; if
-    empty, where the requests arrive. `refused` counts by reason, as that of `HttpGuard`."""
+    empty, where the requests arrive. `refusals` counts by reason, as that of `HttpGuard`."""
 
-    def __init__(self, tokens: Tokens | None, public_url: str, refused: Counter[str]) -> None:
+    def __init__(self, tokens: Tokens | None, public_url: str, refusals: Refusals) -> None:
         self._tokens = tokens
         self._public_url = public_url
-        self._refused = refused
+        self._refusals = refusals
 
     async def show(self, request: Request) -> Response:
         authorization = request.headers.get("authorization")
         grant = EVERYTHING if self._tokens is None else self._tokens.grant(authorization)
-        if grant is None and authorization is not None:
-            self._refused["token"] += 1
+        if grant is None and authorization:
+            await self._refusals.no_grant(host_of(request.scope), authorization)
         return await self._answer(grant)
 
     async def sign_in(self, request: Request) -> Response:
@@ -69,8 +75,10 @@ class Sessions:
         if not 0 < len(token) <= _MAX_TOKEN_CHARS:
             refuse(400, f"token: {len(token)} characters: write a token of the service")
         grant = self._tokens.grant(f"Bearer {token}")
+        if grant is None:
+            await self._refusals.no_grant(host_of(request.scope), token)
         if grant is None or not grant.may(Role.READER):
-            self._refused["token" if grant is None else "role"] += 1
+            self._refusals.http["role"] += grant is not None
             refuse(401, "token: unknown, or only for agents: ask who runs the service for one")
         answer = await self._answer(grant)
         self._set(answer, request, base64.urlsafe_b64encode(token.encode()).decode(), None)

@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from frd.service.access import refusals
 from tests.unit.service.http.three import SCRIPTS
 from tests.world.event_feed import Feeding
 from tests.world.http_api import Service, job_view
 from tests.world.http_cluster import Cluster, cluster
+
+
+@pytest.fixture(autouse=True)
+def _undelayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong tokens cost tests no time."""
+    monkeypatch.setattr(refusals, "_DELAY_S", 0.0)
 
 
 @pytest.fixture

@@ -142,15 +142,15 @@ def test_refused_sign_ins_are_counted(service: Service, tokens: Tokens) -> None:
         lambda: client.get("/api/v1/jobs"),
     ]
     for request in requests:
-        before = web.refused["token"]
+        before = web.refusals.http["token"]
         request()
-        assert web.refused == {"token": before + 1}
+        assert +web.refusals.http == {"token": before + 1}
     client.get(PATH)
     client.get(PATH, authorization=f"Bearer {READER}")
     sign_in(client, READER)
-    assert web.refused == {"token": 4}
+    assert +web.refusals.http == {"token": 4}
     sign_in(client, AGENT)
-    assert web.refused == {"token": 4, "role": 1}
+    assert +web.refusals.http == {"token": 4, "role": 1}
 
 
 def test_no_cache_keeps_what_a_cookie_authorizes(client: Client) -> None:
