@@ -44,6 +44,7 @@ from frd.model import (
 )
 from frd.service.findings.unrecorded import Unrecorded
 from frd.service.requests.inquiries import Inquiries
+from frd.service.requests.turns import Turns
 from frd.wire.messages import Part
 from frd.wire.waits import WaitReport, decode_report
 
@@ -54,7 +55,8 @@ EVERY_S: Final = 1.0
 MAX_SUSPECTS: Final = 64
 """Of one finding that are asked about."""
 MAX_AT_ONCE: Final = 4
-"""Findings whose agents are asked at the same time."""
+"""Findings of one job whose agents are asked at the same time."""
+_MAX_WAITING: Final = 256
 _TIMEOUT_S: Final = 1.0
 _MUTE_S: Final = 10.0
 """How long an agent is not asked again that did not answer: those before 0.2 never do."""
@@ -108,6 +110,9 @@ class Inspector:
         self._now = now
         self._shown: dict[tuple[str, int], _Shown] = {}
         """By finding and rank."""
+        self._turns = Turns(MAX_AT_ONCE, _MAX_WAITING)
+        self._asking: set[str] = set()
+        """Findings that were asked about and are not answered."""
         self._waiting: set[tuple[AttemptKey, int]] = set()
         """Ranks of which the engine knows that they wait for another rank, or may do so."""
         self._mute_until_s: dict[tuple[AttemptKey, int], float] = {}
@@ -139,14 +144,15 @@ class Inspector:
         """Ask about the suspects of all open findings, once."""
         asked = [(one, self._suspects(one)) for one in self._findings() if _is_inspected(one)]
         self._forget(asked)
-        slots, now_s = asyncio.Semaphore(MAX_AT_ONCE), asyncio.get_running_loop().time()
-        asking = []
+        now_s = asyncio.get_running_loop().time()
         for finding, ranks in asked:
             key = AttemptKey(finding.job, finding.attempt)
             ready = [rank for rank in ranks if self._mute_until_s.get((key, rank), 0.0) <= now_s]
-            if ready:
-                asking.append(self._ask(slots, finding.id, key, ready[:MAX_SUSPECTS]))
-        await asyncio.gather(*asking)
+            if ready and finding.id not in self._asking:
+                asking = self._ask(finding.id, key, ready[:MAX_SUSPECTS])
+                if self._turns.start(finding.job, asking):
+                    self._asking.add(finding.id)
+        await self._turns.wait(EVERY_S)
 
     def _suspects(self, finding: Finding) -> list[int]:
         """Those that may be inspected; ranks that turned out to wait for one of them, too."""
@@ -162,24 +168,23 @@ class Inspector:
         self._mute_until_s = {key: at for key, at in self._mute_until_s.items() if key in of}
         self._waiting &= of
 
-    async def _ask(
-        self, slots: asyncio.Semaphore, finding_id: str, key: AttemptKey, ranks: Sequence[int]
-    ) -> None:
+    async def _ask(self, finding_id: str, key: AttemptKey, ranks: Sequence[int]) -> None:
         muted_until_s = asyncio.get_running_loop().time() + _MUTE_S
+        asking = self._inquiries.ask(
+            key, ranks, dump=False, stacks=False, waits=True, timeout_s=_TIMEOUT_S
+        )
         try:
-            async with slots:
-                asking = self._inquiries.ask(
-                    key, ranks, dump=False, stacks=False, waits=True, timeout_s=_TIMEOUT_S
-                )
-                async with aclosing(asking) as asked:
-                    async for answers in asked:
-                        for answer in answers:
-                            if answer.error:
-                                self._mute_until_s[key, answer.rank] = muted_until_s
-                            elif answer.part is Part.WAITS:
-                                self._take(finding_id, key, answer.rank, answer.data)
+            async with aclosing(asking) as asked:
+                async for answers in asked:
+                    for answer in answers:
+                        if answer.error:
+                            self._mute_until_s[key, answer.rank] = muted_until_s
+                        elif answer.part is Part.WAITS:
+                            self._take(finding_id, key, answer.rank, answer.data)
         except FrdError:  # no agent is connected: the finding says so
             return
+        finally:
+            self._asking.discard(finding_id)
 
     def _take(self, finding_id: str, key: AttemptKey, rank: int, data: bytes) -> None:
         try:

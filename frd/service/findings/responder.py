@@ -9,7 +9,6 @@ an error is logged, and the finding stays as it is.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -19,6 +18,7 @@ from frd.errors import FrdError, StoreError
 from frd.flight.stacks.places import activity_of
 from frd.model import Activity, AlignedNs, AttemptKey, Change, Finding, FindingEvent, Kind
 from frd.service.findings.dumper import Dumper
+from frd.service.requests.turns import Turns
 
 NO_STACKS: Final = frozenset({Kind.STRAGGLER, Kind.CLOCK_UNSYNCHRONIZED})
 """Kinds for which no rank is asked, because its present stack does not explain them."""
@@ -50,8 +50,8 @@ class Responder:
         self.keep_dumps = keep_dumps
         self._asked: dict[str, set[int]] = {}
         """Suspects that have been asked for their stacks, by open finding."""
-        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._turns = Turns(MAX_AT_ONCE, MAX_WAITING)
+        self.close = self._turns.close
 
     def see(self, events: Iterable[FindingEvent]) -> None:
         """Respond to newly published findings; does not block."""
@@ -72,18 +72,9 @@ class Responder:
                     asked.update(new)
                     self._start(finding, new, dump=False)
 
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
     def _start(self, finding: Finding, ranks: Sequence[int], *, dump: bool) -> None:
-        if len(self._tasks) >= MAX_WAITING:
+        if not self._turns.start(finding.job, self._respond(finding, ranks, dump=dump)):
             log.warning("finding %s: no stacks, no dump: too many findings opened", finding.id)
-            return
-        task = asyncio.create_task(self._respond(finding, ranks, dump=dump))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _respond(self, finding: Finding, ranks: Sequence[int], *, dump: bool) -> None:
         key = AttemptKey(finding.job, finding.attempt)
@@ -96,22 +87,21 @@ class Responder:
                 self._attach(finding.id, Evidence(rank, activity))
 
         try:
-            async with self._slots:
-                if dump:
-                    try:
-                        taken = await self._dumper.take(
-                            *(key, ranks),
-                            stacks=True,
-                            timeout_s=TIMEOUT_S,
-                            children_of={suspect.rank for suspect in finding.suspects},
-                            on_stack=on_stack,
-                        )
-                    except StoreError as error:  # stacks need no disk
-                        log.warning("finding %s: it has no dump: %s", finding.id, error)
-                    else:
-                        self._attach(finding.id, Evidence(dump=taken.id))
-                        return
-                await self._dumper.stacks(key, ranks, timeout_s=TIMEOUT_S, on_stack=on_stack)
+            if dump:
+                try:
+                    taken = await self._dumper.take(
+                        *(key, ranks),
+                        stacks=True,
+                        timeout_s=TIMEOUT_S,
+                        children_of={suspect.rank for suspect in finding.suspects},
+                        on_stack=on_stack,
+                    )
+                except StoreError as error:  # stacks need no disk
+                    log.warning("finding %s: it has no dump: %s", finding.id, error)
+                else:
+                    self._attach(finding.id, Evidence(dump=taken.id))
+                    return
+            await self._dumper.stacks(key, ranks, timeout_s=TIMEOUT_S, on_stack=on_stack)
         except FrdError as error:
             log.warning("finding %s: evidence is missing: %s", finding.id, error)
 

@@ -18,7 +18,8 @@ from frd.service.requests.inquiry import Answer, Inquiry, Target
 from frd.wire.messages import Part, Request, ResponsePart
 
 _TRAVEL_S: Final = 1.0
-_MAX_INQUIRIES: Final = 16
+_MAX_OF_JOB: Final = 8
+_MAX_INQUIRIES: Final = 32
 """Open inquiries; each may hold `inquiry.MAX_BUFFERED_BYTES` while the disk is slow."""
 
 
@@ -57,12 +58,13 @@ class Inquiries:
                 f"job {key.job!r} attempt {key.attempt}: no agent of these ranks is connected: "
                 "see frd status"
             )
-        if len(self._inquiries) >= _MAX_INQUIRIES:
-            raise ServiceUnavailable(f"dump: {_MAX_INQUIRIES} are being taken: try again later")
+        of_job = sum(one.job == key.job for one in self._inquiries.values())
+        if len(self._inquiries) >= _MAX_INQUIRIES or of_job >= _MAX_OF_JOB:
+            raise ServiceUnavailable(f"dump: {of_job} are being taken: try again later")
         parts = [Part.DUMP, Part.IDENTITY] * dump + [Part.STACK] * stacks
         parts += [Part.WAITS] * waits + [Part.RAS] * ras
         targets = [Target(r, owner[0].stream, owner[1]) for r, owner in owners.items() if owner]
-        inquiry = Inquiry(next(self._request_ids), targets, parts)
+        inquiry = Inquiry(next(self._request_ids), targets, parts, key.job)
         self._inquiries[inquiry.request_id] = inquiry
         try:
             for stream_id, asked in _by_stream(targets).items():

@@ -19,7 +19,7 @@ from frd.wire.messages import Part, ResponsePart
 
 MAX_RANK_BYTES: Final = 64 * 1024 * 1024
 """Maximum data of one rank in the answers to one inquiry."""
-MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
+MAX_BUFFERED_BYTES: Final = 128 * 1024 * 1024
 """Bound on data that waits for the caller."""
 
 
@@ -49,8 +49,11 @@ class Target:
 class Inquiry:
     """An open request."""
 
-    def __init__(self, request_id: int, targets: Iterable[Target], parts: Iterable[Part]) -> None:
+    def __init__(
+        self, request_id: int, targets: Iterable[Target], parts: Iterable[Part], job: str = ""
+    ) -> None:
         self.request_id = request_id
+        self.job = job
         self._ranks = {(target.stream, target.index): target.rank for target in targets}
         self._streams = {rank: stream for (stream, _), rank in self._ranks.items()}
         self._open = {(rank, part) for rank in self._streams for part in parts}

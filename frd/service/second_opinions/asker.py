@@ -19,6 +19,7 @@ from frd.engine.findings.attachments import Evidence
 from frd.errors import FrdError, ServiceUnavailable, WireError
 from frd.model import AttemptKey, Change, Finding, FindingEvent, RankInfo, Reason
 from frd.service.requests.inquiries import Inquiries
+from frd.service.requests.turns import Turns
 from frd.service.second_opinions.comparison import opinion
 from frd.wire.ras import MAX_RAS_BYTES, RasReport, decode_ras
 
@@ -50,8 +51,8 @@ class SecondOpinions:
         self._attach = attach
         self._asked: dict[str, set[Reason]] = {}
         """Reasons that were asked about, by open finding."""
-        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._turns = Turns(MAX_AT_ONCE, MAX_WAITING)
+        self.close = self._turns.close
         self.refused = 0
         """Reports that could not be read."""
 
@@ -66,16 +67,8 @@ class SecondOpinions:
             # A finding from before a restart that has an opinion was asked about then.
             known = set(reasons) if finding.second_opinion else set()
             asked = self._asked.setdefault(finding.id, known) if reasons else known
-            if reasons - asked and len(self._tasks) < MAX_WAITING:
+            if reasons - asked and self._turns.start(finding.job, self._ask(finding)):
                 asked |= reasons
-                task = asyncio.create_task(self._ask(finding))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _ask(self, finding: Finding) -> None:
         key = AttemptKey(finding.job, finding.attempt)
@@ -83,10 +76,9 @@ class SecondOpinions:
         if not infos:
             return
         try:
-            async with self._slots:
-                report = await self._report(key, [info.rank for info in infos if _uses_nccl(info)])
-                pids = {info.rank: info.pid for info in infos}
-                said = await asyncio.to_thread(opinion, report, members, pids)
+            report = await self._report(key, [info.rank for info in infos if _uses_nccl(info)])
+            pids = {info.rank: info.pid for info in infos}
+            said = await asyncio.to_thread(opinion, report, members, pids)
             if not said:
                 raise ServiceUnavailable("NCCL RAS: its answer shows nothing about these ranks")
         except WireError as error:

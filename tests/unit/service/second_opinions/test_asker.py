@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import replace
 
@@ -77,7 +76,7 @@ class World:
     async def see(self, *events: FindingEvent) -> Finding:
         """Publish; returns the finding when all questions are answered."""
         self.opinions.see(events)
-        await asyncio.gather(*self.opinions._tasks)
+        await self.opinions._turns.wait(60)
         return self.job.findings()[0]
 
 
