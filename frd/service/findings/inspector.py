@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -149,7 +150,7 @@ class Inspector:
             key = AttemptKey(finding.job, finding.attempt)
             ready = [rank for rank in ranks if self._mute_until_s.get((key, rank), 0.0) <= now_s]
             if ready and finding.id not in self._asking:
-                asking = self._ask(finding.id, key, ready[:MAX_SUSPECTS])
+                asking = partial(self._ask, finding.id, key, ready[:MAX_SUSPECTS])
                 if self._turns.start(finding.job, asking):
                     self._asking.add(finding.id)
         await self._turns.wait(EVERY_S)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from frd.engine.findings.attachments import Evidence
@@ -73,7 +74,7 @@ class Responder:
                     self._start(finding, new, dump=False)
 
     def _start(self, finding: Finding, ranks: Sequence[int], *, dump: bool) -> None:
-        if not self._turns.start(finding.job, self._respond(finding, ranks, dump=dump)):
+        if not self._turns.start(finding.job, partial(self._respond, finding, ranks, dump=dump)):
             log.warning("finding %s: no stacks, no dump: too many findings opened", finding.id)
 
     async def _respond(self, finding: Finding, ranks: Sequence[int], *, dump: bool) -> None:

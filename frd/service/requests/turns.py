@@ -6,7 +6,7 @@ A job whose agents do not answer, or that has hundreds of findings, delays no qu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,11 +23,10 @@ class Turns:
         self._at_a_time, self._most = at_a_time, most
         self._jobs: dict[str, _OfJob] = {}
 
-    def start(self, job: str, work: Coroutine[Any, Any, None]) -> bool:
+    def start(self, job: str, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Do `work` when it is its turn; False if too much waits already."""
         of_job = self._jobs.setdefault(job, _OfJob(asyncio.Semaphore(self._at_a_time)))
         if len(of_job.tasks) >= self._most:
-            work.close()
             return False
         task = asyncio.create_task(self._in_turn(of_job.slots, work))
         of_job.tasks.add(task)
@@ -46,12 +45,11 @@ class Turns:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _in_turn(self, slots: asyncio.Semaphore, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            async with slots:
-                await work
-        finally:
-            work.close()  # if it never had its turn
+    async def _in_turn(
+        self, slots: asyncio.Semaphore, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        async with slots:
+            await work()
 
     def _done(self, job: str, task: asyncio.Task[None]) -> None:
         of_job = self._jobs[job]

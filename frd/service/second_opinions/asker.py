@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Final
 
 from frd.engine.engine import Engine
@@ -67,7 +68,7 @@ class SecondOpinions:
             # A finding from before a restart that has an opinion was asked about then.
             known = set(reasons) if finding.second_opinion else set()
             asked = self._asked.setdefault(finding.id, known) if reasons else known
-            if reasons - asked and self._turns.start(finding.job, self._ask(finding)):
+            if reasons - asked and self._turns.start(finding.job, partial(self._ask, finding)):
                 asked |= reasons
 
     async def _ask(self, finding: Finding) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from frd.service.requests.turns import Turns
 from tests.world.virtual_time import in_virtual_time
@@ -19,9 +20,9 @@ async def test_each_job_has_its_turns() -> None:
         asked.append((name, loop.time() - began))
         await asyncio.sleep(lasts_s)
 
-    started = [turns.start("a", question(f"a{n}", 60)) for n in range(6)]
+    started = [turns.start("a", partial(question, f"a{n}", 60)) for n in range(6)]
     assert started == [True] * 4 + [False] * 2
-    assert turns.start("b", question("b", 1))
+    assert turns.start("b", partial(question, "b", 1))
     await turns.wait(10)
     assert asked == [("a0", 0), ("a1", 0), ("b", 0)]
     assert loop.time() - began == 10
@@ -42,8 +43,8 @@ async def test_what_has_not_ended_is_cancelled() -> None:
             cancelled.append(name)
             raise
 
-    turns.start("a", question("first"))
-    turns.start("a", question("second"))
+    turns.start("a", partial(question, "first"))
+    turns.start("a", partial(question, "second"))
     await asyncio.sleep(1)
     await turns.close()
     assert cancelled == ["first"]
