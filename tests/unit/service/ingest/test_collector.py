@@ -20,14 +20,14 @@ from frd.service.cells.homes import _NoLog
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.ingest.collector import ABORTED, Home, Ingest
 from frd.service.ingest.shared import Shared
-from frd.service.ingest.streams import Streams
+from frd.service.ingest.streams import Stream, Streams
 from frd.service.requests.inquiries import Inquiries
 from frd.wire.decode import decode_service
 from frd.wire.encode import encode_agent
 from frd.wire.messages import Goodbye, Redirect, ServiceEvent, Welcome
 from tests.sim.cluster.calls import Call
 from tests.world.one_replica import HELLO
-from tests.world.virtual_time import in_virtual_time
+from tests.world.virtual_time import VirtualLoop, in_virtual_time
 
 ROWS = encode_agent(Goodbye("would end the stream, if it were applied"))
 MOVED = "another replica has its jobs now"
@@ -52,10 +52,14 @@ class Wire(Call):
     code: object = None
     details = ""
 
-    def __init__(self) -> None:
-        super().__init__(asyncio.get_running_loop(), "train", "ipv4:10.0.0.1:1")
+    def __init__(self, host: str = "10.0.0.1") -> None:
+        super().__init__(asyncio.get_running_loop(), "train", f"ipv4:{host}:1")
         self.received: list[ServiceEvent] = []
         self.send = lambda data: self.received.append(decode_service(data))
+
+    async def read(self) -> bytes:
+        await asyncio.sleep(0)  # gRPC never returns a message immediately
+        return await super().read()
 
     def set_code(self, code: object) -> None:
         self.code = code
@@ -161,3 +165,59 @@ async def test_a_job_that_no_replica_has() -> None:
     await scene.serving
     assert scene.call.code is grpc.StatusCode.ABORTED
     assert scene.call.details == "job: 'train': no replica has its cell"
+
+
+@pytest.mark.parametrize("has_others", [True, False])
+@in_virtual_time
+async def test_a_tenant_leaves_half_of_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, has_others: bool
+) -> None:
+    """Twenty streams of a host send messages without end, which take a second of the loop each. A
+    stream of another host is still read immediately; if there is none, the host gets all."""
+    loop, scene = cast(VirtualLoop, asyncio.get_running_loop()), Scene()
+    busy_s, read_at = [0.0], list[float]()
+
+    def take(_: Streams, stream: Stream, data: bytes) -> None:
+        if data == b"other":
+            read_at.append(loop.time())
+            return
+        busy_s[0] += 1
+        loop._virtual.now += 1  # nothing else runs meanwhile
+
+    monkeypatch.setattr(Streams, "take", take)
+    monkeypatch.setattr("frd.service.ingest.collector.time.perf_counter", lambda: busy_s[0])
+
+    def stream(host: str) -> tuple[Wire, asyncio.Task[None]]:
+        call = Wire(host)
+        handler = scene.ingest.handle(cast(AsyncIterator[bytes], None), cast(Context, call))
+        return call, asyncio.create_task(handler)
+
+    greedy = [stream("10.0.0.1") for _ in range(20)]
+    other, serving = stream("10.0.0.2")
+    if not has_others:
+        serving.cancel()
+    for call, _ in greedy:
+        for _ in range(100):
+            call.arrive(b"costly")
+    other.arrive(b"other")
+    await asyncio.sleep(50)
+    read_at.clear()
+    began_s, spent_s = loop.time(), busy_s[0]
+    waits_s = []
+    for _ in range(20):
+        sent_s = loop.time()
+        other.arrive(b"other")
+        await asyncio.sleep(5)
+        if has_others:
+            waits_s.append(read_at[-1] - sent_s)
+    share = (busy_s[0] - spent_s) / (loop.time() - began_s)
+    for _, task in (*greedy, (other, serving)):
+        task.cancel()
+    await asyncio.gather(*(task for _, task in greedy), serving, return_exceptions=True)
+    await scene.hangs_up()
+    if has_others:
+        assert len(read_at) == 20
+        assert max(waits_s) <= 2
+        assert 0.4 < share < 0.6
+    else:
+        assert share > 0.95
