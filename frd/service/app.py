@@ -75,6 +75,7 @@ if TYPE_CHECKING:
 
 _CLOCKS_EVERY_S: Final = 0.5
 _PRUNE_EVERY_S: Final = 60.0
+_SETTLE_EVERY_S: Final = 1.0
 _LAST_LOOK_S: Final = 5.0
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,8 @@ class App:
 
     Raises:
         ConfigError: from the constructor, when certificates or tokens cannot be used.
-        StoreError: from the constructor, when the data directory cannot be used.
+        StoreError: from the constructor, when the data directory cannot be used. A full disk, and
+            damaged files in it, are logged and counted instead.
         ListenError: from `start`, when an address cannot be listened on.
         ClusterError: from `start`, when the cluster cannot be used.
     """
@@ -109,6 +111,10 @@ class App:
             max_count=config.store.dump_count,
             max_bytes=config.store.dump_bytes,
         )
+        self._notifier = Notifier(
+            config.notify, lambda: public_url(self._config, self.http), has_pages=config.web
+        )
+        self._findings.owed = self._notifier.owed
         self._common = Common(
             config=lambda: self._config,
             now=now,
@@ -116,9 +122,7 @@ class App:
             dumps=self._dumps,
             stream_ids=itertools.count(1),
             published=self._published,
-        )
-        self._notifier = Notifier(
-            config.notify, lambda: public_url(self._config, self.http), has_pages=config.web
+            prepare=self._notifier.prepare,
         )
         self._cells = Cells(
             is_cluster=bool(config.cluster.servers),
@@ -140,6 +144,8 @@ class App:
         app: ASGIApp = create_app(view, self._peers, self._web())
         self._loop_lag = RecentPeak()
         self._forgotten_findings = 0
+        self._store_errors = 0
+        """Of the findings database, without those of the cells."""
         self._grpc = GrpcServer(
             self._ingest.handle, self._pings.handle, config.grpc, self._certificates
         )
@@ -154,6 +160,9 @@ class App:
 
     async def start(self) -> None:
         """Go on with the findings of an earlier process, listen, and evaluate from then on."""
+        await self._prune()  # counts what does not work from the beginning
+        with contextlib.suppress(StoreError):  # pruning has the same error
+            self._notifier.resume(await asyncio.to_thread(self._findings.outbox))
         of_process = self._common, self._cells, self._findings, self._notifier.take_up
         if self._cells.is_cluster:
             await self._listen()  # other replicas must know the addresses
@@ -179,6 +188,7 @@ class App:
                 repeat("looking at cells", LOOK_EVERY_S, self._look),
                 repeat("removing what is old", _PRUNE_EVERY_S, self._prune),
                 repeat("keeping timelines", TIMELINES_EVERY_S, self._timelines.look),
+                repeat("settling messages", _SETTLE_EVERY_S, self._settle),
                 repeat("measuring the pace of jobs", PACE_EVERY_S, self._sample_pace),
                 *self._watch(self._held),
             )
@@ -209,6 +219,7 @@ class App:
         with contextlib.suppress(Exception):  # a picture is not worth an unclean end
             async with asyncio.timeout(_LAST_LOOK_S):
                 await self._timelines.look()  # of findings that the last evaluation has closed
+        await self._settle()
         self._timeline_store.close()
         self._findings.close()
         os.close(self._lock)
@@ -272,7 +283,10 @@ class App:
             handshakes_failed=self._handshakes_failed(),
             throttled=self._ingest.throttled,
             notifications=self._notifier.counted(),
-            store_errors={"timelines": self._timelines.store_errors},
+            store_errors={
+                "findings": self._store_errors + self._findings.db.damaged,
+                "timelines": self._timelines.store_errors + self._timeline_store.db.damaged,
+            },
         )
         return replace(
             state,
@@ -295,16 +309,25 @@ class App:
             self._timelines.see(events)
             self._notifier.see(events)
 
+    async def _settle(self) -> None:
+        if settled := self._notifier.take_settled():
+            try:
+                await asyncio.to_thread(self._findings.settle, settled)
+            except StoreError:
+                self._notifier.settled.extend(settled)
+
     async def _prune(self) -> None:
         now, store = self._now(), self._config.store
         self._clocks.forget(now)
-        with contextlib.suppress(StoreError):  # saving reports a broken store
+        try:
             self._forgotten_findings += await asyncio.to_thread(
                 self._findings.prune,
                 max_count=store.finding_count,
                 max_age_s=store.finding_retention_s,
                 now=now,
             )
+        except StoreError:  # opening and saving log it
+            self._store_errors += 1
         await asyncio.to_thread(
             self._dumps.bound, max_count=store.dump_count, max_bytes=store.dump_bytes
         )

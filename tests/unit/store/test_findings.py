@@ -110,7 +110,7 @@ def test_openings_and_closings_are_synced(
 ) -> None:
     """After a power loss a closed finding must not be open again; updates need no sync."""
     said: list[str] = []
-    store._writer.set_trace_callback(said.append)
+    store.db._writer.set_trace_callback(said.append)
     store.save([event])
     assert f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}" in said
 
@@ -233,8 +233,8 @@ def test_damaged_row(store: FindingStore) -> None:
 def test_full_disk(store: FindingStore) -> None:
     """A disk that is full fails the save with advice, and leaves what was there."""
     store.save([opened(finding(1))])
-    (pages,) = store._writer.execute("PRAGMA page_count").fetchone()
-    store._writer.execute(f"PRAGMA max_page_count = {pages}")
+    (pages,) = store.db._writer.execute("PRAGMA page_count").fetchone()
+    store.db._writer.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StoreError, match="free some space"):
         store.save([opened(finding(n)) for n in range(2, 200)])
     assert store.query() == [finding(1)]
@@ -242,7 +242,7 @@ def test_full_disk(store: FindingStore) -> None:
 
 def test_a_database_locked_by_another_process(store: FindingStore) -> None:
     """The error says that another frd serve may be the cause."""
-    store._writer.execute("PRAGMA busy_timeout = 0")
+    store.db._writer.execute("PRAGMA busy_timeout = 0")
     with closing(sqlite3.connect(store.path)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match="another frd serve uses this data directory"):

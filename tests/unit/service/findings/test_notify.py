@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -35,7 +35,7 @@ class Scene:
         self.notifier = Notifier(
             targets, lambda: "http://127.0.0.1:9374", has_pages=has_pages, first_pause_s=0.05
         )
-        self.world = Evaluated(folder, POLICY, self.notifier.see)
+        self.world = Evaluated(folder, POLICY, self.notifier.see, self.notifier.prepare)
         self.job, self.published = self.world.job, self.world.published
 
     def pass_s(self, seconds: float) -> None:
@@ -56,6 +56,10 @@ class Scene:
         for _ in range(5):
             self.pass_s(1)
         assert [e.change for e in self.published][-1] is Change.CLOSED
+
+    def send(self, events: Sequence[FindingEvent]) -> None:
+        self.notifier.prepare(events)
+        self.notifier.see(events)
 
     def counted(self, result: str, target: str = "") -> int:
         return self.notifier.counted()[target, result]
@@ -104,7 +108,7 @@ def test_a_chat_gets_text_with_suspects_and_a_command(tmp_path: Path, receiver: 
     scene.hang()
     (event,) = scene.published
     hostile = replace(event.finding, id="f2", job="<!channel>")
-    scene.notifier.see([replace(event, finding=hostile)])
+    scene.send([replace(event, finding=hostile)])
     until(lambda: len(receiver.received) == 2, "two messages")
     scene.close()
     texts = [message["text"] for message in receiver.received]
@@ -195,7 +199,7 @@ def test_a_queue_drops_its_oldest(
     until(lambda: receiver.asked, "the first message")
     (event,) = scene.published
     for number in range(4):
-        scene.notifier.see([replace(event, finding=replace(event.finding, id=f"f{number}"))])
+        scene.send([replace(event, finding=replace(event.finding, id=f"f{number}"))])
     assert scene.counted("dropped") == 2
     receiver.gate.set()
     until(lambda: len(receiver.received) == 3, "three messages")
@@ -293,7 +297,7 @@ def test_url_and_headers_come_from_files_that_may_change(
     until(lambda: len(receiver.received) == 1, "the opening")
     headers.write_text("Authorization: Bearer def\n")
     (event,) = scene.published
-    scene.notifier.see([FindingEvent(Change.CLOSED, event.finding)])
+    scene.send([FindingEvent(Change.CLOSED, event.finding)])
     until(lambda: len(receiver.received) == 2, "the closing")
     scene.close()
     assert [sent["Authorization"] for sent in receiver.headers] == ["Bearer abc", "Bearer def"]
@@ -322,8 +326,8 @@ def test_a_reload_keeps_the_queues_of_targets_that_stay(tmp_path: Path, receiver
         until(lambda: receiver.events() == ["opened"], "the one that stays")
         (event,) = scene.published
         other = replace(event.finding, id="other")
-        scene.notifier.see([FindingEvent(Change.CLOSED, event.finding)])
-        scene.notifier.see([replace(event, finding=other)])
+        scene.send([FindingEvent(Change.CLOSED, event.finding)])
+        scene.send([replace(event, finding=other)])
         until(lambda: receiver.events() == ["opened", "closed", "opened"], "what comes")
         until(lambda: second.events() == ["opened"], "the new one")
         scene.close()
