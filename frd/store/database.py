@@ -24,7 +24,6 @@ from frd.errors import StoreError
 
 _DAMAGED: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
 """The last one means that a table or column is missing: the statements are always the same."""
-_OF_CACHE: Final = _DAMAGED | {sqlite3.SQLITE_READONLY}
 _PASSING: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL}
 """After these the connection is as good as before."""
 _ADVICE: Final = {
@@ -64,11 +63,12 @@ class Database:
         """A caller that needs both takes this one last."""
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
+        no_change = f"PRAGMA user_version = {len(steps)}"
         try:
-            with contextlib.suppress(StoreError), self.transaction():  # moves damage aside
-                pass
+            with contextlib.suppress(StoreError), self.transaction() as db:
+                db.execute(no_change)  # damage is moved aside
             with self.transaction() as db:
-                db.execute(f"PRAGMA user_version = {len(steps)}")  # is there room?
+                db.execute(no_change)
         except StoreError as error:
             if isinstance(error, _Newer):
                 self.close()
@@ -140,12 +140,17 @@ class Database:
                 with self._write_lock, self._read_lock:
                     self._disconnect()
                     if (
-                        code in (_OF_CACHE if self._is_cache else _DAMAGED)
+                        code in _DAMAGED
                         or isinstance(error, UnicodeDecodeError)
+                        or (code == sqlite3.SQLITE_READONLY and self._may_write())
                         or (self._path.exists() and not self._path.is_file())
                     ):
                         advice = self._move_aside()
             raise StoreError(f"{self._what}: {self._path}: {error}: {advice}") from None
+
+    def _may_write(self) -> bool:
+        """If so, only damage makes it read-only."""
+        return self._is_cache or os.access(self._path, os.W_OK)
 
     def _move_aside(self) -> str:
         """What became of the damaged file, for the error that showed the damage."""

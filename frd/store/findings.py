@@ -224,12 +224,11 @@ class FindingStore:
         return self._readable("findings", rows, _from_row)
 
     def _readable(self, table: str, rows: list[Any], decode: Callable[[Any], _T]) -> list[_T]:
-        """Whatever a row has, the others are shown."""
         found: list[_T] = []
         for row in rows:
             try:
                 found.append(decode(row))
-            except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+            except Exception as error:  # any error: the other rows are shown
                 name = f"{table} {row[0]!r}"[:200]
                 if name not in self._unreadable and len(self._unreadable) < _MOST_LOGGED:
                     self._unreadable.add(name)
