@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 _CLOCKS_EVERY_S: Final = 0.5
 _PRUNE_EVERY_S: Final = 60.0
-_SETTLE_EVERY_S: Final = 1.0
+_KEEP_OWED_EVERY_S: Final = 1.0
 _LAST_LOOK_S: Final = 5.0
 
 log = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ class App:
                 repeat("looking at cells", LOOK_EVERY_S, self._look),
                 repeat("removing what is old", _PRUNE_EVERY_S, self._prune),
                 repeat("keeping timelines", TIMELINES_EVERY_S, self._timelines.look),
-                repeat("settling messages", _SETTLE_EVERY_S, self._settle),
+                repeat("keeping what is owed", _KEEP_OWED_EVERY_S, self._keep_owed),
                 repeat("measuring the pace of jobs", PACE_EVERY_S, self._sample_pace),
                 *self._watch(self._held),
             )
@@ -219,7 +219,7 @@ class App:
         with contextlib.suppress(Exception):  # a picture is not worth an unclean end
             async with asyncio.timeout(_LAST_LOOK_S):
                 await self._timelines.look()  # of findings that the last evaluation has closed
-        await self._settle()
+        await self._keep_owed()
         self._timeline_store.close()
         self._findings.close()
         os.close(self._lock)
@@ -309,12 +309,9 @@ class App:
             self._timelines.see(events)
             self._notifier.see(events)
 
-    async def _settle(self) -> None:
-        if settled := self._notifier.take_settled():
-            try:
-                await asyncio.to_thread(self._findings.settle, settled)
-            except StoreError:
-                self._notifier.settled.extend(settled)
+    async def _keep_owed(self) -> None:
+        with contextlib.suppress(StoreError):  # the next time
+            await asyncio.to_thread(self._findings.keep_owed)
 
     async def _prune(self) -> None:
         now, store = self._now(), self._config.store
@@ -360,7 +357,11 @@ def _lock(data_dir: Path) -> int:
     """Two services in one directory would overwrite each other's journal."""
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = data_dir / "lock"
+        # On a disk that has become read-only, the service still watches.
+        is_read_only = file.exists() and not os.access(file, os.W_OK)
+        flags = os.O_RDONLY if is_read_only else os.O_RDWR | os.O_CREAT
+        lock = os.open(file, flags | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise StoreError(

@@ -58,6 +58,7 @@ class Database:
         self._what = what
         self._steps = steps
         self._is_cache = is_cache
+        self._is_closed = False
         self._write_lock = Lock()
         self._read_lock = Lock()
         """A caller that needs both takes this one last."""
@@ -76,6 +77,7 @@ class Database:
             log.error("%s: nothing is stored until then", error)
 
     def close(self) -> None:
+        self._is_closed = True
         with self._write_lock, self._read_lock:
             self._disconnect()
 
@@ -84,12 +86,12 @@ class Database:
         """All or nothing. With `synchronous` FULL, it is on the disk afterwards."""
         with self._clear_errors(), self._write_lock:
             if self._writer is None:
-                with self._read_lock:  # a reader without shared memory excludes a writer
+                with self._read_lock:  # a reader of a file that does not change
                     self._disconnect()
                 # SQLite would create it with the permissions of the umask.
                 with contextlib.suppress(OSError):  # SQLite's own error is better
                     os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-                self._writer = _connect(self._path)
+                self._writer = self._connect()
             version, present = _version(self._writer), len(self._steps)
             if version > present and not self._is_cache:
                 raise _Newer(
@@ -112,15 +114,26 @@ class Database:
         with self._clear_errors(), self._read_lock:
             if self._reader is None and not self._path.is_file():
                 return []
-            self._reader = self._reader or _connect(self._path)
+            self._reader = self._reader or self._connect()
             try:
                 version = _version(self._reader)
             except sqlite3.OperationalError:
-                self._reader.close()  # a full disk has no room for shared memory
-                self._reader = _connect(self._path)
-                self._reader.execute("PRAGMA locking_mode = EXCLUSIVE")
+                wal = f"{self._path}-wal"
+                if os.path.exists(wal) and os.path.getsize(wal):  # it has the last changes
+                    raise
+                self._reader.close()  # the disk has no room for shared memory, or is read-only
+                self._reader = self._connect("?immutable=1")
                 version = _version(self._reader)
             return self._reader.execute(query, values).fetchall() if version else []
+
+    def _connect(self, options: str = "") -> sqlite3.Connection:
+        if self._is_closed:
+            raise sqlite3.ProgrammingError("closed")
+        # Autocommit: `transaction` begins and ends every transaction.
+        uri = self._path.absolute().as_uri() + options
+        db = sqlite3.connect(uri, 5.0, uri=True, isolation_level=None, check_same_thread=False)
+        db.text_factory = lambda data: data.decode(errors="replace")
+        return db
 
     def _disconnect(self) -> None:
         for db in filter(None, (self._writer, self._reader)):
@@ -133,7 +146,7 @@ class Database:
         """Use it outside the locks."""
         try:
             yield
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite quotes damaged bytes
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:  # quoted damaged bytes
             code = _code(error)
             advice = _ADVICE.get(code, _OTHERWISE)
             if code not in _PASSING:
@@ -142,15 +155,11 @@ class Database:
                     if (
                         code in _DAMAGED
                         or isinstance(error, UnicodeDecodeError)
-                        or (code == sqlite3.SQLITE_READONLY and self._may_write())
+                        or (code == sqlite3.SQLITE_READONLY and os.access(self._path, os.W_OK))
                         or (self._path.exists() and not self._path.is_file())
                     ):
                         advice = self._move_aside()
             raise StoreError(f"{self._what}: {self._path}: {error}: {advice}") from None
-
-    def _may_write(self) -> bool:
-        """If so, only damage makes it read-only."""
-        return self._is_cache or os.access(self._path, os.W_OK)
 
     def _move_aside(self) -> str:
         """What became of the damaged file, for the error that showed the damage."""
@@ -168,13 +177,6 @@ class Database:
         self.damaged += 1
         log.error("%s: %s: damaged: moved to %s", self._what, self._path, aside)
         return f"moved to {aside}"
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    # Autocommit: `transaction` begins and ends every transaction.
-    db = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
-    db.text_factory = lambda data: data.decode(errors="replace")
-    return db
 
 
 def _version(db: sqlite3.Connection) -> int:

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from frd.engine.matching.learned_pauses import KEPT_JOBS, KEPT_NS, JobPauses
 from frd.forms import finding_from_json, finding_json
@@ -46,13 +47,7 @@ CREATE TABLE pauses (
 ) WITHOUT ROWID;
 """,
     """
-CREATE TABLE outbox (
-    target   TEXT NOT NULL,
-    key      TEXT NOT NULL,
-    since_ns INTEGER NOT NULL,
-    body     BLOB NOT NULL,
-    UNIQUE (target, key)
-);
+CREATE TABLE outbox (target TEXT, key TEXT, since_ns INTEGER, body BLOB, UNIQUE (target, key));
 """,
 )
 """The steps from each version of the schema to the next one, beginning with an empty file."""
@@ -66,8 +61,8 @@ ON CONFLICT (id) DO UPDATE SET
 """
 
 _OF_OWED = "target, key, CAST(since_ns AS INTEGER), CAST(body AS BLOB)"
+_OWED_KEYS = "SELECT target, key FROM outbox"
 _COLUMNS = "id, opened_ns, closed_ns, body"
-_MOST_LOGGED: Final = 100
 _Row = tuple[str, int, int | None, str]
 _T = TypeVar("_T")
 Place: TypeAlias = tuple[int, str]
@@ -102,8 +97,8 @@ class FindingStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.owed: Callable[[Collection[str]], Iterable[Owed]] = lambda ids: ()
-        """Returns the messages about these findings, when they are stored. Any thread calls it."""
+        self.owed: Callable[[], Iterable[Owed]] = lambda: ()
+        """Returns what the outbox has after the next change. Any thread calls it."""
         self._unreadable: set[str] = set()
         """Rows that were logged."""
         self.db = Database(path, "findings database", _STEPS)
@@ -119,18 +114,24 @@ class FindingStore:
         rows = [_to_row(event.finding) for event in events]
         with self.db.transaction("FULL" if durable else "NORMAL") as db:
             db.executemany(_UPSERT, rows)
-            owed = self.owed({event.finding.id for event in events})
-            db.executemany("INSERT OR IGNORE INTO outbox VALUES (?, ?, ?, ?)", owed)
+            self._keep_owed(db)
 
     def outbox(self) -> list[Owed]:
-        """The messages that are not settled, in the order of storing."""
+        """What an earlier process owed, in the order of storing."""
         return [Owed(*row) for row in self.db.rows(f"SELECT {_OF_OWED} FROM outbox ORDER BY rowid")]
 
-    def settle(self, messages: Iterable[Owed]) -> None:
-        """Delete messages from the outbox."""
-        keys = [(message.target, message.key) for message in messages]
-        with self.db.transaction() as db:
-            db.executemany("DELETE FROM outbox WHERE target = ? AND key = ?", keys)
+    def keep_owed(self) -> None:
+        """Have the outbox hold what is owed now."""
+        if {message[:2] for message in self.owed()} != {*self.db.rows(_OWED_KEYS)}:
+            with self.db.transaction() as db:
+                self._keep_owed(db)
+
+    def _keep_owed(self, db: sqlite3.Connection) -> None:
+        stored, owed = {*db.execute(_OWED_KEYS)}, list(self.owed())
+        settled = stored.difference(message[:2] for message in owed)
+        db.executemany("DELETE FROM outbox WHERE target = ? AND key = ?", settled)
+        news = [message for message in owed if message[:2] not in stored]
+        db.executemany("INSERT INTO outbox VALUES (?, ?, ?, ?)", news)
 
     def open_findings(self) -> list[Finding]:
         """All open findings, oldest first: a restarted service restores them."""
@@ -230,7 +231,7 @@ class FindingStore:
                 found.append(decode(row))
             except Exception as error:  # any error: the other rows are shown
                 name = f"{table} {row[0]!r}"[:200]
-                if name not in self._unreadable and len(self._unreadable) < _MOST_LOGGED:
+                if name not in self._unreadable and len(self._unreadable) < 100:
                     self._unreadable.add(name)
                     why = f"findings database: {self.path}: {name}: {error!r}"
                     log.warning("%s: the row is left out", why[:1000])

@@ -7,8 +7,8 @@ minute. The threads are not those of asyncio's pool, because the findings databa
 must not wait for a slow receiver.
 
 Each message is delivered at least once: until it is settled (accepted, refused or dropped), it is
-owed. The findings database keeps what is owed, and the next process goes on with it. The threads
-never wait for that database: the event loop collects what is settled.
+owed. The findings database keeps what is owed, and the next process goes on with it. Nothing here
+waits for that database.
 
 The URL is a secret: only `urllib` gets it. No message contains it, nor the text of an exception
 that might.
@@ -23,8 +23,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -45,7 +45,6 @@ _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
 _STOP_WITHIN_S: Final = 3.0
 """For what is in the queues when the service ends."""
-_MOST_SETTLED: Final = 16 * MAX_QUEUED
 _TRY_AGAIN: Final = (408, 425, 429)
 
 log = logging.getLogger(__name__)
@@ -99,8 +98,6 @@ class Notifier:
         """Messages whose finding is not published yet, by its id."""
         self._owed: dict[tuple[str, str], Owed] = {}
         """By target and key. All threads use it, in single steps."""
-        self.settled: deque[Owed] = deque(maxlen=_MOST_SETTLED)
-        """What is no longer owed, and perhaps still stored."""
         for target in targets:
             _check_files(target)
         self._senders = [self._sender(target) for target in targets]
@@ -127,7 +124,6 @@ class Notifier:
                 sender.put(message)
             else:
                 self._results[message.target, Result.DROPPED] += 1
-                self._settle(message)
 
     def prepare(self, events: Iterable[FindingEvent]) -> None:
         """Make the messages for changes, which are owed from now on; `see` sends them."""
@@ -141,18 +137,15 @@ class Notifier:
                     self._owed[message.target, key] = message
                     self._ready.setdefault(finding, []).append((sender, message))
 
-    def owed(self, findings: Collection[str]) -> list[Owed]:
-        """What is owed about these findings. Any thread may call it."""
-        return [m for m in list(self._owed.values()) if m.key.rpartition("-")[0] in findings]
+    def owed(self) -> list[Owed]:
+        """Any thread may call it."""
+        return list(self._owed.values())
 
     def see(self, events: Iterable[FindingEvent]) -> None:
         """Queue the messages for changes that are published; does not block."""
         for event in events:
             for sender, message in self._ready.pop(event.finding.id, ()):
                 sender.put(message)
-
-    def take_settled(self) -> list[Owed]:
-        return [self.settled.popleft() for _ in range(len(self.settled))]
 
     def adopt(self, targets: Sequence[NotifyTarget]) -> None:
         """Continue with these targets. A target that has not changed keeps its queue; the messages
@@ -190,7 +183,6 @@ class Notifier:
     def _settle(self, message: Owed) -> None:
         if not self._is_closed:  # otherwise the next process goes on with it
             self._owed.pop((message.target, message.key), None)
-            self.settled.append(message)
 
 
 class _Sender:

@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -285,25 +285,27 @@ def test_full_disk(store: FindingStore) -> None:
 
 
 def test_messages_are_stored_with_their_finding(store: FindingStore) -> None:
-    """The messages that are owed about a finding are in the same transaction, once, in the order of
-    storing, and gone when they are settled."""
-    owed = [Owed("chat", f"{finding(n).id}-opened", n, b"\0\xff") for n in (2, 1)]
-    asked: list[object] = []
-
-    def of(ids: Collection[str]) -> Sequence[Owed]:
-        asked.append(ids)
-        return [one for one in owed if one.key[:16] in ids]
-
-    store.owed = of
-    store.save([opened(finding(2)), opened(finding(3))])
-    assert asked == [{finding(2).id, finding(3).id}]
-    store.save([FindingEvent(Change.UPDATED, finding(2))])
+    """The outbox follows what is owed: in the transaction of a finding or later, in the order of
+    storing. If it cannot, the finding is not stored."""
+    one, two, three = (Owed("chat", f"{n}-opened", n, b"\0\xff") for n in (1, 2, 3))
+    owed = [two]
     store.save([opened(finding(1))])
-    assert store.outbox() == owed
-    store.settle(owed[:1])
-    assert store.outbox() == owed[1:]
+    store.keep_owed()
+    assert store.outbox() == []
+    store.owed = lambda: owed
+    store.save([opened(finding(1))])
+    assert store.outbox() == [two]
+    owed += [one, three]
+    store.keep_owed()
+    assert store.outbox() == [two, one, three]
+    owed.remove(one)
+    store.save([FindingEvent(Change.UPDATED, finding(2))])
+    assert store.outbox() == [two, three]
+    owed.clear()
+    store.keep_owed()
+    assert store.outbox() == []
 
-    def fails(_: object) -> Sequence[Owed]:
+    def fails() -> list[Owed]:
         raise sqlite3.OperationalError("no room")
 
     store.owed = fails
@@ -314,8 +316,8 @@ def test_messages_are_stored_with_their_finding(store: FindingStore) -> None:
 
 def test_a_damaged_outbox(store: FindingStore) -> None:
     """Values of another kind do no harm."""
-    store.owed = lambda ids: [Owed("chat", "a-opened", 1, b"x")]
-    store.save([opened(finding())])
+    store.owed = lambda: [Owed("chat", "a-opened", 1, b"x")]
+    store.keep_owed()
     with closing(sqlite3.connect(store.path)) as db, db:
         db.execute("UPDATE outbox SET since_ns = 'soon', body = 7, key = x'ff'")
     (message,) = store.outbox()

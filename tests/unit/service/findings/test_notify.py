@@ -21,6 +21,7 @@ from frd.service.findings import notifier as notifier_module
 from frd.service.findings.notices import Choice, News
 from frd.service.findings.notifier import Notifier
 from frd.service.http.runbooks import load as runbooks
+from frd.store.findings import Owed
 from tests.world.daemons import free_port, until
 from tests.world.evaluated import Evaluated
 from tests.world.webhook import Receiver
@@ -208,6 +209,89 @@ def test_a_queue_drops_its_oldest(
     assert scene.counted("dropped") == 2
 
 
+def test_what_is_owed_outlives_the_process(tmp_path: Path, receiver: Receiver) -> None:
+    """The receiver is down when the service ends: what is owed is in the outbox, without the URL,
+    and the next process sends it, each message with the key that it had."""
+    target = NotifyTarget(name="chat", url=receiver.url)
+    receiver.status = 503
+    scene = Scene(tmp_path, target)
+    store = scene.world.store
+    store.owed = scene.notifier.owed
+    scene.whole_story()
+    finding, events = scene.published[0].finding, ["opened", "critical", "closed"]
+    owed = store.outbox()
+    assert [message.key for message in owed] == [f"{finding.id}-{name}" for name in events]
+    assert b"s3cret" not in b"".join(message.body for message in owed)
+    scene.notifier.close()
+    store.keep_owed()
+    assert store.outbox() == owed
+
+    receiver.status = 200
+    later = Notifier([target], lambda: "")
+    store.owed = later.owed
+    later.resume(store.outbox())
+    until(lambda: len(receiver.received) == 3, "three messages")
+    until(lambda: not later.owed(), "they are settled")
+    store.keep_owed()
+    assert store.outbox() == []
+    assert receiver.events() == events
+    keys = [headers["Idempotency-Key"] for headers in receiver.headers]
+    assert keys == [f'"{message.key}"' for message in owed]
+    later.close()
+    scene.close()
+
+
+def test_what_is_owed_in_vain(tmp_path: Path, receiver: Receiver) -> None:
+    """After a day, and for a target that is configured no more, nothing is sent, and it is counted;
+    beyond the bound the oldest are dropped. A time in the future is no reason."""
+    now = time.time_ns()
+    notifier = Notifier([NotifyTarget(name="chat", url=receiver.url)], lambda: "")
+    notifier.resume(
+        [
+            Owed("chat", "a-opened", now - 86_400 * 10**9, b'{"event": "old"}'),
+            Owed("gone", "b-opened", now, b'{"event": "gone"}'),
+            Owed("chat", "c-opened", now - 10**9, b'{"event": "young"}'),
+            Owed("chat", "d-opened", now + 86_400 * 10**9, b'{"event": "future"}'),
+        ]
+    )
+    until(lambda: len(receiver.received) == 2, "two messages")
+    until(lambda: not notifier.owed(), "all is settled")
+    assert receiver.events() == ["young", "future"]
+    assert notifier.counted()["chat", "dropped"] == notifier.counted()["gone", "dropped"] == 1
+    receiver.gate.clear()
+    notifier.resume(Owed("chat", f"{n}", now, b"{}") for n in range(2_000))
+    assert len(notifier.owed()) <= notifier_module.MAX_QUEUED + 1
+    receiver.gate.set()
+    notifier.close()
+
+
+def test_a_target_that_changes_owes_nothing(tmp_path: Path, receiver: Receiver) -> None:
+    """SIGHUP changes its URL: what the old one did not take is dropped, counted, and not owed."""
+    receiver.status = 503
+    scene = Scene(tmp_path, NotifyTarget(name="chat", url=receiver.url))
+    scene.hang()
+    until(lambda: receiver.asked, "a try")
+    scene.notifier.adopt([NotifyTarget(name="chat", url="http://127.0.0.1:1/")])
+    until(lambda: not scene.notifier.owed(), "it is still owed")
+    assert scene.counted("dropped", "chat") == 1
+    scene.close()
+
+
+def test_a_message_waits_until_its_finding_is_stored(tmp_path: Path, receiver: Receiver) -> None:
+    """It is owed when the finding is stored, and sent when the finding is published."""
+    scene = Scene(tmp_path, NotifyTarget(url=receiver.url))
+    scene.hang()
+    until(lambda: receiver.events() == ["opened"], "a message")
+    (event,) = scene.published
+    other = [replace(event, finding=replace(event.finding, id="f1"))]
+    scene.notifier.prepare(other)
+    assert [message.key for message in scene.notifier.owed()] == ["f1-opened"]
+    scene.notifier.see([])
+    scene.notifier.see(other)
+    until(lambda: receiver.events() == ["opened", "opened"], "the other one")
+    scene.close()
+
+
 @pytest.mark.parametrize("status", [302, 307, 404])
 def test_refused_messages_are_not_repeated(tmp_path: Path, receiver: Receiver, status: int) -> None:
     """A redirect is not followed, and a 404 is not repeated; the next message is sent."""
@@ -251,6 +335,8 @@ def test_each_target_has_its_own_choice(tmp_path: Path) -> None:
     at_once = FindingEvent(Change.OPENED, critical)
     assert chosen(NotifyTarget(url=url), at_once) == ["opened"]
     assert chosen(NotifyTarget(url=url, on=("critical", "suspect")), at_once) == ["critical"]
+    again = (*story[:3], FindingEvent(Change.UPDATED, bare), *story[1:])
+    assert chosen(NotifyTarget(url=url), *again) == ["opened", "suspect", "critical", "closed"]
 
 
 def test_what_another_process_has_sent(tmp_path: Path) -> None:
