@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.world.daemons import frd, until
+from tests.world.daemons import frd, run_program, until
 from tests.world.small_disk import fill, small_disk
 from tests.world.streams import Service, both_nodes, serving, stall
 from tests.world.webhook import Receiver
@@ -94,7 +94,8 @@ async def test_damaged_findings_are_moved_aside(tmp_path: Path) -> None:
 
 async def test_a_disk_that_is_full_at_the_start(tmp_path: Path) -> None:
     """The service starts, finds a hang, sends it, and shows that it stores nothing; with room, all
-    that is known is stored without a restart."""
+    that is known is stored without a restart. On a disk that has become read-only, a service starts
+    as well, and shows what is there."""
     with small_disk(tmp_path / "disk", "2m") as disk, Receiver() as receiver:
         data, log = disk / "data", tmp_path / "log"
         filler = fill(disk)
@@ -112,6 +113,13 @@ async def test_a_disk_that_is_full_at_the_start(tmp_path: Path) -> None:
             until(lambda: rows(data, kept, "timelines.sqlite3"), "no timeline")
             service.terminate()
         assert receiver.events() == ["opened"]
+        assert "Traceback" not in log.read_text()
+        run_program(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with serving(data, *config(tmp_path), log=log) as service:
+            (known,) = service.get("/api/v1/findings")["findings"]
+            assert known["id"] == finding["id"]
+            assert service.metric('frd_store_errors_total{store="findings"}') >= 1
+            service.terminate()
         assert "Traceback" not in log.read_text()
 
 

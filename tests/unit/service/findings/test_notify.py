@@ -209,9 +209,12 @@ def test_a_queue_drops_its_oldest(
     assert scene.counted("dropped") == 2
 
 
-def test_what_is_owed_outlives_the_process(tmp_path: Path, receiver: Receiver) -> None:
+def test_what_is_owed_outlives_the_process(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The receiver is down when the service ends: what is owed is in the outbox, without the URL,
     and the next process sends it, each message with the key that it had."""
+    monkeypatch.setattr(notifier_module, "_STOP_WITHIN_S", 0.1)
     target = NotifyTarget(name="chat", url=receiver.url)
     receiver.status = 503
     scene = Scene(tmp_path, target)
@@ -284,6 +287,7 @@ def test_a_message_waits_until_its_finding_is_stored(tmp_path: Path, receiver: R
     until(lambda: receiver.events() == ["opened"], "a message")
     (event,) = scene.published
     other = [replace(event, finding=replace(event.finding, id="f1"))]
+    until(lambda: not scene.notifier.owed(), "the first one is settled")
     scene.notifier.prepare(other)
     assert [message.key for message in scene.notifier.owed()] == ["f1-opened"]
     scene.notifier.see([])
