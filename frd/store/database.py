@@ -31,7 +31,7 @@ _ADVICE: Final = {
     sqlite3.SQLITE_IOERR: "free some space, or replace the disk",
     sqlite3.SQLITE_BUSY: "another frd serve uses this data directory: stop it or choose another",
 }
-_OTHERWISE: Final = "check that the directory exists and is writable, or choose another --data-dir"
+_OTHERWISE: Final = "check that its folder is writable, or choose another --data-dir"
 
 log = logging.getLogger(__name__)
 
@@ -118,8 +118,8 @@ class Database:
             try:
                 version = _version(self._reader)
             except sqlite3.OperationalError:
-                wal = f"{self._path}-wal"
-                if os.path.exists(wal) and os.path.getsize(wal):  # it has the last changes
+                wal = f"{self._path}-wal"  # it has the last changes
+                if self._writer or (os.path.exists(wal) and os.path.getsize(wal)):
                     raise
                 self._reader.close()  # the disk has no room for shared memory, or is read-only
                 self._reader = self._connect("?immutable=1")
@@ -148,7 +148,9 @@ class Database:
             yield
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:  # quoted damaged bytes
             code = _code(error)
-            advice = _ADVICE.get(code, _OTHERWISE)
+            advice = _ADVICE.get(
+                code, "check that its folder is writable, or choose another --data-dir"
+            )
             if code not in _PASSING:
                 with self._write_lock, self._read_lock:
                     self._disconnect()

@@ -117,7 +117,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     """Each use is an error that names the file, until the folder is there."""
     path = tmp_path / "none" / "timelines.sqlite3"
     store = TimelineStore(path)
-    with pytest.raises(StoreError, match=f"^timelines: {path}: .*: check that the directory"):
+    with pytest.raises(StoreError, match=f"^timelines: {path}: .*: check that its folder"):
         save(store, 1)
     assert kept(store, 1) == []
     path.parent.mkdir()
