@@ -160,8 +160,7 @@ class App:
 
     async def start(self) -> None:
         """Go on with the findings of an earlier process, listen, and evaluate from then on."""
-        await self._prune()  # counts what does not work from the beginning
-        with contextlib.suppress(StoreError):  # pruning has the same error
+        with contextlib.suppress(StoreError):  # keeping what is owed has the same error
             self._notifier.resume(await asyncio.to_thread(self._findings.outbox))
         of_process = self._common, self._cells, self._findings, self._notifier.take_up
         if self._cells.is_cluster:
@@ -310,21 +309,21 @@ class App:
             self._notifier.see(events)
 
     async def _keep_owed(self) -> None:
-        with contextlib.suppress(StoreError):  # the next time
+        try:
             await asyncio.to_thread(self._findings.keep_owed)
+        except StoreError:  # opening and saving log it
+            self._store_errors += 1
 
     async def _prune(self) -> None:
         now, store = self._now(), self._config.store
         self._clocks.forget(now)
-        try:
+        with contextlib.suppress(StoreError):  # saving reports a broken store
             self._forgotten_findings += await asyncio.to_thread(
                 self._findings.prune,
                 max_count=store.finding_count,
                 max_age_s=store.finding_retention_s,
                 now=now,
             )
-        except StoreError:  # opening and saving log it
-            self._store_errors += 1
         await asyncio.to_thread(
             self._dumps.bound, max_count=store.dump_count, max_bytes=store.dump_bytes
         )

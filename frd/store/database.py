@@ -64,17 +64,15 @@ class Database:
         """A caller that needs both takes this one last."""
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
-        no_change = f"PRAGMA user_version = {len(steps)}"
         try:
-            with contextlib.suppress(StoreError), self.transaction() as db:
-                db.execute(no_change)  # damage is moved aside
             with self.transaction() as db:
-                db.execute(no_change)
+                db.execute(f"PRAGMA user_version = {len(steps)}")  # is there room?
+        except _Newer:
+            self.close()
+            raise
         except StoreError as error:
-            if isinstance(error, _Newer):
-                self.close()
-                raise
-            log.error("%s: nothing is stored until then", error)
+            if not self.damaged:  # otherwise the next use begins a new file
+                log.error("%s: nothing is stored until then", error)
 
     def close(self) -> None:
         self._is_closed = True

@@ -61,7 +61,6 @@ ON CONFLICT (id) DO UPDATE SET
 """
 
 _OF_OWED = "target, key, CAST(since_ns AS INTEGER), CAST(body AS BLOB)"
-_OWED_KEYS = "SELECT target, key FROM outbox"
 _COLUMNS = "id, opened_ns, closed_ns, body"
 _Row = tuple[str, int, int | None, str]
 _T = TypeVar("_T")
@@ -122,12 +121,11 @@ class FindingStore:
 
     def keep_owed(self) -> None:
         """Have the outbox hold what is owed now."""
-        if {message[:2] for message in self.owed()} != {*self.db.rows(_OWED_KEYS)}:
-            with self.db.transaction() as db:
-                self._keep_owed(db)
+        with self.db.transaction() as db:
+            self._keep_owed(db)
 
     def _keep_owed(self, db: sqlite3.Connection) -> None:
-        stored, owed = {*db.execute(_OWED_KEYS)}, list(self.owed())
+        stored, owed = {*db.execute("SELECT target, key FROM outbox")}, list(self.owed())
         settled = stored.difference(message[:2] for message in owed)
         db.executemany("DELETE FROM outbox WHERE target = ? AND key = ?", settled)
         news = [message for message in owed if message[:2] not in stored]
