@@ -75,6 +75,7 @@ if TYPE_CHECKING:
 
 _CLOCKS_EVERY_S: Final = 0.5
 _PRUNE_EVERY_S: Final = 60.0
+_KEEP_OWED_EVERY_S: Final = 1.0
 _LAST_LOOK_S: Final = 5.0
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,8 @@ class App:
 
     Raises:
         ConfigError: from the constructor, when certificates or tokens cannot be used.
-        StoreError: from the constructor, when the data directory cannot be used.
+        StoreError: from the constructor, when the data directory cannot be used. A full disk, and
+            damaged files in it, are logged and counted instead.
         ListenError: from `start`, when an address cannot be listened on.
         ClusterError: from `start`, when the cluster cannot be used.
     """
@@ -110,6 +112,10 @@ class App:
             max_count=config.store.dump_count,
             max_bytes=config.store.dump_bytes,
         )
+        self._notifier = Notifier(
+            config.notify, lambda: public_url(self._config, self.http), has_pages=config.web
+        )
+        self._findings.owed = self._notifier.owed
         self._common = Common(
             config=lambda: self._config,
             now=now,
@@ -117,9 +123,7 @@ class App:
             dumps=self._dumps,
             stream_ids=itertools.count(1),
             published=self._published,
-        )
-        self._notifier = Notifier(
-            config.notify, lambda: public_url(self._config, self.http), has_pages=config.web
+            prepare=self._notifier.prepare,
         )
         self._cells = Cells(
             is_cluster=bool(config.cluster.servers),
@@ -141,6 +145,8 @@ class App:
         app: ASGIApp = create_app(view, self._peers, self._web())
         self._loop_lag = RecentPeak()
         self._forgotten_findings = 0
+        self._store_errors = 0
+        """Of the findings database, without those of the cells."""
         self._grpc = GrpcServer(
             self._ingest.handle, self._pings.handle, config.grpc, self._certificates
         )
@@ -155,6 +161,8 @@ class App:
 
     async def start(self) -> None:
         """Go on with the findings of an earlier process, listen, and evaluate from then on."""
+        with contextlib.suppress(StoreError):  # keeping what is owed has the same error
+            self._notifier.resume(await asyncio.to_thread(self._findings.outbox))
         of_process = self._common, self._cells, self._findings, self._notifier.take_up
         if self._cells.is_cluster:
             await self._listen()  # other replicas must know the addresses
@@ -180,6 +188,7 @@ class App:
                 repeat("looking at cells", LOOK_EVERY_S, self._look),
                 repeat("removing what is old", _PRUNE_EVERY_S, self._prune),
                 repeat("keeping timelines", TIMELINES_EVERY_S, self._timelines.look),
+                repeat("keeping what is owed", _KEEP_OWED_EVERY_S, self._keep_owed),
                 repeat("measuring the pace of jobs", PACE_EVERY_S, self._sample_pace),
                 *self._watch(self._held),
             )
@@ -210,6 +219,7 @@ class App:
         with contextlib.suppress(Exception):  # a picture is not worth an unclean end
             async with asyncio.timeout(_LAST_LOOK_S):
                 await self._timelines.look()  # of findings that the last evaluation has closed
+        await self._keep_owed()
         self._timeline_store.close()
         self._findings.close()
         os.close(self._lock)
@@ -273,7 +283,10 @@ class App:
             handshakes_failed=self._handshakes_failed(),
             throttled=self._ingest.throttled,
             notifications=self._notifier.counted(),
-            store_errors={"timelines": self._timelines.store_errors},
+            store_errors={
+                "findings": self._store_errors + self._findings.db.damaged,
+                "timelines": self._timelines.store_errors + self._timeline_store.db.damaged,
+            },
         )
         return replace(
             state,
@@ -295,6 +308,12 @@ class App:
             self._cells.refresh()
             self._timelines.see(events)
             self._notifier.see(events)
+
+    async def _keep_owed(self) -> None:
+        try:
+            await asyncio.to_thread(self._findings.keep_owed)
+        except StoreError:  # opening and saving log it
+            self._store_errors += 1
 
     async def _prune(self) -> None:
         now, store = self._now(), self._config.store
@@ -338,7 +357,11 @@ def _lock(data_dir: Path) -> int:
     """Two services in one directory would overwrite each other's journal."""
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = data_dir / "lock"
+        # On a disk that has become read-only, the service still watches.
+        is_read_only = file.exists() and not os.access(file, os.W_OK)
+        flags = os.O_RDONLY if is_read_only else os.O_RDWR | os.O_CREAT
+        lock = os.open(file, flags | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise StoreError(

@@ -12,6 +12,7 @@ agents and are never interpreted; job names come from users and never become pat
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -41,7 +42,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class DumpStore:
-    """All dumps under `folder`, created when absent. Any thread may use it.
+    """All dumps under `folder`, which the first dump creates. Any thread may use it.
 
     Raises:
         StoreError: from every method that writes, naming the path.
@@ -60,15 +61,12 @@ class DumpStore:
         """Bytes of the dumps that are being taken."""
         self._readers: Counter[str] = Counter()
         """A dump with readers is not evicted."""
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # the first dump shows it
             for path in sorted(folder.iterdir()):
                 if path.name.startswith(_UNFINISHED):
-                    shutil.rmtree(path)
+                    shutil.rmtree(path, ignore_errors=True)
                 elif _ID.fullmatch(path.name) and path.is_dir():
                     self._sizes[path.name] = _tree_bytes(path)
-        except OSError as error:
-            raise _failed(folder, error) from None
         self._make_room(0)
 
     def bound(self, *, max_count: int, max_bytes: int) -> None:
@@ -148,6 +146,7 @@ class DumpWriter:
         self._job_folder = self._root / safe_name(key.job)
         self._meta_folder = self._root / f"{self._job_folder.name}.meta"
         try:
+            store.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (self._root, self._job_folder, self._meta_folder):
                 folder.mkdir(mode=0o700)
         except OSError as error:

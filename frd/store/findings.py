@@ -7,25 +7,24 @@ the next one replaces them. A row has the JSON of `finding_json` and the columns
 The learned pauses of a job are a row of another table. They are not synced to the disk, because
 losing them costs little.
 
-One thread writes; any thread may read (WAL readers do not wait for the writer's disk sync).
+Messages to webhooks that are not delivered are rows of a third table, the outbox. They are written
+with the finding that caused them, so that a crash loses none.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
+import logging
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from frd.engine.matching.learned_pauses import KEPT_JOBS, KEPT_NS, JobPauses
-from frd.errors import StoreError
 from frd.forms import finding_from_json, finding_json
 from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState, Kind
+from frd.store.database import Database
 
 _STEPS = (
     """
@@ -47,6 +46,9 @@ CREATE TABLE pauses (
     body       TEXT NOT NULL
 ) WITHOUT ROWID;
 """,
+    """
+CREATE TABLE outbox (target TEXT, key TEXT, since_ns INTEGER, body BLOB, UNIQUE (target, key));
+""",
 )
 """The steps from each version of the schema to the next one, beginning with an empty file."""
 SCHEMA_VERSION = len(_STEPS)
@@ -58,40 +60,50 @@ ON CONFLICT (id) DO UPDATE SET
     closed_ns = excluded.closed_ns, body = excluded.body
 """
 
-_COLUMNS = "opened_ns, closed_ns, body"
-_Row = tuple[int, int | None, str]
+_OF_OWED = "target, key, CAST(since_ns AS INTEGER), CAST(body AS BLOB)"
+_COLUMNS = "id, opened_ns, closed_ns, body"
+_Row = tuple[str, int, int | None, str]
+_T = TypeVar("_T")
 Place: TypeAlias = tuple[int, str]
 """Position of a finding in the order of opening: the time in nanoseconds, and its id."""
 _EVER = AlignedNs(0)
+
+log = logging.getLogger(__name__)
+
+
+class Owed(NamedTuple):
+    """A message that a webhook has not received."""
+
+    target: str
+    """The webhook's name."""
+    key: str
+    """Of the message, different for each that the target gets: the id of the finding, and what
+    happened."""
+    since_ns: int
+    """Since the epoch."""
+    body: bytes
 
 
 class FindingStore:
     """The findings database at `path`, created when absent.
 
+    A row that cannot be read is left out, and logged once.
+
     Raises:
-        StoreError: from every method, naming the path, when the file cannot be used.
+        StoreError: from every method, naming the path, when the file cannot be used; from the
+            constructor only if a newer frd wrote it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._write_lock = Lock()
-        self._read_lock = Lock()
-        # SQLite would create it with the permissions of the umask; its log has those of the file.
-        with contextlib.suppress(OSError):  # SQLite's own error is better
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        with self._clear_errors():
-            self._writer = _connect(path)
-            try:
-                _prepare(self._writer, path)
-                self._reader = _connect(path)
-            except BaseException:
-                self._writer.close()
-                raise
+        self.owed: Callable[[], Iterable[Owed]] = lambda: ()
+        """Returns what the outbox has after the next change. Any thread calls it."""
+        self._unreadable: set[str] = set()
+        """Rows that were logged."""
+        self.db = Database(path, "findings database", _STEPS)
 
     def close(self) -> None:
-        with self._write_lock, self._read_lock:
-            self._writer.close()
-            self._reader.close()
+        self.db.close()
 
     def save(self, events: Sequence[FindingEvent]) -> None:
         """Insert or replace the findings of `events`, all or none; saving twice changes nothing."""
@@ -99,8 +111,25 @@ class FindingStore:
             return
         durable = any(event.change is not Change.UPDATED for event in events)
         rows = [_to_row(event.finding) for event in events]
-        with self._transaction(durable=durable) as db:
+        with self.db.transaction("FULL" if durable else "NORMAL") as db:
             db.executemany(_UPSERT, rows)
+            self._keep_owed(db)
+
+    def outbox(self) -> list[Owed]:
+        """What an earlier process owed, in the order of storing."""
+        return [Owed(*row) for row in self.db.rows(f"SELECT {_OF_OWED} FROM outbox ORDER BY rowid")]
+
+    def keep_owed(self) -> None:
+        """Have the outbox hold what is owed now."""
+        with self.db.transaction() as db:
+            self._keep_owed(db)
+
+    def _keep_owed(self, db: sqlite3.Connection) -> None:
+        stored, owed = {*db.execute("SELECT target, key FROM outbox")}, list(self.owed())
+        settled = stored.difference(message[:2] for message in owed)
+        db.executemany("DELETE FROM outbox WHERE target = ? AND key = ?", settled)
+        news = [message for message in owed if message[:2] not in stored]
+        db.executemany("INSERT INTO outbox VALUES (?, ?, ?, ?)", news)
 
     def open_findings(self) -> list[Finding]:
         """All open findings, oldest first: a restarted service restores them."""
@@ -119,7 +148,8 @@ class FindingStore:
         return self._select(
             "WHERE (?1 IS NULL OR state = ?1) AND (?2 IS NULL OR job = ?2)"
             " AND (?3 IS NULL OR opened_ns < ?3)"
-            " AND (?4 IS NULL OR json_extract(body, '$.kind') = ?4)"
+            " AND (?4 IS NULL OR"
+            " CASE WHEN json_valid(body) THEN json_extract(body, '$.kind') = ?4 END)"
             " ORDER BY opened_ns DESC, id LIMIT ?5",
             (
                 state and state.value,
@@ -159,7 +189,7 @@ class FindingStore:
             return
         rows = [(_storable(one.job), int(one.learned_at), one.encode()) for one in jobs]
         newest = max(learned for _, learned, _ in rows)
-        with self._transaction(durable=False) as db:
+        with self.db.transaction() as db:
             db.executemany("INSERT OR REPLACE INTO pauses VALUES (?, ?, ?)", rows)
             db.execute(
                 "DELETE FROM pauses WHERE learned_ns < ?1 OR job NOT IN"
@@ -169,15 +199,14 @@ class FindingStore:
 
     def pauses(self) -> list[JobPauses]:
         """The pauses of all jobs, in the order of learning."""
-        with self._clear_errors(), self._read_lock:
-            rows = self._reader.execute("SELECT body FROM pauses ORDER BY learned_ns, job")
-            return [JobPauses.decode(body) for (body,) in rows.fetchall()]
+        rows = self.db.rows("SELECT job, body FROM pauses ORDER BY learned_ns, job")
+        return self._readable("pauses", rows, lambda row: JobPauses.decode(row[1]))
 
     def prune(self, *, max_count: int, max_age_s: float, now: AlignedNs) -> int:
         """Delete findings that closed `max_age_s` ago, then the oldest closed ones beyond
         `max_count`. The engine bounds the number of open findings. Returns how many were deleted.
         """
-        with self._transaction(durable=False) as db:
+        with self.db.transaction() as db:
             aged = db.execute(
                 "DELETE FROM findings WHERE state = 'closed' AND closed_ns < ?",
                 (now - int(max_age_s * 1e9),),
@@ -190,56 +219,21 @@ class FindingStore:
         return aged + surplus
 
     def _select(self, tail: str, values: tuple[object, ...]) -> list[Finding]:
-        with self._clear_errors(), self._read_lock:
-            rows = self._reader.execute(f"SELECT {_COLUMNS} FROM findings {tail}", values)
-            return [_from_row(row) for row in rows.fetchall()]
+        rows = self.db.rows(f"SELECT {_COLUMNS} FROM findings {tail}", values)
+        return self._readable("findings", rows, _from_row)
 
-    @contextlib.contextmanager
-    def _transaction(self, *, durable: bool) -> Iterator[sqlite3.Connection]:
-        """`durable`: it is on the disk afterwards."""
-        with self._clear_errors(), self._write_lock:
-            self._writer.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-            with self._writer as db:
-                db.execute("BEGIN IMMEDIATE")
-                yield db
-
-    @contextlib.contextmanager
-    def _clear_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise StoreError(f"findings database: {self.path}: {error}: {_advice(error)}") from None
-        except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(
-                f"findings database: {self.path}: a stored row cannot be read ({error!r}): "
-                "move the file away and start again"
-            ) from None
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    # Autocommit: `_transaction` begins and ends every transaction.
-    return sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
-
-
-def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    """Bring the file to `SCHEMA_VERSION`; refuse a file of a newer frd."""
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version > SCHEMA_VERSION:
-        raise StoreError(
-            f"findings database: {path}: schema version {version}, this frd knows up to "
-            f"{SCHEMA_VERSION}: start the newer frd or choose another data directory"
-        )
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = FULL")
-    if version < SCHEMA_VERSION:
-        # Statement by statement: executescript would commit before it begins.
-        with db:
-            db.execute("BEGIN IMMEDIATE")
-            for statement in filter(str.strip, "".join(_STEPS[version:]).split(";")):
-                db.execute(statement)
-            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    db.execute("BEGIN IMMEDIATE")  # fails now if the file is read-only
-    db.execute("ROLLBACK")
+    def _readable(self, table: str, rows: list[Any], decode: Callable[[Any], _T]) -> list[_T]:
+        found: list[_T] = []
+        for row in rows:
+            try:
+                found.append(decode(row))
+            except Exception as error:  # any error: the other rows are shown
+                name = f"{table} {row[0]!r}"[:200]
+                if name not in self._unreadable and len(self._unreadable) < 100:
+                    self._unreadable.add(name)
+                    why = f"findings database: {self.path}: {name}: {error!r}"
+                    log.warning("%s: the row is left out", why[:1000])
+        return found
 
 
 def _storable(text: str) -> str:
@@ -260,20 +254,9 @@ def _to_row(finding: Finding) -> tuple[str, str, str, int, int | None, str]:
 
 
 def _from_row(row: _Row) -> Finding:
-    opened_ns, closed_ns, body = row
+    _, opened_ns, closed_ns, body = row
     return replace(
         finding_from_json(json.loads(body)),
-        opened_at=AlignedNs(opened_ns),
-        closed_at=None if closed_ns is None else AlignedNs(closed_ns),
+        opened_at=AlignedNs(int(opened_ns)),
+        closed_at=None if closed_ns is None else AlignedNs(int(closed_ns)),
     )
-
-
-def _advice(error: sqlite3.Error) -> str:
-    text = str(error)
-    if "full" in text:
-        return "free some space"
-    if "locked" in text:
-        return "another frd serve uses this data directory: stop it or choose another --data-dir"
-    if "not a database" in text or "malformed" in text:
-        return "the file is damaged: move it away and start again"
-    return "check that the directory exists and is writable, or choose another --data-dir"

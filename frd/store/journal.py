@@ -61,9 +61,6 @@ class Journal:
 
     `settings` begins every segment (what a replay needs to know of this process); `preamble`
     returns the records, without START, that declare all live streams.
-
-    Raises:
-        StoreError: from the constructor only, if `folder` cannot be written.
     """
 
     def __init__(
@@ -86,19 +83,18 @@ class Journal:
         self._preamble = preamble
         self._limits = limits
         self._retry_at = 0
+        self._begun_at = now
         self._number = 0
         self._finished: list[_Finished] = []
         self._db: sqlite3.Connection | None = None
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for path in segments(folder):
+            for path in segments(folder) if folder.exists() else ():
                 self._number = segment.number_of(path)
                 last_ns = path.stat().st_mtime_ns
                 self._finished.append(_Finished(path, segment.size(path), last_ns))
             self._begin(now, is_repeated=False)
         except (OSError, sqlite3.Error, StoreError) as error:
             self._give_up(error, now)
-            raise StoreError(self.error) from None
 
     def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
         """Continue with other settings, which are recorded, and within other limits."""
@@ -134,6 +130,7 @@ class Journal:
 
     def _begin(self, at: AlignedNs, *, is_repeated: bool) -> sqlite3.Connection:
         """Open the next segment. With `is_repeated`, its preamble repeats the segment before."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._number += 1
         self._begun_at = at
         self._added = 0

@@ -25,6 +25,7 @@ from tests.world.daemons import frd, free_address, metric
 from tests.world.fleet import Fleet, ReplicaProcess, fleet
 from tests.world.prometheus import Prometheus
 from tests.world.training import Training
+from tests.world.webhook import Receiver
 
 pytestmark = [pytest.mark.nats, pytest.mark.timeout(300), pytest.mark.xdist_group("fleet")]
 AGENTS = 8
@@ -75,11 +76,15 @@ def named(finding: dict[str, Any]) -> set[int]:
 
 
 @contextmanager
-def scene(folder: Path, *, agents: int = AGENTS, may_cut: bool = False) -> Iterator[Scene]:
+def scene(
+    folder: Path, *, agents: int = AGENTS, may_cut: bool = False, webhook: str = ""
+) -> Iterator[Scene]:
+    """Findings are sent to `webhook`, if there is one."""
+    notify = {"FRD_NOTIFY": json.dumps([{"url": webhook}])} if webhook else {}
     run_dirs = [folder / f"run{number}" for number in range(agents)]
     metrics_of = [free_address() for _ in run_dirs]
     with ExitStack() as stack:
-        whole = stack.enter_context(fleet(folder, env=POLICY, may_cut=may_cut))
+        whole = stack.enter_context(fleet(folder, env=POLICY | notify, may_cut=may_cut))
         for number, run_dir in enumerate(run_dirs):
             command = daemons.agent_command(
                 run_dir, "--service", whole.service, "--metrics", metrics_of[number]
@@ -149,6 +154,30 @@ def test_the_owner_dies_with_a_stall_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak  # tests/contract/test_lease.py shows the lease and the fence of it
+@pytest.mark.soak
+def test_what_a_killed_owner_owed(tmp_path: Path) -> None:
+    """The receiver is down when the owner of a job is killed, which has found a hang: the replica
+    that takes over goes on with the finding and does not send it; the killed one sends it when it
+    starts again, and the new owner sends the end."""
+    with Receiver() as receiver, scene(tmp_path, agents=2, webhook=receiver.url) as at:
+        receiver.status = 503
+        first = at.owner
+        at.training.hold(1)
+        before = at.stall(first, 1)
+        until(lambda: receiver.asked, "no try")
+        at.fleet.kill(first.name)
+        receiver.status = 200
+        second = at.owner
+        at.stall(second, 1)
+        assert receiver.events() == []
+        at.fleet.start(first.name)
+        until(receiver.events, "the message is lost")
+        at.training.release(1)
+        until(lambda: len(receiver.received) == 2, "the end is not sent")
+        assert receiver.events() == ["opened", "closed"]
+        assert {message["id"] for message in receiver.received} == {before["id"]}
+
+
 def test_an_owner_that_was_paused(tmp_path: Path) -> None:
     """The owner is stopped for 8 s with a stall open: another replica has the job; when it goes on,
     it drops what it had, shows nothing of it, and asks the new owner."""

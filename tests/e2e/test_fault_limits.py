@@ -24,7 +24,7 @@ from frd.model import GroupInfo, Signature
 from frd.store.journal import segments
 from frd.wire.messages import Declare, GroupDecl, SignatureDecl
 from tests.world.cluster import CULPRIT, HELD, LATE_S, Cluster, Daemon, blamed, scene, until
-from tests.world.small_disk import small_disk
+from tests.world.small_disk import fill, small_disk
 from tests.world.streams import Service, peer
 
 pytestmark = pytest.mark.timeout(180)
@@ -60,15 +60,6 @@ def test_a_full_disk_silences_no_alert(disk: Path, tmp_path: Path) -> None:
         until(lambda: len(segments(journal)) > written, "the journal does not continue")
         training.release(HELD)
         until(lambda: stored(cluster) == {found["id"]: "closed"}, "its end is not stored")
-
-
-def fill(disk: Path) -> Path:
-    """The file that takes all that is left."""
-    path = disk / "filler"
-    with suppress(OSError), path.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    return path
 
 
 def stored(cluster: Cluster) -> dict[str, str]:

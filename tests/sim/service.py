@@ -173,7 +173,8 @@ class Service:
         if self._is_full == self._disk.full:
             return
         self._is_full = self._disk.full
-        writer: sqlite3.Connection = self.findings._writer
+        writer = self.findings.db._writer
+        assert writer is not None
         (pages,) = writer.execute("PRAGMA page_count").fetchone()
         writer.execute(f"PRAGMA max_page_count = {pages if self._disk.full else 1 << 30}")
 

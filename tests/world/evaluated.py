@@ -19,13 +19,14 @@ from tests.world.job import Job
 
 
 class Evaluated:
-    """Four ranks of one group; `see` is called with findings that are published."""
+    """Four ranks of one group; `see` and `prepare` are those of a notifier."""
 
     def __init__(
         self,
         folder: Path,
         policy: Policy | None = None,
         see: Callable[[Sequence[FindingEvent]], None] = lambda _: None,
+        prepare: Callable[[Sequence[FindingEvent]], None] = lambda _: None,
     ) -> None:
         self.job = Job(4, policy).group("dp", range(4)).all_reduce("dp", 0)
         self.job.run(1)
@@ -44,6 +45,7 @@ class Evaluated:
             project=ServiceState,
             publish=self._publish,
         )
+        self.evaluator.prepare = prepare
 
     def _publish(self, events: Sequence[FindingEvent]) -> None:
         self.published += events

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from frd.config import Config
 from frd.engine.matching.learned_pauses import JobPauses
+from frd.errors import StoreError
 from frd.model import AlignedNs, Finding
 from frd.service.findings.keepers import Keeper, LocalKeeper
 from frd.service.journal.log import Log
 from frd.service.journal.payloads import limits_of, settings_of
 from frd.service.journal.writer import JournalWriter
 from frd.store.findings import FindingStore
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,6 @@ class Archive(Protocol):
         """Become the only one that writes the log of a cell.
 
         Raises:
-            StoreError: it cannot be used.
             LogUnavailable: try again.
             Fenced: another replica was quicker.
         """
@@ -59,5 +62,9 @@ class LocalArchive:
             now=self._now(),
             limits=limits_of(config),
         )
-        keeper = LocalKeeper(self._findings)
-        return Opened(log, keeper, self._findings.open_findings(), self._findings.pauses())
+        keeper, store = LocalKeeper(self._findings), self._findings
+        try:
+            return Opened(log, keeper, store.open_findings(), store.pauses())
+        except StoreError as error:
+            logger.error("%s: the service begins without earlier findings", error)
+            return Opened(log, keeper)

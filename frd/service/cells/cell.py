@@ -54,6 +54,8 @@ class Common:
     stream_ids: Iterator[int]
     published: Callable[[Sequence[FindingEvent]], None]
     """Called with changes of findings when they are published."""
+    prepare: Callable[[Sequence[FindingEvent]], None] = lambda events: None
+    """Called with the same changes before they are stored."""
 
 
 class Cell:
@@ -98,6 +100,7 @@ class Cell:
             settle=self.streams.settle,
             is_idle=self._is_idle if one_job else lambda: False,
         )
+        self.evaluator.prepare = common.prepare
         self.dumper = Dumper(
             inquiries,
             self.streams,

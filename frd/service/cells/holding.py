@@ -42,10 +42,6 @@ class Holding:
 async def hold_alone(
     common: Common, cells: Cells, store: FindingStore, restored: Restored
 ) -> Holding:
-    """
-    Raises:
-        StoreError: the data directory cannot be used.
-    """
     lease = LocalLease()
     archive = LocalArchive(common.config, store, common.now)
     owner = CellOwner(common, cells, archive, lease, restored)

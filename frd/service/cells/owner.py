@@ -72,10 +72,6 @@ class CellOwner:
     # -- what follows ----------------------------------------------------------------------------
 
     async def take_over(self, cell: int, why: str) -> None:
-        """
-        Raises:
-            StoreError: the local store cannot be used.
-        """
         began = time.monotonic()
         try:
             opened = await self._opened(cell)

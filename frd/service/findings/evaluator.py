@@ -71,6 +71,8 @@ class Evaluator:
         self._now = now
         self._project = project
         self._publish = publish
+        self.prepare: Callable[[Sequence[FindingEvent]], None] = lambda events: None
+        """Gets the same changes as `publish`, before they are stored."""
         self._settle = settle
         self._is_idle = is_idle
         self.is_slow = False
@@ -187,6 +189,7 @@ class Evaluator:
         else:
             await asyncio.sleep(0)  # with 98,304 ranks either half takes a tenth of a second
             status_view = self._engine.status_view(now)
+            self.prepare(events)
             await self._save(events)
             if self._is_abandoned:
                 return

@@ -4,8 +4,8 @@ A finding causes at most four messages: it opens, it becomes critical, it gets i
 closes. If two of these happen together, a target gets one message, for the first of them in its
 configuration. A closing is sent only to a target that has received a message about this finding
 before. After a restart of the service, and with a cell that a replica takes over, the findings that
-are open count as sent to each target that wants what has happened to them: what is kept are
-findings, not deliveries.
+are open count as sent to each target that wants what has happened to them. Messages that were not
+delivered are in the outbox of the process that owes them (see `frd.store.findings`).
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ class News:
         before = self._announced.pop(finding.id, None)
         happened: list[NotifyEvent] = ["closed"]
         if event.change is not Change.CLOSED:
-            changes = self._announced[finding.id] = _changes(finding)
+            changes = _changes(finding)
             if event.change is Change.OPENED:
                 happened = ["opened", *changes]
             else:
                 happened = [c for c in changes if before is not None and c not in before]
+            self._announced[finding.id] = list({*(before or ()), *changes})  # each once
         return [Notice(name, finding) for name in happened]
 
 

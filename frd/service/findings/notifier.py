@@ -6,6 +6,10 @@ repeated until the receiver accepts it, refuses it, or an hour has passed; the p
 minute. The threads are not those of asyncio's pool, because the findings database writes there and
 must not wait for a slow receiver.
 
+Each message is delivered at least once: until it is settled (accepted, refused or dropped), it is
+owed. The findings database keeps what is owed, and the next process goes on with it. Nothing here
+waits for that database.
+
 The URL is a secret: only `urllib` gets it. No message contains it, nor the text of an exception
 that might.
 """
@@ -32,6 +36,7 @@ from frd.credentials import read_credential
 from frd.errors import ConfigError
 from frd.model import Finding, FindingEvent
 from frd.service.findings.notices import Choice, News, body
+from frd.store.findings import Owed
 
 MAX_QUEUED: Final = 256
 """Messages that wait for one target."""
@@ -52,7 +57,7 @@ class Result(StrEnum):
     REFUSED = "refused"
     """The receiver refuses this message; it is not repeated."""
     DROPPED = "dropped"
-    """The queue was full, the message too old, or the service ended."""
+    """The queue was full, the message too old, or its target is configured no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +68,6 @@ class _Outcome:
     why: str = ""
     wait_s: float = 0.0
     """How long the receiver asks not to be called again."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    content: bytes
-    since_s: float
-    """Of the monotonic clock."""
 
 
 class Notifier:
@@ -95,6 +93,11 @@ class Notifier:
         self._has_pages = has_pages
         self._first_pause_s = first_pause_s
         self._news = News()
+        self._is_closed = False
+        self._ready: dict[str, list[tuple[_Sender, Owed]]] = {}
+        """Messages whose finding is not published yet, by its id."""
+        self._owed: dict[tuple[str, str], Owed] = {}
+        """By target and key. All threads use it, in single steps."""
         for target in targets:
             _check_files(target)
         self._senders = [self._sender(target) for target in targets]
@@ -112,14 +115,37 @@ class Notifier:
         for sender in self._senders:
             sender.choice.forget(left)
 
-    def see(self, events: Iterable[FindingEvent]) -> None:
-        """Queue messages for changes; does not block."""
+    def resume(self, owed: Iterable[Owed]) -> None:
+        """Go on with what an earlier process owed."""
+        senders = {sender.target.name: sender for sender in self._senders}
+        for message in owed:
+            if (sender := senders.get(message.target)) is not None:
+                self._owed[message.target, message.key] = message
+                sender.put(message)
+            else:
+                self._results[message.target, Result.DROPPED] += 1
+
+    def prepare(self, events: Iterable[FindingEvent]) -> None:
+        """Make the messages for changes, which are owed from now on; `see` sends them."""
         for event in events:
-            notices = self._news.of(event)
+            notices, finding = self._news.of(event), event.finding.id
             for sender in self._senders:
                 if (notice := sender.choice.of(notices)) is not None:
-                    url = self._url()
-                    sender.put(body(notice, sender.target, url, has_pages=self._has_pages))
+                    url, key = self._url(), f"{finding}-{notice.event}"
+                    content = body(notice, sender.target, url, has_pages=self._has_pages)
+                    message = Owed(sender.target.name, key, time.time_ns(), content)
+                    self._owed[message.target, key] = message
+                    self._ready.setdefault(finding, []).append((sender, message))
+
+    def owed(self) -> list[Owed]:
+        """Any thread may call it."""
+        return list(self._owed.values())
+
+    def see(self, events: Iterable[FindingEvent]) -> None:
+        """Queue the messages for changes that are published; does not block."""
+        for event in events:
+            for sender, message in self._ready.pop(event.finding.id, ()):
+                sender.put(message)
 
     def adopt(self, targets: Sequence[NotifyTarget]) -> None:
         """Continue with these targets. A target that has not changed keeps its queue; the messages
@@ -147,10 +173,16 @@ class Notifier:
         deadline = time.monotonic() + _STOP_WITHIN_S
         for sender in self._senders:
             sender.thread.join(max(0.0, deadline - time.monotonic()))
+        self._is_closed = True
+        for sender in self._senders:
             sender.stop()
 
     def _sender(self, target: NotifyTarget) -> _Sender:
-        return _Sender(target, self._results, self._first_pause_s)
+        return _Sender(target, self._results, self._first_pause_s, self._settle)
+
+    def _settle(self, message: Owed) -> None:
+        if not self._is_closed:  # otherwise the next process goes on with it
+            self._owed.pop((message.target, message.key), None)
 
 
 class _Sender:
@@ -161,12 +193,14 @@ class _Sender:
         target: NotifyTarget,
         results: Counter[tuple[str, Result]],
         first_pause_s: float,
+        settle: Callable[[Owed], None],
     ) -> None:
         self.target = target
         self.choice = Choice(target)
         self._results = results
         self._first_pause_s = first_pause_s
-        self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
+        self._settle = settle
+        self._queue: queue.SimpleQueue[Owed | None] = queue.SimpleQueue()
         """None ends the thread."""
         self._stopping = threading.Event()
         self._counting = threading.Lock()
@@ -175,12 +209,12 @@ class _Sender:
         self.thread = threading.Thread(target=self._run, name=f"notify-{target.name}", daemon=True)
         self.thread.start()
 
-    def put(self, content: bytes) -> None:
+    def put(self, message: Owed) -> None:
         while self._queue.qsize() >= MAX_QUEUED:
             with contextlib.suppress(queue.Empty):
-                self._queue.get_nowait()
-                self._count(Result.DROPPED)
-        self._queue.put(_Message(content, time.monotonic()))
+                if (oldest := self._queue.get_nowait()) is not None:
+                    self._drop(oldest)
+        self._queue.put(message)
 
     def stop(self, *, when_empty: bool = False) -> None:
         if not when_empty:
@@ -191,18 +225,23 @@ class _Sender:
         while (message := self._queue.get()) is not None:
             self._deliver(message)
 
-    def _deliver(self, message: _Message) -> None:
+    def _deliver(self, message: Owed) -> None:
         """Repeat until the receiver accepts or refuses the message, or the message is too old."""
         pause_s = self._first_pause_s
         while not (self._stopping.is_set() or _is_old(message)):
-            outcome = _post(self.target, message.content)
+            outcome = _post(self.target, message)
             self._count(outcome.result)
             self._log(outcome)
             if outcome.result is not Result.FAILED:
+                self._settle(message)
                 return
             self._stopping.wait(max(pause_s, outcome.wait_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        self._drop(message)
+
+    def _drop(self, message: Owed) -> None:
         self._count(Result.DROPPED)
+        self._settle(message)
 
     def _log(self, outcome: _Outcome) -> None:
         """Log when a target stops accepting messages and when it accepts them again."""
@@ -221,8 +260,8 @@ class _Sender:
             self._results[self.target.name, result] += 1
 
 
-def _is_old(message: _Message) -> bool:
-    return time.monotonic() - message.since_s > GIVE_UP_AFTER_S
+def _is_old(message: Owed) -> bool:
+    return time.time_ns() - message.since_ns > GIVE_UP_AFTER_S * 1e9
 
 
 # -- one request ---------------------------------------------------------------------------------
@@ -235,11 +274,12 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _post(target: NotifyTarget, content: bytes) -> _Outcome:
+def _post(target: NotifyTarget, message: Owed) -> _Outcome:
     try:
         url, headers = _url(target), _headers(target)
         headers |= {"Content-Type": "application/json", "User-Agent": f"frd/{__version__}"}
-        request = urllib.request.Request(url, content, headers, method="POST")
+        headers["Idempotency-Key"] = f'"{message.key}"'
+        request = urllib.request.Request(url, message.body, headers, method="POST")
         # A proxy of the environment would read what is not encrypted, the URL included.
         proxies = urllib.request.getproxies() if url.startswith("https:") else {}
         opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _NoRedirects())

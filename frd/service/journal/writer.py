@@ -33,11 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class JournalWriter:
-    """A `Log`. The methods are for the event loop.
-
-    Raises:
-        StoreError: from the constructor, when the folder cannot be written.
-    """
+    """A `Log`. The methods are for the event loop."""
 
     def __init__(
         self, folder: Path, *, settings: bytes, now: AlignedNs, limits: JournalLimits

@@ -151,7 +151,7 @@ class Timelines:
             return None
         try:
             return Timeline.decode(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             log.warning(
                 "timelines: %s: %s: %s: it is replaced", self._store.path, finding_id, error
             )

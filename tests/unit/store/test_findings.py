@@ -23,7 +23,7 @@ from frd.model import (
     FindingEvent,
     FindingState,
 )
-from frd.store.findings import SCHEMA_VERSION, FindingStore
+from frd.store.findings import SCHEMA_VERSION, FindingStore, Owed
 from tests.world.timelines import finding as hang
 
 SECOND = 1_000_000_000
@@ -48,6 +48,12 @@ def closed(item: Finding, at: int) -> FindingEvent:
         Change.CLOSED,
         dataclasses.replace(item, state=FindingState.CLOSED, closed_at=AlignedNs(at)),
     )
+
+
+def writer(store: FindingStore) -> sqlite3.Connection:
+    """The connection that `store` writes with."""
+    assert store.db._writer is not None
+    return store.db._writer
 
 
 @pytest.fixture
@@ -110,7 +116,7 @@ def test_openings_and_closings_are_synced(
 ) -> None:
     """After a power loss a closed finding must not be open again; updates need no sync."""
     said: list[str] = []
-    store._writer.set_trace_callback(said.append)
+    writer(store).set_trace_callback(said.append)
     store.save([event])
     assert f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}" in said
 
@@ -185,21 +191,20 @@ def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
-    """A path below a file, a file that is no database, and the database of a newer frd: an error
+    """A path below a file fails each use, and the database of a newer frd the start, with an error
     that names it and what to do; the file is left alone."""
     other, newer = tmp_path / "other", tmp_path / "newer"
-    other.write_bytes(b"not a database, surely" * 100)
+    other.write_bytes(b"")
     with closing(sqlite3.connect(newer)) as db, db:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    before = other.read_bytes(), newer.read_bytes()
-    for path, says in (
-        (other / "db", r"findings database: .*other/db.*--data-dir"),
-        (other, r"other: .*move it away"),
-        (newer, rf"schema version {SCHEMA_VERSION + 1}"),
-    ):
-        with pytest.raises(StoreError, match=says):
-            FindingStore(path)
-    assert (other.read_bytes(), newer.read_bytes()) == before
+    before = newer.read_bytes()
+    store = FindingStore(other / "db")
+    with pytest.raises(StoreError, match=r"findings database: .*other/db.*--data-dir"):
+        store.save([opened(finding())])
+    with pytest.raises(StoreError, match=rf"schema version {SCHEMA_VERSION + 1}"):
+        FindingStore(newer)
+    assert newer.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"newer", "other"}
 
 
 def test_a_database_of_an_earlier_version(tmp_path: Path) -> None:
@@ -210,6 +215,7 @@ def test_a_database_of_an_earlier_version(tmp_path: Path) -> None:
         store.save([opened(stored)])
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("DROP TABLE pauses")  # what version 2 added
+        db.execute("DROP TABLE outbox")  # what version 3 added
         db.execute("PRAGMA user_version = 1")
     with closing(FindingStore(path)) as store:
         assert store.open_findings() == [stored]
@@ -221,28 +227,106 @@ def test_a_database_of_an_earlier_version(tmp_path: Path) -> None:
         assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
-def test_damaged_row(store: FindingStore) -> None:
-    """A row that is no finding is an error that names the file, not a crash."""
-    store.save([opened(finding())])
+DAMAGE = {
+    "empty": "body = '{}'",
+    "cut off": "body = '{'",
+    "a list": "body = '[]'",
+    "a number": "body = 7",
+    "not UTF-8": "body = CAST(x'7b22ff227d' AS TEXT)",
+    "deep lists": f"body = '{'[' * 50_000}{']' * 50_000}'",
+    "deep objects": f"""body = '{'{"a":' * 50_000}1{"}" * 50_000}'""",
+    "a time of text": "opened_ns = 'soon'",
+    "a time of bytes": "opened_ns = x'00'",
+    "an infinite time": "closed_ns = 9e999",
+    "an id of bytes": "id = x'ff', body = ''",
+    "a suspect": """body = json_set(body, '$.suspects', json('[{"rank":"two"}]'))""",
+    "victims": "body = json_set(body, '$.victims', 'all')",
+}
+
+
+@pytest.mark.parametrize("change", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_row(store: FindingStore, change: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A row that is no finding, or is nested too deeply, is left out of every answer, and logged
+    once with its id; the others are shown."""
+    store.save([opened(finding(n)) for n in (1, 2, 3)])
     with closing(sqlite3.connect(store.path)) as db, db:
-        db.execute("UPDATE findings SET body = '{}'")
-    with pytest.raises(StoreError, match="cannot be read"):
-        store.open_findings()
+        db.execute(f"UPDATE findings SET {change} WHERE id = '{finding(2).id}'")
+    for _ in range(2):
+        assert store.open_findings() == [finding(1), finding(3)]
+        assert store.query() == [finding(3), finding(1)]
+        assert store.query(kind=finding().kind) == [finding(3), finding(1)]
+        assert store.page() == [finding(1), finding(3)]
+        assert store.get(finding(2).id) is None
+    (line,) = caplog.messages
+    assert finding(2).id in line or "xff" in line
+    assert "the row is left out" in line
+    assert len(line) < 1_100
+    store.save([closed(finding(2), START + 9 * SECOND)])
+    assert finding(3) in store.query()
+
+
+def test_damaged_pauses(store: FindingStore, caplog: pytest.LogCaptureFixture) -> None:
+    """The pauses of one job cannot be read: those of the others are."""
+    store.save_pauses([JobPauses(job, AlignedNs(START)) for job in ("a", "b")])
+    with closing(sqlite3.connect(store.path)) as db, db:
+        db.execute("UPDATE pauses SET body = ? WHERE job = 'a'", ("[" * 50_000,))
+    assert [one.job for one in store.pauses()] == ["b"]
+    assert "pauses 'a'" in caplog.text
 
 
 def test_full_disk(store: FindingStore) -> None:
     """A disk that is full fails the save with advice, and leaves what was there."""
     store.save([opened(finding(1))])
-    (pages,) = store._writer.execute("PRAGMA page_count").fetchone()
-    store._writer.execute(f"PRAGMA max_page_count = {pages}")
+    (pages,) = writer(store).execute("PRAGMA page_count").fetchone()
+    writer(store).execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StoreError, match="free some space"):
         store.save([opened(finding(n)) for n in range(2, 200)])
     assert store.query() == [finding(1)]
 
 
+def test_messages_are_stored_with_their_finding(store: FindingStore) -> None:
+    """The outbox follows what is owed: in the transaction of a finding or later, in the order of
+    storing. If it cannot, the finding is not stored."""
+    one, two, three = (Owed("chat", f"{n}-opened", n, b"\0\xff") for n in (1, 2, 3))
+    owed = [two]
+    store.save([opened(finding(1))])
+    store.keep_owed()
+    assert store.outbox() == []
+    store.owed = lambda: owed
+    store.save([opened(finding(1))])
+    assert store.outbox() == [two]
+    owed += [one, three]
+    store.keep_owed()
+    assert store.outbox() == [two, one, three]
+    owed.remove(one)
+    store.save([FindingEvent(Change.UPDATED, finding(2))])
+    assert store.outbox() == [two, three]
+    owed.clear()
+    store.keep_owed()
+    assert store.outbox() == []
+
+    def fails() -> list[Owed]:
+        raise sqlite3.OperationalError("no room")
+
+    store.owed = fails
+    with pytest.raises(StoreError, match="no room"):
+        store.save([opened(finding(4))])
+    assert store.get(finding(4).id) is None
+
+
+def test_a_damaged_outbox(store: FindingStore) -> None:
+    """Values of another kind do no harm."""
+    store.owed = lambda: [Owed("chat", "a-opened", 1, b"x")]
+    store.keep_owed()
+    with closing(sqlite3.connect(store.path)) as db, db:
+        db.execute("UPDATE outbox SET since_ns = 'soon', body = 7, key = x'ff'")
+    (message,) = store.outbox()
+    assert (message.since_ns, message.body) == (0, b"7")
+
+
 def test_a_database_locked_by_another_process(store: FindingStore) -> None:
     """The error says that another frd serve may be the cause."""
-    store._writer.execute("PRAGMA busy_timeout = 0")
+    writer(store).execute("PRAGMA busy_timeout = 0")
     with closing(sqlite3.connect(store.path)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match="another frd serve uses this data directory"):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from frd.model import AlignedNs
 from frd.store.journal import Journal, JournalLimits, read, segments
 from frd.store.records import Record, RecordKind, checksum
 from tests.journals import execute, size
-from tests.world.small_disk import small_disk
+from tests.world.small_disk import fill, small_disk
 
 NOW = AlignedNs(1_800_000_000_000_000_000)
 SETTINGS = b'{"policy": {}}'
@@ -291,8 +292,8 @@ def test_a_damaged_schema_is_an_error(tmp_path: Path) -> None:
 
 
 def test_what_is_no_journal(tmp_path: Path) -> None:
-    """An absent path, an empty folder, foreign files and an old journal are clear errors; so is a
-    folder below a file, for the writer."""
+    """An absent path, an empty folder, foreign files and an old journal are clear errors; a folder
+    below a file is one of the writer, which drops its records."""
     with pytest.raises(StoreError, match="No such file"):
         replayed(tmp_path / "absent")
     with pytest.raises(StoreError, match="no segments"):
@@ -312,8 +313,10 @@ def test_what_is_no_journal(tmp_path: Path) -> None:
     execute(tmp_path / "new" / "00000001.sqlite3", "PRAGMA user_version = 2")
     with pytest.raises(StoreError, match="a newer frd wrote it"):
         replayed(tmp_path / "new")
-    with pytest.raises(StoreError, match=r"journal: .*frdj/journal: .*--data-dir"):
-        journal(old / "journal")
+    target = journal(old / "journal")
+    target.append([message(1)])
+    assert re.match(r"journal: .*frdj/journal: .*--data-dir", target.error)
+    assert target.dropped == 1
 
 
 @pytest.fixture
@@ -326,10 +329,7 @@ def test_full_disk_drops_and_recovers(disk: Path) -> None:
     """While the disk is full records are dropped and counted; a later preamble shows the gap."""
     target = journal(disk, preamble=lambda: [HELLO], total_bytes=8 * MIB, segment_bytes=MIB)
     write(target, [message(1)])
-    filler = disk / "filler"
-    with suppress(OSError), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
+    filler = fill(disk)
     target.append([message(2, 10_000), message(2, 10_000)])
     assert "free some space" in target.error
     assert target.dropped == 2
@@ -356,6 +356,30 @@ def test_full_disk_drops_and_recovers(disk: Path) -> None:
         b"later",
     ]
     assert len(warnings) == 1
+
+
+def test_a_disk_that_is_full_at_the_start(disk: Path) -> None:
+    """There is not even a folder: records are dropped; ten seconds after there is room, the folder
+    and the first segment are made, with the preamble."""
+    (disk / "file").write_text("")
+    filler = fill(disk)
+    target = journal(disk / "file" / "journal", preamble=lambda: [HELLO])
+    write(target, [message(1)])
+    assert (target.dropped, target.error != "") == (1, True)
+    target.close()
+    target = journal(disk / "journal", preamble=lambda: [HELLO])
+    write(target, [message(1)])
+    assert "free some space" in target.error
+    assert target.dropped == 1
+    filler.unlink()
+    (disk / "journal").rmdir()
+    write(target, [message(2)])
+    assert target.dropped == 2, "not yet tried again"
+    write(target, [Record(RecordKind.MESSAGE, AlignedNs(NOW + 20_000_000_000), 7, b"later")])
+    assert target.error == ""
+    target.close()
+    records, _ = replayed(disk / "journal")
+    assert [r.payload for r in records if r.kind is RecordKind.MESSAGE] == [b"hello", b"later"]
 
 
 def test_a_segment_replaces_no_other_file(tmp_path: Path) -> None:

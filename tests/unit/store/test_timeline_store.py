@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import stat
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -111,12 +113,26 @@ def test_threads_share_it(store: TimelineStore) -> None:
     assert len(kept(store, *range(300))) == 150
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
-    """A folder, a file of something else, a folder that is not there: an error that names it."""
-    folder = tmp_path / "timelines.sqlite3"
-    folder.mkdir()
-    other = tmp_path / "other.sqlite3"
-    other.write_bytes(b"not a database, but more than a hundred bytes of text" * 5)
-    for path in (folder, other, tmp_path / "none" / "timelines.sqlite3"):
-        with pytest.raises(StoreError, match=f"^timelines: {path}: .*: move the file away"):
-            TimelineStore(path)
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    """Each use is an error that names the file, until the folder is there."""
+    path = tmp_path / "none" / "timelines.sqlite3"
+    store = TimelineStore(path)
+    with pytest.raises(StoreError, match=f"^timelines: {path}: .*: check that its folder"):
+        save(store, 1)
+    assert kept(store, 1) == []
+    path.parent.mkdir()
+    save(store, 1)
+    assert kept(store, 1) == [1]
+    store.close()
+
+
+def test_a_file_of_an_earlier_release(tmp_path: Path) -> None:
+    """It has the same table and no version: its timelines are kept."""
+    path = tmp_path / "timelines.sqlite3"
+    with closing(TimelineStore(path)) as store:
+        save(store, 1)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 0")
+    with closing(TimelineStore(path)) as store:
+        assert kept(store, 1) == [1]
+    assert not path.with_name(f"{path.name}.damaged").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -21,6 +21,7 @@ from frd.service.findings import notifier as notifier_module
 from frd.service.findings.notices import Choice, News
 from frd.service.findings.notifier import Notifier
 from frd.service.http.runbooks import load as runbooks
+from frd.store.findings import Owed
 from tests.world.daemons import free_port, until
 from tests.world.evaluated import Evaluated
 from tests.world.webhook import Receiver
@@ -35,7 +36,7 @@ class Scene:
         self.notifier = Notifier(
             targets, lambda: "http://127.0.0.1:9374", has_pages=has_pages, first_pause_s=0.05
         )
-        self.world = Evaluated(folder, POLICY, self.notifier.see)
+        self.world = Evaluated(folder, POLICY, self.notifier.see, self.notifier.prepare)
         self.job, self.published = self.world.job, self.world.published
 
     def pass_s(self, seconds: float) -> None:
@@ -56,6 +57,10 @@ class Scene:
         for _ in range(5):
             self.pass_s(1)
         assert [e.change for e in self.published][-1] is Change.CLOSED
+
+    def send(self, events: Sequence[FindingEvent]) -> None:
+        self.notifier.prepare(events)
+        self.notifier.see(events)
 
     def counted(self, result: str, target: str = "") -> int:
         return self.notifier.counted()[target, result]
@@ -104,7 +109,7 @@ def test_a_chat_gets_text_with_suspects_and_a_command(tmp_path: Path, receiver: 
     scene.hang()
     (event,) = scene.published
     hostile = replace(event.finding, id="f2", job="<!channel>")
-    scene.notifier.see([replace(event, finding=hostile)])
+    scene.send([replace(event, finding=hostile)])
     until(lambda: len(receiver.received) == 2, "two messages")
     scene.close()
     texts = [message["text"] for message in receiver.received]
@@ -195,13 +200,100 @@ def test_a_queue_drops_its_oldest(
     until(lambda: receiver.asked, "the first message")
     (event,) = scene.published
     for number in range(4):
-        scene.notifier.see([replace(event, finding=replace(event.finding, id=f"f{number}"))])
+        scene.send([replace(event, finding=replace(event.finding, id=f"f{number}"))])
     assert scene.counted("dropped") == 2
     receiver.gate.set()
     until(lambda: len(receiver.received) == 3, "three messages")
     scene.close()
     assert [message["id"] for message in receiver.received] == [event.finding.id, "f2", "f3"]
     assert scene.counted("dropped") == 2
+
+
+def test_what_is_owed_outlives_the_process(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The receiver is down when the service ends: what is owed is in the outbox, without the URL,
+    and the next process sends it, each message with the key that it had."""
+    monkeypatch.setattr(notifier_module, "_STOP_WITHIN_S", 0.1)
+    target = NotifyTarget(name="chat", url=receiver.url)
+    receiver.status = 503
+    scene = Scene(tmp_path, target)
+    store = scene.world.store
+    store.owed = scene.notifier.owed
+    scene.whole_story()
+    finding, events = scene.published[0].finding, ["opened", "critical", "closed"]
+    owed = store.outbox()
+    assert [message.key for message in owed] == [f"{finding.id}-{name}" for name in events]
+    assert b"s3cret" not in b"".join(message.body for message in owed)
+    scene.notifier.close()
+    store.keep_owed()
+    assert store.outbox() == owed
+
+    receiver.status = 200
+    later = Notifier([target], lambda: "")
+    store.owed = later.owed
+    later.resume(store.outbox())
+    until(lambda: len(receiver.received) == 3, "three messages")
+    until(lambda: not later.owed(), "they are settled")
+    store.keep_owed()
+    assert store.outbox() == []
+    assert receiver.events() == events
+    keys = [headers["Idempotency-Key"] for headers in receiver.headers]
+    assert keys == [f'"{message.key}"' for message in owed]
+    later.close()
+    scene.close()
+
+
+def test_what_is_owed_in_vain(tmp_path: Path, receiver: Receiver) -> None:
+    """After a day, and for a target that is configured no more, nothing is sent, and it is counted;
+    beyond the bound the oldest are dropped. A time in the future is no reason."""
+    now = time.time_ns()
+    notifier = Notifier([NotifyTarget(name="chat", url=receiver.url)], lambda: "")
+    notifier.resume(
+        [
+            Owed("chat", "a-opened", now - 86_400 * 10**9, b'{"event": "old"}'),
+            Owed("gone", "b-opened", now, b'{"event": "gone"}'),
+            Owed("chat", "c-opened", now - 10**9, b'{"event": "young"}'),
+            Owed("chat", "d-opened", now + 86_400 * 10**9, b'{"event": "future"}'),
+        ]
+    )
+    until(lambda: len(receiver.received) == 2, "two messages")
+    until(lambda: not notifier.owed(), "all is settled")
+    assert receiver.events() == ["young", "future"]
+    assert notifier.counted()["chat", "dropped"] == notifier.counted()["gone", "dropped"] == 1
+    receiver.gate.clear()
+    notifier.resume(Owed("chat", f"{n}", now, b"{}") for n in range(2_000))
+    assert len(notifier.owed()) <= notifier_module.MAX_QUEUED + 1
+    receiver.gate.set()
+    notifier.close()
+
+
+def test_a_target_that_changes_owes_nothing(tmp_path: Path, receiver: Receiver) -> None:
+    """SIGHUP changes its URL: what the old one did not take is dropped, counted, and not owed."""
+    receiver.status = 503
+    scene = Scene(tmp_path, NotifyTarget(name="chat", url=receiver.url))
+    scene.hang()
+    until(lambda: receiver.asked, "a try")
+    scene.notifier.adopt([NotifyTarget(name="chat", url="http://127.0.0.1:1/")])
+    until(lambda: not scene.notifier.owed(), "it is still owed")
+    assert scene.counted("dropped", "chat") == 1
+    scene.close()
+
+
+def test_a_message_waits_until_its_finding_is_stored(tmp_path: Path, receiver: Receiver) -> None:
+    """It is owed when the finding is stored, and sent when the finding is published."""
+    scene = Scene(tmp_path, NotifyTarget(url=receiver.url))
+    scene.hang()
+    until(lambda: receiver.events() == ["opened"], "a message")
+    (event,) = scene.published
+    other = [replace(event, finding=replace(event.finding, id="f1"))]
+    until(lambda: not scene.notifier.owed(), "the first one is settled")
+    scene.notifier.prepare(other)
+    assert [message.key for message in scene.notifier.owed()] == ["f1-opened"]
+    scene.notifier.see([])
+    scene.notifier.see(other)
+    until(lambda: receiver.events() == ["opened", "opened"], "the other one")
+    scene.close()
 
 
 @pytest.mark.parametrize("status", [302, 307, 404])
@@ -247,6 +339,8 @@ def test_each_target_has_its_own_choice(tmp_path: Path) -> None:
     at_once = FindingEvent(Change.OPENED, critical)
     assert chosen(NotifyTarget(url=url), at_once) == ["opened"]
     assert chosen(NotifyTarget(url=url, on=("critical", "suspect")), at_once) == ["critical"]
+    again = (*story[:3], FindingEvent(Change.UPDATED, bare), *story[1:])
+    assert chosen(NotifyTarget(url=url), *again) == ["opened", "suspect", "critical", "closed"]
 
 
 def test_what_another_process_has_sent(tmp_path: Path) -> None:
@@ -293,7 +387,7 @@ def test_url_and_headers_come_from_files_that_may_change(
     until(lambda: len(receiver.received) == 1, "the opening")
     headers.write_text("Authorization: Bearer def\n")
     (event,) = scene.published
-    scene.notifier.see([FindingEvent(Change.CLOSED, event.finding)])
+    scene.send([FindingEvent(Change.CLOSED, event.finding)])
     until(lambda: len(receiver.received) == 2, "the closing")
     scene.close()
     assert [sent["Authorization"] for sent in receiver.headers] == ["Bearer abc", "Bearer def"]
@@ -322,8 +416,8 @@ def test_a_reload_keeps_the_queues_of_targets_that_stay(tmp_path: Path, receiver
         until(lambda: receiver.events() == ["opened"], "the one that stays")
         (event,) = scene.published
         other = replace(event.finding, id="other")
-        scene.notifier.see([FindingEvent(Change.CLOSED, event.finding)])
-        scene.notifier.see([replace(event, finding=other)])
+        scene.send([FindingEvent(Change.CLOSED, event.finding)])
+        scene.send([replace(event, finding=other)])
         until(lambda: receiver.events() == ["opened", "closed", "opened"], "what comes")
         until(lambda: second.events() == ["opened"], "the new one")
         scene.close()
