@@ -6,7 +6,7 @@ file whose name contains ``rank_`` as a dump, so no other file may be next to th
 layout that `frd dump` writes and ``torchfrtrace DIR/<job>`` reads.
 
 A dump is filled under a hidden name and appears whole by one rename; nothing is ever overwritten.
-The store is bounded by count and bytes, and evicts the oldest dumps first. Contents come from
+The store is bounded by count and bytes, and evicts the oldest dumps of the job with most. Contents come from
 agents and are never interpreted; job names come from users and never become paths unchecked.
 """
 
@@ -57,6 +57,8 @@ class DumpStore:
         self._lock = RLock()
         self._sizes: OrderedDict[str, int] = OrderedDict()
         """Finished dumps and their bytes, oldest first."""
+        self._jobs: dict[str, str] = {}
+        """The name of the job's folder in each of them."""
         self._unfinished: dict[str, int] = {}
         """Bytes of the dumps that are being taken."""
         self._readers: Counter[str] = Counter()
@@ -67,6 +69,8 @@ class DumpStore:
                     shutil.rmtree(path, ignore_errors=True)
                 elif _ID.fullmatch(path.name) and path.is_dir():
                     self._sizes[path.name] = _tree_bytes(path)
+                    folders = sorted(inner.name for inner in path.iterdir() if inner.is_dir())
+                    self._jobs[path.name] = next(iter(folders), "")
         self._make_room(0)
 
     def bound(self, *, max_count: int, max_bytes: int) -> None:
@@ -122,15 +126,21 @@ class DumpStore:
             self._make_room(0)
 
     def _make_room(self, dumps: int) -> None:
-        """Evict the oldest dumps without readers until `dumps` more fit the bounds."""
-        for dump_id in list(self._sizes):
+        """Evict dumps without readers until `dumps` more fit the bounds: the oldest one of the job
+        that has most."""
+        while True:
             total = sum(self._sizes.values()) + sum(self._unfinished.values())
-            if len(self._sizes) + dumps <= self._max_count and total <= self._max_bytes:
+            too_many = len(self._sizes) + dumps > self._max_count
+            evictable = [dump_id for dump_id in self._sizes if not self._readers[dump_id]]
+            if not evictable or not (too_many or total > self._max_bytes):
                 return
-            if not self._readers[dump_id]:
-                shutil.rmtree(self.folder / dump_id, ignore_errors=True)
-                del self._sizes[dump_id], self._readers[dump_id]
-                self.evicted += 1
+            held: Counter[str] = Counter()
+            for dump_id, size in self._sizes.items():
+                held[self._jobs[dump_id]] += 1 if too_many else size
+            surplus = max(evictable, key=lambda dump_id: held[self._jobs[dump_id]])
+            shutil.rmtree(self.folder / surplus, ignore_errors=True)
+            del self._sizes[surplus], self._readers[surplus], self._jobs[surplus]
+            self.evicted += 1
 
 
 class DumpWriter:
@@ -195,6 +205,7 @@ class DumpWriter:
                 self._root.rename(self._store.folder / self.id)
                 self._store._make_room(1)
                 self._store._sizes[self.id] = self._store._unfinished.pop(self.id)
+                self._store._jobs[self.id] = self._job_folder.name
         except OSError as error:
             self.abandon()
             raise _failed(self._store.folder, error) from None

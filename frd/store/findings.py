@@ -203,17 +203,19 @@ class FindingStore:
         return self._readable("pauses", rows, lambda row: JobPauses.decode(row[1]))
 
     def prune(self, *, max_count: int, max_age_s: float, now: AlignedNs) -> int:
-        """Delete findings that closed `max_age_s` ago, then the oldest closed ones beyond
-        `max_count`. The engine bounds the number of open findings. Returns how many were deleted.
-        """
+        """Delete findings that closed `max_age_s` ago, then the oldest closed ones, beyond
+        `max_count`, of the jobs that have most. The engine bounds the number of open findings.
+        Returns how many were deleted."""
         with self.db.transaction() as db:
             aged = db.execute(
                 "DELETE FROM findings WHERE state = 'closed' AND closed_ns < ?",
                 (now - int(max_age_s * 1e9),),
             ).rowcount
             surplus = db.execute(
-                "DELETE FROM findings WHERE id IN (SELECT id FROM findings WHERE state = 'closed'"
-                " ORDER BY closed_ns LIMIT max(0, (SELECT count(*) FROM findings) - ?))",
+                "DELETE FROM findings WHERE id IN (SELECT id FROM (SELECT id, closed_ns,"
+                " row_number() OVER (PARTITION BY job ORDER BY closed_ns DESC) AS newer"
+                " FROM findings WHERE state = 'closed') ORDER BY newer DESC, closed_ns"
+                " LIMIT max(0, (SELECT count(*) FROM findings) - ?))",
                 (max_count,),
             ).rowcount
         return aged + surplus

@@ -181,6 +181,19 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"notes", "My Folder", kept}
 
 
+@pytest.mark.parametrize("bounds", [{"max_count": 3}, {"max_bytes": 3_000}], ids=["count", "bytes"])
+def test_jobs_share_the_store(tmp_path: Path, bounds: dict[str, int]) -> None:
+    """Job a has one dump after the other: those of b stay, also in the next process."""
+    store = dump_store(tmp_path, **bounds)
+    of_b = taken(store, job="b", size=600)
+    for at in range(1, 4):
+        taken(store, job="a", at=at, size=600)
+    store = dump_store(tmp_path, **bounds)
+    last = [taken(store, job="a", at=at, size=600) for at in range(4, 8)][-1]
+    assert store.ids()[0] == of_b
+    assert store.ids()[-1] == last
+
+
 def test_a_dump_evicted_before_it_is_read(tmp_path: Path) -> None:
     """It is evicted between the request and its first chunk: an error, not a short tar."""
     store = dump_store(tmp_path, max_count=1)

@@ -121,6 +121,20 @@ def test_openings_and_closings_are_synced(
     assert f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}" in said
 
 
+def test_jobs_share_the_store(store: FindingStore) -> None:
+    """Job a had eight findings after the two of job b: pruning takes those of a."""
+    of_a = [replace(finding(n), job="a") for n in range(1, 9)]
+    of_b = [replace(finding(n), job="b", id=f"b{n}") for n in (1, 2)]
+    store.save([opened(one) for one in (*of_a, *of_b)])
+    store.save([closed(one, START + (9 + n) * SECOND) for n, one in enumerate(of_a)])
+    store.save([closed(one, START + n * SECOND) for n, one in enumerate(of_b)])
+    now = AlignedNs(START + 100 * SECOND)
+    assert store.prune(max_count=5, max_age_s=1000, now=now) == 5
+    assert sorted(f.job for f in store.query()) == ["a", "a", "a", "b", "b"]
+    assert store.prune(max_count=3, max_age_s=1000, now=now) == 2
+    assert sorted((f.job, f.id[-1]) for f in store.query()) == [("a", "7"), ("a", "8"), ("b", "2")]
+
+
 def test_prune_keeps_what_is_open(store: FindingStore) -> None:
     """Pruning by age, then by count, takes the oldest closed findings and never an open one."""
     store.save([opened(finding(n)) for n in range(1, 9)])
