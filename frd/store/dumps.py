@@ -6,8 +6,9 @@ file whose name contains ``rank_`` as a dump, so no other file may be next to th
 layout that `frd dump` writes and ``torchfrtrace DIR/<job>`` reads.
 
 A dump is filled under a hidden name and appears whole by one rename; nothing is ever overwritten.
-The store is bounded by count and bytes, and evicts the oldest dumps of the job with most. Contents come from
-agents and are never interpreted; job names come from users and never become paths unchecked.
+The store is bounded by count and bytes, and evicts the oldest dumps of the job that has most.
+Contents come from agents and are never interpreted; job names come from users and never become
+paths unchecked.
 """
 
 from __future__ import annotations
