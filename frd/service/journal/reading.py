@@ -18,7 +18,14 @@ from frd.cluster.packing import Frame, Joiner, Mark, read_head
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.errors import StoreError
 from frd.model import AlignedNs, Finding, FindingState
-from frd.service.journal.payloads import decode_finding, decode_pauses, is_dismissed, usable
+from frd.service.journal.payloads import (
+    Settings,
+    decode_finding,
+    decode_pauses,
+    decode_payload,
+    is_dismissed,
+    usable,
+)
 from frd.store.records import Record, RecordKind
 
 _LAST_BUNDLES: Final = 16
@@ -36,7 +43,7 @@ class Recovered:
     pauses: tuple[JobPauses, ...]
     records: int
     last_at: AlignedNs
-    """The latest time of a record, by the clock of its owner's machine; 0: there is none."""
+    """The latest time of a record, UTC of its owner's machine; 0: there is none."""
 
 
 async def recover(
@@ -56,12 +63,14 @@ async def recover(
     bounds = await log.bounds()
     findings: dict[str, Finding] = {}
     over: dict[str, bool] = {}
-    learned, count, last_at = b"", 0, AlignedNs(0)
+    learned, count, ahead_ns, last_at = b"", 0, 0, AlignedNs(0)
     async for records in read(log, await _last_checkpoint(log, bounds), bounds.last, warn):
         count += len(records)
         for record in records:
-            last_at = max(last_at, record.at)
             play(record)
+            if record.kind in (RecordKind.START, RecordKind.SETTINGS):
+                ahead_ns = decode_payload(record.payload, Settings).utc_ahead_ns
+            last_at = max(last_at, AlignedNs(record.at + ahead_ns))
             match record.kind:
                 case RecordKind.START:
                     findings.clear()

@@ -1,13 +1,14 @@
 """A timeline as a value: lanes, bars, gaps and curves, with absolute times; how two are merged.
 
-Times are ns on the service's clock. `drawing` bounds its size.
+Times are UTC in ns where it is stored or shown. `drawing` bounds its size.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterable
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -23,6 +24,8 @@ _NEAR: Final = 10
 """Moments: half of the time between two values."""
 _MAX_BYTES: Final = 64 * 1024 * 1024
 """Of a stored timeline, unpacked."""
+
+_Timed = TypeVar("_Timed", bound=msgspec.Struct)
 
 
 class Lane(msgspec.Struct, frozen=True, array_like=True):
@@ -128,6 +131,8 @@ class Timeline(msgspec.Struct, frozen=True):
     lateness: tuple[Late, ...] = ()
     all_ranks: int = 0
     """Ranks of the attempt, most of which may have no lane."""
+    utc_ahead_ns: int = 0
+    """What `later` has added to its times."""
     reached: tuple[Reached, ...] = ()
     """Not stored."""
 
@@ -146,6 +151,28 @@ class Timeline(msgspec.Struct, frozen=True):
             gaps=tuple(gap for gap in self.gaps if gap.rank in chosen),
         )
 
+    def later(self, ns: int) -> Timeline:
+        """All times so much later; 0, which says unknown, stays 0."""
+        if not ns:
+            return self
+        move, moments = partial(_later, ns), round(ns / MOMENT_NS)
+        return msgspec.structs.replace(
+            self,
+            at=self.at + ns,
+            utc_ahead_ns=self.utc_ahead_ns + ns,
+            bars=tuple(
+                move(bar, "enqueued", "started", "ended_from", "ended") for bar in self.bars
+            ),
+            gaps=tuple(move(gap, "since", "until") for gap in self.gaps),
+            lateness=tuple(move(late, "at") for late in self.lateness),
+            curves=tuple(
+                msgspec.structs.replace(
+                    curve, values={at + moments: value for at, value in curve.values.items()}
+                )
+                for curve in self.curves
+            ),
+        )
+
     def encode(self) -> bytes:
         stored = msgspec.structs.replace(self, reached=())
         return zlib.compress(msgspec.json.encode(stored), level=3)
@@ -162,6 +189,11 @@ class Timeline(msgspec.Struct, frozen=True):
             return msgspec.json.decode(text, type=cls)
         except (zlib.error, msgspec.DecodeError, RecursionError) as error:
             raise ValueError(f"not a timeline: {error}") from None
+
+
+def _later(ns: int, one: _Timed, *names: str) -> _Timed:
+    known = {name: at + ns for name in names if (at := getattr(one, name))}
+    return msgspec.structs.replace(one, **known)
 
 
 def merged(kept: Timeline, live: Timeline) -> Timeline:

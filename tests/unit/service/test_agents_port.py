@@ -15,7 +15,7 @@ from frd.service.access.admission import Admission
 from frd.service.access.grants import Tokens
 from frd.service.access.token_bucket import TokenBucket
 from frd.service.clocks.agent_clocks import AgentClocks
-from frd.service.clocks.pings import Pings, raw_now
+from frd.service.clocks.pings import Pings
 from frd.service.clocks.real_time import RealTime
 from frd.service.servers import GrpcServer
 from frd_agent.config import load
@@ -29,7 +29,7 @@ async def test_a_stranger_does_not_fill_the_log(
     path = tmp_path / "tokens"
     path.write_text("t" * 32)
     path.chmod(0o600)
-    clocks = AgentClocks(RealTime(), raw_now)
+    clocks = AgentClocks(RealTime())
     pings = Pings(clocks, Admission(Tokens(path), streams_per_peer=100))
     server = GrpcServer(pings.handle, pings.handle, "127.0.0.1:0")
     address = await server.start()
