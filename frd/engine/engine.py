@@ -286,8 +286,8 @@ class Engine:
         What is open stays until the new policy closes it. Windows whose length changes (of
         lateness, of leaks) start empty; limits that shrink remove nothing that exists.
         """
-        self.policy, self.utc_ahead_ns = policy, utc_ahead_ns
-        for evaluation in self._evaluations.values():
+        changed, self.policy, self.utc_ahead_ns = policy != self.policy, policy, utc_ahead_ns
+        for evaluation in self._evaluations.values() if changed else ():
             evaluation.adopt(policy)
         if abs(utc_ahead_ns - self._reported_ahead_ns) > _STEP_NS:
             self._reported_ahead_ns = utc_ahead_ns

@@ -20,6 +20,7 @@ from frd.cluster.log import FencedLog
 from frd.cluster.registry import RegistryUnavailable
 from frd.config import Config
 from frd.errors import StoreError
+from frd.forms import later
 from frd.model import AlignedNs, Change, FindingEvent, FindingState
 from frd.service.cells.archive import Opened
 from frd.service.cells.cell import Common
@@ -120,17 +121,18 @@ class SharedArchive:
         await fenced.take(self._config().member)
         warn = partial(log.warning, "cell %d: %s", cell)
         left = await self._left(cell, fenced, warn)
-        ahead_ns = left.last_at - self._now.utc()
+        ahead_ns = max(0, left.last_at - self._now.utc())
         if ahead_ns > _AHEAD_NS:
             log.error(
                 "cell %d: its log ends %.0f s ahead of this machine's clock: "
                 "synchronize the clocks (NTP)",
                 *(cell, ahead_ns / 1e9),
             )
+        # Nothing that this owner goes on with has happened later than now.
+        findings = [later(finding, -ahead_ns) for finding in left.findings]
         stored = await self._stored(cell)
         shared = {one.id: usable(decode_finding, one.data, warn) for one in stored}
-        logged = {finding.id: finding for finding in (*left.findings, *left.closed)}
-        findings = list(left.findings)
+        logged = {finding.id: finding for finding in (*findings, *left.closed)}
         for id_, finding in shared.items():
             if finding and finding.state is FindingState.OPEN and id_ not in logged:
                 findings.append(finding)

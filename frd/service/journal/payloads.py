@@ -73,6 +73,11 @@ def settings_of(config: Config, utc_ahead_ns: int) -> bytes:
     return encode_payload(Settings(__version__, config.policy, utc_ahead_ns))
 
 
+def utc_ahead_ns(settings: bytes) -> int:
+    """Of encoded settings, which may have what only another release can decode."""
+    return int(msgspec.json.decode(settings, type=dict[str, Any]).get("utc_ahead_ns", 0))
+
+
 def limits_of(config: Config) -> JournalLimits:
     """Of the journal; in a cluster, of the log of one cell: the owner deletes before the servers
     would, which know no checkpoints."""

@@ -25,6 +25,8 @@ _NEAR: Final = 10
 _MAX_BYTES: Final = 64 * 1024 * 1024
 """Of a stored timeline, unpacked."""
 
+_TIMES: Final = ("at", "enqueued", "started", "ended_from", "ended", "since", "until")
+"""Names of the fields that are times."""
 _Timed = TypeVar("_Timed", bound=msgspec.Struct)
 
 
@@ -156,21 +158,15 @@ class Timeline(msgspec.Struct, frozen=True):
         if not ns:
             return self
         move, moments = partial(_later, ns), round(ns / MOMENT_NS)
+        values = [{at + moments: value for at, value in c.values.items()} for c in self.curves]
+        curves = zip(self.curves, values, strict=True)
         return msgspec.structs.replace(
-            self,
-            at=self.at + ns,
+            move(self),
+            bars=tuple(map(move, self.bars)),
+            gaps=tuple(map(move, self.gaps)),
+            lateness=tuple(map(move, self.lateness)),
+            curves=tuple(msgspec.structs.replace(curve, values=of) for curve, of in curves),
             utc_ahead_ns=self.utc_ahead_ns + ns,
-            bars=tuple(
-                move(bar, "enqueued", "started", "ended_from", "ended") for bar in self.bars
-            ),
-            gaps=tuple(move(gap, "since", "until") for gap in self.gaps),
-            lateness=tuple(move(late, "at") for late in self.lateness),
-            curves=tuple(
-                msgspec.structs.replace(
-                    curve, values={at + moments: value for at, value in curve.values.items()}
-                )
-                for curve in self.curves
-            ),
         )
 
     def encode(self) -> bytes:
@@ -191,9 +187,9 @@ class Timeline(msgspec.Struct, frozen=True):
             raise ValueError(f"not a timeline: {error}") from None
 
 
-def _later(ns: int, one: _Timed, *names: str) -> _Timed:
-    known = {name: at + ns for name in names if (at := getattr(one, name))}
-    return msgspec.structs.replace(one, **known)
+def _later(ns: int, one: _Timed) -> _Timed:
+    times = {name: at + ns for name in _TIMES if (at := getattr(one, name, None))}
+    return msgspec.structs.replace(one, **times)
 
 
 def merged(kept: Timeline, live: Timeline) -> Timeline:

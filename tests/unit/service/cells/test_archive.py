@@ -15,6 +15,7 @@ from frd.cluster.registry import RegistryUnavailable
 from frd.config import Config
 from frd.engine.policy import Policy
 from frd.errors import StoreError
+from frd.forms import later
 from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState
 from frd.service.cells.alone import LocalLease
 from frd.service.cells.archive import Opened
@@ -369,6 +370,22 @@ async def test_the_clock_of_this_owner_was_set(servers: Servers, finding: Findin
     start = (await logged(servers, RecordKind.START))[-1]
     ahead_ns = decode_payload(start.payload, Settings).utc_ahead_ns
     assert abs(start.at + ahead_ns - time.time_ns()) < 10**9 < abs(start.at - time.time_ns())
+
+
+@pytest.mark.parametrize("ahead_s", [0.9, 40.0])
+async def test_the_clock_of_the_last_owner_was_ahead(
+    servers: Servers, finding: Finding, ahead_s: float
+) -> None:
+    """It opened a finding and died: for the new owner, the finding is as old as it was then."""
+    now = clock(ahead_s)
+    finding = later(finding, now() - 5 * 10**9 - finding.opened_at)
+    first = await servers.open(now)
+    await first.keeper.save([FindingEvent(Change.OPENED, finding)], ())
+    await end(first)
+    second = await servers.open()
+    (restored,) = second.findings
+    assert 4.5e9 < time.time_ns() - restored.opened_at < 6e9
+    await end(second)
 
 
 async def test_the_clock_of_the_last_owner_was_far_ahead(
