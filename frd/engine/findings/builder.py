@@ -124,9 +124,8 @@ def in_phase(
     """The suspect with a phase of its program, which its evidence mentions last."""
     if phase is None:
         return suspect
-    evidence = "; ".join(
-        filter(None, (suspect.evidence, text.phase(later(phase, utc_ahead_ns), when)))
-    )
+    words = text.phase(later(phase, utc_ahead_ns), when)
+    evidence = "; ".join(filter(None, (suspect.evidence, words)))
     shown = replace(phase, path=tuple(map(text.clean, phase.path)))
     return replace(suspect, phase=shown, evidence=evidence)
 

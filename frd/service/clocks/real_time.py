@@ -32,6 +32,7 @@ class RealTime:
         self._origin_ns = wall() - raw()
         self.ahead_ns = 0
         """UTC minus aligned time, as of the last call of `follow`."""
+        self.follow()  # the process may have lost its core between the two readings
 
     def __call__(self) -> AlignedNs:
         return self.at(self.raw())

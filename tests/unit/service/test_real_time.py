@@ -92,6 +92,14 @@ def test_a_core_that_is_lost_between_readings_moves_nothing(pauses: list[float])
     assert host.now.ahead_ns == 0
 
 
+def test_a_core_that_is_lost_at_the_start() -> None:
+    """A tenth of a second passes between the first two readings: UTC is right all the same."""
+    host = Host()
+    host.pauses = [0, 0.1]
+    host.now = RealTime(host.late(lambda: host.wall), host.late(lambda: ServiceRawNs(host.raw)))
+    assert host.now.utc() == host.wall
+
+
 def test_raw_times_and_aligned_ones() -> None:
     """Both ways, also after a step."""
     host = Host()
