@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
 
 from frd.engine.attempt import Attempt
 from frd.engine.evaluation import Evaluation
@@ -22,9 +21,6 @@ from frd.engine.views import AttemptView, StatusView
 from frd.errors import WireError
 from frd.forms import later
 from frd.model import AlignedNs, AttemptKey, Change, Finding, FindingEvent, RankInfo
-
-_STEP_NS: Final = 1_000_000_000
-"""If UTC moves by more against aligned time, open findings are reported again."""
 
 
 class Engine:
@@ -289,7 +285,8 @@ class Engine:
         changed, self.policy, self.utc_ahead_ns = policy != self.policy, policy, utc_ahead_ns
         for evaluation in self._evaluations.values() if changed else ():
             evaluation.adopt(policy)
-        if abs(utc_ahead_ns - self._reported_ahead_ns) > _STEP_NS:
+        # Those of which nothing else is news are stored with the UTC of their last report.
+        if abs(utc_ahead_ns - self._reported_ahead_ns) > policy.telemetry_late_s * 1e9:
             self._reported_ahead_ns = utc_ahead_ns
             still_open = self._still_open(self._advanced_at)
             self._pending += [FindingEvent(Change.UPDATED, finding) for finding in still_open]

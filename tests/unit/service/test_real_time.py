@@ -93,7 +93,7 @@ def test_a_core_that_is_lost_between_readings_moves_nothing(pauses: list[float])
 
 
 def test_a_core_that_is_lost_at_the_start() -> None:
-    """A tenth of a second passes between the first two readings: UTC is right all the same."""
+    """A tenth of a second passes between the first two readings: UTC is right anyway."""
     host = Host()
     host.pauses = [0, 0.1]
     host.now = RealTime(host.late(lambda: host.wall), host.late(lambda: ServiceRawNs(host.raw)))
