@@ -38,6 +38,7 @@ from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColum
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.alignments import guess
 from frd.service.clocks.pings import PAIR, pause_s
+from frd.service.clocks.real_time import RealTime
 from frd.wire.clock import Readings
 from frd.wire.messages import Watermarks
 from tests.world.clock_lives import Life
@@ -291,7 +292,7 @@ def serving(seconds: int) -> float:
     """The same for all that a service of 2,048 agents does with a clock: a reading comes with the
     watermarks of every second, and pings as often as it asks for them."""
     moment, dice, spent = Moment(), random.Random(1), 0.0
-    clocks = AgentClocks(moment.now, moment.raw)
+    clocks = AgentClocks(RealTime(moment.now, moment.raw))
     nothing = np.empty(0, np.int64)
     marks: Any = WatermarkColumns(*[nothing] * 8)  # type: ignore[arg-type]
     every = LARGE_JOB_EVERY

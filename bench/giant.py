@@ -35,10 +35,10 @@ from frd.engine.clocks.exchange import Exchange
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.engine.views import StatusView
-from frd.model import AlignedNs, AttemptKey, NodeRawNs, ServiceRawNs
+from frd.model import AttemptKey, NodeRawNs, ServiceRawNs
 from frd.service import interpreter
 from frd.service.clocks.agent_clocks import AgentClocks
-from frd.service.clocks.pings import raw_now
+from frd.service.clocks.real_time import RealTime, raw_now
 from frd.service.findings.evaluator import Evaluator
 from frd.service.findings.keepers import LocalKeeper
 from frd.service.ingest.shared import Shared
@@ -68,8 +68,7 @@ _PING_EVERY: Final = 16
 """Messages of an agent; about as many seconds."""
 
 
-def now() -> AlignedNs:
-    return AlignedNs(time.time_ns())
+now = RealTime()
 
 
 async def feed(path: str, agents: int) -> None:
@@ -147,7 +146,7 @@ class Process:
             now=now(),
             limits=JournalLimits(total_bytes=1 << 30, max_age_s=3600.0),
         )
-        self.clocks = AgentClocks(now, raw_now)
+        self.clocks = AgentClocks(now)
         self.streams = Streams(
             self.shared,
             self.clocks,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,6 +19,11 @@ import numpy as np
 from frd.decodable import decodable
 from frd.model import AlignedNs, ExitInfo, ExitKind, Finding, Int64s, Reason
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Timed = TypeVar("_Timed", bound="DataclassInstance")
+"""A finding or a part of it."""
 REASONS: Final = {
     Reason.CPU_STUCK: "alive, but has not joined",
     Reason.EXITED: "its process exited",
@@ -224,6 +229,20 @@ def _json(name: str, part: Any) -> Any:
             return part
         case _:
             return _object(part)
+
+
+def later(value: _Timed, ns: int) -> _Timed:
+    """A finding, or a part of it, with all of its times so much later."""
+    moved: dict[str, Any] = {}
+    for field in fields(value):
+        match getattr(value, field.name):
+            case int(at) if at and field.name.endswith("_at"):
+                moved[field.name] = at + ns
+            case (first, *_) as parts if is_dataclass(first):
+                moved[field.name] = tuple(later(part, ns) for part in parts)
+            case part if is_dataclass(part) and not isinstance(part, type):
+                moved[field.name] = later(part, ns)
+    return replace(value, **moved)
 
 
 def finding_from_json(data: dict[str, Any]) -> Finding:

@@ -18,7 +18,8 @@ import numpy.typing as npt
 NodeNs = NewType("NodeNs", int)
 """CLOCK_REALTIME of a node, in nanoseconds since the epoch."""
 AlignedNs = NewType("AlignedNs", int)
-"""A time on the service's clock, in nanoseconds since the epoch."""
+"""A time on the service's raw clock, in nanoseconds since the epoch if UTC has not moved since the
+service started. Findings outside of the engine have UTC instead."""
 NodeRawNs = NewType("NodeRawNs", int)
 """CLOCK_MONOTONIC_RAW of a node: no steps, no slew; its origin differs from node to node."""
 ServiceRawNs = NewType("ServiceRawNs", int)
@@ -623,7 +624,8 @@ class Witness:
 class Finding:
     """A claim with evidence; immutable: a newer version of it carries the same id.
 
-    Its JSON form (`frd.forms.finding_json`) has the keys in this order.
+    Its JSON form (`frd.forms.finding_json`) has the keys in this order. Its times are UTC outside
+    of the engine.
     """
 
     id: str

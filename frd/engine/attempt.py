@@ -89,6 +89,7 @@ class Attempt:
         self.world_size = world_size
         self.created_at = now
         self.attended_since = AlignedNs(0)
+        self.utc_ahead_ns = 0
         """Since when `Engine.advance` has been called without a break."""
         self._observed = 0
         self.gap_entries = 0
@@ -399,6 +400,7 @@ class Attempt:
             contradictions=once(lambda: _taken(collectives.contradictions)),
             memory_incidents=once(lambda: self.memory.advance(now)),
             phases=PhasesAt(self.tables.phases, self._ranks, now),
+            utc_ahead_ns=self.utc_ahead_ns,
         )
 
     def take_clock_hints(self) -> list[ClockHint]:
@@ -443,6 +445,7 @@ class Attempt:
             channels=self._channels.snapshot(self._ranks, now),
             mismatches=self._collectives.facts(),
             attended_since=self.attended_since,
+            utc_ahead_ns=self.utc_ahead_ns,
             created_at=self.created_at,
             p2p_ranks=self._channels.ranks_seen(),
             unrecorded=self.tables.unrecorded.snapshot(self._ranks, now),

@@ -2,7 +2,7 @@
 
 Observations go straight to the attempt they concern; `advance` looks at every attempt and is the
 only place where findings come out. Time enters as an argument everywhere, so that a journal
-replays to the same findings.
+replays to the same findings. Findings come in and go out with UTC times.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from frd.engine.policy import Policy
 from frd.engine.room import OF_ATTEMPT, Room
 from frd.engine.views import AttemptView, StatusView
 from frd.errors import WireError
+from frd.forms import later
 from frd.model import AlignedNs, AttemptKey, Change, Finding, FindingEvent, RankInfo
 
 _PAIRS_PER_ADVANCE: Final = 1 << 19
@@ -35,8 +36,9 @@ class Engine:
     """All attempts: observe rows, advance time, attach evidence, restore and adopt findings,
     snapshot."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, utc_ahead_ns: int = 0) -> None:
         self.policy = policy
+        self.utc_ahead_ns = self._reported_ahead_ns = utc_ahead_ns
         self._evaluations: dict[AttemptKey, Evaluation] = {}
         self._of_job: defaultdict[str, dict[AttemptKey, Evaluation]] = defaultdict(dict)
         """The same by job."""
@@ -215,7 +217,7 @@ class Engine:
         left = _PAIRS_PER_ADVANCE
         room = {job: self._room(of_job.values()) for job, of_job in self._of_job.items()}
         for evaluation in sorted(self._evaluations.values(), key=lambda one: one.looked_at):
-            evaluation.attended(self._attended_since)
+            evaluation.attended(self._attended_since, self.utc_ahead_ns)
             events += evaluation.expire(now)
             if left <= 0:
                 continue
@@ -231,7 +233,7 @@ class Engine:
         self._learn(now)
         self._remember(events)
         self._forget(now)
-        return events
+        return self._utc_events(events)
 
     def _learn(self, now: AlignedNs) -> None:
         for key, evaluation in self._evaluations.items():
@@ -286,13 +288,13 @@ class Engine:
         for evaluation in self._evaluations.values():
             events = evaluation.tracker.attach(finding_id, evidence)
             if events is not None:
-                return events
+                return self._utc_events(events)
         if (finding := self._closed.get(finding_id)) is None:
             return []
         remembered = OpenFinding.remembered(finding)
         events = remembered.attach(evidence)
         self._closed[finding_id] = remembered.finding
-        return events
+        return self._utc_events(events)
 
     def dismiss(self, finding_id: str, now: AlignedNs, reason: str) -> list[FindingEvent]:
         """Close an open finding by hand; nothing happens if it is not open.
@@ -302,7 +304,7 @@ class Engine:
         for evaluation in self._evaluations.values():
             if (event := evaluation.tracker.dismiss(finding_id, now, reason)) is not None:
                 self._remember([event])
-                return [event]
+                return self._utc_events([event])
         return []
 
     @property
@@ -319,18 +321,38 @@ class Engine:
         dismissed there: they are not shown, but the same incident opens no other finding."""
         for finding in findings:
             key = AttemptKey(finding.job, finding.attempt)
-            self._evaluation(key).tracker.restore(finding, now)
+            self._evaluation(key).tracker.restore(self._utc(finding, -1), now)
 
-    def adopt(self, policy: Policy) -> None:
-        """Decide by another policy from now on, attempts that run included.
+    def adopt(self, policy: Policy, utc_ahead_ns: int = 0) -> None:
+        """Decide by another policy from now on, attempts that run included, and show UTC that is so
+        far ahead of aligned time.
 
         What is open stays until the new policy closes it. Windows whose length changes (of
         lateness, of leaks) start empty; limits that shrink remove nothing that exists.
         """
-        self.policy = policy
+        changed, self.policy, self.utc_ahead_ns = policy != self.policy, policy, utc_ahead_ns
         self.room.most = policy.max_objects
-        for evaluation in self._evaluations.values():
+        for evaluation in self._evaluations.values() if changed else ():
             evaluation.adopt(policy)
+        # Those of which nothing else is news are stored with the UTC of their last report.
+        if abs(utc_ahead_ns - self._reported_ahead_ns) > policy.telemetry_late_s * 1e9:
+            self._reported_ahead_ns = utc_ahead_ns
+            still_open = self._still_open(self._advanced_at)
+            self._pending += [FindingEvent(Change.UPDATED, finding) for finding in still_open]
+
+    def _still_open(self, now: AlignedNs) -> list[Finding]:
+        return [
+            finding
+            for evaluation in self._evaluations.values()
+            for finding in evaluation.tracker.findings(now)
+        ]
+
+    def _utc(self, finding: Finding, sign: int = 1) -> Finding:
+        """From aligned time; with -1, to it."""
+        return later(finding, sign * self.utc_ahead_ns) if self.utc_ahead_ns else finding
+
+    def _utc_events(self, events: Iterable[FindingEvent]) -> list[FindingEvent]:
+        return [FindingEvent(event.change, self._utc(event.finding)) for event in events]
 
     def _views(self, now: AlignedNs) -> Iterator[AttemptView]:
         for evaluation in self._evaluations.values():
@@ -346,14 +368,10 @@ class Engine:
         for evaluation in self._evaluations.values():
             if evaluation.attempt is not None:
                 evicted.update(evaluation.attempt.evicted)
-        still_open = [
-            finding
-            for evaluation in self._evaluations.values()
-            for finding in evaluation.tracker.findings(now)
-        ]
         return StatusView(
             at=now,
             attempts=list(self._views(now)),
-            findings=[*still_open, *self._closed.values()],
+            findings=[*map(self._utc, (*self._still_open(now), *self._closed.values()))],
             evicted=dict(evicted),
+            utc_ahead_ns=self.utc_ahead_ns,
         )

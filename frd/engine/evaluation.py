@@ -19,7 +19,6 @@ from frd.engine.hangs.detector import HangDetector, look_at
 from frd.engine.losses.lost_ranks import judged_after_s
 from frd.engine.memory.detector import MemoryDetector
 from frd.engine.policy import Policy
-from frd.engine.state.phases import PhasesAt
 from frd.engine.stragglers.detector import StragglerDetector
 from frd.engine.tick import Tick
 from frd.engine.views import AttemptView
@@ -127,10 +126,10 @@ class Evaluation:
             closed += self.tracker.expire(now, min(after_s, _UNHEARD_S), of=(Kind.RANK_LOST,))
         return closed
 
-    def attended(self, since: AlignedNs) -> None:
-        """Since when the engine has been evaluated without a break."""
+    def attended(self, since: AlignedNs, utc_ahead_ns: int) -> None:
+        """Since when the engine has been evaluated without a break, and where UTC is."""
         if self.attempt is not None:
-            self.attempt.attended_since = since
+            self.attempt.attended_since, self.attempt.utc_ahead_ns = since, utc_ahead_ns
 
     def look(self, now: AlignedNs, *, room: int) -> Iterator[FindingEvent]:
         """Ask all detectors and update the findings; at most `room` more findings open.
@@ -170,7 +169,7 @@ class Evaluation:
             life = replace(lifetime, critical_after_s=NEVER) if is_left else lifetime
             look = detector.evaluate(tick, self.tracker.known(life.kinds))
             if look is not None:
-                look = _with_phases(look, tick.phases)
+                look = _with_phases(look, tick)
                 yield from self.tracker.update(life, look, room=most - len(self.tracker))
 
     def supersede(self, now: AlignedNs, reason: str) -> list[FindingEvent]:
@@ -195,14 +194,17 @@ class Evaluation:
         return (now - self.deserted_at) / 1e9
 
 
-def _with_phases(look: Look, phases: PhasesAt) -> Look:
+def _with_phases(look: Look, tick: Tick) -> Look:
     """The look with the phase in which each suspect is. Memory has its own: of its onset."""
     claims = [
         claim
         if claim.kind in _OF_MEMORY
         else replace(
             claim,
-            suspects=tuple(builder.in_phase(s, phases.current(s.rank)) for s in claim.suspects),
+            suspects=tuple(
+                builder.in_phase(s, tick.phases.current(s.rank), tick.utc_ahead_ns)
+                for s in claim.suspects
+            ),
         )
         for claim in look.claims
     ]

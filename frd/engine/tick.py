@@ -41,3 +41,5 @@ class Tick:
     phases: PhasesAt
     memory_incidents: Callable[[], Sequence[MemoryIncident]]
     """Memory incidents that there are, and those that are over since they were last read."""
+    utc_ahead_ns: int = 0
+    """As `Snapshot.utc_ahead_ns`."""

@@ -309,3 +309,5 @@ class StatusView:
     """Open findings, and closed findings that are still in memory."""
     evicted: dict[str, int] = field(default_factory=dict)
     """Number of items dropped to stay within limits, by kind of item."""
+    utc_ahead_ns: int = 0
+    """To be added to all times but those of findings, which are UTC."""

@@ -49,7 +49,7 @@ from frd.service.cells.holding import Holding, LateHomes, hold_alone
 from frd.service.cells.merged import add
 from frd.service.cells.replica import hold_replica
 from frd.service.clocks.agent_clocks import AgentClocks
-from frd.service.clocks.pings import Pings, raw_now
+from frd.service.clocks.pings import Pings
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.evaluator import TICK_S
 from frd.service.findings.notifier import Notifier
@@ -104,7 +104,7 @@ class App:
         self._handshakes = Handshakes()
         refusals = self._admission.refusals
         self._lock = _lock(config.data_dir)
-        self._clocks = AgentClocks(now, raw_now)
+        self._clocks = AgentClocks(now)
         self._pings = Pings(self._clocks, self._admission)
         self._findings = FindingStore(config.data_dir / "findings.sqlite3")
         self._dumps = DumpStore(
@@ -225,6 +225,7 @@ class App:
         os.close(self._lock)
 
     def _tick(self) -> None:
+        self._now.follow()
         if self._held is not None:
             self._held.lease.ticked()
         self._cells.refresh()
@@ -288,6 +289,10 @@ class App:
                 "timelines": self._timelines.store_errors + self._timeline_store.db.damaged,
             },
         )
+        if not self._cells:
+            now = self._now()
+            view = replace(state.status_view, at=now, utc_ahead_ns=self._now.ahead_ns)
+            state = replace(state, status_view=view, evaluated_at=now)
         return replace(
             state,
             counters=add([state.counters, counted]),
@@ -295,7 +300,6 @@ class App:
             version=__version__,
             expected_agents=self._config.expected_agents,
             cluster=self._held.cluster() if self._held is not None else None,
-            evaluated_at=state.evaluated_at if self._cells else self._now(),
             paces=self._paces.known,
         )
 
@@ -316,14 +320,14 @@ class App:
             self._store_errors += 1
 
     async def _prune(self) -> None:
-        now, store = self._now(), self._config.store
-        self._clocks.forget(now)
+        store = self._config.store
+        self._clocks.forget(self._now())
         with contextlib.suppress(StoreError):  # saving reports a broken store
             self._forgotten_findings += await asyncio.to_thread(
                 self._findings.prune,
                 max_count=store.finding_count,
                 max_age_s=store.finding_retention_s,
-                now=now,
+                now=self._now.utc(),
             )
         await asyncio.to_thread(
             self._dumps.bound, max_count=store.dump_count, max_bytes=store.dump_bytes

@@ -143,6 +143,10 @@ class ServiceState:
         ordered = sorted(self.status_view.attempts, key=lambda v: (not v.superseded, v.key.attempt))
         return {view.key.job: view for view in ordered}
 
+    def utc(self, at: int) -> AlignedNs:
+        """An aligned time, to be shown."""
+        return AlignedNs(at + self.status_view.utc_ahead_ns)
+
     def open_findings(self) -> list[Finding]:
         return [f for f in self.status_view.findings if f.state is FindingState.OPEN]
 

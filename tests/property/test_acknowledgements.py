@@ -25,7 +25,7 @@ from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.model import AlignedNs, NodeNs, NodeRawNs, RankInfo
 from frd.service.clocks.agent_clocks import AgentClocks
-from frd.service.clocks.pings import raw_now
+from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Stream, Streams
 from frd.service.journal.appending import Appender
@@ -126,7 +126,7 @@ class World:
         )
         self.shared = shared = Shared(Engine(Policy()))
         self.streams = Streams(
-            shared, AgentClocks(self.now, raw_now), self.log,
+            shared, AgentClocks(RealTime(self.now)), self.log,
             now=self.now, version="0", instance="i", ids=itertools.count(1),
         )  # fmt: skip
 

@@ -15,9 +15,9 @@ from frd.engine.clocks.estimator import Exchange, NodeClock
 from frd.engine.clocks.exchange import OffsetBounds
 from frd.engine.clocks.offset_interval import LEAST_WAY_NS, OffsetInterval
 from frd.engine.clocks.wall_readings import MOST_READINGS, WallReadings
-from frd.model import AlignedNs, NodeRawNs, ServiceRawNs
+from frd.model import NodeRawNs, ServiceRawNs
 from frd.service.clocks.alignments import align
-from frd.service.clocks.service_line import ServiceLine
+from frd.service.clocks.real_time import RealTime
 from tests.world.clock_lives import Life
 from tests.world.clocks import EPOCH, MS, US, Clock, S
 from tests.world.seeds import seeds
@@ -151,8 +151,8 @@ def test_no_message_breaks_a_clock(messages: list[Any], stamps: list[int]) -> No
             raws, reals, slacks = ([row[at] for row in message] for at in range(3))
             wall.read(raws, reals, slacks)
         clock.one_way(NodeRawNs(7 * S), ServiceRawNs(10 * S + number))
-        line = ServiceLine(ServiceRawNs(9 * S), AlignedNs(EPOCH))
-        alignment = align(clock.newest(ServiceRawNs(11 * S)), line)
+        at = RealTime(lambda: EPOCH, lambda: ServiceRawNs(9 * S)).at
+        alignment = align(clock.newest(ServiceRawNs(11 * S)), at)
         uncertainty_ns = alignment.uncertainty_ns(alignment.at_ns)
         assert uncertainty_ns is None or uncertainty_ns >= 0
         alignment = alignment._replace(reading=wall.last)

@@ -19,7 +19,6 @@ from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.engine.views import StatusView
 from frd.model import (
-    AlignedNs,
     AttemptKey,
     Finding,
     FindingEvent,
@@ -41,6 +40,7 @@ from frd.service.access.admission import Admission
 from frd.service.access.grants import Tokens
 from frd.service.cells.homes import _NoLog
 from frd.service.clocks.agent_clocks import AgentClocks
+from frd.service.clocks.real_time import RealTime
 from frd.service.findings.evaluator import Evaluator
 from frd.service.ingest.collector import ACK_EVERY_S, Home, Ingest
 from frd.service.ingest.shared import Shared
@@ -127,7 +127,8 @@ class _Service:
         self.opened: dict[str, tuple[float, Finding]] = {}
         """First version of each finding, and when it was published."""
         shared = Shared(Engine(POLICY))
-        self.clocks = AgentClocks(self.now, self.raw)
+        self.now = RealTime(lambda: _START + self.raw(), self.raw)
+        self.clocks = AgentClocks(self.now)
         self.streams = Streams(
             shared, self.clocks, _NoLog(),
             now=self.now, version="test", instance="one", ids=itertools.count(1),
@@ -146,9 +147,6 @@ class _Service:
 
     def passed_s(self) -> float:
         return self._loop.time() - self._began
-
-    def now(self) -> AlignedNs:
-        return AlignedNs(_START + round(self.passed_s() * S))
 
     def raw(self) -> ServiceRawNs:
         return ServiceRawNs(100 * S + round(self.passed_s() * S))

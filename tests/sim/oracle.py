@@ -101,6 +101,9 @@ class Oracle:
         self._opened: Counter[tuple[object, ...]] = Counter()
         """By attempt, kind and what it is about."""
         self._evidence = Evidence(world)
+        self.began: dict[str, int] = {}
+        """Aligned times at which findings opened, by id, of this process of the service."""
+        self._utc_ahead_ns = 0
         self._rows: dict[tuple[str, int], _Rows] = defaultdict(_Rows)
         """By agent session and pid."""
 
@@ -116,6 +119,7 @@ class Oracle:
             self.rows += rows.take(event.first_revision, last)
 
     def published(self, events: Sequence[FindingEvent], status_view: StatusView) -> None:
+        self._utc_ahead_ns = status_view.utc_ahead_ns
         for event in events:
             self._world.digest.update(repr(event).encode())
             self._follow(event)
@@ -124,6 +128,7 @@ class Oracle:
     def restarted(self, service: Service) -> None:
         """Published findings are still known, except those that a full disk did not store."""
         self._evidence.restarted()
+        self.began = {}
         stored = {finding.id for finding in service.findings.open_findings()}
         opened = {f.id for f in self.findings.values() if f.state is FindingState.OPEN}
         lost = opened - stored
@@ -135,6 +140,7 @@ class Oracle:
     def _follow(self, event: FindingEvent) -> None:
         """The life of an id: opened once, updated, closed once."""
         finding, known = event.finding, self.findings.get(event.finding.id)
+        began = self.began.setdefault(finding.id, finding.opened_at - self._utc_ahead_ns)
         if event.change is Change.OPENED:
             if known is not None and not self._world.disk_was_full:
                 raise Violation("opened twice", finding.summary)
@@ -145,7 +151,7 @@ class Oracle:
         elif known is None or known.state is FindingState.CLOSED:
             if not self._world.disk_was_full:
                 raise Violation("was not open", f"{event.change.name}: {finding.summary}")
-        elif (known.kind, known.opened_at) != (finding.kind, finding.opened_at):
+        elif known.kind != finding.kind or began != finding.opened_at - self._utc_ahead_ns:
             raise Violation("became another", f"{known.summary} -> {finding.summary}")
         elif finding.kind in _OF_INCIDENTS:
             _check_cause(known, finding)

@@ -60,14 +60,14 @@ def live(
             simulation.
     """
     folder = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
-    with _calm(), tempfile.TemporaryDirectory(prefix="frd-sim-", dir=folder) as name:
+    with calm(), tempfile.TemporaryDirectory(prefix="frd-sim-", dir=folder) as name:
         if cluster:
             return ClusterWorld(draw_cluster(seed, world), Path(name), only).live()
         return World(draw(seed, world), Path(name), only).live()
 
 
 @contextmanager
-def _calm() -> Iterator[None]:
+def calm() -> Iterator[None]:
     """Log nothing: worlds are full of faults. Collect garbage seldom, of the world only: what was
     there before is not looked at."""
     level, often = logging.root.manager.disable, gc.get_threshold()

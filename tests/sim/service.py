@@ -122,7 +122,7 @@ class Service:
         self.now = RealTime(lambda: host.real(true_now()), self.raw)
         self.engine = Engine(policy)
         shared = Shared(self.engine)
-        self._clocks = AgentClocks(self.now, self.raw)
+        self._clocks = AgentClocks(self.now)
         self.findings = FindingStore(disk.folder / "findings.sqlite3")
         self._is_full = False
         self._recorder = _Journal(
@@ -138,7 +138,7 @@ class Service:
         )  # fmt: skip
         self.evaluator = Evaluator(
             shared, LocalKeeper(self.findings), self._recorder,
-            now=self.now, project=self._project, publish=self._publish,
+            now=self.now, project=self._project, publish=self._publish, settle=self._settle,
         )  # fmt: skip
         self.evaluator.take_up(self.findings.open_findings(), self.findings.pauses())
         self.evaluate()
@@ -158,8 +158,17 @@ class Service:
         self._disk.run(self.evaluator.evaluate())
 
     def keep_clocks(self) -> None:
+        self.now.follow()
         self._clocks.refresh()
         self.streams.compare_clocks()
+
+    def _settle(self, now: AlignedNs) -> None:
+        """As `Cell` does."""
+        if self.engine.utc_ahead_ns != self.now.ahead_ns:
+            settings = Settings(VERSION, self.policy, self.now.ahead_ns)
+            self._recorder.adopt(encode_payload(settings), _JOURNAL, now)
+            self.engine.adopt(self.policy, self.now.ahead_ns)
+        self.streams.settle(now)
 
     def _project(self, status_view: StatusView) -> ServiceState:
         self.streams.keep(frozenset(view.key for view in status_view.attempts))

@@ -35,6 +35,7 @@ from frd.model import (
 )
 from frd.service.cells.homes import _NoLog
 from frd.service.clocks.agent_clocks import AgentClocks
+from frd.service.clocks.real_time import RealTime
 from frd.service.http.json_api import job_state
 from frd.service.http.watching_json import watching_json
 from frd.service.ingest.shared import Shared
@@ -124,7 +125,7 @@ class Life:
         self.shared = Shared(self.engine)
         self.streams = Streams(
             self.shared,
-            AgentClocks(lambda: AlignedNs(self.now), lambda: ServiceRawNs(self.now)),
+            AgentClocks(RealTime(lambda: self.now, lambda: ServiceRawNs(self.now))),
             _NoLog(),
             now=lambda: AlignedNs(self.now),
             version="test",

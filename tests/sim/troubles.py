@@ -50,9 +50,9 @@ class Troubles:
                 world.kernel.after(event.length, self._free_disk)
             case Trouble.NODE_STEP:
                 for node in nodes:
-                    world.hosts[node].step(world.kernel.now, _jump(dice))
+                    world.hosts[node].step(world.kernel.now, jump(dice))
             case Trouble.SERVICE_STEP:
-                world.service_host.step(world.kernel.now, _jump(dice))
+                world.service_host.step(world.kernel.now, service_jump(dice))
             case Trouble.LIAR:
                 self.liars.add(nodes[0])
                 lie(world, nodes[0], dice)
@@ -139,6 +139,11 @@ class Troubles:
         self._world.disk.full = False
 
 
-def _jump(dice: random.Random) -> int:
-    """From steps that no detector can notice to steps that every detector must notice."""
-    return round(dice.choice((-1, 1)) * 10 ** dice.uniform(-5, 1) * S)
+def jump(dice: random.Random, most: int = 1) -> int:
+    """From steps that no detector can notice to `10 ** most` seconds, which every one must."""
+    return round(dice.choice((-1, 1)) * 10 ** dice.uniform(-5, most) * S)
+
+
+def service_jump(dice: random.Random) -> int:
+    """Up to a day, which must change nothing."""
+    return jump(dice, 5)

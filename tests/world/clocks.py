@@ -14,7 +14,6 @@ from frd.engine.clocks.alignment import Alignment
 from frd.engine.clocks.estimator import Exchange, NodeClock, Refusal
 from frd.model import AlignedNs, NodeRawNs, ServiceRawNs
 from frd.service.clocks.alignments import align
-from frd.service.clocks.service_line import ServiceLine
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -143,7 +142,7 @@ class Agent:
 
     def alignment(self, at: int) -> Alignment:
         now = ServiceRawNs(self.service.raw(self.service.awake(at)))
-        return align(self.clock.newest(now), ServiceLine(ServiceRawNs(0), AlignedNs(0)))
+        return align(self.clock.newest(now), AlignedNs)
 
     def error(self, alignment: Alignment, at: int) -> tuple[int, int | None]:
         """Error and uncertainty of an aligned node stamp of `at`."""

@@ -20,7 +20,6 @@ from frd.service.cells.cells import Cells
 from frd.service.cells.homes import ReplicaHomes
 from frd.service.cells.owner import CellOwner
 from frd.service.clocks.agent_clocks import AgentClocks
-from frd.service.clocks.pings import raw_now
 from frd.service.clocks.real_time import RealTime
 from frd.service.journal.appending import Appender
 from frd.service.journal.replicated import ReplicatedLog
@@ -155,7 +154,7 @@ async def replica(folder: Path) -> AsyncIterator[Parts]:
     common = Common(
         config=lambda: configs[-1],
         now=now,
-        clocks=AgentClocks(now, raw_now),
+        clocks=AgentClocks(now),
         dumps=DumpStore(folder / "dumps", max_count=1, max_bytes=1),
         stream_ids=itertools.count(1),
         published=lambda events: None,

@@ -15,6 +15,7 @@ from frd.engine.views import (
 from frd.model import AlignedNs, AttemptKey, NodeNs, RankState, RankStatus
 from frd.service.clocks.agent_clocks import AgentClock
 from frd.service.clocks.alignments import guess
+from frd.service.clocks.real_time import RealTime
 from frd.service.state import NodeView
 from tests.world.observe import rank_info
 
@@ -91,6 +92,6 @@ def node_view(
     boot: str = "",
 ) -> NodeView:
     """`behind_ns`: by how much its wall clock is behind the service's."""
-    clock = AgentClock("", guess(NodeNs(NOW - behind_ns), NOW, is_wall=True)).view(NOW)
+    clock = AgentClock("", guess(NodeNs(NOW - behind_ns), NOW, is_wall=True), RealTime()).view(NOW)
     heard = AlignedNs(NOW - round(heard_s * SECOND))
     return NodeView(name, boot or f"boot-{name}", connected, reporting, heard, clock, ranks)

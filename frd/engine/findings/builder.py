@@ -11,6 +11,7 @@ from frd.engine.clocks.uncertain_time import UncertainTime, ties
 from frd.engine.findings import text
 from frd.engine.findings.claim import NEVER, Claim, severity_of
 from frd.engine.state.snapshot import Snapshot
+from frd.forms import later
 from frd.model import (
     AlignedNs,
     AttemptKey,
@@ -117,11 +118,14 @@ def suspect(
     return Suspect(rank, node, reason, confidence, "; ".join(filter(None, evidence)))
 
 
-def in_phase(suspect: Suspect, phase: SuspectPhase | None, when: str = "in") -> Suspect:
+def in_phase(
+    suspect: Suspect, phase: SuspectPhase | None, utc_ahead_ns: int, when: str = "in"
+) -> Suspect:
     """The suspect with a phase of its program, which its evidence mentions last."""
     if phase is None:
         return suspect
-    evidence = "; ".join(filter(None, (suspect.evidence, text.phase(phase, when))))
+    words = text.phase(later(phase, utc_ahead_ns), when)
+    evidence = "; ".join(filter(None, (suspect.evidence, words)))
     shown = replace(phase, path=tuple(map(text.clean, phase.path)))
     return replace(suspect, phase=shown, evidence=evidence)
 

@@ -21,7 +21,6 @@ from frd.engine.hangs.wait_graph import Ending, Graph, Member, UnknownRank, Wait
 from frd.engine.losses.exits import Manner, how_it_ended, manner_of
 from frd.engine.matching import signature_rules
 from frd.engine.state.snapshot import Mismatch
-from frd.forms import clock_text
 from frd.model import (
     NATIVE,
     UNKNOWN_SEQ,
@@ -136,7 +135,7 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
     snapshot, row = graph.snapshot, graph.snapshot.row(rank)
     detail = text.clean(snapshot.detail[row])
     since = AlignedNs(int(snapshot.state_since[row]))
-    at = f" at {clock_text(since)}" if since > 0 else ""
+    at = f" at {snapshot.clock_text(since)}" if since > 0 else ""
     premise: bool | None = True
     reason = Reason.EXITED
     match snapshot.state[row]:
@@ -168,7 +167,7 @@ def _silence(graph: Graph, unknown: UnknownRank, held_up: Sequence[Wait]) -> lis
     why = unknown.fact.why
     if unknown.fact is Fact.DISCONNECTED:
         why = text.agent_gone(bool(graph.snapshot.left[graph.snapshot.row(rank)]))
-    words = [f"{why}; last report at {clock_text(graph.facts.as_of(rank))}"]
+    words = [f"{why}; last report at {graph.snapshot.clock_text(graph.facts.as_of(rank))}"]
     words.append(_last_joined(graph, rank, held_up, fresh=False))
     return [_named(graph, rank, Reason.UNREACHABLE, began, (premise,), *words)]
 

@@ -33,7 +33,6 @@ from frd.engine.hangs.ops_in_flight import Waits
 from frd.engine.losses.exits import Exit, Manner, how_it_ended, manner_of, was_asked
 from frd.engine.policy import INITIALIZATION, Policy
 from frd.engine.state.snapshot import Snapshot
-from frd.forms import clock_text
 from frd.model import (
     NATIVE,
     UNKNOWN_SEQ,
@@ -241,7 +240,7 @@ class _Calls:
                 snapshot, rank, Reason.UNREACHABLE, confidence_of(is_only or None, None), words
             )
         state, since = snapshot.state[row], int(snapshot.state_since[row])
-        at = f" at {clock_text(AlignedNs(since))}" if since > 0 else ""
+        at = f" at {snapshot.clock_text(since)}" if since > 0 else ""
         detail = snapshot.detail[row]
         if state is RankState.SILENT:
             words = detail or f"it has not answered since{at.removeprefix(' at')}"

@@ -106,6 +106,6 @@ def look_at(
         exited=frozenset(exited.rank for exited in bad),
         as_of=dict(zip(snapshot.rank.tolist(), snapshot.as_of.tolist(), strict=True)),
         outside=seen_outside(snapshot),
-        ended_by=partial(ended_by, bad),
+        ended_by=partial(ended_by, snapshot, bad),
         held_up_by=partial(held_up_by, snapshot, bad),
     )

@@ -13,7 +13,7 @@ from frd.engine.losses.exits import SEEN_LATE_NS, TOGETHER_NS, Exit, Manner
 from frd.engine.losses.lost_ranks import Loss
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
-from frd.forms import clock_text, fold_ranks
+from frd.forms import fold_ranks
 from frd.model import (
     AlignedNs,
     CollectiveRef,
@@ -84,10 +84,10 @@ def _suspects_of_loss(
 
 def _exit_text(snapshot: Snapshot, exited: Exit) -> str:
     """``was killed by SIGKILL at 10:02:11 (last joined all_reduce #249 on default_pg)``."""
-    words = f"{text.ended(exited.how)} at {clock_text(exited.at)}"
+    words = f"{text.ended(exited.how)} at {snapshot.clock_text(exited.at)}"
     if exited.is_unheard:
         left = bool(snapshot.left[snapshot.row(exited.rank)])
-        words = f"{text.agent_gone(left)}; last report at {clock_text(exited.at)}"
+        words = f"{text.agent_gone(left)}; last report at {snapshot.clock_text(exited.at)}"
     last = _last_joined(snapshot, exited.rank, exited.at)
     return f"{words} ({last})" if last else words
 
@@ -157,7 +157,11 @@ def _is_known_to_end(snapshot: Snapshot, rank: int, ended_at: AlignedNs) -> bool
 
 
 def ended_by(
-    gone: Sequence[Exit], ranks: Collection[int], named: Collection[int], after: AlignedNs
+    snapshot: Snapshot,
+    gone: Sequence[Exit],
+    ranks: Collection[int],
+    named: Collection[int],
+    after: AlignedNs,
 ) -> str:
     """How the first of `ranks` ended that certainly ran at a time; ranks that exit much later exit
     because of it.
@@ -174,5 +178,5 @@ def ended_by(
     )
     alike = [e for e in later if text.ended_by(e.how) == text.ended_by(begun.how)]
     first = next((exited for exited in alike if exited.rank in named), begun)
-    words = f"ended by {text.ended_by(first.how)} at {clock_text(alike[0].at)}"
+    words = f"ended by {text.ended_by(first.how)} at {snapshot.clock_text(alike[0].at)}"
     return words if first.manner is Manner.ASKED else f"rank {first.rank} {words}"

@@ -21,7 +21,6 @@ from frd.engine.findings import text
 from frd.engine.losses.exits import SEEN_LATE_NS, TOGETHER_NS, Exit, Manner
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
-from frd.forms import clock_text
 from frd.model import AlignedNs, Confidence, ExitInfo, ExitKind, RankState
 
 STOP_TAKES_S: Final = 60.0
@@ -197,7 +196,7 @@ def _unheard(
         Exit(
             rank=int(snapshot.rank[row]),
             seen=snapshot.moment(int(snapshot.rank[row]), AlignedNs(int(snapshot.as_of[row]))),
-            how=ExitInfo(ExitKind.UNKNOWN, note=_broken(reacted)),
+            how=ExitInfo(ExitKind.UNKNOWN, note=_broken(snapshot, reacted)),
             manner=Manner.SILENT,
             earliest=AlignedNs(int(snapshot.as_of[row])),
             is_unheard=True,
@@ -225,9 +224,9 @@ def _was_done(gone: Sequence[Exit]) -> bool:
     return bool(finished) and all(exited.is_known_to_end for exited in finished)
 
 
-def _broken(reacted: Sequence[Exit]) -> str:
+def _broken(snapshot: Snapshot, reacted: Sequence[Exit]) -> str:
     ranks = text.ranks([exited.rank for exited in reacted])
-    return f"{ranks} lost the connection to a peer at {clock_text(reacted[0].at)}"
+    return f"{ranks} lost the connection to a peer at {snapshot.clock_text(reacted[0].at)}"
 
 
 def _others_run_on(snapshot: Snapshot, first_at: AlignedNs, policy: Policy) -> bool:

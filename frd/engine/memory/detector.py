@@ -102,7 +102,7 @@ class MemoryDetector:
             words = evidence(incident, rise, doing)
             suspect = Suspect(rise.rank, node, Reason.MEMORY, incident.confidence, words)
             phase = self._phase(tick, incident.number, rise)
-            suspects.append(builder.in_phase(suspect, phase, "began in"))
+            suspects.append(builder.in_phase(suspect, phase, tick.utc_ahead_ns, "began in"))
         victims = {*incident.victims, *(incident.rows if incident.common else ())}
         return Claim(
             kind=incident.kind,

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from frd.engine.clocks.uncertain_time import RankClocks, UncertainTime
+from frd.forms import clock_text
 from frd.model import (
     UNKNOWN_SEQ,
     AlignedNs,
@@ -169,6 +170,8 @@ class Snapshot:
     """How processes that are gone ended, by rank, as far as their agents know."""
     attended_since: int = 0
     """Aligned ns since when the engine has looked without a break; see `is_late`. 0 offline."""
+    utc_ahead_ns: int = 0
+    """UTC minus aligned time, for sentences with times."""
     created_at: int = 0
     """Aligned ns when the service first heard of the attempt; 0 offline."""
     p2p_ranks: Set[int] = frozenset()
@@ -178,6 +181,10 @@ class Snapshot:
     Both of their times are aligned."""
     call_threshold_ns: Mapping[str, int] = field(default_factory=dict)
     """How long calls that no recorder shows may take, by name, as far as the job has shown."""
+
+    def clock_text(self, at: int) -> str:
+        """For sentences: the UTC of an aligned time."""
+        return clock_text(at + self.utc_ahead_ns)
 
     def row(self, rank: int) -> int:
         """The row of a rank in the rank arrays, -1 when it was never declared."""

@@ -10,7 +10,8 @@ from typing import Protocol
 from frd.config import Config
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.errors import StoreError
-from frd.model import AlignedNs, Finding
+from frd.model import Finding
+from frd.service.clocks.real_time import RealTime
 from frd.service.findings.keepers import Keeper, LocalKeeper
 from frd.service.journal.log import Log
 from frd.service.journal.payloads import limits_of, settings_of
@@ -47,9 +48,7 @@ class Archive(Protocol):
 class LocalArchive:
     """The data directory of this machine, for the only cell of a service without a cluster."""
 
-    def __init__(
-        self, config: Callable[[], Config], findings: FindingStore, now: Callable[[], AlignedNs]
-    ) -> None:
+    def __init__(self, config: Callable[[], Config], findings: FindingStore, now: RealTime) -> None:
         self._config = config
         self._findings = findings
         self._now = now
@@ -58,7 +57,7 @@ class LocalArchive:
         config = self._config()
         log = JournalWriter(
             config.data_dir / "journal",
-            settings=settings_of(config),
+            settings=settings_of(config, self._now.ahead_ns),
             now=self._now(),
             limits=limits_of(config),
         )

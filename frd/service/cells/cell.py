@@ -76,7 +76,7 @@ class Cell:
         self._common = common
         self.log = log
         self._keeper = keeper
-        shared = self._shared = Shared(Engine(config.policy))
+        shared = self._shared = Shared(Engine(config.policy, now.ahead_ns))
         engine = self._engine = shared.engine
         self.streams = Streams(
             shared,
@@ -97,7 +97,7 @@ class Cell:
             now=now,
             project=self._project,
             publish=self._published,
-            settle=self.streams.settle,
+            settle=self._settle,
             is_idle=self._is_idle if one_job else lambda: False,
         )
         self.evaluator.prepare = common.prepare
@@ -174,9 +174,9 @@ class Cell:
 
     def adopt(self, config: Config) -> None:
         """Another configuration is in force."""
-        now = self._common.now()
-        self.log.adopt(settings_of(config), limits_of(config), now)
-        self._engine.adopt(config.policy)
+        now = self._common.now
+        self.log.adopt(settings_of(config, now.ahead_ns), limits_of(config), now())
+        self._engine.adopt(config.policy, now.ahead_ns)
         self._responder.keep_dumps = config.store.dump_count > 0
 
     async def quit(self) -> None:
@@ -196,6 +196,11 @@ class Cell:
         return not (self.streams or view.attempts or view.findings)
 
     # -- publishing ----------------------------------------------------------------------------
+
+    def _settle(self, now: AlignedNs) -> None:
+        if self._engine.utc_ahead_ns != self._common.now.ahead_ns:
+            self.adopt(self._common.config())
+        self.streams.settle(now)
 
     def _project(self, status_view: StatusView) -> ServiceState:
         self.streams.keep(frozenset(view.key for view in status_view.attempts))

@@ -20,6 +20,7 @@ from frd.cluster.log import FencedLog
 from frd.cluster.registry import RegistryUnavailable
 from frd.config import Config
 from frd.errors import StoreError
+from frd.forms import later
 from frd.model import AlignedNs, Change, FindingEvent, FindingState
 from frd.service.cells.archive import Opened
 from frd.service.cells.cell import Common
@@ -46,7 +47,7 @@ from frd.store.findings import FindingStore
 
 _AGAIN_S: Final = 1.0
 _AHEAD_NS: Final = 1_000_000_000
-"""The clock of a replica is set forward by so much at most, to that of a former owner."""
+"""The clock of a former owner may be ahead by so much."""
 _STORED_WITHIN_S: Final = 1.0
 
 log = logging.getLogger(__name__)
@@ -120,11 +121,18 @@ class SharedArchive:
         await fenced.take(self._config().member)
         warn = partial(log.warning, "cell %d: %s", cell)
         left = await self._left(cell, fenced, warn)
-        self._continue_from(left.last_at, cell)
+        ahead_ns = max(0, left.last_at - self._now.utc())
+        if ahead_ns > _AHEAD_NS:
+            log.error(
+                "cell %d: its log ends %.0f s ahead of this machine's clock: "
+                "synchronize the clocks (NTP)",
+                *(cell, ahead_ns / 1e9),
+            )
+        # Nothing that this owner goes on with has happened later than now.
+        findings = [later(finding, -ahead_ns) for finding in left.findings]
         stored = await self._stored(cell)
         shared = {one.id: usable(decode_finding, one.data, warn) for one in stored}
-        logged = {finding.id: finding for finding in (*left.findings, *left.closed)}
-        findings = list(left.findings)
+        logged = {finding.id: finding for finding in (*findings, *left.closed)}
         for id_, finding in shared.items():
             if finding and finding.state is FindingState.OPEN and id_ not in logged:
                 findings.append(finding)
@@ -134,7 +142,7 @@ class SharedArchive:
         config = self._config()  # the one with which the cell begins
         replicated = ReplicatedLog(
             Appender(cell, fenced, config.member),
-            settings=settings_of(config),
+            settings=settings_of(config, self._now.ahead_ns),
             now=self._now(),
             limits=limits_of(config),
             budget=self._budget,
@@ -161,20 +169,6 @@ class SharedArchive:
         except StoreError as error:
             log.error("cell %d: %s: the cell begins without what its log has", cell, error)
             return Recovered((), (), (), 0, AlignedNs(0))
-
-    def _continue_from(self, last_at: AlignedNs, cell: int) -> None:
-        """The last owner's clock may be ahead: let no record, and no end of a finding, be earlier
-        than what it wrote. All cells of this process share the clock, so that it moves a little
-        only."""
-        ahead_ns = last_at + 1 - self._now()
-        if ahead_ns > _AHEAD_NS:
-            log.error(
-                "cell %d: its log ends %.0f s ahead of this machine's clock: "
-                "synchronize the clocks (NTP)",
-                *(cell, ahead_ns / 1e9),
-            )
-        elif ahead_ns > 0:
-            self._now.at_least(AlignedNs(last_at + 1))
 
     async def _stored(self, cell: int) -> Sequence[StoredFinding]:
         """What all replicas share. It only repeats the log: no answer must not delay an owner,

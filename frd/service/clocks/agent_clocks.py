@@ -24,9 +24,9 @@ from frd.engine.clocks.alignment import Alignment, growth_ns
 from frd.engine.clocks.estimator import Exchange, NodeClock, OffsetEstimate
 from frd.engine.clocks.wall_readings import WallReadings
 from frd.engine.matching.clock_hints import ClockHint
-from frd.model import AlignedNs, NodeRawNs, ServiceRawNs
+from frd.model import AlignedNs, NodeRawNs
 from frd.service.clocks.alignments import HORIZON_NS, align, claim_ns
-from frd.service.clocks.service_line import ServiceLine
+from frd.service.clocks.real_time import RealTime
 from frd.service.clocks.view import ClockView
 from frd.wire.clock import Readings
 from frd.wire.messages import Hello, Watermarks
@@ -34,8 +34,6 @@ from frd.wire.messages import Hello, Watermarks
 _ROUGH_NS: Final = 1_000_000
 """An estimate without bounds is not changed for less."""
 _LONGEST_NS: Final = 60_000_000_000
-_LOOSE_NS: Final = 20_000
-"""The service's two clocks were read too far apart: the line from one to the other stays."""
 _GREETED_SLACK_NS: Final = 1_000_000
 """The two times of a Hello were read so close to each other."""
 _FORGET_NS: Final = 600_000_000_000
@@ -54,8 +52,9 @@ log = logging.getLogger(__name__)
 class AgentClock:
     """The clock of one agent session."""
 
-    def __init__(self, name: str, first: Alignment) -> None:
+    def __init__(self, name: str, first: Alignment, now: RealTime) -> None:
         self.name = name
+        self._now = now
         self.learned = NodeClock()
         self.wall = WallReadings()
         self.used = first
@@ -104,20 +103,21 @@ class AgentClock:
         finally:
             del self._pingers[number]
 
-    def conclude(self, raw: ServiceRawNs, line: ServiceLine, *, force: bool = False) -> None:
+    def conclude(self, *, force: bool = False) -> None:
         """Estimate again, because of a message or because time has passed; use another alignment if
         the one in use is no longer good enough, or always with `force`."""
         if self.learned.is_unheard:
             return
         if self._sends_wall and self.exchanged_at and self.wall.last is None:
             return  # exchanges are of the raw clock, which no reading leads to yet
-        newest, self.concluded_at = self.learned.newest(raw), line.at(raw)
+        raw = self._now.raw()
+        newest, self.concluded_at = self.learned.newest(raw), self._now.at(raw)
         self._log_change(newest)
         self._newest = newest
-        aligned_ns = line.at(newest.at_ns + newest.offset_ns)
+        aligned_ns = self._now.at(newest.at_ns + newest.offset_ns)
         if not force and self._is_good_enough(newest, aligned_ns):
             return
-        self.used = align(newest, line)
+        self.used = align(newest, self._now.at)
         if self._sends_wall:
             self.used = self.used._replace(reading=self.wall.last)
         self._claim_ns = claim_ns(self.used)
@@ -155,6 +155,8 @@ class AgentClock:
         ahead = self.wall.ahead(raw_ns)
         if ahead is None and self._sends_wall:
             ahead = (0, 0)  # its wall clock counts as its clock
+        if ahead is not None:
+            ahead = (ahead[0] - self._now.ahead_ns, ahead[1])
         rate = self._newest.rate if self._newest else 0.0
         return ClockView(now, used, raw_ns, ahead, rate, self.exchanged_at, self.wall.steps)
 
@@ -163,15 +165,13 @@ class AgentClock:
 
 
 class AgentClocks:
-    """`now` is the clock that rows are aligned to, `raw` the one that pings are stamped with."""
+    """Rows are aligned to `now`, whose raw clock stamps pings."""
 
-    def __init__(self, now: Callable[[], AlignedNs], raw: Callable[[], ServiceRawNs]) -> None:
+    def __init__(self, now: RealTime) -> None:
         self.refused: Counter[str] = Counter()
         """Refused timestamps and refused streams, by reason."""
         self._now = now
-        self._raw = raw
         self._clocks: dict[SessionKey, AgentClock] = {}
-        self._line = ServiceLine(raw(), now())
 
     def connected(
         self,
@@ -187,7 +187,7 @@ class AgentClocks:
         """
         clock = self._clocks.get(key)
         if clock is None:
-            clock = self._clocks[key] = AgentClock(name, first)
+            clock = self._clocks[key] = AgentClock(name, first, self._now)
         clock.connected(stream, use)
         return clock
 
@@ -209,10 +209,9 @@ class AgentClocks:
         if raw is not None and marks.sent_at_ns:
             self._read_node(clock, [raw], [marks.sent_at_ns], [marks.sent_slack_ns])
         if not clock.exchanged_at:
-            now = self._read()
             sent = raw if raw is not None else NodeRawNs(marks.sent_at_ns)
-            clock.learned.one_way(sent, now)
-            clock.conclude(now, self._line)
+            clock.learned.one_way(sent, self._now.raw())
+            clock.conclude()
 
     def learn(self, clock: AgentClock, readings: Readings, exchange: Exchange | None) -> None:
         """What one ping brought: readings of the node, and the end of an earlier exchange."""
@@ -224,10 +223,9 @@ class AgentClocks:
                 self.refused[refusal.value] += 1
             else:
                 clock.exchanged_at = self._now()
-        now = self._read()
         if not clock.exchanged_at and len(readings.raw_ns) and clock.wall.last is not None:
-            clock.learned.one_way(NodeRawNs(clock.wall.last[0]), now)
-        clock.conclude(now, self._line, force=has_stepped)
+            clock.learned.one_way(NodeRawNs(clock.wall.last[0]), self._now.raw())
+        clock.conclude(force=has_stepped)
 
     def _read_node(
         self, clock: AgentClock, raws: list[int], reals: list[int], slacks: list[int]
@@ -247,20 +245,20 @@ class AgentClocks:
     def compare(self, early: AgentClock, late: AgentClock, nodes: int, hint: ClockHint) -> None:
         """Apply a hint: a rank of `early` completed a collective that a rank of `late` joined last.
         The attempt has `nodes` clocks."""
-        at = self._line.raw_at(hint.at)
+        at = self._now.raw_at(hint.at)
         for clock, peer, least_ns, most_ns in (
             (early, late.name, hint.early_least_ns, None),
             (late, early.name, None, hint.late_most_ns),
         ):
             if not clock.learned.constrain(peer, nodes - 1, at, least_ns, most_ns):
-                clock.conclude(self._read(), self._line)
+                clock.conclude()
 
     def refresh(self) -> None:
         """Estimate silent clocks again: their uncertainty grows with time."""
-        raw, now = self._read(), self._now()
+        now = self._now()
         for clock in self._clocks.values():
             if clock.is_connected and now - clock.concluded_at > HORIZON_NS:
-                clock.conclude(raw, self._line)
+                clock.conclude()
 
     def forget(self, now: AlignedNs) -> None:
         """Drop sessions that are gone for long, or too many."""
@@ -271,12 +269,3 @@ class AgentClocks:
                 del self._clocks[key]
         for _, key in gone[MAX_GONE:]:
             del self._clocks[key]
-
-    def _read(self) -> ServiceRawNs:
-        """The service's raw clock. If its wall clock was corrected, all are aligned again."""
-        before, wall, after = self._raw(), self._now(), self._raw()
-        middle = ServiceRawNs(before + (after - before) // 2)
-        if after - before <= _LOOSE_NS and self._line.follow(middle, wall):
-            for clock in self._clocks.values():
-                clock.conclude(middle, self._line, force=clock.is_connected)
-        return middle

@@ -5,6 +5,7 @@ The journal keeps every alignment in use, so that a replay aligns in the same wa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -14,7 +15,6 @@ from frd.engine.clocks.alignment import FAR_NS, Alignment
 from frd.engine.clocks.estimator import OffsetEstimate
 from frd.errors import StoreError
 from frd.model import AlignedNs
-from frd.service.clocks.service_line import ServiceLine
 
 decodable(Alignment)
 
@@ -39,16 +39,16 @@ def guess(sent_at: int, received_at: AlignedNs, *, is_wall: bool = False) -> Ali
     )
 
 
-def align(newest: OffsetEstimate, line: ServiceLine) -> Alignment:
-    """From a node's raw clock over the service's to aligned time."""
-    aligned_ns = line.at(newest.at_ns + newest.offset_ns)
+def align(newest: OffsetEstimate, at: Callable[[int], AlignedNs]) -> Alignment:
+    """From a node's raw clock over the service's to aligned time; `at` leads from there."""
+    aligned_ns = at(newest.at_ns + newest.offset_ns)
     return Alignment(
         newest.reason,
-        line.at(newest.now_ns),
+        at(newest.now_ns),
         newest.at_ns,
         AlignedNs(min(max(aligned_ns, newest.at_ns - FAR_NS), newest.at_ns + FAR_NS)),
-        (1 + newest.rate) * (1 + line.rate) - 1,
-        newest.half_ns + newest.half_ns // 1_000,  # aligned time may be slewed
+        newest.rate,
+        newest.half_ns,
         newest.growth_ppm,
     )
 

@@ -24,6 +24,7 @@ from frd.rpc import Context
 from frd.service.access.admission import Admission
 from frd.service.access.token_bucket import TokenBucket
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks, SessionKey
+from frd.service.clocks.real_time import raw_now
 from frd.wire.clock import ClockHello, Ping, decode_clock, encode_pong
 
 MAX_STREAMS: Final = 32_768
@@ -46,10 +47,6 @@ _OUTSTANDING: Final = 8
 """Pings whose end may still come."""
 
 log = logging.getLogger(__name__)
-
-
-def raw_now() -> ServiceRawNs:
-    return ServiceRawNs(time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW))
 
 
 def pause_s(streams: int) -> float:

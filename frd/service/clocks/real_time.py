@@ -1,4 +1,9 @@
-"""The service's clock: wall time that never runs backwards."""
+"""The service's clock: aligned time, which no correction of the wall clock moves, and UTC.
+
+Aligned time is the raw clock plus a constant; it was UTC when the process began. Intervals,
+thresholds and the journal use it. How far UTC is ahead of it is measured again and again, and added
+only where times are shown or stored: the engine adds it to findings as they leave it.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +11,45 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from frd.model import AlignedNs
-from frd.service.clocks.pings import raw_now
+from frd.model import AlignedNs, ServiceRawNs
 
-_SLOWER: Final = 2_500
-"""After a step back, the clock loses one part in so many."""
+_LOOSE_NS: Final = 1_000_000
+"""People read milliseconds: UTC may be off by so much, and two readings so far apart."""
+
+
+def raw_now() -> ServiceRawNs:
+    return ServiceRawNs(time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW))
 
 
 class RealTime:
-    """CLOCK_REALTIME that never runs backwards.
-
-    After a step back it continues with the raw clock, a little slower, until the wall clock has
-    caught up. A clock that stood still would hide every stall meanwhile. It is slowed no more than
-    the kernel slews a clock, because otherwise the clocks of all nodes would seem to run away.
-    """
+    """Call it for the aligned time of now. `wall` is a CLOCK_REALTIME, `raw` a raw clock."""
 
     def __init__(
-        self, wall: Callable[[], int] = time.time_ns, raw: Callable[[], int] = raw_now
+        self, wall: Callable[[], int] = time.time_ns, raw: Callable[[], ServiceRawNs] = raw_now
     ) -> None:
+        self.raw = raw
         self._wall = wall
-        self._raw = raw
-        self._last = wall()
-        self._read_at = raw()
+        self._origin_ns = wall() - raw()
+        self.ahead_ns = 0
+        """UTC minus aligned time, as of the last call of `follow`."""
+        self.follow()  # the process may have lost its core between the two readings
 
     def __call__(self) -> AlignedNs:
-        # In this order: the process may lose its core in between, and that time must not count
-        # twice.
-        wall = self._wall()
-        read_at = self._raw()
-        passed = read_at - self._read_at
-        self._last = max(wall, self._last + passed - passed // _SLOWER)
-        self._read_at = read_at
-        return AlignedNs(self._last)
+        return self.at(self.raw())
 
-    def at_least(self, at: AlignedNs) -> None:
-        """Go on from `at`, if that is later, as after a step back of the wall clock to now."""
-        self._last = max(self._last, at)
+    def at(self, raw: int) -> AlignedNs:
+        return AlignedNs(raw + self._origin_ns)
+
+    def raw_at(self, aligned: AlignedNs) -> ServiceRawNs:
+        return ServiceRawNs(aligned - self._origin_ns)
+
+    def utc(self) -> AlignedNs:
+        """To be stored or shown."""
+        return AlignedNs(self() + self.ahead_ns)
+
+    def follow(self) -> None:
+        """Compare with the wall clock, which may have drifted or was set."""
+        before, wall, after = self.raw(), self._wall(), self.raw()
+        ahead_ns = wall - self.at((before + after) // 2)
+        if after - before < _LOOSE_NS <= abs(ahead_ns - self.ahead_ns):
+            self.ahead_ns = ahead_ns

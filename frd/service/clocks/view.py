@@ -17,8 +17,8 @@ class ClockView(NamedTuple):
     raw_ns: int
     """Node raw time of `now`."""
     ahead: tuple[int, int] | None
-    """How far the node's wall clock is ahead of its raw one, and the largest error of that, in ns;
-    None while no reading of it is known."""
+    """How far the node's wall clock is ahead of its raw one, less how far the service's is ahead of
+    aligned time, and the largest error of that, in ns; None while no reading of it is known."""
     rate: float
     """How fast the service's raw clock gains on the node's, in ns per ns."""
     exchanged_at: AlignedNs

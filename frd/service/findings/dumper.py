@@ -14,7 +14,8 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from frd.errors import StoreError
-from frd.model import AlignedNs, AttemptKey
+from frd.model import AttemptKey
+from frd.service.clocks.real_time import RealTime
 from frd.service.clocks.view import clock_json
 from frd.service.ingest.streams import Streams
 from frd.service.requests.inquiries import Inquiries
@@ -35,7 +36,7 @@ class Dumper:
         inquiries: Inquiries,
         streams: Streams,
         store: DumpStore,
-        now: Callable[[], AlignedNs],
+        now: RealTime,
         *,
         stall_after_s: Callable[[], float],
     ) -> None:
@@ -85,7 +86,7 @@ class Dumper:
         async with aclosing(asking) as asked:
             # The first answers show that an agent is connected.
             answers = await anext(asked)
-            writer = await asyncio.to_thread(self._store.create, key, self._now())
+            writer = await asyncio.to_thread(self._store.create, key, self._now.utc())
             try:
                 await asyncio.to_thread(_store, writer, parts.take(answers))
                 async for answers in asked:

@@ -49,7 +49,6 @@ _STATE_TEXTS: Final = {
 
 def job_summary(state: ServiceState, view: AttemptView, map_tag: str) -> Json:
     """`map_tag` is that of the job's map."""
-    at = state.status_view.at
     found = _findings(state, view)
     nodes = [node for node in state.nodes if view.key in node.ranks]
     groups, more_groups = _groups(view)
@@ -76,7 +75,7 @@ def job_summary(state: ServiceState, view: AttemptView, map_tag: str) -> Json:
             }
             for op in sorted(view.skew.keys() | view.duration.keys())
         ],
-        "waits": [_wait(op, at) for op in waits],
+        "waits": [_wait(state, op) for op in waits],
         "more_waits": more_waits,
         **nodes_json(nodes, state),
         "map": map_tag,
@@ -92,7 +91,7 @@ def rank_detail(state: ServiceState, view: AttemptView, rank: int) -> Json:
         **head(state),
         "job": view.key.job,
         "attempt": view.key.attempt,
-        "rank": rank_json(view.ranks[row], state.status_view.at, blind.get(rank)),
+        "rank": rank_json(state, view.ranks[row], blind.get(rank)),
         "groups": [
             {
                 "group_id": one.group_id,
@@ -202,9 +201,8 @@ def _notable(
             break
     known = set(columns.rank.tolist())
     rows = np.searchsorted(columns.rank, [rank for rank in chosen if rank in known][:MOST])
-    at = state.status_view.at
     return [
-        rank_json(rank, at, blind.get(rank.info.rank))
+        rank_json(state, rank, blind.get(rank.info.rank))
         for rank in (view.ranks[row] for row in rows.tolist())
     ]
 
@@ -216,14 +214,14 @@ def _groups(view: AttemptView) -> tuple[list[Json], int]:
     return [group_json(view.groups[i]) for i in order.tolist()], len(view.groups) - len(order)
 
 
-def _wait(op: OpenOp, at: int) -> Json:
+def _wait(state: ServiceState, op: OpenOp) -> Json:
     return {
         "group_id": op.group_id,
         "group": op.label,
         "seq": op.seq,
         "op": op.op,
-        "since": utc_text(op.since),
-        "waiting_s": age_s(op.since, at),
+        "since": utc_text(state.utc(op.since)),
+        "waiting_s": age_s(op.since, state.status_view.at),
         "stalled": op.stalled,
         "waiting": fold_ranks(op.waiting),
         "waiting_count": len(op.waiting),

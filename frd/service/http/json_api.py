@@ -60,7 +60,7 @@ def findings_json(
 
 def head(state: ServiceState) -> Json:
     """The version of the form, and the time of the snapshot, to which ages are relative."""
-    return {"api_version": API_VERSION, "at": utc_text(state.status_view.at)}
+    return {"api_version": API_VERSION, "at": utc_text(state.utc(state.status_view.at))}
 
 
 def job_json(
@@ -77,7 +77,7 @@ def job_json(
         "ended": view.ended,
         "state": job_state(state, view),
         "groups": [group_json(group) for group in view.groups],
-        "ranks": [rank_json(rank, at, blind.get(rank.info.rank)) for rank in view.ranks],
+        "ranks": [rank_json(state, rank, blind.get(rank.info.rank)) for rank in view.ranks],
         "memory": memory_json(view.memory, memory_of),
         "nodes": [
             {**node_json(node, at), "ranks": list(node.ranks[view.key])}
@@ -178,18 +178,18 @@ def group_json(group: GroupView) -> Json:
     }
 
 
-def rank_json(rank: RankView, at: AlignedNs, unwatched_since: AlignedNs | None) -> Json:
+def rank_json(state: ServiceState, rank: RankView, unwatched_since: AlignedNs | None) -> Json:
     fields = {
         "rank": rank.info.rank,
         "node": rank.info.node,
         "pid": rank.info.pid,
         "state": rank.status.state.value,
         "detail": rank.status.detail,
-        "as_of": utc_text(rank.as_of) if rank.as_of else None,
-        "age_s": age_s(rank.as_of, at),
+        "as_of": utc_text(state.utc(rank.as_of)) if rank.as_of else None,
+        "age_s": age_s(rank.as_of, state.status_view.at),
         "waiting_in": rank.waiting_in,
         "waiting_s": rank.waiting_s,
-        "exit": _exit(rank),
+        "exit": _exit(state, rank),
     }
     if unwatched_since is None:
         return fields
@@ -197,16 +197,16 @@ def rank_json(rank: RankView, at: AlignedNs, unwatched_since: AlignedNs | None) 
         **fields,
         "state": UNWATCHED,
         "detail": f"no agent reports on it; it was {rank.status.state.value} when last heard of",
-        "unwatched_since": utc_text(unwatched_since) if unwatched_since else None,
+        "unwatched_since": utc_text(state.utc(unwatched_since)) if unwatched_since else None,
     }
 
 
-def _exit(rank: RankView) -> Json | None:
+def _exit(state: ServiceState, rank: RankView) -> Json | None:
     """How the rank's process ended; `at` is a time of the node's clock."""
     how = rank.status.exit
     if how is None:
         return None
-    return {**asdict(how), "kind": how.kind.value, "at": utc_text(rank.state_since)}
+    return {**asdict(how), "kind": how.kind.value, "at": utc_text(state.utc(rank.state_since))}
 
 
 def _warnings(state: ServiceState, job: str | None = None) -> list[Json]:

@@ -37,6 +37,8 @@ class Settings:
 
     version: str = "unknown"
     policy: Policy = field(default_factory=Policy)
+    utc_ahead_ns: int = 0
+    """UTC minus the times of records that follow; findings in records have UTC."""
 
 
 @decodable
@@ -66,9 +68,14 @@ class Waited:
         return AttemptKey(self.job, self.attempt)
 
 
-def settings_of(config: Config) -> bytes:
-    """The settings that decide what the service finds, for its log."""
-    return encode_payload(Settings(__version__, config.policy))
+def settings_of(config: Config, utc_ahead_ns: int) -> bytes:
+    """The settings that decide what the service finds and shows, for its log."""
+    return encode_payload(Settings(__version__, config.policy, utc_ahead_ns))
+
+
+def utc_ahead_ns(settings: bytes) -> int:
+    """Of encoded settings, which may have what only another release can decode."""
+    return int(msgspec.json.decode(settings, type=dict[str, Any]).get("utc_ahead_ns", 0))
 
 
 def limits_of(config: Config) -> JournalLimits:

@@ -18,7 +18,7 @@ from frd.cluster.packing import Frame, Joiner, Mark, read_head
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.errors import StoreError
 from frd.model import AlignedNs, Finding, FindingState
-from frd.service.journal.payloads import decode_finding, decode_pauses, is_dismissed, usable
+from frd.service.journal import payloads
 from frd.store.records import Record, RecordKind
 
 _LAST_BUNDLES: Final = 16
@@ -36,7 +36,7 @@ class Recovered:
     pauses: tuple[JobPauses, ...]
     records: int
     last_at: AlignedNs
-    """The latest time of a record, by the clock of its owner's machine; 0: there is none."""
+    """The latest time of a record, UTC of its owner's machine; 0: there is none."""
 
 
 async def recover(
@@ -56,20 +56,24 @@ async def recover(
     bounds = await log.bounds()
     findings: dict[str, Finding] = {}
     over: dict[str, bool] = {}
-    learned, count, last_at = b"", 0, AlignedNs(0)
+    learned, count, ahead_ns, last_at = b"", 0, 0, AlignedNs(0)
     async for records in read(log, await _last_checkpoint(log, bounds), bounds.last, warn):
         count += len(records)
         for record in records:
-            last_at = max(last_at, record.at)
             play(record)
+            if record.kind in (RecordKind.START, RecordKind.SETTINGS):
+                ahead_ns = payloads.utc_ahead_ns(record.payload)
+            is_start = record.kind is RecordKind.START  # of another owner's aligned time
+            last_at = record.at if is_start else max(last_at, record.at)
             match record.kind:
                 case RecordKind.START:
                     findings.clear()
                 case RecordKind.RESTORED | RecordKind.FINDING:
-                    if (finding := usable(decode_finding, record.payload, warn)) is not None:
+                    finding = payloads.usable(payloads.decode_finding, record.payload, warn)
+                    if finding is not None:
                         findings[finding.id] = finding
                         is_open = finding.state is FindingState.OPEN
-                        over[finding.id] = not (is_open or is_dismissed(record.payload))
+                        over[finding.id] = not (is_open or payloads.is_dismissed(record.payload))
                 case RecordKind.LEARNED:
                     learned = record.payload
                 case _:
@@ -77,8 +81,8 @@ async def recover(
     by_age = sorted(findings.values(), key=lambda finding: finding.opened_at)
     known = tuple(finding for finding in by_age if not over[finding.id])
     closed = tuple(finding for finding in by_age if over[finding.id])
-    pauses = usable(decode_pauses, learned, warn) or ()
-    return Recovered(known, closed, tuple(pauses), count, last_at)
+    pauses = payloads.usable(payloads.decode_pauses, learned, warn) or ()
+    return Recovered(known, closed, tuple(pauses), count, AlignedNs(last_at + ahead_ns))
 
 
 async def _last_checkpoint(log: FencedLog, bounds: Bounds) -> int:

@@ -37,6 +37,7 @@ class Replayed:
     """The last version of each finding, oldest first."""
     records: int
     first_at: AlignedNs
+    """UTC, as `last_at`."""
     last_at: AlignedNs
     jobs: frozenset[str]
     """Jobs with declared ranks."""
@@ -51,11 +52,11 @@ def replay(records: Iterable[Record], warn: Callable[[str], None]) -> Replayed:
     player = Player(warn)
     count, first_at, last_at = 0, AlignedNs(0), AlignedNs(0)
     for record in records:
-        first_at = first_at or record.at
-        last_at = record.at
         count += 1
         player.play(record)
-    player.advance(last_at)
+        last_at = AlignedNs(record.at + player.engine.utc_ahead_ns)
+        first_at = first_at or last_at
+    player.advance(AlignedNs(last_at - player.engine.utc_ahead_ns))
     findings = sorted(player.findings.values(), key=lambda finding: finding.opened_at)
     return Replayed(tuple(findings), count, first_at, last_at, frozenset(player.jobs))
 
@@ -86,7 +87,8 @@ class Player:
             case RecordKind.OPENED | RecordKind.ALIGNED | RecordKind.CLOSED:
                 self._stream(record)
             case RecordKind.SETTINGS:
-                self._shared.engine.adopt(decode_payload(record.payload, Settings).policy)
+                settings = decode_payload(record.payload, Settings)
+                self._shared.engine.adopt(settings.policy, settings.utc_ahead_ns)
             case RecordKind.START:
                 self._begin(decode_payload(record.payload, Settings), record.at)
             case RecordKind.DISMISSED:
@@ -131,7 +133,7 @@ class Player:
             attempt.observe_unrecorded(waited.wait)
 
     def _begin(self, settings: Settings, now: AlignedNs) -> None:
-        self._shared = Shared(Engine(settings.policy))
+        self._shared = Shared(Engine(settings.policy, settings.utc_ahead_ns))
         self._streams: dict[int, Session] = {}
         still_open = [one for one in self.findings.values() if one.state is FindingState.OPEN]
         self._shared.engine.restore(still_open, now)

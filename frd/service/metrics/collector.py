@@ -197,7 +197,10 @@ def _add_own_health(values: Values, state: ServiceState) -> None:
         "frd_ingest_lag_seconds": state.ingest_lag_s,
         "frd_handshakes_failed_total": counters.handshakes_failed,
         "frd_loop_lag_seconds": state.loop_lag_s,
-        "frd_last_evaluation_timestamp_seconds": (state.evaluated_at or 0) / 1e9,
+        "frd_last_evaluation_timestamp_seconds": (
+            (state.evaluated_at and state.utc(state.evaluated_at)) or 0
+        )
+        / 1e9,
     }.items():
         values[metric][()] = value
     evicted = Counter(state.status_view.evicted) + Counter(counters.evicted)

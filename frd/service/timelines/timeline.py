@@ -1,13 +1,14 @@
 """A timeline as a value: lanes, bars, gaps and curves, with absolute times; how two are merged.
 
-Times are ns on the service's clock. `drawing` bounds its size.
+Times are UTC in ns where it is stored or shown. `drawing` bounds its size.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterable
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -23,6 +24,10 @@ _NEAR: Final = 10
 """Moments: half of the time between two values."""
 _MAX_BYTES: Final = 64 * 1024 * 1024
 """Of a stored timeline, unpacked."""
+
+_TIMES: Final = ("at", "enqueued", "started", "ended_from", "ended", "since", "until")
+"""Names of the fields that are times."""
+_Timed = TypeVar("_Timed", bound=msgspec.Struct)
 
 
 class Lane(msgspec.Struct, frozen=True, array_like=True):
@@ -128,6 +133,8 @@ class Timeline(msgspec.Struct, frozen=True):
     lateness: tuple[Late, ...] = ()
     all_ranks: int = 0
     """Ranks of the attempt, most of which may have no lane."""
+    utc_ahead_ns: int = 0
+    """What `later` has added to its times."""
     reached: tuple[Reached, ...] = ()
     """Not stored."""
 
@@ -146,6 +153,22 @@ class Timeline(msgspec.Struct, frozen=True):
             gaps=tuple(gap for gap in self.gaps if gap.rank in chosen),
         )
 
+    def later(self, ns: int) -> Timeline:
+        """All times so much later; 0, which says unknown, stays 0."""
+        if not ns:
+            return self
+        move, moments = partial(_later, ns), round(ns / MOMENT_NS)
+        values = [{at + moments: value for at, value in c.values.items()} for c in self.curves]
+        curves = zip(self.curves, values, strict=True)
+        return msgspec.structs.replace(
+            move(self),
+            bars=tuple(map(move, self.bars)),
+            gaps=tuple(map(move, self.gaps)),
+            lateness=tuple(map(move, self.lateness)),
+            curves=tuple(msgspec.structs.replace(curve, values=of) for curve, of in curves),
+            utc_ahead_ns=self.utc_ahead_ns + ns,
+        )
+
     def encode(self) -> bytes:
         stored = msgspec.structs.replace(self, reached=())
         return zlib.compress(msgspec.json.encode(stored), level=3)
@@ -162,6 +185,11 @@ class Timeline(msgspec.Struct, frozen=True):
             return msgspec.json.decode(text, type=cls)
         except (zlib.error, msgspec.DecodeError, RecursionError) as error:
             raise ValueError(f"not a timeline: {error}") from None
+
+
+def _later(ns: int, one: _Timed) -> _Timed:
+    times = {name: at + ns for name in _TIMES if (at := getattr(one, name, None))}
+    return msgspec.structs.replace(one, **times)
 
 
 def merged(kept: Timeline, live: Timeline) -> Timeline:

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from frd.engine.views import AttemptView
+from frd.engine.views import AttemptView, StatusView
 from frd.errors import StoreError
 from frd.model import AlignedNs, AttemptKey, Change, Finding, FindingEvent, Kind
 from frd.service.state import ServiceState
@@ -62,7 +62,8 @@ class Timelines:
         """Store the timelines that are due. What is cut off here is due at the next look."""
         now, still_open = self._clock(), self._state().open_findings()
         closing = list(self._closing.values())[:_MOST_A_LOOK]
-        due = [finding for finding in still_open if self._is_due(finding, now)]
+        utc = self._state().utc(now)
+        due = [finding for finding in still_open if self._is_due(finding, now, utc)]
         due.sort(key=lambda finding: self._kept_at.get(finding.id, 0))
         for finding in (*closing, *due[:_MOST_A_LOOK]):
             await asyncio.to_thread(self._keep, finding)
@@ -71,11 +72,11 @@ class Timelines:
         ids = {finding.id for finding in still_open}
         self._kept_at = {id_: at for id_, at in self._kept_at.items() if id_ in ids}
 
-    def _is_due(self, finding: Finding, now: AlignedNs) -> bool:
+    def _is_due(self, finding: Finding, now: AlignedNs, utc: AlignedNs) -> bool:
         kept_at = self._kept_at.get(finding.id)
         if kept_at is None:
             return True
-        changes = finding.kind in _GROWING or now - finding.opened_at < _SETTLED_AFTER_S * 1e9
+        changes = finding.kind in _GROWING or utc - finding.opened_at < _SETTLED_AFTER_S * 1e9
         return changes and now - kept_at >= _AGAIN_AFTER_S * 1e9
 
     def _keep(self, finding: Finding) -> None:
@@ -83,8 +84,7 @@ class Timelines:
         state = self._state()
         view = _view(state, finding)
         try:
-            at = int(state.status_view.at)
-            timeline = self._of(finding, view, at, None, until=_end(finding))
+            timeline = self.of(finding, view, state.status_view, None, goes_on=False)
             is_final = finding.closed_at is not None
             self._store.save(finding.id, finding.opened_at, timeline.encode(), is_final=is_final)
         except StoreError as error:
@@ -98,20 +98,37 @@ class Timelines:
         # Later, the job does other things.
         lives = finding.closed_at is None or finding.id in self._closing
         view = _view(state, finding) if lives else None
-        return self.of(finding, view, int(state.status_view.at), ranks)
+        return self.of(finding, view, state.status_view, ranks)
 
     def of(
-        self, finding: Finding, view: AttemptView | None, at: int, ranks: Collection[int] | None
+        self,
+        finding: Finding,
+        view: AttemptView | None,
+        seen: StatusView,
+        ranks: Collection[int] | None,
+        *,
+        goes_on: bool = True,
     ) -> Timeline:
         """The timeline of a finding, with lanes for `ranks` (None: for those that matter most).
-        Reads the disk. `view` is of its attempt, None if that does other things by now.
+        Reads the disk. `view`, a part of `seen`, is of its attempt; None if that does other things
+        by now. A straggler is late all the time: if it `goes_on`, what it does now is worth as much
+        as what it did.
 
         Raises:
             StoreError: the store cannot be read.
         """
-        # A straggler is late all the time: what it does now is worth as much as what it did.
-        until = None if finding.kind is Kind.STRAGGLER else _end(finding)
-        return self._of(finding, view, at, ranks, until=until)
+        ahead_ns, at = seen.utc_ahead_ns, int(seen.at)
+        found = self._kept(finding.id) or Timeline(at=at).later(ahead_ns)
+        if finding.id in self._kept_at:  # by this process, which has the same aligned time
+            found = found.later(ahead_ns - found.utc_ahead_ns)
+        if view is not None:
+            is_endless = goes_on and finding.kind is Kind.STRAGGLER
+            until = None if is_endless else AlignedNs(_end(finding) - ahead_ns)
+            found = merged(found, drawn(finding, view, at, ranks, until=until).later(ahead_ns))
+        found = msgspec.structs.replace(found, lanes=placed(finding, found.lanes))
+        if ranks is not None:
+            found = found.of(ranks)
+        return found if finding.closed_at is None else closed(found, finding.closed_at)
 
     def lanes(self, finding: Finding, most: int) -> list[int] | None:
         """The ranks of an open finding that matter most; None if its attempt is not known. Reads
@@ -123,23 +140,6 @@ class Timelines:
         stored = {lane.rank for lane in kept.lanes} if kept is not None else set()
         ranks = sorted(stored.union(view.rank_columns.rank.tolist()))
         return lanes_of(finding, ranks, most)
-
-    def _of(
-        self,
-        finding: Finding,
-        view: AttemptView | None,
-        at: int,
-        ranks: Collection[int] | None,
-        *,
-        until: AlignedNs | None,
-    ) -> Timeline:
-        found = self._kept(finding.id) or Timeline(at=at)
-        if view is not None:
-            found = merged(found, drawn(finding, view, at, ranks, until=until))
-        found = msgspec.structs.replace(found, lanes=placed(finding, found.lanes))
-        if ranks is not None:
-            found = found.of(ranks)
-        return found if finding.closed_at is None else closed(found, finding.closed_at)
 
     def keeps(self, finding_id: str) -> bool:
         """Whether the last timeline of this closed finding is stored. Reads the disk."""

@@ -28,6 +28,7 @@ from tests.world.clocks import S
 from tests.world.fake_cluster import FakeFindings, FakeLog, Faults
 
 if TYPE_CHECKING:
+    from frd.service.cells.cell import Cell
     from tests.sim.cluster.replica import SimReplica
     from tests.sim.cluster.world import ClusterWorld
 
@@ -51,6 +52,7 @@ class ClusterOracle(Oracle):
         """The last replica that has taken over the job's cell."""
         self._known: dict[SimReplica, dict[str, Finding]] = {}
         """What each replica shows of the job's cell."""
+        self._began: dict[Cell, dict[str, int]] = defaultdict(dict)
         self._applied: _Rows = defaultdict(set)
         self._foreign: dict[tuple[SimReplica, int], int] = {}
         self.takeovers = 0
@@ -121,8 +123,9 @@ class ClusterOracle(Oracle):
         self.shown_at = self._world.kernel.now
         present, self.findings = self.findings, self._known[replica]
         opened = self._opened.copy()
+        assert replica.cell is not None
+        self.began = self._began[replica.cell]
         try:
-            assert replica.cell is not None
             self.published(events, replica.cell.state.status_view)
         finally:
             if replica is not self._owner:

@@ -128,7 +128,7 @@ class SimReplica:
             cluster=ClusterOptions(servers=("nats://servers:4222",), member=self.name),
         )
         self.now = RealTime(lambda: self._host.real(world.kernel.now), self.raw)
-        self._clocks = AgentClocks(self.now, self.raw)
+        self._clocks = AgentClocks(self.now)
         self._store = FindingStore(folder / "findings.sqlite3")
         common = Common(
             config=lambda: config,
@@ -201,6 +201,7 @@ class SimReplica:
         self._world.kill_replica(self.name, 0)  # with the connections that came since
 
     def _tick(self) -> None:
+        self.now.follow()
         self.cells.refresh()
         self.lease.ticked()
 

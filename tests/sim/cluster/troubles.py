@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.sim.cluster.calls import KEEPALIVE
 from tests.sim.scenario import Event, Trouble
-from tests.sim.troubles import Troubles, _jump
+from tests.sim.troubles import Troubles, service_jump
 from tests.world.clocks import S
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class ClusterTroubles(Troubles):
             case Trouble.LOST_ANSWERS:
                 self._lose(names, event, dice)
             case Trouble.SERVICE_STEP:
-                world.replica_hosts[names[0]].step(world.kernel.now, _jump(dice))
+                world.replica_hosts[names[0]].step(world.kernel.now, service_jump(dice))
             case _:
                 super().happen(event)
                 return

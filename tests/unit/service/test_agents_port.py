@@ -18,7 +18,7 @@ from frd.service.access.grants import Tokens
 from frd.service.access.token_bucket import TokenBucket
 from frd.service.cells.holding import LateHomes
 from frd.service.clocks.agent_clocks import AgentClocks
-from frd.service.clocks.pings import Pings, raw_now
+from frd.service.clocks.pings import Pings
 from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.collector import Ingest
 from frd.service.servers import GrpcServer
@@ -34,7 +34,7 @@ async def test_a_stranger_does_not_fill_the_log(
     path = tmp_path / "tokens"
     path.write_text("t" * 32)
     path.chmod(0o600)
-    clocks = AgentClocks(RealTime(), raw_now)
+    clocks = AgentClocks(RealTime())
     pings = Pings(clocks, Admission(Tokens(path), streams_per_peer=100))
     server = GrpcServer(pings.handle, pings.handle, "127.0.0.1:0")
     address = await server.start()
@@ -62,7 +62,7 @@ async def test_an_agent_with_a_wrong_token_waits(
     def delayed() -> int:
         return refusals._MAX_DELAYED - admission.refusals._delayed._value
 
-    clocks = AgentClocks(RealTime(), raw_now)
+    clocks = AgentClocks(RealTime())
     ingest = Ingest(LateHomes(), admission, stream_bytes_per_s=1 << 20)
     server = GrpcServer(ingest.handle, Pings(clocks, admission).handle, "127.0.0.1:0")
     address = await server.start()

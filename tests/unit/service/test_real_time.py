@@ -1,14 +1,18 @@
-"""The service's own clock: the wall's, but never backwards and never still."""
+"""The service's own clock: aligned time is the raw clock's, UTC the wall clock's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import TypeVar
 
-from frd.model import AlignedNs
+import pytest
+
+from frd.model import ServiceRawNs
 from frd.service.clocks.real_time import RealTime
 
 S = 1_000_000_000
-HOUR = 3600 * S
+MS = 1_000_000
+_T = TypeVar("_T")
 
 
 class Host:
@@ -17,71 +21,89 @@ class Host:
     def __init__(self) -> None:
         self.wall = 1_790_000_000 * S
         self.raw = 5 * S
-        self.now = RealTime(lambda: self.wall, lambda: self.raw)
+        self.pauses: list[float] = []
+        """Before the next readings the process loses its core for so long."""
+        self.now = RealTime(self.late(lambda: self.wall), self.late(lambda: ServiceRawNs(self.raw)))
 
-    def pass_s(self, seconds: float) -> None:
-        self.wall += round(seconds * S)
+    def late(self, clock: Callable[[], _T]) -> Callable[[], _T]:
+        def read() -> _T:
+            self.pass_s(self.pauses.pop(0) if self.pauses else 0.0)
+            return clock()
+
+        return read
+
+    def pass_s(self, seconds: float, ppm: int = 0) -> None:
+        """`ppm`: the wall clock runs so much faster."""
+        self.wall += round(seconds * (S + 1_000 * ppm))
         self.raw += round(seconds * S)
 
 
-def test_it_is_the_wall_clock() -> None:
-    """An uneventful minute, and a step forward by an hour that is followed immediately."""
+def test_it_begins_with_utc() -> None:
+    """An uneventful minute: aligned time is UTC."""
     host = Host()
     host.pass_s(60)
-    assert host.now() == host.wall
-    host.wall += HOUR
-    assert host.now() == host.wall
+    host.now.follow()
+    assert host.now() == host.now.utc() == host.wall
 
 
-def test_it_goes_on_after_a_step_back() -> None:
-    """NTP takes an hour back: ten seconds later ten seconds have passed, less four milliseconds."""
+@pytest.mark.parametrize("step_s", [3600, -3600, 86_400, 1, -0.1, 0.001])
+def test_a_step_moves_utc_only(step_s: float) -> None:
+    """The wall clock is set, forward or back: aligned time passes as before, UTC follows."""
     host = Host()
     before = host.now()
-    host.wall -= HOUR
-    assert host.now() == before
-    for _ in range(100):
-        host.pass_s(0.1)
-        host.now()
-    assert host.now() - before == round(9.996 * S)
+    host.wall += round(step_s * S)
+    host.pass_s(10)
+    host.now.follow()
+    assert host.now() - before == 10 * S
+    assert host.now.utc() == host.wall
 
 
-def test_a_core_that_is_lost_in_between_costs_nothing() -> None:
-    """The process is put aside between its two readings: afterwards it is the wall clock again."""
+@pytest.mark.parametrize("ppm", [500, 20, -90])
+def test_utc_follows_a_clock_that_is_slewed(ppm: int) -> None:
+    """Half an hour: aligned time passes as the raw clock, UTC stays within a millisecond, and does
+    not move each time."""
+    host, moves = Host(), set()
+    before = host.now()
+    for _ in range(3600):
+        host.pass_s(0.5, ppm)
+        host.now.follow()
+        moves.add(host.now.ahead_ns)
+        assert abs(host.now.utc() - host.wall) < MS
+    assert host.now() - before == 1800 * S
+    assert len(moves) <= 1800 * abs(ppm) // 1_000 + 1
+
+
+def test_a_host_that_slept() -> None:
+    """Its raw clock stopped for an hour: no time has passed, and UTC is right."""
     host = Host()
-    pauses: Iterator[float] = iter(())
+    before = host.now()
+    host.wall += 3600 * S
+    host.now.follow()
+    assert (host.now(), host.now.utc()) == (before, host.wall)
 
-    def late(clock: Callable[[], int]) -> int:
-        host.pass_s(next(pauses, 0.0))
-        return clock()
 
-    host.now = RealTime(lambda: late(lambda: host.wall), lambda: late(lambda: host.raw))
-    pauses = iter([0.0, 0.1])
+@pytest.mark.parametrize("pauses", [[0, 0.1], [0, 0, 0.1], [0.1]])
+def test_a_core_that_is_lost_between_readings_moves_nothing(pauses: list[float]) -> None:
+    """The process is put aside while it reads its clocks: UTC stays right."""
+    host = Host()
     host.pass_s(1)
-    host.now()
-    host.pass_s(1)
-    assert host.now() == host.wall
+    host.pauses = [*pauses]
+    host.now.follow()
+    assert host.now.ahead_ns == 0
 
 
-def test_it_goes_on_from_the_time_of_another_machine() -> None:
-    """It is set forward by half a second: it goes on from there, is never still, and an earlier
-    time changes nothing."""
+def test_a_core_that_is_lost_at_the_start() -> None:
+    """A tenth of a second passes between the first two readings: UTC is right anyway."""
     host = Host()
-    later = AlignedNs(host.wall + S // 2)
-    host.now.at_least(later)
-    assert host.now() == later
-    host.now.at_least(AlignedNs(later - S))
-    host.pass_s(0.1)
-    assert later < host.now() <= later + S // 10
+    host.pauses = [0, 0.1]
+    host.now = RealTime(host.late(lambda: host.wall), host.late(lambda: ServiceRawNs(host.raw)))
+    assert host.now.utc() == host.wall
 
 
-def test_it_meets_the_wall_clock_again() -> None:
-    """A tenth of a second taken back is made up for within five minutes; time never runs
-    backwards."""
+def test_raw_times_and_aligned_ones() -> None:
+    """Both ways, also after a step."""
     host = Host()
-    host.wall -= S // 10
-    last = host.now()
-    for _ in range(300):
-        host.pass_s(1)
-        assert host.now() > last
-        last = host.now()
-    assert last == host.wall
+    host.wall += 3600 * S
+    host.now.follow()
+    assert host.now.at(host.raw) == host.now()
+    assert host.now.raw_at(host.now()) == host.raw

@@ -213,7 +213,8 @@ class _Feed:
         return len(self._findings) == _REMEMBERED
 
     def _now(self) -> bytes:
-        return json_bytes({"at": utc_text(self._view.state.status_view.at)})
+        state = self._view.state
+        return json_bytes({"at": utc_text(state.utc(state.status_view.at))})
 
     # -- news ----------------------------------------------------------------------------------
 

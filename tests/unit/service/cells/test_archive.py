@@ -15,12 +15,19 @@ from frd.cluster.registry import RegistryUnavailable
 from frd.config import Config
 from frd.engine.policy import Policy
 from frd.errors import StoreError
+from frd.forms import later
 from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState
 from frd.service.cells.alone import LocalLease
 from frd.service.cells.archive import Opened
 from frd.service.cells.replica import SharedArchive
 from frd.service.clocks.real_time import RealTime
-from frd.service.journal.payloads import decode_finding, encode_finding, settings_of
+from frd.service.journal.payloads import (
+    Settings,
+    decode_finding,
+    decode_payload,
+    encode_finding,
+    settings_of,
+)
 from frd.service.journal.reading import recover
 from frd.store.findings import FindingStore
 from frd.store.records import Record, RecordKind
@@ -315,7 +322,7 @@ async def test_settings_change_while_the_log_is_read(servers: Servers) -> None:
 
     await end(await servers.open(config=config))
     starts = await logged(servers, RecordKind.START)
-    assert [record.payload for record in starts] == [settings_of(new)]
+    assert [record.payload for record in starts] == [settings_of(new, 0)]
 
 
 def clock(ahead_s: float) -> RealTime:
@@ -323,20 +330,62 @@ def clock(ahead_s: float) -> RealTime:
     return RealTime(lambda: time.time_ns() + round(ahead_s * 1e9))
 
 
+def corrected(ahead_s: float) -> RealTime:
+    """Of a machine whose clock was ahead when the process began, and has been corrected."""
+    ahead_ns = [round(ahead_s * 1e9)]
+    now = RealTime(lambda: time.time_ns() + sum(ahead_ns))
+    ahead_ns.clear()
+    now.follow()
+    return now
+
+
 async def last_at(servers: Servers) -> int:
     return (await recover(servers.log(CELL), pytest.fail)).last_at
 
 
-async def test_the_clock_of_the_last_owner_was_ahead(servers: Servers) -> None:
-    """The last owner's clock was 0.9 s ahead: all times of the new owner follow its last record."""
-    first = await servers.open(clock(0.9))
-    first.log.tick(clock(0.9)())
+async def test_the_clock_of_the_last_owner_was_set(
+    servers: Servers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The wall clock of the last owner was an hour late when its process began, and was corrected
+    then; that of the new owner is right: nothing is wrong with it."""
+    now = corrected(-3600)
+    first = await servers.open(now)
+    first.log.tick(now())
     await end(first)
-    before, now = await last_at(servers), RealTime()
+    assert abs(await last_at(servers) - time.time_ns()) < 10**9
+    await end(await servers.open())
+    assert "synchronize" not in caplog.text
+
+
+async def test_the_clock_of_this_owner_was_set(servers: Servers, finding: Finding) -> None:
+    """An open finding is handed over to a process whose UTC has moved by an hour: what its log
+    keeps is in UTC, and its settings say how far that is ahead of the times of its records."""
+    now = corrected(-3600)
+    first = await servers.open()
+    await first.keeper.save([FindingEvent(Change.OPENED, finding)], ())
+    await end(first)
     second = await servers.open(now)
-    assert before < now() < before + 10**9
+    assert [one.opened_at // 1000 for one in second.findings] == [finding.opened_at // 1000]
     await end(second)
-    assert (await logged(servers, RecordKind.START))[-1].at > before
+    start = (await logged(servers, RecordKind.START))[-1]
+    ahead_ns = decode_payload(start.payload, Settings).utc_ahead_ns
+    assert abs(start.at + ahead_ns - time.time_ns()) < 10**9 < abs(start.at - time.time_ns())
+
+
+@pytest.mark.parametrize("ahead_s", [0.9, 40.0])
+async def test_the_clock_of_the_last_owner_was_ahead(
+    servers: Servers, finding: Finding, ahead_s: float
+) -> None:
+    """It opened a finding and died: for the new owner, the finding is as old as it was then."""
+    now = clock(ahead_s)
+    finding = later(finding, now() - 5 * 10**9 - finding.opened_at)
+    first = await servers.open(now)
+    await first.keeper.save([FindingEvent(Change.OPENED, finding)], ())
+    await end(first)
+    second = await servers.open()
+    (restored,) = second.findings
+    assert 4.5e9 < time.time_ns() - restored.opened_at < 6e9
+    await end(second)
 
 
 async def test_the_clock_of_the_last_owner_was_far_ahead(
@@ -346,6 +395,6 @@ async def test_the_clock_of_the_last_owner_was_far_ahead(
     await end(await servers.open(clock(40)))
     now = RealTime()
     second = await servers.open(now)
-    assert now() < await last_at(servers)
+    assert now.utc() < await last_at(servers)
     assert "cell 7: its log ends 40 s ahead of this machine's clock: synchronize" in caplog.text
     await end(second)

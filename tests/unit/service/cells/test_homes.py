@@ -21,7 +21,6 @@ from frd.service.cells.cells import Cells
 from frd.service.cells.homes import ReplicaHomes
 from frd.service.cells.owner import CellOwner
 from frd.service.clocks.agent_clocks import AgentClocks
-from frd.service.clocks.pings import raw_now
 from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.collector import Home
 from frd.service.ingest.declarations import Reportable
@@ -53,7 +52,7 @@ def common(tmp_path: Path) -> Common:
     return Common(
         config=lambda: config,
         now=now,
-        clocks=AgentClocks(now, raw_now),
+        clocks=AgentClocks(now),
         dumps=DumpStore(tmp_path / "dumps", max_count=1, max_bytes=1),
         stream_ids=itertools.count(1),
         published=lambda events: None,

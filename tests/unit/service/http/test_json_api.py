@@ -7,13 +7,14 @@ import io
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from frd.engine.views import MemoryView, StatusView
-from frd.forms import finding_json, utc_text
+from frd.forms import finding_json, utc_ns, utc_text
 from frd.model import AlignedNs, AttemptKey, Kind, SeriesInfo, SeriesKind
 from frd.service.state import ServiceState
 from tests.world.http_api import Client, Service, closed, finding, job_view
@@ -352,3 +353,32 @@ def test_damaged_store(client: Client) -> None:
     answer = client.get("/api/v1/findings")
     assert answer.status == 503
     assert "findings database" in answer.json["error"]
+
+
+def test_utc_is_ahead_of_the_time_of_the_engine(client: Client) -> None:
+    """The service's wall clock was set: shown times follow, and ages stay as they are."""
+
+    def answers() -> list[dict[str, Any]]:
+        asked = (
+            ("jobs/train", ""),
+            ("jobs/train", "view=rank&rank=0"),
+            ("jobs", ""),
+            ("findings", ""),
+        )
+        return [client.get(f"/api/v1/{path}", query).json for path, query in asked]
+
+    before, hour = answers(), 3600 * SECOND
+    view = dataclasses.replace(client.service.state.status_view, utc_ahead_ns=hour)
+    client.service.state = dataclasses.replace(client.service.state, status_view=view)
+    after = answers()
+    assert [one["at"] for one in after] == [utc_text(NOW + hour)] * 4
+    for one, other in zip(before[0]["ranks"], after[0]["ranks"], strict=True):
+        moved = one["as_of"] and utc_text(utc_ns(one["as_of"]) + hour)
+        assert other == {**one, "as_of": moved}
+    assert any(one["as_of"] for one in before[0]["ranks"])
+    assert after[1]["rank"]["as_of"] == after[0]["ranks"][0]["as_of"]
+    assert after[3]["findings"] == before[3]["findings"], "theirs are UTC already"
+    stamp = "frd_last_evaluation_timestamp_seconds"
+    families = text_string_to_metric_families(client.get("/metrics").body.decode())
+    (sample,) = next(family.samples for family in families if family.name == stamp)
+    assert sample.value == (NOW + hour) / SECOND

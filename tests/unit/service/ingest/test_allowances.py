@@ -16,6 +16,7 @@ from frd.model import AlignedNs, AttemptKey, GroupInfo, NodeNs, RankInfo, Servic
 from frd.service.access.admission import MAX_DECLARED, Allowance
 from frd.service.cells.homes import _NoLog
 from frd.service.clocks.agent_clocks import AgentClocks
+from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.declarations import DeclaredAttempt, DeclaredRank, objects_in
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Stream, Streams
@@ -31,7 +32,7 @@ SIZES = ((7_000, 64, 64),) * 8
 def streams() -> Streams:
     return Streams(
         Shared(Engine(Policy())),
-        AgentClocks(lambda: AlignedNs(1), lambda: ServiceRawNs(1)),
+        AgentClocks(RealTime(lambda: 1, lambda: ServiceRawNs(1))),
         _NoLog(),
         now=lambda: AlignedNs(1),
         version="test",

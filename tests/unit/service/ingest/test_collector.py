@@ -18,6 +18,7 @@ from frd.rpc import Context
 from frd.service.access.admission import Admission
 from frd.service.cells.homes import _NoLog
 from frd.service.clocks.agent_clocks import AgentClocks
+from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.collector import ABORTED, Home, Ingest
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Stream, Streams
@@ -37,7 +38,7 @@ def streams() -> Streams:
     """Those of a cell without a log, in which no time passes."""
     return Streams(
         Shared(Engine(Policy())),
-        AgentClocks(lambda: AlignedNs(1), lambda: ServiceRawNs(1)),
+        AgentClocks(RealTime(lambda: 1, lambda: ServiceRawNs(1))),
         _NoLog(),
         now=lambda: AlignedNs(1),
         version="test",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from frd.model import AlignedNs, AttemptKey, NodeNs
 from frd.service.clocks.agent_clocks import AgentClock
 from frd.service.clocks.alignments import guess
+from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.nodes import Nodes
 
 KEY = AttemptKey("job", 0)
@@ -26,7 +27,7 @@ class Agents:
         self._streams += 1
         self._open[agent] = self._streams
         key = self.key(agent)
-        clock = AgentClock(key[0], guess(NodeNs(NOW), NOW))
+        clock = AgentClock(key[0], guess(NodeNs(NOW), NOW), RealTime())
         now = AlignedNs(NOW + self._streams)
         self.nodes.connected(key, f"node {key[0]}", clock, self._streams, now)
         self.nodes.heard(key, now)
@@ -125,7 +126,7 @@ def test_a_goodbye_of_one_job_is_not_that_of_the_agent() -> None:
     """An agent watches two jobs, each on its stream; one is over, then the agent is killed. The
     last goodbye, and the word that it was asked to stop, are the agent's."""
     agents = Agents(a=[0])
-    clock = AgentClock("a", guess(NodeNs(NOW), NOW))
+    clock = AgentClock("a", guess(NodeNs(NOW), NOW), RealTime())
     agents.nodes.connected(("a", "1"), "node a", clock, 77, NOW)
     agents.nodes.said_goodbye(("a", "1"), 77)
     agents.nodes.disconnected(("a", "1"), 77)
@@ -140,7 +141,7 @@ def test_a_goodbye_of_one_job_is_not_that_of_the_agent() -> None:
 def test_goodbyes_of_all_streams_are_the_agents() -> None:
     """An older agent, which says only goodbye, ends both of its streams before either is closed."""
     agents = Agents(a=[0])
-    clock = AgentClock("a", guess(NodeNs(NOW), NOW))
+    clock = AgentClock("a", guess(NodeNs(NOW), NOW), RealTime())
     agents.nodes.connected(("a", "1"), "node a", clock, 77, NOW)
     agents.nodes.said_goodbye(("a", "1"), 77)
     assert [view.stopped for view in agents.nodes.views(NOW, 5.0)] == [False]

@@ -19,6 +19,7 @@ from frd.model import (
 )
 from frd.service.clocks.agent_clocks import AgentClock
 from frd.service.clocks.alignments import guess
+from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.shared import RankOwners
 from frd.service.state import NodeView, unwatched
 from frd.wire.encode import encode_agent
@@ -149,7 +150,9 @@ def test_ranks_without_a_reporting_agent_are_unwatched() -> None:
     stream = Stream(service, service.session(), "s", 10)
     stream.send(Statuses((RankStatus(1, RankState.FINISHED, stream.node_now()),)))
     view = service.view()
-    clock = AgentClock("", guess(NodeNs(NOW - OFFSET), AlignedNs(NOW))).view(AlignedNs(NOW))
+    clock = AgentClock("", guess(NodeNs(NOW - OFFSET), AlignedNs(NOW)), RealTime()).view(
+        AlignedNs(NOW)
+    )
     node = NodeView("n", "boot", True, True, AlignedNs(NOW), clock, {KEY: (0, 3)})
     assert unwatched(view, [node]) == {}
     later = AlignedNs(NOW + 5 * S)

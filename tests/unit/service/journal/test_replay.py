@@ -249,6 +249,28 @@ def test_what_a_newer_release_wrote_is_left_out() -> None:
     assert ["finding f1" in warnings[0], len(warnings)] == [True, 2]
 
 
+def test_the_wall_clock_was_set(tmp_path: Path) -> None:
+    """UTC moves by an hour while a rank hangs, and the next process begins with that UTC: a replay
+    finds what the service found, and shows times as the service did."""
+    hour, policy = 3600 * SECOND, Policy(stall_after_s=2.0)
+    settings = encode_payload(Settings("1", policy, hour))
+    moved = Record(RecordKind.SETTINGS, AlignedNs(START + 6 * SECOND), 0, settings)
+    *before, last = incident(8)
+    records = [*before[:-6], moved, *before[-6:], last]
+    (usual,) = replayed(recorded(tmp_path / "usual", list(incident(8)))).findings
+    result = replayed(recorded(tmp_path / "moved", records))
+    (found,) = result.findings
+    assert (found.id, found.state) == (usual.id, usual.state)
+    assert found.opened_at == usual.opened_at + hour
+    assert (result.first_at, result.last_at) == (START, last.at + hour)
+    assert found.collective is not None
+    assert 4 <= found.collective.waited_s <= 6
+
+    again = Record(RecordKind.START, AlignedNs(START + hour + 9 * SECOND), 0, SETTINGS)
+    (later,) = replayed(recorded(tmp_path / "again", [*records, again])).findings
+    assert (later.id, later.opened_at) == (found.id, found.opened_at)
+
+
 def test_settings_of_another_version() -> None:
     """Unknown settings are ignored, absent ones have defaults, garbage is an error."""
     assert decode_payload(

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from frd.engine.views import StatusView
 from frd.model import AlignedNs, Change, FindingEvent, Flags, Kind, Witness
-from frd.service.timelines.timeline import Late, Timeline
+from frd.service.timelines.timeline import Curve, Gap, Late, Timeline
 from tests.world import observe
 from tests.world.timelines import Keeper, S, bar, timeline
 
@@ -22,6 +23,10 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
     made = Keeper(tmp_path)
     yield made
     made.store.close()
+
+
+def seen(at: int) -> StatusView:
+    return StatusView(AlignedNs(at), (), ())
 
 
 def kept_at(keeper: Keeper, seconds: int) -> list[float]:
@@ -62,7 +67,7 @@ def test_a_finding_that_closes_is_stored_for_a_last_time(keeper: Keeper) -> None
     keeper.job.all_reduce("dp", 2)
     keeper.look(1)
     assert keeper.kept_at(finding) == pytest.approx((keeper.job.now - finding.opened_at) / S)
-    kept = keeper.timelines.of(done, None, 0, None)
+    kept = keeper.timelines.of(done, None, seen(0), None)
     assert [(one.rank, one.seq) for one in kept.bars if one.seq > 1] == []
     assert {one.rank: one.ended for one in kept.bars if one.seq == 1} == dict.fromkeys(
         range(4), joined_at
@@ -78,7 +83,7 @@ def test_a_finding_that_opens_and_closes_between_two_looks(keeper: Keeper) -> No
     (finding,) = keeper.findings
     done = keeper.close(finding)
     keeper.look(1)
-    kept = keeper.timelines.of(done, None, 0, None)
+    kept = keeper.timelines.of(done, None, seen(0), None)
     assert [(one.rank, one.until) for one in kept.gaps] == [(2, done.closed_at)]
     assert [one.rank for one in kept.lanes] == [2, 0, 1, 3]
 
@@ -105,11 +110,11 @@ def test_the_suspects_are_those_of_the_finding(keeper: Keeper) -> None:
     )
     keeper.findings = [finding]
     lanes = [(3, "suspect"), (0, "witness"), (1, "waiting"), (2, "member")]
-    found = keeper.timelines.of(finding, keeper.attempt, 0, None)
+    found = keeper.timelines.of(finding, keeper.attempt, seen(0), None)
     assert [(one.rank, one.role) for one in found.lanes] == lanes
     done = keeper.close(finding)
     keeper.look(1)
-    found = keeper.timelines.of(done, None, 0, None)
+    found = keeper.timelines.of(done, None, seen(0), None)
     assert [(one.rank, one.role) for one in found.lanes] == lanes
 
 
@@ -148,31 +153,31 @@ def test_an_open_finding_is_shown_as_of_now(keeper: Keeper) -> None:
     """Nothing is stored yet; later, what was stored and what is known now are together. What ranks
     enqueue a minute after the opening is of no interest."""
     (finding,) = keeper.findings
-    live = keeper.timelines.of(finding, keeper.attempt, keeper.job.now, None)
+    live = keeper.timelines.of(finding, keeper.attempt, seen(keeper.job.now), None)
     assert [one.rank for one in live.gaps] == [2]
     keeper.look()
     keeper.job.now = AlignedNs(finding.opened_at + S)
     keeper.job.group("tp", (0, 1)).join("tp", [0], 0)
     keeper.job.now = AlignedNs(finding.opened_at + 60 * S)
     keeper.job.group("pp", (0, 1)).join("pp", [0], 0)
-    live = keeper.timelines.of(finding, keeper.attempt, keeper.job.now, None)
+    live = keeper.timelines.of(finding, keeper.attempt, seen(keeper.job.now), None)
     assert sorted(live.groups.values()) == ["dp", "tp"]
-    assert keeper.timelines.of(finding, keeper.attempt, keeper.job.now, (0, 2)).lanes == tuple(
-        one for one in live.lanes if one.rank in (0, 2)
-    )
+    assert keeper.timelines.of(
+        finding, keeper.attempt, seen(keeper.job.now), (0, 2)
+    ).lanes == tuple(one for one in live.lanes if one.rank in (0, 2))
 
 
 def test_a_restart_of_the_service_keeps_what_was_stored(keeper: Keeper) -> None:
     """The new engine knows no ops yet: what was stored stays, and grows when agents report."""
     (finding,) = keeper.findings
     keeper.look()
-    kept = keeper.timelines.of(finding, keeper.attempt, keeper.job.now, None)
+    kept = keeper.timelines.of(finding, keeper.attempt, seen(keeper.job.now), None)
     keeper.job.restart_service()
-    assert keeper.timelines.of(finding, None, keeper.job.now, None).bars == kept.bars
+    assert keeper.timelines.of(finding, None, seen(keeper.job.now), None).bars == kept.bars
     keeper.look(6)
     keeper.job.reconnect(range(4))
     keeper.look(6)
-    again = keeper.timelines.of(finding, keeper.attempt, keeper.job.now, None)
+    again = keeper.timelines.of(finding, keeper.attempt, seen(keeper.job.now), None)
     assert {*kept.bars} <= {*again.bars}
     assert again.gaps == kept.gaps
 
@@ -184,7 +189,7 @@ def test_ranks_that_are_not_stored(keeper: Keeper) -> None:
     stored = timeline(0, bar(0, 1, 1, 2))
     keeper.store.save(finding.id, finding.opened_at, stored.encode())
     later = finding.opened_at + 3600 * S
-    found = keeper.timelines.of(finding, keeper.attempt, later, (3,))
+    found = keeper.timelines.of(finding, keeper.attempt, seen(later), (3,))
     assert [one.rank for one in found.lanes] == [3]
     assert {one.rank for one in found.bars} == {3}
 
@@ -206,7 +211,7 @@ def test_a_timeline_does_not_grow_without_end(keeper: Keeper, kind: Kind) -> Non
                 created=job.now, now=job.now,
             )  # fmt: skip
         keeper.look(60)
-        sizes.append(len(keeper.timelines.of(finding, None, 0, None).bars))
+        sizes.append(len(keeper.timelines.of(finding, None, seen(0), None).bars))
     assert sizes[-1] == sizes[len(sizes) // 2]
 
 
@@ -217,7 +222,7 @@ def test_a_stored_timeline_that_is_damaged(
     """It is counted, and the log names the file and the finding; the next one replaces it."""
     (finding,) = keeper.findings
     keeper.store.save(finding.id, finding.opened_at, body)
-    assert keeper.timelines.of(finding, None, 0, None) == Timeline(at=0)
+    assert keeper.timelines.of(finding, None, seen(0), None) == Timeline(at=0)
     assert keeper.timelines.store_errors == 1
     assert f"timelines: {keeper.store.path}: {finding.id}: " in caplog.text
     keeper.look()
@@ -229,4 +234,42 @@ def test_lateness_stays_with_its_finding(keeper: Keeper) -> None:
     (finding,) = keeper.findings
     stored = timeline(0, bar(0, 1, 1, 2), lateness=(Late(2, "dp", 3, 5, 7),))
     keeper.store.save(finding.id, finding.opened_at, stored.encode())
-    assert keeper.timelines.of(finding, None, 0, (0,)).lateness == (Late(2, "dp", 3, 5, 7),)
+    assert keeper.timelines.of(finding, None, seen(0), (0,)).lateness == (Late(2, "dp", 3, 5, 7),)
+
+
+def test_the_wall_clock_is_set(keeper: Keeper) -> None:
+    """An hour forward while the finding is open: all times of its timeline follow, those that were
+    stored before, too."""
+    (finding,) = keeper.findings
+    keeper.look()
+    before = keeper.timelines.now(finding, None)
+    hour = 3600 * S
+    keeper.job.engine.adopt(keeper.job.engine.policy, hour)
+    keeper.findings = [dataclasses.replace(finding, opened_at=AlignedNs(finding.opened_at + hour))]
+    after = keeper.timelines.now(keeper.findings[0], None)
+    assert after == before.later(hour)
+    assert {bar.enqueued for bar in after.bars} == {bar.enqueued + hour for bar in before.bars}
+    keeper.look(6)
+    assert keeper.kept_at(keeper.findings[0]) == 8.5
+    assert keeper.timelines.now(keeper.findings[0], None).bars == after.bars
+
+
+def test_a_timeline_moves() -> None:
+    """All of its times, but not 0, which says unknown; memory in units of a tenth of a second."""
+    one = Timeline(
+        at=9 * S,
+        bars=(bar(1, 1, 1), bar(1, 2, 2, 3)),
+        gaps=(Gap(2, "dp", 1, "all_reduce", S, None),),
+        curves=(Curve(1, "used", "GPU", 9, {10: 1, 20: 2}),),
+        lateness=(Late(2, "dp", 3, 5, 7),),
+    )
+    moved = one.later(60 * S)
+    assert (moved.at, moved.utc_ahead_ns) == (69 * S, 60 * S)
+    for early, late in zip(one.bars, moved.bars, strict=True):
+        assert late.enqueued == early.enqueued + 60 * S
+        assert late.ended == (early.ended and early.ended + 60 * S)
+        assert late.started == early.started == 0
+    assert [(gap.since, gap.until) for gap in moved.gaps] == [(61 * S, None)]
+    assert moved.curves[0].values == {610: 1, 620: 2}
+    assert moved.lateness == (Late(2, "dp", 3, 60 * S + 5, 7),)
+    assert moved.later(-60 * S) == one
