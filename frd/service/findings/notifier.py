@@ -200,8 +200,8 @@ class _Sender:
         self._results = results
         self._first_pause_s = first_pause_s
         self._settle = settle
-        self._queue: queue.SimpleQueue[Owed | None] = queue.SimpleQueue()
-        """None ends the thread."""
+        self._queue: queue.SimpleQueue[tuple[Owed, float] | None] = queue.SimpleQueue()
+        """Each with the time of the monotonic clock at which to give up; None ends the thread."""
         self._stopping = threading.Event()
         self._counting = threading.Lock()
         self._is_failing = False
@@ -213,8 +213,9 @@ class _Sender:
         while self._queue.qsize() >= MAX_QUEUED:
             with contextlib.suppress(queue.Empty):
                 if (oldest := self._queue.get_nowait()) is not None:
-                    self._drop(oldest)
-        self._queue.put(message)
+                    self._drop(oldest[0])
+        age_s = max(time.time_ns() - message.since_ns, 0) / 1e9
+        self._queue.put((message, time.monotonic() + GIVE_UP_AFTER_S - age_s))
 
     def stop(self, *, when_empty: bool = False) -> None:
         if not when_empty:
@@ -222,13 +223,13 @@ class _Sender:
         self._queue.put(None)
 
     def _run(self) -> None:
-        while (message := self._queue.get()) is not None:
-            self._deliver(message)
+        while (waiting := self._queue.get()) is not None:
+            self._deliver(*waiting)
 
-    def _deliver(self, message: Owed) -> None:
+    def _deliver(self, message: Owed, until_s: float) -> None:
         """Repeat until the receiver accepts or refuses the message, or the message is too old."""
         pause_s = self._first_pause_s
-        while not (self._stopping.is_set() or _is_old(message)):
+        while not (self._stopping.is_set() or time.monotonic() > until_s):
             outcome = _post(self.target, message)
             self._count(outcome.result)
             self._log(outcome)
@@ -258,10 +259,6 @@ class _Sender:
     def _count(self, result: Result) -> None:
         with self._counting:  # `put` counts on another thread
             self._results[self.target.name, result] += 1
-
-
-def _is_old(message: Owed) -> bool:
-    return time.time_ns() - message.since_ns > GIVE_UP_AFTER_S * 1e9
 
 
 # -- one request ---------------------------------------------------------------------------------
