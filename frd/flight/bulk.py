@@ -35,12 +35,14 @@ from frd.flight.pickles.lockstep import InStep, read
 from frd.flight.pickles.walk import Repeated
 from frd.flight.plain_entries import Budget
 from frd.flight.trace import SCHEDULED
-from frd.model import Bools, Int32s, Int64s
+from frd.model import MAX_SEQ, YEAR_2200_NS, Bools, Int32s, Int64s
 
 _MAX_TABLE = 1 << 20
 """Entries of a lookup table that is faster than sorting."""
-_UNSIGNED = [at for at, name in enumerate(WIDE) if name not in ("pg_id", "timeout_ms")]
+_LIMITED = [at for at, name in enumerate(WIDE) if name not in ("pg_id", "timeout_ms")]
 """Rows of numbers that may not be negative."""
+_MOST = [[YEAR_2200_NS if WIDE[at].endswith("_ns") else MAX_SEQ] for at in _LIMITED]
+"""What they are below."""
 _DEFAULTS = {"pg_id": -1}
 _MANDATORY: dict[str, Any] = {
     "record_id": 0,
@@ -84,7 +86,7 @@ def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> 
         key = FIELD_OF.get(name, name)
         wide[at, :-1] = numbers.get(key, _DEFAULTS.get(key, 0))
     wide[:, apart] = rest.wide
-    if wide[_UNSIGNED].min() < 0:
+    if wide[_LIMITED].min() < 0 or (wide[_LIMITED] >= _MOST).any():
         raise _Odd
     narrow = np.full((len(NARROW), len(found)), -1, np.int32)
     tiny = np.zeros((len(TINY), len(found)), np.uint8)

@@ -15,10 +15,9 @@ import pytest
 
 from frd.flight.decode import MAX_BYTES
 from frd.flight.trace import Trace
-from frd.offline.load import reader_pool
-from frd.offline.load.file_reading import Reading
 from frd.offline.load.folder import load_trace
-from frd.offline.load.reader_pool import read_all
+from frd.readers import pool
+from frd.readers.pool import read_all
 from tests.world.daemons import run_program
 from tests.world.dump_files import Runs, as_json, as_torch, document, entry
 
@@ -29,8 +28,8 @@ HOSTILE_MEMO = b"\x80\x02Nr\xff\xff\xff\x3f."
 
 @pytest.fixture(autouse=True)
 def _always_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_pool, "SMALL_BYTES", -1)
-    monkeypatch.setattr(reader_pool, "cores", lambda: 3)
+    monkeypatch.setattr(pool, "SMALL_BYTES", -1)
+    monkeypatch.setattr(pool, "cores", lambda: 3)
 
 
 def fill(folder: Path) -> None:
@@ -59,7 +58,7 @@ def test_processes_give_what_one_process_gives(
     trace = load_trace(tmp_path, progress=lambda *at: done.append(at))
     assert children() == before
     assert done == [(at, RANKS) for at in range(1, RANKS + 1)]
-    monkeypatch.setattr(reader_pool, "SMALL_BYTES", 1 << 40)
+    monkeypatch.setattr(pool, "SMALL_BYTES", 1 << 40)
     assert plain(load_trace(tmp_path)) == plain(trace)
 
 
@@ -103,15 +102,15 @@ def test_a_reader_that_dies_takes_one_file_with_it(
 ) -> None:
     """A reader killed over a file is replaced; that file is a warning and the others are read."""
     fill(tmp_path)
-    read = reader_pool._Process.read
+    call = pool.ReaderProcess.call
 
-    def kill_and_read(process: Any, rank: int, path: Path) -> Reading | None:
-        if rank in (4, 5):
+    def kill_and_call(process: Any, path: Path, *arguments: Any) -> Any:
+        if path.name in ("dump_4", "dump_5"):
             process._popen.kill()
             process._popen.wait()
-        return read(process, rank, path)
+        return call(process, path, *arguments)
 
-    monkeypatch.setattr(reader_pool._Process, "read", kill_and_read)
+    monkeypatch.setattr(pool.ReaderProcess, "call", kill_and_call)
     found = {rank: tmp_path / f"dump_{rank}" for rank in range(RANKS)}
     readings = list(read_all(found))
     assert [reading.rank for reading in readings] == list(range(RANKS))
@@ -134,9 +133,9 @@ def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
     script = tmp_path / "notebook.py"
     script.write_text(
         "import json\n"
-        "from frd.offline.load import reader_pool\n"
+        "from frd.readers import pool\n"
         "from frd.offline.load.folder import load_trace\n"
-        "reader_pool.SMALL_BYTES = -1\n"
+        "pool.SMALL_BYTES = -1\n"
         f"print(json.dumps([len(of) for of in load_trace({str(tmp_path)!r}).ranks.values()]))\n"
     )
     run = run_program([sys.executable, str(script)], check=True)

@@ -9,6 +9,7 @@ import pytest
 
 from frd.errors import WireError
 from frd.model import (
+    YEAR_2200_NS,
     AttemptKey,
     ChannelColumns,
     EntryColumns,
@@ -39,7 +40,6 @@ from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     MAX_PART_BYTES,
     REASONS,
-    YEAR_2200_NS,
     Ack,
     AgentEvent,
     AttemptDecl,

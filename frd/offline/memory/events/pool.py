@@ -1,7 +1,7 @@
 """Reads pieces of files in several processes.
 
 The processes are our own (`frd.offline.memory.events.process`), started as plain programs, as in
-`frd.offline.load.reader_pool`, and answer in a form that msgspec checks. Each has a thread here.
+`frd.readers.pool`, and answer in a form that msgspec checks. Each has a thread here.
 This process reads, too, until the first of them is ready, and then only collects: if it decoded, it
 would hold the interpreter's lock, for which the threads would wait. Parts are returned in the order
 of the pieces, and a reader that is far ahead waits, so memory is bounded.
@@ -20,9 +20,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from frd.errors import TelemetryError
-from frd.offline.load.reader_pool import start_reader
 from frd.offline.memory.events.files import EventFile, Part, Piece
 from frd.offline.memory.events.messages import read_parts, write_piece
+from frd.readers.pool import start_reader
 
 _AHEAD: Final = 4
 """Pieces a reader that may be read, or wait, before their turn."""

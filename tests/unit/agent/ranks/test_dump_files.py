@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,10 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.files.rest()
 
 
 def test_a_file_is_read_once_it_has_stopped_changing(tmp_path: Path) -> None:
@@ -76,13 +79,14 @@ def test_a_file_is_read_once_it_has_stopped_changing(tmp_path: Path) -> None:
     assert files.changed() == []
     assert files.changed() == [path]
     file = files.read(path)
+    files.rest()
     assert (file.rank, len(file.dump.entries)) == (3, 2)
     assert files.changed() == []
 
 
 def test_an_overwritten_file_is_read_again(node: Node) -> None:
     """The next timeout overwrites the dump of the first one."""
-    node.files = DumpFiles([node.folder, node.folder / "not there"])
+    node.files = DumpFiles([node.folder, node.folder / "not there"])  # nothing was read yet
     for entries in (1, 2):
         file = node.write("trace12", a_dump(entries), entries)
         assert (file.rank, file.written_at_ns, len(file.dump.entries)) == (12, entries, entries)
