@@ -32,6 +32,8 @@ REASONS: Final = {
     Reason.MEMORY: "its memory rose first",
 }
 """What each reason means, for people."""
+_FORMULA: Final = (*"=+-@\t\r\n\uff1d\uff0b\uff0d\uff20",)
+"""First characters of a cell that a spreadsheet executes, or strips before it executes the rest."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = timedelta(days=100_000)
 
@@ -252,3 +254,9 @@ def _value(key: str, part: Any) -> Any:
             return utc_ns(part)
         case _:
             return part
+
+
+def csv_cell(value: object) -> object:
+    """A text that a spreadsheet would take for a formula gets a leading quote; numbers stay."""
+    is_formula = isinstance(value, str) and value.startswith(_FORMULA)
+    return f"'{value}" if is_formula else value
