@@ -90,7 +90,7 @@ def decode_payload(data: bytes, form: type[_Payload]) -> _Payload:
     """
     try:
         return msgspec.json.decode(data, type=form)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"journal: {form.__name__.lower()}: {error}: {_ADVICE}") from None
 
 
@@ -125,7 +125,7 @@ def decode_finding(data: bytes) -> Finding:
     """
     try:
         return finding_from_json(msgspec.json.decode(data, type=dict[str, Any]))
-    except ValueError as error:  # msgspec's errors are ValueErrors
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise StoreError(f"journal: {error}: {_ADVICE}") from None
 
 
