@@ -27,7 +27,15 @@ from frd.flight.columns import (
     group_index,
     known_groups,
 )
-from frd.flight.decode import MAX_BYTES, PICKLE, lenient, parse, unpack
+from frd.flight.decode import (
+    MAX_BYTES,
+    MAX_ENTRIES,
+    PICKLE,
+    check_count,
+    lenient,
+    parse,
+    unpack,
+)
 from frd.flight.entry import SHAPES, Entry
 from frd.flight.names import END_OF_BATCH, parse_profiling_name
 from frd.flight.pickles.layout import KINDS, Kind
@@ -76,6 +84,7 @@ def parse_columns(
 
 def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> FileColumns:
     _check(found)
+    check_count(len(found), source, MAX_ENTRIES)
     dump = lenient(found.document, budget.size, source)
     if len(dump.entries) != len(found.apart):
         raise _Odd

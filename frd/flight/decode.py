@@ -31,6 +31,11 @@ from frd.model import MAX_WORLD_SIZE, GroupInfo
 
 MAX_BYTES = 256 * 1024 * 1024
 """Default bound on a dump, unpacked: a ring of 100,000 entries with stacks."""
+MAX_ENTRIES = 1 << 20
+MAX_ANSWERED = 200_000
+"""Entries of a dump that becomes objects in the agent: its ring has half as many."""
+_MAX_BAD = 10_000
+"""Entries of a dump that cannot be read."""
 MAX_WARNINGS = 32
 _REMEMBERED = 128 * 1024
 """Characters of the longest list of ranks that is cached: a job of 16,384 ranks."""
@@ -88,7 +93,18 @@ def parse_answer(data: bytes, *, source: str) -> Dump:
     """
     if is_heavy(data):
         raise too_large(source, len(data) - 1)
-    return _parse_json(data, source)
+    dump = _parse_json(data, source)
+    check_count(len(dump.entries), source)
+    return dump
+
+
+def check_count(entries: int, source: str, most: int = MAX_ANSWERED) -> None:
+    """
+    Raises:
+        DumpError: there are too many.
+    """
+    if entries > most:
+        raise DumpError(f"{source}: over {most} entries: use a smaller TORCH_FR_BUFFER_SIZE")
 
 
 def _parse_json(data: bytes, source: str) -> Dump:
@@ -162,6 +178,9 @@ def lenient(document: Any, size: int, source: str) -> Dump:
             entries.append(budget.entry(fields))
         except (msgspec.MsgspecError, RecursionError) as error:
             warnings.append(f"entry {index}: {error}: left out")
+            if len(warnings) > _MAX_BAD:
+                why = f"over {_MAX_BAD} entries cannot be read"
+                raise DumpError(f"{source}: {why}, the first: {warnings[0]}") from None
     for table in (header.pg_config, header.pg_status):
         for row in table.values() if isinstance(table, dict) else ():
             budget.pay(extent(row))
@@ -170,6 +189,7 @@ def lenient(document: Any, size: int, source: str) -> Dump:
 
 def _dump(header: _Header, entries: list[Entry], warnings: list[str], source: str) -> Dump:
     version = _supported(header.version, source)
+    check_count(len(entries), source, MAX_ENTRIES)
     library = header.comm_lib_version or header.nccl_version
     groups = dict(_groups(header.pg_config, warnings))
     status = dict(_statuses(header.pg_status, warnings))

@@ -9,11 +9,9 @@ from typing import Any, Final
 
 from frd.errors import DumpError
 from frd.flight.columns import Dictionaries, FileColumns
+from frd.flight.decode import check_count
 from frd.flight.entry import Dump
 from frd.flight.load import load_columns, load_dump
-
-MAX_ENTRIES: Final = 200_000
-"""Of a dump that is wanted as objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +61,9 @@ def read_dump(path: Path, max_bytes: int) -> Dump | str:
     """The error as text."""
     try:
         dump = load_dump(path, max_bytes=max_bytes)
+        check_count(len(dump.entries), str(path))
     except Exception as problem:
         return _why(path, problem)
-    if len(dump.entries) > MAX_ENTRIES:
-        return f"{path}: more than {MAX_ENTRIES} entries: use a smaller TORCH_FR_BUFFER_SIZE"
     return dump
 
 

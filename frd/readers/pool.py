@@ -118,10 +118,10 @@ class _Readers:
 class ReaderProcess:
     """One reader process. It can be used by one thread at a time."""
 
-    def __init__(self, memory_bytes: int = MAX_MEMORY_BYTES) -> None:
-        self._memory_bytes = memory_bytes
+    def __init__(self, memory_bytes: int = MAX_MEMORY_BYTES, cpu_s: int = MAX_CPU_S) -> None:
+        self._limits = f"limits: {cpu_s} s of one core, {memory_bytes >> 20} MiB"
         self._popen, self._input, self._output = start_reader(
-            "frd.readers.process", str(memory_bytes)
+            "frd.readers.process", str(memory_bytes), str(cpu_s)
         )
 
     def call(self, path: Path, function: Callable[..., T], *arguments: object) -> T:
@@ -141,13 +141,9 @@ class ReaderProcess:
             how = f"for want of an answer within {_MAX_S} s"
         except (OSError, EOFError, pickle.UnpicklingError):
             status = self._popen.wait()
-            how = (
-                f"it ended by signal {-status}" if status < 0 else f"it ended with status {status}"
-            )
-        raise ReaderDied(
-            f"{path}: the process that read it ended {how} (limits: {MAX_CPU_S} s of one core, "
-            f"{self._memory_bytes >> 20} MiB): left out, the file may be hostile: move it away"
-        )
+            how = f"by signal {-status}" if status < 0 else f"with status {status}"
+        why = f"the process that read it ended {how} ({self._limits})"
+        raise ReaderDied(f"{path}: {why}: left out, the file may be hostile: move it away")
 
     def kill(self) -> None:
         self._popen.kill()

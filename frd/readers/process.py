@@ -22,13 +22,14 @@ MAX_CPU_S: Final = 60
 
 
 def main() -> None:
-    limit_memory(int(sys.argv[1]))
+    memory_bytes, cpu_s = map(int, sys.argv[1:])
+    limit_memory(memory_bytes)
     # Dumps have no reference cycles, so collection would only cost time.
     gc.disable()
     with suppress(EOFError):
         while True:
             function, arguments = pickle.load(sys.stdin.buffer)  # noqa: S301  of the parent process
-            limit_time()
+            limit_time(cpu_s)
             pickle.dump(function(*arguments), sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
             sys.stdout.buffer.flush()
 
@@ -37,6 +38,7 @@ def limit_memory(most: int = MAX_MEMORY_BYTES) -> None:
     """Beyond what this process has; and if memory is short, the kernel ends this one first."""
     with suppress(OSError, ValueError):  # a system without such limits: those of the parser remain
         Path("/proc/self/oom_score_adj").write_text("1000")
+        _lower(resource.RLIMIT_CORE, 0)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         _lower(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGE_SIZE") + most)
 

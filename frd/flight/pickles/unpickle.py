@@ -45,6 +45,7 @@ _MARK, _ITEMS, _TUPLE, _PAIRS, _APPEND, _PAIR, _MEMOIZE = b"(etuas\x94"
 _POPPED = dict.fromkeys(b"]})N\x8a", 0) | {0x85: 1, 0x86: 2, 0x87: 3}
 """How many values an opcode takes that pushes one which is no key. Numbers of 64 bits are none:
 thousands of them can have one hash."""
+_MOST_MADE = 1 << 23
 
 _LOAD_ERRORS = (
     pickle.UnpicklingError,
@@ -137,6 +138,7 @@ def _check_keys(runs: list[bytes]) -> None:
     stack: list[bool] = []
     marks: list[list[bool]] = []
     memo: dict[int, bool] = {}
+    made = 0
     for run in runs:
         for token in _TOKEN.findall(run):
             opcode = token[0]
@@ -153,6 +155,8 @@ def _check_keys(runs: list[bytes]) -> None:
                 stack = []
             elif (popped := _POPPED.get(opcode)) is not None:
                 stack[len(stack) - popped :] = [True]
+                if (made := made + 1) > _MOST_MADE:
+                    raise ValueError(f"over {_MOST_MADE} lists and the like")
             elif opcode in (_ITEMS, _TUPLE, _PAIRS):
                 if opcode == _PAIRS and any(stack[::2]):
                     raise ValueError("a key that is no string or number")
