@@ -27,15 +27,7 @@ from frd.flight.columns import (
     group_index,
     known_groups,
 )
-from frd.flight.decode import (
-    MAX_BYTES,
-    MAX_ENTRIES,
-    PICKLE,
-    check_count,
-    lenient,
-    parse,
-    unpack,
-)
+from frd.flight.decode import MAX_BYTES, MAX_ENTRIES, PICKLE, check_count, lenient, parse, unpack
 from frd.flight.entry import SHAPES, Entry
 from frd.flight.names import END_OF_BATCH, parse_profiling_name
 from frd.flight.pickles.layout import KINDS, Kind

@@ -27,7 +27,7 @@ SHAPES = ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SEQ)]
 Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=YEAR_2200_NS)]
-Size: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]
+Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 """Of a dimension. Larger numbers could be chosen so that thousands of shapes have one hash."""
 Shape: TypeAlias = Annotated[tuple[Size, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
 Shapes: TypeAlias = Annotated[tuple[Shape, ...], msgspec.Meta(max_length=MAX_TENSORS)]

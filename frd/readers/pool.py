@@ -48,7 +48,7 @@ def read_all(files: Mapping[int, Path]) -> Iterator[Reading]:
     The order makes the answer the same however many readers there are.
     """
     is_small = sum(_size(path) for path in files.values()) <= SMALL_BYTES
-    if not sys.executable or (is_small and not any(map(_is_packed, files.values()))):
+    if not sys.executable or (is_small and not any(map(is_packed, files.values()))):
         reader = Reader(0)
         yield from (reader.read(rank, path) for rank, path in files.items())
         return
@@ -59,8 +59,8 @@ def read_all(files: Mapping[int, Path]) -> Iterator[Reading]:
         readers.stop()
 
 
-def _is_packed(path: Path) -> bool:
-    """Whatever its name. A pipe is not opened."""
+def is_packed(path: Path) -> bool:
+    """Whatever its name. A pipe is not opened: it could be read only once."""
     with suppress(OSError):
         if path.is_file():
             with path.open("rb") as file:
@@ -138,7 +138,7 @@ class ReaderProcess:
             if answer.poll(1000 * _MAX_S):
                 found: T = pickle.load(self._output)  # noqa: S301  of our own process
                 return found
-            how = f"for want of an answer within {_MAX_S} s"
+            how = f"because it gave no answer within {_MAX_S} s"
         except (OSError, EOFError, pickle.UnpicklingError):
             status = self._popen.wait()
             how = f"by signal {-status}" if status < 0 else f"with status {status}"

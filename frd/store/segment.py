@@ -141,8 +141,8 @@ def read(path: Path, warn: Callable[[str], None], *, skip_preamble: bool) -> Ite
 
 
 def _is_segment(db: sqlite3.Connection, path: Path) -> bool:
-    """False if a crash came before the first row. A schema that differs in a word is none: it may
-    be a view, a trigger, or a column that is computed."""
+    """False if a crash came before the first row. Any other schema is refused: a view, a
+    trigger, a column that is computed."""
     try:
         db.execute("PRAGMA trusted_schema = OFF")
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2 * MAX_ROW_BYTES)

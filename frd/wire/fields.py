@@ -16,13 +16,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from frd.errors import WireError
-from frd.model import (
-    YEAR_2200_NS,
-    ExitKind,
-    MemoryEventKind,
-    RankState,
-    SeriesKind,
-)
+from frd.model import YEAR_2200_NS, ExitKind, MemoryEventKind, RankState, SeriesKind
 from frd.v1 import stream_pb2 as pb
 from frd.wire.messages import Part
 

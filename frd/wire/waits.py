@@ -8,12 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from frd.decodable import decodable
-from frd.model import (
-    MAX_WORLD_SIZE,
-    Holder,
-    NodeRawNs,
-    WaitsFor,
-)
+from frd.model import MAX_WORLD_SIZE, Holder, NodeRawNs, WaitsFor
 from frd.wire.fields import PART_FIELD, check_most, check_time, decode_part, text
 
 MAX_REPORT_BYTES: Final = 64 * 1024

@@ -168,8 +168,8 @@ def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
 
 
 def test_a_compressed_file_is_read_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its size and name: 20 kB that unfold to gigabytes, or to a key that has no hash in our
-    lifetime, cost a warning that names the file, and nothing of this process."""
+    """Whatever its size and name: 20 kB that unfold to gigabytes, or to a key whose hash takes for
+    ever, cost a warning that names the file, and nothing of this process."""
     monkeypatch.setattr(pool, "SMALL_BYTES", 1 << 40)
     fill(tmp_path)
     lists = b'{"version": "2.10", "entries": [' + b"[]," * 20_000_000 + b"[]]}"
@@ -213,7 +213,7 @@ def test_limits_of_a_reader(limits: tuple[int, int], burn: tuple[Any, ...], how:
 
 
 def test_ctrl_c_ends_an_analysis(tmp_path: Path) -> None:
-    """While readers decode files that take ten seconds, it ends within one, and leaves no process."""
+    """While readers decode files that take ten seconds, it ends within one; no process is left."""
     for rank in range(2):
         (tmp_path / f"dump_{rank}").write_bytes(b"\x80\x02(" + b"K\x00" * 40_000_000 + b"t.")
     command = [sys.executable, "-m", "frd", "analyze", str(tmp_path)]

@@ -25,7 +25,7 @@ TEXT = st.text(max_size=8)
 COUNT = st.integers(0, MAX_SEQ - 1)
 TIME = st.integers(0, YEAR_2200_NS - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
-SHAPES = st.lists(st.lists(st.integers(-1, 2**40), max_size=3).map(tuple), max_size=3).map(tuple)
+SHAPES = st.lists(st.lists(st.integers(0, 2**40), max_size=3).map(tuple), max_size=3).map(tuple)
 
 ENTRIES = st.builds(
     Entry,

@@ -41,11 +41,12 @@ _TOKEN = re.compile(
 )
 """One plain opcode with its operand."""
 _KEYS, _GET, _PUT = map(frozenset, (b"KMJG\x88\x89", b"hj", b"qr"))
-_MARK, _ITEMS, _TUPLE, _PAIRS, _APPEND, _PAIR, _MEMOIZE = b"(etuas\x94"
 _POPPED = dict.fromkeys(b"]})N\x8a", 0) | {0x85: 1, 0x86: 2, 0x87: 3}
-"""How many values an opcode takes that pushes one which is no key. Numbers of 64 bits are none:
-thousands of them can have one hash."""
-_MOST_MADE = 1 << 23
+"""How many values an opcode takes that pushes one which is no key. Numbers of 64 bits may not be
+keys, because thousands of them can have one hash."""
+_MARK, _TUPLE, _PAIRS, _PAIR, _MEMOIZE = b"(tus\x94"
+_MOST_MADE = 1 << 24
+"""Containers of a pickle."""
 
 _LOAD_ERRORS = (
     pickle.UnpicklingError,
@@ -114,11 +115,11 @@ def _scan(data: bytes, source: str) -> bytes:
         if not text.isascii() and (repaired := _repair(text)) != text:
             repairs.append((start, repaired))
     try:
+        if sum(map(data.count, (b"]", b"}", b")", b"("))) > _MOST_MADE:
+            raise ValueError(f"over {_MOST_MADE} lists and the like")
         _check_keys(runs)
     except (LookupError, ValueError) as error:
-        raise DumpError(
-            f"{source}: {error}: no valid dump has it, the file may be hostile"
-        ) from None
+        raise DumpError(f"{source}: {error}: no valid dump has it, it may be hostile") from None
     if not repairs:
         return data
     patched = bytearray(data)
@@ -138,7 +139,6 @@ def _check_keys(runs: list[bytes]) -> None:
     stack: list[bool] = []
     marks: list[list[bool]] = []
     memo: dict[int, bool] = {}
-    made = 0
     for run in runs:
         for token in _TOKEN.findall(run):
             opcode = token[0]
@@ -146,6 +146,8 @@ def _check_keys(runs: list[bytes]) -> None:
                 stack.append(memo[int.from_bytes(token[1:], "little")])
             elif opcode in _KEYS:
                 stack.append(False)
+            elif (popped := _POPPED.get(opcode)) is not None:
+                stack[len(stack) - popped :] = [True]
             elif opcode in _PUT:
                 memo[int.from_bytes(token[1:], "little")] = stack[-1]
             elif opcode == _MEMOIZE:
@@ -153,16 +155,12 @@ def _check_keys(runs: list[bytes]) -> None:
             elif opcode == _MARK:
                 marks.append(stack)
                 stack = []
-            elif (popped := _POPPED.get(opcode)) is not None:
-                stack[len(stack) - popped :] = [True]
-                if (made := made + 1) > _MOST_MADE:
-                    raise ValueError(f"over {_MOST_MADE} lists and the like")
-            elif opcode in (_ITEMS, _TUPLE, _PAIRS):
+            elif opcode in b"etu":
                 if opcode == _PAIRS and any(stack[::2]):
                     raise ValueError("a key that is no string or number")
                 stack = marks.pop()
                 stack += [True] * (opcode == _TUPLE)
-            elif opcode in (_APPEND, _PAIR):
+            elif opcode in b"as":
                 stack.pop()
                 if opcode == _PAIR and stack.pop():
                     raise ValueError("a key that is no string or number")

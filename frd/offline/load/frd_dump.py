@@ -18,15 +18,7 @@ import msgspec
 
 from frd.decodable import decodable
 from frd.flight.stacks.places import activity_of
-from frd.model import (
-    MAX_SEQ,
-    MAX_WORLD_SIZE,
-    YEAR_2200_NS,
-    Activity,
-    AlignedNs,
-    AttemptKey,
-    RankInfo,
-)
+from frd.model import MAX_WORLD_SIZE, YEAR_2200_NS, Activity, AlignedNs, AttemptKey, RankInfo
 
 MAX_META_BYTES = 4 * 1024 * 1024
 SUMMARY = "summary.json"
@@ -96,7 +88,10 @@ def rank_metadata(meta: Path | None, rank: int, warnings: list[str]) -> RankMeta
     path = meta / f"rank_{rank}.json"
     try:
         document = msgspec.json.decode(_text(path))
-        info = _checked(msgspec.convert(document, RankInfo, strict=False), rank)
+        found = msgspec.convert(document, RankInfo, strict=False)
+        if found.rank != rank or not 0 <= found.world_size <= MAX_WORLD_SIZE:
+            raise ValueError(f"rank {found.rank} of {found.world_size}")
+        info = found
         times = msgspec.convert(document, Times)
     except FileNotFoundError:
         pass
@@ -105,18 +100,6 @@ def rank_metadata(meta: Path | None, rank: int, warnings: list[str]) -> RankMeta
     with suppress(OSError):
         stack = _text(meta / f"rank_{rank}.stack.txt")
     return RankMetadata(info, times, activity_of(stack.decode("utf-8", "replace")))
-
-
-def _checked(info: RankInfo, rank: int) -> RankInfo:
-    """
-    Raises:
-        ValueError: it is another rank's, or a number is none that a rank has.
-    """
-    if info.rank != rank or not 0 <= info.world_size <= MAX_WORLD_SIZE:
-        raise ValueError(f"rank {info.rank} of {info.world_size}")
-    if max(abs(info.pid), abs(info.local_rank)) >= MAX_SEQ:
-        raise ValueError("pid or local_rank: out of range")
-    return info
 
 
 @decodable

@@ -15,12 +15,12 @@ from typing import Final
 import numpy as np
 
 from frd.model import Int32s
-from frd.offline.memory.events.files import Part, Piece, is_packed, pieces_of
+from frd.offline.memory.events.files import Part, Piece, pieces_of
 from frd.offline.memory.events.lines import MAX_BAD
 from frd.offline.memory.events.pool import PiecePool
 from frd.offline.memory.samples import Recorded, Samples
 from frd.offline.memory.time_order import TimeOrder
-from frd.readers.pool import cores
+from frd.readers.pool import cores, is_packed
 
 SMALL_BYTES: Final = 64 << 20
 """Fewer bytes of text in all are read here: other processes take 0.2 s to start."""

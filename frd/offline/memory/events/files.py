@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -82,15 +82,6 @@ def lost(piece: Piece, before: Part | None, why: str) -> Part:
     """Follows `before` where the rest of a piece cannot be read."""
     count, unit = (before.count, before.unit) if before else (0, "line")
     return Part(joined([]), [], [], [], Refusals(), unit, count, [why], piece.begin)
-
-
-def is_packed(path: Path) -> bool:
-    """Whatever its name. A pipe is not opened: it could be read only once."""
-    if not path.is_file():
-        return False
-    with suppress(OSError), path.open("rb") as file:
-        return file.read(len(_GZIP)) == _GZIP
-    return False
 
 
 def pieces_of(number: int, path: Path, piece_bytes: int) -> list[Piece]:
