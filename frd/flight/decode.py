@@ -92,7 +92,7 @@ def parse_answer(data: bytes, *, source: str) -> Dump:
         DumpError: as `parse`, or its objects would take too much memory.
     """
     if is_heavy(data):
-        raise too_large(source, len(data) - 1)
+        raise DumpError(f"{source}: too large in memory: use a smaller TORCH_FR_BUFFER_SIZE")
     dump = _parse_json(data, source)
     check_count(len(dump.entries), source)
     return dump
