@@ -1,4 +1,5 @@
-"""The reader process: functions and their arguments in on stdin, results out on stdout.
+"""The reader process: functions and their arguments in on stdin, results out on stdout: what a
+function returns or, of a generator, each item and then None.
 
 Files of unknown origin are unpacked here, so this process has limits of memory and of processor
 time for each file: a file that needs more than any valid one fails without affecting other files.
@@ -11,7 +12,9 @@ import os
 import pickle
 import resource
 import sys
+from collections.abc import Generator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -30,8 +33,10 @@ def main() -> None:
         while True:
             function, arguments = pickle.load(sys.stdin.buffer)  # noqa: S301  of the parent process
             limit_time(cpu_s)
-            pickle.dump(function(*arguments), sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
-            sys.stdout.buffer.flush()
+            found = function(*arguments)
+            for one in chain(found, (None,)) if isinstance(found, Generator) else (found,):
+                pickle.dump(one, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
+                sys.stdout.buffer.flush()
 
 
 def limit_memory(most: int = MAX_MEMORY_BYTES) -> None:

@@ -85,8 +85,8 @@ def test_a_reader_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """A reader that dies costs its file, with a warning that names it; another reads the others."""
     ask = pool._Process.ask
 
-    def killing(process: pool._Process, piece: Piece) -> None:
-        if piece.path.name in ("1.jsonl", "2.jsonl"):
+    def killing(process: pool._Process, piece: Piece | None) -> None:
+        if piece is not None and piece.path.name in ("1.jsonl", "2.jsonl"):
             os.kill(process._popen.pid, signal.SIGKILL)
         ask(process, piece)
 

@@ -1,7 +1,6 @@
 """Reads pieces of files in several processes.
 
-The processes are our own (`frd.offline.memory.events.process`), started as plain programs, as in
-`frd.readers.pool`, and answer in a form that msgspec checks. Each has a thread here.
+The processes are those of `frd.readers`. Each has a thread here.
 This process reads, too, until the first of them is ready, and then only collects: if it decoded, it
 would hold the interpreter's lock, for which the threads would wait. Parts are returned in the order
 of the pieces, and a reader that is far ahead waits, so memory is bounded. A process that dies costs
@@ -10,6 +9,7 @@ its piece, and is replaced.
 
 from __future__ import annotations
 
+import pickle
 import sys
 import threading
 from collections import deque
@@ -21,9 +21,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from frd.errors import TelemetryError
-from frd.offline.memory.events.files import EventFile, Part, Piece, lost
-from frd.offline.memory.events.messages import read_parts, write_piece
+from frd.offline.memory.events.files import EventFile, Part, Piece, lost, parts_of
 from frd.readers.pool import start_reader
+from frd.readers.process import MAX_CPU_S, MAX_MEMORY_BYTES
 
 _AHEAD: Final = 4
 """Pieces a reader that may be read, or wait, before their turn."""
@@ -165,17 +165,20 @@ class _Process:
     """One reader process."""
 
     def __init__(self) -> None:
-        self._popen, self._input, self._output = start_reader("frd.offline.memory.events.process")
+        limits = str(MAX_MEMORY_BYTES), str(MAX_CPU_S)
+        self._popen, self._input, self._output = start_reader("frd.readers.process", *limits)
+        self.ask(None)
 
     def wait(self) -> None:
         """Until it is ready, or has died."""
-        with suppress(OSError, EOFError):
-            for _ in read_parts(self._output):
+        with suppress(TelemetryError):
+            for _ in self.parts():
                 pass
 
-    def ask(self, piece: Piece) -> None:
+    def ask(self, piece: Piece | None) -> None:
         with suppress(OSError):  # it has died: `parts` says so
-            write_piece(self._input, piece)
+            pickle.dump((parts_of, (piece,)), self._input)
+            self._input.flush()
 
     def parts(self) -> Iterator[Part]:
         """Of the pieces in the order in which they were asked for, a piece a call.
@@ -184,8 +187,9 @@ class _Process:
             TelemetryError: the process has died.
         """
         try:
-            yield from read_parts(self._output)
-        except (OSError, EOFError):
+            while (part := pickle.load(self._output)) is not None:  # noqa: S301  of our own process
+                yield part
+        except (OSError, EOFError, pickle.UnpicklingError):
             status = self._popen.wait()
             how = f"by signal {-status}" if status < 0 else f"with status {status}"
             raise TelemetryError(
