@@ -3,6 +3,7 @@ line that names the file or the field, and never a traceback."""
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import pickle
@@ -20,6 +21,7 @@ from frd.errors import DumpError
 from frd.flight.decode import parse
 from frd.flight.entry import Entry
 from frd.flight.load import load_dump
+from frd.forms import csv_cell
 from frd.model import AlignedNs
 from frd.offline.load.folder import load_trace
 from frd.service.journal.payloads import Dismissal, Settings, encode_finding, encode_payload
@@ -42,6 +44,9 @@ OTHERS: tuple[Any, ...] = (
 HOSTILE: tuple[Any, ...] = (*NUMBERS, *OTHERS)
 FIELDS = sorted({*entry()} - {"frames"})
 GOOD = as_json(document([entry(at) for at in range(3)], ranks=range(4)))
+
+
+FORMULAS = ("=cmd|' /C calc'!A0", "+1", "-2+3", "@SUM(1)", "\t=1", "\r=1", "\uff1d1")
 
 
 def is_no_json(value: object) -> bool:
@@ -186,7 +191,8 @@ def journal_of(folder: Path, kind: RecordKind, payloads: list[Any]) -> Path:
         folder, settings=settings, preamble=lambda: (), now=now, limits=JournalLimits()
     )
     for payload in payloads:
-        journal.append([Record(kind, now, 1, json.dumps(payload).encode())])
+        text = json.dumps(payload).replace('"DEEP"', "[" * 3000 + "]" * 3000)
+        journal.append([Record(kind, now, 1, text.encode())])
     journal.append([Record(RecordKind.TICK, AlignedNs(now + 1), 0, b"")])
     journal.close()
     return folder
@@ -211,7 +217,11 @@ def test_findings_in_journals(capsys: pytest.CaptureFixture[str], tmp_path: Path
         None,
     )
     restored = json.loads(encode_finding(finding(1)))
-    payloads = [one for value in values for one in changed(restored, value)]
+    del restored["id"]
+    whole = [one for value in values for one in changed(restored, value)]
+    payloads = [
+        {"id": f"{n:x}"} | one if isinstance(one, dict) else one for n, one in enumerate(whole)
+    ]
     replayed(capsys, journal_of(tmp_path / "j", RecordKind.RESTORED, payloads))
 
 
@@ -227,10 +237,7 @@ def test_other_payloads_in_journals(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: RecordKind, payload: Any
 ) -> None:
     """Refused in one line, also lists inside of lists that are too deep for a decoder."""
-    deep: list[Any] = []
-    for _ in range(900):
-        deep = [deep]
-    for number, value in enumerate((2**63, 1e308, deep)):
+    for number, value in enumerate((2**63, 1e308, "DEEP")):
         for at, one in enumerate(islice(changed(payload, value), 4)):
             replayed(capsys, journal_of(tmp_path / f"{number}-{at}", kind, [one]))
 
@@ -244,3 +251,16 @@ def test_pickled_keys(tmp_path: Path) -> None:
         else:
             with pytest.raises(DumpError, match="a key that is no string or number"):
                 parse(data, source="x")
+
+
+def test_cells_that_a_spreadsheet_would_execute(shell: Shell, tmp_path: Path) -> None:
+    """A text that begins like a formula gets a quote; numbers stay numbers."""
+    calls = [Call(name, 10 * at, 5, file=f"{name}/a") for at, name in enumerate(FORMULAS)]
+    (tmp_path / "a.pfw").write_text("\n".join(Writer("v2.2", 1).lines(calls)) + "\n")
+    analyzed(shell, "--traces", tmp_path, "--output", tmp_path / "a.csv")
+    with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert {row["name"] for row in rows} == {f"'{name}" for name in FORMULAS}
+    assert {row["file"] for row in rows} == {f"'{name}/a" for name in FORMULAS}
+    assert all(row["start_ns"].isdecimal() for row in rows)
+    assert [csv_cell(value) for value in (-3.5, -1, "a=1", "")] == [-3.5, -1, "a=1", ""]

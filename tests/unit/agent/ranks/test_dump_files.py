@@ -145,7 +145,7 @@ async def test_the_agent_survives_its_reader(
         (node.folder / f"rank_{rank}").write_bytes(a_dump(1))
     watching = asyncio.ensure_future(node.watch.run())
     async with asyncio.timeout(20):
-        while len(node.watch.ranks) < 2:
+        while len(node.watch.ranks) < 2 or not node.common.stats.refused_files["dump"]:
             await asyncio.sleep(0.01)
     watching.cancel()
     assert {rank.info.rank for rank in node.watch.ranks} == {0, 2}
