@@ -92,6 +92,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
         (OK + b"content-length: 2\r\n\r\nok", None, "ok"),
         (OK + b"\r\nuntil the end", None, "until the end"),
     ],
+    ids=map(str, range(14)),
 )
 async def test_odd_servers(
     tmp_path: Path, answer: bytes, error: type[Exception] | None, expected: str

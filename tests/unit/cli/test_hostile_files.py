@@ -54,7 +54,7 @@ def is_no_json(value: object) -> bool:
 
 
 def analyzed(shell: Shell, *words: str | Path) -> Any:
-    """Ends with an exit code of its own, whatever it found; not with an exception."""
+    """Ends with one of its exit codes, whatever it found; not with an exception."""
     shell._capsys.readouterr()
     code = run(["analyze", *map(str, words), "--json"])
     out, err = shell._capsys.readouterr()
