@@ -26,6 +26,7 @@ from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.errors import WireError
 from frd.model import (
+    MAX_WORLD_SIZE,
     AlignedNs,
     AttemptKey,
     ChannelColumns,
@@ -56,7 +57,6 @@ from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     MAX_PHASE_NAMES,
     MAX_PHASES,
-    MAX_WORLD_SIZE,
     PROTOCOL,
     AgentEvent,
     AttemptDecl,

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))  # `bench` is not installed
 
 from bench.report import show
-from frd.flight.decode import parse
+from frd.flight.decode import parse_answer
 from frd.model import AttemptKey
 from frd_agent.ranks.tap_files import TapGroup
 from frd_agent.recorder.naming import Naming
@@ -52,7 +52,7 @@ def _measure(new: int, polls: int) -> dict[str, float]:
         data = _dump(poll * new)
         at_ns = _BEGAN_NS + (poll * new + _BUFFER) * _STEP_NS
         begin = time.process_time_ns()
-        dump = parse(data, source="bench")
+        dump = parse_answer(data, source="bench")
         parsed = time.process_time_ns()
         rows = tracker.apply(dump, at_ns, naming).rows
         applied = time.process_time_ns()

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from frd.decodable import decodable
-from frd.model import AlignedNs, ExitInfo, ExitKind, Finding, Int64s, Reason
+from frd.model import MAX_WORLD_SIZE, AlignedNs, ExitInfo, ExitKind, Finding, Int64s, Reason
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -37,6 +37,10 @@ REASONS: Final = {
     Reason.MEMORY: "its memory rose first",
 }
 """What each reason means, for people."""
+_FORMULA: Final = (*"=+-@\t\r\n\uff1d\uff0b\uff0d\uff20",)
+"""First characters of a cell that a spreadsheet executes, or strips before it executes the rest."""
+_ABSURD: Final = 1 << 62
+_OF_RANKS: Final = ("rank", "ranks", "victims")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = timedelta(days=100_000)
 
@@ -253,7 +257,7 @@ def finding_from_json(data: dict[str, Any]) -> Finding:
     """
     try:
         return msgspec.convert(_values(data), Finding)
-    except (ValueError, TypeError, OverflowError) as error:  # msgspec's errors are ValueErrors
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"finding {data.get('id', 'without id')}: {error}") from error
 
 
@@ -266,8 +270,16 @@ def _value(key: str, part: Any) -> Any:
         case dict():
             return _values(part)
         case list():
-            return [_value("", one) for one in part]
+            return [_value(key, one) for one in part]
+        case int() if not -_ABSURD < part < (MAX_WORLD_SIZE if key in _OF_RANKS else _ABSURD):
+            raise ValueError(f"{key}: {part}: out of range")
         case str() if _FIELDS.get(key, key).endswith("_at"):
             return utc_ns(part)
         case _:
             return part
+
+
+def csv_cell(value: object) -> object:
+    """A text that a spreadsheet would take for a formula gets a leading quote; numbers stay."""
+    is_formula = isinstance(value, str) and value.startswith(_FORMULA)
+    return f"'{value}" if is_formula else value

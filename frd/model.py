@@ -32,6 +32,12 @@ UInt32s: TypeAlias = npt.NDArray[np.uint32]
 UInt8s: TypeAlias = npt.NDArray[np.uint8]
 Float64s: TypeAlias = npt.NDArray[np.float64]
 
+MAX_WORLD_SIZE: Final = 1 << 20
+"""A rank is below it, in dumps and on the wire."""
+MAX_SEQ: Final = 1 << 53
+"""Larger than any real seq, and far enough from 2**63 for sums."""
+YEAR_2200_NS: Final = 7_258_118_400_000_000_000
+"""Times of dumps and of the wire are from 1970 to before this."""
 UNKNOWN_SEQ = -1
 """Watermark of a group in which a rank has enqueued (started, completed) nothing yet."""
 

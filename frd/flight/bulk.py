@@ -27,7 +27,7 @@ from frd.flight.columns import (
     group_index,
     known_groups,
 )
-from frd.flight.decode import MAX_BYTES, PICKLE, lenient, parse, unpack
+from frd.flight.decode import MAX_BYTES, MAX_ENTRIES, PICKLE, check_count, lenient, parse, unpack
 from frd.flight.entry import SHAPES, Entry
 from frd.flight.names import END_OF_BATCH, parse_profiling_name
 from frd.flight.pickles.layout import KINDS, Kind
@@ -35,12 +35,14 @@ from frd.flight.pickles.lockstep import InStep, read
 from frd.flight.pickles.walk import Repeated
 from frd.flight.plain_entries import Budget
 from frd.flight.trace import SCHEDULED
-from frd.model import Bools, Int32s, Int64s
+from frd.model import MAX_SEQ, YEAR_2200_NS, Bools, Int32s, Int64s
 
 _MAX_TABLE = 1 << 20
 """Entries of a lookup table that is faster than sorting."""
-_UNSIGNED = [at for at, name in enumerate(WIDE) if name not in ("pg_id", "timeout_ms")]
+_LIMITED = [at for at, name in enumerate(WIDE) if name not in ("pg_id", "timeout_ms")]
 """Rows of numbers that may not be negative."""
+_MOST = [[YEAR_2200_NS if WIDE[at].endswith("_ns") else MAX_SEQ] for at in _LIMITED]
+"""What they are below."""
 _DEFAULTS = {"pg_id": -1}
 _MANDATORY: dict[str, Any] = {
     "record_id": 0,
@@ -74,6 +76,7 @@ def parse_columns(
 
 def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> FileColumns:
     _check(found)
+    check_count(len(found), source, MAX_ENTRIES)
     dump = lenient(found.document, budget.size, source)
     if len(dump.entries) != len(found.apart):
         raise _Odd
@@ -84,7 +87,7 @@ def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> 
         key = FIELD_OF.get(name, name)
         wide[at, :-1] = numbers.get(key, _DEFAULTS.get(key, 0))
     wide[:, apart] = rest.wide
-    if wide[_UNSIGNED].min() < 0:
+    if wide[_LIMITED].min() < 0 or (wide[_LIMITED] >= _MOST).any():
         raise _Odd
     narrow = np.full((len(NARROW), len(found)), -1, np.int32)
     tiny = np.zeros((len(TINY), len(found)), np.uint8)

@@ -7,7 +7,8 @@ become warnings that name their index, the rest goes on. Only a file that is no 
 of another major version, is an error.
 
 Input may be hostile. Its size, packed and unpacked, is bounded before it is parsed, and the work
-that it may cause is bounded by its size.
+that it may cause is bounded by its size. Its memory is not, except with `parse_answer`: parse files
+where memory is limited (`frd.readers`).
 """
 
 from __future__ import annotations
@@ -16,23 +17,28 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from frd.decodable import decodable
+from frd.decodable import decodable, is_heavy
 from frd.errors import DumpError
 from frd.flight.batches import with_batch_ends
 from frd.flight.entry import Dump, Entry, Int64, Status
 from frd.flight.pickles.unpickle import load_plain
 from frd.flight.plain_entries import Budget, extent
-from frd.model import GroupInfo
+from frd.model import MAX_WORLD_SIZE, GroupInfo
 
 MAX_BYTES = 256 * 1024 * 1024
 """Default bound on a dump, unpacked: a ring of 100,000 entries with stacks."""
+MAX_ENTRIES = 1 << 20
+MAX_ANSWERED = 200_000
+"""Entries of a dump that becomes objects in the agent: its ring has half as many."""
+_MAX_BAD = 10_000
+"""Entries of a dump that cannot be read."""
 MAX_WARNINGS = 32
-_REMEMBERED = 256 * 1024
-"""Characters of the longest list of ranks that is cached."""
+_REMEMBERED = 128 * 1024
+"""Characters of the longest list of ranks that is cached: a job of 16,384 ranks."""
 
 _GZIP = b"\x1f\x8b"
 PICKLE = b"\x80"
@@ -62,7 +68,8 @@ class _Membership(msgspec.Struct):
 
 
 _document = msgspec.json.Decoder(_Document)
-_ranks = msgspec.json.Decoder(list[Int64])
+_Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_WORLD_SIZE)]
+_ranks = msgspec.json.Decoder(list[_Rank])
 
 
 def parse(data: bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Dump:
@@ -75,6 +82,32 @@ def parse(data: bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Dump:
     data = unpack(data, source, max_bytes)
     if data.startswith(PICKLE):
         return lenient(load_plain(data, source=source), len(data), source)
+    return _parse_json(data, source)
+
+
+def parse_answer(data: bytes, *, source: str) -> Dump:
+    """The dump in a rank's answer, which is JSON and nothing else.
+
+    Raises:
+        DumpError: as `parse`, or its objects would take too much memory.
+    """
+    if is_heavy(data):
+        raise DumpError(f"{source}: too large in memory: use a smaller TORCH_FR_BUFFER_SIZE")
+    dump = _parse_json(data, source)
+    check_count(len(dump.entries), source)
+    return dump
+
+
+def check_count(entries: int, source: str, most: int = MAX_ANSWERED) -> None:
+    """
+    Raises:
+        DumpError: there are too many.
+    """
+    if entries > most:
+        raise DumpError(f"{source}: over {most} entries: use a smaller TORCH_FR_BUFFER_SIZE")
+
+
+def _parse_json(data: bytes, source: str) -> Dump:
     if not data.lstrip(b" \t\r\n").startswith((b"{", b"[")):
         raise DumpError(f"{source}: neither JSON nor a pickle: is it a Flight Recorder dump?")
     document = _typed(data)
@@ -145,6 +178,9 @@ def lenient(document: Any, size: int, source: str) -> Dump:
             entries.append(budget.entry(fields))
         except (msgspec.MsgspecError, RecursionError) as error:
             warnings.append(f"entry {index}: {error}: left out")
+            if len(warnings) > _MAX_BAD:
+                why = f"over {_MAX_BAD} entries cannot be read"
+                raise DumpError(f"{source}: {why}, the first: {warnings[0]}") from None
     for table in (header.pg_config, header.pg_status):
         for row in table.values() if isinstance(table, dict) else ():
             budget.pay(extent(row))
@@ -153,6 +189,7 @@ def lenient(document: Any, size: int, source: str) -> Dump:
 
 def _dump(header: _Header, entries: list[Entry], warnings: list[str], source: str) -> Dump:
     version = _supported(header.version, source)
+    check_count(len(entries), source, MAX_ENTRIES)
     library = header.comm_lib_version or header.nccl_version
     groups = dict(_groups(header.pg_config, warnings))
     status = dict(_statuses(header.pg_status, warnings))
@@ -171,9 +208,9 @@ def _dump(header: _Header, entries: list[Entry], warnings: list[str], source: st
 
 def _supported(version: Any, source: str) -> str:
     if not isinstance(version, str) or (found := _VERSION.fullmatch(version)) is None:
-        raise DumpError(
-            f"{source}: version {str(version)[:32]!r}: frd reads Flight Recorder formats 2.x"
-        )
+        # The text of a list that has itself in it many times would have no end.
+        named = version[:32] if isinstance(version, str) else type(version).__name__
+        raise DumpError(f"{source}: version {named!r}: frd reads Flight Recorder formats 2.x")
     if found[1] != "2":
         raise DumpError(f"{source}: version {version}: frd reads Flight Recorder formats 2.x")
     return version
@@ -201,12 +238,12 @@ def _new_group(name: str, desc: str, ranks: Any) -> GroupInfo:
     if isinstance(ranks, str):
         members = set(_ranks.decode(ranks))
     else:
-        members = msgspec.convert(ranks, set[Int64], strict=False)
+        members = msgspec.convert(ranks, set[_Rank], strict=False)
     return GroupInfo(name, desc, tuple(sorted(members)))
 
 
 # Thousands of dumps list the same thousands of ranks.
-_group = lru_cache(maxsize=256)(_new_group)
+_group = lru_cache(maxsize=64)(_new_group)
 
 
 def _statuses(status: Any, warnings: list[str]) -> Iterator[tuple[int, Status]]:

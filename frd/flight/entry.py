@@ -13,9 +13,8 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from frd.decodable import decodable
-from frd.model import GroupInfo
+from frd.model import MAX_SEQ, YEAR_2200_NS, GroupInfo
 
-INT64_MAX = 2**63 - 1
 MAX_TENSORS = 65_536
 """Tensors in one entry (a coalesced op lists all its tensors)."""
 MAX_DIMENSIONS = 64
@@ -25,10 +24,12 @@ TIMES = ("time_discovered_started_ns", "time_discovered_completed_ns")
 """Of an entry; a pickle has None for 0."""
 SHAPES = ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
 
-Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=INT64_MAX)]
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
-"""A counter or a time: every one of them ends in an int64 column."""
-Shape: TypeAlias = Annotated[tuple[Int64, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
+Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SEQ)]
+Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=YEAR_2200_NS)]
+Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+"""Of a dimension. Larger numbers could be chosen so that thousands of shapes have one hash."""
+Shape: TypeAlias = Annotated[tuple[Size, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
 Shapes: TypeAlias = Annotated[tuple[Shape, ...], msgspec.Meta(max_length=MAX_TENSORS)]
 Dtypes: TypeAlias = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_TENSORS)]
 
@@ -79,10 +80,10 @@ class Entry(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """``scheduled``, ``started``, ``completed``; Gloo leaves it at the first for ever."""
     thread_id: str = ""
     thread_name: str = ""
-    time_created_ns: Count = 0
+    time_created_ns: Time = 0
     """CLOCK_REALTIME of the node at enqueue."""
-    time_discovered_completed_ns: Count = 0
-    time_discovered_started_ns: Count = 0
+    time_discovered_completed_ns: Time = 0
+    time_discovered_started_ns: Time = 0
     timeout_ms: Int64 = 0
 
     @property

@@ -7,18 +7,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import groupby
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
 from frd.errors import StoreError
-from frd.model import AlignedNs
+from frd.model import YEAR_2200_NS, AlignedNs
 
 Row: TypeAlias = tuple[int, int, int, int, int, int, bytes]
 """A row of the table `batches`: id, preamble, first_ns, last_ns, compressed, crc, body."""
 _ROW_BYTES: Final = 4 * 1024 * 1024
 MAX_ROW_BYTES: Final = 64 * 1024 * 1024
 """Uncompressed. More than any row has; a row with more is damaged or forged."""
+_Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=YEAR_2200_NS)]
+_Stream: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Batch: TypeAlias = Annotated[
+    list[tuple[int, _Time, _Stream, bytes]], msgspec.Meta(max_length=1 << 20)
+]
 _SMALL_BYTES: Final = 16 * 1024
 """Payloads up to this size are compressed: agents send them every second, and most repeat the last.
 Larger ones are transitions, of which more may arrive in a second than one core can compress."""
@@ -96,7 +101,7 @@ def decode(row: Row, expected: int, where: str) -> list[Record]:
         if checksum(key, body) != crc:
             raise ValueError("wrong checksum")
         data = _decompressed(body) if key[-1] else body
-        batch = msgspec.msgpack.decode(data, type=list[tuple[int, int, int, bytes]])
+        batch = msgspec.msgpack.decode(data, type=_Batch)
     except (TypeError, ValueError, zlib.error) as error:  # msgspec's errors are ValueErrors
         raise StoreError(
             f"{where} is damaged: {error}: only the records before it can be replayed"

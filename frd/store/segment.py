@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from frd.errors import StoreError
-from frd.store.records import Record, checksum, decode
+from frd.store.records import MAX_ROW_BYTES, Record, checksum, decode
 
 SUFFIX: Final = ".sqlite3"
 PAGE_BYTES: Final = 16384
@@ -32,8 +32,7 @@ CREATE TABLE batches (
 )
 """
 _INSERT: Final = "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?)"
-_SELECT: Final = "SELECT * FROM batches WHERE id > ? ORDER BY id LIMIT ?"
-_READ_ROWS: Final = 16
+_SELECT: Final = "SELECT * FROM batches WHERE id > ? ORDER BY id LIMIT 1"
 _DAMAGED: Final = (sqlite3.Error, UnicodeDecodeError)
 """The second where SQLite quotes bytes of a damaged schema in its message."""
 
@@ -129,13 +128,12 @@ def read(path: Path, warn: Callable[[str], None], *, skip_preamble: bool) -> Ite
             if not _is_segment(db, path):
                 warn(f"journal: {path}: the segment is empty")
                 return
-            # A few rows a query: a long read transaction would let the write-ahead log grow.
-            while rows := db.execute(_SELECT, (last, _READ_ROWS)).fetchall():
-                for row in rows:
-                    records = decode(row, last + 1, f"journal: {path}: row {last + 1}")
-                    if not (row[1] and skip_preamble):
-                        yield from records
-                    last += 1
+            # A row a query: a long read transaction would let the write-ahead log grow.
+            while (row := db.execute(_SELECT, (last,)).fetchone()) is not None:
+                records = decode(row, last + 1, f"journal: {path}: row {last + 1}")
+                if not (row[1] and skip_preamble):
+                    yield from records
+                last += 1
     except _DAMAGED as error:
         raise StoreError(
             f"journal: {path}: {error}: only the {last} rows before it can be replayed"
@@ -143,14 +141,18 @@ def read(path: Path, warn: Callable[[str], None], *, skip_preamble: bool) -> Ite
 
 
 def _is_segment(db: sqlite3.Connection, path: Path) -> bool:
-    """False if a crash came before the first row."""
+    """False if a crash came before the first row. Any other schema is refused: a view, a
+    trigger, a column that is computed."""
     try:
+        db.execute("PRAGMA trusted_schema = OFF")
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2 * MAX_ROW_BYTES)
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_schema")]
+        schema = db.execute("SELECT type, sql FROM sqlite_schema LIMIT 2").fetchall()
+        found = [(kind, str(sql).split()) for kind, sql in schema]
     except _DAMAGED as error:
         raise StoreError(f"journal: {path}: {error}: name a journal folder") from None
-    if tables != ["batches"] * bool(version):
-        raise StoreError(f"journal: {path}: not a journal segment: name a journal folder")
     if version > _VERSION:
         raise StoreError(f"journal: {path}: a newer frd wrote it: replay it with that one")
+    if found != [("table", _SCHEMA.split())] * bool(version):
+        raise StoreError(f"journal: {path}: not a journal segment: name a journal folder")
     return bool(version)

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from frd.errors import WireError
-from frd.model import UNKNOWN_SEQ
-from frd.wire.messages import MAX_SEQ, MAX_SLACK_NS, YEAR_2200_NS
+from frd.model import MAX_SEQ, UNKNOWN_SEQ, YEAR_2200_NS
+from frd.wire.messages import MAX_SLACK_NS
 
 _ALL_FLAGS: Final = 15
 _RUN: Final = struct.Struct("<3i")

@@ -14,19 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from frd.errors import WireError
-from frd.model import AttemptKey, GroupInfo, RankInfo, SeriesInfo, SeriesKind, Signature
+from frd.model import (
+    MAX_WORLD_SIZE,
+    AttemptKey,
+    GroupInfo,
+    RankInfo,
+    SeriesInfo,
+    SeriesKind,
+    Signature,
+)
 from frd.v1 import stream_pb2 as pb
 from frd.wire.columns import check_below, count_ranks, unpack_ranks
 from frd.wire.fields import check_most, check_text, check_texts, enum_member, texts_of
-from frd.wire.messages import (
-    MAX_WORLD_SIZE,
-    AttemptDecl,
-    Declare,
-    GroupDecl,
-    RankDecl,
-    SeriesDecl,
-    SignatureDecl,
-)
+from frd.wire.messages import AttemptDecl, Declare, GroupDecl, RankDecl, SeriesDecl, SignatureDecl
 
 MAX_ATTEMPTS: Final = 4096
 MAX_RANKS: Final = 1 << 16

@@ -16,9 +16,9 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from frd.errors import WireError
-from frd.model import ExitKind, MemoryEventKind, RankState, SeriesKind
+from frd.model import YEAR_2200_NS, ExitKind, MemoryEventKind, RankState, SeriesKind
 from frd.v1 import stream_pb2 as pb
-from frd.wire.messages import YEAR_2200_NS, Part
+from frd.wire.messages import Part
 
 MAX_TEXT_BYTES: Final = 4096
 """Longest string that the wire carries, in UTF-8."""

@@ -34,11 +34,6 @@ clock, those of protocol 2 times of its raw clock."""
 PROTOCOLS: Final = (1, 2)
 """What the service understands; agents with another version are refused."""
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
-MAX_SEQ: Final = 1 << 53
-"""Larger than any real seq, and far enough from 2**63 for sums."""
-YEAR_2200_NS: Final = 7_258_118_400_000_000_000
-"""The wire carries times from 1970 to before this."""
-MAX_WORLD_SIZE: Final = 1 << 20
 MAX_UNREADABLE: Final = 16
 MAX_PHASES: Final = 32
 """Phases of one rank in one message."""

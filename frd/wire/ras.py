@@ -14,8 +14,8 @@ import msgspec
 
 from frd.decodable import decodable
 from frd.errors import WireError
+from frd.model import MAX_WORLD_SIZE
 from frd.wire.fields import PART_FIELD, decode_part
-from frd.wire.messages import MAX_WORLD_SIZE
 
 MAX_RAS_BYTES: Final = 4 * 1024 * 1024
 """A rank of one communicator takes about 40 bytes, so that four communicators of 16,384 ranks fit.

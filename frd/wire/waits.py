@@ -8,9 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from frd.decodable import decodable
-from frd.model import Holder, NodeRawNs, WaitsFor
+from frd.model import MAX_WORLD_SIZE, Holder, NodeRawNs, WaitsFor
 from frd.wire.fields import PART_FIELD, check_most, check_time, decode_part, text
-from frd.wire.messages import MAX_WORLD_SIZE
 
 MAX_REPORT_BYTES: Final = 64 * 1024
 _MAX_PID: Final = 2**31 - 1

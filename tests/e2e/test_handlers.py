@@ -84,14 +84,15 @@ OK = b"HTTP/1.1 200 OK\r\n"
         (OK + b"\r\n" + b"x" * 2_000_000, HandlerFailed, "more than 1000000 bytes"),
         (OK + b"X: " + b"x" * 900_000 + b"\r\n\r\n", HandlerFailed, "no HTTP"),
         (OK + b"X: " + b"x" * 2_000_000, HandlerFailed, "more than 1000000 bytes"),
-        (OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", None, "ok"),
-        (OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n", HandlerFailed, "cut off"),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 99, HandlerFailed, "no HTTP"),
+        (b"HTTP/1.1 100 Go on\r\n\r\n" * 40_000 + OK + b"\r\n", HandlerFailed, "no HTTP"),
         (b"SSH-2.0-x\r\n\r\n", HandlerFailed, "no HTTP"),
         (b"HTTP/1.1 200 OK\xff" + b"\r\nContent-Length: \xb2\r\n\r\nx", None, "x"),
         (b"HTTP/1.1 500 Oh\r\nContent-Length: 4\r\n\r\nboom", HandlerFailed, "HTTP 500: boom"),
         (OK + b"content-length: 2\r\n\r\nok", None, "ok"),
         (OK + b"\r\nuntil the end", None, "until the end"),
     ],
+    ids=map(str, range(14)),
 )
 async def test_odd_servers(
     tmp_path: Path, answer: bytes, error: type[Exception] | None, expected: str

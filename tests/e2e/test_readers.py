@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
+import re
 import resource
+import signal
+import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +20,26 @@ import pytest
 
 from frd.flight.decode import MAX_BYTES
 from frd.flight.trace import Trace
-from frd.offline.load import reader_pool
-from frd.offline.load.file_reading import Reading
 from frd.offline.load.folder import load_trace
-from frd.offline.load.reader_pool import read_all
+from frd.readers import pool
+from frd.readers.pool import read_all
 from tests.world.daemons import run_program
 from tests.world.dump_files import Runs, as_json, as_torch, document, entry
 
 RANKS = 12
+SHARED_TUPLES = b"\x80\x02}(K\x00](%be%bK\x01u." % (
+    b")q\x00" + b"".join(b"h%ch%c\x86q%c" % (at, at, at + 1) for at in range(60)),
+    b"h\x3c",
+)
+"""A key whose hash takes 2^60 steps."""
 HOSTILE_MEMO = b"\x80\x02Nr\xff\xff\xff\x3f."
 """Asks the unpickler for a memo of eight gigabytes."""
 
 
 @pytest.fixture(autouse=True)
 def _always_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_pool, "SMALL_BYTES", -1)
-    monkeypatch.setattr(reader_pool, "cores", lambda: 3)
+    monkeypatch.setattr(pool, "SMALL_BYTES", -1)
+    monkeypatch.setattr(pool, "cores", lambda: 3)
 
 
 def fill(folder: Path) -> None:
@@ -49,6 +58,20 @@ def children() -> list[str]:
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
 
 
+def all_children(pid: int) -> list[str]:
+    """Of all threads of a process."""
+    with suppress(OSError):
+        tasks = Path(f"/proc/{pid}/task").glob("*/children")
+        return " ".join(task.read_text() for task in tasks).split()
+    return []
+
+
+def cpu_ticks(process: Path) -> int:
+    with suppress(OSError):
+        return int((process / "stat").read_text().rpartition(")")[2].split()[11])
+    return 0
+
+
 def test_processes_give_what_one_process_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +82,7 @@ def test_processes_give_what_one_process_gives(
     trace = load_trace(tmp_path, progress=lambda *at: done.append(at))
     assert children() == before
     assert done == [(at, RANKS) for at in range(1, RANKS + 1)]
-    monkeypatch.setattr(reader_pool, "SMALL_BYTES", 1 << 40)
+    monkeypatch.setattr(pool, "SMALL_BYTES", 1 << 40)
     assert plain(load_trace(tmp_path)) == plain(trace)
 
 
@@ -103,21 +126,21 @@ def test_a_reader_that_dies_takes_one_file_with_it(
 ) -> None:
     """A reader killed over a file is replaced; that file is a warning and the others are read."""
     fill(tmp_path)
-    read = reader_pool._Process.read
+    call = pool.ReaderProcess.call
 
-    def kill_and_read(process: Any, rank: int, path: Path) -> Reading | None:
-        if rank in (4, 5):
+    def kill_and_call(process: Any, path: Path, *arguments: Any) -> Any:
+        if path.name in ("dump_4", "dump_5"):
             process._popen.kill()
             process._popen.wait()
-        return read(process, rank, path)
+        return call(process, path, *arguments)
 
-    monkeypatch.setattr(reader_pool._Process, "read", kill_and_read)
+    monkeypatch.setattr(pool.ReaderProcess, "call", kill_and_call)
     found = {rank: tmp_path / f"dump_{rank}" for rank in range(RANKS)}
     readings = list(read_all(found))
     assert [reading.rank for reading in readings] == list(range(RANKS))
     failed = {reading.rank: reading.error for reading in readings if reading.columns is None}
     assert list(failed) == [4, 5]
-    assert all("failed" in error for error in failed.values())
+    assert all("ended by signal 9" in error for error in failed.values())
 
 
 def test_readers_that_always_die_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,11 +157,76 @@ def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
     script = tmp_path / "notebook.py"
     script.write_text(
         "import json\n"
-        "from frd.offline.load import reader_pool\n"
+        "from frd.readers import pool\n"
         "from frd.offline.load.folder import load_trace\n"
-        "reader_pool.SMALL_BYTES = -1\n"
+        "pool.SMALL_BYTES = -1\n"
         f"print(json.dumps([len(of) for of in load_trace({str(tmp_path)!r}).ranks.values()]))\n"
     )
     run = run_program([sys.executable, str(script)], check=True)
     assert json.loads(run.stdout) == [100 + rank for rank in range(RANKS)]
     assert run.stderr == ""
+
+
+def test_a_compressed_file_is_read_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its size and name: 20 kB that unfold to gigabytes, or to a key whose hash takes for
+    ever, cost a warning that names the file, and nothing of this process."""
+    monkeypatch.setattr(pool, "SMALL_BYTES", 1 << 40)
+    fill(tmp_path)
+    lists = b'{"version": "2.10", "entries": [' + b"[]," * 20_000_000 + b"[]]}"
+    (tmp_path / "dump_3").write_bytes(gzip.compress(lists, 1))
+    (tmp_path / "dump_4").write_bytes(gzip.compress(SHARED_TUPLES))
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    trace = load_trace(tmp_path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 100_000
+    assert sorted(trace.ranks) == [rank for rank in range(RANKS) if rank not in (3, 4)]
+    assert [warning.split(": ")[0] for warning in trace.warnings] == [
+        str(tmp_path / "dump_3"),
+        str(tmp_path / "dump_4"),
+    ]
+
+
+def test_a_key_that_cannot_be_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small pickle is read here, and refused before it is loaded."""
+    monkeypatch.setattr(pool, "SMALL_BYTES", 1 << 40)
+    fill(tmp_path)
+    (tmp_path / "dump_3").write_bytes(SHARED_TUPLES)
+    (warning,) = load_trace(tmp_path).warnings
+    assert warning.startswith(f"{tmp_path / 'dump_3'}: a key that is no string or number")
+
+
+@pytest.mark.parametrize(
+    ("limits", "burn", "how"),
+    [
+        ((1 << 30, 0), (sum, range(10**12)), "by signal 24 (limits: 0 s"),
+        ((256 << 20, 60), (bytes, 1 << 29), "with status"),
+    ],
+)
+def test_limits_of_a_reader(limits: tuple[int, int], burn: tuple[Any, ...], how: str) -> None:
+    """What takes too long or too much memory ends the process, and the error names the file."""
+    process = pool.ReaderProcess(*limits)
+    try:
+        with pytest.raises(pool.ReaderDied, match=re.escape(how)) as raised:
+            process.call(Path("dump_7"), *burn)
+    finally:
+        process.stop()
+    assert str(raised.value).startswith("dump_7: ")
+
+
+def test_ctrl_c_ends_an_analysis(tmp_path: Path) -> None:
+    """While readers decode files that take ten seconds, it ends within one; no process is left."""
+    for rank in range(2):
+        (tmp_path / f"dump_{rank}").write_bytes(b"\x80\x02(" + b"K\x00" * 40_000_000 + b"t.")
+    command = [sys.executable, "-m", "frd", "analyze", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as analysis:
+        readers: list[Path] = []
+        while not any(cpu_ticks(reader) > 50 for reader in readers):
+            assert analysis.poll() is None
+            time.sleep(0.01)
+            readers = [Path("/proc", pid) for pid in all_children(analysis.pid)]
+        began_s = time.monotonic()
+        analysis.send_signal(signal.SIGINT)
+        analysis.wait(10)
+        assert time.monotonic() - began_s < 3
+        assert analysis.stderr is not None
+        assert b"Traceback" not in analysis.stderr.read()
+    assert not any(reader.exists() for reader in readers)

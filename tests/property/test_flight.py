@@ -18,13 +18,14 @@ from frd.flight.names import parse_profiling_name
 from frd.flight.pickles.unpickle import load_plain
 from frd.flight.stacks.places import activity_of
 from frd.flight.write import write_pickle
-from frd.model import GroupInfo
+from frd.model import MAX_SEQ, YEAR_2200_NS, GroupInfo
 from tests.world.seeds import examples
 
 TEXT = st.text(max_size=8)
-COUNT = st.integers(0, 2**63 - 1)
+COUNT = st.integers(0, MAX_SEQ - 1)
+TIME = st.integers(0, YEAR_2200_NS - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
-SHAPES = st.lists(st.lists(INT64, max_size=3).map(tuple), max_size=3).map(tuple)
+SHAPES = st.lists(st.lists(st.integers(0, 2**40), max_size=3).map(tuple), max_size=3).map(tuple)
 
 ENTRIES = st.builds(
     Entry,
@@ -35,11 +36,11 @@ ENTRIES = st.builds(
     pg_id=INT64,
     p2p_seq_id=COUNT,
     is_p2p=st.booleans(),
-    time_created_ns=COUNT,
+    time_created_ns=TIME,
     input_sizes=SHAPES,
     output_dtypes=st.lists(TEXT, max_size=2).map(tuple),
     state=st.sampled_from(["scheduled", "started", "completed", "novel"]),
-    time_discovered_completed_ns=COUNT,
+    time_discovered_completed_ns=TIME,
     retired=st.booleans(),
     thread_name=TEXT,
 )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from frd.errors import WireError
 from frd.model import (
+    MAX_SEQ,
     AttemptKey,
     Certainty,
     ChannelColumns,
@@ -41,7 +42,6 @@ from frd.service.second_opinions.comparison import MAX_LINES, opinion
 from frd.wire.decode import Decoder, decode_service
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
-    MAX_SEQ,
     MAX_SLACK_NS,
     PROTOCOL,
     REASONS,

@@ -3,7 +3,7 @@
 They are the last dump of a rank that is about to be killed, and the only dumps of ranks without a
 tap. A file contains neither the rank nor the job: the rank is the number at the end of its
 name, the membership is the recorder's own. torch writes in place and overwrites, so a file is read
-once it has stopped changing. Nothing of a file is trusted:
+once it has stopped changing. Nothing of a file is trusted: another process decodes it, and
 a hostile or damaged one is refused, counted and left where it is.
 
 The time of writing may be of a file server, whose clock is another one. The times of entries are of
@@ -21,12 +21,16 @@ from typing import Final, TypeAlias
 
 from frd.errors import DumpError
 from frd.flight.entry import Dump
-from frd.flight.load import load_dump
-from frd.model import NodeNs
-from frd.wire.messages import MAX_WORLD_SIZE
+from frd.model import MAX_WORLD_SIZE, NodeNs
+from frd.readers.file_reading import read_dump
+from frd.readers.pool import ReaderDied, ReaderProcess
 
 _NAMED: Final = re.compile(r"[^.].*?(?<!\d)(?P<rank>\d+)")
 _MAX_FILES: Final = 4_096
+_MAX_BYTES: Final = 64 * 1024 * 1024
+"""As of a rank's answer: a ring of 100,000 entries."""
+_READER_BYTES: Final = 320 * 1024 * 1024
+"""Memory of the process that reads: with the agent, less than a container of 512 MiB has."""
 
 _Stamp: TypeAlias = tuple[int, int, int]
 """Inode, modification time, size."""
@@ -55,6 +59,7 @@ class DumpFiles:
         self._folders = folders
         self._seen: dict[Path, _Stamp] = {}
         self._read: dict[Path, _Stamp] = {}
+        self._reader: ReaderProcess | None = None
 
     def changed(self) -> list[Path]:
         """Files that have changed since they were read, but not since the last call."""
@@ -76,11 +81,25 @@ class DumpFiles:
         """
         stamp = self._read[path] = self._seen[path]
         named = _NAMED.fullmatch(path.name)
-        dump = load_dump(path)
         # The length first: int() itself refuses very long numbers.
         if named is None or len(named["rank"]) > 7 or int(named["rank"]) >= MAX_WORLD_SIZE:
             raise DumpError(f"{path}: no rank at the end of its name: name it rank_<number>")
+        if self._reader is None:
+            self._reader = ReaderProcess(_READER_BYTES)
+        try:
+            dump = self._reader.call(path, read_dump, path, _MAX_BYTES)
+        except ReaderDied as error:
+            self.rest()
+            raise DumpError(str(error)) from None
+        if isinstance(dump, str):
+            raise DumpError(dump)
         return DumpFile(path, int(named["rank"]), NodeNs(stamp[1]), last_op_ns(dump), dump)
+
+    def rest(self) -> None:
+        """End the process that reads, if there is one; the next file starts another."""
+        if self._reader is not None:
+            self._reader.stop()
+            self._reader = None
 
     def _list(self) -> list[tuple[Path, _Stamp]]:
         found: list[tuple[Path, _Stamp]] = []

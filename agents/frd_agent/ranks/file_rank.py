@@ -128,17 +128,24 @@ class DumpWatch:
         return sum(len(file.dump.entries) for _, file in self._kept.values())
 
     async def run(self) -> None:
-        while True:
-            for path in self._files.changed():
-                try:
-                    self._take(await asyncio.to_thread(self._files.read, path))
-                except DumpError as error:
-                    self._shared.stats.refused_files["dump"] += 1
-                    log.warning("%s", error)
-                except Exception:  # an error in one file must not stop the watching of ranks
-                    self._shared.stats.refused_files["dump"] += 1
-                    log.exception("%s: could not be processed", path)
-            await asyncio.sleep(_EVERY_S)
+        try:
+            while True:
+                for path in self._files.changed():
+                    await self._read(path)
+                self._files.rest()
+                await asyncio.sleep(_EVERY_S)
+        finally:
+            self._files.rest()
+
+    async def _read(self, path: Path) -> None:
+        try:
+            self._take(await asyncio.to_thread(self._files.read, path))
+        except DumpError as error:
+            self._shared.stats.refused_files["dump"] += 1
+            log.warning("%s", error)
+        except Exception:  # an error in one file must not stop the watching of ranks
+            self._shared.stats.refused_files["dump"] += 1
+            log.exception("%s: could not be processed", path)
 
     def _take(self, file: DumpFile) -> None:
         rank: Rank | FileRank | None = self._writer_of(file)

@@ -13,8 +13,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from frd.model import AttemptKey, NodeNs, RankInfo
-from frd.wire.messages import MAX_WORLD_SIZE
+from frd.model import MAX_WORLD_SIZE, AttemptKey, NodeNs, RankInfo
 from frd_agent import tap
 from frd_agent.ranks.token_files import TokenFile
 

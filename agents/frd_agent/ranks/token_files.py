@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
+from frd.decodable import is_heavy
 from frd.wire.messages import MAX_UNREADABLE, Unreadable
 from frd_agent import tap, untrusted_files
 from frd_agent.inspection.reading.files import printable
@@ -108,6 +109,8 @@ class TokenFile(Generic[_Form]):
                 if found.st_size > cls.MAX_BYTES:
                     raise ValueError("too large")
                 raw = untrusted_files.read_up_to(fd, cls.MAX_BYTES)
+            if is_heavy(raw):
+                raise ValueError("too many values")
             content = cls.DECODER.decode(raw)
             if content.token != token:
                 raise ValueError(f"token: {content.token!r}: not the file's own")

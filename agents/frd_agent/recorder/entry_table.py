@@ -19,8 +19,7 @@ from frd.flight.entry import Dump, Entry
 from frd.flight.names import Name, judges
 from frd.flight.progress import NO_CALL, Calls, NameFacts
 from frd.flight.trace import RankTrace
-from frd.model import UNKNOWN_SEQ, Flags, Int32s, Int64s
-from frd.wire.messages import MAX_SEQ
+from frd.model import MAX_SEQ, UNKNOWN_SEQ, Flags, Int32s, Int64s
 from frd_agent.recorder.group_progress import GroupProgress, OpenEntry
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rows import Row

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from frd.model import GroupInfo, Signature
-from frd.wire.messages import MAX_WORLD_SIZE
+from frd.model import MAX_WORLD_SIZE, GroupInfo, Signature
 from frd_agent.ranks.tap_files import TapGroup
 from frd_agent.uplink.dictionary import Dictionary
 

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Final, Protocol
 
 from frd.errors import DumpError
-from frd.flight.decode import parse
+from frd.flight.decode import parse_answer
 from frd.flight.entry import Dump
 from frd.model import ChannelColumns, NodeNs, NodeRawNs
 from frd_agent import tap
@@ -187,7 +187,7 @@ class Recorders:
                 handler.name, timeout_s=timeout_s, first=first, **handler.params
             )
             taken_at = handlers.taken_at(asked_at)
-            dump = parse(data, source=handler.name)
+            dump = parse_answer(data, source=handler.name)
         except Busy:
             reading.unread = reading.is_busy = True
             return

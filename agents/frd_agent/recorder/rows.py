@@ -7,8 +7,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from frd.model import ChannelColumns, EntryColumns
-from frd.wire.messages import YEAR_2200_NS
+from frd.model import YEAR_2200_NS, ChannelColumns, EntryColumns
 from frd_agent.recorder.group_progress import OpenEntry
 
 LATEST_NS: Final = YEAR_2200_NS - 1

@@ -11,30 +11,29 @@ share a connection (`Handlers.connected`). It does not stay open longer: the ser
 closes a connection after 30 requests or one idle second, and looks at it a hundred times a second
 until then, for 0.2 % of a core (measured, torch 2.13).
 
-The answer is read by asyncio, which bounds time and size, and parsed by http.client, which the
-standard library brings along. No handler but `dump_traceback` and the tap's own needs the rank's
-GIL.
+The answer is read by asyncio, which bounds time and size. Of HTTP only what cpp-httplib writes is
+understood: a status, and a body of a given length or up to the end. No handler but
+`dump_traceback` and the tap's own needs the rank's GIL.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import os
 import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from http.client import HTTPException, HTTPResponse, IncompleteRead
-from typing import TypeAlias, cast
+from typing import TypeAlias
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 from frd.errors import FrdError, ServiceUnavailable
 from frd_agent.node_time import ClockReading
+from frd_agent.untrusted_files import NOT_THE_FORM
 
 MAX_BYTES = 64 * 1024 * 1024
 """Default bound on an answer: a ring of 100,000 entries as JSON."""
@@ -119,9 +118,11 @@ class Handlers:
     async def names(self) -> tuple[str, ...]:
         """The names of the rank's handlers, sorted."""
         body = await self._exchange("GET", "/handler/", self.timeout_s)
+        if len(body) > _MAX_HEAD:
+            raise self._too_large("/handler/")
         try:
             return tuple(sorted(msgspec.json.decode(body, type=list[str])))
-        except msgspec.MsgspecError as error:
+        except NOT_THE_FORM as error:
             raise HandlerFailed(f"{self.path}: list of handlers ({error}): not torch's?") from error
 
     async def ask(
@@ -151,7 +152,7 @@ class Handlers:
     ) -> bytes:
         try:
             async with asyncio.timeout(timeout_s):
-                answer = b""
+                answer = bytearray()
                 if self._open and os.path.lexists(self.path):  # else the rank is about to end
                     with contextlib.suppress(ConnectionError):  # the server has closed it meanwhile
                         answer = await self._answer(self._open.pop(), method, target, first)
@@ -167,7 +168,7 @@ class Handlers:
 
     async def _answer(
         self, connection: socket.socket, method: str, target: str, first: First | None
-    ) -> bytes:
+    ) -> bytearray:
         """All that the server sends; empty if it closes the connection instead.
 
         Raises:
@@ -240,43 +241,36 @@ class Handlers:
             connection.close()
             raise
 
-    async def _read(self, connection: socket.socket, target: str) -> tuple[bytes, bool]:
+    async def _read(self, connection: socket.socket, target: str) -> tuple[bytearray, bool]:
         """An answer, and whether the connection can be used again."""
         loop = asyncio.get_running_loop()
-        blocks: list[bytes] = []
-        size, whole = 0, None
-        while whole is None or size < whole:
+        answer, whole = bytearray(), None
+        while whole is None or len(answer) < whole:
             if not (block := await loop.sock_recv(connection, _BLOCK_BYTES)):
                 break
-            blocks.append(block)
-            size += len(block)
-            if whole is None:
-                whole = _whole_size(b"".join(blocks))
-            if max(size, whole or 0) > self.max_bytes + _MAX_HEAD:
+            answer += block
+            if whole is None and len(answer) <= _MAX_HEAD + _BLOCK_BYTES:
+                whole = _whole_size(answer)
+            if max(len(answer), whole or 0) > self.max_bytes + _MAX_HEAD:
                 raise self._too_large(target)
-        answer = b"".join(blocks)
-        head = answer.partition(b"\r\n\r\n")[0].lower()
-        return answer, size == whole and b"\r\nconnection: close" not in head
+        head = answer[:_MAX_HEAD].partition(b"\r\n\r\n")[0].lower()
+        return answer, len(answer) == whole and b"\r\nconnection: close" not in head
 
-    def _body(self, answer: bytes, target: str) -> bytes:
-        response = HTTPResponse(cast("socket.socket", _Received(answer)))
-        try:
-            if b"\r\n\r\n" not in answer:
-                raise IncompleteRead(answer)
-            response.begin()
-            if (response.length or 0) > self.max_bytes:
-                raise self._too_large(target)
-            body = response.read()
-        except IncompleteRead as error:
-            raise HandlerFailed(f"{self.path}: {target}: answer cut off: ask again") from error
-        except HTTPException as error:
-            raise HandlerFailed(f"{self.path}: {target}: {error!r:.99}: no HTTP") from error
+    def _body(self, answer: bytearray, target: str) -> bytes:
+        head, end, _ = answer[:_MAX_HEAD].partition(b"\r\n\r\n")
+        whole = _whole_size(answer) or len(answer)
+        if len(answer) < (whole if end else _MAX_HEAD):
+            raise HandlerFailed(f"{self.path}: {target}: answer cut off: ask again")
+        status = re.match(rb"HTTP/1\.[01] ([2-5]\d\d)\b", head)
+        if status is None or not end or b"\r\ntransfer-encoding:" in head.lower():
+            raise HandlerFailed(f"{self.path}: {target}: {head[:80]!r}: no HTTP of torch's")
+        body = bytes(memoryview(answer)[len(head) + len(end) : whole])
         if len(body) > self.max_bytes:
             raise self._too_large(target)
-        if response.status != 200:
+        if status[1] != b"200":
             message = body[:200].decode("utf-8", "replace").strip()
             raise HandlerFailed(
-                f"{self.path}: {target}: HTTP {response.status}: {message}", response.status
+                f"{self.path}: {target}: HTTP {int(status[1])}: {message}", int(status[1])
             )
         return body
 
@@ -294,21 +288,11 @@ def _request(method: str, target: str, then: str) -> bytes:
     ).encode("ascii")
 
 
-def _whole_size(answer: bytes) -> int | None:
+def _whole_size(answer: bytes | bytearray) -> int | None:
     """Bytes of the whole answer, from its head; None before the head has come, and of an answer
     that ends with the connection."""
-    head, end, _ = answer.partition(b"\r\n\r\n")
+    head, end, _ = answer[:_MAX_HEAD].partition(b"\r\n\r\n")
     if not end:
         return None
     length = re.search(rb"\r\nContent-Length: *(\d{1,15})\r\n", head + b"\r\n", re.IGNORECASE)
     return len(head) + len(end) + int(length[1]) if length else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Received:
-    """All that a peer sent, as the socket that HTTPResponse expects."""
-
-    data: bytes
-
-    def makefile(self, mode: str) -> io.BytesIO:
-        return io.BytesIO(self.data)

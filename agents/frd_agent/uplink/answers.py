@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from frd.errors import DumpError, FrdError
-from frd.flight.decode import parse
+from frd.flight.decode import parse_answer
 from frd.flight.entry import Dump
 from frd.flight.stacks.text import ADVICE
 from frd.flight.write import write_pickle
@@ -151,7 +151,9 @@ def _age(file: DumpFile) -> tuple[NodeNs, NodeNs]:
 def _chosen(kept: Sequence[KeptDump], suffix: str) -> _RankDump:
     """The rank's dump, from one recorder: one with open entries, NCCL's before Gloo's."""
     found = [
-        _RankDump(parse(dump.data, source=dump.source), dump.source + suffix, dump.taken_at_ns)
+        _RankDump(
+            parse_answer(dump.data, source=dump.source), dump.source + suffix, dump.taken_at_ns
+        )
         for dump in kept
     ]
     if not found:

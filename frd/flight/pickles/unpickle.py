@@ -3,9 +3,10 @@
 An honest dump is made of scalars, strings, lists, tuples, dicts and the memo. A scan over the
 bytes admits the opcodes of those and nothing else, so no import, no call and no state setter ever
 reaches the virtual machine; it also bounds memo indexes, because CPython allocates a memo of
-whatever size a single opcode names. Then the C unpickler does the work, with a `find_class` that
-raises anyway. The scan costs about as much as the load; a virtual machine in Python would
-cost ten times that.
+whatever size a single opcode names. A second pass follows the stack and the memo, with one bit for
+each value: whether it is a string or a number. Only those may be keys, because a key is hashed, and
+the hash of 291 bytes of tuples that share tuples takes longer than anyone waits. Then the C
+unpickler does the work, with a `find_class` that raises anyway.
 
 Strings that are no valid UTF-8 (a thread name that the kernel cut inside a character) get question
 marks for the offending bytes, since they would otherwise cost the whole dump.
@@ -33,6 +34,19 @@ _PLAIN = re.compile(
 _STRING, _SHORT_STRING, _STOP = b"X\x8c."
 _WITH_OPERAND, _LONGEST = b"KMJG\x8ahqjr\x80\x95", 10
 """Plain opcodes with something behind them, and bytes of the longest with what is behind it."""
+
+_TOKEN = re.compile(
+    rb"(?s:[Khq].|M..|J.{4}|G.{8}|\x8a(?:\x08.{8}|\x01.|\x02..|\x03.{3}|\x04.{4}|\x05.{5}|\x06.{6}"
+    rb"|\x07.{7}|\x09.{9})|[jr].{4}|\x80.|\x95.{8}|.)"
+)
+"""One plain opcode with its operand."""
+_KEYS, _GET, _PUT = map(frozenset, (b"KMJG\x88\x89", b"hj", b"qr"))
+_POPPED = dict.fromkeys(b"]})N\x8a", 0) | {0x85: 1, 0x86: 2, 0x87: 3}
+"""How many values an opcode takes that pushes one which is no key. Numbers of 64 bits may not be
+keys, because thousands of them can have one hash."""
+_MARK, _TUPLE, _PAIRS, _PAIR, _MEMOIZE = b"(tus\x94"
+_MOST_MADE = 1 << 24
+"""Containers of a pickle."""
 
 _LOAD_ERRORS = (
     pickle.UnpicklingError,
@@ -70,12 +84,16 @@ def load_plain(data: bytes, *, source: str) -> Any:
 
 
 def _scan(data: bytes, source: str) -> bytes:
-    """`data`, its strings made valid UTF-8, once all of its opcodes are known to be plain."""
+    """`data`, its strings made valid UTF-8, once all of its opcodes are known to be plain, and all
+    keys strings or numbers."""
     repairs: list[tuple[int, bytes]] = []
+    runs: list[bytes] = []
     position = 0
     while True:
+        start = position
         # `match` cannot fail: the pattern admits the empty run.
         position = _PLAIN.match(data, position).end()  # type: ignore[union-attr]
+        runs.append(data[start:position])
         opcode = data[position] if position < len(data) else -1
         if opcode == _STRING:
             start = position + 5
@@ -96,12 +114,57 @@ def _scan(data: bytes, source: str) -> bytes:
         text = data[start:position]
         if not text.isascii() and (repaired := _repair(text)) != text:
             repairs.append((start, repaired))
+    try:
+        if sum(map(data.count, (b"]", b"}", b")", b"("))) > _MOST_MADE:
+            raise ValueError(f"over {_MOST_MADE} lists and the like")
+        _check_keys(runs)
+    except (LookupError, ValueError) as error:
+        raise DumpError(f"{source}: {error}: no valid dump has it, it may be hostile") from None
     if not repairs:
         return data
     patched = bytearray(data)
     for start, repaired in repairs:
         patched[start : start + len(repaired)] = repaired
     return bytes(patched)
+
+
+def _check_keys(runs: list[bytes]) -> None:
+    """What the pickle machine does, with True for a value that is no key. A string follows each of
+    `runs`.
+
+    Raises:
+        ValueError: a key is neither string nor number.
+        LookupError: the stack or the memo has no such value.
+    """
+    stack: list[bool] = []
+    marks: list[list[bool]] = []
+    memo: dict[int, bool] = {}
+    for run in runs:
+        for token in _TOKEN.findall(run):
+            opcode = token[0]
+            if opcode in _GET:
+                stack.append(memo[int.from_bytes(token[1:], "little")])
+            elif opcode in _KEYS:
+                stack.append(False)
+            elif (popped := _POPPED.get(opcode)) is not None:
+                stack[len(stack) - popped :] = [True]
+            elif opcode in _PUT:
+                memo[int.from_bytes(token[1:], "little")] = stack[-1]
+            elif opcode == _MEMOIZE:
+                memo[len(memo)] = stack[-1]
+            elif opcode == _MARK:
+                marks.append(stack)
+                stack = []
+            elif opcode in b"etu":
+                if opcode == _PAIRS and any(stack[::2]):
+                    raise ValueError("a key that is no string or number")
+                stack = marks.pop()
+                stack += [True] * (opcode == _TUPLE)
+            elif opcode in b"as":
+                stack.pop()
+                if opcode == _PAIR and stack.pop():
+                    raise ValueError("a key that is no string or number")
+        stack.append(False)
 
 
 def _repair(text: bytes) -> bytes:

@@ -171,7 +171,8 @@ def _sources(domains: Sequence[Domain], given: Sequence[Domain], bounds: Bounds)
 def _samples(rows: Rows, domains: Sequence[Domain]) -> Samples:
     """Completed calls that bound clocks, each widened by the drift of its clock since."""
     calls = rows.calls
-    clock_of = np.zeros(int(rows.pair_rank.max(initial=0)) + 1, np.int64)
+    ranks = [rank for domain in domains for rank in domain.ranks]  # also some without a group
+    clock_of = np.zeros(max([int(rows.pair_rank.max(initial=0)), *ranks]) + 1, np.int64)
     for number, domain in enumerate(domains):
         clock_of[list(domain.ranks)] = number
     synchronizing = np.array([is_synchronizing(s.op) for s in rows.signatures], np.bool_)

@@ -20,13 +20,13 @@ from pathlib import Path
 
 from frd.errors import DumpError
 from frd.forms import fold_ranks
-from frd.model import AttemptKey
+from frd.model import MAX_WORLD_SIZE, AttemptKey
 from frd.offline.load.frd_dump import META, DumpFolder, made_by_frd
 
 MAX_FILES = 200_000
 
 _ENDING = r"(?:\.(?:json|pkl|pickle|bin|dump|gz))*"
-_NAME = re.compile(rf"(?P<prefix>.*?)(?P<rank>\d{{1,9}}){_ENDING}", re.DOTALL)
+_NAME = re.compile(rf"(?P<prefix>.*?)(?<!\d)(?P<rank>\d+){_ENDING}", re.DOTALL)
 _FIRST_BYTES = (b"\x80", b"{", b"[", b"\x1f\x8b")
 _WORDS = (b"pg_config", b"pg_status", b"profiling_name", b"comm_lib_version", b"nccl_version")
 """At least one of them is in the first bytes of a dump that is not compressed."""
@@ -102,6 +102,7 @@ def has_dumps(path: Path) -> bool:
 def _single(path: Path, prefix: str | None) -> Found:
     name = _pattern(prefix).fullmatch(path.name)
     rank = int(name["rank"]) if name else 0
+    rank = rank if rank < MAX_WORLD_SIZE else 0
     warning = f"{path}: a single dump, taken as rank {rank}'s: name its folder to see all ranks"
     folder = DumpFolder(path.parent, path.parent, AttemptKey(path.parent.name, 0))
     return Found({rank: path}, folder, (warning,))
@@ -110,7 +111,7 @@ def _single(path: Path, prefix: str | None) -> Found:
 def _pattern(prefix: str | None) -> re.Pattern[str]:
     if prefix is None:
         return _NAME
-    return re.compile(rf".*?(?P<prefix>{re.escape(prefix)})(?P<rank>\d{{1,9}}){_ENDING}", re.DOTALL)
+    return re.compile(rf".*?(?P<prefix>{re.escape(prefix)})(?P<rank>\d+){_ENDING}", re.DOTALL)
 
 
 def _candidates(
@@ -186,11 +187,16 @@ def _one_a_rank(
         if wanted is None or rank in wanted:
             by_rank[rank].append(path)
     older: list[str] = []
+    no_ranks: list[str] = []
     for rank, paths in sorted(by_rank.items()):
+        if rank >= MAX_WORLD_SIZE:
+            no_ranks += [f"{path}: rank {rank}: not below {MAX_WORLD_SIZE}" for path in paths]
+            continue
         last, *others = sorted(paths, key=lambda path: (-written_ns(path), str(path)))
         yield rank, last
         older += [f"{path}: rank {rank} again: left out, {last} is newer" for path in others]
     _warn_of_some(older, "older dumps", warnings)
+    _warn_of_some([f"{why}: left out" for why in no_ranks], "files of such ranks", warnings)
 
 
 def _warn_of_some(texts: list[str], what: str, warnings: list[str]) -> None:

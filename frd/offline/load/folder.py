@@ -22,10 +22,10 @@ from frd.flight.columns import NARROW, Dictionaries
 from frd.flight.trace import RankTrace, Trace
 from frd.model import Activity, GroupInfo, Int32s
 from frd.offline.load.discovery import Found, discover, written_ns
-from frd.offline.load.file_reading import Reading
 from frd.offline.load.frd_dump import rank_metadata
-from frd.offline.load.reader_pool import read_all
 from frd.offline.load.torchcomms import numbered
+from frd.readers.file_reading import Reading
+from frd.readers.pool import read_all
 
 Progress = Callable[[int, int], None]
 """Called with the number of files that are done, and of all."""

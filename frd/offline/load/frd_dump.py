@@ -18,7 +18,7 @@ import msgspec
 
 from frd.decodable import decodable
 from frd.flight.stacks.places import activity_of
-from frd.model import Activity, AlignedNs, AttemptKey, RankInfo
+from frd.model import MAX_WORLD_SIZE, YEAR_2200_NS, Activity, AlignedNs, AttemptKey, RankInfo
 
 MAX_META_BYTES = 4 * 1024 * 1024
 SUMMARY = "summary.json"
@@ -88,7 +88,10 @@ def rank_metadata(meta: Path | None, rank: int, warnings: list[str]) -> RankMeta
     path = meta / f"rank_{rank}.json"
     try:
         document = msgspec.json.decode(_text(path))
-        info = msgspec.convert(document, RankInfo, strict=False)
+        found = msgspec.convert(document, RankInfo, strict=False)
+        if found.rank != rank or not 0 <= found.world_size <= MAX_WORLD_SIZE:
+            raise ValueError(f"rank {found.rank} of {found.world_size}")
+        info = found
         times = msgspec.convert(document, Times)
     except FileNotFoundError:
         pass
@@ -102,9 +105,9 @@ def rank_metadata(meta: Path | None, rank: int, warnings: list[str]) -> RankMeta
 @decodable
 class _Summary(msgspec.Struct):
     job: str
-    attempt: int
+    attempt: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     folder: str
-    failed: dict[int, str] = {}
+    failed: dict[Annotated[int, msgspec.Meta(ge=0, lt=MAX_WORLD_SIZE)], str] = {}
     taken_at: datetime | None = None
     stall_after_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
 
@@ -133,23 +136,26 @@ def made_by_frd(path: Path, warnings: list[str]) -> DumpFolder | None:
         summary = root / SUMMARY
         try:
             document = msgspec.json.decode(_text(summary), type=_Summary, strict=False)
+            at = document.taken_at
+            at_ns = int(at.timestamp() * 1e9) if at else None
+            if not 0 <= (at_ns or 0) < YEAR_2200_NS:
+                raise ValueError(f"taken_at: {at}: no time of a dump")
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except (OSError, msgspec.MsgspecError, ValueError) as error:
+        except (OSError, OverflowError, RecursionError, ValueError) as error:
             if root == path:
                 warnings.append(f"{summary}: not as `frd dump` writes it ({error}): left out")
             continue
         folder = root / document.folder
-        if folder.parent != root or not folder.is_dir() or path not in (root, folder):
+        if folder.parent != root or not os.path.isdir(folder) or path not in (root, folder):
             continue
-        at = document.taken_at
         return DumpFolder(
             root,
             folder,
             AttemptKey(document.job, document.attempt),
             root / f"{document.folder}{META}",
             document.failed,
-            AlignedNs(int(at.timestamp() * 1e9)) if at else None,
+            None if at_ns is None else AlignedNs(at_ns),
             document.stall_after_s,
         )
     return None

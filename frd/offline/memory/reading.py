@@ -15,12 +15,12 @@ from typing import Final
 import numpy as np
 
 from frd.model import Int32s
-from frd.offline.load.reader_pool import cores
 from frd.offline.memory.events.files import Part, Piece, pieces_of
 from frd.offline.memory.events.lines import MAX_BAD
 from frd.offline.memory.events.pool import PiecePool
 from frd.offline.memory.samples import Recorded, Samples
 from frd.offline.memory.time_order import TimeOrder
+from frd.readers.pool import cores, is_packed
 
 SMALL_BYTES: Final = 64 << 20
 """Fewer bytes of text in all are read here: other processes take 0.2 s to start."""
@@ -43,11 +43,8 @@ def read_recording(
     """All events of some files; `warnings` gets what is wrong with them.
 
     Args:
-        readers: how many processes read, 1 for only this one; by default one a core, and this one
-            if the recording is small.
-
-    Raises:
-        TelemetryError: a reader process died.
+        readers: how many processes read, 1 for only this one, unless a file is compressed; by
+            default one a core, and one if the recording is small.
     """
     sizes = [path.stat().st_size if path.is_file() else 0 for path in files]
     total = sum(sizes)
@@ -62,7 +59,8 @@ def read_recording(
         pieces += pieces_of(number, path, _PIECE_BYTES if readers > 1 else size)
     collected = _Collected(warnings)
     before = [0, *accumulate(sizes)]
-    with PiecePool(min(readers, len(pieces))) as pool:
+    apart = any(map(is_packed, files))
+    with PiecePool(min(readers, len(pieces)), apart=apart) as pool:
         for piece, parts in pool.read(pieces):
             collected.begin(piece)
             for part in parts:

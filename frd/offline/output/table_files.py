@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from frd.errors import ConfigError
-from frd.forms import encodable, json_bytes
+from frd.forms import csv_cell, encodable, json_bytes
 from frd.offline.output.tables import Table
 
 _METADATA: Final = b"frd"
@@ -145,7 +145,7 @@ def write_csv(content: Content, path: Path) -> None:
         writer = csv.writer(out)
         writer.writerow(table.columns)
         for batch in table.batches():
-            writer.writerows(zip(*batch, strict=True))
+            writer.writerows(map(csv_cell, row) for row in zip(*batch, strict=True))
 
 
 def import_pyarrow() -> Any:

@@ -76,7 +76,7 @@ def decode(data: bytes) -> Alignment:
                 return msgspec.convert(fields, Alignment)
             case ["synchronized" | "unsynchronized", *fields] | fields:
                 return _of_wall(msgspec.convert(fields, _WallAlignment))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(
             f"journal: alignment: {error}: a foreign file, or one of a newer frd"
         ) from None

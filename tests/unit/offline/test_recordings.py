@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import frd
-from frd.errors import TelemetryError
 from frd.offline.memory import reading, samples
 from frd.offline.memory.events import pool
+from frd.offline.memory.events.files import Piece
 from frd.offline.memory.events.pool import PiecePool
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import Origin
@@ -68,7 +70,9 @@ def test_the_number_of_readers_changes_nothing(
         tmp_path / "absent",
         write(tmp_path / "d.jsonl", b"oops\n" * 20 + lines(mixed(5)) + b"oops"),
     ]
-    alone, warnings = read(*files)
+    with monkeypatch.context() as here:
+        here.setattr(sys, "executable", "")
+        alone, warnings = read(*files)
     together, same_warnings = read(*files, readers=readers)
     assert same(alone, together)
     assert warnings == same_warnings
@@ -78,17 +82,41 @@ def test_the_number_of_readers_changes_nothing(
 
 @pytest.mark.usefixtures("only_processes")
 def test_a_reader_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part of a recording could name the wrong rank, so there is an error, and no verdict."""
-    start = pool._Process.__init__
+    """A reader that dies costs its file, with a warning that names it; another reads the others."""
+    ask = pool._Process.ask
 
-    def killed(process: pool._Process) -> None:
-        start(process)
-        os.kill(process._popen.pid, signal.SIGKILL)
+    def killing(process: pool._Process, piece: Piece | None) -> None:
+        if piece is not None and piece.path.name in ("1.jsonl", "2.jsonl"):
+            os.kill(process._popen.pid, signal.SIGKILL)
+        ask(process, piece)
 
-    monkeypatch.setattr(pool._Process, "__init__", killed)
-    files = [write(tmp_path / f"{rank}.jsonl", mixed(rank)) for rank in range(3)]
-    with pytest.raises(TelemetryError, match=r"0\.jsonl: .* ended by signal 9.*: free some, or"):
-        read(*files, readers=2)
+    monkeypatch.setattr(pool._Process, "ask", killing)
+    files = [write(tmp_path / f"{rank}.jsonl", mixed(rank)) for rank in range(6)]
+    recorded, warnings = read(*files, readers=2)
+    lost = [warning for warning in warnings if "ended by signal 9" in warning]
+    lost_ranks = {rank for rank in range(6) for one in lost if one.startswith(f"{files[rank]}: ")}
+    assert {1, 2} <= lost_ranks <= {0, 1, 2, 3}  # one that is not yet answered is lost, too
+    assert {stream.rank for stream in recorded.streams} == {*range(6)} - lost_ranks
+    assert all("hostile" in warning for warning in lost)
+
+
+def test_compressed_files_are_not_read_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However small, and whatever its name: a limited process unpacks it. A file that unpacks to
+    thousands of times its size is damaged from there on."""
+    opened: list[Path] = []
+    monkeypatch.setattr(pool, "EventFile", lambda piece: opened.append(piece.path))
+    packed = write(tmp_path / "b.jsonl.gz", mixed(3)).rename(tmp_path / "b.jsonl")
+    recorded, _ = read(packed)
+    assert {stream.rank for stream in recorded.streams} == {3}
+    assert opened == []
+    monkeypatch.undo()
+    (bomb := tmp_path / "bomb").write_bytes(gzip.compress(bytes(80 << 20)))
+    _, warnings = read(bomb)
+    assert (
+        f"{bomb}: it unpacks to more than 200 times its size: what is before that" in warnings[-1]
+    )
 
 
 def test_progress_ends_with_all_bytes(tmp_path: Path) -> None:

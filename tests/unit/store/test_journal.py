@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from frd.errors import StoreError
-from frd.model import AlignedNs
+from frd.model import YEAR_2200_NS, AlignedNs
 from frd.store.journal import Journal, JournalLimits, read, segments
 from frd.store.records import Record, RecordKind, checksum
 from tests.journals import execute, size
@@ -317,6 +317,36 @@ def test_what_is_no_journal(tmp_path: Path) -> None:
     target.append([message(1)])
     assert re.match(r"journal: .*frdj/journal: .*--data-dir", target.error)
     assert target.dropped == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("ALTER TABLE batches RENAME TO b", "CREATE VIEW batches AS SELECT * FROM b"),
+        ("DROP TABLE batches", "CREATE VIEW batches AS SELECT 1, 0, 0, 0, 0, 0, x''"),
+        ("CREATE TRIGGER t AFTER INSERT ON batches BEGIN SELECT 1; END",),
+        ("ALTER TABLE batches ADD COLUMN more AS (hex(zeroblob(1 << 30)))",),
+        ("DROP TABLE batches", "CREATE VIRTUAL TABLE batches USING fts5(body)"),
+    ],
+)
+def test_only_the_table_is_read(tmp_path: Path, change: tuple[str, ...]) -> None:
+    """A database with a view, a trigger, a computed column or a virtual table in place of the
+    table, or in addition to it, was made by another program: nothing of it is evaluated."""
+    journal(tmp_path).close()
+    (path,) = segments(tmp_path)
+    for statement in change:
+        execute(path, statement)
+    with pytest.raises(StoreError, match="not a journal segment"):
+        replayed(tmp_path)
+
+
+@pytest.mark.parametrize("at", [-1, 2**63, YEAR_2200_NS])
+def test_a_hostile_time_is_damage(tmp_path: Path, at: int) -> None:
+    """A record of a time that no clock shows is refused, with the row."""
+    journal(tmp_path).close()
+    forge(segments(tmp_path)[0], zlib.compress(msgspec.msgpack.encode([(5, at, 0, b"")])))
+    with pytest.raises(StoreError, match="row 1 is damaged"):
+        replayed(tmp_path)
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ import pytest
 
 from frd.errors import WireError
 from frd.model import (
+    MAX_WORLD_SIZE,
+    YEAR_2200_NS,
     AttemptKey,
     ChannelColumns,
     EntryColumns,
@@ -38,7 +40,6 @@ from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     MAX_PART_BYTES,
     REASONS,
-    YEAR_2200_NS,
     Ack,
     AgentEvent,
     AttemptDecl,
@@ -294,6 +295,8 @@ def test_hello_without_identity(name: str) -> None:
         (rank(3, 0, RankInfo(4, 0, "n", "b", 1)), "declare.ranks.rank", "range"),
         (rank(3, 1, RankInfo(8, 8, "n", "b", 1)), "declare.ranks.rank", "range"),
         (rank(3, 1, RankInfo(1, 0, "n", "", 1)), "declare.ranks.boot_id", "missing"),
+        (rank(3, 1, RankInfo(MAX_WORLD_SIZE, 0, "n", "b", 1)), "declare.ranks.rank", "range"),
+        (rank(3, 1, RankInfo(2**31, 0, "n", "b", 1)), "declare.ranks.rank", "range"),
         (group(0, 0, 4), "declare.groups.ranks", "range"),
         (group(0, 1, 1), "declare.groups.ranks", "range"),
         (group(5), "declare.groups.attempt_index", "unknown_index"),

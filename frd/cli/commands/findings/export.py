@@ -19,13 +19,11 @@ import click
 
 from frd.cli.client import Client
 from frd.cli.options import FILE, service_options, when
-from frd.forms import fold_ranks
+from frd.forms import csv_cell, fold_ranks
 from frd.store.new_path import check_new, new_path
 from frd.usage import examples
 
 _PAGE = 500
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters of a cell that a spreadsheet executes, or strips before it executes the rest."""
 _COLUMNS = (
     *("id", "job", "attempt", "kind", "state", "severity", "opened_at", "closed_at", "reason"),
     *("suspects", "nodes", "victims", "lost_s", "dump", "close_reason", "summary"),
@@ -116,7 +114,7 @@ def _write_csv(findings: Iterable[Mapping[str, Any]], file: IO[str]) -> None:
 
 
 def _row(finding: Mapping[str, Any]) -> dict[str, object]:
-    """Ranks are folded; a text that a spreadsheet would take for a formula gets a leading quote."""
+    """Ranks are folded."""
     suspects = finding.get("suspects", ())
     reasons = dict.fromkeys(suspect["reason"] for suspect in suspects)
     row = {
@@ -126,7 +124,4 @@ def _row(finding: Mapping[str, Any]) -> dict[str, object]:
         "nodes": " ".join(dict.fromkeys(suspect["node"] for suspect in suspects)),
         "victims": fold_ranks(finding.get("victims", ())),
     }
-    return {
-        key: f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
-        for key, value in row.items()
-    }
+    return {key: csv_cell(value) for key, value in row.items()}

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -26,6 +26,7 @@ from frd.offline.memory.events import lines
 from frd.offline.memory.events.lines import BAD, EventReader, Refusals
 from frd.offline.memory.telemetry import Block, Identity, Origin, joined
 from frd.offline.phases.marks import PhaseMark
+from frd.readers.process import MAX_CPU_S, limit_time
 
 _CHUNK_BYTES: Final = 1 << 19
 """Some thousand events: their columns stay in the cache."""
@@ -39,6 +40,8 @@ _MARK: Final = b"\xef\xbb\xbf"
 _BETWEEN: Final = re.compile(rb"\s*,\s*\{")
 _BETWEEN_EVENTS: Final = b", \t\r\n"
 _TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["{}\[\]]', re.DOTALL)
+_BYTES_A_SECOND: Final = 1 << 20
+"""In the file. A core reads ten times as much at least, also packed."""
 _CUTS: Final = 4
 """How many places where an event seems to end are tried; nested lists have such places too."""
 
@@ -76,6 +79,22 @@ class Part:
     """Why the rest of the file cannot be read."""
     at: int
     """Position in the file."""
+
+
+def parts_of(piece: Piece | None) -> Generator[Part, None, None]:
+    """In a reader process. A piece is decoded block by block, so the limit of memory is far away;
+    that of time grows with what there is to read."""
+    if piece is not None:
+        with suppress(OSError):
+            end = piece.end or piece.path.stat().st_size
+            limit_time(MAX_CPU_S + (end - piece.begin) // _BYTES_A_SECOND)
+        yield from EventFile(piece).parts()
+
+
+def lost(piece: Piece, before: Part | None, why: str) -> Part:
+    """Follows `before` where the rest of a piece cannot be read."""
+    count, unit = (before.count, before.unit) if before else (0, "line")
+    return Part(joined([]), [], [], [], Refusals(), unit, count, [why], piece.begin)
 
 
 def pieces_of(number: int, path: Path, piece_bytes: int) -> list[Piece]:

@@ -1,14 +1,15 @@
 """Reads pieces of files in several processes.
 
-The processes are our own (`frd.offline.memory.events.process`), started as plain programs, as in
-`frd.offline.load.reader_pool`, and answer in a form that msgspec checks. Each has a thread here.
+The processes are those of `frd.readers`. Each has a thread here.
 This process reads, too, until the first of them is ready, and then only collects: if it decoded, it
 would hold the interpreter's lock, for which the threads would wait. Parts are returned in the order
-of the pieces, and a reader that is far ahead waits, so memory is bounded.
+of the pieces, and a reader that is far ahead waits, so memory is bounded. A process that dies costs
+its piece, and is replaced.
 """
 
 from __future__ import annotations
 
+import pickle
 import sys
 import threading
 from collections import deque
@@ -20,9 +21,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from frd.errors import TelemetryError
-from frd.offline.load.reader_pool import start_reader
-from frd.offline.memory.events.files import EventFile, Part, Piece
-from frd.offline.memory.events.messages import read_parts, write_piece
+from frd.offline.memory.events.files import EventFile, Part, Piece, lost, parts_of
+from frd.readers.pool import start_reader
+from frd.readers.process import MAX_CPU_S, MAX_MEMORY_BYTES
 
 _AHEAD: Final = 4
 """Pieces a reader that may be read, or wait, before their turn."""
@@ -37,17 +38,20 @@ class _Job:
     """A piece, and what was read of it so far; None ends it."""
 
     piece: Piece
-    parts: Queue[Part | Exception | None] = field(default_factory=lambda: Queue(maxsize=_MAX_PARTS))
+    parts: Queue[Part | None] = field(default_factory=lambda: Queue(maxsize=_MAX_PARTS))
 
 
 class PiecePool:
-    """Use it as a context; leaving it ends the processes."""
+    """Use it as a context; leaving it ends the processes. With `apart`, this process reads nothing,
+    since a piece may be hostile."""
 
-    def __init__(self, readers: int) -> None:
+    def __init__(self, readers: int, *, apart: bool = False) -> None:
         self._readers = readers if sys.executable else 1
+        self._apart = apart and bool(sys.executable)
         self._closed = threading.Event()
         self._processes: list[_Process] = []
         self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -58,7 +62,8 @@ class PiecePool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._closed.set()
+        with self._lock:
+            self._closed.set()
         for process in self._processes:
             process.end()
         for thread in self._threads:
@@ -67,18 +72,14 @@ class PiecePool:
             process.close()
 
     def read(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Iterator[Part]]]:
-        """Each piece with its parts, in order; the parts must be taken before the next piece.
-
-        Raises:
-            TelemetryError: a process died; also while parts are taken.
-        """
-        if self._readers <= 1:
+        """Each piece with its parts, in order; the parts must be taken before the next piece."""
+        if self._readers <= 1 and not self._apart:
             yield from ((piece, EventFile(piece).parts()) for piece in pieces)
             return
         jobs = [_Job(piece) for piece in pieces]
         self._start(jobs)
         for job in jobs:
-            if not self._ready.is_set() and self._claim(job):
+            if not (self._apart or self._ready.is_set()) and self._claim(job):
                 yield job.piece, EventFile(job.piece).parts()
             else:
                 yield job.piece, _taken(job)
@@ -86,7 +87,6 @@ class PiecePool:
 
     def _start(self, jobs: Sequence[_Job]) -> None:
         self._left = deque(jobs)
-        self._lock = threading.Lock()
         self._ready = threading.Event()
         self._room = threading.Semaphore(_AHEAD * self._readers)
         self._processes = [_Process() for _ in range(self._readers)]
@@ -115,13 +115,16 @@ class PiecePool:
             following = self._take(wait=False)
             if following is not None:
                 process.ask(following.piece)
+            part = None
             try:
-                for part in process.parts(job.piece):
+                for part in process.parts():
                     self._put(job, part)
-                self._put(job, None)
-            except Exception as error:  # raised where the parts are taken
-                self._put(job, error)
-                return
+            except Exception as error:
+                self._put(job, lost(job.piece, part, str(error)))
+                process = self._replaced(process)
+                if following is not None:
+                    process.ask(following.piece)
+            self._put(job, None)
             if following is None and (following := self._take(wait=True)) is not None:
                 process.ask(following.piece)
             job = following
@@ -137,7 +140,16 @@ class PiecePool:
             self._room.release()  # for the next thread, which finds none either
         return job
 
-    def _put(self, job: _Job, part: Part | Exception | None) -> None:
+    def _replaced(self, process: _Process) -> _Process:
+        with self._lock:
+            if self._closed.is_set():
+                return process
+            process = _Process()
+            self._processes.append(process)
+        process.wait()
+        return process
+
+    def _put(self, job: _Job, part: Part | None) -> None:
         while not self._closed.is_set():
             with suppress(Full):
                 job.parts.put(part, timeout=_LOOK_S)
@@ -146,8 +158,6 @@ class PiecePool:
 
 def _taken(job: _Job) -> Iterator[Part]:
     while (part := job.parts.get()) is not None:
-        if isinstance(part, Exception):
-            raise part
         yield part
 
 
@@ -155,32 +165,36 @@ class _Process:
     """One reader process."""
 
     def __init__(self) -> None:
-        self._popen, self._input, self._output = start_reader("frd.offline.memory.events.process")
+        limits = str(MAX_MEMORY_BYTES), str(MAX_CPU_S)
+        self._popen, self._input, self._output = start_reader("frd.readers.process", *limits)
+        self.ask(None)
 
     def wait(self) -> None:
         """Until it is ready, or has died."""
-        with suppress(OSError, EOFError):
-            for _ in read_parts(self._output):
+        with suppress(TelemetryError):
+            for _ in self.parts():
                 pass
 
-    def ask(self, piece: Piece) -> None:
+    def ask(self, piece: Piece | None) -> None:
         with suppress(OSError):  # it has died: `parts` says so
-            write_piece(self._input, piece)
+            pickle.dump((parts_of, (piece,)), self._input)
+            self._input.flush()
 
-    def parts(self, piece: Piece) -> Iterator[Part]:
-        """Of the pieces in the order in which they were asked for.
+    def parts(self) -> Iterator[Part]:
+        """Of the pieces in the order in which they were asked for, a piece a call.
 
         Raises:
             TelemetryError: the process has died.
         """
         try:
-            yield from read_parts(self._output)
-        except (OSError, EOFError):
+            while (part := pickle.load(self._output)) is not None:  # noqa: S301  of our own process
+                yield part
+        except (OSError, EOFError, pickle.UnpicklingError):
             status = self._popen.wait()
             how = f"by signal {-status}" if status < 0 else f"with status {status}"
             raise TelemetryError(
-                f"{piece.path}: the process that read it was ended {how}, perhaps because "
-                "memory ran out: free some, or name fewer files"
+                f"the process that read it was ended {how}: it took too long, or memory ran out: "
+                "what is before that is used; the file may be hostile, leave it out"
             ) from None
 
     def end(self) -> None:

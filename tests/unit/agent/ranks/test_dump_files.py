@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
 import os
 import pickle
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from frd.errors import DumpError
 from frd.flight.entry import Entry
 from frd.flight.write import write_pickle
 from frd.model import NodeNs, RankState, RankStatus, WatermarkColumns
+from frd.readers.pool import ReaderProcess
+from frd_agent.ranks import file_rank
 from frd_agent.ranks.dump_files import DumpFile, DumpFiles
 from frd_agent.ranks.file_rank import DumpWatch
 from frd_agent.ranks.roster import Roster
@@ -61,8 +66,10 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.files.rest()
 
 
 def test_a_file_is_read_once_it_has_stopped_changing(tmp_path: Path) -> None:
@@ -76,16 +83,23 @@ def test_a_file_is_read_once_it_has_stopped_changing(tmp_path: Path) -> None:
     assert files.changed() == []
     assert files.changed() == [path]
     file = files.read(path)
+    files.rest()
     assert (file.rank, len(file.dump.entries)) == (3, 2)
     assert files.changed() == []
 
 
 def test_an_overwritten_file_is_read_again(node: Node) -> None:
     """The next timeout overwrites the dump of the first one."""
-    node.files = DumpFiles([node.folder, node.folder / "not there"])
+    node.files = DumpFiles([node.folder, node.folder / "not there"])  # nothing was read yet
     for entries in (1, 2):
         file = node.write("trace12", a_dump(entries), entries)
         assert (file.rank, file.written_at_ns, len(file.dump.entries)) == (12, entries, entries)
+
+
+SHARED_TUPLES = b"\x80\x02}(K\x00](%beh\x3cK\x01u." % (
+    b")q\x00" + b"".join(b"h%ch%c\x86q%c" % (at, at, at + 1) for at in range(60))
+)
+"""A key whose hash takes 2^60 steps, in 432 bytes."""
 
 
 class Hostile:
@@ -98,8 +112,12 @@ class Hostile:
     [
         ("rank_0", pickle.dumps(Hostile()), "rank_0"),
         ("dump_1763650000", a_dump(1), "no rank"),
+        ("rank_2147483648", a_dump(1), "no rank"),
+        ("rank_0", SHARED_TUPLES, "rank_0: a key that is no string or number"),
+        ("rank_0", gzip.compress(SHARED_TUPLES), "rank_0: a key that is no string or number"),
+        ("rank_0", b"\x80\x02(" + b"]" * 8_000_000 + b"t.", "rank_0: .*memory"),
     ],
-    ids=["hostile", "no rank"],
+    ids=["hostile", "no rank", "2^31", "tuples", "packed tuples", "lists"],
 )
 def test_what_is_refused_is_not_tried_again(node: Node, name: str, data: bytes, why: str) -> None:
     """A pickle that would run a command, and a number that is a time: the service would refuse a
@@ -107,6 +125,36 @@ def test_what_is_refused_is_not_tried_again(node: Node, name: str, data: bytes, 
     with pytest.raises(DumpError, match=why):
         node.write(name, data)
     assert node.files.changed() == []
+
+
+async def test_the_agent_survives_its_reader(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that the process which reads it does not survive is named, counted and left where it
+    is; another process reads the next one."""
+    call = ReaderProcess.call
+
+    def dies(process: Any, path: Path, *arguments: Any) -> Any:
+        if path.name == "rank_1":
+            process.kill()
+        return call(process, path, *arguments)
+
+    monkeypatch.setattr(ReaderProcess, "call", dies)
+    monkeypatch.setattr(file_rank, "_EVERY_S", 0.01)
+    for rank in range(3):
+        (node.folder / f"rank_{rank}").write_bytes(a_dump(1))
+    watching = asyncio.ensure_future(node.watch.run())
+    async with asyncio.timeout(20):
+        while len(node.watch.ranks) < 2 or not node.common.stats.refused_files["dump"]:
+            await asyncio.sleep(0.01)
+    watching.cancel()
+    assert {rank.info.rank for rank in node.watch.ranks} == {0, 2}
+    assert node.common.stats.refused_files["dump"] == 1
+    (warning,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert warning.startswith(
+        f"{node.folder / 'rank_1'}: the process that read it ended by signal 9"
+    )
+    assert "move it away" in warning
 
 
 def test_links_pipes_and_other_names_are_passed_by(tmp_path: Path) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import pickle
+import time
+import tracemalloc
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 import numpy as np
@@ -20,6 +24,8 @@ from tests.sim.jobs import EPOCH, PLAN, job_of
 from tests.sim.ops import S
 from tests.sim.ranks import SimRank
 from tests.world.node_clocks import time_of
+
+ENTRY = b'{"record_id":0,"process_group":["",""],"profiling_name":"","collective_seq_id":0}'
 
 
 class _Server:
@@ -120,3 +126,35 @@ def test_no_dump_of_nccl_while_the_interpreter_is_busy() -> None:
         with pytest.raises(Silent):
             read(second, 10, is_stale=True)
         assert server.firsts[-1] == (PREPARED if second == 11 else PLAIN)
+
+
+LISTS = b'{"version": "2.10", "x": [' + b"[]," * 6_000_000 + b"[]]}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (pickle.dumps({"version": "2.10"}, 2), "neither JSON"),
+        (gzip.compress(b'{"version": "2.10"}'), "neither JSON"),
+        (LISTS, "too large"),
+        (LISTS.replace(b"[]", b"{}"), "too large"),
+        (b'{"version": "2.10", "entries": [' + b"0," * 3_000_000 + b"0]}", "cannot be read"),
+        (b'{"version": "2.10", "entries": [' + b"0," * 30_000 + b"0]}", "over 10000 entries"),
+        (b'{"version": 2, "x": ' + b"[" * 60_000_000, "too large"),
+        (b'{"version": 2, "x": ' + b"[" * 4_000_000, "damaged JSON"),
+        (b'{"version": ' + b"9" * 2_000_000 + b"}", "damaged JSON"),
+        (b'{"version": "2.10", "entries": [%b]}' % b",".join([ENTRY] * 200_001), "over 200000"),
+    ],
+    ids=["pickle", "gzip", "lists", "objects", "numbers", "bad", "deep", "short", "digits", "many"],
+)
+def test_a_hostile_answer_costs_little(answer: bytes, why: str) -> None:
+    """An answer is JSON of a limited number of values, and is refused before they are made."""
+    agent = Agent()
+    agent.rank.dump = lambda handler: answer  # type: ignore[method-assign]
+    tracemalloc.start()
+    began_s = time.process_time()
+    problems = agent.read(3).problems
+    assert any(why in problem for problem in problems), problems
+    assert time.process_time() - began_s < 10
+    assert tracemalloc.get_traced_memory()[1] < 300 << 20
+    tracemalloc.stop()

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from frd.model import Flags
-from frd.wire.messages import YEAR_2200_NS
+from frd.model import YEAR_2200_NS, Flags
 from frd_agent.ranks.tap_files import TapGroup
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rows import columns

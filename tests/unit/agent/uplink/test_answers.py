@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from frd.flight.entry import Dump
+from frd.flight.pickles.unpickle import load_plain
 from frd.flight.write import write_pickle
 from frd.model import Certainty, NodeNs, WaitKind, WaitsFor
 from frd.wire.messages import Part, Request, ResponsePart
@@ -70,7 +71,7 @@ async def test_the_dump_with_the_latest_op_is_the_last(
     ops = [of_ops(first_ns), of_ops(first_ns, second_ns)]
     kept, written = ops if is_later else reversed(ops)
     groups = {"0": ("default_pg", (0, 1))}
-    data = write_pickle(kept, groups)
+    data = json.dumps(load_plain(write_pickle(kept, groups), source="x")).encode()
     asked_ns = NodeNs(now_ns - (15 if is_later else 5) * S)
     rank.recorders._kept[RecorderTracker()] = KeptDump("nccl", asked_ns, data)
     path = tmp_path / "rank_1"
@@ -80,6 +81,7 @@ async def test_the_dump_with_the_latest_op_is_the_last(
     files = DumpFiles([tmp_path])
     files.changed()
     found = await _find(rank, [files.read(path)], 1.0)
+    files.rest()
     roster.close()
     assert len(found.dump.entries) == 2
     assert found.source.startswith("file rank_1" if is_later else "nccl, kept from")

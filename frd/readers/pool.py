@@ -1,0 +1,185 @@
+"""Reads many dump files in parallel: one process per core, or none if the files are few and small.
+
+The processes are our own (`frd.readers.process`), started as plain programs: a fork copies locks of
+threads that the caller may have, and multiprocessing's spawn runs the caller's main module again,
+which a notebook or a script without a guard does not survive. Each has a thread here that requests
+one file at a time, and one that dies costs one file. Their memory and time are limited; see there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Final, TypeVar
+
+from frd.errors import FrdError
+from frd.readers.file_reading import Reader, Reading, read_columns
+from frd.readers.process import MAX_CPU_S, MAX_MEMORY_BYTES
+
+MAX_READERS = 16
+SMALL_BYTES = 4 * 1024 * 1024
+"""Files of fewer bytes in all are read in this process, unless one is compressed: they fit its
+memory whatever they hold, and take a second."""
+_GZIP: Final = b"\x1f\x8b"
+_PIPE_BYTES = 1 << 20
+_MAX_DEATHS = 64
+_MAX_S: Final = 600
+"""For one file: a file system may not answer, or other programs use all cores."""
+
+T = TypeVar("T")
+
+
+class ReaderDied(FrdError):
+    """The process that read a file was ended."""
+
+
+def read_all(files: Mapping[int, Path]) -> Iterator[Reading]:
+    """A `Reading` of every file, in the order of `files`.
+
+    The order makes the answer the same however many readers there are.
+    """
+    is_small = sum(_size(path) for path in files.values()) <= SMALL_BYTES
+    if not sys.executable or (is_small and not any(map(is_packed, files.values()))):
+        reader = Reader(0)
+        yield from (reader.read(rank, path) for rank, path in files.items())
+        return
+    readers = _Readers(min(cores(), MAX_READERS, len(files)))
+    try:
+        yield from readers.pool.map(readers.read, files.items())
+    finally:
+        readers.stop()
+
+
+def is_packed(path: Path) -> bool:
+    """Whatever its name. A pipe is not opened: it could be read only once."""
+    with suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(len(_GZIP)) == _GZIP
+    return False
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Readers:
+    """One process per thread, so that each process reads its files in their order."""
+
+    def __init__(self, threads: int) -> None:
+        self.pool = ThreadPoolExecutor(threads)
+        self._own = threading.local()
+        self._lock = threading.Lock()
+        self._processes: list[ReaderProcess] = []
+        self._most = threads + _MAX_DEATHS
+
+    def read(self, item: tuple[int, Path]) -> Reading:
+        rank, path = item
+        number: int | None = getattr(self._own, "number", None)
+        if number is None:
+            with self._lock:
+                if len(self._processes) >= self._most:
+                    return Reading(-1, rank, None, f"{path}: not read: readers keep dying")
+                number = self._own.number = len(self._processes)
+                self._processes.append(ReaderProcess())
+        try:
+            return self._processes[number].call(path, read_columns, number, rank, path)
+        except ReaderDied as error:
+            self._own.number = None
+            return Reading(number, rank, None, str(error))
+
+    def stop(self) -> None:
+        """Without waiting for a file that is being read."""
+        with self._lock:
+            self._most = 0
+        for process in self._processes:
+            process.kill()
+        self.pool.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.stop()
+
+
+class ReaderProcess:
+    """One reader process. It can be used by one thread at a time."""
+
+    def __init__(self, memory_bytes: int = MAX_MEMORY_BYTES, cpu_s: int = MAX_CPU_S) -> None:
+        self._limits = f"limits: {cpu_s} s of one core, {memory_bytes >> 20} MiB"
+        self._popen, self._input, self._output = start_reader(
+            "frd.readers.process", str(memory_bytes), str(cpu_s)
+        )
+
+    def call(self, path: Path, function: Callable[..., T], *arguments: object) -> T:
+        """The result of a module's function, which reads `path`.
+
+        Raises:
+            ReaderDied: the process has died, and must be stopped.
+        """
+        try:
+            pickle.dump((function, arguments), self._input)
+            self._input.flush()
+            answer = select.poll()
+            answer.register(self._output, select.POLLIN)
+            if answer.poll(1000 * _MAX_S):
+                found: T = pickle.load(self._output)  # noqa: S301  of our own process
+                return found
+            how = f"because it gave no answer within {_MAX_S} s"
+        except (OSError, EOFError, pickle.UnpicklingError):
+            status = self._popen.wait()
+            how = f"by signal {-status}" if status < 0 else f"with status {status}"
+        why = f"the process that read it ended {how} ({self._limits})"
+        raise ReaderDied(f"{path}: {why}: left out, the file may be hostile: move it away")
+
+    def kill(self) -> None:
+        self._popen.kill()
+
+    def stop(self) -> None:
+        self.kill()
+        with suppress(BrokenPipeError):
+            self._input.close()
+        self._output.close()
+        with suppress(subprocess.TimeoutExpired):  # its disk does not answer
+            self._popen.wait(timeout=1)
+
+
+def start_reader(
+    module: str, *arguments: str
+) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
+    """A process of this Python that runs a module, its standard input and its output.
+
+    It finds modules where the caller does, and numpy in it uses one thread.
+    """
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    popen = subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path, **one_thread},
+    )
+    assert popen.stdin is not None
+    assert popen.stdout is not None
+    _widen(popen.stdout.fileno())
+    return popen, popen.stdin, popen.stdout
+
+
+def _widen(descriptor: int) -> None:
+    """A larger pipe means fewer switches between processes; optional."""
+    with suppress(AttributeError, OSError):
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
