@@ -77,15 +77,16 @@ calls these functions of theirs, and constants (tests/unit/agent/tap/test_tap_ca
 - `threading`: Event, main_thread. No other object has the locks of an Event.
 - `atexit`: register. Once, on the thread that imports torch.distributed, like register_at_fork.
 - `_signal`: pthread_sigmask, valid_signals, sigtimedwait. They concern the calling thread.
-- `os`: open, read, write, pwrite, close, unlink, replace, ftruncate, fchmod, chmod, makedirs, stat,
-  lstat, fstat, access, listdir, sysconf, urandom, getpid, getuid, geteuid, fsencode, path, environ,
-  register_at_fork; `fcntl`: flock; `socket`: gethostname; `time`: time, time_ns, monotonic,
-  monotonic_ns, thread_time, sleep. System calls; of the environment it reads single variables.
+- `os`: open, read, write, pwrite, close, unlink, replace, ftruncate, fchmod, chmod, mkdir, stat,
+  lstat, fstat, readlink, access, listdir, sysconf, urandom, getpid, getuid, geteuid, fsencode,
+  path, environ, register_at_fork; `fcntl`: flock; `socket`: gethostname; `time`: time, time_ns,
+  monotonic, monotonic_ns, thread_time, sleep. System calls; of the environment it reads single
+  variables.
 - `sys`: modules, _current_frames. Each is read in one step, under the GIL.
-- `json`: dumps, JSONDecoder; `struct`: Struct; `re`: compile; `zlib`: crc32; `stat`: S_ISDIR;
-  `itertools`: count, chain, repeat, islice, accumulate; `operator`: itemgetter, attrgetter, is_;
-  `contextlib`: suppress, contextmanager; `collections`: deque. All values are the tap's. The
-  decoder of `json.loads` is the program's too, so the tap has another.
+- `json`: dumps, JSONDecoder; `struct`: Struct; `re`: compile; `zlib`: crc32; `stat`: S_ISDIR,
+  S_ISLNK; `itertools`: count, chain, repeat, islice, accumulate; `operator`: itemgetter,
+  attrgetter, is_; `contextlib`: suppress, contextmanager; `collections`: deque. All values are
+  the tap's. The decoder of `json.loads` is the program's too, so the tap has another.
 - `ctypes`: PyDLL, CDLL, c_int, c_ulong, byref, py_object. The tap has its own handles: a program
   may change the argument types of the functions in `ctypes.pythonapi`.
 """
@@ -231,6 +232,9 @@ JOIN_S = 2.0
 _TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")  # the system's, as `tempfile` knows them
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """Inode of the pid namespace that the kernel starts with: of a process outside containers."""
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+MAX_LINKS = 40
+_OVERFLOW_UID = "/proc/sys/kernel/overflowuid"
 _LIMITS = {
     "RLIMIT_NPROC": b"Max processes",
     "RLIMIT_AS": b"Max address space",
@@ -592,6 +596,8 @@ def _refusal(environ: Mapping[str, str], error: OSError) -> OSError:
             os.unlink(temporary)
         finally:
             os.close(fd)
+    if error.errno is None and not str(error).startswith(f"{directory}: belongs to "):
+        return error  # of a parent, or a link
     owner = "another user"
     with contextlib.suppress(OSError):
         owner = f"uid {os.stat(directory).st_uid}"
@@ -747,7 +753,6 @@ class Stage:
     def _write(self, now: float, ended: Mapping[str, Any] | None = None) -> None:
         self._written_at = now
         directory = run_dir(self._environ)
-        make_run_dir(directory, self._environ)
         self._path = os.path.join(directory, self.token + ".stage")
         stage = {
             "schema": SCHEMA,
@@ -766,6 +771,7 @@ class Stage:
             "exit": ended,
         }
         try:
+            make_run_dir(directory, self._environ)
             write_whole(directory, self.token, ".stage", json.dumps(stage))
         except OSError as error:
             raise _refusal(self._environ, error) from None
@@ -1213,23 +1219,113 @@ def run_dir(environ: Mapping[str, str]) -> str:
 
 
 def make_run_dir(path: str, environ: Mapping[str, str]) -> None:
-    """The default directory is in a folder that anyone may write to, so it must be private.
+    """Make the run directory, or one below it, if there is none.
 
     Raises:
-        OSError: it cannot be created, or the default one belongs to another user.
+        OSError: it cannot be made, or others could change what is in it (`open_home`).
     """
-    os.makedirs(path, mode=0o700, exist_ok=True)
-    if path == default_run_dir(environ):
-        found = os.lstat(path)
-        private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o022
-        if not private or found.st_uid != os.geteuid():
-            raise PermissionError(f"{path}: others can write there: set FRD_RUN_DIR")
+    os.close(open_home(path, os.geteuid(), make=True))
+
+
+def open_home(path: str, uid: int, *, make: bool = False) -> int:
+    """A descriptor (O_PATH) of a directory in which files of the user `uid` are safe.
+
+    It belongs to this user, and no other user may write there. Or it is shared: it belongs to root,
+    and no user can remove what another one has made, because it is sticky, or it is the root of a
+    mount, as the volume of a pod is, whose users trust each other. Each of its parents belongs to
+    root, to this user, or to the uid by which a user namespace shows users that it does not know;
+    and it is sticky, not writable for others, or the root of a mount.
+
+    The last part of `path` may be no symbolic link. A link before that must belong to one of the
+    owners above; what it leads to is checked in the same way. `make`: make what is missing.
+
+    Raises:
+        PermissionError: without an errno: others could change what is in it; the text says why.
+        OSError: it does not exist, or cannot be made.
+    """
+    others = 0, _number_in(_OVERFLOW_UID)
+    names, at, links = os.path.abspath(path).split("/")[::-1], "", 0
+    fd = os.open("/", _DIRECTORY)
+    try:
+        while names:
+            if (name := names.pop()) in ("", "."):
+                continue
+            where = f"{at}/{name}"
+            try:
+                below = _entered(name, fd, (0o755 if names else 0o700) if make else 0)
+            except NotADirectoryError:
+                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                links += 1
+                if not stat.S_ISLNK(found.st_mode) or links > MAX_LINKS:
+                    raise
+                if not names or found.st_uid not in (uid, *others):
+                    raise _unsafe(where, f"is a symbolic link of uid {found.st_uid}") from None
+                target = os.readlink(name, dir_fd=fd)
+                names += target.split("/")[::-1]
+                if target.startswith("/"):
+                    below, at = os.open("/", _DIRECTORY), ""
+                    os.close(fd)
+                    fd = below
+                continue
+            above, fd, at = fd, below, where
+            try:
+                found = os.fstat(fd)
+                is_open = found.st_mode & 0o022
+                is_kept = not is_open or found.st_mode & stat.S_ISVTX
+                is_kept = is_kept or _mount_of(fd) != _mount_of(above)
+            finally:
+                os.close(above)
+            is_foreign = not names and found.st_uid != uid and not is_open
+            if is_foreign or found.st_uid not in (uid, *others):
+                raise _unsafe(at, f"belongs to uid {found.st_uid}, not to uid {uid}")
+            if is_open and not (is_kept and (names or found.st_uid in others)):
+                raise _unsafe(at, "other users may change what is in it")
+    except BaseException as error:
+        os.close(fd)
+        if isinstance(error, OSError) and error.errno is not None:
+            error.filename = where
+        raise
+    return fd
+
+
+def _entered(name: str, above: int, mode: int) -> int:
+    """A descriptor of the directory, which is made with this mode if that is not 0."""
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=above)
+    except FileNotFoundError:
+        if not mode:
+            raise
+    with contextlib.suppress(FileExistsError):  # another rank has made it
+        os.mkdir(name, mode, dir_fd=above)
+    return os.open(name, _DIRECTORY, dir_fd=above)
+
+
+def _mount_of(fd: int) -> tuple[int, bytes]:
+    """Of the same file system there may be several mounts."""
+    _, _, number = _content(f"/proc/self/fdinfo/{fd}").partition(b"mnt_id:")
+    return os.fstat(fd).st_dev, number.split(b"\n")[0]
+
+
+def _unsafe(path: str, why: str) -> PermissionError:
+    advice = "name a directory that only its user may write to (FRD_RUN_DIR, --run-dir)"
+    return PermissionError(f"{path}: {why}: {advice}")
+
+
+def check_home(path: str) -> None:
+    """Raises OSError if the directory that was checked has been replaced by one of another user."""
+    found, mine = os.lstat(path), os.geteuid()
+    is_mine = found.st_uid in (0, mine) or found.st_uid == _number_in(_OVERFLOW_UID)
+    if not (stat.S_ISDIR(found.st_mode) and is_mine):
+        raise _unsafe(path, f"belongs to uid {found.st_uid}, not to uid {mine}")
 
 
 def write_whole(directory: str, token: str, suffix: str, text: str) -> None:
     """Replace a file as a whole. Raises OSError."""
+    check_home(directory)
     temporary = os.path.join(directory, "." + token + ".tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     rest = memoryview(text.encode())
     fd = os.open(temporary, flags, 0o600)
     try:
@@ -1307,7 +1403,9 @@ class Files:
 
     def _write(self, whole: bytes, at: int) -> None:
         """Write in one call. A torn read fails the checksum, and the agent reads again."""
-        fd = os.open(self._shm, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        check_home(self._directory)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # not to wait for a pipe
+        fd = os.open(self._shm, flags, 0o600)
         try:
             os.pwrite(fd, whole, at)
         finally:

@@ -36,7 +36,7 @@ from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule, Why
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.reader import StackReader
 from frd_agent.ranks.tap_counters import CountersFile
-from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity
+from frd_agent.ranks.tap_files import TapFile, TapIdentity
 from frd_agent.ranks.token_files import STILL_S
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.published_dumps import DumpsFile, PublishedDumps
@@ -76,8 +76,14 @@ class Rank:
     becomes another rank of another attempt, with another number."""
 
     def __init__(
-        self, file: TapFile, identity: TapIdentity, shared: RankContext, sockets: SocketDir
+        self,
+        file: TapFile,
+        identity: TapIdentity,
+        shared: RankContext,
+        socket: str | None,
+        process: RankProcess,
     ):
+        """`socket`: its address."""
         self.file = file
         self.identity = identity
         self.exit_recorded_at_ns: NodeRawNs | None = None
@@ -91,9 +97,11 @@ class Rank:
         self._former: list[tuple[Reports, int]] = []
         """Its number in the previous attempt, if any, and where it reported then."""
         self._shared = shared
-        socket = None if file.socket_path is None else sockets.address(file.socket_path)
-        shortage = Room(lambda: self.pid).shortage
-        handlers = Handlers(socket, _DUMP_TIMEOUT_S, shortage=shortage) if socket else None
+        self.process = process
+        shortage = Room(lambda: process.readable).shortage
+        handlers = None
+        if socket is not None:
+            handlers = Handlers(socket, _DUMP_TIMEOUT_S, shortage=shortage, owner=file.owner)
         self._has_socket = handlers is not None
         dumps = file.path.with_suffix(DumpsFile.SUFFIX)
         self._dumps = PublishedDumps(dumps, shared.time.one_to_raw) if identity.dumps else None
@@ -111,8 +119,7 @@ class Rank:
         self._complained = False
         self.stage: Stage | None = None
         """A long wait in `new_group`, as its tap reports it."""
-        self.process = RankProcess(identity, socket, owner=file.owner)
-        self.stacks = StackReader(self.pid, handlers, file.shm_path)
+        self.stacks = StackReader(self.pid, handlers, file.shm_path, process.may_read)
         self._learn_exit()
         self._begin_attempt()
 
@@ -167,7 +174,8 @@ class Rank:
 
     @property
     def pid(self) -> int | None:
-        """In our own pid namespace; None if the process is not seen there."""
+        """In our own pid namespace; None if the process is not seen there. Before anything is read
+        of it, ask `process.may_read`."""
         return self.process.pinned.pid if self.process.pinned else None
 
     def target(self, now_s: float) -> Target:
@@ -175,7 +183,7 @@ class Rank:
         return Target(
             number=self.number,
             attempt=self._attempt,
-            pid=self.pid,
+            pid=self.process.readable,
             said_pid=self.identity.pid,
             devices=self.identity.devices,
             shm_path=self.file.shm_path,

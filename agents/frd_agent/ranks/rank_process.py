@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 from frd.model import ExitInfo, ExitKind, NodeRawNs
 from frd_agent import tap
 from frd_agent.memory import OomKills
-from frd_agent.proc import Vital, has_tap, number_here
+from frd_agent.proc import Vital, has_tap, is_of, number_here
 from frd_agent.ranks.exits import ended_at, exit_info, may_be_oom
 from frd_agent.ranks.process import Listener, Process, listener
 from frd_agent.ranks.tap_files import ExitRecord, TapIdentity
@@ -31,14 +32,15 @@ class RankProcess:
             OSError: as `read_stat`.
         """
         self._socket = socket
+        self._owner = owner
         self.pinned = known
         """None if it is in another pid namespace, or ended before the agent saw it."""
         self.is_hidden = False
         """It is in another pid namespace, or of another user than its file: it may be alive."""
         if known is None:
-            peer = Listener.NONE if socket is None else listener(socket)
+            peer = Listener.NONE if socket is None else listener(socket, owner)
             found = _find(identity, peer)
-            if found is not None and owner is not None and not found.is_of(owner):
+            if found is not None and not _is_of(found, owner):
                 found.close()
                 self.is_hidden = True
             elif found is None:
@@ -48,6 +50,24 @@ class RankProcess:
                 self.is_hidden = apart and not (sees_all or refused or identity.exit is not None)
             self.pinned = None if self.is_hidden else found
         self._oom_kills: OomKills | None = OomKills(self.pinned.pid if self.pinned else None)
+
+    @property
+    def readable(self) -> int | None:
+        """Its pid, if it may be read now: see `may_read`."""
+        pid = self.pinned.pid if self.pinned else None
+        return pid if pid is not None and self.may_read(pid) else None
+
+    def may_read(self, pid: int) -> bool:
+        """Whether `pid` is this process or another one of the user who owns the rank's identity.
+        Ask right before anything is read of a process, and again before what was read is used: its
+        number may belong to another process meanwhile, and an exec may change its user."""
+        if self._owner is None:
+            return True
+        if self.pinned is None or pid != self.pinned.pid:
+            return is_of(pid, self._owner)
+        with contextlib.suppress(OSError):  # it cannot be known at present
+            return self.pinned.is_of(self._owner)
+        return False
 
     @property
     def was_alive(self) -> bool:
@@ -97,6 +117,15 @@ class RankProcess:
         """Close the pidfd."""
         if self.pinned is not None:
             self.pinned.close()
+
+
+def _is_of(process: Process, owner: int | None) -> bool:
+    """As `Process.is_of`; it is closed if that raises."""
+    try:
+        return owner is None or process.is_of(owner)
+    except OSError:
+        process.close()
+        raise
 
 
 def _find(identity: TapIdentity, peer: int | Listener) -> Process | None:

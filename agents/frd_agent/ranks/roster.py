@@ -19,6 +19,7 @@ from frd.model import AttemptKey, NodeRawNs
 from frd.wire.messages import Unreadable
 from frd_agent.ranks.forming.registry import Forming
 from frd_agent.ranks.rank import Rank, RankContext
+from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity
 from frd_agent.ranks.token_files import unreadable
 
@@ -144,14 +145,15 @@ class Roster:
         """None if this process is short of descriptors or memory: the next update tries again. A
         process that cannot be read must not be reported as dead."""
         try:
-            rank = Rank(file, identity, self._shared, self._sockets)
+            socket = self._sockets.of(file)
+            process = RankProcess(identity, socket, owner=file.owner)
         except OSError as error:
             if not self._is_short:
                 log.warning("%s: cannot be read: %s: trying again", file.path, error.strerror)
             self._is_short = True
             return None
         self._is_short = False
-        return rank
+        return Rank(file, identity, self._shared, socket, process)
 
     def _admit(self, rank: Rank) -> bool:
         if not rank.process.was_alive and not self._is_news(rank):

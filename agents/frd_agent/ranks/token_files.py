@@ -77,11 +77,16 @@ class TokenFile(Generic[_Form]):
         """
         known = {file.path: file for file in previous}
         try:
+            untrusted_files.check_home(run_dir)
             with os.scandir(run_dir) as entries:
                 names = sorted(entry.name for entry in entries if entry.name.endswith(cls.SUFFIX))
         except FileNotFoundError:
             return []
         except OSError as error:
+            if error.errno is None:  # others could have changed what is in it
+                owner, mine = _owner(run_dir, error)[0], os.geteuid()
+                owner = None if mine in (0, owner) else owner
+                return [cls(run_dir, (0, 0, 0), None, str(error), owner, is_forbidden=True)]
             why = f"{run_dir}: {error.strerror}: name a directory that can be read with --run-dir"
             return [cls(run_dir, (0, 0, 0), None, why, *_owner(run_dir, error))]
         found = (cls._look(run_dir / name, known, node) for name in islice(names, cls.MAX_FILES))
@@ -97,13 +102,17 @@ class TokenFile(Generic[_Form]):
         """None if the file no longer exists."""
         stamp = (0, 0, 0)
         try:
+            if (same := known.get(path)) is not None and same.content is not None:
+                found = os.lstat(path)
+                if same.stamp == (found.st_ino, found.st_mtime_ns, found.st_size):
+                    return same
             token = path.name.removesuffix(cls.SUFFIX)
             if re.fullmatch(r"[0-9a-f]{12}", token) is None:
                 raise ValueError("not a tap's file")
             with untrusted_files.opened(path) as fd:
                 found = os.fstat(fd)
                 stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
-                if (same := known.get(path)) is not None and same.stamp == stamp:
+                if same is not None and same.stamp == stamp:
                     return same
                 if found.st_size > cls.MAX_BYTES:
                     raise ValueError("too large")
@@ -134,6 +143,7 @@ def unreadable(run_dir: Path, files: Iterable[TokenFile[Any]]) -> Unreadable:
         f"publish: {_advice(owner)}"
         for owner in owners
     }
+    texts.update((-1, file.problem) for file in forbidden if file.owner is None)
     for uid, job in _refused(run_dir):
         texts[uid] = (
             f"{run_dir}: ranks of uid {uid}{job} may not write there, so the agent of uid "

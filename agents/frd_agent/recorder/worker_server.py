@@ -35,6 +35,7 @@ import msgspec
 
 from frd.errors import FrdError, ServiceUnavailable
 from frd_agent.node_time import ClockReading
+from frd_agent.proc import peer_of
 
 MAX_BYTES = 64 * 1024 * 1024
 """Default bound on an answer: a ring of 100,000 entries as JSON."""
@@ -97,6 +98,8 @@ class Handlers:
     max_bytes: int = MAX_BYTES
     shortage: Callable[[], str] = str
     """Why the rank may not be able to accept a connection; empty: it is."""
+    owner: int | None = None
+    """The user of the rank: nothing is sent to a process of another one."""
     _sharing: int = 0
     _open: list[socket.socket] = field(default_factory=list)
     """At most one, which no request uses at present."""
@@ -235,6 +238,10 @@ class Handlers:
                 except BlockingIOError:
                     await asyncio.sleep(_QUEUE_FULL_S)
                 else:
+                    uid = peer_of(connection)[1]
+                    if self.owner not in (None, uid):
+                        why = f"a process of uid {uid} listens, not of uid {self.owner}"
+                        raise HandlerFailed(f"{self.path}: {target}: {why}: not asked")
                     return connection
         except BaseException:
             connection.close()

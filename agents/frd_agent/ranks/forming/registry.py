@@ -46,8 +46,10 @@ class _Claimant:
     """A living process of this node with a claim. `process` is None in another pid namespace: it
     lives as long as its tap goes on to write."""
 
-    def __init__(self, report: StageReport, process: Process | None) -> None:
+    def __init__(self, report: StageReport, process: Process | None, owner: int | None) -> None:
         self.report = report
+        self.owner = owner
+        """Uid of the file."""
         self.process = process
         self.ancestors = frozenset() if process is None else _ancestors(process.pid)
         """When it was first seen; later they may be gone."""
@@ -175,8 +177,8 @@ class Forming:
                 if is_old and _remove(file.path):
                     self._unseen.discard(report.token)
                 return
-            known = self._claimants[report.token] = _Claimant(report, process)
-        elif known.report is report:
+            known = self._claimants[report.token] = _Claimant(report, process, file.owner)
+        elif known.report is report or known.owner != file.owner:
             return
         known.report = report
         if known.rank is not None:
@@ -261,7 +263,8 @@ class Forming:
                 self._withdraw(claimant, now_ns, "shares its rank with another process")
             elif claimant.rank is None and (claim := claimant.report.claim) is not None:
                 self._forget_ended(claimant.key)
-                rank = claimant.rank = FormingRank(claim, claimant.process, self._shared)
+                rank = FormingRank(claim, claimant.process, self._shared, claimant.owner)
+                claimant.rank = rank
                 rank.learn(claimant.report)
                 rank.poll(now_ns)
                 log.info("%s: forming, pid %d on %s", rank, rank.pid or claim.pid, claim.info.node)
