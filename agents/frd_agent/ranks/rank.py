@@ -48,6 +48,8 @@ from frd_agent.recorder.worker_server import Busy, HandlerFailed, Handlers, Sile
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.reports import Reports
 
+MAX_RANKS: Final = 512
+"""Living ranks of a run directory that are watched. A node has fewer: at most one for each core."""
 _DUMP_TIMEOUT_S: Final = 3.0
 _STOPPED_AGE_S: Final = 1.5
 """A stopped process whose counters are younger than this may be running again already."""
@@ -298,6 +300,13 @@ class Rank:
         self.gone_at_ns = now_ns
         how, at_ns = self.process.ended(self.identity.exit, self.exit_recorded_at_ns, now_ns)
         self._report(state_after(how), at_ns, exit_text(how), how)
+        self.close()
+        self.reports.wake()
+
+    def hand_over(self, rank: Rank, now_ns: NodeRawNs) -> None:
+        """Its process has begun again as `rank`: by an exec, after which nothing of it is left."""
+        self._report(RankState.FINISHED, now_ns, f"went on as {rank}")
+        self.gone_at_ns = now_ns
         self.close()
         self.reports.wake()
 

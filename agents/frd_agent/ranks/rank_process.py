@@ -57,6 +57,11 @@ class RankProcess:
         pid = self.pinned.pid if self.pinned else None
         return pid if pid is not None and self.may_read(pid) else None
 
+    @property
+    def key(self) -> tuple[int, int] | None:
+        """`Process.key`; None if the process is not seen."""
+        return self.pinned.key if self.pinned else None
+
     def may_read(self, pid: int) -> bool:
         """Whether `pid` is this process or another one of the user who owns the rank's identity.
         Ask right before anything is read of a process, and again before what was read is used: its

@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 
@@ -75,11 +75,11 @@ class TokenFile(Generic[_Form]):
         `node`: name of the node; empty: the name in each file.
         A directory that does not exist has no files; one that cannot be read is a problem.
         """
-        known = {file.path: file for file in previous}
+        known = {file.path.name: file for file in previous}
         try:
             untrusted_files.check_home(run_dir)
             with os.scandir(run_dir) as entries:
-                names = sorted(entry.name for entry in entries if entry.name.endswith(cls.SUFFIX))
+                listed = [entry for entry in entries if entry.name.endswith(cls.SUFFIX)]
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -89,23 +89,31 @@ class TokenFile(Generic[_Form]):
                 return [cls(run_dir, (0, 0, 0), None, str(error), owner, is_forbidden=True)]
             why = f"{run_dir}: {error.strerror}: name a directory that can be read with --run-dir"
             return [cls(run_dir, (0, 0, 0), None, why, *_owner(run_dir, error))]
-        found = (cls._look(run_dir / name, known, node) for name in islice(names, cls.MAX_FILES))
+        listed.sort(key=attrgetter("name"))
+        found = []
+        for entry in listed[: cls.MAX_FILES]:
+            same = known.get(entry.name)
+            with contextlib.suppress(FileNotFoundError):
+                if same is None or not same._is(entry.stat(follow_symlinks=False)):
+                    same = cls._look(run_dir / entry.name, same, node)
+                found.append(same)
         return [file for file in found if file is not None]
 
     @classmethod
     def look(cls, path: Path, previous: Self | None) -> Self | None:
         """One file: `previous` if it is unchanged, None if it does not exist."""
-        return cls._look(path, {} if previous is None else {path: previous}, "")
+        return cls._look(path, previous, "")
+
+    def _is(self, found: os.stat_result) -> bool:
+        """It could be read, and has not changed."""
+        stamp = found.st_ino, found.st_mtime_ns, found.st_size
+        return self.content is not None and self.stamp == stamp
 
     @classmethod
-    def _look(cls, path: Path, known: dict[Path, Self], node: str) -> Self | None:
+    def _look(cls, path: Path, same: Self | None, node: str) -> Self | None:
         """None if the file no longer exists."""
         stamp = (0, 0, 0)
         try:
-            if (same := known.get(path)) is not None and same.content is not None:
-                found = os.lstat(path)
-                if same.stamp == (found.st_ino, found.st_mtime_ns, found.st_size):
-                    return same
             token = path.name.removesuffix(cls.SUFFIX)
             if re.fullmatch(r"[0-9a-f]{12}", token) is None:
                 raise ValueError("not a tap's file")
