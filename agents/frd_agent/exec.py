@@ -116,7 +116,7 @@ def environment(
 
 def _is_usable(directory: str) -> bool:
     with contextlib.suppress(OSError):
-        os.close(tap.open_home(directory, os.geteuid()))
+        tap.check_home(directory, os.geteuid())
         return True
     return False
 

@@ -232,7 +232,6 @@ JOIN_S = 2.0
 _TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")  # the system's, as `tempfile` knows them
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """Inode of the pid namespace that the kernel starts with: of a process outside containers."""
-_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_LINKS = 40
 _OVERFLOW_UID = "/proc/sys/kernel/overflowuid"
 _LIMITS = {
@@ -1222,19 +1221,20 @@ def make_run_dir(path: str, environ: Mapping[str, str]) -> None:
     """Make the run directory, or one below it, if there is none.
 
     Raises:
-        OSError: it cannot be made, or others could change what is in it (`open_home`).
+        OSError: it cannot be made, or others could change what is in it (`check_home`).
     """
-    os.close(open_home(path, os.geteuid(), make=True))
+    check_home(path, os.geteuid(), make=True)
 
 
-def open_home(path: str, uid: int, *, make: bool = False) -> int:
-    """A descriptor (O_PATH) of a directory in which files of the user `uid` are safe.
+def check_home(path: str, uid: int, *, make: bool = False) -> None:
+    """Whether files of the user `uid` are safe in a directory.
 
     It belongs to this user, and no other user may write there. Or it is shared: it belongs to root,
     and no user can remove what another one has made, because it is sticky, or it is the root of a
     mount, as the volume of a pod is, whose users trust each other. Each of its parents belongs to
     root, to this user, or to the uid by which a user namespace shows users that it does not know;
-    and it is sticky, not writable for others, or the root of a mount.
+    and it is sticky, not writable for others, or the root of a mount. So no other user can replace
+    a part of the path between its check and its use.
 
     The last part of `path` may be no symbolic link. A link before that must belong to one of the
     owners above; what it leads to is checked in the same way. `make`: make what is missing.
@@ -1244,66 +1244,38 @@ def open_home(path: str, uid: int, *, make: bool = False) -> int:
         OSError: it does not exist, or cannot be made.
     """
     others = 0, _number_in(_OVERFLOW_UID)
-    names, at, links = os.path.abspath(path).split("/")[::-1], "", 0
-    fd = os.open("/", _DIRECTORY)
-    try:
-        while names:
-            if (name := names.pop()) in ("", "."):
-                continue
-            where = f"{at}/{name}"
-            try:
-                below = _entered(name, fd, (0o755 if names else 0o700) if make else 0)
-            except NotADirectoryError:
-                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                links += 1
-                if not stat.S_ISLNK(found.st_mode) or links > MAX_LINKS:
-                    raise
-                if not names or found.st_uid not in (uid, *others):
-                    raise _unsafe(where, f"is a symbolic link of uid {found.st_uid}") from None
-                target = os.readlink(name, dir_fd=fd)
-                names += target.split("/")[::-1]
-                if target.startswith("/"):
-                    below, at = os.open("/", _DIRECTORY), ""
-                    os.close(fd)
-                    fd = below
-                continue
-            above, fd, at = fd, below, where
-            try:
-                found = os.fstat(fd)
-                is_open = found.st_mode & 0o022
-                is_kept = not is_open or found.st_mode & stat.S_ISVTX
-                is_kept = is_kept or _mount_of(fd) != _mount_of(above)
-            finally:
-                os.close(above)
-            is_foreign = not names and found.st_uid != uid and not is_open
-            if is_foreign or found.st_uid not in (uid, *others):
-                raise _unsafe(at, f"belongs to uid {found.st_uid}, not to uid {uid}")
-            if is_open and not (is_kept and (names or found.st_uid in others)):
-                raise _unsafe(at, "other users may change what is in it")
-    except BaseException as error:
-        os.close(fd)
-        if isinstance(error, OSError) and error.errno is not None:
-            error.filename = where
-        raise
-    return fd
+    names, at, links = os.path.abspath(path).split("/")[:0:-1], "", 0
+    while names:
+        name = names.pop()
+        if name in ("", ".", ".."):
+            at = os.path.dirname(at).rstrip("/") if name == ".." else at
+            continue
+        where, is_last = f"{at}/{name}", not names
+        if make and not os.path.lexists(where):
+            with contextlib.suppress(FileExistsError):  # another rank has made it
+                os.mkdir(where, 0o700 if is_last else 0o755)
+        found = os.lstat(where)
+        if stat.S_ISLNK(found.st_mode) and links < MAX_LINKS:
+            if is_last or found.st_uid not in (uid, *others):
+                raise _unsafe(where, f"is a symbolic link of uid {found.st_uid}")
+            target, links = os.readlink(where), links + 1
+            names += target.split("/")[::-1]
+            at = "" if target.startswith("/") else at
+            continue
+        at, is_open = where, found.st_mode & 0o022
+        if not stat.S_ISDIR(found.st_mode):
+            raise _unsafe(at, "is not a directory")
+        if found.st_uid not in (uid, *others) or (is_last and found.st_uid != uid and not is_open):
+            raise _unsafe(at, f"belongs to uid {found.st_uid}, not to uid {uid}")
+        is_kept = found.st_mode & stat.S_ISVTX or (is_open and _is_mount(at))
+        if is_open and (not is_kept or (is_last and found.st_uid not in others)):
+            raise _unsafe(at, "other users may change what is in it")
 
 
-def _entered(name: str, above: int, mode: int) -> int:
-    """A descriptor of the directory, which is made with this mode if that is not 0."""
-    try:
-        return os.open(name, _DIRECTORY, dir_fd=above)
-    except FileNotFoundError:
-        if not mode:
-            raise
-    with contextlib.suppress(FileExistsError):  # another rank has made it
-        os.mkdir(name, mode, dir_fd=above)
-    return os.open(name, _DIRECTORY, dir_fd=above)
-
-
-def _mount_of(fd: int) -> tuple[int, bytes]:
-    """Of the same file system there may be several mounts."""
-    _, _, number = _content(f"/proc/self/fdinfo/{fd}").partition(b"mnt_id:")
-    return os.fstat(fd).st_dev, number.split(b"\n")[0]
+def _is_mount(path: str) -> bool:
+    """Something is mounted there, perhaps of the same file system."""
+    lines = _content("/proc/self/mountinfo", 0).splitlines()
+    return any(line.split()[4] == os.fsencode(path) for line in lines)
 
 
 def _unsafe(path: str, why: str) -> PermissionError:
@@ -1311,7 +1283,7 @@ def _unsafe(path: str, why: str) -> PermissionError:
     return PermissionError(f"{path}: {why}: {advice}")
 
 
-def check_home(path: str) -> None:
+def check_owner(path: str) -> None:
     """Raises OSError if the directory that was checked has been replaced by one of another user."""
     found, mine = os.lstat(path), os.geteuid()
     is_mine = found.st_uid in (0, mine) or found.st_uid == _number_in(_OVERFLOW_UID)
@@ -1321,7 +1293,7 @@ def check_home(path: str) -> None:
 
 def write_whole(directory: str, token: str, suffix: str, text: str) -> None:
     """Replace a file as a whole. Raises OSError."""
-    check_home(directory)
+    check_owner(directory)
     temporary = os.path.join(directory, "." + token + ".tmp")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
@@ -1403,7 +1375,7 @@ class Files:
 
     def _write(self, whole: bytes, at: int) -> None:
         """Write in one call. A torn read fails the checksum, and the agent reads again."""
-        check_home(self._directory)
+        check_owner(self._directory)
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # not to wait for a pipe
         fd = os.open(self._shm, flags, 0o600)
         try:

@@ -35,7 +35,7 @@ def check_home(path: str | os.PathLike[str]) -> None:
         OSError: it does not exist.
     """
     mine = os.geteuid()
-    os.close(tap.open_home(os.fspath(path), os.lstat(path).st_uid if mine == 0 else mine))
+    tap.check_home(os.fspath(path), os.lstat(path).st_uid if mine == 0 else mine)
 
 
 @contextmanager

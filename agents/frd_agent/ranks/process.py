@@ -117,13 +117,11 @@ class Process:
         return self.pid, self._start_ticks
 
     def is_of(self, uid: int) -> bool:
-        """It is still there, and all its user ids are `uid`.
-
-        Raises:
-            OSError: as `read_stat`.
-        """
+        """It is still there, and all its user ids are `uid`."""
         has_uid = is_of(self.pid, uid)  # first: then it is of this process if that is there
-        return self._stat() is not None and has_uid
+        with contextlib.suppress(OSError):
+            return has_uid and self._stat() is not None
+        return False
 
     def look(self) -> Vital:
         try:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from frd.errors import ServiceUnavailable
@@ -78,14 +79,8 @@ class Rank:
     becomes another rank of another attempt, with another number."""
 
     def __init__(
-        self,
-        file: TapFile,
-        identity: TapIdentity,
-        shared: RankContext,
-        socket: str | None,
-        process: RankProcess,
+        self, file: TapFile, identity: TapIdentity, shared: RankContext, process: RankProcess
     ):
-        """`socket`: its address."""
         self.file = file
         self.identity = identity
         self.exit_recorded_at_ns: NodeRawNs | None = None
@@ -101,9 +96,8 @@ class Rank:
         self._shared = shared
         self.process = process
         shortage = Room(lambda: process.readable).shortage
-        handlers = None
-        if socket is not None:
-            handlers = Handlers(socket, _DUMP_TIMEOUT_S, shortage=shortage, owner=file.owner)
+        make = partial(Handlers, timeout_s=_DUMP_TIMEOUT_S, shortage=shortage, owner=file.owner)
+        handlers = make(process.socket) if process.socket else None
         self._has_socket = handlers is not None
         dumps = file.path.with_suffix(DumpsFile.SUFFIX)
         self._dumps = PublishedDumps(dumps, shared.time.one_to_raw) if identity.dumps else None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 
 from frd.model import ExitInfo, ExitKind, NodeRawNs
 from frd_agent import tap
 from frd_agent.memory import OomKills
-from frd_agent.proc import Vital, has_tap, is_of, number_here
+from frd_agent.proc import Vital, has_tap, is_of, number_here, status_line
 from frd_agent.ranks.exits import ended_at, exit_info, may_be_oom
 from frd_agent.ranks.process import Listener, Process, listener
 from frd_agent.ranks.tap_files import ExitRecord, TapIdentity
@@ -31,7 +30,7 @@ class RankProcess:
         Raises:
             OSError: as `read_stat`.
         """
-        self._socket = socket
+        self.socket = socket
         self._owner = owner
         self.pinned = known
         """None if it is in another pid namespace, or ended before the agent saw it."""
@@ -40,7 +39,8 @@ class RankProcess:
         if known is None:
             peer = Listener.NONE if socket is None else listener(socket, owner)
             found = _find(identity, peer)
-            if found is not None and not _is_of(found, owner):
+            uids = status_line(found.pid, "Uid") if found is not None and owner is not None else []
+            if found is not None and uids not in ([], [str(owner)] * 4):
                 found.close()
                 self.is_hidden = True
             elif found is None:
@@ -68,11 +68,9 @@ class RankProcess:
         number may belong to another process meanwhile, and an exec may change its user."""
         if self._owner is None:
             return True
-        if self.pinned is None or pid != self.pinned.pid:
-            return is_of(pid, self._owner)
-        with contextlib.suppress(OSError):  # it cannot be known at present
+        if self.pinned is not None and self.pinned.pid == pid:
             return self.pinned.is_of(self._owner)
-        return False
+        return is_of(pid, self._owner)
 
     @property
     def was_alive(self) -> bool:
@@ -86,8 +84,8 @@ class RankProcess:
             self._oom_kills.look()
         if self.pinned is not None:
             return self.pinned.look()
-        if self._socket is not None:
-            is_over = suspicious and listener(self._socket) is Listener.NONE
+        if self.socket is not None:
+            is_over = suspicious and listener(self.socket) is Listener.NONE
         return Vital.GONE if is_over or not self.is_hidden else Vital.RUNNING
 
     def describe(self) -> str:
@@ -122,15 +120,6 @@ class RankProcess:
         """Close the pidfd."""
         if self.pinned is not None:
             self.pinned.close()
-
-
-def _is_of(process: Process, owner: int | None) -> bool:
-    """As `Process.is_of`; it is closed if that raises."""
-    try:
-        return owner is None or process.is_of(owner)
-    except OSError:
-        process.close()
-        raise
 
 
 def _find(identity: TapIdentity, peer: int | Listener) -> Process | None:

@@ -167,8 +167,7 @@ class Roster:
             self._excess.add(file.path)
             return None
         try:
-            socket = self._sockets.of(file)
-            process = RankProcess(identity, socket, owner=file.owner)
+            process = RankProcess(identity, self._sockets.of(file), owner=file.owner)
         except OSError as error:
             if not self._is_short:
                 log.warning("%s: cannot be read: %s: trying again", file.path, error.strerror)
@@ -183,7 +182,7 @@ class Roster:
             process.close()
             self._remove(file)
             return None
-        rank = Rank(file, identity, self._shared, socket, process)
+        rank = Rank(file, identity, self._shared, process)
         if former is not None:
             former.hand_over(rank, self._shared.time.now())
         if process.was_alive:

@@ -30,12 +30,9 @@ class FormingRank:
     """`process` is the caller's, who closes it; None if it is in another pid namespace."""
 
     def __init__(
-        self,
-        claim: TapIdentity,
-        process: Process | None,
-        shared: RankContext,
-        owner: int | None = None,
+        self, claim: TapIdentity, process: Process | None, shared: RankContext, owner: int | None
     ) -> None:
+        """`owner`: of its file."""
         self.identity = claim
         self.process = RankProcess(claim, None, process, owner)
         self._shared = shared
@@ -141,9 +138,11 @@ class _Stacks:
     async def read(
         self, *, handler_timeout_s: float = 2.0, py_spy_timeout_s: float = 5.0
     ) -> StackText:
-        process, timeout_s = self._process, handler_timeout_s + py_spy_timeout_s
-        pid = process.pinned.pid if process.pinned else None
-        stack = await from_outside(pid, timeout_s, may_read=process.may_read)
+        stack = await from_outside(
+            self._process.readable,
+            handler_timeout_s + py_spy_timeout_s,
+            may_read=self._process.may_read,
+        )
         if stack.source == "py-spy" or self.report is None or not self.report.frames:
             return stack
         return StackText("tap", f"{_written(self.report)}{stack.text}")

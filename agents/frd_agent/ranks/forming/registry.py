@@ -95,10 +95,8 @@ class Forming:
         """The present report of each rank with groups, by token."""
         self._keys: set[tuple[int, int] | None] = set()
         """Of the living processes of ranks."""
-        self._doubles: set[str] = set()
-        """Tokens whose process is a rank, or has a newer claim."""
         self._unseen: set[str] = set()
-        """Tokens whose process was looked for in vain."""
+        """Tokens whose process was looked for in vain, or has a newer claim."""
         self._ended: list[tuple[NodeRawNs, FormingRank]] = []
         self._problems: dict[Path, tuple[int, int, int]] = {}
 
@@ -112,7 +110,6 @@ class Forming:
     def update(self, ranks: Iterable[Rank], now_ns: NodeRawNs) -> None:
         """Read the stage files; `ranks` are the ranks with groups, dead ones included."""
         self._look(now_ns)
-        self._doubles &= {file.content.token for file in self._files if file.content}
         by_token = {rank.identity.token: rank for rank in ranks}
         self._keys = {rank.process.key for rank in by_token.values() if not rank.is_gone}
         stages: dict[str, StageReport | None] = dict.fromkeys(by_token)
@@ -172,22 +169,20 @@ class Forming:
         known = self._claimants.get(report.token)
         if known is None:
             is_ours = report.claim is not None and report.claim.boot_id == self._boot_id
-            is_double = report.token in self._doubles
-            process = self._find(report) if is_ours and not is_double else None
+            process = self._find(report) if is_ours else None
             if process is not None and file.owner is not None and not process.is_of(file.owner):
                 process.close()
                 return
             is_old = self._age_s(report, now_ns) > _REMEMBERED_S
             sees_all = self._pid_namespace in (tap.FIRST_PID_NAMESPACE, report.pid_namespace)
-            is_hidden = is_ours and report.pid_namespace != 0 and not (sees_all or is_double)
+            is_hidden = is_ours and report.pid_namespace != 0 and not sees_all
             if process is None and (is_old or report.exit is not None or not is_hidden):
                 if is_old and _remove(file.path):
                     self._unseen.discard(report.token)
                 return
-            if process is not None and not self._is_newest(process, report, now_ns):
-                self._doubles.add(report.token)
-                self._shared.stats.refused_files["claim"] += 1
-                process.close()
+            began_ns = report.claim.started_at_ns if report.claim is not None else 0
+            if process is not None and not self._is_newest(process, began_ns, now_ns):
+                self._give_up(report.token, process)
                 return
             if len(self._claimants) >= MAX_RANKS:
                 return
@@ -202,17 +197,22 @@ class Forming:
             else:  # the program has changed its environment
                 self._withdraw(known, now_ns, "claims another rank")
 
-    def _is_newest(self, process: Process, report: StageReport, now_ns: NodeRawNs) -> bool:
+    def _is_newest(self, process: Process, began_ns: int, now_ns: NodeRawNs) -> bool:
         """Of the claims of one process. An older one, made before an exec, is withdrawn."""
         for token, other in list(self._claimants.items()):
             if other.process is not None and other.process.key == process.key:
-                if _began_ns(other.report) >= _began_ns(report):
+                if other.report.claim and other.report.claim.started_at_ns >= began_ns:
                     return False
                 self._withdraw(other, now_ns, "its process claims another rank")
-                other.close()
                 del self._claimants[token]
-                self._doubles.add(token)
+                self._give_up(token, other.process)
         return process.key not in self._keys
+
+    def _give_up(self, token: str, process: Process) -> None:
+        self._shared.stats.refused_files["claim"] += 1
+        self._unseen.add(token)
+        _remove(self._run_dir / f"{token}.stage")
+        process.close()
 
     def _find(self, report: StageReport) -> Process | None:
         """The process, verified by its start; None if it is not here, or is hidden."""
@@ -301,10 +301,6 @@ class Forming:
             if (rank.identity.attempt, rank.identity.rank) == key:
                 rank.forget()
                 self._ended.remove((at_ns, rank))
-
-
-def _began_ns(report: StageReport) -> int:
-    return report.claim.started_at_ns if report.claim is not None else 0
 
 
 def _remove(path: Path) -> bool:

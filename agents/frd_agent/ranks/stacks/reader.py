@@ -64,8 +64,8 @@ class StackReader:
         try:
             return StackText("dump_traceback", await self._from_handler(handler_timeout_s))
         except FrdError as error:
-            why = f"dump_traceback: {error}"
-            return await from_outside(self._pid, py_spy_timeout_s, why, may_read=self._may_read)
+            timeout_s, why = py_spy_timeout_s, f"dump_traceback: {error}"
+            return await from_outside(self._pid, timeout_s, why, may_read=self._may_read)
 
     async def _from_handler(self, timeout_s: float) -> str:
         if self._handlers is None:
