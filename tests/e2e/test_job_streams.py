@@ -13,6 +13,7 @@ from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd.model import EntryColumns
 from frd.wire.messages import Goodbye, Request, ResponsePart
 from tests.world import replicas, streams
+from tests.world.apart import ApartRank
 from tests.world.collector import agent
 from tests.world.daemons import (
     agent_command,
@@ -34,7 +35,7 @@ def ranks(tmp_path: Path) -> Iterator[dict[str, ScriptedRank]]:
     with ExitStack() as stack:
         made = {}
         for job in JOBS:
-            rank = made[job] = ScriptedRank(tmp_path / "run", job=job)
+            rank = made[job] = ApartRank(tmp_path / "run", job=job)
             stack.enter_context(closing(rank))
             rank.enter()
             rank.leave()
