@@ -13,8 +13,8 @@ from frd_agent.proc import read_stat
 
 
 class ApartRank(ScriptedRank):
-    """The process does nothing but to listen: the kernel shows it to whoever connects, and this
-    process answers."""
+    """The process does nothing but to listen: the kernel shows it to an agent that connects, and
+    this process answers."""
 
     _process = 0
 

@@ -53,7 +53,7 @@ def identity(**changes: Any) -> dict[str, Any]:
 
 @contextmanager
 def volume(folder: Path, mode: int) -> Iterator[None]:
-    """A mount of its own at `folder`, as an emptyDir is one in a pod. Needs root."""
+    """A separate mount at `folder`, as an emptyDir is one in a pod. Needs root."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode={mode:o}", "frd", folder], check=True)
     try:

@@ -1,4 +1,4 @@
-"""Which process an identity may name: one of its own user, and each process only once."""
+"""Which process an identity may name: one of the same user, and each process only once."""
 
 from __future__ import annotations
 

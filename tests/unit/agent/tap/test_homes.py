@@ -71,7 +71,7 @@ CASES: dict[str, tuple[list[Part], str]] = {
     "link": ([STICKY, Part(link="real")], f"is a symbolic link of uid {RANK}"),
     "link of another user": ([STICKY, Part(OTHER, link="real")], "is a symbolic link"),
     "below a link of root": ([Part(0, link="real"), MINE], SAFE),
-    "below a link of its own": ([Part(link="real"), MINE], SAFE),
+    "below an own link": ([Part(link="real"), MINE], SAFE),
     "below a link of another user": ([STICKY, Part(OTHER, link="real"), MINE], "symbolic link"),
     "below a link into an open directory": ([Part(0, link="open"), MINE], OPEN),
 }
@@ -273,7 +273,7 @@ def test_an_agent_of_root_follows_no_link(tmp_path: Path) -> None:
     (run_dir / "commands").symlink_to(victim)
     os.chown(run_dir, OTHER, OTHER)
     os.chown(run_dir / "commands", OTHER, OTHER, follow_symlinks=False)
-    untrusted_files.check_home(run_dir)  # of the user whom it watches
+    untrusted_files.check_home(run_dir)  # of the user that it watches
     assert commands.running(str(run_dir)) == []
     assert (victim / "123456789.json").exists()
     (run_dir / "commands").unlink()
