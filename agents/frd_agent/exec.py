@@ -55,7 +55,8 @@ def exec_command(
     if wait_agent_s is None:
         wait_agent_s = _AGENT_TURN_S if is_new else 0.0
     started = None
-    if _is_usable(directory):  # else `environment` has printed the reason
+    with contextlib.suppress(OSError):  # `environment` has printed the reason
+        tap.check_home(directory, os.geteuid())
         _await_agent(directory, wait_agent_s)
         started = _record_start(directory, cmd, env)
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed
@@ -112,13 +113,6 @@ def environment(
     else:
         _set_both(env, _DUMP_PREFIX, os.path.join(dumps, "rank_"))
     return env
-
-
-def _is_usable(directory: str) -> bool:
-    with contextlib.suppress(OSError):
-        tap.check_home(directory, os.geteuid())
-        return True
-    return False
 
 
 def _set_both(env: dict[str, str], names: tuple[str, str], default: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from frd_agent.inspection.reading.memory import Helper
 from frd_agent.inspection.sampler import RankSampler
 from frd_agent.inspection.traces.followed import Traces
 from frd_agent.node_time import NodeTime
-from frd_agent.proc import PROC, anything
+from frd_agent.proc import PROC, MayRead, anything
 
 LEASE_S: Final = 10.0
 EVERY_S: Final = 1.0
@@ -42,7 +42,7 @@ class _Lease:
     sampler: RankSampler
     until_s: float
     rank_of: RankOf
-    may_read: Callable[[int], bool]
+    may_read: MayRead
     report: WaitReport = field(default=UNKNOWN)
 
 
@@ -67,9 +67,7 @@ class Inspector:
         self._processes = Processes(proc)
         self._failing = False
 
-    def ask(
-        self, pid: int, rank_of: RankOf, may_read: Callable[[int], bool] = anything
-    ) -> WaitReport:
+    def ask(self, pid: int, rank_of: RankOf, may_read: MayRead = anything) -> WaitReport:
         """Renew the lease on a rank process, and return what is known. `rank_of`: all rank
         processes of the node. `may_read`: see `RankProcess`; of other processes, nothing is
         read."""

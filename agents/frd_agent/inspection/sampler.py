@@ -5,7 +5,7 @@ Knows no time and no thread: `inspector` calls it once a second.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +27,7 @@ from frd_agent.inspection.traces.followed import Traces
 from frd_agent.inspection.traces.witness import Witness
 from frd_agent.inspection.tracking import Tracker, Wait
 from frd_agent.inspection.wait_chain import waits_for
-from frd_agent.proc import PROC, anything
+from frd_agent.proc import PROC, MayRead, anything
 
 _MAX_HOLDERS: Final = 8
 """Processes outside of the rank that are sampled because they hold what it waits for."""
@@ -53,7 +53,7 @@ class RankSampler:
         self._outside: tuple[int, ...] = ()
 
     def sample(
-        self, now_ns: NodeRawNs, rank_of: RankOf, may_read: Callable[[int], bool] = anything
+        self, now_ns: NodeRawNs, rank_of: RankOf, may_read: MayRead = anything
     ) -> WaitReport:
         """What the rank waits for, with this sample."""
         family = self._processes.family(self._pid, [pid for pid in rank_of if pid != self._pid])

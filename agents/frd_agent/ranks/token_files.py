@@ -125,6 +125,9 @@ class TokenFile(Generic[_Form]):
                 if found.st_size > cls.MAX_BYTES:
                     raise ValueError("too large")
                 raw = untrusted_files.read_up_to(fd, cls.MAX_BYTES)
+            with contextlib.suppress(FileNotFoundError):
+                if path.with_suffix(".json").lstat().st_uid != found.st_uid:
+                    raise ValueError("of another user than the rank's identity")
             content = cls.DECODER.decode(raw)
             if content.token != token:
                 raise ValueError(f"token: {content.token!r}: not the file's own")

@@ -198,10 +198,10 @@ async def _stacks(rank: AnyRank, others: Collection[int] | None, budget_s: float
 
 
 async def _children(process: RankProcess, others: Collection[int] | None, timeout_s: float) -> str:
-    pid = process.readable
+    pid, may_read = process.readable, process.may_read
     if others is None or pid is None:
         return ""
-    return await child_stacks(pid, timeout_s, others, process.may_read)
+    return await child_stacks(pid, timeout_s, others, may_read)
 
 
 async def answer_waits(

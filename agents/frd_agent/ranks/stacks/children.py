@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from frd.flight.stacks.text import child_header
-from frd_agent.proc import PROC, anything, by_parent, descendants, read_all
+from frd_agent.proc import PROC, MayRead, anything, by_parent, descendants, read_all
 from frd_agent.ranks.stacks.cpu_usage import Meter
 from frd_agent.ranks.stacks.outside import from_outside
 
@@ -39,10 +39,7 @@ class _Child(NamedTuple):
 
 
 async def child_stacks(
-    pid: int,
-    timeout_s: float,
-    ranks: Collection[int] = (),
-    may_read: Callable[[int], bool] = anything,
+    pid: int, timeout_s: float, ranks: Collection[int] = (), may_read: MayRead = anything
 ) -> str:
     """A section of text for each Python child process that a rank has now; raises nothing.
 
@@ -78,9 +75,7 @@ async def child_stacks(
     return "".join(parts)
 
 
-def _python_below(
-    pid: int, ranks: Collection[int], may_read: Callable[[int], bool]
-) -> list[_Child]:
+def _python_below(pid: int, ranks: Collection[int], may_read: MayRead) -> list[_Child]:
     below = descendants(pid, by_parent(read_all()), but=ranks, most=_MAX_BELOW)
     below = [child for child in below if may_read(child)] if may_read(pid) else []
     named = [(child, name) for child in below if (name := _python_name(child)) is not None]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,7 +17,7 @@ from typing import Final
 from frd.errors import FrdError
 from frd.flight.stacks.text import ADVICE
 from frd_agent.inspection.reading.rights import yama_advice
-from frd_agent.proc import PROC, anything
+from frd_agent.proc import PROC, MayRead, anything
 from frd_agent.ranks.process import HIDDEN
 
 MAX_TEXT = 256 * 1024
@@ -48,7 +47,7 @@ class _Moved(NoStack):
 
 
 async def from_outside(
-    pid: int | None, timeout_s: float, *notes: str, may_read: Callable[[int], bool] = anything
+    pid: int | None, timeout_s: float, *notes: str, may_read: MayRead = anything
 ) -> StackText:
     """The stack by the best method that still works; raises nothing. None if `pid` is None: the
     process is in another pid namespace, and its number here is another process's.

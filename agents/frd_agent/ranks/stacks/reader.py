@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from frd.errors import FrdError
-from frd_agent.proc import anything
+from frd_agent.proc import MayRead, anything
 from frd_agent.ranks.stacks.outside import MAX_TEXT, NoStack, StackText, decoded, from_outside
 from frd_agent.recorder.worker_server import Handlers
 
@@ -42,7 +42,7 @@ class StackReader:
         pid: int | None,
         handlers: Handlers | None,
         turn: Path | None = None,
-        may_read: Callable[[int], bool] = anything,
+        may_read: MayRead = anything,
     ) -> None:
         """`pid` is None in another pid namespace, `handlers` if the rank has no socket. `turn` is
         the file that every agent locks during a request to this rank. `may_read`: see

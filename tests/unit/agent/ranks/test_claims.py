@@ -28,6 +28,8 @@ from frd_agent.inspection.sampler import RankSampler
 from frd_agent.inspection.traces.followed import Traces
 from frd_agent.node_time import raw_now
 from frd_agent.proc import is_of, read_stat
+from frd_agent.ranks.forming.stage_files import StageFile
+from frd_agent.ranks.phase_files import PhaseFile
 from frd_agent.ranks.process import Listener, listener
 from frd_agent.ranks.rank import MAX_RANKS
 from frd_agent.ranks.rank_process import RankProcess
@@ -35,6 +37,7 @@ from frd_agent.ranks.roster import Roster
 from frd_agent.ranks.stacks.children import child_stacks
 from frd_agent.ranks.stacks.outside import from_outside
 from frd_agent.ranks.tap_files import TapIdentity
+from frd_agent.recorder.published_dumps import DumpsFile
 from frd_agent.recorder.worker_server import HandlerFailed, Handlers
 from tests.unit.agent.ranks.test_roster import publish, sleeping
 from tests.world.daemons import until
@@ -268,6 +271,26 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
         assert alices.exists()
         assert not (tmp_path / f"{0:012x}.json").exists()
     roster.close()
+
+
+@needs_root
+@pytest.mark.parametrize("kind", [PhaseFile, StageFile, DumpsFile])
+def test_a_file_with_the_token_of_another_user(
+    tmp_path: Path, kind: type[PhaseFile | StageFile | DumpsFile]
+) -> None:
+    """Where all users publish, Mallory adds a file to the rank of Alice: it does not count."""
+    identity_path = publish(tmp_path, os.getpid())
+    os.chown(identity_path, ALICE, ALICE)
+    path = identity_path.with_suffix(kind.SUFFIX)
+    now = {"since_ns": 1, "as_of_ns": 1, "op": "", "pid": 1, "start_ticks": 1}
+    said = {"schema": 1, "token": TOKEN, "at_ns": 1, "recorders": {}, "phases": []} | now
+    path.write_text(json.dumps(said))
+    for owner, is_read in ((ALICE, True), (MALLORY, False)):
+        os.chown(path, owner, owner)
+        found = kind.look(path, None)
+        assert found is not None
+        assert (found.content is not None) == is_read, found.problem
+        assert ("of another user than the rank's identity" in found.problem) != is_read
 
 
 @needs_root
