@@ -33,7 +33,7 @@ JOBS = ("one", "two")
 def ranks(tmp_path: Path) -> Iterator[dict[str, ScriptedRank]]:
     """A rank of each job in one run directory, with a collective that is done and an open one."""
     with ExitStack() as stack:
-        made = {}
+        made: dict[str, ScriptedRank] = {}
         for job in JOBS:
             rank = made[job] = ApartRank(tmp_path / "run", job=job)
             stack.enter_context(closing(rank))
