@@ -1,6 +1,6 @@
 """Scripted ranks that keep moving, to measure an agent:
 
-python tests/scripted_rank.py --run-dir DIR --ranks 8 --rate 200
+python -m tests.scripted_rank --run-dir DIR --ranks 8 --rate 200
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from frd.cli.commands.demo.scripted_rank import ScriptedRank
+from tests.world.apart import ApartRank
 
 
 def main() -> None:
@@ -18,7 +19,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--rate", type=float, default=200.0, help="collectives a second, each")
     args = parser.parse_args()
-    ranks = [ScriptedRank(args.run_dir, i, args.ranks) for i in range(args.ranks)]
+    kind = ScriptedRank if args.ranks == 1 else ApartRank
+    ranks = [kind(args.run_dir, i, args.ranks) for i in range(args.ranks)]
     began = time.monotonic()
     published = 0
     while True:

@@ -90,9 +90,9 @@ class Agent:
         me = Holder(os.getpid(), self._node, config.service, time.time(), __version__)
         self._lock = RunLock(config.run_dir, me)
         self._roster = Roster(config.run_dir, self._shared, config.node)
-        folders = [config.run_dir / "dumps", *([config.dump_dir] if config.dump_dir else [])]
+        dumps = DumpFiles([config.dump_dir] if config.dump_dir else [], config.run_dir)
         self._dump_watch = DumpWatch(
-            DumpFiles(folders), self._roster, self._shared, config.job, self._node, self._boot_id
+            dumps, self._roster, self._shared, config.job, self._node, self._boot_id
         )
         self._unreadable = Unreadable()
         self._look_at_s = 0.0

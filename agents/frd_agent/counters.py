@@ -31,7 +31,7 @@ class Counters:
     """Dumps requested from ranks, by reason."""
     refused_files: Counter[str] = field(default_factory=Counter)
     """Files of ranks that could not be used, by kind: ``identity``, ``dump``, ``stage``,
-    ``phases``."""
+    ``phases``, ``claim`` (of a process that is another rank already, or of too many)."""
     ras: Counter[str] = field(default_factory=Counter)
     """Questions to NCCL's RAS service, by result: ``answered``, ``failed``."""
     dropped_rows: Counter[str] = field(default_factory=Counter)

@@ -54,9 +54,11 @@ def exec_command(
     env = environment(os.environ, directory, timing=timing, job=job, allow_ptrace=allow_ptrace)
     if wait_agent_s is None:
         wait_agent_s = _AGENT_TURN_S if is_new else 0.0
-    if os.path.isdir(directory):  # else `environment` has printed the reason
+    started = None
+    with contextlib.suppress(OSError):  # `environment` has printed the reason
+        tap.check_home(directory, os.geteuid())
         _await_agent(directory, wait_agent_s)
-    started = _record_start(directory, cmd, env)
+        started = _record_start(directory, cmd, env)
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed
         with contextlib.suppress(OSError):  # a full disk: the command runs
             stream.flush()
@@ -100,12 +102,14 @@ def environment(
         env[tap.ALLOW_PTRACE] = "1"
     _set_both(env, _RING, str(RING_ENTRIES))
     dumps = os.path.join(directory, "dumps")
+    without = "being watched"
     try:
         tap.make_run_dir(directory, base)
-        os.makedirs(dumps, mode=0o700, exist_ok=True)
+        without = "dump files of torch"
+        tap.make_run_dir(dumps, base)
     except OSError as error:
         why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        _warn(f"{why}: the command runs without being watched")
+        _warn(f"{why}: the command runs without {without}")
     else:
         _set_both(env, _DUMP_PREFIX, os.path.join(dumps, "rank_"))
     return env
@@ -129,8 +133,6 @@ def _await_agent(directory: str, seconds: float) -> None:
 
 def _record_start(directory: str, cmd: Sequence[str], env: dict[str, str]) -> Path | None:
     """Name the job in `env`, record the command, and warn if no agent watches."""
-    if not os.path.isdir(directory):
-        return None  # `environment` has printed the reason
     _name_job(directory, cmd, env)
     is_first = all(env.get(name, "0") == "0" for name in _LOCAL_RANKS)  # one line a node
     if is_first and (warning := unwatched(directory)) is not None:

@@ -81,7 +81,7 @@ class AgentCollector(Collector):
         yield _total(
             "frd_agent_refused_files",
             "Unusable files in the run and dump directories, by kind.",
-            {"identity": 0, "dump": 0, "stage": 0, "phases": 0} | stats.refused_files,
+            {"identity": 0, "dump": 0, "stage": 0, "phases": 0, "claim": 0} | stats.refused_files,
             "kind",
         )
         yield _total(

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import struct
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from frd.model import NodeNs
 from frd_agent import tap
 
 PROC: Final = Path("/proc")
 _LATELY_S: Final = 0.5
+_PEERCRED: Final = struct.Struct("3i")
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -182,6 +185,29 @@ def status_line(pid: int | str, name: str, proc: Path = PROC) -> list[str]:
             if line.startswith(f"{name}:"):
                 return line.split()[1:]
     return []
+
+
+MayRead: TypeAlias = Callable[[int], bool]
+"""Whether a process may be read: see `RankProcess.may_read`."""
+
+
+def anything(pid: int) -> bool:
+    """Every process may be read."""
+    return True
+
+
+def is_of(pid: int, uid: int) -> bool:
+    """All user ids of the process are `uid`: the real one, and those that an exec or the process
+    itself may have changed."""
+    return status_line(pid, "Uid") == [str(uid)] * 4
+
+
+def peer_of(client: socket.socket) -> tuple[int, int]:
+    """Pid (0: in a pid namespace that we do not see) and uid of the process that listens, as the
+    kernel noted them when it began to."""
+    raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+    pid, uid, _ = _PEERCRED.unpack(raw)
+    return pid, uid
 
 
 def capabilities(pid: int | str, which: str, proc: Path = PROC) -> int:

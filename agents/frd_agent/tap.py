@@ -77,15 +77,16 @@ calls these functions of theirs, and constants (tests/unit/agent/tap/test_tap_ca
 - `threading`: Event, main_thread. No other object has the locks of an Event.
 - `atexit`: register. Once, on the thread that imports torch.distributed, like register_at_fork.
 - `_signal`: pthread_sigmask, valid_signals, sigtimedwait. They concern the calling thread.
-- `os`: open, read, write, pwrite, close, unlink, replace, ftruncate, fchmod, chmod, makedirs, stat,
-  lstat, fstat, access, listdir, sysconf, urandom, getpid, getuid, geteuid, fsencode, path, environ,
-  register_at_fork; `fcntl`: flock; `socket`: gethostname; `time`: time, time_ns, monotonic,
-  monotonic_ns, thread_time, sleep. System calls; of the environment it reads single variables.
+- `os`: open, read, write, pwrite, close, unlink, replace, ftruncate, fchmod, chmod, mkdir, stat,
+  lstat, fstat, readlink, access, listdir, sysconf, urandom, getpid, getuid, geteuid, fsencode,
+  path, environ, register_at_fork; `fcntl`: flock; `socket`: gethostname; `time`: time, time_ns,
+  monotonic, monotonic_ns, thread_time, sleep. System calls; of the environment it reads single
+  variables.
 - `sys`: modules, _current_frames. Each is read in one step, under the GIL.
-- `json`: dumps, JSONDecoder; `struct`: Struct; `re`: compile; `zlib`: crc32; `stat`: S_ISDIR;
-  `itertools`: count, chain, repeat, islice, accumulate; `operator`: itemgetter, attrgetter, is_;
-  `contextlib`: suppress, contextmanager; `collections`: deque. All values are the tap's. The
-  decoder of `json.loads` is the program's too, so the tap has another.
+- `json`: dumps, JSONDecoder; `struct`: Struct; `re`: compile; `zlib`: crc32; `stat`: S_ISDIR,
+  S_ISLNK; `itertools`: count, chain, repeat, islice, accumulate; `operator`: itemgetter,
+  attrgetter, is_; `contextlib`: suppress, contextmanager; `collections`: deque. All values are
+  the tap's. The decoder of `json.loads` is the program's too, so the tap has another.
 - `ctypes`: PyDLL, CDLL, c_int, c_ulong, byref, py_object. The tap has its own handles: a program
   may change the argument types of the functions in `ctypes.pythonapi`.
 """
@@ -231,6 +232,8 @@ JOIN_S = 2.0
 _TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")  # the system's, as `tempfile` knows them
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """Inode of the pid namespace that the kernel starts with: of a process outside containers."""
+MAX_LINKS = 40
+_OVERFLOW_UID = "/proc/sys/kernel/overflowuid"
 _LIMITS = {
     "RLIMIT_NPROC": b"Max processes",
     "RLIMIT_AS": b"Max address space",
@@ -592,6 +595,8 @@ def _refusal(environ: Mapping[str, str], error: OSError) -> OSError:
             os.unlink(temporary)
         finally:
             os.close(fd)
+    if error.errno is None and not str(error).startswith(f"{directory}: belongs to "):
+        return error  # of a parent, or a link
     owner = "another user"
     with contextlib.suppress(OSError):
         owner = f"uid {os.stat(directory).st_uid}"
@@ -747,7 +752,6 @@ class Stage:
     def _write(self, now: float, ended: Mapping[str, Any] | None = None) -> None:
         self._written_at = now
         directory = run_dir(self._environ)
-        make_run_dir(directory, self._environ)
         self._path = os.path.join(directory, self.token + ".stage")
         stage = {
             "schema": SCHEMA,
@@ -766,6 +770,7 @@ class Stage:
             "exit": ended,
         }
         try:
+            make_run_dir(directory, self._environ)
             write_whole(directory, self.token, ".stage", json.dumps(stage))
         except OSError as error:
             raise _refusal(self._environ, error) from None
@@ -1213,23 +1218,86 @@ def run_dir(environ: Mapping[str, str]) -> str:
 
 
 def make_run_dir(path: str, environ: Mapping[str, str]) -> None:
-    """The default directory is in a folder that anyone may write to, so it must be private.
+    """Make the run directory, or one below it, if there is none.
 
     Raises:
-        OSError: it cannot be created, or the default one belongs to another user.
+        OSError: it cannot be made, or others could change what is in it (`check_home`).
     """
-    os.makedirs(path, mode=0o700, exist_ok=True)
-    if path == default_run_dir(environ):
-        found = os.lstat(path)
-        private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o022
-        if not private or found.st_uid != os.geteuid():
-            raise PermissionError(f"{path}: others can write there: set FRD_RUN_DIR")
+    check_home(path, os.geteuid(), make=True)
+
+
+def check_home(path: str, uid: int, *, make: bool = False) -> None:
+    """Whether files of the user `uid` are safe in a directory.
+
+    It belongs to this user, and no other user may write there. Or it is shared: it belongs to root,
+    and no user can remove what another one has made, because it is sticky, or it is the root of a
+    mount, as the volume of a pod is, whose users trust each other. Each of its parents belongs to
+    root, to this user, or to the uid by which a user namespace shows users that it does not know;
+    and it is sticky, not writable for others, or the root of a mount. So no other user can replace
+    a part of the path between its check and its use.
+
+    The last part of `path` may be no symbolic link. A link before that must belong to one of the
+    owners above; what it leads to is checked in the same way. `make`: make what is missing.
+
+    Raises:
+        PermissionError: without an errno: others could change what is in it; the text says why.
+        OSError: it does not exist, or cannot be made.
+    """
+    others = 0, _number_in(_OVERFLOW_UID)
+    names, at, links = os.path.abspath(path).split("/")[:0:-1], "", 0
+    while names:
+        name = names.pop()
+        if name in ("", ".", ".."):
+            at = os.path.dirname(at).rstrip("/") if name == ".." else at
+            continue
+        where, is_last = f"{at}/{name}", not names
+        if make and not os.path.lexists(where):
+            with contextlib.suppress(FileExistsError):  # another rank has made it
+                os.mkdir(where, 0o700 if is_last else 0o755)
+        found = os.lstat(where)
+        if stat.S_ISLNK(found.st_mode) and links < MAX_LINKS:
+            if is_last or found.st_uid not in (uid, *others):
+                raise _unsafe(where, f"is a symbolic link of uid {found.st_uid}")
+            target, links = os.readlink(where), links + 1
+            names += target.split("/")[::-1]
+            at = "" if target.startswith("/") else at
+            continue
+        at, is_open = where, found.st_mode & 0o022
+        if not stat.S_ISDIR(found.st_mode):
+            raise _unsafe(at, "is not a directory")
+        if found.st_uid not in (uid, *others) or (is_last and found.st_uid != uid and not is_open):
+            raise _unsafe(at, f"belongs to uid {found.st_uid}, not to uid {uid}")
+        is_kept = found.st_mode & stat.S_ISVTX or (is_open and _is_mount(at))
+        if is_open and (not is_kept or (is_last and found.st_uid not in others)):
+            raise _unsafe(at, "other users may change what is in it")
+
+
+def _is_mount(path: str) -> bool:
+    """Something is mounted there, perhaps of the same file system."""
+    lines = _content("/proc/self/mountinfo", 0).splitlines()
+    return any(line.split()[4] == os.fsencode(path) for line in lines)
+
+
+def _unsafe(path: str, why: str) -> PermissionError:
+    advice = "name a directory that only its user may write to (FRD_RUN_DIR, --run-dir)"
+    return PermissionError(f"{path}: {why}: {advice}")
+
+
+def check_owner(path: str) -> None:
+    """Raises OSError if the directory that was checked has been replaced by one of another user."""
+    found, mine = os.lstat(path), os.geteuid()
+    is_mine = found.st_uid in (0, mine) or found.st_uid == _number_in(_OVERFLOW_UID)
+    if not (stat.S_ISDIR(found.st_mode) and is_mine):
+        raise _unsafe(path, f"belongs to uid {found.st_uid}, not to uid {mine}")
 
 
 def write_whole(directory: str, token: str, suffix: str, text: str) -> None:
     """Replace a file as a whole. Raises OSError."""
+    check_owner(directory)
     temporary = os.path.join(directory, "." + token + ".tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     rest = memoryview(text.encode())
     fd = os.open(temporary, flags, 0o600)
     try:
@@ -1307,7 +1375,9 @@ class Files:
 
     def _write(self, whole: bytes, at: int) -> None:
         """Write in one call. A torn read fails the checksum, and the agent reads again."""
-        fd = os.open(self._shm, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        check_owner(self._directory)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # not to wait for a pipe
+        fd = os.open(self._shm, flags, 0o600)
         try:
             os.pwrite(fd, whole, at)
         finally:

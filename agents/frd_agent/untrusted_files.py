@@ -17,11 +17,25 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from frd_agent import tap
+
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 NOT_THE_FORM: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises for bytes that are not of the form."""
 
 _Form = TypeVar("_Form")
+
+
+def check_home(path: str | os.PathLike[str]) -> None:
+    """Whether this agent may read what is in the run directory, or in one below it: it is this
+    user's or, if this is root, any user's, and no other user could have changed what is in it.
+
+    Raises:
+        PermissionError: it is not; without an errno, the text says why.
+        OSError: it does not exist.
+    """
+    mine = os.geteuid()
+    tap.check_home(os.fspath(path), os.lstat(path).st_uid if mine == 0 else mine)
 
 
 @contextmanager

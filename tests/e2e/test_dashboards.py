@@ -24,6 +24,7 @@ import pytest
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from tests.world import nvml
+from tests.world.apart import ApartRank
 from tests.world.daemons import Stage, agent_command, free_address, running, until
 from tests.world.fleet import fleet
 from tests.world.nvml import GIB, Driver, uuid
@@ -100,11 +101,10 @@ def leave(rank: ScriptedRank) -> None:
 
 
 def hanging_ranks(run_dir: Path) -> AbstractContextManager[None]:
-    """They complete ten collectives a second for four seconds; then one joins no more.
-
-    All live in this process, so only one can have the GPU on which the driver sees it.
-    """
-    job = [ScriptedRank(run_dir, rank, RANKS, job=JOB) for rank in range(RANKS)]
+    """They complete ten collectives a second for four seconds; then one joins no more. The first is
+    this process, which the driver sees on a GPU."""
+    job = [ScriptedRank(run_dir, 0, RANKS, job=JOB)]
+    job += [ApartRank(run_dir, rank, RANKS, job=JOB) for rank in range(1, RANKS)]
     job[0].identity["devices"] = [GPU]
     job[0].publish_identity()
     held = (UUID(GPU.removeprefix("GPU-")).bytes, 80 * GIB, 8 * GIB, 9 * GIB, 9 * GIB, 0)
@@ -126,7 +126,7 @@ def hanging_ranks(run_dir: Path) -> AbstractContextManager[None]:
 
 def uneven_ranks(run_dir: Path) -> AbstractContextManager[None]:
     """They complete five collectives a second; to each of them one rank comes 100 ms late."""
-    job = [ScriptedRank(run_dir, rank, RANKS, job=UNEVEN) for rank in range(RANKS)]
+    job = [ApartRank(run_dir, rank, RANKS, job=UNEVEN) for rank in range(RANKS)]
 
     def turn() -> None:
         for rank in job:

@@ -13,6 +13,7 @@ from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd.model import EntryColumns
 from frd.wire.messages import Goodbye, Request, ResponsePart
 from tests.world import replicas, streams
+from tests.world.apart import ApartRank
 from tests.world.collector import agent
 from tests.world.daemons import (
     agent_command,
@@ -32,9 +33,9 @@ JOBS = ("one", "two")
 def ranks(tmp_path: Path) -> Iterator[dict[str, ScriptedRank]]:
     """A rank of each job in one run directory, with a collective that is done and an open one."""
     with ExitStack() as stack:
-        made = {}
+        made: dict[str, ScriptedRank] = {}
         for job in JOBS:
-            rank = made[job] = ScriptedRank(tmp_path / "run", job=job)
+            rank = made[job] = ApartRank(tmp_path / "run", job=job)
             stack.enter_context(closing(rank))
             rank.enter()
             rank.leave()

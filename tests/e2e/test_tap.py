@@ -44,6 +44,28 @@ def identity(run_dir: Path) -> tap_files.TapIdentity:
     return identities(run_dir, 1)[0]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory of another user")
+def test_a_run_directory_of_another_user(tmp_path: Path) -> None:
+    """Another user has made the directory, as anybody can make /tmp/frd-JOB: the rank trains, says
+    so in one line, publishes nothing, and leaves a note; the agent takes no lock there."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    run_dir.chmod(0o777)
+    os.chown(run_dir, 61_002, 61_002)
+    refused = tmp_path / "refused.0"
+    with puppets(1, run_dir) as (rank,):
+        rank.do("init")
+        rank.do("reduce 3")
+        until(refused.exists, "its note")
+        status, _, errors = rank.leave()
+    assert status == 0
+    said = [line for line in errors.splitlines() if line.startswith("frd: warning")]
+    assert [line.split()[2] for line in said] == ["exec:", "tap:"]
+    assert f"{run_dir}: belongs to uid 61002" in said[1]
+    assert refused.read_text().startswith("run\n")
+    assert os.listdir(run_dir) == []
+
+
 def counted(shm: CountersFile, ops: int) -> Publication | None:
     """A sample of one group, once it has enqueued so many ops.
 

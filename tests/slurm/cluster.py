@@ -299,8 +299,8 @@ class Job:
 
     def run_dirs(self) -> list[Path]:
         """The run directories that its nodes have."""
-        paths = [node.tmp / f"frd-{self.number}" for node in self.cluster.nodes.values()]
-        return [path for path in paths if path.exists()]
+        folders = [node.tmp for node in self.cluster.nodes.values()]
+        return [path for folder in folders for path in folder.glob(f"frd-{self.number}-*")]
 
     # -- the service's view --------------------------------------------------------------------
 

@@ -39,7 +39,8 @@ def test_two_jobs_on_the_same_nodes(cluster: Cluster) -> None:
     first.until_over()
     assert second.state() == "running"
     assert not second.blind()
-    assert [path.name for path in second.run_dirs()] == [f"frd-{second.number}"] * 2
+    assert len(second.run_dirs()) == 2
+    assert len({path.name for path in second.run_dirs()}) == 1
 
     second.ask("scancel", second.number)
     assert second.wait()[0] == "CANCELLED"

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from tests.slurm.cluster import SHARED, Cluster
+from tests.slurm.cluster import RECIPE, SHARED, Cluster
 from tests.world.daemons import throughout
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -21,7 +21,7 @@ def test_no_agent_inherits_from_a_dead_one(cluster: Cluster) -> None:
     cluster.env["SLURM_KILL_BAD_EXIT"] = "1"
     first = cluster.submit(*SHARED)
     first.until_watched()
-    (agent,) = cluster.nodes["n2"].processes(f"frd-agent run --run-dir /tmp/frd-{first.number}")
+    (agent,) = cluster.nodes["n2"].processes(f"frd-agent run --run-dir /tmp/frd-{first.number}-")
     os.kill(agent, signal.SIGKILL)
     first.until(first.blind, "blind")
     second = cluster.submit(*SHARED)
@@ -50,19 +50,23 @@ def test_a_node_that_is_killed(cluster: Cluster) -> None:
 
 
 def test_directories_of_others(cluster: Cluster) -> None:
-    """Another user has made the job's directory on one node, and a link on the other: the job
-    trains without being watched, says why, and touches neither."""
-    name = f"frd-{cluster.next_job}"
+    """Another user has guessed the name: a directory has it on one node, and a link on the other.
+    The job trains without being watched, says why, and touches neither."""
+    name = f"frd-{cluster.next_job}-guessed"
+    text, changes = re.subn(r"\$\(mktemp -u .*\)", f"/tmp/{name}", RECIPE.read_text())
+    assert changes == 1
+    script = cluster.work / "guessed.sbatch"
+    script.write_text(text)
     paths = [node.tmp / name for node in cluster.nodes.values()]
     paths[0].symlink_to(cluster.work)
     paths[1].mkdir()
     paths[1].chmod(0o777)
-    job = cluster.submit()
+    job = cluster.submit(script=script)
     job.until(lambda: "rank 3 trains" in job.log(), "ranks train")
     job.break_("end")
     assert job.wait() == ("COMPLETED", "0:0", "0:0")
     (warning,) = [line for line in job.log().splitlines() if "frd: warning" in line]
-    assert f"/tmp/{name}: belongs to another user on" in warning
+    assert f"/tmp/{name}: cannot be made on" in warning
     assert {"n1", "n2"} <= set(re.findall(r"\w+", warning))
     assert job.state() == ""
     assert paths[0].is_symlink()

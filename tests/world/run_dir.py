@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from frd_agent import tap
@@ -45,6 +49,18 @@ def identity(**changes: Any) -> dict[str, Any]:
         "groups": [{"name": "0", "desc": "default_pg", "ranks": [0, 1, 2, 3], "backend": "gloo"}],
         "exit": None,
     } | changes
+
+
+@contextmanager
+def volume(folder: Path, mode: int) -> Iterator[None]:
+    """A separate mount at `folder`, as an emptyDir is one in a pod. Needs root."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode={mode:o}", "frd", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+        folder.rmdir()
 
 
 def shared() -> RankContext:

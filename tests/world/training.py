@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Self
 
-from frd.cli.commands.demo.scripted_rank import ScriptedRank
+from tests.world.apart import ApartRank
 
 RING: Final = 150
 """Entries that a recorder keeps: 3 s of the usual rate, so that agents look every 2 s."""
@@ -40,7 +40,7 @@ class Training:
         world = each * len(run_dirs)
         self.job = job
         self.ranks = [
-            ScriptedRank(run_dirs[number // each], number, world, job=job, ring=ring)
+            ApartRank(run_dirs[number // each], number, world, job=job, ring=ring)
             for number in range(world)
         ]
         self.began_at: list[float] = []
@@ -62,7 +62,7 @@ class Training:
         self._stop.set()
         self._thread.join()
         with ThreadPoolExecutor(len(self.ranks)) as closing:
-            list(closing.map(ScriptedRank.close, self.ranks))
+            list(closing.map(ApartRank.close, self.ranks))
 
     def hold(self, rank: int) -> int:
         """From now on `rank` enters nothing; returns the seq that it will be missing in."""

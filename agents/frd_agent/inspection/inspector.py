@@ -24,7 +24,7 @@ from frd_agent.inspection.reading.memory import Helper
 from frd_agent.inspection.sampler import RankSampler
 from frd_agent.inspection.traces.followed import Traces
 from frd_agent.node_time import NodeTime
-from frd_agent.proc import PROC
+from frd_agent.proc import PROC, MayRead, anything
 
 LEASE_S: Final = 10.0
 EVERY_S: Final = 1.0
@@ -42,6 +42,7 @@ class _Lease:
     sampler: RankSampler
     until_s: float
     rank_of: RankOf
+    may_read: MayRead
     report: WaitReport = field(default=UNKNOWN)
 
 
@@ -66,19 +67,20 @@ class Inspector:
         self._processes = Processes(proc)
         self._failing = False
 
-    def ask(self, pid: int, rank_of: RankOf) -> WaitReport:
+    def ask(self, pid: int, rank_of: RankOf, may_read: MayRead = anything) -> WaitReport:
         """Renew the lease on a rank process, and return what is known. `rank_of`: all rank
-        processes of the node."""
+        processes of the node. `may_read`: see `RankProcess`; of other processes, nothing is
+        read."""
         until_s = time.monotonic() + LEASE_S
         with self._lock:
             lease = self._leases.get(pid)
             if lease is not None:
-                lease.until_s, lease.rank_of = until_s, rank_of
+                lease.until_s, lease.rank_of, lease.may_read = until_s, rank_of, may_read
                 return lease.report
             if len(self._leases) >= MAX_RANKS or self._stop.is_set():
                 return UNKNOWN
             sampler = RankSampler(pid, self._processes, self._helper, self._traces, self._proc)
-            self._leases[pid] = _Lease(sampler, until_s, rank_of)
+            self._leases[pid] = _Lease(sampler, until_s, rank_of, may_read)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="frd-inspect", daemon=True)
                 self._thread.start()
@@ -115,7 +117,7 @@ class Inspector:
         for lease in leases:
             with self._failures_logged():
                 now_ns = self._time.now()
-                report = lease.sampler.sample(now_ns, lease.rank_of)
+                report = lease.sampler.sample(now_ns, lease.rank_of, lease.may_read)
                 lease.report = replace(report, as_of_ns=now_ns)
         self._stats.inspected = len(leases)
         self._stats.inspection_timeouts = self._helper.timeouts + self._traces.helper.timeouts

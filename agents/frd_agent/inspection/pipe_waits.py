@@ -50,7 +50,7 @@ def of_pipe(view: RankView, wait: Wait, one: Object) -> WaitReport:
     ends = "reads" if writes else "writes to"
     held = f" that {holder_words(holder)} {ends}" if holder else ""
     if one.file.special == "pipe" and not others:
-        held = " that no other process holds"
+        held = " that no other process of its user holds"
     return claim(
         kind,
         Certainty.SEEN if len(others) < 2 else Certainty.LIKELY,

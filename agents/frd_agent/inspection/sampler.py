@@ -27,7 +27,7 @@ from frd_agent.inspection.traces.followed import Traces
 from frd_agent.inspection.traces.witness import Witness
 from frd_agent.inspection.tracking import Tracker, Wait
 from frd_agent.inspection.wait_chain import waits_for
-from frd_agent.proc import PROC
+from frd_agent.proc import PROC, MayRead, anything
 
 _MAX_HOLDERS: Final = 8
 """Processes outside of the rank that are sampled because they hold what it waits for."""
@@ -52,18 +52,25 @@ class RankSampler:
         self._tracker = Tracker()
         self._outside: tuple[int, ...] = ()
 
-    def sample(self, now_ns: NodeRawNs, rank_of: RankOf) -> WaitReport:
+    def sample(
+        self, now_ns: NodeRawNs, rank_of: RankOf, may_read: MayRead = anything
+    ) -> WaitReport:
         """What the rank waits for, with this sample."""
         family = self._processes.family(self._pid, [pid for pid in rank_of if pid != self._pid])
         inspected = (*family, *(pid for pid in self._outside if pid not in family))
         resolver = Resolver(
-            family, lambda: self._nearest(family, rank_of), self._helper, self._proc
+            [pid for pid in family if may_read(pid)],
+            lambda: [pid for pid in self._nearest(family, rank_of) if may_read(pid)],
+            self._helper,
+            self._proc,
         )
         views = {}
         for pid in inspected:
-            sample = read_process(pid, self._proc)
+            sample = read_process(pid, self._proc) if may_read(pid) else None
             if sample is not None:
-                views[pid] = self._view(sample, resolver, now_ns)
+                view = self._view(sample, resolver, now_ns)
+                if may_read(pid):  # it was the same process all the time
+                    views[pid] = view
         self._tracker.keep(
             {(wait.pid, wait.tid) for view in views.values() for wait in (view.main, *view.others)}
         )
@@ -72,14 +79,14 @@ class RankSampler:
         held = _holders(views.values())
         self._outside = tuple([pid for pid in held if pid not in family][:_MAX_HOLDERS])
         is_denied = not views[self._pid].main.is_readable
-        view = RankView(
+        whole = RankView(
             self._pid,
             tuple(family),
             views,
             self._who(held, rank_of),
             missing_right(self._pid, self._proc) if is_denied else "",
         )
-        return self._witness.add(waits_for(view), view, now_ns)
+        return self._witness.add(waits_for(whole), whole, now_ns)
 
     def _view(self, sample: ProcessSample, resolver: Resolver, now_ns: NodeRawNs) -> ProcessView:
         waits = [self._wait(sample.pid, thread, resolver, now_ns) for thread in sample.threads]

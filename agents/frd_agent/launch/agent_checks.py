@@ -25,7 +25,7 @@ from frd_agent.proc import PROC, Vital, capabilities, read_all, status_line
 from frd_agent.ranks.process import HIDDEN
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.outside import NoStack, advice, from_py_spy
-from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity
+from frd_agent.ranks.tap_files import SocketDir, TapFile
 from frd_agent.ranks.token_files import unreadable
 from frd_agent.uplink.endpoint import Target, ending
 from frd_agent.uplink.endpoint import advice as advice_on
@@ -86,10 +86,10 @@ def of_agent(agent: int, config: Config) -> Iterator[Check]:
     yield _run_dir(run_dir)
     files = TapFile.scan(run_dir)
     yield from (Check.failed("users", text) for text in unreadable(run_dir, files).texts)
-    ranks = _ranks(run_dir, [file.content for file in files if file.content is not None])
+    ranks = _ranks(run_dir, files)
     yield _ranks_of(ranks)
     yield from recorders_check(files)
-    seen = [(rank, process.pinned.pid) for rank, process in ranks if process.pinned is not None]
+    seen = [(rank, pid) for rank, process in ranks if (pid := process.readable) is not None]
     if len(seen) < len(ranks):
         yield Check.warning("pid namespace", HIDDEN)
     yield _capabilities(agent, [pid for _, pid in seen])
@@ -115,12 +115,13 @@ def _run_dir(run_dir: Path) -> Check:
     return Check.ok(name, f"{run_dir}, of uid {owner}; this is uid {os.geteuid()}")
 
 
-def _ranks(run_dir: Path, identities: Sequence[TapIdentity]) -> list[tuple[int, RankProcess]]:
+def _ranks(run_dir: Path, files: Sequence[TapFile]) -> list[tuple[int, RankProcess]]:
     """Living ranks, by number."""
     sockets, found = SocketDir(run_dir), []
-    for identity in identities:
-        path = None if identity.socket is None else sockets.address(run_dir / identity.socket)
-        process = RankProcess(identity, path)
+    for file in files:
+        if (identity := file.content) is None:
+            continue
+        process = RankProcess(identity, sockets.of(file), owner=file.owner)
         if process.was_alive:
             found.append((identity.rank, process))
     sockets.close()

@@ -188,8 +188,9 @@ def _run_dir(directory: str) -> Check:
     try:
         tap.make_run_dir(directory, os.environ)
     except OSError as error:
-        text = str(error) if error.strerror is None else f"{directory}: {error.strerror}"
-        return Check.failed("run directory", f"{text}: set --run-dir or FRD_RUN_DIR")
+        advice = "set --run-dir or FRD_RUN_DIR"
+        text = f"{directory}: {error.strerror}: {advice}" if error.errno else str(error)
+        return Check.failed("run directory", text)
     if not os.access(directory, os.W_OK | os.X_OK):
         return Check.failed(
             "run directory",

@@ -20,17 +20,19 @@ from typing import Annotated, Final
 import msgspec
 
 from frd.decodable import decodable
-from frd_agent import untrusted_files
+from frd_agent import tap, untrusted_files
 from frd_agent.launch.command_line import brief
 from frd_agent.proc import (
     PROC,
     by_parent,
     descendants,
     has_tap,
+    is_of,
     own_start_ticks,
     read_all,
     read_same,
     started_at,
+    status_line,
 )
 
 _FOLDER: Final = "commands"
@@ -65,7 +67,7 @@ def record(directory: str, cmd: Sequence[str]) -> Path:
         OSError: the run directory cannot be written to.
     """
     folder = Path(directory) / _FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)
+    tap.make_run_dir(str(folder), {})
     path = folder / f"{os.getpid()}.json"
     words = brief(cmd).encode("utf-8", "replace").decode()
     write_private(path, Command(own_start_ticks(), words))
@@ -90,19 +92,23 @@ def write_private(path: Path, content: msgspec.Struct) -> None:
 def running(directory: str) -> list[Command]:
     """Running commands; files of ended commands are removed."""
     found: list[Command] = []
-    with contextlib.suppress(OSError), os.scandir(os.path.join(directory, _FOLDER)) as entries:
+    folder = Path(directory) / _FOLDER
+    with contextlib.suppress(OSError):
+        untrusted_files.check_home(folder)
+        owner, entries = folder.stat().st_uid, sorted(os.listdir(folder))
         for entry in entries:
             if len(found) >= _MAX_COMMANDS:
                 break
-            name = entry.name.removesuffix(".json")
-            if not (entry.name.endswith(".json") and name.isdecimal()):
+            name, path = entry.removesuffix(".json"), folder / entry
+            if not (entry.endswith(".json") and name.isdecimal()):
                 continue
-            command = untrusted_files.json_of(entry.path, Command, _MAX_BYTES)
+            command = untrusted_files.json_of(path, Command, _MAX_BYTES)
             if command is not None and read_same(int(name), command.start_ticks) is not None:
-                found.append(msgspec.structs.replace(command, pid=int(name)))
+                if is_of(int(name), owner):
+                    found.append(msgspec.structs.replace(command, pid=int(name)))
             else:
                 with contextlib.suppress(OSError):
-                    os.unlink(entry.path)
+                    path.unlink()
     return found
 
 
@@ -111,11 +117,14 @@ def running(directory: str) -> list[Command]:
 
 def untapped(command: Command, grace_s: float = GRACE_S) -> tuple[set[int], list[Untapped]]:
     """All processes of a running command, and the processes that have loaded torch for longer than
-    `grace_s` without the tap. Processes that this user may not read are left out."""
-    stats = read_all()
+    `grace_s` without the tap. Processes of other users, and those that this one may not read, are
+    left out."""
+    stats, users = read_all(), status_line(command.pid, "Uid")
     pids = {command.pid, *descendants(command.pid, by_parent(stats))}
     found = []
     for pid in sorted(pids & stats.keys()):
+        if status_line(pid, "Uid") != users:
+            continue
         words, parent = _text(pid, "cmdline"), stats[pid].parent
         is_forked = parent in pids and words == _text(parent, "cmdline")
         if not words or is_forked or _LIBRARY not in _text(pid, "maps") or has_tap(pid):

@@ -27,7 +27,7 @@ import msgspec
 from frd.decodable import decodable
 from frd.errors import FrdError
 from frd_agent import tap
-from frd_agent.untrusted_files import NOT_THE_FORM, opened
+from frd_agent.untrusted_files import NOT_THE_FORM, check_home, opened
 
 NAME: Final = "agent.lock"
 PATIENCE_S: Final = 6.0
@@ -105,7 +105,7 @@ class RunLock:
                 log.warning(
                     "run_dir: %s: %s: no lock taken: `frd-agent exec` cannot see this agent there",
                     self._path,
-                    error.strerror,
+                    error.strerror or error,
                 )
             self._warned = True
             return False
@@ -118,6 +118,7 @@ class RunLock:
             self._fd = None
 
     def _take(self) -> int:
+        check_home(self._run_dir)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(self._path, flags, 0o644)
         try:

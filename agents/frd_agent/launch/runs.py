@@ -19,7 +19,7 @@ from typing import Annotated, Final
 import msgspec
 
 from frd.decodable import decodable
-from frd_agent import untrusted_files
+from frd_agent import tap, untrusted_files
 from frd_agent.launch.commands import write_private
 from frd_agent.proc import Vital, own_start_ticks, read_same
 
@@ -50,7 +50,7 @@ def begin(directory: str, job: str, *, must_be_free: bool) -> tuple[str, int]:
         OSError: the run directory cannot be used.
     """
     folder = Path(directory) / _FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)
+    tap.make_run_dir(str(folder), {})
     with _locked(folder / ".lock"):
         _tidy(folder)
         for number in range(1, _MAX_JOBS + 1):

@@ -24,6 +24,7 @@ from frd.flight.entry import Dump
 from frd.model import MAX_WORLD_SIZE, NodeNs
 from frd.readers.file_reading import read_dump
 from frd.readers.pool import ReaderDied, ReaderProcess
+from frd_agent.untrusted_files import check_home
 
 _NAMED: Final = re.compile(r"[^.].*?(?<!\d)(?P<rank>\d+)")
 _MAX_FILES: Final = 4_096
@@ -53,10 +54,12 @@ def last_op_ns(dump: Dump) -> NodeNs:
 
 
 class DumpFiles:
-    """The dump files of some folders, which need not exist."""
+    """The dump files of some folders, which need not exist. `run_dir` has one of them, which must
+    be safe as it is."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._folders = folders
+    def __init__(self, folders: Sequence[Path], run_dir: Path | None = None) -> None:
+        self._folders = [*([run_dir / "dumps"] if run_dir else []), *folders]
+        self._run_dir = run_dir
         self._seen: dict[Path, _Stamp] = {}
         self._read: dict[Path, _Stamp] = {}
         self._reader: ReaderProcess | None = None
@@ -105,6 +108,8 @@ class DumpFiles:
         found: list[tuple[Path, _Stamp]] = []
         for folder in self._folders:
             try:
+                if folder.parent == self._run_dir:
+                    check_home(folder)
                 with os.scandir(folder) as entries:
                     for entry in entries:
                         if len(found) >= _MAX_FILES:

@@ -27,14 +27,13 @@ from enum import Enum
 
 from frd.model import NodeNs, NodeRawNs
 from frd_agent.node_time import raw_now
-from frd_agent.proc import Stat, Vital, read_same, read_stat, started_at, status_line
+from frd_agent.proc import Stat, Vital, is_of, peer_of, read_same, read_stat, started_at
 from frd_agent.recorder import room
 
 HIDDEN = (
     "its process is in another pid namespace: set shareProcessNamespace in the pod, or hostPID for "
     "an agent of the whole node"
 )
-_PEERCRED = struct.Struct("3i")
 _START_SLACK_NS = 5_000_000_000
 """The wall clock may have been stepped a little between the start of a process and now."""
 _STATUS_PATIENCE_S = 1.0
@@ -112,8 +111,17 @@ class Process:
             opened.pop_all()
             return cls(pid, stat, pidfd)
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """By which the kernel knows it: its number, and when it started."""
+        return self.pid, self._start_ticks
+
     def is_of(self, uid: int) -> bool:
-        return str(uid) in status_line(self.pid, "Uid")
+        """It is still there, and all its user ids are `uid`."""
+        has_uid = is_of(self.pid, uid)  # first: then it is of this process if that is there
+        with contextlib.suppress(OSError):
+            return has_uid and self._stat() is not None
+        return False
 
     def look(self) -> Vital:
         try:
@@ -184,11 +192,11 @@ class Listener(Enum):
     NONE = "none"
     """The connection is refused, or the file does not exist."""
     ELSEWHERE = "elsewhere"
-    """A process in a pid namespace that the agent cannot see, or whose socket it may not use."""
+    """A process in a pid namespace that the agent cannot see, or of another user."""
 
 
-def listener(address: str) -> int | Listener:
-    """The pid, in our namespace, of the process that listens on a unix socket.
+def listener(address: str, owner: int | None = None) -> int | Listener:
+    """The pid, in our namespace, of the process of the user `owner` that listens on a unix socket.
 
     The kernel completes the connection without the process's help, so a stopped one is found too.
     Nothing is known while the rank might not survive a connection (`room`).
@@ -208,6 +216,5 @@ def listener(address: str) -> int | Listener:
             return Listener.ELSEWHERE  # of another user: not known to have ended
         except OSError:
             return Listener.NONE
-        raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-    pid: int = _PEERCRED.unpack(raw)[0]
-    return pid if pid > 0 else Listener.ELSEWHERE
+        pid, uid = peer_of(client)
+    return pid if pid > 0 and owner in (None, uid) else Listener.ELSEWHERE

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from frd.errors import ServiceUnavailable
@@ -36,7 +37,7 @@ from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule, Why
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.reader import StackReader
 from frd_agent.ranks.tap_counters import CountersFile
-from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity
+from frd_agent.ranks.tap_files import TapFile, TapIdentity
 from frd_agent.ranks.token_files import STILL_S
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.published_dumps import DumpsFile, PublishedDumps
@@ -48,6 +49,8 @@ from frd_agent.recorder.worker_server import Busy, HandlerFailed, Handlers, Sile
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.reports import Reports
 
+MAX_RANKS: Final = 512
+"""Living ranks of a run directory that are watched. A node has fewer: at most one for each core."""
 _DUMP_TIMEOUT_S: Final = 3.0
 _STOPPED_AGE_S: Final = 1.5
 """A stopped process whose counters are younger than this may be running again already."""
@@ -76,7 +79,7 @@ class Rank:
     becomes another rank of another attempt, with another number."""
 
     def __init__(
-        self, file: TapFile, identity: TapIdentity, shared: RankContext, sockets: SocketDir
+        self, file: TapFile, identity: TapIdentity, shared: RankContext, process: RankProcess
     ):
         self.file = file
         self.identity = identity
@@ -91,9 +94,10 @@ class Rank:
         self._former: list[tuple[Reports, int]] = []
         """Its number in the previous attempt, if any, and where it reported then."""
         self._shared = shared
-        socket = None if file.socket_path is None else sockets.address(file.socket_path)
-        shortage = Room(lambda: self.pid).shortage
-        handlers = Handlers(socket, _DUMP_TIMEOUT_S, shortage=shortage) if socket else None
+        self.process = process
+        shortage = Room(lambda: process.readable).shortage
+        make = partial(Handlers, timeout_s=_DUMP_TIMEOUT_S, shortage=shortage, owner=file.owner)
+        handlers = make(process.socket) if process.socket else None
         self._has_socket = handlers is not None
         dumps = file.path.with_suffix(DumpsFile.SUFFIX)
         self._dumps = PublishedDumps(dumps, shared.time.one_to_raw) if identity.dumps else None
@@ -111,8 +115,7 @@ class Rank:
         self._complained = False
         self.stage: Stage | None = None
         """A long wait in `new_group`, as its tap reports it."""
-        self.process = RankProcess(identity, socket, owner=file.owner)
-        self.stacks = StackReader(self.pid, handlers, file.shm_path)
+        self.stacks = StackReader(self.pid, handlers, file.shm_path, process.may_read)
         self._learn_exit()
         self._begin_attempt()
 
@@ -167,7 +170,8 @@ class Rank:
 
     @property
     def pid(self) -> int | None:
-        """In our own pid namespace; None if the process is not seen there."""
+        """In our own pid namespace; None if the process is not seen there. Before anything is read
+        of it, ask `process.may_read`."""
         return self.process.pinned.pid if self.process.pinned else None
 
     def target(self, now_s: float) -> Target:
@@ -175,7 +179,7 @@ class Rank:
         return Target(
             number=self.number,
             attempt=self._attempt,
-            pid=self.pid,
+            pid=self.process.readable,
             said_pid=self.identity.pid,
             devices=self.identity.devices,
             shm_path=self.file.shm_path,
@@ -290,6 +294,13 @@ class Rank:
         self.gone_at_ns = now_ns
         how, at_ns = self.process.ended(self.identity.exit, self.exit_recorded_at_ns, now_ns)
         self._report(state_after(how), at_ns, exit_text(how), how)
+        self.close()
+        self.reports.wake()
+
+    def hand_over(self, rank: Rank, now_ns: NodeRawNs) -> None:
+        """Its process has begun again as `rank`: by an exec, after which nothing of it is left."""
+        self._report(RankState.FINISHED, now_ns, f"went on as {rank}")
+        self.gone_at_ns = now_ns
         self.close()
         self.reports.wake()
 

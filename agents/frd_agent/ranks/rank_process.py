@@ -7,7 +7,7 @@ from dataclasses import replace
 from frd.model import ExitInfo, ExitKind, NodeRawNs
 from frd_agent import tap
 from frd_agent.memory import OomKills
-from frd_agent.proc import Vital, has_tap, number_here
+from frd_agent.proc import Vital, has_tap, is_of, number_here, status_line
 from frd_agent.ranks.exits import ended_at, exit_info, may_be_oom
 from frd_agent.ranks.process import Listener, Process, listener
 from frd_agent.ranks.tap_files import ExitRecord, TapIdentity
@@ -30,15 +30,17 @@ class RankProcess:
         Raises:
             OSError: as `read_stat`.
         """
-        self._socket = socket
+        self.socket = socket
+        self._owner = owner
         self.pinned = known
         """None if it is in another pid namespace, or ended before the agent saw it."""
         self.is_hidden = False
         """It is in another pid namespace, or of another user than its file: it may be alive."""
         if known is None:
-            peer = Listener.NONE if socket is None else listener(socket)
+            peer = Listener.NONE if socket is None else listener(socket, owner)
             found = _find(identity, peer)
-            if found is not None and owner is not None and not found.is_of(owner):
+            uids = status_line(found.pid, "Uid") if found is not None and owner is not None else []
+            if found is not None and uids not in ([], [str(owner)] * 4):
                 found.close()
                 self.is_hidden = True
             elif found is None:
@@ -48,6 +50,27 @@ class RankProcess:
                 self.is_hidden = apart and not (sees_all or refused or identity.exit is not None)
             self.pinned = None if self.is_hidden else found
         self._oom_kills: OomKills | None = OomKills(self.pinned.pid if self.pinned else None)
+
+    @property
+    def readable(self) -> int | None:
+        """Its pid, if it may be read now: see `may_read`."""
+        pid = self.pinned.pid if self.pinned else None
+        return pid if pid is not None and self.may_read(pid) else None
+
+    @property
+    def key(self) -> tuple[int, int] | None:
+        """`Process.key`; None if the process is not seen."""
+        return self.pinned.key if self.pinned else None
+
+    def may_read(self, pid: int) -> bool:
+        """Whether `pid` is this process or another one of the user who owns the rank's identity.
+        Ask right before anything is read of a process, and again before what was read is used: its
+        number may belong to another process meanwhile, and an exec may change its user."""
+        if self._owner is None:
+            return True
+        if self.pinned is not None and self.pinned.pid == pid:
+            return self.pinned.is_of(self._owner)
+        return is_of(pid, self._owner)
 
     @property
     def was_alive(self) -> bool:
@@ -61,8 +84,8 @@ class RankProcess:
             self._oom_kills.look()
         if self.pinned is not None:
             return self.pinned.look()
-        if self._socket is not None:
-            is_over = suspicious and listener(self._socket) is Listener.NONE
+        if self.socket is not None:
+            is_over = suspicious and listener(self.socket) is Listener.NONE
         return Vital.GONE if is_over or not self.is_hidden else Vital.RUNNING
 
     def describe(self) -> str:

@@ -5,6 +5,10 @@ still finds them. The state of a dead rank stays in memory as long as other rank
 live on this node, because a restarted service needs it again. A rank that was dead before this
 agent first saw it is reported if it ended within the last minute, or if other ranks of its attempt
 are alive and may wait for it; otherwise only its files are removed.
+
+A process claims one rank at a time, the one that its newest identity names: the process as the
+kernel shows it, not as the identity does. Of processes that are not seen nothing is known but their
+identities, so a run directory has `MAX_RANKS` living ranks at most.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ from pathlib import Path
 from typing import Final
 
 from frd.model import AttemptKey, NodeRawNs
-from frd.wire.messages import Unreadable
+from frd.wire.messages import MAX_UNREADABLE, Unreadable
 from frd_agent.ranks.forming.registry import Forming
-from frd_agent.ranks.rank import Rank, RankContext
+from frd_agent.ranks.rank import MAX_RANKS, Rank, RankContext
+from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity
 from frd_agent.ranks.token_files import unreadable
 
@@ -36,7 +41,7 @@ class Roster:
     def __init__(self, run_dir: Path, shared: RankContext, node: str = "") -> None:
         self._run_dir = run_dir
         self._node = node
-        self._shared = shared
+        self._shared, self._stats = shared, shared.stats
         self._sockets = SocketDir(run_dir)
         self.forming = Forming(run_dir, shared, node)
         """Processes without a process group yet, which are no part of this roster."""
@@ -44,7 +49,11 @@ class Roster:
         self._files: list[TapFile] = []
         self._problems: dict[Path, tuple[int, int, int]] = {}
         self._left: set[tuple[Path, tuple[int, int, int]]] = set()
-        """Of forgotten ranks, whose files may not be removed: as in a sticky directory."""
+        """Of ranks that are not watched, and may not be removed: as in a sticky directory."""
+        self._claims: dict[object, Rank] = {}
+        """The living ranks by the key of their process or, if it is not seen, by token."""
+        self._excess: set[Path] = set()
+        """Files that are beyond `MAX_RANKS`."""
         self._ranks: dict[str, Rank] = {}
         """By token, dead ones included until they are forgotten."""
         self._namesakes: set[tuple[str, str]] = set()
@@ -60,7 +69,9 @@ class Roster:
         self._files = TapFile.scan(self._run_dir, self._files, self._node)
         if self._left:
             self._left &= {(file.path, file.stamp) for file in self._files}
-        new: list[Rank] = []
+        living = (rank for rank in self if not rank.is_gone)
+        self._claims = {rank.process.key or rank.identity.token: rank for rank in living}
+        unknown: list[tuple[TapFile, TapIdentity]] = []
         for file in self._files:
             if file.content is None:
                 self._refuse(file)
@@ -69,10 +80,14 @@ class Roster:
             if (file.path, file.stamp) in self._left:
                 continue
             if known is None:
-                if (rank := self._open(file, file.content)) is not None:
-                    new.append(rank)
-            elif known.file is not file and not known.files_removed:
+                unknown.append((file, file.content))
+            elif not (known.file is file or known.files_removed or known.file.owner != file.owner):
                 known.renew(file, file.content, now_ns)
+        # The newest first: of those of one process, only this one is opened.
+        unknown.sort(key=lambda one: one[1].started_at_ns, reverse=True)
+        excess, self._excess = self._excess, set()
+        new = [rank for one in unknown if (rank := self._open(*one)) is not None]
+        self._stats.refused_files["claim"] += len(self._excess - excess)
         # Live ranks first: whether a dead rank is news depends on them.
         new.sort(key=lambda rank: (not rank.process.was_alive, rank.identity.started_at_ns))
         admitted = [rank for rank in new if self._admit(rank)]
@@ -90,8 +105,12 @@ class Roster:
 
     @property
     def unreadable(self) -> Unreadable:
-        """What ranks publish that this agent may not read."""
-        return unreadable(self._run_dir, [*self._files, *self.forming.files])
+        """What ranks publish that this agent may not read, or does not watch."""
+        found = unreadable(self._run_dir, [*self._files, *self.forming.files])
+        if not self._excess:
+            return found
+        text = f"{self._run_dir}: {len(self._excess)} ranks beyond {MAX_RANKS} are not watched"
+        return Unreadable((text, *found.texts)[:MAX_UNREADABLE])
 
     def end(self, rank: Rank, now_ns: NodeRawNs) -> None:
         """The process of `rank` is gone: report it, unless another process replaced it."""
@@ -142,15 +161,32 @@ class Roster:
 
     def _open(self, file: TapFile, identity: TapIdentity) -> Rank | None:
         """None if this process is short of descriptors or memory: the next update tries again. A
-        process that cannot be read must not be reported as dead."""
+        process that cannot be read must not be reported as dead. Also None if there are too many
+        ranks, or a newer one of this process."""
+        if len(self._claims) >= MAX_RANKS:
+            self._excess.add(file.path)
+            return None
         try:
-            rank = Rank(file, identity, self._shared, self._sockets)
+            process = RankProcess(identity, self._sockets.of(file), owner=file.owner)
         except OSError as error:
             if not self._is_short:
                 log.warning("%s: cannot be read: %s: trying again", file.path, error.strerror)
             self._is_short = True
             return None
         self._is_short = False
+        former = self._claims.get(process.key)
+        if former is not None and former.identity.started_at_ns >= identity.started_at_ns:
+            if not self._stats.refused_files["claim"]:
+                log.warning("%s: ignored: pid %s claims %s already", file.path, former.pid, former)
+            self._stats.refused_files["claim"] += 1
+            process.close()
+            self._remove(file)
+            return None
+        rank = Rank(file, identity, self._shared, process)
+        if former is not None:
+            former.hand_over(rank, self._shared.time.now())
+        if process.was_alive:
+            self._claims[process.key or identity.token] = rank
         return rank
 
     def _admit(self, rank: Rank) -> bool:
@@ -201,26 +237,31 @@ class Roster:
         if file.path not in self._problems and not file.is_forbidden:
             log.warning("%s", file.problem)
         self._problems[file.path] = file.stamp
-        self._shared.stats.refused_files["identity"] += 1
+        self._stats.refused_files["identity"] += 1
 
     # -- old ranks -----------------------------------------------------------------------------
 
     def _remove_files(self, rank: Rank) -> None:
-        if rank.files_removed:
-            return
-        rank.files_removed = True
-        token = rank.identity.token
+        if not rank.files_removed:
+            rank.files_removed = True
+            self._remove(rank.file)
+
+    def _remove(self, file: TapFile) -> None:
+        """All files with its token that are of the same user."""
+        token = file.path.stem
         names = [
             f"{token}.{suffix}" for suffix in ("json", "shm", "sock", "stage", "phases", "dumps")
         ]
         for name in (*names, f".{token}.tmp"):
+            path = self._run_dir / name
             with contextlib.suppress(OSError):
-                (self._run_dir / name).unlink()
+                if path.lstat().st_uid == file.owner:
+                    path.unlink()
+        if file.path.exists():
+            self._left.add((file.path, file.stamp))
 
     def _forget(self, rank: Rank) -> None:
         self._remove_files(rank)
-        if rank.file.path.exists():
-            self._left.add((rank.file.path, rank.file.stamp))
         self._ranks.pop(rank.identity.token, None)
         rank.reports.forget(rank.number)
         rank.forget_former()

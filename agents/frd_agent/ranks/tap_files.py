@@ -161,6 +161,10 @@ class SocketDir:
             self._fd = os.open(self._run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return f"/proc/self/fd/{self._fd}/{path.name}"
 
+    def of(self, file: TapFile) -> str | None:
+        """The address of the socket that the identity names, if any. Raises as `address`."""
+        return None if file.socket_path is None else self.address(file.socket_path)
+
     def close(self) -> None:
         if self._fd is not None:
             os.close(self._fd)

@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 
@@ -76,25 +76,42 @@ class TokenFile(Generic[_Form]):
         `node`: name of the node; empty: the name in each file.
         A directory that does not exist has no files; one that cannot be read is a problem.
         """
-        known = {file.path: file for file in previous}
+        known = {file.path.name: file for file in previous}
         try:
+            untrusted_files.check_home(run_dir)
             with os.scandir(run_dir) as entries:
-                names = sorted(entry.name for entry in entries if entry.name.endswith(cls.SUFFIX))
+                listed = [entry for entry in entries if entry.name.endswith(cls.SUFFIX)]
         except FileNotFoundError:
             return []
         except OSError as error:
+            if error.errno is None:  # others could have changed what is in it
+                owner, mine = _owner(run_dir, error)[0], os.geteuid()
+                owner = None if mine in (0, owner) else owner
+                return [cls(run_dir, (0, 0, 0), None, str(error), owner, is_forbidden=True)]
             why = f"{run_dir}: {error.strerror}: name a directory that can be read with --run-dir"
             return [cls(run_dir, (0, 0, 0), None, why, *_owner(run_dir, error))]
-        found = (cls._look(run_dir / name, known, node) for name in islice(names, cls.MAX_FILES))
+        listed.sort(key=attrgetter("name"))
+        found = []
+        for entry in listed[: cls.MAX_FILES]:
+            same = known.get(entry.name)
+            with contextlib.suppress(FileNotFoundError):
+                if same is None or not same._is(entry.stat(follow_symlinks=False)):
+                    same = cls._look(run_dir / entry.name, same, node)
+                found.append(same)
         return [file for file in found if file is not None]
 
     @classmethod
     def look(cls, path: Path, previous: Self | None) -> Self | None:
         """One file: `previous` if it is unchanged, None if it does not exist."""
-        return cls._look(path, {} if previous is None else {path: previous}, "")
+        return cls._look(path, previous, "")
+
+    def _is(self, found: os.stat_result) -> bool:
+        """It could be read, and has not changed."""
+        stamp = found.st_ino, found.st_mtime_ns, found.st_size
+        return self.content is not None and self.stamp == stamp
 
     @classmethod
-    def _look(cls, path: Path, known: dict[Path, Self], node: str) -> Self | None:
+    def _look(cls, path: Path, same: Self | None, node: str) -> Self | None:
         """None if the file no longer exists."""
         stamp = (0, 0, 0)
         try:
@@ -104,13 +121,16 @@ class TokenFile(Generic[_Form]):
             with untrusted_files.opened(path) as fd:
                 found = os.fstat(fd)
                 stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
-                if (same := known.get(path)) is not None and same.stamp == stamp:
+                if same is not None and same.stamp == stamp:
                     return same
                 if found.st_size > cls.MAX_BYTES:
                     raise ValueError("too large")
                 raw = untrusted_files.read_up_to(fd, cls.MAX_BYTES)
             if is_heavy(raw):
                 raise ValueError("too many values")
+            with contextlib.suppress(FileNotFoundError):
+                if path.with_suffix(".json").lstat().st_uid != found.st_uid:
+                    raise ValueError("of another user than the rank's identity")
             content = cls.DECODER.decode(raw)
             if content.token != token:
                 raise ValueError(f"token: {content.token!r}: not the file's own")
@@ -137,6 +157,7 @@ def unreadable(run_dir: Path, files: Iterable[TokenFile[Any]]) -> Unreadable:
         f"publish: {_advice(owner)}"
         for owner in owners
     }
+    texts.update((-1, file.problem) for file in forbidden if file.owner is None)
     for uid, job in _refused(run_dir):
         texts[uid] = (
             f"{run_dir}: ranks of uid {uid}{job} may not write there, so the agent of uid "

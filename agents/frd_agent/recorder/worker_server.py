@@ -33,6 +33,7 @@ import msgspec
 
 from frd.errors import FrdError, ServiceUnavailable
 from frd_agent.node_time import ClockReading
+from frd_agent.proc import peer_of
 from frd_agent.untrusted_files import NOT_THE_FORM
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -96,6 +97,8 @@ class Handlers:
     max_bytes: int = MAX_BYTES
     shortage: Callable[[], str] = str
     """Why the rank may not be able to accept a connection; empty: it is."""
+    owner: int | None = None
+    """The user of the rank: nothing is sent to a process of another one."""
     _sharing: int = 0
     _open: list[socket.socket] = field(default_factory=list)
     """At most one, which no request uses at present."""
@@ -236,6 +239,10 @@ class Handlers:
                 except BlockingIOError:
                     await asyncio.sleep(_QUEUE_FULL_S)
                 else:
+                    uid = peer_of(connection)[1]
+                    if self.owner not in (None, uid):
+                        why = f"a process of uid {uid} listens, not of uid {self.owner}"
+                        raise HandlerFailed(f"{self.path}: {target}: {why}: not asked")
                     return connection
         except BaseException:
             connection.close()

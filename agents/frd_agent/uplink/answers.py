@@ -32,6 +32,7 @@ from frd_agent.ranks.file_rank import FileRank
 from frd_agent.ranks.forming.forming_rank import FormingRank
 from frd_agent.ranks.process import HIDDEN
 from frd_agent.ranks.rank import Rank
+from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.children import child_stacks
 from frd_agent.ranks.stacks.cpu_usage import Meter
 from frd_agent.recorder.recorders import KeptDump
@@ -174,8 +175,9 @@ async def _stacks(rank: AnyRank, others: Collection[int] | None, budget_s: float
         return [_Answer(Part.STACK, error="the process is gone")]
     deadline = asyncio.get_running_loop().time() + budget_s
     handler_s = min(budget_s / 2, _HANDLER_S)
-    meter = None if rank.pid is None else Meter(rank.pid)
-    below = asyncio.create_task(_children(rank.pid, others, budget_s))
+    pid = rank.process.readable
+    meter = None if pid is None else Meter(pid)
+    below = asyncio.create_task(_children(rank.process, others, budget_s))
     try:
         async with asyncio.timeout_at(deadline):
             stack = await rank.stacks.read(
@@ -197,8 +199,11 @@ async def _stacks(rank: AnyRank, others: Collection[int] | None, budget_s: float
     return [_Answer(Part.STACK, text.encode("utf-8", "backslashreplace"), stack.source)]
 
 
-async def _children(pid: int | None, others: Collection[int] | None, timeout_s: float) -> str:
-    return "" if others is None or pid is None else await child_stacks(pid, timeout_s, others)
+async def _children(process: RankProcess, others: Collection[int] | None, timeout_s: float) -> str:
+    pid, may_read = process.readable, process.may_read
+    if others is None or pid is None:
+        return ""
+    return await child_stacks(pid, timeout_s, others, may_read)
 
 
 async def answer_waits(
@@ -220,7 +225,7 @@ def _waits(rank: AnyRank, inspector: Inspector, ranks: Iterable[Rank | FormingRa
         return _Answer(Part.WAITS, error="it runs without a tap")
     if rank.is_gone:
         return _Answer(Part.WAITS, error="the process is gone")
-    if rank.pid is None:
+    if (pid := rank.process.readable) is None:
         hidden = WaitsFor(WaitKind.NOT_ALLOWED, Certainty.UNKNOWN, says=HIDDEN)
         return _Answer(Part.WAITS, encode_report(WaitReport(hidden)), "proc")
     attempt = rank.identity.attempt
@@ -229,7 +234,8 @@ def _waits(rank: AnyRank, inspector: Inspector, ranks: Iterable[Rank | FormingRa
         for one in ranks
         if one.pid is not None and not one.is_gone
     }
-    return _Answer(Part.WAITS, encode_report(inspector.ask(rank.pid, rank_of)), "proc")
+    report = inspector.ask(pid, rank_of, rank.process.may_read)
+    return _Answer(Part.WAITS, encode_report(report), "proc")
 
 
 async def answer_ras(rank: AnyRank, request: Request, ras: RasClient | None, send: Send) -> None:
@@ -243,7 +249,7 @@ async def _ras(rank: AnyRank, ras: RasClient | None, budget_s: float) -> _Answer
         return _Answer(Part.RAS, error="NCCL RAS: the agent may not ask it: ras = false")
     if isinstance(rank, FileRank):
         return _Answer(Part.RAS, error="it runs without a tap")
-    pid = None if rank.is_gone else rank.pid
+    pid = None if rank.is_gone else rank.process.readable
     try:
         return _Answer(Part.RAS, await ras.ask(pid, rank.identity.pid, budget_s), "ras")
     except FrdError as error:

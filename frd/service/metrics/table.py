@@ -133,7 +133,8 @@ METRICS: Final[dict[str, Spec]] = {
         ("job",), "Connected nodes with ranks of the job's newest attempt and an unknown clock."
     ),
     "frd_node_unreadable": _gauge(
-        ("node",), "1 for a node whose agent may not read what ranks of another user publish."
+        ("node",),
+        "1 for a node whose agent may not read what ranks publish, or does not watch all of them.",
     ),
     "frd_agents_expected": _gauge(
         ("job",),

@@ -16,7 +16,7 @@ from tests.world.interpreters import fake_torch
 def run_dir() -> Iterator[Path]:
     """Where any user may publish, as a program that gives up being root."""
     folder = Path(tempfile.mkdtemp(prefix="frd-sacred-"))
-    folder.chmod(0o777)
+    folder.chmod(0o1777)
     yield folder
     shutil.rmtree(folder)
 

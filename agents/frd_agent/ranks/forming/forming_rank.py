@@ -29,14 +29,17 @@ _FORMS: Final = "has no process group yet"
 class FormingRank:
     """`process` is the caller's, who closes it; None if it is in another pid namespace."""
 
-    def __init__(self, claim: TapIdentity, process: Process | None, shared: RankContext) -> None:
+    def __init__(
+        self, claim: TapIdentity, process: Process | None, shared: RankContext, owner: int | None
+    ) -> None:
+        """`owner`: of its file."""
         self.identity = claim
-        self.process = RankProcess(claim, None, process)
+        self.process = RankProcess(claim, None, process, owner)
         self._shared = shared
         attempt = shared.dictionary.forming_attempt(claim.attempt, claim.world_size, claim.run)
         self.number = shared.dictionary.rank(attempt, claim.info)
         self.reports = shared.reports(attempt)
-        self.stacks = _Stacks(self.pid)
+        self.stacks = _Stacks(self.process)
         self.is_gone = False
         self._stage: Stage | None = None
         self._state, self.detail = RankState.LIVE, ""
@@ -128,14 +131,18 @@ def stage_of(report: StageReport, shared: RankContext) -> Stage:
 class _Stacks:
     """Stacks of a process without a socket; has the `read` of a `StackReader`."""
 
-    def __init__(self, pid: int | None) -> None:
-        self._pid = pid
+    def __init__(self, process: RankProcess) -> None:
+        self._process = process
         self.report: StageReport | None = None
 
     async def read(
         self, *, handler_timeout_s: float = 2.0, py_spy_timeout_s: float = 5.0
     ) -> StackText:
-        stack = await from_outside(self._pid, handler_timeout_s + py_spy_timeout_s)
+        stack = await from_outside(
+            self._process.readable,
+            handler_timeout_s + py_spy_timeout_s,
+            may_read=self._process.may_read,
+        )
         if stack.source == "py-spy" or self.report is None or not self.report.frames:
             return stack
         return StackText("tap", f"{_written(self.report)}{stack.text}")

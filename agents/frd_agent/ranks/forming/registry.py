@@ -30,7 +30,7 @@ from frd_agent.proc import Vital, number_here, read_stat
 from frd_agent.ranks.forming.forming_rank import FormingRank, stage_of
 from frd_agent.ranks.forming.stage_files import StageFile, StageReport
 from frd_agent.ranks.process import Process
-from frd_agent.ranks.rank import Rank, RankContext
+from frd_agent.ranks.rank import MAX_RANKS, Rank, RankContext
 from frd_agent.ranks.token_files import STILL_S
 
 _REMEMBERED_S: Final = 60.0
@@ -46,8 +46,10 @@ class _Claimant:
     """A living process of this node with a claim. `process` is None in another pid namespace: it
     lives as long as its tap goes on to write."""
 
-    def __init__(self, report: StageReport, process: Process | None) -> None:
+    def __init__(self, report: StageReport, process: Process | None, owner: int | None) -> None:
         self.report = report
+        self.owner = owner
+        """Uid of the file."""
         self.process = process
         self.ancestors = frozenset() if process is None else _ancestors(process.pid)
         """When it was first seen; later they may be gone."""
@@ -91,8 +93,10 @@ class Forming:
         """By token."""
         self._stages: dict[str, StageReport] = {}
         """The present report of each rank with groups, by token."""
+        self._keys: set[tuple[int, int] | None] = set()
+        """Of the living processes of ranks."""
         self._unseen: set[str] = set()
-        """Tokens whose process was looked for in vain."""
+        """Tokens whose process was looked for in vain, or has a newer claim."""
         self._ended: list[tuple[NodeRawNs, FormingRank]] = []
         self._problems: dict[Path, tuple[int, int, int]] = {}
 
@@ -107,6 +111,7 @@ class Forming:
         """Read the stage files; `ranks` are the ranks with groups, dead ones included."""
         self._look(now_ns)
         by_token = {rank.identity.token: rank for rank in ranks}
+        self._keys = {rank.process.key for rank in by_token.values() if not rank.is_gone}
         stages: dict[str, StageReport | None] = dict.fromkeys(by_token)
         reports: dict[str, StageReport] = {}
         for file in self._files:
@@ -175,8 +180,14 @@ class Forming:
                 if is_old and _remove(file.path):
                     self._unseen.discard(report.token)
                 return
-            known = self._claimants[report.token] = _Claimant(report, process)
-        elif known.report is report:
+            began_ns = report.claim.started_at_ns if report.claim is not None else 0
+            if process is not None and not self._is_newest(process, began_ns, now_ns):
+                self._give_up(report.token, process)
+                return
+            if len(self._claimants) >= MAX_RANKS:
+                return
+            known = self._claimants[report.token] = _Claimant(report, process, file.owner)
+        elif known.report is report or known.owner != file.owner:
             return
         known.report = report
         if known.rank is not None:
@@ -185,6 +196,23 @@ class Forming:
                 known.rank.learn(report)
             else:  # the program has changed its environment
                 self._withdraw(known, now_ns, "claims another rank")
+
+    def _is_newest(self, process: Process, began_ns: int, now_ns: NodeRawNs) -> bool:
+        """Of the claims of one process. An older one, made before an exec, is withdrawn."""
+        for token, other in list(self._claimants.items()):
+            if other.process is not None and other.process.key == process.key:
+                if other.report.claim and other.report.claim.started_at_ns >= began_ns:
+                    return False
+                self._withdraw(other, now_ns, "its process claims another rank")
+                del self._claimants[token]
+                self._give_up(token, other.process)
+        return process.key not in self._keys
+
+    def _give_up(self, token: str, process: Process) -> None:
+        self._shared.stats.refused_files["claim"] += 1
+        self._unseen.add(token)
+        _remove(self._run_dir / f"{token}.stage")
+        process.close()
 
     def _find(self, report: StageReport) -> Process | None:
         """The process, verified by its start; None if it is not here, or is hidden."""
@@ -261,7 +289,8 @@ class Forming:
                 self._withdraw(claimant, now_ns, "shares its rank with another process")
             elif claimant.rank is None and (claim := claimant.report.claim) is not None:
                 self._forget_ended(claimant.key)
-                rank = claimant.rank = FormingRank(claim, claimant.process, self._shared)
+                rank = FormingRank(claim, claimant.process, self._shared, claimant.owner)
+                claimant.rank = rank
                 rank.learn(claimant.report)
                 rank.poll(now_ns)
                 log.info("%s: forming, pid %d on %s", rank, rank.pid or claim.pid, claim.info.node)

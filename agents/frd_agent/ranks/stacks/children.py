@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from frd.flight.stacks.text import child_header
-from frd_agent.proc import PROC, by_parent, descendants, read_all
+from frd_agent.proc import PROC, MayRead, anything, by_parent, descendants, read_all
 from frd_agent.ranks.stacks.cpu_usage import Meter
 from frd_agent.ranks.stacks.outside import from_outside
 
@@ -38,13 +38,16 @@ class _Child(NamedTuple):
     name: str
 
 
-async def child_stacks(pid: int, timeout_s: float, ranks: Collection[int] = ()) -> str:
+async def child_stacks(
+    pid: int, timeout_s: float, ranks: Collection[int] = (), may_read: MayRead = anything
+) -> str:
     """A section of text for each Python child process that a rank has now; raises nothing.
 
     `ranks`: pids of all ranks of the node, which are never workers. Takes about `timeout_s`.
+    `may_read`: see `from_outside`.
     """
     try:
-        found = await asyncio.to_thread(_python_below, pid, ranks)
+        found = await asyncio.to_thread(_python_below, pid, ranks, may_read)
     except OSError as error:
         return f"# child processes: {error.strerror}\n"
     children = found[:MAX_CHILDREN]
@@ -55,7 +58,8 @@ async def child_stacks(pid: int, timeout_s: float, ranks: Collection[int] = ()) 
 
     async def read(child: _Child) -> str:
         async with gate:
-            stack = await from_outside(child.pid, deadline - loop.time())
+            left_s = deadline - loop.time()
+            stack = await from_outside(child.pid, left_s, may_read=may_read)
         return stack.text[:_MAX_TEXT].rstrip("\n") + "\n"
 
     texts = await asyncio.gather(*map(read, children))
@@ -71,8 +75,9 @@ async def child_stacks(pid: int, timeout_s: float, ranks: Collection[int] = ()) 
     return "".join(parts)
 
 
-def _python_below(pid: int, ranks: Collection[int]) -> list[_Child]:
+def _python_below(pid: int, ranks: Collection[int], may_read: MayRead) -> list[_Child]:
     below = descendants(pid, by_parent(read_all()), but=ranks, most=_MAX_BELOW)
+    below = [child for child in below if may_read(child)] if may_read(pid) else []
     named = [(child, name) for child in below if (name := _python_name(child)) is not None]
     return sorted(_Child(name != _LOADER, child, name) for child, name in named)
 

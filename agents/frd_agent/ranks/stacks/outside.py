@@ -17,7 +17,7 @@ from typing import Final
 from frd.errors import FrdError
 from frd.flight.stacks.text import ADVICE
 from frd_agent.inspection.reading.rights import yama_advice
-from frd_agent.proc import PROC
+from frd_agent.proc import PROC, MayRead, anything
 from frd_agent.ranks.process import HIDDEN
 
 MAX_TEXT = 256 * 1024
@@ -46,15 +46,26 @@ class _Moved(NoStack):
     """The running process changed its frames while py-spy read them."""
 
 
-async def from_outside(pid: int | None, timeout_s: float, *notes: str) -> StackText:
+async def from_outside(
+    pid: int | None, timeout_s: float, *notes: str, may_read: MayRead = anything
+) -> StackText:
     """The stack by the best method that still works; raises nothing. None if `pid` is None: the
     process is in another pid namespace, and its number here is another process's.
 
     `timeout_s` is for py-spy; /proc always answers immediately. `notes`: other methods that failed.
+    `may_read` is asked before anything is read, and again afterwards (`RankProcess.may_read`).
     """
     failed = list(notes)
     if pid is None:
         return _noted("none", [*failed, _ADVICE + HIDDEN], "")
+    stack = await _read(pid, timeout_s, failed) if may_read(pid) else None
+    if stack is None or not may_read(pid):
+        why = f"process {pid} is gone, or another user's than the rank's identity"
+        return _noted("none", [*notes, why], "")
+    return stack
+
+
+async def _read(pid: int, timeout_s: float, failed: list[str]) -> StackText:
     try:
         return _noted("py-spy", failed, await from_py_spy(pid, timeout_s))
     except NoStack as error:

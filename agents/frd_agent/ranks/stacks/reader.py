@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from frd.errors import FrdError
+from frd_agent.proc import MayRead, anything
 from frd_agent.ranks.stacks.outside import MAX_TEXT, NoStack, StackText, decoded, from_outside
 from frd_agent.recorder.worker_server import Handlers
 
@@ -37,11 +38,16 @@ class StackReader:
     """
 
     def __init__(
-        self, pid: int | None, handlers: Handlers | None, turn: Path | None = None
+        self,
+        pid: int | None,
+        handlers: Handlers | None,
+        turn: Path | None = None,
+        may_read: MayRead = anything,
     ) -> None:
         """`pid` is None in another pid namespace, `handlers` if the rank has no socket. `turn` is
-        the file that every agent locks during a request to this rank."""
-        self._pid = pid
+        the file that every agent locks during a request to this rank. `may_read`: see
+        `from_outside`."""
+        self._pid, self._may_read = pid, may_read
         self._handlers = handlers
         self._turn = turn
         self._request: asyncio.Task[bytes] | None = None
@@ -58,7 +64,8 @@ class StackReader:
         try:
             return StackText("dump_traceback", await self._from_handler(handler_timeout_s))
         except FrdError as error:
-            return await from_outside(self._pid, py_spy_timeout_s, f"dump_traceback: {error}")
+            timeout_s, why = py_spy_timeout_s, f"dump_traceback: {error}"
+            return await from_outside(self._pid, timeout_s, why, may_read=self._may_read)
 
     async def _from_handler(self, timeout_s: float) -> str:
         if self._handlers is None:

@@ -1,7 +1,7 @@
 """A rank without torch: it writes a tap's files and answers like torch's worker server.
 
-It replaces a real rank if torch is not installed, and in tests. Several may live in one
-process. Nothing is communicated: the caller says when the rank enters and leaves a collective, and
+It replaces a real rank if torch is not installed, and in tests. An agent watches one of a process.
+Nothing is communicated: the caller says when the rank enters and leaves a collective, and
 the recorder reports it as Gloo's Flight Recorder does (entries stay `scheduled`, `retired` says
 completed).
 """

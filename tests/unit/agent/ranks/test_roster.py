@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,18 @@ def publish(run_dir: Path, pid: int, token: str = TOKEN, **changes: Any) -> Path
     path = run_dir / f"{token}.json"
     path.write_text(json.dumps(identity(pid=pid, socket=None, shm=None, token=token, **said)))
     return path
+
+
+@contextmanager
+def sleeping(processes: int, user: int | None = None) -> Iterator[list[int]]:
+    """Pids of processes of this user."""
+    started = [subprocess.Popen(["sleep", "60"], user=user) for _ in range(processes)]
+    try:
+        yield [process.pid for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def test_files_of_an_old_job_are_removed_and_not_reported(tmp_path: Path) -> None:
@@ -97,11 +112,11 @@ def test_two_live_runs_of_one_name_are_warned_of_once(
     """Two launches of a job on one node: the log names both pids, in one line for all ranks."""
     now_ns = time.time_ns()
     roster = Roster(tmp_path, shared())
-    for number, run in enumerate(("vm:1", "vm:2", "vm:2")):
-        publish(tmp_path, os.getpid(), str(number) * 12, run=run, started_at_ns=now_ns)
-        (rank,) = roster.update(NodeRawNs(now_ns))
-        assert rank.process.was_alive
-    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    pid = os.getpid()
-    assert f"two running jobs are called j (pids {pid}, {pid})" in warning.getMessage()
-    roster.close()
+    with sleeping(3) as pids:
+        for number, run in enumerate(("vm:1", "vm:2", "vm:2")):
+            publish(tmp_path, pids[number], str(number) * 12, run=run, started_at_ns=now_ns)
+            (rank,) = roster.update(NodeRawNs(now_ns))
+            assert rank.process.was_alive
+        (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert f"two running jobs are called j (pids {pids[0]}, {pids[1]})" in warning.getMessage()
+        roster.close()

@@ -18,7 +18,7 @@ from frd_agent import tap
 from frd_agent.ranks.rank import Rank
 from frd_agent.ranks.roster import Roster
 from frd_agent.ranks.tap_files import TapFile, TapIdentity
-from tests.world.run_dir import TOKEN, identity, shared
+from tests.world.run_dir import TOKEN, identity, shared, volume
 
 RANKS, AGENT = 2000, 1000
 T = TypeVar("T")
@@ -57,12 +57,8 @@ def as_user(uid: int, do: Callable[[], T]) -> T:
 def pod() -> Iterator[Path]:
     """The volume of a pod, in which every user may write; below it the run directory."""
     folder = Path(f"/tmp/frd-pod-{os.getpid()}-{time.monotonic_ns()}")
-    folder.mkdir()
-    folder.chmod(0o777)
-    yield folder
-    for path in sorted(folder.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    folder.rmdir()
+    with volume(folder, 0o777):
+        yield folder
 
 
 @pytest.fixture
