@@ -211,8 +211,9 @@ class Attempt:
     def memory_series(self, info: SeriesInfo) -> int:
         """The handle of a memory series of a declared rank; see `Memory.series`."""
         rank = self._ranks.infos.get(info.rank)  # None when the job has started over meanwhile
-        known = self.memory.series_count
-        handle = self.memory.series(info, node=rank.boot_id if rank is not None else "")
+        node, known = rank.boot_id if rank is not None else "", self.memory.series_count
+        has_room = self._room.fits(self.key.job, OF_SERIES)
+        handle = self.memory.series(info, node=node, has_room=has_room)
         self._take(OF_SERIES * (self.memory.series_count - known), "series")
         return handle
 

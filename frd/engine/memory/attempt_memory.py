@@ -63,15 +63,18 @@ class Memory:
         """Judge by another policy from now on; see `Engine.adopt`."""
         self._series.adopt(policy)
 
-    def series(self, info: SeriesInfo, *, node: str = "", source: str = "") -> int:
+    def series(
+        self, info: SeriesInfo, *, node: str = "", source: str = "", has_room: bool = True
+    ) -> int:
         """The handle of a series; what is known of it stays until its rank is forgotten.
 
         `node` says which ranks share host memory, `source` distinguishes two processes of one rank.
-        -1 if there are more than `policy.max_memory_series`: the samples are ignored.
+        -1 without room, or beyond `policy.max_memory_series`: the samples are ignored.
         """
         handle = self._handles.get((info, source))
         if handle is None:
-            if self._series.count >= self._series.policy.max_memory_series:
+            most = self._series.policy.max_memory_series
+            if not has_room or self._series.count >= most:
                 self._turned_away += 1
                 return -1
             handle = self._handles[info, source] = self._series.count

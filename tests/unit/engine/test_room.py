@@ -12,7 +12,7 @@ from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.engine.room import OF_ATTEMPT, Room
 from frd.errors import WireError
-from frd.model import AttemptKey, GroupInfo, RankInfo, RankState, Signature
+from frd.model import AttemptKey, GroupInfo, RankInfo, RankState, SeriesInfo, SeriesKind, Signature
 from tests.world.job import START, Job
 
 S = 1_000_000_000
@@ -63,6 +63,19 @@ def test_what_is_forgotten_gives_its_room_back() -> None:
     job.run(60)
     assert not engine.status_view(job.now).attempts
     assert not engine.room.held
+
+
+def test_without_room_memory_is_not_watched() -> None:
+    """A rank has many devices, and there is room for some: the other series are dropped and
+    counted; the rank and its groups are watched."""
+    engine = Engine(Policy(max_objects=2 * (OF_ATTEMPT + 200)))
+    job = Job(4, engine=engine).group("dp", range(4))
+    infos = [SeriesInfo(0, SeriesKind.DEVICE_USED, f"GPU{n}") for n in range(40)]
+    handles = [job.attempt.memory_series(info) for info in (*infos, *infos)]
+    kept = handles.index(-1)
+    assert 1 <= kept < 12
+    assert handles[:40] == handles[40:] == [*range(kept), *[-1] * (40 - kept)]
+    assert engine.status_view(job.now).evicted["memory_series"] == 2 * (40 - kept)
 
 
 def test_small_jobs_come_before_the_history_of_large_ones() -> None:
