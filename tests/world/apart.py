@@ -3,13 +3,20 @@ a test live in the test's process."""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
+import subprocess
+import sys
 from typing import Any
 
 from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd_agent.proc import read_stat
+
+_LISTEN = """\
+import os, socket, sys
+socket.socket(fileno=int(sys.argv[1])).listen(64)
+os.write(1, b"x")
+os.read(0, 1)
+os._exit(0)
+"""
 
 
 class ApartRank(ScriptedRank):
@@ -27,23 +34,19 @@ class ApartRank(ScriptedRank):
         super().publish_identity()
 
     def _listening(self) -> int:
+        """A new interpreter, not a fork: the test's process may have threads of gRPC."""
         server: Any = self._server.socket
-        reader, writer = os.pipe()
-        parent = os.getpid()
-        if not (pid := os.fork()):
-            server.listen(64)
-            os.write(writer, b"x")
-            for low, high in ((3, server.fileno()), (server.fileno() + 1, 1 << 16)):
-                os.closerange(low, high)
-            while os.getppid() == parent:
-                time.sleep(0.5)
-            os._exit(0)
-        os.close(writer)
-        assert os.read(reader, 1)
-        os.close(reader)
-        return pid
+        self._listener = subprocess.Popen(
+            [sys.executable, "-IS", "-c", _LISTEN, str(server.fileno())],
+            pass_fds=[server.fileno()],
+            stdin=subprocess.PIPE,  # it ends when the test does
+            stdout=subprocess.PIPE,
+        )
+        assert self._listener.stdout is not None
+        assert self._listener.stdout.read(1)
+        return self._listener.pid
 
     def close(self) -> None:
         super().close()
-        os.kill(self._process, signal.SIGKILL)
-        os.waitpid(self._process, 0)
+        with self._listener as listener:
+            listener.kill()
