@@ -26,7 +26,15 @@ from frd.engine.matching.collectives import Collectives
 from frd.engine.matching.usual_waits import GroupKind, LongWait
 from frd.engine.memory import Memory
 from frd.engine.policy import Policy
-from frd.engine.room import OF_ATTEMPT, OF_GROUP, OF_RANK, OF_SERIES, OF_SIGNATURE, Room
+from frd.engine.room import (
+    OF_ATTEMPT,
+    OF_GROUP,
+    OF_SERIES,
+    Room,
+    of_rank,
+    of_signature,
+    of_texts,
+)
 from frd.engine.state import snapshot_parts, status_view, watermarks
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.entry_batch import CheckedEntries, EntryBatch, EntryRows, Rows
@@ -123,8 +131,8 @@ class Attempt:
         if info.rank >= (most := self._policy.max_ranks):
             why = f"{info.rank}: ranks 0..{most - 1} are watched: raise policy.max_ranks"
             raise WireError("ranks.rank", "limit", why)
-        if info.rank not in self._ranks.infos:
-            self._take(OF_RANK, "ranks.rank")
+        before = self._ranks.infos.get(info.rank)
+        self._take(of_rank(info) - (of_rank(before) if before else 0), "ranks.rank")
         world_size = self.world_size and max(self.world_size, info.world_size)
         limit = world_size or most
         if not 0 <= info.rank < limit:
@@ -157,7 +165,9 @@ class Attempt:
         Handles stay valid, because streams of the last run may still be open.
         """
         self.world_size = world_size
-        self._take(-OF_RANK * len(self._ranks.infos), "ranks")
+        given_back = sum(map(of_rank, self._ranks.infos.values()))
+        self._room.give_back(self.key.job, given_back)
+        self.objects -= given_back
         self._ranks.clear()
         self.memory.forget()
         self._channels.clear()
@@ -188,7 +198,8 @@ class Attempt:
                 "range",
                 f"{info.label!r}: rank {info.ranks[-1]} is not in the world",
             )
-        self._take(OF_GROUP + len(info.ranks), "groups")
+        self._take(OF_GROUP + of_texts(info.name, info.desc) + len(info.ranks), "groups")
+        self._ranks.reserve(1)  # times of members that are not declared are looked up, too
         floor_ns = round(self._policy.stall_after_s * 1e9)
         first_pair = self._pairs.add(self._groups.count, info.ranks)
         self._collectives.open_collectives.windows.reserve(self._groups.count + 1)
@@ -205,14 +216,15 @@ class Attempt:
         signatures = self._collectives.signatures
         known = signatures.count
         handle = signatures.handle(signature)
-        self._take(OF_SIGNATURE * (signatures.count - known), "signatures")
+        self._take(of_signature(signature) * (signatures.count - known), "signatures")
         return handle
 
     def memory_series(self, info: SeriesInfo) -> int:
         """The handle of a memory series of a declared rank; see `Memory.series`."""
         rank = self._ranks.infos.get(info.rank)  # None when the job has started over meanwhile
         node, known = rank.boot_id if rank is not None else "", self.memory.series_count
-        has_room = self._room.fits(self.key.job, OF_SERIES)
+        if not (has_room := self._room.fits(self.key.job, OF_SERIES)):
+            self._room.short.add(self.key.job)
         handle = self.memory.series(info, node=node, has_room=has_room)
         self._take(OF_SERIES * (self.memory.series_count - known), "series")
         return handle

@@ -30,6 +30,8 @@ a pair of a job that hangs takes 0.4 us, so this is about the time between two c
 _ATTEMPTS_OF_JOB: Final = 8
 """Of one job, earlier attempts are forgotten beyond these: a job that restarts without end must not
 take the place of others."""
+_MOST_SHORT: Final = 16
+"""Jobs for which, between two calls, the engine looks for an attempt that it may forget."""
 
 
 class Engine:
@@ -45,6 +47,8 @@ class Engine:
         self.room = Room(policy.max_objects)
         self._count = 0
         """Attempts, without those of which only findings are left."""
+        self.dropped = 0
+        """Attempts that were forgotten."""
         self._learned = LearnedPauses()
         self._closed: dict[str, Finding] = {}
         """Findings that are remembered, oldest first, by id."""
@@ -54,7 +58,9 @@ class Engine:
         self.faults: list[Exception] = []
         """Errors of this program, not of its input, since the last call of `advance`: why an
         attempt could not be evaluated or shown."""
-        self._evicted = Counter({"attempts": 0, "findings": 0, "findings_not_opened": 0})
+        self._evicted = Counter(
+            {"attempts": 0, "earlier_attempts": 0, "findings": 0, "findings_not_opened": 0}
+        )
         """How much limits dropped, by what it was. Includes attempts that are forgotten, so that
         the sums never fall."""
 
@@ -73,7 +79,8 @@ class Engine:
         self._make_room(key.job, now)
         pauses = self._learned.of(key.job, now)
         attempt = Attempt(key, world_size, self.policy, now, pauses, self.room)
-        self._evaluation(key).attempt = attempt
+        evaluation = self._evaluation(key)
+        evaluation.attempt, evaluation.looked_at = attempt, now
         self._count += 1
         self._supersede(key, now)
         return attempt
@@ -155,10 +162,15 @@ class Engine:
             WireError: none can be forgotten.
         """
         of_job, most = self._of_job.get(job, {}), self.policy.max_attempts
-        if sum(one.attempt is not None for one in of_job.values()) >= _ATTEMPTS_OF_JOB:
-            self._forget_one([of_job], now)
+        known = [one.attempt.objects for one in of_job.values() if one.attempt is not None]
+        # The next one will be as large as those before, whose history is worth less.
+        while len(known) >= _ATTEMPTS_OF_JOB or not self.room.fits(job, max(known, default=0)):
+            if not known or not self._forget_one([of_job], now, "earlier_attempts"):
+                break
+            known.pop()
         while not self.room.fits(job, OF_ATTEMPT) or 0 < most <= self._count:
-            if self.room.short or not self._forget_one(self._not_smaller(job), now):
+            is_known = job in self.room.short or len(self.room.short) >= _MOST_SHORT
+            if is_known or not self._forget_one(self._not_smaller(job), now):
                 self.room.short.add(job)
                 why = f"{self._count} run already: raise policy.max_attempts or policy.max_objects"
                 raise WireError("attempts", "limit", why)
@@ -169,14 +181,19 @@ class Engine:
         jobs = [one for one in self._of_job if held[one] >= held[job]]
         return [self._of_job[one] for one in sorted(jobs, key=lambda one: -held[one])]
 
-    def _forget_one(self, jobs: Iterable[Mapping[AttemptKey, Evaluation]], now: AlignedNs) -> bool:
+    def _forget_one(
+        self,
+        jobs: Iterable[Mapping[AttemptKey, Evaluation]],
+        now: AlignedNs,
+        counted: str = "attempts",
+    ) -> bool:
         """Of the first of these jobs that has an attempt which is over, or else has no agent."""
         each = [(key, one) for of_job in jobs for key, one in of_job.items() if one.attempt]
         surplus = [key for key, one in each if one.over_at is not None]
         surplus += [key for key, one in each if one.is_deserted(now)]
         for key in surplus[:1]:
             self._drop(key)
-            self._evicted["attempts"] += 1
+            self._evicted[counted] += 1
         return bool(surplus)
 
     def _drop(self, key: AttemptKey) -> None:
@@ -187,6 +204,7 @@ class Engine:
             self._evicted.update(evaluation.attempt.evicted)
             self.room.give_back(key.job, evaluation.attempt.objects)
             self._count -= 1
+            self.dropped += 1
         if len(evaluation.tracker):
             evaluation.attempt = None
         else:

@@ -177,7 +177,9 @@ class Evaluation:
         events: list[FindingEvent] = []
         judged_ns = judged_after_s(self._policy) * 1e9
         is_fresh = self.ended_at is None or now - self.ended_at <= judged_ns
-        if self.attempt is not None and is_fresh:
+        # Without these nothing is reported, and the look may take seconds.
+        says = self.attempt is not None and (len(self.tracker) or self.attempt.tables.has_exits())
+        if self.attempt is not None and is_fresh and says:
             life = self._hangs.lifetime(self._policy)
             known = self.tracker.known(life.kinds)
             look = look_at(self.attempt.snapshot(now), None, (), self._policy, known)

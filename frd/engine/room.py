@@ -11,15 +11,30 @@ from collections import Counter
 from typing import Final
 
 from frd.errors import WireError
+from frd.model import RankInfo, Signature
 
 OBJECT_BYTES: Final = 128
 """About the memory of a pair; the other costs are as many times that (measured)."""
 OF_ATTEMPT: Final = 350
-OF_RANK: Final = 5
 OF_GROUP: Final = 4
 """Without its members, which are a pair each."""
-OF_SIGNATURE: Final = 5
 OF_SERIES: Final = 18
+
+
+def of_texts(*texts: str) -> int:
+    return sum(map(len, texts)) // OBJECT_BYTES
+
+
+def of_rank(info: RankInfo) -> int:
+    texts = (info.node, info.boot_id, info.torch_version, *info.backends, *info.devices)
+    return 5 + len(info.backends) + len(info.devices) + of_texts(*texts)
+
+
+def of_signature(signature: Signature) -> int:
+    shapes = (*signature.input_sizes, *signature.output_sizes)
+    texts = (*signature.input_dtypes, *signature.output_dtypes)
+    objects = len(shapes) + sum(map(len, shapes)) // 3 + len(texts)
+    return 5 + objects + of_texts(signature.op, *texts)
 
 
 class Room:
@@ -41,7 +56,7 @@ class Room:
         Raises:
             WireError: naming `field`, if it does not fit.
         """
-        if not self.fits(job, objects):
+        if objects > 0 and not self.fits(job, objects):
             self.short.add(job)
             why = f"job {job!r} holds {self.held[job]} objects already: raise policy.max_objects"
             raise WireError(field, "limit", why)

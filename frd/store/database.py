@@ -23,7 +23,8 @@ from typing import Any, Final
 from frd.errors import StoreError
 
 _DAMAGED: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
-"""The last one means that a table or column is missing: the statements are always the same."""
+"""The last one means that a table or column is missing: the statements are always the same, and an
+earlier schema gets no query."""
 _PASSING: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL}
 """After these the connection is as good as before."""
 _ADVICE: Final = {
@@ -122,7 +123,12 @@ class Database:
                 self._reader.close()  # the disk has no room for shared memory, or is read-only
                 self._reader = self._connect("?immutable=1")
                 version = _version(self._reader)
-            return self._reader.execute(query, values).fetchall() if version else []
+            try:
+                return self._reader.execute(query, values).fetchall() if version else []
+            except sqlite3.OperationalError:
+                if version < len(self._steps):  # the upgrade has found no room yet
+                    return []
+                raise
 
     def _connect(self, options: str = "") -> sqlite3.Connection:
         if self._is_closed:
@@ -146,17 +152,17 @@ class Database:
             yield
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:  # quoted damaged bytes
             code = _code(error)
-            advice = _ADVICE.get(
-                code, "check that its folder is writable, or choose another --data-dir"
-            )
+            advice = _ADVICE.get(code, _OTHERWISE)
             if code not in _PASSING:
                 with self._write_lock, self._read_lock:
                     self._disconnect()
+                    # Without more details: not its folder, and not a file that was replaced.
+                    is_refused = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY
                     if (
                         code in _DAMAGED
                         or isinstance(error, UnicodeDecodeError)
-                        or (code == sqlite3.SQLITE_READONLY and os.access(self._path, os.W_OK))
-                        or (self._path.exists() and not self._path.is_file())
+                        or (is_refused and os.access(self._path, os.W_OK))
+                        or self._path.is_dir()
                     ):
                         advice = self._move_aside()
             raise StoreError(f"{self._what}: {self._path}: {error}: {advice}") from None

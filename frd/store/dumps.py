@@ -69,9 +69,9 @@ class DumpStore:
                 if path.name.startswith(_UNFINISHED):
                     shutil.rmtree(path, ignore_errors=True)
                 elif _ID.fullmatch(path.name) and path.is_dir():
-                    self._sizes[path.name] = _tree_bytes(path)
                     folders = sorted(inner.name for inner in path.iterdir() if inner.is_dir())
                     self._jobs[path.name] = next(iter(folders), "")
+                    self._sizes[path.name] = _tree_bytes(path)
         self._make_room(0)
 
     def bound(self, *, max_count: int, max_bytes: int) -> None:

@@ -54,7 +54,8 @@ class Allowance:
         """The stream is over."""
         if self._of_peers is not None:
             self._of_peers[self._host] -= self._own
-            self._of_peers += Counter()  # without those that hold none
+            if not self._of_peers[self._host]:
+                del self._of_peers[self._host]
             self._own = 0
 
 

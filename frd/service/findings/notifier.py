@@ -111,6 +111,9 @@ class Notifier:
 
     def forget(self, left: Sequence[Finding]) -> None:
         """`left` are open, and their cell is no longer this process's."""
+        for finding in left:
+            for _, message in self._ready.pop(finding.id, ()):
+                self._settle(message)
         self._news.forget(left)
         for sender in self._senders:
             sender.choice.forget(left)

@@ -81,6 +81,7 @@ class _Share:
     def __init__(self) -> None:
         self.streams = 0
         self.loop_s = TokenBucket(_LOOP_SHARE, _LOOP_BURST_S)
+        self.turn = asyncio.Lock()
 
 
 class Ingest:
@@ -204,12 +205,13 @@ class Ingest:
             raise WireError("hello", "missing", "none came: send it first") from None
         bucket = TokenBucket(self._stream_bytes_per_s, 2 * self._stream_bytes_per_s)
         while isinstance(data, bytes):
+            async with share.turn:  # one at a time, or all would look again together
+                while len(self._tenants) > 1 and (debt_s := share.loop_s.take(0, loop.time())):
+                    self.throttled += 1
+                    await asyncio.sleep(debt_s)
             if stream.moved:
                 data = await context.read()
                 continue
-            while len(self._tenants) > 1 and (debt_s := share.loop_s.take(0, loop.time())):
-                self.throttled += 1
-                await asyncio.sleep(debt_s)
             began_s = time.perf_counter()
             event = home.streams.take(stream, data)
             share.loop_s.take(time.perf_counter() - began_s, loop.time())

@@ -132,6 +132,8 @@ class Declarations:
         """The agent was asked to stop."""
         self._lacks_room = False
         """There was no room for an attempt or a rank."""
+        self.forgotten = 0
+        """Attempts that the engine had forgotten when this was last looked at."""
         self.must_resync = False
         """Rows of a run that is now admitted were dropped: the agent must send them again."""
         self._entered: list[int] = []
@@ -153,30 +155,32 @@ class Declarations:
                 if why:
                     yield Refusal(attempt.declared.key.job, count, why)
 
-    def retry(self, now: AlignedNs) -> bool:
-        """Attempts for which there was no room enter the engine, if there is room now.
+    def settle(self, now: AlignedNs) -> bool:
+        """Time has passed: what the engine has forgotten is dropped, and attempts and ranks for
+        which there was no room enter it, if there is room now; True if some have.
 
         Raises:
-            FrdError: there is none for all that they have.
+            FrdError: there is room for an attempt, and not for all that it has.
         """
-        if not self._lacks_room or self._engine.room.short:
-            return False
-        has_entered = False
-        for attempt in self.attempts:
+        if self.forgotten != self._engine.dropped:
+            self.forgotten = self._engine.dropped
+            for attempt in self.attempts:
+                handles = attempt.handles
+                if handles and self._engine.known(attempt.declared.key) is not handles.attempt:
+                    attempt.handles = None
+        before = len(self._entered)
+        for attempt in self.attempts if self._lacks_room else ():
             if attempt.no_room:
                 self._open(attempt, now)
-                if attempt.no_room:
+            if attempt.no_room:
+                break
+            if (handles := attempt.handles) is None:
+                continue
+            for index in attempt.ranks:
+                if self.ranks[index].no_room and not self._enter(index, handles, now):
                     break
-                has_entered = True
         self._connect()
-        return has_entered
-
-    def forget(self) -> None:
-        """See `Session.forget`."""
-        for attempt in self.attempts:
-            handles = attempt.handles
-            if handles and self._engine.known(attempt.declared.key) is not handles.attempt:
-                attempt.handles = None
+        return len(self._entered) > before
 
     def close(self) -> None:
         """The stream is over. Nothing else frees its declarations before the next collection of
@@ -269,7 +273,8 @@ class Declarations:
         for index, series in declared.series:
             self._enter_series(handles, index, series)
 
-    def _enter(self, index: int, handles: StreamHandles, now: AlignedNs) -> None:
+    def _enter(self, index: int, handles: StreamHandles, now: AlignedNs) -> bool:
+        """False: there is no room for it."""
         rank, attempt = self.ranks[index], handles.attempt
         try:
             handle = self._engine.rank(attempt, rank.info, now)
@@ -278,7 +283,9 @@ class Declarations:
                 raise
             rank.no_room, self._lacks_room = str(error), True
             self.supersede(index)
-            return
+            return False
+        self.must_resync |= bool(rank.no_room)
+        rank.no_room = ""
         rank.row = handles.add_rank(rank.info)
         rank.is_superseded = False
         self.superseded.discard(index)
@@ -286,6 +293,7 @@ class Declarations:
         self._unconnected.setdefault(id(attempt), (attempt, []))[1].append(handle)
         self._entered_at = now
         self._entered.append(index)
+        return True
 
     def _connect(self) -> None:
         """The ranks that have entered the engine since the last call have an agent, and its clock:
@@ -337,16 +345,9 @@ class Declarations:
 
 
 def objects_in(event: Declare, size: int) -> int:
-    """How much memory a message of `size` bytes takes while its stream lasts, in objects of about a
-    hundred bytes. Members of groups are eight bytes each."""
-    signatures = [declared.signature for declared in event.signatures]
-    shapes = [dims for one in signatures for dims in (*one.input_sizes, *one.output_sizes)]
-    texts = [
-        *(text for one in signatures for text in (*one.input_dtypes, *one.output_dtypes)),
-        *(text for rank in event.ranks for text in (*rank.info.backends, *rank.info.devices)),
-    ]
+    """How much memory a message of `size` bytes takes while its stream lasts, in objects of 128
+    bytes: a number or a text of a few bytes becomes an object, a member of a group 8 bytes."""
     declared = (event.attempts, event.ranks, event.groups, event.signatures, event.series)
     members = sum(len(group.info.ranks) for group in event.groups)
-    numbers = members // 8 + sum(map(len, shapes)) // 2
     makes = 8 * sum(map(len, declared)) + 64 * len(event.attempts)
-    return 1 + makes + len(shapes) + len(texts) + numbers + size // 64
+    return 1 + makes + members // 16 + size // 4

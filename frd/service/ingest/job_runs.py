@@ -135,12 +135,12 @@ class JobRuns:
                 self.refused += 1
                 return False
             known = runs[run] = _Run(run, next(self._orders))
-        known.keys.add(key)
-        known.reporters.add(reporter)
         live = known.processes.get(info.rank)
         if live is None and sum(len(run.processes) for run in runs.values()) >= MAX_PROCESSES:
             self.refused += 1
             return False
+        known.keys.add(key)
+        known.reporters.add(reporter)
         is_new = live is None or live.info.process != info.process
         if live is None or is_new:
             live = known.processes[info.rank] = _Live(info)

@@ -175,10 +175,13 @@ class Session:
         self._shared.flush()
         self.declared.suspend(key, run)
 
-    def forget(self) -> None:
-        """The engine may have forgotten attempts: what is reported about them is dropped."""
-        self._last_rows = None
-        self.declared.forget()
+    def settle(self, now: AlignedNs) -> bool:
+        """See `Declarations.settle`."""
+        forgotten = self.declared.forgotten
+        has_entered = self.declared.settle(now)
+        if self.declared.forgotten != forgotten:
+            self._last_rows = None
+        return has_entered
 
     def disconnect(self, ranks: Iterable[DeclaredRank]) -> None:
         """Called when the stream has ended: `ranks` are reported by no other stream."""

@@ -246,10 +246,13 @@ class Streams:
             self._adopt()
         for stream in list(self._streams.values()):
             try:
-                if stream.session.declared.retry(now):
+                if stream.session.settle(now):
                     self._adopt(stream)
             except FrdError as error:  # room for the attempt, and not for all of its groups
                 stream.leave(str(error))
+            except Exception:
+                log.exception("stream %d: internal error", stream.id)
+                stream.leave("internal error: see the service's log")
         warnings = self.runs.warnings(now)
         for warning in set(warnings) - self._warned:
             log.warning("%s", warning.text)
@@ -333,7 +336,5 @@ class Streams:
         if attempts == self._kept:
             return
         self._kept = attempts
-        for stream in self._streams.values():
-            stream.session.forget()
         self.runs.keep(attempts)
         self.nodes.keep(attempts)

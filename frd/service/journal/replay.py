@@ -8,6 +8,7 @@ it begins with the findings that were open.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -115,6 +116,9 @@ class Player:
 
     def advance(self, now: AlignedNs) -> None:
         self._shared.runs.settle(now)
+        for session in self._streams.values():
+            with suppress(FrdError):  # the service closed it
+                session.settle(now)
         self._claim()
         self._shared.flush()
         self._keep(self._shared.engine.advance(now))

@@ -48,7 +48,7 @@ HTTP_REFUSED: Final = ("token", "role", "slow", "connections")
 STORES: Final = ("findings", "journal", "dumps", "timelines")
 _BY_ENGINE: Final = (
     *("collectives", "rows", "mismatches", "attempts", "findings", "findings_not_opened"),
-    *("memory_series", "pauses"),
+    *("memory_series", "pauses", "earlier_attempts"),
 )
 TAKEOVERS: Final = ("start", "dead", "released")
 EVICTED: Final = (*_BY_ENGINE, "dumps", "journal_segments", "stored_findings")

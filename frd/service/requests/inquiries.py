@@ -60,7 +60,8 @@ class Inquiries:
             )
         of_job = sum(one.job == key.job for one in self._inquiries.values())
         if len(self._inquiries) >= _MAX_INQUIRIES or of_job >= _MAX_OF_JOB:
-            raise ServiceUnavailable(f"dump: {of_job} are being taken: try again later")
+            count = len(self._inquiries)
+            raise ServiceUnavailable(f"dump: {count} are being taken: try again later")
         parts = [Part.DUMP, Part.IDENTITY] * dump + [Part.STACK] * stacks
         parts += [Part.WAITS] * waits + [Part.RAS] * ras
         targets = [Target(r, owner[0].stream, owner[1]) for r, owner in owners.items() if owner]

@@ -123,6 +123,33 @@ def test_a_large_job_costs_others_one_evaluation(
     assert "b" in {finding.job for finding in b.findings()}
 
 
+def test_new_attempts_do_not_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Job a begins an attempt before each call, which is as large as a call may be: job b, which
+    has waited for longer, is looked at in every other call."""
+    monkeypatch.setattr("frd.engine.engine._PAIRS_PER_ADVANCE", 300)
+    engine = Engine(Policy(stall_after_s=5))
+    b = Job(2, engine=engine, name="b").group("dp", [0, 1]).join("dp", [0], 0)
+    for number in range(20):
+        b.now = AlignedNs(b.now + S)
+        Job(100, engine=engine, now=b.now, name="a", attempt=number).group("g", range(100))
+        b.report()
+        engine.advance(b.now)
+        assert b.now - engine._evaluations[b.key].looked_at <= 2 * S
+    assert [finding.job for finding in b.findings()] == ["b"]
+
+
+def test_an_attempt_with_groups_and_no_rank() -> None:
+    """An agent declares them and no rank; then the job begins another attempt."""
+    engine = Engine(Policy())
+    attempt = engine.attempt(AttemptKey("a", 0), 4, START)
+    attempt.group(GroupInfo("0", "default_pg", tuple(range(4))))
+    assert engine.advance(AlignedNs(START + S)) == []
+    engine.attempt(AttemptKey("a", 1), 4, AlignedNs(START + S))
+    assert engine.faults == []
+    engine.status_view(AlignedNs(START + S))
+    assert engine.faults == []
+
+
 def late(rank: int, steps: int, by_s: float = 0.02) -> list[Int64s]:
     """A step each 50 ms, of which one rank makes more."""
     work = np.full((steps, 4), 0.05)

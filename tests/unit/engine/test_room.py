@@ -78,6 +78,43 @@ def test_without_room_memory_is_not_watched() -> None:
     assert engine.status_view(job.now).evicted["memory_series"] == 2 * (40 - kept)
 
 
+def test_long_texts_take_room() -> None:
+    """Groups, ranks and signatures with long names, many devices or shapes."""
+    attempt = Engine(Policy(max_objects=1_000_000)).attempt(AttemptKey("a", 0), 4, START)
+    before = attempt.objects
+    attempt.group(GroupInfo("n" * 4_000, "d" * 4_000))
+    attempt.rank(RankInfo(0, 4, "n", "b", 1, devices=("GPU-" + "x" * 60,) * 64))
+    attempt.signature(Signature("nccl", "op", ((1, 2, 3),) * 1_000))
+    assert attempt.objects - before > 60 + 90 + 2_000
+
+
+def test_a_job_beyond_its_share_may_start_over() -> None:
+    """Job a grew alone, then b came: a has more than it leaves free, and starts again."""
+    engine = Engine(Policy(max_objects=2_200))
+    attempt = engine.attempt(AttemptKey("a", 0), 100, START)
+    for rank in range(100):
+        engine.rank(attempt, RankInfo(rank, 100, "n", "b", rank), START)
+    engine.room.take("b", 600, "groups")
+    engine.start_over(attempt, 100, START)
+    assert engine.room.held["a"] == OF_ATTEMPT
+
+
+def test_the_next_attempt_of_a_large_job_has_room() -> None:
+    """A job that takes a third of the room is restarted again and again, right after its end:
+    its earlier attempts make room for the next one."""
+    engine, now = Engine(Policy(max_objects=6_000)), START
+    for number in range(12):
+        job = Job(150, engine=engine, name="a", attempt=number, now=now).group("dp", range(150))
+        for rank in range(150):
+            job.status(rank, RankState.FINISHED)
+        job.run(3)
+        now = job.now
+        assert job.attempt.objects > 1_200
+    evicted = engine.status_view(now).evicted
+    assert evicted["attempts"] == 0
+    assert evicted["earlier_attempts"] > 8
+
+
 def test_small_jobs_come_before_the_history_of_large_ones() -> None:
     """There is no room for another attempt: an ended attempt of the job that holds most goes."""
     engine = Engine(Policy(max_objects=8 * OF_ATTEMPT))

@@ -157,6 +157,20 @@ def test_bytes_anywhere(path: Path, seed: int) -> None:
         assert 200 in ids(db)
 
 
+def test_an_upgrade_without_room_loses_nothing(path: Path, disk: Path) -> None:
+    """A file of an earlier schema, on a full disk: what an upgrade would add has no rows, and the
+    file stays."""
+    steps = (*STEPS, "CREATE TABLE more (id INTEGER);")
+    full = disk / path.name
+    full.write_bytes(path.read_bytes())
+    fill(disk)
+    with closing(Database(full, "things", steps)) as db:
+        assert db.rows("SELECT id FROM more") == []
+        assert ids(db) == [*range(40)]
+        assert db.damaged == 0
+    assert full.is_file()
+
+
 def test_one_damaged_cache_is_kept(path: Path) -> None:
     """The second one takes the place of the first, whatever that is."""
     for damage in (garbage, a_folder, garbage):

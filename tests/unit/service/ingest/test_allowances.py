@@ -126,7 +126,6 @@ def test_a_forgotten_attempt_is_freed(streams: Streams) -> None:
     one = stream(streams, Counter(), 1 << 40)
     for n in range(1, 40):
         streams.take(one, encode_agent(Declare(attempts=(AttemptDecl(n, AttemptKey("a", n), 0),))))
-    engine = streams._shared.engine
-    streams.keep(frozenset(view.key for view in engine.status_view(AlignedNs(2)).attempts))
+    one.session.settle(AlignedNs(2))
     held = [attempt for attempt in one.session.declared.attempts if attempt.handles is not None]
     assert [attempt.declared.key.attempt for attempt in held] == [*range(32, 40)]

@@ -33,7 +33,7 @@ from frd.service.ingest import revisions as revisions_module
 from frd.service.ingest.job_runs import Refusal
 from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.shared import RankOwners
-from frd.wire.messages import AttemptDecl, Declare, GroupDecl, RankDecl, Statuses
+from frd.wire.messages import AttemptDecl, Declare, GroupDecl, Hello, RankDecl, Statuses
 from frd_agent.uplink.outbox import part
 from tests.world.messages import entry_columns, p2p_ops, watermarks
 from tests.world.sessions import KEY, NOW, OFFSET, S, Service, Stream, entries
@@ -235,13 +235,13 @@ def test_a_job_without_room_waits_until_there_is_some() -> None:
     stream.send(entries(1, range(3)))
     stream.send(entry_columns(range(3), rank=2, revision=1, group=2, created=NOW - OFFSET))
     assert stream.take_acks() == {0: 3, 2: 3}
-    assert not declared.retry(AlignedNs(service.now))
+    assert not declared.settle(AlignedNs(service.now))
     stream.send(Statuses(tuple(RankStatus(i, RankState.EXITED, stream.ago(0)) for i in (0, 1))))
     assert list(declared.refused()) == [Refusal("other", 1, why)]
     for _ in range(8):
         service.now += S
         service.engine.advance(AlignedNs(service.now))
-    assert declared.retry(AlignedNs(service.now))
+    assert declared.settle(AlignedNs(service.now))
     assert declared.must_resync
     assert list(declared.refused()) == []
     (view,) = service.engine.status_view(AlignedNs(service.now)).attempts
@@ -270,6 +270,52 @@ def test_ranks_beyond_the_limit_are_refused_alone() -> None:
     stream.watermarks(9, 8, stream.ago(1), index=1)
     assert [rank.info.rank for rank in service.view().ranks] == [0]
     assert service.rank(0).waiting_in == "collective #7 on default_pg"
+
+
+def test_ranks_without_room_enter_when_there_is_some() -> None:
+    """Of a job of 60 ranks some do not fit; another job ends and is forgotten: all of them are
+    watched, and none is refused any more."""
+    service = Service(Policy(max_objects=1_400, attempt_retention_s=5))
+    engine, now = service.engine, AlignedNs(service.now)
+    other = engine.attempt(AttemptKey("other", 0), 1, now)
+    engine.rank(other, RankInfo(0, 1, "n", "b", 5), now)
+    other.observe_status(RankStatus(0, RankState.EXITED, NodeNs(1)), now)
+    session = service.session()
+    stream = Stream.__new__(Stream)
+    stream.service, stream.session, stream.ahead = service, session, 0
+    stream.send(Hello(1, "0", "n", "boot", "s", stream.node_now()))
+    infos = [RankInfo(rank, 60, "n", "boot", 10 + rank) for rank in range(60)]
+    ranks = tuple(RankDecl(i, 0, info) for i, info in enumerate(infos))
+    stream.send(Declare(attempts=(AttemptDecl(0, KEY, 60),), ranks=ranks))
+    (refusal,) = session.declared.refused()
+    assert 10 < refusal.ranks < 50
+    for _ in range(10):
+        service.now += S
+        engine.advance(AlignedNs(service.now))
+        session.settle(AlignedNs(service.now))
+    assert list(session.declared.refused()) == []
+    assert session.declared.must_resync
+    assert len(service.view().ranks) == 60
+
+
+def test_a_job_that_does_not_fit_keeps_out_no_other() -> None:
+    """A large job waits for room before a small one: the small one enters when there is some."""
+    service = Service(Policy(max_objects=3_000))
+    engine, now = service.engine, AlignedNs(service.now)
+    for name in "abc":
+        engine.attempt(AttemptKey(name, 0), 1, now)
+    engine.room.take("a", 700, "groups")
+    first, second = service.session(), service.session()
+    for number, (session, job) in enumerate(((first, "a"), (second, "d"))):
+        stream = Stream.__new__(Stream)
+        stream.service, stream.session, stream.ahead = service, session, 0
+        stream.send(Hello(1, "0", "n", "boot", f"s{number}", stream.node_now()))
+        engine.room.short.add("e")
+        info = RankInfo(0, 1, "n", "boot", 10)
+        attempt = AttemptDecl(0, AttemptKey(job, 1), 1)
+        stream.send(Declare(attempts=(attempt,), ranks=(RankDecl(0, 0, info),)))
+    assert [one.job for one in first.declared.refused()] == ["a"]
+    assert list(second.declared.refused()) == []
 
 
 def test_watermarks_are_of_the_ranks_they_name(service: Service, stream: Stream) -> None:

@@ -110,12 +110,18 @@ def incident(until_s: int = 8, ahead: int = 0, protocol: int = 1) -> Iterator[Re
         yield Record(RecordKind.TICK, AlignedNs(at + SECOND // 2), 0, b"")
 
 
-def recorded(folder: Path, records: Sequence[Record], *, segment_bytes: int = 10**6) -> Path:
+def recorded(
+    folder: Path,
+    records: Sequence[Record],
+    *,
+    segment_bytes: int = 10**6,
+    settings: bytes = SETTINGS,
+) -> Path:
     """A journal of `records`, written as the service writes it."""
     live: list[Record] = []
     journal = Journal(
         folder,
-        settings=SETTINGS,
+        settings=settings,
         preamble=lambda: live,
         now=AlignedNs(START),
         limits=JournalLimits(segment_bytes, total_bytes=10**7),
@@ -223,6 +229,30 @@ def test_restart_of_the_service(tmp_path: Path) -> None:
     second = replayed(tmp_path)
     assert [f.id for f in second.findings] == [f.id for f in first.findings]
     assert second.findings[0].state is FindingState.OPEN
+
+
+def test_a_job_that_had_to_wait_for_room(tmp_path: Path) -> None:
+    """Another job takes the only place when the job is declared, and ends in second 3: from then on
+    the job is watched, in a replay as it was live."""
+    policy = Policy(stall_after_s=2.0, max_attempts=1)
+    info = RankInfo(0, 1, "node-b", "boot-b", 7)
+    other = declare([info], key=AttemptKey("other", 0))
+    hello = Hello(1, "1", "node-b", "boot-b", "other", NodeNs(START))
+    over = Statuses((RankStatus(0, RankState.FINISHED, NodeNs(START)),))
+
+    def of_other(event: AgentEvent, at: int = START) -> Record:
+        return replace(message(event, at), stream=STREAM + 1)
+
+    opened = Record(RecordKind.OPENED, AlignedNs(START), STREAM + 1, b"")
+    records = [opened, of_other(hello), of_other(other), *incident(until_s=16)]
+    at = START + 3 * SECOND
+    place = next(n for n, record in enumerate(records) if record.at > at)
+    records.insert(place, of_other(over, at))
+    settings = encode_payload(Settings("1", policy))
+    result = replayed(recorded(tmp_path, records, settings=settings))
+    (finding,) = result.findings
+    assert (finding.job, [suspect.rank for suspect in finding.suspects]) == ("train", [2])
+    assert finding.opened_at > at
 
 
 def test_lost_records_are_a_warning(tmp_path: Path) -> None:
