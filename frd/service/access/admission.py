@@ -30,7 +30,7 @@ MAX_DECLARED: Final = 1 << 20
 class Allowance:
     """How many objects the declarations of one stream may hold, and those of its peer together."""
 
-    def __init__(self, host: str = "", of_peers: Counter[str] | None = None, most: int = 0) -> None:
+    def __init__(self, host: str, of_peers: Counter[str], most: int) -> None:
         self._host, self._of_peers, self._most = host, of_peers, most
         self._own = 0
 
@@ -39,8 +39,6 @@ class Allowance:
         Raises:
             WireError: it has too many.
         """
-        if self._of_peers is None:
-            return
         self._own += objects
         self._of_peers[self._host] += objects
         if self._own > MAX_DECLARED:
@@ -52,11 +50,10 @@ class Allowance:
 
     def give_back(self) -> None:
         """The stream is over."""
-        if self._of_peers is not None:
-            self._of_peers[self._host] -= self._own
-            if not self._of_peers[self._host]:
-                del self._of_peers[self._host]
-            self._own = 0
+        self._of_peers[self._host] -= self._own
+        if not self._of_peers[self._host]:
+            del self._of_peers[self._host]
+        self._own = 0
 
 
 class Admission:

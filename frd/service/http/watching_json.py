@@ -17,7 +17,6 @@ from frd.model import AlignedNs
 from frd.service.state import CellState, NodeView, ServiceState, alive_ranks, unwatched
 
 _MAX_NAMES: Final = 3
-_MAX_REFUSED: Final = 16
 _START: Final = "start `frd-agent run` where the ranks run, or `frd up`"
 NO_AGENT: Final = f"no agent is connected: {_START}"
 _ADVICE: Final = "start `frd-agent run` there"
@@ -63,11 +62,9 @@ def _blind(
         seen = bool(state.status_view.attempts)
         yield NO_AGENT if seen else f"no agent has connected since the service started: {_START}"
     refused = [one for one in state.refused_ranks if job in (None, one.job)]
-    for one in refused[:_MAX_REFUSED]:
+    for one in refused:
         ranks = "a rank is" if one.ranks == 1 else f"{one.ranks} ranks are"
         yield f"{one.job}: {ranks} not watched: {one.why}"
-    if len(refused) > _MAX_REFUSED:
-        yield f"{len(refused) - _MAX_REFUSED} more jobs are not watched"
     lacking = [view.key for view in running if _missing(view)]
     for node in state.nodes:
         if job is None or any(key in node.ranks for key in lacking):

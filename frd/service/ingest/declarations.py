@@ -113,7 +113,8 @@ class Declarations:
         self._runs = shared.runs
         self._reporter = reporter
         self.may_report = Reportable()
-        self.allowance = Allowance()
+        self.allowance: Allowance | None = None
+        """None: what is declared has no limit, as in a replay."""
         self.session = ""
         """The session of the agent process."""
         self.session_number = -1
@@ -145,6 +146,15 @@ class Declarations:
         self.group_column = IndexColumn()
         self.group_handle = IndexColumn()
         self.series_handle = IndexColumn()
+
+    def charge(self, event: Declare, size: int) -> None:
+        """A message of `size` bytes is kept while the stream lasts.
+
+        Raises:
+            WireError: the stream or its peer has declared too much.
+        """
+        if self.allowance is not None:
+            self.allowance.take(objects_in(event, size))
 
     def refused(self) -> Iterator[Refusal]:
         """The ranks that still run and for which there is no room."""
@@ -185,7 +195,8 @@ class Declarations:
     def close(self) -> None:
         """The stream is over. Nothing else frees its declarations before the next collection of
         cycles, which may be minutes away."""
-        self.allowance.give_back()
+        if self.allowance is not None:
+            self.allowance.give_back()
         for declared in (self.attempts, self.ranks, self.signatures, self.series):
             declared.clear()
 

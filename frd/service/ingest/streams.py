@@ -23,7 +23,6 @@ from frd.rpc import MIN_PING_MS
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks
 from frd.service.clocks.alignments import encode
 from frd.service.ingest.acks import PendingAcks
-from frd.service.ingest.declarations import objects_in
 from frd.service.ingest.job_runs import JobWarning, Refusal
 from frd.service.ingest.nodes import Nodes
 from frd.service.ingest.session import Session
@@ -47,6 +46,8 @@ from frd.wire.messages import (
     Welcome,
 )
 
+MAX_REFUSED: Final = 32
+"""Jobs whose refused ranks are shown."""
 SAMPLES: Final = "memory"
 """Label of impossible memory samples. They do not end the stream."""
 
@@ -175,7 +176,7 @@ class Streams:
                 if refused := session.take_refused_samples():
                     self._refuse_samples(stream, refused)
             case Declare():
-                session.declared.allowance.take(objects_in(event, len(data)))
+                session.declared.charge(event, len(data))
                 self._adopt(stream)
             case Hello():
                 self._greet(stream, event, now)
@@ -309,7 +310,10 @@ class Streams:
             for one in stream.session.declared.refused():
                 found[one.job, one.why] += one.ranks
         refused = [Refusal(job, ranks, why) for (job, why), ranks in sorted(found.items())]
-        return [*refused, *self.runs.refusals(now)]
+        refused += self.runs.refusals(now)
+        if more := sum(one.ranks for one in refused[MAX_REFUSED:]):
+            refused[MAX_REFUSED:] = [Refusal("(others)", more, "as of the jobs above")]
+        return refused
 
     def leave(self, why: str, address: str = "") -> None:
         """End all streams, and those that say Hello later; see `Stream.leave`."""

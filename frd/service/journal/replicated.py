@@ -237,11 +237,6 @@ class ReplicatedLog:
         """The slowest recent append, one in progress included."""
         return self._appender.append_s
 
-    @property
-    def written_bytes(self) -> int:
-        """Bundles, packed, since the log was taken."""
-        return self._appender.written
-
     # -- collecting ------------------------------------------------------------------------------
 
     def _put(self, record: Record, *, declares: bool = False) -> None:

@@ -23,7 +23,7 @@ from frd.model import Kind, Severity
 from frd.service.clocks.pings import REASONS as CLOCK_REASONS
 from frd.service.findings.inspector import REASON as WAIT_REPORT
 from frd.service.ingest.job_runs import REASON as JOB_NAME
-from frd.service.metrics.table import MAX_REFUSED, MAX_SUSPECTS, METRICS
+from frd.service.metrics.table import MAX_SUSPECTS, METRICS
 from frd.service.state import (
     RANK_STATES,
     CellState,
@@ -88,7 +88,7 @@ class _StateCollector(Collector):
         _add_findings(
             values, state, sorted({*latest, *(f.job for f in state.status_view.findings)})
         )
-        for refused in state.refused_ranks[:MAX_REFUSED]:
+        for refused in state.refused_ranks:
             values["frd_refused_ranks"][label(refused.job),] += refused.ranks
         _add_clocks(values, state.nodes)
         _add_own_health(values, state)

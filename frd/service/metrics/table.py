@@ -19,7 +19,6 @@ from prometheus_client.core import (
 Family: TypeAlias = type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
 MAX_SUSPECTS: Final = 16
 """Series of `frd_suspect` for one finding."""
-MAX_REFUSED: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ METRICS: Final[dict[str, Spec]] = {
     "frd_refused_ranks": _gauge(
         ("job",),
         "Ranks that run and are not watched: a limit of the service leaves no room for them, or "
-        f"another running job has the same name. At most {MAX_REFUSED} jobs.",
+        "another running job has the same name.",
     ),
     "frd_job_name_conflicts": _gauge(
         ("job",), "Running jobs that are not watched because another running job has the same name."

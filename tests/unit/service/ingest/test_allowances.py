@@ -104,6 +104,19 @@ def test_members_of_groups_share_their_numbers(streams: Streams) -> None:
     assert all(x is y for x, y in zip(a, b, strict=False))
 
 
+def test_refused_jobs_without_number(streams: Streams) -> None:
+    """Forty jobs for which there is no room: some are named, the others are counted."""
+    streams._shared.engine.adopt(Policy(max_attempts=1))
+    one = stream(streams, Counter(), 1 << 40)
+    for n in range(1, 41):
+        attempt, info = AttemptDecl(n, AttemptKey(f"job{n}", 0), 1), RankInfo(0, 1, "n", "b", n)
+        ranks = (RankDecl(n - 1, n, info),)
+        streams.take(one, encode_agent(Declare(attempts=(attempt,), ranks=ranks)))
+    refused = streams.refused_ranks(AlignedNs(2))
+    assert [one.ranks for one in refused] == [*[1] * 32, 8]
+    assert refused[-1].job == "(others)"
+
+
 def test_a_stream_that_has_ended_is_freed(streams: Streams) -> None:
     """Its declarations go with it, not at the next collection of cycles, which is switched off."""
     one = stream(streams, Counter(), 1 << 40)
