@@ -28,8 +28,6 @@ class Appender:
 
     def __init__(self, cell: int, log: FencedLog, owner: str) -> None:
         self.cell = cell
-        self.written = 0
-        """Bytes of bundles since the log was taken."""
         self.deleted = 0
         """How often the oldest bundles were deleted."""
         self._log = log
@@ -111,7 +109,6 @@ class Appender:
             self._began = None
         if logged:
             logger.warning("cell %d: log: written again", self.cell)
-        self.written += len(data)
         self._times.add(self._now() - began, self._now())
         return number
 
