@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from frd.errors import FrdError
 from frd.readers.file_reading import Reader, Reading, read_columns
@@ -35,8 +35,6 @@ _PIPE_BYTES = 1 << 20
 _MAX_DEATHS = 64
 _MAX_S: Final = 600
 """For one file: a file system may not answer, or other programs use all cores."""
-
-T = TypeVar("T")
 
 
 class ReaderDied(FrdError):
@@ -99,8 +97,11 @@ class _Readers:
                     return Reading(rank, None, f"{path}: not read: readers keep dying")
                 number = self._own.number = len(self._processes)
                 self._processes.append(ReaderProcess())
+        process = self._processes[number]
         try:
-            return replace(self._processes[number].call(read_columns, *item), reader=number)
+            process.ask(read_columns, rank, path)
+            reading: Reading = process.answer()
+            return replace(reading, reader=number)
         except ReaderDied as error:
             self._own.number = None
             return Reading(rank, None, f"{path}: {error}")
@@ -142,18 +143,8 @@ class ReaderProcess:
         with suppress(AttributeError, OSError):
             fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
-    def call(self, function: Callable[..., T], *arguments: object) -> T:
-        """The result of a module's function, which reads a file.
-
-        Raises:
-            ReaderDied: as `answer`.
-        """
-        self.ask(function, *arguments)
-        found: T = self.answer()
-        return found
-
     def ask(self, function: Callable[..., object], *arguments: object) -> None:
-        """Returns when the answer begins, or is late."""
+        """Call a module's function, which reads a file. Its answer has begun then, or is late."""
         with suppress(OSError):  # it has died: `answer` says so
             pickle.dump((function, arguments), self._input)
             self._input.flush()

@@ -206,8 +206,9 @@ def test_limits_of_a_reader(limits: tuple[int, int], burn: tuple[Any, ...], how:
     """What takes too long or too much memory ends the process, and the error says how."""
     process = pool.ReaderProcess(*limits)
     try:
+        process.ask(*burn)
         with pytest.raises(pool.ReaderDied, match=re.escape(how)):
-            process.call(*burn)
+            process.answer()
     finally:
         process.stop()
 
