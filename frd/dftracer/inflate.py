@@ -26,10 +26,6 @@ _ERROR: Final[type[Exception]] = isal_zlib.error  # type: ignore[assignment]  # 
 _CHUNK: Final = 1 << 20
 """Text that is unpacked in one call. With 64 or 256 KiB, pieces that wait for the end of their
 block break up the heap: an analysis of 20 million events then takes 720 MB, not 430."""
-_MOST_RATIO: Final = 200
-_FREE: Final = 64 << 20
-"""A file may unpack to so many bytes for each packed one, and so many more. Traces and recordings
-are packed by a factor of ten to fifty, and nothing by more than a thousand."""
 _MAX_KEPT: Final = 1 << 18
 """Packed bytes of a member that are kept; one of DFTracer 2 has some ten thousand."""
 _PROBE: Final = 4096
@@ -47,8 +43,6 @@ class Inflater:
         """The packed bytes of the member; none of a large one."""
         self._packed = self._unpacked = 0
         """Bytes of the member, as they came and as they were yielded."""
-        self._room = _FREE
-        """Bytes that may still be unpacked."""
         self.damaged = ""
         """Why the rest cannot be unpacked; the data before it was unpacked."""
 
@@ -58,7 +52,6 @@ class Inflater:
         return self._begun
 
     def feed(self, packed: bytes) -> Iterator[bytes]:
-        self._room += _MOST_RATIO * len(packed)
         if self._begun:
             self._keep(packed)
         while packed and not self.damaged:
@@ -72,10 +65,7 @@ class Inflater:
             except _ERROR as error:
                 self.damaged = str(error)
                 piece = self._before_damage()
-            self._room -= len(piece)
-            if self._room < 0:
-                self.damaged = f"it unpacks to more than {_MOST_RATIO} times its size"
-            elif piece:
+            if piece:
                 self._unpacked += len(piece)
                 yield piece
             packed = self._member.unconsumed_tail

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Annotated, Any
@@ -34,8 +35,6 @@ MAX_BYTES = 256 * 1024 * 1024
 MAX_ENTRIES = 1 << 20
 MAX_ANSWERED = 200_000
 """Entries of a dump that becomes objects in the agent: its ring has half as many."""
-_MAX_BAD = 10_000
-"""Entries of a dump that cannot be read."""
 MAX_WARNINGS = 32
 _REMEMBERED = 128 * 1024
 """Characters of the longest list of ranks that is cached: a job of 16,384 ranks."""
@@ -43,7 +42,7 @@ _REMEMBERED = 128 * 1024
 _GZIP = b"\x1f\x8b"
 PICKLE = b"\x80"
 _NULL_TIME = re.compile(rb'("time_discovered_(?:started|completed)_ns"\s*:\s*)null')
-_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
+_VERSION = re.compile(r"2\.\d{1,4}")
 
 
 class _Header(msgspec.Struct, gc=False):
@@ -72,17 +71,17 @@ _Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_WORLD_SIZE)]
 _ranks = msgspec.json.Decoder(list[_Rank])
 
 
-def parse(data: bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Dump:
+def parse(data: bytes, *, source: str, max_bytes: int = MAX_BYTES, most: int = MAX_ENTRIES) -> Dump:
     """The dump in `data`; `source` is what messages and `Dump.source` call it.
 
     Raises:
         DumpError: no Flight Recorder dump, another major version, damaged, hostile, or larger
-            than `max_bytes`.
+            than `max_bytes` or `most` entries.
     """
     data = unpack(data, source, max_bytes)
     if data.startswith(PICKLE):
-        return lenient(load_plain(data, source=source), len(data), source)
-    return _parse_json(data, source)
+        return lenient(load_plain(data, source=source), len(data), source, most)
+    return _parse_json(data, source, most)
 
 
 def parse_answer(data: bytes, *, source: str) -> Dump:
@@ -93,12 +92,10 @@ def parse_answer(data: bytes, *, source: str) -> Dump:
     """
     if is_heavy(data):
         raise DumpError(f"{source}: too large in memory: use a smaller TORCH_FR_BUFFER_SIZE")
-    dump = _parse_json(data, source)
-    check_count(len(dump.entries), source)
-    return dump
+    return _parse_json(data, source, MAX_ANSWERED)
 
 
-def check_count(entries: int, source: str, most: int = MAX_ANSWERED) -> None:
+def check_count(entries: int, source: str, most: int) -> None:
     """
     Raises:
         DumpError: there are too many.
@@ -107,14 +104,15 @@ def check_count(entries: int, source: str, most: int = MAX_ANSWERED) -> None:
         raise DumpError(f"{source}: over {most} entries: use a smaller TORCH_FR_BUFFER_SIZE")
 
 
-def _parse_json(data: bytes, source: str) -> Dump:
+def _parse_json(data: bytes, source: str, most: int) -> Dump:
     if not data.lstrip(b" \t\r\n").startswith((b"{", b"[")):
         raise DumpError(f"{source}: neither JSON nor a pickle: is it a Flight Recorder dump?")
     document = _typed(data)
     if document is None and b"null" in data:
         document = _typed(_NULL_TIME.sub(rb"\g<1>0", data))
     if document is None:
-        return lenient(_json(data, source), len(data), source)
+        return lenient(_json(data, source), len(data), source, most)
+    check_count(len(document.entries), source, most)
     return _dump(document, document.entries, [], source)
 
 
@@ -156,31 +154,31 @@ def _json(data: bytes, source: str) -> Any:
         raise DumpError(f"{source}: damaged JSON ({error}): take the dump again") from error
 
 
-def lenient(document: Any, size: int, source: str) -> Dump:
-    """The second way: `document` is made of plain values of any shape."""
+def lenient(document: Any, size: int, source: str, most: int = MAX_ENTRIES) -> Dump:
+    """The second way: `document` is made of plain values of any shape. Its entries are taken out,
+    so that each exists once, as plain values or as an `Entry`."""
     if not isinstance(document, dict):
         raise DumpError(
             f"{source}: a {type(document).__name__} without version: "
             "frd reads Flight Recorder formats 2.x"
         )
     header = _Header(*(document.get(name) for name in _Header.__struct_fields__))
-    raw = document.get("entries")
+    raw = document.pop("entries", None)
     warnings: list[str] = []
     if raw is None:
         raw = ()
     elif not isinstance(raw, (list, tuple)):
         warnings.append(f"entries: a {type(raw).__name__}: left out")
         raw = ()
+    check_count(len(raw), source, most)
     budget = Budget(size, source)
     entries = []
-    for index, fields in enumerate(raw):
+    raw = deque(raw)
+    for index in range(len(raw)):
         try:
-            entries.append(budget.entry(fields))
+            entries.append(budget.entry(raw.popleft()))
         except (msgspec.MsgspecError, RecursionError) as error:
             warnings.append(f"entry {index}: {error}: left out")
-            if len(warnings) > _MAX_BAD:
-                why = f"over {_MAX_BAD} entries cannot be read"
-                raise DumpError(f"{source}: {why}, the first: {warnings[0]}") from None
     for table in (header.pg_config, header.pg_status):
         for row in table.values() if isinstance(table, dict) else ():
             budget.pay(extent(row))
@@ -189,7 +187,6 @@ def lenient(document: Any, size: int, source: str) -> Dump:
 
 def _dump(header: _Header, entries: list[Entry], warnings: list[str], source: str) -> Dump:
     version = _supported(header.version, source)
-    check_count(len(entries), source, MAX_ENTRIES)
     library = header.comm_lib_version or header.nccl_version
     groups = dict(_groups(header.pg_config, warnings))
     status = dict(_statuses(header.pg_status, warnings))
@@ -207,13 +204,11 @@ def _dump(header: _Header, entries: list[Entry], warnings: list[str], source: st
 
 
 def _supported(version: Any, source: str) -> str:
-    if not isinstance(version, str) or (found := _VERSION.fullmatch(version)) is None:
-        # The text of a list that has itself in it many times would have no end.
-        named = version[:32] if isinstance(version, str) else type(version).__name__
-        raise DumpError(f"{source}: version {named!r}: frd reads Flight Recorder formats 2.x")
-    if found[1] != "2":
-        raise DumpError(f"{source}: version {version}: frd reads Flight Recorder formats 2.x")
-    return version
+    if isinstance(version, str) and _VERSION.fullmatch(version):
+        return version
+    # The text of a list that has itself in it many times would have no end.
+    named = version[:32] if isinstance(version, str) else type(version).__name__
+    raise DumpError(f"{source}: version {named!r}: frd reads Flight Recorder formats 2.x")
 
 
 def _groups(config: Any, warnings: list[str]) -> Iterator[tuple[str, GroupInfo]]:

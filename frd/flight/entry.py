@@ -27,6 +27,8 @@ SHAPES = ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SEQ)]
 Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=YEAR_2200_NS)]
+Line: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
+"""-1 when unknown. With others, thousands of stacks could have one hash."""
 Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 """Of a dimension. Larger numbers could be chosen so that thousands of shapes have one hash."""
 Shape: TypeAlias = Annotated[tuple[Size, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
@@ -39,7 +41,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
     name: str
     filename: str
-    line: Int64
+    line: Line
 
 
 Frames: TypeAlias = Annotated[tuple[Frame, ...], msgspec.Meta(max_length=MAX_FRAMES)]

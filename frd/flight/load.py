@@ -9,11 +9,13 @@ from pathlib import Path
 from frd.errors import DumpError
 from frd.flight.bulk import parse_columns
 from frd.flight.columns import Dictionaries, FileColumns
-from frd.flight.decode import MAX_BYTES, parse, too_large
+from frd.flight.decode import MAX_BYTES, MAX_ENTRIES, parse, too_large
 from frd.flight.entry import Dump
 
 
-def load_dump(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Dump:
+def load_dump(
+    path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES, most: int = MAX_ENTRIES
+) -> Dump:
     """The dump in one file, its path as the source.
 
     Raises:
@@ -21,7 +23,8 @@ def load_dump(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Du
             pipe that torch listens on would wait for ever, or order a dump).
     """
     path = Path(path)
-    return parse(_bytes(path, max_bytes), source=str(path), max_bytes=max_bytes)
+    data = _bytes(path, max_bytes)
+    return parse(data, source=str(path), max_bytes=max_bytes, most=most)
 
 
 def load_columns(

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from frd.errors import DumpError
-from frd.flight.entry import TIMES, Entry
+from frd.flight.entry import TIMES, Entry, Frame
 
 _FREE_ELEMENTS = 1_000_000
 """Elements that a pickle may hold beyond its own size in bytes, see `Budget`."""
@@ -31,6 +31,8 @@ class Budget:
         self.size = size
         self._left = 2 * size + _FREE_ELEMENTS
         self._source = source
+        self._stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
+        """Entries share equal ones: with 60 frames one takes 4 kB, and all others take 1 kB."""
 
     def pay(self, elements: int) -> None:
         self._left -= elements
@@ -52,6 +54,8 @@ class Budget:
         shapes = entry.input_sizes + entry.output_sizes
         dtypes = len(entry.input_dtypes) + len(entry.output_dtypes)
         self.pay(len(fields) + len(shapes) + sum(map(len, shapes)) + dtypes)
+        stack = self._stacks.setdefault(entry.frames, entry.frames)
+        msgspec.structs.force_setattr(entry, "frames", stack)
         return entry
 
 

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from frd.errors import DumpError
 from frd.flight.columns import Dictionaries, FileColumns
-from frd.flight.decode import check_count
-from frd.flight.entry import Dump
+from frd.flight.decode import MAX_ANSWERED
+from frd.flight.entry import Dump, Entry
 from frd.flight.load import load_columns, load_dump
+
+_TOGETHER: Final = 1_000
+"""Entries. They take 2 ms to load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """The columns of one file, or the error."""
 
-    reader: int
-    """Whose dictionaries the columns index."""
     rank: int
     columns: FileColumns | None
     """None when the file cannot be read."""
     error: str = ""
     gained: Sequence[list[Any]] = ()
     """New values of the reader's dictionaries since its last file, by table."""
+    reader: int = 0
+    """Whose dictionaries the columns index."""
 
 
 class Reader:
     """Reads files one after another, with its own dictionaries."""
 
-    def __init__(self, number: int) -> None:
-        self._number = number
+    def __init__(self) -> None:
         self._into = Dictionaries()
         self._sent = [0] * len(self._into.tables)
 
@@ -46,25 +48,28 @@ class Reader:
         tables = [table.items for table in self._into.tables]
         gained = [items[sent:] for items, sent in zip(tables, self._sent, strict=True)]
         self._sent = [len(items) for items in tables]
-        return Reading(self._number, rank, columns, error, gained)
+        return Reading(rank, columns, error, gained)
 
 
-_readers: Final[dict[int, Reader]] = {}
+_reader: Final = Reader()
 
 
-def read_columns(number: int, rank: int, path: Path) -> Reading:
-    """By the reader with that number, of which a process has one."""
-    return _readers.setdefault(number, Reader(number)).read(rank, path)
+def read_columns(rank: int, path: Path) -> Reading:
+    """By the one reader of a reader process."""
+    return _reader.read(rank, path)
 
 
-def read_dump(path: Path, max_bytes: int) -> Dump | str:
-    """The error as text."""
+def read_dump(path: Path, max_bytes: int) -> Iterator[Dump | tuple[Entry, ...] | str]:
+    """The dump without its entries, then these, some at a time: a pickle of all would need as much
+    memory again, and nothing else would run while it is loaded. Or the error as text."""
     try:
-        dump = load_dump(path, max_bytes=max_bytes)
-        check_count(len(dump.entries), str(path))
+        dump = load_dump(path, max_bytes=max_bytes, most=MAX_ANSWERED)
     except Exception as problem:
-        return _why(path, problem)
-    return dump
+        yield _why(path, problem)
+        return
+    yield replace(dump, entries=())
+    for at in range(0, len(dump.entries), _TOGETHER):
+        yield dump.entries[at : at + _TOGETHER]
 
 
 def _why(path: Path, problem: Exception) -> str:

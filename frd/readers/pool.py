@@ -18,8 +18,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Final, TypeVar
+from typing import Any, Final
 
 from frd.errors import FrdError
 from frd.readers.file_reading import Reader, Reading, read_columns
@@ -35,8 +36,6 @@ _MAX_DEATHS = 64
 _MAX_S: Final = 600
 """For one file: a file system may not answer, or other programs use all cores."""
 
-T = TypeVar("T")
-
 
 class ReaderDied(FrdError):
     """The process that read a file was ended."""
@@ -49,7 +48,7 @@ def read_all(files: Mapping[int, Path]) -> Iterator[Reading]:
     """
     is_small = sum(_size(path) for path in files.values()) <= SMALL_BYTES
     if not sys.executable or (is_small and not any(map(is_packed, files.values()))):
-        reader = Reader(0)
+        reader = Reader()
         yield from (reader.read(rank, path) for rank, path in files.items())
         return
     readers = _Readers(min(cores(), MAX_READERS, len(files)))
@@ -95,14 +94,17 @@ class _Readers:
         if number is None:
             with self._lock:
                 if len(self._processes) >= self._most:
-                    return Reading(-1, rank, None, f"{path}: not read: readers keep dying")
+                    return Reading(rank, None, f"{path}: not read: readers keep dying")
                 number = self._own.number = len(self._processes)
                 self._processes.append(ReaderProcess())
+        process = self._processes[number]
         try:
-            return self._processes[number].call(path, read_columns, number, rank, path)
+            process.ask(read_columns, rank, path)
+            reading: Reading = process.answer()
+            return replace(reading, reader=number)
         except ReaderDied as error:
             self._own.number = None
-            return Reading(number, rank, None, str(error))
+            return Reading(rank, None, f"{path}: {error}")
 
     def stop(self) -> None:
         """Without waiting for a file that is being read."""
@@ -116,34 +118,53 @@ class _Readers:
 
 
 class ReaderProcess:
-    """One reader process. It can be used by one thread at a time."""
+    """One reader process. It can be used by one thread at a time.
+
+    It finds modules where the caller does, and numpy in it uses one thread.
+    """
 
     def __init__(self, memory_bytes: int = MAX_MEMORY_BYTES, cpu_s: int = MAX_CPU_S) -> None:
         self._limits = f"limits: {cpu_s} s of one core, {memory_bytes >> 20} MiB"
-        self._popen, self._input, self._output = start_reader(
-            "frd.readers.process", str(memory_bytes), str(cpu_s)
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        self._popen = subprocess.Popen(
+            [sys.executable, "-P", "-m", "frd.readers.process", str(memory_bytes), str(cpu_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path, **one_thread},
         )
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self._input, self._output = self._popen.stdin, self._popen.stdout
+        self._answers = select.poll()
+        self._answers.register(self._output, select.POLLIN)
+        # A larger pipe means fewer switches between processes; optional.
+        with suppress(AttributeError, OSError):
+            fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
-    def call(self, path: Path, function: Callable[..., T], *arguments: object) -> T:
-        """The result of a module's function, which reads `path`.
+    def ask(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call a module's function, which reads a file. Its answer has begun then, or is late."""
+        with suppress(OSError):  # it has died: `answer` says so
+            pickle.dump((function, arguments), self._input)
+            self._input.flush()
+        self._is_late = not self._answers.poll(1000 * _MAX_S)
+
+    def answer(self) -> Any:
+        """The result; or the next item of a generator, and None at its end.
 
         Raises:
             ReaderDied: the process has died, and must be stopped.
         """
-        try:
-            pickle.dump((function, arguments), self._input)
-            self._input.flush()
-            answer = select.poll()
-            answer.register(self._output, select.POLLIN)
-            if answer.poll(1000 * _MAX_S):
-                found: T = pickle.load(self._output)  # noqa: S301  of our own process
-                return found
-            how = f"because it gave no answer within {_MAX_S} s"
-        except (OSError, EOFError, pickle.UnpicklingError):
-            status = self._popen.wait()
-            how = f"by signal {-status}" if status < 0 else f"with status {status}"
+        how = f"because it gave no answer within {_MAX_S} s"
+        if not self._is_late:
+            try:
+                return pickle.load(self._output)  # noqa: S301  of our own process
+            except (OSError, EOFError, pickle.UnpicklingError):
+                status = self._popen.wait()
+                how = f"by signal {-status}" if status < 0 else f"with status {status}"
         why = f"the process that read it ended {how} ({self._limits})"
-        raise ReaderDied(f"{path}: {why}: left out, the file may be hostile: move it away")
+        raise ReaderDied(f"{why}: the rest is left out, the file may be hostile: move it away")
 
     def kill(self) -> None:
         self._popen.kill()
@@ -155,31 +176,3 @@ class ReaderProcess:
         self._output.close()
         with suppress(subprocess.TimeoutExpired):  # its disk does not answer
             self._popen.wait(timeout=1)
-
-
-def start_reader(
-    module: str, *arguments: str
-) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
-    """A process of this Python that runs a module, its standard input and its output.
-
-    It finds modules where the caller does, and numpy in it uses one thread.
-    """
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    popen = subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path, **one_thread},
-    )
-    assert popen.stdin is not None
-    assert popen.stdout is not None
-    _widen(popen.stdout.fileno())
-    return popen, popen.stdin, popen.stdout
-
-
-def _widen(descriptor: int) -> None:
-    """A larger pipe means fewer switches between processes; optional."""
-    with suppress(AttributeError, OSError):
-        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

@@ -26,26 +26,29 @@ MAX_CPU_S: Final = 60
 
 def main() -> None:
     memory_bytes, cpu_s = map(int, sys.argv[1:])
-    limit_memory(memory_bytes)
     # Dumps have no reference cycles, so collection would only cost time.
     gc.disable()
     with suppress(EOFError):
+        request = pickle.load(sys.stdin.buffer)  # noqa: S301  of the parent process
+        limit_memory(memory_bytes)  # beyond the modules that the request has imported
         while True:
-            function, arguments = pickle.load(sys.stdin.buffer)  # noqa: S301  of the parent process
+            function, arguments = request
             limit_time(cpu_s)
             found = function(*arguments)
             for one in chain(found, (None,)) if isinstance(found, Generator) else (found,):
                 pickle.dump(one, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
                 sys.stdout.buffer.flush()
+            request = found = one = None
+            request = pickle.load(sys.stdin.buffer)  # noqa: S301
 
 
 def limit_memory(most: int = MAX_MEMORY_BYTES) -> None:
     """Beyond what this process has; and if memory is short, the kernel ends this one first."""
     with suppress(OSError, ValueError):  # a system without such limits: those of the parser remain
-        Path("/proc/self/oom_score_adj").write_text("1000")
         _lower(resource.RLIMIT_CORE, 0)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         _lower(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGE_SIZE") + most)
+        Path("/proc/self/oom_score_adj").write_text("1000")  # last: it may be read-only
 
 
 def limit_time(most_s: int = MAX_CPU_S) -> None:

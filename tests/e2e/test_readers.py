@@ -126,21 +126,22 @@ def test_a_reader_that_dies_takes_one_file_with_it(
 ) -> None:
     """A reader killed over a file is replaced; that file is a warning and the others are read."""
     fill(tmp_path)
-    call = pool.ReaderProcess.call
+    ask = pool.ReaderProcess.ask
 
-    def kill_and_call(process: Any, path: Path, *arguments: Any) -> Any:
-        if path.name in ("dump_4", "dump_5"):
+    def kill_and_ask(process: Any, function: Any, rank: int, path: Path) -> None:
+        if rank in (4, 5):
             process._popen.kill()
             process._popen.wait()
-        return call(process, path, *arguments)
+        ask(process, function, rank, path)
 
-    monkeypatch.setattr(pool.ReaderProcess, "call", kill_and_call)
+    monkeypatch.setattr(pool.ReaderProcess, "ask", kill_and_ask)
     found = {rank: tmp_path / f"dump_{rank}" for rank in range(RANKS)}
     readings = list(read_all(found))
     assert [reading.rank for reading in readings] == list(range(RANKS))
     failed = {reading.rank: reading.error for reading in readings if reading.columns is None}
     assert list(failed) == [4, 5]
     assert all("ended by signal 9" in error for error in failed.values())
+    assert all(error.startswith(f"{found[rank]}: ") for rank, error in failed.items())
 
 
 def test_readers_that_always_die_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,14 +203,29 @@ def test_a_key_that_cannot_be_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_limits_of_a_reader(limits: tuple[int, int], burn: tuple[Any, ...], how: str) -> None:
-    """What takes too long or too much memory ends the process, and the error names the file."""
+    """What takes too long or too much memory ends the process, and the error says how."""
     process = pool.ReaderProcess(*limits)
     try:
-        with pytest.raises(pool.ReaderDied, match=re.escape(how)) as raised:
-            process.call(Path("dump_7"), *burn)
+        process.ask(*burn)
+        with pytest.raises(pool.ReaderDied, match=re.escape(how)):
+            process.answer()
     finally:
         process.stop()
-    assert str(raised.value).startswith("dump_7: ")
+
+
+def test_memory_is_limited_where_no_score_can_be_written() -> None:
+    """A container may have `oom_score_adj` read-only: the limit of memory holds."""
+    script = (
+        "from pathlib import Path\n"
+        "from frd.readers.process import limit_memory\n"
+        "def refused(path, text): raise PermissionError(path)\n"
+        "Path.write_text = refused\n"
+        "limit_memory(64 << 20)\n"
+        "bytes(1 << 30)\n"
+    )
+    run = run_program([sys.executable, "-c", script])
+    assert run.returncode == 1
+    assert "MemoryError" in run.stderr
 
 
 def test_ctrl_c_ends_an_analysis(tmp_path: Path) -> None:

@@ -42,6 +42,17 @@ def zlib_unpacked(packed: bytes) -> bytes:
     return b"".join(pieces)
 
 
+def test_a_trace_may_repeat_itself() -> None:
+    """A call many million times is packed by a factor of several hundred, and read whole."""
+    line = b'{"id":1,"name":"read","ts":37}\n'
+    size = 5_500_000 * len(line)
+    packed = gzip.compress(line * 5_500_000, 6)
+    assert len(packed) * 300 < size
+    inflater = Inflater()
+    assert sum(map(len, inflater.feed(packed))) == size
+    assert not inflater.damaged
+
+
 @examples(300)
 @given(places, steps)
 def test_a_cut_loses_what_is_behind_it(cut: int, step: int) -> None:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -90,12 +91,15 @@ class DumpFiles:
         if self._reader is None:
             self._reader = ReaderProcess(_READER_BYTES)
         try:
-            dump = self._reader.call(path, read_dump, path, _MAX_BYTES)
+            self._reader.ask(read_dump, path, _MAX_BYTES)
+            head = self._reader.answer()
+            entries = tuple(chain.from_iterable(iter(self._reader.answer, None)))
         except ReaderDied as error:
             self.rest()
-            raise DumpError(str(error)) from None
-        if isinstance(dump, str):
-            raise DumpError(dump)
+            raise DumpError(f"{path}: {error}") from None
+        if isinstance(head, str):
+            raise DumpError(head)
+        dump = replace(head, entries=entries)
         return DumpFile(path, int(named["rank"]), NodeNs(stamp[1]), last_op_ns(dump), dump)
 
     def rest(self) -> None:

@@ -3,10 +3,10 @@
 An honest dump is made of scalars, strings, lists, tuples, dicts and the memo. A scan over the
 bytes admits the opcodes of those and nothing else, so no import, no call and no state setter ever
 reaches the virtual machine; it also bounds memo indexes, because CPython allocates a memo of
-whatever size a single opcode names. A second pass follows the stack and the memo, with one bit for
-each value: whether it is a string or a number. Only those may be keys, because a key is hashed, and
-the hash of 291 bytes of tuples that share tuples takes longer than anyone waits. Then the C
-unpickler does the work, with a `find_class` that raises anyway.
+whatever size a single opcode names. It follows the stack and the memo, with one bit for each value:
+whether it is a string or a number. Only those may be keys, because a key is hashed, and the hash of
+291 bytes of tuples that share tuples takes longer than anyone waits. Then the C unpickler does the
+work, with a `find_class` that raises anyway.
 
 Strings that are no valid UTF-8 (a thread name that the kernel cut inside a character) get question
 marks for the offending bytes, since they would otherwise cost the whole dump.
@@ -22,29 +22,31 @@ from typing import Any, NoReturn
 from frd.errors import DumpError
 
 _PLAIN = re.compile(
-    rb"""(?sx: [])(}Nuetsa\x85-\x89\x94]++   # containers, mark, None, booleans, memoize
+    rb"""(?sx: [])(}Nuetsa\x85-\x89\x94]{1,16}+  # containers, mark, None, booleans, memoize
     | K. | M.. | J.{4} | G.{8}               # ints of 1, 2 and 4 bytes, float
     | \x8a (?: \x08.{8} | \x01. | \x02.. | \x03.{3} | \x04.{4} | \x05.{5}
              | \x06.{6} | \x07.{7} | \x09.{9})    # long: no longer than an unsigned 64-bit one
     | [hq]. | [jr]..[\x00-\x7f]\x00          # memo get and put: index below 2**23
     | \x80[\x02-\x05] | \x95.{8}             # protocol, frame
-    )*+"""
+    ){0,4096}+"""
 )
-"""A run of plain opcodes up to a string, the end, or something that does not belong there."""
+"""A run of plain opcodes. After all runs in a row is a string, the end, or something that does not
+belong there."""
 _STRING, _SHORT_STRING, _STOP = b"X\x8c."
 _WITH_OPERAND, _LONGEST = b"KMJG\x8ahqjr\x80\x95", 10
 """Plain opcodes with something behind them, and bytes of the longest with what is behind it."""
 
 _TOKEN = re.compile(
-    rb"(?s:[Khq].|M..|J.{4}|G.{8}|\x8a(?:\x08.{8}|\x01.|\x02..|\x03.{3}|\x04.{4}|\x05.{5}|\x06.{6}"
-    rb"|\x07.{7}|\x09.{9})|[jr].{4}|\x80.|\x95.{8}|.)"
+    rb"(?s:\((?:[hK].|M..|[jJ].{4})*+e|[Khq].|M..|J.{4}|G.{8}"
+    rb"|\x8a(?:\x08.{8}|\x01.|\x02..|\x03.{3}|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x09.{9})"
+    rb"|[jr].{4}|\x80.|\x95.{8}|.)"
 )
-"""One plain opcode with its operand."""
+"""One plain opcode with its operand; or all items of a flat list, which leave no trace."""
 _KEYS, _GET, _PUT = map(frozenset, (b"KMJG\x88\x89", b"hj", b"qr"))
 _POPPED = dict.fromkeys(b"]})N\x8a", 0) | {0x85: 1, 0x86: 2, 0x87: 3}
 """How many values an opcode takes that pushes one which is no key. Numbers of 64 bits may not be
 keys, because thousands of them can have one hash."""
-_MARK, _TUPLE, _PAIRS, _PAIR, _MEMOIZE = b"(tus\x94"
+_MARK, (_TUPLE, _PAIRS, _PAIR, _MEMOIZE) = b"(", b"tus\x94"
 _MOST_MADE = 1 << 24
 """Containers of a pickle."""
 
@@ -70,8 +72,12 @@ def load_plain(data: bytes, *, source: str) -> Any:
     Raises:
         DumpError: anything else in it, and damage.
     """
+    try:
+        data = _scan(data, source)
+    except (LookupError, ValueError) as error:
+        raise DumpError(f"{source}: {error}: no valid dump has it, it may be hostile") from None
     # A buffered reader can be peeked at, and the C unpickler then reads blocks, not bytes.
-    file = io.BufferedReader(io.BytesIO(_scan(data, source)))
+    file = io.BufferedReader(io.BytesIO(data))
     try:
         return _PlainUnpickler(file).load()
     except MemoryError as error:
@@ -86,14 +92,16 @@ def load_plain(data: bytes, *, source: str) -> Any:
 def _scan(data: bytes, source: str) -> bytes:
     """`data`, its strings made valid UTF-8, once all of its opcodes are known to be plain, and all
     keys strings or numbers."""
+    if sum(map(data.count, (b"]", b"}", b")", b"("))) > _MOST_MADE:
+        raise ValueError(f"over {_MOST_MADE} lists and the like")
     repairs: list[tuple[int, bytes]] = []
-    runs: list[bytes] = []
+    keys = _Keys()
     position = 0
     while True:
-        start = position
         # `match` cannot fail: the pattern admits the empty run.
-        position = _PLAIN.match(data, position).end()  # type: ignore[union-attr]
-        runs.append(data[start:position])
+        while (end := _PLAIN.match(data, position).end()) > position:  # type: ignore[union-attr]
+            keys.check(data[position:end])
+            position = end
         opcode = data[position] if position < len(data) else -1
         if opcode == _STRING:
             start = position + 5
@@ -110,16 +118,11 @@ def _scan(data: bytes, source: str) -> bytes:
                 f"{source}: opcode {opcode:#04x} at byte {position}: no valid dump has it,  "
                 "the file may be hostile or damaged"
             )
+        keys.stack.append(False)
         position = start + size
         text = data[start:position]
         if not text.isascii() and (repaired := _repair(text)) != text:
             repairs.append((start, repaired))
-    try:
-        if sum(map(data.count, (b"]", b"}", b")", b"("))) > _MOST_MADE:
-            raise ValueError(f"over {_MOST_MADE} lists and the like")
-        _check_keys(runs)
-    except (LookupError, ValueError) as error:
-        raise DumpError(f"{source}: {error}: no valid dump has it, it may be hostile") from None
     if not repairs:
         return data
     patched = bytearray(data)
@@ -128,18 +131,21 @@ def _scan(data: bytes, source: str) -> bytes:
     return bytes(patched)
 
 
-def _check_keys(runs: list[bytes]) -> None:
-    """What the pickle machine does, with True for a value that is no key. A string follows each of
-    `runs`.
+class _Keys:
+    """What the pickle machine does, with True for a value that is no key."""
 
-    Raises:
-        ValueError: a key is neither string nor number.
-        LookupError: the stack or the memo has no such value.
-    """
-    stack: list[bool] = []
-    marks: list[list[bool]] = []
-    memo: dict[int, bool] = {}
-    for run in runs:
+    def __init__(self) -> None:
+        self.stack: list[bool] = []
+        self._marks: list[list[bool]] = []
+        self._memo: dict[int, bool] = {}
+
+    def check(self, run: bytes) -> None:
+        """
+        Raises:
+            ValueError: a key is neither string nor number.
+            LookupError: the stack or the memo has no such value.
+        """
+        stack, marks, memo = self.stack, self._marks, self._memo
         for token in _TOKEN.findall(run):
             opcode = token[0]
             if opcode in _GET:
@@ -152,7 +158,7 @@ def _check_keys(runs: list[bytes]) -> None:
                 memo[int.from_bytes(token[1:], "little")] = stack[-1]
             elif opcode == _MEMOIZE:
                 memo[len(memo)] = stack[-1]
-            elif opcode == _MARK:
+            elif token == _MARK:
                 marks.append(stack)
                 stack = []
             elif opcode in b"etu":
@@ -164,7 +170,7 @@ def _check_keys(runs: list[bytes]) -> None:
                 stack.pop()
                 if opcode == _PAIR and stack.pop():
                     raise ValueError("a key that is no string or number")
-        stack.append(False)
+        self.stack = stack
 
 
 def _repair(text: bytes) -> bytes:

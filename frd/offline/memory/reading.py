@@ -17,7 +17,7 @@ import numpy as np
 from frd.model import Int32s
 from frd.offline.memory.events.files import Part, Piece, pieces_of
 from frd.offline.memory.events.lines import MAX_BAD
-from frd.offline.memory.events.pool import PiecePool
+from frd.offline.memory.events.pool import read_pieces
 from frd.offline.memory.samples import Recorded, Samples
 from frd.offline.memory.time_order import TimeOrder
 from frd.readers.pool import cores, is_packed
@@ -60,12 +60,11 @@ def read_recording(
     collected = _Collected(warnings)
     before = [0, *accumulate(sizes)]
     apart = any(map(is_packed, files))
-    with PiecePool(min(readers, len(pieces)), apart=apart) as pool:
-        for piece, parts in pool.read(pieces):
-            collected.begin(piece)
-            for part in parts:
-                collected.add(part)
-                progress(before[piece.file] + part.at, total)
+    for piece, parts in read_pieces(pieces, min(readers, len(pieces)), apart=apart):
+        collected.begin(piece)
+        for part in parts:
+            collected.add(part)
+            progress(before[piece.file] + part.at, total)
     return collected.recorded()
 
 

@@ -144,6 +144,8 @@ def test_entries_that_are_no_list() -> None:
         entry(profiling_name=7),
         entry(retired="perhaps"),
         entry(frames=[{"name": "f"}]),
+        entry(frames=[{"name": "f", "filename": "x.py", "line": (1 << 61) - 1}]),
+        entry(frames=[{"name": "f", "filename": "x.py", "line": -2}]),
     ],
 )
 def test_one_bad_entry_is_a_warning(bad: Any) -> None:

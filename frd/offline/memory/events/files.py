@@ -81,14 +81,13 @@ class Part:
     """Position in the file."""
 
 
-def parts_of(piece: Piece | None) -> Generator[Part, None, None]:
+def parts_of(piece: Piece) -> Generator[Part, None, None]:
     """In a reader process. A piece is decoded block by block, so the limit of memory is far away;
     that of time grows with what there is to read."""
-    if piece is not None:
-        with suppress(OSError):
-            end = piece.end or piece.path.stat().st_size
-            limit_time(MAX_CPU_S + (end - piece.begin) // _BYTES_A_SECOND)
-        yield from EventFile(piece).parts()
+    with suppress(OSError):
+        end = piece.end or piece.path.stat().st_size
+        limit_time(MAX_CPU_S + (end - piece.begin) // _BYTES_A_SECOND)
+    yield from EventFile(piece).parts()
 
 
 def lost(piece: Piece, before: Part | None, why: str) -> Part:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from frd.errors import DumpError
-from frd.flight.entry import Entry
+from frd.flight.entry import Entry, Frame
 from frd.flight.write import write_pickle
 from frd.model import NodeNs, RankState, RankStatus, WatermarkColumns
 from frd.readers.pool import ReaderProcess
@@ -96,6 +96,21 @@ def test_an_overwritten_file_is_read_again(node: Node) -> None:
         assert (file.rank, file.written_at_ns, len(file.dump.entries)) == (12, entries, entries)
 
 
+@pytest.mark.parametrize(("entries", "frames"), [(100_000, 0), (20_000, 60)])
+def test_the_largest_honest_dumps(node: Node, entries: int, frames: int) -> None:
+    """A ring of 100,000 entries, or one of 20,000 with C++ stacks, within the reader's limits."""
+    frame = [Frame(f"operator_{at}", f"/site-packages/torch/{at % 9}.py", at) for at in range(200)]
+    stacks = [tuple(frame[at : at + frames]) for at in range(100)]
+    ops = (
+        nccl(at, at + 1, frames=stacks[at % 100], input_sizes=((1024, at % 99),))
+        for at in range(entries)
+    )
+    read = node.write("rank_0", dump_of(*ops)).dump.entries
+    assert len(read) == entries
+    assert all(one.frames == stacks[at % 100] for at, one in enumerate(read))
+    assert len({id(one.frames) for one in read[:1000]}) == (100 if frames else 1)
+
+
 SHARED_TUPLES = b"\x80\x02}(K\x00](%beh\x3cK\x01u." % (
     b")q\x00" + b"".join(b"h%ch%c\x86q%c" % (at, at, at + 1) for at in range(60))
 )
@@ -132,14 +147,14 @@ async def test_the_agent_survives_its_reader(
 ) -> None:
     """A file that the process which reads it does not survive is named, counted and left where it
     is; another process reads the next one."""
-    call = ReaderProcess.call
+    ask = ReaderProcess.ask
 
-    def dies(process: Any, path: Path, *arguments: Any) -> Any:
+    def dies(process: Any, function: Any, path: Path, *arguments: Any) -> None:
         if path.name == "rank_1":
             process.kill()
-        return call(process, path, *arguments)
+        ask(process, function, path, *arguments)
 
-    monkeypatch.setattr(ReaderProcess, "call", dies)
+    monkeypatch.setattr(ReaderProcess, "ask", dies)
     monkeypatch.setattr(file_rank, "_EVERY_S", 0.01)
     for rank in range(3):
         (node.folder / f"rank_{rank}").write_bytes(a_dump(1))

@@ -138,14 +138,13 @@ LISTS = b'{"version": "2.10", "x": [' + b"[]," * 6_000_000 + b"[]]}"
         (gzip.compress(b'{"version": "2.10"}'), "neither JSON"),
         (LISTS, "too large"),
         (LISTS.replace(b"[]", b"{}"), "too large"),
-        (b'{"version": "2.10", "entries": [' + b"0," * 3_000_000 + b"0]}", "cannot be read"),
-        (b'{"version": "2.10", "entries": [' + b"0," * 30_000 + b"0]}", "over 10000 entries"),
+        (b'{"version": "2.10", "entries": [' + b"0," * 3_000_000 + b"0]}", "over 200000"),
         (b'{"version": 2, "x": ' + b"[" * 60_000_000, "too large"),
         (b'{"version": 2, "x": ' + b"[" * 4_000_000, "damaged JSON"),
         (b'{"version": ' + b"9" * 2_000_000 + b"}", "damaged JSON"),
         (b'{"version": "2.10", "entries": [%b]}' % b",".join([ENTRY] * 200_001), "over 200000"),
     ],
-    ids=["pickle", "gzip", "lists", "objects", "numbers", "bad", "deep", "short", "digits", "many"],
+    ids=["pickle", "gzip", "lists", "objects", "numbers", "deep", "short", "digits", "many"],
 )
 def test_a_hostile_answer_costs_little(answer: bytes, why: str) -> None:
     """An answer is JSON of a limited number of values, and is refused before they are made."""
