@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -31,7 +31,7 @@ from frd_agent.ranks.forming.forming_rank import FormingRank, stage_of
 from frd_agent.ranks.forming.stage_files import StageFile, StageReport
 from frd_agent.ranks.process import Process
 from frd_agent.ranks.rank import MAX_RANKS, Rank, RankContext
-from frd_agent.ranks.token_files import STILL_S
+from frd_agent.ranks.token_files import STILL_S, Refused
 
 _REMEMBERED_S: Final = 60.0
 """How long the end of a forming rank stays in memory, and on disk a file without a process."""
@@ -93,12 +93,16 @@ class Forming:
         """By token."""
         self._stages: dict[str, StageReport] = {}
         """The present report of each rank with groups, by token."""
-        self._keys: set[tuple[int, int] | None] = set()
-        """Of the living processes of ranks."""
+        self._newest: dict[object, tuple[int, str]] = {}
+        """Of each process: when its newest claim began, and its token, or "" if it is a rank."""
+        self._shares: Counter[int | None] = Counter()
+        """How many claimants each user has."""
+        self.excess = 0
+        """Files beyond a user's `MAX_RANKS`."""
         self._unseen: set[str] = set()
-        """Tokens whose process was looked for in vain, or has a newer claim."""
+        """Tokens of files whose process was looked for in vain, or has a newer claim."""
         self._ended: list[tuple[NodeRawNs, FormingRank]] = []
-        self._problems: dict[Path, tuple[int, int, int]] = {}
+        self._refused = Refused("stage", shared.stats)
 
     def __iter__(self) -> Iterator[FormingRank]:
         return iter([one.rank for one in self._claimants.values() if one.rank is not None])
@@ -111,13 +115,23 @@ class Forming:
         """Read the stage files; `ranks` are the ranks with groups, dead ones included."""
         self._look(now_ns)
         by_token = {rank.identity.token: rank for rank in ranks}
-        self._keys = {rank.process.key for rank in by_token.values() if not rank.is_gone}
+        self._newest = {
+            rank.process.key: (rank.identity.started_at_ns, "")
+            for rank in by_token.values()
+            if not rank.is_gone
+        }
+        for token, one in self._claimants.items():
+            if one.process is not None and one.report.claim is not None:
+                self._newest[one.process.key] = one.report.claim.started_at_ns, token
+        self._shares = Counter(one.owner for one in self._claimants.values())
+        self._unseen &= {file.path.stem for file in self._files}
+        self.excess = 0
         stages: dict[str, StageReport | None] = dict.fromkeys(by_token)
         reports: dict[str, StageReport] = {}
         for file in self._files:
             if file.content is None:
-                self._refuse(file)
-            elif file.content.token in by_token:
+                continue
+            if file.content.token in by_token:
                 stages[file.content.token] = file.content
             elif file.content.claim is not None:
                 reports[file.content.token] = file.content
@@ -150,7 +164,7 @@ class Forming:
                 before[file.path] if _goes_on(before.get(file.path), file) else file
                 for file in self._read
             ]
-        self._problems = {path: self._problems[path] for path in self._problems.keys() & before}
+        self._refused.update(self._read)
 
     def clear(self, now_ns: NodeRawNs) -> None:
         """Forget ends that have been sent for long."""
@@ -168,9 +182,15 @@ class Forming:
     def _learn(self, file: StageFile, report: StageReport, now_ns: NodeRawNs) -> None:
         known = self._claimants.get(report.token)
         if known is None:
+            if self._shares[file.owner] >= MAX_RANKS:
+                self.excess += 1
+                return
             is_ours = report.claim is not None and report.claim.boot_id == self._boot_id
             process = self._find(report) if is_ours else None
-            if process is not None and file.owner is not None and not process.is_of(file.owner):
+            if process is not None and not (
+                (file.owner is None or process.is_of(file.owner))
+                and self._is_newest(process, report, now_ns)
+            ):
                 process.close()
                 return
             is_old = self._age_s(report, now_ns) > _REMEMBERED_S
@@ -180,39 +200,32 @@ class Forming:
                 if is_old and _remove(file.path):
                     self._unseen.discard(report.token)
                 return
-            began_ns = report.claim.started_at_ns if report.claim is not None else 0
-            if process is not None and not self._is_newest(process, began_ns, now_ns):
-                self._give_up(report.token, process)
-                return
-            if len(self._claimants) >= MAX_RANKS:
-                return
+            self._shares[file.owner] += 1
             known = self._claimants[report.token] = _Claimant(report, process, file.owner)
         elif known.report is report or known.owner != file.owner:
             return
         known.report = report
         if known.rank is not None:
             was, claim = known.rank.identity, report.claim
-            if claim and (was.attempt, was.run, was.info) == (claim.attempt, claim.run, claim.info):
+            if claim and (was.seat, was.info) == (claim.seat, claim.info):
                 known.rank.learn(report)
             else:  # the program has changed its environment
                 self._withdraw(known, now_ns, "claims another rank")
 
-    def _is_newest(self, process: Process, began_ns: int, now_ns: NodeRawNs) -> bool:
-        """Of the claims of one process. An older one, made before an exec, is withdrawn."""
-        for token, other in list(self._claimants.items()):
-            if other.process is not None and other.process.key == process.key:
-                if other.report.claim and other.report.claim.started_at_ns >= began_ns:
-                    return False
-                self._withdraw(other, now_ns, "its process claims another rank")
-                del self._claimants[token]
-                self._give_up(token, other.process)
-        return process.key not in self._keys
-
-    def _give_up(self, token: str, process: Process) -> None:
-        self._shared.stats.refused_files["claim"] += 1
-        self._unseen.add(token)
-        _remove(self._run_dir / f"{token}.stage")
-        process.close()
+    def _is_newest(self, process: Process, report: StageReport, now_ns: NodeRawNs) -> bool:
+        """Of the claims of one process. An older one, made before an exec, is withdrawn; its file
+        stays for as long as it is written: the clock may have been set back."""
+        began_ns = report.claim.started_at_ns if report.claim is not None else 0
+        newest_ns, former = self._newest.get(process.key, (-1, ""))
+        if is_newest := began_ns > newest_ns:
+            self._newest[process.key] = began_ns, report.token
+        if older := former if is_newest else report.token:
+            self._shared.stats.refused_files["claim"] += 1
+            self._unseen.add(older)
+            if (claimant := self._claimants.pop(older, None)) is not None:
+                self._withdraw(claimant, now_ns, "its process claims another rank")
+                claimant.close()
+        return is_newest
 
     def _find(self, report: StageReport) -> Process | None:
         """The process, verified by its start; None if it is not here, or is hidden."""
@@ -259,20 +272,16 @@ class Forming:
             self._ended.append((now_ns, claimant.rank))
             claimant.rank = None
 
-    def _refuse(self, file: StageFile) -> None:
-        if self._problems.get(file.path) == file.stamp:
-            return
-        if file.path not in self._problems and not file.is_forbidden:
-            log.warning("%s", file.problem)
-        self._problems[file.path] = file.stamp
-        self._shared.stats.refused_files["stage"] += 1
-
     # -- decisions -----------------------------------------------------------------------------
 
     def _decide(self, ranks: list[Rank], now_ns: NodeRawNs) -> None:
-        held = {(rank.identity.attempt, rank.identity.rank) for rank in ranks}
-        pids = {rank.process.pinned.pid for rank in ranks if rank.process.pinned is not None}
-        claiming = pids | {one.process.pid for one in self._claimants.values() if one.process}
+        begun = {one.process.key for one in self._claimants.values() if one.process}
+        held = {
+            (rank.identity.attempt, rank.identity.rank)
+            for rank in ranks
+            if rank.process.key not in begun  # by an exec it forms again
+        }
+        claiming = {key[0] for key in begun | {rank.process.key for rank in ranks} if key}
         for key in held:
             self._forget_ended(key)
         rivals: dict[object, list[_Claimant]] = defaultdict(list)

@@ -13,7 +13,8 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from frd.flight.stacks.text import child_header
-from frd_agent.proc import PROC, MayRead, anything, by_parent, descendants, read_all
+from frd_agent.proc import PROC, by_parent, descendants, read_all
+from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.cpu_usage import Meter
 from frd_agent.ranks.stacks.outside import from_outside
 
@@ -39,15 +40,17 @@ class _Child(NamedTuple):
 
 
 async def child_stacks(
-    pid: int, timeout_s: float, ranks: Collection[int] = (), may_read: MayRead = anything
+    process: RankProcess, timeout_s: float, ranks: Collection[int] | None = ()
 ) -> str:
     """A section of text for each Python child process that a rank has now; raises nothing.
 
-    `ranks`: pids of all ranks of the node, which are never workers. Takes about `timeout_s`.
-    `may_read`: see `from_outside`.
+    `ranks`: pids of all ranks of the node, which are never workers; None if no text is wanted.
+    Takes about `timeout_s`.
     """
+    if ranks is None:
+        return ""
     try:
-        found = await asyncio.to_thread(_python_below, pid, ranks, may_read)
+        found = await asyncio.to_thread(_python_below, process, ranks)
     except OSError as error:
         return f"# child processes: {error.strerror}\n"
     children = found[:MAX_CHILDREN]
@@ -59,7 +62,7 @@ async def child_stacks(
     async def read(child: _Child) -> str:
         async with gate:
             left_s = deadline - loop.time()
-            stack = await from_outside(child.pid, left_s, may_read=may_read)
+            stack = await from_outside(process, left_s, child=child.pid)
         return stack.text[:_MAX_TEXT].rstrip("\n") + "\n"
 
     texts = await asyncio.gather(*map(read, children))
@@ -75,9 +78,11 @@ async def child_stacks(
     return "".join(parts)
 
 
-def _python_below(pid: int, ranks: Collection[int], may_read: MayRead) -> list[_Child]:
+def _python_below(process: RankProcess, ranks: Collection[int]) -> list[_Child]:
+    if (pid := process.readable) is None:
+        return []
     below = descendants(pid, by_parent(read_all()), but=ranks, most=_MAX_BELOW)
-    below = [child for child in below if may_read(child)] if may_read(pid) else []
+    below = [child for child in below if process.may_read(child)]
     named = [(child, name) for child in below if (name := _python_name(child)) is not None]
     return sorted(_Child(name != _LOADER, child, name) for child, name in named)
 

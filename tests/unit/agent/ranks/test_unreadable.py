@@ -112,7 +112,7 @@ def test_a_directory_of_another_user(pod: Path, monkeypatch: pytest.MonkeyPatch)
     agent of root that the kernel refuses in the same way may also get the capability."""
     run_dir = pod / "run"
     assert seen(run_dir) == []
-    as_user(RANKS, lambda: tap.make_run_dir(str(run_dir), {}))
+    as_user(RANKS, lambda: tap.make_run_dir(str(run_dir)))
     as_user(RANKS, lambda: publish(run_dir))
     assert seen(run_dir) == [f"{run_dir}: {CANNOT_READ}: {ADVICE}"]
     monkeypatch.setattr("frd_agent.ranks.token_files.os.geteuid", lambda: 0)

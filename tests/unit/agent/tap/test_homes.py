@@ -139,20 +139,20 @@ def test_nothing_is_made_in_one_that_is_not_safe(
 def test_what_is_made_is_private(tmp_path: Path) -> None:
     """The last part has mode 0700; made twice, it stays; what is no directory is refused."""
     path = tmp_path / "a" / "b"
-    tap.make_run_dir(str(path), {})
-    tap.make_run_dir(str(path), {})
+    tap.make_run_dir(str(path))
+    tap.make_run_dir(str(path))
     assert [one.stat().st_mode & 0o777 for one in (path.parent, path)] == [0o755, 0o700]
     (path / "file").touch()
     with pytest.raises(PermissionError, match="not a directory"):
-        tap.make_run_dir(str(path / "file"), {})
+        tap.make_run_dir(str(path / "file"))
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(PermissionError, match="not a directory"):
-        tap.make_run_dir(str(tmp_path / "loop" / "x"), {})
+        tap.make_run_dir(str(tmp_path / "loop" / "x"))
 
 
 def test_relative_links(tmp_path: Path) -> None:
     """As /var/run is one to /run: each part of what it leads to is checked."""
-    tap.make_run_dir(str(tmp_path / "real" / "run"), {})
+    tap.make_run_dir(str(tmp_path / "real" / "run"))
     (tmp_path / "deep" / "er").mkdir(parents=True)
     (tmp_path / "deep" / "er" / "link").symlink_to("../../real/./")
     tap.check_home(str(tmp_path / "deep" / "er" / "link" / "run"), 0)
@@ -192,7 +192,7 @@ def test_a_rootless_user_namespace() -> None:
 
     def publish() -> list[Any]:
         run_dir = f"/tmp/frd-test-{os.getpid()}"
-        tap.make_run_dir(run_dir, {})
+        tap.make_run_dir(run_dir)
         tap.write_whole(run_dir, "0" * 12, ".json", "{}")
         names = os.listdir(run_dir)
         os.unlink(f"{run_dir}/{names[0]}")
@@ -209,7 +209,7 @@ def test_a_directory_that_another_user_has_put_in_its_place(tmp_path: Path) -> N
     """The job's directory was removed while a rank lives: the rank writes nothing there, neither
     into a pipe nor into a file that waits for it."""
     run_dir = tmp_path / "run"
-    tap.make_run_dir(str(run_dir), {})
+    tap.make_run_dir(str(run_dir))
     files = tap.Files(str(run_dir), "0" * 12)
     files.write_identity("{}")
     files.write_counters(1, 1, [])
