@@ -69,7 +69,7 @@ def _frames(text: str) -> list[object]:
 
 
 async def _look(pid: int, socket: Path) -> tuple[str, str]:
-    below = await child_stacks(process_of(pid), 30)
+    below = await child_stacks(process_of(pid), 30, ())
     handler = await StackReader(process_of(pid), Handlers(socket)).read()
     assert handler.source == "dump_traceback"
     return handler.text + below, await from_py_spy(pid, 30) + below

@@ -49,25 +49,22 @@ def home(path: str | os.PathLike[str]) -> Iterator[int]:
         OSError: as `check_home`.
     """
     owner = check_home(path)
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with opened(path, stat.S_IFDIR) as fd:
         if not os.geteuid() and os.fstat(fd).st_uid != owner:
             raise PermissionError(errno.EPERM, "replaced by a directory of another user")
         yield fd
-    finally:
-        os.close(fd)
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[int]:
-    """A descriptor of a regular file.
+def opened(path: str | os.PathLike[str], kind: int = stat.S_IFREG) -> Iterator[int]:
+    """A descriptor of a regular file, or of another `kind`.
 
     Raises:
         OSError: it cannot be opened, or is something else.
     """
     fd = os.open(path, _FLAGS)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        if stat.S_IFMT(os.fstat(fd).st_mode) != kind:
             raise OSError(errno.EINVAL, "not a regular file")
         yield fd
     finally:

@@ -116,10 +116,8 @@ class Roster:
     def unreadable(self) -> Unreadable:
         """What ranks publish that this agent may not read, or does not watch."""
         found = unreadable(self._run_dir, [*self._files, *self.forming.files])
-        if not self._excess:
-            return found
         text = f"{self._run_dir}: {self._excess} ranks beyond {MAX_RANKS} are not watched"
-        return Unreadable((text, *found.texts)[:MAX_UNREADABLE])
+        return Unreadable(((text,) * bool(self._excess) + found.texts)[:MAX_UNREADABLE])
 
     def end(self, rank: Rank, now_ns: NodeRawNs) -> None:
         """The process of `rank` is gone: report it, unless another process replaced it."""
@@ -137,9 +135,8 @@ class Roster:
     def _later(self, rank: Rank) -> Iterator[Rank]:
         identity = rank.identity
         for other in self:
-            later = other.identity
-            is_same = (later.attempt, later.rank) == (identity.attempt, identity.rank)
-            if is_same and later.started_at_ns > identity.started_at_ns:
+            is_same = other.identity.seat[:2] == identity.seat[:2]
+            if is_same and other.identity.started_at_ns > identity.started_at_ns:
                 yield other
 
     def clear(self, now_ns: NodeRawNs) -> None:

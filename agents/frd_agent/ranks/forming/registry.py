@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -73,7 +73,7 @@ class _Claimant:
     @property
     def key(self) -> object:
         claim = self.report.claim
-        return None if claim is None else (claim.attempt, claim.rank)
+        return None if claim is None else claim.seat[:2]
 
 
 class Forming:
@@ -85,7 +85,7 @@ class Forming:
         self._shared = shared
         self._boot_id = tap.boot_id()
         self._pid_namespace = tap.pid_namespace()
-        self._read: list[StageFile] = []
+        self.files: list[StageFile] = []
         self._files: list[StageFile] = []
         """What counts of the files that were read."""
         self._refreshed_at_ns: int | None = None
@@ -107,10 +107,6 @@ class Forming:
     def __iter__(self) -> Iterator[FormingRank]:
         return iter([one.rank for one in self._claimants.values() if one.rank is not None])
 
-    @property
-    def files(self) -> Sequence[StageFile]:
-        return self._read
-
     def update(self, ranks: Iterable[Rank], now_ns: NodeRawNs) -> None:
         """Read the stage files; `ranks` are the ranks with groups, dead ones included."""
         self._look(now_ns)
@@ -126,7 +122,7 @@ class Forming:
         self._shares = Counter(one.owner for one in self._claimants.values())
         self._unseen &= {file.path.stem for file in self._files}
         self.excess = 0
-        stages: dict[str, StageReport | None] = dict.fromkeys(by_token)
+        stages: dict[str, StageReport] = {}
         reports: dict[str, StageReport] = {}
         for file in self._files:
             if file.content is None:
@@ -136,35 +132,30 @@ class Forming:
             elif file.content.claim is not None:
                 reports[file.content.token] = file.content
                 self._learn(file, file.content, now_ns)
-        for token in self._stages.keys() - by_token.keys():
-            del self._stages[token]
-        for token, stage in stages.items():
-            rank = by_token[token]
-            if stage is None or rank.is_gone:
-                self._stages.pop(token, None)
-                rank.stage = None
-            elif self._stages.get(token) is not stage:
-                self._stages[token] = stage
-                rank.stage = stage_of(stage, self._shared)
+        for token, rank in by_token.items():
+            stage = None if rank.is_gone else stages.get(token)
+            if stage is not self._stages.get(token):
+                rank.stage = None if stage is None else stage_of(stage, self._shared)
             if (claimant := self._claimants.pop(token, None)) is not None:
                 self._hand_over(claimant, rank, now_ns)
+        self._stages = stages
         self._drop_gone(reports, now_ns)
         self._decide(list(by_token.values()), now_ns)
 
     def _look(self, now_ns: NodeRawNs) -> None:
         """Read the files. That a stage goes on is news for all processes together, every
         `_REFRESH_S`: one message for a node, not one for each of its processes."""
-        self._read = StageFile.scan(self._run_dir, self._read, self._node)
+        self.files = StageFile.scan(self._run_dir, self.files, self._node)
         before = {file.path: file for file in self._files}
         last_ns = self._refreshed_at_ns
         if last_ns is None or (now_ns - last_ns) / 1e9 >= _REFRESH_S:
-            self._refreshed_at_ns, self._files = now_ns, self._read
+            self._refreshed_at_ns, self._files = now_ns, self.files
         else:
             self._files = [
                 before[file.path] if _goes_on(before.get(file.path), file) else file
-                for file in self._read
+                for file in self.files
             ]
-        self._refused.update(self._read)
+        self._refused.update(self.files)
 
     def clear(self, now_ns: NodeRawNs) -> None:
         """Forget ends that have been sent for long."""
@@ -197,8 +188,8 @@ class Forming:
             sees_all = self._pid_namespace in (tap.FIRST_PID_NAMESPACE, report.pid_namespace)
             is_hidden = is_ours and report.pid_namespace != 0 and not sees_all
             if process is None and (is_old or report.exit is not None or not is_hidden):
-                if is_old and _remove(file.path):
-                    self._unseen.discard(report.token)
+                if is_old:
+                    _remove(file.path)
                 return
             self._shares[file.owner] += 1
             known = self._claimants[report.token] = _Claimant(report, process, file.owner)
@@ -276,11 +267,8 @@ class Forming:
 
     def _decide(self, ranks: list[Rank], now_ns: NodeRawNs) -> None:
         begun = {one.process.key for one in self._claimants.values() if one.process}
-        held = {
-            (rank.identity.attempt, rank.identity.rank)
-            for rank in ranks
-            if rank.process.key not in begun  # by an exec it forms again
-        }
+        # A rank that began again, by an exec, forms again.
+        held = {rank.identity.seat[:2] for rank in ranks if rank.process.key not in begun}
         claiming = {key[0] for key in begun | {rank.process.key for rank in ranks} if key}
         for key in held:
             self._forget_ended(key)
@@ -307,17 +295,15 @@ class Forming:
     def _forget_ended(self, key: object) -> None:
         """The end of a former process would be taken for that of its successor."""
         for at_ns, rank in list(self._ended):
-            if (rank.identity.attempt, rank.identity.rank) == key:
+            if rank.identity.seat[:2] == key:
                 rank.forget()
                 self._ended.remove((at_ns, rank))
 
 
-def _remove(path: Path) -> bool:
-    """Whether it is removed: in a directory of another user it may not be."""
+def _remove(path: Path) -> None:
+    """In a directory of another user it may stay."""
     with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
-        return True
-    return False
+        path.unlink()
 
 
 def _goes_on(before: StageFile | None, now: StageFile) -> bool:

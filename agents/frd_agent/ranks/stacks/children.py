@@ -39,18 +39,14 @@ class _Child(NamedTuple):
     name: str
 
 
-async def child_stacks(
-    process: RankProcess, timeout_s: float, ranks: Collection[int] | None = ()
-) -> str:
+async def child_stacks(rank: RankProcess, timeout_s: float, ranks: Collection[int] | None) -> str:
     """A section of text for each Python child process that a rank has now; raises nothing.
 
     `ranks`: pids of all ranks of the node, which are never workers; None if no text is wanted.
     Takes about `timeout_s`.
     """
-    if ranks is None:
-        return ""
     try:
-        found = await asyncio.to_thread(_python_below, process, ranks)
+        found = await asyncio.to_thread(_python_below, rank, ranks)
     except OSError as error:
         return f"# child processes: {error.strerror}\n"
     children = found[:MAX_CHILDREN]
@@ -62,7 +58,7 @@ async def child_stacks(
     async def read(child: _Child) -> str:
         async with gate:
             left_s = deadline - loop.time()
-            stack = await from_outside(process, left_s, child=child.pid)
+            stack = await from_outside(rank, left_s, child=child.pid)
         return stack.text[:_MAX_TEXT].rstrip("\n") + "\n"
 
     texts = await asyncio.gather(*map(read, children))
@@ -78,11 +74,12 @@ async def child_stacks(
     return "".join(parts)
 
 
-def _python_below(process: RankProcess, ranks: Collection[int]) -> list[_Child]:
-    if (pid := process.readable) is None:
+def _python_below(rank: RankProcess, ranks: Collection[int] | None) -> list[_Child]:
+    if ranks is None or (pid := rank.readable) is None:
         return []
-    below = descendants(pid, by_parent(read_all()), but=ranks, most=_MAX_BELOW)
-    below = [child for child in below if process.may_read(child)]
+    below = filter(
+        rank.may_read, descendants(pid, by_parent(read_all()), but=ranks, most=_MAX_BELOW)
+    )
     named = [(child, name) for child in below if (name := _python_name(child)) is not None]
     return sorted(_Child(name != _LOADER, child, name) for child, name in named)
 

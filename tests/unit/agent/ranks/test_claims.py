@@ -140,8 +140,8 @@ def test_children_of_another_user(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         found = RankProcess(named(process.pid), None, owner=0)
-        assert "python3" in asyncio.run(child_stacks(process_of(process.pid), 5.0))
-        assert asyncio.run(child_stacks(found, 5.0)) == ""
+        assert "python3" in asyncio.run(child_stacks(process_of(process.pid), 5.0, ()))
+        assert asyncio.run(child_stacks(found, 5.0, ())) == ""
         found.close()
         process.communicate()
     shutil.rmtree(python.parent)
