@@ -58,7 +58,7 @@ class Inspector:
         self._time = NodeTime(stats) if node_time is None else node_time
         self._helper = Helper()
         self._traces = Traces(self._time.one_to_raw)
-        self._leases: dict[tuple[int, int], _Lease] = {}
+        self._leases: dict[tuple[int, int] | None, _Lease] = {}
         """By the key of the process."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -72,12 +72,10 @@ class Inspector:
         processes of the node. Nothing is read of processes that the rank's `may_read` refuses."""
         until_s, key = time.monotonic() + LEASE_S, process.key
         with self._lock:
-            if key is None or self._stop.is_set():
-                return UNKNOWN
             if (lease := self._leases.get(key)) is not None:
                 lease.until_s, lease.rank_of = until_s, rank_of
                 return lease.report
-            if len(self._leases) >= MAX_RANKS:
+            if key is None or len(self._leases) >= MAX_RANKS or self._stop.is_set():
                 return UNKNOWN
             common = self._processes, self._helper, self._traces, self._proc
             self._leases[key] = _Lease(RankSampler(process, *common), until_s, rank_of)

@@ -77,11 +77,7 @@ class FormingRank:
         return True
 
     def _report(
-        self,
-        state: RankState,
-        now_ns: NodeRawNs,
-        detail: str,
-        since_ns: NodeRawNs | None = None,
+        self, state: RankState, now_ns: NodeRawNs, detail: str, since_ns: NodeRawNs | None = None
     ) -> None:
         self.detail = detail
         if state is not self._state:

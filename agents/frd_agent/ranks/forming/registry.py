@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -88,7 +89,7 @@ class Forming:
         self.files: list[StageFile] = []
         self._files: list[StageFile] = []
         """What counts of the files that were read."""
-        self._refreshed_at_ns: int | None = None
+        self._refreshed_at_ns = -math.inf
         self._claimants: dict[str, _Claimant] = {}
         """By token."""
         self._stages: dict[str, StageReport] = {}
@@ -116,9 +117,9 @@ class Forming:
             for rank in by_token.values()
             if not rank.is_gone
         }
-        for token, one in self._claimants.items():
-            if one.process is not None and one.report.claim is not None:
-                self._newest[one.process.key] = one.report.claim.started_at_ns, token
+        for token, one in list(self._claimants.items()):
+            if one.process is not None and token not in by_token:
+                self._is_newest(one.process, one.report, now_ns)
         self._shares = Counter(one.owner for one in self._claimants.values())
         self._unseen &= {file.path.stem for file in self._files}
         self.excess = 0
@@ -137,7 +138,10 @@ class Forming:
             if stage is not self._stages.get(token):
                 rank.stage = None if stage is None else stage_of(stage, self._shared)
             if (claimant := self._claimants.pop(token, None)) is not None:
-                self._hand_over(claimant, rank, now_ns)
+                former = claimant.rank
+                if former is not None and not former.give_way(rank, now_ns):
+                    self._ended.append((now_ns, former))
+                claimant.close()
         self._stages = stages
         self._drop_gone(reports, now_ns)
         self._decide(list(by_token.values()), now_ns)
@@ -147,8 +151,7 @@ class Forming:
         `_REFRESH_S`: one message for a node, not one for each of its processes."""
         self.files = StageFile.scan(self._run_dir, self.files, self._node)
         before = {file.path: file for file in self._files}
-        last_ns = self._refreshed_at_ns
-        if last_ns is None or (now_ns - last_ns) / 1e9 >= _REFRESH_S:
+        if (now_ns - self._refreshed_at_ns) / 1e9 >= _REFRESH_S:
             self._refreshed_at_ns, self._files = now_ns, self.files
         else:
             self._files = [
@@ -249,12 +252,6 @@ class Forming:
             claimant.close()
             if not is_alive:
                 _remove(self._run_dir / f"{token}.stage")
-
-    def _hand_over(self, claimant: _Claimant, rank: Rank, now_ns: NodeRawNs) -> None:
-        former = claimant.rank
-        if former is not None and not former.give_way(rank, now_ns):
-            self._ended.append((now_ns, former))
-        claimant.close()
 
     def _withdraw(self, claimant: _Claimant, now_ns: NodeRawNs, why: str) -> None:
         if claimant.rank is not None:

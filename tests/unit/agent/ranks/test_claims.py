@@ -406,9 +406,13 @@ def test_a_rank_that_begins_again_before_it_has_groups(tmp_path: Path) -> None:
     roster = Roster(tmp_path, common)
     with sleeping(1) as (pid,):
         claim(tmp_path, 1, pid)
+        roster.update(raw_now())
+        assert len(list(roster.forming)) == 1
         publish(tmp_path, pid, "a" * 12, **rank_of("f", 2))
         (rank,) = roster.update(raw_now())
         assert list(roster.forming) == []
+        assert roster.update(raw_now()) == []
+        assert not rank.is_gone
         claim(tmp_path, 2, pid, run="vm:1")
         for _ in range(2):
             roster.update(raw_now())
