@@ -176,6 +176,8 @@ HOST_SIZE = PREFIX.size + HOST_BODY.size + CHECKSUM.size
 Device = tuple[bytes, int, int, int, int, int]
 Error = tuple[int, int, bytes, int, int]
 
+_ESCAPED = re.compile(rb"[ \t\n\\]")
+"""What the kernel writes as numbers in the name of a mount."""
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _TORCHRUN_PORT = "29500"
 """torchrun's own choice: two jobs on one node cannot both have it."""
@@ -1276,7 +1278,7 @@ def check_home(path: str, uid: int, *, make: bool = False) -> None:
 
 def _is_mount(path: str) -> bool:
     """Something is mounted there, perhaps of the same file system."""
-    name = re.sub(rb"[\s\\]", lambda found: b"\\%03o" % ord(found[0]), os.fsencode(path))
+    name = _ESCAPED.sub(lambda found: b"\\%03o" % ord(found[0]), os.fsencode(path))
     lines = _content("/proc/self/mountinfo", 0).splitlines()
     return any(line.split()[4] == name for line in lines)
 

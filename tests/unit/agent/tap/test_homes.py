@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from frd_agent import tap, untrusted_files
+from frd_agent.config import load
 from frd_agent.launch import commands
 from frd_agent.launch.run_lock import Holder, RunLock
 from frd_agent.proc import own_start_ticks
@@ -343,6 +344,14 @@ def test_an_agent_of_root_changes_nothing_elsewhere(
         "123456789.json": "{}",
         "agent.lock": "{}",
     }
+
+
+def test_the_agent_opens_the_path_that_it_checks(tmp_path: Path) -> None:
+    """The check knows a path without ``..``, and the kernel would follow the link first."""
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "away")
+    given = f"{tmp_path}/link/../run"
+    assert load(None, {"run_dir": given}).run_dir == tmp_path / "run"
 
 
 def test_a_lock_with_two_names(tmp_path: Path) -> None:
