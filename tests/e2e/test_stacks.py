@@ -68,7 +68,8 @@ def test_without_socket_and_py_spy(
     rank = standing_rank("sleep")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    stack = read(StackReader(process_of(rank.process.pid), None))
+    process = process_of(rank.process.pid)
+    stack = read(StackReader(process, None))
     assert stack.source == "proc"
     first, second, *_ = stack.text.splitlines()
     assert first == "# dump_traceback: the rank has no socket"
@@ -78,7 +79,7 @@ def test_without_socket_and_py_spy(
     assert activity_of(stack.text).stack == ()
     rank.process.kill()
     rank.process.wait()
-    stack = read(StackReader(process_of(rank.process.pid), Handlers(rank.socket)))
+    stack = read(StackReader(process, Handlers(rank.socket)))
     assert stack.source == "none"
     assert f"# proc: process {rank.process.pid} is gone\n" in stack.text
 
