@@ -56,21 +56,20 @@ class RankSampler:
 
     def sample(self, now_ns: NodeRawNs, rank_of: RankOf) -> WaitReport:
         """What the rank waits for, with this sample."""
-        may_read = self._may_read
         family = self._processes.family(self._pid, [pid for pid in rank_of if pid != self._pid])
         inspected = (*family, *(pid for pid in self._outside if pid not in family))
         resolver = Resolver(
-            [pid for pid in family if may_read(pid)],
-            lambda: [pid for pid in self._nearest(family, rank_of) if may_read(pid)],
+            [pid for pid in family if self._may_read(pid)],
+            lambda: [pid for pid in self._nearest(family, rank_of) if self._may_read(pid)],
             self._helper,
             self._proc,
         )
         views = {}
         for pid in inspected:
-            sample = read_process(pid, self._proc) if may_read(pid) else None
+            sample = read_process(pid, self._proc) if self._may_read(pid) else None
             if sample is not None:
                 view = self._view(sample, resolver, now_ns)
-                if may_read(pid):  # it was the same process all the time
+                if self._may_read(pid):  # it was the same process all the time
                     views[pid] = view
         self._tracker.keep(
             {(wait.pid, wait.tid) for view in views.values() for wait in (view.main, *view.others)}

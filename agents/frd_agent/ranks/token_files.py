@@ -139,13 +139,12 @@ class Refused:
         known = self._known
         self._known = {file.path: file.stamp for file in files if file.problem}
         for file in files:
-            if not file.problem or known.get(file.path) == file.stamp:
-                continue
-            self._stats.refused_files[self._kind] += 1
-            is_due = time.monotonic() - self._logged_at_s >= _LOG_EVERY_S
-            if is_due and file.path not in known and not file.is_forbidden:
-                self._logged_at_s = time.monotonic()
-                log.warning("%s", file.problem)
+            if file.problem and known.get(file.path) != file.stamp:
+                self._stats.refused_files[self._kind] += 1
+                is_due = time.monotonic() - self._logged_at_s >= _LOG_EVERY_S
+                if is_due and file.path not in known and not file.is_forbidden:
+                    self._logged_at_s = time.monotonic()
+                    log.warning("%s", file.problem)
 
 
 def _owner(path: Path, error: Exception) -> tuple[int | None, bool]:

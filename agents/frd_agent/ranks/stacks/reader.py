@@ -37,9 +37,7 @@ class StackReader:
     waits, and later calls wait for its answer, which shows the stack at the time of the answer.
     """
 
-    def __init__(
-        self, process: RankProcess, handlers: Handlers | None, turn: Path | None = None
-    ) -> None:
+    def __init__(self, process: RankProcess, handlers: Handlers | None, turn: Path | None = None):
         """`handlers` is None if the rank has no socket. `turn` is the file that every agent locks
         during a request to this rank."""
         self._process = process
