@@ -22,6 +22,7 @@ from frd_agent.ranks.stacks.outside import from_py_spy
 from frd_agent.ranks.stacks.reader import StackReader
 from frd_agent.recorder.worker_server import Handlers
 from tests.world.daemons import until
+from tests.world.run_dir import process_of
 
 FOLDER = Path(__file__).parent / "golden" / "stacks"
 JOB = Path(__file__).parent / "e2e" / "jobs" / "places.py"
@@ -68,8 +69,8 @@ def _frames(text: str) -> list[object]:
 
 
 async def _look(pid: int, socket: Path) -> tuple[str, str]:
-    below = await child_stacks(pid, 30)
-    handler = await StackReader(pid, Handlers(socket)).read()
+    below = await child_stacks(process_of(pid), 30, ())
+    handler = await StackReader(process_of(pid), Handlers(socket)).read()
     assert handler.source == "dump_traceback"
     return handler.text + below, await from_py_spy(pid, 30) + below
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from frd import config_loader
@@ -30,6 +30,9 @@ LIVE_KEYS = (
 )
 """Keys that a running agent applies after SIGHUP."""
 _SERVICE_LINK = re.compile(rf"{_PREFIX}(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\w+)?)")
+
+_Absolute = Annotated[Path, AfterValidator(lambda path: Path(os.path.abspath(path)))]
+"""One path for the check of its parts and for every use."""
 
 
 class Config(Settings):
@@ -53,7 +56,7 @@ class Config(Settings):
     """File whose first word is the bearer token sent to the service."""
     insecure: bool = False
     """Send the token unencrypted beyond this machine, and follow redirects out of it."""
-    run_dir: Path = Field(default_factory=lambda: Path(tap.run_dir(os.environ)))
+    run_dir: _Absolute = Field(default_factory=lambda: Path(tap.run_dir(os.environ)))
     """Where the taps of this node publish."""
     dump_dir: Path | None = None
     """Where torch writes dump files, in addition to ``<run_dir>/dumps``."""

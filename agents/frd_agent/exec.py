@@ -104,9 +104,9 @@ def environment(
     dumps = os.path.join(directory, "dumps")
     without = "being watched"
     try:
-        tap.make_run_dir(directory, base)
+        tap.make_run_dir(directory)
         without = "dump files of torch"
-        tap.make_run_dir(dumps, base)
+        tap.make_run_dir(dumps)
     except OSError as error:
         why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         _warn(f"{why}: the command runs without {without}")

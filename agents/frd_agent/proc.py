@@ -7,10 +7,10 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from frd.model import NodeNs
 from frd_agent import tap
@@ -185,15 +185,6 @@ def status_line(pid: int | str, name: str, proc: Path = PROC) -> list[str]:
             if line.startswith(f"{name}:"):
                 return line.split()[1:]
     return []
-
-
-MayRead: TypeAlias = Callable[[int], bool]
-"""Whether a process may be read: see `RankProcess.may_read`."""
-
-
-def anything(pid: int) -> bool:
-    """Every process may be read."""
-    return True
 
 
 def is_of(pid: int, uid: int) -> bool:

@@ -176,6 +176,8 @@ HOST_SIZE = PREFIX.size + HOST_BODY.size + CHECKSUM.size
 Device = tuple[bytes, int, int, int, int, int]
 Error = tuple[int, int, bytes, int, int]
 
+_ESCAPED = re.compile(rb"[ \t\n\\]")
+"""What the kernel writes as numbers in the name of a mount."""
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _TORCHRUN_PORT = "29500"
 """torchrun's own choice: two jobs on one node cannot both have it."""
@@ -595,8 +597,8 @@ def _refusal(environ: Mapping[str, str], error: OSError) -> OSError:
             os.unlink(temporary)
         finally:
             os.close(fd)
-    if error.errno is None and not str(error).startswith(f"{directory}: belongs to "):
-        return error  # of a parent, or a link
+    if error.errno is None:
+        return error  # it says itself what is wrong
     owner = "another user"
     with contextlib.suppress(OSError):
         owner = f"uid {os.stat(directory).st_uid}"
@@ -770,7 +772,7 @@ class Stage:
             "exit": ended,
         }
         try:
-            make_run_dir(directory, self._environ)
+            make_run_dir(directory)
             write_whole(directory, self.token, ".stage", json.dumps(stage))
         except OSError as error:
             raise _refusal(self._environ, error) from None
@@ -1217,7 +1219,7 @@ def run_dir(environ: Mapping[str, str]) -> str:
     return os.path.abspath(given) if given else default_run_dir(environ)
 
 
-def make_run_dir(path: str, environ: Mapping[str, str]) -> None:
+def make_run_dir(path: str) -> None:
     """Make the run directory, or one below it, if there is none.
 
     Raises:
@@ -1230,11 +1232,12 @@ def check_home(path: str, uid: int, *, make: bool = False) -> None:
     """Whether files of the user `uid` are safe in a directory.
 
     It belongs to this user, and no other user may write there. Or it is shared: it belongs to root,
-    and no user can remove what another one has made, because it is sticky, or it is the root of a
+    and no user can remove what another one has made, because it is sticky; or it is the root of a
     mount, as the volume of a pod is, whose users trust each other. Each of its parents belongs to
     root, to this user, or to the uid by which a user namespace shows users that it does not know;
     and it is sticky, not writable for others, or the root of a mount. So no other user can replace
-    a part of the path between its check and its use.
+    a part of the path between its check and its use. The unknown users of a namespace are many: of
+    the directory itself, that uid says nothing, and only a mount does.
 
     The last part of `path` may be no symbolic link. A link before that must belong to one of the
     owners above; what it leads to is checked in the same way. `make`: make what is missing.
@@ -1267,15 +1270,17 @@ def check_home(path: str, uid: int, *, make: bool = False) -> None:
             raise _unsafe(at, "is not a directory")
         if found.st_uid not in (uid, *others) or (is_last and found.st_uid != uid and not is_open):
             raise _unsafe(at, f"belongs to uid {found.st_uid}, not to uid {uid}")
-        is_kept = found.st_mode & stat.S_ISVTX or (is_open and _is_mount(at))
-        if is_open and (not is_kept or (is_last and found.st_uid not in others)):
+        is_sticky = found.st_mode & stat.S_ISVTX and (found.st_uid == 0 or not is_last)
+        is_kept = is_sticky or (is_open and _is_mount(at))
+        if is_open and not is_kept:
             raise _unsafe(at, "other users may change what is in it")
 
 
 def _is_mount(path: str) -> bool:
     """Something is mounted there, perhaps of the same file system."""
+    name = _ESCAPED.sub(lambda found: b"\\%03o" % ord(found[0]), os.fsencode(path))
     lines = _content("/proc/self/mountinfo", 0).splitlines()
-    return any(line.split()[4] == os.fsencode(path) for line in lines)
+    return any(line.split()[4] == name for line in lines)
 
 
 def _unsafe(path: str, why: str) -> PermissionError:
@@ -1283,17 +1288,9 @@ def _unsafe(path: str, why: str) -> PermissionError:
     return PermissionError(f"{path}: {why}: {advice}")
 
 
-def check_owner(path: str) -> None:
-    """Raises OSError if the directory that was checked has been replaced by one of another user."""
-    found, mine = os.lstat(path), os.geteuid()
-    is_mine = found.st_uid in (0, mine) or found.st_uid == _number_in(_OVERFLOW_UID)
-    if not (stat.S_ISDIR(found.st_mode) and is_mine):
-        raise _unsafe(path, f"belongs to uid {found.st_uid}, not to uid {mine}")
-
-
 def write_whole(directory: str, token: str, suffix: str, text: str) -> None:
     """Replace a file as a whole. Raises OSError."""
-    check_owner(directory)
+    check_home(directory, os.geteuid())  # it may have been replaced
     temporary = os.path.join(directory, "." + token + ".tmp")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
@@ -1375,7 +1372,7 @@ class Files:
 
     def _write(self, whole: bytes, at: int) -> None:
         """Write in one call. A torn read fails the checksum, and the agent reads again."""
-        check_owner(self._directory)
+        check_home(self._directory, os.geteuid())
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # not to wait for a pipe
         fd = os.open(self._shm, flags, 0o600)
         try:
@@ -1431,7 +1428,7 @@ class Tap:
         """When the counters were last seen to differ."""
         self.rests = True
         """No counter has moved between the last two publications."""
-        make_run_dir(self._directory, environ)
+        make_run_dir(self._directory)
         self._files = Files(self._directory, self._token)
 
     def serve(self) -> None:

@@ -26,28 +26,45 @@ NOT_THE_FORM: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _Form = TypeVar("_Form")
 
 
-def check_home(path: str | os.PathLike[str]) -> None:
+def check_home(path: str | os.PathLike[str]) -> int:
     """Whether this agent may read what is in the run directory, or in one below it: it is this
     user's or, if this is root, any user's, and no other user could have changed what is in it.
+    Returns that user.
 
     Raises:
         PermissionError: it is not; without an errno, the text says why.
         OSError: it does not exist.
     """
-    mine = os.geteuid()
-    tap.check_home(os.fspath(path), os.lstat(path).st_uid if mine == 0 else mine)
+    owner = os.geteuid() or os.lstat(path).st_uid
+    tap.check_home(os.fspath(path), owner)
+    return owner
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[int]:
-    """A descriptor of a regular file.
+def home(path: str | os.PathLike[str]) -> Iterator[int]:
+    """A descriptor of the directory that was checked, in which an agent may change something. The
+    user who owns it could lead an agent of root elsewhere after a check by its name.
+
+    Raises:
+        OSError: as `check_home`.
+    """
+    owner = check_home(path)
+    with opened(path, stat.S_IFDIR) as fd:
+        if not os.geteuid() and os.fstat(fd).st_uid != owner:
+            raise PermissionError(errno.EPERM, "replaced by a directory of another user")
+        yield fd
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str], kind: int = stat.S_IFREG) -> Iterator[int]:
+    """A descriptor of a regular file, or of another `kind`.
 
     Raises:
         OSError: it cannot be opened, or is something else.
     """
     fd = os.open(path, _FLAGS)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        if stat.S_IFMT(os.fstat(fd).st_mode) != kind:
             raise OSError(errno.EINVAL, "not a regular file")
         yield fd
     finally:

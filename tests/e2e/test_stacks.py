@@ -16,6 +16,7 @@ from frd_agent.ranks.stacks.outside import StackText
 from frd_agent.ranks.stacks.reader import StackReader
 from frd_agent.recorder.worker_server import Handlers
 from tests.world.daemons import freeze
+from tests.world.run_dir import process_of
 
 pytestmark = pytest.mark.torch
 
@@ -30,7 +31,7 @@ def read(reader: StackReader, **timeouts: float) -> StackText:
 def test_a_rank_that_gives_the_gil(standing_rank: Callable[[str], Any]) -> None:
     """A rank in time.sleep reports its own stack, and the user's line is the innermost frame."""
     rank = standing_rank("sleep")
-    stack = read(StackReader(rank.process.pid, Handlers(rank.socket)))
+    stack = read(StackReader(process_of(rank.process.pid), Handlers(rank.socket)))
     assert stack.source == "dump_traceback"
     frames = activity_of(stack.text).stack
     assert frames[0].startswith("standing_rank.py:")
@@ -49,7 +50,9 @@ def test_a_rank_that_cannot_answer(standing_rank: Callable[[str], Any], how: str
     rank = standing_rank("gil" if how == "gil" else "sleep")
     if how == "stopped":
         freeze(rank.process)
-    stack = read(StackReader(rank.process.pid, Handlers(rank.socket)), handler_timeout_s=0.3)
+    stack = read(
+        StackReader(process_of(rank.process.pid), Handlers(rank.socket)), handler_timeout_s=0.3
+    )
     if stack.source == "proc" and "ermission" in stack.text:
         pytest.skip("py-spy may not read other processes here")
     assert stack.source == "py-spy"
@@ -65,7 +68,8 @@ def test_without_socket_and_py_spy(
     rank = standing_rank("sleep")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    stack = read(StackReader(rank.process.pid, None))
+    process = process_of(rank.process.pid)
+    stack = read(StackReader(process, None))
     assert stack.source == "proc"
     first, second, *_ = stack.text.splitlines()
     assert first == "# dump_traceback: the rank has no socket"
@@ -75,7 +79,7 @@ def test_without_socket_and_py_spy(
     assert activity_of(stack.text).stack == ()
     rank.process.kill()
     rank.process.wait()
-    stack = read(StackReader(rank.process.pid, Handlers(rank.socket)))
+    stack = read(StackReader(process, Handlers(rank.socket)))
     assert stack.source == "none"
     assert f"# proc: process {rank.process.pid} is gone\n" in stack.text
 
@@ -88,7 +92,7 @@ def test_a_py_spy_that_hangs(
     (tmp_path / "py-spy").write_text("#!/bin/sh\nexec sleep 300\n")
     (tmp_path / "py-spy").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    stack = read(StackReader(rank.process.pid, None), py_spy_timeout_s=0.3)
+    stack = read(StackReader(process_of(rank.process.pid), None), py_spy_timeout_s=0.3)
     assert stack.source == "proc"
     assert "# py-spy: no answer within 0.3 s\n" in stack.text
 
@@ -101,7 +105,7 @@ async def test_asking_again_and_again_leaves_the_rank_answering(
     handlers = Handlers(rank.socket)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    reader = StackReader(rank.process.pid, handlers)
+    reader = StackReader(process_of(rank.process.pid), handlers)
     for _ in range(100):
         assert (await reader.read(handler_timeout_s=0.01)).source == "proc"
     assert await handlers.ask("ping", timeout_s=5) == b"pong"

@@ -24,6 +24,7 @@ from frd_agent.ranks.tap_counters import CountersFile, Publication
 from frd_agent.recorder.worker_server import Handlers
 from tests.world.daemons import exec_command, run_program, until
 from tests.world.puppets import everywhere, puppets
+from tests.world.run_dir import process_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
 
@@ -196,7 +197,7 @@ def test_questions_at_the_end_do_no_harm(tmp_path: Path) -> None:
         handlers = Handlers(tmp_path / f"{published.token}.sock")
 
         async def agent(number: int) -> None:
-            reader = StackReader(pid, handlers, shm)
+            reader = StackReader(process_of(pid), handlers, shm)
             while not over.is_set():
                 stack = await reader.read(py_spy_timeout_s=0.01)
                 answered[number] += stack.source == "dump_traceback"

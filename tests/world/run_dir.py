@@ -9,13 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from frd_agent import tap
 from frd_agent.counters import Counters
 from frd_agent.memory import Samples
 from frd_agent.node_time import NodeTime
 from frd_agent.proc import read_stat
 from frd_agent.ranks.poll_schedule import PollPolicy
+from frd_agent.ranks.process import Process
 from frd_agent.ranks.rank import RankContext
+from frd_agent.ranks.rank_process import RankProcess
+from frd_agent.ranks.tap_files import TapIdentity
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.outbox import Outbox
@@ -61,6 +66,12 @@ def volume(folder: Path, mode: int) -> Iterator[None]:
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
         folder.rmdir()
+
+
+def process_of(pid: int, owner: int | None = None) -> RankProcess:
+    """As an agent sees the process of a rank, of which it may read what belongs to that user."""
+    said = msgspec.convert(identity(pid=pid, socket=None, shm=None), TapIdentity)
+    return RankProcess(said, None, Process.pin(pid), owner)
 
 
 def shared() -> RankContext:

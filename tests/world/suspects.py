@@ -20,6 +20,7 @@ from frd_agent.inspection.reading.memory import Helper
 from frd_agent.inspection.sampler import RankSampler
 from frd_agent.inspection.traces.followed import Traces
 from frd_agent.node_time import NodeTime, raw_now
+from tests.world.run_dir import process_of
 
 _EVERY_S: Final = 0.12
 """Between two samples: the agent takes one a second, a test has no time for that."""
@@ -71,7 +72,9 @@ class Inspection:
     ) -> None:
         traces = traces or Traces(NodeTime(Counters()).one_to_raw, Helper(deadline_s=5.0))
         self._processes = Processes()
-        self._sampler = RankSampler(pid, self._processes, Helper(deadline_s=5.0), traces)
+        self._sampler = RankSampler(
+            process_of(pid), self._processes, Helper(deadline_s=5.0), traces
+        )
         self._rank_of = {pid: 0} if ranks is None else ranks
         self.report = UNKNOWN
         """Of the last sample."""

@@ -24,7 +24,8 @@ from frd_agent.inspection.reading.memory import Helper
 from frd_agent.inspection.sampler import RankSampler
 from frd_agent.inspection.traces.followed import Traces
 from frd_agent.node_time import NodeTime
-from frd_agent.proc import PROC, MayRead, anything
+from frd_agent.proc import PROC
+from frd_agent.ranks.rank_process import RankProcess
 
 LEASE_S: Final = 10.0
 EVERY_S: Final = 1.0
@@ -42,7 +43,6 @@ class _Lease:
     sampler: RankSampler
     until_s: float
     rank_of: RankOf
-    may_read: MayRead
     report: WaitReport = field(default=UNKNOWN)
 
 
@@ -58,8 +58,8 @@ class Inspector:
         self._time = NodeTime(stats) if node_time is None else node_time
         self._helper = Helper()
         self._traces = Traces(self._time.one_to_raw)
-        self._leases: dict[int, _Lease] = {}
-        """By pid."""
+        self._leases: dict[tuple[int, int] | None, _Lease] = {}
+        """By the key of the process."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -67,20 +67,18 @@ class Inspector:
         self._processes = Processes(proc)
         self._failing = False
 
-    def ask(self, pid: int, rank_of: RankOf, may_read: MayRead = anything) -> WaitReport:
+    def ask(self, process: RankProcess, rank_of: RankOf) -> WaitReport:
         """Renew the lease on a rank process, and return what is known. `rank_of`: all rank
-        processes of the node. `may_read`: see `RankProcess`; of other processes, nothing is
-        read."""
-        until_s = time.monotonic() + LEASE_S
+        processes of the node. Nothing is read of processes that the rank's `may_read` refuses."""
+        until_s, key = time.monotonic() + LEASE_S, process.key
         with self._lock:
-            lease = self._leases.get(pid)
-            if lease is not None:
-                lease.until_s, lease.rank_of, lease.may_read = until_s, rank_of, may_read
+            if (lease := self._leases.get(key)) is not None:
+                lease.until_s, lease.rank_of = until_s, rank_of
                 return lease.report
-            if len(self._leases) >= MAX_RANKS or self._stop.is_set():
+            if key is None or len(self._leases) >= MAX_RANKS or self._stop.is_set():
                 return UNKNOWN
-            sampler = RankSampler(pid, self._processes, self._helper, self._traces, self._proc)
-            self._leases[pid] = _Lease(sampler, until_s, rank_of, may_read)
+            common = self._processes, self._helper, self._traces, self._proc
+            self._leases[key] = _Lease(RankSampler(process, *common), until_s, rank_of)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="frd-inspect", daemon=True)
                 self._thread.start()
@@ -108,8 +106,8 @@ class Inspector:
         before = time.thread_time()
         now_s = time.monotonic()
         with self._lock:
-            for pid in [pid for pid, lease in self._leases.items() if lease.until_s < now_s]:
-                del self._leases[pid]
+            for key in [key for key, lease in self._leases.items() if lease.until_s < now_s]:
+                del self._leases[key]
             leases = list(self._leases.values())
         if leases:
             with self._failures_logged():
@@ -117,7 +115,7 @@ class Inspector:
         for lease in leases:
             with self._failures_logged():
                 now_ns = self._time.now()
-                report = lease.sampler.sample(now_ns, lease.rank_of, lease.may_read)
+                report = lease.sampler.sample(now_ns, lease.rank_of)
                 lease.report = replace(report, as_of_ns=now_ns)
         self._stats.inspected = len(leases)
         self._stats.inspection_timeouts = self._helper.timeouts + self._traces.helper.timeouts

@@ -27,7 +27,8 @@ from frd_agent.inspection.traces.followed import Traces
 from frd_agent.inspection.traces.witness import Witness
 from frd_agent.inspection.tracking import Tracker, Wait
 from frd_agent.inspection.wait_chain import waits_for
-from frd_agent.proc import PROC, MayRead, anything
+from frd_agent.proc import PROC
+from frd_agent.ranks.rank_process import RankProcess
 
 _MAX_HOLDERS: Final = 8
 """Processes outside of the rank that are sampled because they hold what it waits for."""
@@ -38,13 +39,14 @@ class RankSampler:
 
     def __init__(
         self,
-        pid: int,
+        process: RankProcess,
         processes: Processes,
         helper: Helper,
         traces: Traces,
         proc: Path = PROC,
     ) -> None:
-        self._pid = pid
+        self._pid = process.pid or 0
+        self._may_read = process.may_read
         self._witness = Witness(traces, proc)
         self._processes = processes
         self._helper = helper
@@ -52,24 +54,22 @@ class RankSampler:
         self._tracker = Tracker()
         self._outside: tuple[int, ...] = ()
 
-    def sample(
-        self, now_ns: NodeRawNs, rank_of: RankOf, may_read: MayRead = anything
-    ) -> WaitReport:
+    def sample(self, now_ns: NodeRawNs, rank_of: RankOf) -> WaitReport:
         """What the rank waits for, with this sample."""
         family = self._processes.family(self._pid, [pid for pid in rank_of if pid != self._pid])
         inspected = (*family, *(pid for pid in self._outside if pid not in family))
         resolver = Resolver(
-            [pid for pid in family if may_read(pid)],
-            lambda: [pid for pid in self._nearest(family, rank_of) if may_read(pid)],
+            [pid for pid in family if self._may_read(pid)],
+            lambda: [pid for pid in self._nearest(family, rank_of) if self._may_read(pid)],
             self._helper,
             self._proc,
         )
         views = {}
         for pid in inspected:
-            sample = read_process(pid, self._proc) if may_read(pid) else None
+            sample = read_process(pid, self._proc) if self._may_read(pid) else None
             if sample is not None:
                 view = self._view(sample, resolver, now_ns)
-                if may_read(pid):  # it was the same process all the time
+                if self._may_read(pid):  # it was the same process all the time
                     views[pid] = view
         self._tracker.keep(
             {(wait.pid, wait.tid) for view in views.values() for wait in (view.main, *view.others)}

@@ -117,15 +117,14 @@ def _run_dir(run_dir: Path) -> Check:
 
 def _ranks(run_dir: Path, files: Sequence[TapFile]) -> list[tuple[int, RankProcess]]:
     """Living ranks, by number."""
-    sockets, found = SocketDir(run_dir), []
-    for file in files:
-        if (identity := file.content) is None:
-            continue
-        process = RankProcess(identity, sockets.of(file), owner=file.owner)
-        if process.was_alive:
-            found.append((identity.rank, process))
+    sockets = SocketDir(run_dir)
+    found = [
+        (file.content.rank, RankProcess(file.content, sockets.of(file), owner=file.owner))
+        for file in files
+        if file.content is not None
+    ]
     sockets.close()
-    return sorted(found, key=lambda one: one[0])
+    return sorted((one for one in found if one[1].was_alive), key=lambda one: one[0])
 
 
 def _ranks_of(ranks: Sequence[tuple[int, RankProcess]]) -> Check:

@@ -186,7 +186,7 @@ def _answer_of(python: str, code: str, env: Mapping[str, str]) -> dict[str, Any]
 
 def _run_dir(directory: str) -> Check:
     try:
-        tap.make_run_dir(directory, os.environ)
+        tap.make_run_dir(directory)
     except OSError as error:
         advice = "set --run-dir or FRD_RUN_DIR"
         text = f"{directory}: {error.strerror}: {advice}" if error.errno else str(error)

@@ -67,7 +67,7 @@ def record(directory: str, cmd: Sequence[str]) -> Path:
         OSError: the run directory cannot be written to.
     """
     folder = Path(directory) / _FOLDER
-    tap.make_run_dir(str(folder), {})
+    tap.make_run_dir(str(folder))
     path = folder / f"{os.getpid()}.json"
     words = brief(cmd).encode("utf-8", "replace").decode()
     write_private(path, Command(own_start_ticks(), words))
@@ -93,13 +93,12 @@ def running(directory: str) -> list[Command]:
     """Running commands; files of ended commands are removed."""
     found: list[Command] = []
     folder = Path(directory) / _FOLDER
-    with contextlib.suppress(OSError):
-        untrusted_files.check_home(folder)
-        owner, entries = folder.stat().st_uid, sorted(os.listdir(folder))
-        for entry in entries:
+    with contextlib.suppress(OSError), untrusted_files.home(folder) as fd:
+        owner = os.fstat(fd).st_uid
+        for entry in sorted(os.listdir(fd)):
             if len(found) >= _MAX_COMMANDS:
                 break
-            name, path = entry.removesuffix(".json"), folder / entry
+            name, path = entry.removesuffix(".json"), f"/proc/self/fd/{fd}/{entry}"
             if not (entry.endswith(".json") and name.isdecimal()):
                 continue
             command = untrusted_files.json_of(path, Command, _MAX_BYTES)
@@ -108,7 +107,7 @@ def running(directory: str) -> list[Command]:
                     found.append(msgspec.structs.replace(command, pid=int(name)))
             else:
                 with contextlib.suppress(OSError):
-                    path.unlink()
+                    os.unlink(path)
     return found
 
 

@@ -27,7 +27,7 @@ import msgspec
 from frd.decodable import decodable
 from frd.errors import FrdError
 from frd_agent import tap
-from frd_agent.untrusted_files import NOT_THE_FORM, check_home, opened
+from frd_agent.untrusted_files import NOT_THE_FORM, home, opened
 
 NAME: Final = "agent.lock"
 PATIENCE_S: Final = 6.0
@@ -118,12 +118,13 @@ class RunLock:
             self._fd = None
 
     def _take(self) -> int:
-        check_home(self._run_dir)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(self._path, flags, 0o644)
+        with home(self._run_dir) as folder:
+            fd = os.open(NAME, flags, 0o644, dir_fd=folder)
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "not a regular file")
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                raise OSError(errno.EINVAL, "not a regular file with one name")
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -165,7 +166,7 @@ def make_default(run_dir: Path, environ: Mapping[str, str]) -> None:
     with contextlib.suppress(OSError):
         parent = run_dir.parent.stat()
         if parent.st_uid == os.geteuid() or parent.st_mode & stat.S_ISVTX:
-            tap.make_run_dir(str(run_dir), environ)
+            tap.make_run_dir(str(run_dir))
 
 
 def holder(run_dir: Path) -> Holder | None:

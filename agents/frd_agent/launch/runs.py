@@ -50,7 +50,7 @@ def begin(directory: str, job: str, *, must_be_free: bool) -> tuple[str, int]:
         OSError: the run directory cannot be used.
     """
     folder = Path(directory) / _FOLDER
-    tap.make_run_dir(str(folder), {})
+    tap.make_run_dir(str(folder))
     with _locked(folder / ".lock"):
         _tidy(folder)
         for number in range(1, _MAX_JOBS + 1):

@@ -6,7 +6,6 @@ when it is first read: a later step of the clock moves no phase.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,9 +15,7 @@ import msgspec
 from frd.model import NodeNs, NodeRawNs, PhaseSpan
 from frd.wire.messages import MAX_PHASE_NAME, MAX_PHASE_NAMES, MAX_PHASES
 from frd_agent.counters import Counters
-from frd_agent.ranks.token_files import TokenFile
-
-log = logging.getLogger(__name__)
+from frd_agent.ranks.token_files import Refused, TokenFile
 
 _Name = Annotated[str, msgspec.Meta(max_length=MAX_PHASE_NAME)]
 
@@ -57,11 +54,10 @@ class PhaseReader:
         """`to_raw` converts a stamp of the wall clock that was made a moment ago."""
         self._path = path
         self._to_raw = to_raw
-        self._stats = stats
+        self._refused = Refused("phases", stats)
         self._file: PhaseFile | None = None
         self._raw: dict[NodeNs, NodeRawNs] = {}
         """The times in the file."""
-        self._complained = False
         self.spans: tuple[PhaseSpan, ...] | None = None
         """None if the program has never had a phase."""
 
@@ -70,13 +66,9 @@ class PhaseReader:
         file = PhaseFile.look(self._path, self._file)
         if file is None or file is self._file:
             return
+        self._refused.update([file])
         if file.content is not None:
             self.spans = self._spans(file.content)
-        elif self._file is None or self._file.stamp != file.stamp:
-            self._stats.refused_files["phases"] += 1
-            if not self._complained:
-                log.warning("%s", file.problem)
-            self._complained = True
         self._file = file
 
     def _spans(self, report: PhaseReport) -> tuple[PhaseSpan, ...]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from frd.errors import ServiceUnavailable
@@ -87,6 +88,8 @@ class Rank:
         """When the tap wrote the exit record of `identity`."""
         self.gone_at_ns: NodeRawNs | None = None
         self.files_removed = False
+        self.older: dict[Path, TapFile] = {}
+        """Earlier identities of its process, which are removed with its own."""
         self.counters = CountersFile(file.shm_path, shared.time.one_to_raw)
         self._phases = PhaseReader(
             file.path.with_suffix(PhaseFile.SUFFIX), shared.time.one_to_raw, shared.stats
@@ -115,7 +118,7 @@ class Rank:
         self._complained = False
         self.stage: Stage | None = None
         """A long wait in `new_group`, as its tap reports it."""
-        self.stacks = StackReader(self.pid, handlers, file.shm_path, process.may_read)
+        self.read_stack = StackReader(process, handlers, file.shm_path).read
         self._learn_exit()
         self._begin_attempt()
 
@@ -172,7 +175,7 @@ class Rank:
     def pid(self) -> int | None:
         """In our own pid namespace; None if the process is not seen there. Before anything is read
         of it, ask `process.may_read`."""
-        return self.process.pinned.pid if self.process.pinned else None
+        return self.process.pid
 
     def target(self, now_s: float) -> Target:
         """The rank as the memory samplers see it."""
@@ -297,7 +300,7 @@ class Rank:
         self.close()
         self.reports.wake()
 
-    def hand_over(self, rank: Rank, now_ns: NodeRawNs) -> None:
+    def hand_over(self, rank: object, now_ns: NodeRawNs) -> None:
         """Its process has begun again as `rank`: by an exec, after which nothing of it is left."""
         self._report(RankState.FINISHED, now_ns, f"went on as {rank}")
         self.gone_at_ns = now_ns

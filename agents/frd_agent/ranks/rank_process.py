@@ -52,10 +52,14 @@ class RankProcess:
         self._oom_kills: OomKills | None = OomKills(self.pinned.pid if self.pinned else None)
 
     @property
+    def pid(self) -> int | None:
+        """In our own pid namespace; None if it is not seen there."""
+        return self.pinned.pid if self.pinned else None
+
+    @property
     def readable(self) -> int | None:
         """Its pid, if it may be read now: see `may_read`."""
-        pid = self.pinned.pid if self.pinned else None
-        return pid if pid is not None and self.may_read(pid) else None
+        return self.pid if self.pid is not None and self.may_read(self.pid) else None
 
     @property
     def key(self) -> tuple[int, int] | None:

@@ -8,13 +8,14 @@ are alive and may wait for it; otherwise only its files are removed.
 
 A process claims one rank at a time, the one that its newest identity names: the process as the
 kernel shows it, not as the identity does. Of processes that are not seen nothing is known but their
-identities, so a run directory has `MAX_RANKS` living ranks at most.
+identities, so each user has `MAX_RANKS` living ranks in a run directory at most.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -25,7 +26,7 @@ from frd_agent.ranks.forming.registry import Forming
 from frd_agent.ranks.rank import MAX_RANKS, Rank, RankContext
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity
-from frd_agent.ranks.token_files import unreadable
+from frd_agent.ranks.token_files import Refused, unreadable
 
 _FILES_STAY_S: Final = 60.0
 """Beyond the keepalive of the stream: data sent into a dead connection was not received."""
@@ -47,13 +48,16 @@ class Roster:
         """Processes without a process group yet, which are no part of this roster."""
         self._forming_fails = False
         self._files: list[TapFile] = []
-        self._problems: dict[Path, tuple[int, int, int]] = {}
+        self._refused = Refused("identity", shared.stats)
         self._left: set[tuple[Path, tuple[int, int, int]]] = set()
-        """Of ranks that are not watched, and may not be removed: as in a sticky directory."""
+        """Of ranks that are not watched, and may not be removed, as in a sticky directory; and
+        earlier identities of living processes."""
         self._claims: dict[object, Rank] = {}
         """The living ranks by the key of their process or, if it is not seen, by token."""
-        self._excess: set[Path] = set()
-        """Files that are beyond `MAX_RANKS`."""
+        self._shares: Counter[int | None] = Counter()
+        """How many of them each user has."""
+        self._excess = 0
+        """Files beyond a user's `MAX_RANKS`."""
         self._ranks: dict[str, Rank] = {}
         """By token, dead ones included until they are forgotten."""
         self._namesakes: set[tuple[str, str]] = set()
@@ -69,35 +73,40 @@ class Roster:
         self._files = TapFile.scan(self._run_dir, self._files, self._node)
         if self._left:
             self._left &= {(file.path, file.stamp) for file in self._files}
-        living = (rank for rank in self if not rank.is_gone)
+        self._refused.update(self._files)
+        living = [rank for rank in self if not rank.is_gone]
         self._claims = {rank.process.key or rank.identity.token: rank for rank in living}
+        self._shares = Counter(rank.file.owner for rank in living)
         unknown: list[tuple[TapFile, TapIdentity]] = []
         for file in self._files:
-            if file.content is None:
-                self._refuse(file)
+            if file.content is None or (file.path, file.stamp) in self._left:
                 continue
             known = self._ranks.get(file.content.token)
-            if (file.path, file.stamp) in self._left:
-                continue
             if known is None:
                 unknown.append((file, file.content))
             elif not (known.file is file or known.files_removed or known.file.owner != file.owner):
                 known.renew(file, file.content, now_ns)
         # The newest first: of those of one process, only this one is opened.
         unknown.sort(key=lambda one: one[1].started_at_ns, reverse=True)
-        excess, self._excess = self._excess, set()
+        excess, self._excess = self._excess, 0
         new = [rank for one in unknown if (rank := self._open(*one)) is not None]
-        self._stats.refused_files["claim"] += len(self._excess - excess)
         # Live ranks first: whether a dead rank is news depends on them.
         new.sort(key=lambda rank: (not rank.process.was_alive, rank.identity.started_at_ns))
         admitted = [rank for rank in new if self._admit(rank)]
         self._update_forming(now_ns)
+        self._excess += self.forming.excess
+        self._stats.refused_files["claim"] += max(self._excess - excess, 0)
         return admitted
 
     def _update_forming(self, now_ns: NodeRawNs) -> None:
         """An error must not stop the watching of ranks."""
         try:
             self.forming.update(self, now_ns)
+            for rank in self.forming:
+                if (former := self._claims.get(rank.process.key)) and not former.is_gone:
+                    former.hand_over(rank, now_ns)
+                    if former.identity.seat == rank.identity.seat:
+                        self._forget(former)  # as in `_admit`
         except Exception:
             if not self._forming_fails:
                 log.exception("%s: stages could not be read", self._run_dir)
@@ -107,10 +116,8 @@ class Roster:
     def unreadable(self) -> Unreadable:
         """What ranks publish that this agent may not read, or does not watch."""
         found = unreadable(self._run_dir, [*self._files, *self.forming.files])
-        if not self._excess:
-            return found
-        text = f"{self._run_dir}: {len(self._excess)} ranks beyond {MAX_RANKS} are not watched"
-        return Unreadable((text, *found.texts)[:MAX_UNREADABLE])
+        text = f"{self._run_dir}: {self._excess} ranks beyond {MAX_RANKS} are not watched"
+        return Unreadable(((text,) * bool(self._excess) + found.texts)[:MAX_UNREADABLE])
 
     def end(self, rank: Rank, now_ns: NodeRawNs) -> None:
         """The process of `rank` is gone: report it, unless another process replaced it."""
@@ -128,9 +135,8 @@ class Roster:
     def _later(self, rank: Rank) -> Iterator[Rank]:
         identity = rank.identity
         for other in self:
-            later = other.identity
-            is_same = (later.attempt, later.rank) == (identity.attempt, identity.rank)
-            if is_same and later.started_at_ns > identity.started_at_ns:
+            is_same = other.identity.seat[:2] == identity.seat[:2]
+            if is_same and other.identity.started_at_ns > identity.started_at_ns:
                 yield other
 
     def clear(self, now_ns: NodeRawNs) -> None:
@@ -163,8 +169,8 @@ class Roster:
         """None if this process is short of descriptors or memory: the next update tries again. A
         process that cannot be read must not be reported as dead. Also None if there are too many
         ranks, or a newer one of this process."""
-        if len(self._claims) >= MAX_RANKS:
-            self._excess.add(file.path)
+        if self._shares[file.owner] >= MAX_RANKS:
+            self._excess += 1
             return None
         try:
             process = RankProcess(identity, self._sockets.of(file), owner=file.owner)
@@ -180,13 +186,15 @@ class Roster:
                 log.warning("%s: ignored: pid %s claims %s already", file.path, former.pid, former)
             self._stats.refused_files["claim"] += 1
             process.close()
-            self._remove(file)
+            self._left.add((file.path, file.stamp))
+            former.older[file.path] = file
             return None
         rank = Rank(file, identity, self._shared, process)
         if former is not None:
             former.hand_over(rank, self._shared.time.now())
         if process.was_alive:
             self._claims[process.key or identity.token] = rank
+            self._shares[file.owner] += former is None
         return rank
 
     def _admit(self, rank: Rank) -> bool:
@@ -231,20 +239,13 @@ class Roster:
     def _lives(self, key: AttemptKey) -> bool:
         return any(rank.identity.attempt == key and not rank.is_gone for rank in self)
 
-    def _refuse(self, file: TapFile) -> None:
-        if self._problems.get(file.path) == file.stamp:
-            return
-        if file.path not in self._problems and not file.is_forbidden:
-            log.warning("%s", file.problem)
-        self._problems[file.path] = file.stamp
-        self._stats.refused_files["identity"] += 1
-
     # -- old ranks -----------------------------------------------------------------------------
 
     def _remove_files(self, rank: Rank) -> None:
         if not rank.files_removed:
             rank.files_removed = True
-            self._remove(rank.file)
+            for file in (rank.file, *rank.older.values()):
+                self._remove(file)
 
     def _remove(self, file: TapFile) -> None:
         """All files with its token that are of the same user."""

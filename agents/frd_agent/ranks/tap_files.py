@@ -106,6 +106,11 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return AttemptKey(self.job, self.attempt_number)
 
     @cached_property
+    def seat(self) -> tuple[AttemptKey, int, str]:
+        """Which rank of which launch."""
+        return self.attempt, self.rank, self.run
+
+    @cached_property
     def info(self) -> RankInfo:
         return RankInfo(
             rank=self.rank,

@@ -13,12 +13,12 @@ clean end removes its socket, and after any other end its counters are no longer
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 
@@ -27,6 +27,7 @@ import msgspec
 from frd.decodable import is_heavy
 from frd.wire.messages import MAX_UNREADABLE, Unreadable
 from frd_agent import tap, untrusted_files
+from frd_agent.counters import Counters
 from frd_agent.inspection.reading.files import printable
 
 STILL_S: Final = 600.0
@@ -34,6 +35,9 @@ STILL_S: Final = 600.0
 held, it does not write, and must not be overlooked."""
 _MAX_ENTRIES: Final = 10_000
 _MAX_BYTES: Final = 4096
+_LOG_EVERY_S: Final = 60.0
+
+log = logging.getLogger(__name__)
 
 
 class _HasToken(Protocol):
@@ -50,8 +54,6 @@ class TokenFile(Generic[_Form]):
 
     SUFFIX: ClassVar[str]
     MAX_BYTES: ClassVar[int]
-    MAX_FILES: ClassVar[int | None] = None
-    """How many of a directory are read."""
     DECODER: ClassVar[msgspec.json.Decoder[Any]]
 
     path: Path
@@ -79,8 +81,7 @@ class TokenFile(Generic[_Form]):
         known = {file.path.name: file for file in previous}
         try:
             untrusted_files.check_home(run_dir)
-            with os.scandir(run_dir) as entries:
-                listed = [entry for entry in entries if entry.name.endswith(cls.SUFFIX)]
+            names = sorted(name for name in os.listdir(run_dir) if name.endswith(cls.SUFFIX))
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -90,29 +91,12 @@ class TokenFile(Generic[_Form]):
                 return [cls(run_dir, (0, 0, 0), None, str(error), owner, is_forbidden=True)]
             why = f"{run_dir}: {error.strerror}: name a directory that can be read with --run-dir"
             return [cls(run_dir, (0, 0, 0), None, why, *_owner(run_dir, error))]
-        listed.sort(key=attrgetter("name"))
-        found = []
-        for entry in listed[: cls.MAX_FILES]:
-            same = known.get(entry.name)
-            with contextlib.suppress(FileNotFoundError):
-                if same is None or not same._is(entry.stat(follow_symlinks=False)):
-                    same = cls._look(run_dir / entry.name, same, node)
-                found.append(same)
+        found = (cls.look(run_dir / name, known.get(name), node) for name in names)
         return [file for file in found if file is not None]
 
     @classmethod
-    def look(cls, path: Path, previous: Self | None) -> Self | None:
+    def look(cls, path: Path, previous: Self | None, node: str = "") -> Self | None:
         """One file: `previous` if it is unchanged, None if it does not exist."""
-        return cls._look(path, previous, "")
-
-    def _is(self, found: os.stat_result) -> bool:
-        """It could be read, and has not changed."""
-        stamp = found.st_ino, found.st_mtime_ns, found.st_size
-        return self.content is not None and self.stamp == stamp
-
-    @classmethod
-    def _look(cls, path: Path, same: Self | None, node: str) -> Self | None:
-        """None if the file no longer exists."""
         stamp = (0, 0, 0)
         try:
             token = path.name.removesuffix(cls.SUFFIX)
@@ -121,8 +105,8 @@ class TokenFile(Generic[_Form]):
             with untrusted_files.opened(path) as fd:
                 found = os.fstat(fd)
                 stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
-                if same is not None and same.stamp == stamp:
-                    return same
+                if previous is not None and previous.stamp == stamp:
+                    return previous
                 if found.st_size > cls.MAX_BYTES:
                     raise ValueError("too large")
                 raw = untrusted_files.read_up_to(fd, cls.MAX_BYTES)
@@ -140,6 +124,27 @@ class TokenFile(Generic[_Form]):
             why = getattr(error, "strerror", None) or error
             return cls(path, stamp, None, f"{path}: {why}: ignored", *_owner(path, error))
         return cls(path, stamp, cls.on(content, node) if node else content, "", found.st_uid)
+
+
+class Refused:
+    """The unusable files of one kind: each content is counted, one in `_LOG_EVERY_S` is logged."""
+
+    def __init__(self, kind: str, stats: Counters) -> None:
+        self._kind, self._stats = kind, stats
+        self._known: dict[Path, tuple[int, int, int]] = {}
+        self._logged_at_s = -_LOG_EVERY_S
+
+    def update(self, files: Collection[TokenFile[Any]]) -> None:
+        """`files`: all of this kind that there are now."""
+        known = self._known
+        self._known = {file.path: file.stamp for file in files if file.problem}
+        for file in files:
+            if file.problem and known.get(file.path) != file.stamp:
+                self._stats.refused_files[self._kind] += 1
+                is_due = time.monotonic() - self._logged_at_s >= _LOG_EVERY_S
+                if is_due and file.path not in known and not file.is_forbidden:
+                    self._logged_at_s = time.monotonic()
+                    log.warning("%s", file.problem)
 
 
 def _owner(path: Path, error: Exception) -> tuple[int | None, bool]:

@@ -32,7 +32,6 @@ from frd_agent.ranks.file_rank import FileRank
 from frd_agent.ranks.forming.forming_rank import FormingRank
 from frd_agent.ranks.process import HIDDEN
 from frd_agent.ranks.rank import Rank
-from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.children import child_stacks
 from frd_agent.ranks.stacks.cpu_usage import Meter
 from frd_agent.recorder.recorders import KeptDump
@@ -177,12 +176,10 @@ async def _stacks(rank: AnyRank, others: Collection[int] | None, budget_s: float
     handler_s = min(budget_s / 2, _HANDLER_S)
     pid = rank.process.readable
     meter = None if pid is None else Meter(pid)
-    below = asyncio.create_task(_children(rank.process, others, budget_s))
+    below = asyncio.create_task(child_stacks(rank.process, budget_s, others))
     try:
         async with asyncio.timeout_at(deadline):
-            stack = await rank.stacks.read(
-                handler_timeout_s=handler_s, py_spy_timeout_s=budget_s - handler_s
-            )
+            stack = await rank.read_stack(handler_s, budget_s - handler_s)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 await asyncio.wait({below})
@@ -197,13 +194,6 @@ async def _stacks(rank: AnyRank, others: Collection[int] | None, budget_s: float
     usage = meter.lines() if meter is not None else f"{ADVICE}{HIDDEN}\n"
     text = f"{usage}{stack.text}".rstrip("\n") + f"\n{children}"
     return [_Answer(Part.STACK, text.encode("utf-8", "backslashreplace"), stack.source)]
-
-
-async def _children(process: RankProcess, others: Collection[int] | None, timeout_s: float) -> str:
-    pid, may_read = process.readable, process.may_read
-    if others is None or pid is None:
-        return ""
-    return await child_stacks(pid, timeout_s, others, may_read)
 
 
 async def answer_waits(
@@ -225,7 +215,7 @@ def _waits(rank: AnyRank, inspector: Inspector, ranks: Iterable[Rank | FormingRa
         return _Answer(Part.WAITS, error="it runs without a tap")
     if rank.is_gone:
         return _Answer(Part.WAITS, error="the process is gone")
-    if (pid := rank.process.readable) is None:
+    if rank.process.readable is None:
         hidden = WaitsFor(WaitKind.NOT_ALLOWED, Certainty.UNKNOWN, says=HIDDEN)
         return _Answer(Part.WAITS, encode_report(WaitReport(hidden)), "proc")
     attempt = rank.identity.attempt
@@ -234,7 +224,7 @@ def _waits(rank: AnyRank, inspector: Inspector, ranks: Iterable[Rank | FormingRa
         for one in ranks
         if one.pid is not None and not one.is_gone
     }
-    report = inspector.ask(pid, rank_of, rank.process.may_read)
+    report = inspector.ask(rank.process, rank_of)
     return _Answer(Part.WAITS, encode_report(report), "proc")
 
 

@@ -39,9 +39,9 @@ class FormingRank:
         attempt = shared.dictionary.forming_attempt(claim.attempt, claim.world_size, claim.run)
         self.number = shared.dictionary.rank(attempt, claim.info)
         self.reports = shared.reports(attempt)
-        self.stacks = _Stacks(self.process)
         self.is_gone = False
         self._stage: Stage | None = None
+        self._said: StageReport | None = None
         self._state, self.detail = RankState.LIVE, ""
         self._since_ns = shared.time.one_to_raw(claim.started_at_ns)
 
@@ -52,13 +52,13 @@ class FormingRank:
     @property
     def pid(self) -> int | None:
         """As `Rank.pid`."""
-        return self.process.pinned.pid if self.process.pinned else None
+        return self.process.pid
 
     def learn(self, report: StageReport) -> None:
         """The tap has written another report."""
         self._stage = stage_of(report, self._shared)
         self.reports.current.set_as_of(self.number, NodeRawNs(self._stage.as_of_ns))
-        self.stacks.report = report
+        self._said = report
 
     def poll(self, now_ns: NodeRawNs) -> bool:
         """False if the process is gone."""
@@ -77,11 +77,7 @@ class FormingRank:
         return True
 
     def _report(
-        self,
-        state: RankState,
-        now_ns: NodeRawNs,
-        detail: str,
-        since_ns: NodeRawNs | None = None,
+        self, state: RankState, now_ns: NodeRawNs, detail: str, since_ns: NodeRawNs | None = None
     ) -> None:
         self.detail = detail
         if state is not self._state:
@@ -106,8 +102,7 @@ class FormingRank:
 
     def give_way(self, rank: Rank, now_ns: NodeRawNs) -> bool:
         """Its process is `rank` from now on; False if that is another rank than it claimed."""
-        mine, its = self.identity, rank.identity
-        if (mine.attempt, mine.rank, mine.run) == (its.attempt, its.rank, its.run):
+        if self.identity.seat == rank.identity.seat:
             self.is_gone = True
             self.forget()
             return True
@@ -116,6 +111,13 @@ class FormingRank:
 
     def forget(self) -> None:
         self.reports.forget(self.number)
+
+    async def read_stack(self, handler_timeout_s: float, py_spy_timeout_s: float) -> StackText:
+        """As `StackReader.read`; it has no socket."""
+        stack = await from_outside(self.process, handler_timeout_s + py_spy_timeout_s)
+        if stack.source == "py-spy" or self._said is None or not self._said.frames:
+            return stack
+        return StackText("tap", f"{_written(self._said)}{stack.text}")
 
 
 def stage_of(report: StageReport, shared: RankContext) -> Stage:
@@ -126,26 +128,6 @@ def stage_of(report: StageReport, shared: RankContext) -> Stage:
         for at_ns in (report.since_ns, report.as_of_ns)
     )
     return Stage(report.op, NodeRawNs(since_ns), NodeRawNs(max(as_of_ns, since_ns)))
-
-
-class _Stacks:
-    """Stacks of a process without a socket; has the `read` of a `StackReader`."""
-
-    def __init__(self, process: RankProcess) -> None:
-        self._process = process
-        self.report: StageReport | None = None
-
-    async def read(
-        self, *, handler_timeout_s: float = 2.0, py_spy_timeout_s: float = 5.0
-    ) -> StackText:
-        stack = await from_outside(
-            self._process.readable,
-            handler_timeout_s + py_spy_timeout_s,
-            may_read=self._process.may_read,
-        )
-        if stack.source == "py-spy" or self.report is None or not self.report.frames:
-            return stack
-        return StackText("tap", f"{_written(self.report)}{stack.text}")
 
 
 def _written(report: StageReport) -> str:

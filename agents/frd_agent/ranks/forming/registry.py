@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +32,7 @@ from frd_agent.ranks.forming.forming_rank import FormingRank, stage_of
 from frd_agent.ranks.forming.stage_files import StageFile, StageReport
 from frd_agent.ranks.process import Process
 from frd_agent.ranks.rank import MAX_RANKS, Rank, RankContext
-from frd_agent.ranks.token_files import STILL_S
+from frd_agent.ranks.token_files import STILL_S, Refused
 
 _REMEMBERED_S: Final = 60.0
 """How long the end of a forming rank stays in memory, and on disk a file without a process."""
@@ -73,7 +74,7 @@ class _Claimant:
     @property
     def key(self) -> object:
         claim = self.report.claim
-        return None if claim is None else (claim.attempt, claim.rank)
+        return None if claim is None else claim.seat[:2]
 
 
 class Forming:
@@ -85,72 +86,79 @@ class Forming:
         self._shared = shared
         self._boot_id = tap.boot_id()
         self._pid_namespace = tap.pid_namespace()
-        self._read: list[StageFile] = []
+        self.files: list[StageFile] = []
         self._files: list[StageFile] = []
         """What counts of the files that were read."""
-        self._refreshed_at_ns: int | None = None
+        self._refreshed_at_ns = -math.inf
         self._claimants: dict[str, _Claimant] = {}
         """By token."""
         self._stages: dict[str, StageReport] = {}
         """The present report of each rank with groups, by token."""
-        self._keys: set[tuple[int, int] | None] = set()
-        """Of the living processes of ranks."""
+        self._newest: dict[object, tuple[int, str]] = {}
+        """Of each process: when its newest claim began, and its token, or "" if it is a rank."""
+        self._shares: Counter[int | None] = Counter()
+        """How many claimants each user has."""
+        self.excess = 0
+        """Files beyond a user's `MAX_RANKS`."""
         self._unseen: set[str] = set()
-        """Tokens whose process was looked for in vain, or has a newer claim."""
+        """Tokens of files whose process was looked for in vain, or has a newer claim."""
         self._ended: list[tuple[NodeRawNs, FormingRank]] = []
-        self._problems: dict[Path, tuple[int, int, int]] = {}
+        self._refused = Refused("stage", shared.stats)
 
     def __iter__(self) -> Iterator[FormingRank]:
         return iter([one.rank for one in self._claimants.values() if one.rank is not None])
-
-    @property
-    def files(self) -> Sequence[StageFile]:
-        return self._read
 
     def update(self, ranks: Iterable[Rank], now_ns: NodeRawNs) -> None:
         """Read the stage files; `ranks` are the ranks with groups, dead ones included."""
         self._look(now_ns)
         by_token = {rank.identity.token: rank for rank in ranks}
-        self._keys = {rank.process.key for rank in by_token.values() if not rank.is_gone}
-        stages: dict[str, StageReport | None] = dict.fromkeys(by_token)
+        self._newest = {
+            rank.process.key: (rank.identity.started_at_ns, "")
+            for rank in by_token.values()
+            if not rank.is_gone
+        }
+        for token, one in list(self._claimants.items()):
+            if one.process is not None and token not in by_token:
+                self._is_newest(one.process, one.report, now_ns)
+        self._shares = Counter(one.owner for one in self._claimants.values())
+        self._unseen &= {file.path.stem for file in self._files}
+        self.excess = 0
+        stages: dict[str, StageReport] = {}
         reports: dict[str, StageReport] = {}
         for file in self._files:
             if file.content is None:
-                self._refuse(file)
-            elif file.content.token in by_token:
+                continue
+            if file.content.token in by_token:
                 stages[file.content.token] = file.content
             elif file.content.claim is not None:
                 reports[file.content.token] = file.content
                 self._learn(file, file.content, now_ns)
-        for token in self._stages.keys() - by_token.keys():
-            del self._stages[token]
-        for token, stage in stages.items():
-            rank = by_token[token]
-            if stage is None or rank.is_gone:
-                self._stages.pop(token, None)
-                rank.stage = None
-            elif self._stages.get(token) is not stage:
-                self._stages[token] = stage
-                rank.stage = stage_of(stage, self._shared)
+        for token, rank in by_token.items():
+            stage = None if rank.is_gone else stages.get(token)
+            if stage is not self._stages.get(token):
+                rank.stage = None if stage is None else stage_of(stage, self._shared)
             if (claimant := self._claimants.pop(token, None)) is not None:
-                self._hand_over(claimant, rank, now_ns)
+                former = claimant.rank
+                if former is not None and not former.give_way(rank, now_ns):
+                    self._ended.append((now_ns, former))
+                claimant.close()
+        self._stages = stages
         self._drop_gone(reports, now_ns)
         self._decide(list(by_token.values()), now_ns)
 
     def _look(self, now_ns: NodeRawNs) -> None:
         """Read the files. That a stage goes on is news for all processes together, every
         `_REFRESH_S`: one message for a node, not one for each of its processes."""
-        self._read = StageFile.scan(self._run_dir, self._read, self._node)
+        self.files = StageFile.scan(self._run_dir, self.files, self._node)
         before = {file.path: file for file in self._files}
-        last_ns = self._refreshed_at_ns
-        if last_ns is None or (now_ns - last_ns) / 1e9 >= _REFRESH_S:
-            self._refreshed_at_ns, self._files = now_ns, self._read
+        if (now_ns - self._refreshed_at_ns) / 1e9 >= _REFRESH_S:
+            self._refreshed_at_ns, self._files = now_ns, self.files
         else:
             self._files = [
                 before[file.path] if _goes_on(before.get(file.path), file) else file
-                for file in self._read
+                for file in self.files
             ]
-        self._problems = {path: self._problems[path] for path in self._problems.keys() & before}
+        self._refused.update(self.files)
 
     def clear(self, now_ns: NodeRawNs) -> None:
         """Forget ends that have been sent for long."""
@@ -168,51 +176,50 @@ class Forming:
     def _learn(self, file: StageFile, report: StageReport, now_ns: NodeRawNs) -> None:
         known = self._claimants.get(report.token)
         if known is None:
+            if self._shares[file.owner] >= MAX_RANKS:
+                self.excess += 1
+                return
             is_ours = report.claim is not None and report.claim.boot_id == self._boot_id
             process = self._find(report) if is_ours else None
-            if process is not None and file.owner is not None and not process.is_of(file.owner):
+            if process is not None and not (
+                (file.owner is None or process.is_of(file.owner))
+                and self._is_newest(process, report, now_ns)
+            ):
                 process.close()
                 return
             is_old = self._age_s(report, now_ns) > _REMEMBERED_S
             sees_all = self._pid_namespace in (tap.FIRST_PID_NAMESPACE, report.pid_namespace)
             is_hidden = is_ours and report.pid_namespace != 0 and not sees_all
             if process is None and (is_old or report.exit is not None or not is_hidden):
-                if is_old and _remove(file.path):
-                    self._unseen.discard(report.token)
+                if is_old:
+                    _remove(file.path)
                 return
-            began_ns = report.claim.started_at_ns if report.claim is not None else 0
-            if process is not None and not self._is_newest(process, began_ns, now_ns):
-                self._give_up(report.token, process)
-                return
-            if len(self._claimants) >= MAX_RANKS:
-                return
+            self._shares[file.owner] += 1
             known = self._claimants[report.token] = _Claimant(report, process, file.owner)
         elif known.report is report or known.owner != file.owner:
             return
         known.report = report
         if known.rank is not None:
             was, claim = known.rank.identity, report.claim
-            if claim and (was.attempt, was.run, was.info) == (claim.attempt, claim.run, claim.info):
+            if claim and (was.seat, was.info) == (claim.seat, claim.info):
                 known.rank.learn(report)
             else:  # the program has changed its environment
                 self._withdraw(known, now_ns, "claims another rank")
 
-    def _is_newest(self, process: Process, began_ns: int, now_ns: NodeRawNs) -> bool:
-        """Of the claims of one process. An older one, made before an exec, is withdrawn."""
-        for token, other in list(self._claimants.items()):
-            if other.process is not None and other.process.key == process.key:
-                if other.report.claim and other.report.claim.started_at_ns >= began_ns:
-                    return False
-                self._withdraw(other, now_ns, "its process claims another rank")
-                del self._claimants[token]
-                self._give_up(token, other.process)
-        return process.key not in self._keys
-
-    def _give_up(self, token: str, process: Process) -> None:
-        self._shared.stats.refused_files["claim"] += 1
-        self._unseen.add(token)
-        _remove(self._run_dir / f"{token}.stage")
-        process.close()
+    def _is_newest(self, process: Process, report: StageReport, now_ns: NodeRawNs) -> bool:
+        """Of the claims of one process. An older one, made before an exec, is withdrawn; its file
+        stays for as long as it is written: the clock may have been set back."""
+        began_ns = report.claim.started_at_ns if report.claim is not None else 0
+        newest_ns, former = self._newest.get(process.key, (-1, ""))
+        if is_newest := began_ns > newest_ns:
+            self._newest[process.key] = began_ns, report.token
+        if older := former if is_newest else report.token:
+            self._shared.stats.refused_files["claim"] += 1
+            self._unseen.add(older)
+            if (claimant := self._claimants.pop(older, None)) is not None:
+                self._withdraw(claimant, now_ns, "its process claims another rank")
+                claimant.close()
+        return is_newest
 
     def _find(self, report: StageReport) -> Process | None:
         """The process, verified by its start; None if it is not here, or is hidden."""
@@ -246,12 +253,6 @@ class Forming:
             if not is_alive:
                 _remove(self._run_dir / f"{token}.stage")
 
-    def _hand_over(self, claimant: _Claimant, rank: Rank, now_ns: NodeRawNs) -> None:
-        former = claimant.rank
-        if former is not None and not former.give_way(rank, now_ns):
-            self._ended.append((now_ns, former))
-        claimant.close()
-
     def _withdraw(self, claimant: _Claimant, now_ns: NodeRawNs, why: str) -> None:
         if claimant.rank is not None:
             log.info("%s: %s", claimant.rank, why)
@@ -259,20 +260,13 @@ class Forming:
             self._ended.append((now_ns, claimant.rank))
             claimant.rank = None
 
-    def _refuse(self, file: StageFile) -> None:
-        if self._problems.get(file.path) == file.stamp:
-            return
-        if file.path not in self._problems and not file.is_forbidden:
-            log.warning("%s", file.problem)
-        self._problems[file.path] = file.stamp
-        self._shared.stats.refused_files["stage"] += 1
-
     # -- decisions -----------------------------------------------------------------------------
 
     def _decide(self, ranks: list[Rank], now_ns: NodeRawNs) -> None:
-        held = {(rank.identity.attempt, rank.identity.rank) for rank in ranks}
-        pids = {rank.process.pinned.pid for rank in ranks if rank.process.pinned is not None}
-        claiming = pids | {one.process.pid for one in self._claimants.values() if one.process}
+        begun = {one.process.key for one in self._claimants.values() if one.process}
+        # A rank that began again, by an exec, forms again.
+        held = {rank.identity.seat[:2] for rank in ranks if rank.process.key not in begun}
+        claiming = {key[0] for key in begun | {rank.process.key for rank in ranks} if key}
         for key in held:
             self._forget_ended(key)
         rivals: dict[object, list[_Claimant]] = defaultdict(list)
@@ -298,17 +292,15 @@ class Forming:
     def _forget_ended(self, key: object) -> None:
         """The end of a former process would be taken for that of its successor."""
         for at_ns, rank in list(self._ended):
-            if (rank.identity.attempt, rank.identity.rank) == key:
+            if rank.identity.seat[:2] == key:
                 rank.forget()
                 self._ended.remove((at_ns, rank))
 
 
-def _remove(path: Path) -> bool:
-    """Whether it is removed: in a directory of another user it may not be."""
+def _remove(path: Path) -> None:
+    """In a directory of another user it may stay."""
     with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
-        return True
-    return False
+        path.unlink()
 
 
 def _goes_on(before: StageFile | None, now: StageFile) -> bool:

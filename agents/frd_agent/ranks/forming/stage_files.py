@@ -55,7 +55,6 @@ class StageFile(TokenFile[StageReport]):
 
     SUFFIX = ".stage"
     MAX_BYTES = 256 * 1024
-    MAX_FILES = 4_096  # more than the processes of any node that can be ranks
     DECODER = msgspec.json.Decoder(StageReport)
 
     @staticmethod

@@ -13,7 +13,8 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from frd.flight.stacks.text import child_header
-from frd_agent.proc import PROC, MayRead, anything, by_parent, descendants, read_all
+from frd_agent.proc import PROC, by_parent, descendants, read_all
+from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.cpu_usage import Meter
 from frd_agent.ranks.stacks.outside import from_outside
 
@@ -38,16 +39,14 @@ class _Child(NamedTuple):
     name: str
 
 
-async def child_stacks(
-    pid: int, timeout_s: float, ranks: Collection[int] = (), may_read: MayRead = anything
-) -> str:
+async def child_stacks(rank: RankProcess, timeout_s: float, ranks: Collection[int] | None) -> str:
     """A section of text for each Python child process that a rank has now; raises nothing.
 
-    `ranks`: pids of all ranks of the node, which are never workers. Takes about `timeout_s`.
-    `may_read`: see `from_outside`.
+    `ranks`: pids of all ranks of the node, which are never workers; None if no text is wanted.
+    Takes about `timeout_s`.
     """
     try:
-        found = await asyncio.to_thread(_python_below, pid, ranks, may_read)
+        found = await asyncio.to_thread(_python_below, rank, ranks)
     except OSError as error:
         return f"# child processes: {error.strerror}\n"
     children = found[:MAX_CHILDREN]
@@ -59,7 +58,7 @@ async def child_stacks(
     async def read(child: _Child) -> str:
         async with gate:
             left_s = deadline - loop.time()
-            stack = await from_outside(child.pid, left_s, may_read=may_read)
+            stack = await from_outside(rank, left_s, child=child.pid)
         return stack.text[:_MAX_TEXT].rstrip("\n") + "\n"
 
     texts = await asyncio.gather(*map(read, children))
@@ -75,9 +74,12 @@ async def child_stacks(
     return "".join(parts)
 
 
-def _python_below(pid: int, ranks: Collection[int], may_read: MayRead) -> list[_Child]:
-    below = descendants(pid, by_parent(read_all()), but=ranks, most=_MAX_BELOW)
-    below = [child for child in below if may_read(child)] if may_read(pid) else []
+def _python_below(rank: RankProcess, ranks: Collection[int] | None) -> list[_Child]:
+    if ranks is None or (pid := rank.readable) is None:
+        return []
+    below = filter(
+        rank.may_read, descendants(pid, by_parent(read_all()), but=ranks, most=_MAX_BELOW)
+    )
     named = [(child, name) for child in below if (name := _python_name(child)) is not None]
     return sorted(_Child(name != _LOADER, child, name) for child, name in named)
 

@@ -17,8 +17,9 @@ from typing import Final
 from frd.errors import FrdError
 from frd.flight.stacks.text import ADVICE
 from frd_agent.inspection.reading.rights import yama_advice
-from frd_agent.proc import PROC, MayRead, anything
+from frd_agent.proc import PROC
 from frd_agent.ranks.process import HIDDEN
+from frd_agent.ranks.rank_process import RankProcess
 
 MAX_TEXT = 256 * 1024
 """Characters of one stack."""
@@ -47,15 +48,15 @@ class _Moved(NoStack):
 
 
 async def from_outside(
-    pid: int | None, timeout_s: float, *notes: str, may_read: MayRead = anything
+    process: RankProcess, timeout_s: float, *notes: str, child: int | None = None
 ) -> StackText:
-    """The stack by the best method that still works; raises nothing. None if `pid` is None: the
-    process is in another pid namespace, and its number here is another process's.
+    """The stack of a rank or of its process `child` by the best method that still works; raises
+    nothing. No text of a rank in another pid namespace: its number here is another process's.
 
     `timeout_s` is for py-spy; /proc always answers immediately. `notes`: other methods that failed.
-    `may_read` is asked before anything is read, and again afterwards (`RankProcess.may_read`).
+    The rank's `may_read` is asked before anything is read, and again afterwards.
     """
-    failed = list(notes)
+    failed, pid, may_read = list(notes), child or process.pid, process.may_read
     if pid is None:
         return _noted("none", [*failed, _ADVICE + HIDDEN], "")
     stack = await _read(pid, timeout_s, failed) if may_read(pid) else None

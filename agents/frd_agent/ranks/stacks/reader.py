@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from frd.errors import FrdError
-from frd_agent.proc import MayRead, anything
+from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.outside import MAX_TEXT, NoStack, StackText, decoded, from_outside
 from frd_agent.recorder.worker_server import Handlers
 
@@ -37,17 +37,10 @@ class StackReader:
     waits, and later calls wait for its answer, which shows the stack at the time of the answer.
     """
 
-    def __init__(
-        self,
-        pid: int | None,
-        handlers: Handlers | None,
-        turn: Path | None = None,
-        may_read: MayRead = anything,
-    ) -> None:
-        """`pid` is None in another pid namespace, `handlers` if the rank has no socket. `turn` is
-        the file that every agent locks during a request to this rank. `may_read`: see
-        `from_outside`."""
-        self._pid, self._may_read = pid, may_read
+    def __init__(self, process: RankProcess, handlers: Handlers | None, turn: Path | None = None):
+        """`handlers` is None if the rank has no socket. `turn` is the file that every agent locks
+        during a request to this rank."""
+        self._process = process
         self._handlers = handlers
         self._turn = turn
         self._request: asyncio.Task[bytes] | None = None
@@ -58,14 +51,14 @@ class StackReader:
             self._request.cancel()
 
     async def read(
-        self, *, handler_timeout_s: float = 2.0, py_spy_timeout_s: float = 5.0
+        self, handler_timeout_s: float = 2.0, py_spy_timeout_s: float = 5.0
     ) -> StackText:
         """The stack as of now, within about the sum of the timeouts; raises nothing."""
         try:
             return StackText("dump_traceback", await self._from_handler(handler_timeout_s))
         except FrdError as error:
-            timeout_s, why = py_spy_timeout_s, f"dump_traceback: {error}"
-            return await from_outside(self._pid, timeout_s, why, may_read=self._may_read)
+            why = f"dump_traceback: {error}"
+            return await from_outside(self._process, py_spy_timeout_s, why)
 
     async def _from_handler(self, timeout_s: float) -> str:
         if self._handlers is None:

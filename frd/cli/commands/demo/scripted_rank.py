@@ -45,7 +45,7 @@ class ScriptedRank:
         self._enqueued: dict[str, int] = {}
         self._completed: dict[str, int] = {}
         self._lock = threading.Lock()
-        tap.make_run_dir(str(run_dir), os.environ)
+        tap.make_run_dir(str(run_dir))
         token = os.urandom(6).hex()
         self.socket = run_dir / f"{token}.sock"
         self._files = tap.Files(str(run_dir), token)

@@ -17,6 +17,7 @@ from frd_agent.inspection.reading.files import printable
 from frd_agent.inspection.reading.threads import Call, ThreadSample, comm
 from frd_agent.inspection.tracking import Tracker, Wait
 from tests.world.daemons import until
+from tests.world.run_dir import process_of
 from tests.world.suspects import Inspection, inspect, of_kind, suspect
 
 
@@ -315,9 +316,9 @@ def test_an_error_does_not_end_inspections(
     program = "import time; print('ready', flush=True); time.sleep(60)"
     try:
         with suspect(program) as rank:
-            until_s, found = time.monotonic() + 20, None
+            until_s, found, process = time.monotonic() + 20, None, process_of(rank.pid)
             while time.monotonic() < until_s and found is not WaitKind.SLEEP:
-                found = inspector.ask(rank.pid, {rank.pid: 0}).waits_for.kind
+                found = inspector.ask(process, {rank.pid: 0}).waits_for.kind
                 time.sleep(0.05)
             assert found is WaitKind.SLEEP
     finally:

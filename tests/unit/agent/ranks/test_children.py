@@ -22,6 +22,7 @@ from frd_agent.ranks.stacks.outside import NOT_INSTALLED, NoStack, advice
 from frd_agent.ranks.stacks.reader import StackReader
 from tests.unit.agent.inspection.test_workers import child_of
 from tests.world.daemons import until
+from tests.world.run_dir import process_of
 from tests.world.suspects import Suspect, suspect
 
 FAMILY = """
@@ -38,7 +39,7 @@ time.sleep(300)
 
 
 def read(pid: int, ranks: Collection[int] = ()) -> str:
-    return asyncio.run(child_stacks(pid, 20.0, ranks))
+    return asyncio.run(child_stacks(process_of(pid), 20.0, ranks))
 
 
 def pids(text: str) -> set[int]:
@@ -88,7 +89,7 @@ def test_children_without_py_spy(
     """The kernel's view of each; of the rank itself, what to install."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    stack = asyncio.run(StackReader(parent.pid, None).read())
+    stack = asyncio.run(StackReader(process_of(parent.pid), None).read())
     activity = activity_of(stack.text + read(parent.pid))
     assert activity.note == "pip install py-spy in the agent's environment to see its Python stack"
     assert f"{ADVICE}pip install py-spy" in stack.text

@@ -41,7 +41,7 @@ from frd_agent.recorder.published_dumps import DumpsFile
 from frd_agent.recorder.worker_server import HandlerFailed, Handlers
 from tests.unit.agent.ranks.test_roster import publish, sleeping
 from tests.world.daemons import until
-from tests.world.run_dir import TOKEN, identity, shared
+from tests.world.run_dir import TOKEN, identity, process_of, shared
 
 ALICE, MALLORY = 61_001, 61_002
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become two users")
@@ -96,7 +96,7 @@ sys.stdin.read()
 
 
 @needs_root
-def test_a_process_that_becomes_another_users() -> None:
+def test_a_process_that_becomes_another_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """After it was found, as by the exec of a program that is set-uid: no more is read, and what
     was read meanwhile is not used."""
     command = [sys.executable, "-c", CHANGES, str(ALICE)]
@@ -114,13 +114,13 @@ def test_a_process_that_becomes_another_users() -> None:
         process.stdin.flush()
         process.stdout.readline()
         mine = RankProcess(named(process.pid), None, owner=0)
-        pid, answers = process.pid, iter([True, False])
-        stack = asyncio.run(from_outside(pid, 5.0, may_read=lambda _: next(answers)))
-        assert (stack.source, "Thread" in stack.text) == ("none", False)
-        stack = asyncio.run(from_outside(pid, 5.0, may_read=found.may_read))
-        assert (stack.source, "File" in stack.text) == ("none", False)
-        stack = asyncio.run(from_outside(pid, 5.0, may_read=mine.may_read))
-        assert stack.source != "none"
+        answers = iter([True, False])
+        changing = process_of(process.pid)
+        monkeypatch.setattr(changing, "may_read", lambda _: next(answers))
+        for other in (changing, process_of(process.pid, ALICE)):
+            stack = asyncio.run(from_outside(other, 5.0))
+            assert (stack.source, "Thread" in stack.text) == ("none", False)
+        assert asyncio.run(from_outside(mine, 5.0)).source != "none"
         mine.close()
         process.communicate()
 
@@ -140,15 +140,15 @@ def test_children_of_another_user(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         found = RankProcess(named(process.pid), None, owner=0)
-        assert "python3" in asyncio.run(child_stacks(process.pid, 5.0, ()))
-        assert asyncio.run(child_stacks(process.pid, 5.0, (), found.may_read)) == ""
+        assert "python3" in asyncio.run(child_stacks(process_of(process.pid), 5.0, ()))
+        assert asyncio.run(child_stacks(found, 5.0, ())) == ""
         found.close()
         process.communicate()
     shutil.rmtree(python.parent)
 
 
 @needs_root
-def test_what_a_rank_waits_for_is_read_of_its_user_only() -> None:
+def test_what_a_rank_waits_for_is_read_of_its_user_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for a pipe that a process of another user holds: nothing is read of that one. If
     the rank itself is another user's by now, nothing is known at all."""
     reader, writer = os.pipe()
@@ -167,11 +167,12 @@ def test_what_a_rank_waits_for_is_read_of_its_user_only() -> None:
                     asked.append(pid)
                     return owner is None or is_of(pid, owner)
 
-                traces = Traces(common.time.one_to_raw)
-                sampler = RankSampler(waiting.pid, processes, Helper(deadline_s=5.0), traces)
+                traces, rank = Traces(common.time.one_to_raw), process_of(waiting.pid)
+                monkeypatch.setattr(rank, "may_read", may_read)
+                sampler = RankSampler(rank, processes, Helper(deadline_s=5.0), traces)
                 for _ in range(3):
                     processes.look(time.monotonic())
-                    found = sampler.sample(raw_now(), {waiting.pid: 0}, may_read).waits_for
+                    found = sampler.sample(raw_now(), {waiting.pid: 0}).waits_for
                 return repr(found)
 
             assert "'sleep'" in sample(None)
@@ -213,7 +214,8 @@ def rank_of(name: str, number: int) -> dict[str, Any]:
 
 def test_one_process_claims_one_rank(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Three hundred identities name one process: the newest one is watched, with one line in the
-    log and a few descriptors; the others are counted, and not looked at again."""
+    log and a few descriptors; the others are counted, not looked at again, and removed with it: one
+    of them may be the true one, if the clock was set back before an exec."""
     common = shared()
     roster = Roster(tmp_path, common)
     with sleeping(1) as (pid,):
@@ -225,7 +227,10 @@ def test_one_process_claims_one_rank(tmp_path: Path, caplog: pytest.LogCaptureFi
         assert len(os.listdir("/proc/self/fd")) <= before + 3
         assert roster.update(raw_now()) == []
         assert list(roster) == [rank]
-        assert [path.name for path in tmp_path.glob("*.json")] == [f"{299:012x}.json"]
+        assert len(list(tmp_path.glob("*.json"))) == 300
+    roster.end(rank, raw_now())
+    roster.clear(NodeRawNs(raw_now() + 7200 * 10**9))
+    assert list(tmp_path.glob("*.json")) == []
     assert common.stats.refused_files["claim"] == 299
     assert len([one for one in caplog.records if "claims" in one.getMessage()]) == 1
     roster.close()
@@ -268,6 +273,8 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
         os.chown(alices, ALICE, ALICE)
         (rank,) = roster.update(raw_now())
         assert rank.identity.token == f"{1:012x}"
+        roster.end(rank, raw_now())
+        roster.clear(NodeRawNs(raw_now() + 7200 * 10**9))
         assert alices.exists()
         assert not (tmp_path / f"{0:012x}.json").exists()
     roster.close()
@@ -332,40 +339,140 @@ def test_processes_that_are_not_seen_are_bounded(
     roster.close()
 
 
+def claim(run_dir: Path, number: int, pid: int, **changes: Any) -> None:
+    """As a tap before its first process group; the higher the number, the newer the claim."""
+    token, now_ns = f"{number:012x}", time.time_ns()
+    stat = read_stat(pid)
+    ticks = stat.start_ticks if stat is not None else 5
+    process = {"pid": pid, "start_ticks": ticks, "pid_namespace": tap.pid_namespace()} | changes
+    said = identity(socket=None, shm=None, started_at_ns=now_ns) | {"groups": []}
+    said |= process | {"token": token, "boot_id": tap.boot_id()} | rank_of("f", number)
+    report = {"schema": 1, "token": token, "op": "init_process_group", "claim": said}
+    report |= process | {"since_ns": now_ns, "as_of_ns": now_ns}
+    (run_dir / f"{token}.stage").write_text(json.dumps(report))
+
+
 def test_one_process_forms_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it has groups: its newest claim counts, and none while it is a rank under another
     name. Claims of processes that are not seen are bounded as ranks are."""
     common = shared()
     roster = Roster(tmp_path, common)
-    now_ns = time.time_ns()
-
-    def claim(number: int, pid: int, **changes: Any) -> None:
-        token = f"{number:012x}"
-        stat = read_stat(pid)
-        ticks = stat.start_ticks if stat is not None else 5
-        process = {"pid": pid, "start_ticks": ticks, "pid_namespace": tap.pid_namespace()} | changes
-        said = identity(socket=None, shm=None, started_at_ns=now_ns + number) | {"groups": []}
-        said |= process | {"token": token, "boot_id": tap.boot_id()} | rank_of("f", number)
-        report = {"schema": 1, "token": token, "op": "init_process_group", "claim": said}
-        report |= process | {"since_ns": now_ns, "as_of_ns": now_ns}
-        (tmp_path / f"{token}.stage").write_text(json.dumps(report))
-
     with sleeping(2) as (pid, other):
         for number in range(50):
-            claim(number, pid)
+            claim(tmp_path, number, pid)
+        claim(tmp_path, 51, other)
         publish(tmp_path, other, "f" * 12)
-        claim(51, other)
         for _ in range(2):
             roster.update(raw_now())
         (forming,) = roster.forming
         assert (forming.pid, forming.identity.token) == (pid, f"{49:012x}")
-        assert [path.stem for path in tmp_path.glob("*.stage")] == [f"{49:012x}"]
         assert common.stats.refused_files["claim"] == 50
         monkeypatch.setattr(tap, "FIRST_PID_NAMESPACE", 2)
         for number in range(100, 100 + MAX_RANKS):
-            claim(number, 4711, pid_namespace=77)
+            claim(tmp_path, number, 4711, pid_namespace=77)
         roster.update(raw_now())
         assert len(roster.forming._claimants) == MAX_RANKS
+    roster.close()
+
+
+def test_claims_beyond_a_users_share_cost_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More processes form ranks than one user may have: no descriptor stays open of those that are
+    not watched, they are counted once, and status says how many they are."""
+    monkeypatch.setattr("frd_agent.ranks.forming.registry.MAX_RANKS", 2)
+    common = shared()
+    roster = Roster(tmp_path, common)
+    with sleeping(5) as pids:
+        for number, pid in enumerate(pids):
+            claim(tmp_path, number, pid)
+        roster.update(raw_now())
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            roster.update(raw_now())
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(list(roster.forming)) == 2
+        assert common.stats.refused_files["claim"] == 3
+        assert roster.unreadable.texts == (
+            f"{tmp_path}: 3 ranks beyond {MAX_RANKS} are not watched",
+        )
+    roster.close()
+
+
+def test_a_rank_that_begins_again_before_it_has_groups(tmp_path: Path) -> None:
+    """The program of a rank restarts itself by an exec and waits in init_process_group: what it was
+    is over, and the same process forms the same rank again. An older claim changes nothing."""
+    common = shared()
+    roster = Roster(tmp_path, common)
+    with sleeping(1) as (pid,):
+        claim(tmp_path, 1, pid)
+        roster.update(raw_now())
+        assert len(list(roster.forming)) == 1
+        publish(tmp_path, pid, "a" * 12, **rank_of("f", 2))
+        (rank,) = roster.update(raw_now())
+        assert list(roster.forming) == []
+        assert roster.update(raw_now()) == []
+        assert not rank.is_gone
+        claim(tmp_path, 2, pid, run="vm:1")
+        for _ in range(2):
+            roster.update(raw_now())
+        (forming,) = roster.forming
+        assert (forming.pid, forming.identity.token) == (pid, f"{2:012x}")
+        assert rank.is_gone
+        assert list(roster) == []
+        publish(tmp_path, pid, f"{2:012x}", **rank_of("f", 2))
+        (again,) = roster.update(raw_now())
+        assert (again.is_gone, list(roster), list(roster.forming)) == (False, [again], [])
+    roster.close()
+
+
+@needs_root
+def test_a_user_cannot_use_up_the_share_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a directory of all users, Mallory publishes identities of processes that are not seen, the
+    newest there are, and stages whose names sort first: Alice's ranks are watched."""
+    for module in ("roster", "forming.registry"):
+        monkeypatch.setattr(f"frd_agent.ranks.{module}.MAX_RANKS", 3)
+    monkeypatch.setattr(tap, "FIRST_PID_NAMESPACE", 2)
+    roster, apart = Roster(tmp_path, shared()), {"pid_namespace": 77, "start_ticks": 5}
+    with sleeping(2, ALICE) as (alices, forming):
+        os.chown(publish(tmp_path, alices, "a" * 12), ALICE, ALICE)
+        claim(tmp_path, 2**30, forming)
+        os.chown(tmp_path / f"{2**30:012x}.stage", ALICE, ALICE)
+        for number in range(9):
+            future = {"started_at_ns": 2**62 + number} | apart | rank_of("m", number)
+            os.chown(publish(tmp_path, 4711, f"{number:012x}", **future), MALLORY, MALLORY)
+            claim(tmp_path, 100 + number, 4711, **apart)
+            os.chown(tmp_path / f"{100 + number:012x}.stage", MALLORY, MALLORY)
+        watched = {rank.pid for rank in roster.update(raw_now())}
+        assert watched == {alices, None}
+        assert len(list(roster)) == 4
+        assert forming in {rank.pid for rank in roster.forming}
+    roster.close()
+
+
+def test_unusable_files_leave_nothing_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loop makes and removes files of ever new names: one line a minute in the log, all are
+    counted, and nothing is kept of those that are gone."""
+    common = shared()
+    roster = Roster(tmp_path, common)
+    for number in range(20):
+        names = [f"x{number}.json", f"x{number}.stage"]
+        for name in names:
+            (tmp_path / name).touch()
+        claim(tmp_path, number, 1, start_ticks=1)
+        roster.update(raw_now())
+        for name in (*names, f"{number:012x}.stage"):
+            (tmp_path / name).unlink()
+    roster.update(raw_now())
+    assert [common.stats.refused_files[kind] for kind in ("identity", "stage")] == [20, 20]
+    assert len([one for one in caplog.records if "not a tap's file" in one.getMessage()]) == 2
+    assert not roster.forming._unseen
+    assert not roster._refused._known
+    assert not roster.forming._refused._known
     roster.close()
 
 

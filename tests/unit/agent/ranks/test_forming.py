@@ -450,7 +450,7 @@ async def test_a_process_in_another_pid_namespace(
     assert (forming.pid, forming.process.is_hidden) == (None, True)
     (status,) = node.statuses().values()
     assert (status.state, status.stage and status.stage.op) == (RankState.LIVE, INSIDE)
-    stack = await forming.stacks.read()
+    stack = await forming.read_stack(2.0, 5.0)
     assert 'File "/job/train.py", line 12 in load_model' in stack.text
     assert "another pid namespace: set shareProcessNamespace" in stack.text
 

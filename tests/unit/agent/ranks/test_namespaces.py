@@ -39,9 +39,8 @@ from frd_agent.ranks.tap_files import TapIdentity
 found = []
 for identity, socket in json.loads(sys.argv[1]):
     process = RankProcess(msgspec.convert(identity, TapIdentity), socket)
-    pid = process.pinned and process.pinned.pid
-    stack = asyncio.run(StackReader(pid, None).read())
-    found.append([pid, process.is_hidden, process.look(suspicious=True).value, stack.text])
+    stack = asyncio.run(StackReader(process, None).read())
+    found.append([process.pid, process.is_hidden, process.look(suspicious=True).value, stack.text])
 print(json.dumps(found))
 """
 

@@ -103,7 +103,7 @@ def test_a_hostile_file_is_counted_and_changes_nothing(tmp_path: Path, phases: l
     write(tmp_path, entry(["of a later release"]), schema=2)
     known.read()
     assert known.spans == before
-    assert known._stats.refused_files["phases"] == 2
+    assert known._refused._stats.refused_files["phases"] == 2
     write(tmp_path, entry(["after"]))
     known.read()
     assert known.spans is not None

@@ -107,12 +107,29 @@ def test_files_of_another_user(sticky: Path) -> None:
     assert seen(sticky) == [f"{sticky}: {CANNOT_READ}: {ADVICE}"]
 
 
+def test_a_directory_that_cannot_be_entered(sticky: Path) -> None:
+    """Its files can be listed, and nothing is known of them: each is a problem, and no error."""
+
+    def problems() -> list[str]:
+        run_dir = sticky / "mine"
+        run_dir.mkdir()
+        (run_dir / f"{TOKEN}.json").write_text(json.dumps(identity()))
+        before = TapFile.scan(run_dir)
+        run_dir.chmod(0o600)
+        found = [file.problem for file in TapFile.scan(run_dir, before)]
+        run_dir.chmod(0o700)
+        return found
+
+    (problem,) = as_user(AGENT, problems)
+    assert problem == f"{sticky}/mine/{TOKEN}.json: Permission denied: ignored"
+
+
 def test_a_directory_of_another_user(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank has made it, for itself alone; without a directory there is nothing to read. An
     agent of root that the kernel refuses in the same way may also get the capability."""
     run_dir = pod / "run"
     assert seen(run_dir) == []
-    as_user(RANKS, lambda: tap.make_run_dir(str(run_dir), {}))
+    as_user(RANKS, lambda: tap.make_run_dir(str(run_dir)))
     as_user(RANKS, lambda: publish(run_dir))
     assert seen(run_dir) == [f"{run_dir}: {CANNOT_READ}: {ADVICE}"]
     monkeypatch.setattr("frd_agent.ranks.token_files.os.geteuid", lambda: 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import subprocess
 import sys
 import traceback
@@ -16,7 +17,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from frd_agent import tap, untrusted_files
+from frd_agent.config import load
 from frd_agent.launch import commands
+from frd_agent.launch.run_lock import Holder, RunLock
 from frd_agent.proc import own_start_ticks
 from tests.world.run_dir import volume
 
@@ -53,7 +56,9 @@ CASES: dict[str, tuple[list[Part], str]] = {
     "own, for a group": ([Part(mode=0o770)], OPEN),
     "own, sticky": ([Part(mode=0o1777)], OPEN),
     "of root, for all users": ([STICKY], SAFE),
-    "of root in a user namespace, for all users": ([Part(NOBODY, 0o1777)], SAFE),
+    "of an unknown user, for all users": ([Part(NOBODY, 0o1777)], OPEN),
+    "of an unknown user, in /tmp": ([STICKY, Part(NOBODY, 0o1777)], OPEN),
+    "volume in a user namespace": ([Part(NOBODY, 0o777, is_mount=True)], SAFE),
     "of root, for all, not sticky": ([Part(0, 0o777)], OPEN),
     "volume of a pod": ([EMPTY_DIR], SAFE),
     "volume of a pod with fsGroup": ([WITH_GROUP], SAFE),
@@ -139,20 +144,20 @@ def test_nothing_is_made_in_one_that_is_not_safe(
 def test_what_is_made_is_private(tmp_path: Path) -> None:
     """The last part has mode 0700; made twice, it stays; what is no directory is refused."""
     path = tmp_path / "a" / "b"
-    tap.make_run_dir(str(path), {})
-    tap.make_run_dir(str(path), {})
+    tap.make_run_dir(str(path))
+    tap.make_run_dir(str(path))
     assert [one.stat().st_mode & 0o777 for one in (path.parent, path)] == [0o755, 0o700]
     (path / "file").touch()
     with pytest.raises(PermissionError, match="not a directory"):
-        tap.make_run_dir(str(path / "file"), {})
+        tap.make_run_dir(str(path / "file"))
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(PermissionError, match="not a directory"):
-        tap.make_run_dir(str(tmp_path / "loop" / "x"), {})
+        tap.make_run_dir(str(tmp_path / "loop" / "x"))
 
 
 def test_relative_links(tmp_path: Path) -> None:
     """As /var/run is one to /run: each part of what it leads to is checked."""
-    tap.make_run_dir(str(tmp_path / "real" / "run"), {})
+    tap.make_run_dir(str(tmp_path / "real" / "run"))
     (tmp_path / "deep" / "er").mkdir(parents=True)
     (tmp_path / "deep" / "er" / "link").symlink_to("../../real/./")
     tap.check_home(str(tmp_path / "deep" / "er" / "link" / "run"), 0)
@@ -192,7 +197,7 @@ def test_a_rootless_user_namespace() -> None:
 
     def publish() -> list[Any]:
         run_dir = f"/tmp/frd-test-{os.getpid()}"
-        tap.make_run_dir(run_dir, {})
+        tap.make_run_dir(run_dir)
         tap.write_whole(run_dir, "0" * 12, ".json", "{}")
         names = os.listdir(run_dir)
         os.unlink(f"{run_dir}/{names[0]}")
@@ -205,11 +210,51 @@ def test_a_rootless_user_namespace() -> None:
     assert found == [NOBODY, 0, [f"{'0' * 12}.json"]]
 
 
+def test_a_directory_of_another_user_in_a_user_namespace() -> None:
+    """Another user has made the run directory for all: in the namespace its owner looks like that
+    of /tmp. Neither a tap nor an agent uses it, also if it takes the place of the rank's own."""
+    run_dir = Path(f"/tmp/frd-test-{os.getpid()}")
+    run_dir.mkdir()
+    run_dir.chmod(0o1777)
+    os.chown(run_dir, OTHER, OTHER)
+    run_dir.chmod(0o1777)
+
+    def attempts() -> list[str]:
+        uses: list[Callable[[], Any]] = [
+            lambda: tap.make_run_dir(str(run_dir)),
+            lambda: untrusted_files.check_home(run_dir),
+            lambda: tap.write_whole(str(run_dir), "0" * 12, ".json", "{}"),
+        ]
+        said = []
+        for use in uses:
+            try:
+                use()
+            except PermissionError as error:
+                said.append(str(error).split(": ")[1])
+        return said
+
+    try:
+        found = in_user_namespace(attempts)
+        if found is None:
+            pytest.skip("no user namespace can be made")
+        assert found == [OPEN] * 3
+        assert os.listdir(run_dir) == []
+    finally:
+        shutil.rmtree(run_dir)
+
+
+def test_the_name_of_a_mount(tmp_path: Path, stack: ExitStack) -> None:
+    """The kernel writes spaces and backslashes of it as numbers."""
+    for name in ("a b", "a\\b", "a\tb\n"):
+        stack.enter_context(volume(tmp_path / name, 0o777))
+        tap.check_home(str(tmp_path / name), RANK)
+
+
 def test_a_directory_that_another_user_has_put_in_its_place(tmp_path: Path) -> None:
     """The job's directory was removed while a rank lives: the rank writes nothing there, neither
     into a pipe nor into a file that waits for it."""
     run_dir = tmp_path / "run"
-    tap.make_run_dir(str(run_dir), {})
+    tap.make_run_dir(str(run_dir))
     files = tap.Files(str(run_dir), "0" * 12)
     files.write_identity("{}")
     files.write_counters(1, 1, [])
@@ -261,6 +306,60 @@ def test_exec_says_why_and_runs_the_command(tmp_path: Path) -> None:
     assert "is a symbolic link" in line
     (run_dir / "dumps").unlink()
     assert said() == ("True", [])
+
+
+@pytest.mark.parametrize("part", ["folder", "parent"])
+def test_an_agent_of_root_changes_nothing_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """The user of a run directory replaces it, or its parent, by a link right after the agent's
+    check: no file of root is removed, made or emptied."""
+    folder = tmp_path / "home" / "run" / "commands"
+    victim = tmp_path / "victim" / "run" / "commands"
+    for one in (folder, victim):
+        one.mkdir(parents=True)
+    for name in ("123456789.json", "agent.lock"):
+        (victim / name).write_text("{}")
+    for one in (tmp_path / "home", folder.parent, folder):
+        os.chown(one, OTHER, OTHER)
+        one.chmod(0o755)
+    of_tap = tap.check_home
+
+    def swapped(path: str, uid: int, **how: Any) -> None:
+        of_tap(path, uid, **how)
+        at, to = (folder, victim) if part == "folder" else (tmp_path / "home", tmp_path / "victim")
+        at.rename(tmp_path / "aside")
+        at.symlink_to(to)
+
+    def back() -> None:
+        at = folder if part == "folder" else tmp_path / "home"
+        at.unlink()
+        (tmp_path / "aside").rename(at)
+
+    monkeypatch.setattr(tap, "check_home", swapped)
+    assert commands.running(str(folder.parent)) == []
+    back()
+    assert not RunLock(folder, Holder(pid=1)).keep(0.0)
+    assert {one.name: one.read_text() for one in victim.iterdir()} == {
+        "123456789.json": "{}",
+        "agent.lock": "{}",
+    }
+
+
+def test_the_agent_opens_the_path_that_it_checks(tmp_path: Path) -> None:
+    """The check knows a path without ``..``, and the kernel would follow the link first."""
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "away")
+    given = f"{tmp_path}/link/../run"
+    assert load(None, {"run_dir": given}).run_dir == tmp_path / "run"
+
+
+def test_a_lock_with_two_names(tmp_path: Path) -> None:
+    """It may be another file of its owner: it is not emptied."""
+    (tmp_path / "precious").write_text("x")
+    (tmp_path / "agent.lock").hardlink_to(tmp_path / "precious")
+    assert not RunLock(tmp_path, Holder(pid=1)).keep(0.0)
+    assert (tmp_path / "precious").read_text() == "x"
 
 
 def test_an_agent_of_root_follows_no_link(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_without_a_place_for_temporary_files(
     monkeypatch.setattr(tap, "_TEMPORARY", ("/nonexistent/tmp",))
     assert tap.default_run_dir({}) == f"/nonexistent/tmp/{name}"
     with pytest.raises(OSError, match="/nonexistent"):
-        tap.make_run_dir("/proc/nonexistent/run", {})
+        tap.make_run_dir("/proc/nonexistent/run")
     assert os.listdir(usable) == []
 
 
