@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))  # `bench` is not installed
+sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
 
 from bench.report import show
 from frd_agent.counters import Counters
@@ -24,6 +24,7 @@ from frd_agent.inspection.reading.memory import Helper
 from frd_agent.inspection.sampler import RankSampler
 from frd_agent.inspection.traces.followed import Traces
 from frd_agent.node_time import NodeTime, raw_now
+from tests.world.run_dir import process_of
 
 _PROGRAM = """
 import os, sys, threading
@@ -57,7 +58,7 @@ def _measure(form: str, threads: int, samples: int) -> dict[str, object]:
         process.stdout.readline()
         processes = Processes()
         traces = Traces(NodeTime(Counters()).one_to_raw)
-        sampler = RankSampler(process.pid, processes, Helper(), traces)
+        sampler = RankSampler(process_of(process.pid), processes, Helper(), traces)
         costs, kind = [], ""
         for number in range(_WARM_UP + samples):
             before = time.process_time()

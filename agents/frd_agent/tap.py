@@ -597,8 +597,8 @@ def _refusal(environ: Mapping[str, str], error: OSError) -> OSError:
             os.unlink(temporary)
         finally:
             os.close(fd)
-    if error.errno is None:
-        return error  # it says itself what is wrong
+    if error.errno is None and not str(error).startswith(f"{directory}: belongs to "):
+        return error  # of a parent, or a link
     owner = "another user"
     with contextlib.suppress(OSError):
         owner = f"uid {os.stat(directory).st_uid}"
