@@ -277,8 +277,8 @@ def test_frozen(root: str, does: str) -> None:
 
 
 def test_a_zombie() -> None:
-    """It has ended, and its parent does not collect it."""
-    with suspect("print('ready', flush=True)") as rank:
+    """It ends after an agent has found it, and its parent does not collect it."""
+    with suspect("import time\nprint('ready', flush=True)\ntime.sleep(1)") as rank:
         found = inspect(rank.pid, enough=of_kind(WaitKind.ZOMBIE))
     assert found.certainty is Certainty.SEEN
 
