@@ -29,9 +29,13 @@ from frd_agent.uplink.reports import Reports
 TOKEN = "0123456789ab"
 
 
+NOBODY = 2**22 + 1
+"""More than the number of any process."""
+
+
 def identity(**changes: Any) -> dict[str, Any]:
     """Of a process of this machine, if `pid` is one."""
-    stat = read_stat(changes.get("pid", 4711))
+    stat = read_stat(changes.get("pid", NOBODY))
     return {
         "schema": 1,
         "token": TOKEN,
@@ -40,7 +44,7 @@ def identity(**changes: Any) -> dict[str, Any]:
         "rank": 1,
         "local_rank": 1,
         "world_size": 4,
-        "pid": 4711,
+        "pid": NOBODY,
         "start_ticks": stat.start_ticks if stat is not None else 1,
         "pid_namespace": tap.pid_namespace(),
         "host": "n1",

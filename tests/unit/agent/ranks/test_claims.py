@@ -41,7 +41,7 @@ from frd_agent.recorder.published_dumps import DumpsFile
 from frd_agent.recorder.worker_server import HandlerFailed, Handlers
 from tests.unit.agent.ranks.test_roster import publish, sleeping
 from tests.world.daemons import until
-from tests.world.run_dir import TOKEN, identity, process_of, shared
+from tests.world.run_dir import NOBODY, TOKEN, identity, process_of, shared
 
 ALICE, MALLORY = 61_001, 61_002
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become two users")
@@ -325,7 +325,7 @@ def test_processes_that_are_not_seen_are_bounded(
     roster = Roster(tmp_path, common)
     for number in range(MAX_RANKS + 9):
         apart = {"pid_namespace": 77, "start_ticks": 5, "started_at_ns": number}
-        publish(tmp_path, 4711, f"{number:012x}", **apart, **rank_of("j", number))
+        publish(tmp_path, NOBODY, f"{number:012x}", **apart, **rank_of("j", number))
     assert len(roster.update(raw_now())) == MAX_RANKS
     assert roster.update(raw_now()) == []
     assert common.stats.refused_files["claim"] == 9
@@ -369,7 +369,7 @@ def test_one_process_forms_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert common.stats.refused_files["claim"] == 50
         monkeypatch.setattr(tap, "FIRST_PID_NAMESPACE", 2)
         for number in range(100, 100 + MAX_RANKS):
-            claim(tmp_path, number, 4711, pid_namespace=77)
+            claim(tmp_path, number, NOBODY, pid_namespace=77)
         roster.update(raw_now())
         assert len(roster.forming._claimants) == MAX_RANKS
     roster.close()
@@ -442,8 +442,8 @@ def test_a_user_cannot_use_up_the_share_of_another(
         os.chown(tmp_path / f"{2**30:012x}.stage", ALICE, ALICE)
         for number in range(9):
             future = {"started_at_ns": 2**62 + number} | apart | rank_of("m", number)
-            os.chown(publish(tmp_path, 4711, f"{number:012x}", **future), MALLORY, MALLORY)
-            claim(tmp_path, 100 + number, 4711, **apart)
+            os.chown(publish(tmp_path, NOBODY, f"{number:012x}", **future), MALLORY, MALLORY)
+            claim(tmp_path, 100 + number, NOBODY, **apart)
             os.chown(tmp_path / f"{100 + number:012x}.stage", MALLORY, MALLORY)
         watched = {rank.pid for rank in roster.update(raw_now())}
         assert watched == {alices, None}

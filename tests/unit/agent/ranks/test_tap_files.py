@@ -17,7 +17,7 @@ from frd.model import AttemptKey, NodeNs, NodeRawNs
 from frd_agent import tap
 from frd_agent.ranks import tap_files
 from frd_agent.ranks.tap_counters import CountersFile, parse_counters
-from tests.world.run_dir import TOKEN, identity
+from tests.world.run_dir import NOBODY, TOKEN, identity
 
 
 def write(directory: Path, **changes: Any) -> Path:
@@ -46,7 +46,7 @@ def test_an_identity_is_read(tmp_path: Path) -> None:
     who = file.content
     assert who is not None, file.problem
     assert who.attempt == AttemptKey("j", 2)
-    assert (who.info.rank, who.info.world_size, who.info.pid, who.info.node) == (1, 4, 4711, "n1")
+    assert (who.info.rank, who.info.world_size, who.info.pid, who.info.node) == (1, 4, NOBODY, "n1")
     assert (who.info.backends, who.info.devices) == (("gloo",), ("GPU-x",))
     assert who.groups == (tap_files.TapGroup("0", (0, 1, 2, 3), "default_pg", "gloo"),)
     assert who.exit == tap_files.ExitRecord("exception", "E: x", NodeNs(9))
