@@ -135,30 +135,30 @@ def late_ranks(cluster: Cluster) -> set[int]:
 # -- memory --------------------------------------------------------------------------------------
 
 GREEDY: Final = 16
+_GREED_S: Final = 15.0
 ROOM_BYTES: Final = 32 * 1024 * 1024
 """For streams that declare several hundred megabytes."""
 
 
 async def greed(cluster: Cluster, number: int) -> None:
-    """A stream that declares as much as it can."""
+    """A stream that declares as much as it can. Without memory gRPC may leave it unanswered."""
     assert cluster.service.process is not None
     service = Service(cluster.service.process, cluster.grpc, cluster.http)
     async with peer(service, number % 2, f"greedy-{number}", f"greedy-{number}") as one:
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await one.introduce()
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+            await asyncio.wait_for(one.introduce(), _GREED_S)
             for first in range(1, 8001, 200):
-                await one.send(
-                    Declare(
-                        groups=tuple(
-                            GroupDecl(n, 0, GroupInfo(f"{number}-{n}", "x" * 500, (0, 1, 2, 3)))
-                            for n in range(first, first + 200)
-                        ),
-                        signatures=tuple(
-                            SignatureDecl(n, Signature("gloo", "all_reduce", ((n, number) * 30,)))
-                            for n in range(first, first + 200)
-                        ),
-                    )
+                declared = Declare(
+                    groups=tuple(
+                        GroupDecl(n, 0, GroupInfo(f"{number}-{n}", "x" * 500, (0, 1, 2, 3)))
+                        for n in range(first, first + 200)
+                    ),
+                    signatures=tuple(
+                        SignatureDecl(n, Signature("gloo", "all_reduce", ((n, number) * 30,)))
+                        for n in range(first, first + 200)
+                    ),
                 )
+                await asyncio.wait_for(one.send(declared), _GREED_S)
 
 
 @pytest.mark.long

@@ -66,10 +66,14 @@ class GrowingColumns:
         """Make rows ``0..count-1`` exist; new ones hold the fill values."""
         if count > self._capacity():
             capacity = max(count, 2 * self._capacity(), 16)
-            for name, (dtype, fill, shape) in self._fill.items():
-                grown: npt.NDArray[Any] = np.full((capacity, *shape), fill, dtype)
-                grown[: self.count] = getattr(self, name)[: self.count]
-                setattr(self, name, grown)
+            # All of them before the first is replaced: there may be no memory for one.
+            grown = {
+                name: np.full((capacity, *shape), fill, dtype)
+                for name, (dtype, fill, shape) in self._fill.items()
+            }
+            for name, column in grown.items():
+                column[: self.count] = getattr(self, name)[: self.count]
+                setattr(self, name, column)
         self.count = max(self.count, count)
 
     def clear_rows(self, rows: Any, *, keep: Collection[str] = ()) -> None:
