@@ -79,7 +79,8 @@ def test_the_kernel_kills_a_container(cluster: Cluster, shared: bool) -> None:
 
     job.until(ended, "the ends of all ranks")
     for rank in job.details()["ranks"]:
-        assert "killer killed 1 process on its node" in rank["detail"], rank
+        # Of the whole node: the kernel may kill a second one before this test does.
+        assert re.search(r"killer killed \d+ process(es)? on its node", rank["detail"]), rank
         assert "cannot be known" in rank["detail"], rank
 
 
