@@ -97,8 +97,8 @@ class Attempt:
         self.world_size = world_size
         self.created_at = now
         self.attended_since = AlignedNs(0)
-        self.utc_ahead_ns = 0
         """Since when `Engine.advance` has been called without a break."""
+        self.utc_ahead_ns = 0
         self._observed = 0
         self.gap_entries = 0
         self.memory = Memory(policy)
@@ -131,16 +131,15 @@ class Attempt:
         if info.rank >= (most := self._policy.max_ranks):
             why = f"{info.rank}: ranks 0..{most - 1} are watched: raise policy.max_ranks"
             raise WireError("ranks.rank", "limit", why)
-        before = self._ranks.infos.get(info.rank)
-        self._take(of_rank(info) - (of_rank(before) if before else 0), "ranks.rank")
         world_size = self.world_size and max(self.world_size, info.world_size)
         limit = world_size or most
         if not 0 <= info.rank < limit:
             raise WireError(
                 "ranks.rank", "range", f"{info.rank}: the attempt has ranks 0..{limit - 1}"
             )
-        self.world_size = world_size
         known = self._ranks.infos.get(info.rank)
+        self._take(of_rank(info) - (of_rank(known) if known else 0), "ranks.rank")
+        self.world_size = world_size
         if not self.has_seen(info):
             self._observed += 1
             self._ranks.declare(info)

@@ -88,6 +88,15 @@ def test_long_texts_take_room() -> None:
     assert attempt.objects - before > 60 + 90 + 2_000
 
 
+def test_a_rank_that_is_refused_takes_no_room() -> None:
+    """It is outside the world: what the attempt holds stays."""
+    engine = Engine(Policy(max_objects=10_000))
+    attempt = engine.attempt(AttemptKey("a", 0), 4, START)
+    with pytest.raises(WireError, match=r"ranks\.rank: 7"):
+        engine.rank(attempt, RankInfo(7, 4, "n", "b", 1), START)
+    assert attempt.objects == engine.room.held["a"] == OF_ATTEMPT
+
+
 def test_a_job_beyond_its_share_may_start_over() -> None:
     """Job a grew alone, then b came: a has more than it leaves free, and starts again."""
     engine = Engine(Policy(max_objects=2_200))
