@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from frd.engine.engine import Engine
@@ -17,10 +18,15 @@ from frd.model import (
     RankInfo,
     RankState,
     RankStatus,
+    ServiceRawNs,
     Signature,
 )
+from frd.service.cells.homes import _NoLog
+from frd.service.clocks.agent_clocks import AgentClocks
+from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.session import Session
 from frd.service.ingest.shared import Shared
+from frd.service.ingest.streams import Streams
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
     AgentEvent,
@@ -68,6 +74,19 @@ class Service:
 
     def rank(self, rank: int) -> RankView:
         return next(view for view in self.view().ranks if view.info.rank == rank)
+
+
+def quiet_streams() -> Streams:
+    """Those of a cell without a log, in which no time passes."""
+    return Streams(
+        Shared(Engine(Policy())),
+        AgentClocks(RealTime(lambda: 1, lambda: ServiceRawNs(1))),
+        _NoLog(),
+        now=lambda: AlignedNs(1),
+        version="test",
+        instance="one",
+        ids=itertools.count(1),
+    )
 
 
 class Stream:

@@ -61,27 +61,29 @@ def pairs_of(count: int, name: str, engine: Engine, now: AlignedNs = START) -> J
     return job
 
 
+def together(seconds: int, *jobs: Job) -> None:
+    """Jobs of one engine report each second."""
+    for _ in range(seconds):
+        now = AlignedNs(jobs[0].now + S)
+        for job in jobs:
+            job.now = now
+            job.report()
+        jobs[0].engine.advance(now)
+
+
 def test_a_job_with_many_findings_leaves_room_for_others() -> None:
     """Job a has more incidents than one job may have open; the hang of job b is found as if it
     were alone, and what a lacks is counted once."""
     engine = Engine(Policy(stall_after_s=5, max_findings=1, max_findings_per_job=2))
     a, b = pairs_of(5, "a", engine), Job(2, engine=engine, name="b").group("dp", [0, 1])
     b.join("dp", [0], 0)
-    for _ in range(8):
-        a.now = b.now = AlignedNs(b.now + S)
-        a.report()
-        b.report()
-        engine.advance(b.now)
+    together(8, a, b)
     view = engine.status_view(b.now)
     assert sorted(finding.job for finding in view.findings) == ["a", "a", "b"]
     assert view.evicted["findings_not_opened"] == 3
     assert {one.key.job: one.not_opened for one in view.attempts} == {"a": 3, "b": 0}
     a.join("g0", [1], 0).complete("g0", [0, 1], 0)
-    for _ in range(4):
-        a.now = b.now = AlignedNs(b.now + S)
-        a.report()
-        b.report()
-        engine.advance(b.now)
+    together(4, a, b)
     view = engine.status_view(b.now)
     assert {one.key.job: one.not_opened for one in view.attempts} == {"a": 2, "b": 0}
 

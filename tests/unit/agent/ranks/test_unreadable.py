@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
 import time
-import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +15,7 @@ from frd_agent import tap
 from frd_agent.ranks.rank import Rank
 from frd_agent.ranks.roster import Roster
 from frd_agent.ranks.tap_files import TapFile, TapIdentity
-from tests.world.run_dir import TOKEN, identity, shared, volume
+from tests.world.run_dir import TOKEN, forked, identity, shared, volume
 
 RANKS, AGENT = 2000, 1000
 T = TypeVar("T")
@@ -27,29 +24,14 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 
 def as_user(uid: int, do: Callable[[], T]) -> T:
-    """The JSON value that `do` gives in a forked process of this user, as the kernel permits. This
-    process stays root, because other threads of it may need that at any time."""
-    reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the child starts no thread
-        pid = os.fork()
-    if pid == 0:
-        os.close(reader)
-        try:
-            codecs.lookup("unicode_escape")  # Python's own files may not be readable for all users
-            os.setegid(uid)
-            os.seteuid(uid)
-            os.write(writer, json.dumps([do()]).encode())
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with open(reader, "rb") as file:
-        answer = file.read()
-    os.waitpid(pid, 0)
-    (value,) = json.loads(answer)
-    found: T = value
+    """The JSON value that `do` gives in a forked process of this user, as the kernel permits."""
+
+    def become() -> T:
+        os.setegid(uid)
+        os.seteuid(uid)
+        return do()
+
+    found: T = forked(become)
     return found
 
 

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +20,7 @@ from frd_agent.config import load
 from frd_agent.launch import commands
 from frd_agent.launch.run_lock import Holder, RunLock
 from frd_agent.proc import own_start_ticks
-from tests.world.run_dir import volume
+from tests.world.run_dir import forked, volume
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of two users")
 
@@ -169,27 +168,18 @@ def test_relative_links(tmp_path: Path) -> None:
 def in_user_namespace(do: Callable[[], Any]) -> Any:
     """The JSON value that `do` gives in a forked process of the user, who is root in a user
     namespace. None if none can be made."""
-    reader, writer = os.pipe()
-    if not (pid := os.fork()):
-        try:
-            os.setresgid(RANK, RANK, RANK)
-            os.setresuid(RANK, RANK, RANK)
-            library = ctypes.CDLL(None)
-            library.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
-            if not library.unshare(CLONE_NEWUSER):
-                Path("/proc/self/uid_map").write_text(f"0 {RANK} 1")
-                os.write(writer, json.dumps(do()).encode())
-            else:
-                os.write(writer, b"null")
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with open(reader, "rb") as file:
-        answer = file.read()
-    os.waitpid(pid, 0)
-    return json.loads(answer)
+
+    def enter() -> Any:
+        os.setresgid(RANK, RANK, RANK)
+        os.setresuid(RANK, RANK, RANK)
+        library = ctypes.CDLL(None)
+        library.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+        if library.unshare(CLONE_NEWUSER):
+            return None
+        Path("/proc/self/uid_map").write_text(f"0 {RANK} 1")
+        return do()
+
+    return forked(enter)
 
 
 def test_a_rootless_user_namespace() -> None:

@@ -9,19 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.errors import WireError
-from frd.model import AlignedNs, AttemptKey, GroupInfo, NodeNs, RankInfo, ServiceRawNs, Signature
+from frd.model import AlignedNs, AttemptKey, GroupInfo, NodeNs, RankInfo, Signature
 from frd.service.access.admission import MAX_DECLARED, Allowance
-from frd.service.cells.homes import _NoLog
-from frd.service.clocks.agent_clocks import AgentClocks
-from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.declarations import DeclaredAttempt, DeclaredRank, objects_in
-from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Stream, Streams
 from frd.wire.encode import encode_agent
 from frd.wire.messages import AttemptDecl, Declare, GroupDecl, Hello, RankDecl, SignatureDecl
+from tests.world.sessions import quiet_streams
 
 KEY = AttemptKey("a", 0)
 ATTEMPT = Declare(attempts=(AttemptDecl(0, KEY, 0),))
@@ -30,15 +26,7 @@ SIZES = ((7_000, 64, 64),) * 8
 
 @pytest.fixture
 def streams() -> Streams:
-    return Streams(
-        Shared(Engine(Policy())),
-        AgentClocks(RealTime(lambda: 1, lambda: ServiceRawNs(1))),
-        _NoLog(),
-        now=lambda: AlignedNs(1),
-        version="test",
-        instance="one",
-        ids=itertools.count(1),
-    )
+    return quiet_streams()
 
 
 def stream(streams: Streams, peer: Counter[str], most: int) -> Stream:

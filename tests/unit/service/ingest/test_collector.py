@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator
 from typing import cast
 
 import grpc
 import pytest
 
-from frd.engine.engine import Engine
-from frd.engine.policy import Policy
 from frd.errors import ServiceUnavailable
-from frd.model import AlignedNs, ServiceRawNs
 from frd.rpc import Context
 from frd.service.access.admission import Admission
-from frd.service.cells.homes import _NoLog
-from frd.service.clocks.agent_clocks import AgentClocks
-from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.collector import ABORTED, Home, Ingest
-from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Stream, Streams
 from frd.service.requests.inquiries import Inquiries
 from frd.wire.decode import decode_service
@@ -28,23 +20,11 @@ from frd.wire.encode import encode_agent
 from frd.wire.messages import Goodbye, Redirect, ServiceEvent, Welcome
 from tests.sim.cluster.calls import Call
 from tests.world.one_replica import HELLO
+from tests.world.sessions import quiet_streams
 from tests.world.virtual_time import VirtualLoop, in_virtual_time
 
 ROWS = encode_agent(Goodbye("would end the stream, if it were applied"))
 MOVED = "another replica has its jobs now"
-
-
-def streams() -> Streams:
-    """Those of a cell without a log, in which no time passes."""
-    return Streams(
-        Shared(Engine(Policy())),
-        AgentClocks(RealTime(lambda: 1, lambda: ServiceRawNs(1))),
-        _NoLog(),
-        now=lambda: AlignedNs(1),
-        version="test",
-        instance="one",
-        ids=itertools.count(1),
-    )
 
 
 class Wire(Call):
@@ -74,7 +54,7 @@ class Scene:
 
     def __init__(self, answer: Redirect | ServiceUnavailable | None = None) -> None:
         self._answer = answer
-        self.streams = streams()
+        self.streams = quiet_streams()
         self.home = Home(self.streams, Inquiries(self.streams))
         self.ingest = Ingest(self, Admission(None, 10), stream_bytes_per_s=1 << 20)
         self.call = Wire()

@@ -11,9 +11,9 @@ from frd.service.requests.inquiries import Inquiries
 from frd.service.requests.inquiry import MAX_RANK_BYTES, Answer, Inquiry, Target
 from frd.wire.encode import encode_agent
 from frd.wire.messages import PROTOCOL, Hello, Part, Request, ResponsePart
-from tests.unit.service.ingest.test_collector import streams
 from tests.world.messages import KEY, declare
 from tests.world.one_replica import HELLO
+from tests.world.sessions import quiet_streams
 
 TARGETS = [Target(rank=4, stream=1, index=0), Target(rank=9, stream=2, index=3)]
 
@@ -97,7 +97,7 @@ class Owner:
     """A cell at one of its owners, and an agent with rank 0."""
 
     def __init__(self) -> None:
-        self.streams = streams()
+        self.streams = quiet_streams()
         self.inquiries = Inquiries(self.streams)
         self.stream: Stream = self.streams.open()
         self.streams.take(self.stream, HELLO)
