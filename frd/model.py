@@ -77,6 +77,9 @@ class RankInfo:
         return self.boot_id, self.pid
 
 
+NO_NAME: Final = "(no name)"
+
+
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
     """A process group as every member knows it.
@@ -103,7 +106,7 @@ class GroupInfo:
     @property
     def label(self) -> str:
         """Label in metrics and texts: the description if there is one, else the name."""
-        return self.desc if self.desc and self.desc != "undefined" else self.name
+        return self.desc if self.desc not in ("", "undefined") else self.name or NO_NAME
 
 
 @dataclass(frozen=True, slots=True)

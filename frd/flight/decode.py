@@ -212,7 +212,8 @@ def _supported(version: Any, source: str) -> str:
 
 
 def _groups(config: Any, warnings: list[str]) -> Iterator[tuple[str, GroupInfo]]:
-    """Groups of known membership. Gloo's group, which has no name and no members, is skipped."""
+    """Groups of known membership. The row of Gloo, which has no name and no members, is skipped;
+    torchft has groups with members and without a name."""
     if not isinstance(config, Mapping):
         return
     for name, raw in config.items():
@@ -224,7 +225,7 @@ def _groups(config: Any, warnings: list[str]) -> Iterator[tuple[str, GroupInfo]]
         except msgspec.MsgspecError as error:
             warnings.append(f"pg_config {str(name)[:64]!r}: {error}: left out")
             continue
-        if name != "" and info.ranks:
+        if info.ranks:
             yield str(name), info
 
 

@@ -129,3 +129,6 @@ class Trace:
     """The stall threshold of the service that took the dumps, if the folder has it."""
     folder: str = ""
     """Where the dumps were found."""
+    outside: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """By rank, groups that it recorded in although they exclude it: these entries are not
+    judged."""

@@ -181,6 +181,10 @@ def _summary(
     if not any(len(one) or one.status for one in trace.ranks.values()):
         return f"the dumps hold no entries{without}"
     verb = "prove" if unproven else "show"
+    if trace.outside:
+        without += (
+            f"; ops of {text.ranks([*trace.outside])} in groups that exclude them are not judged"
+        )
     if not findings:
         return f"the dumps {verb} no communication fault{without}"
     if findings[0].kind is Kind.CLOCK_UNSYNCHRONIZED:

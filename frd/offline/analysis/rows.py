@@ -18,7 +18,7 @@ from frd.flight import progress
 from frd.flight.batches import is_over_without_end
 from frd.flight.progress import Calls, NameFacts, States
 from frd.flight.trace import RankTrace, Trace
-from frd.model import Bools, GroupInfo, Int32s, Int64s, Signature
+from frd.model import NO_NAME, Bools, GroupInfo, Int32s, Int64s, Signature
 
 _PARTS_HAVE_ENTRIES = (2, 7)
 """From this version on each op of a coalesced collective has its own entry."""
@@ -125,7 +125,7 @@ def _series(trace: Trace, backends: Sequence[str], used: Mapping[int, set[int]])
         found = of_group.get(group, [("", -1)])
         for backend, key in found:
             ranks = _members(trace, info, used.get(key, set()))
-            name = info.name if len(found) == 1 else f"{info.name}/{backend}"
+            name = info.name if len(found) == 1 else f"{info.name or NO_NAME}/{backend}"
             series.append(
                 Series(
                     group,

@@ -18,6 +18,7 @@ from frd.engine.clocks.uncertain_time import RankClocks
 from frd.engine.findings import text
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
 from frd.engine.state.snapshot import ANY_SEQ, PairColumns, Snapshot, StallTable
+from frd.flight.progress import NEVER
 from frd.flight.trace import Trace
 from frd.model import (
     UNKNOWN_SEQ,
@@ -238,7 +239,7 @@ def _snapshot(
         detail=[""] * count,
         connected=np.ones(count, np.bool_),
         left=np.zeros(count, np.bool_),
-        gap=np.zeros(count, np.bool_),
+        gap=np.isin(ranks, [*rows.trace.outside]),
         moved_at=np.zeros(count, np.int64),
         clocks=RankClocks(np.zeros(count, np.int32), np.zeros(count, np.int64)),
         info={r: one.trace.info for r, one in rows.ranks.items() if one.trace.info is not None},
@@ -257,7 +258,7 @@ def _pairs(rows: Rows, watermarks: PairWatermarks) -> PairColumns:
         first=np.cumsum([0, *(len(series.members) for series in rows.series)]),
         rank=rows.pair_rank,
         joined=joined,
-        joined_most=np.where(watermarks.hidden, ANY_SEQ, joined),
+        joined_most=np.where(watermarks.hidden | _is_odd(rows, watermarks), ANY_SEQ, joined),
         started=watermarks.started,
         completed=done,
         completed_most=done,
@@ -265,6 +266,16 @@ def _pairs(rows: Rows, watermarks: PairWatermarks) -> PairColumns:
         moved_at=np.zeros(len(joined), np.int64),
         since=np.zeros(len(joined), np.int64),
     )
+
+
+def _is_odd(rows: Rows, watermarks: PairWatermarks) -> Bools:
+    """Over the pairs: the rank recorded in a group that excludes it, or it recorded nothing in a
+    group that others did so in. It is unknown which ops it has joined."""
+    outside = rows.trace.outside
+    group = np.array([series.group for series in rows.series], np.int32)[rows.pair_series]
+    is_odd = np.isin(group, [at for groups in outside.values() for at in groups])
+    found: Bools = np.isin(rows.pair_rank, [*outside]) | is_odd & (watermarks.first_seq == NEVER)
+    return found
 
 
 def _ops(rows: Rows, matched: MatchedCollectives) -> Callable[[int, int], str]:

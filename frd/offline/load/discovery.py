@@ -1,41 +1,76 @@
 """Which files of a folder are the dumps of which ranks.
 
-A dump does not contain its rank: its file name does. Names are a prefix, the rank, and perhaps an
-ending (``.json``, ``.gz``); the prefix is the one whose files look like dumps and that most files
-share. Subfolders are hosts and have no other meaning. In a folder that `frd dump` made, the files
-next to the dumps (job, identities, stacks, ranks without an answer) are used, too.
+A dump does not contain its rank: its file name does. A number in a name is the rank only if the set
+of files makes sense: the ranks differ, and they are ranks of the job. World sizes, dates, process
+ids and numbers of hosts do not fulfil both. The files of one set may differ in other parts of the
+name (the host), but two files of one set are not of the same rank; where they are, one set is taken
+and the others are left out with a warning. Subfolders are hosts and have no other meaning. In a
+folder that `frd dump` made, the files next to the dumps (job, identities, stacks, ranks without an
+answer) are used, too.
 
-Only names, sizes and the first bytes are read here. Links to folders are not followed, and
-the number of files is bounded, because a user may name ``/``.
+Only names, sizes and the first bytes are read here, and a few dumps if names have several numbers.
+Links to folders are not followed, and the number of files is bounded, because a user may name
+``/``.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from frd.errors import DumpError
 from frd.forms import fold_ranks
 from frd.model import MAX_WORLD_SIZE, AttemptKey
 from frd.offline.load.frd_dump import META, DumpFolder, made_by_frd
+from frd.readers.pool import read_all
 
 MAX_FILES = 200_000
 
-_ENDING = r"(?:\.(?:json|pkl|pickle|bin|dump|gz))*"
-_NAME = re.compile(rf"(?P<prefix>.*?)(?<!\d)(?P<rank>\d+){_ENDING}", re.DOTALL)
-_FIRST_BYTES = (b"\x80", b"{", b"[", b"\x1f\x8b")
+_ENDINGS = frozenset({"json", "pkl", "pickle", "bin", "dump", "gz"})
+_NUMBER = re.compile(r"(\d+)")
+_RANK = re.compile(r"(?<![a-z])(?<!local[_.-])r(?:ank)?[^a-z]*", re.IGNORECASE)
+"""The text before a number that is a rank. `RANK` of `LOCAL_RANK` is not one."""
+_MAX_NUMBERS = 16
+"""Numbers of a name, from either end, that may be the rank."""
+_GZIP = b"\x1f\x8b"
+_FIRST_BYTES = (b"\x80", b"{", b"[", _GZIP)
 _WORDS = (b"pg_config", b"pg_status", b"profiling_name", b"comm_lib_version", b"nccl_version")
-"""At least one of them is in the first bytes of a dump that is not compressed."""
+"""At least one of them is in the first bytes of a dump."""
 _HEAD_BYTES = 64 * 1024
 _OF_THE_KERNEL = frozenset({"/dev", "/proc", "/sys"})
 _SAMPLES = 4
-"""Files of each prefix that are checked for words of a dump."""
+"""Files of each shape that are checked for words of a dump, and dumps that are read for the groups
+of the job."""
 _MAX_OLDER = 8
 """Left-out files that are named in warnings; earlier attempts may have left thousands."""
+
+
+class _Named(NamedTuple):
+    """A file with numbers in its name."""
+
+    path: Path
+    texts: tuple[str, ...]
+    """Around the numbers, so one more than these."""
+    numbers: list[str]
+    at: int = 0
+    """Which of the numbers is the rank."""
+
+    @property
+    def rank(self) -> int:
+        return int(self.numbers[self.at])
+
+    @property
+    def set_name(self) -> str:
+        """The name without its rank."""
+        numbers = [*self.numbers[: self.at], "*", *self.numbers[self.at + 1 :], ""]
+        return "".join(map("".join, zip(self.texts, numbers, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,72 +104,79 @@ def discover(
     warnings: list[str] = []
     made = made_by_frd(path, warnings)
     folder = made.folder if made else path
-    candidates = _candidates(folder, prefix, warnings)
+    found = _named_files(folder, prefix, warnings)
     names: list[str] = []
-    if prefix is None and len(candidates) > 1:
-        _keep_one_prefix(candidates, names)
-    found = [item for files in candidates.values() for item in files]
+    if prefix is None:
+        found = _like_dumps(found, names)
     older: list[str] = []
-    found = _together(folder, found, older) if found else found
+    if found:
+        found = _together(folder, _with_ranks(found), older, names)
+    _warn_of_some(names, "such files", warnings)
     _warn_of_some(older, "folders of older dumps", warnings)
-    warnings += names
     files = dict(_one_a_rank(found, ranks, warnings))
     if not files:
         raise DumpError(_nothing(path, prefix, ranks, bool(found)))
     if made is None:
-        made = DumpFolder(common_folder(files.items()), path, AttemptKey(path.name, 0))
+        made = DumpFolder(_common(found), path, AttemptKey(path.name, 0))
     return Found(files, made, tuple(warnings))
 
 
 def has_dumps(path: Path) -> bool:
-    """True if `path` is a dump, or a folder with dumps; compressed ones only if frd made it."""
+    """True if `path` is a dump, or a folder with dumps."""
     if not path.is_dir():
-        return _likeness(path) > 1
+        return _looks_like_dump(path) > 1
     if made_by_frd(path, []) is not None:
         return True
-    numbered = _candidates(path, None, []).values()
-    return any(_likeness(one) > 1 for files in numbered for _, one in files[:_SAMPLES])
+    return any(_likeness(files) > 1 for files in _by_shape(_named_files(path, None, [])).values())
 
 
 # -- any folder --------------------------------------------------------------------------------
 
 
 def _single(path: Path, prefix: str | None) -> Found:
-    name = _pattern(prefix).fullmatch(path.name)
-    rank = int(name["rank"]) if name else 0
+    named = _named(path, prefix)
+    rank = _with_ranks([named])[0].rank if named.numbers else 0
     rank = rank if rank < MAX_WORLD_SIZE else 0
     warning = f"{path}: a single dump, taken as rank {rank}'s: name its folder to see all ranks"
     folder = DumpFolder(path.parent, path.parent, AttemptKey(path.parent.name, 0))
     return Found({rank: path}, folder, (warning,))
 
 
-def _pattern(prefix: str | None) -> re.Pattern[str]:
+def _named(path: Path, prefix: str | None) -> _Named:
+    """With a prefix, the number after it is the only one."""
+    name = path.name
+    stem, _, ending = name.rpartition(".")
+    while stem and ending in _ENDINGS:
+        name = stem
+        stem, _, ending = name.rpartition(".")
     if prefix is None:
-        return _NAME
-    return re.compile(rf".*?(?P<prefix>{re.escape(prefix)})(?P<rank>\d+){_ENDING}", re.DOTALL)
+        parts = _NUMBER.split(name)
+        return _Named(path, tuple(parts[::2]), parts[1::2])
+    pattern = re.compile(rf"(.*?{re.escape(prefix)})(\d+)", re.DOTALL)
+    found = pattern.fullmatch(name) or pattern.match(name)
+    if found is None:
+        return _Named(path, (name,), [])
+    return _Named(path, (found[1], name[found.end() :]), [found[2]])
 
 
-def _candidates(
-    folder: Path, prefix: str | None, warnings: list[str]
-) -> dict[str, list[tuple[int, Path]]]:
-    """(rank, file) by prefix."""
+def _named_files(folder: Path, prefix: str | None, warnings: list[str]) -> list[_Named]:
+    """All files that may have a rank in their name. Names that end after the number that follows
+    the prefix are preferred to names that go on."""
 
     def unreadable(error: OSError) -> None:
         warnings.append(f"{error.filename}: {error.strerror}: left out")
 
-    pattern = _pattern(prefix)
-    by_prefix: dict[str, list[tuple[int, Path]]] = defaultdict(list)
+    found: list[_Named] = []
     seen = 0
     for parent, folders, names in os.walk(folder, onerror=unreadable):
         folders[:] = searched(parent, folders)
-        for name in names[: MAX_FILES - seen]:
-            if (parts := pattern.fullmatch(name)) is not None:
-                by_prefix[parts["prefix"]].append((int(parts["rank"]), Path(parent, name)))
+        named = (_named(Path(parent, name), prefix) for name in names[: MAX_FILES - seen])
+        found += [one for one in named if one.numbers]
         seen += len(names)
         if seen > MAX_FILES:
             warnings.append(f"{folder}: more than {MAX_FILES} files: the others are left out")
             break
-    return by_prefix
+    return [one for one in found if prefix is not None and not one.texts[-1]] or found
 
 
 def searched(parent: str, folders: Iterable[str]) -> list[str]:
@@ -146,24 +188,43 @@ def searched(parent: str, folders: Iterable[str]) -> list[str]:
     )
 
 
-def _keep_one_prefix(candidates: dict[str, list[tuple[int, Path]]], warnings: list[str]) -> None:
-    def order(item: tuple[str, list[tuple[int, Path]]]) -> tuple[int, int, str]:
-        prefix, files = item
-        return -max(_likeness(path) for _, path in files[:_SAMPLES]), -len(files), prefix
-
-    (chosen, _), *others = sorted(candidates.items(), key=order)
-    notes: list[str] = []
-    for prefix, files in others:
-        del candidates[prefix]
-        what = "file" if len(files) == 1 else "files"
-        notes.append(
-            f"{files[0][1]}: {len(files)} {what} named {prefix!r} and a number "
-            f"as well as {chosen!r}: left out, choose with --prefix"
-        )
-    _warn_of_some(notes, "names of numbered files", warnings)
+def _by_shape(found: Iterable[_Named]) -> Mapping[str, list[_Named]]:
+    """By the name without its numbers."""
+    shapes: dict[str, list[_Named]] = defaultdict(list)
+    for one in found:
+        shapes["*".join(one.texts)].append(one)
+    return shapes
 
 
-def _likeness(path: Path) -> int:
+def _like_dumps(found: list[_Named], notes: list[str]) -> list[_Named]:
+    """Files of all shapes that are dumps; if none is, of the one that looks most like it."""
+    shapes = _by_shape(found)
+    if len(shapes) < 2:
+        return found
+    likeness = {shape: _likeness(files) for shape, files in shapes.items()}
+    order = sorted(shapes, key=lambda shape: (-likeness[shape], -len(shapes[shape]), shape))
+    best = [shape for shape in order if likeness[shape] > 1] or order[:1]
+    notes += [
+        _left_out(shapes[shape], shape, best[0])
+        for shape in order[len(best) :]
+        if likeness[shape] or shape.endswith("*")
+    ]
+    return [one for shape in best for one in shapes[shape]]
+
+
+def _left_out(files: Sequence[_Named], name: str, chosen: str) -> str:
+    what = "file" if len(files) == 1 else "files"
+    return (
+        f"{files[0].path}: {len(files)} {what} named {name!r} as well as {chosen!r}: "
+        "left out, choose with --prefix"
+    )
+
+
+def _likeness(files: Sequence[_Named]) -> int:
+    return max(_looks_like_dump(one.path) for one in files[:_SAMPLES])
+
+
+def _looks_like_dump(path: Path) -> int:
     """2 if the file has words of the format, 1 if only its first byte is that of a dump, else 0."""
     try:
         if not path.is_file():
@@ -174,18 +235,80 @@ def _likeness(path: Path) -> int:
         return 0
     if not head.lstrip().startswith(_FIRST_BYTES):
         return 0
+    if head.startswith(_GZIP):
+        with suppress(zlib.error):
+            head = zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
     return 2 if any(word in head for word in _WORDS) else 1
 
 
+# -- which number is the rank ------------------------------------------------------------------
+
+
+def _with_ranks(found: list[_Named]) -> list[_Named]:
+    """Of all ways to take one number of each name, the one that gives most ranks of the job. What
+    the dumps and the words next to the numbers say decides between equals.
+
+    Raises:
+        DumpError: several ways are equally good, and give different ranks.
+    """
+    counts = [len(one.numbers) for one in found]
+    if max(counts) == 1:
+        return found
+    ways = [
+        [one._replace(at=at % len(one.numbers)) for one in found]
+        for k in range(min(*counts, _MAX_NUMBERS))
+        for at in (k, -1 - k)
+    ]
+    words = [_after_word(one.texts) for one in found]
+    if min(words) >= 0:
+        ways.append([one._replace(at=at) for one, at in zip(found, words, strict=True)])
+    by_ranks = {tuple(one.rank for one in way): way for way in ways}
+    # What is the same in all names is a date, or the size of the world.
+    varied = {ranks: way for ranks, way in by_ranks.items() if len(set(ranks)) > 1}
+    by_ranks = varied or by_ranks
+    if len(by_ranks) == 1:
+        return next(iter(by_ranks.values()))
+    world = _world_size([one.path for one in found[:: -(-len(found) // _SAMPLES)]])
+
+    def score(taken: tuple[int, ...]) -> tuple[int, ...]:
+        ranks = {rank for rank in taken if rank < MAX_WORLD_SIZE}
+        in_world = sum(rank < (world or len(ranks)) for rank in ranks)
+        after_word = sum(one.at == at for one, at in zip(by_ranks[taken], words, strict=True))
+        return in_world, len(ranks), after_word
+
+    first, second, *_ = sorted(by_ranks, key=score, reverse=True)
+    if score(first) == score(second):
+        at = next(at for at, rank in enumerate(first) if rank != second[at])
+        raise DumpError(
+            f"{found[at].path} ({len(found)} files): rank {first[at]} or {second[at]}: "
+            "give the text before the rank with --prefix"
+        )
+    return by_ranks[first]
+
+
+def _after_word(texts: Sequence[str]) -> int:
+    """The number after the word `rank`, -1 if there is none."""
+    return next((at for at, text in enumerate(texts[:-1]) if _RANK.search(text)), -1)
+
+
+def _world_size(paths: Sequence[Path]) -> int:
+    """By the groups in these dumps; 0 if unknown."""
+    gained = [reading.gained[0] for reading in read_all(dict(enumerate(paths))) if reading.gained]
+    return max((1 + max(info.ranks, default=-1) for infos in gained for info in infos), default=0)
+
+
+# -- which files are of one set ----------------------------------------------------------------
+
+
 def _one_a_rank(
-    found: list[tuple[int, Path]], ranks: Collection[int] | None, warnings: list[str]
+    found: Iterable[_Named], ranks: Collection[int] | None, warnings: list[str]
 ) -> Iterator[tuple[int, Path]]:
     """Of several files of one rank, the one that was written last."""
     by_rank: dict[int, list[Path]] = defaultdict(list)
     wanted = None if ranks is None else frozenset(ranks)
-    for rank, path in found:
-        if wanted is None or rank in wanted:
-            by_rank[rank].append(path)
+    for one in found:
+        if wanted is None or one.rank in wanted:
+            by_rank[one.rank].append(one.path)
     older: list[str] = []
     no_ranks: list[str] = []
     for rank, paths in sorted(by_rank.items()):
@@ -206,36 +329,80 @@ def _warn_of_some(texts: list[str], what: str, warnings: list[str]) -> None:
 
 
 def _together(
-    folder: Path, found: Sequence[tuple[int, Path]], older: list[str]
-) -> list[tuple[int, Path]]:
+    folder: Path, found: Iterable[_Named], older: list[str], notes: list[str]
+) -> list[_Named]:
     """The files of one job below a folder. Subfolders with different ranks are hosts; subfolders
     with the same ranks are several dumps, of which the newest is taken."""
-    parts: dict[str, list[tuple[int, Path]]] = defaultdict(list)
-    for rank, path in found:
-        inside = path.relative_to(folder).parts
-        parts[inside[0] if len(inside) > 1 else ""].append((rank, path))
+    parts: dict[str, list[_Named]] = defaultdict(list)
+    for one in found:
+        inside = one.path.relative_to(folder).parts
+        parts[inside[0] if len(inside) > 1 else ""].append(one)
     some = [
-        _together(folder / name, files, older) if name else files
-        for name, files in sorted(parts.items())
+        _together(folder / name, files, older, notes) if name else _one_set(files, notes)
+        for name, files in parts.items()
     ]
-    some.sort(key=lambda files: -max(written_ns(path) for _, path in files))
-    kept: list[tuple[int, Path]] = []
-    for files in some:
-        mine, taken = {rank for rank, _ in files}, {rank for rank, _ in kept}
-        if 2 * len(mine & taken) >= min(len(mine), len(taken)) > 0:
-            noun = "rank" if len(mine) == 1 else "ranks"
-            older.append(
-                f"{common_folder(files)}: dumps of {noun} {fold_ranks(mine)} again: left out, "
-                f"those in {common_folder(kept)} are newer: name the folder that you mean"
-            )
-        else:
-            kept += files
+    # Where times are equal, the higher number is newer.
+    some.sort(key=lambda files: (_newest_ns(files), _natural(files[0].path)), reverse=True)
+    kept, left = _merged(some)
+    for files in left:
+        ranks = {one.rank for one in files}
+        noun = "rank" if len(ranks) == 1 else "ranks"
+        older.append(
+            f"{_common(files)}: dumps of {noun} {fold_ranks(ranks)} again: left out, "
+            f"those in {_common(kept)} are newer: name the folder that you mean"
+        )
     return kept
 
 
-def common_folder(files: Iterable[tuple[int, Path]]) -> Path:
+def _one_set(found: list[_Named], notes: list[str]) -> list[_Named]:
+    """Of files in one folder that have the same ranks and differ in the rest of their names, those
+    of the largest set.
+
+    Raises:
+        DumpError: most files are of other sets.
+    """
+    if len({one.rank for one in found}) == len(found):
+        return found
+    sets: dict[str, list[_Named]] = defaultdict(list)
+    for one in found:
+        sets[one.set_name].append(one)
+    order = sorted(sets, key=lambda name: (-len(sets[name]), -_newest_ns(sets[name]), name))
+    kept, left = _merged(sets[name] for name in order)
+    notes += [_left_out(files, files[0].set_name, order[0]) for files in left]
+    if len(found) > 2 * len(kept):
+        raise DumpError(
+            f"{found[0].path.parent}: {len(found)} files of the same ranks, with {len(order)} "
+            f"names like {', '.join(map(repr, order[:_SAMPLES]))}: choose one with --prefix"
+        )
+    return kept
+
+
+def _merged(parts: Iterable[list[_Named]]) -> tuple[list[_Named], list[list[_Named]]]:
+    """The parts with different ranks as one; and those that mostly have ranks of parts before."""
+    kept: list[_Named] = []
+    taken: set[int] = set()
+    left = []
+    for files in parts:
+        mine = {one.rank for one in files}
+        if 2 * len(mine & taken) >= min(len(mine), len(taken)) > 0:
+            left.append(files)
+        else:
+            kept += files
+            taken |= mine
+    return kept, left
+
+
+def _newest_ns(files: Iterable[_Named]) -> int:
+    return max(written_ns(one.path) for one in files)
+
+
+def _natural(path: Path) -> list[str | int]:
+    return [int(part) if part.isdecimal() else part for part in _NUMBER.split(str(path))]
+
+
+def _common(files: Iterable[_Named]) -> Path:
     """The innermost folder that holds all of them."""
-    return Path(os.path.commonpath([path.parent for _, path in files]))
+    return Path(os.path.commonpath([one.path.parent for one in files]))
 
 
 def written_ns(path: Path) -> int:
@@ -253,6 +420,6 @@ def _nothing(path: Path, prefix: str | None, ranks: Collection[int] | None, foun
             f"{path}: no file named {prefix!r} and a rank: leave out --prefix to have it inferred"
         )
     return (
-        f"{path}: no file whose name ends in a rank: "
+        f"{path}: no file with a rank in its name: "
         "name the folder that holds the dumps, one file a rank"
     )

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from frd.engine.findings import text
 from frd.errors import DumpError
 from frd.flight.columns import NARROW, Dictionaries
 from frd.flight.trace import RankTrace, Trace
@@ -24,6 +25,7 @@ from frd.model import Activity, GroupInfo, Int32s
 from frd.offline.load.discovery import Found, discover, written_ns
 from frd.offline.load.frd_dump import rank_metadata
 from frd.offline.load.torchcomms import numbered
+from frd.offline.load.torchft import global_ranks, outside_text
 from frd.readers.file_reading import Reading
 from frd.readers.pool import read_all
 
@@ -122,6 +124,7 @@ class _Join:
         self._complete_groups(ranks)
         groups = self._into.groups.items
         numbered(ranks, groups, self._into.names.items, self._warnings)
+        outside = self._check_members(ranks)
         return Trace(
             key=self._found.of.key,
             ranks=ranks,
@@ -136,7 +139,34 @@ class _Join:
             taken_at=self._found.of.taken_at,
             stall_after_s=self._found.of.stall_after_s,
             folder=str(self._found.of.root),
+            outside=outside,
         )
+
+    def _check_members(self, ranks: Mapping[int, RankTrace]) -> dict[int, list[int]]:
+        """The groups that each rank recorded in although they exclude it.
+
+        Raises:
+            DumpError: no rank is in any group.
+        """
+        groups = self._into.groups.items
+        members = [frozenset(info.ranks) for info in groups]
+        outside = {}
+        for rank, trace in ranks.items():
+            used = np.flatnonzero(np.bincount(trace.group)).tolist()
+            if foreign := [at for at in used if members[at] and rank not in members[at]]:
+                outside[rank] = foreign
+        if outside:
+            hint = outside_text({r: [groups[at] for at in of] for r, of in outside.items()})
+            self._warnings.append(f"{self._found.of.root}: {hint}")
+        everyone = frozenset[int]().union(*members)
+        # Hosts are often counted from 1.
+        if everyone and (everyone.isdisjoint(ranks) or ranks.keys() == {r + 1 for r in everyone}):
+            raise DumpError(
+                f"{next(iter(ranks.values())).source} ({len(ranks)} files): the names say "
+                f"{text.ranks([*ranks])}, the groups are of {text.ranks([*everyone])}: give the "
+                f"text before the rank with --prefix, or rename{f'; {hint}' if outside else ''}"
+            )
+        return outside
 
     def _warn(self, source: str, warnings: tuple[str, ...]) -> None:
         shown = [f"{source}: {warning}" for warning in warnings[:MAX_WARNINGS_A_FILE]]
@@ -188,17 +218,16 @@ class _Lookup:
     def translate(self, narrow: Int32s, first: int, replica_size: int | None) -> list[Int32s]:
         """`narrow` with indexes of the trace; `first`: the lowest rank of the replica group."""
         groups, *others = self._to
-        if first and replica_size is not None:
+        if replica_size is not None:
             groups = self._shifted(first, replica_size)
         return [to[row] for to, row in zip((groups, *others), narrow, strict=True)]
 
     def _shifted(self, first: int, replica_size: int) -> Int32s:
-        """Groups of a later torchft replica, which numbers its ranks from 0, with global ranks."""
+        """Groups of a torchft replica with global ranks."""
         if (found := self._of_replica.get(first)) is None:
             indexes = []
             for info in self._groups:
-                is_local = bool(info.ranks) and info.ranks[-1] < replica_size
-                ranks = tuple(rank + first for rank in info.ranks) if is_local else info.ranks
+                ranks = global_ranks(info, first, replica_size)
                 indexes.append(self._into.groups.index(GroupInfo(info.name, info.desc, ranks)))
             found = self._of_replica[first] = np.array([*indexes, -1], np.int32)
         return found

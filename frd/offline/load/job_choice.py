@@ -9,16 +9,20 @@ what was left out.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from frd.errors import ConfigError
+from frd.errors import ConfigError, FrdError
 from frd.flight.trace import Trace
 from frd.offline.analysis.durations import last_dump_ns
 from frd.offline.load.discovery import MAX_FILES, searched
 from frd.offline.load.folder import Progress, load_trace
 from frd.offline.load.frd_dump import SUMMARY, DumpFolder, made_by_frd
+from frd.readers.archives import is_archive, unpack
 
 MAX_DUMPS = 8
 """The newest dumps of one job, which are read."""
@@ -34,32 +38,56 @@ def load_dumps(
     progress: Progress | None = None,
     transform_ft: int | None = None,
 ) -> list[Trace]:
-    """All dumps of one job in these folders, oldest first; the arguments are those of `load_trace`.
+    """All dumps of one job in these folders and archives, oldest first; the arguments are those of
+    `load_trace`.
 
     Raises:
         ConfigError: the folders are not of one job.
         DumpError: as `load_trace`.
     """
     warnings: list[str] = []
-    named = [Path(os.path.abspath(path)) for path in paths]
-    folders: list[Path] = []
-    for path in named:
-        folders += [path] if prefix is not None else _dumps_in(path, warnings)
-    folders = list(dict.fromkeys(folders))
-    if len(named) > 1:
-        _check_one_job(folders)
-    total = _Total(progress)
-    traces = [
-        load_trace(
-            folder, prefix=prefix, ranks=ranks, progress=total.part(), transform_ft=transform_ft
-        )
-        for folder in folders
-    ]
-    traces.sort(key=last_dump_ns)
-    _check_common_ranks(traces)
+    with _unpacked([Path(os.path.abspath(path)) for path in paths]) as (named, shown):
+        folders: list[Path] = []
+        for path in named:
+            folders += [path] if prefix is not None else _dumps_in(path, warnings)
+        folders = list(dict.fromkeys(folders))
+        if len(named) > 1:
+            _check_one_job(folders)
+        total = _Total(progress)
+        load = partial(load_trace, prefix=prefix, ranks=ranks, transform_ft=transform_ft)
+        traces = [_renamed(load(folder, progress=total.part()), shown) for folder in folders]
+        traces.sort(key=last_dump_ns)
+        _check_common_ranks(traces)
     *earlier, last = traces
     known = dict.fromkeys(warning for trace in (*earlier, last) for warning in trace.warnings)
-    return [*earlier, replace(last, warnings=(*warnings, *known))]
+    return [*earlier, replace(last, warnings=(*map(shown, warnings), *known))]
+
+
+@contextmanager
+def _unpacked(paths: Sequence[Path]) -> Iterator[tuple[list[Path], Callable[[str], str]]]:
+    """Archives as folders, and a text with the name of an archive in place of its folder's."""
+    named = [*paths]
+
+    def shown(text: str) -> str:
+        for folder, path in zip(named, paths, strict=True):
+            text = text.replace(str(folder), str(path))
+        return text
+
+    with TemporaryDirectory(prefix="frd-") as scratch:
+        for at, path in enumerate(paths):
+            if is_archive(path):
+                unpack(path, into := Path(scratch, str(at), path.name))
+                named[at] = into
+        try:
+            yield named, shown
+        except FrdError as error:
+            raise type(error)(shown(str(error))) from None
+
+
+def _renamed(trace: Trace, shown: Callable[[str], str]) -> Trace:
+    ranks = {r: replace(of, source=shown(of.source)) for r, of in trace.ranks.items()}
+    warnings = [*map(shown, trace.warnings)]
+    return replace(trace, ranks=ranks, warnings=warnings, folder=shown(trace.folder))
 
 
 class _Total:

@@ -17,6 +17,8 @@ from frd.model import Activity
 from frd.offline.load.folder import MAX_WARNINGS_A_FILE, load_trace
 from tests.world.dump_files import T0, as_gzip, as_json, as_torch, document, entry
 
+WORLD = range(16)
+
 
 def rows() -> list[dict[str, Any]]:
     return [entry(at) for at in range(3)]
@@ -25,7 +27,7 @@ def rows() -> list[dict[str, Any]]:
 def write(folder: Path, name: str, data: bytes | None = None) -> Path:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(as_torch(document(rows())) if data is None else data)
+    path.write_bytes(as_torch(document(rows(), WORLD)) if data is None else data)
     return path
 
 
@@ -76,7 +78,7 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     trace = load_trace(tmp_path)
     assert names(trace) == {0: "dump_0", 1: "dump_1", 2: "dump_2"}
     (warning,) = trace.warnings
-    assert "9 files named 'worker_'" in warning
+    assert "9 files named 'worker_*'" in warning
     assert "--prefix" in warning
 
 
@@ -143,10 +145,10 @@ def test_nothing_there(tmp_path: Path) -> None:
     """A folder that is absent, empty, or has no numbered file: an error that says what to name."""
     with pytest.raises(DumpError, match=r"absent: no such folder: name the folder"):
         load_trace(tmp_path / "absent")
-    with pytest.raises(DumpError, match=r"no file whose name ends in a rank"):
+    with pytest.raises(DumpError, match=r"no file with a rank in its name"):
         load_trace(tmp_path)
     write(tmp_path, "README.md")
-    with pytest.raises(DumpError, match=r"no file whose name ends in a rank"):
+    with pytest.raises(DumpError, match=r"no file with a rank in its name"):
         load_trace(tmp_path)
 
 

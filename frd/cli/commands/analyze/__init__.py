@@ -149,11 +149,12 @@ def command(
 ) -> int:
     """Name the first cause in DIR, a folder of Flight Recorder dumps; no service needed.
 
-    The dumps may be of any version and backend, of several hosts in subfolders, gzipped, or what
-    `frd dump` made. Several folders are dumps of one job at different times: a wait that is in the
-    first and still in the last has lasted. With --traces: what each rank read, waited for and left
-    open, and the file that starved the first cause. With --memory: name the rank whose memory rose
-    first, from files of telemetry events, and list every rise. Exit code 3 when there are findings.
+    The dumps may be of any version and backend, of several hosts in subfolders, gzipped, in an
+    archive (.tar, .tar.gz, .zip), or what `frd dump` made. Several folders are dumps of one job at
+    different times: a wait that is in the first and still in the last has lasted. With --traces:
+    what each rank read, waited for and left open, and the file that starved the first cause. With
+    --memory: name the rank whose memory rose first, from files of telemetry events, and list every
+    rise. Exit code 3 when there are findings.
     """
     if not paths and (memory or not traces):
         context = click.get_current_context()

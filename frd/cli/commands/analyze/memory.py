@@ -61,8 +61,10 @@ class MemoryCommand:
     plot: Path | None
 
     def run(self, *, as_json: bool) -> int:
-        folders = [path for path in self.paths if path.is_dir()]
-        files = [path for path in self.paths if not path.is_dir()]
+        from frd.readers.archives import is_archive
+
+        folders = [path for path in self.paths if path.is_dir() or is_archive(path)]
+        files = [path for path in self.paths if path not in folders]
         _check_options(folders)
         if not files:
             raise click.UsageError(

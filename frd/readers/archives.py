@@ -1,0 +1,99 @@
+"""Unpacks an archive of dumps into a folder, in a reader process.
+
+Only regular files are written, with their times. Names that lead out of the folder are refused, and
+the number of members, the size of each and the size of all are bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tarfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, TypeAlias
+
+from frd.errors import DumpError
+from frd.flight.decode import MAX_BYTES
+from frd.readers.pool import ReaderDied, ReaderProcess
+
+_ENDINGS: Final = (".tar", ".tar.gz", ".tgz", ".zip")
+_MAX_MEMBERS: Final = 200_000
+_MAX_UNPACKED_BYTES: Final = 16 * MAX_BYTES
+_Member: TypeAlias = tuple[str, int, float, Callable[[], Any]]
+"""A regular file: name, bytes, Unix time, content."""
+
+
+def is_archive(path: Path) -> bool:
+    """By its name; a folder is none."""
+    return path.name.lower().endswith(_ENDINGS) and path.is_file()
+
+
+def unpack(archive: Path, into: Path) -> None:
+    """Write the files of an archive, in a process whose memory and time are limited.
+
+    Raises:
+        DumpError: it is damaged, hostile or too large.
+    """
+    into.mkdir(parents=True)
+    process = ReaderProcess()
+    try:
+        process.ask(write_members, archive, into)
+        error = process.answer()
+    except ReaderDied as died:
+        error = str(died)
+    finally:
+        process.stop()
+    if error:
+        raise DumpError(f"{archive}: {error}")
+
+
+def write_members(archive: Path, into: Path) -> str:
+    """The error, empty if there is none. Never raises."""
+    members = _of_zip if archive.name.lower().endswith(".zip") else _of_tar
+    total = 0
+    try:
+        for count, (name, size, at, content) in enumerate(members(archive)):
+            total += size
+            if size > MAX_BYTES or total > _MAX_UNPACKED_BYTES or count >= _MAX_MEMBERS:
+                return (
+                    f"{name[:128]!r}: over {MAX_BYTES} bytes, or {_MAX_UNPACKED_BYTES} bytes or "
+                    f"{_MAX_MEMBERS} files so far: unpack the archive and name the folder"
+                )
+            inside = PurePosixPath(name)
+            if inside.is_absolute() or ".." in inside.parts:
+                return f"{name[:128]!r}: leads out of the archive: pack a folder of dumps"
+            path = into / inside
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with content() as source, path.open("wb") as file:
+                shutil.copyfileobj(source, file)
+            with suppress(OSError, OverflowError, ValueError):  # it has no such time
+                os.utime(path, (at, at))
+    except Exception as error:
+        return f"cannot be unpacked ({error}): pack the dumps again"
+    return ""
+
+
+def _of_tar(path: Path) -> Iterator[_Member]:
+    with tarfile.open(path) as archive:
+        for one in archive:
+            if one.isreg():
+                yield one.name, one.size, one.mtime, partial(archive.extractfile, one)
+        file: Any = archive.fileobj
+        file.seek(archive.offset)
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError("damaged header")  # `tarfile` takes it for the end
+
+
+def _of_zip(path: Path) -> Iterator[_Member]:
+    with zipfile.ZipFile(path) as archive:
+        for one in archive.infolist():
+            kind = stat.S_IFMT(one.external_attr >> 16)
+            if not one.is_dir() and kind in (0, stat.S_IFREG):
+                at = time.mktime((*one.date_time, 0, 0, -1))
+                yield one.filename, one.file_size, at, partial(archive.open, one)
