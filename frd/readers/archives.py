@@ -13,9 +13,10 @@ import tarfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
 
 from frd.errors import DumpError
@@ -30,27 +31,35 @@ _Member: TypeAlias = tuple[str, int, float, Callable[[], Any]]
 
 
 def is_archive(path: Path) -> bool:
-    """By its name; a folder is none."""
+    """By its name; a folder is not one."""
     return path.name.lower().endswith(_ENDINGS) and path.is_file()
 
 
-def unpack(archive: Path, into: Path) -> None:
-    """Write the files of an archive, in a process whose memory and time are limited.
+@contextmanager
+def unpacked(archive: Path) -> Iterator[Path]:
+    """A temporary folder with its files, written by a process whose memory and time are limited.
 
     Raises:
-        DumpError: it is damaged, hostile or too large.
+        DumpError: it is damaged, hostile or too large, or there is no room.
     """
-    into.mkdir(parents=True)
-    process = ReaderProcess()
     try:
-        process.ask(write_members, archive, into)
-        error = process.answer()
-    except ReaderDied as died:
-        error = str(died)
-    finally:
-        process.stop()
-    if error:
-        raise DumpError(f"{archive}: {error}")
+        scratch = TemporaryDirectory(prefix="frd-")
+    except OSError as why:
+        raise DumpError(f"{archive}: {why}: set TMPDIR, or unpack it and name the folder") from why
+    with scratch:
+        into = Path(scratch.name, archive.name)
+        into.mkdir()
+        process = ReaderProcess()
+        try:
+            process.ask(write_members, archive, into)
+            error = process.answer()
+        except ReaderDied as died:
+            error = str(died)
+        finally:
+            process.stop()
+        if error:
+            raise DumpError(f"{archive}: {error}")
+        yield into
 
 
 def write_members(archive: Path, into: Path) -> str:
@@ -75,7 +84,7 @@ def write_members(archive: Path, into: Path) -> str:
             with suppress(OSError, OverflowError, ValueError):  # it has no such time
                 os.utime(path, (at, at))
     except Exception as error:
-        return f"cannot be unpacked ({error}): pack the dumps again"
+        return f"cannot be unpacked ({error}): unpack it and name the folder"
     return ""
 
 

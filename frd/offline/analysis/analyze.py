@@ -181,13 +181,15 @@ def _summary(
     if not any(len(one) or one.status for one in trace.ranks.values()):
         return f"the dumps hold no entries{without}"
     verb = "prove" if unproven else "show"
+    judged = "the dumps"
     if trace.outside:
+        judged = "the judged ops"
         without += (
             f"; ops of {text.ranks([*trace.outside])} in groups that exclude them are not judged"
         )
     if not findings:
-        return f"the dumps {verb} no communication fault{without}"
+        return f"{judged} {verb} no communication fault{without}"
     if findings[0].kind is Kind.CLOCK_UNSYNCHRONIZED:
-        return f"the dumps {verb} no communication fault, but {findings[0].summary}{without}"
+        return f"{judged} {verb} no communication fault, but {findings[0].summary}{without}"
     more = f" ({len(findings) - 1} more below)" if len(findings) > 1 else ""
     return f"{findings[0].summary}{more}{without}"

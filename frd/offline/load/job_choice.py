@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from frd.errors import ConfigError, FrdError
 from frd.flight.trace import Trace
@@ -22,7 +21,7 @@ from frd.offline.analysis.durations import last_dump_ns
 from frd.offline.load.discovery import MAX_FILES, searched
 from frd.offline.load.folder import Progress, load_trace
 from frd.offline.load.frd_dump import SUMMARY, DumpFolder, made_by_frd
-from frd.readers.archives import is_archive, unpack
+from frd.readers.archives import is_archive, unpacked
 
 MAX_DUMPS = 8
 """The newest dumps of one job, which are read."""
@@ -73,11 +72,10 @@ def _unpacked(paths: Sequence[Path]) -> Iterator[tuple[list[Path], Callable[[str
             text = text.replace(str(folder), str(path))
         return text
 
-    with TemporaryDirectory(prefix="frd-") as scratch:
+    with ExitStack() as stack:
         for at, path in enumerate(paths):
             if is_archive(path):
-                unpack(path, into := Path(scratch, str(at), path.name))
-                named[at] = into
+                named[at] = stack.enter_context(unpacked(path))
         try:
             yield named, shown
         except FrdError as error:
@@ -85,6 +83,8 @@ def _unpacked(paths: Sequence[Path]) -> Iterator[tuple[list[Path], Callable[[str
 
 
 def _renamed(trace: Trace, shown: Callable[[str], str]) -> Trace:
+    if shown(trace.folder) == trace.folder:
+        return trace
     ranks = {r: replace(of, source=shown(of.source)) for r, of in trace.ranks.items()}
     warnings = [*map(shown, trace.warnings)]
     return replace(trace, ranks=ranks, warnings=warnings, folder=shown(trace.folder))

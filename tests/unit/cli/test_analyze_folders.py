@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +138,30 @@ def test_what_a_rank_left_behind_is_as_old_as_its_file(tmp_path: Path) -> None:
     path.write_text(json.dumps(document))
     of = frd.load(root).trace.ranks[1]
     assert (of.dumped_from_ns, of.dumped_until_ns) == (0, T0 + 3 * SECOND)
+
+
+def test_an_archive_in_place_of_a_folder(tmp_path: Path, shell: Shell) -> None:
+    """The same findings as of the folder; in an archive that leads out, one line of error."""
+    folder = dump(tmp_path / "h", 20)
+    archive = Path(shutil.make_archive(str(tmp_path / "packed"), "gztar", tmp_path, "h"))
+    plain = shell("analyze", "--json", folder, code=FINDINGS_PRESENT).json
+    packed = shell("analyze", "--json", archive, code=FINDINGS_PRESENT).json
+    assert packed["findings"] == plain["findings"]
+    assert packed["dumps"][0]["folder"] == f"{archive}/h"
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as out:
+        out.writestr("../dump_0", b"x")
+    error = shell("analyze", tmp_path / "bad.zip", code=1).err
+    assert error.startswith(f"frd: error: {tmp_path}/bad.zip: '../dump_0': leads out of")
+    assert error.count("\n") == 1
+
+
+def test_files_of_several_jobs(tmp_path: Path, shell: Shell) -> None:
+    """Three jobs' files in one folder are no all-clear: one line of error says what to choose."""
+    for job in "abc":
+        for rank in range(2):
+            (tmp_path / f"{job}_{rank}").write_bytes(waiting(rank))
+    error = shell("analyze", tmp_path, code=1).err
+    assert "6 files of the same ranks, with 3 names like " in error
+    assert all(f"'{job}_*'" in error for job in "abc")
+    assert "--prefix" in error
+    shell("analyze", tmp_path, "--prefix", "b_", code=FINDINGS_PRESENT)

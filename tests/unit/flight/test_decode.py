@@ -196,6 +196,12 @@ def test_members_in_every_spelling(ranks: Any, members: tuple[int, ...]) -> None
     assert parsed(dumped(pg_config=config)).groups == {"7": GroupInfo("7", "pp", members)}
 
 
+def test_a_group_without_a_name() -> None:
+    """torchft's group of rank 0 of each replica has members and no name: it is a group."""
+    dump = parsed(dumped(pg_config={"": {"name": "", "desc": "", "ranks": "[0, 2]"}}))
+    assert dump.groups == {"": GroupInfo("", "", (0, 2))}
+
+
 def test_gloo_group_is_passed_over() -> None:
     """Gloo's nameless empty group is normal: no group, and no warning every second."""
     dump = parsed(dumped(pg_config={"": {"name": "", "desc": "", "ranks": "[]"}}))

@@ -192,3 +192,14 @@ def test_a_header_that_needs_all_memory(tmp_path: Path, monkeypatch: pytest.Monk
         out.write(header.tobuf(tarfile.USTAR_FORMAT) + bytes(256 << 20))
     with pytest.raises(DumpError, match=rf"^{archive}: "):
         loaded(archive)
+
+
+def test_no_room_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No folder may be written to: an archive is an error with advice, a folder is read."""
+    folder, archive = dumps(tmp_path / "d"), tmp_path / "d.tar"
+    tarred("w")(folder, archive)
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+        with pytest.raises(DumpError, match=rf"^{archive}: .*: set TMPDIR"):
+            loaded(archive)
+        assert len(loaded(folder).ranks) == 4
