@@ -18,7 +18,6 @@ from frd.engine.clocks.uncertain_time import RankClocks
 from frd.engine.findings import text
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
 from frd.engine.state.snapshot import ANY_SEQ, PairColumns, Snapshot, StallTable
-from frd.flight.progress import NEVER
 from frd.flight.trace import Trace
 from frd.model import (
     UNKNOWN_SEQ,
@@ -258,7 +257,7 @@ def _pairs(rows: Rows, watermarks: PairWatermarks) -> PairColumns:
         first=np.cumsum([0, *(len(series.members) for series in rows.series)]),
         rank=rows.pair_rank,
         joined=joined,
-        joined_most=np.where(watermarks.hidden | _is_odd(rows, watermarks), ANY_SEQ, joined),
+        joined_most=np.where(watermarks.hidden | _is_misnumbered(rows), ANY_SEQ, joined),
         started=watermarks.started,
         completed=done,
         completed_most=done,
@@ -268,13 +267,13 @@ def _pairs(rows: Rows, watermarks: PairWatermarks) -> PairColumns:
     )
 
 
-def _is_odd(rows: Rows, watermarks: PairWatermarks) -> Bools:
-    """Over the pairs: the rank recorded in a group that excludes it, or it recorded nothing in a
-    group that others did so in. It is unknown which ops it has joined."""
+def _is_misnumbered(rows: Rows) -> Bools:
+    """Over the pairs: those of ranks that recorded in groups that exclude them, and of these
+    groups. It is unknown which ops the ranks of such numbers have joined."""
     outside = rows.trace.outside
     group = np.array([series.group for series in rows.series], np.int32)[rows.pair_series]
-    is_odd = np.isin(group, [at for groups in outside.values() for at in groups])
-    found: Bools = np.isin(rows.pair_rank, [*outside]) | is_odd & (watermarks.first_seq == NEVER)
+    groups = [at for of in outside.values() for at in of]
+    found: Bools = np.isin(rows.pair_rank, [*outside]) | np.isin(group, groups)
     return found
 
 
