@@ -285,10 +285,11 @@ class WatermarkColumns:
 
 @dataclass(frozen=True, slots=True)
 class ChannelColumns:
-    """All in-flight P2P channels of one rank; replaces the rank's previous ones.
+    """All in-flight P2P ops of one rank; replaces the rank's previous ones.
 
-    A channel is (group, peer, direction). P2P ops pair by order per channel, so the count in
-    flight and the oldest enqueue time say all that matching needs. Peers are global ranks.
+    A channel is (group, peer, direction). P2P ops pair by order per channel. A row is a run of ops
+    of one channel, call and signature, in order of posting; before the first of a channel one
+    without ops in flight may show the op that was over last. Peers are global ranks.
     """
 
     rank: int
@@ -298,8 +299,14 @@ class ChannelColumns:
     is_send: UInt8s
     in_flight: UInt32s
     head_created_ns: Int64s
+    """Of the first op of the same call."""
     as_of_ns: int = 0
     """Node time up to which this is complete; 0 unknown."""
+    signature: UInt32s = field(default_factory=lambda: np.empty(0, np.uint32))
+    """Empty when unknown, as from agents of earlier releases, whose rows are channels."""
+    batch: UInt32s = field(default_factory=lambda: np.empty(0, np.uint32))
+    """Rows of one group with the same number were posted as one call; 0 for a single op. Empty
+    when unknown."""
 
 
 # -- memory ------------------------------------------------------------------------------------

@@ -455,6 +455,7 @@ class Attempt:
             pairs=pairs,
             op=self._collectives.ops(),
             channels=self._channels.snapshot(self._ranks, now),
+            signatures=self._collectives.signatures.known,
             mismatches=self._collectives.facts(),
             attended_since=self.attended_since,
             utc_ahead_ns=self.utc_ahead_ns,

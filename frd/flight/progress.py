@@ -24,7 +24,8 @@ a pair is one rank in one group, numbered by the caller.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -290,6 +291,36 @@ def _closed_by_batch(entries: RankTrace, rows: Int64s, is_op: Bools, done: Bools
     batch = list(zip(entries.pg_id[rows].tolist(), entries.p2p_seq[rows].tolist(), strict=True))
     closed = {batch[at] for at in np.flatnonzero(ends).tolist()}
     return np.array([one in closed for one in batch], np.bool_)
+
+
+def p2p_runs(ops: Iterable[Sequence[int]]) -> Int64s:
+    """Ops in order of posting as runs of one channel, call and signature: columns of group, peer,
+    way, ops in flight, time of the first op of the call, number of the call, signature. A call of
+    one op has number 0.
+
+    `ops` are such rows, with 1 for each op in flight. Of those with 0, which are over, the last
+    before the first in flight on its channel is kept.
+    """
+    runs: list[list[int]] = []
+    last: dict[tuple[int, ...], list[int]] = {}
+    over: dict[tuple[int, ...], list[int]] = {}
+    since: dict[tuple[int, int], int] = {}
+    posted = list(ops)
+    calls = Counter((group, batch) for group, _, _, in_flight, _, batch, _ in posted if in_flight)
+    for group, peer, way, in_flight, posted_at, number, signature in posted:
+        channel, batch = (group, peer, way), number if calls[group, number] > 1 else 0
+        if not in_flight:
+            over[channel] = [*channel, 0, posted_at, batch, signature]
+            continue
+        if channel in last and last[channel][5:] == [batch, signature]:
+            last[channel][3] += 1
+            continue
+        if channel not in last and channel in over:
+            runs.append(over[channel])
+        at = since.setdefault((group, batch), posted_at) if batch else posted_at
+        last[channel] = [*channel, 1, at, batch, signature]
+        runs.append(last[channel])
+    return np.array(runs, np.int64).reshape(-1, 7).T
 
 
 # -- counters --------------------------------------------------------------------------------

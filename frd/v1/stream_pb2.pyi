@@ -274,7 +274,7 @@ class WatermarkBatch(_message.Message):
     def __init__(self, attempt_index: _Optional[int] = ..., rank: _Optional[bytes] = ..., group: _Optional[bytes] = ..., enqueued: _Optional[bytes] = ..., started: _Optional[bytes] = ..., completed: _Optional[bytes] = ..., head_created_ns: _Optional[bytes] = ..., seen_rank: _Optional[bytes] = ..., as_of_ns: _Optional[bytes] = ..., sent_at_ns: _Optional[int] = ..., sent_raw_ns: _Optional[int] = ..., sent_slack_ns: _Optional[int] = ...) -> None: ...
 
 class ChannelBatch(_message.Message):
-    __slots__ = ("rank_index", "group", "peer", "is_send", "in_flight", "head_created_ns", "as_of_ns")
+    __slots__ = ("rank_index", "group", "peer", "is_send", "in_flight", "head_created_ns", "as_of_ns", "signature", "batch")
     RANK_INDEX_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
@@ -282,6 +282,8 @@ class ChannelBatch(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     HEAD_CREATED_NS_FIELD_NUMBER: _ClassVar[int]
     AS_OF_NS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     rank_index: int
     group: bytes
     peer: bytes
@@ -289,7 +291,9 @@ class ChannelBatch(_message.Message):
     in_flight: bytes
     head_created_ns: bytes
     as_of_ns: int
-    def __init__(self, rank_index: _Optional[int] = ..., group: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., is_send: _Optional[bytes] = ..., in_flight: _Optional[bytes] = ..., head_created_ns: _Optional[bytes] = ..., as_of_ns: _Optional[int] = ...) -> None: ...
+    signature: bytes
+    batch: bytes
+    def __init__(self, rank_index: _Optional[int] = ..., group: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., is_send: _Optional[bytes] = ..., in_flight: _Optional[bytes] = ..., head_created_ns: _Optional[bytes] = ..., as_of_ns: _Optional[int] = ..., signature: _Optional[bytes] = ..., batch: _Optional[bytes] = ...) -> None: ...
 
 class StatusBatch(_message.Message):
     __slots__ = ("statuses", "phases", "unreadable", "leaving")

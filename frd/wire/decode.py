@@ -26,6 +26,7 @@ from frd.model import (
 from frd.v1 import stream_pb2 as pb
 from frd.wire.columns import (
     ACK_COLUMNS,
+    CHANNEL_CALLS,
     CHANNEL_COLUMNS,
     ENTRY_COLUMNS,
     SEEN_COLUMNS,
@@ -150,6 +151,9 @@ class Decoder:
     def _channels(self, m: pb.ChannelBatch) -> ChannelColumns:
         attempt = self._known.ranks.attempt_of("channels.rank_index", m.rank_index)
         arrays = read_columns(m, CHANNEL_COLUMNS)
+        has_calls = m.signature or m.batch
+        arrays |= read_columns(m, CHANNEL_CALLS, len(arrays["peer"]) if has_calls else 0)
+        check_below("channels.signature", arrays["signature"], self._known.signature_count)
         check_time("channels.as_of_ns", m.as_of_ns)
         columns = ChannelColumns(rank=m.rank_index, as_of_ns=m.as_of_ns, **arrays)
         self._known.groups.check("channels.group", columns.group, attempt)

@@ -21,6 +21,7 @@ from frd.model import (
 )
 from frd.v1 import stream_pb2 as pb
 from frd.wire.columns import (
+    CHANNEL_CALLS,
     CHANNEL_COLUMNS,
     ENTRY_COLUMNS,
     SAMPLE_TIMES,
@@ -85,7 +86,7 @@ def encode_agent(event: AgentEvent) -> bytes:
         case ChannelColumns():
             m.channels.rank_index = event.rank
             m.channels.as_of_ns = event.as_of_ns
-            write_columns(m.channels, CHANNEL_COLUMNS, event)
+            write_columns(m.channels, CHANNEL_COLUMNS + CHANNEL_CALLS, event)
         case MemoryColumns():
             for columns in (SERIES_COLUMNS, SAMPLE_TIMES, SAMPLE_VALUES):
                 write_columns(m.memory, columns, event)

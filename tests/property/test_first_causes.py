@@ -214,8 +214,7 @@ def test_the_numbers_of_ranks_do_not_matter(
         other.group(name, (number[rank] for rank in members))
     other.marks = {(name, number[rank]): mark for (name, rank), mark in scene.marks.items()}
     other.channels = [
-        (number[rank], name, number[peer], send, count, since)
-        for rank, name, peer, send, count, since in scene.channels
+        (number[rank], name, number[peer], *of_op) for rank, name, peer, *of_op in scene.channels
     ]
     other.standings = {number[rank]: of for rank, of in scene.standings.items()}
     for diagnosis in other.find():

@@ -34,6 +34,7 @@ from frd.model import (
     RankInfo,
     RankState,
     Reason,
+    Signature,
     UnrecordedWait,
     WaitSource,
 )
@@ -79,7 +80,8 @@ class Scene:
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     ops: dict[tuple[str, int], str] = field(default_factory=dict)
     marks: dict[tuple[str, int], Mark] = field(default_factory=dict)
-    channels: list[tuple[int, str, int, bool, int, int]] = field(default_factory=list)
+    channels: list[tuple[Any, ...]] = field(default_factory=list)
+    signatures: list[Signature] = field(default_factory=list)
     facts: list[Mismatch] = field(default_factory=list)
     standings: dict[int, Standing] = field(default_factory=dict)
     unrecorded: dict[int, list[UnrecordedWait]] = field(default_factory=dict)
@@ -128,10 +130,22 @@ class Scene:
         return self
 
     def flying(
-        self, rank: int, name: str, peer: int, *, send: bool, age: float = 12.0, count: int = 1
+        self,
+        rank: int,
+        name: str,
+        peer: int,
+        *,
+        send: bool,
+        age: float = 12.0,
+        count: int = 1,
+        batch: int = 0,
+        signature: Signature | None = None,
     ) -> Scene:
         """A P2P op in flight; `peer` -1 receives from any."""
-        self.channels.append((rank, name, peer, send, count, ago(age)))
+        if signature is not None and signature not in self.signatures:
+            self.signatures.append(signature)
+        number = -1 if signature is None else self.signatures.index(signature)
+        self.channels.append((rank, name, peer, send, count, ago(age), batch, number))
         return self
 
     def calls(
@@ -185,6 +199,7 @@ class Scene:
             pairs=self._pairs(),
             op=lambda group, seq: self.ops.get((names[group], seq), "all_reduce"),
             channels=self._channel_snapshot(names),
+            signatures=self.signatures,
             mismatches=self.facts,
             moved_at=np.array([ago(s.moved_age) for s in seen], np.int64),
             clocks=RankClocks(np.zeros(len(ranks), np.int32), np.zeros(len(ranks), np.int64)),
@@ -213,19 +228,9 @@ class Scene:
         )
 
     def _channel_snapshot(self, names: Sequence[str]) -> ChannelSnapshot:
-        rows = [
-            (rank, names.index(name), peer, send, count, since)
-            for rank, name, peer, send, count, since in self.channels
-        ]
-        table = np.array(rows, np.int64).reshape(len(rows), 6).T
-        return ChannelSnapshot(
-            rank=table[0].astype(np.int32),
-            group=table[1].astype(np.int32),
-            peer=table[2].astype(np.int32),
-            is_send=table[3].astype(np.uint8),
-            in_flight=table[4],
-            since=table[5],
-        )
+        rows = [(rank, names.index(name), *of_op) for rank, name, *of_op in self.channels]
+        table = np.array(rows, np.int64).reshape(len(rows), 8).T
+        return ChannelSnapshot.of(table)
 
     def stalls(self) -> StallTable:
         names = list(self.groups)
@@ -235,7 +240,7 @@ class Scene:
             if mark.enqueued > mark.completed
         ] + [
             (names.index(name), rank, UNKNOWN_SEQ, since)
-            for rank, name, _, _, _, since in self.channels
+            for rank, name, _, _, _, since, _, _ in self.channels
         ]
         late = [row for row in rows if self._confirmed(row[1], row[3])]
         table = np.array(late, np.int64).reshape(len(late), 4).T

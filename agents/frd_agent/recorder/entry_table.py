@@ -83,7 +83,8 @@ class EntryTable:
         return np.array(pairs, np.int32)
 
     def sends(self, names: Naming) -> dict[int, OpenEntry]:
-        """Sends and receives in flight, and open ends of batches, by row."""
+        """Sends and receives in flight, the last of each channel that is over, and open ends of
+        batches, by row."""
         rows = np.flatnonzero((self.trace.is_p2p != 0) & (self.pair >= 0))
         if not len(rows):
             return {}
@@ -96,16 +97,22 @@ class EntryTable:
             item = self.known[row] if row < len(self.known) else self._new(row)
             if item.in_ring:
                 kept[row] = item
-        for row in rows[in_flight].tolist():
-            if row < len(self.known):
-                kept[row] = self.known[row]
-                continue
-            item, name = self._new(row), self.names[self.trace.name[row]]
-            item.is_send = name.op.endswith("send")
-            item.peer = _peer(name, names.members(item.progress.group))
+        over = rows[self.facts.is_p2p[self.trace.name[rows]] & ~in_flight]
+        channels = zip(self.pair[over].tolist(), self.trace.name[over].tolist(), strict=True)
+        last = {*dict(zip(channels, over.tolist(), strict=True)).values()}
+        for row in [*rows[in_flight].tolist(), *last]:
+            item = self.known[row] if row < len(self.known) else self._send(row, names)
+            item.over = row in last
             if item.peer is not None:
                 kept[row] = item
         return kept
+
+    def _send(self, row: int, names: Naming) -> OpenEntry:
+        item, name = self._new(row), self.names[self.trace.name[row]]
+        item.is_send = name.op.endswith("send")
+        item.peer = _peer(name, names.members(item.progress.group))
+        item.signature = names.signature(self.signatures[self.trace.signature[row]])
+        return item
 
     def _new(self, row: int) -> OpenEntry:
         entry = self.entries[row]

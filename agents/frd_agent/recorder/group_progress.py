@@ -123,6 +123,16 @@ class OpenEntry:
     """It has ended, although its entry does not say so."""
 
     @property
+    def batch(self) -> int:
+        """The same for all sends and receives of one call; 0 if it has no number."""
+        return max(self.entry.p2p_seq_id, 0) & 0xFFFF_FFFF
+
+    @property
+    def is_send_in_flight(self) -> bool:
+        """Or a receive."""
+        return self.peer is not None and not self.over
+
+    @property
     def is_call(self) -> bool:
         return self.peer is None and not self.entry.is_p2p
 

@@ -17,7 +17,8 @@ _SHOWN = int(Flags.JOINED | Flags.STARTED | Flags.FAILED)
 
 
 class OpenEntries:
-    """The entries of one recorder that are not over, as the last dump showed them."""
+    """The entries of one recorder that are not over, as the last dump showed them, and the last
+    sends and receives that are."""
 
     def __init__(self, to_raw: Callable[[Int64s], Int64s]) -> None:
         self._to_raw = to_raw
@@ -29,7 +30,7 @@ class OpenEntries:
     @property
     def is_waiting(self) -> bool:
         """The rank is in a collective, a send or a receive."""
-        return any(item.peer is not None or item.is_call for item in self.items)
+        return any(item.is_send_in_flight or item.is_call for item in self.items)
 
     def rows(self) -> list[Row]:
         """A row for each collective that is not over, for a service without state."""

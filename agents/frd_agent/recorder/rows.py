@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from frd.flight.progress import p2p_runs
 from frd.model import YEAR_2200_NS, ChannelColumns, EntryColumns
 from frd_agent.recorder.group_progress import OpenEntry
 
@@ -32,20 +33,24 @@ def columns(rank: int, first_revision: int, rows: Sequence[Row]) -> EntryColumns
     )
 
 
-def channel_columns(rank: int, in_flight: Iterable[OpenEntry], as_of_ns: int = 0) -> ChannelColumns:
-    """Sends and receives in flight, counted by group, peer and direction."""
-    created_ns: dict[tuple[int, int, bool], list[int]] = {}
-    for entry in in_flight:
-        if entry.peer is not None:
-            channel = entry.progress.group, entry.peer, entry.is_send
-            created_ns.setdefault(channel, []).append(min(entry.created_ns, LATEST_NS))
-    channels = sorted(created_ns)
+def channel_columns(rank: int, sends: Iterable[OpenEntry], as_of_ns: int = 0) -> ChannelColumns:
+    """Sends and receives, oldest first: those in flight, and the last that was over before."""
+    table = p2p_runs(
+        (
+            *(entry.progress.group, entry.peer, entry.is_send, not entry.over),
+            *(min(entry.created_ns, LATEST_NS), entry.batch, entry.signature),
+        )
+        for entry in sends
+        if entry.peer is not None
+    )
     return ChannelColumns(
         rank=rank,
-        group=np.array([group for group, _, _ in channels], np.uint32),
-        peer=np.array([peer for _, peer, _ in channels], np.int32),
-        is_send=np.array([is_send for _, _, is_send in channels], np.uint8),
-        in_flight=np.array([len(created_ns[channel]) for channel in channels], np.uint32),
-        head_created_ns=np.array([min(created_ns[channel]) for channel in channels], np.int64),
+        group=table[0].astype(np.uint32),
+        peer=table[1].astype(np.int32),
+        is_send=table[2].astype(np.uint8),
+        in_flight=table[3].astype(np.uint32),
+        head_created_ns=table[4],
         as_of_ns=as_of_ns,
+        batch=table[5].astype(np.uint32),
+        signature=table[6].astype(np.uint32),
     )

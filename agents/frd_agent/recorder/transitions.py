@@ -139,7 +139,7 @@ class RecorderTracker:
         fresh, reset = self._unread(entries, settled_ns)
         if reset or not entries:
             # No later entry shows the end of an op that is open now; only the counters show it.
-            sends = {item.progress.pg_id for item in self.open.items if item.peer is not None}
+            sends = {item.progress.pg_id for item in self.open.items if item.is_send_in_flight}
             self._resets.begin(self.status, before if self.is_whole else {}, sends)
             self.open.orphan()
         if reset:

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 import numpy as np
 
 from frd.model import ChannelColumns, NodeNs, NodeRawNs, RankPhases, RankStatus, WatermarkColumns
-from frd.wire.columns import CHANNEL_COLUMNS
+from frd.wire.columns import CHANNEL_CALLS, CHANNEL_COLUMNS
 from frd.wire.messages import Leaving, Statuses, Unreadable, Watermarks
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rank_progress import RankProgress
@@ -26,8 +26,9 @@ _PHASES_A_MESSAGE: Final = 7
 """Ranks: the longest phases of one are 130 KiB."""
 _ROWS_A_MESSAGE: Final = 16_384
 """Of watermarks: 640 KiB."""
-_CHANNELS_A_RANK: Final = 40_000
-"""820 KiB. More would need as many P2P ops in the recorder's ring."""
+_CHANNELS_A_RANK: Final = 30_000
+"""850 KiB. More would need as many P2P ops in the recorder's ring."""
+_COLUMNS: Final = CHANNEL_COLUMNS + CHANNEL_CALLS
 _SLOW_NS: Final = 1_000_000_000
 _LONG_KNOWN_NS: Final = 60_000_000_000
 
@@ -239,12 +240,12 @@ class CurrentState:
 
 def _oldest(channels: ChannelColumns, count: int) -> ChannelColumns:
     keep = np.argsort(channels.head_created_ns, kind="stable")[:count]
-    columns: dict[str, Any] = {c.name: getattr(channels, c.name)[keep] for c in CHANNEL_COLUMNS}
+    columns: dict[str, Any] = {c.name: getattr(channels, c.name)[keep] for c in _COLUMNS}
     return replace(channels, **columns)
 
 
 def _same(one: ChannelColumns, other: ChannelColumns) -> bool:
     return all(
         np.array_equal(getattr(one, column.name), getattr(other, column.name))
-        for column in CHANNEL_COLUMNS
+        for column in _COLUMNS
     )

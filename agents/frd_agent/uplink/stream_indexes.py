@@ -74,7 +74,7 @@ _REFERENCES: Final[dict[type, dict[str, _Kind]]] = {
     EntryColumns: {"rank": "ranks", "group": "groups", "signature": "signatures"},
     Watermarks: {"attempt_index": "attempts"},
     WatermarkColumns: {"rank": "ranks", "group": "groups", "seen_rank": "ranks"},
-    ChannelColumns: {"rank": "ranks", "group": "groups"},
+    ChannelColumns: {"rank": "ranks", "group": "groups", "signature": "signatures"},
     RankStatus: {"rank": "ranks"},
     RankPhases: {"rank": "ranks"},
     MemoryColumns: {"series": "series"},

@@ -61,6 +61,13 @@ def of_mismatch(snapshot: Snapshot, mismatch: Mismatch) -> str:
     return _with_result(snapshot, mismatch, sentence)
 
 
+def of_pair(src: int, dst: int, sent: Signature, received: Signature) -> str:
+    """``rank 1 receives [[3]] where rank 0 sends [[1]]``"""
+    differ = signature_rules.differing((sent, received))
+    sends, receives = (_values(one, differ) for one in (sent, received))
+    return text.clean(f"rank {dst} receives {receives} where rank {src} sends {sends}", _MOST_CHARS)
+
+
 def of_class(
     snapshot: Snapshot, mismatch: Mismatch, alike: tuple[Signature, tuple[int, ...]]
 ) -> str:

@@ -17,6 +17,7 @@ from frd.engine.findings import builder, disagreements, text
 from frd.engine.hangs.facts import Fact
 from frd.engine.hangs.ops_in_flight import Instance, Op
 from frd.engine.hangs.root_causes import Root
+from frd.engine.hangs.unequal_pairs import UnequalPair
 from frd.engine.hangs.wait_graph import Ending, Graph, Member, UnknownRank, Wait
 from frd.engine.losses.exits import Manner, how_it_ended, manner_of
 from frd.engine.matching import signature_rules
@@ -48,6 +49,8 @@ def suspects_of(graph: Graph, root: Root, held_up: Sequence[Wait]) -> list[Dated
             return _circle(graph, root)
         case Ending.MISMATCH if isinstance(node, Wait):
             return _minority(graph, graph.mismatches[node.instance])
+        case Ending.UNEQUAL if isinstance(node, Wait):
+            return _both_ends(graph, graph.pairs[node.instance])
         case Ending.ALONE | Ending.DEVICE if isinstance(node, Wait):
             return _left_inside(graph, node.instance, root.ending)
         case Ending.GONE if isinstance(node, Member):
@@ -213,6 +216,7 @@ def _circle(graph: Graph, root: Root) -> list[Dated]:
     counts = Counter(head.instance for head in heads.values()).most_common(1)
     members = len(heads) + len(unrecorded_waits)
     usual = next((most for most, count in counts if 2 * count > members), None)
+    is_batch = any(isinstance(to, Wait) for wait in waits for to in graph.edges[wait])
     suspects = []
     for rank, head in sorted(heads.items()):
         mine = {op.instance for op in graph.waits.ops(rank)}
@@ -226,7 +230,7 @@ def _circle(graph: Graph, root: Root) -> list[Dated]:
         if never:
             words.append(f"and has not joined {' and '.join(never)}")
         began = graph.snapshot.moment(rank, head.since)
-        premise = head.instance != usual or None
+        premise = (head.instance != usual and not is_batch) or None  # either batch may be wrong
         suspects.append(_named(graph, rank, Reason.ORDER, began, (premise,), ", ".join(words)))
     for rank, wait in unrecorded_waits.items():
         began = graph.snapshot.moment(rank, AlignedNs(wait.since_ns))
@@ -244,7 +248,7 @@ def _unrecorded(graph: Graph, root: Root) -> dict[int, UnrecordedWait]:
 
 def _heads(graph: Graph, root: Root) -> dict[int, Op]:
     """What each rank of a circle is in."""
-    members = [node.rank for node in root.nodes if isinstance(node, Member)]
+    members = sorted({node.rank for node in root.nodes})  # a collective has none
     return {rank: head for rank in members if (head := graph.waits.head(rank)) is not None}
 
 
@@ -263,11 +267,21 @@ def _minority(graph: Graph, mismatch: Mismatch) -> list[Dated]:
     ]
 
 
+def _both_ends(graph: Graph, pair: UnequalPair) -> list[Dated]:
+    """Of two, none is the majority."""
+    return [
+        _named(graph, rank, Reason.MISMATCH, graph.onset(Wait(end, rank=rank)), (None,), pair.words)
+        for rank, end in pair.ends
+    ]
+
+
 def disagree(graph: Graph, root: Root) -> str:
     """One sentence on what each rank did, for ranks that disagree, or may; empty for others."""
     node = root.nodes[0]
     if root.ending is Ending.MISMATCH and isinstance(node, Wait):
         return disagreements.of_mismatch(graph.snapshot, graph.mismatches[node.instance])
+    if root.ending is Ending.UNEQUAL and isinstance(node, Wait):
+        return graph.pairs[node.instance].words
     if root.ending is Ending.NO_RANK and isinstance(node, Wait) and not node.instance.is_p2p:
         came = graph.waits.attendance(node.instance)
         is_rooted = len(came.done) > 0 and signature_rules.is_rooted(op_of(graph, node.instance))

@@ -22,6 +22,7 @@ from frd.engine.hangs.attribution import Dated, disagree, lowered, op_of, suspec
 from frd.engine.hangs.facts import GONE, RankFacts
 from frd.engine.hangs.ops_in_flight import Instance, Waits
 from frd.engine.hangs.root_causes import DEFINITE, Incident, Root, incidents
+from frd.engine.hangs.unequal_pairs import unequal_pairs
 from frd.engine.hangs.wait_graph import Ending, Graph, Member, Node, UnknownRank, Wait
 from frd.engine.state.snapshot import Mismatch, Snapshot, StalledOp, StallTable
 from frd.model import AlignedNs, CollectiveRef, Int32s, Kind, Reason, Suspect
@@ -77,14 +78,15 @@ def diagnose(snapshot: Snapshot, stalled: StallTable, late_s: float = NEVER) -> 
     """
     mismatches, waits = _first_mismatches(snapshot.mismatches), Waits(snapshot)
     stalled_at = snapshot.stalled_at(stalled)
-    graph = Graph(waits, RankFacts(waits, late_s, stalled_at), mismatches)
-    starts = _starts(waits, stalled.rank)
+    pairs = unequal_pairs(waits)
+    graph = Graph(waits, RankFacts(waits, late_s, stalled_at), mismatches, pairs)
+    starts = _starts(graph, stalled.rank)
     for instance in mismatches:
         starts.setdefault(Wait(instance), set())
     found = [(graph, incident) for incident in incidents(graph, starts)]
     if graph.facts.exited_waiting:  # the earliest proven root stays; without one, the exits are it
         facts = RankFacts(waits, late_s, stalled_at, name_exits=True)
-        graph = Graph(waits, facts, mismatches)
+        graph = Graph(waits, facts, mismatches, pairs)
         unproven = [wait for _, one in found if not one.is_proven for wait in one.starts]
         found = [(of, one) for of, one in found if one.is_proven]
         found += [(graph, incident) for incident in incidents(graph, unproven)]
@@ -106,13 +108,15 @@ def _first_mismatches(mismatches: Sequence[Mismatch]) -> dict[Instance, Mismatch
     return {Instance(mismatch.group, mismatch.seq): mismatch for mismatch in first.values()}
 
 
-def _starts(waits: Waits, stalled: Int32s) -> dict[Wait, set[int]]:
+def _starts(graph: Graph, stalled: Int32s) -> dict[Wait, set[int]]:
     """What the stalled ranks wait in, each with its ranks. Ranks that are gone do not wait."""
-    alive = waits.snapshot.rank[~waits.snapshot.in_state(*GONE)]
-    return {
-        Wait(instance, started, int(ranks[0]) if instance.is_p2p else -1): set(ranks.tolist())
-        for instance, started, ranks in waits.by_head(stalled[np.isin(stalled, alive)])
-    }
+    alive = graph.snapshot.rank[~graph.snapshot.in_state(*GONE)]
+    starts: dict[Wait, set[int]] = {}
+    for instance, started, ranks in graph.waits.by_head(stalled[np.isin(stalled, alive)]):
+        of = set(ranks.tolist())
+        waits = graph.waits_of(min(of)) if instance.is_p2p else (Wait(instance, started),)
+        starts |= dict.fromkeys(waits, of)
+    return starts
 
 
 def _judge(
@@ -175,7 +179,7 @@ def _foremost(graph: Graph, incident: Incident) -> list[Root]:
 
 def _kind(roots: Sequence[Root]) -> Kind:
     endings = {root.ending for root in roots}
-    if endings == {Ending.MISMATCH}:
+    if endings <= {Ending.MISMATCH, Ending.UNEQUAL}:
         return Kind.MISMATCH
     return Kind.ORDER if endings == {Ending.ORDER} else Kind.STALL
 

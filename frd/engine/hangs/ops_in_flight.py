@@ -9,9 +9,11 @@ Python objects.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -43,6 +45,19 @@ class Instance(NamedTuple):
         return self.dst if rank == self.src else self.src
 
 
+Flow: TypeAlias = tuple[Instance, bool]
+"""One end of a P2P channel: whether it is the sender's."""
+
+
+def opposite(flow: Flow) -> Flow:
+    return flow[0], not flow[1]
+
+
+def any_source(flow: Flow) -> Flow:
+    """The end at which the receiver of the channel receives from any source."""
+    return flow[0]._replace(src=-1), False
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One op that a rank has in flight."""
@@ -52,6 +67,10 @@ class Op:
     """0 when unknown."""
     started: bool
     """The rank's device has started it; false for P2P and where no starts are recorded."""
+    batch: int = 0
+    """P2P ops of one rank and group with the same number are one call; 0 for others."""
+    is_matched: bool = True
+    """P2P: as many ops are in flight at the other end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +123,7 @@ class Waits:
         self._in_doubt = frozenset(self._rank[self._may_be_over].tolist())
         self._attendances: dict[Instance, Attendance] = {}
         self._ops: dict[int, tuple[Op, ...]] = {}
+        self._calls: dict[int, dict[Instance, Op]] = {}
         self._index_ops()
         self._timed = np.isin(self._rank, self._rank[pairs.started > UNKNOWN_SEQ])
 
@@ -128,13 +148,28 @@ class Waits:
     # -- ops of a rank -----------------------------------------------------------------------
 
     def head(self, rank: int) -> Op | None:
-        """The oldest op that the rank has in flight."""
-        ops = self.ops(rank)
-        return ops[0] if ops else None
+        """The oldest op that the rank has in flight; of a batch a send that is not matched, or else
+        such a receive, if there is one."""
+        return min(
+            self.call(rank).values(),
+            key=lambda op: (op.is_matched, op.instance.src != rank, op.instance),
+            default=None,
+        )
 
     def waits_in(self, rank: int) -> Instance | None:
         head = self.head(rank)
         return head.instance if head else None
+
+    def call(self, rank: int) -> Mapping[Instance, Op]:
+        """The oldest op that the rank has in flight, with all others of its batch: a batch is one
+        call, so the order in which the program lists its ops means nothing."""
+        if rank not in self._calls:
+            ops = self.ops(rank)
+            mine = [op for op in ops if op.batch and _call_of(op) == _call_of(ops[0])] or ops[:1]
+            call = self._calls[rank] = {}
+            for op in sorted(mine, key=lambda op: (op.instance, op.is_matched)):
+                call.setdefault(op.instance, op)
+        return self._calls[rank]
 
     def ops(self, rank: int) -> tuple[Op, ...]:
         """All that the rank waits in, oldest first: its head in each group, each channel."""
@@ -183,11 +218,41 @@ class Waits:
             seq = int(self._pairs.completed[source]) + 1
             instance = Instance(int(self._group[source]), seq)
             return Op(instance, AlignedNs(since), bool(self._pairs.started[source] >= seq))
-        channels, row = self.snapshot.channels, source - len(self._rank)
-        rank, peer = int(channels.rank[row]), int(channels.peer[row])
-        src, dst = (rank, peer) if channels.is_send[row] else (peer, rank)
-        instance = Instance(int(channels.group[row]), UNKNOWN_SEQ, src, dst)
-        return Op(instance, AlignedNs(since), started=False)
+        row = source - len(self._rank)
+        batch, is_matched = int(self.snapshot.channels.batch[row]), self._matched[row]
+        return Op(self.flows[row][0], AlignedNs(since), False, batch, is_matched)
+
+    # -- P2P ---------------------------------------------------------------------------------
+
+    @cached_property
+    def flows(self) -> list[Flow]:
+        """The way of each row of the channels."""
+        c = self.snapshot.channels
+        src, dst = np.where(c.is_send, (c.rank, c.peer), (c.peer, c.rank)).tolist()
+        return [
+            (Instance(group, UNKNOWN_SEQ, *ends), bool(way))
+            for group, *ends, way in zip(
+                c.group.tolist(), src, dst, c.is_send.tolist(), strict=True
+            )
+        ]
+
+    @cached_property
+    def _matched(self) -> list[bool]:
+        """Over the channels: the ops of the row that are of one call have counterparts in flight.
+        Sends pair by count, in order of posting, also with receives from any source. Receives are
+        not counted, because the first ones may belong to sends that completed early."""
+        c = self.snapshot.channels
+        posted: Counter[Flow] = Counter()
+        upto = []
+        for flow, count, batch in zip(
+            self.flows, c.in_flight.tolist(), c.batch.tolist(), strict=True
+        ):
+            upto.append(posted[flow] + (count if batch else 1) if flow[1] else 1)
+            posted[flow] += count
+        return [
+            flow[0].src < 0 or n <= posted[opposite(flow)] + flow[1] * posted[any_source(flow)]
+            for flow, n in zip(self.flows, upto, strict=True)
+        ]
 
     # -- members of an instance --------------------------------------------------------------
 
@@ -230,9 +295,13 @@ class Waits:
         return self.snapshot.moment(int(ranks[at]), AlignedNs(int(times[at])))
 
     def is_paired(self, channel: Instance, rank: int) -> bool:
-        """The other end of `rank`'s channel has an op in flight on it too."""
-        peer = channel.peer_of(rank)
-        if peer < 0:
-            return True
-        counterparts = (channel, Instance(channel.group, UNKNOWN_SEQ, -1, peer))
-        return any(op.instance in counterparts for op in self.ops(peer))
+        """The op of `rank` on the channel has a counterpart in flight at the other end."""
+        call = self.call(rank)
+        ops = [call[channel]] if channel in call else self.ops(rank)
+        return channel.peer_of(rank) < 0 or any(
+            op.is_matched for op in ops if op.instance == channel
+        )
+
+
+def _call_of(op: Op) -> tuple[int, int]:
+    return op.instance.group, op.batch

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from frd.engine.graph import components
 from frd.engine.hangs.wait_graph import Ending, Graph, Member, Node, UnknownRank, Wait
 
-DEFINITE = frozenset(
-    {Ending.MISMATCH, Ending.ALONE, Ending.DEVICE, Ending.GONE, Ending.IDLE, Ending.ORDER}
-)
+DEFINITE = frozenset(Ending) - {Ending.MOVING, Ending.WAITING, Ending.UNKNOWN, Ending.NO_RANK}
 """Endings that name a cause; the others say that a rank moves, or that too little is known."""
 _UNNAMED = frozenset({Ending.UNKNOWN, Ending.NO_RANK})
 """Ends that name no rank."""
@@ -50,7 +48,7 @@ def incidents(graph: Graph, starts: Collection[Wait]) -> list[Incident]:
     sinks = [part for part in parts if _is_sink(graph, part) or _is_deadlock(graph, part)]
     leads_to = _reachable_sinks(graph, parts, sinks)
     connected: list[tuple[int, Hashable]] = [
-        (at, start) for start in starts for at in leads_to[start]
+        (at, _whose(start)) for start in starts for at in leads_to[start]
     ]
     connected += [(at, _concerns(node)) for at, sink in enumerate(sinks) for node in sink]
     neighbours: dict[Hashable, list[Hashable]] = defaultdict(list)
@@ -61,17 +59,21 @@ def incidents(graph: Graph, starts: Collection[Wait]) -> list[Incident]:
 
     grouped: dict[int, tuple[list[Wait], set[int]]] = {}
     for start in starts:
-        some, ends = grouped.setdefault(incident_of[start], ([], set()))
+        some, ends = grouped.setdefault(incident_of[_whose(start)], ([], set()))
         some.append(start)
         ends.update(leads_to[start])
-    roots = [
-        Root(tuple(sink), graph.endings[sink[0]] if len(sink) == 1 else Ending.ORDER)
-        for sink in sinks
-    ]
+    roots = [Root(tuple(sink), _ending(graph, sink)) for sink in sinks]
     return [
         Incident(tuple(roots[at] for at in sorted(ends)), tuple(some), _reach(graph, some))
         for some, ends in grouped.values()
     ]
+
+
+def _ending(graph: Graph, sink: Sequence[Node]) -> Ending:
+    """Calls whose sends and receives are all matched by each other wait for no rank."""
+    if len(sink) == 1:
+        return graph.endings[sink[0]]
+    return Ending.ORDER if any(isinstance(n, Member) for n in sink) else Ending.NO_RANK
 
 
 def _is_sink(graph: Graph, part: Sequence[Node]) -> bool:
@@ -97,7 +99,7 @@ def _is_deadlock(graph: Graph, part: Sequence[Node]) -> bool:
         wait
         for node in part
         if isinstance(node, Member)
-        for wait in graph.younger_waits(node.rank)
+        for wait in graph.all_waits(node.rank)
         if wait not in inside
     ]
     graph.explore(others)
@@ -105,7 +107,8 @@ def _is_deadlock(graph: Graph, part: Sequence[Node]) -> bool:
 
 
 def _widen_cycles(graph: Graph, parts: Iterable[Sequence[Node]]) -> bool:
-    """Before a circle is called the cause, look at all that its ranks wait for.
+    """Before a circle is called the cause, or matched sends and receives without one, look at all
+    that their ranks wait for.
 
     The oldest op in flight may be a receive posted long ahead, while the program is stuck in a
     younger one; if that leads to a definite end elsewhere, the circle is not where it ends.
@@ -115,8 +118,8 @@ def _widen_cycles(graph: Graph, parts: Iterable[Sequence[Node]]) -> bool:
         if len(part) == 1 or not _is_sink(graph, part):
             continue
         for node in part:
-            if isinstance(node, Member):
-                others = graph.younger_waits(node.rank)
+            if isinstance(node, Member | Wait) and node.rank >= 0:
+                others = graph.all_waits(node.rank)
                 graph.explore(others)
                 if any(graph.endings.get(n) in DEFINITE for n in _reach(graph, others)):
                     graph.edges[node] = (*graph.edges[node], *others)
@@ -151,6 +154,11 @@ def _reachable_sinks(
         for node in part:
             leads_to[node] = ends
     return leads_to
+
+
+def _whose(start: Wait) -> Hashable:
+    """All sends and receives in which a rank waits are one wait."""
+    return (start.rank,) if start.rank >= 0 else start
 
 
 def _concerns(node: Node) -> Hashable:

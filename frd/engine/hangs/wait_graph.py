@@ -1,7 +1,8 @@
 """Which rank waits for which: the wait-for graph and the rules that give it edges.
 
-A stuck rank waits in its *head*, its oldest op in flight. All ranks with the same head share one
-`Wait` node. The node has edges to the ranks that hold the op up, and each of them has an edge to
+A stuck rank waits in its *head*, its oldest op in flight; if that is of a batch of sends and
+receives, in each op of the batch that is held up. All ranks with the same head share one `Wait`
+node. The node has edges to the ranks that hold the op up, and each of them has an edge to
 the op in which it waits itself. An edge to a `Member` is certain: the member's own telemetry
 refutes that it joined (`Graph.fact`), or proves that it is stuck. An edge to an `UnknownRank` is
 only possible, and leads no further. A member in no op may wait in a call that no recorder shows
@@ -23,6 +24,7 @@ import numpy as np
 from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime
 from frd.engine.hangs.facts import NOTICED_NS, Fact, RankFacts
 from frd.engine.hangs.ops_in_flight import Attendance, Instance, Op, Waits
+from frd.engine.hangs.unequal_pairs import UnequalPair
 from frd.engine.matching.signature_rules import is_synchronizing
 from frd.engine.state.snapshot import Mismatch, Snapshot
 from frd.engine.unrecorded import holders
@@ -33,6 +35,7 @@ class Ending(Enum):
     """What the last node of a chain of waits is."""
 
     MISMATCH = "members whose signatures disagree"
+    UNEQUAL = "two ends of a P2P channel whose sizes or dtypes disagree"
     ALONE = "members still inside an op that a peer has completed"
     DEVICE = "members whose device never started what their peers' devices started"
     GONE = "a rank with positive evidence that its process exited or stopped"
@@ -91,6 +94,8 @@ class Graph:
     facts: RankFacts
     mismatches: Mapping[Instance, Mismatch]
     """Collectives whose members do not agree."""
+    pairs: Mapping[Instance, UnequalPair] = field(default_factory=dict)
+    """P2P channels whose two ends do not agree."""
     edges: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
     endings: dict[Node, Ending] = field(default_factory=dict)
     """What each node without edges is."""
@@ -132,7 +137,37 @@ class Graph:
             return (), Ending.IDLE if self._rests(rank) else Ending.MOVING
         if head.since > 0 and not facts.is_at_rest(rank, head.since, head.instance.group):
             return (), Ending.MOVING
-        return (wait_of(rank, head),), None
+        return self.waits_of(rank), None
+
+    def waits_of(self, rank: int) -> tuple[Wait, ...]:
+        """What the rank waits in: its oldest op; of a batch each op that its peer holds up, if
+        there is any, because the ops of a batch are one call."""
+        head, call = self.waits.head(rank), self.waits.call(rank)
+        if head is None:
+            return ()
+        if not head.instance.is_p2p:
+            return (wait_of(rank, head),)
+        alone = [at for at, op in call.items() if not op.is_matched]
+        held = [at for at in call if (at in alone and at.src == rank) or self._is_unequal(at)]
+        held = held or alone  # the send of a receive may have completed early
+        held = held or [at for at in call if self._is_elsewhere(at.peer_of(rank), at)]
+        return tuple(Wait(at, rank=rank) for at in held or [head.instance])
+
+    def _is_unequal(self, channel: Instance) -> bool:
+        """The two ends do not agree, and both were in their ops at one moment."""
+        if (pair := self.pairs.get(channel)) is None:
+            return False
+        sender, receiver = (
+            self.facts.interval(rank, self.onset(Wait(end, rank=rank)).at)
+            for rank, end in pair.ends
+        )
+        return sender.meets(receiver)
+
+    def _is_elsewhere(self, peer: int, channel: Instance) -> bool:
+        """The peer is gone, or waits in another call than that in which it uses the channel."""
+        call = self.waits.call(peer)
+        is_there = channel in call or channel._replace(src=-1) in call
+        return self.facts.is_gone(peer) or (len(call) > 0 and not is_there)
 
     def _expand_unrecorded(self, rank: int) -> Expansion:
         wait = self.facts.unrecorded[rank]
@@ -166,12 +201,17 @@ class Graph:
         return free
 
     def _expand_channel(self, wait: Wait) -> Expansion:
+        if self._is_unequal(wait.instance):
+            return (), Ending.UNEQUAL
         if absent := self._absent(wait):
             return tuple(absent), None
         peer = wait.instance.peer_of(wait.rank)
-        if self.facts.is_gone(peer) or self.waits.waits_in(peer) not in (None, wait.instance):
+        if self._is_elsewhere(peer, wait.instance):
             return tuple(self._opposite(wait, self.facts.presence(_one(peer)))), None
-        return (), Ending.NO_RANK
+        # All ops of the call are matched: it waits for the calls at their other ends.
+        ends = {at.peer_of(wait.rank) for at in self.waits.call(wait.rank)}
+        calls = {other for end in ends for other in self.waits_of(end)} - {wait}
+        return tuple(sorted(calls)), None if calls else Ending.NO_RANK
 
     def _expand_collective(self, wait: Wait) -> Expansion:
         if wait.instance in self.mismatches:
@@ -325,9 +365,9 @@ class Graph:
         progress late."""
         return self.facts.absence(ranks, since.later(NOTICED_NS))
 
-    def younger_waits(self, rank: int) -> list[Wait]:
-        """Other ops of the rank in flight that a member has not joined, or may not have."""
-        waits = [wait_of(rank, op) for op in self.waits.ops(rank)[1:]]
+    def all_waits(self, rank: int) -> list[Wait]:
+        """All ops of the rank in flight that a member has not joined, or may not have."""
+        waits = dict.fromkeys(wait_of(rank, op) for op in self.waits.ops(rank))
         return [wait for wait in waits if len(self._absence(wait)[0])]
 
     # -- since when ----------------------------------------------------------------------------

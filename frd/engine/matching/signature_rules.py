@@ -200,6 +200,17 @@ def difference(one: Signature, other: Signature) -> str:
     return f"shapes {shapes_text(one.input_sizes)} and {shapes_text(other.input_sizes)}"
 
 
+def moved(sent: Signature, received: Signature) -> tuple[Signature, Signature]:
+    """The input of a send and the output of its receive, in one form so that `differing` compares
+    them. What one of them does not say counts as equal."""
+    sizes, dtypes = sent.input_sizes, sent.input_dtypes
+    their_sizes, their_dtypes = received.output_sizes, received.output_dtypes
+    return (
+        Signature("", "send", sizes or their_sizes, (), dtypes or their_dtypes),
+        Signature("", "send", their_sizes or sizes, (), their_dtypes or dtypes),
+    )
+
+
 _SIZES: Final = ("input sizes", "output sizes")
 _DTYPES: Final = ("input dtypes", "output dtypes")
 

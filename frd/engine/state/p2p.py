@@ -7,9 +7,10 @@ found waiting.
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from frd.engine.state.snapshot import ChannelSnapshot
 from frd.engine.state.tables import RankTable
@@ -39,8 +40,7 @@ class P2PChannels:
             return
         self._as_of[rank] = columns.as_of_ns
         known = self._by_rank.pop(rank, None)
-        busy = np.flatnonzero(columns.in_flight)
-        if not len(busy):
+        if not columns.in_flight.any():
             if known is not None:
                 self.since[rank] = 0
                 self.moved_at[rank] = at
@@ -48,16 +48,14 @@ class P2PChannels:
         self._seen.add(rank)
         if rank >= len(self.since):
             self.since = np.append(self.since, np.zeros(rank + 1, np.int64))
-        since = columns.head_created_ns[busy].astype(np.int64)
-        self.since[rank] = since.min()
-        reported = self._by_rank[rank] = ChannelSnapshot(
-            rank=np.full(len(busy), rank, np.int32),
-            group=columns.group[busy].astype(np.int32),
-            peer=columns.peer[busy].astype(np.int32),
-            is_send=columns.is_send[busy].astype(np.uint8),
-            in_flight=columns.in_flight[busy].astype(np.int64),
-            since=since,
-        )
+        since = columns.head_created_ns
+        self.since[rank] = since[columns.in_flight > 0].min()
+        calls: tuple[npt.NDArray[Any], ...] = columns.batch, columns.signature
+        if not len(columns.signature):
+            calls = np.zeros(len(since)), np.full(len(since), -1)
+        channels = np.full(len(since), rank), columns.group, columns.peer, columns.is_send
+        reported = ChannelSnapshot.of((*channels, columns.in_flight, since, *calls))
+        self._by_rank[rank] = reported
         if known is None or not _alike(known, reported):
             self.moved_at[rank] = at
 
@@ -103,14 +101,7 @@ class P2PChannels:
         return replace(table, since=ranks.to_aligned(table.rank, table.since, now))
 
 
-_NONE: Final = ChannelSnapshot(
-    rank=np.empty(0, np.int32),
-    group=np.empty(0, np.int32),
-    peer=np.empty(0, np.int32),
-    is_send=np.empty(0, np.uint8),
-    in_flight=np.empty(0, np.int64),
-    since=np.empty(0, np.int64),
-)
+_NONE: Final = ChannelSnapshot.of(np.empty((8, 0)))
 _COLUMNS: Final = [column.name for column in fields(ChannelSnapshot)]
 
 

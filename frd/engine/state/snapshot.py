@@ -7,11 +7,12 @@ nothing in it changes afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from frd.engine.clocks.uncertain_time import RankClocks, UncertainTime
 from frd.forms import clock_text
@@ -98,7 +99,10 @@ class PairColumns:
 
 @dataclass(frozen=True, slots=True)
 class ChannelSnapshot:
-    """In-flight P2P ops of all ranks: parallel arrays, one row per (rank, group, peer, way)."""
+    """In-flight P2P ops of all ranks: parallel arrays. A row is a run of ops of one rank, group,
+    peer and way that were posted in one call with one signature; the rows of a rank are in order of
+    posting. A row without ops in flight shows the op before them.
+    """
 
     rank: Int32s
     group: Int32s
@@ -108,7 +112,17 @@ class ChannelSnapshot:
     is_send: UInt8s
     in_flight: Int64s
     since: Int64s
-    """Aligned ns of the oldest one in flight."""
+    """Aligned ns of the oldest one in flight in the same call."""
+    batch: Int64s
+    """Ops of one rank and group with the same number were posted as one call; 0 for a single op."""
+    signature: Int32s
+    """Index into `Snapshot.signatures`, -1 when unknown."""
+
+    @classmethod
+    def of(cls, columns: Iterable[npt.NDArray[Any]]) -> ChannelSnapshot:
+        """From the columns in other types."""
+        types = ["i4", "i4", "i4", "u1", "i8", "i8", "i8", "i4"]
+        return cls(*(column.astype(of) for column, of in zip(columns, types, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +179,8 @@ class Snapshot:
     op: Callable[[int, int], str]
     """The op of a (group, seq), empty when unknown."""
     channels: ChannelSnapshot
+    signatures: Sequence[Signature] = ()
+    """Of the ops of `channels`."""
     mismatches: Sequence[Mismatch] = ()
     exits: Mapping[int, ExitInfo] = field(default_factory=dict)
     """How processes that are gone ended, by rank, as far as their agents know."""

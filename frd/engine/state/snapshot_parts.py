@@ -54,7 +54,7 @@ def stalls(
         limit = _limits(tables, row[stuck], ends_early, now)
         stuck = stuck[completed(tables, row[stuck]) <= limit]
     row = row[stuck]
-    late = _confirmed(tables, p2p.rank, p2p.group, p2p.since, now)
+    late = _confirmed(tables, p2p.rank, p2p.group, p2p.since, now) & (p2p.in_flight > 0)
     rank = np.concatenate((pairs.rank[row], p2p.rank[late]))
     since = np.concatenate((since[stuck], p2p.since[late]))
     return StallTable(

@@ -7,13 +7,14 @@ blamed for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from frd.engine.state.snapshot import ChannelSnapshot
 from frd.flight.names import Name
-from frd.flight.progress import NameFacts, p2p_in_flight
+from frd.flight.progress import NameFacts, p2p_in_flight, p2p_runs
+from frd.model import Bools, Int64s
 from frd.offline.analysis.rows import Rows
 
 _ANY_SOURCE = -1
@@ -22,31 +23,38 @@ _ANY_SOURCE = -1
 def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelSnapshot:
     """All sends and receives in flight, in aligned time."""
     facts = NameFacts.of(rows.trace.names)
-    found: dict[tuple[int, int, int, int], tuple[int, int]] = {}
+    found = [np.empty((8, 0), np.int64)]
     for rank, one in rows.ranks.items():
         if not one.is_p2p.any():
             continue
         at = np.flatnonzero(one.is_p2p)
         entries, done = one.trace, one.state.done[at]
         is_open = p2p_in_flight(entries, one.current[at], one.series[at], done, facts)
-        for row in at[is_open].tolist():
-            of = int(one.series[row])
-            name = rows.trace.names[int(one.trace.name[one.current[row]])]
-            peer, is_send = _peer(rows, of, name)
-            created = int(one.trace.created_ns[one.current[row]])
-            since = created + offset_ns.get(rank, 0) if created > 0 else 0
-            count, oldest = found.get((rank, of, peer, is_send), (0, since))
-            found[rank, of, peer, is_send] = count + 1, min(since, oldest)
-    keys = np.array(list(found), np.int64).reshape(-1, 4).T
-    values = np.array(list(found.values()), np.int64).reshape(-1, 2).T
-    return ChannelSnapshot(
-        rank=keys[0].astype(np.int32),
-        group=keys[1].astype(np.int32),
-        peer=keys[2].astype(np.int32),
-        is_send=keys[3].astype(np.uint8),
-        in_flight=values[0],
-        since=values[1],
+        if is_open.any():
+            runs = p2p_runs(_ops(rows, rank, at, is_open, offset_ns.get(rank, 0)))
+            found.append(np.vstack([np.full(runs.shape[1], rank), runs]))
+    return ChannelSnapshot.of(np.concatenate(found, axis=1))
+
+
+def _ops(
+    rows: Rows, rank: int, p2p: Int64s, is_open: Bools, offset_ns: int
+) -> Iterator[tuple[int, ...]]:
+    """Those of channels with an op in flight."""
+    one = rows.ranks[rank]
+    trace, at, series = one.trace, one.current[p2p], one.series[p2p]
+    channel = series.astype(np.int64) * len(rows.trace.names) + trace.name[at]
+    wanted = np.flatnonzero(np.isin(channel, channel[is_open]))
+    created = np.where(trace.created_ns[at] > 0, trace.created_ns[at] + offset_ns, 0)
+    columns = (
+        series,
+        trace.name[at],
+        is_open,
+        created,
+        trace.p2p_seq[at].clip(0),
+        trace.signature[at],
     )
+    for of, name, *op in zip(*(column[wanted].tolist() for column in columns), strict=True):
+        yield of, *_peer(rows, of, rows.trace.names[name]), *op
 
 
 def _peer(rows: Rows, series: int, name: Name) -> tuple[int, int]:

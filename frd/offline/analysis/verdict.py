@@ -247,6 +247,7 @@ def _snapshot(
         pairs=_pairs(rows, watermarks),
         op=_ops(rows, matched),
         channels=channels_of(rows, offset_ns),
+        signatures=rows.signatures,
         mismatches=facts_of(rows, matched),
     )
 
@@ -291,10 +292,10 @@ def _ops(rows: Rows, matched: MatchedCollectives) -> Callable[[int, int], str]:
 
 def _stalls(rows: Rows, watermarks: PairWatermarks, snapshot: Snapshot) -> StallTable:
     pair = waiting_pairs(rows, watermarks)
-    p2p = snapshot.channels
+    p2p, at = snapshot.channels, np.flatnonzero(snapshot.channels.in_flight)
     return StallTable(
-        np.concatenate((rows.pair_series[pair], p2p.group)),
-        np.concatenate((rows.pair_rank[pair], p2p.rank)),
-        np.concatenate((watermarks.completed[pair] + 1, np.full(len(p2p.rank), UNKNOWN_SEQ))),
-        np.concatenate((watermarks.head_since[pair], p2p.since)),
+        np.concatenate((rows.pair_series[pair], p2p.group[at])),
+        np.concatenate((rows.pair_rank[pair], p2p.rank[at])),
+        np.concatenate((watermarks.completed[pair] + 1, np.full(len(at), UNKNOWN_SEQ))),
+        np.concatenate((watermarks.head_since[pair], p2p.since[at])),
     )

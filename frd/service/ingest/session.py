@@ -320,6 +320,9 @@ class Session:
             rank=rank.info.rank,
             group=self.declared.group_handle.take(batch.group).astype(np.uint32),
             head_created_ns=self._node_times(batch.head_created_ns, now),
+            signature=handles.signatures(batch.signature, self.declared.signatures).astype(
+                np.uint32
+            ),
         )
         handles.attempt.observe_channels(columns, now)
 

@@ -211,7 +211,7 @@ def test_p2p_waits_are_stalls_too() -> None:
     assert job.stalled(10.5) == []
     job.hears(11)
     assert job.stalled(11) == [(1, UNKNOWN_SEQ), (3, UNKNOWN_SEQ)]
-    assert job.attempt.snapshot(at(11)).channels.in_flight.tolist() == [1, 2]
+    assert job.attempt.snapshot(at(11)).channels.in_flight.tolist() == [1, 2, 0]
     job.sends(3, (2, False, 2, 12), now=12)
     channels = job.attempt.snapshot(at(12)).channels
     assert (channels.peer.tolist(), channels.since.tolist()) == ([0, 2], [at(1), at(12)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -110,6 +111,11 @@ def watermarks(attempt: int = 0, **changes: object) -> Watermarks:
 def channels(**changes: object) -> ChannelColumns:
     columns = messages.p2p_ops(0, (0, 3, True, 2, NOW))
     return replace(columns, as_of_ns=NOW, **changes)  # type: ignore[arg-type]
+
+
+def called(signature: Sequence[int] = (0,), batch: Sequence[int] = (0,)) -> ChannelColumns:
+    numbers = [np.array(column, np.uint32) for column in (signature, batch)]
+    return channels(signature=numbers[0], batch=numbers[1])
 
 
 def state_of(rank: int, how: ExitInfo | None = None) -> Statuses:
@@ -267,6 +273,9 @@ def test_hello_without_identity(name: str) -> None:
         (channels(peer=np.array([-2])), "channels.peer", "range"),
         (channels(is_send=np.array([2])), "channels.is_send", "range"),
         (channels(group=np.array([7])), "channels.group", "unknown_index"),
+        (called(signature=[2]), "channels.signature", "unknown_index"),
+        (called(signature=[0, 0]), "channels.signature", "length"),
+        (called(batch=[]), "channels.batch", "length"),
         (state_of(7), "statuses.rank_index", "unknown_index"),
         (exited(signal=65), "statuses.exit.signal", "range"),
         (exited(status=256), "statuses.exit.status", "range"),

@@ -303,3 +303,22 @@ def test_the_other_end_of_a_channel(peer: int, paired: bool) -> None:
     scene.flying(1, "pp", peer, send=False)
     waits = Waits(scene.snapshot())
     assert waits.is_paired(Instance(0, UNKNOWN_SEQ, 0, 1), 0) is paired
+
+
+def test_sends_of_agents_that_know_no_batches() -> None:
+    """Rank 0 has two sends to rank 1 in flight, and rank 1 waits in the first receive: they may be
+    two calls, of which the first is a pair."""
+    scene = Scene(2).group("pp", [0, 1]).flying(0, "pp", 1, send=True, count=2)
+    assert scene.flying(1, "pp", 0, send=False).only().reason is Reason.NETWORK_OR_DEVICE
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_all_ops_of_a_batch_count(first: int) -> None:
+    """Rank 1 has a receive of rank 0 and a send to rank 2 in one call; rank 2 is in no op."""
+    scene = Scene(3).group("pp", range(3)).flying(0, "pp", 1, send=True)
+    for peer in sorted([0, 2], reverse=first == 2):
+        scene.flying(1, "pp", peer, send=peer == 2, batch=7)
+    diagnosis = scene.only()
+    assert named(diagnosis) == {2: Reason.CPU_STUCK}
+    assert diagnosis.victims == (0, 1)
+    assert diagnosis.instance == Instance(0, UNKNOWN_SEQ, 1, 2)

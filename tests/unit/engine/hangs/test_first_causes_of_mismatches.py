@@ -7,7 +7,7 @@ import pytest
 from frd.engine.hangs.ops_in_flight import Instance
 from frd.engine.state.snapshot import Mismatch
 from frd.model import Confidence, Kind, Reason, Signature
-from tests.world.scene import Scene, named
+from tests.world.scene import Scene, ago, blamed, named
 
 
 def all_reduce(*ranks: int) -> tuple[Signature, tuple[int, ...]]:
@@ -75,3 +75,34 @@ def test_sums_that_do_not_balance_name_all_with_little_confidence() -> None:
     diagnosis = scene.mismatch(Mismatch(0, 1, [all_reduce(0, 1)], "+8", complete=True)).only()
     assert set(named(diagnosis)) == {0, 1}
     assert {suspect.confidence for suspect in diagnosis.suspects} == {Confidence.LOW}
+
+
+def pair(sent: int, received: int, **of_receiver: float) -> Scene:
+    """Rank 0 sends to rank 1; `of_receiver` is its standing."""
+    scene = Scene(2).group("pp", [0, 1])
+    scene.flying(0, "pp", 1, send=True, signature=Signature("nccl", "send", ((sent,),), ()))
+    taken = Signature("nccl", "recv", (), ((received,),))
+    return scene.flying(1, "pp", 0, send=False, signature=taken).rank(1, **of_receiver)
+
+
+def test_two_ends_of_a_channel_that_disagree() -> None:
+    """Of two ranks none is the majority."""
+    diagnosis = pair(4, 8).only()
+    assert diagnosis.kind is Kind.MISMATCH
+    medium = Reason.MISMATCH, Confidence.MEDIUM
+    assert blamed(diagnosis) == {0: medium, 1: medium}
+    assert diagnosis.disagreement == "rank 1 receives [[8]] where rank 0 sends [[4]]"
+
+
+def test_two_ends_that_were_not_in_their_ops_together() -> None:
+    """Rank 1 was last heard of before rank 0 posted its send: by now its receive may be another."""
+    scene = pair(4, 8, as_of_age=4.0)
+    scene.channels[0] = (*scene.channels[0][:5], ago(3.0), *scene.channels[0][6:])
+    assert all(not diagnosis.suspects for diagnosis in scene.find())
+
+
+def test_signatures_that_are_not_known_are_not_compared() -> None:
+    """The agent of rank 1 is of an earlier release: the pair is in flight, and no rank is named."""
+    scene = pair(4, 8)
+    scene.channels[1] = (*scene.channels[1][:7], -1)
+    assert scene.only().reason is Reason.NETWORK_OR_DEVICE

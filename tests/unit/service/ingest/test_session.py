@@ -386,6 +386,21 @@ def test_waits_are_aligned_again(service: Service, stream: Stream) -> None:
     assert service.rank(0).waiting_s == 0  # no rank waits since the future
 
 
+def test_sends_have_signatures_if_the_agent_reports_them(service: Service, stream: Stream) -> None:
+    """An agent of an earlier release reports no signature of a send, the present one does, and the
+    op before it, which is not in flight."""
+    attempt = service.engine.attempt(KEY, 4, AlignedNs(NOW))
+    stream.channel(stream.ago(2))
+    assert attempt.snapshot(AlignedNs(service.now)).channels.signature.tolist() == [-1]
+    columns = p2p_ops(0, (0, 1, True, 0, stream.ago(3)), (0, 1, True, 1, stream.ago(2)))
+    numbers = np.zeros(2, np.uint32)
+    stream.send(replace(columns, signature=numbers, batch=numbers + 7))
+    snapshot = attempt.snapshot(AlignedNs(service.now))
+    assert [snapshot.signatures[i].op for i in snapshot.channels.signature] == ["all_reduce"] * 2
+    assert snapshot.channels.batch.tolist() == [7, 7]
+    assert [op.since for op in Waits(snapshot).ops(0)] == [service.now - 2 * S]
+
+
 def test_a_step_of_the_wall_clock_of_an_agent_that_sends_wall_times(
     service: Service, stream: Stream
 ) -> None:
