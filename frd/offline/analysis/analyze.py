@@ -20,6 +20,7 @@ from frd.model import Finding, Kind
 from frd.offline.analysis.clocks import clock_findings, clocks_of
 from frd.offline.analysis.collectives import Collectives, collectives_of
 from frd.offline.analysis.durations import STALL_AFTER_S, dump_times_of, last_dump_ns
+from frd.offline.analysis.incident import of_other_times, without
 from frd.offline.analysis.matching import matched_collectives
 from frd.offline.analysis.reports import GroupReport, RankReport, group_reports, rank_reports
 from frd.offline.analysis.rows import rows_of
@@ -133,6 +134,9 @@ def analyze(
     if stall_after_s is None:
         stall_after_s = STALL_AFTER_S if trace.stall_after_s is None else trace.stall_after_s
     rows = rows_of(trace)
+    while left_out := of_other_times(rows):
+        trace = without(trace, left_out)
+        rows = rows_of(trace)
     clocks = clocks_of(rows)
     calls = rows.calls
     offset = np.array([clocks.offset_ns.get(int(r), 0) for r in rows.pair_rank.tolist()], np.int64)

@@ -2,7 +2,8 @@
 
 `frd.flight.progress` decides which ops are in flight. If the recorder names no peer, as torchcomms
 does not, the op counts as a receive from any source: the rank is known to be busy, and no peer is
-blamed for it.
+blamed for it. The same holds for an op before an entry that cannot be read: that one may be the
+end of its batch.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelSnapshot:
             of = int(one.series[row])
             name = rows.trace.names[int(one.trace.name[one.current[row]])]
             peer, is_send = _peer(rows, of, name)
+            if one.current[row] < entries.unread_before(rows.trace.groups[rows.series[of].group]):
+                peer, is_send = _ANY_SOURCE, 0
             created = int(one.trace.created_ns[one.current[row]])
             since = created + offset_ns.get(rank, 0) if created > 0 else 0
             count, oldest = found.get((rank, of, peer, is_send), (0, since))
