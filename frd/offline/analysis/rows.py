@@ -98,9 +98,11 @@ class Rows:
         judged = np.array([judges(one.backend) for one in self.series], np.bool_)[self.pair_series]
         together = np.array([is_synchronizing(one.op) for one in self.signatures], np.bool_)
         proofs = np.flatnonzero(calls.done & judged[calls.pair] & together[calls.signature])
-        proofs = proofs[np.argsort(calls.seq[proofs], kind="stable")]
-        last = np.full(len(self.series), -1)
-        last[self.pair_series[calls.pair[proofs]]] = proofs  # the last assignment counts
+        series, seq = self.pair_series[calls.pair[proofs]], calls.seq[proofs]
+        most, last = np.full((2, len(self.series)), -1)
+        np.maximum.at(most, series, seq)
+        is_last = seq == most[series]
+        last[series[is_last]] = proofs[is_last]
         return last
 
 

@@ -201,7 +201,9 @@ def _doubt_implausible(rows: Rows, watermarks: PairWatermarks) -> None:
         if held[pairs].any() and not held[pairs].all():
             most = int(enqueued[pairs][held[pairs]].max())
             wrong[pairs] |= ~held[pairs] & (completed[pairs] > most)
-    enqueued[wrong] = completed[wrong] = UNKNOWN_SEQ
+    completed[wrong & ~held] = UNKNOWN_SEQ
+    enqueued[wrong] = completed[wrong]  # a wait that the dump shows is over since
+    watermarks.head_since[wrong] = 0
     watermarks.hidden[:] |= wrong & rows.is_dumped
     watermarks.lost[:] |= wrong & held
 

@@ -162,7 +162,7 @@ def test_a_damaged_field_changes_nothing(
     tmp_path: Path, encode: Write, bad: dict[str, Any], rank: int
 ) -> None:
     """The entry in which a rank waits is damaged, but which op it is can be read: the rank waits in
-    it, and neither sizes that are not readable nor times are held against it."""
+    it, and neither sizes that are not readable nor times count for a mismatch."""
     content = dumps()
     content[rank]["entries"][-1] |= bad
     found = judged(tmp_path, content, encode)

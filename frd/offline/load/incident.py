@@ -39,7 +39,12 @@ def of_other_times(rows: Rows) -> Mapping[int, str]:
     if trace.taken_at is not None or any(one.info is not None for one in trace.ranks.values()):
         return {}
     newest = {rank: one.newest_ns for rank, one in trace.ranks.items()}
-    return _of_other_worlds(trace, newest) or _refuted(rows, newest) or _too_old(rows, newest)
+    if found := _of_other_worlds(trace, newest):
+        return found
+    known = [at for at in newest.values() if at > 0]
+    if not known or max(known) - min(known) <= _MUCH_NS:
+        return {}
+    return _refuted(rows, newest) or _too_old(rows, newest)
 
 
 def without(trace: Trace, left_out: Mapping[int, str]) -> Trace:
@@ -80,7 +85,7 @@ def _of_other_worlds(trace: Trace, newest: Mapping[int, int]) -> Mapping[int, st
     worlds = {
         rank: at
         for rank, one in trace.ranks.items()
-        for at in sorted(_groups_of(one))
+        for at in one.member_of
         if trace.groups[at].desc == WHOLE_JOB and trace.groups[at].ranks
     }
     if len(set(worlds.values())) < 2:
@@ -119,10 +124,7 @@ def _refuted(rows: Rows, newest: Mapping[int, int]) -> Mapping[int, str]:
 
 
 def _too_old(rows: Rows, newest: Mapping[int, int]) -> Mapping[int, str]:
-    present = max(newest.values(), default=0) - _MUCH_NS
-    if min(newest.values(), default=present) >= present:
-        return {}
-    calls = rows.calls
+    calls, present = rows.calls, max(newest.values()) - _MUCH_NS
     over = np.full(len(rows.pair_rank), UNKNOWN_SEQ, np.int64)
     np.maximum.at(over, calls.pair[calls.done], calls.seq[calls.done])
     is_present = [newest.get(rank, 0) >= present for rank in rows.pair_rank.tolist()]
