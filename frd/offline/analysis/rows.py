@@ -17,7 +17,6 @@ import numpy as np
 from frd.engine.matching.signature_rules import is_synchronizing
 from frd.flight import progress
 from frd.flight.batches import is_over_without_end
-from frd.flight.names import judges
 from frd.flight.progress import Calls, NameFacts, States
 from frd.flight.trace import RankTrace, Trace, minor_version
 from frd.model import Bools, GroupInfo, Int32s, Int64s, Signature
@@ -92,12 +91,11 @@ class Rows:
 
     @property
     def proofs(self) -> Int64s:
-        """By series, the last call whose end proves that all members had joined it: the recorder
-        knows completion, and no rank can complete the op alone. -1 for none."""
+        """By series, the last call whose end proves that all members had joined it, because no rank
+        can complete the op alone; -1 for none. An end without a time may be a failure."""
         calls = self.calls
-        judged = np.array([judges(one.backend) for one in self.series], np.bool_)[self.pair_series]
         together = np.array([is_synchronizing(one.op) for one in self.signatures], np.bool_)
-        proofs = np.flatnonzero(calls.done & judged[calls.pair] & together[calls.signature])
+        proofs = np.flatnonzero(calls.done & together[calls.signature])
         series, seq = self.pair_series[calls.pair[proofs]], calls.seq[proofs]
         most, last = np.full((2, len(self.series)), -1)
         np.maximum.at(most, series, seq)

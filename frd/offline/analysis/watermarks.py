@@ -196,6 +196,7 @@ def _doubt_implausible(rows: Rows, watermarks: PairWatermarks) -> None:
     last = rows.proofs[rows.pair_series]
     wrong = (last >= 0) & ~watermarks.hidden
     wrong[wrong] = enqueued[wrong] < rows.calls.seq[last[wrong]]
+    wrong[wrong] &= ~held[wrong] | (rows.calls.completed_ns[last[wrong]] > 0)
     for series in rows.series:
         pairs = series.pairs
         if held[pairs].any() and not held[pairs].all():
