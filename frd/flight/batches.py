@@ -6,8 +6,9 @@ reports the start and the end of the batch. Up to format 2.9 that entry is marke
 on (torch 2.11 with NCCL 2.32 recorded this) it is not, and it repeats the seq of the collective
 before the batch, so it looks like a second part of that collective. The neighbours decide: in
 recording order, the last entry of the same group before it is a send or receive with the same
-`p2p_seq_id`. If the recorder has overwritten what was before it, it counts as the end of a batch as
-well: a collective without its parts could not be compared with its peers' anyway.
+`p2p_seq_id`. Old formats mark neither: there a send is known by its name. If the recorder has
+overwritten what was before it, it counts as the end of a batch as well: a collective without its
+parts could not be compared with its peers' anyway.
 
 The parts of a coalesced collective do not change state either. A dump of only the active entries
 therefore has the parts of all batches and coalesced collectives, long after their end, but the
@@ -23,7 +24,7 @@ import msgspec
 import numpy as np
 
 from frd.flight.entry import Entry
-from frd.flight.names import END_OF_BATCH
+from frd.flight.names import END_OF_BATCH, parse_profiling_name
 from frd.model import Bools, Int64s
 
 _SUFFIX = ":" + END_OF_BATCH
@@ -52,7 +53,7 @@ def with_batch_ends(entries: Sequence[Entry]) -> tuple[Entry, ...]:
 
 def _is_send_of(before: Entry, end: Entry) -> bool:
     return (
-        before.is_p2p
+        (before.is_p2p or parse_profiling_name(before.profiling_name).is_p2p_kind)
         and not before.profiling_name.endswith(_SUFFIX)
         and before.p2p_seq_id == end.p2p_seq_id
     )

@@ -78,7 +78,7 @@ def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> 
     _check(found)
     check_count(len(found), source, MAX_ENTRIES)
     dump = lenient(found.document, budget.size, source)
-    if len(dump.entries) != len(found.apart):
+    if len(dump.entries) != len(found.apart) or dump.damaged:
         raise _Odd
     rest = columns_of(dump, into)
     rows, apart, numbers = found.rows, found.apart, found.numbers
@@ -154,7 +154,10 @@ def _part(tree: dict[str, Any], keys: Set[str], budget: Budget) -> Entry:
     """An entry of nothing but the values of one tree."""
     if not tree.keys() <= keys:
         raise _Odd
-    return budget.entry(_MANDATORY | tree)
+    entry, unreadable = budget.entry(_MANDATORY | tree)
+    if unreadable:
+        raise _Odd
+    return entry
 
 
 def _pairs(left: Repeated[Any], right: Repeated[Any]) -> Repeated[Any]:

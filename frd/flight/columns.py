@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from frd.flight.entry import SHAPES, Dump, Entry, Frame, Status
+from frd.flight.entry import SHAPES, Dump, Entry, Frame, Hole, Status
 from frd.flight.names import Name, parse_profiling_name
 from frd.flight.trace import SCHEDULED, STATES
 from frd.model import Bools, Float64s, GroupInfo, Int32s, Int64s, Signature, UInt8s
@@ -32,7 +32,7 @@ WIDE = (
     "timeout_ms",
 )
 NARROW = ("group", "name", "signature", "stack", "thread")
-TINY = ("is_p2p", "state", "retired")
+TINY = ("is_p2p", "state", "retired", "damaged")
 
 FIELD_OF = {
     "seq": "collective_seq_id",
@@ -119,6 +119,7 @@ class FileColumns:
     status: Mapping[int, Status]
     groups: tuple[int, ...]
     """Groups that `pg_config` describes: the rank belongs to them whether it used them or not."""
+    holes: tuple[Hole, ...]
     warnings: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -144,6 +145,8 @@ def columns_of(dump: Dump, into: Dictionaries) -> FileColumns:
     tiny[0] = p2p_kind | np.array([entry.is_p2p for entry in entries], np.bool_)
     tiny[1] = [STATE_OF.get(entry.state, SCHEDULED) for entry in entries]
     tiny[2] = [entry.retired for entry in entries]
+    tiny[3] = 0
+    tiny[3, [*dump.damaged]] = 1
     durations = [np.nan if e.duration_ms is None else e.duration_ms for e in entries]
     return FileColumns(
         version=dump.version,
@@ -154,6 +157,7 @@ def columns_of(dump: Dump, into: Dictionaries) -> FileColumns:
         duration_ms=np.array(durations, np.float64),
         status=dump.status,
         groups=tuple(known.values()),
+        holes=dump.holes,
         warnings=dump.warnings,
     )
 

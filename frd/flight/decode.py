@@ -2,8 +2,10 @@
 
 A JSON dump of the present format goes from bytes to `Entry` in one typed pass, because a live
 agent parses one per rank every second or so. Whatever that pass refuses (pickles, numbers in
-strings, one bad entry among two thousand) takes the second way, entry by entry: the bad ones
-become warnings that name their index, the rest goes on. Only a file that is no dump at all, or one
+strings, one bad entry among two thousand) takes the second way, entry by entry. What cannot be
+read is a warning with the index of the entry: an optional field gets the value for unknown, and
+an entry without its identity (which op of which group, and whether it is over) is left out and
+leaves a *hole*. Only a file that is no dump at all, or one
 of another major version, is an error.
 
 Input may be hostile. Its size, packed and unpacked, is bounded before it is parsed, and the work
@@ -17,6 +19,7 @@ import re
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -25,9 +28,9 @@ import msgspec
 from frd.decodable import decodable, is_heavy
 from frd.errors import DumpError
 from frd.flight.batches import with_batch_ends
-from frd.flight.entry import Dump, Entry, Int64, Status
+from frd.flight.entry import Dump, Entry, Hole, Int64, Status
 from frd.flight.pickles.unpickle import load_plain
-from frd.flight.plain_entries import Budget, extent
+from frd.flight.plain_entries import Budget, extent, group_of
 from frd.model import MAX_WORLD_SIZE, GroupInfo
 
 MAX_BYTES = 256 * 1024 * 1024
@@ -172,17 +175,30 @@ def lenient(document: Any, size: int, source: str, most: int = MAX_ENTRIES) -> D
         raw = ()
     check_count(len(raw), source, most)
     budget = Budget(size, source)
-    entries = []
+    entries: list[Entry] = []
+    holes: dict[str | None, Hole] = {}
+    damaged: set[int] = set()
     raw = deque(raw)
     for index in range(len(raw)):
+        fields = raw.popleft()
         try:
-            entries.append(budget.entry(raw.popleft()))
+            entry, lost = budget.entry(fields)
         except (msgspec.MsgspecError, RecursionError) as error:
             warnings.append(f"entry {index}: {error}: left out")
+            group = group_of(fields)
+            before = holes.get(group, Hole(group, 0, 0))
+            holes[group] = Hole(group, len(entries), before.entries + 1)
+            damaged |= {max(0, len(entries) - 1), len(entries)}
+            continue
+        if lost:
+            warnings.append(f"entry {index}: {', '.join(lost)}: not readable, taken as unknown")
+            damaged.add(len(entries))
+        entries.append(entry)
     for table in (header.pg_config, header.pg_status):
         for row in table.values() if isinstance(table, dict) else ():
             budget.pay(extent(row))
-    return _dump(header, entries, warnings, source)
+    dump = _dump(header, entries, warnings, source)
+    return replace(dump, holes=(*holes.values(),), damaged=frozenset(damaged - {len(entries)}))
 
 
 def _dump(header: _Header, entries: list[Entry], warnings: list[str], source: str) -> Dump:

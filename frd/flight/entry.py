@@ -8,7 +8,7 @@ times are 0 whatever the format wrote (0, null, nothing). Nothing is interpreted
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -110,6 +110,16 @@ class Status(
     completed: Int64 = -1
 
 
+class Hole(NamedTuple):
+    """Entries of one group that cannot be read: the rank may have come further than it shows."""
+
+    group: str | None
+    """The name; None if that cannot be read either, so that any group may be meant."""
+    before: int
+    """How many readable entries, of all groups, precede the last one of them."""
+    entries: int
+
+
 @dataclass(frozen=True, slots=True)
 class Dump:
     """One dump of one recorder of one rank."""
@@ -122,5 +132,10 @@ class Dump:
     """By group name, those that `pg_config` describes usably; none with Gloo."""
     status: dict[int, Status] = field(default_factory=dict)
     """By `pg_id`."""
+    holes: tuple[Hole, ...] = ()
+    """At most one for each group."""
+    damaged: frozenset[int] = frozenset()
+    """Indexes of `entries` of which a field cannot be read, or an entry next to it, which may be a
+    part of the same collective: their sizes and dtypes say nothing."""
     warnings: tuple[str, ...] = ()
     """Each names what was left out, and why."""

@@ -12,11 +12,19 @@ from typing import Any
 import msgspec
 
 from frd.errors import DumpError
-from frd.flight.entry import TIMES, Entry, Frame
+from frd.flight.entry import SHAPES, TIMES, Entry, Frame
 
 _FREE_ELEMENTS = 1_000_000
 """Elements that a pickle may hold beyond its own size in bytes, see `Budget`."""
 _SIZED = (list, tuple, dict, str)
+_STARTED = "time_discovered_started_ns"
+_IDENTITY = ("is_p2p", "op_id", "p2p_seq_id", "pg_id", "retired", "state")
+"""Not mandatory, but without them it is unknown which op it is, or whether it is over."""
+_OPTIONAL = {
+    one.name: one.type
+    for one in msgspec.structs.fields(Entry)
+    if not one.required and one.name not in _IDENTITY
+}
 
 
 class Budget:
@@ -42,21 +50,31 @@ class Budget:
                 "no valid dump has them, the file may be malicious"
             )
 
-    def entry(self, fields: Any) -> Entry:
-        """One entry, paid for: afterwards where the schema bounds the work of one, else before."""
+    def entry(self, fields: Any) -> tuple[Entry, tuple[str, ...]]:
+        """One entry and the names of its optional fields that cannot be read. It is paid for:
+        afterwards where the schema bounds the work of one, else before."""
         if isinstance(fields, dict) and "frames" in fields:
             self.pay(_frames_extent(fields["frames"]))
         try:
             entry = _entry(fields)
+            unreadable: tuple[str, ...] = ()
         except msgspec.MsgspecError:
             self.pay(extent(fields))
-            raise
+            entry, unreadable = _without_damage(fields)
         shapes = entry.input_sizes + entry.output_sizes
         dtypes = len(entry.input_dtypes) + len(entry.output_dtypes)
         self.pay(len(fields) + len(shapes) + sum(map(len, shapes)) + dtypes)
         stack = self._stacks.setdefault(entry.frames, entry.frames)
         msgspec.structs.force_setattr(entry, "frames", stack)
-        return entry
+        return entry, unreadable
+
+
+def group_of(fields: Any) -> str | None:
+    """The name of the group of an entry that cannot be read, if it says so."""
+    match fields:
+        case {"process_group": [str(name), *_]}:
+            return name
+    return None
 
 
 def extent(value: Any) -> int:
@@ -94,11 +112,29 @@ def _entry(fields: Any) -> Entry:
         return msgspec.convert(_repaired(fields), Entry, strict=False)
 
 
+def _without_damage(fields: Any) -> tuple[Entry, tuple[str, ...]]:
+    """The entry without optional fields that cannot be read, and their names. That an op in state
+    ``started`` has started is more than a time: without it, the device would seem stuck."""
+    known = _repaired(fields) if isinstance(fields, dict) else {}
+    kept = {_STARTED} if known.get("state") == "started" else set()
+    bad = {n for n in _OPTIONAL if n in known and not _is_valid(known[n], _OPTIONAL[n])} - kept
+    readable = {name: value for name, value in known.items() if name not in bad}
+    return msgspec.convert(readable, Entry, strict=False), tuple(sorted(bad))
+
+
+def _is_valid(value: Any, schema: Any) -> bool:
+    try:
+        msgspec.convert(value, schema, strict=False)
+    except msgspec.MsgspecError:
+        return False
+    return True
+
+
 def _repaired(fields: Any) -> Any:
     """Values of other recorders and older formats, in the present format."""
     if not isinstance(fields, dict):
         return fields
-    known = {name: value for name, value in fields.items() if value is not None}
+    known = {name: value for name, value in fields.items() if value is not None or name in SHAPES}
     for name in ("input_dtypes", "output_dtypes"):
         if isinstance(dtype := known.get(name), str):
             known[name] = (dtype,) if dtype else ()

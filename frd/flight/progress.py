@@ -110,9 +110,11 @@ def latest_groups(pg_id: Int64s, name: Int64s | Int32s) -> Bools:
     return found
 
 
-def has_holes(record_id: Int64s) -> bool:
-    """Entries between the first and the last are missing."""
-    return len(record_id) > 0 and int(record_id[-1] - record_id[0]) + 1 > len(record_id)
+def has_holes(record_id: Int64s, unread: int = 0) -> bool:
+    """Entries between the first and the last are missing, and are not the `unread` ones, which are
+    in the dump but cannot be read."""
+    count = len(record_id)
+    return count > 0 and int(record_id[-1] - record_id[0]) + 1 > count + unread
 
 
 # -- collectives -----------------------------------------------------------------------------
@@ -135,6 +137,8 @@ class Calls:
     done: Bools
     cut: Bools
     """Entries before the first one may be lost, so the signature says nothing."""
+    damaged: Bools
+    """The signature of a part could not be read; `joined` makes such a call one that is cut."""
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -147,7 +151,7 @@ class Calls:
 
 def _no_calls() -> Calls:
     index, number, flag = np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.bool_)
-    return Calls(index, number, index, index, index, number, number, flag, flag, flag)
+    return Calls(index, number, index, index, index, number, number, flag, flag, flag, flag)
 
 
 NO_CALLS: Final = _no_calls()
@@ -170,6 +174,7 @@ def calls_of(entries: RankTrace, rows: Int64s, pair: Int32s, state: States, cut:
         started=state.started,
         done=state.done,
         cut=cut,
+        damaged=entries.damaged[rows] != 0,
     )
 
 
@@ -188,23 +193,24 @@ def joined(calls: Calls, signatures: list[Signature], *, by_last_entry: bool = F
     several = np.flatnonzero(last > first)
     if len(several):
         signature = columns["signature"]
-        columns["started"] = np.logical_or.reduceat(columns["started"], first)
+        for name in (of_any := ("started", "damaged")):
+            columns[name] = np.logical_or.reduceat(columns[name], first)
         of_last = ("last_row", "completed_ns", "done")
         columns |= {
             name: column[last if name in of_last else first]
             for name, column in columns.items()
-            if name != "started"
+            if name not in of_any
         }
         columns["signature"][several] = (
             signature[last[several]]
             if by_last_entry
             else _coalesced(signature, first[several], last[several], signatures)
         )
-    cut = columns["cut"] = columns["cut"].copy()
+    cut = columns["cut"].copy()
     for at in np.flatnonzero(cut).tolist():
         op = signatures[int(columns["signature"][at])].op
         cut[at] = last[at] > first[at] or op.endswith(("coalesced", "_oop"))
-    return Calls(**columns)
+    return Calls(**columns | {"cut": cut | columns["damaged"]})
 
 
 def _coalesced(part: Int32s, first: Int64s, last: Int64s, signatures: list[Signature]) -> Int32s:

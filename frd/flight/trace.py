@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from frd.flight.entry import Frame, Status
+from frd.flight.entry import Frame, Hole, Status
 from frd.flight.names import Name
 from frd.model import (
     Activity,
@@ -67,6 +67,8 @@ class RankTrace:
     """`SCHEDULED`, `STARTED` or `COMPLETED`."""
     retired: UInt8s
     """0 or 1."""
+    damaged: UInt8s
+    """1 when the signature says nothing, see `Dump.damaged`."""
     created_ns: Int64s
     """CLOCK_REALTIME of the node, ns since the epoch, as are the next two; 0 when unknown."""
     started_ns: Int64s
@@ -83,6 +85,10 @@ class RankTrace:
     """0 when unknown."""
     status: Mapping[int, Status] = field(default_factory=dict)
     """Raw `pg_status` by `pg_id`."""
+    holes: tuple[Hole, ...] = ()
+    """Entries that cannot be read."""
+    member_of: tuple[int, ...] = ()
+    """Index into `Trace.groups` of groups whose members the dump has, used or not."""
     clock_uncertainty_ns: int | None = None
     """Bound on the error of `clock_offset_ns`; None if the folder has none."""
     dumped_from_ns: int = 0
@@ -93,8 +99,18 @@ class RankTrace:
     def __len__(self) -> int:
         return len(self.seq)
 
+    @property
+    def newest_ns(self) -> int:
+        """The latest time in the dump; 0 when unknown."""
+        columns = (self.created_ns, self.started_ns, self.completed_ns)
+        return max(int(column.max(initial=0)) for column in columns)
+
+    def unread_before(self, group: GroupInfo) -> int:
+        """The row that follows all entries that cannot be read and may be of this group."""
+        return max((one.before for one in self.holes if one.group in (None, group.name)), default=0)
+
     def take(self, rows: Int64s | Bools) -> RankTrace:
-        """The columns of some rows."""
+        """The columns of some rows. Of holes it stays unknown what follows them."""
         columns: dict[str, Any] = {
             name: column[rows]
             for name in self.__slots__
@@ -132,3 +148,9 @@ class Trace:
     outside: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """By rank, groups that it recorded in although they exclude it: these entries are not
     judged."""
+
+
+def minor_version(version: str) -> tuple[int, int]:
+    """Of a dump's format; an unreadable version counts as old."""
+    major, _, minor = version.partition(".")
+    return int(major) if major.isdigit() else 2, int(minor) if minor.isdigit() else 0

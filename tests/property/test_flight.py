@@ -118,7 +118,8 @@ def test_one_field_of_any_shape(data: st.DataObject, value: Any) -> None:
             assert whole.startswith(b"\x80")
             continue
         assert (dump.entries[0], dump.entries[-1]) == (good, good)
-        assert len(dump.entries) + len(dump.warnings) == 3
+        assert len(dump.entries) + sum(hole.entries for hole in dump.holes) == 3
+        assert bool(dump.damaged) == bool(dump.warnings)
 
 
 @given(st.text())

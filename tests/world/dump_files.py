@@ -102,6 +102,7 @@ def spelled_out(columns: FileColumns, into: Dictionaries) -> list[Any]:
             for table, row in zip(into.tables, columns.narrow.tolist(), strict=True)
         ),
         (columns.version, columns.comm_lib_version, columns.status, columns.warnings),
+        columns.holes,
         [into.groups.items[at] for at in columns.groups],
     ]
 

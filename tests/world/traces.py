@@ -44,6 +44,7 @@ class Row:
     record_id: int | None = None
     frames: tuple[Frame, ...] = ()
     timeout_ms: int = 600_000
+    damaged: bool = False
 
 
 @dataclass
@@ -138,6 +139,7 @@ def _rank(number: int, dumped: Dumped, groups: Sequence[str], into: Dictionaries
             (row.state == "completed" if row.retired is None else row.retired for row in rows),
             np.uint8,
         ),
+        damaged=_column((row.damaged for row in rows), np.uint8),
         created_ns=_column(_ns(at) for at in created),
         started_ns=_column(_ns(row.started_at) for row in rows),
         completed_ns=_column(_ns(row.completed_at) for row in rows),

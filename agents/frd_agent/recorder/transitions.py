@@ -145,7 +145,7 @@ class RecorderTracker:
         if reset:
             self._last_id, self.capacity = -1, 0
         self._prune()
-        partial = bool(entries) and self._is_partial(entries)
+        partial = bool(entries) and not dump.holes and self._is_partial(entries)
         self.capacity = max(self.capacity, len(entries))
         lost = self._lost(fresh, reset=reset) if not partial else 0
         whole = partial or not fresh or fresh[0].record_id in (0, self._last_id + 1)
@@ -217,8 +217,9 @@ class RecorderTracker:
     def _lost(self, fresh: Sequence[Entry], *, reset: bool) -> int:
         """The number of unread entries; after a reset, of collectives, by the gap in seqs."""
         if not reset:
-            skipped = fresh[0].record_id - self._last_id - 1 if fresh and self._last_id >= 0 else 0
-            return max(skipped, 0)
+            if not fresh or self._last_id < 0:
+                return 0
+            return max(fresh[-1].record_id - self._last_id - len(fresh), 0)
         first: dict[GroupKey, int] = {}
         for entry in fresh:
             if not entry.is_p2p:

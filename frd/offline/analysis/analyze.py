@@ -25,6 +25,7 @@ from frd.offline.analysis.reports import GroupReport, RankReport, group_reports,
 from frd.offline.analysis.rows import rows_of
 from frd.offline.analysis.verdict import Waiting, judge
 from frd.offline.analysis.watermarks import pair_watermarks
+from frd.offline.load.incident import of_other_times, without
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,9 @@ def analyze(
     if stall_after_s is None:
         stall_after_s = STALL_AFTER_S if trace.stall_after_s is None else trace.stall_after_s
     rows = rows_of(trace)
+    while left_out := of_other_times(rows):
+        trace = without(trace, left_out)
+        rows = rows_of(trace)
     clocks = clocks_of(rows)
     calls = rows.calls
     offset = np.array([clocks.offset_ns.get(int(r), 0) for r in rows.pair_rank.tolist()], np.int64)

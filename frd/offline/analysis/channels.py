@@ -2,7 +2,8 @@
 
 `frd.flight.progress` decides which ops are in flight. If the recorder names no peer, as torchcomms
 does not, the op counts as a receive from any source: the rank is known to be busy, and no peer is
-blamed for it.
+blamed for it. The same holds for an op before an entry that cannot be read: that one may be the
+end of its batch.
 """
 
 from __future__ import annotations
@@ -39,22 +40,26 @@ def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelSnapshot:
 def _ops(
     rows: Rows, rank: int, p2p: Int64s, is_open: Bools, offset_ns: int
 ) -> Iterator[tuple[int, ...]]:
-    """Those of channels with an op in flight."""
+    """Those of channels with an op in flight. What follows an op is unknown if an entry after it
+    cannot be read."""
     one = rows.ranks[rank]
     trace, at, series = one.trace, one.current[p2p], one.series[p2p]
     channel = series.astype(np.int64) * len(rows.trace.names) + trace.name[at]
     wanted = np.flatnonzero(np.isin(channel, channel[is_open]))
     created = np.where(trace.created_ns[at] > 0, trace.created_ns[at] + offset_ns, 0)
+    groups = [rows.trace.groups[of.group] for of in rows.series]
+    readable = np.array([trace.unread_before(group) for group in groups])[series] <= at
     columns = (
         series,
-        trace.name[at],
+        np.where(readable, trace.name[at], -1),
         is_open,
         created,
         trace.p2p_seq[at].clip(0),
-        trace.signature[at],
+        np.where(trace.damaged[at] != 0, -1, trace.signature[at]),
     )
     for of, name, *op in zip(*(column[wanted].tolist() for column in columns), strict=True):
-        yield of, *_peer(rows, of, rows.trace.names[name]), *op
+        peer = _peer(rows, of, rows.trace.names[name]) if name >= 0 else (_ANY_SOURCE, 0)
+        yield of, *peer, *op
 
 
 def _peer(rows: Rows, series: int, name: Name) -> tuple[int, int]:

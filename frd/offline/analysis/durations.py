@@ -90,7 +90,7 @@ def dump_times_of(rows: Rows, clocks: Clocks) -> DumpTimes:
     earliest, latest = [], []
     for rank in ranks:
         trace, offset = rows.ranks[rank].trace, clocks.offset_ns.get(rank, 0)
-        newest = max(_newest(trace), trace.dumped_from_ns)
+        newest = max(trace.newest_ns, trace.dumped_from_ns)
         bounded = trace.dumped_until_ns > 0 and trace.dumped_until_ns >= newest
         earliest.append(newest + offset if newest else 0)
         latest.append(trace.dumped_until_ns + offset if bounded else int(FAR))
@@ -101,12 +101,7 @@ def dump_times_of(rows: Rows, clocks: Clocks) -> DumpTimes:
 
 def last_dump_ns(trace: Trace) -> int:
     """When the last dump of a trace was taken, if known, on its node's clock."""
-    return max((of.dumped_until_ns or _newest(of) for of in trace.ranks.values()), default=0)
-
-
-def _newest(trace: RankTrace) -> int:
-    columns = (trace.created_ns, trace.started_ns, trace.completed_ns)
-    return max(int(column.max(initial=0)) for column in columns)
+    return max((of.dumped_until_ns or of.newest_ns for of in trace.ranks.values()), default=0)
 
 
 def wait_durations_of(

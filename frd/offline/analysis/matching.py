@@ -13,8 +13,9 @@ import numpy as np
 
 from frd.engine.matching import mismatches, signature_rules
 from frd.engine.state.snapshot import Mismatch
+from frd.flight.trace import minor_version
 from frd.model import Bools, Int32s, Int64s
-from frd.offline.analysis.rows import Rows, minor_version
+from frd.offline.analysis.rows import Rows
 from frd.offline.analysis.watermarks import PairWatermarks
 
 _SPARSE = 8
@@ -73,6 +74,7 @@ def matched_collectives(
     disagree = np.zeros(count, np.bool_)
     disagree[of_call[differs]] = True
     joined = np.bincount(of_call, minlength=count).astype(np.int32)
+    signed = np.bincount(of_call[~calls.cut], minlength=count).astype(np.int32)
     return MatchedCollectives(
         series=series,
         seq=seq,
@@ -82,8 +84,8 @@ def matched_collectives(
         first_created_ns=first,
         last_created_ns=last,
         disagree=disagree,
-        surplus=_surplus(rows, series, signature, joined, of_call),
-        contradiction=_contradictions(rows, series, signature) & ~disagree,
+        surplus=_surplus(rows, series, signature, signed, of_call),
+        contradiction=_contradictions(rows, series, signature) & ~disagree & (signed > 0),
         of_call=of_call,
         match_class=classes,
     )
@@ -121,7 +123,7 @@ def _classes(rows: Rows) -> Int32s:
 
 
 def _surplus(
-    rows: Rows, series: Int32s, signature: Int32s, joined: Int32s, of_call: Int32s
+    rows: Rows, series: Int32s, signature: Int32s, signed: Int32s, of_call: Int32s
 ) -> Int64s:
     surplus = np.zeros(len(series), np.int64)
     versions = {minor_version(one.trace.version) for one in rows.ranks.values()}
@@ -133,7 +135,7 @@ def _surplus(
         return surplus
     weight = np.array([signature_rules.balance(s) for s in rows.signatures], np.int64)
     np.add.at(surplus, of_call, weight[rows.calls.signature])
-    return np.where(is_balanced[signature] & (joined == rows.sizes[series]), surplus, 0)
+    return np.where(is_balanced[signature] & (signed == rows.sizes[series]), surplus, 0)
 
 
 def _contradictions(rows: Rows, series: Int32s, signature: Int32s) -> Bools:

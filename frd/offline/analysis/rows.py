@@ -14,15 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from frd.engine.matching.signature_rules import is_synchronizing
 from frd.flight import progress
 from frd.flight.batches import is_over_without_end
 from frd.flight.progress import Calls, NameFacts, States
-from frd.flight.trace import RankTrace, Trace
+from frd.flight.trace import RankTrace, Trace, minor_version
 from frd.model import NO_NAME, Bools, GroupInfo, Int32s, Int64s, Signature
 
 _PARTS_HAVE_ENTRIES = (2, 7)
 """From this version on each op of a coalesced collective has its own entry."""
-_WHOLE_JOB = "default_pg"
+WHOLE_JOB = "default_pg"
 _FIRST_SEQ = 1
 """Backends count from 0 or 1."""
 
@@ -88,6 +89,20 @@ class Rows:
         """Members of each series."""
         return np.array([len(one.members) for one in self.series], np.int32)
 
+    @property
+    def proofs(self) -> Int64s:
+        """By series, the last call whose end proves that all members had joined it, because no rank
+        can complete the op alone; -1 for none. An end without a time may be a failure."""
+        calls = self.calls
+        together = np.array([is_synchronizing(one.op) for one in self.signatures], np.bool_)
+        proofs = np.flatnonzero(calls.done & together[calls.signature])
+        series, seq = self.pair_series[calls.pair[proofs]], calls.seq[proofs]
+        most, last = np.full((2, len(self.series)), -1)
+        np.maximum.at(most, series, seq)
+        is_last = seq == most[series]
+        last[series[is_last]] = proofs[is_last]
+        return last
+
 
 def rows_of(trace: Trace) -> Rows:
     """All calls of a trace, and the properties of each rank's dump."""
@@ -133,7 +148,7 @@ def _series(trace: Trace, backends: Sequence[str], used: Mapping[int, set[int]])
                     GroupInfo(name, info.desc, ranks),
                     np.array(ranks, np.int32),
                     first_pair,
-                    is_known=bool(info.ranks) or info.desc == _WHOLE_JOB,
+                    is_known=bool(info.ranks) or info.desc == WHOLE_JOB,
                 )
             )
             first_pair += len(ranks)
@@ -145,7 +160,7 @@ def _members(trace: Trace, info: GroupInfo, seen: set[int]) -> tuple[int, ...]:
     ranks with entries."""
     if info.ranks:
         return info.ranks
-    if info.desc == _WHOLE_JOB:
+    if info.desc == WHOLE_JOB:
         return tuple(sorted({*range(trace.world_size), *trace.ranks}))
     return tuple(sorted(seen))
 
@@ -163,8 +178,9 @@ def _current(trace: RankTrace, series: Int32s, facts: NameFacts) -> RankRows:
     state = progress.states(trace, current, facts)
     ids = trace.record_id[first:]
     began_before = len(ids) > 0 and int(ids[0]) > 0
-    holes = progress.has_holes(ids)
-    idle = not len(ids) and any(status.enqueued >= 0 for status in trace.status.values())
+    holes = progress.has_holes(ids, sum(hole.entries for hole in trace.holes))
+    is_empty = not len(ids) and not trace.holes
+    idle = is_empty and any(status.enqueued >= 0 for status in trace.status.values())
     active_only = idle or ((began_before or holes) and not bool(state.done.any()))
     name, is_p2p = trace.name[current], trace.is_p2p[current] != 0
     if active_only and len(current):
@@ -224,9 +240,3 @@ def _may_lack_parts(one: RankRows) -> bool:
         return False
     first = one.current[0]
     return bool(one.trace.record_id[first] > 0 or one.trace.seq[first] > _FIRST_SEQ)
-
-
-def minor_version(version: str) -> tuple[int, int]:
-    """Of a dump's format; an unreadable version counts as old."""
-    major, _, minor = version.partition(".")
-    return int(major) if major.isdigit() else 2, int(minor) if minor.isdigit() else 0

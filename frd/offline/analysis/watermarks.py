@@ -4,7 +4,9 @@
 `pg_status` may help. The keys of `pg_status` are numbers of the process: the rank's own entries
 translate them, or the order of creation if all group names are numbers; never those of another
 rank. Counters that may count other ops too (Gloo counts all ops, NCCL writes P2P ops into the same
-counters) are not used. A member without any information is *hidden*: its absence proves nothing.
+counters) are not used. A hole, an entry that cannot be read, leaves the watermarks of a member open
+until a later entry of the group, or a counter that the hole explains, shows more. A member without
+any information is *hidden*: its absence proves nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frd.engine.matching.signature_rules import is_synchronizing
 from frd.flight import progress
 from frd.flight.entry import Status
 from frd.flight.names import judges
@@ -37,6 +38,8 @@ class PairWatermarks:
     """The lowest seq of the pair in the dump; `NEVER` without any."""
     hidden: Bools
     """The member may have come further than its watermarks say."""
+    lost: Bools
+    """It may be in an op whose entry cannot be read."""
 
 
 def pair_watermarks(rows: Rows, created_ns: Int64s, clocks: Clocks) -> PairWatermarks:
@@ -46,11 +49,14 @@ def pair_watermarks(rows: Rows, created_ns: Int64s, clocks: Clocks) -> PairWater
     for rank, one in rows.ranks.items():
         mine = rows.pairs_of[rank]
         _of_p2p(rows, mine, one, watermarks)
+        if one.trace.holes:
+            _doubt_holes(rows, mine, one, watermarks)
         if watermarks.hidden[mine].any():
             _of_status(rows, rank, one, watermarks, numbered)
             unknown = mine[(watermarks.head_since[mine] == 0) & _is_waiting(watermarks, mine)]
             if len(unknown):
-                watermarks.head_since[unknown] = _began(one) + clocks.offset_ns[rank]
+                began = one.trace.newest_ns if one.trace.holes else _began(one)
+                watermarks.head_since[unknown] = began + clocks.offset_ns[rank]
     if watermarks.hidden.any():
         _prove_by_value(rows, watermarks, numbered)
     _doubt_implausible(rows, watermarks)
@@ -66,6 +72,7 @@ def _is_waiting(watermarks: PairWatermarks, pairs: Int64s) -> Bools:
 def _began(one: RankRows) -> int:
     """The oldest time in a rank's dump. Overwritten entries are older."""
     times = one.trace.created_ns[one.current]
+    times = times[times > 0]
     return int(times.min()) if len(times) else 0
 
 
@@ -79,7 +86,8 @@ def _of_calls(rows: Rows, created_ns: Int64s) -> PairWatermarks:
     is_timed = _has_starts(rows, found.started)
     started = np.where(is_timed, np.maximum(found.started, found.completed), found.started)
     hidden = (found.first == NEVER) & rows.is_dumped
-    return PairWatermarks(found.enqueued, started, found.completed, since, found.first, hidden)
+    known = (found.enqueued, started, found.completed, since, found.first)
+    return PairWatermarks(*known, hidden, lost=np.zeros(len(hidden), np.bool_))
 
 
 def _has_starts(rows: Rows, started: Int64s) -> Bools:
@@ -104,7 +112,7 @@ def _p2p_series(rows: Rows) -> set[int]:
 
 def _of_p2p(rows: Rows, pairs: Int64s, one: RankRows, watermarks: PairWatermarks) -> None:
     """A P2P entry carries the seq of the last collective before it, which the rank had joined."""
-    at = np.flatnonzero(one.is_p2p & (one.trace.is_p2p[one.current] != 0))
+    at = np.flatnonzero(one.is_p2p & (one.trace.seq[one.current] != UNKNOWN_SEQ))
     if not len(at):
         return
     seq = one.trace.seq[one.current[at]]
@@ -115,22 +123,37 @@ def _of_p2p(rows: Rows, pairs: Int64s, one: RankRows, watermarks: PairWatermarks
             watermarks.hidden[pair] = False
 
 
+def _doubt_holes(rows: Rows, pairs: Int64s, one: RankRows, watermarks: PairWatermarks) -> None:
+    """Hides members for which the rank may have an entry after its last readable one."""
+    for pair in pairs.tolist():
+        of = int(rows.pair_series[pair])
+        last = int(one.current[one.series == of].max(initial=-1))
+        if last < one.trace.unread_before(rows.trace.groups[rows.series[of].group]):
+            watermarks.hidden[pair] = True
+            watermarks.lost[pair] = watermarks.enqueued[pair] == watermarks.completed[pair]
+
+
 def _of_status(
     rows: Rows, rank: int, one: RankRows, watermarks: PairWatermarks, numbered: set[int]
 ) -> None:
-    """Series without entries in the dump."""
+    """Series without entries in the dump, or with a hole after them."""
     status = _by_series(rows, rank, one)
+    unread = sum(hole.entries for hole in one.trace.holes)
     for pair in rows.pairs_of[rank][watermarks.hidden[rows.pairs_of[rank]]].tolist():
         of = int(rows.pair_series[pair])
         counts = status.get(of)
+        held = int(watermarks.enqueued[pair])
         if counts is None:
-            watermarks.hidden[pair] = one.overran or one.has_holes or one.active_only
+            watermarks.hidden[pair] = one.overran or one.has_holes or one.active_only or unread > 0
         elif counts.enqueued < 0:
             watermarks.hidden[pair] = False
-        elif of not in numbered and judges(rows.series[of].backend or _usual_backend(rows)):
+        elif of in numbered or not judges(rows.series[of].backend or _usual_backend(rows)):
+            continue
+        elif held == UNKNOWN_SEQ or held <= counts.enqueued <= held + unread:
+            over = counts.enqueued if one.active_only else counts.completed
             watermarks.enqueued[pair] = counts.enqueued
-            watermarks.completed[pair] = counts.enqueued if one.active_only else counts.completed
-            watermarks.hidden[pair] = False
+            watermarks.completed[pair] = max(over, int(watermarks.completed[pair]))
+            watermarks.hidden[pair] = watermarks.lost[pair] = False
 
 
 def _usual_backend(rows: Rows) -> str:
@@ -162,34 +185,28 @@ def _by_order(rows: Rows, series: list[int], keys: list[int]) -> dict[int, int]:
 
 
 def _doubt_implausible(rows: Rows, watermarks: PairWatermarks) -> None:
-    """Hides members whose watermarks have no entry and contradict those of their peers.
+    """Hides members whose watermarks contradict those of their peers.
 
-    A counter counts other ops if by its value a member completed a call that no peer has joined. A
-    recorder was reset or switched off if it shows no call that all members must have joined because
-    a peer completed it.
+    A counter counts other ops if by its value a member completed a call that no peer has joined. If
+    a peer completed a call that all members must have joined, and a member's dump does not show it,
+    the dump was taken earlier, or the recorder was reset or switched off.
     """
-    joined_by_all = _joined_by_all(rows)
-    for of, series in enumerate(rows.series):
+    enqueued, completed = watermarks.enqueued, watermarks.completed
+    held = watermarks.first_seq < NEVER
+    last = rows.proofs[rows.pair_series]
+    wrong = (last >= 0) & ~watermarks.hidden
+    wrong[wrong] = enqueued[wrong] < rows.calls.seq[last[wrong]]
+    wrong[wrong] &= ~held[wrong] | (rows.calls.completed_ns[last[wrong]] > 0)
+    for series in rows.series:
         pairs = series.pairs
-        held = watermarks.first_seq[pairs] < NEVER
-        if not held.any() or held.all():
-            continue
-        enqueued, completed = watermarks.enqueued[pairs], watermarks.completed[pairs]
-        wrong = ~held & (completed > int(enqueued[held].max()))
-        wrong |= ~held & ~watermarks.hidden[pairs] & (enqueued < joined_by_all[of])
-        enqueued[wrong] = completed[wrong] = UNKNOWN_SEQ
-        watermarks.hidden[pairs] |= wrong & rows.is_dumped[pairs]
-
-
-def _joined_by_all(rows: Rows) -> Int64s:
-    """By series, the last completed seq of an op that no rank can complete alone."""
-    synchronizing = np.array([is_synchronizing(s.op) for s in rows.signatures], np.bool_)
-    calls = rows.calls
-    last = np.full(len(rows.series), UNKNOWN_SEQ, np.int64)
-    if len(calls):
-        over = calls.done & synchronizing[calls.signature]
-        np.maximum.at(last, rows.pair_series[calls.pair[over]], calls.seq[over])
-    return last
+        if held[pairs].any() and not held[pairs].all():
+            most = int(enqueued[pairs][held[pairs]].max())
+            wrong[pairs] |= ~held[pairs] & (completed[pairs] > most)
+    completed[wrong & ~held] = UNKNOWN_SEQ
+    enqueued[wrong] = completed[wrong]  # a wait that the dump shows is over since
+    watermarks.head_since[wrong] = 0
+    watermarks.hidden[:] |= wrong & rows.is_dumped
+    watermarks.lost[:] |= wrong & held
 
 
 def _prove_by_time(rows: Rows, watermarks: PairWatermarks, clocks: Clocks) -> None:
@@ -200,7 +217,9 @@ def _prove_by_time(rows: Rows, watermarks: PairWatermarks, clocks: Clocks) -> No
         one = rows.ranks[rank]
         pairs = rows.series[int(rows.pair_series[pair])].pairs
         waiting = watermarks.head_since[pairs] > 0
-        if one.active_only or one.has_holes or not len(one.current) or not waiting.any():
+        if one.active_only or one.has_holes or watermarks.first_seq[pair] < NEVER:
+            continue
+        if one.trace.holes or not len(one.current) or not waiting.any():
             continue
         began = _began(one) + clocks.offset_ns[rank] + clocks.slack_ns[rank]
         slack = [clocks.slack_ns[r] for r in rows.pair_rank[pairs][waiting].tolist()]
@@ -218,6 +237,8 @@ def _prove_by_value(rows: Rows, watermarks: PairWatermarks, numbered: set[int]) 
         one, series = rows.ranks[rank], rows.series[of]
         waiting = _is_waiting(watermarks, np.arange(series.pairs.start, series.pairs.stop))
         if of in numbered or not judges(series.backend) or not waiting.any():
+            continue
+        if watermarks.first_seq[pair] < NEVER:  # hidden by a hole
             continue
         head = int(watermarks.completed[series.pairs][waiting].min()) + 1
         most = int(watermarks.enqueued[series.pairs].max())

@@ -24,7 +24,7 @@ from frd.flight.trace import RankTrace, Trace
 from frd.model import Activity, GroupInfo, Int32s
 from frd.offline.load.discovery import Found, discover, written_ns
 from frd.offline.load.frd_dump import rank_metadata
-from frd.offline.load.torchcomms import numbered
+from frd.offline.load.numbering import numbered
 from frd.offline.load.torchft import global_ranks, outside_text
 from frd.readers.file_reading import Reading
 from frd.readers.pool import read_all
@@ -91,6 +91,11 @@ class _Join:
             self._warnings.append(reading.error)
             return
         self._warn(source, columns.warnings)
+        if columns.holes:
+            self._warnings.append(
+                f"{source}: entries of rank {rank} cannot be read: from then on it is unknown what "
+                "the rank did, unless later entries or counters show it"
+            )
         metadata = rank_metadata(self._found.of.meta, rank, self._warnings)
         if metadata.activity != Activity():
             self._standing[rank] = metadata.activity
@@ -99,6 +104,8 @@ class _Join:
             first = rank // self._replica_size * self._replica_size
         times = metadata.times
         narrow = lookup.translate(columns.narrow, first, self._replica_size)
+        groups = np.array(columns.groups, np.int32)
+        (described,) = lookup.translate([groups], first, self._replica_size)
         self._ranks[rank] = RankTrace(
             rank=rank,
             source=source,
@@ -107,6 +114,8 @@ class _Join:
             clock_offset_ns=times.clock_offset_ns,
             clock_uncertainty_ns=times.clock_uncertainty_ns,
             status=columns.status,
+            holes=columns.holes,
+            member_of=tuple(described.tolist()),
             dumped_from_ns=times.dumped_from_ns,
             dumped_until_ns=times.dumped_until_ns or written_ns(self._found.files[rank]),
             **columns.rows(narrow),
@@ -215,12 +224,15 @@ class _Lookup:
             self._groups += gained[0]
             self._of_replica.clear()
 
-    def translate(self, narrow: Int32s, first: int, replica_size: int | None) -> list[Int32s]:
-        """`narrow` with indexes of the trace; `first`: the lowest rank of the replica group."""
+    def translate(
+        self, narrow: Iterable[Int32s], first: int, replica_size: int | None
+    ) -> list[Int32s]:
+        """The first rows of `narrow`, or all, with indexes of the trace; `first`: the lowest rank
+        of the replica group."""
         groups, *others = self._to
         if replica_size is not None:
             groups = self._shifted(first, replica_size)
-        return [to[row] for to, row in zip((groups, *others), narrow, strict=True)]
+        return [to[row] for to, row in zip((groups, *others), narrow, strict=False)]
 
     def _shifted(self, first: int, replica_size: int) -> Int32s:
         """Groups of a torchft replica with global ranks."""

@@ -50,6 +50,16 @@ CASES = {
 }
 
 
+def test_a_format_that_marks_no_sends() -> None:
+    """A send is known by its name, so the entry after it closes a batch."""
+    entries = [row(0, SEND, 0, 1), row(1, END, 0, 1), row(2, REDUCE, 1, 0), row(3, END, 1, 0)]
+    dumped = document([{k: v for k, v in one.items() if k != "is_p2p"} for one in entries])
+    found = parse(as_json(dumped), source="rank 0").entries
+    assert [one.is_p2p for one in found] == [False, True, False, False]
+    columns = parse_columns(as_torch(dumped), Dictionaries(), source="rank 0").rows()
+    assert columns["is_p2p"].tolist() == [1, 1, 0, 0]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_end_of_a_batch(case: str) -> None:
     """It is P2P if the last entry of its group before it is a send of the same batch; entries and

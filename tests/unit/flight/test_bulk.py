@@ -137,8 +137,7 @@ def test_rings_of_any_size(count: int) -> None:
         pytest.param({"record_id": -5}, "record_id", id="negative"),
         pytest.param({"profiling_name": 7}, "profiling_name", id="no text"),
         pytest.param({"collective_seq_id": ...}, "collective_seq_id", id="absent"),
-        pytest.param({"input_sizes": "big"}, "input_sizes", id="no shapes"),
-        pytest.param({"frames": [{"name": "f"}]}, "frames", id="half a frame"),
+        pytest.param({"state": 7}, "state", id="no state"),
     ],
 )
 def test_a_bad_entry_is_named(odd: dict[str, Any], reason: str) -> None:
@@ -149,6 +148,21 @@ def test_a_bad_entry_is_named(odd: dict[str, Any], reason: str) -> None:
     (warning,) = columns.warnings
     assert warning.startswith("entry 77: ")
     assert reason in warning
+    assert [hole.before for hole in columns.holes] == [77]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"input_sizes": "big"}, {"frames": [{"name": "f"}]}, {"time_created_ns": (1 << 63) - 1}],
+)
+def test_a_damaged_entry_stays_and_its_signature_says_nothing(odd: dict[str, Any]) -> None:
+    """One damaged field among good entries is unknown, and the warning names its place."""
+    rows = [entry(at, **(odd if at == 77 else {})) for at in range(COUNT)]
+    columns = both(as_torch(document(rows)))
+    assert len(columns) == COUNT
+    (name,) = odd
+    assert columns.warnings == (f"entry 77: {name}: not readable, taken as unknown",)
+    assert np.flatnonzero(columns.rows()["damaged"]).tolist() == [77]
 
 
 def test_python_pickles_and_json_are_read_in_turn() -> None:

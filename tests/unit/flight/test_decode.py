@@ -14,7 +14,7 @@ import pytest
 
 from frd.errors import DumpError
 from frd.flight.decode import MAX_WARNINGS, parse
-from frd.flight.entry import Dump, Status
+from frd.flight.entry import Dump, Hole, Status
 from frd.flight.load import load_dump
 from frd.model import GroupInfo
 from tests.world.dump_files import document, entry
@@ -137,15 +137,9 @@ def test_entries_that_are_no_list() -> None:
         entry(process_group=["0"]),
         entry(collective_seq_id=-1),
         entry(collective_seq_id=2**63),
-        entry(time_created_ns=2**64),
-        entry(input_sizes=[[2**70]]),
-        entry(input_sizes=[4]),
-        entry(input_sizes=[[1] * 65]),
         entry(profiling_name=7),
         entry(retired="perhaps"),
-        entry(frames=[{"name": "f"}]),
-        entry(frames=[{"name": "f", "filename": "x.py", "line": (1 << 61) - 1}]),
-        entry(frames=[{"name": "f", "filename": "x.py", "line": -2}]),
+        entry(state="started", time_discovered_started_ns=2**64),
     ],
 )
 def test_one_bad_entry_is_a_warning(bad: Any) -> None:
@@ -155,6 +149,44 @@ def test_one_bad_entry_is_a_warning(bad: Any) -> None:
     (warning,) = dump.warnings
     assert warning.startswith("entry 1: ")
     assert warning.endswith(": left out")
+    has_group = isinstance(bad, dict) and "process_group" in bad
+    assert dump.holes == (Hole("0" if has_group else None, 1, 1),)
+    assert dump.damaged == frozenset({0, 1})  # its neighbours may be parts of the same collective
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("time_created_ns", 2**64),
+        ("time_discovered_completed_ns", -1),
+        ("time_discovered_started_ns", "noon"),
+        ("timeout_ms", "1min"),
+        ("duration_ms", []),
+        ("input_sizes", None),
+        ("input_sizes", [[2**70]]),
+        ("input_sizes", [4]),
+        ("output_sizes", [[1] * 65]),
+        ("output_dtypes", 7),
+        ("frames", [{"name": "f"}]),
+        ("frames", [{"name": "f", "filename": "x.py", "line": (1 << 61) - 1}]),
+        ("frames", [{"name": "f", "filename": "x.py", "line": -2}]),
+    ],
+)
+def test_a_damaged_field_is_unknown_and_the_entry_stays(name: str, bad: Any) -> None:
+    """Of an entry whose op is known only the field is lost, and the warning names both."""
+    dump = parsed(dumped(entry(0), entry(1, **{name: bad}), entry(2)))
+    assert [e.record_id for e in dump.entries] == [0, 1, 2]
+    assert not getattr(dump.entries[1], name)
+    assert dump.warnings == (f"entry 1: {name}: not readable, taken as unknown",)
+    assert dump.holes == ()
+    assert dump.damaged == frozenset({1})
+
+
+def test_holes_are_one_for_each_group() -> None:
+    """However many entries cannot be read, the last one of each group is what matters."""
+    bad = {"process_group": ["1", ""]}
+    dump = parsed(dumped(bad, entry(1), None, bad, entry(4), {}))
+    assert set(dump.holes) == {Hole("1", 1, 2), Hole(None, 2, 2)}
 
 
 def test_warnings_are_bounded() -> None:

@@ -190,7 +190,7 @@ def test_many_warnings_of_one_file_are_few(tmp_path: Path) -> None:
     write(tmp_path, "dump_0", as_torch(document([{"record_id": -1}] * 500)))
     trace = load_trace(tmp_path)
     assert len(trace.ranks[0]) == 0
-    assert len(trace.warnings) == MAX_WARNINGS_A_FILE + 1
+    assert len(trace.warnings) == MAX_WARNINGS_A_FILE + 2
     assert all(str(tmp_path / "dump_0") in warning for warning in trace.warnings)
 
 

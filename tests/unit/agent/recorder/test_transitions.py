@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from frd.flight.entry import Hole
 from frd.model import YEAR_2200_NS, Flags
 from frd_agent.ranks.tap_files import TapGroup
 from frd_agent.recorder.group_progress import GroupWatermarks
@@ -239,6 +241,15 @@ def test_a_recorder_that_shows_active_entries_only(ring: Ring) -> None:
     diff = ring.read(nccl(7, 8, "scheduled"), nccl(30, 31, "scheduled"))
     assert diff.lost == 0
     assert changes(diff) == [(4, C), (31, J)]
+
+
+def test_an_entry_that_cannot_be_read_is_lost(ring: Ring) -> None:
+    """The ids around it show that it is missing: that is a gap, and not the end of its op."""
+    ring.read(nccl(0, 1), nccl(1, 2, "scheduled"))
+    rest = dump([nccl(0, 1), nccl(1, 2, "scheduled"), nccl(3, 4, "scheduled")])
+    diff = ring.tracker.apply(replace(rest, holes=(Hole("0", 2, 1),)), LATER, ring.names)
+    assert diff.lost == 1
+    assert changes(diff) == [(4, J)]
 
 
 def test_a_group_that_is_set_up_again_is_another_group(ring: Ring) -> None:

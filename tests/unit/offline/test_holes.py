@@ -1,0 +1,215 @@
+"""Entries that cannot be read: their rank is unknown from there on, and no rank is accused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import frd
+from frd.model import Confidence, Finding, Kind
+from frd.offline.analysis.analyze import Analysis
+from tests.world.dump_files import as_json, as_torch, document, entry
+
+Write = Callable[[dict[str, Any]], bytes]
+ENCODINGS = [pytest.param(as_torch, id="pickle"), pytest.param(as_json, id="JSON")]
+LAST = 4
+"""The collective in which all ranks wait for rank 2."""
+
+
+def ring(last: int, *, waits: bool, name: str = "nccl:all_reduce", **more: Any) -> list[Any]:
+    """All collectives up to `last`; the rank waits in that one, or all are over."""
+    rows = [entry(at, profiling_name=name, **more) for at in range(last)]
+    if waits:
+        open_ = {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
+        rows[-1] |= open_
+    return rows
+
+
+def counters(enqueued: int, completed: int) -> dict[str, Any]:
+    names = ("enqueued", "started", "completed")
+    numbers = zip(names, (enqueued, -1, completed), strict=True)
+    return {"0": {f"last_{name}_collective": number for name, number in numbers}}
+
+
+def dumps(name: str = "nccl:all_reduce", **more: Any) -> dict[int, dict[str, Any]]:
+    """Four ranks; 2 has not joined the last collective."""
+    found = {}
+    for rank in range(4):
+        last = LAST - (rank == 2)
+        rows = ring(last, waits=rank != 2, name=name, **more)
+        found[rank] = document(rows, range(4), pg_status=counters(last, LAST - 1))
+    return found
+
+
+def judged(folder: Path, content: dict[int, dict[str, Any]], encode: Write = as_torch) -> Analysis:
+    for rank, one in content.items():
+        (folder / f"rank_{rank}").write_bytes(encode(one))
+    return frd.load(folder)
+
+
+def named(found: Analysis) -> set[int]:
+    return {suspect.rank for finding in found.findings for suspect in finding.suspects}
+
+
+def only(found: Analysis) -> Finding:
+    (finding,) = found.findings
+    return finding
+
+
+@pytest.mark.parametrize("encode", ENCODINGS)
+@pytest.mark.parametrize("rows", [[3], [2, 3], [0, 3], [0, 1, 2, 3], [1], [0]], ids=str)
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"record_id": -1},
+        {"collective_seq_id": "x"},
+        {"process_group": None},
+        {"profiling_name": None},
+        {"p2p_seq_id": -1},
+        {"state": None, "retired": []},
+    ],
+    ids=str,
+)
+def test_where_counters_count_collectives_a_rank_with_holes_has_joined(
+    tmp_path: Path, encode: Write, rows: list[int], bad: dict[str, Any]
+) -> None:
+    """Some entries of rank 1 cannot be read: its counter shows that it waits with the others."""
+    content = dumps()
+    for row in rows:
+        content[1]["entries"][row] |= bad
+    found = judged(tmp_path, content, encode)
+    assert named(found) == {2}
+    assert 1 in only(found).victims
+    for row in rows:
+        assert any(f"rank_1: entry {row}: " in warning for warning in found.warnings)
+    assert any("entries of rank 1 cannot be read" in warning for warning in found.warnings)
+
+
+def test_beyond_its_counter_a_rank_with_a_hole_is_absent(tmp_path: Path) -> None:
+    """Rank 2's last entry is the hole; its counter shows that this was the op before the hang."""
+    content = dumps()
+    content[2]["entries"][-1]["collective_seq_id"] = -1
+    suspect = only(judged(tmp_path, content)).suspects[0]
+    assert (suspect.rank, suspect.confidence) == (2, Confidence.HIGH)
+
+
+@pytest.mark.parametrize("change", ["no counters", "Gloo", "sends", "counter of something else"])
+def test_where_counters_prove_nothing_a_rank_with_a_hole_is_unknown(
+    tmp_path: Path, change: str
+) -> None:
+    """The last entry of rank 1 cannot be read and nothing else shows what it was: it is neither a
+    suspect nor a victim, and rank 2 still is the cause."""
+    content = dumps("gloo:all_reduce" if change == "Gloo" else "nccl:all_reduce")
+    for one in content.values():
+        if change == "no counters":
+            one["pg_status"] = {}
+        if change == "sends":
+            sent = entry(9, profiling_name="nccl:send 0->1", is_p2p=True, p2p_seq_id=1)
+            one["entries"].insert(0, sent | {"record_id": 0, "collective_seq_id": 0})
+            for at, row in enumerate(one["entries"]):
+                row["record_id"] = at
+    if change == "counter of something else":
+        content[1]["pg_status"] = counters(70, 70)
+    content[1]["entries"][-1]["record_id"] = "?"
+    finding = only(judged(tmp_path, content))
+    assert [suspect.rank for suspect in finding.suspects] == [2]
+    assert 1 in finding.unknown
+    assert 1 not in finding.victims
+
+
+def test_a_later_entry_of_the_group_ends_the_doubt(tmp_path: Path) -> None:
+    """Rank 2 has a hole, then joined #3, and nothing after it: it is absent from #4."""
+    content = dumps()
+    content[2]["pg_status"] = {}
+    content[2]["entries"][1]["profiling_name"] = 7
+    assert named(judged(tmp_path, content)) == {2}
+
+
+def test_a_hole_of_another_group_proves_nothing_about_this_one(tmp_path: Path) -> None:
+    """The hole of rank 2 is of group 1: that it has not joined #4 of group 0 is still known, but
+    not with high confidence, because it may wait in group 1."""
+    content = dumps()
+    for one in content.values():
+        one["pg_config"]["1"] = {"name": "1", "desc": "TP", "ranks": "[0, 1, 2, 3]"}
+        one["pg_status"] = {}
+    hole = entry(8, process_group=("1", "TP"), pg_id=1, collective_seq_id=None)
+    content[2]["entries"].append(hole)
+    (suspect,) = only(judged(tmp_path, content)).suspects
+    assert (suspect.rank, suspect.confidence) == (2, Confidence.MEDIUM)
+
+
+@pytest.mark.parametrize("encode", ENCODINGS)
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"time_created_ns": -1},
+        {"time_created_ns": (1 << 63) - 1},
+        {"time_created_ns": 9_214_646_400_000_000_000},
+        {"time_discovered_completed_ns": "x"},
+        {"timeout_ms": "1min"},
+        {"input_sizes": None},
+        {"input_dtypes": None},
+        {"output_sizes": "big"},
+        {"input_sizes": None, "time_created_ns": -5, "timeout_ms": []},
+    ],
+    ids=str,
+)
+def test_a_damaged_field_changes_nothing(
+    tmp_path: Path, encode: Write, bad: dict[str, Any], rank: int
+) -> None:
+    """The entry in which a rank waits is damaged, but which op it is can be read: the rank waits in
+    it, and neither sizes that are not readable nor times count for a mismatch."""
+    content = dumps()
+    content[rank]["entries"][-1] |= bad
+    found = judged(tmp_path, content, encode)
+    finding = only(found)
+    assert finding.kind is Kind.STALL
+    assert {suspect.rank for suspect in finding.suspects} == {2}
+    assert finding.victims == (0, 1, 3)
+    assert any(f"rank_{rank}: entry 3: " in warning for warning in found.warnings)
+
+
+def test_sizes_that_one_rank_cannot_show_hide_no_mismatch_of_others(tmp_path: Path) -> None:
+    """Rank 1's sizes cannot be read, and rank 3's differ from those of 0 and 2."""
+    content = dumps()
+    content[2]["entries"] = ring(LAST, waits=True)
+    content[1]["entries"][-1]["input_sizes"] = None
+    content[3]["entries"][-1]["input_sizes"] = [[5, 2]]
+    finding = only(judged(tmp_path, content))
+    assert finding.kind is Kind.MISMATCH
+    assert {suspect.rank for suspect in finding.suspects} == {3}
+
+
+def test_a_part_of_a_coalesced_collective_that_cannot_be_read(tmp_path: Path) -> None:
+    """Three broadcasts are one collective; one of rank 1's cannot be read, which is no mismatch."""
+    parts = [*["nccl:broadcast"] * 3, "nccl:coalesced"]
+    rows = [entry(0), *(entry(1 + at, profiling_name=n) for at, n in enumerate(parts))]
+    for row in rows[1:]:
+        row["collective_seq_id"] = 2
+    content = {rank: document([*map(dict, rows)], range(4)) for rank in range(4)}
+    content[1]["entries"][2]["profiling_name"] = None
+    assert judged(tmp_path, content).findings == ()
+
+
+@pytest.mark.parametrize("hole", ["the send", "the end of its batch"])
+def test_no_peer_is_blamed_for_a_send_that_may_be_in_a_hole(tmp_path: Path, hole: str) -> None:
+    """Rank 0 waits for a send of rank 1, of which an entry cannot be read."""
+    sent = {"is_p2p": True, "p2p_seq_id": 1, "collective_seq_id": 0, "state": "scheduled"}
+    open_ = sent | {"retired": False, "time_discovered_completed_ns": None}
+    over = {"profiling_name": "nccl:coalesced", "state": "completed"}
+    receive = [entry(0, **open_, profiling_name="nccl:recv 0<-1")]
+    send = [entry(0, **open_, profiling_name="nccl:send 1->0"), entry(1, **sent | over)]
+    if hole == "the send":
+        send = [send[0] | {"profiling_name": None}]
+    else:
+        receive.append(entry(1, **sent | over))
+        send[1] |= {"profiling_name": None}
+    content = {
+        rank: document(rows, range(2), pg_status=counters(1, 0))
+        for rank, rows in enumerate([receive, send])
+    }
+    assert named(judged(tmp_path, content)) == set()
