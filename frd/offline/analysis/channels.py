@@ -13,7 +13,7 @@ import numpy as np
 
 from frd.engine.state.snapshot import ChannelSnapshot
 from frd.flight.names import Name
-from frd.flight.progress import NameFacts, p2p_in_flight
+from frd.flight.progress import p2p_in_flight
 from frd.offline.analysis.rows import Rows
 
 _ANY_SOURCE = -1
@@ -21,7 +21,7 @@ _ANY_SOURCE = -1
 
 def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelSnapshot:
     """All sends and receives in flight, in aligned time."""
-    facts = NameFacts.of(rows.trace.names)
+    facts = rows.facts
     found: dict[tuple[int, int, int, int], tuple[int, int]] = {}
     for rank, one in rows.ranks.items():
         if not one.is_p2p.any():

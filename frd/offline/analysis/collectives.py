@@ -150,7 +150,7 @@ class Collectives(Sequence[Collective]):
         series, seq = rows.series[int(matched.series[at])], int(self.seq[at])
         mine = mine[np.argsort(rows.pair_rank[calls.pair[mine]], kind="stable")]
         ranks = rows.pair_rank[calls.pair[mine]]
-        done = calls.done[mine] | (seq <= watermarks.completed[calls.pair[mine]])
+        done = (calls.done & ~calls.weak)[mine] | (seq <= watermarks.completed[calls.pair[mine]])
         absent = known_absent(rows, watermarks, series.pairs, seq)
         missing = series.members[absent]
         unknown = np.setdiff1d(series.members, np.concatenate([ranks, missing]))
