@@ -86,7 +86,7 @@ class States:
     """Ended, as far as the recorder shows it."""
     weak: Bools
     """Done, but that does not prove that all members attended: the recorder does not show when an
-    op ends, or the op ended by time-out or abort."""
+    op ends, or a time-out or an abort ended it."""
 
     def take(self, rows: Int64s) -> States:
         return States(self.started[rows], self.done[rows], self.weak[rows])

@@ -170,8 +170,10 @@ def _heads(
         if behind[call] == 0 and over > 0:
             before[stall] = over + clocks.offset_ns.get(rank, 0)
         if behind[call] == 1:
+            timeout = int(trace.timeout_ms[row]) * 1_000_000
+            overdue = 0 < timeout <= over - int(trace.created_ns[row])
             marked = bool(rows.facts.completes[trace.name[row]])
-            gave_up[stall] = marked and (trace.state[row] != COMPLETED or calls.weak[call])
+            gave_up[stall] = marked and (overdue or trace.state[row] != COMPLETED)
     return before, gave_up
 
 

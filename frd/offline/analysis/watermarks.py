@@ -57,8 +57,9 @@ def pair_watermarks(rows: Rows, created_ns: Int64s, clocks: Clocks) -> PairWater
     _doubt_implausible(rows, watermarks)
     if watermarks.hidden.any():
         _prove_by_time(rows, watermarks, clocks)
-    if rows.calls.weak.any():
-        _believe_weak_ends(rows, watermarks, created_ns)
+    weak = rows.calls.weak & (rows.calls.seq > watermarks.completed[rows.calls.pair])
+    if weak.any():
+        _believe_weak_ends(rows, watermarks, weak, created_ns)
     return watermarks
 
 
@@ -92,7 +93,9 @@ def _of_calls(rows: Rows, created_ns: Int64s) -> PairWatermarks:
     return PairWatermarks(found.enqueued, started, found.completed, since, found.first, hidden)
 
 
-def _believe_weak_ends(rows: Rows, watermarks: PairWatermarks, created_ns: Int64s) -> None:
+def _believe_weak_ends(
+    rows: Rows, watermarks: PairWatermarks, weak: Bools, created_ns: Int64s
+) -> None:
     """Counts weak ends up to the last call that no known member lacks or is in.
 
     A call beyond it is open if its ranks wait for each other, or if a time-out ended it. Where the
@@ -107,7 +110,6 @@ def _believe_weak_ends(rows: Rows, watermarks: PairWatermarks, created_ns: Int64
     limit = np.full(len(rows.series), NEVER)
     np.minimum.at(limit, series[known], most[known])
     shown = np.array([rows.facts.marks.show_ends(one.backend) for one in rows.series], np.bool_)
-    weak = calls.done & calls.weak & (calls.seq > least[pair])
     waits = rows.synchronizing[calls.signature] | shown[series[pair]]
     waits &= weak & (calls.seq > limit[series[pair]])
     over = np.maximum(least, _before(waits, calls, most))
