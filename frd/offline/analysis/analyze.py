@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from frd.engine.findings import text
-from frd.flight.progress import NameFacts
 from frd.flight.trace import Trace
 from frd.forms import finding_json, utc_text
 from frd.model import Finding, Kind
@@ -61,8 +60,6 @@ class Analysis:
     """False: the dumps show no communication fault."""
     summary: str
     """The verdict in one line."""
-    facts: NameFacts
-    """Parallel to the names of the trace."""
     waiting: Sequence[Waiting] = field(default=())
     """How long the waits of a finding had lasted when dumped; parallel to the findings about the
     job, which are the first of `findings`."""
@@ -162,7 +159,6 @@ def analyze(
         clock_source=clocks.source,
         fault=bool(verdict.findings),
         summary=_summary(trace, findings, verdict.unproven, missing),
-        facts=rows.facts,
         waiting=verdict.waiting,
         not_proven=verdict.unproven,
         stall_after_s=stall_after_s,

@@ -16,6 +16,7 @@ import numpy as np
 
 from frd.engine.matching import signature_rules
 from frd.flight.entry import Frame
+from frd.flight.progress import NameFacts
 from frd.flight.trace import STATES, Trace
 from frd.model import Bools, GroupInfo, Int32s, Int64s, Signature
 from frd.offline.analysis.matching import MatchedCollectives, fact_of
@@ -102,6 +103,11 @@ class Collectives(Sequence[Collective]):
     def __getitem__(self, at: int | slice) -> Collective | list[Collective]:
         rows = range(len(self))[at]
         return self._collective(rows) if isinstance(rows, int) else [*map(self._collective, rows)]
+
+    @property
+    def facts(self) -> NameFacts:
+        """Parallel to the names of the trace."""
+        return self._source[0].facts
 
     def calls(self, at: int) -> Int64s:
         """The calls of one collective. The first use sorts all calls."""

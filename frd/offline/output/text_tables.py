@@ -57,7 +57,10 @@ def entry_lines(
 def _entry_rows(analysis: Analysis, of: RankTrace, rows: Int64s) -> Iterator[tuple[str, ...]]:
     trace = analysis.trace
     offset = analysis.clock_offsets_ns.get(of.rank, 0)
-    done, gave_up = ended(of, analysis.facts), given_up(of, rows, analysis.facts)
+    done, gave_up = (
+        ended(of, analysis.collectives.facts),
+        given_up(of, rows, analysis.collectives.facts),
+    )
     stuck = stuck_in(analysis, of.rank)
     for row, timed_out in zip(rows.tolist(), gave_up.tolist(), strict=True):
         name = trace.names[of.name[row]]
@@ -146,7 +149,7 @@ def stuck_in(analysis: Analysis, rank: int) -> Bools:
     does the first incomplete op of a suspect that hangs inside an op.
     """
     of = analysis.trace.ranks[rank]
-    waiting = ~ended(of, analysis.facts)
+    waiting = ~ended(of, analysis.collectives.facts)
     collective = analysis.collectives.of_entries(rank)
     out = np.zeros(len(of), np.bool_)
     for finding in analysis.findings:
