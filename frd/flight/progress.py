@@ -99,7 +99,8 @@ def states(entries: RankTrace, rows: Int64s | slice, facts: NameFacts) -> States
     weak = ~(facts.completes | facts.retires)[name]
     retired = entries.retired[rows] != 0
     done = (state == COMPLETED) | (retired & facts.retires[name])
-    weak &= retired | (entries.is_p2p[rows] == 0)
+    # A send that is not retired may last, unless a collective follows.
+    weak &= retired | np.maximum.accumulate((entries.is_p2p[rows] == 0)[::-1])[::-1]
     return States(started, done | weak, weak)
 
 

@@ -183,6 +183,16 @@ def test_started_at_issue_is_no_end() -> None:
     assert not recorded(TORCHCOMMS, [5, 5, 5], "ncclx", "started").fault
 
 
+@pytest.mark.parametrize("retired", [False, True])
+def test_sends_before_a_collective_are_no_waits(retired: bool) -> None:
+    """A message from rank 0 to rank 1, then two collectives: nothing shows that it is under way."""
+    folder = Folder().group("0", range(2))
+    for rank, name in enumerate(("xccl:send 0->1", "xccl:recv 1<-0")):
+        message = Row(name, 0, at=1, p2p=True, p2p_seq=1, state="scheduled", retired=retired)
+        folder.rank(rank, message, *issued("xccl", 2, retired=retired), **counters(2, -1))
+    assert not analyze(folder.trace()).fault
+
+
 def test_members_of_an_op_that_may_not_have_ended_are_not_accused() -> None:
     """Ranks 2 and 3 have all joined their own group's first op and nothing since; ranks 0 and 1
     wait for them in another group: nothing shows that they left the first op."""
