@@ -18,15 +18,6 @@ _PEERS = re.compile(r"(?P<op>\S+) +(?P<left>\d{1,9}|\?) *(?P<way>->|<-) *(?P<rig
 _P2P_OPS = frozenset({"send", "recv", "isend", "irecv"})
 END_OF_BATCH = "coalesced"
 """The op of the entry that closes a series of ops issued as one."""
-_JUDGES = frozenset({"nccl", "ncclx", "nccl2", "rccl", "rcclx", "xccl"})
-
-
-def judges(backend: str) -> bool:
-    """The backend's recorder knows completion: an op `retired` without it was given up.
-
-    With other recorders, for example Gloo's, `retired` is the only sign of the end, good or bad.
-    """
-    return backend in _JUDGES
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
 The agent reads a live recorder through this module, offline analysis a dump file, and both get the
 same answer. The module decides:
 
-- State. An entry is done if its state is ``completed``, or if it is ``retired`` and the backend's
-  recorder does not know completion (`frd.flight.names.judges`). With a recorder that does, a
-  retired entry that is not completed was given up: it timed out or was aborted.
+- State. An entry is done if it has the mark by which its recorder shows ends
+  (`frd.flight.marks`). An entry of a recorder that shows none is done too, but *weakly*: it proves
+  nothing about others. With a recorder that marks completion, a retired entry that is not
+  completed was given up: it timed out or was aborted.
 - Collectives. Neighbouring entries of one group with the same seq are one call, a coalesced
   collective: it is created with its first entry and done with its last. The oldest call that a
   recorder still holds may lack its first entries; its signature then says nothing.
@@ -31,7 +32,8 @@ from typing import Final
 
 import numpy as np
 
-from frd.flight.names import Name, coalesced, ends_series, judges
+from frd.flight.marks import Marks
+from frd.flight.names import Name, coalesced, ends_series
 from frd.flight.trace import COMPLETED, STARTED, RankTrace
 from frd.model import UNKNOWN_SEQ, Bools, Int32s, Int64s, Signature
 
@@ -39,30 +41,38 @@ _COUNTS_SEQS: Final = frozenset({"nccl"})
 _COUNTS_OPS: Final = frozenset({"gloo"})
 NO_COUNTER: Final = -1
 NO_CALL: Final = -1
+_MS: Final = 1_000_000
+_LONGEST_MS: Final = 1 << 40
+"""Of a timeout that is added to a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class NameFacts:
     """Facts from the names of ops, as columns over a table of names."""
 
+    marks: Marks
     is_p2p: Bools
     """A send or a receive."""
     is_any_source: Bools
     """A receive that names no sender."""
-    judges: Bools
-    """The recorder knows completion, and the backend works in order."""
+    completes: Bools
+    """The recorder marks completion."""
+    retires: Bools
+    """`retired` is the mark of an end."""
     is_part: Bools
     """An op that occurs only in a coalesced collective."""
     is_end: Bools
     """The entry that closes a batch or a coalesced collective."""
 
     @classmethod
-    def of(cls, names: Sequence[Name]) -> NameFacts:
+    def of(cls, names: Sequence[Name], marks: Marks) -> NameFacts:
         any_source = [n.is_p2p_kind and n.src is None and n.dst is not None for n in names]
         return cls(
+            marks,
             np.array([name.is_p2p_kind for name in names], np.bool_),
             np.array(any_source, np.bool_),
-            np.array([judges(name.backend) for name in names], np.bool_),
+            np.array([name.backend in marks.completion for name in names], np.bool_),
+            np.array([name.backend in marks.retirement for name in names], np.bool_),
             np.array([name.op.endswith("_oop") for name in names], np.bool_),
             np.array([ends_series(name.op) for name in names], np.bool_),
         )
@@ -74,23 +84,50 @@ class States:
 
     started: Bools
     done: Bools
+    """Ended, as far as the recorder shows it."""
+    weak: Bools
+    """Done, but that does not prove that all members attended: the recorder does not show when an
+    op ends, or a time-out or an abort ended it."""
 
     def take(self, rows: Int64s) -> States:
-        return States(self.started[rows], self.done[rows])
+        return States(self.started[rows], self.done[rows], self.weak[rows])
 
 
 def states(entries: RankTrace, rows: Int64s | slice, facts: NameFacts) -> States:
     state = entries.state[rows]
     started = (state >= STARTED) & (entries.started_ns[rows] > 0)
-    retired = (entries.retired[rows] != 0) & ~facts.judges[entries.name[rows]]
-    return States(started, (state == COMPLETED) | retired)
+    name = entries.name[rows]
+    weak = ~(facts.completes | facts.retires)[name]
+    retired = entries.retired[rows] != 0
+    done = (state == COMPLETED) | (retired & facts.retires[name])
+    # A send that is not retired may last, unless a collective follows.
+    weak &= retired | np.maximum.accumulate((entries.is_p2p[rows] == 0)[::-1])[::-1]
+    return States(started, done | weak, weak)
 
 
 def given_up(entries: RankTrace, rows: Int64s | Int32s, facts: NameFacts) -> Bools:
     """Which entries timed out or were aborted."""
-    retired: Bools = (entries.retired[rows] != 0) & facts.judges[entries.name[rows]]
+    retired: Bools = (entries.retired[rows] != 0) & facts.completes[entries.name[rows]]
     retired &= entries.state[rows] != COMPLETED
     return retired
+
+
+def ended_by_abort(entries: RankTrace, rows: Int64s | Int32s, gave_up: Bools) -> Bools:
+    """Which completions of a rank may be the effect of a time-out or an abort.
+
+    An abort ends all communicators of a process and marks what they had in flight as completed. It
+    came after the deadline of an op that was given up (`gave_up`) or that completed past it.
+    """
+    created, completed = entries.created_ns[rows], entries.completed_ns[rows]
+    deadline = created + np.minimum(entries.timeout_ms[rows], _LONGEST_MS) * _MS
+    timed = (entries.timeout_ms[rows] > 0) & (created > 0)
+    late: Bools = timed & (entries.state[rows] == COMPLETED) & (completed >= deadline)
+    ended = late | (gave_up & timed)
+    if not ended.any():
+        return late
+    until = np.maximum(deadline, completed)[ended].max()
+    found: Bools = (completed >= deadline[ended].min()) & (created <= until)
+    return found
 
 
 def resets_of(record_id: Int64s) -> Int64s:
@@ -135,6 +172,8 @@ class Calls:
     completed_ns: Int64s
     started: Bools
     done: Bools
+    weak: Bools
+    """Done, but no proof that the other members attended; see `States`."""
     cut: Bools
     """Entries before the first one may be lost, so the signature says nothing."""
     damaged: Bools
@@ -173,6 +212,7 @@ def calls_of(entries: RankTrace, rows: Int64s, pair: Int32s, state: States, cut:
         completed_ns=entries.completed_ns[rows],
         started=state.started,
         done=state.done,
+        weak=state.weak,
         cut=cut,
         damaged=entries.damaged[rows] != 0,
     )
@@ -195,7 +235,7 @@ def joined(calls: Calls, signatures: list[Signature], *, by_last_entry: bool = F
         signature = columns["signature"]
         for name in (of_any := ("started", "damaged")):
             columns[name] = np.logical_or.reduceat(columns[name], first)
-        of_last = ("last_row", "completed_ns", "done")
+        of_last = ("last_row", "completed_ns", "done", "weak")
         columns |= {
             name: column[last if name in of_last else first]
             for name, column in columns.items()

@@ -16,9 +16,10 @@ import numpy.typing as npt
 from frd.flight import progress as columnar
 from frd.flight.columns import Dictionaries, columns_of
 from frd.flight.entry import Dump, Entry
-from frd.flight.names import Name, judges
+from frd.flight.marks import Marks
+from frd.flight.names import Name
 from frd.flight.progress import NO_CALL, Calls, NameFacts
-from frd.flight.trace import RankTrace
+from frd.flight.trace import COMPLETED, RankTrace
 from frd.model import MAX_SEQ, UNKNOWN_SEQ, Flags, Int32s, Int64s
 from frd_agent.recorder.group_progress import GroupProgress, OpenEntry
 from frd_agent.recorder.naming import Naming
@@ -38,8 +39,10 @@ class EntryTable:
         fresh: Sequence[Entry],
         progress_of: Callable[[Entry], GroupProgress | None],
         to_raw: Callable[[Int64s], Int64s],
+        completes: dict[str, bool],
+        now_ns: int,
     ) -> None:
-        """`to_raw` converts stamps of the recorder."""
+        """`to_raw` converts stamps of the recorder; `completes` is the knowledge of `_learn`."""
         self.known = known
         self.entries = [*(item.entry for item in known), *fresh]
         into = Dictionaries()
@@ -54,7 +57,10 @@ class EntryTable:
             completed_ns=to_raw(self.trace.completed_ns),
         )
         self.signatures, self.names = into.signatures.items, into.names.items
-        self.facts = NameFacts.of(self.names)
+        self._learn(completes, now_ns)
+        marking = {backend for backend, is_marked in completes.items() if is_marked}
+        others = {name.backend for name in self.names} - marking
+        self.facts = NameFacts.of(self.names, Marks(frozenset(marking), frozenset(others)))
         self.progresses: list[GroupProgress] = list(dict.fromkeys(item.progress for item in known))
         """By pair, a rank in a group."""
         self.pair = self._pairs(progress_of)
@@ -62,8 +68,24 @@ class EntryTable:
         self.state = columnar.states(self.trace, slice(None), self.facts)
         self.state.done[: len(known)] |= np.array([item.over for item in known], np.bool_)
         self.in_order = np.array(
-            [judges(progress.backend) for progress in self.progresses], np.bool_
+            [progress.backend in marking for progress in self.progresses], np.bool_
         )
+
+    def _learn(self, completes: dict[str, bool], now_ns: int) -> None:
+        """Notes for each backend whether its recorder marks completion.
+
+        An op that is retired without it shows that it does not, unless the op was seen open and is
+        past its timeout now: then it was given up.
+        """
+        is_completed = self.trace.state == COMPLETED
+        for name in np.unique(self.trace.name[is_completed]).tolist():
+            completes[self.names[name].backend] = True
+        new = np.array([name.backend not in completes for name in self.names], np.bool_)
+        for row in np.flatnonzero((self.trace.retired != 0) & new[self.trace.name])[:1].tolist():
+            timeout_ns = int(self.trace.timeout_ms[row]) * 1_000_000
+            is_overdue = now_ns >= int(self.trace.created_ns[row]) + timeout_ns
+            backend = self.names[self.trace.name[row]].backend
+            completes[backend] = row < len(self.known) and timeout_ns > 0 and is_overdue
 
     def _pairs(self, progress_of: Callable[[Entry], GroupProgress | None]) -> Int32s:
         number: dict[GroupProgress | None, int] = {

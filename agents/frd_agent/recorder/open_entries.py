@@ -22,8 +22,11 @@ class OpenEntries:
 
     def __init__(self, to_raw: Callable[[Int64s], Int64s]) -> None:
         self._to_raw = to_raw
+        self._seen_ns = 0
         self.items: list[OpenEntry] = []
         """Oldest first."""
+        self.completes: dict[str, bool] = {}
+        """By backend whether the recorder marks completion, as far as known."""
         self.done_created_ns = 0
         """When the newest op that is done in the last dump was enqueued; 0 if no op is done."""
 
@@ -82,6 +85,10 @@ class OpenEntries:
         absent_is_over: bool,
     ) -> None:
         """Update the open entries from the entries and counters of the next dump, of `at_ns`."""
+        self._seen_ns = at_ns
+        if absent_is_over:
+            for item in self.items:
+                self.completes.setdefault(item.progress.backend, True)
         for item in self.items:
             entry = None if item.orphaned else find(item.entry.record_id)
             raw = status.get(item.progress.pg_id)
@@ -102,7 +109,9 @@ class OpenEntries:
         self.done_created_ns = 0
         if not self.items and not fresh:
             return []
-        table = EntryTable(self.items, fresh, progress_of, self._to_raw)
+        table = EntryTable(
+            self.items, fresh, progress_of, self._to_raw, self.completes, self._seen_ns
+        )
         done = np.flatnonzero(table.state.done)
         if len(done):
             self.done_created_ns = int(table.trace.created_ns[done[-1]])

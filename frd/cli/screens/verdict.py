@@ -122,7 +122,7 @@ def _dumps(analysis: Analysis) -> str:
     trace = analysis.trace
     world = max(trace.world_size, len(analysis.ranks))
     ranks = f"{len(analysis.ranks)} of {world} ranks"
-    done = [ended(of, trace.names) for of in trace.ranks.values()]
+    done = [ended(of, analysis.collectives.facts) for of in trace.ranks.values()]
     total, in_flight = sum(map(len, done)), sum(int((~one).sum()) for one in done)
     used = len(np.unique(np.concatenate([of.group for of in trace.ranks.values()])))
     groups = f"{used} group{'s' * (used != 1)}"

@@ -65,7 +65,8 @@ class Analysis:
     """How long the waits of a finding had lasted when dumped; parallel to the findings about the
     job, which are the first of `findings`."""
     not_proven: Sequence[str] = field(default=())
-    """Waits too young to be a hang when the dumps were taken, for people."""
+    """Waits too young to be a hang when the dumps were taken, and backends whose waits the dumps
+    cannot show, for people."""
     stall_after_s: float = STALL_AFTER_S
     """How long a wait must have lasted to be a hang."""
     dumps: Sequence[DumpReport] = field(default=())

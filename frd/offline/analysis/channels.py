@@ -14,7 +14,7 @@ import numpy as np
 
 from frd.engine.state.snapshot import ChannelSnapshot
 from frd.flight.names import Name
-from frd.flight.progress import NameFacts, p2p_in_flight, p2p_runs
+from frd.flight.progress import p2p_in_flight, p2p_runs
 from frd.model import Bools, Int64s
 from frd.offline.analysis.rows import Rows
 
@@ -23,14 +23,13 @@ _ANY_SOURCE = -1
 
 def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelSnapshot:
     """All sends and receives in flight, in aligned time."""
-    facts = NameFacts.of(rows.trace.names)
     found = [np.empty((8, 0), np.int64)]
     for rank, one in rows.ranks.items():
         if not one.is_p2p.any():
             continue
         at = np.flatnonzero(one.is_p2p)
         entries, done = one.trace, one.state.done[at]
-        is_open = p2p_in_flight(entries, one.current[at], one.series[at], done, facts)
+        is_open = p2p_in_flight(entries, one.current[at], one.series[at], done, rows.facts)
         if is_open.any():
             runs = p2p_runs(_ops(rows, rank, at, is_open, offset_ns.get(rank, 0)))
             found.append(np.vstack([np.full(runs.shape[1], rank), runs]))

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from frd.engine.findings import builder, text
-from frd.engine.matching.signature_rules import is_synchronizing
 from frd.flight.trace import RankTrace
 from frd.forms import span_text
 from frd.model import AlignedNs, Finding, FindingState, Int64s, Kind
@@ -175,7 +174,6 @@ def _samples(rows: Rows, domains: Sequence[Domain]) -> Samples:
     clock_of = np.zeros(max([int(rows.pair_rank.max(initial=0)), *ranks]) + 1, np.int64)
     for number, domain in enumerate(domains):
         clock_of[list(domain.ranks)] = number
-    synchronizing = np.array([is_synchronizing(s.op) for s in rows.signatures], np.bool_)
     none = np.empty(0, np.int64)
     if not len(calls):
         return Samples(none, none, none, none)
@@ -185,8 +183,9 @@ def _samples(rows: Rows, domains: Sequence[Domain]) -> Samples:
     last = np.full(len(rows.series), FAR)
     np.minimum.at(last, series, newest[calls.pair])  # that all ranks with calls have joined
     age = last[series] - calls.seq
-    use = (calls.completed_ns > 0) & (calls.created_ns > 0) & (age >= 0) & (age < _ENOUGH)
-    at = np.flatnonzero(use & synchronizing[calls.signature])
+    use = ~calls.weak & (calls.completed_ns > 0) & (calls.created_ns > 0)
+    use &= (age >= 0) & (age < _ENOUGH)
+    at = np.flatnonzero(use & rows.synchronizing[calls.signature])
     clock: Int64s = clock_of[rows.pair_rank[calls.pair[at]]]
     joined, completed = calls.created_ns[at], calls.completed_ns[at]
     latest = np.zeros(len(domains), np.int64)

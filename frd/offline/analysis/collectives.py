@@ -16,6 +16,7 @@ import numpy as np
 
 from frd.engine.matching import signature_rules
 from frd.flight.entry import Frame
+from frd.flight.progress import NameFacts
 from frd.flight.trace import STATES, Trace
 from frd.model import Bools, GroupInfo, Int32s, Int64s, Signature
 from frd.offline.analysis.matching import MatchedCollectives, fact_of
@@ -103,6 +104,11 @@ class Collectives(Sequence[Collective]):
         rows = range(len(self))[at]
         return self._collective(rows) if isinstance(rows, int) else [*map(self._collective, rows)]
 
+    @property
+    def facts(self) -> NameFacts:
+        """Parallel to the names of the trace."""
+        return self._source[0].facts
+
     def calls(self, at: int) -> Int64s:
         """The calls of one collective. The first use sorts all calls."""
         if not self._order:
@@ -150,7 +156,7 @@ class Collectives(Sequence[Collective]):
         series, seq = rows.series[int(matched.series[at])], int(self.seq[at])
         mine = mine[np.argsort(rows.pair_rank[calls.pair[mine]], kind="stable")]
         ranks = rows.pair_rank[calls.pair[mine]]
-        done = calls.done[mine] | (seq <= watermarks.completed[calls.pair[mine]])
+        done = (calls.done & ~calls.weak)[mine] | (seq <= watermarks.completed[calls.pair[mine]])
         absent = known_absent(rows, watermarks, series.pairs, seq)
         missing = series.members[absent]
         unknown = np.setdiff1d(series.members, np.concatenate([ranks, missing]))

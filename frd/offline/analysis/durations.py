@@ -28,7 +28,6 @@ import numpy as np
 
 from frd.engine.matching.signature_rules import is_synchronizing
 from frd.engine.state.snapshot import Snapshot, StallTable
-from frd.flight.names import judges
 from frd.flight.trace import COMPLETED, RankTrace, Trace
 from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, Int64s
 from frd.offline.analysis.clock_bounds import FAR
@@ -148,8 +147,7 @@ def _heads(
     """For each row of the stall table, which begins with the waiting pairs:
 
     Aligned ns at which the op before it was seen to be over; 0 when unknown. An op that was
-    enqueued early waits from then on, not from its enqueue. And whether the watchdog retired the op
-    before it completed.
+    enqueued early waits from then on, not from its enqueue. And whether the watchdog ended the op.
     """
     pairs, calls = waiting_pairs(rows, watermarks), rows.calls
     before, gave_up = np.zeros(stalls, np.int64), np.zeros(stalls, np.bool_)
@@ -167,8 +165,10 @@ def _heads(
         if behind[call] == 0 and over > 0:
             before[stall] = over + clocks.offset_ns.get(rank, 0)
         if behind[call] == 1:
-            judged = judges(rows.trace.names[int(trace.name[row])].backend)
-            gave_up[stall] = judged and trace.state[row] != COMPLETED
+            timeout = int(trace.timeout_ms[row]) * 1_000_000
+            overdue = 0 < timeout <= over - int(trace.created_ns[row])
+            marked = bool(rows.facts.completes[trace.name[row]])
+            gave_up[stall] = marked and (overdue or trace.state[row] != COMPLETED)
     return before, gave_up
 
 
@@ -176,7 +176,7 @@ def _timeouts(rows: Rows) -> Mapping[int, int]:
     """By rank the shortest timeout of what it has in flight, in ns."""
     found = {}
     for rank, one in rows.ranks.items():
-        timeouts = one.trace.timeout_ms[one.current[~one.state.done]]
+        timeouts = one.trace.timeout_ms[one.current[~one.state.done | one.state.weak]]
         if len(timeouts := timeouts[timeouts > 0]):
             found[rank] = int(timeouts.min()) * 1_000_000
     return found

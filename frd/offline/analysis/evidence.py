@@ -15,7 +15,6 @@ from frd.engine.hangs.claims import claim_of
 from frd.engine.hangs.diagnosis import Diagnosis
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
-from frd.flight.names import judges
 from frd.flight.stacks.text import user_frames_of
 from frd.model import Confidence, Finding, Kind, Reason, Signature, Suspect, Witness
 from frd.offline.analysis.clocks import Clocks
@@ -30,9 +29,13 @@ def finding_of(
 ) -> Finding:
     """A diagnosis with stack frames of entries and of the folder.
 
-    `is_open`: the job may have been healthy, so that no rank is named with high confidence.
+    `is_open`: the job may have been healthy, so that no rank is named with high confidence. Nor is
+    one where the recorder does not show that the others wait.
     """
-    if is_open:
+    of, seq = diagnosis.instance.group, diagnosis.instance.seq
+    backend = rows.series[of].backend
+    is_unseen = diagnosis.kind is not Kind.MISMATCH and not rows.facts.marks.show_ends(backend)
+    if is_open or is_unseen:
         diagnosis = replace(diagnosis, suspects=tuple(lowered(diagnosis.suspects)))
     claim = claim_of(snapshot, diagnosis, _POLICY)
     opened = builder.finding_of(snapshot.key, claim, snapshot.now)
@@ -40,7 +43,6 @@ def finding_of(
     for suspect in opened.suspects:
         attachments.add(Evidence(suspect.rank, rows.trace.standing.get(suspect.rank)))
     opened = attachments.attached_to(opened, opened.suspects)
-    of, seq = diagnosis.instance.group, diagnosis.instance.seq
     suspects = [
         _last_seen(rows, suspect)
         if suspect.reason is Reason.CPU_STUCK
@@ -51,6 +53,9 @@ def finding_of(
         suspects = [
             replace(suspect, evidence="; ".join((suspect.evidence, *notes))) for suspect in suspects
         ]
+    if is_unseen:
+        note = f"no entry of {text.clean(backend)} shows whether its op has ended"
+        suspects = [replace(one, evidence=f"{one.evidence}; {note}") for one in suspects]
     finding = replace(
         opened,
         severity=None,
@@ -75,8 +80,8 @@ def _of_mismatch(rows: Rows, snapshot: Snapshot, diagnosis: Diagnosis) -> list[s
         notes.append(", ".join(dtypes))
     backend = rows.series[of].backend
     if classes and not diagnosis.collective.waiting_ranks:
-        knows = judges(backend)  # Gloo's recorder has the end, but not whether it succeeded
-        ended = "it completed, so" if knows else "no rank waits in it any more: unless it failed,"
+        knows = backend in rows.facts.marks.completion  # Gloo's does not show whether it succeeded
+        ended = "it completed, so" if knows else "no rank is seen waiting in it: unless it failed,"
         notes.append(f"{ended} its result is wrong")
     if backend == _GLOO and any(signature.op == "all_reduce" for signature, _ in classes):
         notes.append("Gloo records reduce_scatter as all_reduce, so it may have been either")

@@ -68,7 +68,7 @@ def matched_collectives(
     earliest = created_ns == first[of_call]
     for these in (calls.cut, ~calls.cut, earliest & ~calls.cut):  # the last assignment counts
         signature[of_call[these]] = calls.signature[these]
-    over = calls.done | (calls.seq <= watermarks.completed[calls.pair])
+    over = (calls.done & ~calls.weak) | (calls.seq <= watermarks.completed[calls.pair])
     classes = _classes(rows)
     differs = (classes[calls.signature] != classes[signature[of_call]]) & ~calls.cut
     disagree = np.zeros(count, np.bool_)

@@ -17,6 +17,7 @@ import numpy as np
 from frd.engine.matching.signature_rules import is_synchronizing
 from frd.flight import progress
 from frd.flight.batches import is_over_without_end
+from frd.flight.marks import marks_of
 from frd.flight.progress import Calls, NameFacts, States
 from frd.flight.trace import RankTrace, Trace, minor_version
 from frd.model import NO_NAME, Bools, GroupInfo, Int32s, Int64s, Signature
@@ -72,6 +73,7 @@ class RankRows:
 @dataclass(frozen=True, slots=True)
 class Rows:
     trace: Trace
+    facts: NameFacts
     series: Sequence[Series]
     ranks: Mapping[int, RankRows]
     pair_rank: Int32s
@@ -85,6 +87,11 @@ class Rows:
     """Signatures of the trace, followed by signatures of coalesced collectives."""
 
     @property
+    def synchronizing(self) -> Bools:
+        """Of each signature: no rank can complete the op alone."""
+        return np.array([is_synchronizing(one.op) for one in self.signatures], np.bool_)
+
+    @property
     def sizes(self) -> Int32s:
         """Members of each series."""
         return np.array([len(one.members) for one in self.series], np.int32)
@@ -94,8 +101,8 @@ class Rows:
         """By series, the last call whose end proves that all members had joined it, because no rank
         can complete the op alone; -1 for none. An end without a time may be a failure."""
         calls = self.calls
-        together = np.array([is_synchronizing(one.op) for one in self.signatures], np.bool_)
-        proofs = np.flatnonzero(calls.done & together[calls.signature])
+        proven = calls.done & ~calls.weak
+        proofs = np.flatnonzero(proven & self.synchronizing[calls.signature])
         series, seq = self.pair_series[calls.pair[proofs]], calls.seq[proofs]
         most, last = np.full((2, len(self.series)), -1)
         np.maximum.at(most, series, seq)
@@ -120,9 +127,9 @@ def rows_of(trace: Trace) -> Rows:
     for at, one_series in enumerate(series):
         if one_series.backend in number:
             at_key[one_series.group * len(backends) + number[one_series.backend]] = at
-    facts = NameFacts.of(trace.names)
+    facts = NameFacts.of(trace.names, marks_of(trace.ranks.values(), trace.names))
     ranks = {r: _current(trace.ranks[r], at_key[keys[r]], facts) for r in sorted(trace.ranks)}
-    return _joined(trace, series, ranks)
+    return _joined(trace, facts, series, ranks)
 
 
 # -- series ----------------------------------------------------------------------------------
@@ -176,6 +183,8 @@ def _current(trace: RankTrace, series: Int32s, facts: NameFacts) -> RankRows:
     if not of_now.all():
         current = current[of_now]
     state = progress.states(trace, current, facts)
+    gave_up = progress.given_up(trace, current, facts)
+    state.weak[:] |= state.done & progress.ended_by_abort(trace, current, gave_up)
     ids = trace.record_id[first:]
     began_before = len(ids) > 0 and int(ids[0]) > 0
     holes = progress.has_holes(ids, sum(hole.entries for hole in trace.holes))
@@ -201,7 +210,9 @@ def _current(trace: RankTrace, series: Int32s, facts: NameFacts) -> RankRows:
     )
 
 
-def _joined(trace: Trace, series: Sequence[Series], ranks: Mapping[int, RankRows]) -> Rows:
+def _joined(
+    trace: Trace, facts: NameFacts, series: Sequence[Series], ranks: Mapping[int, RankRows]
+) -> Rows:
     pair_series = np.repeat(
         np.arange(len(series), dtype=np.int32), [len(one.members) for one in series]
     )
@@ -228,10 +239,11 @@ def _joined(trace: Trace, series: Sequence[Series], ranks: Mapping[int, RankRows
     versions = {minor_version(one.trace.version) for one in ranks.values()}
     is_mixed = bool(versions) and min(versions) < _PARTS_HAVE_ENTRIES <= max(versions)
     calls = progress.joined(Calls.concatenated(parts), signatures, by_last_entry=is_mixed)
+    # NCCL may mark a coalesced collective before its peers have enqueued it: golden/nccl/README.md.
+    calls.weak[:] |= calls.done & (calls.last_row > calls.first_row)
     is_dumped = np.isin(pair_rank, list(ranks))
-    return Rows(
-        trace, series, ranks, pair_rank, pair_series, pairs_of, is_dumped, calls, signatures
-    )
+    known = (pair_rank, pair_series, pairs_of, is_dumped)
+    return Rows(trace, facts, series, ranks, *known, calls, signatures)
 
 
 def _may_lack_parts(one: RankRows) -> bool:

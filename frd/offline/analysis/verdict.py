@@ -72,7 +72,7 @@ class Verdict:
     waiting: tuple[Waiting, ...]
     """Parallel to `findings`."""
     unproven: tuple[str, ...]
-    """One sentence for each candidate that is not proven."""
+    """One sentence for each candidate that is not proven, and for each backend that hides waits."""
 
 
 def judge(
@@ -113,7 +113,10 @@ def judge(
             for diagnosis, lasted in zip(diagnoses, waiting, strict=True)
         ),
         waiting,
-        tuple(_unproven_text(rows, v, _waiting(v, stalls, durations)) for v in unproven),
+        (
+            *(_unproven_text(rows, v, _waiting(v, stalls, durations)) for v in unproven),
+            *_unseen_texts(rows, [*diagnoses, *unproven]),
+        ),
     )
 
 
@@ -206,6 +209,18 @@ def _unproven_text(rows: Rows, diagnosis: Diagnosis, waiting: Waiting) -> str:
     )
     words = [f"in {what}", *places]
     return f"{kept} when dumped ({'; '.join(words)}); take another dump in a minute"
+
+
+def _unseen_texts(rows: Rows, diagnoses: Sequence[Diagnosis]) -> list[str]:
+    """For each backend whose recorder does not show ends, unless a diagnosis is about it."""
+    used = {rows.series[of].backend for of in np.unique(rows.pair_series[rows.calls.pair]).tolist()}
+    named = {rows.series[one.instance.group].backend for one in diagnoses}
+    return [
+        f"no entry of {text.clean(backend)} shows whether its op has ended: whether ranks wait in "
+        "ops that all of them have joined is not known"
+        for backend in sorted(used - named)
+        if not rows.facts.marks.show_ends(backend)
+    ]
 
 
 def _lasted_text(waiting: Waiting) -> str:

@@ -7,19 +7,21 @@ rank. Counters that may count other ops too (Gloo counts all ops, NCCL writes P2
 counters) are not used. A hole, an entry that cannot be read, leaves the watermarks of a member open
 until a later entry of the group, or a counter that the hole explains, shows more. A member without
 any information is *hidden*: its absence proves nothing.
+
+An end that is weak (`frd.flight.progress.States`) is one only if no known member lacks the call or
+is still in it; see `_believe_weak_ends`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from frd.flight import progress
 from frd.flight.entry import Status
-from frd.flight.names import judges
-from frd.flight.progress import NEVER
+from frd.flight.progress import NEVER, Calls
 from frd.model import UNKNOWN_SEQ, Bools, Int64s
 from frd.offline.analysis.clocks import Clocks
 from frd.offline.analysis.rows import RankRows, Rows
@@ -62,6 +64,9 @@ def pair_watermarks(rows: Rows, created_ns: Int64s, clocks: Clocks) -> PairWater
     _doubt_implausible(rows, watermarks)
     if watermarks.hidden.any():
         _prove_by_time(rows, watermarks, clocks)
+    weak = rows.calls.weak & (rows.calls.seq > watermarks.completed[rows.calls.pair])
+    if weak.any():
+        _believe_weak_ends(rows, watermarks, weak, created_ns)
     return watermarks
 
 
@@ -76,10 +81,17 @@ def _began(one: RankRows) -> int:
     return int(times.min()) if len(times) else 0
 
 
+def _in_order(rows: Rows) -> Bools:
+    """By pair: a call is over when a later one is done. Gloo has several threads for a group."""
+    retires = [series.backend in rows.facts.marks.retirement for series in rows.series]
+    return ~np.array(retires, np.bool_)[rows.pair_series]
+
+
 def _of_calls(rows: Rows, created_ns: Int64s) -> PairWatermarks:
+    """Weak ends do not count."""
     calls = rows.calls
-    in_order = np.array([judges(series.backend) for series in rows.series], np.bool_)
-    found = progress.watermarks(calls, in_order[rows.pair_series])
+    proven = replace(calls, done=calls.done & ~calls.weak)
+    found = progress.watermarks(proven, _in_order(rows))
     since = np.zeros(len(rows.pair_rank), np.int64)
     waiting = np.flatnonzero(found.head != progress.NO_CALL)
     since[waiting] = created_ns[found.head[waiting]]
@@ -88,6 +100,60 @@ def _of_calls(rows: Rows, created_ns: Int64s) -> PairWatermarks:
     hidden = (found.first == NEVER) & rows.is_dumped
     known = (found.enqueued, started, found.completed, since, found.first)
     return PairWatermarks(*known, hidden, lost=np.zeros(len(hidden), np.bool_))
+
+
+def _believe_weak_ends(
+    rows: Rows, watermarks: PairWatermarks, weak: Bools, created_ns: Int64s
+) -> None:
+    """Counts weak ends up to the last call that no known member lacks or is in.
+
+    A call beyond it is open if its ranks wait for each other, or if a time-out ended it. Where the
+    recorder shows no ends, a call after which no member has gone on is open too if others wait for
+    a member: the member may be in it.
+    """
+    calls, pair, series = rows.calls, rows.calls.pair, rows.pair_series
+    least = watermarks.completed.copy()
+    most = progress.watermarks(calls, _in_order(rows)).completed
+    most = np.where(watermarks.first_seq < NEVER, most, least)
+    known = rows.is_dumped & ~watermarks.hidden
+    limit = np.full(len(rows.series), NEVER)
+    np.minimum.at(limit, series[known], most[known])
+    shown = np.array([rows.facts.marks.show_ends(one.backend) for one in rows.series], np.bool_)
+    waits = rows.synchronizing[calls.signature] | shown[series[pair]]
+    waits &= weak & (calls.seq > limit[series[pair]])
+    over = np.maximum(least, _before(waits, calls, most))
+    head = np.full(len(rows.series), UNKNOWN_SEQ, np.int64)
+    is_waiting = watermarks.enqueued > over
+    np.maximum.at(head, series[is_waiting], over[is_waiting] + 1)
+    missed = np.isin(rows.pair_rank, rows.pair_rank[known & (watermarks.enqueued < head[series])])
+    if missed.any():
+        is_missed = np.bincount(series[missed], minlength=len(head)) > 0
+        waits |= weak & (is_missed & ~shown & (rows.sizes > 1))[series[pair]] & ~_passed(rows)
+        over = np.maximum(least, _before(waits, calls, most))
+    watermarks.completed[:] = over
+    watermarks.head_since[over > least] = 0
+    at = np.flatnonzero((over > least)[pair] & (calls.seq == over[pair] + 1))
+    watermarks.head_since[pair[at]] = created_ns[at]
+
+
+def _before(waits: Bools, calls: Calls, most: Int64s) -> Int64s:
+    """By pair, the last seq before the first of its calls that waits; `most` without any."""
+    last = most.copy()
+    np.minimum.at(last, calls.pair[waits], calls.seq[waits] - 1)
+    return last
+
+
+def _passed(rows: Rows) -> Bools:
+    """Calls after which a member has gone on to another op."""
+    calls = rows.calls
+    newest = {rank: int(one.current[-1]) for rank, one in rows.ranks.items() if len(one.current)}
+    last_row = np.array([newest.get(rank, -1) for rank in rows.pair_rank.tolist()], np.int64)
+    went_on = calls.last_row < last_row[calls.pair]
+    series = rows.pair_series[calls.pair]
+    passed = np.full(len(rows.series), UNKNOWN_SEQ, np.int64)
+    np.maximum.at(passed, series[went_on], calls.seq[went_on])
+    found: Bools = calls.seq <= passed[series]
+    return found
 
 
 def _has_starts(rows: Rows, started: Int64s) -> Bools:
@@ -147,18 +213,20 @@ def _of_status(
             watermarks.hidden[pair] = one.overran or one.has_holes or one.active_only or unread > 0
         elif counts.enqueued < 0:
             watermarks.hidden[pair] = False
-        elif of in numbered or not judges(rows.series[of].backend or _usual_backend(rows)):
+        elif of in numbered or progress.counts_ops(_backend(rows, of)):
             continue
         elif held == UNKNOWN_SEQ or held <= counts.enqueued <= held + unread:
-            over = counts.enqueued if one.active_only else counts.completed
+            shows = not one.active_only and rows.facts.marks.show_ends(_backend(rows, of))
+            over = counts.completed if shows else counts.enqueued
             watermarks.enqueued[pair] = counts.enqueued
             watermarks.completed[pair] = max(over, int(watermarks.completed[pair]))
             watermarks.hidden[pair] = watermarks.lost[pair] = False
 
 
-def _usual_backend(rows: Rows) -> str:
-    """For a group without entries on any rank."""
-    return next((series.backend for series in rows.series if series.backend), "")
+def _backend(rows: Rows, of: int) -> str:
+    """Of a group without entries on any rank, the usual one."""
+    usual = next((series.backend for series in rows.series if series.backend), "")
+    return rows.series[of].backend or usual
 
 
 def _by_series(rows: Rows, rank: int, one: RankRows) -> Mapping[int, Status]:
@@ -236,7 +304,7 @@ def _prove_by_value(rows: Rows, watermarks: PairWatermarks, numbered: set[int]) 
         rank, of = int(rows.pair_rank[pair]), int(rows.pair_series[pair])
         one, series = rows.ranks[rank], rows.series[of]
         waiting = _is_waiting(watermarks, np.arange(series.pairs.start, series.pairs.stop))
-        if of in numbered or not judges(series.backend) or not waiting.any():
+        if of in numbered or progress.counts_ops(series.backend) or not waiting.any():
             continue
         if watermarks.first_seq[pair] < NEVER:  # hidden by a hole
             continue

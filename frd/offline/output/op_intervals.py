@@ -5,14 +5,12 @@ Pure arithmetic on the columns of a `RankTrace`; knows nothing of timelines.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from frd.flight import progress
 from frd.flight.batches import closing_rows
-from frd.flight.names import Name
 from frd.flight.progress import NameFacts
 from frd.flight.trace import RankTrace
 from frd.model import Bools, Int64s
@@ -23,15 +21,15 @@ INSTANT: Final = -1
 """The end of an op that completed at an unknown time."""
 
 
-def ended(trace: RankTrace, names: Sequence[Name]) -> Bools:
-    """Which ops completed, by their state or, with some recorders, by `retired`; parts of a batch
-    or a coalesced collective by the entry that closes it."""
-    return _done_and_closing(trace, names)[0]
+def ended(trace: RankTrace, facts: NameFacts) -> Bools:
+    """Which ops ended, as far as the recorder shows it; parts of a batch or of a coalesced
+    collective by the entry that closes it."""
+    return _done_and_closing(trace, facts)[0]
 
 
-def ends(trace: RankTrace, names: Sequence[Name]) -> Int64s:
+def ends(trace: RankTrace, facts: NameFacts) -> Int64s:
     """When each op ended, on the rank's own clock, and never before it was enqueued."""
-    done, closing = _done_and_closing(trace, names)
+    done, closing = _done_and_closing(trace, facts)
     completed_ns = trace.completed_ns[closing]
     end = np.maximum(completed_ns, trace.created_ns)
     end[completed_ns <= 0] = INSTANT
@@ -39,9 +37,8 @@ def ends(trace: RankTrace, names: Sequence[Name]) -> Int64s:
     return end
 
 
-def _done_and_closing(trace: RankTrace, names: Sequence[Name]) -> tuple[Bools, Int64s]:
+def _done_and_closing(trace: RankTrace, facts: NameFacts) -> tuple[Bools, Int64s]:
     """Which ops completed, and the row with the end of each."""
-    facts = NameFacts.of(names)
     is_p2p = trace.is_p2p != 0
     number = np.where(is_p2p, trace.p2p_seq, trace.seq)
     closing = closing_rows(facts.is_end[trace.name], is_p2p, trace.pg_id, number)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from frd.flight.names import judges
+from frd.flight.progress import given_up
 from frd.flight.trace import COMPLETED, STATES, RankTrace
 from frd.forms import fold_ranks, utc_text
 from frd.model import Bools, GroupInfo, Int64s, Reason
@@ -57,9 +57,12 @@ def entry_lines(
 def _entry_rows(analysis: Analysis, of: RankTrace, rows: Int64s) -> Iterator[tuple[str, ...]]:
     trace = analysis.trace
     offset = analysis.clock_offsets_ns.get(of.rank, 0)
-    done = ended(of, trace.names)
+    done, gave_up = (
+        ended(of, analysis.collectives.facts),
+        given_up(of, rows, analysis.collectives.facts),
+    )
     stuck = stuck_in(analysis, of.rank)
-    for row in rows.tolist():
+    for row, timed_out in zip(rows.tolist(), gave_up.tolist(), strict=True):
         name = trace.names[of.name[row]]
         seq, is_p2p = int(of.seq[row]), bool(of.is_p2p[row])
         created, completed = int(of.created_ns[row]), int(of.completed_ns[row])
@@ -72,15 +75,13 @@ def _entry_rows(analysis: Analysis, of: RankTrace, rows: Int64s) -> Iterator[tup
             trace.groups[of.group[row]].label,
             f"p2p {int(of.p2p_seq[row])}" if is_p2p else str(seq),
             op_text(name),
-            _state(int(of.state[row]), bool(of.retired[row]), judges(name.backend)),
+            "given up" if timed_out else _state(int(of.state[row]), bool(of.retired[row])),
             sizes_text(trace.signatures[of.signature[row]]),
         )
 
 
-def _state(state: int, retired: bool, judged: bool) -> str:
-    if not retired or state == COMPLETED:
-        return STATES[state]
-    return "given up" if judged else "retired"
+def _state(state: int, retired: bool) -> str:
+    return "retired" if retired and state != COMPLETED else STATES[state]
 
 
 def collective_lines(analysis: Analysis, chosen: Sequence[int]) -> Iterator[str]:
@@ -142,27 +143,28 @@ def _verdict(analysis: Analysis, at: int) -> str:
 
 
 def stuck_in(analysis: Analysis, rank: int) -> Bools:
-    """Which incomplete entries of a rank the findings are about.
+    """Which open entries of a rank the findings are about.
 
     Peers share no seq of a P2P op, so all incomplete P2P ops of the finding's group count; and so
     does the first incomplete op of a suspect that hangs inside an op.
     """
     of = analysis.trace.ranks[rank]
-    waiting = ~ended(of, analysis.trace.names)
+    waiting = ~ended(of, analysis.collectives.facts)
     collective = analysis.collectives.of_entries(rank)
     out = np.zeros(len(of), np.bool_)
     for finding in analysis.findings:
         if (c := finding.collective) is not None:
             number = analysis.collectives.find(c.group_id, c.seq)
             if number >= 0:
-                out |= collective == number
+                waits = waiting | (rank in c.waiting_ranks)
+                out |= (collective == number) & waits
             elif c.seq < 0:
                 groups = [g.group_id == c.group_id for g in analysis.trace.groups]
-                out |= np.array(groups)[of.group] & (of.is_p2p != 0)
+                out |= np.array(groups)[of.group] & (of.is_p2p != 0) & waiting
         inside = any(s.rank == rank and s.reason in _INSIDE for s in finding.suspects)
         if inside and waiting.any():
             out[waiting.argmax()] = True
-    return out & waiting
+    return out
 
 
 def _clock_text(at_ns: int) -> str:

@@ -106,7 +106,7 @@ class _Timeline:
                     self._add_finding(
                         track, finding, f"first cause: {s.reason}", s.evidence, s.stack
                     )
-        end = ends(trace, self._trace.names)
+        end = ends(trace, self._analysis.collectives.facts)
         collective = self._analysis.collectives.of_entries(rank)
         is_stuck = stuck_in(self._analysis, rank)
         groups = [int(group) for group in np.unique(trace.group)]

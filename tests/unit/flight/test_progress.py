@@ -33,12 +33,15 @@ DUMPS = 4
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 20))
 def test_agent_and_offline_analysis_agree_on_the_corpus(first: int) -> None:
-    """Jobs that hang: the agent has read each recorder several times, offline analysis once."""
+    """Jobs that hang: the agent has read each recorder several times, offline analysis once. Where
+    no op has ended yet, the agent counts ops as open, and a dump proves nothing."""
     for seed in range(first, first + 20):
         job = corpus.job(seed)
         corpus.run(job)
         trace = corpus.trace(job)
         rows = rows_of(trace)
+        if not all(rows.facts.marks.show_ends(one.backend) for one in rows.series if one.backend):
+            continue
         marks = pair_watermarks(rows, rows.calls.created_ns, clocks_of(rows))
         channels = channels_of(rows, dict.fromkeys(rows.ranks, 0))
         for rank in rows.ranks:

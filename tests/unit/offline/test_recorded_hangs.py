@@ -14,6 +14,7 @@ import pytest
 import frd
 from frd.flight.decode import parse
 from frd.model import AttemptKey
+from frd.offline.analysis.analyze import Analysis
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.transitions import RecorderTracker
 from frd_agent.uplink.dictionary import Dictionary
@@ -61,11 +62,23 @@ def test_the_verdict_on_a_recorded_hang(
 ) -> None:
     """JSON and pickle of the worker server, only active entries, files of torch's watchdog, and
     files that the handler `fr_dump_file` wrote."""
-    for path in (GOLDEN / recorder / job).glob(f"rank_?.{ending}.gz"):
-        shutil.copy(path, tmp_path / path.name.partition(".")[0])
-    found = frd.load(tmp_path)
+    found = verdict(tmp_path, recorder, job, ending)
     assert len(found.findings) == 1
     assert suspects(found) == TRUTH[recorder][job]
+
+
+def test_the_end_of_a_coalesced_collective_bounds_no_clock(tmp_path: Path) -> None:
+    """The files of an abort in which one rank's uneven all_gather is marked as completed before its
+    peers enqueued it: one finding, as live, and none about a clock."""
+    found = verdict(tmp_path, "nccl", "abort_clock", "aborted")
+    assert len(found.findings) == 1
+    assert suspects(found) == {2: "cpu_stuck"}
+
+
+def verdict(scratch: Path, recorder: str, job: str, ending: str) -> Analysis:
+    for path in (GOLDEN / recorder / job).glob(f"rank_?.{ending}.gz"):
+        shutil.copy(path, scratch / path.name.partition(".")[0])
+    return frd.load(scratch)
 
 
 WAITING = {

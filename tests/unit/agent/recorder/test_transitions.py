@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from frd.flight.entry import Hole
@@ -147,6 +148,31 @@ def test_nccl_retired_without_completed_has_failed(ring: Ring) -> None:
     assert ring.changes(*given_up) == [(2, F)]
     assert ring.changes(*given_up) == []
     assert ring.watermarks == [GroupWatermarks(2, -1, 1, T0 + 1000)]
+
+
+@pytest.mark.parametrize("backend", ["ncclx", "xccl", "nccl", "fake"])
+@pytest.mark.parametrize("state", ["scheduled", "started"])
+def test_ops_that_are_retired_at_issue_are_no_waits(ring: Ring, backend: str, state: str) -> None:
+    """torchcomms retires an op when it is issued, whatever its backend: the rank neither waits nor
+    has given up."""
+    name = f"{backend}:all_reduce"
+    issued = [nccl(at, at + 1, state, retired=True, profiling_name=name) for at in range(3)]
+    assert ring.changes(*issued[:2]) == [(1, J | C), (2, J | C)]
+    assert ring.changes(*issued) == [(3, J | C)]
+    assert ring.watermarks == [GroupWatermarks(3, -1, 3)]
+    assert not ring.is_waiting
+
+
+def test_the_first_op_of_all_times_out(ring: Ring) -> None:
+    """No op has completed yet, and the watchdog gives up the first: it has failed. What Gloo
+    retires in time has ended."""
+    first = nccl(0, 1, "scheduled", timeout_ms=1_000)
+    ring.read(first)
+    retired = msgspec.structs.replace(first, retired=True)
+    assert ring.changes(retired, at=T0 + 2 * 10**9) == [(1, F)]
+    other = Ring()
+    other.read(gloo(0, 1, done=False, timeout_ms=1_000))
+    assert other.changes(gloo(0, 1, timeout_ms=1_000), at=T0 + 10**8) == [(1, C)]
 
 
 def test_starts_are_reported_where_timing_is_on(ring: Ring) -> None:
