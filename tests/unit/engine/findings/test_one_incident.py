@@ -12,6 +12,7 @@ from frd.model import (
     Kind,
     RankState,
     Reason,
+    Signature,
 )
 from tests.world.job import Job, changes, hanging
 from tests.world.scene import named
@@ -181,6 +182,15 @@ def test_a_stack_of_before_a_ranks_last_move_shows_nothing() -> None:
     job.engine.attach(job.only().id, Evidence(2, Activity(("train.py:88 in load_batch",))))
     job.all_reduce("pp", 0).run(8)
     assert {s.rank: s.confidence for s in job.only().suspects}[2] is Confidence.MEDIUM
+
+
+def test_a_reduce_scatter_of_gloo_is_no_mismatch() -> None:
+    """Gloo records it as all_reduce with a smaller output; rank 3 is late for one of them."""
+    op = Signature("gloo", "all_reduce", ((8,),), ((2,),), ("Float",), ("Float",))
+    job = Job(4).group("dp", range(4))
+    job.join("dp", range(4), 0, op).complete("dp", range(4), 0, op).join("dp", range(3), 1, op)
+    job.run(6)
+    assert (job.only().kind, named(job.only())) == (Kind.STALL, {3: Reason.CPU_STUCK})
 
 
 def test_the_first_waiting_stack_is_the_witness() -> None:
