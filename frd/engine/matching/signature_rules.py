@@ -30,7 +30,7 @@ OTHER_OP: Final = "other"
 _MOST_SHAPES: Final = 8
 """Shown to people; ops that were coalesced have thousands."""
 _MOST_ELEMENTS: Final = 2**53
-"""No tensor has more; what claims to must not overflow a sum."""
+"""No tensor has more; what claims to must overflow no sum and no column."""
 
 
 class Rule(Enum):
@@ -122,9 +122,9 @@ def match_class(signature: Signature) -> Hashable:
         case Rule.OUTPUT:
             return *who, _counts(s.output_sizes), s.output_dtypes
         case Rule.TOTAL_INPUT:
-            return *who, _total(s.input_sizes), frozenset(s.input_dtypes)
+            return *who, elements(s.input_sizes), frozenset(s.input_dtypes)
         case Rule.TOTAL_OUTPUT:
-            return *who, _total(s.output_sizes), frozenset(s.output_dtypes)
+            return *who, elements(s.output_sizes), frozenset(s.output_dtypes)
         case Rule.BALANCE:
             return *who, frozenset(s.input_dtypes), frozenset(s.output_dtypes)
         case Rule.EXACT:
@@ -135,8 +135,7 @@ def balance(signature: Signature) -> int:
     """Elements that an all_to_all puts in minus those that it takes out; 0 for other ops."""
     if rule(signature.op) is not Rule.BALANCE:
         return 0
-    surplus = _total(signature.input_sizes) - _total(signature.output_sizes)
-    return max(-_MOST_ELEMENTS, min(surplus, _MOST_ELEMENTS))
+    return elements(signature.input_sizes) - elements(signature.output_sizes)
 
 
 def is_synchronizing(op: str) -> bool:
@@ -194,14 +193,15 @@ def _change(signature: Signature) -> str:
     Gloo records reduce_scatter as all_reduce: its output may be smaller. Some backends take complex
     numbers as two real ones each. ``[[]]`` is a scalar, or nothing.
     """
-    taken, given = _total(signature.input_sizes), _total(signature.output_sizes)
-    before, after = ("/".join({*d}) for d in (signature.input_dtypes, signature.output_dtypes))
+    taken, given = elements(signature.input_sizes), elements(signature.output_sizes)
+    dtypes = signature.input_dtypes, signature.output_dtypes
+    before, after = ("/".join(sorted({*of})) for of in dtypes)
     both = any(signature.input_sizes) and any(signature.output_sizes)
     if not both or "complex" in (before + after).lower():
         return ""
     if taken != given and (given > taken or signature.backend != "gloo"):
         return f"{given} output elements are not the {taken} of the input"
-    if before and after and {*signature.input_dtypes} != {*signature.output_dtypes}:
+    if before and after and before != after:
         return f"output of {after}, but input of {before}"
     return ""
 
@@ -272,8 +272,9 @@ def _counts(sizes: Sizes) -> tuple[int, ...]:
     return tuple(prod(size) for size in sizes)
 
 
-def _total(sizes: Sizes) -> int:
-    return sum(_counts(sizes))
+def elements(sizes: Sizes) -> int:
+    """How many elements tensors of these sizes have together, and at most what a tensor may."""
+    return min(sum(_counts(sizes)), _MOST_ELEMENTS)
 
 
 class Signatures(GrowingColumns):
