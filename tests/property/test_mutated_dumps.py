@@ -264,6 +264,27 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frd.readers.pool.is_packed", lambda path: False)
 
 
+RIGHT: Final = {
+    Story.WELL: set[int](),
+    Story.LATE: {1},
+    Story.MISMATCH: {1},
+    Story.RING: set[int](),
+    Story.RING_LATE: {1},
+    Story.GROUPS: {1},
+}
+
+
+@pytest.mark.parametrize("container", Container)
+@pytest.mark.parametrize("story", Story)
+def test_the_whole_jobs_are_judged_right(
+    story: Story, container: Container, tmp_path: Path
+) -> None:
+    """The jobs that are damaged below, in formats 2.1 to 2.10 of NCCL."""
+    for minor in range(1, 11):
+        kind = Kind("nccl", minor, container, story)
+        assert accused_before(kind, tmp_path / "dumps") == RIGHT[story]
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_damage_ends_the_analysis_or_accuses_others(part: int, tmp_path: Path) -> None:
     """Values, keys, entries or whole files are lost or wrong: the answer is JSON, or one line says
