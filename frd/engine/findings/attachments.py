@@ -19,6 +19,8 @@ _WORKER_LINES = 16
 _MOST_OPINIONS = 16
 _FROM = "; "
 """Starts the part of a disagreement that names source lines."""
+_WAIT_FOR_RANKS = ("torch/distributed/", "torch/futures/")
+"""Libraries whose innermost frame may wait for other ranks."""
 _MAY_BE_BUSY = frozenset({Reason.CPU_STUCK, Reason.UNREACHABLE})
 """Whether such a rank uses its processor shows whether it works or waits."""
 
@@ -130,6 +132,14 @@ class Attachments:
             if rank in shown:
                 return Witness(rank, self.activities[rank].stack)
         return finding.witness
+
+
+def shows_place(of: Activity | Suspect) -> bool:
+    """The stack shows where the program is, and that is not a wait for a collective or a call of
+    torch.distributed, which may be for any rank, nor the end of the program, after which the rank
+    joins nothing."""
+    may_wait = any(library in of.inside for library in _WAIT_FOR_RANKS)
+    return bool(of.stack) and not may_wait and not of.doing.startswith("the program has ended")
 
 
 def _cleaned(of: T, lines: int) -> T:

@@ -129,10 +129,10 @@ def _stall(finding: Finding, timed: bool) -> str:
                 "no single rank is the cause, check the network and the devices"
             )
             return f"{waited} although all of its ranks have joined: {why}"
-        return (
-            f"{waited}; the cause may be {ranks(finding.unknown)}, whose telemetry is missing "
-            "or late: check the agents (frd status)"
-        )
+        why = "whose telemetry is missing or late: check the agents (frd status)"
+        if not timed:  # from dump files
+            why = f"of which the dumps show too little: take a dump of {ranks(finding.unknown)}"
+        return f"{waited}; the cause may be {ranks(finding.unknown)}, {why}"
     if reasons == {Reason.ORDER}:
         order = finding.disagreement or (
             f"{_who(suspects)} entered their groups in different orders"

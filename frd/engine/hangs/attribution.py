@@ -36,6 +36,11 @@ from frd.model import (
 _STOPPED = ("stopped", "zombie", "state t", "state z")
 """Words in an agent's evidence for a process that provably does not run."""
 
+_FEW = 0.25
+"""Ranks in an op that are a smaller part of its known members may be wrong instead of the rest."""
+_LEAST_MEMBERS = 3
+"""In a smaller group there are no few: one waits for one."""
+
 Dated: TypeAlias = tuple[Suspect, UncertainTime]
 """A suspect, and when it began as far as the snapshot shows: a time on the clock of the rank that
 reported it, so that `builder.timed` can compare it with those of other suspects."""
@@ -102,11 +107,13 @@ def _elsewhere(
 ) -> Dated:
     """It has rested for a threshold (not come out of another op a moment ago), was absent until the
     wait for it was a stall, there is no group in which it may be in an op, and a recorded op waits
-    for it directly."""
+    for it directly, in which not just a few ranks are, unless its stack shows where it is."""
     facts, began = graph.facts, _onset(graph, held_up)
     words = [_last_joined(graph, rank, held_up, fresh=True), doing]
     if ending is Ending.MOVING:
         words.append("it is still active in other groups")
+    few = [_few(graph, wait) for wait in held_up if Member(rank) in graph.edges[wait]]
+    is_placed = facts.moved_at(rank) <= graph.snapshot.placed.get(rank, -1)
     as_of = facts.as_of(rank)
     threshold_ns, margin_ns = _threshold_ns(graph, held_up), graph.snapshot.margin_ns(rank, began)
     premises = (
@@ -114,11 +121,24 @@ def _elsewhere(
         as_of - facts.moved_at(rank) >= threshold_ns or None,
         (margin_ns is not None and as_of - began.at >= threshold_ns + margin_ns) or None,
         not graph.waits.may_be_elsewhere(rank) or None,
-        any(Member(rank) in graph.edges[wait] for wait in held_up) or None,
+        (bool(few) and (not all(few) or is_placed)) or None,
     )
+    words.append(few[0] if few and premises[-1] is None else "")
     words.append(text.clean(graph.snapshot.detail[graph.snapshot.row(rank)]))
     words.append(unrecorded.of_waiters(rank, facts.unrecorded))
     return _named(graph, rank, Reason.CPU_STUCK, began, premises, *words)
+
+
+def _few(graph: Graph, wait: Wait) -> str:
+    """Why the ranks in an op may be wrong, instead of those that are not: a call that only one rank
+    makes looks as if all others were late. Empty if enough ranks are in it; members of which too
+    little is known, or that are gone, do not count."""
+    came, members = graph.came_of_known(wait)
+    are_few = len(came) == 1 or len(came) < _FEW * members
+    if wait.instance.is_p2p or members < _LEAST_MEMBERS or not are_few:
+        return ""
+    who = f"{text.ranks(came)} of {members} {'is' if len(came) == 1 else 'are'} in it"
+    return f"only {who}, perhaps by a call that the others do not make"
 
 
 def _waiting(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:

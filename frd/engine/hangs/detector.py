@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from frd.engine.findings.attachments import shows_place
 from frd.engine.findings.claim import Known, Lifetime, Look, anchors_by_collective
 from frd.engine.hangs.calls import claims_of_calls, seen_outside
 from frd.engine.hangs.claims import claim_of
@@ -64,7 +65,9 @@ class HangDetector:
             return None
         self._looked_at, self._looked_revision = tick.now, tick.revision
         snapshot = tick.snapshot()
-        snapshot = replace(snapshot, mismatches=_ripe(snapshot.mismatches, tick))
+        shown = [(s, f.opened_at) for f in known.findings for s in f.suspects if shows_place(s)]
+        placed = {suspect.rank: opened_at for suspect, opened_at in shown}
+        snapshot = replace(snapshot, mismatches=_ripe(snapshot.mismatches, tick), placed=placed)
         diagnoses = diagnose(snapshot, tick.stalls, tick.policy.telemetry_late_s)
         return look_at(snapshot, tick.stalls, diagnoses, tick.policy, known)
 

@@ -99,6 +99,7 @@ class Graph:
     edges: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
     endings: dict[Node, Ending] = field(default_factory=dict)
     """What each node without edges is."""
+    _came: dict[Wait, tuple[list[int], int]] = field(default_factory=dict)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -369,6 +370,16 @@ class Graph:
         """All ops of the rank in flight that a member has not joined, or may not have."""
         waits = dict.fromkeys(wait_of(rank, op) for op in self.waits.ops(rank))
         return [wait for wait in waits if len(self._absence(wait)[0])]
+
+    def came_of_known(self, wait: Wait) -> tuple[list[int], int]:
+        """The members that have joined an op, and how many there are with those alive that provably
+        have not."""
+        if wait not in self._came:
+            attendance, (absent, facts) = self.waits.attendance(wait.instance), self._absence(wait)
+            came = [*attendance.done, *attendance.inside, *attendance.behind]
+            absent = np.setdiff1d(absent[facts == Fact.REFUTED], [*self.facts.left])
+            self._came[wait] = sorted(map(int, came)), len(came) + len(absent)
+        return self._came[wait]
 
     # -- since when ----------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ OTHER_OP: Final = "other"
 _MOST_SHAPES: Final = 8
 """Shown to people; ops that were coalesced have thousands."""
 _MOST_ELEMENTS: Final = 2**53
-"""No tensor has more; what claims to must not overflow a sum."""
+"""No tensor has more; what claims to must overflow no sum and no column."""
 
 
 class Rule(Enum):
@@ -91,6 +91,8 @@ _GATHERS: Final = frozenset(op for op, of in _RULES.items() if "all_gather" in o
 _SCATTERS: Final = frozenset(
     op for op, of in _RULES.items() if "reduce_scatter" in op and of in _EVEN
 )
+_IN_PLACE: Final = frozenset({"all_reduce", "all_reduce_coalesced", "allreduce_coalesced"})
+"""Ops that write each result where the input was. In a reduce only the root does."""
 _SYNCHRONIZING: Final = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
 """Ops that no rank can complete before every member has joined, by the start of their names."""
 _STRICT: Final = frozenset(
@@ -120,9 +122,9 @@ def match_class(signature: Signature) -> Hashable:
         case Rule.OUTPUT:
             return *who, _counts(s.output_sizes), s.output_dtypes
         case Rule.TOTAL_INPUT:
-            return *who, _total(s.input_sizes), frozenset(s.input_dtypes)
+            return *who, elements(s.input_sizes), frozenset(s.input_dtypes)
         case Rule.TOTAL_OUTPUT:
-            return *who, _total(s.output_sizes), frozenset(s.output_dtypes)
+            return *who, elements(s.output_sizes), frozenset(s.output_dtypes)
         case Rule.BALANCE:
             return *who, frozenset(s.input_dtypes), frozenset(s.output_dtypes)
         case Rule.EXACT:
@@ -133,8 +135,7 @@ def balance(signature: Signature) -> int:
     """Elements that an all_to_all puts in minus those that it takes out; 0 for other ops."""
     if rule(signature.op) is not Rule.BALANCE:
         return 0
-    surplus = _total(signature.input_sizes) - _total(signature.output_sizes)
-    return max(-_MOST_ELEMENTS, min(surplus, _MOST_ELEMENTS))
+    return elements(signature.input_sizes) - elements(signature.output_sizes)
 
 
 def is_synchronizing(op: str) -> bool:
@@ -164,9 +165,9 @@ def is_strict(signature: Signature) -> bool:
     return signature.op in _STRICT and all(map(prod, signature.input_sizes))
 
 
-def scales(op: str) -> bool:
-    """True if the sizes of input and output differ by the size of the group."""
-    return op in _GATHERS or op in _SCATTERS
+def binds_sizes(op: str) -> bool:
+    """True if the sizes of the input decide those of the output: `self_contradiction` checks it."""
+    return op in _GATHERS or op in _SCATTERS or op in _IN_PLACE
 
 
 def self_contradiction(signature: Signature, group_size: int) -> str:
@@ -174,13 +175,34 @@ def self_contradiction(signature: Signature, group_size: int) -> str:
 
     A gather-like op gives back its input once per member, a reduce_scatter-like op takes in its
     output once per member; lists of one tensor a member may be uneven, if the member's own is among
-    them. Says nothing of groups of unknown size (0).
+    them. Says nothing of groups of unknown size (0). An all_reduce gives back what it takes in.
     """
+    if signature.op in _IN_PLACE:
+        return _change(signature)
     taken, given = _counts(signature.input_sizes), _counts(signature.output_sizes)
     if group_size and signature.op in _GATHERS and not _is_times(group_size, taken, given):
         return f"{sum(given)} output elements are not {group_size} times {sum(taken)}"
     if group_size and signature.op in _SCATTERS and not _is_times(group_size, given, taken):
         return f"{sum(taken)} input elements are not {group_size} times {sum(given)}"
+    return ""
+
+
+def _change(signature: Signature) -> str:
+    """How the output of an op in place differs from its input, as far as both are recorded.
+
+    Gloo records reduce_scatter as all_reduce: its output may be smaller. Some backends take complex
+    numbers as two real ones each. ``[[]]`` is a scalar, or nothing.
+    """
+    taken, given = elements(signature.input_sizes), elements(signature.output_sizes)
+    dtypes = signature.input_dtypes, signature.output_dtypes
+    before, after = ("/".join(sorted({*of})) for of in dtypes)
+    both = any(signature.input_sizes) and any(signature.output_sizes)
+    if not both or "complex" in (before + after).lower():
+        return ""
+    if taken != given and (given > taken or signature.backend != "gloo"):
+        return f"{given} output elements are not the {taken} of the input"
+    if before and after and before != after:
+        return f"output of {after}, but input of {before}"
     return ""
 
 
@@ -261,8 +283,9 @@ def _counts(sizes: Sizes) -> tuple[int, ...]:
     return tuple(prod(size) for size in sizes)
 
 
-def _total(sizes: Sizes) -> int:
-    return sum(_counts(sizes))
+def elements(sizes: Sizes) -> int:
+    """How many elements tensors of these sizes have together, and at most what a tensor may."""
+    return min(sum(_counts(sizes)), _MOST_ELEMENTS)
 
 
 class Signatures(GrowingColumns):

@@ -195,6 +195,9 @@ class Snapshot:
     unrecorded: Mapping[int, Sequence[UnrecordedWait]] = field(default_factory=dict)
     """Waits that no recorder shows, by rank; one without an op says that a rank was seen in none.
     Both of their times are aligned."""
+    placed: Mapping[int, int] = field(default_factory=dict)
+    """Ranks whose stack shows their place in the program, and aligned ns at which they were there
+    at the earliest; see `shows_place` of `frd.engine.findings.attachments`."""
     call_threshold_ns: Mapping[str, int] = field(default_factory=dict)
     """How long calls that no recorder shows may take, by name, as far as the job has shown."""
 

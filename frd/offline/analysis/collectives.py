@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import overload
 
 import numpy as np
@@ -186,8 +185,8 @@ class Collectives(Sequence[Collective]):
                 for rank in members
             },
             difference=fact.detail if self.mismatch[at] else "",
-            input_numel=sum(prod(size) for size in signature.input_sizes),
-            output_numel=sum(prod(size) for size in signature.output_sizes),
+            input_numel=signature_rules.elements(signature.input_sizes),
+            output_numel=signature_rules.elements(signature.output_sizes),
             record_ids={
                 one.rank: int(one.record_id[row]) for one, row in zip(traces, last, strict=True)
             },

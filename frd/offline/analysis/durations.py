@@ -178,7 +178,7 @@ def _timeouts(rows: Rows) -> Mapping[int, int]:
     for rank, one in rows.ranks.items():
         timeouts = one.trace.timeout_ms[one.current[~one.state.done | one.state.weak]]
         if len(timeouts := timeouts[timeouts > 0]):
-            found[rank] = int(timeouts.min()) * 1_000_000
+            found[rank] = min(int(timeouts.min()) * 1_000_000, int(FAR))
     return found
 
 

@@ -140,8 +140,8 @@ def _surplus(
 
 def _contradictions(rows: Rows, series: Int32s, signature: Int32s) -> Bools:
     contradicts = np.zeros(len(series), np.bool_)
-    gathering = np.array([signature_rules.scales(s.op) for s in rows.signatures], np.bool_)
-    at = np.flatnonzero(gathering[signature])
+    bound = np.array([signature_rules.binds_sizes(s.op) for s in rows.signatures], np.bool_)
+    at = np.flatnonzero(bound[signature])
     base = int(rows.sizes.max(initial=0)) + 1
     key = signature[at].astype(np.int64) * base + rows.sizes[series[at]]
     distinct, which = np.unique(key, return_inverse=True)
@@ -159,9 +159,11 @@ def _contradictions(rows: Rows, series: Int32s, signature: Int32s) -> Bools:
 def facts_of(rows: Rows, matched: MatchedCollectives) -> list[Mismatch]:
     """The first disagreement of each series. Later ones in the series are its consequence.
 
-    Sizes on which all members agree but which the op does not allow count only if a rank is stuck.
+    Sizes on which all members agree but which the op does not allow count only if a rank is stuck,
+    and no call with them completed: otherwise the recorder means something else by them.
     """
     stuck = matched.completed < rows.sizes[matched.series]
+    stuck &= ~np.isin(matched.signature, matched.signature[matched.contradiction & ~stuck])
     wrong = matched.disagree | (matched.surplus != 0) | (matched.contradiction & stuck)
     at = np.flatnonzero(wrong)
     _, first = np.unique(matched.series[at], return_index=True)

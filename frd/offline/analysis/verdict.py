@@ -16,6 +16,7 @@ import numpy as np
 
 from frd.engine.clocks.uncertain_time import RankClocks
 from frd.engine.findings import text
+from frd.engine.findings.attachments import shows_place
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
 from frd.engine.state.snapshot import ANY_SEQ, PairColumns, Snapshot, StallTable
 from frd.flight.trace import Trace
@@ -267,6 +268,7 @@ def _snapshot(
         channels=channels_of(rows, offset_ns),
         signatures=rows.signatures,
         mismatches=facts_of(rows, matched),
+        placed={rank: now for rank, of in rows.trace.standing.items() if shows_place(of)},
     )
 
 

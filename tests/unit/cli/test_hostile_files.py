@@ -83,6 +83,19 @@ def test_fields_of_entries(shell: Shell, tmp_path: Path, name: str) -> None:
     analyzed(shell, tmp_path)
 
 
+@pytest.mark.parametrize("op", ["all_reduce", "all_to_all", "_all_gather_base"])
+def test_sizes_at_their_limits(shell: Shell, tmp_path: Path, op: str) -> None:
+    """Tensors of 2^2560 elements, more than any column holds: every table is written."""
+    sizes = {"input_sizes": [[2**40] * 64] * 3, "output_sizes": [[2**40] * 64]}
+    rows = [entry(at, profiling_name=f"nccl:{op}", **sizes) for at in range(2)]
+    for rank in range(2):
+        (tmp_path / f"rank_{rank}").write_bytes(as_json(document(rows[: 2 - rank])))
+    analyzed(shell, tmp_path, "--entries", "--collectives")
+    for name in ("all.sqlite", "all.json", "all.parquet"):
+        analyzed(shell, tmp_path, "--output", tmp_path / name)
+        assert (tmp_path / name).stat().st_size
+
+
 def headers() -> Iterator[dict[str, Any]]:
     for value in HOSTILE:
         for ranks in ([0, 1, value], str([0, 1, value])):

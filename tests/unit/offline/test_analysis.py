@@ -291,6 +291,16 @@ def test_where_a_rank_was_if_the_folder_has_its_stack() -> None:
     assert "data.py:7 load" in finding.summary
 
 
+def test_a_stack_shows_that_the_many_are_late_and_not_the_one() -> None:
+    """Only rank 0 of 8 is in the op; the folder has the stack of rank 3."""
+    folder = Folder(standing={3: Activity(("data.py:7 in load",))}).group("0", range(8))
+    folder.all_ranks(done(1), ranks=range(8)).rank(0, done(1), waits(2))
+    (finding,) = analyze(folder.trace()).findings
+    high = [s.rank for s in finding.suspects if s.confidence is Confidence.HIGH]
+    assert (high, len(finding.suspects)) == ([3], 7)
+    assert "only rank 0 of 8 is in it, perhaps by a call" in finding.suspects[0].evidence
+
+
 def test_waiting_times_count_to_the_latest_known_time() -> None:
     """Rank 0 joined at 1 s; the last that anybody recorded was at 9.5 s."""
     folder = Folder().group("0", range(2)).group("1", [1])

@@ -216,3 +216,12 @@ def test_another_wait_in_the_second_dump_is_not_the_same() -> None:
     assert not found.fault
     (text,) = found.not_proven
     assert "waiting for 0.0 to 0.9 s" in text
+
+
+def test_a_time_out_without_end() -> None:
+    """A program turned the watchdog off with a time-out of 110,000 days: its waits are judged as
+    without one."""
+    endless = 110_000 * 86_400_000
+    trace = checkpoint((31_000, 31_050), timeout_ms=endless).trace()
+    assert suspects(analyze(trace)) == {0: Reason.CPU_STUCK}
+    assert suspects(analyze(trace, stall_after_s=60)) == {}

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from frd.model import Finding, Kind, Reason
+from frd.model import Confidence, Finding, Kind, Reason
 from frd.offline.analysis.analyze import Analysis, analyze
+from tests.world.scene import named
 from tests.world.traces import Folder, Row, Sizes, suspects
 
 COLLECTIVES = (
@@ -76,6 +77,18 @@ SQUARE = row("all_reduce")
             row("_reduce_scatter_base", ((8,),), ((3,),)),
             "8 input elements are not 2 times 3",
             id="_reduce_scatter_base is checked",
+        ),
+        pytest.param(
+            row("all_reduce", ((4, 4),), ((5, 4),)),
+            row("all_reduce", ((4, 4),), ((5, 4),)),
+            "20 output elements are not the 16 of the input",
+            id="all_reduce whose output is not like its input",
+        ),
+        pytest.param(
+            row("all_reduce", out_dtypes=("Half",)),
+            row("all_reduce", out_dtypes=("Half",)),
+            "output of Half, but input of Float",
+            id="all_reduce that changes the type",
         ),
         pytest.param(
             row("all_to_all", ((4,),), ((6,),)),
@@ -161,6 +174,32 @@ def test_one_rank_alone_in_a_coalesced_group_does_not_pass() -> None:
     assert set(suspects(found)) == {0, 1}
 
 
+def test_an_all_reduce_that_contradicts_itself_is_a_mismatch() -> None:
+    """Both ranks pass an output of another size: which is wrong is not known, so none surely is."""
+    finding = only(analysis(*[[row("all_reduce", ((4, 4),), ((5, 4),))]] * 2))
+    assert (finding.kind, named(finding)) == (Kind.MISMATCH, dict.fromkeys((0, 1), Reason.MISMATCH))
+    assert {suspect.confidence for suspect in finding.suspects} == {Confidence.LOW}
+    assert "20 output elements are not the 16 of the input" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("name", "ins", "outs", "finishes_one"),
+    [
+        pytest.param("gloo:all_reduce", ((12,),), ((4,),), False, id="Gloo's reduce_scatter"),
+        pytest.param("gloo:all_reduce", ((5,), (6,), (7,)), ((6,),), False, id="uneven"),
+        pytest.param("odd:all_reduce", ((4,),), ((1, 64),), True, id="of a recorder with own ways"),
+    ],
+)
+def test_sizes_that_are_no_contradiction(
+    name: str, ins: Sizes, outs: Sizes, *, finishes_one: bool
+) -> None:
+    """Rank 2 of 3 is late; the sizes of the op look odd, and are what its recorder always shows."""
+    stuck = Row(name, 2, ins=ins, outs=outs, state="scheduled", retired=False)
+    first = replace(stuck, seq=1, state="completed", retired=True)
+    before = [first] if finishes_one else [Row(name, 1, retired=True)]
+    assert suspects(analysis([*before, stuck], [*before, stuck], before)) == {2: Reason.CPU_STUCK}
+
+
 # -- where that analyzer is wrong ------------------------------------------------------------
 
 
@@ -234,5 +273,9 @@ def test_a_rank_without_a_file_is_unknown_and_not_guilty() -> None:
     found = analysis([done, stuck], [done, stuck], world=3)
     assert suspects(found) == {}
     assert only(found).unknown == (2,)
+    assert only(found).summary.endswith(
+        "the cause may be rank 2, of which the dumps show too little: take a dump of rank 2"
+    )
+    assert found.summary == f"{only(found).summary}; no dump of rank 2"
     assert found.missing_ranks == (2,)
     assert found.collectives[1].unknown_ranks == (2,)

@@ -49,8 +49,11 @@ class Node:
         self._processes: list[subprocess.Popen[str]] = []
 
     def process(self) -> int:
+        """A process that sleeps already: a rank without a socket is reported with the state of its
+        process, and a process that has just started may still be running."""
         process = subprocess.Popen(["sleep", "600"], text=True)
         self._processes.append(process)
+        until(lambda: (stat := read_stat(process.pid)) is not None and stat.state == "S")
         return process.pid
 
     def family(self) -> tuple[int, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from frd.engine.findings.attachments import Evidence
 from frd.model import (
     Activity,
@@ -10,11 +12,14 @@ from frd.model import (
     Kind,
     RankState,
     Reason,
+    Signature,
 )
 from tests.world.job import Job, changes, hanging
 from tests.world.scene import named
 
 OPENED, UPDATED, CLOSED = Change.OPENED, Change.UPDATED, Change.CLOSED
+SYNCHRONIZES = "torch/distributed/distributed_c10d.py:4801 in monitored_barrier"
+ENDED = "the program has ended, a non-daemon thread keeps it alive"
 
 
 def test_a_stall_opens_within_two_seconds_of_the_threshold_and_closes_when_it_is_over() -> None:
@@ -138,6 +143,54 @@ def test_a_stack_that_comes_later_is_in_the_same_finding() -> None:
     job.join("dp", [2], 1).complete("dp", range(4), 1)
     (closed,) = job.run(3)
     assert closed.finding.suspects == finding.suspects
+
+
+@pytest.mark.parametrize(
+    ("activity", "confidence"),
+    [
+        (Activity(("train.py:88 in load_batch",)), Confidence.HIGH),
+        (Activity(("t.py:8 in step",), "torch/cuda/streams.py:9 in wait"), Confidence.HIGH),
+        (Activity(("t.py:8 in step",), "torch/futures/__init__.py:9 in wait"), Confidence.MEDIUM),
+        (Activity(("train.py:88 in step",), SYNCHRONIZES), Confidence.MEDIUM),
+        (Activity(("train.py:9 in <module>",), doing=ENDED), Confidence.MEDIUM),
+        (Activity(note="no py-spy on this node"), Confidence.MEDIUM),
+    ],
+)
+def test_a_stack_shows_that_the_many_are_late_and_not_the_one(
+    activity: Activity, confidence: Confidence
+) -> None:
+    """Only rank 0 of 4 is in the op: it may have made an extra call. The stack of rank 2 shows its
+    place, unless that is a call of torch.distributed, or the end of the program."""
+    job = Job(4).group("dp", range(4)).all_reduce("dp", 0).join("dp", [0], 1)
+    job.run(6)
+    finding = job.only()
+    assert {s.confidence for s in finding.suspects} == {Confidence.MEDIUM}
+    job.engine.attach(finding.id, Evidence(2, activity))
+    job.run(3)
+    of = {s.rank: s for s in job.only().suspects}
+    assert (job.only().id, set(of)) == (finding.id, {1, 2, 3})
+    assert (of[1].confidence, of[2].confidence) == (Confidence.MEDIUM, confidence)
+    words = "only rank 0 of 4 is in it, perhaps by a call that the others do not make"
+    assert words in of[1].evidence
+    assert (words in of[2].evidence) == (confidence is Confidence.MEDIUM)
+
+
+def test_a_stack_of_before_a_ranks_last_move_shows_nothing() -> None:
+    """Rank 2 came out of an op of another group after its stack was taken."""
+    job = Job(4).group("dp", range(4)).all_reduce("dp", 0).join("dp", [0], 1)
+    job.group("pp", [2, 3]).run(6)
+    job.engine.attach(job.only().id, Evidence(2, Activity(("train.py:88 in load_batch",))))
+    job.all_reduce("pp", 0).run(8)
+    assert {s.rank: s.confidence for s in job.only().suspects}[2] is Confidence.MEDIUM
+
+
+def test_a_reduce_scatter_of_gloo_is_no_mismatch() -> None:
+    """Gloo records it as all_reduce with a smaller output; rank 3 is late for one of them."""
+    op = Signature("gloo", "all_reduce", ((8,),), ((2,),), ("Float",), ("Float",))
+    job = Job(4).group("dp", range(4))
+    job.join("dp", range(4), 0, op).complete("dp", range(4), 0, op).join("dp", range(3), 1, op)
+    job.run(6)
+    assert (job.only().kind, named(job.only())) == (Kind.STALL, {3: Reason.CPU_STUCK})
 
 
 def test_the_first_waiting_stack_is_the_witness() -> None:

@@ -91,6 +91,47 @@ def test_what_is_known_of_the_missing_rank(
     assert diagnosis.victims == (0, 1, 3)
 
 
+EXITED = {"state": RankState.EXITED, "detail": "killed", "state_age": 20, "as_of_age": 20}
+
+
+@pytest.mark.parametrize(
+    ("world", "came", "rank_states", "only"),
+    [
+        pytest.param(3, 1, {}, "only rank 0 of 3 is in it, perhaps", id="one of three"),
+        pytest.param(8, 1, {}, "only rank 0 of 8 is in it, perhaps", id="one of eight"),
+        pytest.param(9, 2, {}, "only ranks 0-1 of 9 are in it, perhaps", id="two of nine"),
+        pytest.param(8, 2, {}, "", id="a quarter"),
+        pytest.param(2, 1, {}, "", id="one of two"),
+        pytest.param(3, 1, {1: EXITED}, "", id="of three one is gone: one of two"),
+        pytest.param(9, 2, {7: {"gap": True}}, "", id="of nine one is not known: two of eight"),
+    ],
+)
+def test_few_ranks_in_an_op_may_be_wrong_instead_of_the_others(
+    world: int, came: int, rank_states: dict[int, dict[str, Any]], only: str
+) -> None:
+    """Rank 0 called a barrier in `if rank == 0`, or all others are late: which, nothing shows."""
+    scene = Scene(world).group("dp", range(world)).passed("dp", 6, range(world))
+    scene.waits("dp", 7, range(came))
+    for rank, state in rank_states.items():
+        scene.rank(rank, **state)
+    diagnosis = scene.only()
+    idle = [s for s in diagnosis.suspects if s.reason is Reason.CPU_STUCK]
+    assert len(idle) == world - came - len(rank_states)
+    high = Confidence.HIGH if not diagnosis.unknown else Confidence.MEDIUM
+    assert {s.confidence for s in idle} == {Confidence.MEDIUM if only else high}
+    assert all(only in s.evidence and ("only" in s.evidence) == bool(only) for s in idle)
+    gone = [s for s in diagnosis.suspects if s.reason is Reason.EXITED]
+    assert all(s.confidence is Confidence.HIGH for s in gone)
+
+
+def test_a_rank_for_which_another_op_waits_too_is_the_cause() -> None:
+    """Only rank 0 is in the barrier, but ranks 1-6 wait for 7 in another group."""
+    scene = Scene(8).group("world", range(8)).passed("world", 2, range(8))
+    scene.group("tp", range(1, 8)).passed("tp", 6, [7]).waits("tp", 7, range(1, 7))
+    diagnosis = scene.waits("world", 3, [0]).only()
+    assert blamed(diagnosis) == {7: (Reason.CPU_STUCK, Confidence.HIGH)}
+
+
 def test_a_rank_that_may_have_waited_in_an_op_before_it_ended() -> None:
     """Rank 2 was killed in an op of 9 s. It is not known whether it did something else meanwhile,
     as all that it did was reported at its end."""

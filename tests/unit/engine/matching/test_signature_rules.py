@@ -122,7 +122,6 @@ LIST = ((3,), (5,))
             sig("reduce_scatter_tensor_coalesced", ((8,), (4,)), ((4,), (3,))),
             "12 input elements are not 2 times 7",
         ),
-        (sig("all_reduce", ((4,),), ((5,),)), ""),
         (sig("all_gather", ((3,),), LIST), ""),
         (sig("all_gather", ((4,),), LIST), ""),
         (sig("all_gather", ((7,),), LIST), "8 output elements are not 2 times 7"),
@@ -135,6 +134,45 @@ def test_gathers_and_scatters_check_themselves(signature: Signature, words: str)
     one tensor a member must have the member's own among them, or add up."""
     assert signature_rules.self_contradiction(signature, 2) == words
     assert signature_rules.self_contradiction(signature, 0) == ""
+
+
+FOUR, HALF = ((4,),), ("Half",)
+COMPLEX = ("ComplexFloat",)
+
+
+@pytest.mark.parametrize(
+    ("signature", "words"),
+    [
+        (sig("all_reduce", FOUR, ((5,),)), "5 output elements are not the 4 of the input"),
+        (sig("all_reduce", FOUR, ((2, 2),)), ""),
+        (sig("all_reduce", FOUR, FOUR, out=HALF), "output of Half, but input of Float"),
+        (sig("all_reduce", FOUR, ((), ()), out=("",)), ""),
+        (sig("all_reduce", FOUR, FOUR, out=("",)), ""),
+        (sig("all_reduce", FOUR, FOUR, out=()), ""),
+        (sig("all_reduce", FOUR, ()), ""),
+        (sig("all_reduce", ((),), FOUR, dtypes=()), ""),
+        (sig("all_reduce", FOUR, ((4, 2),), dtypes=COMPLEX, out=("Float",)), ""),
+        (sig("all_reduce", ((0,),), ((0,),)), ""),
+        (sig("allreduce_coalesced", ((4,), (3,)), ((7,),)), ""),
+        (
+            sig("allreduce_coalesced", ((4,), (3,)), ((4,), (5,))),
+            "9 output elements are not the 7 of the input",
+        ),
+        (sig("all_reduce", ((8,),), FOUR, backend="gloo"), ""),
+        (
+            sig("all_reduce", FOUR, ((8,),), backend="gloo"),
+            "8 output elements are not the 4 of the input",
+        ),
+        (sig("all_reduce_barrier", ((1,),), ((1,),)), ""),
+        (sig("reduce", FOUR, ((0,),)), ""),
+        (sig("_reduce_oop", FOUR, ((5,),)), ""),
+    ],
+)
+def test_an_all_reduce_gives_back_what_it_takes_in(signature: Signature, words: str) -> None:
+    """In elements and in type, whatever the group, as far as a recorder has both sides. Gloo's may
+    be a reduce_scatter, whose output is smaller; what is not the root has no output of a reduce."""
+    for size in (0, 2, 3):
+        assert signature_rules.self_contradiction(signature, size) == words
 
 
 def test_what_an_all_to_all_puts_in_is_weighed() -> None:
