@@ -190,7 +190,7 @@ class Calls:
 
 def _no_calls() -> Calls:
     index, number, flag = np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.bool_)
-    return Calls(index, number, index, index, index, number, number, flag, flag, flag, flag)
+    return Calls(index, number, index, index, index, number, number, *[flag] * 5)
 
 
 NO_CALLS: Final = _no_calls()
