@@ -105,16 +105,16 @@ def discover(
     folder = made.folder if made else path
     left: list[str] = []
     found = _like_dumps(_named_files(folder, prefix, warnings), left)
-    if not found:
-        after = "" if prefix is None else f" after {prefix!r} (leave out --prefix to have it found)"
-        raise DumpError(
-            f"{path}: no file with a rank in its name{after}: "
-            "name the folder that holds the dumps, one file a rank"
-        )
-    found = _together(folder, _with_ranks(found), left)
+    if found:
+        found = _together(folder, _with_ranks(found), left)
     files = _one_a_rank(found, ranks, left)
     if not files:
-        raise DumpError(f"{path}: no dump of the ranks asked for: leave out --ranks to see all")
+        asked = "" if ranks is None else " that was asked for (leave out --ranks to see all)"
+        asked += "" if prefix is None else f" after {prefix!r} (leave out --prefix to find others)"
+        raise DumpError(
+            f"{path}: no file with a rank in its name{asked}: "
+            "name the folder that holds the dumps, one file a rank"
+        )
     warnings += left[:_MAX_LEFT]
     if len(left) > _MAX_LEFT:
         warnings.append(f"{len(left) - _MAX_LEFT} more files and folders: left out, too")
@@ -127,8 +127,6 @@ def has_dumps(path: Path) -> bool:
     """True if `path` is a dump, or a folder with dumps."""
     if not path.is_dir():
         return _is_dump(path)
-    if made_by_frd(path, []) is not None:
-        return True
     return any(map(_are_dumps, _by_shape(_named_files(path, None, [])).values()))
 
 

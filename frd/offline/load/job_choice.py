@@ -79,10 +79,9 @@ def _dumps_in(path: Path, warnings: list[str]) -> list[Path]:
     others = [made for made in found if made.key != key]
     if others:
         names = ", ".join(str(made.root) for made in others[-_MAX_NAMED:])
-        more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
         warnings.append(
             f"{path}: holds dumps of several jobs: took {key.job} attempt {key.attempt}, which was "
-            f"dumped last; left out {names}{more}: name the folder that you mean"
+            f"dumped last; left out {len(others)}, such as {names}: name the folder that you mean"
         )
     if len(mine) > MAX_DUMPS:
         warnings.append(
