@@ -1,7 +1,7 @@
 """Unpacks an archive of dumps into a folder, in a reader process.
 
 Only regular files are written, with their times. Names that lead out of the folder are refused, and
-the number of members, the size of each and the size of all are bounded.
+the disk space that all files need is bounded, which bounds their number, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tarfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -24,8 +24,9 @@ from frd.flight.decode import MAX_BYTES
 from frd.readers.pool import ReaderDied, ReaderProcess
 
 _ENDINGS: Final = (".tar", ".tar.gz", ".tgz", ".zip")
-_MAX_MEMBERS: Final = 200_000
 _MAX_UNPACKED_BYTES: Final = 16 * MAX_BYTES
+_BLOCK_BYTES: Final = 4096
+"""Disk space that a file takes at least."""
 _Member: TypeAlias = tuple[str, int, float, Callable[[], Any]]
 """A regular file: name, bytes, Unix time, content."""
 
@@ -65,26 +66,22 @@ def unpacked(archive: Path) -> Iterator[Path]:
 def write_members(archive: Path, into: Path) -> str:
     """The error, empty if there is none. Never raises."""
     members = _of_zip if archive.name.lower().endswith(".zip") else _of_tar
-    total = 0
+    left = _MAX_UNPACKED_BYTES
     try:
-        for count, (name, size, at, content) in enumerate(members(archive)):
-            total += size
-            if size > MAX_BYTES or total > _MAX_UNPACKED_BYTES or count >= _MAX_MEMBERS:
-                return (
-                    f"{name[:128]!r}: over {MAX_BYTES} bytes, or {_MAX_UNPACKED_BYTES} bytes or "
-                    f"{_MAX_MEMBERS} files so far: unpack the archive and name the folder"
-                )
+        for name, size, at, content in members(archive):
+            left -= max(size, _BLOCK_BYTES)
+            if left < 0:
+                raise ValueError(f"{name[:128]!r}: over {_MAX_UNPACKED_BYTES} bytes so far")
             inside = PurePosixPath(name)
             if inside.is_absolute() or ".." in inside.parts:
-                return f"{name[:128]!r}: leads out of the archive: pack a folder of dumps"
+                raise ValueError(f"{name[:128]!r}: leads out of the archive")
             path = into / inside
             path.parent.mkdir(parents=True, exist_ok=True)
             with content() as source, path.open("wb") as file:
                 shutil.copyfileobj(source, file)
-            with suppress(OSError, OverflowError, ValueError):  # it has no such time
-                os.utime(path, (at, at))
+            os.utime(path, (at, at))
     except Exception as error:
-        return f"cannot be unpacked ({error}): unpack it and name the folder"
+        return f"cannot be unpacked ({error}): name a folder of dumps"
     return ""
 
 

@@ -19,7 +19,7 @@ import os
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,6 @@ from frd.readers.pool import read_all
 MAX_FILES = 200_000
 
 _ENDINGS = frozenset({"json", "pkl", "pickle", "bin", "dump", "gz"})
-_NUMBER = re.compile(r"(\d+)")
 _RANK = re.compile(r"(?<![a-z])(?<!local[_.-])r(?:ank)?[^a-z]*", re.IGNORECASE)
 """The text before a number that is a rank. `RANK` of `LOCAL_RANK` is not one."""
 _MAX_NUMBERS = 16
@@ -48,7 +47,7 @@ _OF_THE_KERNEL = frozenset({"/dev", "/proc", "/sys"})
 _SAMPLES = 4
 """Files of each shape that are checked for words of a dump, and dumps that are read for the groups
 of the job."""
-_MAX_OLDER = 8
+_MAX_LEFT = 8
 """Left-out files that are named in warnings; earlier attempts may have left thousands."""
 
 
@@ -104,18 +103,21 @@ def discover(
     warnings: list[str] = []
     made = made_by_frd(path, warnings)
     folder = made.folder if made else path
-    found = _named_files(folder, prefix, warnings)
-    names: list[str] = []
-    if prefix is None:
-        found = _like_dumps(found, names)
-    older: list[str] = []
+    left: list[str] = []
+    found = _like_dumps(_named_files(folder, prefix, warnings), left)
     if found:
-        found = _together(folder, _with_ranks(found), older, names)
-    _warn_of_some(names, "such files", warnings)
-    _warn_of_some(older, "folders of older dumps", warnings)
-    files = dict(_one_a_rank(found, ranks, warnings))
+        found = _together(folder, _with_ranks(found), left)
+    files = _one_a_rank(found, ranks, left)
     if not files:
-        raise DumpError(_nothing(path, prefix, ranks, bool(found)))
+        asked = "" if ranks is None else " that was asked for (leave out --ranks to see all)"
+        asked += "" if prefix is None else f" after {prefix!r} (leave out --prefix to find others)"
+        raise DumpError(
+            f"{path}: no file with a rank in its name{asked}: "
+            "name the folder that holds the dumps, one file a rank"
+        )
+    warnings += left[:_MAX_LEFT]
+    if len(left) > _MAX_LEFT:
+        warnings.append(f"{len(left) - _MAX_LEFT} more files and folders: left out, too")
     if made is None:
         made = DumpFolder(_common(found), path, AttemptKey(path.name, 0))
     return Found(files, made, tuple(warnings))
@@ -124,17 +126,15 @@ def discover(
 def has_dumps(path: Path) -> bool:
     """True if `path` is a dump, or a folder with dumps."""
     if not path.is_dir():
-        return _looks_like_dump(path) > 1
-    if made_by_frd(path, []) is not None:
-        return True
-    return any(_likeness(files) > 1 for files in _by_shape(_named_files(path, None, [])).values())
+        return _is_dump(path)
+    return any(map(_are_dumps, _by_shape(_named_files(path, None, [])).values()))
 
 
 # -- any folder --------------------------------------------------------------------------------
 
 
 def _single(path: Path, prefix: str | None) -> Found:
-    named = _named(path, prefix)
+    named = _named(path, _number_after(prefix))
     rank = _with_ranks([named])[0].rank if named.numbers else 0
     rank = rank if rank < MAX_WORLD_SIZE else 0
     warning = f"{path}: a single dump, taken as rank {rank}'s: name its folder to see all ranks"
@@ -142,41 +142,38 @@ def _single(path: Path, prefix: str | None) -> Found:
     return Found({rank: path}, folder, (warning,))
 
 
-def _named(path: Path, prefix: str | None) -> _Named:
-    """With a prefix, the number after it is the only one."""
+def _number_after(prefix: str | None) -> re.Pattern[str]:
+    return re.compile(rf"(?<={re.escape(prefix or '')})(\d+)")
+
+
+def _named(path: Path, number: re.Pattern[str]) -> _Named:
     name = path.name
     stem, _, ending = name.rpartition(".")
     while stem and ending in _ENDINGS:
         name = stem
         stem, _, ending = name.rpartition(".")
-    if prefix is None:
-        parts = _NUMBER.split(name)
-        return _Named(path, tuple(parts[::2]), parts[1::2])
-    pattern = re.compile(rf"(.*?{re.escape(prefix)})(\d+)", re.DOTALL)
-    found = pattern.fullmatch(name) or pattern.match(name)
-    if found is None:
-        return _Named(path, (name,), [])
-    return _Named(path, (found[1], name[found.end() :]), [found[2]])
+    parts = number.split(name)
+    return _Named(path, tuple(parts[::2]), parts[1::2])
 
 
 def _named_files(folder: Path, prefix: str | None, warnings: list[str]) -> list[_Named]:
-    """All files that may have a rank in their name. Names that end after the number that follows
-    the prefix are preferred to names that go on."""
+    """All files that may have a rank in their name."""
 
     def unreadable(error: OSError) -> None:
         warnings.append(f"{error.filename}: {error.strerror}: left out")
 
     found: list[_Named] = []
+    number = _number_after(prefix)
     seen = 0
     for parent, folders, names in os.walk(folder, onerror=unreadable):
         folders[:] = searched(parent, folders)
-        named = (_named(Path(parent, name), prefix) for name in names[: MAX_FILES - seen])
+        named = (_named(Path(parent, name), number) for name in names[: MAX_FILES - seen])
         found += [one for one in named if one.numbers]
         seen += len(names)
         if seen > MAX_FILES:
             warnings.append(f"{folder}: more than {MAX_FILES} files: the others are left out")
             break
-    return [one for one in found if prefix is not None and not one.texts[-1]] or found
+    return found
 
 
 def searched(parent: str, folders: Iterable[str]) -> list[str]:
@@ -196,18 +193,15 @@ def _by_shape(found: Iterable[_Named]) -> Mapping[str, list[_Named]]:
     return shapes
 
 
-def _like_dumps(found: list[_Named], notes: list[str]) -> list[_Named]:
-    """Files of all shapes that are dumps; if none is, of the one that looks most like it."""
+def _like_dumps(found: Iterable[_Named], left: list[str]) -> list[_Named]:
+    """Files of all shapes that are dumps; if none is, of the most frequent shape."""
     shapes = _by_shape(found)
-    if len(shapes) < 2:
-        return found
-    likeness = {shape: _likeness(files) for shape, files in shapes.items()}
-    order = sorted(shapes, key=lambda shape: (-likeness[shape], -len(shapes[shape]), shape))
-    best = [shape for shape in order if likeness[shape] > 1] or order[:1]
-    notes += [
+    order = sorted(shapes, key=lambda shape: (-len(shapes[shape]), shape))
+    best = [shape for shape in order if _are_dumps(shapes[shape])] or order[:1]
+    left += [
         _left_out(shapes[shape], shape, best[0])
-        for shape in order[len(best) :]
-        if likeness[shape] or shape.endswith("*")
+        for shape in order
+        if shape.endswith("*") and shape not in best
     ]
     return [one for shape in best for one in shapes[shape]]
 
@@ -220,25 +214,25 @@ def _left_out(files: Sequence[_Named], name: str, chosen: str) -> str:
     )
 
 
-def _likeness(files: Sequence[_Named]) -> int:
-    return max(_looks_like_dump(one.path) for one in files[:_SAMPLES])
+def _are_dumps(files: Sequence[_Named]) -> bool:
+    return any(_is_dump(one.path) for one in files[:_SAMPLES])
 
 
-def _looks_like_dump(path: Path) -> int:
-    """2 if the file has words of the format, 1 if only its first byte is that of a dump, else 0."""
+def _is_dump(path: Path) -> bool:
+    """True if the file begins as a dump and has words of the format."""
     try:
         if not path.is_file():
-            return 0  # opening a device may have an effect, a pipe blocks
+            return False  # opening a device may have an effect, a pipe blocks
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             head = file.read(_HEAD_BYTES) or b""
     except OSError:
-        return 0
+        return False
     if not head.lstrip().startswith(_FIRST_BYTES):
-        return 0
+        return False
     if head.startswith(_GZIP):
         with suppress(zlib.error):
             head = zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
-    return 2 if any(word in head for word in _WORDS) else 1
+    return any(word in head for word in _WORDS)
 
 
 # -- which number is the rank ------------------------------------------------------------------
@@ -251,12 +245,9 @@ def _with_ranks(found: list[_Named]) -> list[_Named]:
     Raises:
         DumpError: several ways are equally good, and give different ranks.
     """
-    counts = [len(one.numbers) for one in found]
-    if max(counts) == 1:
-        return found
     ways = [
         [one._replace(at=at % len(one.numbers)) for one in found]
-        for k in range(min(*counts, _MAX_NUMBERS))
+        for k in range(min(_MAX_NUMBERS, *(len(one.numbers) for one in found)))
         for at in (k, -1 - k)
     ]
     words = [_after_word(one.texts) for one in found]
@@ -301,36 +292,21 @@ def _world_size(paths: Sequence[Path]) -> int:
 
 
 def _one_a_rank(
-    found: Iterable[_Named], ranks: Collection[int] | None, warnings: list[str]
-) -> Iterator[tuple[int, Path]]:
+    found: Iterable[_Named], ranks: Collection[int] | None, left: list[str]
+) -> dict[int, Path]:
     """Of several files of one rank, the one that was written last."""
-    by_rank: dict[int, list[Path]] = defaultdict(list)
-    wanted = None if ranks is None else frozenset(ranks)
-    for one in found:
-        if wanted is None or one.rank in wanted:
-            by_rank[one.rank].append(one.path)
-    older: list[str] = []
-    no_ranks: list[str] = []
-    for rank, paths in sorted(by_rank.items()):
-        if rank >= MAX_WORLD_SIZE:
-            no_ranks += [f"{path}: rank {rank}: not below {MAX_WORLD_SIZE}" for path in paths]
-            continue
-        last, *others = sorted(paths, key=lambda path: (-written_ns(path), str(path)))
-        yield rank, last
-        older += [f"{path}: rank {rank} again: left out, {last} is newer" for path in others]
-    _warn_of_some(older, "older dumps", warnings)
-    _warn_of_some([f"{why}: left out" for why in no_ranks], "files of such ranks", warnings)
+    files: dict[int, Path] = {}
+    for one in sorted(found, key=lambda one: (one.rank, -written_ns(one.path), str(one.path))):
+        if one.rank >= MAX_WORLD_SIZE:
+            left.append(f"{one.path}: rank {one.rank}: not below {MAX_WORLD_SIZE}: left out")
+        elif ranks is None or one.rank in ranks:
+            last = files.setdefault(one.rank, one.path)
+            if last != one.path:
+                left.append(f"{one.path}: rank {one.rank} again: left out, {last} is newer")
+    return files
 
 
-def _warn_of_some(texts: list[str], what: str, warnings: list[str]) -> None:
-    warnings += texts[:_MAX_OLDER]
-    if len(texts) > _MAX_OLDER:
-        warnings.append(f"{len(texts) - _MAX_OLDER} more {what}: left out, too")
-
-
-def _together(
-    folder: Path, found: Iterable[_Named], older: list[str], notes: list[str]
-) -> list[_Named]:
+def _together(folder: Path, found: Iterable[_Named], left: list[str]) -> list[_Named]:
     """The files of one job below a folder. Subfolders with different ranks are hosts; subfolders
     with the same ranks are several dumps, of which the newest is taken."""
     parts: dict[str, list[_Named]] = defaultdict(list)
@@ -338,37 +314,35 @@ def _together(
         inside = one.path.relative_to(folder).parts
         parts[inside[0] if len(inside) > 1 else ""].append(one)
     some = [
-        _together(folder / name, files, older, notes) if name else _one_set(files, notes)
+        _together(folder / name, files, left) if name else _one_set(files, left)
         for name, files in parts.items()
     ]
     # Where times are equal, the higher number is newer.
     some.sort(key=lambda files: (_newest_ns(files), _natural(files[0].path)), reverse=True)
-    kept, left = _merged(some)
-    for files in left:
+    kept, others = _merged(some)
+    for files in others:
         ranks = {one.rank for one in files}
         noun = "rank" if len(ranks) == 1 else "ranks"
-        older.append(
+        left.append(
             f"{_common(files)}: dumps of {noun} {fold_ranks(ranks)} again: left out, "
             f"those in {_common(kept)} are newer: name the folder that you mean"
         )
     return kept
 
 
-def _one_set(found: list[_Named], notes: list[str]) -> list[_Named]:
+def _one_set(found: list[_Named], left: list[str]) -> list[_Named]:
     """Of files in one folder that have the same ranks and differ in the rest of their names, those
     of the largest set.
 
     Raises:
         DumpError: most files are of other sets.
     """
-    if len({one.rank for one in found}) == len(found):
-        return found
     sets: dict[str, list[_Named]] = defaultdict(list)
     for one in found:
         sets[one.set_name].append(one)
     order = sorted(sets, key=lambda name: (-len(sets[name]), -_newest_ns(sets[name]), name))
-    kept, left = _merged(sets[name] for name in order)
-    notes += [_left_out(files, files[0].set_name, order[0]) for files in left]
+    kept, others = _merged(sets[name] for name in order)
+    left += [_left_out(files, files[0].set_name, order[0]) for files in others]
     if len(found) > 2 * len(kept):
         raise DumpError(
             f"{found[0].path.parent}: {len(found)} files of the same ranks, with {len(order)} "
@@ -381,15 +355,15 @@ def _merged(parts: Iterable[list[_Named]]) -> tuple[list[_Named], list[list[_Nam
     """The parts with different ranks as one; and those that mostly have ranks of parts before."""
     kept: list[_Named] = []
     taken: set[int] = set()
-    left = []
+    others = []
     for files in parts:
         mine = {one.rank for one in files}
         if 2 * len(mine & taken) >= min(len(mine), len(taken)) > 0:
-            left.append(files)
+            others.append(files)
         else:
             kept += files
             taken |= mine
-    return kept, left
+    return kept, others
 
 
 def _newest_ns(files: Iterable[_Named]) -> int:
@@ -397,7 +371,7 @@ def _newest_ns(files: Iterable[_Named]) -> int:
 
 
 def _natural(path: Path) -> list[str | int]:
-    return [int(part) if part.isdecimal() else part for part in _NUMBER.split(str(path))]
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(path))]
 
 
 def _common(files: Iterable[_Named]) -> Path:
@@ -410,16 +384,3 @@ def written_ns(path: Path) -> int:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def _nothing(path: Path, prefix: str | None, ranks: Collection[int] | None, found: bool) -> str:
-    if found and ranks is not None:
-        return f"{path}: no dump of the ranks asked for: leave out --ranks to see which there are"
-    if prefix is not None:
-        return (
-            f"{path}: no file named {prefix!r} and a rank: leave out --prefix to have it inferred"
-        )
-    return (
-        f"{path}: no file with a rank in its name: "
-        "name the folder that holds the dumps, one file a rank"
-    )

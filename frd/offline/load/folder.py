@@ -99,13 +99,9 @@ class _Join:
         metadata = rank_metadata(self._found.of.meta, rank, self._warnings)
         if metadata.activity != Activity():
             self._standing[rank] = metadata.activity
-        first = 0
-        if self._replica_size is not None:
-            first = rank // self._replica_size * self._replica_size
         times = metadata.times
-        narrow = lookup.translate(columns.narrow, first, self._replica_size)
-        groups = np.array(columns.groups, np.int32)
-        (described,) = lookup.translate([groups], first, self._replica_size)
+        narrow = lookup.translate(columns.narrow)
+        (described,) = lookup.translate([np.array(columns.groups, np.int32)])
         self._ranks[rank] = RankTrace(
             rank=rank,
             source=source,
@@ -130,6 +126,8 @@ class _Join:
         if not self._ranks:
             raise DumpError(_all_failed(self._failures, self._found.of.root))
         ranks = dict(sorted(self._ranks.items()))
+        if self._replica_size is not None:
+            self._with_global_ranks(ranks, self._replica_size)
         self._complete_groups(ranks)
         groups = self._into.groups.items
         numbered(ranks, groups, self._into.names.items, self._warnings)
@@ -183,6 +181,20 @@ class _Join:
             shown.append(f"{source}: {more} more warnings like these")
         self._warnings += shown
 
+    def _with_global_ranks(self, ranks: dict[int, RankTrace], size: int) -> None:
+        """Groups of torchft replicas of so many ranks, which number theirs from 0."""
+        local, table = self._into.groups.items, Dictionaries().groups
+        shifted: dict[int, Int32s] = {}
+        for rank, trace in ranks.items():
+            first = rank // size * size
+            if first not in shifted:
+                groups = (replace(of, ranks=global_ranks(of, first, size)) for of in local)
+                shifted[first] = np.array([table.index(of) for of in groups], np.int32)
+            to = shifted[first]
+            member_of = tuple(to[[*trace.member_of]].tolist())
+            ranks[rank] = replace(trace, group=to[trace.group], member_of=member_of)
+        self._into = replace(self._into, groups=table)
+
     def _complete_groups(self, ranks: dict[int, RankTrace]) -> None:
         """Members that are missing in a rank's own dump, if exactly one other group fits.
 
@@ -209,10 +221,8 @@ class _Lookup:
 
     def __init__(self, into: Dictionaries) -> None:
         self._into = into
-        self._groups: list[GroupInfo] = []
         # -1 (no stack, no thread) finds the last place, which holds -1.
         self._to = [np.array([-1], np.int32) for _ in NARROW]
-        self._of_replica: dict[int, Int32s] = {}
 
     def learn(self, gained: Sequence[list[Any]]) -> None:
         """Add what the reader's tables have gained."""
@@ -220,29 +230,10 @@ class _Lookup:
             if values:
                 added = np.array([*map(table.index, values), -1], np.int32)
                 self._to[at] = np.concatenate((self._to[at][:-1], added))
-        if gained and gained[0]:
-            self._groups += gained[0]
-            self._of_replica.clear()
 
-    def translate(
-        self, narrow: Iterable[Int32s], first: int, replica_size: int | None
-    ) -> list[Int32s]:
-        """The first rows of `narrow`, or all, with indexes of the trace; `first`: the lowest rank
-        of the replica group."""
-        groups, *others = self._to
-        if replica_size is not None:
-            groups = self._shifted(first, replica_size)
-        return [to[row] for to, row in zip((groups, *others), narrow, strict=False)]
-
-    def _shifted(self, first: int, replica_size: int) -> Int32s:
-        """Groups of a torchft replica with global ranks."""
-        if (found := self._of_replica.get(first)) is None:
-            indexes = []
-            for info in self._groups:
-                ranks = global_ranks(info, first, replica_size)
-                indexes.append(self._into.groups.index(GroupInfo(info.name, info.desc, ranks)))
-            found = self._of_replica[first] = np.array([*indexes, -1], np.int32)
-        return found
+    def translate(self, narrow: Iterable[Int32s]) -> list[Int32s]:
+        """The first rows of `narrow`, or all, with indexes of the trace."""
+        return [to[row] for to, row in zip(self._to, narrow, strict=False)]
 
 
 def _world_size(ranks: Iterable[RankTrace], groups: Iterable[GroupInfo]) -> int:

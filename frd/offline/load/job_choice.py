@@ -9,13 +9,13 @@ what was left out.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from frd.errors import ConfigError, FrdError
+from frd.errors import ConfigError
 from frd.flight.trace import Trace
 from frd.offline.analysis.durations import last_dump_ns
 from frd.offline.load.discovery import MAX_FILES, searched
@@ -38,74 +38,29 @@ def load_dumps(
     transform_ft: int | None = None,
 ) -> list[Trace]:
     """All dumps of one job in these folders and archives, oldest first; the arguments are those of
-    `load_trace`.
+    `load_trace`, and `progress` is of one folder after the other.
 
     Raises:
         ConfigError: the folders are not of one job.
         DumpError: as `load_trace`.
     """
     warnings: list[str] = []
-    with _unpacked([Path(os.path.abspath(path)) for path in paths]) as (named, shown):
-        folders: list[Path] = []
-        for path in named:
-            folders += [path] if prefix is not None else _dumps_in(path, warnings)
-        folders = list(dict.fromkeys(folders))
-        if len(named) > 1:
-            _check_one_job(folders)
-        total = _Total(progress)
-        load = partial(load_trace, prefix=prefix, ranks=ranks, transform_ft=transform_ft)
-        traces = [_renamed(load(folder, progress=total.part()), shown) for folder in folders]
-        traces.sort(key=last_dump_ns)
-        _check_common_ranks(traces)
-    *earlier, last = traces
-    known = dict.fromkeys(warning for trace in (*earlier, last) for warning in trace.warnings)
-    return [*earlier, replace(last, warnings=(*map(shown, warnings), *known))]
-
-
-@contextmanager
-def _unpacked(paths: Sequence[Path]) -> Iterator[tuple[list[Path], Callable[[str], str]]]:
-    """Archives as folders, and a text with the name of an archive in place of its folder's."""
-    named = [*paths]
-
-    def shown(text: str) -> str:
-        for folder, path in zip(named, paths, strict=True):
-            text = text.replace(str(folder), str(path))
-        return text
-
+    folders: list[Path] = []
     with ExitStack() as stack:
-        for at, path in enumerate(paths):
-            if is_archive(path):
-                named[at] = stack.enter_context(unpacked(path))
-        try:
-            yield named, shown
-        except FrdError as error:
-            raise type(error)(shown(str(error))) from None
-
-
-def _renamed(trace: Trace, shown: Callable[[str], str]) -> Trace:
-    if shown(trace.folder) == trace.folder:
-        return trace
-    ranks = {r: replace(of, source=shown(of.source)) for r, of in trace.ranks.items()}
-    warnings = [*map(shown, trace.warnings)]
-    return replace(trace, ranks=ranks, warnings=warnings, folder=shown(trace.folder))
-
-
-class _Total:
-    """Progress over several folders."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress = progress
-        self._done = 0
-
-    def part(self) -> Callable[[int, int], None]:
-        before = self._done
-
-        def step(done: int, total: int) -> None:
-            self._done = before + done
-            if self._progress is not None:
-                self._progress(self._done, before + total)
-
-        return step
+        for path in map(Path, map(os.path.abspath, paths)):
+            folder = stack.enter_context(unpacked(path)) if is_archive(path) else path
+            folders += [folder] if prefix is not None else _dumps_in(folder, warnings)
+        folders = list(dict.fromkeys(folders))
+        if len(paths) > 1:
+            _check_one_job(folders)
+        load = partial(
+            load_trace, prefix=prefix, ranks=ranks, progress=progress, transform_ft=transform_ft
+        )
+        traces = [*map(load, folders)]
+    traces.sort(key=last_dump_ns)
+    _check_common_ranks(traces)
+    known = dict.fromkeys(warning for trace in traces for warning in trace.warnings)
+    return [*traces[:-1], replace(traces[-1], warnings=(*warnings, *known))]
 
 
 # -- folders that hold several dumps -----------------------------------------------------------
@@ -124,10 +79,9 @@ def _dumps_in(path: Path, warnings: list[str]) -> list[Path]:
     others = [made for made in found if made.key != key]
     if others:
         names = ", ".join(str(made.root) for made in others[-_MAX_NAMED:])
-        more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
         warnings.append(
             f"{path}: holds dumps of several jobs: took {key.job} attempt {key.attempt}, which was "
-            f"dumped last; left out {names}{more}: name the folder that you mean"
+            f"dumped last; left out {len(others)}, such as {names}: name the folder that you mean"
         )
     if len(mine) > MAX_DUMPS:
         warnings.append(

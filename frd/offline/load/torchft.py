@@ -15,13 +15,13 @@ from frd.forms import fold_ranks
 from frd.model import MAX_WORLD_SIZE, GroupInfo
 
 _ACROSS = re.compile(r"(?:torchft_quorum_\d+_rank_(\d{1,7}))?", re.ASCII)
-_MAX_CHECKED = 64
 
 
 def global_ranks(info: GroupInfo, first: int, size: int) -> tuple[int, ...]:
     """Of a group in a dump of the replica of `size` ranks that begins with global rank `first`."""
-    ranks, within = info.ranks, _rank_within(info)
-    if within is not None:
+    ranks = info.ranks
+    if across := _ACROSS.fullmatch(info.name):
+        within = int(across[1] or 0)
         if within < size and any(rank % size != within for rank in ranks):
             ranks = tuple(replica * size + within for replica in ranks)
     elif ranks and ranks[-1] < size:
@@ -29,23 +29,12 @@ def global_ranks(info: GroupInfo, first: int, size: int) -> tuple[int, ...]:
     return ranks if not ranks or ranks[-1] < MAX_WORLD_SIZE else info.ranks
 
 
-def _rank_within(info: GroupInfo) -> int | None:
-    """The rank within its replica of each member of a group across replicas."""
-    across = _ACROSS.fullmatch(info.name)
-    return int(across[1] or 0) if across else None
-
-
 def outside_text(outside: Mapping[int, Sequence[GroupInfo]]) -> str:
     """What to do about ranks that recorded in groups, not empty, that exclude them."""
-    some = [(rank, info) for rank, infos in outside.items() for info in infos[:_MAX_CHECKED]]
-    some = some[:_MAX_CHECKED]
-    last = max(info.ranks[-1] if (k := _rank_within(info)) is None else k for _, info in some)
-    size = last + 1
-    fits = all(rank in global_ranks(info, rank // size * size, size) for rank, info in some)
-    _, info = some[0]
+    info = next(iter(outside.values()))[0]
     return (
         f"{text.ranks([*outside])} recorded in groups that exclude them, as in "
         f"{text.clean(info.label)!r} of ranks {fold_ranks(info.ranks)}: these ops are not judged: "
-        f"for replicas of torchft use --transform-ft --group-world-size {size if fits else 'N'}, "
+        "for replicas of N ranks of torchft use --transform-ft --group-world-size N, "
         "move files of other jobs away"
     )

@@ -39,12 +39,8 @@ BIN = Path(sys.executable).parent
         ("frd analyze --scheduler tcp://x:1", "missing"),
         ("frd analyze D --scheduler tcp://x:1", "--scheduler: applies to traces: add --traces"),
         ("frd analyze D -o x.csv", "CSV has the spans of traces: add --traces"),
-        ("frd analyze --traces T --entries", "--entries, --collectives, --html: show dumps"),
+        ("frd analyze --traces T --entries", "--entries: applies to dumps: name"),
         ("frd analyze --traces T --memory", "missing"),
-        (
-            "frd analyze --traces T -o x.json --timeline ./x.json",
-            "--timeline: x.json: is the file of --output: name another one",
-        ),
         ("frd analyze --memory", "FILE..: missing"),
         ("frd analyze --memory .", "is a folder: name the files"),
         ("frd analyze --memory a --entries", "--entries: applies to dumps"),

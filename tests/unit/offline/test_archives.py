@@ -85,23 +85,23 @@ def test_an_archive_is_a_folder(
     assert [of.dumped_until_ns for of in packed.ranks.values()] == [
         of.dumped_until_ns for of in plain.ranks.values()
     ]
-    assert packed.ranks[3].source.startswith(f"{archive}/")
+    assert f"/{name}/" in packed.ranks[3].source
     assert packed.ranks[3].source.endswith("host1/dump_3")
-    assert packed.folder.startswith(str(archive))
+    assert f"/{name}" in packed.folder
     assert packed.warnings == ()
 
 
 def test_messages_name_the_members(tmp_path: Path) -> None:
-    """Warnings and errors are about ARCHIVE/member, not about a temporary file."""
+    """Warnings and errors name the archive and the member, below the temporary folder."""
     folder, archive = dumps(tmp_path / "d"), tmp_path / "d.tar"
     (folder / "host0" / "dump_0").write_bytes(b"broken")
     tarred("w")(folder, archive)
     (warning,) = loaded(archive).warnings
-    assert warning.startswith(f"{archive}/d/host0/dump_0: neither JSON nor a pickle")
+    assert "/d.tar/d/host0/dump_0: neither JSON nor a pickle" in warning
     for path in folder.rglob("dump_*"):
         path.write_bytes(b"broken")
     tarred("w")(folder, archive)
-    with pytest.raises(DumpError, match=rf"^{archive}/d/host0/dump_0: .* {archive}\S* does not"):
+    with pytest.raises(DumpError, match=r"/d.tar/d/host0/dump_0: .*/d.tar\S* does not"):
         loaded(archive)
 
 
@@ -133,7 +133,9 @@ def tar_of(archive: Path, *members: tarfile.TarInfo, data: bytes = b"") -> Path:
 def test_names_that_lead_out(tmp_path: Path, name: str) -> None:
     """Nothing is written outside: one error line that names the member."""
     archive = tar_of(tmp_path / "d.tar", member(name), data=b"x")
-    with pytest.raises(DumpError, match=rf"^{archive}: '{name}': leads out of the archive"):
+    with pytest.raises(
+        DumpError, match=rf"^{archive}: cannot .*'{name}': leads out of the archive"
+    ):
         loaded(archive)
     with zipfile.ZipFile(tmp_path / "d.zip", "w") as out:
         out.writestr(name, b"x")
@@ -167,21 +169,21 @@ def test_a_damaged_archive(tmp_path: Path, name: str) -> None:
     spoilt = whole[:at] + b"\xff" * 600 + whole[at + 600 :]
     for data in (b"", b"PK", whole[: len(whole) // 2], spoilt, bytes(len(whole))):
         archive.write_bytes(data)
-        with pytest.raises(DumpError, match=rf"^{archive}: (cannot be unpacked|no file with)"):
+        with pytest.raises(DumpError, match=rf"/{name}: (cannot be unpacked|no file with)"):
             loaded(archive)
 
 
-def test_too_much_in_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One large file, many bytes in all, many files: each is refused before it is written."""
-    archive = tar_of(tmp_path / "d.tar", *(member(f"d_{at}") for at in range(3)), data=bytes(100))
-    for limit, most in (("MAX_BYTES", 99), ("_MAX_UNPACKED_BYTES", 250), ("_MAX_MEMBERS", 2)):
-        with monkeypatch.context() as patch:
-            patch.setattr(archives, limit, most)
-            into = tmp_path / limit
-            error = archives.write_members(archive, into)
-            assert f"{most} " in error
-            assert error.endswith("unpack the archive and name the folder")
-            assert len([*into.glob("*")]) == {"MAX_BYTES": 0}.get(limit, 2)
+@pytest.mark.parametrize(("count", "data"), [(3, b""), (1, bytes(8193))], ids=["many", "large"])
+def test_too_much_in_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, data: bytes
+) -> None:
+    """One large file, or many small ones of a block each: refused before the limit is passed."""
+    members = (member(f"d_{at}") for at in range(count))
+    archive = tar_of(tmp_path / "d.tar", *members, data=data)
+    monkeypatch.setattr(archives, "_MAX_UNPACKED_BYTES", 8192)
+    error = archives.write_members(archive, tmp_path / "into")
+    assert f"'d_{count - 1}': over 8192 bytes" in error
+    assert len([*(tmp_path / "into").glob("*")]) == count - 1
 
 
 def test_a_header_that_needs_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

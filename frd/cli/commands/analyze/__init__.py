@@ -6,7 +6,6 @@ Parses flags, shows progress and prints. `frd.offline` analyzes, makes the table
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -15,8 +14,8 @@ from frd.cli import FINDINGS_PRESENT
 from frd.cli.commands.analyze.inputs import (
     analyze_dumps,
     analyze_traces,
-    check_apart,
     check_seconds,
+    refuse,
 )
 from frd.cli.commands.analyze.memory import MemoryCommand, parse_size
 from frd.cli.options import PATH, SeveralValues, json_option, ranks_option
@@ -159,8 +158,8 @@ def command(
     if not paths and (memory or not traces):
         context = click.get_current_context()
         raise click.MissingParameter(ctx=context, param=context.command.params[0])
-    if scheduler is not None and not traces:
-        raise click.UsageError("--scheduler: applies to traces: add --traces")
+    if not traces:
+        refuse({"scheduler"}, "applies to traces: add --traces")
     if memory:
         return MemoryCommand(
             paths=paths,
@@ -175,24 +174,18 @@ def command(
             timeline=timeline,
             plot=plot,
         ).run(as_json=as_json)
-    _refuse_without_memory(
-        {
-            "--clock-uncertainty": clock_uncertainty,
-            "--min-rise": min_rise,
-            "--warmup": warmup,
-            "--plot": plot,
-        }
+    refuse(
+        {"clock_uncertainty", "min_rise", "warmup", "plot"},
+        "applies to files of telemetry: add --memory",
     )
     if transform_ft != (group_world_size is not None):
         raise click.UsageError("--transform-ft and --group-world-size: give both or neither")
-    if (ranks or groups) and not (entries or collectives):
-        raise click.UsageError(
-            "--ranks, --groups: choose what tables show: add --entries or --collectives"
-        )
-    if stacks and not entries:
-        raise click.UsageError("--stacks: the stacks of entries: add --entries")
-    if not paths and (entries or collectives or html is not None):
-        raise click.UsageError("--entries, --collectives, --html: show dumps: name their folder")
+    if not (entries or collectives):
+        refuse({"ranks", "groups"}, "applies to tables: add --entries or --collectives")
+    if not entries:
+        refuse({"stacks"}, "applies to the table of entries: add --entries")
+    if not paths:
+        refuse({"entries", "collectives", "html"}, "applies to dumps: name their folder")
     from frd.cli.screens.analysis import Tables, show, write_files
     from frd.offline.output.export import check_export
     from frd.offline.output.selection import select
@@ -203,7 +196,6 @@ def command(
     for file in (timeline, html):
         if file is not None:
             check_new(file)
-    check_apart({"--output": output, "--timeline": timeline, "--html": html})
 
     analysis = analyze_dumps(paths, prefix, group_world_size, stall_after) if paths else None
     io = None
@@ -214,9 +206,3 @@ def command(
     show(chosen, io, paths, Tables(entries, collectives, stacks), as_json=as_json)
     write_files(analysis, io, paths, output, timeline, html)
     return FINDINGS_PRESENT if analysis is not None and analysis.findings else 0
-
-
-def _refuse_without_memory(given: Mapping[str, object]) -> None:
-    for option, value in given.items():
-        if value is not None:
-            raise click.UsageError(f"{option}: applies to files of telemetry: add --memory")

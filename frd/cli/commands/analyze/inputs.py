@@ -1,13 +1,13 @@
-"""What `frd analyze` reads, whatever it is analyzed for, and a check of what it writes."""
+"""What `frd analyze` reads, whatever it is analyzed for, and which options do not fit it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+from click.core import ParameterSource
 
 from frd.cli.options import progress
 
@@ -29,14 +29,13 @@ def check_seconds(
     return value
 
 
-def check_apart(files: Mapping[str, Path | None]) -> None:
-    """Two outputs in one file: refuse before one of them is written."""
-    by_path: dict[str, str] = {}
-    for option, path in files.items():
-        if path is None:
-            continue
-        if (other := by_path.setdefault(os.path.realpath(path), option)) != option:
-            raise click.UsageError(f"{option}: {path}: is the file of {other}: name another one")
+def refuse(names: Collection[str], why: str) -> None:
+    """Options of these names, as click has them, if the user gave one."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name in names and source is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{option.opts[-1]}: {why}")
 
 
 def analyze_dumps(

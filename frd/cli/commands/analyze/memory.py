@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
-from click.core import ParameterSource
 from rich.console import Group
 
 from frd.cli import FINDINGS_PRESENT
-from frd.cli.commands.analyze.inputs import analyze_dumps, analyze_traces, check_apart
+from frd.cli.commands.analyze.inputs import analyze_dumps, analyze_traces, refuse
 from frd.cli.options import console, print_json, progress
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ _ONLY_DUMPS: Final = (
     "entries", "collectives", "ranks", "groups", "stacks", "html", "transform_ft",
     "group_world_size",
 )  # fmt: skip
-_OF_FOLDER: Final = ("prefix", "stall_after")
+_DUMPS: Final = (*_ONLY_DUMPS, "prefix", "stall_after")
 _UNITS: Final = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]iB)?", re.IGNORECASE | re.ASCII)
 
@@ -65,7 +64,7 @@ class MemoryCommand:
 
         folders = [path for path in self.paths if path.is_dir() or is_archive(path)]
         files = [path for path in self.paths if path not in folders]
-        _check_options(folders)
+        refuse(_ONLY_DUMPS if folders else _DUMPS, "applies to dumps: leave it out with --memory")
         if not files:
             raise click.UsageError(
                 f"--memory: {folders[0]}: is a folder: name the files of telemetry, too; a folder "
@@ -97,7 +96,6 @@ class MemoryCommand:
             check_new(self.timeline)
         if self.plot is not None:
             check_plot(self.plot)
-        check_apart({"--output": self.output, "--timeline": self.timeline, "--plot": self.plot})
 
     def _load(
         self, files: Sequence[Path], dumps: Analysis | None, io: IoAnalysis | None
@@ -144,18 +142,6 @@ class MemoryCommand:
 def _say(what: str, text: str) -> None:
     if text:
         click.echo(f"{what}: {text}", err=True)
-
-
-def _check_options(folders: Sequence[Path]) -> None:
-    context = click.get_current_context()
-    for option in context.command.params:
-        name = option.name or ""
-        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
-            continue
-        if name in _ONLY_DUMPS or (name in _OF_FOLDER and not folders):
-            raise click.UsageError(
-                f"{option.opts[-1]}: applies to dumps: leave it out with --memory"
-            )
 
 
 def _print_json(memory: MemoryAnalysis, dumps: Analysis | None, io: IoAnalysis | None) -> None:
