@@ -153,9 +153,7 @@ def _add_thread(
     at = np.lexsort((-end, start))
     start, end, block, row = start[at], end[at], block[at], row[at]
     lane = lanes(start, end, MAX_LANES)
-    tracks = [
-        writer.track(name, parent=parent, order=order) for _ in range(max(int(lane.max()) + 1, 1))
-    ]
+    tracks = writer.tracks(lane, name, parent=parent, order=order)
     columns = (start, end, lane, block, row)
     for begin, last, number, part, index in zip(*(c.tolist() for c in columns), strict=True):
         spans = parts[part][0]

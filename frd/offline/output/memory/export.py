@@ -27,27 +27,28 @@ from frd.offline.output.table_files import (
     write_parquet,
     write_sqlite,
 )
-from frd.offline.output.tables import Batch, Table
+from frd.offline.output.tables import Batch, Columns, Table, of_objects
 from frd.store.new_path import check_new, new_path
 
 Progress = Callable[[int, int], None]
 """Called with the number of samples that are written, and of all."""
 
-_RANK: Final = {
-    "job": "str",
-    "rank": "int",
-    "hosts": "str[]",
-    "processes": "str[]",
-    "samples": "int",
-    "offset_ns": "int",
-    "uncertainty_ns": "int",
-    "clock": "str",
-    "memory": "str",
-    "first_bytes": "int",
-    "peak_bytes": "int",
-    "last_bytes": "int",
-    "capacity_bytes": "int",
+_RANK: Final[Columns] = {
+    "job": ("str", lambda row: encodable(row[0].job)),
+    "rank": ("int", lambda row: row[0].rank),
+    "hosts": ("str[]", lambda row: encodable([*row[1].hosts])),
+    "processes": ("str[]", lambda row: encodable([*row[1].processes])),
+    "samples": ("int", lambda row: row[1].samples),
+    "offset_ns": ("int", lambda row: row[0].offset_ns),
+    "uncertainty_ns": ("int", lambda row: row[0].uncertainty_ns),
+    "clock": ("str", lambda row: encodable(row[0].source)),
+    "memory": ("str", lambda row: row[1].what),
+    "first_bytes": ("int", lambda row: row[1].first_bytes),
+    "peak_bytes": ("int", lambda row: row[1].peak_bytes),
+    "last_bytes": ("int", lambda row: row[1].last_bytes),
+    "capacity_bytes": ("int", lambda row: row[1].capacity_bytes or None),
 }
+"""Of the clock and the memory of a rank."""
 _RISE: Final = {
     "job": "str",
     "ranks": "int[]",
@@ -83,7 +84,13 @@ _GAIN: Final = {
     "seconds": "float",
     "shared": "bool",
 }
-_FINDING: Final = {"id": "str", "job": "str", "kind": "str", "summary": "str", "finding": "json"}
+_FINDING: Final[Columns] = {
+    "id": ("str", lambda one: one.id),
+    "job": ("str", lambda one: encodable(one.job)),
+    "kind": ("str", lambda one: one.kind.value),
+    "summary": ("str", lambda one: encodable(one.summary)),
+    "finding": ("json", lambda one: encodable(finding_json(one))),
+}
 
 
 def check_memory_export(path: Path) -> None:
@@ -146,6 +153,9 @@ def _content(
         progress,
     )
     several = len(analysis.jobs) > 1
+    ranks = [
+        (clocks[job.job, rank], usage) for job in analysis.jobs for rank, usage in job.ranks.items()
+    ]
     document = analysis.to_json()
     document["clocks"]["ranks"] = {
         f"{clock.job}/{clock.rank}" if several else str(clock.rank): asdict(clock)
@@ -154,7 +164,7 @@ def _content(
     return Content(
         document,
         [
-            _table("ranks", _RANK, _ranks(analysis, clocks)),
+            of_objects("ranks", ranks, _RANK),
             _table(
                 "missing_ranks",
                 {"job": "str", "rank": "int"},
@@ -162,14 +172,7 @@ def _content(
             ),
             _table("rises", _RISE, _rises(analysis, clocks)),
             _table("phases", _GAIN, [[*one.to_json().values()] for one in analysis.phase_gains]),
-            _table(
-                "findings",
-                _FINDING,
-                [
-                    (one.id, one.job, one.kind.value, one.summary, finding_json(one))
-                    for one in analysis.findings
-                ],
-            ),
+            of_objects("findings", analysis.findings, _FINDING),
             samples,
         ],
         {"summary": encodable(analysis.summary), "clock_source": analysis.clock_source},
@@ -196,28 +199,6 @@ def _table(name: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]])
             yield [encodable(list(column)) for column in zip(*rows, strict=True)]
 
     return Table(name, columns, batches)
-
-
-def _ranks(analysis: MemoryAnalysis, clocks: Clocks) -> list[tuple[Any, ...]]:
-    return [
-        (
-            job.job,
-            rank,
-            list(usage.hosts),
-            list(usage.processes),
-            usage.samples,
-            (clock := clocks[job.job, rank]).offset_ns,
-            clock.uncertainty_ns,
-            clock.source,
-            usage.what,
-            usage.first_bytes,
-            usage.peak_bytes,
-            usage.last_bytes,
-            usage.capacity_bytes or None,
-        )
-        for job in analysis.jobs
-        for rank, usage in job.ranks.items()
-    ]
 
 
 def _rises(analysis: MemoryAnalysis, clocks: Clocks) -> list[tuple[Any, ...]]:
