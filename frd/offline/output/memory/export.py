@@ -7,7 +7,6 @@ JSON lines as lines of another ``type`` before the samples, Parquet in its metad
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,20 +14,20 @@ from typing import Any, Final
 
 import msgspec
 
-from frd.errors import ConfigError, StoreError
 from frd.forms import encodable, finding_json, json_bytes
 from frd.offline.memory.analysis import MemoryAnalysis
 from frd.offline.output.memory.alignment import ClockOffset, Clocks, clocks_of, ranks_of, shift_ns
 from frd.offline.output.memory.samples import samples_table
 from frd.offline.output.table_files import (
     Content,
-    import_pyarrow,
+    Writers,
+    check_new_file,
     write_csv,
+    write_file,
     write_parquet,
     write_sqlite,
 )
 from frd.offline.output.tables import Batch, Columns, Table, of_objects
-from frd.store.new_path import check_new, new_path
 
 Progress = Callable[[int, int], None]
 """Called with the number of samples that are written, and of all."""
@@ -100,14 +99,8 @@ def check_memory_export(path: Path) -> None:
         ConfigError: an ending that says no format, or Parquet without pyarrow.
         StoreError: the file exists.
     """
-    if path.suffix not in _WRITERS:
-        raise ConfigError(
-            f"output: {path}: the ending says the format: with --memory use .jsonl, .csv, .parquet "
-            "or .sqlite (--json prints the verdict without samples)"
-        )
-    if path.suffix == ".parquet":
-        import_pyarrow()
-    check_new(path)
+    hint = "with --memory use .jsonl, .csv, .parquet or .sqlite"
+    check_new_file(path, _WRITERS, f"{hint} (--json prints the verdict without samples)")
 
 
 def not_in(path: Path) -> str:
@@ -137,11 +130,7 @@ def export_memory(
     check_memory_export(path)
     clocks = clocks_of(analysis, offsets)
     content = _content(analysis, clocks, progress, with_text=path.suffix in _FOR_READING)
-    with new_path(path) as staged:
-        try:
-            _WRITERS[path.suffix](content, staged)
-        except sqlite3.Error as error:
-            raise StoreError(f"output: {path}: {error}: free space or choose another") from None
+    write_file(path, _WRITERS, content)
 
 
 def _content(
@@ -244,7 +233,7 @@ _LINE_TYPES: Final = {
     "findings": "finding",
     "samples": "sample",
 }
-_WRITERS: Final[dict[str, Callable[[Content, Path], None]]] = {
+_WRITERS: Final[Writers] = {
     ".csv": write_csv,
     ".jsonl": _write_jsonl,
     ".parquet": write_parquet,
