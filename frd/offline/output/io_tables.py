@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from frd.forms import encodable
-from frd.offline.io.analysis import IoAnalysis, RankIo
+from frd.offline.io.analysis import IoAnalysis
 from frd.offline.io.spans import COLUMNS, spans_of
 from frd.offline.output.tables import Batch, Columns, Table, of_objects
 
@@ -40,14 +40,9 @@ def _span_batches(io: IoAnalysis) -> Iterator[Batch]:
         yield batch
 
 
-def _only(one: RankIo) -> str:
-    labels: str = encodable(", ".join(process.label for process in one.processes))
-    return labels
-
-
 _RANK: Columns = {
     "rank": ("int", lambda one: one.rank),
-    "processes": ("str", _only),
+    "processes": ("str", lambda one: encodable(", ".join(p.label for p in one.processes))),
     "evidence": ("str", lambda one: encodable("; ".join(sorted(set(one.processes.values()))))),
     "events": ("int", lambda one: one.usage.events),
     "first_ns": ("int", lambda one: one.usage.first_ns),

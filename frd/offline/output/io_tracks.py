@@ -139,11 +139,7 @@ def _add_rank(writer: TraceWriter, blocks: list[Spans], parent: int) -> None:
 
 
 def _add_thread(
-    writer: TraceWriter,
-    parts: list[tuple[Spans, Int64s]],
-    name: str,
-    parent: int,
-    order: int,
+    writer: TraceWriter, parts: list[tuple[Spans, Int64s]], name: str, parent: int, order: int
 ) -> None:
     start = np.concatenate([spans.start_ns[rows] for spans, rows in parts])
     end = np.concatenate([spans.end_ns[rows] for spans, rows in parts])

@@ -94,9 +94,7 @@ def _types(columns: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
 def of_objects(name: str, items: Sequence[Any], columns: Columns) -> Table:
     """A row an item; the columns say how it is computed."""
     return Table(
-        name,
-        _types(columns),
-        lambda: iter([_values(items, columns)]) if items else iter(()),
+        name, _types(columns), lambda: iter([_values(items, columns)]) if items else iter(())
     )
 
 

@@ -217,22 +217,14 @@ def _write_jsonl(content: Content, path: Path) -> None:
         *small, samples = content.tables
         for table in small:
             for row in table.rows():
-                out.write(json_bytes({"type": _LINE_TYPES[table.name], **row}) + b"\n")
+                out.write(json_bytes({"type": table.name.removesuffix("s"), **row}) + b"\n")
         names = ("type", *samples.columns)
         for batch in samples.batches():
-            kind = [_LINE_TYPES[samples.name]] * len(batch[0])
+            kind = [samples.name.removesuffix("s")] * len(batch[0])
             rows = zip(kind, *batch, strict=True)
             out.write(encoder.encode_lines([dict(zip(names, row, strict=True)) for row in rows]))
 
 
-_LINE_TYPES: Final = {
-    "ranks": "rank",
-    "phases": "phase",
-    "missing_ranks": "missing_rank",
-    "rises": "rise",
-    "findings": "finding",
-    "samples": "sample",
-}
 _WRITERS: Final[Writers] = {
     ".csv": write_csv,
     ".jsonl": _write_jsonl,

@@ -49,9 +49,7 @@ def main_column(recorded: Recorded, lane: Lane) -> int:
 
 def samples_table(analysis: MemoryAnalysis, clocks: Clocks, *, with_text: bool) -> Table:
     """The columns of `samples`, by time; `with_text` adds the time as ISO 8601."""
-    columns = dict(_COLUMNS)
-    if with_text:
-        columns = {_TIME: "str"} | columns
+    columns = {_TIME: "str"} | _COLUMNS if with_text else _COLUMNS
     merged = _Merged.of(analysis, clocks)
 
     def batches() -> Iterator[Batch]:
