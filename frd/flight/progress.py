@@ -131,12 +131,6 @@ def ended_by_abort(entries: RankTrace, rows: Int64s | Int32s, gave_up: Bools) ->
     return found
 
 
-def resets_of(record_id: Int64s) -> Int64s:
-    """Positions of the first entries after a reset."""
-    found: Int64s = np.flatnonzero(np.diff(record_id) <= 0) + 1
-    return found
-
-
 def latest_groups(pg_id: Int64s, name: Int64s | Int32s) -> Bools:
     """Which entries are of the latest group of its name, or of an unknown one (-1). Names are small
     numbers here."""
