@@ -17,7 +17,6 @@ entry that closes them only while they last.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -32,31 +31,16 @@ _SUFFIX = ":" + END_OF_BATCH
 
 def with_batch_ends(entries: Sequence[Entry]) -> tuple[Entry, ...]:
     """`entries` in recording order, with `is_p2p` set for those that close a batch."""
-    if not any(e.profiling_name.endswith(_SUFFIX) and not e.is_p2p for e in entries):
-        return tuple(entries)
-    has_lost = entries[0].record_id > 0
-    marked: list[Entry] = []
-    last: dict[int, Entry] = {}
-    for entry in entries:
-        before = last.get(entry.pg_id)
-        if (
-            entry.profiling_name.endswith(_SUFFIX)
-            and not entry.is_p2p
-            and (has_lost if before is None else _is_send_of(before, entry))
-        ):
-            marked.append(msgspec.structs.replace(entry, is_p2p=True))
-        else:
-            marked.append(entry)
-        last[entry.pg_id] = entry
+    marked = list(entries)
+    if any(e.profiling_name.endswith(_SUFFIX) and not e.is_p2p for e in entries):
+        names = [parse_profiling_name(e.profiling_name) for e in entries]
+        is_end = np.array([name.op == END_OF_BATCH for name in names], np.bool_)
+        is_p2p = np.array([e.is_p2p for e in entries], np.bool_)
+        is_p2p |= np.array([name.is_p2p_kind for name in names], np.bool_)
+        numbers = np.array([(e.pg_id, e.p2p_seq_id) for e in entries], np.int64).T
+        for at in batch_ends(is_end, is_p2p, *numbers, has_lost=entries[0].record_id > 0):
+            marked[at] = msgspec.structs.replace(entries[at], is_p2p=True)
     return tuple(marked)
-
-
-def _is_send_of(before: Entry, end: Entry) -> bool:
-    return (
-        (before.is_p2p or parse_profiling_name(before.profiling_name).is_p2p_kind)
-        and not before.profiling_name.endswith(_SUFFIX)
-        and before.p2p_seq_id == end.p2p_seq_id
-    )
 
 
 def batch_ends(
@@ -85,13 +69,8 @@ def closing_rows(is_end: Bools, is_p2p: Bools, pg_id: Int64s, number: Int64s) ->
     rows = np.arange(len(is_end))
     if not is_end.any():
         return rows
-    order = np.lexsort((number, pg_id, is_p2p))
-    begins = np.zeros(len(order), np.bool_)
-    for column in (number, pg_id, is_p2p):
-        begins[1:] |= column[order[1:]] != column[order[:-1]]
-    series = np.empty(len(order), np.int64)
-    series[order] = np.cumsum(begins)
-    last = np.full(len(order), -1)
+    series = _series(is_p2p, pg_id, number)
+    last = np.full(len(rows), -1)
     last[series[is_end]] = rows[is_end]
     found: Int64s = np.maximum(last[series], rows)
     return found
@@ -103,14 +82,16 @@ def is_over_without_end(
     """Rows of a dump of only the active entries that belong to a batch or coalesced collective
     which is over, because the entry that closes it is missing.
 
-    `number`: the `p2p_seq_id` of a send or receive, else the seq. `is_part`: the op occurs only in
-    a series. A send that was the only one of its batch looks like one outside a batch, and
-    is not found.
+    `number` as above. `is_part`: the op occurs only in a series. A send that was the only one of
+    its batch looks like one outside a batch, and is not found.
     """
-    series = list(zip(is_p2p.tolist(), pg_id.tolist(), number.tolist(), strict=True))
-    size = Counter(series)
-    lasts = {series[at] for at in np.flatnonzero(is_end).tolist()}
-    is_several = np.array([size[one] > 1 for one in series], np.bool_)
-    found: Bools = np.array([one not in lasts for one in series], np.bool_)
-    found &= is_several | is_part
+    series = _series(is_p2p, pg_id, number)
+    is_several = np.bincount(series)[series] > 1
+    found: Bools = ~np.isin(series, series[is_end]) & (is_several | is_part)
     return found
+
+
+def _series(is_p2p: Bools, pg_id: Int64s, number: Int64s) -> Int64s:
+    """A number for each row, the same for all rows of one batch or coalesced collective."""
+    keys = np.stack((is_p2p, pg_id, number), dtype=np.int64)
+    return np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)

@@ -16,7 +16,6 @@ import numpy as np
 from frd.errors import DumpError
 from frd.flight.batches import batch_ends
 from frd.flight.columns import (
-    FIELD_OF,
     NARROW,
     STATE_OF,
     TINY,
@@ -41,7 +40,7 @@ _MAX_TABLE = 1 << 20
 """Entries of a lookup table that is faster than sorting."""
 _LIMITED = [at for at, name in enumerate(WIDE) if name not in ("pg_id", "timeout_ms")]
 """Rows of numbers that may not be negative."""
-_MOST = [[YEAR_2200_NS if WIDE[at].endswith("_ns") else MAX_SEQ] for at in _LIMITED]
+_MOST = [[YEAR_2200_NS if [*WIDE][at].endswith("_ns") else MAX_SEQ] for at in _LIMITED]
 """What they are below."""
 _DEFAULTS = {"pg_id": -1}
 _MANDATORY: dict[str, Any] = {
@@ -83,8 +82,7 @@ def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> 
     rest = columns_of(dump, into)
     rows, apart, numbers = found.rows, found.apart, found.numbers
     wide = np.zeros((len(WIDE), len(found)), np.int64)
-    for at, name in enumerate(WIDE):
-        key = FIELD_OF.get(name, name)
+    for at, key in enumerate(WIDE.values()):
         wide[at, :-1] = numbers.get(key, _DEFAULTS.get(key, 0))
     wide[:, apart] = rest.wide
     if wide[_LIMITED].min() < 0 or (wide[_LIMITED] >= _MOST).any():
@@ -108,10 +106,11 @@ def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> 
 
 
 def _batch_ends(wide: Int64s, narrow: Int32s, is_p2p: Bools, into: Dictionaries) -> Int64s:
-    name, pg_id, p2p_seq = narrow[NARROW.index("name")], WIDE.index("pg_id"), WIDE.index("p2p_seq")
+    name, of_wide = narrow[NARROW.index("name")], dict(zip(WIDE, wide, strict=True))
     ends = [at for at, known in enumerate(into.names.items) if known.op == END_OF_BATCH]
-    has_lost = bool((wide[WIDE.index("record_id"), :1] > 0).any())
-    return batch_ends(np.isin(name, ends), is_p2p, wide[pg_id], wide[p2p_seq], has_lost=has_lost)
+    has_lost = bool((of_wide["record_id"][:1] > 0).any())
+    numbers = (of_wide["pg_id"], of_wide["p2p_seq"])
+    return batch_ends(np.isin(name, ends), is_p2p, *numbers, has_lost=has_lost)
 
 
 def _check(found: InStep) -> None:

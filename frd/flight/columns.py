@@ -20,33 +20,25 @@ from frd.flight.trace import SCHEDULED, STATES
 from frd.model import Bools, Float64s, GroupInfo, Int32s, Int64s, Signature, UInt8s
 
 # Rows of the blocks of a `FileColumns`, by the names of `RankTrace`.
-WIDE = (
-    "record_id",
-    "pg_id",
-    "seq",
-    "p2p_seq",
-    "op_id",
-    "created_ns",
-    "started_ns",
-    "completed_ns",
-    "timeout_ms",
-)
-NARROW = ("group", "name", "signature", "stack", "thread")
-TINY = ("is_p2p", "state", "retired", "damaged")
-
-FIELD_OF = {
+WIDE = {
+    "record_id": "record_id",
+    "pg_id": "pg_id",
     "seq": "collective_seq_id",
     "p2p_seq": "p2p_seq_id",
+    "op_id": "op_id",
     "created_ns": "time_created_ns",
     "started_ns": "time_discovered_started_ns",
     "completed_ns": "time_discovered_completed_ns",
+    "timeout_ms": "timeout_ms",
 }
-"""Keys of a dump whose columns have another name."""
+"""Each with its key in a dump."""
+NARROW = ("group", "name", "signature", "stack", "thread")
+TINY = ("is_p2p", "state", "retired", "damaged")
 
 STATE_OF = {word: number for number, word in enumerate(STATES)}
 """Every other word counts as scheduled: it claims the least."""
 
-_wide_fields = attrgetter(*(FIELD_OF.get(name, name) for name in WIDE))
+_wide_fields = attrgetter(*WIDE.values())
 
 T = TypeVar("T")
 
@@ -108,7 +100,6 @@ class FileColumns:
     """
 
     version: str
-    comm_lib_version: str
     wide: Int64s
     """Rows named by `WIDE`."""
     narrow: Int32s
@@ -150,7 +141,6 @@ def columns_of(dump: Dump, into: Dictionaries) -> FileColumns:
     durations = [np.nan if e.duration_ms is None else e.duration_ms for e in entries]
     return FileColumns(
         version=dump.version,
-        comm_lib_version=dump.comm_lib_version,
         wide=wide.reshape(len(WIDE), -1),
         narrow=narrow,
         tiny=tiny,

@@ -168,10 +168,9 @@ def lenient(document: Any, size: int, source: str, most: int = MAX_ENTRIES) -> D
     header = _Header(*(document.get(name) for name in _Header.__struct_fields__))
     raw = document.pop("entries", None)
     warnings: list[str] = []
-    if raw is None:
-        raw = ()
-    elif not isinstance(raw, (list, tuple)):
-        warnings.append(f"entries: a {type(raw).__name__}: left out")
+    if not isinstance(raw, (list, tuple)):
+        if raw is not None:
+            warnings.append(f"entries: a {type(raw).__name__}: left out")
         raw = ()
     check_count(len(raw), source, most)
     budget = Budget(size, source)

@@ -32,6 +32,7 @@ from typing import Final
 
 import numpy as np
 
+from frd.flight.batches import closing_rows
 from frd.flight.marks import Marks
 from frd.flight.names import Name, coalesced, ends_series
 from frd.flight.trace import COMPLETED, STARTED, RankTrace
@@ -130,20 +131,15 @@ def ended_by_abort(entries: RankTrace, rows: Int64s | Int32s, gave_up: Bools) ->
     return found
 
 
-def resets_of(record_id: Int64s) -> Int64s:
-    """Positions of the first entries after a reset."""
-    found: Int64s = np.flatnonzero(np.diff(record_id) <= 0) + 1
-    return found
-
-
 def latest_groups(pg_id: Int64s, name: Int64s | Int32s) -> Bools:
-    """Which entries are of the latest group of its name. Names are small numbers here."""
+    """Which entries are of the latest group of its name, or of an unknown one (-1). Names are small
+    numbers here."""
     latest = np.full(int(name.max(initial=0)) + 1, np.iinfo(np.int64).min)
     latest[name] = pg_id
     found: Bools = pg_id == latest[name]
     if not found.all():  # the last entry of a name need not be of its latest group
         np.maximum.at(latest, name, pg_id)
-        found = pg_id == latest[name]
+        found = (pg_id == latest[name]) | (pg_id < 0)
     return found
 
 
@@ -319,7 +315,9 @@ def p2p_in_flight(
     """
     name = entries.name[rows]
     is_op = facts.is_p2p[name]
-    done = done | _closed_by_batch(entries, rows, is_op, done)
+    # The end of a batch is the end of its ops.
+    batch = (np.ones_like(is_op), entries.pg_id[rows], entries.p2p_seq[rows])
+    done = done | done[closing_rows(~is_op, *batch)]
     channel = pair.astype(np.int64) * len(facts.is_p2p) + name
     at = np.arange(len(rows))
     number = np.unique(channel, return_inverse=True)[1]
@@ -328,15 +326,6 @@ def p2p_in_flight(
     np.maximum.at(last_done, number[ordered], at[ordered])
     found: Bools = is_op & ~done & (at > last_done[number])
     return found
-
-
-def _closed_by_batch(entries: RankTrace, rows: Int64s, is_op: Bools, done: Bools) -> Bools:
-    """Ops of a batch whose last entry is done."""
-    if not (ends := ~is_op & done).any():
-        return np.zeros(len(rows), np.bool_)
-    batch = list(zip(entries.pg_id[rows].tolist(), entries.p2p_seq[rows].tolist(), strict=True))
-    closed = {batch[at] for at in np.flatnonzero(ends).tolist()}
-    return np.array([one in closed for one in batch], np.bool_)
 
 
 def p2p_runs(ops: Iterable[Sequence[int]]) -> Int64s:

@@ -12,6 +12,7 @@ from io import BufferedIOBase
 from types import MappingProxyType
 from typing import Final
 
+from frd.model import Int64s
 from frd.v1 import perfetto_pb2 as pb
 
 BEGIN: Final = pb.TrackEvent.TYPE_SLICE_BEGIN
@@ -60,6 +61,11 @@ class TraceWriter:
         if ordered:
             track.child_ordering = pb.TrackDescriptor.EXPLICIT
         return track.uuid
+
+    def tracks(self, lane: Int64s, name: str, *, order: int, parent: int) -> list[int]:
+        """Tracks of one name for these lanes, at least one."""
+        count = max(int(lane.max()) + 1, 1)
+        return [self.track(name, order=order, parent=parent) for _ in range(count)]
 
     def bytes_counter(self, name: str, *, order: int, parent: int, scale: str) -> int:
         """Add a track for `counter` values in bytes and return its id.

@@ -101,7 +101,7 @@ def spelled_out(columns: FileColumns, into: Dictionaries) -> list[Any]:
             [table.items[at] if at >= 0 else None for at in row]
             for table, row in zip(into.tables, columns.narrow.tolist(), strict=True)
         ),
-        (columns.version, columns.comm_lib_version, columns.status, columns.warnings),
+        (columns.version, columns.status, columns.warnings),
         columns.holes,
         [into.groups.items[at] for at in columns.groups],
     ]

@@ -46,15 +46,11 @@ class EntryTable:
         self.known = known
         self.entries = [*(item.entry for item in known), *fresh]
         into = Dictionaries()
-        columns = columns_of(Dump("", entries=tuple(self.entries)), into)
+        columns = columns_of(Dump("", entries=tuple(self.entries)), into).rows()
+        for name in ("created_ns", "started_ns", "completed_ns"):
+            columns[name] = to_raw(columns[name])
         self.trace = RankTrace(
-            rank=0, source="", version="", info=None, clock_offset_ns=None, **columns.rows()
-        )
-        self.trace = replace(
-            self.trace,
-            created_ns=to_raw(self.trace.created_ns),
-            started_ns=to_raw(self.trace.started_ns),
-            completed_ns=to_raw(self.trace.completed_ns),
+            rank=0, source="", version="", info=None, clock_offset_ns=None, **columns
         )
         self.signatures, self.names = into.signatures.items, into.names.items
         self._learn(completes, now_ns)

@@ -107,12 +107,7 @@ class Reading:
 
 
 class Recorders:
-    def __init__(
-        self,
-        handlers: WorkerServer | None,
-        torch_version: str,
-        time: NodeTime,
-    ) -> None:
+    def __init__(self, handlers: WorkerServer | None, torch_version: str, time: NodeTime) -> None:
         """`handlers` is None if the rank has none: then nothing is ever read."""
         self._handlers = handlers
         self._torch_version = torch_version

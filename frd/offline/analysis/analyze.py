@@ -97,10 +97,7 @@ class Analysis:
             ],
             "missing_ranks": list(self.missing_ranks),
             "dumps": [
-                {
-                    "folder": d.folder,
-                    "taken_by": utc_text(d.taken_by_ns) if d.taken_by_ns else None,
-                }
+                {"folder": d.folder, "taken_by": utc_text(d.taken_by_ns) if d.taken_by_ns else None}
                 for d in self.dumps
             ],
             "stall_after_s": self.stall_after_s,
@@ -150,7 +147,8 @@ def analyze(
     )
     findings = (*verdict.findings, *clock_findings(rows, clocks, dump_times.known_at))
     collectives = collectives_of(rows, watermarks, matched)
-    missing = _missing_ranks(trace)
+    expected = set(range(trace.world_size)).union(*(info.ranks for info in trace.groups))
+    missing = tuple(sorted(expected - set(trace.ranks)))
     return Analysis(
         trace=trace,
         findings=findings,
@@ -169,11 +167,6 @@ def analyze(
         dumps=[DumpReport(one.folder, last_dump_ns(one)) for one in (*earlier, trace)],
         warnings=trace.warnings,
     )
-
-
-def _missing_ranks(trace: Trace) -> tuple[int, ...]:
-    expected = set(range(trace.world_size)).union(*(info.ranks for info in trace.groups))
-    return tuple(sorted(expected - set(trace.ranks)))
 
 
 def _summary(

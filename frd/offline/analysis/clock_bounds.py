@@ -43,9 +43,7 @@ class Samples:
     @property
     def collectives(self) -> int:
         """How many of them involve two clocks."""
-        if not len(self):
-            return 0
-        one, other = np.full((2, int(self.collective.max()) + 1), -1)
+        one, other = np.full((2, int(self.collective.max(initial=-1)) + 1), -1)
         one[self.collective] = self.clock
         other[self.collective[::-1]] = self.clock[::-1]
         return int((one != other).sum())
@@ -104,11 +102,9 @@ def _settle(low: Int64s, high: Int64s, samples: Samples) -> _Settled:
     """Shrink until nothing changes, or two bounds cross."""
     clock, of, count = samples.clock, samples.collective, len(low)
     contradictions = np.zeros(count)
-    if not len(samples):
-        return _Settled(low, high, contradictions)
     for _ in range(_ROUNDS):
         # The last to join and the first to complete, as far as clocks are known.
-        joined = np.full(int(of.max()) + 1, -FAR)
+        joined = np.full(int(of.max(initial=-1)) + 1, -FAR)
         ended = np.full(len(joined), FAR)
         lows, highs = low[clock], high[clock]
         np.maximum.at(joined, of, np.where(lows > -FAR, samples.joined + lows, -FAR))

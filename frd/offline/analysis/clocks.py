@@ -174,9 +174,6 @@ def _samples(rows: Rows, domains: Sequence[Domain]) -> Samples:
     clock_of = np.zeros(max([int(rows.pair_rank.max(initial=0)), *ranks]) + 1, np.int64)
     for number, domain in enumerate(domains):
         clock_of[list(domain.ranks)] = number
-    none = np.empty(0, np.int64)
-    if not len(calls):
-        return Samples(none, none, none, none)
     series = rows.pair_series[calls.pair]
     newest = np.full(len(rows.pair_rank), np.int64(-1))
     np.maximum.at(newest, calls.pair, calls.seq)

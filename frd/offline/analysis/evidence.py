@@ -76,7 +76,8 @@ def _of_mismatch(rows: Rows, snapshot: Snapshot, diagnosis: Diagnosis) -> list[s
         for signature, ranks in classes
         if (dtypes := _dtypes(signature))
     ]
-    if len({_without_dtypes(signature) for signature, _ in classes}) == 1 and len(dtypes) > 1:
+    shapes = {replace(signature, input_dtypes=(), output_dtypes=()) for signature, _ in classes}
+    if len(shapes) == 1 and len(dtypes) > 1:
         notes.append(", ".join(dtypes))
     backend = rows.series[of].backend
     if classes and not diagnosis.collective.waiting_ranks:
@@ -94,10 +95,6 @@ def _dtypes(signature: Signature) -> str:
         "/".join(dict.fromkeys(d)) for d in (signature.input_dtypes, signature.output_dtypes)
     )
     return before if before == after or not after else f"{before} to {after}"
-
-
-def _without_dtypes(signature: Signature) -> Signature:
-    return replace(signature, input_dtypes=(), output_dtypes=())
 
 
 def _with_onsets(

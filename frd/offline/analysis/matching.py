@@ -93,8 +93,6 @@ def matched_collectives(
 
 def _collectives(series: Int32s, seq: Int64s, count: int) -> tuple[Int32s, Int64s, Int32s]:
     """The distinct (series, seq), and which of them each row is."""
-    if not len(seq):
-        return np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32)
     low = np.full(count, np.iinfo(np.int64).max)
     high = np.full(count, -1, np.int64)
     np.minimum.at(low, series, seq)

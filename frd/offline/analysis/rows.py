@@ -176,7 +176,7 @@ def _members(trace: Trace, info: GroupInfo, seen: set[int]) -> tuple[int, ...]:
 
 
 def _current(trace: RankTrace, series: Int32s, facts: NameFacts) -> RankRows:
-    begins = progress.resets_of(trace.record_id)
+    begins = np.flatnonzero(np.diff(trace.record_id) <= 0) + 1  # the first entries after a reset
     first = int(begins[-1]) if len(begins) else 0
     current = np.arange(first, len(trace))
     of_now = progress.latest_groups(trace.pg_id[first:], series[first:])

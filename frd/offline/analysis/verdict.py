@@ -20,14 +20,7 @@ from frd.engine.findings.attachments import shows_place
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
 from frd.engine.state.snapshot import ANY_SEQ, PairColumns, Snapshot, StallTable
 from frd.flight.trace import Trace
-from frd.model import (
-    UNKNOWN_SEQ,
-    AlignedNs,
-    Bools,
-    Finding,
-    Kind,
-    RankState,
-)
+from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, Finding, Kind, RankState
 from frd.offline.analysis.channels import channels_of
 from frd.offline.analysis.clock_bounds import FAR
 from frd.offline.analysis.clocks import Clocks
@@ -136,10 +129,7 @@ def _as_old_as_known(snapshot: Snapshot, dump_times: DumpTimes, stall_after_s: f
 
 
 def _proven(
-    candidates: Sequence[Diagnosis],
-    timed: Snapshot,
-    stalls: StallTable,
-    lasting: Bools,
+    candidates: Sequence[Diagnosis], timed: Snapshot, stalls: StallTable, lasting: Bools
 ) -> list[Diagnosis]:
     """Diagnoses of waits that lasted, and candidates that are true however short the wait."""
     timeless = [one for one in candidates if _is_timeless(one)]

@@ -47,7 +47,12 @@ class PairWatermarks:
 def pair_watermarks(rows: Rows, created_ns: Int64s, clocks: Clocks) -> PairWatermarks:
     """`created_ns` are the aligned times of the calls."""
     watermarks = _of_calls(rows, created_ns)
-    numbered = _p2p_series(rows)
+    numbered = {  # series whose `pg_status` counts P2P ops too, on any rank
+        of
+        for one in rows.ranks.values()
+        if one.is_p2p.any()
+        for of in np.unique(one.series[one.is_p2p]).tolist()
+    }
     for rank, one in rows.ranks.items():
         mine = rows.pairs_of[rank]
         _of_p2p(rows, mine, one, watermarks)
@@ -164,15 +169,6 @@ def _has_starts(rows: Rows, started: Int64s) -> Bools:
         seen_over = rows.pair_rank[rows.calls.pair[rows.calls.done]]
         timed = np.union1d(timed, np.setdiff1d(rows.pair_rank, seen_over))
     found: Bools = np.isin(rows.pair_rank, timed)
-    return found
-
-
-def _p2p_series(rows: Rows) -> set[int]:
-    """Series whose `pg_status` counts P2P ops too, on any rank."""
-    found: set[int] = set()
-    for one in rows.ranks.values():
-        if one.is_p2p.any():
-            found.update(np.unique(one.series[one.is_p2p]).tolist())
     return found
 
 

@@ -8,31 +8,31 @@ from __future__ import annotations
 
 import gzip
 import json
-import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from frd.errors import ConfigError, StoreError
+from frd.errors import ConfigError
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.io.analysis import IoAnalysis
 from frd.offline.memory.analysis import MemoryAnalysis
 from frd.offline.output.io_tables import io_tables
 from frd.offline.output.table_files import (
     Content,
-    import_pyarrow,
+    Writers,
+    check_new_file,
     write_csv,
+    write_file,
     write_json,
     write_parquet,
     write_sqlite,
 )
 from frd.offline.output.tables import Table, tables
 from frd.offline.output.timeline import Progress, write_timeline
-from frd.store.new_path import check_new, new_path
+from frd.store.new_path import new_path
 
 _PACKING = 3
 """A third of the time of the usual level; the padding of a timeline goes either way."""
-_WRITERS: Final[dict[str, Callable[[Content, Path], None]]] = {
+_WRITERS: Final[Writers] = {
     ".csv": write_csv,
     ".json": write_json,
     ".parquet": write_parquet,
@@ -47,19 +47,13 @@ def check_export(path: Path, *, traces: bool = False) -> None:
         ConfigError: an ending that says no format, CSV without traces, or Parquet without pyarrow.
         StoreError: the file exists.
     """
-    if path.suffix not in _WRITERS:
-        raise ConfigError(
-            f"output: {path}: the ending says the format: use .json, .parquet, .sqlite, or .csv "
-            "with --traces"
-        )
     if path.suffix == ".csv" and not traces:
         raise ConfigError(
             f"output: {path}: CSV has the spans of traces: add --traces, or use .json, .parquet or "
             ".sqlite"
         )
-    if path.suffix == ".parquet":
-        import_pyarrow()
-    check_new(path)
+    hint = "use .json, .parquet, .sqlite, or .csv with --traces"
+    check_new_file(path, _WRITERS, hint)
 
 
 def export(analysis: Analysis | None, path: Path, io: IoAnalysis | None = None) -> None:
@@ -69,11 +63,7 @@ def export(analysis: Analysis | None, path: Path, io: IoAnalysis | None = None) 
         ConfigError, StoreError: as `check_export`, and when the file cannot be written.
     """
     check_export(path, traces=io is not None)
-    with new_path(path) as staged:
-        try:
-            _WRITERS[path.suffix](_content(analysis, io), staged)
-        except sqlite3.Error as error:
-            raise StoreError(f"output: {path}: {error}: free space or choose another") from None
+    write_file(path, _WRITERS, _content(analysis, io))
 
 
 def _content(analysis: Analysis | None, io: IoAnalysis | None) -> Content:

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterator
+from typing import Final
 
 from frd.forms import encodable
-from frd.offline.io.analysis import IoAnalysis, RankIo
+from frd.offline.io.analysis import IoAnalysis
 from frd.offline.io.spans import COLUMNS, spans_of
-from frd.offline.output.tables import Batch, Table
+from frd.offline.output.tables import Batch, Columns, Table, of_objects
 
 _BATCH: Final = 1 << 16
 """Spans at a time."""
-
-_Columns: TypeAlias = Mapping[str, tuple[str, Callable[[Any], Any]]]
 
 
 def io_tables(io: IoAnalysis) -> list[Table]:
     """The small ones first, the spans last."""
     return [
-        _table("io_ranks", io.ranks, _RANK),
-        _table("io_files", [(rank, io.path(file), file) for rank, file in io.files()], _FILE),
-        _table(
+        of_objects("io_ranks", io.ranks, _RANK),
+        of_objects("io_files", [(rank, io.path(file), file) for rank, file in io.files()], _FILE),
+        of_objects(
             "io_unclosed", [(rank, io.path(file), file) for rank, file in io.unclosed()], _UNCLOSED
         ),
-        _table("io_steps", [(one.rank, s) for one in io.ranks for s in one.usage.steps], _STEP),
+        of_objects("io_steps", [(one.rank, s) for one in io.ranks for s in one.usage.steps], _STEP),
         Table("spans", COLUMNS, lambda: _span_batches(io)),
     ]
-
-
-def _table(name: str, items: Sequence[Any], columns: _Columns) -> Table:
-    def batches() -> Iterator[Batch]:
-        if items:
-            yield [[value(item) for item in items] for _, value in columns.values()]
-
-    return Table(name, {column: kind for column, (kind, _) in columns.items()}, batches)
 
 
 def _span_batches(io: IoAnalysis) -> Iterator[Batch]:
@@ -50,14 +40,9 @@ def _span_batches(io: IoAnalysis) -> Iterator[Batch]:
         yield batch
 
 
-def _only(one: RankIo) -> str:
-    labels: str = encodable(", ".join(process.label for process in one.processes))
-    return labels
-
-
-_RANK: _Columns = {
+_RANK: Columns = {
     "rank": ("int", lambda one: one.rank),
-    "processes": ("str", _only),
+    "processes": ("str", lambda one: encodable(", ".join(p.label for p in one.processes))),
     "evidence": ("str", lambda one: encodable("; ".join(sorted(set(one.processes.values()))))),
     "events": ("int", lambda one: one.usage.events),
     "first_ns": ("int", lambda one: one.usage.first_ns),
@@ -70,7 +55,7 @@ _RANK: _Columns = {
     "bytes_written": ("int", lambda one: one.usage.bytes_written),
 }
 
-_FILE: _Columns = {
+_FILE: Columns = {
     "rank": ("int", lambda row: row[0]),
     "path": ("str", lambda row: row[1]),
     "io_s": ("float", lambda row: row[2].io_ns / 1e9),
@@ -78,14 +63,14 @@ _FILE: _Columns = {
     "ops": ("int", lambda row: row[2].ops),
 }
 
-_UNCLOSED: _Columns = {
+_UNCLOSED: Columns = {
     "rank": ("int", lambda row: row[0]),
     "path": ("str", lambda row: row[1]),
     "since_ns": ("int", lambda row: row[2].opened_ns or None),
     "used": ("bool", lambda row: row[2].is_used),
 }
 
-_STEP: _Columns = {
+_STEP: Columns = {
     "rank": ("int", lambda row: row[0]),
     "epoch": ("int", lambda row: None if row[1].epoch < 0 else row[1].epoch),
     "step": ("int", lambda row: row[1].step),

@@ -139,11 +139,7 @@ def _add_rank(writer: TraceWriter, blocks: list[Spans], parent: int) -> None:
 
 
 def _add_thread(
-    writer: TraceWriter,
-    parts: list[tuple[Spans, Int64s]],
-    name: str,
-    parent: int,
-    order: int,
+    writer: TraceWriter, parts: list[tuple[Spans, Int64s]], name: str, parent: int, order: int
 ) -> None:
     start = np.concatenate([spans.start_ns[rows] for spans, rows in parts])
     end = np.concatenate([spans.end_ns[rows] for spans, rows in parts])
@@ -153,9 +149,7 @@ def _add_thread(
     at = np.lexsort((-end, start))
     start, end, block, row = start[at], end[at], block[at], row[at]
     lane = lanes(start, end, MAX_LANES)
-    tracks = [
-        writer.track(name, parent=parent, order=order) for _ in range(max(int(lane.max()) + 1, 1))
-    ]
+    tracks = writer.tracks(lane, name, parent=parent, order=order)
     columns = (start, end, lane, block, row)
     for begin, last, number, part, index in zip(*(c.tolist() for c in columns), strict=True):
         spans = parts[part][0]

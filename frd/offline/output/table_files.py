@@ -9,17 +9,18 @@ from __future__ import annotations
 import csv
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from frd.errors import ConfigError
+from frd.errors import ConfigError, StoreError
 from frd.forms import csv_cell, encodable, json_bytes
 from frd.offline.output.tables import Table
+from frd.store.new_path import check_new, new_path
 
 _METADATA: Final = b"frd"
 _INDEXES: Final = (
@@ -40,6 +41,35 @@ class Content:
     """The largest one last; formats that hold one table have this one."""
     facts: Mapping[str, str]
     warnings: Sequence[str]
+
+
+Writers: TypeAlias = Mapping[str, Callable[[Content, Path], None]]
+"""By the ending of a file."""
+
+
+def check_new_file(path: Path, writers: Writers, hint: str) -> None:
+    """
+    Raises:
+        ConfigError: an ending that says no format, or Parquet without pyarrow.
+        StoreError: the file exists.
+    """
+    if path.suffix not in writers:
+        raise ConfigError(f"output: {path}: the ending says the format: {hint}")
+    if path.suffix == ".parquet":
+        import_pyarrow()
+    check_new(path)
+
+
+def write_file(path: Path, writers: Writers, content: Content) -> None:
+    """
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    with new_path(path) as staged:
+        try:
+            writers[path.suffix](content, staged)
+        except sqlite3.Error as error:
+            raise StoreError(f"output: {path}: {error}: free space or choose another") from None
 
 
 # -- JSON --------------------------------------------------------------------------------------

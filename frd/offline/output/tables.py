@@ -48,15 +48,15 @@ class Table:
 def tables(analysis: Analysis) -> list[Table]:
     """All of them, the small ones first."""
     return [
-        _of_objects("findings", analysis.findings, _FINDING),
-        _of_objects("ranks", [r for _, r in sorted(analysis.ranks.items())], _rank(analysis)),
-        _of_objects("groups", analysis.groups, _GROUP),
-        _of_objects(
+        of_objects("findings", analysis.findings, _FINDING),
+        of_objects("ranks", [r for _, r in sorted(analysis.ranks.items())], _rank(analysis)),
+        of_objects("groups", analysis.groups, _GROUP),
+        of_objects(
             "memberships",
             [(g.index, rank) for g in analysis.groups for rank in g.info.ranks],
             {"group": ("int", lambda row: row[0]), "rank": ("int", lambda row: row[1])},
         ),
-        _of_objects("stacks", list(enumerate(analysis.trace.stacks)), _STACK),
+        of_objects("stacks", list(enumerate(analysis.trace.stacks)), _STACK),
         collectives(analysis),
         entries(analysis),
     ]
@@ -84,22 +84,21 @@ def entries(
 
 # -- tables of objects -------------------------------------------------------------------------
 
-_Columns: TypeAlias = Mapping[str, tuple[str, Callable[[Any], Any]]]
+Columns: TypeAlias = Mapping[str, tuple[str, Callable[[Any], Any]]]
 
 
 def _types(columns: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
     return {name: kind for name, (kind, _) in columns.items()}
 
 
-def _of_objects(name: str, items: Sequence[Any], columns: _Columns) -> Table:
+def of_objects(name: str, items: Sequence[Any], columns: Columns) -> Table:
+    """A row an item; the columns say how it is computed."""
     return Table(
-        name,
-        _types(columns),
-        lambda: iter([_values(items, columns)]) if items else iter(()),
+        name, _types(columns), lambda: iter([_values(items, columns)]) if items else iter(())
     )
 
 
-def _values(items: Sequence[Any], columns: _Columns) -> list[list[Any]]:
+def _values(items: Sequence[Any], columns: Columns) -> list[list[Any]]:
     return [[value(item) for item in items] for _, value in columns.values()]
 
 
@@ -107,7 +106,7 @@ def _shapes(sizes: Sequence[Sequence[int]]) -> list[list[int]]:
     return [list(size) for size in sizes]
 
 
-_FINDING: _Columns = {
+_FINDING: Columns = {
     "id": ("str", lambda f: f.id),
     "kind": ("str", lambda f: f.kind.value),
     "summary": ("str", lambda f: f.summary),
@@ -116,7 +115,7 @@ _FINDING: _Columns = {
     "finding": ("json", finding_json),
 }
 
-_GROUP: _Columns = {
+_GROUP: Columns = {
     "id": ("int", lambda g: g.index),
     "group_id": ("str", lambda g: g.info.group_id),
     "name": ("str", lambda g: g.info.name),
@@ -129,14 +128,14 @@ _GROUP: _Columns = {
     "mismatched": ("int", lambda g: g.mismatched),
 }
 
-_STACK: _Columns = {
+_STACK: Columns = {
     "id": ("int", lambda row: row[0]),
     "frames": ("str[]", lambda row: [frame_text(frame) for frame in row[1]]),
     "files": ("str[]", lambda row: [frame.filename for frame in row[1]]),
 }
 
 
-def _rank(analysis: Analysis) -> _Columns:
+def _rank(analysis: Analysis) -> Columns:
     return {
         "rank": ("int", lambda r: r.rank),
         "source": ("str", lambda r: r.source),
@@ -164,7 +163,7 @@ def _or_none(number: int) -> int | None:
 
 # -- collectives -------------------------------------------------------------------------------
 
-_COLLECTIVE: _Columns = {
+_COLLECTIVE: Columns = {
     "group_id": ("str", lambda c: c.group.group_id),
     "process_group": ("str", lambda c: c.group.name),
     "pg_desc": ("str", lambda c: c.group.desc),

@@ -20,7 +20,7 @@ from frd.offline.output.op_intervals import ended
 
 STUCK, IN_FLIGHT = "!", ">"
 LEGEND = f"{STUCK} stuck, see the findings   {IN_FLIGHT} in flight"
-_ENTRY = ("", "record", "created (UTC)", "took ms", "group", "seq", "op", "state", "sizes")
+_ENTRY = ("", "record", "created (UTC)", "took ms", "group", "seq", "op", "state", "stack", "sizes")
 _MEMBERS_WIDTH = 24
 _INSIDE = (Reason.IN_COLLECTIVE_ALONE, Reason.DEVICE_STUCK, Reason.ORDER)
 _NUMBERS = frozenset({"record", "took ms", "seq", "stack", "joined", "done", "spread ms"})
@@ -39,13 +39,9 @@ def entry_lines(
     yield f"rank {rank}: {some} {noun}, format {of.version}, {of.source}"
     if not len(rows):
         return
-    table = list(_entry_rows(analysis, of, rows))
+    yield from _aligned(_ENTRY, _entry_rows(analysis, of, rows, stacks=stacks))
     if not stacks:
-        yield from _aligned(_ENTRY, table)
         return
-    numbers = [str(at) if at >= 0 else "" for at in of.stack[rows].tolist()]
-    table = [(*row[:-1], at, row[-1]) for row, at in zip(table, numbers, strict=True)]
-    yield from _aligned((*_ENTRY[:-1], "stack", _ENTRY[-1]), table)
     known = [at for at in np.unique(of.stack[rows]).tolist() if at >= 0]
     if not known:
         yield "no stacks in this dump"
@@ -54,13 +50,12 @@ def entry_lines(
         yield from (f"    {frame_text(frame)}" for frame in trace.stacks[at])
 
 
-def _entry_rows(analysis: Analysis, of: RankTrace, rows: Int64s) -> Iterator[tuple[str, ...]]:
-    trace = analysis.trace
+def _entry_rows(
+    analysis: Analysis, of: RankTrace, rows: Int64s, *, stacks: bool
+) -> Iterator[tuple[str, ...]]:
+    trace, facts = analysis.trace, analysis.collectives.facts
     offset = analysis.clock_offsets_ns.get(of.rank, 0)
-    done, gave_up = (
-        ended(of, analysis.collectives.facts),
-        given_up(of, rows, analysis.collectives.facts),
-    )
+    done, gave_up = ended(of, facts), given_up(of, rows, facts)
     stuck = stuck_in(analysis, of.rank)
     for row, timed_out in zip(rows.tolist(), gave_up.tolist(), strict=True):
         name = trace.names[of.name[row]]
@@ -76,6 +71,7 @@ def _entry_rows(analysis: Analysis, of: RankTrace, rows: Int64s) -> Iterator[tup
             f"p2p {int(of.p2p_seq[row])}" if is_p2p else str(seq),
             op_text(name),
             "given up" if timed_out else _state(int(of.state[row]), bool(of.retired[row])),
+            str(of.stack[row]) if stacks and of.stack[row] >= 0 else "",
             sizes_text(trace.signatures[of.signature[row]]),
         )
 

@@ -132,11 +132,7 @@ class _Timeline:
         writer = self.writer
         offset = self._analysis.clock_offsets_ns.get(ops.rank, 0)
         lane = lanes(ops.created_ns, end_ns, MAX_LANES)
-        order = int(ops.group[0])
-        tracks = [
-            writer.track(label, parent=parent, order=order)
-            for _ in range(max(int(lane.max()) + 1, 1))
-        ]
+        tracks = writer.tracks(lane, label, parent=parent, order=int(ops.group[0]))
         columns = (
             ops.created_ns + offset,
             end_ns,

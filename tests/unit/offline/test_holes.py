@@ -173,6 +173,18 @@ def test_a_damaged_field_changes_nothing(
     assert any(f"rank_{rank}: entry 3: " in warning for warning in found.warnings)
 
 
+@pytest.mark.parametrize("rows", [[3], [0], [0, 1, 2, 3]], ids=str)
+@pytest.mark.parametrize("encode", ENCODINGS)
+def test_an_entry_whose_number_of_the_group_is_null_is_of_the_group_it_names(
+    tmp_path: Path, encode: Write, rows: list[int]
+) -> None:
+    """Some entries of rank 1 have no `pg_id`: it waits with the others for rank 2."""
+    content = dumps()
+    for at in rows:
+        content[1]["entries"][at]["pg_id"] = None
+    assert named(judged(tmp_path, content, encode)) == {2}
+
+
 def test_sizes_that_one_rank_cannot_show_hide_no_mismatch_of_others(tmp_path: Path) -> None:
     """Rank 1's sizes cannot be read, and rank 3's differ from those of 0 and 2."""
     content = dumps()

@@ -7,7 +7,6 @@ JSON lines as lines of another ``type`` before the samples, Parquet in its metad
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,39 +14,40 @@ from typing import Any, Final
 
 import msgspec
 
-from frd.errors import ConfigError, StoreError
 from frd.forms import encodable, finding_json, json_bytes
 from frd.offline.memory.analysis import MemoryAnalysis
 from frd.offline.output.memory.alignment import ClockOffset, Clocks, clocks_of, ranks_of, shift_ns
 from frd.offline.output.memory.samples import samples_table
 from frd.offline.output.table_files import (
     Content,
-    import_pyarrow,
+    Writers,
+    check_new_file,
     write_csv,
+    write_file,
     write_parquet,
     write_sqlite,
 )
-from frd.offline.output.tables import Batch, Table
-from frd.store.new_path import check_new, new_path
+from frd.offline.output.tables import Batch, Columns, Table, of_objects
 
 Progress = Callable[[int, int], None]
 """Called with the number of samples that are written, and of all."""
 
-_RANK: Final = {
-    "job": "str",
-    "rank": "int",
-    "hosts": "str[]",
-    "processes": "str[]",
-    "samples": "int",
-    "offset_ns": "int",
-    "uncertainty_ns": "int",
-    "clock": "str",
-    "memory": "str",
-    "first_bytes": "int",
-    "peak_bytes": "int",
-    "last_bytes": "int",
-    "capacity_bytes": "int",
+_RANK: Final[Columns] = {
+    "job": ("str", lambda row: encodable(row[0].job)),
+    "rank": ("int", lambda row: row[0].rank),
+    "hosts": ("str[]", lambda row: encodable([*row[1].hosts])),
+    "processes": ("str[]", lambda row: encodable([*row[1].processes])),
+    "samples": ("int", lambda row: row[1].samples),
+    "offset_ns": ("int", lambda row: row[0].offset_ns),
+    "uncertainty_ns": ("int", lambda row: row[0].uncertainty_ns),
+    "clock": ("str", lambda row: encodable(row[0].source)),
+    "memory": ("str", lambda row: row[1].what),
+    "first_bytes": ("int", lambda row: row[1].first_bytes),
+    "peak_bytes": ("int", lambda row: row[1].peak_bytes),
+    "last_bytes": ("int", lambda row: row[1].last_bytes),
+    "capacity_bytes": ("int", lambda row: row[1].capacity_bytes or None),
 }
+"""Of the clock and the memory of a rank."""
 _RISE: Final = {
     "job": "str",
     "ranks": "int[]",
@@ -83,7 +83,13 @@ _GAIN: Final = {
     "seconds": "float",
     "shared": "bool",
 }
-_FINDING: Final = {"id": "str", "job": "str", "kind": "str", "summary": "str", "finding": "json"}
+_FINDING: Final[Columns] = {
+    "id": ("str", lambda one: one.id),
+    "job": ("str", lambda one: encodable(one.job)),
+    "kind": ("str", lambda one: one.kind.value),
+    "summary": ("str", lambda one: encodable(one.summary)),
+    "finding": ("json", lambda one: encodable(finding_json(one))),
+}
 
 
 def check_memory_export(path: Path) -> None:
@@ -93,14 +99,8 @@ def check_memory_export(path: Path) -> None:
         ConfigError: an ending that says no format, or Parquet without pyarrow.
         StoreError: the file exists.
     """
-    if path.suffix not in _WRITERS:
-        raise ConfigError(
-            f"output: {path}: the ending says the format: with --memory use .jsonl, .csv, .parquet "
-            "or .sqlite (--json prints the verdict without samples)"
-        )
-    if path.suffix == ".parquet":
-        import_pyarrow()
-    check_new(path)
+    hint = "with --memory use .jsonl, .csv, .parquet or .sqlite"
+    check_new_file(path, _WRITERS, f"{hint} (--json prints the verdict without samples)")
 
 
 def not_in(path: Path) -> str:
@@ -130,11 +130,7 @@ def export_memory(
     check_memory_export(path)
     clocks = clocks_of(analysis, offsets)
     content = _content(analysis, clocks, progress, with_text=path.suffix in _FOR_READING)
-    with new_path(path) as staged:
-        try:
-            _WRITERS[path.suffix](content, staged)
-        except sqlite3.Error as error:
-            raise StoreError(f"output: {path}: {error}: free space or choose another") from None
+    write_file(path, _WRITERS, content)
 
 
 def _content(
@@ -146,6 +142,9 @@ def _content(
         progress,
     )
     several = len(analysis.jobs) > 1
+    ranks = [
+        (clocks[job.job, rank], usage) for job in analysis.jobs for rank, usage in job.ranks.items()
+    ]
     document = analysis.to_json()
     document["clocks"]["ranks"] = {
         f"{clock.job}/{clock.rank}" if several else str(clock.rank): asdict(clock)
@@ -154,7 +153,7 @@ def _content(
     return Content(
         document,
         [
-            _table("ranks", _RANK, _ranks(analysis, clocks)),
+            of_objects("ranks", ranks, _RANK),
             _table(
                 "missing_ranks",
                 {"job": "str", "rank": "int"},
@@ -162,14 +161,7 @@ def _content(
             ),
             _table("rises", _RISE, _rises(analysis, clocks)),
             _table("phases", _GAIN, [[*one.to_json().values()] for one in analysis.phase_gains]),
-            _table(
-                "findings",
-                _FINDING,
-                [
-                    (one.id, one.job, one.kind.value, one.summary, finding_json(one))
-                    for one in analysis.findings
-                ],
-            ),
+            of_objects("findings", analysis.findings, _FINDING),
             samples,
         ],
         {"summary": encodable(analysis.summary), "clock_source": analysis.clock_source},
@@ -196,28 +188,6 @@ def _table(name: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]])
             yield [encodable(list(column)) for column in zip(*rows, strict=True)]
 
     return Table(name, columns, batches)
-
-
-def _ranks(analysis: MemoryAnalysis, clocks: Clocks) -> list[tuple[Any, ...]]:
-    return [
-        (
-            job.job,
-            rank,
-            list(usage.hosts),
-            list(usage.processes),
-            usage.samples,
-            (clock := clocks[job.job, rank]).offset_ns,
-            clock.uncertainty_ns,
-            clock.source,
-            usage.what,
-            usage.first_bytes,
-            usage.peak_bytes,
-            usage.last_bytes,
-            usage.capacity_bytes or None,
-        )
-        for job in analysis.jobs
-        for rank, usage in job.ranks.items()
-    ]
 
 
 def _rises(analysis: MemoryAnalysis, clocks: Clocks) -> list[tuple[Any, ...]]:
@@ -247,23 +217,15 @@ def _write_jsonl(content: Content, path: Path) -> None:
         *small, samples = content.tables
         for table in small:
             for row in table.rows():
-                out.write(json_bytes({"type": _LINE_TYPES[table.name], **row}) + b"\n")
+                out.write(json_bytes({"type": table.name.removesuffix("s"), **row}) + b"\n")
         names = ("type", *samples.columns)
         for batch in samples.batches():
-            kind = [_LINE_TYPES[samples.name]] * len(batch[0])
+            kind = [samples.name.removesuffix("s")] * len(batch[0])
             rows = zip(kind, *batch, strict=True)
             out.write(encoder.encode_lines([dict(zip(names, row, strict=True)) for row in rows]))
 
 
-_LINE_TYPES: Final = {
-    "ranks": "rank",
-    "phases": "phase",
-    "missing_ranks": "missing_rank",
-    "rises": "rise",
-    "findings": "finding",
-    "samples": "sample",
-}
-_WRITERS: Final[dict[str, Callable[[Content, Path], None]]] = {
+_WRITERS: Final[Writers] = {
     ".csv": write_csv,
     ".jsonl": _write_jsonl,
     ".parquet": write_parquet,

@@ -70,8 +70,6 @@ class Mark:
     begin_s: float
     end_s: float
     """The onset is between these."""
-    last_s: float
-    """When the rise ended."""
     rank: int | None
     """None if no single rank is the cause."""
     text: str
@@ -289,7 +287,6 @@ def _rise_marks(rises: Sequence[Rise], begin_ns: int) -> list[Mark]:
                 str(number) if id(rise) in numbered else "",
                 (rise.onset[0] - begin_ns) / _S,
                 (rise.onset[1] - begin_ns) / _S,
-                (rise.end_ns - begin_ns) / _S,
                 ranks_of(rise)[0] if alone else None,
                 rise.text,
             )
@@ -304,5 +301,5 @@ def _finding_marks(findings: Sequence[Finding], begin_ns: int) -> list[Mark]:
         label = chr(ord("A") + number) if number < MAX_SUSPECTS else ""
         rank = one.suspects[0].rank if one.suspects else None
         kind = one.kind.value.replace("_", " ")
-        marks.append(Mark(label, at_s, at_s, at_s, rank, f"finding, {kind}: {one.summary}"))
+        marks.append(Mark(label, at_s, at_s, rank, f"finding, {kind}: {one.summary}"))
     return marks

@@ -68,12 +68,7 @@ class _Unit:
 
 
 def draw(
-    panels: Sequence[Panel],
-    out: BytesIO,
-    form: str,
-    *,
-    title: str,
-    notes: Sequence[str],
+    panels: Sequence[Panel], out: BytesIO, form: str, *, title: str, notes: Sequence[str]
 ) -> None:
     """Write a picture; `form` is ``svg`` or ``png``. Without a title and notes, none are drawn."""
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
@@ -135,7 +130,8 @@ def _wrapped(texts: Sequence[str], width: int, most: int) -> list[str]:
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
     time, memory = _time_unit(panel.length_s), _memory_unit(panel)
-    colours = _colours(panel)
+    named = dict.fromkeys(line.rank for line in panel.suspects)
+    colours = {rank: _COLOURS[at % len(_COLOURS)] for at, rank in enumerate(named)}
     axes.set_xlim(-0.01 * panel.length_s, 1.01 * panel.length_s)
     if panel.band is not None:
         _draw_band(axes, panel.band)
@@ -200,11 +196,6 @@ def _draw_band(axes: Axes, band: Band) -> None:
         band.at_s, band.quarter, band.three_quarters, color="#B4BAC2", lw=0, label="middle half"
     )
     axes.plot(band.at_s, band.median, color="#6B7280", lw=1, label="median")
-
-
-def _colours(panel: Panel) -> dict[int, str]:
-    ranks = dict.fromkeys(line.rank for line in panel.suspects)
-    return {rank: _COLOURS[at % len(_COLOURS)] for at, rank in enumerate(ranks)}
 
 
 def _set_range(axes: Axes, panel: Panel) -> None:

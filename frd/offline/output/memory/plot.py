@@ -71,12 +71,10 @@ def write_plot(analysis: MemoryAnalysis, path: Path) -> None:
     panels = list(panels_of(analysis))
     notes = _notes(analysis, panels)
     with new_path(path) as staged:
-        match path.suffix:
-            case ".html":
-                staged.write_text(_page(analysis, panels, notes), "utf-8", "backslashreplace")
-            case ending:
-                with staged.open("wb") as out:
-                    out.write(_picture(panels, ending[1:], analysis.summary, notes))
+        if path.suffix == ".html":
+            staged.write_text(_page(analysis, panels, notes), "utf-8", "backslashreplace")
+        else:
+            staged.write_bytes(_picture(panels, path.suffix[1:], analysis.summary, notes))
 
 
 def _picture(panels: Sequence[Panel], form: str, title: str, notes: Sequence[str]) -> bytes:
@@ -97,12 +95,11 @@ def _notes(analysis: MemoryAnalysis, panels: Sequence[Panel]) -> list[str]:
         out += [f"{before}{mark.label}  {mark.text}" for mark in marks]
         if more := len(panel.rises) + len(panel.findings) - len(marks):
             out.append(f"{before}{more} more without a number")
-    for note in dict.fromkeys(
+    out += dict.fromkeys(
         f"{panel.title.partition(':')[0]}: {note}" if several else note
         for panel in panels
         for note in panel.notes
-    ):
-        out.append(note)
+    )
     if (more := len(analysis.jobs) - MAX_JOBS) > 0:
         out.append(f"{more} more jobs are not drawn")
     out.append(f"clocks: {analysis.clock_source}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -49,9 +49,7 @@ def main_column(recorded: Recorded, lane: Lane) -> int:
 
 def samples_table(analysis: MemoryAnalysis, clocks: Clocks, *, with_text: bool) -> Table:
     """The columns of `samples`, by time; `with_text` adds the time as ISO 8601."""
-    columns = dict(_COLUMNS)
-    if with_text:
-        columns = {_TIME: "str"} | columns
+    columns = {_TIME: "str"} | _COLUMNS if with_text else _COLUMNS
     merged = _Merged.of(analysis, clocks)
 
     def batches() -> Iterator[Batch]:
@@ -59,20 +57,6 @@ def samples_table(analysis: MemoryAnalysis, clocks: Clocks, *, with_text: bool) 
             yield merged.batch(merged.order[at : at + BATCH], with_text=with_text)
 
     return Table("samples", columns, batches)
-
-
-@dataclass(frozen=True, slots=True)
-class _PerLane:
-    """Of each process; parallel."""
-
-    job: list[str]
-    rank: list[int]
-    host: list[str]
-    pid: list[int | None]
-    device: list[int | None]
-    of_host: Bools
-    main: Int64s
-    uncertainty_ns: Int64s
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +68,12 @@ class _Merged:
     """Position at which each lane begins."""
     rows: Int64s
     """Row of `recorded` of the first sample of each lane."""
+    streams: list[tuple[Any, ...]]
+    """Job, rank, host, pid and device of each lane."""
+    of_host: Bools
+    main: Int64s
     offset_ns: Int64s
-    lanes: _PerLane
+    uncertainty_ns: Int64s
 
     @classmethod
     def of(cls, analysis: MemoryAnalysis, clocks: Clocks) -> _Merged:
@@ -103,37 +91,36 @@ class _Merged:
             np.argsort(np.concatenate(times), kind="stable"),
             np.cumsum(lengths) - lengths,
             np.array([lane.rows.start for _, lane in lanes], np.int64),
+            [
+                (
+                    encodable(job),
+                    stream.rank,
+                    encodable(stream.host),
+                    stream.pid if stream.pid >= 0 else None,
+                    stream.device if stream.device >= 0 else None,
+                )
+                for (job, _), stream in zip(lanes, streams, strict=True)
+            ],
+            np.array([stream.of_host for stream in streams], np.bool_),
+            np.array([main_column(recorded, lane) for _, lane in lanes], np.int64),
             np.array([clock.offset_ns for clock in of_lane], np.int64),
-            _PerLane(
-                job=[encodable(job) for job, _ in lanes],
-                rank=[stream.rank for stream in streams],
-                host=[encodable(stream.host) for stream in streams],
-                pid=[stream.pid if stream.pid >= 0 else None for stream in streams],
-                device=[stream.device if stream.device >= 0 else None for stream in streams],
-                of_host=np.array([stream.of_host for stream in streams], np.bool_),
-                main=np.array([main_column(recorded, lane) for _, lane in lanes], np.int64),
-                uncertainty_ns=np.array([clock.uncertainty_ns for clock in of_lane], np.int64),
-            ),
+            np.array([clock.uncertainty_ns for clock in of_lane], np.int64),
         )
 
     def batch(self, positions: Int64s, *, with_text: bool) -> Batch:
-        recorded, lanes = self.recorded, self.lanes
+        recorded = self.recorded
         lane = np.searchsorted(self.starts, positions, "right") - 1
         row = positions - self.starts[lane] + self.rows[lane]
         begin = recorded.begin_ns[row]
         time = begin + self.offset_ns[lane]
         # A thinned sample is from anywhere between its first and its last time.
-        uncertainty = lanes.uncertainty_ns[lane] + recorded.end_ns[row] - begin
-        values, of_host = recorded.values[row], lanes.of_host[lane]
-        main = values[np.arange(len(row)), lanes.main[lane]]
-        before = recorded.values[np.maximum(row - 1, 0), lanes.main[lane]]
+        uncertainty = self.uncertainty_ns[lane] + recorded.end_ns[row] - begin
+        values, of_host = recorded.values[row], self.of_host[lane]
+        main = values[np.arange(len(row)), self.main[lane]]
+        before = recorded.values[np.maximum(row - 1, 0), self.main[lane]]
         changed = (row > self.rows[lane]) & (main >= 0) & (before >= 0)
-        numbers = lane.tolist()
         columns = [
-            *(
-                list(map(of.__getitem__, numbers))
-                for of in (lanes.job, lanes.rank, lanes.host, lanes.pid, lanes.device)
-            ),
+            *zip(*map(self.streams.__getitem__, lane.tolist()), strict=True),
             time.tolist(),
             uncertainty.tolist(),
             *(

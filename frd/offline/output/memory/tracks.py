@@ -6,7 +6,7 @@ highest value of each part of it, so every peak is drawn; `not_drawn` says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -54,7 +54,7 @@ def add_memory(
     known = tracks if len(analysis.jobs) == 1 else {}
     memory = _Memory(writer, analysis, offsets)
     memory.add_findings()
-    memory.add_rises()
+    memory.add_rises(analysis.rises, parent=0)
     total = sum(len(job.ranks) for job in analysis.jobs)
     done = 0
     for number, job in enumerate(analysis.jobs):
@@ -130,10 +130,6 @@ class _Memory:
                 },
             )
 
-    def add_rises(self) -> None:
-        """Slices from the onset to the end; those that overlap are in several lanes."""
-        self._add_rises(list(self._analysis.rises), "memory rises", parent=0)
-
     def add_rank(
         self, job: MemoryJob, rank: int, lanes: list[Lane], parent: int | None, order: int
     ) -> int:
@@ -147,7 +143,7 @@ class _Memory:
             place = 1 + rank if is_suspect else order
             parent = self._writer.track(name, order=place, ordered=True)
         rises = [one for one in self._analysis.rises if one.job == job.job and rank in one.ranks]
-        self._add_rises(rises, "memory rises", parent=parent)
+        self.add_rises(rises, parent=parent)
         offset = self._clocks[job.job, rank].offset_ns
         counters: dict[str, int] = {}
         for lane in lanes:
@@ -174,7 +170,8 @@ class _Memory:
         for at_ns, value in zip(times[drawn].tolist(), values[drawn].tolist(), strict=True):
             self._writer.counter(at_ns, value, track)
 
-    def _add_rises(self, rises: list[Rise], name: str, *, parent: int) -> None:
+    def add_rises(self, rises: Sequence[Rise], *, parent: int) -> None:
+        """Slices from the onset to the end; those that overlap are in several lanes."""
         if not rises:
             return
         shift = [shift_ns(self._clocks, one.job, ranks_of(one)) for one in rises]
@@ -182,10 +179,8 @@ class _Memory:
         end = np.maximum(np.array([one.end_ns for one in rises], np.int64) + shift, begin + 1)
         order = np.argsort(begin, kind="stable")
         lane = lanes(begin[order], end[order], _MAX_LANES)
-        tracks = [
-            self._writer.track(name, parent=parent, order=_ABOVE if parent else 0)
-            for _ in range(max(int(lane.max()) + 1, 1))
-        ]
+        place = _ABOVE if parent else 0
+        tracks = self._writer.tracks(lane, "memory rises", parent=parent, order=place)
         columns = (order, begin[order], end[order], lane)
         for at, first_ns, last_ns, number in zip(*(c.tolist() for c in columns), strict=True):
             if number < 0:
