@@ -20,7 +20,7 @@ from frd.model import Finding, Kind
 from frd.offline.analysis.clocks import clock_findings, clocks_of
 from frd.offline.analysis.collectives import Collectives, collectives_of
 from frd.offline.analysis.durations import STALL_AFTER_S, dump_times_of, last_dump_ns
-from frd.offline.analysis.matching import matched_collectives
+from frd.offline.analysis.matching import matched_collectives, with_ends
 from frd.offline.analysis.reports import GroupReport, RankReport, group_reports, rank_reports
 from frd.offline.analysis.rows import rows_of
 from frd.offline.analysis.verdict import Waiting, judge
@@ -139,8 +139,9 @@ def analyze(
     calls = rows.calls
     offset = np.array([clocks.offset_ns.get(int(r), 0) for r in rows.pair_rank.tolist()], np.int64)
     created = np.where(calls.created_ns > 0, calls.created_ns + offset[calls.pair], 0)
-    watermarks = pair_watermarks(rows, created, clocks)
-    matched = matched_collectives(rows, watermarks, created)
+    matched = matched_collectives(rows, created)
+    watermarks = pair_watermarks(rows, created, clocks, matched.misfit[matched.of_call])
+    matched = with_ends(matched, rows, watermarks)
     dump_times = dump_times_of(rows, clocks)
     verdict = judge(
         rows, watermarks, matched, clocks, dump_times, stall_after_s=stall_after_s, earlier=earlier

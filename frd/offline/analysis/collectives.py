@@ -220,7 +220,7 @@ def collectives_of(
         missing=_missing(rows, watermarks, matched),
         first_created_ns=matched.first_created_ns,
         last_created_ns=matched.last_created_ns,
-        mismatch=matched.disagree | matched.contradiction | (matched.surplus != 0),
+        mismatch=matched.misfit > 0,
         _source=(rows, watermarks, matched),
     )
 

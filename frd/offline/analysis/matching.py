@@ -7,7 +7,7 @@ ranks whose dumps show the call: a buffer that was overwritten proves nothing.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,11 +51,14 @@ class MatchedCollectives:
     def __len__(self) -> int:
         return len(self.seq)
 
+    @property
+    def misfit(self) -> Int64s:
+        """2 if members disagree, 1 if all agree on sizes that the op does not allow, else 0."""
+        return np.where(self.disagree, 2, self.contradiction | (self.surplus != 0))
 
-def matched_collectives(
-    rows: Rows, watermarks: PairWatermarks, created_ns: Int64s
-) -> MatchedCollectives:
-    """`created_ns` are the aligned times of the calls."""
+
+def matched_collectives(rows: Rows, created_ns: Int64s) -> MatchedCollectives:
+    """`created_ns` are the aligned times of the calls. Counts the ends that are proven."""
     calls = rows.calls
     series_of = rows.pair_series[calls.pair]
     series, seq, of_call = _collectives(series_of, calls.seq, len(rows.series))
@@ -68,19 +71,17 @@ def matched_collectives(
     earliest = created_ns == first[of_call]
     for these in (calls.cut, ~calls.cut, earliest & ~calls.cut):  # the last assignment counts
         signature[of_call[these]] = calls.signature[these]
-    over = (calls.done & ~calls.weak) | (calls.seq <= watermarks.completed[calls.pair])
     classes = _classes(rows)
     differs = (classes[calls.signature] != classes[signature[of_call]]) & ~calls.cut
     disagree = np.zeros(count, np.bool_)
     disagree[of_call[differs]] = True
-    joined = np.bincount(of_call, minlength=count).astype(np.int32)
-    signed = np.bincount(of_call[~calls.cut], minlength=count).astype(np.int32)
+    joined, signed = _counted(of_call, count), _counted(of_call[~calls.cut], count)
     return MatchedCollectives(
         series=series,
         seq=seq,
         signature=signature,
         joined=joined,
-        completed=np.bincount(of_call[over], minlength=count).astype(np.int32),
+        completed=_counted(of_call[calls.done & ~calls.weak], count),
         first_created_ns=first,
         last_created_ns=last,
         disagree=disagree,
@@ -89,6 +90,19 @@ def matched_collectives(
         of_call=of_call,
         match_class=classes,
     )
+
+
+def with_ends(
+    matched: MatchedCollectives, rows: Rows, watermarks: PairWatermarks
+) -> MatchedCollectives:
+    """Counts the ends by the watermarks, too."""
+    calls = rows.calls
+    over = (calls.done & ~calls.weak) | (calls.seq <= watermarks.completed[calls.pair])
+    return replace(matched, completed=_counted(matched.of_call[over], len(matched)))
+
+
+def _counted(of_call: Int32s, count: int) -> Int32s:
+    return np.bincount(of_call, minlength=count).astype(np.int32)
 
 
 def _collectives(series: Int32s, seq: Int64s, count: int) -> tuple[Int32s, Int64s, Int32s]:

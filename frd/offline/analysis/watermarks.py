@@ -44,8 +44,10 @@ class PairWatermarks:
     """It may be in an op whose entry cannot be read."""
 
 
-def pair_watermarks(rows: Rows, created_ns: Int64s, clocks: Clocks) -> PairWatermarks:
-    """`created_ns` are the aligned times of the calls."""
+def pair_watermarks(
+    rows: Rows, created_ns: Int64s, clocks: Clocks, misfit: Int64s
+) -> PairWatermarks:
+    """Over the calls: `created_ns` are their aligned times, `misfit` is how they do not match."""
     watermarks = _of_calls(rows, created_ns)
     numbered = {  # series whose `pg_status` counts P2P ops too, on any rank
         of
@@ -71,7 +73,7 @@ def pair_watermarks(rows: Rows, created_ns: Int64s, clocks: Clocks) -> PairWater
         _prove_by_time(rows, watermarks, clocks)
     weak = rows.calls.weak & (rows.calls.seq > watermarks.completed[rows.calls.pair])
     if weak.any():
-        _believe_weak_ends(rows, watermarks, weak, created_ns)
+        _believe_weak_ends(rows, watermarks, weak, misfit, created_ns)
     return watermarks
 
 
@@ -108,13 +110,14 @@ def _of_calls(rows: Rows, created_ns: Int64s) -> PairWatermarks:
 
 
 def _believe_weak_ends(
-    rows: Rows, watermarks: PairWatermarks, weak: Bools, created_ns: Int64s
+    rows: Rows, watermarks: PairWatermarks, weak: Bools, misfit: Int64s, created_ns: Int64s
 ) -> None:
     """Counts weak ends up to the last call that no known member lacks or is in.
 
-    A call beyond it is open if its ranks wait for each other, or if a time-out ended it. Where the
-    recorder shows no ends, a call after which no member has gone on is open too if others wait for
-    a member: the member may be in it.
+    A call beyond it is open if its ranks wait for each other, or if a time-out ended it; so is one
+    that is not retired and in which members disagree. A call after which no member has gone on is
+    open too if its sizes are wrong; if a time-out ended it and a member has no dump; or if the
+    recorder shows no ends and others wait for a member, which may be in it.
     """
     calls, pair, series = rows.calls, rows.calls.pair, rows.pair_series
     least = watermarks.completed.copy()
@@ -125,7 +128,14 @@ def _believe_weak_ends(
     np.minimum.at(limit, series[known], most[known])
     shown = np.array([rows.facts.marks.show_ends(one.backend) for one in rows.series], np.bool_)
     waits = rows.synchronizing[calls.signature] | shown[series[pair]]
+    passed = _passed(rows)
+    last = weak & ~passed
+    has_no_dump = np.bincount(series[~rows.is_dumped], minlength=len(limit)) > 0
+    ended = rows.synchronizing[calls.signature] & (has_no_dump & shown)[series[pair]]
+    ended &= calls.first_row == calls.last_row  # of a coalesced one the end is weak anyhow
+    stuck = weak & (misfit > passed)
     waits &= weak & (calls.seq > limit[series[pair]])
+    waits |= (stuck & ~_retired(rows, stuck)) | (last & ended)
     over = np.maximum(least, _before(waits, calls, most))
     head = np.full(len(rows.series), UNKNOWN_SEQ, np.int64)
     is_waiting = watermarks.enqueued > over
@@ -133,7 +143,7 @@ def _believe_weak_ends(
     missed = np.isin(rows.pair_rank, rows.pair_rank[known & (watermarks.enqueued < head[series])])
     if missed.any():
         is_missed = np.bincount(series[missed], minlength=len(head)) > 0
-        waits |= weak & (is_missed & ~shown & (rows.sizes > 1))[series[pair]] & ~_passed(rows)
+        waits |= last & (is_missed & ~shown & (rows.sizes > 1))[series[pair]]
         over = np.maximum(least, _before(waits, calls, most))
     watermarks.completed[:] = over
     watermarks.head_since[over > least] = 0
@@ -146,6 +156,15 @@ def _before(waits: Bools, calls: Calls, most: Int64s) -> Int64s:
     last = most.copy()
     np.minimum.at(last, calls.pair[waits], calls.seq[waits] - 1)
     return last
+
+
+def _retired(rows: Rows, wanted: Bools) -> Bools:
+    """Which of some calls are retired."""
+    found = wanted.copy()
+    for call in np.flatnonzero(wanted).tolist():
+        rank = int(rows.pair_rank[rows.calls.pair[call]])
+        found[call] = rows.ranks[rank].trace.retired[rows.calls.last_row[call]]
+    return found
 
 
 def _passed(rows: Rows) -> Bools:

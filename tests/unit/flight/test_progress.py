@@ -42,7 +42,8 @@ def test_agent_and_offline_analysis_agree_on_the_corpus(first: int) -> None:
         rows = rows_of(trace)
         if not all(rows.facts.marks.show_ends(one.backend) for one in rows.series if one.backend):
             continue
-        marks = pair_watermarks(rows, rows.calls.created_ns, clocks_of(rows))
+        fits = np.zeros(len(rows.calls), np.int64)
+        marks = pair_watermarks(rows, rows.calls.created_ns, clocks_of(rows), fits)
         channels = channels_of(rows, dict.fromkeys(rows.ranks, 0))
         for rank in rows.ranks:
             tracker, names = read(trace, rank)
