@@ -328,8 +328,7 @@ def _together(folder: Path, found: Iterable[_Named], left: list[str]) -> list[_N
     # Where times are equal, the higher number is newer.
     some.sort(key=lambda files: (_newest_ns(files), _natural(files[0].path)), reverse=True)
     kept, others = _merged(some)
-    if others:
-        _check_not_hosts(folder, some)
+    _check_not_hosts(folder, some, others)
     for files in others:
         ranks = {one.rank for one in files}
         noun = "rank" if len(ranks) == 1 else "ranks"
@@ -353,34 +352,31 @@ def _one_set(found: list[_Named], left: list[str]) -> list[_Named]:
     order = sorted(sets, key=lambda name: (-len(sets[name]), -_newest_ns(sets[name]), name))
     kept, others = _merged(sets[name] for name in order)
     left += [_left_out(files, files[0].set_name, order[0]) for files in others]
-    if others:
-        _check_not_hosts(found[0].path.parent, [*sets.values()])
+    _check_not_hosts(found[0].path.parent, [*sets.values()], others)
     # Names that differ in numbers only are of attempts or times: the newest is the last.
-    newest = max((_newest_ns(files) for files in others), default=0)
-    is_last = len(_by_shape(found)) == 1 and _newest_ns(kept) > newest
+    newest_ns = _newest_ns(kept)
+    is_last = len(_by_shape(found)) == 1 and all(_newest_ns(of) < newest_ns for of in others)
     if len(found) - len(kept) >= len(kept) + is_last:
         raise DumpError(
             f"{found[0].path.parent}: {len(found)} files of the same ranks, with {len(order)} "
-            f"names like {', '.join(map(repr, order[:_SAMPLES]))}: choose one with --prefix, or "
-            "move the others away"
+            f"names like {', '.join(map(repr, order[:_SAMPLES]))}: choose one with --prefix"
         )
     return kept
 
 
-def _check_not_hosts(folder: Path, parts: Sequence[list[_Named]]) -> None:
-    """Parts with the same numbers are dumps of all ranks, or of what is left of them.
+def _check_not_hosts(folder: Path, parts: Sequence[list[_Named]], again: object) -> None:
+    """Parts with the same numbers, if any are there `again`, must each be a dump of the whole job.
 
     Raises:
         DumpError: only together they have a number for each rank: these count the ranks of a host.
     """
     found = [one for files in parts for one in files]
     a_host = 1 + max(one.rank for one in found)
-    if len(parts) * a_host == (world := _world_size(found)):
+    if again and len(parts) * a_host == (world := _world_size(found)):
         raise DumpError(
-            f"{folder}: {', '.join(str(files[0].path) for files in parts[:_SAMPLES])} ...: "
-            f"{len(parts)} times ranks up to {a_host - 1} of one job of {world} ranks: these are "
-            "ranks of a host: rename the files with global ranks; if each is a dump of the job, "
-            "name the folder of one"
+            f"{folder}: files like {parts[0][0].path} have ranks of a host, {len(parts)} times up "
+            f"to {a_host - 1}, the job has {world}: rename all with global ranks; if each "
+            "folder is a dump of the job, name one"
         )
 
 

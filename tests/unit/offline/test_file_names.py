@@ -152,7 +152,7 @@ def test_ranks_of_hosts(tmp_path: Path, name: str, hosts: int) -> None:
     ranks are taken for those of the job."""
     size = len(WORLD) // hosts
     names = [name.format(host, rank) for host in range(hosts) for rank in range(size)]
-    with pytest.raises(DumpError, match=r"times ranks up to \d of one job of 8 ranks: .*rename"):
+    with pytest.raises(DumpError, match=r"ranks of a host, .* the job has 8: rename"):
         load_trace(folder_of(tmp_path, names[:-1]))
 
 
