@@ -29,6 +29,7 @@ from frd.errors import DumpError
 from frd.forms import fold_ranks
 from frd.model import MAX_WORLD_SIZE, AttemptKey
 from frd.offline.load.frd_dump import META, DumpFolder, made_by_frd
+from frd.readers.archives import is_archive
 from frd.readers.pool import read_all
 
 MAX_FILES = 200_000
@@ -104,16 +105,18 @@ def discover(
     made = made_by_frd(path, warnings)
     folder = made.folder if made else path
     left: list[str] = []
-    found = _like_dumps(_named_files(folder, prefix, warnings), left)
+    archives: list[Path] = []
+    found = _like_dumps(_named_files(folder, prefix, warnings, archives), left)
     if found:
         found = _together(folder, _with_ranks(found), left)
     files = _one_a_rank(found, ranks, left)
     if not files:
         asked = "" if ranks is None else " that was asked for (leave out --ranks to see all)"
         asked += "" if prefix is None else f" after {prefix!r} (leave out --prefix to find others)"
+        packed = f"; or unpack or name an archive, like {min(archives)}" if archives else ""
         raise DumpError(
             f"{path}: no file with a rank in its name{asked}: "
-            "name the folder that holds the dumps, one file a rank"
+            f"name the folder that holds the dumps, one file a rank{packed}"
         )
     warnings += left[:_MAX_LEFT]
     if len(left) > _MAX_LEFT:
@@ -127,7 +130,7 @@ def has_dumps(path: Path) -> bool:
     """True if `path` is a dump, or a folder with dumps."""
     if not path.is_dir():
         return _is_dump(path)
-    return any(map(_are_dumps, _by_shape(_named_files(path, None, [])).values()))
+    return any(map(_are_dumps, _by_shape(_named_files(path, None, [], [])).values()))
 
 
 # -- any folder --------------------------------------------------------------------------------
@@ -156,8 +159,10 @@ def _named(path: Path, number: re.Pattern[str]) -> _Named:
     return _Named(path, tuple(parts[::2]), parts[1::2])
 
 
-def _named_files(folder: Path, prefix: str | None, warnings: list[str]) -> list[_Named]:
-    """All files that may have a rank in their name."""
+def _named_files(
+    folder: Path, prefix: str | None, warnings: list[str], archives: list[Path]
+) -> list[_Named]:
+    """All files that may have a rank in their name. Archives are added to `archives`."""
 
     def unreadable(error: OSError) -> None:
         warnings.append(f"{error.filename}: {error.strerror}: left out")
@@ -167,7 +172,9 @@ def _named_files(folder: Path, prefix: str | None, warnings: list[str]) -> list[
     seen = 0
     for parent, folders, names in os.walk(folder, onerror=unreadable):
         folders[:] = searched(parent, folders)
-        named = (_named(Path(parent, name), number) for name in names[: MAX_FILES - seen])
+        paths = [Path(parent, name) for name in names[: MAX_FILES - seen]]
+        archives += filter(is_archive, paths)
+        named = (_named(path, number) for path in paths if not is_archive(path))
         found += [one for one in named if one.numbers]
         seen += len(names)
         if seen > MAX_FILES:
@@ -259,7 +266,7 @@ def _with_ranks(found: list[_Named]) -> list[_Named]:
     by_ranks = varied or by_ranks
     if len(by_ranks) == 1:
         return next(iter(by_ranks.values()))
-    world = _world_size([one.path for one in found[:: -(-len(found) // _SAMPLES)]])
+    world = _world_size(found)
 
     def score(taken: tuple[int, ...]) -> tuple[int, ...]:
         ranks = {rank for rank in taken if rank < MAX_WORLD_SIZE}
@@ -282,9 +289,10 @@ def _after_word(texts: Sequence[str]) -> int:
     return next((at for at, text in enumerate(texts[:-1]) if _RANK.search(text)), -1)
 
 
-def _world_size(paths: Sequence[Path]) -> int:
-    """By the groups in these dumps; 0 if unknown."""
-    gained = [reading.gained[0] for reading in read_all(dict(enumerate(paths))) if reading.gained]
+def _world_size(found: Sequence[_Named]) -> int:
+    """By the groups in some of these dumps; 0 if unknown."""
+    paths = {at: one.path for at, one in enumerate(found[:: -(-len(found) // _SAMPLES)])}
+    gained = [reading.gained[0] for reading in read_all(paths) if reading.gained]
     return max((1 + max(info.ranks, default=-1) for infos in gained for info in infos), default=0)
 
 
@@ -320,6 +328,7 @@ def _together(folder: Path, found: Iterable[_Named], left: list[str]) -> list[_N
     # Where times are equal, the higher number is newer.
     some.sort(key=lambda files: (_newest_ns(files), _natural(files[0].path)), reverse=True)
     kept, others = _merged(some)
+    _check_not_hosts(folder, some, others)
     for files in others:
         ranks = {one.rank for one in files}
         noun = "rank" if len(ranks) == 1 else "ranks"
@@ -335,7 +344,7 @@ def _one_set(found: list[_Named], left: list[str]) -> list[_Named]:
     of the largest set.
 
     Raises:
-        DumpError: most files are of other sets.
+        DumpError: most files are of other sets, or as many are of one that is not older.
     """
     sets: dict[str, list[_Named]] = defaultdict(list)
     for one in found:
@@ -343,12 +352,32 @@ def _one_set(found: list[_Named], left: list[str]) -> list[_Named]:
     order = sorted(sets, key=lambda name: (-len(sets[name]), -_newest_ns(sets[name]), name))
     kept, others = _merged(sets[name] for name in order)
     left += [_left_out(files, files[0].set_name, order[0]) for files in others]
-    if len(found) > 2 * len(kept):
+    _check_not_hosts(found[0].path.parent, [*sets.values()], others)
+    # Names that differ in numbers only are of attempts or times: the newest is the last.
+    newest_ns = _newest_ns(kept)
+    is_last = len(_by_shape(found)) == 1 and all(_newest_ns(of) < newest_ns for of in others)
+    if len(found) - len(kept) >= len(kept) + is_last:
         raise DumpError(
             f"{found[0].path.parent}: {len(found)} files of the same ranks, with {len(order)} "
             f"names like {', '.join(map(repr, order[:_SAMPLES]))}: choose one with --prefix"
         )
     return kept
+
+
+def _check_not_hosts(folder: Path, parts: Sequence[list[_Named]], again: object) -> None:
+    """Parts with the same numbers, if any are there `again`, must each be a dump of the whole job.
+
+    Raises:
+        DumpError: only together they have a number for each rank: these count the ranks of a host.
+    """
+    found = [one for files in parts for one in files]
+    a_host = 1 + max(one.rank for one in found)
+    if again and len(parts) * a_host == (world := _world_size(found)):
+        raise DumpError(
+            f"{folder}: files like {parts[0][0].path} have ranks of a host, {len(parts)} times up "
+            f"to {a_host - 1}, the job has {world}: rename all with global ranks; if each "
+            "folder is a dump of the job, name one"
+        )
 
 
 def _merged(parts: Iterable[list[_Named]]) -> tuple[list[_Named], list[list[_Named]]]:

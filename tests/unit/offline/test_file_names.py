@@ -143,3 +143,41 @@ def test_of_equally_old_folders_the_higher_number(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, (f"attempt_{at}/{r}" for at in (9, 10) for r in range(2)))
     assert ranks_of(folder) == {0: "attempt_10/0", 1: "attempt_10/1"}
     assert not analyze(load_trace(folder)).fault
+
+
+@pytest.mark.parametrize("name", ["host{}/rank_{}", "job/node{}/{}.json", "host{}_local_rank_{}"])
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_ranks_of_hosts(tmp_path: Path, name: str, hosts: int) -> None:
+    """Hosts number their ranks from 0, and one has lost a file: an error says so, and no host's
+    ranks are taken for those of the job."""
+    size = len(WORLD) // hosts
+    names = [name.format(host, rank) for host in range(hosts) for rank in range(size)]
+    with pytest.raises(DumpError, match=r"ranks of a host, .* the job has 8: rename"):
+        load_trace(folder_of(tmp_path, names[:-1]))
+
+
+@pytest.mark.parametrize("size", [8, 7, 3])
+@pytest.mark.parametrize("name", ["attempt_{}/{}", "attempt_{}_{}"])
+def test_dumps_of_one_job(tmp_path: Path, size: int, name: str) -> None:
+    """Two attempts' dumps, of all ranks or without the same ones: the newer is taken."""
+    folder_of(tmp_path, (name.format(at, rank) for at in (1, 0) for rank in range(size)))
+    for rank in range(size):
+        os.utime(tmp_path / name.format(0, rank), ns=(T0, T0 + 1))
+    assert ranks_of(tmp_path) == {rank: name.format(0, rank) for rank in range(size)}
+
+
+def test_two_jobs_of_the_same_size(tmp_path: Path) -> None:
+    """As many files of one job as of another, which is newer: an error, a prefix chooses."""
+    folder = folder_of(tmp_path, (f"{job}_{rank}" for job in ("train", "eval") for rank in WORLD))
+    for rank in WORLD:
+        os.utime(folder / f"eval_{rank}", ns=(T0, T0 + 1))
+    with pytest.raises(DumpError, match=r"16 files .* like 'eval_\*', 'train_\*': .*--prefix"):
+        load_trace(folder)
+    assert [*ranks_of(folder, prefix="train_")] == [*WORLD]
+
+
+@pytest.mark.parametrize("names", [["dumps.tar"], ["host0.tar.gz", "host1.tar.gz"], ["a/b1.zip"]])
+def test_a_folder_of_archives(tmp_path: Path, names: list[str]) -> None:
+    """Nothing but archives: the error names one, and says what to do."""
+    with pytest.raises(DumpError, match=rf"or unpack or name an archive, like .*/{names[0]}$"):
+        load_trace(folder_of(tmp_path, names))
