@@ -25,6 +25,8 @@ from frd.readers.pool import ReaderDied, ReaderProcess
 
 _ENDINGS: Final = (".tar", ".tar.gz", ".tgz", ".zip")
 _MAX_UNPACKED_BYTES: Final = 16 * MAX_BYTES
+_MAX_PARTS: Final = 32
+"""Of a name: deeper folders cannot be removed again."""
 _BLOCK_BYTES: Final = 4096
 """Disk space that a file takes at least."""
 _Member: TypeAlias = tuple[str, int, float, Callable[[], Any]]
@@ -60,21 +62,28 @@ def unpacked(archive: Path) -> Iterator[Path]:
             process.stop()
         if error:
             raise DumpError(f"{archive}: {error}")
-        yield into
+        try:
+            yield into
+        except DumpError as why:
+            raise DumpError(str(why).replace(str(into), str(archive))) from why
 
 
 def write_members(archive: Path, into: Path) -> str:
     """The error, empty if there is none. Never raises."""
     members = _of_zip if archive.name.lower().endswith(".zip") else _of_tar
-    left = _MAX_UNPACKED_BYTES
+    left, parent = _MAX_UNPACKED_BYTES, os.getppid()
     try:
         for name, size, at, content in members(archive):
+            if os.getppid() != parent:
+                raise ChildProcessError("the process that needs the files has ended")
             left -= max(size, _BLOCK_BYTES)
             if left < 0:
                 raise ValueError(f"{name[:128]!r}: over {_MAX_UNPACKED_BYTES} bytes so far")
             inside = PurePosixPath(name)
             if inside.is_absolute() or ".." in inside.parts:
                 raise ValueError(f"{name[:128]!r}: leads out of the archive")
+            if len(inside.parts) > _MAX_PARTS:
+                raise ValueError(f"{name[:128]!r}: more than {_MAX_PARTS} folders deep")
             path = into / inside
             path.parent.mkdir(parents=True, exist_ok=True)
             with content() as source, path.open("wb") as file:

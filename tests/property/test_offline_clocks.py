@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frd.offline.analysis.clock_bounds import FAR, Samples, bound
+from frd.offline.analysis.clocks import FAR, Samples, bound
 from tests.world.seeds import examples
 
 SECOND = 1_000_000_000

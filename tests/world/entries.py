@@ -7,6 +7,7 @@ from typing import Any
 
 from frd.flight.entry import Dump, Entry, Status
 from frd.model import AttemptKey, ChannelColumns, Flags
+from frd_agent import tap
 from frd_agent.ranks.tap_files import TapGroup
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.naming import Naming
@@ -62,9 +63,21 @@ class Ring:
     """A recorder that is read again and again."""
 
     def __init__(self, ranks: Sequence[int] = (0, 1, 2, 3), number: int | None = None) -> None:
-        self.tracker, self.names = RecorderTracker(number), naming(ranks)
+        """`number`: as `RecorderTracker.number`; None for NCCL's own recorder if the first entries
+        are all NCCL's, else for a generic one."""
+        self._number, self.names = number, naming(ranks)
+        self._tracker: RecorderTracker | None = None
+
+    @property
+    def tracker(self) -> RecorderTracker:
+        if self._tracker is None:
+            self._tracker = RecorderTracker(self._number)
+        return self._tracker
 
     def read(self, *entries: Entry, at: int = LATER, **status: tuple[int, int, int]) -> Diff:
+        if self._tracker is None and self._number is None and entries:
+            is_nccl = all(entry.profiling_name.startswith("nccl:") for entry in entries)
+            self._number = tap.NCCL if is_nccl else None
         return self.tracker.apply(dump(entries, **status), at, self.names)
 
     def changes(self, *entries: Entry, **more: Any) -> list[tuple[int, Flags]]:

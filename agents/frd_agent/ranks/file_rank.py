@@ -22,6 +22,7 @@ from frd.errors import DumpError
 from frd.flight.entry import Dump
 from frd.flight.names import parse_profiling_name
 from frd.model import AttemptKey, EntryColumns, NodeRawNs, RankInfo, RankState, RankStatus
+from frd_agent import tap
 from frd_agent.ranks.dump_files import DumpFile, DumpFiles
 from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.roster import Roster
@@ -57,7 +58,9 @@ class FileRank:
         recorder = _recorder(file.dump)
         self.naming.learn(file.dump.groups.values())
         time = self._shared.time
-        tracker = self._trackers.setdefault(recorder, RecorderTracker(to_raw=time.to_raw))
+        # Generic recorders name no library: NCCL's watchdog wrote the file.
+        number = tap.NCCL if file.dump.comm_lib_version else None
+        tracker = self._trackers.setdefault(recorder, RecorderTracker(number, time.to_raw))
         written_at_ns = time.one_to_raw(min(file.written_at_ns, time.look().real_ns))
         diff = tracker.apply(file.dump, written_at_ns, self.naming, is_final=True)
         self._lost += diff.lost

@@ -39,10 +39,13 @@ class EntryTable:
         fresh: Sequence[Entry],
         progress_of: Callable[[Entry], GroupProgress | None],
         to_raw: Callable[[Int64s], Int64s],
-        completes: dict[str, bool],
-        now_ns: int,
+        completing: set[str],
+        *,
+        is_nccl: bool,
     ) -> None:
-        """`to_raw` converts stamps of the recorder; `completes` is the knowledge of `_learn`."""
+        """`to_raw` converts stamps of the recorder. Backends of which an op has completed are added
+        to `completing`: their ops end with that, and those of others when they are retired. NCCL's
+        own recorder marks completion before it has shown any."""
         self.known = known
         self.entries = [*(item.entry for item in known), *fresh]
         into = Dictionaries()
@@ -53,10 +56,10 @@ class EntryTable:
             rank=0, source="", version="", info=None, clock_offset_ns=None, **columns
         )
         self.signatures, self.names = into.signatures.items, into.names.items
-        self._learn(completes, now_ns)
-        marking = {backend for backend, is_marked in completes.items() if is_marked}
-        others = {name.backend for name in self.names} - marking
-        self.facts = NameFacts.of(self.names, Marks(frozenset(marking), frozenset(others)))
+        marked = self.trace.name[is_nccl | (self.trace.state == COMPLETED)]
+        completing.update(self.names[name].backend for name in np.unique(marked).tolist())
+        others = {name.backend for name in self.names} - completing
+        self.facts = NameFacts.of(self.names, Marks(frozenset(completing), frozenset(others)))
         self.progresses: list[GroupProgress] = list(dict.fromkeys(item.progress for item in known))
         """By pair, a rank in a group."""
         self.pair = self._pairs(progress_of)
@@ -64,24 +67,8 @@ class EntryTable:
         self.state = columnar.states(self.trace, slice(None), self.facts)
         self.state.done[: len(known)] |= np.array([item.over for item in known], np.bool_)
         self.in_order = np.array(
-            [progress.backend in marking for progress in self.progresses], np.bool_
+            [progress.backend in completing for progress in self.progresses], np.bool_
         )
-
-    def _learn(self, completes: dict[str, bool], now_ns: int) -> None:
-        """Notes for each backend whether its recorder marks completion.
-
-        An op that is retired without it shows that it does not, unless the op was seen open and is
-        past its timeout now: then it was given up.
-        """
-        is_completed = self.trace.state == COMPLETED
-        for name in np.unique(self.trace.name[is_completed]).tolist():
-            completes[self.names[name].backend] = True
-        new = np.array([name.backend not in completes for name in self.names], np.bool_)
-        for row in np.flatnonzero((self.trace.retired != 0) & new[self.trace.name])[:1].tolist():
-            timeout_ns = int(self.trace.timeout_ms[row]) * 1_000_000
-            is_overdue = now_ns >= int(self.trace.created_ns[row]) + timeout_ns
-            backend = self.names[self.trace.name[row]].backend
-            completes[backend] = row < len(self.known) and timeout_ns > 0 and is_overdue
 
     def _pairs(self, progress_of: Callable[[Entry], GroupProgress | None]) -> Int32s:
         number: dict[GroupProgress | None, int] = {

@@ -20,13 +20,14 @@ class OpenEntries:
     """The entries of one recorder that are not over, as the last dump showed them, and the last
     sends and receives that are."""
 
-    def __init__(self, to_raw: Callable[[Int64s], Int64s]) -> None:
+    def __init__(self, to_raw: Callable[[Int64s], Int64s], *, is_nccl: bool) -> None:
+        """`is_nccl`: the recorder is NCCL's own one."""
         self._to_raw = to_raw
-        self._seen_ns = 0
+        self._is_nccl = is_nccl
         self.items: list[OpenEntry] = []
         """Oldest first."""
-        self.completes: dict[str, bool] = {}
-        """By backend whether the recorder marks completion, as far as known."""
+        self._completing: set[str] = set()
+        """Backends of which the recorder has marked an op as completed, ever."""
         self.done_created_ns = 0
         """When the newest op that is done in the last dump was enqueued; 0 if no op is done."""
 
@@ -85,10 +86,6 @@ class OpenEntries:
         absent_is_over: bool,
     ) -> None:
         """Update the open entries from the entries and counters of the next dump, of `at_ns`."""
-        self._seen_ns = at_ns
-        if absent_is_over:
-            for item in self.items:
-                self.completes.setdefault(item.progress.backend, True)
         for item in self.items:
             entry = None if item.orphaned else find(item.entry.record_id)
             raw = status.get(item.progress.pg_id)
@@ -110,7 +107,12 @@ class OpenEntries:
         if not self.items and not fresh:
             return []
         table = EntryTable(
-            self.items, fresh, progress_of, self._to_raw, self.completes, self._seen_ns
+            self.items,
+            fresh,
+            progress_of,
+            self._to_raw,
+            self._completing,
+            is_nccl=self._is_nccl,
         )
         done = np.flatnonzero(table.state.done)
         if len(done):

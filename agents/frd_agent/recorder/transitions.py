@@ -26,6 +26,7 @@ from frd.flight.entry import Dump, Entry, Status
 from frd.flight.names import parse_profiling_name
 from frd.flight.progress import counts_ops, counts_seqs
 from frd.model import Int64s
+from frd_agent import tap
 from frd_agent.recorder.group_progress import GroupProgress
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.open_entries import OpenEntries
@@ -75,7 +76,7 @@ class RecorderTracker:
         """`taken_at_ns` of the last dump after which `is_blind` was false."""
         self.capacity = 0
         """The most entries that a dump ever had."""
-        self.open = OpenEntries(to_raw)
+        self.open = OpenEntries(to_raw, is_nccl=number == tap.NCCL)
         self._resets = Resets()
         self._last_id = -1
         self._last_created_ns = 0

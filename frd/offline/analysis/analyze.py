@@ -20,12 +20,12 @@ from frd.model import Finding, Kind
 from frd.offline.analysis.clocks import clock_findings, clocks_of
 from frd.offline.analysis.collectives import Collectives, collectives_of
 from frd.offline.analysis.durations import STALL_AFTER_S, dump_times_of, last_dump_ns
+from frd.offline.analysis.incident import of_other_times, without
 from frd.offline.analysis.matching import matched_collectives, with_ends
 from frd.offline.analysis.reports import GroupReport, RankReport, group_reports, rank_reports
 from frd.offline.analysis.rows import rows_of
 from frd.offline.analysis.verdict import Waiting, judge
 from frd.offline.analysis.watermarks import pair_watermarks
-from frd.offline.load.incident import of_other_times, without
 
 
 @dataclass(frozen=True, slots=True)

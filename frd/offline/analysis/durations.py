@@ -30,8 +30,7 @@ from frd.engine.matching.signature_rules import is_synchronizing
 from frd.engine.state.snapshot import Snapshot, StallTable
 from frd.flight.trace import COMPLETED, RankTrace, Trace
 from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, Int64s
-from frd.offline.analysis.clock_bounds import FAR
-from frd.offline.analysis.clocks import Clocks
+from frd.offline.analysis.clocks import FAR, Clocks
 from frd.offline.analysis.collectives import known_absent
 from frd.offline.analysis.rows import Rows
 from frd.offline.analysis.watermarks import PairWatermarks

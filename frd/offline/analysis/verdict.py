@@ -22,8 +22,7 @@ from frd.engine.state.snapshot import ANY_SEQ, PairColumns, Snapshot, StallTable
 from frd.flight.trace import Trace
 from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, Finding, Kind, RankState
 from frd.offline.analysis.channels import channels_of
-from frd.offline.analysis.clock_bounds import FAR
-from frd.offline.analysis.clocks import Clocks
+from frd.offline.analysis.clocks import FAR, Clocks
 from frd.offline.analysis.durations import (
     DumpTimes,
     WaitDurations,

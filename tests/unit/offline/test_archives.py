@@ -101,7 +101,7 @@ def test_messages_name_the_members(tmp_path: Path) -> None:
     for path in folder.rglob("dump_*"):
         path.write_bytes(b"broken")
     tarred("w")(folder, archive)
-    with pytest.raises(DumpError, match=r"/d.tar/d/host0/dump_0: .*/d.tar\S* does not"):
+    with pytest.raises(DumpError, match=rf"{archive}/d/host0/dump_0: .*{archive}\S* does not"):
         loaded(archive)
 
 
@@ -142,6 +142,25 @@ def test_names_that_lead_out(tmp_path: Path, name: str) -> None:
     with pytest.raises(DumpError, match="leads out of the archive"):
         loaded(tmp_path / "d.zip")
     assert not (tmp_path / "dump_0").exists()
+
+
+def test_folders_too_deep_to_be_removed(tmp_path: Path) -> None:
+    """Each member is some hundred folders deeper than the one before: one error line."""
+    names = ["a/" * depth + "dump_0" for depth in (31, *range(200, 1951, 250))]
+    archive = tar_of(tmp_path / "d.tar", *map(member, names), data=b"x")
+    with pytest.raises(DumpError, match=rf"^{archive}: cannot .*more than 32 folders deep"):
+        loaded(archive)
+
+
+def test_no_more_is_written_for_a_process_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent of the process that unpacks changes after two members."""
+    parents = iter([7, 7, 7, 1])
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    archive = tar_of(tmp_path / "d.tar", *(member(f"d_{at}") for at in range(5)))
+    assert "has ended" in archives.write_members(archive, tmp_path / "into")
+    assert len([*(tmp_path / "into").iterdir()]) == 2
 
 
 def test_only_regular_files(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from frd.cli.commands.analyze.inputs import (
 )
 from frd.cli.commands.analyze.memory import MemoryCommand, parse_size
 from frd.cli.options import PATH, SeveralValues, json_option, ranks_option
+from frd.cli.signals import ended_by_signals
 from frd.usage import examples
 
 
@@ -123,6 +124,7 @@ from frd.usage import examples
     metavar="N",
     help="Ranks in one torchft replica.",
 )
+@ended_by_signals()
 def command(
     paths: tuple[Path, ...],
     traces: tuple[Path, ...],

@@ -13,11 +13,11 @@ from rich.text import Text
 from frd.address import finding_page
 from frd.cli.commands.demo.run import Outcome, Scene, play
 from frd.cli.commands.demo.scenarios import DEFAULT_RANKS, SCENARIOS, Scenario
-from frd.cli.commands.demo.signals import ended_by_signals, wait_for_end
 from frd.cli.commands.demo.stage import Stage
 from frd.cli.options import console, json_option, print_json
 from frd.cli.screens.finding_panel import finding_panel
 from frd.cli.screens.job_tables import memory_table, ranks_table
+from frd.cli.signals import ended_by_signals, wait_for_end
 from frd.errors import FrdError
 from frd.usage import examples
 

@@ -9,6 +9,7 @@ import os
 import pickle
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from frd.errors import DumpError
 from frd.flight.entry import Entry, Frame
 from frd.flight.write import write_pickle
-from frd.model import NodeNs, RankState, RankStatus, WatermarkColumns
+from frd.model import Flags, NodeNs, RankState, RankStatus, WatermarkColumns
 from frd.readers.pool import ReaderProcess
 from frd_agent.ranks import file_rank
 from frd_agent.ranks.dump_files import DumpFile, DumpFiles
@@ -241,6 +242,18 @@ def test_a_file_is_of_the_process_that_ran_its_ops(
     owners = [name for name, rank in processes.items() if node.watch.files_of(rank.number)]
     node.roster.close()
     assert (owners, list(node.watch.ranks)) == ([writer], [])
+
+
+@pytest.mark.parametrize(("library", "flags"), [("2.27.3", Flags.FAILED), ("", Flags.COMPLETED)])
+def test_a_file_names_the_library_that_wrote_it(node: Node, library: str, flags: Flags) -> None:
+    """The only op of a file is retired and not completed: NCCL's watchdog gave it up. In a file of
+    a generic recorder, which names no library, it has ended."""
+    op = nccl(0, 1, "scheduled", retired=True)
+    written = replace(dump([op]), comm_lib_version=library)
+    node.watch._take(node.write("rank_0", write_pickle(written, {"0": ("default_pg", (0, 1))})))
+    sent = node.common.reports(0).outbox.next_batch()
+    assert sent is not None
+    assert sent.flags.tolist() == [Flags.JOINED | flags]
 
 
 def test_sends_in_two_files_of_a_rank_are_one_channel(node: Node) -> None:

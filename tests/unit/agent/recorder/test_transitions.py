@@ -11,6 +11,7 @@ import pytest
 
 from frd.flight.entry import Hole
 from frd.model import YEAR_2200_NS, Flags
+from frd_agent import tap
 from frd_agent.ranks.tap_files import TapGroup
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rows import columns
@@ -152,9 +153,10 @@ def test_nccl_retired_without_completed_has_failed(ring: Ring) -> None:
 
 @pytest.mark.parametrize("backend", ["ncclx", "xccl", "nccl", "fake"])
 @pytest.mark.parametrize("state", ["scheduled", "started"])
-def test_ops_that_are_retired_at_issue_are_no_waits(ring: Ring, backend: str, state: str) -> None:
+def test_ops_that_are_retired_at_issue_are_no_waits(backend: str, state: str) -> None:
     """torchcomms retires an op when it is issued, whatever its backend: the rank neither waits nor
     has given up."""
+    ring = Ring(number=tap.GENERIC)
     name = f"{backend}:all_reduce"
     issued = [nccl(at, at + 1, state, retired=True, profiling_name=name) for at in range(3)]
     assert ring.changes(*issued[:2]) == [(1, J | C), (2, J | C)]
@@ -163,16 +165,39 @@ def test_ops_that_are_retired_at_issue_are_no_waits(ring: Ring, backend: str, st
     assert not ring.is_waiting
 
 
-def test_the_first_op_of_all_times_out(ring: Ring) -> None:
-    """No op has completed yet, and the watchdog gives up the first: it has failed. What Gloo
-    retires in time has ended."""
+@pytest.mark.parametrize("at", [T0 + 10**8, T0 + 2 * 10**9], ids=["in time", "timed out"])
+def test_the_first_op_of_all_is_retired(at: int) -> None:
+    """No op has completed yet. NCCL's own recorder retires what its watchdog gives up, before or
+    after the time-out, and a late agent sees no more; Gloo retires what has ended, however late,
+    and goes on."""
     first = nccl(0, 1, "scheduled", timeout_ms=1_000)
-    ring.read(first)
     retired = msgspec.structs.replace(first, retired=True)
-    assert ring.changes(retired, at=T0 + 2 * 10**9) == [(1, F)]
-    other = Ring()
+    own = Ring(number=tap.NCCL)
+    own.read(first)
+    assert own.changes(retired, at=at) == [(1, F)]
+    assert Ring(number=tap.NCCL).changes(retired, at=at) == [(1, J | F)]
+    other = Ring(number=tap.GENERIC)
     other.read(gloo(0, 1, done=False, timeout_ms=1_000))
-    assert other.changes(gloo(0, 1, timeout_ms=1_000), at=T0 + 10**8) == [(1, C)]
+    ended = gloo(0, 1, timeout_ms=1_000)
+    assert other.changes(ended, at=at) == [(1, C)]
+    assert other.changes(ended, gloo(1, 2, timeout_ms=1_000), at=at) == [(2, J | C)]
+
+
+def test_a_dump_of_active_entries_does_not_show_what_marks_the_end() -> None:
+    """An entry that is missing is over; Gloo's entries that are retired later have ended, too."""
+    ring = Ring(number=tap.GENERIC)
+    ring.read(gloo(3, 4, done=False), gloo(7, 8, done=False))
+    assert ring.changes(gloo(7, 8, done=False), gloo(9, 9, done=False, pg_id=1)) == [(4, C), (9, J)]
+    whole = [gloo(at, at + 1) for at in range(9)]
+    assert ring.changes(*whole, gloo(9, 9, pg_id=1)) == [(8, C), (9, C)]
+
+
+def test_a_generic_recorder_of_nccl_marks_completion_once_it_has() -> None:
+    """nccl2 completes an op, so that one which is retired without it was given up."""
+    name = {"profiling_name": "nccl2:all_reduce"}
+    ring = Ring(number=tap.GENERIC)
+    ring.read(nccl(0, 1, **name), nccl(1, 2, "scheduled", **name))
+    assert ring.changes(nccl(1, 2, "scheduled", retired=True, **name)) == [(2, F)]
 
 
 def test_starts_are_reported_where_timing_is_on(ring: Ring) -> None:

@@ -1,4 +1,4 @@
-"""Signals end the demo as Ctrl-C does, so that `with` blocks clean up and nothing of it remains."""
+"""Signals end a command as Ctrl-C does, so that `with` blocks clean up, and nothing remains."""
 
 from __future__ import annotations
 
