@@ -33,7 +33,6 @@ from frd.flight.pickles.layout import KINDS, Kind
 from frd.flight.pickles.lockstep import InStep, read
 from frd.flight.pickles.walk import Repeated
 from frd.flight.plain_entries import Budget
-from frd.flight.trace import SCHEDULED
 from frd.model import MAX_SEQ, YEAR_2200_NS, Bools, Int32s, Int64s
 
 _MAX_TABLE = 1 << 20
@@ -95,7 +94,7 @@ def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> 
     tiny[0, rows] = is_p2p_kind
     tiny[0, :-1] |= numbers["is_p2p"].astype(np.uint8) if "is_p2p" in numbers else np.uint8(0)
     if (state := found.repeated.get("state")) is not None:
-        tiny[1, rows] = _looked_up(state, [STATE_OF.get(word, SCHEDULED) for word in state.values])
+        tiny[1, rows] = _looked_up(state, [STATE_OF[word] for word in state.values])
     tiny[2, :-1] = numbers.get("retired", 0)
     duration = np.full(len(found), np.nan)
     duration[:-1] = found.reals.get("duration_ms", np.nan)
@@ -121,6 +120,8 @@ def _check(found: InStep) -> None:
         wanted = dict if KINDS.get(name) is Kind.TREE else str
         if not all(isinstance(value, wanted) for value in column.values):
             raise _Odd
+    if (states := found.repeated.get("state")) and not STATE_OF.keys() >= {*states.values}:
+        raise _Odd
 
 
 def _indexes(

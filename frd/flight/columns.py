@@ -16,7 +16,7 @@ import numpy as np
 
 from frd.flight.entry import SHAPES, Dump, Entry, Frame, Hole, Status
 from frd.flight.names import Name, parse_profiling_name
-from frd.flight.trace import SCHEDULED, STATES
+from frd.flight.trace import STATES
 from frd.model import Bools, Float64s, GroupInfo, Int32s, Int64s, Signature, UInt8s
 
 # Rows of the blocks of a `FileColumns`, by the names of `RankTrace`.
@@ -36,7 +36,6 @@ NARROW = ("group", "name", "signature", "stack", "thread")
 TINY = ("is_p2p", "state", "retired", "damaged")
 
 STATE_OF = {word: number for number, word in enumerate(STATES)}
-"""Every other word counts as scheduled: it claims the least."""
 
 _wide_fields = attrgetter(*WIDE.values())
 
@@ -134,7 +133,7 @@ def columns_of(dump: Dump, into: Dictionaries) -> FileColumns:
     narrow, p2p_kind = _indexes(entries, known, into)
     tiny = np.empty((len(TINY), len(entries)), np.uint8)
     tiny[0] = p2p_kind | np.array([entry.is_p2p for entry in entries], np.bool_)
-    tiny[1] = [STATE_OF.get(entry.state, SCHEDULED) for entry in entries]
+    tiny[1] = [STATE_OF[entry.state] for entry in entries]
     tiny[2] = [entry.retired for entry in entries]
     tiny[3] = 0
     tiny[3, [*dump.damaged]] = 1

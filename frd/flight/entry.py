@@ -8,7 +8,7 @@ times are 0 whatever the format wrote (0, null, nothing). Nothing is interpreted
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -33,6 +33,7 @@ Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 """Of a dimension. Larger numbers could be chosen so that thousands of shapes have one hash."""
 Shape: TypeAlias = Annotated[tuple[Size, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
 Shapes: TypeAlias = Annotated[tuple[Shape, ...], msgspec.Meta(max_length=MAX_TENSORS)]
+State: TypeAlias = Literal["scheduled", "started", "completed"]
 Dtypes: TypeAlias = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_TENSORS)]
 
 
@@ -78,8 +79,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     record_id: Count
     """Counts up from 0, and again from 0 after a reset of the recorder."""
     retired: bool = False
-    state: str = "scheduled"
-    """``scheduled``, ``started``, ``completed``; Gloo leaves it at the first for ever."""
+    state: State = "scheduled"
+    """Gloo leaves it at ``scheduled`` for ever."""
     thread_id: str = ""
     thread_name: str = ""
     time_created_ns: Time = 0

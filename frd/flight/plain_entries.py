@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from frd.errors import DumpError
-from frd.flight.entry import SHAPES, TIMES, Entry, Frame
+from frd.flight.entry import SHAPES, TIMES, Entry, Frame, State
 
 _FREE_ELEMENTS = 1_000_000
 """Elements that a pickle may hold beyond its own size in bytes, see `Budget`."""
 _SIZED = (list, tuple, dict, str)
-_STARTED = "time_discovered_started_ns"
+_STARTED, _COMPLETED = TIMES
 _IDENTITY = ("is_p2p", "op_id", "p2p_seq_id", "pg_id", "retired", "state")
 """Not mandatory, but without them it is unknown which op it is, or whether it is over."""
 _OPTIONAL = {
@@ -25,6 +25,10 @@ _OPTIONAL = {
     for one in msgspec.structs.fields(Entry)
     if not one.required and one.name not in _IDENTITY
 }
+
+
+_KEPT = {*SHAPES, "state"}
+"""A None in them is damage, not the default."""
 
 
 class Budget:
@@ -114,11 +118,15 @@ def _entry(fields: Any) -> Entry:
 
 def _without_damage(fields: Any) -> tuple[Entry, tuple[str, ...]]:
     """The entry without optional fields that cannot be read, and their names. That an op in state
-    ``started`` has started is more than a time: without it, the device would seem stuck."""
+    ``started`` has started is more than a time: without it, the device would seem stuck. One whose
+    state cannot be read is over if it has a time of completion, and otherwise may be."""
     known = _repaired(fields) if isinstance(fields, dict) else {}
     kept = {_STARTED} if known.get("state") == "started" else set()
     bad = {n for n in _OPTIONAL if n in known and not _is_valid(known[n], _OPTIONAL[n])} - kept
     readable = {name: value for name, value in known.items() if name not in bad}
+    if not _is_valid(readable.get("state", "scheduled"), State) and readable.get(_COMPLETED):
+        bad.add("state")
+        readable["state"] = "completed"
     return msgspec.convert(readable, Entry, strict=False), tuple(sorted(bad))
 
 
@@ -134,7 +142,7 @@ def _repaired(fields: Any) -> Any:
     """Values of other recorders and older formats, in the present format."""
     if not isinstance(fields, dict):
         return fields
-    known = {name: value for name, value in fields.items() if value is not None or name in SHAPES}
+    known = {name: value for name, value in fields.items() if value is not None or name in _KEPT}
     for name in ("input_dtypes", "output_dtypes"):
         if isinstance(dtype := known.get(name), str):
             known[name] = (dtype,) if dtype else ()

@@ -20,7 +20,7 @@ from frd.engine.findings.attachments import shows_place
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
 from frd.engine.state.snapshot import ANY_SEQ, PairColumns, Snapshot, StallTable
 from frd.flight.trace import Trace
-from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, Finding, Kind, RankState
+from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, Finding, Kind, RankState, Reason
 from frd.offline.analysis.channels import channels_of
 from frd.offline.analysis.clocks import FAR, Clocks
 from frd.offline.analysis.durations import (
@@ -102,7 +102,7 @@ def judge(
     return Verdict(
         snapshot,
         tuple(
-            finding_of(rows, snapshot, diagnosis, clocks, is_open=_is_open(diagnosis, lasted))
+            finding_of(rows, snapshot, diagnosis, clocks, is_open=_is_open(rows, diagnosis, lasted))
             for diagnosis, lasted in zip(diagnoses, waiting, strict=True)
         ),
         waiting,
@@ -149,9 +149,15 @@ def _is_timeless(diagnosis: Diagnosis) -> bool:
     return diagnosis.kind is Kind.MISMATCH
 
 
-def _is_open(diagnosis: Diagnosis, waiting: Waiting) -> bool:
-    """True if the dumps are from a running job whose waits may still end."""
-    return not _is_timeless(diagnosis) and not waiting.is_proven and waiting.is_before_timeout
+def _is_open(rows: Rows, diagnosis: Diagnosis, waiting: Waiting) -> bool:
+    """True if the dumps may be from a running job whose waits may still end: they were taken before
+    the timeout, or some time apart, so that a rank seems to be behind while another one goes on."""
+    if _is_timeless(diagnosis) or waiting.is_proven:
+        return False
+    alone = any(one.reason is Reason.IN_COLLECTIVE_ALONE for one in diagnosis.suspects)
+    is_passing = alone or diagnosis.kind is Kind.ORDER
+    involved = {*diagnosis.onsets, *diagnosis.victims, *diagnosis.unknown}
+    return waiting.is_before_timeout or (is_passing and not rows.ranks.keys() <= involved)
 
 
 def _is_confirmed(candidate: Diagnosis, diagnoses: Sequence[Diagnosis]) -> bool:

@@ -137,7 +137,7 @@ def test_rings_of_any_size(count: int) -> None:
         pytest.param({"record_id": -5}, "record_id", id="negative"),
         pytest.param({"profiling_name": 7}, "profiling_name", id="no text"),
         pytest.param({"collective_seq_id": ...}, "collective_seq_id", id="absent"),
-        pytest.param({"state": 7}, "state", id="no state"),
+        pytest.param({"state": "over", "time_discovered_completed_ns": 0}, "state", id="no state"),
     ],
 )
 def test_a_bad_entry_is_named(odd: dict[str, Any], reason: str) -> None:
@@ -153,7 +153,14 @@ def test_a_bad_entry_is_named(odd: dict[str, Any], reason: str) -> None:
 
 @pytest.mark.parametrize(
     "odd",
-    [{"input_sizes": "big"}, {"frames": [{"name": "f"}]}, {"time_created_ns": (1 << 63) - 1}],
+    [
+        {"input_sizes": "big"},
+        {"frames": [{"name": "f"}]},
+        {"time_created_ns": (1 << 63) - 1},
+        {"state": 7},
+        {"state": None},
+        {"state": "COMPLETED"},
+    ],
 )
 def test_a_damaged_entry_stays_and_its_signature_says_nothing(odd: dict[str, Any]) -> None:
     """One damaged field among good entries is unknown, and the warning names its place."""

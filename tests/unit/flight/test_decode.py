@@ -139,6 +139,8 @@ def test_entries_that_are_no_list() -> None:
         entry(collective_seq_id=2**63),
         entry(profiling_name=7),
         entry(retired="perhaps"),
+        entry(state=None, time_discovered_completed_ns=0),
+        entry(state="running", retired=True, time_discovered_completed_ns=None),
         entry(state="started", time_discovered_started_ns=2**64),
     ],
 )
@@ -179,6 +181,16 @@ def test_a_damaged_field_is_unknown_and_the_entry_stays(name: str, bad: Any) -> 
     assert not getattr(dump.entries[1], name)
     assert dump.warnings == (f"entry 1: {name}: not readable, taken as unknown",)
     assert dump.holes == ()
+    assert dump.damaged == frozenset({1})
+
+
+@pytest.mark.parametrize("bad", [None, 7, "running", "COMPLETED"])
+def test_an_unreadable_state_with_a_time_of_completion_is_completed(bad: Any) -> None:
+    """The time says that the op is over; a dump without the key has the default."""
+    ended = entry(1, state=bad, time_discovered_completed_ns=5)
+    dump = parsed(dumped(entry(0), ended, entry(2, state=...)))
+    assert [e.state for e in dump.entries][1:] == ["completed", "scheduled"]
+    assert dump.warnings == ("entry 1: state: not readable, taken as unknown",)
     assert dump.damaged == frozenset({1})
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 import pytest
 
-from frd.flight.entry import Dump, Entry
+from frd.flight.entry import Dump, Entry, State
 from frd.flight.names import Name
 from frd.flight.progress import NEVER
 from frd.flight.trace import COMPLETED, RankTrace, Trace
@@ -25,7 +26,7 @@ from tests import corpus
 from tests.world.seeds import ALL
 
 LATER = 2_000_000_000_000_000_000
-STATES = ("scheduled", "started", "completed")
+STATES: Final[tuple[State, ...]] = ("scheduled", "started", "completed")
 SEEDS = 100 if ALL else 40
 DUMPS = 4
 """Of every recorder, the last one whole."""

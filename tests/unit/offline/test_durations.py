@@ -169,6 +169,44 @@ def test_mismatch_and_order_need_no_time() -> None:
     assert finding.kind is Kind.ORDER
 
 
+@pytest.mark.parametrize("taken", [None, (0, 2_000_000)])
+@pytest.mark.parametrize(
+    ("others_wait", "until_ms", "confidence"),
+    [
+        pytest.param(False, 2, Confidence.MEDIUM, id="the others may go on"),
+        pytest.param(True, 2, Confidence.HIGH, id="all others wait for it"),
+        pytest.param(False, 60_000, Confidence.HIGH, id="it lasted"),
+    ],
+)
+def test_a_rank_that_is_still_inside_may_have_been_dumped_earlier(
+    others_wait: bool, until_ms: float, confidence: Confidence, taken: tuple[float, float] | None
+) -> None:
+    """Rank 0 is in an op that the others completed: a hang, or a healthy job whose dumps were taken
+    milliseconds apart. Only the first holds up all others, or lasts."""
+    folder = Folder().group("0", range(3)).group("1", [0])
+    folder.rank(0, done(1), waits(2, at=1), done(1, "1", at=until_ms), taken=taken, info=here(0))
+    for rank in (1, 2):
+        last = [waits(3, at=2)] if others_wait else []
+        folder.rank(rank, done(1), done(2, at=1), *last, taken=taken, info=here(rank))
+    found = analyze(folder.trace())
+    assert suspects(found) == {0: Reason.IN_COLLECTIVE_ALONE}
+    assert found.findings[0].suspects[0].confidence is confidence
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_circle_of_receives_may_be_dumps_taken_apart(goes_on: bool) -> None:
+    """Two ranks wait to receive from each other: high, unless a third rank may go on."""
+    folder = Folder().group("1", range(2 + goes_on))
+    for rank in (0, 1):
+        name = f"nccl:recv {rank}<-{1 - rank}"
+        folder.rank(rank, Row(name, 0, "1", at=1, p2p=True, p2p_seq=1, state="scheduled"))
+    if goes_on:
+        folder.rank(2)
+    (finding,) = analyze(folder.trace()).findings
+    assert finding.kind is Kind.ORDER
+    assert (Confidence.HIGH in {one.confidence for one in finding.suspects}) == (not goes_on)
+
+
 def test_receives_that_both_posted_ahead_are_no_circle() -> None:
     """Ranks 0 and 1 posted their receives and compute what they will send: no deadlock yet."""
     folder = Folder().group("0", range(2))
