@@ -69,7 +69,7 @@ class Op:
     """The rank's device has started it; false for P2P and where no starts are recorded."""
     batch: int = 0
     """P2P ops of one rank and group with the same number are one call; 0 for others."""
-    is_matched: bool = True
+    is_matched: bool = False
     """P2P: as many ops are in flight at the other end."""
 
 
@@ -156,10 +156,6 @@ class Waits:
             default=None,
         )
 
-    def waits_in(self, rank: int) -> Instance | None:
-        head = self.head(rank)
-        return head.instance if head else None
-
     def call(self, rank: int) -> Mapping[Instance, Op]:
         """The oldest op that the rank has in flight, with all others of its batch: a batch is one
         call, so the order in which the program lists its ops means nothing."""
@@ -170,6 +166,11 @@ class Waits:
             for op in sorted(mine, key=lambda op: (op.instance, op.is_matched)):
                 call.setdefault(op.instance, op)
         return self._calls[rank]
+
+    def op(self, rank: int, instance: Instance) -> Op:
+        """What the rank has in flight there: of its call, or else the oldest."""
+        ops = [*self.call(rank).values(), *self.ops(rank)]
+        return next(op for op in ops if op.instance == instance)
 
     def ops(self, rank: int) -> tuple[Op, ...]:
         """All that the rank waits in, oldest first: its head in each group, each channel."""
@@ -293,14 +294,6 @@ class Waits:
             return self.snapshot.moment(-1, AlignedNs(0))
         at = int(np.where(known, times, _UNKNOWN_AGE).argmin())
         return self.snapshot.moment(int(ranks[at]), AlignedNs(int(times[at])))
-
-    def is_paired(self, channel: Instance, rank: int) -> bool:
-        """The op of `rank` on the channel has a counterpart in flight at the other end."""
-        call = self.call(rank)
-        ops = [call[channel]] if channel in call else self.ops(rank)
-        return channel.peer_of(rank) < 0 or any(
-            op.is_matched for op in ops if op.instance == channel
-        )
 
 
 def _call_of(op: Op) -> tuple[int, int]:
