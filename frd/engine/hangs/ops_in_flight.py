@@ -9,7 +9,6 @@ Python objects.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,17 +44,8 @@ class Instance(NamedTuple):
         return self.dst if rank == self.src else self.src
 
 
-Flow: TypeAlias = tuple[Instance, bool]
-"""One end of a P2P channel: whether it is the sender's."""
-
-
-def opposite(flow: Flow) -> Flow:
-    return flow[0], not flow[1]
-
-
-def any_source(flow: Flow) -> Flow:
-    """The end at which the receiver of the channel receives from any source."""
-    return flow[0]._replace(src=-1), False
+Ends: TypeAlias = tuple[list[int], list[int]]
+"""Rows of the receives and of the sends on one channel, in order of posting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,21 +211,26 @@ class Waits:
             return Op(instance, AlignedNs(since), bool(self._pairs.started[source] >= seq))
         row = source - len(self._rank)
         batch, is_matched = int(self.snapshot.channels.batch[row]), self._matched[row]
-        return Op(self.flows[row][0], AlignedNs(since), False, batch, is_matched)
+        return Op(self._channel_of[row], AlignedNs(since), False, batch, is_matched)
 
     # -- P2P ---------------------------------------------------------------------------------
 
     @cached_property
-    def flows(self) -> list[Flow]:
-        """The way of each row of the channels."""
+    def _channel_of(self) -> list[Instance]:
+        """Of each row of the channels."""
         c = self.snapshot.channels
         src, dst = np.where(c.is_send, (c.rank, c.peer), (c.peer, c.rank)).tolist()
-        return [
-            (Instance(group, UNKNOWN_SEQ, *ends), bool(way))
-            for group, *ends, way in zip(
-                c.group.tolist(), src, dst, c.is_send.tolist(), strict=True
-            )
-        ]
+        rows = zip(c.group.tolist(), src, dst, strict=True)
+        return [Instance(group, UNKNOWN_SEQ, *ends) for group, *ends in rows]
+
+    @cached_property
+    def ends(self) -> Mapping[Instance, Ends]:
+        """The rows of each channel."""
+        ends: dict[Instance, Ends] = {}
+        ways = self.snapshot.channels.is_send.tolist()
+        for row, (channel, is_send) in enumerate(zip(self._channel_of, ways, strict=True)):
+            ends.setdefault(channel, ([], []))[is_send].append(row)
+        return ends
 
     @cached_property
     def _matched(self) -> list[bool]:
@@ -243,17 +238,17 @@ class Waits:
         Sends pair by count, in order of posting, also with receives from any source. Receives are
         not counted, because the first ones may belong to sends that completed early."""
         c = self.snapshot.channels
-        posted: Counter[Flow] = Counter()
-        upto = []
-        for flow, count, batch in zip(
-            self.flows, c.in_flight.tolist(), c.batch.tolist(), strict=True
-        ):
-            upto.append(posted[flow] + (count if batch else 1) if flow[1] else 1)
-            posted[flow] += count
-        return [
-            flow[0].src < 0 or n <= posted[opposite(flow)] + flow[1] * posted[any_source(flow)]
-            for flow, n in zip(self.flows, upto, strict=True)
-        ]
+        in_flight, batch = c.in_flight.tolist(), c.batch.tolist()
+        matched = [peer < 0 for peer in c.peer.tolist()]
+        for channel, (receives, sends) in self.ends.items():
+            from_any, _ = self.ends.get(channel._replace(src=-1), ([], []))
+            left = sum(in_flight[row] for row in [*receives, *from_any])
+            for row in receives:
+                matched[row] |= any(in_flight[send] for send in sends)
+            for row in sends:
+                matched[row] = (in_flight[row] if batch[row] else 1) <= left
+                left -= in_flight[row]
+        return matched
 
     # -- members of an instance --------------------------------------------------------------
 
