@@ -4,7 +4,7 @@ A stuck rank waits in its *head*, its oldest op in flight; if that is of a batch
 receives, in each op of the batch that is held up. All ranks with the same head share one `Wait`
 node. The node has edges to the ranks that hold the op up, and each of them has an edge to
 the op in which it waits itself. An edge to a `Member` is certain: the member's own telemetry
-refutes that it joined (`Graph.fact`), or proves that it is stuck. An edge to an `UnknownRank` is
+refutes that it joined (`RankFacts`), or proves that it is stuck. An edge to an `UnknownRank` is
 only possible, and leads no further. A member in no op may wait in a call that no recorder shows
 (`frd.engine.unrecorded`): then it has edges to the ranks that it waits for, if they are known, or
 if only one can be meant. The last node of a chain gets an `Ending`, which says what can be claimed
@@ -245,13 +245,9 @@ class Graph:
 
     # -- who holds an op up --------------------------------------------------------------------
 
-    def fact(self, rank: int, wait: Wait) -> Fact:
-        """Whether a member has joined the op of a wait, at a moment when others waited in it."""
-        ranks, facts = self._absence(wait)
-        return Fact(int(facts[ranks == rank].max(initial=Fact.PROVEN)))
-
     def _absence(self, wait: Wait) -> tuple[Int32s, Int64s]:
-        """The members of which `fact` is not that they have joined, and it."""
+        """The members that are not known to have joined the op of a wait, and for each whether that
+        is so, at a moment when others waited in it."""
         if not wait.instance.is_p2p:
             attendance = self.waits.attendance(wait.instance)
             absent, doubtful = attendance.absent, attendance.doubtful
