@@ -82,6 +82,7 @@ class CurrentState:
         self._status: _Latest[int, RankStatus] = _Latest()
         self._phases: _Latest[int, RankPhases] = _Latest()
         self._channels: _Latest[int, ChannelColumns] = _Latest()
+        self._by_rank = self._as_of, self._status, self._phases, self._channels
         self._waiting: set[Pair] = set()
         """Pairs with something outstanding."""
         self._unreadable = Unreadable()
@@ -142,15 +143,14 @@ class CurrentState:
         for pair in [pair for pair in self._watermarks.values if pair[0] == rank]:
             self._watermarks.forget(pair)
             self._waiting.discard(pair)
-        for table in (self._as_of, self._status, self._phases, self._channels):
+        for table in self._by_rank:
             table.forget(rank)
 
     # -- messages ------------------------------------------------------------------------------
 
     def rewind(self) -> None:
         """A new stream: everything is unsent."""
-        tables = self._watermarks, self._as_of, self._status, self._phases, self._channels
-        for table in tables:
+        for table in (self._watermarks, *self._by_rank):
             table.rewind()
         self._has_unreadable = bool(self._unreadable.texts)
         self._has_leaving = self._leaving is not None

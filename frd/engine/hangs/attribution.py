@@ -219,8 +219,7 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Dated
         is_confirmed = len(witnesses) > 1 or witnesses == graph.facts.agents_of([rank])
         has_order = graph.snapshot.margin_ns(rank, ahead_since) is not None
         premises = (is_confirmed or None, len(stuck) <= len(ahead) or None, has_order or None)
-        since = next(op.since for op in graph.waits.ops(rank) if op.instance == instance)
-        began = graph.snapshot.moment(rank, since)
+        began = graph.snapshot.moment(rank, graph.waits.op(rank, instance).since)
         suspects.append(_named(graph, rank, reason, began, premises, words))
     return suspects
 

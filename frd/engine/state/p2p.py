@@ -23,7 +23,7 @@ class P2PChannels:
     def __init__(self) -> None:
         self._by_rank: dict[int, ChannelSnapshot] = {}
         """`ChannelSnapshot.since` is node time here."""
-        self._seen: set[int] = set()
+        self.seen: set[int] = set()
         """Ranks that ever had an op in flight."""
         self._as_of: dict[int, int] = {}
         """Node time of the last report of each rank, if the agent says so."""
@@ -45,7 +45,7 @@ class P2PChannels:
                 self.since[rank] = 0
                 self.moved_at[rank] = at
             return
-        self._seen.add(rank)
+        self.seen.add(rank)
         if rank >= len(self.since):
             self.since = np.append(self.since, np.zeros(rank + 1, np.int64))
         since = columns.head_created_ns
@@ -77,22 +77,14 @@ class P2PChannels:
 
     def clear(self) -> None:
         """Forget all ranks."""
-        self._by_rank.clear()
-        self._seen.clear()
-        self.moved_at.clear()
-        self._as_of.clear()
+        for of_ranks in (self._by_rank, self.seen, self.moved_at, self._as_of):
+            of_ranks.clear()
         self.since = np.zeros(0, np.int64)
-
-    def ranks_seen(self) -> frozenset[int]:
-        """Ranks that have sent or received."""
-        return frozenset(self._seen)
 
     def waiting(self, ranks: RankTable, least_ns: int) -> ChannelSnapshot:
         """All channels of the ranks that have had one in flight for so long by their last report;
         their times are node times."""
         since = self.since[: ranks.count]
-        if not since.any():
-            return _NONE
         waited = (since > 0) & (ranks.as_of[: len(since)] - since >= least_ns)
         return _joined([self._by_rank[rank] for rank in np.flatnonzero(waited).tolist()])
 
@@ -110,8 +102,5 @@ def _alike(left: ChannelSnapshot, right: ChannelSnapshot) -> bool:
 
 
 def _joined(tables: list[ChannelSnapshot]) -> ChannelSnapshot:
-    if not tables:
-        return _NONE
-    return ChannelSnapshot(
-        *(np.concatenate([getattr(table, name) for table in tables]) for name in _COLUMNS)
-    )
+    columns = ([getattr(table, name) for table in (_NONE, *tables)] for name in _COLUMNS)
+    return ChannelSnapshot(*map(np.concatenate, columns))
