@@ -15,7 +15,7 @@ LATEST_NS: Final = YEAR_2200_NS - 1
 
 _CHANNELS: Final = (
     *(("group", "u4"), ("peer", "i4"), ("is_send", "u1"), ("in_flight", "u4")),
-    *(("head_created_ns", "i8"), ("batch", "u4"), ("signature", "u4")),
+    *(("head_created_ns", "i8"), ("batch", "u4"), ("signature", "u4"), ("posted", "i8")),
 )
 Row: TypeAlias = list[int]
 """Group, seq, signature, flags, created_ns, started_ns, completed_ns."""
@@ -38,11 +38,11 @@ def columns(rank: int, first_revision: int, rows: Sequence[Row]) -> EntryColumns
 
 
 def channel_columns(rank: int, sends: Iterable[OpenEntry], as_of_ns: int = 0) -> ChannelColumns:
-    """Sends and receives, oldest first: those in flight, and the last that was over before."""
+    """Sends and receives in flight, oldest first."""
     table = p2p_runs(
         (
-            *(entry.progress.group, entry.peer, entry.is_send, not entry.over),
-            *(min(entry.created_ns, LATEST_NS), entry.batch, entry.signature),
+            *(entry.progress.group, entry.peer, entry.is_send, min(entry.created_ns, LATEST_NS)),
+            *(entry.batch, entry.signature, entry.posted),
         )
         for entry in sends
         if entry.peer is not None

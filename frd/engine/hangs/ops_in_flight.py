@@ -8,6 +8,7 @@ Python objects.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -114,6 +115,7 @@ class Waits:
         self._attendances: dict[Instance, Attendance] = {}
         self._ops: dict[int, tuple[Op, ...]] = {}
         self._calls: dict[int, dict[Instance, Op]] = {}
+        self._first_ops: dict[int, dict[Instance, Op]] = {}
         self._index_ops()
         self._timed = np.isin(self._rank, self._rank[pairs.started > UNKNOWN_SEQ])
 
@@ -159,8 +161,16 @@ class Waits:
 
     def op(self, rank: int, instance: Instance) -> Op:
         """What the rank has in flight there: of its call, or else the oldest."""
-        ops = [*self.call(rank).values(), *self.ops(rank)]
-        return next(op for op in ops if op.instance == instance)
+        if rank not in self._first_ops:
+            first = {op.instance: op for op in reversed(self.ops(rank))}
+            self._first_ops[rank] = {**first, **self.call(rank)}
+        return self._first_ops[rank][instance]
+
+    def last_since(self, channel: Instance) -> int:
+        """When the newest op in flight on a P2P channel was posted."""
+        rows = [*itertools.chain(*self.ends[channel])]
+        since, in_flight = self.snapshot.channels.since, self.snapshot.channels.in_flight
+        return int((since[rows] * (in_flight[rows] > 0)).max())
 
     def ops(self, rank: int) -> tuple[Op, ...]:
         """All that the rank waits in, oldest first: its head in each group, each channel."""

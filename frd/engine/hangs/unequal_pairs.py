@@ -1,8 +1,9 @@
 """Sends and receives in flight whose two ends do not agree on sizes or dtypes.
 
-The n-th send in flight on a channel pairs with the n-th receive. A send may complete before its
-receive, so that the first ones in flight need not be a pair: nothing is said of a channel if the
-numbers in flight at its ends differ, or if the ops just before them do not agree either.
+The n-th send that was ever posted on a channel pairs with the n-th receive. A send may complete
+before its receive, so that the first ones in flight need not be a pair: nothing is said of ops of
+which it is unknown how many came before them. A receive from any source has a known sender only if
+both are the first on their channels.
 """
 
 from __future__ import annotations
@@ -33,14 +34,13 @@ def unequal_pairs(waits: Waits) -> dict[Instance, UnequalPair]:
     found: dict[Instance, UnequalPair] = {}
     for channel, receiving in _in_use(waits):
         receives, sends = waits.ends[receiving][0], waits.ends[channel][1]
-        pairs = [
+        aligned = [
             moved(known[sent], known[received])
             for sent, received in _aligned(channels, sends, receives)
             if sent >= 0 and received >= 0
         ]
-        unequal = [at for at, pair in enumerate(pairs) if differing(pair)]
-        if unequal and (unequal[0] > 0 or channels.in_flight[sends[0]] > 0):  # not the ops before
-            words = disagreements.of_pair(channel.src, channel.dst, *pairs[unequal[0]])
+        if (one := next((pair for pair in aligned if differing(pair)), None)) is not None:
+            words = disagreements.of_pair(channel.src, channel.dst, *one)
             pair = UnequalPair(((channel.src, channel), (channel.dst, receiving)), words)
             found[channel] = found[receiving] = pair
     return found
@@ -49,7 +49,8 @@ def unequal_pairs(waits: Waits) -> dict[Instance, UnequalPair]:
 def _in_use(waits: Waits) -> Iterator[tuple[Instance, Instance]]:
     """The channels that are in use at both ends, each with that of its receives. A receive from any
     source has a known sender if only one rank sends to it what no other receive takes."""
-    in_flight = waits.snapshot.channels.in_flight
+    channels = waits.snapshot.channels
+    in_flight = channels.in_flight
     others: defaultdict[Instance, list[Instance]] = defaultdict(list)
     for channel, (receives, sends) in waits.ends.items():
         if receives and sends:
@@ -58,21 +59,23 @@ def _in_use(waits: Waits) -> Iterator[tuple[Instance, Instance]]:
             others[channel._replace(src=-1)].append(channel)
     for receiving, (channel, *more) in others.items():
         if receiving in waits.ends and not more and not waits.ends[channel][0]:
-            yield channel, receiving
+            rows = [*waits.ends[receiving][0], *waits.ends[channel][1]]
+            if not channels.posted[rows].any() and (in_flight[rows] == 1).all():
+                yield channel, receiving
 
 
 def _aligned(
     channels: ChannelSnapshot, sends: list[int], receives: list[int]
 ) -> list[tuple[int, int]]:
-    """The signatures of the n-th send and the n-th receive, once for each pair of runs, the ops
-    before them first; none if it is unknown which they are."""
-    n, m = channels.in_flight[sends], channels.in_flight[receives]
-    if n.sum() != m.sum() or (n[0] == 0) != (m[0] == 0):
+    """The signatures of each send and receive that have the same number on their channel, once for
+    each pair of runs and only once for equal ones, in order of posting."""
+    ends = [np.array(rows)[channels.posted[rows] >= 0] for rows in (sends, receives)]
+    first = [channels.posted[rows] for rows in ends]
+    if not all(map(len, ends)):
         return []
-    ends = n.cumsum(), m.cumsum()
-    at = np.union1d(*ends)
-    mine, theirs = (
-        channels.signature[np.array(rows)[np.searchsorted(end, at)]]
-        for rows, end in zip((sends, receives), ends, strict=True)
-    )
-    return list(zip(mine.tolist(), theirs.tolist(), strict=True))
+    at, met = np.union1d(*first), []
+    for rows, begin in zip(ends, first, strict=True):
+        run = np.searchsorted(begin, at, "right") - 1
+        is_there = (run >= 0) & (at < (begin + channels.in_flight[rows])[run])
+        met.append(np.where(is_there, channels.signature[rows][run], -1))
+    return list(dict.fromkeys(zip(*(signature.tolist() for signature in met), strict=True)))

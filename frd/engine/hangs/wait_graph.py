@@ -98,6 +98,7 @@ class Graph:
     endings: dict[Node, Ending] = field(default_factory=dict)
     """What each node without edges is."""
     _came: dict[Wait, tuple[list[int], int]] = field(default_factory=dict)
+    _waits_of: dict[int, tuple[Wait, ...]] = field(default_factory=dict)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -141,16 +142,22 @@ class Graph:
     def waits_of(self, rank: int) -> tuple[Wait, ...]:
         """What the rank waits in: its oldest op; of a batch each op that its peer holds up, if
         there is any, because the ops of a batch are one call."""
-        head, call = self.waits.head(rank), self.waits.call(rank)
-        if head is None:
-            return ()
-        if not head.instance.is_p2p:
-            return (wait_of(rank, head),)
+        if rank not in self._waits_of:
+            head = self.waits.head(rank)
+            is_p2p = head is not None and head.instance.is_p2p
+            held = self._held(rank) if is_p2p else []
+            first = () if head is None else (wait_of(rank, head),)
+            self._waits_of[rank] = tuple(Wait(at, rank=rank) for at in held) or first
+        return self._waits_of[rank]
+
+    def _held(self, rank: int) -> list[Instance]:
+        """The ops of the batch of a rank that their peers hold up."""
+        call = self.waits.call(rank)
         alone = [at for at, op in call.items() if not op.is_matched]
-        held = [at for at in call if (at in alone and at.src == rank) or self._is_unequal(at)]
+        sends = {at for at in alone if at.src == rank}
+        held = [at for at in call if at in sends or self._is_unequal(at)]
         held = held or alone  # the send of a receive may have completed early
-        held = held or [at for at in call if self._is_elsewhere(at.peer_of(rank), at)]
-        return tuple(Wait(at, rank=rank) for at in held or [head.instance])
+        return held or [at for at in call if self._is_elsewhere(at.peer_of(rank), at)]
 
     def _is_unequal(self, channel: Instance) -> bool:
         """The two ends do not agree, and both were in their ops at one moment."""
@@ -384,10 +391,7 @@ class Graph:
 
     def _ripe_at(self, wait: Wait) -> int:
         if wait.instance.is_p2p:
-            ends = (wait.instance.src, wait.instance.dst)
-            last = max(
-                op.since for r in ends for op in self.waits.ops(r) if op.instance == wait.instance
-            )
+            last = self.waits.last_since(wait.instance)
         else:
             last = self.waits.attendance(wait.instance).last_since
         return last + self.facts.threshold_ns(wait.instance.group)

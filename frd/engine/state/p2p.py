@@ -50,9 +50,10 @@ class P2PChannels:
             self.since = np.append(self.since, np.zeros(rank + 1, np.int64))
         since = columns.head_created_ns
         self.since[rank] = since[columns.in_flight > 0].min()
-        calls: tuple[npt.NDArray[Any], ...] = columns.batch, columns.signature
+        calls: tuple[npt.NDArray[Any], ...] = columns.batch, columns.signature, columns.posted
         if not len(columns.signature):
-            calls = np.zeros(len(since)), np.full(len(since), -1)
+            unknown = np.full(len(since), -1)
+            calls = np.zeros(len(since)), unknown, unknown
         channels = np.full(len(since), rank), columns.group, columns.peer, columns.is_send
         reported = ChannelSnapshot.of((*channels, columns.in_flight, since, *calls))
         self._by_rank[rank] = reported
@@ -93,12 +94,14 @@ class P2PChannels:
         return replace(table, since=ranks.to_aligned(table.rank, table.since, now))
 
 
-_NONE: Final = ChannelSnapshot.of(np.empty((8, 0)))
+_NONE: Final = ChannelSnapshot.of(np.empty((9, 0)))
 _COLUMNS: Final = [column.name for column in fields(ChannelSnapshot)]
+_OPS: Final = ("group", "peer", "is_send", "in_flight", "since")
 
 
 def _alike(left: ChannelSnapshot, right: ChannelSnapshot) -> bool:
-    return all(np.array_equal(getattr(left, name), getattr(right, name)) for name in _COLUMNS)
+    """The same ops are in flight, whatever else another agent knows of them."""
+    return all(np.array_equal(getattr(left, name), getattr(right, name)) for name in _OPS)
 
 
 def _joined(tables: list[ChannelSnapshot]) -> ChannelSnapshot:
