@@ -16,6 +16,7 @@ import numpy as np
 
 from frd.model import (
     ChannelColumns,
+    Int32s,
     NodeNs,
     NodeRawNs,
     RankPhases,

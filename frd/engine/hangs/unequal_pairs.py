@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import NamedTuple
-
-import numpy as np
+from typing import NamedTuple, TypeAlias
 
 from frd.engine.findings import disagreements
 from frd.engine.hangs.ops_in_flight import Instance, Waits
 from frd.engine.matching.signature_rules import differing, moved
-from frd.engine.state.snapshot import ChannelSnapshot
+
+Run: TypeAlias = tuple[int, int, int]
+"""The number of the first op, how many there are, their signature."""
 
 
 class UnequalPair(NamedTuple):
@@ -31,12 +31,14 @@ class UnequalPair(NamedTuple):
 def unequal_pairs(waits: Waits) -> dict[Instance, UnequalPair]:
     """The first of each channel, by the channels of both of its ends."""
     channels, known = waits.snapshot.channels, waits.snapshot.signatures
+    columns = (channels.posted, channels.in_flight, channels.signature)
+    runs: list[Run] = list(zip(*(column.tolist() for column in columns), strict=True))
     found: dict[Instance, UnequalPair] = {}
     for channel, receiving in _in_use(waits):
         receives, sends = waits.ends[receiving][0], waits.ends[channel][1]
         aligned = [
             moved(known[sent], known[received])
-            for sent, received in _aligned(channels, sends, receives)
+            for sent, received in dict.fromkeys(_aligned(runs, sends, receives))
             if sent >= 0 and received >= 0
         ]
         if (one := next((pair for pair in aligned if differing(pair)), None)) is not None:
@@ -64,18 +66,13 @@ def _in_use(waits: Waits) -> Iterator[tuple[Instance, Instance]]:
                 yield channel, receiving
 
 
-def _aligned(
-    channels: ChannelSnapshot, sends: list[int], receives: list[int]
-) -> list[tuple[int, int]]:
+def _aligned(runs: list[Run], sends: list[int], receives: list[int]) -> Iterator[tuple[int, int]]:
     """The signatures of each send and receive that have the same number on their channel, once for
-    each pair of runs and only once for equal ones, in order of posting."""
-    ends = [np.array(rows)[channels.posted[rows] >= 0] for rows in (sends, receives)]
-    first = [channels.posted[rows] for rows in ends]
-    if not all(map(len, ends)):
-        return []
-    at, met = np.union1d(*first), []
-    for rows, begin in zip(ends, first, strict=True):
-        run = np.searchsorted(begin, at, "right") - 1
-        is_there = (run >= 0) & (at < (begin + channels.in_flight[rows])[run])
-        met.append(np.where(is_there, channels.signature[rows][run], -1))
-    return list(dict.fromkeys(zip(*(signature.tolist() for signature in met), strict=True)))
+    each pair of runs, in order of posting."""
+    i = j = 0
+    while i < len(sends) and j < len(receives):
+        (first, n, sent), (begin, m, received) = runs[sends[i]], runs[receives[j]]
+        if min(first, begin) >= 0 and max(first, begin) < min(first + n, begin + m):
+            yield sent, received
+        is_last = first + n <= begin + m
+        i, j = i + is_last, j + (not is_last)
