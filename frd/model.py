@@ -288,8 +288,7 @@ class ChannelColumns:
     """All in-flight P2P ops of one rank; replaces the rank's previous ones.
 
     A channel is (group, peer, direction). P2P ops pair by order per channel. A row is a run of ops
-    of one channel, call and signature, in order of posting; before the first of a channel one
-    without ops in flight may show the op that was over last. Peers are global ranks.
+    of one channel, call and signature, in order of posting. Peers are global ranks.
     """
 
     rank: int
@@ -302,11 +301,14 @@ class ChannelColumns:
     """Of the first op of the same call."""
     as_of_ns: int = 0
     """Node time up to which this is complete; 0 unknown."""
-    signature: UInt32s = field(default_factory=lambda: np.empty(0, np.uint32))
-    """Empty when unknown, as from agents of earlier releases, whose rows are channels."""
+    signature: UInt32s | Int32s = field(default_factory=lambda: np.empty(0, np.uint32))
+    """-1 for what the service has no room for. Empty when unknown, as from agents of earlier
+    releases, whose rows are channels."""
     batch: UInt32s = field(default_factory=lambda: np.empty(0, np.uint32))
     """Rows of one group with the same number were posted as one call; 0 for a single op. Empty
     when unknown."""
+    posted: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+    """Ops that were posted on the channel before the first of the row; -1 or empty when unknown."""
 
 
 # -- memory ------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from frd.errors import StoreError
 FIELDS: Final[Mapping[int, Mapping[int, int]]] = {
     3: {2 + i: width for i, width in enumerate((4, 8, 4, 1, 8, 8, 8), 1)},
     4: {2: 4, 3: 4, 4: 8, 5: 8, 6: 8, 7: 8, 8: 4, 9: 8},
-    5: {2: 4, 3: 4, 4: 1, 5: 4, 6: 8},
+    5: {2: 4, 3: 4, 4: 1, 5: 4, 6: 8, 8: 4, 9: 4, 10: 8},
     9: {1: 4, 2: 8, 3: 8, 4: 8, 5: 8},
 }
 """Widths in bytes of the columns of `frd.v1.AgentMessage`, by number of the message's kind and of

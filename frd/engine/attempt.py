@@ -460,7 +460,7 @@ class Attempt:
             attended_since=self.attended_since,
             utc_ahead_ns=self.utc_ahead_ns,
             created_at=self.created_at,
-            p2p_ranks=self._channels.ranks_seen(),
+            p2p_ranks=frozenset(self._channels.seen),
             unrecorded=self.tables.unrecorded.snapshot(self._ranks, now),
             call_threshold_ns=self.call_thresholds_ns(now),
             **snapshot_parts.ranks(self.tables, pairs, now),

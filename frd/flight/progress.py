@@ -329,33 +329,37 @@ def p2p_in_flight(
 
 
 def p2p_runs(ops: Iterable[Sequence[int]]) -> Int64s:
-    """Ops in order of posting as runs of one channel, call and signature: columns of group, peer,
-    way, ops in flight, time of the first op of the call, number of the call, signature. A call of
-    one op has number 0.
+    """Ops in flight in order of posting as runs of one channel, call and signature: columns of
+    group, peer, way, ops, time of the first op of the call, number of the call, signature, ops
+    posted on the channel before. A call of one op has number 0.
 
-    `ops` are such rows, with 1 for each op in flight. Of those with 0, which are over, the last
-    before the first in flight on its channel is kept.
+    `ops` are such rows without the number of ops.
     """
     runs: list[list[int]] = []
     last: dict[tuple[int, ...], list[int]] = {}
-    over: dict[tuple[int, ...], list[int]] = {}
     since: dict[tuple[int, int], int] = {}
     posted = list(ops)
-    calls = Counter((group, batch) for group, _, _, in_flight, _, batch, _ in posted if in_flight)
-    for group, peer, way, in_flight, posted_at, number, signature in posted:
+    calls = Counter((op[0], op[4]) for op in posted)
+    for group, peer, way, created, number, signature, before in posted:
         channel, batch = (group, peer, way), number if calls[group, number] > 1 else 0
-        if not in_flight:
-            over[channel] = [*channel, 0, posted_at, batch, signature]
+        run = last.get(channel)
+        follows = run is not None and before == (-1 if run[7] < 0 else run[7] + run[3])
+        if run is not None and follows and run[5:7] == [batch, signature]:
+            run[3] += 1
             continue
-        if channel in last and last[channel][5:] == [batch, signature]:
-            last[channel][3] += 1
-            continue
-        if channel not in last and channel in over:
-            runs.append(over[channel])
-        at = since.setdefault((group, batch), posted_at) if batch else posted_at
-        last[channel] = [*channel, 1, at, batch, signature]
+        at = since.setdefault((group, batch), created) if batch else created
+        last[channel] = [*channel, 1, at, batch, signature, before]
         runs.append(last[channel])
-    return np.array(runs, np.int64).reshape(-1, 7).T
+    return np.array(runs, np.int64).reshape(-1, 8).T
+
+
+def posted_before(channel: Int64s) -> Int64s:
+    """How many rows of the same channel precede each row."""
+    order = np.argsort(channel, kind="stable")
+    ordered, at = channel[order], np.arange(len(channel))
+    number = np.empty_like(at)
+    number[order] = at - np.searchsorted(ordered, ordered)
+    return number
 
 
 # -- counters --------------------------------------------------------------------------------

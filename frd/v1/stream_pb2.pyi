@@ -274,7 +274,7 @@ class WatermarkBatch(_message.Message):
     def __init__(self, attempt_index: _Optional[int] = ..., rank: _Optional[bytes] = ..., group: _Optional[bytes] = ..., enqueued: _Optional[bytes] = ..., started: _Optional[bytes] = ..., completed: _Optional[bytes] = ..., head_created_ns: _Optional[bytes] = ..., seen_rank: _Optional[bytes] = ..., as_of_ns: _Optional[bytes] = ..., sent_at_ns: _Optional[int] = ..., sent_raw_ns: _Optional[int] = ..., sent_slack_ns: _Optional[int] = ...) -> None: ...
 
 class ChannelBatch(_message.Message):
-    __slots__ = ("rank_index", "group", "peer", "is_send", "in_flight", "head_created_ns", "as_of_ns", "signature", "batch")
+    __slots__ = ("rank_index", "group", "peer", "is_send", "in_flight", "head_created_ns", "as_of_ns", "signature", "batch", "posted")
     RANK_INDEX_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
@@ -284,6 +284,7 @@ class ChannelBatch(_message.Message):
     AS_OF_NS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
+    POSTED_FIELD_NUMBER: _ClassVar[int]
     rank_index: int
     group: bytes
     peer: bytes
@@ -293,7 +294,8 @@ class ChannelBatch(_message.Message):
     as_of_ns: int
     signature: bytes
     batch: bytes
-    def __init__(self, rank_index: _Optional[int] = ..., group: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., is_send: _Optional[bytes] = ..., in_flight: _Optional[bytes] = ..., head_created_ns: _Optional[bytes] = ..., as_of_ns: _Optional[int] = ..., signature: _Optional[bytes] = ..., batch: _Optional[bytes] = ...) -> None: ...
+    posted: bytes
+    def __init__(self, rank_index: _Optional[int] = ..., group: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., is_send: _Optional[bytes] = ..., in_flight: _Optional[bytes] = ..., head_created_ns: _Optional[bytes] = ..., as_of_ns: _Optional[int] = ..., signature: _Optional[bytes] = ..., batch: _Optional[bytes] = ..., posted: _Optional[bytes] = ...) -> None: ...
 
 class StatusBatch(_message.Message):
     __slots__ = ("statuses", "phases", "unreadable", "leaving")

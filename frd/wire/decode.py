@@ -151,7 +151,7 @@ class Decoder:
     def _channels(self, m: pb.ChannelBatch) -> ChannelColumns:
         attempt = self._known.ranks.attempt_of("channels.rank_index", m.rank_index)
         arrays = read_columns(m, CHANNEL_COLUMNS)
-        has_calls = m.signature or m.batch
+        has_calls = m.signature or m.batch or m.posted
         arrays |= read_columns(m, CHANNEL_CALLS, len(arrays["peer"]) if has_calls else 0)
         check_below("channels.signature", arrays["signature"], self._known.signature_count)
         check_time("channels.as_of_ns", m.as_of_ns)

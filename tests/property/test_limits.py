@@ -319,7 +319,9 @@ def test_rows(ranks: int, groups: int, waiting: bool) -> None:
         at: Any = np.arange(60_000)
         one: Any = np.ones(len(at), np.int64)
         agent.current.set_channels(
-            ChannelColumns(numbers[0], at * 0, at, one, one, NOW + at[::-1], NOW, at * 0 + op, at)
+            ChannelColumns(
+                numbers[0], at * 0, at, one, one, NOW + at[::-1], NOW, at * 0 + op, at, at
+            )
         )
         agent.in_flight = [entries(numbers[0], 10_000, of[0], op)] if waiting else []
         agent.outbox.record(entries(numbers[-1], 10_000, of[0], op))

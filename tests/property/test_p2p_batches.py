@@ -6,10 +6,11 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frd.flight.progress import p2p_runs
+from frd.flight.progress import p2p_runs, posted_before
 from frd.offline.analysis.analyze import Analysis, analyze
 from tests.world.seeds import examples
 from tests.world.traces import Folder, Row
@@ -78,17 +79,21 @@ def test_the_order_of_the_ops_of_a_batch_does_not_matter(
 
 
 @examples(200)
-@given(st.lists(st.tuples(*[st.integers(0, 1)] * 4, st.integers(1, 9), *[st.integers(0, 2)] * 2)))
+@given(st.lists(st.tuples(*[st.integers(0, 1)] * 3, st.integers(1, 9), *[st.integers(0, 2)] * 2)))
 def test_runs_keep_all_ops_in_order(ops: list[tuple[int, ...]]) -> None:
-    """Runs hold each op in flight once, channels in order of posting, batches with one time."""
-    runs = p2p_runs(ops).T.tolist()
+    """Runs hold each op once, channels in order of posting and numbers, batches with one time."""
+    channels = np.array([op[0] * 4 + op[1] * 2 + op[2] for op in ops], np.int64)
+    numbers = posted_before(channels).tolist()
+    runs = p2p_runs([(*op, at) for op, at in zip(ops, numbers, strict=True)]).T.tolist()
     for channel in {op[:3] for op in ops}:
-        posted = [op[6] for op in ops if op[:3] == channel and op[3]]
         mine = [run for run in runs if tuple(run[:3]) == channel]
-        assert [run[6] for run in mine for _ in range(run[3])] == posted
-        assert all(run[3] for run in mine[1:])
+        posted = [run[6] for run in mine for _ in range(run[3])]
+        assert posted == [op[5] for op in ops if op[:3] == channel]
+        assert [run[7] for run in mine] == [
+            sum(run[3] for run in mine[:at]) for at in range(len(mine))
+        ]
     times: dict[tuple[int, int], set[int]] = {}
     for run in runs:
-        if run[3] and run[5]:
+        if run[5]:
             times.setdefault((run[0], run[5]), set()).add(run[4])
     assert all(len(of) == 1 for of in times.values())

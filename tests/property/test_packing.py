@@ -169,7 +169,7 @@ def test_columns_are_those_of_the_contract() -> None:
     """Every column of the wire contract is known by its number, with its width."""
     width = {
         "rank": 4, "group": 4, "signature": 4, "flags": 1, "is_send": 1, "peer": 4, "series": 4,
-        "in_flight": 4, "seen_rank": 4,
+        "in_flight": 4, "seen_rank": 4, "batch": 4,
     }  # fmt: skip
     for kind, name in ((3, "entries"), (4, "watermarks"), (5, "channels"), (9, "memory")):
         field = pb.AgentMessage.DESCRIPTOR.fields_by_name[name]

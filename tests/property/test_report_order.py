@@ -232,7 +232,9 @@ def causes(claims: Iterable[Json]) -> list[Json]:
 
 # -- a snapshot as a value -----------------------------------------------------------------------
 
-NUMBERED: Final = {"groups", "threshold_ns", "pairs", "op", "channels", "mismatches"}
+NUMBERED: Final = {
+    *("groups", "threshold_ns", "pairs", "op", "channels", "mismatches", "signatures"),
+}
 """Groups are numbered as they are declared, so all that has their numbers is compared by their ids.
 An op is compared where a rank may be inside it: others are forgotten once all have left. If the
 members disagree on the op, that of the first to arrive is shown, and the mismatch has them all."""

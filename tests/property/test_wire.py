@@ -129,6 +129,7 @@ def channel_batches(draw: st.DrawFn) -> ChannelColumns:
         head_created_ns=column(draw, TIMES, n, "i8"),
         signature=column(draw, st.just(0), calls, "u4"),
         batch=column(draw, st.integers(0, 2**32 - 1), calls, "u4"),
+        posted=column(draw, st.integers(-1, 2**63 - 1), calls, "i8"),
     )
 
 

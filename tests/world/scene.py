@@ -140,12 +140,16 @@ class Scene:
         count: int = 1,
         batch: int = 0,
         signature: Signature | None = None,
+        posted: int | None = None,
     ) -> Scene:
-        """A P2P op in flight; `peer` -1 receives from any."""
+        """A P2P op in flight; `peer` -1 receives from any. `posted` of its channel came before, or
+        those that are in flight."""
         if signature is not None and signature not in self.signatures:
             self.signatures.append(signature)
         number = -1 if signature is None else self.signatures.index(signature)
-        self.channels.append((rank, name, peer, send, count, ago(age), batch, number))
+        if posted is None:
+            posted = sum(of[4] for of in self.channels if of[:4] == (rank, name, peer, send))
+        self.channels.append((rank, name, peer, send, count, ago(age), batch, number, posted))
         return self
 
     def calls(
@@ -229,7 +233,7 @@ class Scene:
 
     def _channel_snapshot(self, names: Sequence[str]) -> ChannelSnapshot:
         rows = [(rank, names.index(name), *of_op) for rank, name, *of_op in self.channels]
-        table = np.array(rows, np.int64).reshape(len(rows), 8).T
+        table = np.array(rows, np.int64).reshape(len(rows), 9).T
         return ChannelSnapshot.of(table)
 
     def stalls(self) -> StallTable:
@@ -240,7 +244,7 @@ class Scene:
             if mark.enqueued > mark.completed
         ] + [
             (names.index(name), rank, UNKNOWN_SEQ, since)
-            for rank, name, _, _, _, since, _, _ in self.channels
+            for rank, name, _, _, _, since, *_ in self.channels
         ]
         late = [row for row in rows if self._confirmed(row[1], row[3])]
         table = np.array(late, np.int64).reshape(len(late), 4).T

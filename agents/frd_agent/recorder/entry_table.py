@@ -87,9 +87,11 @@ class EntryTable:
             pairs.append(pair_of_key[key])
         return np.array(pairs, np.int32)
 
-    def sends(self, names: Naming) -> dict[int, OpenEntry]:
-        """Sends and receives in flight, the last of each channel that is over, and open ends of
-        batches, by row."""
+    def sends(self, names: Naming, *, is_whole: bool) -> dict[int, OpenEntry]:
+        """Sends and receives in flight and open ends of batches, by row.
+
+        `is_whole`: all entries since the start of the recorder have been read.
+        """
         rows = np.flatnonzero((self.trace.is_p2p != 0) & (self.pair >= 0))
         if not len(rows):
             return {}
@@ -97,26 +99,41 @@ class EntryTable:
             self.progresses[number].has_p2p = True
         done, name = self.state.done[rows], self.trace.name[rows]
         in_flight = columnar.p2p_in_flight(self.trace, rows, self.pair[rows], done, self.facts)
+        posted = self._count(rows) if is_whole else np.full(len(rows), -1)
         kept = {}
         for row in rows[~self.facts.is_p2p[name] & ~done].tolist():
             item = self.known[row] if row < len(self.known) else self._new(row)
             if item.in_ring:
                 kept[row] = item
-        over = rows[self.facts.is_p2p[self.trace.name[rows]] & ~in_flight]
-        channels = zip(self.pair[over].tolist(), self.trace.name[over].tolist(), strict=True)
-        last = {*dict(zip(channels, over.tolist(), strict=True)).values()}
-        for row in [*rows[in_flight].tolist(), *last]:
-            item = self.known[row] if row < len(self.known) else self._send(row, names)
-            item.over = row in last
+        at = zip(rows[in_flight].tolist(), posted[in_flight].tolist(), strict=True)
+        for row, before in at:
+            item = self.known[row] if row < len(self.known) else self._send(row, before, names)
             if item.peer is not None:
                 kept[row] = item
         return kept
 
-    def _send(self, row: int, names: Naming) -> OpenEntry:
+    def _count(self, rows: Int64s) -> Int64s:
+        """For each of the P2P `rows` that is new, how many of its channel came before."""
+        posted, is_new = np.full(len(rows), -1), rows >= len(self.known)
+        new = rows[is_new]
+        channel = self.pair[new].astype(np.int64) * len(self.names) + self.trace.name[new]
+        keys, index, counts = np.unique(channel, return_inverse=True, return_counts=True)
+        before = []
+        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+            pair, name = divmod(key, len(self.names))
+            total = self.progresses[pair].posted
+            before.append(total[self.names[name]])
+            total[self.names[name]] += count
+        posted[is_new] = np.array(before, np.int64)[index] + columnar.posted_before(channel)
+        return posted
+
+    def _send(self, row: int, posted: int, names: Naming) -> OpenEntry:
         item, name = self._new(row), self.names[self.trace.name[row]]
         item.is_send = name.op.endswith("send")
         item.peer = _peer(name, names.members(item.progress.group))
-        item.signature = names.signature(self.signatures[self.trace.signature[row]])
+        if item.peer is not None:
+            item.signature = names.signature(self.signatures[self.trace.signature[row]])
+            item.posted = posted
         return item
 
     def _new(self, row: int) -> OpenEntry:

@@ -10,10 +10,12 @@ overwritten. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Final
 
 from frd.flight.entry import Entry, Status
+from frd.flight.names import Name
 from frd.flight.progress import NO_COUNTER
 from frd.model import UNKNOWN_SEQ
 
@@ -47,6 +49,8 @@ class GroupProgress:
     """The group is gone, unless a later entry shows otherwise."""
     has_p2p: bool = False
     """NCCL writes the numbers of P2P ops into the same counters, so they say nothing."""
+    posted: Counter[Name] = field(default_factory=Counter)
+    """Sends and receives by name, as far as all entries were read."""
     counter: int = NO_COUNTER
     """The number that the counters of the group give to the op `joined`."""
     ahead: int | None = None
@@ -115,6 +119,8 @@ class OpenEntry:
     peer: int | None = None
     """Global rank of the other end of a send or receive, -1 for any source; None for all else."""
     is_send: bool = False
+    posted: int = -1
+    """How many sends or receives with this peer came before; -1 unknown."""
     in_ring: bool = True
     """The last dump had the entry."""
     orphaned: bool = False
@@ -126,11 +132,6 @@ class OpenEntry:
     def batch(self) -> int:
         """The same for all sends and receives of one call; 0 if it has no number."""
         return max(self.entry.p2p_seq_id, 0) & 0xFFFF_FFFF
-
-    @property
-    def is_send_in_flight(self) -> bool:
-        """Or a receive."""
-        return self.peer is not None and not self.over
 
     @property
     def is_call(self) -> bool:

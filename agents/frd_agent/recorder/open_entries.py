@@ -17,8 +17,7 @@ _SHOWN = int(Flags.JOINED | Flags.STARTED | Flags.FAILED)
 
 
 class OpenEntries:
-    """The entries of one recorder that are not over, as the last dump showed them, and the last
-    sends and receives that are."""
+    """The entries of one recorder that are not over, as the last dump showed them."""
 
     def __init__(self, to_raw: Callable[[Int64s], Int64s], *, is_nccl: bool) -> None:
         """`is_nccl`: the recorder is NCCL's own one."""
@@ -28,13 +27,15 @@ class OpenEntries:
         """Oldest first."""
         self._completing: set[str] = set()
         """Backends of which the recorder has marked an op as completed, ever."""
+        self.is_whole = True
+        """All entries since the start of the recorder have been read, so sends can be counted."""
         self.done_created_ns = 0
         """When the newest op that is done in the last dump was enqueued; 0 if no op is done."""
 
     @property
     def is_waiting(self) -> bool:
         """The rank is in a collective, a send or a receive."""
-        return any(item.is_send_in_flight or item.is_call for item in self.items)
+        return any(item.peer is not None or item.is_call for item in self.items)
 
     def rows(self) -> list[Row]:
         """A row for each collective that is not over, for a service without state."""
@@ -117,7 +118,7 @@ class OpenEntries:
         done = np.flatnonzero(table.state.done)
         if len(done):
             self.done_created_ns = int(table.trace.created_ns[done[-1]])
-        sends = table.sends(names)
+        sends = table.sends(names, is_whole=self.is_whole)
         rows, calls = table.calls(names, may_lack=may_lack)
         self.items = [item for _, item in sorted((sends | calls).items())]
         return rows

@@ -13,6 +13,10 @@ from frd_agent.recorder.group_progress import OpenEntry
 
 LATEST_NS: Final = YEAR_2200_NS - 1
 
+_CHANNELS: Final = (
+    *(("group", "u4"), ("peer", "i4"), ("is_send", "u1"), ("in_flight", "u4")),
+    *(("head_created_ns", "i8"), ("batch", "u4"), ("signature", "u4"), ("posted", "i8")),
+)
 Row: TypeAlias = list[int]
 """Group, seq, signature, flags, created_ns, started_ns, completed_ns."""
 
@@ -34,23 +38,14 @@ def columns(rank: int, first_revision: int, rows: Sequence[Row]) -> EntryColumns
 
 
 def channel_columns(rank: int, sends: Iterable[OpenEntry], as_of_ns: int = 0) -> ChannelColumns:
-    """Sends and receives, oldest first: those in flight, and the last that was over before."""
+    """Sends and receives in flight, oldest first."""
     table = p2p_runs(
         (
-            *(entry.progress.group, entry.peer, entry.is_send, not entry.over),
-            *(min(entry.created_ns, LATEST_NS), entry.batch, entry.signature),
+            *(entry.progress.group, entry.peer, entry.is_send, min(entry.created_ns, LATEST_NS)),
+            *(entry.batch, entry.signature, entry.posted),
         )
         for entry in sends
         if entry.peer is not None
     )
-    return ChannelColumns(
-        rank=rank,
-        group=table[0].astype(np.uint32),
-        peer=table[1].astype(np.int32),
-        is_send=table[2].astype(np.uint8),
-        in_flight=table[3].astype(np.uint32),
-        head_created_ns=table[4],
-        as_of_ns=as_of_ns,
-        batch=table[5].astype(np.uint32),
-        signature=table[6].astype(np.uint32),
-    )
+    columns = {name: row.astype(of) for (name, of), row in zip(_CHANNELS, table, strict=True)}
+    return ChannelColumns(rank, as_of_ns=as_of_ns, **columns)

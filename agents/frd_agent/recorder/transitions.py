@@ -140,7 +140,7 @@ class RecorderTracker:
         fresh, reset = self._unread(entries, settled_ns)
         if reset or not entries:
             # No later entry shows the end of an op that is open now; only the counters show it.
-            sends = {item.progress.pg_id for item in self.open.items if item.is_send_in_flight}
+            sends = {item.progress.pg_id for item in self.open.items if item.peer is not None}
             self._resets.begin(self.status, before if self.is_whole else {}, sends)
             self.open.orphan()
         if reset:
@@ -149,6 +149,8 @@ class RecorderTracker:
         partial = bool(entries) and not dump.holes and self._is_partial(entries)
         self.capacity = max(self.capacity, len(entries))
         lost = self._lost(fresh, reset=reset) if not partial else 0
+        follows = not fresh or fresh[-1].record_id - self._last_id == len(fresh)
+        self.open.is_whole &= follows and not reset
         whole = partial or not fresh or fresh[0].record_id in (0, self._last_id + 1)
         self.open.look(
             lambda record_id: _find(entries, record_id),

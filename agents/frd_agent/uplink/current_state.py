@@ -14,7 +14,16 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from frd.model import ChannelColumns, NodeNs, NodeRawNs, RankPhases, RankStatus, WatermarkColumns
+from frd.model import (
+    ChannelColumns,
+    Int32s,
+    NodeNs,
+    NodeRawNs,
+    RankPhases,
+    RankStatus,
+    UInt32s,
+    WatermarkColumns,
+)
 from frd.wire.columns import CHANNEL_CALLS, CHANNEL_COLUMNS
 from frd.wire.messages import Leaving, Statuses, Unreadable, Watermarks
 from frd_agent.recorder.group_progress import GroupWatermarks
@@ -26,8 +35,8 @@ _PHASES_A_MESSAGE: Final = 7
 """Ranks: the longest phases of one are 130 KiB."""
 _ROWS_A_MESSAGE: Final = 16_384
 """Of watermarks: 640 KiB."""
-_CHANNELS_A_RANK: Final = 30_000
-"""850 KiB. More would need as many P2P ops in the recorder's ring."""
+_CHANNELS_A_RANK: Final = 24_000
+"""870 KiB. More would need as many P2P ops in the recorder's ring."""
 _COLUMNS: Final = CHANNEL_COLUMNS + CHANNEL_CALLS
 _SLOW_NS: Final = 1_000_000_000
 _LONG_KNOWN_NS: Final = 60_000_000_000
@@ -82,6 +91,9 @@ class CurrentState:
         self._status: _Latest[int, RankStatus] = _Latest()
         self._phases: _Latest[int, RankPhases] = _Latest()
         self._channels: _Latest[int, ChannelColumns] = _Latest()
+        self._sends: dict[int, UInt32s | Int32s] = {}
+        """Signatures of all sends and receives in flight, also of those that are not sent."""
+        self._by_rank = self._as_of, self._status, self._phases, self._channels
         self._waiting: set[Pair] = set()
         """Pairs with something outstanding."""
         self._unreadable = Unreadable()
@@ -123,6 +135,7 @@ class CurrentState:
         self._phases.change(phases.rank, phases)
 
     def set_channels(self, channels: ChannelColumns) -> None:
+        self._sends[channels.rank] = channels.signature
         if len(channels.peer) > _CHANNELS_A_RANK:
             channels = _oldest(channels, _CHANNELS_A_RANK)
         known = self._channels.values.get(channels.rank)
@@ -142,15 +155,19 @@ class CurrentState:
         for pair in [pair for pair in self._watermarks.values if pair[0] == rank]:
             self._watermarks.forget(pair)
             self._waiting.discard(pair)
-        for table in (self._as_of, self._status, self._phases, self._channels):
+        for table in self._by_rank:
             table.forget(rank)
+        self._sends.pop(rank, None)
+
+    def used_signatures(self) -> set[int]:
+        """Of sends and receives in flight."""
+        return set().union(*(column.tolist() for column in self._sends.values()))
 
     # -- messages ------------------------------------------------------------------------------
 
     def rewind(self) -> None:
         """A new stream: everything is unsent."""
-        tables = self._watermarks, self._as_of, self._status, self._phases, self._channels
-        for table in tables:
+        for table in (self._watermarks, *self._by_rank):
             table.rewind()
         self._has_unreadable = bool(self._unreadable.texts)
         self._has_leaving = self._leaving is not None

@@ -103,9 +103,10 @@ class Dispatch:
         return [] if event is None else self.translate(event)
 
     def _used_signatures(self) -> set[int]:
-        """Of rows that wait or may have to be sent again."""
+        """Of rows that wait or may have to be sent again, and of sends in flight."""
         batches = (*self._in_flight(), *self._replays)
-        return self._outbox.used_signatures().union(*(b.signature.tolist() for b in batches))
+        used = self._outbox.used_signatures() | self._current.used_signatures()
+        return used.union(*(b.signature.tolist() for b in batches))
 
     def _send_all_again(self, *, replay: bool) -> None:
         self._outbox.rewind()

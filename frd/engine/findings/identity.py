@@ -60,7 +60,7 @@ def paired(
         pair = pairs[link.at]
         if not pair.same:
             pair.parts_of.append(link.finding)
-        elif link.finding.finding.id not in taken and _may_merge(link.finding, life):
+        elif (merged := link.finding.finding).id not in taken and merged.kind not in life.final:
             taken.add(link.finding.finding.id)
             pair.same.append(link.finding)
     for pair in pairs:
@@ -72,10 +72,6 @@ def paired(
 def _names(claim: Claim, tracked: OpenFinding, life: Lifetime) -> bool:
     """They name a common rank."""
     return life.keeps_cause and not claim.named.isdisjoint(tracked.named)
-
-
-def _may_merge(tracked: OpenFinding, life: Lifetime) -> bool:
-    return tracked.finding.kind not in life.final
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,9 +174,9 @@ class OpenFinding:
         ref = self.finding.collective
         if self.restored_at is None or ref is None:
             return True
-        if not ref.group_id:  # a call: that a rank still waits in it takes two more stacks to prove
-            return all(look.outside.get(r, 0) > self.restored_at for r in ref.waiting_ranks)
-        return all(look.as_of.get(rank, 0) > self.restored_at for rank in ref.waiting_ranks)
+        # That a rank still waits in a call, which has no group, takes two more stacks to prove.
+        seen_at = look.as_of if ref.group_id else look.outside
+        return all(seen_at.get(rank, 0) > self.restored_at for rank in ref.waiting_ranks)
 
     def is_succeeded_by(self, claim: Claim, now: AlignedNs, life: Lifetime) -> bool:
         """The job went on: the suspects of this finding came, and for a while `claim` has named

@@ -133,9 +133,11 @@ def _few(graph: Graph, wait: Wait) -> str:
     """Why the ranks in an op may be wrong, instead of those that are not: a call that only one rank
     makes looks as if all others were late. Empty if enough ranks are in it; members of which too
     little is known, or that are gone, do not count."""
+    if wait.instance.is_p2p:
+        return ""
     came, members = graph.came_of_known(wait)
     are_few = len(came) == 1 or len(came) < _FEW * members
-    if wait.instance.is_p2p or members < _LEAST_MEMBERS or not are_few:
+    if members < _LEAST_MEMBERS or not are_few:
         return ""
     who = f"{text.ranks(came)} of {members} {'is' if len(came) == 1 else 'are'} in it"
     return f"only {who}, perhaps by a call that the others do not make"
@@ -219,8 +221,7 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Dated
         is_confirmed = len(witnesses) > 1 or witnesses == graph.facts.agents_of([rank])
         has_order = graph.snapshot.margin_ns(rank, ahead_since) is not None
         premises = (is_confirmed or None, len(stuck) <= len(ahead) or None, has_order or None)
-        since = next(op.since for op in graph.waits.ops(rank) if op.instance == instance)
-        began = graph.snapshot.moment(rank, since)
+        began = graph.snapshot.moment(rank, graph.waits.op(rank, instance).since)
         suspects.append(_named(graph, rank, reason, began, premises, words))
     return suspects
 

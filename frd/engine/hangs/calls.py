@@ -28,7 +28,7 @@ from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.findings import builder, disagreements
 from frd.engine.findings.claim import Claim, anchor_of
 from frd.engine.hangs.attribution import confidence_of
-from frd.engine.hangs.claims import status_of
+from frd.engine.hangs.claims import status_of, surest_of
 from frd.engine.hangs.ops_in_flight import Waits
 from frd.engine.losses.exits import Exit, Manner, how_it_ended, manner_of, was_asked
 from frd.engine.policy import INITIALIZATION, Policy
@@ -188,8 +188,6 @@ class _Calls:
             else:
                 kind, disagreement = Kind.ORDER, self._orders()
                 suspects = [self._in_circle(rank) for rank in sorted(self.waiting)]
-        sure = sorted(suspects, key=lambda one: (-builder.surest([one]), one.rank))
-        listed = sorted(sure[: self._policy.max_suspects], key=lambda one: one.rank)
         began = self._began(first)
         named = frozenset(one.rank for one in suspects)
         ref = self._call(first)
@@ -200,7 +198,7 @@ class _Calls:
             since=began.at,
             reason=reason,
             collective=ref,
-            suspects=builder.timed(listed, [began] * len(listed)),
+            suspects=surest_of(suspects, dict.fromkeys(named, began), self._policy.max_suspects),
             named=named,
             victims=tuple(sorted(self.waiting.keys() - named)),
             unknown=tuple(unknown),

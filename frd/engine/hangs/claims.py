@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.findings import builder, text
 from frd.engine.findings.claim import Claim, ClaimStatus, anchor_of
 from frd.engine.hangs.diagnosis import Diagnosis
@@ -39,7 +40,7 @@ def claim_of(
         reason=diagnosis.reason,
         collective=ref,
         groups_held_up=_labels_of(snapshot, diagnosis),
-        suspects=_suspects_of(diagnosis, policy.max_suspects),
+        suspects=surest_of(diagnosis.suspects, diagnosis.onsets, policy.max_suspects),
         named=named,
         victims=diagnosis.victims,
         cleared=frozenset(diagnosis.cleared),
@@ -74,10 +75,10 @@ def _labels_of(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[str, ...]:
     return tuple(dict.fromkeys(labels))
 
 
-def _suspects_of(diagnosis: Diagnosis, most: int) -> tuple[Suspect, ...]:
-    sure = sorted(
-        diagnosis.suspects, key=lambda suspect: -builder.CONFIDENCES.index(suspect.confidence)
-    )[:most]
-    kept = {suspect.rank for suspect in sure}
-    suspects = [suspect for suspect in diagnosis.suspects if suspect.rank in kept]
-    return builder.timed(suspects, [diagnosis.onsets[suspect.rank] for suspect in suspects])
+def surest_of(
+    suspects: Sequence[Suspect], onsets: Mapping[int, UncertainTime], most: int
+) -> tuple[Suspect, ...]:
+    """The surest suspects, in the same order, with their onsets."""
+    sure = sorted(suspects, key=lambda suspect: -builder.surest([suspect]))[:most]
+    listed = [suspect for suspect in suspects if suspect in sure]
+    return builder.timed(listed, [onsets[suspect.rank] for suspect in listed])

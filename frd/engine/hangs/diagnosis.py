@@ -223,7 +223,7 @@ def _attendance(graph: Graph, wait: Wait) -> tuple[tuple[int, ...], tuple[int, .
     """The ranks that wait in it and the ranks that are missing, sorted."""
     if wait.instance.is_p2p:
         peer = wait.instance.peer_of(wait.rank)
-        came = graph.waits.is_paired(wait.instance, wait.rank)
+        came = graph.waits.op(wait.rank, wait.instance).is_matched
         return (wait.rank,), () if came else (peer,)
     attendance = graph.waits.attendance(wait.instance)
     inside = np.sort(np.concatenate([attendance.inside, attendance.behind]))

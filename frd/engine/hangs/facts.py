@@ -29,9 +29,8 @@ ten times a second, on a loaded host less often. Half of it blamed ranks that ha
 
 
 class Fact(IntEnum):
-    """Whether a rank has joined an op: proven, refuted, or unknown and why."""
+    """Whether a rank has joined an op: refuted, or unknown and why."""
 
-    PROVEN = 0
     REFUTED = 1
     NEVER_SEEN = 2
     DISCONNECTED = 3

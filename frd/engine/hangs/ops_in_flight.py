@@ -8,8 +8,8 @@ Python objects.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,17 +45,8 @@ class Instance(NamedTuple):
         return self.dst if rank == self.src else self.src
 
 
-Flow: TypeAlias = tuple[Instance, bool]
-"""One end of a P2P channel: whether it is the sender's."""
-
-
-def opposite(flow: Flow) -> Flow:
-    return flow[0], not flow[1]
-
-
-def any_source(flow: Flow) -> Flow:
-    """The end at which the receiver of the channel receives from any source."""
-    return flow[0]._replace(src=-1), False
+Ends: TypeAlias = tuple[list[int], list[int]]
+"""Rows of the receives and of the sends on one channel, in order of posting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +60,7 @@ class Op:
     """The rank's device has started it; false for P2P and where no starts are recorded."""
     batch: int = 0
     """P2P ops of one rank and group with the same number are one call; 0 for others."""
-    is_matched: bool = True
+    is_matched: bool = False
     """P2P: as many ops are in flight at the other end."""
 
 
@@ -124,6 +115,7 @@ class Waits:
         self._attendances: dict[Instance, Attendance] = {}
         self._ops: dict[int, tuple[Op, ...]] = {}
         self._calls: dict[int, dict[Instance, Op]] = {}
+        self._first_ops: dict[int, dict[Instance, Op]] = {}
         self._index_ops()
         self._timed = np.isin(self._rank, self._rank[pairs.started > UNKNOWN_SEQ])
 
@@ -156,10 +148,6 @@ class Waits:
             default=None,
         )
 
-    def waits_in(self, rank: int) -> Instance | None:
-        head = self.head(rank)
-        return head.instance if head else None
-
     def call(self, rank: int) -> Mapping[Instance, Op]:
         """The oldest op that the rank has in flight, with all others of its batch: a batch is one
         call, so the order in which the program lists its ops means nothing."""
@@ -170,6 +158,19 @@ class Waits:
             for op in sorted(mine, key=lambda op: (op.instance, op.is_matched)):
                 call.setdefault(op.instance, op)
         return self._calls[rank]
+
+    def op(self, rank: int, instance: Instance) -> Op:
+        """What the rank has in flight there: of its call, or else the oldest."""
+        if rank not in self._first_ops:
+            first = {op.instance: op for op in reversed(self.ops(rank))}
+            self._first_ops[rank] = {**first, **self.call(rank)}
+        return self._first_ops[rank][instance]
+
+    def last_since(self, channel: Instance) -> int:
+        """When the newest op in flight on a P2P channel was posted."""
+        rows = [*itertools.chain(*self.ends[channel])]
+        since, in_flight = self.snapshot.channels.since, self.snapshot.channels.in_flight
+        return int((since[rows] * (in_flight[rows] > 0)).max())
 
     def ops(self, rank: int) -> tuple[Op, ...]:
         """All that the rank waits in, oldest first: its head in each group, each channel."""
@@ -220,21 +221,26 @@ class Waits:
             return Op(instance, AlignedNs(since), bool(self._pairs.started[source] >= seq))
         row = source - len(self._rank)
         batch, is_matched = int(self.snapshot.channels.batch[row]), self._matched[row]
-        return Op(self.flows[row][0], AlignedNs(since), False, batch, is_matched)
+        return Op(self._channel_of[row], AlignedNs(since), False, batch, is_matched)
 
     # -- P2P ---------------------------------------------------------------------------------
 
     @cached_property
-    def flows(self) -> list[Flow]:
-        """The way of each row of the channels."""
+    def _channel_of(self) -> list[Instance]:
+        """Of each row of the channels."""
         c = self.snapshot.channels
         src, dst = np.where(c.is_send, (c.rank, c.peer), (c.peer, c.rank)).tolist()
-        return [
-            (Instance(group, UNKNOWN_SEQ, *ends), bool(way))
-            for group, *ends, way in zip(
-                c.group.tolist(), src, dst, c.is_send.tolist(), strict=True
-            )
-        ]
+        rows = zip(c.group.tolist(), src, dst, strict=True)
+        return [Instance(group, UNKNOWN_SEQ, *ends) for group, *ends in rows]
+
+    @cached_property
+    def ends(self) -> Mapping[Instance, Ends]:
+        """The rows of each channel."""
+        ends: dict[Instance, Ends] = {}
+        ways = self.snapshot.channels.is_send.tolist()
+        for row, (channel, is_send) in enumerate(zip(self._channel_of, ways, strict=True)):
+            ends.setdefault(channel, ([], []))[is_send].append(row)
+        return ends
 
     @cached_property
     def _matched(self) -> list[bool]:
@@ -242,17 +248,17 @@ class Waits:
         Sends pair by count, in order of posting, also with receives from any source. Receives are
         not counted, because the first ones may belong to sends that completed early."""
         c = self.snapshot.channels
-        posted: Counter[Flow] = Counter()
-        upto = []
-        for flow, count, batch in zip(
-            self.flows, c.in_flight.tolist(), c.batch.tolist(), strict=True
-        ):
-            upto.append(posted[flow] + (count if batch else 1) if flow[1] else 1)
-            posted[flow] += count
-        return [
-            flow[0].src < 0 or n <= posted[opposite(flow)] + flow[1] * posted[any_source(flow)]
-            for flow, n in zip(self.flows, upto, strict=True)
-        ]
+        in_flight, batch = c.in_flight.tolist(), c.batch.tolist()
+        matched = [peer < 0 for peer in c.peer.tolist()]
+        for channel, (receives, sends) in self.ends.items():
+            from_any, _ = self.ends.get(channel._replace(src=-1), ([], []))
+            left = sum(in_flight[row] for row in [*receives, *from_any])
+            for row in receives:
+                matched[row] |= any(in_flight[send] for send in sends)
+            for row in sends:
+                matched[row] = (in_flight[row] if batch[row] else 1) <= left
+                left -= in_flight[row]
+        return matched
 
     # -- members of an instance --------------------------------------------------------------
 
@@ -293,14 +299,6 @@ class Waits:
             return self.snapshot.moment(-1, AlignedNs(0))
         at = int(np.where(known, times, _UNKNOWN_AGE).argmin())
         return self.snapshot.moment(int(ranks[at]), AlignedNs(int(times[at])))
-
-    def is_paired(self, channel: Instance, rank: int) -> bool:
-        """The op of `rank` on the channel has a counterpart in flight at the other end."""
-        call = self.call(rank)
-        ops = [call[channel]] if channel in call else self.ops(rank)
-        return channel.peer_of(rank) < 0 or any(
-            op.is_matched for op in ops if op.instance == channel
-        )
 
 
 def _call_of(op: Op) -> tuple[int, int]:

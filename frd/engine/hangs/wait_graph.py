@@ -4,7 +4,7 @@ A stuck rank waits in its *head*, its oldest op in flight; if that is of a batch
 receives, in each op of the batch that is held up. All ranks with the same head share one `Wait`
 node. The node has edges to the ranks that hold the op up, and each of them has an edge to
 the op in which it waits itself. An edge to a `Member` is certain: the member's own telemetry
-refutes that it joined (`Graph.fact`), or proves that it is stuck. An edge to an `UnknownRank` is
+refutes that it joined (`RankFacts`), or proves that it is stuck. An edge to an `UnknownRank` is
 only possible, and leads no further. A member in no op may wait in a call that no recorder shows
 (`frd.engine.unrecorded`): then it has edges to the ranks that it waits for, if they are known, or
 if only one can be meant. The last node of a chain gets an `Ending`, which says what can be claimed
@@ -81,9 +81,7 @@ Expansion: TypeAlias = tuple[tuple[Node, ...], Ending | None]
 
 def wait_of(rank: int, op: Op) -> Wait:
     """The node in which a rank waits for an op that it has in flight."""
-    if op.instance.is_p2p:
-        return Wait(op.instance, rank=rank)
-    return Wait(op.instance, started=op.started)
+    return Wait(op.instance, op.started, rank if op.instance.is_p2p else -1)
 
 
 @dataclass
@@ -100,6 +98,7 @@ class Graph:
     endings: dict[Node, Ending] = field(default_factory=dict)
     """What each node without edges is."""
     _came: dict[Wait, tuple[list[int], int]] = field(default_factory=dict)
+    _waits_of: dict[int, tuple[Wait, ...]] = field(default_factory=dict)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -143,16 +142,22 @@ class Graph:
     def waits_of(self, rank: int) -> tuple[Wait, ...]:
         """What the rank waits in: its oldest op; of a batch each op that its peer holds up, if
         there is any, because the ops of a batch are one call."""
-        head, call = self.waits.head(rank), self.waits.call(rank)
-        if head is None:
-            return ()
-        if not head.instance.is_p2p:
-            return (wait_of(rank, head),)
+        if rank not in self._waits_of:
+            head = self.waits.head(rank)
+            is_p2p = head is not None and head.instance.is_p2p
+            held = self._held(rank) if is_p2p else []
+            first = () if head is None else (wait_of(rank, head),)
+            self._waits_of[rank] = tuple(Wait(at, rank=rank) for at in held) or first
+        return self._waits_of[rank]
+
+    def _held(self, rank: int) -> list[Instance]:
+        """The ops of the batch of a rank that their peers hold up."""
+        call = self.waits.call(rank)
         alone = [at for at, op in call.items() if not op.is_matched]
-        held = [at for at in call if (at in alone and at.src == rank) or self._is_unequal(at)]
+        sends = {at for at in alone if at.src == rank}
+        held = [at for at in call if at in sends or self._is_unequal(at)]
         held = held or alone  # the send of a receive may have completed early
-        held = held or [at for at in call if self._is_elsewhere(at.peer_of(rank), at)]
-        return tuple(Wait(at, rank=rank) for at in held or [head.instance])
+        return held or [at for at in call if self._is_elsewhere(at.peer_of(rank), at)]
 
     def _is_unequal(self, channel: Instance) -> bool:
         """The two ends do not agree, and both were in their ops at one moment."""
@@ -206,9 +211,6 @@ class Graph:
             return (), Ending.UNEQUAL
         if absent := self._absent(wait):
             return tuple(absent), None
-        peer = wait.instance.peer_of(wait.rank)
-        if self._is_elsewhere(peer, wait.instance):
-            return tuple(self._opposite(wait, self.facts.presence(_one(peer)))), None
         # All ops of the call are matched: it waits for the calls at their other ends.
         ends = {at.peer_of(wait.rank) for at in self.waits.call(wait.rank)}
         calls = {other for end in ends for other in self.waits_of(end)} - {wait}
@@ -250,39 +252,32 @@ class Graph:
 
     # -- who holds an op up --------------------------------------------------------------------
 
-    def fact(self, rank: int, wait: Wait) -> Fact:
-        """Whether a member has joined the op of a wait, at a moment when others waited in it."""
-        ranks, facts = self._absence(wait)
-        return Fact(int(facts[ranks == rank].max(initial=Fact.PROVEN)))
-
     def _absence(self, wait: Wait) -> tuple[Int32s, Int64s]:
-        """The members of which `fact` is not that they have joined, and it."""
+        """The members that are not known to have joined the op of a wait, and for each whether that
+        is so, at a moment when others waited in it."""
         if not wait.instance.is_p2p:
             attendance = self.waits.attendance(wait.instance)
             absent, doubtful = attendance.absent, attendance.doubtful
             return absent, self.facts.absence(absent, attendance.first_since, doubtful)
-        peer = wait.instance.peer_of(wait.rank)
-        ranks = _one(peer)
-        if peer < 0 or self.waits.is_paired(wait.instance, wait.rank):
-            return ranks[:0], np.zeros(0, np.int64)
-        return ranks, self.facts.absence(ranks, self.onset(wait), self.facts.has_gap(ranks))
+        peer, onset = wait.instance.peer_of(wait.rank), self.onset(wait)
+        is_matched = self.waits.op(wait.rank, wait.instance).is_matched
+        is_there = is_matched and not self._is_elsewhere(peer, wait.instance)
+        ranks = np.array([] if is_there else [peer], np.int32)
+        facts = self.facts.presence(ranks)
+        if not is_matched:
+            facts = self.facts.absence(ranks, onset, self.facts.has_gap(ranks))
+        if np.any(facts == Fact.REFUTED):
+            # P2P ops have no seq: that the peer has no such op is known from its last move on. If
+            # the last report of the waiting rank is older, the peer may have posted its op
+            # meanwhile, and both may be further by now.
+            idle = self.facts.interval(peer, self.facts.moved_at(peer))
+            if not idle.meets(self.facts.interval(wait.rank, onset.at)):
+                facts[:] = Fact.UNPROVEN
+        return ranks, facts
 
     def _absent(self, wait: Wait) -> list[Target]:
         """Members that have not joined the op of a wait, or may not have."""
-        ranks, facts = self._absence(wait)
-        if wait.instance.is_p2p and len(ranks):
-            return self._opposite(wait, facts)
-        return self._nodes(wait, ranks, facts)
-
-    def _opposite(self, wait: Wait, fact: Int64s) -> list[Target]:
-        """The other end of a channel. P2P ops have no seq: that the peer has no such op is known
-        from its last move on. If the last report of the waiting rank is older, the peer may have
-        posted its op meanwhile, and both may be further by now."""
-        peer, since = wait.instance.peer_of(wait.rank), self.onset(wait).at
-        idle = self.facts.interval(peer, self.facts.moved_at(peer))
-        if fact[0] == Fact.REFUTED and not idle.meets(self.facts.interval(wait.rank, since)):
-            return [UnknownRank(peer, Fact.UNPROVEN)]
-        return self._nodes(wait, _one(peer), fact)
+        return self._nodes(wait, *self._absence(wait))
 
     def _present(self, wait: Wait, ranks: Int32s) -> list[Target]:
         """Ranks that have joined an op, as far as their last reports count."""
@@ -320,13 +315,13 @@ class Graph:
         others do. A rank that waited in this very op for long is no cause of it."""
         inside = attendance.inside
         ripe_at = self._ripe_at(wait) if attendance.last_since > 0 else FOREVER
-        all_left = self.facts.left
-        left = [rank for rank in inside.tolist() if rank in all_left]
+        left = inside[np.isin(inside, [*self.facts.left])].tolist()
+        waiting = inside[attendance.heads].tolist()
         gone = [
             rank
             for rank in left
             if self.facts.is_gone(rank)
-            or (self.facts.gone_at(rank) <= ripe_at and self.waits.waits_in(rank) != wait.instance)
+            or (self.facts.gone_at(rank) <= ripe_at and rank not in waiting)
         ]
         if gone:
             return self._present(wait, np.asarray(gone, np.int32))
@@ -368,7 +363,8 @@ class Graph:
 
     def all_waits(self, rank: int) -> list[Wait]:
         """All ops of the rank in flight that a member has not joined, or may not have."""
-        waits = dict.fromkeys(wait_of(rank, op) for op in self.waits.ops(rank))
+        ops = {op.instance: self.waits.op(rank, op.instance) for op in self.waits.ops(rank)}
+        waits = [wait_of(rank, op) for op in ops.values() if not op.is_matched]
         return [wait for wait in waits if len(self._absence(wait)[0])]
 
     def came_of_known(self, wait: Wait) -> tuple[list[int], int]:
@@ -387,9 +383,7 @@ class Graph:
         """When the first waiting rank began to wait."""
         if not wait.instance.is_p2p:
             return self.waits.attendance(wait.instance).first_since
-        ops = self.waits.ops(wait.rank)
-        at = next(op.since for op in ops if op.instance == wait.instance)
-        return self.snapshot.moment(wait.rank, at)
+        return self.snapshot.moment(wait.rank, self.waits.op(wait.rank, wait.instance).since)
 
     def is_ripe(self, wait: Wait) -> bool:
         """The last rank joined so long ago that the op is not just about to complete."""
@@ -397,14 +391,7 @@ class Graph:
 
     def _ripe_at(self, wait: Wait) -> int:
         if wait.instance.is_p2p:
-            ends = (wait.instance.src, wait.instance.dst)
-            last = max(
-                op.since for r in ends for op in self.waits.ops(r) if op.instance == wait.instance
-            )
+            last = self.waits.last_since(wait.instance)
         else:
             last = self.waits.attendance(wait.instance).last_since
         return last + self.facts.threshold_ns(wait.instance.group)
-
-
-def _one(rank: int) -> Int32s:
-    return np.array([rank], np.int32)

@@ -23,7 +23,7 @@ class P2PChannels:
     def __init__(self) -> None:
         self._by_rank: dict[int, ChannelSnapshot] = {}
         """`ChannelSnapshot.since` is node time here."""
-        self._seen: set[int] = set()
+        self.seen: set[int] = set()
         """Ranks that ever had an op in flight."""
         self._as_of: dict[int, int] = {}
         """Node time of the last report of each rank, if the agent says so."""
@@ -45,14 +45,15 @@ class P2PChannels:
                 self.since[rank] = 0
                 self.moved_at[rank] = at
             return
-        self._seen.add(rank)
+        self.seen.add(rank)
         if rank >= len(self.since):
             self.since = np.append(self.since, np.zeros(rank + 1, np.int64))
         since = columns.head_created_ns
         self.since[rank] = since[columns.in_flight > 0].min()
-        calls: tuple[npt.NDArray[Any], ...] = columns.batch, columns.signature
+        calls: tuple[npt.NDArray[Any], ...] = columns.batch, columns.signature, columns.posted
         if not len(columns.signature):
-            calls = np.zeros(len(since)), np.full(len(since), -1)
+            unknown = np.full(len(since), -1)
+            calls = np.zeros(len(since)), unknown, unknown
         channels = np.full(len(since), rank), columns.group, columns.peer, columns.is_send
         reported = ChannelSnapshot.of((*channels, columns.in_flight, since, *calls))
         self._by_rank[rank] = reported
@@ -77,22 +78,14 @@ class P2PChannels:
 
     def clear(self) -> None:
         """Forget all ranks."""
-        self._by_rank.clear()
-        self._seen.clear()
-        self.moved_at.clear()
-        self._as_of.clear()
+        for of_ranks in (self._by_rank, self.seen, self.moved_at, self._as_of):
+            of_ranks.clear()
         self.since = np.zeros(0, np.int64)
-
-    def ranks_seen(self) -> frozenset[int]:
-        """Ranks that have sent or received."""
-        return frozenset(self._seen)
 
     def waiting(self, ranks: RankTable, least_ns: int) -> ChannelSnapshot:
         """All channels of the ranks that have had one in flight for so long by their last report;
         their times are node times."""
         since = self.since[: ranks.count]
-        if not since.any():
-            return _NONE
         waited = (since > 0) & (ranks.as_of[: len(since)] - since >= least_ns)
         return _joined([self._by_rank[rank] for rank in np.flatnonzero(waited).tolist()])
 
@@ -101,17 +94,16 @@ class P2PChannels:
         return replace(table, since=ranks.to_aligned(table.rank, table.since, now))
 
 
-_NONE: Final = ChannelSnapshot.of(np.empty((8, 0)))
+_NONE: Final = ChannelSnapshot.of(np.empty((9, 0)))
 _COLUMNS: Final = [column.name for column in fields(ChannelSnapshot)]
+_OPS: Final = ("group", "peer", "is_send", "in_flight", "since")
 
 
 def _alike(left: ChannelSnapshot, right: ChannelSnapshot) -> bool:
-    return all(np.array_equal(getattr(left, name), getattr(right, name)) for name in _COLUMNS)
+    """The same ops are in flight, whatever else another agent knows of them."""
+    return all(np.array_equal(getattr(left, name), getattr(right, name)) for name in _OPS)
 
 
 def _joined(tables: list[ChannelSnapshot]) -> ChannelSnapshot:
-    if not tables:
-        return _NONE
-    return ChannelSnapshot(
-        *(np.concatenate([getattr(table, name) for table in tables]) for name in _COLUMNS)
-    )
+    columns = ([getattr(table, name) for table in (_NONE, *tables)] for name in _COLUMNS)
+    return ChannelSnapshot(*map(np.concatenate, columns))

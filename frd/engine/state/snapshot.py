@@ -101,7 +101,7 @@ class PairColumns:
 class ChannelSnapshot:
     """In-flight P2P ops of all ranks: parallel arrays. A row is a run of ops of one rank, group,
     peer and way that were posted in one call with one signature; the rows of a rank are in order of
-    posting. A row without ops in flight shows the op before them.
+    posting.
     """
 
     rank: Int32s
@@ -117,11 +117,13 @@ class ChannelSnapshot:
     """Ops of one rank and group with the same number were posted as one call; 0 for a single op."""
     signature: Int32s
     """Index into `Snapshot.signatures`, -1 when unknown."""
+    posted: Int64s
+    """Ops that were posted on the channel before the first one, -1 when unknown."""
 
     @classmethod
     def of(cls, columns: Iterable[npt.NDArray[Any]]) -> ChannelSnapshot:
         """From the columns in other types."""
-        types = ["i4", "i4", "i4", "u1", "i8", "i8", "i8", "i4"]
+        types = ["i4", "i4", "i4", "u1", "i8", "i8", "i8", "i4", "i8"]
         return cls(*(column.astype(of) for column, of in zip(columns, types, strict=True)))
 
 

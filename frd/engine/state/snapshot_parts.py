@@ -24,9 +24,6 @@ from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, ExitInfo, Int32s, Int64s, R
 _STATES: Final = np.array(STATES, object)
 _FAR: Final = np.iinfo(np.int64).max
 
-_NO_STALLS: Final = StallTable(
-    np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64)
-)
 EndsEarly: TypeAlias = Callable[[Int32s, Int64s], Bools]
 """Of groups and seqs: whether a member may complete the op before all members have joined it."""
 
@@ -46,8 +43,6 @@ def stalls(
     row = np.flatnonzero((pairs.enqueued[:n] > pairs.completed[:n]) & (pairs.head[:n] > 0))
     row = row[ranks.as_of[pairs.rank[row]] - pairs.head[row] >= least_ns]
     p2p = tables.channels.waiting(ranks, least_ns)
-    if not len(row) and not len(p2p.rank):
-        return _NO_STALLS
     since = np.maximum(pairs.head[row], pairs.idle_until[row])
     stuck = np.flatnonzero(_confirmed(tables, pairs.rank[row], pairs.group[row], since, now))
     if len(stuck):

@@ -3,7 +3,7 @@
 `frd.flight.progress` decides which ops are in flight. If the recorder names no peer, as torchcomms
 does not, the op counts as a receive from any source: the rank is known to be busy, and no peer is
 blamed for it. The same holds for an op before an entry that cannot be read: that one may be the
-end of its batch.
+end of its batch. How many ops of a channel came before is known if no record is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from frd.engine.state.snapshot import ChannelSnapshot
 from frd.flight.names import Name
-from frd.flight.progress import p2p_in_flight, p2p_runs
+from frd.flight.progress import p2p_in_flight, p2p_runs, posted_before
 from frd.model import Bools, Int64s
 from frd.offline.analysis.rows import Rows
 
@@ -23,7 +23,7 @@ _ANY_SOURCE = -1
 
 def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelSnapshot:
     """All sends and receives in flight, in aligned time."""
-    found = [np.empty((8, 0), np.int64)]
+    found = [np.empty((9, 0), np.int64)]
     for rank, one in rows.ranks.items():
         if not one.is_p2p.any():
             continue
@@ -39,26 +39,28 @@ def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelSnapshot:
 def _ops(
     rows: Rows, rank: int, p2p: Int64s, is_open: Bools, offset_ns: int
 ) -> Iterator[tuple[int, ...]]:
-    """Those of channels with an op in flight. What follows an op is unknown if an entry after it
-    cannot be read."""
-    one = rows.ranks[rank]
+    """Those in flight. What follows an op is unknown if an entry after it cannot be read."""
+    one, facts = rows.ranks[rank], rows.facts
     trace, at, series = one.trace, one.current[p2p], one.series[p2p]
-    channel = series.astype(np.int64) * len(rows.trace.names) + trace.name[at]
-    wanted = np.flatnonzero(np.isin(channel, channel[is_open]))
     created = np.where(trace.created_ns[at] > 0, trace.created_ns[at] + offset_ns, 0)
     groups = [rows.trace.groups[of.group] for of in rows.series]
     readable = np.array([trace.unread_before(group) for group in groups])[series] <= at
+    name = trace.name[at]
+    posted = posted_before(series.astype(np.int64) * len(rows.trace.names) + name)
+    is_whole = int(trace.record_id[0]) == 0 and not (one.has_holes or one.resets or trace.holes)
     columns = (
         series,
-        np.where(readable, trace.name[at], -1),
-        is_open,
+        np.where(readable, name, -1),
         created,
         trace.p2p_seq[at].clip(0),
         np.where(trace.damaged[at] != 0, -1, trace.signature[at]),
+        np.where(is_whole, posted, -1),
+        facts.is_any_source[name],
     )
-    for of, name, *op in zip(*(column[wanted].tolist() for column in columns), strict=True):
-        peer = _peer(rows, of, rows.trace.names[name]) if name >= 0 else (_ANY_SOURCE, 0)
-        yield of, *peer, *op
+    wanted = [column[is_open].tolist() for column in columns]
+    for of, number, *op, before, takes_any in zip(*wanted, strict=True):
+        peer = _peer(rows, of, rows.trace.names[number]) if number >= 0 else (_ANY_SOURCE, 0)
+        yield of, *peer, *op, before if takes_any or peer[0] >= 0 else -1
 
 
 def _peer(rows: Rows, series: int, name: Name) -> tuple[int, int]:

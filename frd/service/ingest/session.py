@@ -320,9 +320,7 @@ class Session:
             rank=rank.info.rank,
             group=self.declared.group_handle.take(batch.group).astype(np.uint32),
             head_created_ns=self._node_times(batch.head_created_ns, now),
-            signature=handles.signatures(batch.signature, self.declared.signatures).astype(
-                np.uint32
-            ),
+            signature=handles.signatures(batch.signature, self.declared.signatures, may_lack=True),
         )
         handles.attempt.observe_channels(columns, now)
 

@@ -95,14 +95,21 @@ class StreamHandles:
         """All pairs that have been looked up."""
         return self._pairs[self._pairs >= 0]
 
-    def signatures(self, indexes: npt.NDArray[Any], known: Sequence[Signature]) -> Int32s:
-        """Engine signature handles; `known` is the stream's dictionary."""
+    def signatures(
+        self, indexes: npt.NDArray[Any], known: Sequence[Signature], *, may_lack: bool = False
+    ) -> Int32s:
+        """Engine signature handles; `known` is the stream's dictionary. With `may_lack` they are -1
+        if the attempt has no room."""
         self._signatures.reserve(len(known))
         handles = self._signatures.take(indexes)
         if len(handles) and handles.min() < 0:
             for index in np.unique(indexes[handles < 0]).tolist():
-                self._signatures.put(index, self.attempt.signature(known[index]))
-            handles = self._signatures.take(indexes)
+                try:
+                    self._signatures.put(index, self.attempt.signature(known[index]))
+                except WireError:
+                    if not may_lack:
+                        raise
+            handles = self._signatures.take(indexes).clip(-1)
         return handles
 
     def _resolve(self, field: str, rows: npt.NDArray[Any], columns: Int32s) -> None:

@@ -13,7 +13,7 @@ from frd.engine.hangs.claims import claim_of
 from frd.engine.hangs.diagnosis import diagnose
 from frd.engine.hangs.facts import Fact, RankFacts
 from frd.engine.hangs.ops_in_flight import Instance, Waits
-from frd.engine.hangs.wait_graph import Graph, Wait
+from frd.engine.hangs.wait_graph import Graph, Member, UnknownRank, Wait
 from frd.engine.losses.exits import exits
 from frd.engine.losses.lost_ranks import first_lost
 from frd.engine.policy import Policy
@@ -152,9 +152,8 @@ def test_absence_is_proven_beyond_what_clocks_may_be_off(
     snapshot = under(scene.rank(5, as_of_age=1.5).snapshot(), NODES, [within_ms] * 6)
     stalled_at = snapshot.moment(5, AlignedNs(0))
     graph = Graph(waits := Waits(snapshot), RankFacts(waits, 10.0, stalled_at), {})
-    fact = graph.fact(5, Wait(Instance(0, 7)))
-    assert fact is (Fact.REFUTED if proven else Fact.UNPROVEN)
-    assert graph.fact(4, Wait(Instance(0, 7))) is Fact.PROVEN
+    graph.explore([wait := Wait(Instance(0, 7))])
+    assert graph.edges[wait] == (Member(5) if proven else UnknownRank(5, Fact.UNPROVEN),)
 
 
 @pytest.mark.parametrize(

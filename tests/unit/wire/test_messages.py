@@ -113,9 +113,11 @@ def channels(**changes: object) -> ChannelColumns:
     return replace(columns, as_of_ns=NOW, **changes)  # type: ignore[arg-type]
 
 
-def called(signature: Sequence[int] = (0,), batch: Sequence[int] = (0,)) -> ChannelColumns:
+def called(
+    signature: Sequence[int] = (0,), batch: Sequence[int] = (0,), posted: Sequence[int] = (-1,)
+) -> ChannelColumns:
     numbers = [np.array(column, np.uint32) for column in (signature, batch)]
-    return channels(signature=numbers[0], batch=numbers[1])
+    return channels(signature=numbers[0], batch=numbers[1], posted=np.array(posted, np.int64))
 
 
 def state_of(rank: int, how: ExitInfo | None = None) -> Statuses:

@@ -362,12 +362,12 @@ def test_p2p_ops_become_channels() -> None:
     assert sorted(rows) == [(-1, 0, 1), (5, 0, 2), (7, 1, 1)]
     entries[1] = nccl(1, 0, "completed", is_p2p=True, profiling_name="nccl:recv 0<-1")
     ring.read(*entries)
-    assert ring.channels.in_flight.tolist() == [1, 0, 1, 1]
+    assert ring.channels.in_flight.tolist() == [1, 1, 1]
 
 
-def test_channels_show_calls_signatures_and_the_op_before() -> None:
+def test_channels_show_calls_signatures_and_numbers() -> None:
     """Two sends and a receive of one call, after a send of another size. The first send was over
-    in an earlier dump; the service compares sizes from it on."""
+    in an earlier dump; those that follow have the numbers 1 and 2."""
     ring = Ring()
     p2p: dict[str, Any] = {"is_p2p": True, "profiling_name": "nccl:send 0->3"}
     one, four = {"input_sizes": ((1,),)}, {"input_sizes": ((4,),)}
@@ -383,13 +383,23 @@ def test_channels_show_calls_signatures_and_the_op_before() -> None:
     call.append(nccl(3, 0, "scheduled", p2p_seq_id=2, **four, **receive))
     ring.read(before, *call)
     seen = ring.channels
-    assert seen.peer.tolist() == [3, 3, 3, 2]
-    assert seen.in_flight.tolist() == [0, 1, 1, 1]
-    assert seen.batch.tolist()[1:] == [2, 2, 2]
-    first, *others = seen.signature.tolist()
-    assert first == others[0]
-    assert len({*others}) == 3
-    assert len({*seen.head_created_ns.tolist()[1:]}) == 1, "a call has one time"
+    assert seen.peer.tolist() == [3, 3, 2]
+    assert seen.in_flight.tolist() == [1, 1, 1]
+    assert seen.batch.tolist() == [2, 2, 2]
+    assert seen.posted.tolist() == [1, 2, 0]
+    assert len({*seen.signature.tolist()}) == 3
+    assert len({*seen.head_created_ns.tolist()}) == 1, "a call has one time"
+    assert len(ring.names._dictionary.signatures) == 3, "only what is sent has a number"
+
+
+def test_sends_are_not_counted_once_entries_are_lost() -> None:
+    """The agent starts late, or entries were overwritten between two dumps."""
+    for first, second in ((1, 2), (0, 2)):
+        ring = Ring()
+        p2p: dict[str, Any] = {"is_p2p": True, "profiling_name": "nccl:send 0->3"}
+        ring.read(nccl(first, 0, "completed", **p2p))
+        ring.read(nccl(second, 0, "scheduled", **p2p))
+        assert ring.channels.posted.tolist() == [-1]
 
 
 def test_a_send_that_is_over_ends_those_before_it(ring: Ring) -> None:

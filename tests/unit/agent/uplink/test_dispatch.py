@@ -237,6 +237,22 @@ def test_the_stream_after_a_full_one_sends_what_waits(
     assert kinds(Service().listen(agent.dispatch)) == ["EntryColumns", "EntryColumns"]
 
 
+def test_sends_in_flight_keep_their_signatures(
+    agent: Agent, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream is full, and the next one repeats a send in flight."""
+    monkeypatch.setattr(stream_indexes, "MAX_SIGNATURES", 1)
+    number = agent.dictionary.signature(Signature("nccl", "send"))
+    columns, zero = p2p_ops(agent.ranks[0], (agent.group, 1, True, 1, NOW)), np.zeros(1, np.uint32)
+    agent.current.set_channels(
+        replace(columns, signature=zero + number, batch=zero, posted=np.zeros(1, np.int64))
+    )
+    service.listen(agent.dispatch)
+    assert agent.dispatch.must_reopen
+    agent.dispatch.open(knows_nothing=False)
+    assert kinds(Service().listen(agent.dispatch)) == ["ChannelColumns"]
+
+
 def test_declarations_of_any_size_fit_their_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ops with a thousand tensors of 64 dimensions, in groups whose ranks have no pattern."""
     monkeypatch.setattr(stream_indexes, "MAX_SIGNATURE_BYTES", 1 << 23)

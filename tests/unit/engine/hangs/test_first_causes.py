@@ -343,7 +343,7 @@ def test_the_other_end_of_a_channel(peer: int, paired: bool) -> None:
     scene = Scene(3).group("pp", range(3)).flying(0, "pp", 1, send=True)
     scene.flying(1, "pp", peer, send=False)
     waits = Waits(scene.snapshot())
-    assert waits.is_paired(Instance(0, UNKNOWN_SEQ, 0, 1), 0) is paired
+    assert waits.op(0, Instance(0, UNKNOWN_SEQ, 0, 1)).is_matched is paired
 
 
 def test_sends_of_agents_that_know_no_batches() -> None:

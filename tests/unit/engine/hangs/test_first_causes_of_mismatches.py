@@ -104,5 +104,13 @@ def test_two_ends_that_were_not_in_their_ops_together() -> None:
 def test_signatures_that_are_not_known_are_not_compared() -> None:
     """The agent of rank 1 is of an earlier release: the pair is in flight, and no rank is named."""
     scene = pair(4, 8)
-    scene.channels[1] = (*scene.channels[1][:7], -1)
+    scene.channels[1] = (*scene.channels[1][:7], -1, -1)
+    assert scene.only().reason is Reason.NETWORK_OR_DEVICE
+
+
+@pytest.mark.parametrize("numbers", [(1, 2), (-1, 0), (0, -1), (-1, -1)])
+def test_ops_that_need_not_be_a_pair_are_not_compared(numbers: tuple[int, int]) -> None:
+    """A send completed early, so the ops in flight have other numbers; or these are not known."""
+    scene = pair(4, 8)
+    scene.channels = [(*of[:8], number) for of, number in zip(scene.channels, numbers, strict=True)]
     assert scene.only().reason is Reason.NETWORK_OR_DEVICE

@@ -387,17 +387,17 @@ def test_waits_are_aligned_again(service: Service, stream: Stream) -> None:
 
 
 def test_sends_have_signatures_if_the_agent_reports_them(service: Service, stream: Stream) -> None:
-    """An agent of an earlier release reports no signature of a send, the present one does, and the
-    op before it, which is not in flight."""
+    """An agent of an earlier release reports no signature of a send, the present one does."""
     attempt = service.engine.attempt(KEY, 4, AlignedNs(NOW))
     stream.channel(stream.ago(2))
     assert attempt.snapshot(AlignedNs(service.now)).channels.signature.tolist() == [-1]
-    columns = p2p_ops(0, (0, 1, True, 0, stream.ago(3)), (0, 1, True, 1, stream.ago(2)))
-    numbers = np.zeros(2, np.uint32)
-    stream.send(replace(columns, signature=numbers, batch=numbers + 7))
+    columns = p2p_ops(0, (0, 1, True, 1, stream.ago(2)))
+    numbers = np.zeros(1, np.uint32)
+    posted = np.array([5])
+    stream.send(replace(columns, signature=numbers, batch=numbers + 7, posted=posted))
     snapshot = attempt.snapshot(AlignedNs(service.now))
-    assert [snapshot.signatures[i].op for i in snapshot.channels.signature] == ["all_reduce"] * 2
-    assert snapshot.channels.batch.tolist() == [7, 7]
+    assert [snapshot.signatures[i].op for i in snapshot.channels.signature] == ["all_reduce"]
+    assert (snapshot.channels.batch.tolist(), snapshot.channels.posted.tolist()) == ([7], [5])
     assert [op.since for op in Waits(snapshot).ops(0)] == [service.now - 2 * S]
 
 
