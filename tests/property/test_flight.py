@@ -39,7 +39,7 @@ ENTRIES = st.builds(
     time_created_ns=TIME,
     input_sizes=SHAPES,
     output_dtypes=st.lists(TEXT, max_size=2).map(tuple),
-    state=st.sampled_from(["scheduled", "started", "completed", "novel"]),
+    state=st.sampled_from(["scheduled", "started", "completed"]),
     time_discovered_completed_ns=TIME,
     retired=st.booleans(),
     thread_name=TEXT,

@@ -193,20 +193,6 @@ def test_a_rank_that_is_still_inside_may_have_been_dumped_earlier(
     assert found.findings[0].suspects[0].confidence is confidence
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_a_circle_of_receives_may_be_dumps_taken_apart(goes_on: bool) -> None:
-    """Two ranks wait to receive from each other: high, unless a third rank may go on."""
-    folder = Folder().group("1", range(2 + goes_on))
-    for rank in (0, 1):
-        name = f"nccl:recv {rank}<-{1 - rank}"
-        folder.rank(rank, Row(name, 0, "1", at=1, p2p=True, p2p_seq=1, state="scheduled"))
-    if goes_on:
-        folder.rank(2)
-    (finding,) = analyze(folder.trace()).findings
-    assert finding.kind is Kind.ORDER
-    assert (Confidence.HIGH in {one.confidence for one in finding.suspects}) == (not goes_on)
-
-
 def test_receives_that_both_posted_ahead_are_no_circle() -> None:
     """Ranks 0 and 1 posted their receives and compute what they will send: no deadlock yet."""
     folder = Folder().group("0", range(2))
