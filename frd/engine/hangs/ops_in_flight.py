@@ -62,6 +62,8 @@ class Op:
     """P2P ops of one rank and group with the same number are one call; 0 for others."""
     is_matched: bool = False
     """P2P: as many ops are in flight at the other end."""
+    is_served: bool = False
+    """P2P: it is matched, and the op at the other end is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +222,9 @@ class Waits:
             instance = Instance(int(self._group[source]), seq)
             return Op(instance, AlignedNs(since), bool(self._pairs.started[source] >= seq))
         row = source - len(self._rank)
-        batch, is_matched = int(self.snapshot.channels.batch[row]), self._matched[row]
-        return Op(self._channel_of[row], AlignedNs(since), False, batch, is_matched)
+        batch, at = int(self.snapshot.channels.batch[row]), self._channel_of[row]
+        is_served = row in self._served
+        return Op(at, AlignedNs(since), False, batch, is_served or self._matched[row], is_served)
 
     # -- P2P ---------------------------------------------------------------------------------
 
@@ -241,6 +244,18 @@ class Waits:
         for row, (channel, is_send) in enumerate(zip(self._channel_of, ways, strict=True)):
             ends.setdefault(channel, ([], []))[is_send].append(row)
         return ends
+
+    @cached_property
+    def _served(self) -> set[int]:
+        """Rows of the channels whose counterparts are over, by their numbers. A peer has done its
+        part in such an op; it waits only for the rest of its batch."""
+        c, served = self.snapshot.channels, set()
+        in_flight, posted = c.in_flight.tolist(), c.posted.tolist()
+        for both in self.ends.values():
+            for mine, theirs in (both, both[::-1]):
+                over = min((posted[row] for row in theirs), default=-1)
+                served |= {row for row in mine if 0 <= posted[row] <= over - in_flight[row]}
+        return served
 
     @cached_property
     def _matched(self) -> list[bool]:

@@ -157,7 +157,11 @@ class Graph:
         sends = {at for at in alone if at.src == rank}
         held = [at for at in call if at in sends or self._is_unequal(at)]
         held = held or alone  # the send of a receive may have completed early
-        return held or [at for at in call if self._is_elsewhere(at.peer_of(rank), at)]
+        return held or [
+            at
+            for at, op in call.items()
+            if not op.is_served and self._is_elsewhere(at.peer_of(rank), at)
+        ]
 
     def _is_unequal(self, channel: Instance) -> bool:
         """The two ends do not agree, and both were in their ops at one moment."""
@@ -212,7 +216,8 @@ class Graph:
         if absent := self._absent(wait):
             return tuple(absent), None
         # All ops of the call are matched: it waits for the calls at their other ends.
-        ends = {at.peer_of(wait.rank) for at in self.waits.call(wait.rank)}
+        call = self.waits.call(wait.rank)
+        ends = {at.peer_of(wait.rank) for at, op in call.items() if not op.is_served}
         calls = {other for end in ends for other in self.waits_of(end)} - {wait}
         return tuple(sorted(calls)), None if calls else Ending.NO_RANK
 
@@ -260,8 +265,9 @@ class Graph:
             absent, doubtful = attendance.absent, attendance.doubtful
             return absent, self.facts.absence(absent, attendance.first_since, doubtful)
         peer, onset = wait.instance.peer_of(wait.rank), self.onset(wait)
-        is_matched = self.waits.op(wait.rank, wait.instance).is_matched
-        is_there = is_matched and not self._is_elsewhere(peer, wait.instance)
+        op = self.waits.op(wait.rank, wait.instance)
+        is_matched = op.is_matched
+        is_there = op.is_served or (is_matched and not self._is_elsewhere(peer, wait.instance))
         ranks = np.array([] if is_there else [peer], np.int32)
         facts = self.facts.presence(ranks)
         if not is_matched:

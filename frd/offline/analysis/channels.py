@@ -16,7 +16,7 @@ from frd.engine.state.snapshot import ChannelSnapshot
 from frd.flight.names import Name
 from frd.flight.progress import p2p_in_flight, p2p_runs, posted_before
 from frd.model import Bools, Int64s
-from frd.offline.analysis.rows import Rows
+from frd.offline.analysis.rows import RankRows, Rows
 
 _ANY_SOURCE = -1
 
@@ -33,6 +33,8 @@ def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelSnapshot:
         if is_open.any():
             runs = p2p_runs(_ops(rows, rank, at, is_open, offset_ns.get(rank, 0)))
             found.append(np.vstack([np.full(runs.shape[1], rank), runs]))
+        if over := [(rank, *row) for row in _over(rows, rank, at, is_open)]:
+            found.append(np.array(over, np.int64).T)
     return ChannelSnapshot.of(np.concatenate(found, axis=1))
 
 
@@ -47,20 +49,39 @@ def _ops(
     readable = np.array([trace.unread_before(group) for group in groups])[series] <= at
     name = trace.name[at]
     posted = posted_before(series.astype(np.int64) * len(rows.trace.names) + name)
-    is_whole = int(trace.record_id[0]) == 0 and not (one.has_holes or one.resets or trace.holes)
     columns = (
         series,
         np.where(readable, name, -1),
         created,
         trace.p2p_seq[at].clip(0),
         np.where(trace.damaged[at] != 0, -1, trace.signature[at]),
-        np.where(is_whole, posted, -1),
+        np.where(_is_whole(one), posted, -1),
         facts.is_any_source[name],
     )
     wanted = [column[is_open].tolist() for column in columns]
     for of, number, *op, before, takes_any in zip(*wanted, strict=True):
         peer = _peer(rows, of, rows.trace.names[number]) if number >= 0 else (_ANY_SOURCE, 0)
         yield of, *peer, *op, before if takes_any or peer[0] >= 0 else -1
+
+
+def _over(rows: Rows, rank: int, p2p: Int64s, is_open: Bools) -> Iterator[tuple[int, ...]]:
+    """Channels with nothing in flight, with the number of ops that are over."""
+    one = rows.ranks[rank]
+    if not _is_whole(one):
+        return
+    keys = np.stack((one.series[p2p], one.trace.name[one.current[p2p]]))
+    channels, which, size = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
+    idle = np.setdiff1d(np.arange(len(size)), which.reshape(-1)[is_open])
+    for of, number, count in zip(*channels[:, idle].tolist(), size[idle].tolist(), strict=True):
+        peer, is_send = _peer(rows, of, rows.trace.names[number])
+        if peer >= 0:
+            yield of, peer, is_send, 0, 0, 0, -1, count
+
+
+def _is_whole(one: RankRows) -> bool:
+    """No record is missing."""
+    lacks = one.has_holes or one.resets or one.trace.holes
+    return int(one.trace.record_id[0]) == 0 and not lacks
 
 
 def _peer(rows: Rows, series: int, name: Name) -> tuple[int, int]:
