@@ -79,8 +79,10 @@ def _over(rows: Rows, rank: int, p2p: Int64s, is_open: Bools) -> Iterator[tuple[
 
 
 def _is_whole(one: RankRows) -> bool:
-    """No record is missing."""
-    lacks = one.has_holes or one.resets or one.trace.holes
+    """No record is missing, and the recorder was not reset: no group had sends before."""
+    p2p = one.trace.take(one.current[one.is_p2p])
+    first = np.unique(p2p.pg_id, return_index=True)[1]
+    lacks = one.has_holes or one.resets or one.trace.holes or (p2p.p2p_seq[first] > 1).any()
     return int(one.trace.record_id[0]) == 0 and not lacks
 
 

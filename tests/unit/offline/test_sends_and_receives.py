@@ -71,6 +71,27 @@ def test_batches_that_do_not_fit_each_other(mine: list[str], theirs: list[str]) 
     assert {s.confidence for s in analysis.findings[0].suspects} == {Confidence.MEDIUM}
 
 
+def done(rows: list[Row]) -> list[Row]:
+    return [*rows[:-1], replace(rows[-1], state="completed")]
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_a_batch_does_not_wait_for_a_peer_that_has_served_it(turn: int) -> None:
+    """A ring in which rank 2 posts nothing: the batch of rank 0 is over, so those of its neighbours
+    wait for their other ends only. Batches end on each rank by themselves."""
+    ring = [[f"send {r}->{(r + 1) % 4}", f"recv {r}<-{(r - 1) % 4}"][::turn] for r in range(4)]
+    assert suspects(hang(done(batch(*ring[0])), batch(*ring[1]), [], batch(*ring[3]))) == {
+        2: Reason.CPU_STUCK
+    }
+
+
+def test_a_reset_recorder_does_not_count_what_was_before() -> None:
+    """The recorder of rank 1 was reset: its first receive is not the first of the channel, so it is
+    not the one that rank 0 has served."""
+    analysis = hang([op("send 0->1", batch=1, done=True)], [op("recv 1<-0", batch=9)])
+    assert suspects(analysis) == {0: Reason.CPU_STUCK}
+
+
 @pytest.mark.parametrize("posted", [1, 2])
 def test_single_ops_wait_for_themselves_only(posted: int) -> None:
     """Ranks 0 and 1 exchange without batches: rank 1 sends when it has received. Nothing arrives,
