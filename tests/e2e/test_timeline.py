@@ -143,12 +143,13 @@ def test_a_hang_as_perfetto_sees_it(tmp_path: Path) -> None:
 def test_thousands_that_wait_are_all_there(tmp_path: Path) -> None:
     """A rank far ahead of its peers: some slices, the others instants, none lost, none refused."""
     folder = Folder().group("0", [0, 1])
-    ahead = [Row("nccl:all_reduce", seq, at=seq, state="scheduled") for seq in range(1, 1_001)]
-    folder.rank(0, *ahead).rank(1, Row("nccl:all_reduce", 1, at=1, state="scheduled"))
+    over = Row("nccl:all_reduce", 1, at=1, completed_at=1.5)
+    ahead = [Row("nccl:all_reduce", seq, at=seq, state="scheduled") for seq in range(2, 1_001)]
+    folder.rank(0, over, *ahead).rank(1, over, ahead[0])
     with loaded(written(analyze(folder.trace()), tmp_path)) as processor:
         assert complaints(processor) == []
         count = "select count(), sum(dur = -1) from slice where category != 'finding'"
-        assert rows(processor, count) == [(1_001, MAX_LANES + 1)]
+        assert rows(processor, count) == [(1_002, MAX_LANES + 1)]
 
 
 def test_gloo_records_no_ends(tmp_path: Path) -> None:
