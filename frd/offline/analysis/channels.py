@@ -27,19 +27,20 @@ def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelSnapshot:
     for rank, one in rows.ranks.items():
         if not one.is_p2p.any():
             continue
-        at = np.flatnonzero(one.is_p2p)
+        at, is_whole = np.flatnonzero(one.is_p2p), _is_whole(one)
         entries, done = one.trace, one.state.done[at]
         is_open = p2p_in_flight(entries, one.current[at], one.series[at], done, rows.facts)
         if is_open.any():
-            runs = p2p_runs(_ops(rows, rank, at, is_open, offset_ns.get(rank, 0)))
+            ops = _ops(rows, rank, at, is_open, offset_ns.get(rank, 0), is_whole=is_whole)
+            runs = p2p_runs(ops)
             found.append(np.vstack([np.full(runs.shape[1], rank), runs]))
-        if over := [(rank, *row) for row in _over(rows, rank, at, is_open)]:
+        if is_whole and (over := [(rank, *row) for row in _over(rows, rank, at, is_open)]):
             found.append(np.array(over, np.int64).T)
     return ChannelSnapshot.of(np.concatenate(found, axis=1))
 
 
 def _ops(
-    rows: Rows, rank: int, p2p: Int64s, is_open: Bools, offset_ns: int
+    rows: Rows, rank: int, p2p: Int64s, is_open: Bools, offset_ns: int, *, is_whole: bool
 ) -> Iterator[tuple[int, ...]]:
     """Those in flight. What follows an op is unknown if an entry after it cannot be read."""
     one, facts = rows.ranks[rank], rows.facts
@@ -55,7 +56,7 @@ def _ops(
         created,
         trace.p2p_seq[at].clip(0),
         np.where(trace.damaged[at] != 0, -1, trace.signature[at]),
-        np.where(_is_whole(one), posted, -1),
+        np.where(is_whole, posted, -1),
         facts.is_any_source[name],
     )
     wanted = [column[is_open].tolist() for column in columns]
@@ -65,10 +66,8 @@ def _ops(
 
 
 def _over(rows: Rows, rank: int, p2p: Int64s, is_open: Bools) -> Iterator[tuple[int, ...]]:
-    """Channels with nothing in flight, with the number of ops that are over."""
+    """Channels of a whole recorder with nothing in flight, and how many of their ops are over."""
     one = rows.ranks[rank]
-    if not _is_whole(one):
-        return
     keys = np.stack((one.series[p2p], one.trace.name[one.current[p2p]]))
     channels, which, size = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
     idle = np.setdiff1d(np.arange(len(size)), which.reshape(-1)[is_open])
@@ -80,10 +79,10 @@ def _over(rows: Rows, rank: int, p2p: Int64s, is_open: Bools) -> Iterator[tuple[
 
 def _is_whole(one: RankRows) -> bool:
     """No record is missing, and the recorder was not reset: no group had sends before."""
-    p2p = one.trace.take(one.current[one.is_p2p])
-    first = np.unique(p2p.pg_id, return_index=True)[1]
-    lacks = one.has_holes or one.resets or one.trace.holes or (p2p.p2p_seq[first] > 1).any()
-    return int(one.trace.record_id[0]) == 0 and not lacks
+    trace, at = one.trace, one.current[one.is_p2p]
+    first = at[np.unique(trace.pg_id[at], return_index=True)[1]]
+    lacks = one.has_holes or one.resets or trace.holes or (trace.p2p_seq[first] > 1).any()
+    return int(trace.record_id[0]) == 0 and not lacks
 
 
 def _peer(rows: Rows, series: int, name: Name) -> tuple[int, int]:

@@ -127,15 +127,13 @@ def _believe_weak_ends(
     limit = np.full(len(rows.series), NEVER)
     np.minimum.at(limit, series[known], most[known])
     shown = np.array([rows.facts.marks.show_ends(one.backend) for one in rows.series], np.bool_)
-    waits = rows.synchronizing[calls.signature] | shown[series[pair]]
-    passed = _passed(rows)
-    last = weak & ~passed
+    together, passed = rows.synchronizing[calls.signature], _passed(rows)
+    last, stuck = weak & ~passed, weak & (misfit > passed)
     has_no_dump = np.bincount(series[~rows.is_dumped], minlength=len(limit)) > 0
-    ended = rows.synchronizing[calls.signature] & (has_no_dump & shown)[series[pair]]
+    ended = last & together & (has_no_dump & shown)[series[pair]]
     ended &= calls.first_row == calls.last_row  # of a coalesced one the end is weak anyhow
-    stuck = weak & (misfit > passed)
-    waits &= weak & (calls.seq > limit[series[pair]])
-    waits |= (stuck & ~_retired(rows, stuck)) | (last & ended)
+    waits = weak & (together | shown[series[pair]]) & (calls.seq > limit[series[pair]])
+    waits |= (stuck & ~_retired(rows, stuck)) | ended
     over = np.maximum(least, _before(waits, calls, most))
     head = np.full(len(rows.series), UNKNOWN_SEQ, np.int64)
     is_waiting = watermarks.enqueued > over
