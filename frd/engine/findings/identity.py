@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from frd.engine.findings import builder
 from frd.engine.findings.claim import Claim, Lifetime
 from frd.engine.findings.open_finding import OpenFinding
+from frd.model import Kind
 
 
 @dataclass(slots=True)
@@ -85,6 +86,8 @@ class _Link:
 def _links(
     at: int, claim: Claim, findings: Sequence[OpenFinding], life: Lifetime
 ) -> Iterator[_Link]:
+    if claim.kind is Kind.MISMATCH:  # a loss makes no rank pass something else than the others
+        findings = [tracked for tracked in findings if tracked.finding.kind not in life.final]
     found = False
     for tracked in findings:
         names = _names(claim, tracked, life)

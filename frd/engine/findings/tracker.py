@@ -16,11 +16,11 @@ stall, order, mismatch
     Critical: after `critical_after_s`.
 
 rank_lost
-    Same incident: as above; what begins later is its consequence.
+    Same incident: as above; what begins later, but a mismatch, is its consequence.
     Opens: when an exit is judged, unless an open finding explains it; each exit once.
     Changes: only which ranks wait.
-    Closes: with its attempt, never as a part of another finding; 60 s after a restart if no agent
-        reports on the attempt.
+    Closes: with its attempt, or as a part of a mismatch to which its ranks belong; 60 s after
+        a restart if no agent reports on the attempt.
     Critical: as above; after a restart, once the exit is seen again.
 
 straggler
@@ -124,6 +124,7 @@ class Tracker:
         most, dropped = len(self) + room, set[Anchors]()
         events = self._close_over(life, look)
         events += self._take(life, look, most, dropped)
+        events += self._close_explained(life, look)
         for tracked in self._of(life.kinds):
             events += tracked.look_around(look, life)
         if len(self) < most:
@@ -209,6 +210,17 @@ class Tracker:
         tracked = OpenFinding.of(self.key, claim, look.at, life)
         self._open[tracked.finding.id] = tracked
         return [FindingEvent(Change.OPENED, tracked.finding)]
+
+    def _close_explained(self, life: Lifetime, look: Look) -> list[FindingEvent]:
+        """Close a finding about ranks that left because of a mismatch, as their peers' reports show
+        later: each exit has one finding, whichever report comes first."""
+        events: list[FindingEvent] = []
+        for mismatch in self._of(life.kinds & {Kind.MISMATCH}):
+            explained = {*mismatch.named, *mismatch.finding.victims}
+            losses = self._of(life.final)
+            over = [one for one in losses if (one.named or {*one.finding.victims}) <= explained]
+            events += self._close(over, look.at, f"part of finding {mismatch.finding.id}")
+        return events
 
     def _report_exits(self, life: Lifetime, look: Look) -> list[FindingEvent]:
         """Open a finding about exits, unless an open finding explains them: a rank that belongs to

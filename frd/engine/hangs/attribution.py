@@ -172,7 +172,7 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
             premise = any(word in detail.lower() for word in _STOPPED) or None
         case _:
             words = [f"process exited{at}", detail]
-            premise = manner_of(how_it_ended(snapshot, row)) is not Manner.REACTED
+            premise = manner_of(how_it_ended(snapshot, row), rank) is not Manner.REACTED
     words.append(_last_joined(graph, rank, held_up, fresh=False))
     onset = _onset(graph, held_up)
     began = snapshot.moment(rank, since) if since > 0 else onset

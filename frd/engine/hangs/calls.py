@@ -281,9 +281,10 @@ class _Calls:
 def _manner(snapshot: Snapshot, row: int) -> Manner:
     """Why a rank left. One that has never had a process group counts as finished whatever ended it:
     the detail of its status says what that was."""
-    if int(snapshot.rank[row]) not in snapshot.exits and was_asked(snapshot.detail[row]):
+    rank = int(snapshot.rank[row])
+    if rank not in snapshot.exits and was_asked(snapshot.detail[row]):
         return Manner.ASKED
-    return manner_of(how_it_ended(snapshot, row))
+    return manner_of(how_it_ended(snapshot, row), rank)
 
 
 def _left(state: RankState, *, is_known: bool) -> str:

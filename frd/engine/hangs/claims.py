@@ -30,7 +30,10 @@ def claim_of(
 ) -> Claim:
     ref = replace(diagnosis.collective, waited_s=(snapshot.now - diagnosis.since) / 1e9)
     stuck = {(snapshot.groups[g].group_id, seq, rank) for g, seq, rank in diagnosis.stalled}
-    named = frozenset(diagnosis.onsets)
+    named, victims = frozenset(diagnosis.onsets), {*diagnosis.victims}
+    if diagnosis.kind is Kind.MISMATCH:  # those that left because of it as well
+        members = {*snapshot.groups[diagnosis.instance.group].ranks} - named
+        victims |= members & {e.rank for e in gone if e.manner is Manner.REACTED}
     return Claim(
         kind=diagnosis.kind,
         about=f"{ref.group_id}/{ref.seq if ref.seq >= 0 else ref.op}",
@@ -42,7 +45,7 @@ def claim_of(
         groups_held_up=_labels_of(snapshot, diagnosis),
         suspects=surest_of(diagnosis.suspects, diagnosis.onsets, policy.max_suspects),
         named=named,
-        victims=diagnosis.victims,
+        victims=tuple(sorted(victims)),
         cleared=frozenset(diagnosis.cleared),
         unknown=diagnosis.unknown,
         disagreement=diagnosis.disagreement,

@@ -7,7 +7,7 @@ with the job, so that a large hanging job leaves the processor to the sessions t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -23,7 +23,7 @@ from frd.engine.losses.lost_ranks import first_lost
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Mismatch, Snapshot, StallTable
 from frd.engine.tick import Tick
-from frd.model import AlignedNs, Kind
+from frd.model import AlignedNs, Kind, RankState
 
 _CONFIRM_S: Final = 1.5
 """How long a claim must last if reports of different age could fake it."""
@@ -67,22 +67,28 @@ class HangDetector:
         snapshot = tick.snapshot()
         shown = [(s, f.opened_at) for f in known.findings for s in f.suspects if shows_place(s)]
         placed = {suspect.rank: opened_at for suspect, opened_at in shown}
-        snapshot = replace(snapshot, mismatches=_ripe(snapshot.mismatches, tick), placed=placed)
+        snapshot = replace(snapshot, mismatches=_ripe(snapshot, tick), placed=placed)
         diagnoses = diagnose(snapshot, tick.stalls, tick.policy.telemetry_late_s)
         return look_at(snapshot, tick.stalls, diagnoses, tick.policy, known)
 
 
-def _ripe(mismatches: Sequence[Mismatch], tick: Tick) -> list[Mismatch]:
-    """Mismatches that may be claimed: all members joined, or had time to join."""
-    if not mismatches:
+def _ripe(snapshot: Snapshot, tick: Tick) -> list[Mismatch]:
+    """Mismatches that may be claimed: all members that live joined, or had time to join."""
+    if not (mismatches := snapshot.mismatches):
         return []
+    gone = snapshot.rank[snapshot.in_state(RankState.EXITED, RankState.FINISHED)].tolist()
     stuck = set(zip(tick.stalls.group.tolist(), tick.stalls.seq.tolist(), strict=True))
     latest = tick.now - tick.policy.mismatch_grace_s * 1e9
     return [
         one
         for one in mismatches
-        if one.complete or (one.group, one.seq) in stuck or one.known_at <= latest
+        if (one.group, one.seq) in stuck or one.known_at <= latest or _is_whole(one, snapshot, gone)
     ]
+
+
+def _is_whole(one: Mismatch, snapshot: Snapshot, gone: Iterable[int]) -> bool:
+    members = {*snapshot.groups[one.group].ranks}.difference(gone, *(of for _, of in one.classes))
+    return one.complete or (one.group_size > 0 and not members)
 
 
 def look_at(

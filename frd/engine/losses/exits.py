@@ -29,10 +29,32 @@ one job end that end for one reason: an interpreter with torch takes a second or
 _RECORD = re.compile(r"\b[\w.]*(?:Error|Exception)\b")
 _INTERRUPTED = re.compile(r"\b(?:KeyboardInterrupt|SystemExit|SignalException)\b")
 """Both read the text of an agent of version 0.1, which sends no `ExitInfo`."""
-_OF_A_PEER = re.compile(
-    r"connection|\bpeer\b|\bremote\b|\bsocket\b|broken pipe|timed? ?out|\babort", re.IGNORECASE
+_GROUP_OR_STORE = re.compile(
+    r"\bgloo\b|[nhrx]ccl|\buc[cx]\b|\bmpi\b|tensorpipe|\bc10d\b|ProcessGroup|store.based barrier"
+    r"|(?:TCP|File|Hash|Prefix)Store|store->|Dist(?:Backend|Network|Store)?Error|monitoredBarrier",
+    re.IGNORECASE,
 )
-"""What exceptions say if a peer went away."""
+"""What texts of torch about a process group or a store name."""
+_FAILURE = re.compile(
+    r"\bclosed\b|\breset\b|tim(?:ed?|ing).?out\b|\babort|\brefused\b|broken pipe|unreachable"
+    r"|0 bytes|\beof\b|remote process|network error|remote ?error|system ?error"
+    r"|collective mismatch|failed to pass|received errors|connectFullMesh",
+    re.IGNORECASE,
+)
+"""What they say if the communication failed. Checks of arguments say nothing of it."""
+_LACKS_A_NAME = re.compile(
+    r"RuntimeError: (?:Connection (?:closed|reset) by peer|Broken pipe|Socket Timeout)"
+    r"|by peer \[[^]]+\]:\d|client socket has timed out|pair closure|waiting for key: "
+    r"|for (?:send|recv) operation to complete|op\.preamble\.length"
+    r"|Detected mismatch between collectives"
+)
+"""Such failures whose texts name neither: of stores of older releases, of Gloo as frameworks quote
+it, and of torch with TORCH_DISTRIBUTED_DEBUG=DETAIL. Python's own ConnectionResetError and
+BrokenPipeError are about connections of the program."""
+_DEVICE = re.compile(r"\b(?:cuda|hip) error", re.IGNORECASE)
+"""The rank's own device failed, whichever library noticed it."""
+_CHECKPOINT = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]*)\]\)")
+"""torch.distributed.checkpoint raises the exceptions of these ranks in all ranks."""
 _WORKER_STOPPED = re.compile(r"killed by signal: (?:Terminated|Interrupt)")
 """A data loader's worker got the SIGTERM or SIGINT that was meant for the whole job."""
 _ASKS: Final = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
@@ -49,7 +71,8 @@ class Manner(IntEnum):
     ABORTED = 2
     """SIGABRT: its own fault, or its watchdog's answer to a peer's."""
     REACTED = 3
-    """It raised an exception that blames a peer."""
+    """It raised an exception that blames a peer, or its library aborted because members of its
+    group disagree."""
     ASKED = 4
     """Ctrl-C, SIGTERM, SIGHUP: a person or the launcher wanted it to stop."""
 
@@ -100,18 +123,21 @@ class Exit:
     @property
     def way(self) -> tuple[object, ...]:
         """What exits for the same reason have in common. The text of an exception may contain
-        numbers, and a rank without an exit record may have been killed."""
+        numbers, a signal that comes after it says nothing, and a rank without an exit record may
+        have been killed."""
         how = self.how
         if self.manner is Manner.SILENT or how.signal == signal.SIGKILL:
             return ("killed",)
-        return how.kind, how.signal, how.status, how.exception.partition(":")[0], how.where
+        if how.kind is ExitKind.EXCEPTION:
+            return self.manner, how.exception.partition(":")[0], how.where
+        return how.kind, how.signal, how.status
 
 
-def manner_of(how: ExitInfo) -> Manner:
+def manner_of(how: ExitInfo, rank: int) -> Manner:
     if how.kind is ExitKind.EXCEPTION:
         if _WORKER_STOPPED.search(how.exception):
             return Manner.ASKED
-        return Manner.REACTED if _OF_A_PEER.search(how.exception) else Manner.OWN
+        return Manner.REACTED if _blames_a_peer(how.exception, rank) else Manner.OWN
     if how.kind is ExitKind.INTERRUPT or (how.signal in _ASKS and how.kind is not ExitKind.CLEAN):
         return Manner.ASKED
     if how.kind is ExitKind.UNKNOWN:
@@ -121,10 +147,22 @@ def manner_of(how: ExitInfo) -> Manner:
     return Manner.REACTED if how.signal == signal.SIGPIPE else Manner.OWN
 
 
+def _blames_a_peer(exception: str, rank: int) -> bool:
+    """Only a failed communication of a process group or a store does: a failed download says
+    "connection" and "remote" as well, and a check of arguments names the process group."""
+    if failed := _CHECKPOINT.search(exception):
+        return str(rank) not in failed[1].split(", ")
+    if _DEVICE.search(exception):
+        return False
+    is_named = _GROUP_OR_STORE.search(exception) and _FAILURE.search(exception)
+    return bool(is_named or _LACKS_A_NAME.search(exception))
+
+
 def was_asked(detail: str) -> bool:
-    """The text on a process that is gone says that a person or the launcher stopped it."""
+    """The text on a process that is gone says that a person or the launcher stopped it, not while
+    it ended by its own exception."""
     killed = any(f"killed by {one.name}" in detail for one in _ASKS)
-    return killed or _INTERRUPTED.search(detail) is not None
+    return (killed and not _RECORD.search(detail)) or _INTERRUPTED.search(detail) is not None
 
 
 def how_it_ended(snapshot: Snapshot, row: int) -> ExitInfo:
@@ -147,11 +185,15 @@ def exits(snapshot: Snapshot) -> list[Exit]:
     gone = np.flatnonzero(snapshot.in_state(RankState.EXITED, RankState.FINISHED))
     known = _known_to_end(snapshot, gone)
     deserters = _deserters(snapshot, known)
+    disagree = {rank for m in snapshot.mismatches for rank in snapshot.groups[m.group].ranks}
     found = []
     for row, rank in zip(gone.tolist(), snapshot.rank[gone].tolist(), strict=True):
         how = how_it_ended(snapshot, row)
         at = snapshot.moment(rank, AlignedNs(int(snapshot.state_since[row])))
-        one = Exit(rank, at, how, manner_of(how), at.at, rank in known, rank in deserters)
+        manner = manner_of(how, rank)
+        if manner is Manner.ABORTED and rank in disagree:
+            manner = Manner.REACTED
+        one = Exit(rank, at, how, manner, at.at, rank in known, rank in deserters)
         if not one.has_record:
             one = replace(one, earliest=AlignedNs(min(at.at, int(snapshot.as_of[row]) or at.at)))
         found.append(one)

@@ -54,9 +54,11 @@ def first_lost(
         return None
     is_over = final or len(gone) == len(snapshot.rank)
     waited_s = (snapshot.now - bad[0].at) / 1e9
-    is_quiet = (
-        all(exited.is_clean for exited in bad) and not is_over
-    )  # its peers may be about to finish
+    # Its peers may be about to finish, or a library aborted and their rows will show a mismatch.
+    is_quiet = not is_over and (
+        all(exited.is_clean for exited in bad)
+        or min(exited.manner for exited in bad) is Manner.ABORTED
+    )
     grace_s = judged_after_s(policy) if is_quiet else policy.loss_grace_s
     if waited_s < grace_s and not final:
         return None

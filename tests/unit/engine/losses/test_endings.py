@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -350,6 +351,99 @@ def test_a_crash_is_reported_with_its_line_and_stays_in_the_history() -> None:
     assert finding.close_reason == "the attempt ended"
     assert named(finding) == named(lost) == [(1, Reason.EXITED, Confidence.HIGH)]
     assert "rank 1 raised RuntimeError: bad batch (train.py:88 load) at " in finding.summary
+
+
+DOWNLOAD = replace(BAD_BATCH, exception="RemoteDisconnected: Remote end closed connection")
+
+
+@pytest.mark.parametrize(
+    ("first", "others"),
+    [
+        (DOWNLOAD, TERM),
+        (replace(DOWNLOAD, signal=15, status=None), TERM),
+        (DOWNLOAD, RESET),
+        (replace(BAD_BATCH, exception="RuntimeError: ProcessGroupGloo::reduce: bad root"), TERM),
+    ],
+)
+def test_a_rank_whose_own_exception_comes_first_is_named(first: ExitInfo, others: ExitInfo) -> None:
+    """Rank 2 fails to download or passes a wrong argument; torchrun stops all others, rank 2 while
+    it unwinds, or they lose their connections."""
+    job = running().join("dp", [0, 1, 3], 4)
+    leave(job, 2, first)
+    spread(job, [(0, others), (1, others), (3, others)], 0.1)
+    job.run(5)
+    assert named(job.only()) == [(2, Reason.EXITED, Confidence.HIGH)]
+
+
+def test_the_rank_that_a_failed_checkpoint_names_is_the_cause() -> None:
+    """torch.distributed.checkpoint raises the exception of rank 2 in all ranks."""
+    failed = "CheckpointException: CheckpointException ranks:dict_keys([2])"
+    job = running()
+    for rank in (1, 0, 2, 3):
+        leave(job, rank, replace(BAD_BATCH, exception=failed))
+    job.run(5)
+    assert named(job.only()) == [(2, Reason.EXITED, Confidence.HIGH)]
+
+
+def test_exceptions_of_most_ranks_are_the_end_of_the_job_whatever_signal_follows() -> None:
+    """All raise the same at the same line; SIGTERM reaches half of them while they unwind."""
+    job = running(4)
+    for rank in range(4):
+        how = replace(BAD_BATCH, signal=15, status=None) if rank % 2 else BAD_BATCH
+        leave(job, rank, how, ago_s=-0.1 * rank)
+    job.run(30)
+    assert job.events == []
+
+
+# -- a library's abort inside a collective -------------------------------------------------------
+
+
+@pytest.mark.parametrize("late_s", [0.5, 4.0])
+@pytest.mark.parametrize("how", [ABORT, RESET])
+def test_ranks_that_leave_because_of_a_mismatch_are_its_victims(
+    how: ExitInfo, late_s: float
+) -> None:
+    """Rank 3 skips an op, and Gloo aborts in rank 2, whose last rows are lost. Those of its peers
+    come soon, or after the exit was judged: in the end the mismatch is the only finding."""
+    job = running()
+    leave(job, 2, how)
+    job.run(late_s)
+    job.join("dp", [0, 1], 4).join("dp", [3], 4, op="broadcast")
+    job.run(10)
+    finding = job.only()
+    assert (finding.kind, named(finding)) == (
+        Kind.MISMATCH,
+        [(3, Reason.MISMATCH, Confidence.MEDIUM)],
+    )
+    assert finding.victims == (0, 1, 2)
+    if late_s < 1:
+        assert changes(job.events).count(Change.OPENED) == 1
+    job.run(60)
+    assert [f.id for f in job.open()] == [finding.id]
+
+
+def test_the_disagreement_of_a_subgroup_explains_only_ends_of_its_members() -> None:
+    """Ranks 0-2 of a subgroup disagree, and rank 1 aborts; then rank 5, no member, is killed."""
+    job = running(6).group("tp", range(3))
+    job.all_reduce("tp", 0).run(0.5)
+    leave(job, 1, ABORT)
+    job.join("tp", [0], 1).join("tp", [2], 1, op="broadcast")
+    job.run(5)
+    assert job.only().kind is Kind.MISMATCH
+    assert 1 in job.only().victims
+    leave(job, 5, KILL)
+    job.run(5)
+    kinds = {finding.kind: finding for finding in job.open()}
+    assert kinds.keys() == {Kind.MISMATCH, Kind.RANK_LOST}
+    assert named(kinds[Kind.RANK_LOST]) == [(5, Reason.EXITED, Confidence.HIGH)]
+
+
+def test_an_abort_without_a_mismatch_is_a_lost_rank() -> None:
+    """Rank 1 fails an assertion of a library; the others wait for it."""
+    job = running().join("dp", [0, 2, 3], 4)
+    leave(job, 1, ABORT)
+    job.run(5)
+    assert named(job.only()) == [(1, Reason.EXITED, Confidence.MEDIUM)]
 
 
 @pytest.mark.parametrize(
