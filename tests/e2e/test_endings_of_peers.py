@@ -32,6 +32,7 @@ def test_ranks_in_which_gloo_aborts_are_victims_of_the_mismatch() -> None:
     assert finding["victims"]
 
 
+@pytest.mark.soak
 def test_a_failed_download_is_the_fault_of_its_rank() -> None:
     """The server closes the connection of rank 2; the others lose theirs to rank 2."""
     finding = only("download", "rank_lost")
