@@ -94,8 +94,10 @@ class Heartbeat:
 class Reading:
     """Result of one reading of all recorders of a rank."""
 
+    record: Callable[[list[Row]], None]
+    """Gets the new rows of each recorder before the next one is awaited: meanwhile a stream may
+    open and report what is in flight, which must not be ahead of the rows."""
     dumps: list[KeptDump] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
     lost: int = 0
     unread: bool = False
     """Some entries could not be read yet: read again soon."""
@@ -110,6 +112,8 @@ class Recorders:
     def __init__(self, handlers: WorkerServer | None, torch_version: str, time: NodeTime) -> None:
         """`handlers` is None if the rank has none: then nothing is ever read."""
         self._handlers = handlers
+        self._naming: Naming
+        """Of the present attempt."""
         self._torch_version = torch_version
         self._time = time
         self.trackers: dict[RecorderTracker, _Handler] = {}
@@ -125,7 +129,9 @@ class Recorders:
         self._reading = asyncio.Lock()
         """An older dump must not be read after a newer one."""
 
-    async def read(self, naming: Naming, timeout_s: float, heartbeat: Heartbeat) -> Reading:
+    async def read(
+        self, timeout_s: float, heartbeat: Heartbeat, record: Callable[[list[Row]], None]
+    ) -> Reading:
         """A recorder of NCCL is dumped only if a handler that needs the GIL has prepared the thread
         (see `frd_agent.tap`), or if the tap shows nothing for so long that the GIL must be held.
 
@@ -145,9 +151,9 @@ class Recorders:
                 }
                 if not self.trackers:
                     raise HandlerFailed("no recorder among its handlers: is it an old torch?")
-            reading = Reading()
+            reading = Reading(record)
             for tracker in list(self.trackers):
-                await self._read_recorder(handlers, tracker, naming, timeout_s, heartbeat, reading)
+                await self._read_recorder(handlers, tracker, timeout_s, heartbeat, reading)
             return reading
 
     def _offered(self, names: tuple[str, ...]) -> list[_Handler]:
@@ -163,12 +169,11 @@ class Recorders:
         self,
         handlers: WorkerServer,
         tracker: RecorderTracker,
-        naming: Naming,
         timeout_s: float,
         heartbeat: Heartbeat,
         reading: Reading,
     ) -> None:
-        handler = self.trackers[tracker]
+        handler, naming = self.trackers[tracker], self._naming
         asked_at = self._time.look()
         first = None
         if handler.first:
@@ -187,7 +192,8 @@ class Recorders:
             reading.unread = reading.is_busy = True
             return
         except HandlerFailed as error:
-            if error.status in (400, 404):  # listed, but it refuses these parameters
+            # Listed, but it refuses these parameters. One that was read would be read as a new one.
+            if error.status in (400, 404) and not tracker.capacity:
                 del self.trackers[tracker]
                 self.revision += 1
             reading.problems.append(str(error))
@@ -202,10 +208,11 @@ class Recorders:
         reading.dumps.append(kept)
         if len(data) <= _KEPT_BYTES:
             self._kept[tracker] = kept
-        if self._can_name(tracker, dump, taken_at.raw_ns, naming):
+        # Another attempt may have begun meanwhile.
+        if naming is self._naming and self._can_name(tracker, dump, taken_at.raw_ns, naming):
             self.revision += 1
             diff = tracker.apply(dump, taken_at.raw_ns, naming)
-            reading.rows += diff.rows
+            reading.record(diff.rows)
             reading.lost += diff.lost
             reading.unread |= not tracker.is_whole
         else:
@@ -226,7 +233,8 @@ class Recorders:
 
     # -- without a request ---------------------------------------------------------------------
 
-    def begin_attempt(self) -> None:
+    def begin_attempt(self, naming: Naming) -> None:
+        self._naming = naming
         self.revision += 1
         for tracker in self.trackers:
             tracker.begin_attempt()
