@@ -93,6 +93,7 @@ def test_job_in_full(client: Client) -> None:
             "group_id": "00aa",
             "group": "default_pg",
             "size": 2,
+            "unwatched": "",
             "open": 1,
             "stalled": 1,
             "stall_s": 12.5,
