@@ -94,10 +94,9 @@ class Heartbeat:
 class Reading:
     """Result of one reading of all recorders of a rank."""
 
-    record: Callable[[list[Row]], None]
-    """Gets the new rows of each recorder before the next one is awaited: meanwhile a stream may
-    open and report what is in flight, which must not be ahead of the rows."""
     dumps: list[KeptDump] = field(default_factory=list)
+    fresh: list[tuple[RecorderTracker, Dump, NodeRawNs]] = field(default_factory=list)
+    """Not applied yet."""
     lost: int = 0
     unread: bool = False
     """Some entries could not be read yet: read again soon."""
@@ -151,9 +150,16 @@ class Recorders:
                 }
                 if not self.trackers:
                     raise HandlerFailed("no recorder among its handlers: is it an old torch?")
-            reading = Reading(record)
-            for tracker in list(self.trackers):
-                await self._read_recorder(handlers, tracker, timeout_s, heartbeat, reading)
+            reading, naming = Reading(), self._naming
+            try:
+                for tracker in list(self.trackers):
+                    await self._read_recorder(handlers, tracker, timeout_s, heartbeat, reading)
+            finally:
+                # While a recorder is awaited, a stream may open and report what is in flight: what
+                # is known must never be ahead of the rows. Another attempt may begin as well.
+                reading.unread |= naming is not self._naming
+                if naming is self._naming:
+                    record(self._apply(reading))
             return reading
 
     def _offered(self, names: tuple[str, ...]) -> list[_Handler]:
@@ -173,7 +179,7 @@ class Recorders:
         heartbeat: Heartbeat,
         reading: Reading,
     ) -> None:
-        handler, naming = self.trackers[tracker], self._naming
+        handler = self.trackers[tracker]
         asked_at = self._time.look()
         first = None
         if handler.first:
@@ -208,16 +214,22 @@ class Recorders:
         reading.dumps.append(kept)
         if len(data) <= _KEPT_BYTES:
             self._kept[tracker] = kept
-        # Another attempt may have begun meanwhile.
-        if naming is self._naming and self._can_name(tracker, dump, taken_at.raw_ns, naming):
-            self.revision += 1
-            diff = tracker.apply(dump, taken_at.raw_ns, naming)
-            reading.record(diff.rows)
-            reading.lost += diff.lost
-            reading.unread |= not tracker.is_whole
-        else:
-            reading.unread = True
-        reading.entries = max(reading.entries, tracker.capacity)
+        reading.fresh.append((tracker, dump, taken_at.raw_ns))
+
+    def _apply(self, reading: Reading) -> list[Row]:
+        """The new rows."""
+        rows: list[Row] = []
+        for tracker, dump, taken_at_ns in reading.fresh:
+            if self._can_name(tracker, dump, taken_at_ns, self._naming):
+                self.revision += 1
+                diff = tracker.apply(dump, taken_at_ns, self._naming)
+                rows += diff.rows
+                reading.lost += diff.lost
+                reading.unread |= not tracker.is_whole
+            else:
+                reading.unread = True
+            reading.entries = max(reading.entries, tracker.capacity)
+        return rows
 
     def _can_name(
         self, tracker: RecorderTracker, dump: Dump, taken_at_ns: NodeRawNs, naming: Naming

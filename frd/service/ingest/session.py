@@ -240,8 +240,7 @@ class Session:
             bad = attempt.contradicting(rows, replay=replay)
             self._refuse(ROWS, bad, f"rank {rank.info.rank} of {attempt.key.job}: {error}")
             if bad.all():
-                if numbered:
-                    revision.applied = max(revision.applied, last)
+                if numbered:  # the agent may drop them
                     self._acknowledge(batch.rank, last)
                 return
             rows = rows.only(~bad)
@@ -309,8 +308,7 @@ class Session:
             columns = _only(columns, *stay)
         pair = self._pairs_of(handles, columns)
         if (bad := pair < 0).any():
-            job = handles.attempt.key.job
-            self._refuse(ROWS, bad, f"{job}: watermarks.group: of ranks that are not in the group")
+            self._refuse(ROWS, bad, "watermarks.group: some ranks are not in the group")
             columns, pair = _only(columns, ~bad, np.ones(len(columns.seen_rank), bool)), pair[~bad]
         rows = WatermarkRows(
             pair=pair,
