@@ -1003,15 +1003,30 @@ class Membership:
                     {
                         "name": str(name),
                         "desc": str(getattr(group, "group_desc", "")),
-                        "ranks": sorted(ranks),
+                        "ranks": sorted(ranks) if self._are_global(world, group, ranks) else [],
                         "backend": ",".join(backends),
                     }
                 )
             texts[id(ranks)] = known
         return texts
 
+    def _are_global(self, world: Any, group: Any, ranks: Mapping[int, int]) -> bool:
+        """Not of a group with members of other jobs, which its members set up at a store that is
+        not the job's. Programs that do so pretend that group ranks are global ranks."""
+        stores = [_store(world, one) for one in (group, world.default_pg or group)]
+        is_at_home = stores[0] is stores[1] and ranks.get(self.rank) == group.rank()
+        return is_at_home and max(ranks) < self.world_size
+
     def text(self) -> str:
         return f"[{', '.join(self._texts.values())}]"
+
+
+def _store(world: Any, group: Any) -> Any:
+    """Behind all prefixes."""
+    store = world.pg_map.get(group, (None, None))[1]
+    while (base := getattr(store, "underlying_store", None)) is not None:
+        store = base
+    return store
 
 
 def _backends(group: Any, config: str) -> list[str]:

@@ -37,7 +37,7 @@ from frd.engine.room import (
 )
 from frd.engine.state import snapshot_parts, status_view, watermarks
 from frd.engine.state.attempt_tables import AttemptTables
-from frd.engine.state.entry_batch import CheckedEntries, EntryBatch, EntryRows, Rows
+from frd.engine.state.entry_batch import CheckedEntries, EntryBatch, EntryRows, Rows, contradicting
 from frd.engine.state.lazy import once
 from frd.engine.state.phases import PhasesAt
 from frd.engine.state.session_clocks import SessionClocks
@@ -48,8 +48,10 @@ from frd.engine.tick import Tick
 from frd.engine.views import STATES, AttemptView
 from frd.errors import WireError
 from frd.model import (
+    UNKNOWN_SEQ,
     AlignedNs,
     AttemptKey,
+    Bools,
     ChannelColumns,
     GroupInfo,
     RankInfo,
@@ -289,6 +291,13 @@ class Attempt:
             starts=batch.starts,
             duplicates=batch.repeated(joined, completed) if replay else 0,
         )
+
+    def contradicting(self, rows: EntryRows, *, replay: bool) -> Bools:
+        """The rows because of which `check_entries` raises."""
+        joined, completed = self._pairs.joined_row, self._pairs.completed_row
+        if replay:
+            joined = completed = np.full_like(joined, UNKNOWN_SEQ)
+        return contradicting(rows, joined, completed)
 
     def apply_entries(self, messages: Sequence[CheckedEntries]) -> None:
         """The second half of `observe_entries`, for messages of different ranks together."""

@@ -114,12 +114,16 @@ def test_ranks_below_exec_are_published(tmp_path: Path) -> None:
 
 
 def test_groups_and_attempts_are_followed(tmp_path: Path) -> None:
-    """New groups, their end, and a re-initialization appear within two seconds."""
+    """New groups, their end, and a re-initialization appear within two seconds; the members of a
+    group that is not set up at the store of the job are not global ranks."""
     with puppets(1, tmp_path) as [rank]:
         rank.do("init")
         assert identity(tmp_path).attempt.attempt == 0
         rank.do("group tail")
         until(lambda: [g.desc for g in identity(tmp_path).groups][1:] == ["tail"], within_s=2)
+        rank.do("weights")
+        until(lambda: len(identity(tmp_path).groups) == 3, within_s=2)
+        assert [g.ranks for g in identity(tmp_path).groups] == [(0,), (0,), ()]
         rank.do("destroy")
         until(lambda: identity(tmp_path).groups == (), within_s=2)
         rank.do("init")

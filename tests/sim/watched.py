@@ -36,7 +36,7 @@ from frd_agent.ranks.tap_files import TapGroup
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rank_progress import live_progress, raw_counters
 from frd_agent.recorder.recorders import Heartbeat, Recorders
-from frd_agent.recorder.rows import columns
+from frd_agent.recorder.rows import Row, columns
 from frd_agent.recorder.worker_server import First, Refused, Silent
 from tests.sim.ranks import SimRank
 from tests.world.clocks import S
@@ -115,6 +115,7 @@ class Watched:
             _Socket(process.rank), process.info.torch_version,
             agent.time,
         )  # fmt: skip
+        self._recorders.begin_attempt(self._naming)
         self._watch = PollSchedule(PollPolicy())
         self._groups: tuple[TapGroup, ...] = ()
         self._raw: dict[tuple[int, int], Status] | None = None
@@ -206,18 +207,19 @@ class Watched:
             RankStatus(self.number, self._state, self._since_ns, detail, gap, how, now_ns)
         )
 
+    def _record(self, rows: list[Row]) -> None:
+        self._agent.outbox.record(columns(self.number, 0, rows))
+        self.recorded += len(rows)
+
     def _ask(self) -> None:
         try:
-            reading = _finish(self._recorders.read(self._naming, _DUMP_S, _HEARTBEAT))
+            reading = _finish(self._recorders.read(_DUMP_S, _HEARTBEAT, self._record))
         except ServiceUnavailable as error:
             self._silent = isinstance(error, Silent)
             return
         self._silent = False
         if reading.problems:
             raise AssertionError(f"a dump that cannot be read: {reading.problems}")
-        if reading.rows:
-            self._agent.outbox.record(columns(self.number, 0, reading.rows))
-            self.recorded += len(reading.rows)
         self.lost += reading.lost
         self._watch.dumped(raw_counters(self._recorders.trackers), reading.entries)
         if reading.unread:

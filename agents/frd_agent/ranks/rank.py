@@ -138,7 +138,7 @@ class Rank:
         self.naming = Naming(shared.dictionary, self._attempt)
         self._state, self._since_ns = RankState.LIVE, shared.time.one_to_raw(identity.started_at_ns)
         self._lost = 0
-        self.recorders.begin_attempt()
+        self.recorders.begin_attempt(self.naming)
         self._learn_groups()
 
     def _learn_exit(self) -> None:
@@ -343,9 +343,9 @@ class Rank:
             raise HandlerFailed(f"{self}: no socket: {self.identity.socket_error}")
         try:
             reading = await self.recorders.read(
-                self.naming,
                 timeout_s,
                 Heartbeat(self.counters.published_at_ns, self._schedule.is_stale),
+                lambda rows: self.reports.outbox.record(columns(self.number, 0, rows)),
             )
         except Silent:
             self._silent = True
@@ -359,8 +359,6 @@ class Rank:
             self._note = (
                 f"its tap's heartbeat is {self._schedule.age_s:.0f} s old: the GIL may be held"
             )
-        if reading.rows:
-            self.reports.outbox.record(columns(self.number, 0, reading.rows))
         self._lost += reading.lost
         self._shared.stats.dropped_rows["overrun"] += reading.lost
         self._schedule.dumped(raw_counters(self.recorders.trackers), reading.entries)

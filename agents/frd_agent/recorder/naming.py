@@ -30,13 +30,14 @@ class Naming:
         self.groups, self._shared = {}, set()
         for group in groups:
             self.learn([GroupInfo(group.name, group.desc, group.ranks)])
+            self.groups.setdefault(group.name, GroupInfo(group.name, group.desc))
             if "," in group.backend:
                 self._shared.add(group.name)
 
     def learn(self, groups: Iterable[GroupInfo]) -> None:
         """Groups as the recorder describes them. A known group is kept: a rank's groups do not
-        change under their name. The service refuses impossible members, so such groups are left
-        out."""
+        change under their name. Impossible members are of another job: then those are known that
+        list the group."""
         world_size = self._dictionary.attempts[self._attempt].world_size or MAX_WORLD_SIZE
         for group in groups:
             if group.ranks and group.ranks[0] >= 0 and group.ranks[-1] < world_size:

@@ -95,7 +95,8 @@ class Reading:
     """Result of one reading of all recorders of a rank."""
 
     dumps: list[KeptDump] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    fresh: list[tuple[RecorderTracker, Dump, NodeRawNs]] = field(default_factory=list)
+    """Not applied yet."""
     lost: int = 0
     unread: bool = False
     """Some entries could not be read yet: read again soon."""
@@ -110,6 +111,8 @@ class Recorders:
     def __init__(self, handlers: WorkerServer | None, torch_version: str, time: NodeTime) -> None:
         """`handlers` is None if the rank has none: then nothing is ever read."""
         self._handlers = handlers
+        self._naming: Naming
+        """Of the present attempt."""
         self._torch_version = torch_version
         self._time = time
         self.trackers: dict[RecorderTracker, _Handler] = {}
@@ -125,7 +128,9 @@ class Recorders:
         self._reading = asyncio.Lock()
         """An older dump must not be read after a newer one."""
 
-    async def read(self, naming: Naming, timeout_s: float, heartbeat: Heartbeat) -> Reading:
+    async def read(
+        self, timeout_s: float, heartbeat: Heartbeat, record: Callable[[list[Row]], None]
+    ) -> Reading:
         """A recorder of NCCL is dumped only if a handler that needs the GIL has prepared the thread
         (see `frd_agent.tap`), or if the tap shows nothing for so long that the GIL must be held.
 
@@ -145,9 +150,16 @@ class Recorders:
                 }
                 if not self.trackers:
                     raise HandlerFailed("no recorder among its handlers: is it an old torch?")
-            reading = Reading()
-            for tracker in list(self.trackers):
-                await self._read_recorder(handlers, tracker, naming, timeout_s, heartbeat, reading)
+            reading, naming = Reading(), self._naming
+            try:
+                for tracker in list(self.trackers):
+                    await self._read_recorder(handlers, tracker, timeout_s, heartbeat, reading)
+            finally:
+                # While a recorder is awaited, a stream may open and report what is in flight: what
+                # is known must never be ahead of the rows. Another attempt may begin as well.
+                reading.unread |= naming is not self._naming
+                if naming is self._naming:
+                    record(self._apply(reading))
             return reading
 
     def _offered(self, names: tuple[str, ...]) -> list[_Handler]:
@@ -163,7 +175,6 @@ class Recorders:
         self,
         handlers: WorkerServer,
         tracker: RecorderTracker,
-        naming: Naming,
         timeout_s: float,
         heartbeat: Heartbeat,
         reading: Reading,
@@ -187,7 +198,8 @@ class Recorders:
             reading.unread = reading.is_busy = True
             return
         except HandlerFailed as error:
-            if error.status in (400, 404):  # listed, but it refuses these parameters
+            # Listed, but it refuses these parameters. One that was read would be read as a new one.
+            if error.status in (400, 404) and not tracker.capacity:
                 del self.trackers[tracker]
                 self.revision += 1
             reading.problems.append(str(error))
@@ -202,15 +214,22 @@ class Recorders:
         reading.dumps.append(kept)
         if len(data) <= _KEPT_BYTES:
             self._kept[tracker] = kept
-        if self._can_name(tracker, dump, taken_at.raw_ns, naming):
-            self.revision += 1
-            diff = tracker.apply(dump, taken_at.raw_ns, naming)
-            reading.rows += diff.rows
-            reading.lost += diff.lost
-            reading.unread |= not tracker.is_whole
-        else:
-            reading.unread = True
-        reading.entries = max(reading.entries, tracker.capacity)
+        reading.fresh.append((tracker, dump, taken_at.raw_ns))
+
+    def _apply(self, reading: Reading) -> list[Row]:
+        """The new rows."""
+        rows: list[Row] = []
+        for tracker, dump, taken_at_ns in reading.fresh:
+            if self._can_name(tracker, dump, taken_at_ns, self._naming):
+                self.revision += 1
+                diff = tracker.apply(dump, taken_at_ns, self._naming)
+                rows += diff.rows
+                reading.lost += diff.lost
+                reading.unread |= not tracker.is_whole
+            else:
+                reading.unread = True
+            reading.entries = max(reading.entries, tracker.capacity)
+        return rows
 
     def _can_name(
         self, tracker: RecorderTracker, dump: Dump, taken_at_ns: NodeRawNs, naming: Naming
@@ -226,7 +245,8 @@ class Recorders:
 
     # -- without a request ---------------------------------------------------------------------
 
-    def begin_attempt(self) -> None:
+    def begin_attempt(self, naming: Naming) -> None:
+        self._naming = naming
         self.revision += 1
         for tracker in self.trackers:
             tracker.begin_attempt()

@@ -63,8 +63,8 @@ class Outbox:
 
     def record(self, rows: EntryColumns) -> None:
         """Number the rows, ignoring their `first_revision`, and keep them."""
-        queue = self._queues.setdefault(rows.rank, _Queue())
         for start in range(0, len(rows), BATCH_ROWS):
+            queue = self._queues.setdefault(rows.rank, _Queue())
             piece = part(rows, start, start + BATCH_ROWS)
             queue.batches.append(replace(piece, first_revision=queue.recorded + 1))
             queue.recorded += len(piece)

@@ -17,6 +17,7 @@ from frd.cli.options import console, json_option, print_json, ranks_option, serv
 from frd.cli.screens import live
 from frd.cli.screens.cluster_table import cluster_lines, cluster_table
 from frd.cli.screens.job_tables import (
+    MAX_ROWS,
     clocks_table,
     groups_table,
     memory_table,
@@ -179,6 +180,8 @@ def _job(job: _Object) -> Sequence[RenderableType]:
         parts.append(memory_table(job["memory"]))
     if job["groups"]:
         parts.append(groups_table(job["groups"]))
+        partly = [one for one in job["groups"] if one.get("unwatched")]
+        parts += (Text(f"{plain(one['group'])}: {one['unwatched']}") for one in partly[:MAX_ROWS])
     if job["nodes"]:
         parts += (nodes_table(job["nodes"]), clocks_table(job["nodes"]))
     return parts

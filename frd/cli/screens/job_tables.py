@@ -77,7 +77,8 @@ def groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
         stalled = f"{group['stalled']}, {duration_text(group['stall_s'])}"
         table.add_row(
             Text(plain(group["group"])),
-            *(str(group[key]) for key in ("size", "enqueued", "completed", "matched", "open")),
+            str(group["size"] or "?"),
+            *(str(group[key]) for key in ("enqueued", "completed", "matched", "open")),
             Text(stalled if group["stalled"] else "", style="red"),
         )
     return _cut(table, len(groups))

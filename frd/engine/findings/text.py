@@ -125,10 +125,11 @@ def _stall(finding: Finding, timed: bool) -> str:
     reasons = {s.reason for s in suspects}
     if not suspects:
         if finding.reason is Reason.NETWORK_OR_DEVICE:
-            why = finding.disagreement or (
-                "no single rank is the cause, check the network and the devices"
-            )
-            return f"{waited} although all of its ranks have joined: {why}"
+            known, why = "", "no single rank is the cause, check the network and the devices"
+            if timed and not finding.collective.group_size:
+                known, why = " of this job", "it may wait for members that are not of this job"
+            why = finding.disagreement or why
+            return f"{waited} although all of its ranks{known} have joined: {why}"
         why = "whose telemetry is missing or late: check the agents (frd status)"
         if not timed:  # from dump files
             why = f"of which the dumps show too little: take a dump of {ranks(finding.unknown)}"

@@ -9,7 +9,7 @@ at a time (`Rows`), for a call costs more than the rows of most messages.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Final, TypeAlias
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frd.errors import WireError
-from frd.model import AlignedNs, Flags, Int32s, Int64s, UInt8s
+from frd.model import AlignedNs, Bools, Flags, Int32s, Int64s, UInt8s
 
 Places: TypeAlias = npt.NDArray[np.intp] | slice
 """Rows of a batch; the slice of everything is free of cost."""
@@ -27,6 +27,22 @@ _NOTHING: Final = np.empty(0, np.intp)
 _JOINED, _STARTED, _COMPLETED = int(Flags.JOINED), int(Flags.STARTED), int(Flags.COMPLETED)
 _LEFT = int(Flags.COMPLETED | Flags.FAILED)
 """A failed op was left, not completed: its peers may wait in it for ever."""
+
+
+def contradicting(rows: EntryRows, joined: Int64s, completed: Int64s) -> Bools:
+    """The rows without which the others can be applied: those of no member of their group, and
+    those whose seq is not above the ones before. `joined` and `completed` are by pair: what the
+    rank has reported."""
+    bad = rows.pair < 0
+    reported: dict[tuple[int, int], int] = {}
+    columns = rows.pair.tolist(), rows.seq.tolist(), rows.flags.tolist()
+    for row, (pair, seq, flags) in enumerate(zip(*columns, strict=True)):
+        marks = [(_JOINED, joined)] if flags & _JOINED else []
+        marks += [(_COMPLETED, completed)] if flags & _LEFT == _COMPLETED else []
+        bad[row] |= any(seq <= reported.get((pair, mark), seen[pair]) for mark, seen in marks)
+        if not bad[row]:
+            reported |= {(pair, mark): seq for mark, _ in marks}
+    return bad
 
 
 def is_empty(places: Places) -> bool:
@@ -51,6 +67,9 @@ class EntryRows:
 
     def __len__(self) -> int:
         return len(self.seq)
+
+    def only(self, some: Bools) -> EntryRows:
+        return replace(self, **{c.name: getattr(self, c.name)[some] for c in fields(self)[1:]})
 
 
 @dataclass(frozen=True, slots=True)

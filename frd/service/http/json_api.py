@@ -31,6 +31,7 @@ from frd.service.state import (
 )
 
 Json: TypeAlias = dict[str, Any]
+_UNWATCHED: Final = "only its members that this job reports are watched, others are of other jobs"
 _STALLED: Final = (Kind.STALL, Kind.MISMATCH, Kind.ORDER)
 
 
@@ -168,6 +169,7 @@ def group_json(group: GroupView) -> Json:
         "group_id": group.group_id,
         "group": group.label,
         "size": group.size,
+        "unwatched": "" if group.size else _UNWATCHED,
         "open": group.open_collectives,
         "stalled": group.stalled_collectives,
         "stall_s": group.stall_s,

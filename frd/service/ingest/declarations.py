@@ -322,7 +322,7 @@ class Declarations:
 
     def _enter_group(self, handles: StreamHandles, index: int, info: GroupInfo) -> None:
         handle = handles.attempt.group(info)
-        self.group_column.put(index, handles.add_group(info, handle))
+        self.group_column.put(index, handles.add_group(handle))
         self.group_handle.put(index, handle)
 
     def _enter_series(self, handles: StreamHandles, index: int, info: SeriesInfo) -> None:

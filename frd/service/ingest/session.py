@@ -25,6 +25,7 @@ from frd.errors import WireError
 from frd.model import (
     AlignedNs,
     AttemptKey,
+    Bools,
     ChannelColumns,
     EntryColumns,
     Int32s,
@@ -60,6 +61,10 @@ from frd.wire.messages import (
 UNKNOWN_UNCERTAINTY_NS: Final = 50_000_000
 """Uncertainty of a clock without pings: more than the delay of a slow network, and little
 compared with the 100 ms between two memory samples."""
+SAMPLES: Final = "memory"
+ROWS: Final = "entries"
+"""Labels of what is refused without an end of the stream: impossible memory samples, and rows that
+contradict what their rank has reported."""
 _UNALIGNED: Final = Alignment("no exchange yet", AlignedNs(0), 0, 0, 0.0, 0)
 
 
@@ -83,7 +88,7 @@ class Session:
         """The engine has failed on a message of the stream."""
         self.lag_ns = 0
         """Time from sending to applying of the last watermark message."""
-        self._refused_samples = 0
+        self._refused: list[tuple[str, int, str]] = []
         self.alignment = _UNALIGNED
         """Converts node times to aligned times."""
         self._wall_times: WallTimes | None = None
@@ -160,10 +165,14 @@ class Session:
         acks, self._acks = self._acks, {}
         return acks
 
-    def take_refused_samples(self) -> int:
-        """Memory samples since the last call that cannot be true."""
-        refused, self._refused_samples = self._refused_samples, 0
+    def take_refused(self) -> list[tuple[str, int, str]]:
+        """What was refused since the last call, without an end of the stream: its label, how many
+        rows or samples, and why."""
+        refused, self._refused = self._refused, []
         return refused
+
+    def _refuse(self, label: str, bad: Bools, why: str) -> None:
+        self._refused.append((label, int(bad.sum()), why))
 
     def admit(self, key: AttemptKey, run: str, now: AlignedNs) -> None:
         """The run is watched from now on."""
@@ -223,9 +232,19 @@ class Session:
                 self._acknowledge(batch.rank, last)
             return
         rows = self._entry_rows(batch, rank, handles, now)
-        message = attempt.check_entries(
-            rows, replay=revision.replay or not numbered, session=known.session_number, now=now
-        )
+        replay = revision.replay or not numbered
+        check = partial(attempt.check_entries, replay=replay, session=known.session_number, now=now)
+        try:
+            message = check(rows)
+        except WireError as error:
+            bad = attempt.contradicting(rows, replay=replay)
+            self._refuse(ROWS, bad, f"rank {rank.info.rank} of {attempt.key.job}: {error}")
+            if bad.all():
+                if numbered:  # the agent may drop them
+                    self._acknowledge(batch.rank, last)
+                return
+            rows = rows.only(~bad)
+            message = check(rows)
         self._shared.entries += len(rows) - message.duplicates
         self._shared.duplicates += message.duplicates
         if numbered:
@@ -263,7 +282,7 @@ class Session:
             )
         return EntryRows(
             rank=rank.info.rank,
-            pair=handles.pairs("entries.group", rank.row, known.group_column.take(batch.group)),
+            pair=handles.pairs(rank.row, known.group_column.take(batch.group)),
             seq=batch.seq,
             signature=handles.signatures(batch.signature, known.signatures),
             flags=batch.flags,
@@ -284,9 +303,15 @@ class Session:
             return
         columns = batch.columns
         if self.declared.superseded:
-            columns = _without(columns, self.declared.superseded)
+            gone = np.fromiter(self.declared.superseded, np.uint32)
+            stay = [~np.isin(of, gone) for of in (columns.rank, columns.seen_rank)]
+            columns = _only(columns, *stay)
+        pair = self._pairs_of(handles, columns)
+        if (bad := pair < 0).any():
+            self._refuse(ROWS, bad, "watermarks.group: some ranks are not in the group")
+            columns, pair = _only(columns, ~bad, np.ones(len(columns.seen_rank), bool)), pair[~bad]
         rows = WatermarkRows(
-            pair=self._pairs_of(handles, columns),
+            pair=pair,
             enqueued=columns.enqueued,
             started=columns.started,
             completed=columns.completed,
@@ -304,7 +329,6 @@ class Session:
             if of is handles and rank is columns.rank and group is columns.group:
                 return pairs
         pairs = handles.pairs(
-            "watermarks.group",
             self.declared.rank_row.take(columns.rank),
             self.declared.group_column.take(columns.group),
         )
@@ -381,7 +405,9 @@ class Session:
             end_ns=begin + (batch.end_ns - batch.begin_ns + slack_ns),
             values=batch.values,
         )
-        self._refused_samples += handles.attempt.memory.observe(columns, now)
+        if refused := handles.attempt.memory.observe(columns, now):
+            why = "negative, more than there is, or out of order"
+            self._refused.append((SAMPLES, refused, why))
 
     def _memory_event(self, event: MemoryEvent, now: AlignedNs) -> None:
         rank = self.ranks[event.rank]
@@ -410,10 +436,7 @@ class Session:
         return self.alignment.at_ns + now - self.alignment.aligned_ns
 
 
-def _without(columns: WatermarkColumns, superseded: Iterable[int]) -> WatermarkColumns:
-    """The columns without ranks that another process has taken over."""
-    gone = np.fromiter(superseded, np.uint32)
-    rows, seen = ~np.isin(columns.rank, gone), ~np.isin(columns.seen_rank, gone)
+def _only(columns: WatermarkColumns, rows: Bools, seen: Bools) -> WatermarkColumns:
     keep = dict.fromkeys((c.name for c in fields(columns)), rows)
     keep |= {"seen_rank": seen, "as_of_ns": seen}
     return WatermarkColumns(**{name: getattr(columns, name)[some] for name, some in keep.items()})

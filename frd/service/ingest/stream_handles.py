@@ -8,7 +8,6 @@ signatures are resolved when a batch first needs them, then looked up.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -17,10 +16,9 @@ import numpy.typing as npt
 
 from frd.engine.attempt import Attempt
 from frd.errors import WireError
-from frd.model import GroupInfo, Int32s, RankInfo, Signature
+from frd.model import Int32s, RankInfo, Signature
 
 _UNRESOLVED: Final = -2
-_NOT_A_MEMBER: Final = -1
 MAX_PAIRS: Final = 1 << 24
 """Maximum of ranks times groups of one attempt on one stream."""
 
@@ -62,8 +60,8 @@ class StreamHandles:
         self.attempt = attempt
         self.ranks: list[RankInfo] = []
         """By row. The engine's handle of a rank is its global rank."""
-        self.groups: list[tuple[str, int]] = []
-        """By column: label and the engine's handle."""
+        self.groups: list[int] = []
+        """By column: the engine's handle."""
         self._pairs: Int32s = np.full((8, 16), _UNRESOLVED, np.int32)
         self._signatures = IndexColumn(_UNRESOLVED)
 
@@ -73,21 +71,17 @@ class StreamHandles:
         self._grow()
         return len(self.ranks) - 1
 
-    def add_group(self, info: GroupInfo, handle: int) -> int:
+    def add_group(self, handle: int) -> int:
         """Returns the column of a group."""
-        self.groups.append((sys.intern(info.label), handle))
+        self.groups.append(handle)
         self._grow()
         return len(self.groups) - 1
 
-    def pairs(self, field: str, rows: npt.NDArray[Any] | int, columns: Int32s) -> Int32s:
-        """Engine pair rows.
-
-        Raises:
-            WireError: naming `field`, when a rank is no member of a group.
-        """
+    def pairs(self, rows: npt.NDArray[Any] | int, columns: Int32s) -> Int32s:
+        """Engine pair rows; -1 where the rank is no member of the group."""
         pairs: Int32s = self._pairs[rows, columns]
-        if len(pairs) and pairs.min() < 0:
-            self._resolve(field, np.broadcast_to(rows, pairs.shape)[pairs < 0], columns[pairs < 0])
+        if (new := pairs == _UNRESOLVED).any():
+            self._resolve(np.broadcast_to(rows, pairs.shape)[new], columns[new])
             pairs = self._pairs[rows, columns]
         return pairs
 
@@ -112,14 +106,9 @@ class StreamHandles:
             handles = self._signatures.take(indexes).clip(-1)
         return handles
 
-    def _resolve(self, field: str, rows: npt.NDArray[Any], columns: Int32s) -> None:
+    def _resolve(self, rows: npt.NDArray[Any], columns: Int32s) -> None:
         for row, column in sorted(set(zip(rows.tolist(), columns.tolist(), strict=True))):
-            rank = self.ranks[row].rank
-            label, handle = self.groups[column]
-            pair = self.attempt.pair(rank, handle)
-            if pair == _NOT_A_MEMBER:
-                raise WireError(field, "disagree", f"rank {rank} is no member of group {label!r}")
-            self._pairs[row, column] = pair
+            self._pairs[row, column] = self.attempt.pair(self.ranks[row].rank, self.groups[column])
 
     def _grow(self) -> None:
         need = len(self.ranks), len(self.groups)

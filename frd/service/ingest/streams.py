@@ -18,14 +18,14 @@ from typing import Final
 
 from frd.engine.clocks.alignment import Alignment
 from frd.errors import FrdError
-from frd.model import AlignedNs, AttemptKey, EntryColumns, MemoryColumns
+from frd.model import AlignedNs, AttemptKey, EntryColumns
 from frd.rpc import MIN_PING_MS
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks
 from frd.service.clocks.alignments import encode
 from frd.service.ingest.acks import PendingAcks
 from frd.service.ingest.job_runs import JobWarning, Refusal
 from frd.service.ingest.nodes import Nodes
-from frd.service.ingest.session import Session
+from frd.service.ingest.session import ROWS, SAMPLES, Session
 from frd.service.ingest.shared import Shared
 from frd.service.journal.log import Log
 from frd.service.metrics.recent_peak import RecentPeak
@@ -48,8 +48,7 @@ from frd.wire.messages import (
 
 MAX_REFUSED: Final = 32
 """Jobs whose refused ranks are shown."""
-SAMPLES: Final = "memory"
-"""Label of impossible memory samples. They do not end the stream."""
+_REFUSED: Final = {SAMPLES: "samples of memory", ROWS: "rows"}
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +70,7 @@ class Stream:
     """Why the service ends the stream, without an error of the agent."""
     interrupt: Callable[[bool], None] = lambda redirected: None
     """Ends the reading of messages; if the agent is redirected, after it had time to hang up."""
-    logged_refused: bool = False
+    logged_refused: set[str] = field(default_factory=set)
 
     def send(self, event: ServiceEvent) -> None:
         self.outgoing.append(event)
@@ -122,7 +121,7 @@ class Streams:
         self.revisions = shared.revisions
         self.runs = shared.runs
         self.refused: Counter[str] = Counter()
-        """Refused and aborted streams by reason, and refused memory samples as `SAMPLES`."""
+        """Refused and aborted streams by reason, and what is refused of others."""
         self._shared = shared
         self._clocks = clocks
         self._journal = journal
@@ -172,9 +171,6 @@ class Streams:
                 self._acking.add(stream)
             case Watermarks():
                 self._lags.add(session.lag_ns / 1e9, now / 1e9)
-            case MemoryColumns():
-                if refused := session.take_refused_samples():
-                    self._refuse_samples(stream, refused)
             case Declare():
                 session.declared.charge(event, len(data))
                 self._adopt(stream)
@@ -186,6 +182,8 @@ class Streams:
                 self.nodes.said_goodbye(session.key, stream.id)
             case _:
                 pass
+        for label, count, why in session.take_refused():
+            self._refuse(stream, label, count, why)
         self.nodes.heard(session.key, now)
         if not self._journal.message(stream.id, now, data, event):
             stream.acks.cut()
@@ -273,13 +271,12 @@ class Streams:
                 declared.must_resync = False
                 stream.send(Resync("another run of the job has ended: this run is watched now"))
 
-    def _refuse_samples(self, stream: Stream, count: int) -> None:
-        """Count refused samples and log them once per stream. Its other samples are used."""
-        self.refused[SAMPLES] += count
-        if not stream.logged_refused and (hello := stream.session.hello) is not None:
-            stream.logged_refused = True
-            why = "negative, more than there is, or out of order"
-            log.warning("agent of %s: samples of memory refused: %s", hello.node, why)
+    def _refuse(self, stream: Stream, label: str, count: int, why: str) -> None:
+        """Count what is refused, and log each kind once per stream. The rest is used."""
+        self.refused[label] += count
+        if label not in stream.logged_refused and (hello := stream.session.hello) is not None:
+            stream.logged_refused.add(label)
+            log.error("agent of %s: %s refused: %s", hello.node, _REFUSED[label], why)
 
     # -- all of them ---------------------------------------------------------------------------
 

@@ -150,7 +150,8 @@ METRICS: Final[dict[str, Spec]] = {
     "frd_ingest_refused_total": _counter(
         ("reason",),
         "Streams that failed: refused because of an invalid message, or aborted before their end; "
-        "`memory`: impossible memory samples; `job_name`: rank processes of a job whose name "
+        "`memory`: impossible memory samples; `entries`: rows that contradict what their rank has "
+        "reported, or of a rank outside the group; `job_name`: rank processes of a job whose name "
         "another running job has.",
     ),
     "frd_ingest_throttled_total": _counter(

@@ -9,9 +9,12 @@ import os
 import sys
 import threading
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch.distributed import PrefixStore, TCPStore
 from torch.utils.data import DataLoader
 
 
@@ -41,6 +44,15 @@ def reduce(times: str = "1") -> None:
 def group(desc: str) -> None:
     ranks = list(range(dist.get_world_size()))
     dist.barrier(dist.new_group(ranks, group_desc=desc))
+
+
+def weights() -> None:
+    """A group at its own store, as programs make it to send weights to the processes of another
+    job, here to none."""
+    store = PrefixStore("weights", TCPStore("127.0.0.1", 0, 1, is_master=True))
+    names = {"group_name": "weights", "timeout": timedelta(minutes=1)}
+    made, _ = c10d._new_process_group_helper(1, 0, [], "gloo", store, **names)
+    c10d._world.pg_group_ranks[made] = {0: 0}
 
 
 def load() -> None:
@@ -86,7 +98,8 @@ def fail(text: str) -> None:
 
 kept: list[object] = []
 COMMANDS = {
-    f.__name__: f for f in (init, destroy, reduce, group, load, fork, hold, grow, child, fail)
+    f.__name__: f
+    for f in (init, destroy, reduce, group, weights, load, fork, hold, grow, child, fail)
 }
 
 for line in sys.stdin:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.unit.cli.shell import Shell
@@ -39,6 +41,17 @@ def test_status_begins_with_what_is_wrong(service: Service, ask: Shell) -> None:
     ]
     service.says("/api/v1/jobs/old", {**JOB, "job": "old", "ended": True})
     assert "old  attempt 1, ended, 4 ranks" in ask("status", "--all").out
+
+
+def test_status_says_which_groups_are_watched_in_part(service: Service, ask: Shell) -> None:
+    """Members of other jobs are not watched; an older service does not say so."""
+    known: Any = JOB["groups"]
+    group = {**known[0], "group": "weights", "size": 0, "unwatched": "others are not"}
+    says_status(service)
+    service.says("/api/v1/jobs/a%2Fb", {**JOB, "groups": [*known, group]})
+    rows = [" ".join(line.split()) for line in ask("status").lines]
+    assert "weights: others are not" in rows
+    assert any(row.startswith("weights ? 7 6") for row in rows)
 
 
 def test_a_lost_job_stays_in_sight(service: Service, ask: Shell) -> None:

@@ -7,6 +7,7 @@ import gzip
 import pickle
 import time
 import tracemalloc
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 import numpy as np
@@ -15,9 +16,11 @@ import pytest
 from frd.model import AttemptKey, NodeRawNs
 from frd_agent import tap
 from frd_agent.node_time import ClockReading
+from frd_agent.recorder import recorders
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.recorders import Heartbeat, Reading, Recorders
-from frd_agent.recorder.worker_server import Busy, First, Silent
+from frd_agent.recorder.rows import Row
+from frd_agent.recorder.worker_server import Busy, First, HandlerFailed, Silent
 from frd_agent.uplink.dictionary import Dictionary
 from tests.sim.faults import Fault, FaultKind
 from tests.sim.jobs import EPOCH, PLAN, job_of
@@ -32,6 +35,8 @@ class _Server:
     def __init__(self, rank: SimRank) -> None:
         self._rank = rank
         self.gil_is_held = self.is_silent = False
+        self.meanwhile: Callable[[str], None] = lambda name: None
+        """Called while the agent waits for a dump, with its handler."""
         self.firsts: list[str] = []
         """By dump: the handler that was called before."""
 
@@ -57,6 +62,7 @@ class _Server:
             first.answered = not self.gil_is_held
             if first.required and not first.answered:
                 raise Busy("busy")
+        self.meanwhile(name)
         if self.is_silent and name == NCCL:
             raise Silent("silent")
         return self._rank.dump(name)
@@ -68,12 +74,19 @@ class Agent:
     def __init__(self) -> None:
         self.job = job_of(PLAN)
         self.rank = self.job.ranks[0]
-        dictionary = Dictionary()
-        self._naming = Naming(dictionary, dictionary.attempt(AttemptKey("job", 0), PLAN.world))
-        self._naming.replace(self.rank.groups)
+        self._dictionary = Dictionary()
         self._time = time_of(lambda: self.job.now, EPOCH)
         self.server = _Server(self.rank)
-        self._recorders = Recorders(self.server, "2.13.0", self._time)
+        self.recorders = Recorders(self.server, "2.13.0", self._time)
+        self.recorders.begin_attempt(self.naming(0))
+        self.rows: list[Row] = []
+        """Recorded so far."""
+
+    def naming(self, attempt: int) -> Naming:
+        key = AttemptKey("job", attempt)
+        naming = Naming(self._dictionary, self._dictionary.attempt(key, PLAN.world))
+        naming.replace(self.rank.groups)
+        return naming
 
     def read(self, second: int, published: int = 0, *, is_stale: bool = False) -> Reading:
         """What is read at that second; the tap has published at `published`."""
@@ -81,7 +94,7 @@ class Agent:
         self.server.firsts.clear()
         raw = self._time.to_raw(np.array([EPOCH + published * S]))
         heartbeat = Heartbeat(NodeRawNs(int(raw[0])), is_stale)
-        return asyncio.run(self._recorders.read(self._naming, 1.0, heartbeat))
+        return asyncio.run(self.recorders.read(1.0, heartbeat, self.rows.extend))
 
 
 def test_a_reset_recorder_is_read_although_another_has_nothing_new() -> None:
@@ -89,7 +102,9 @@ def test_a_reset_recorder_is_read_although_another_has_nothing_new() -> None:
     reading NCCL's again."""
     agent, rows = Agent(), []
     for second in range(6, 20):
-        rows.append(len(agent.read(second).rows))
+        before = len(agent.rows)
+        agent.read(second)
+        rows.append(len(agent.rows) - before)
         if second == 10:
             agent.job.inject(Fault(FaultKind.RECORDER_RESET, (0,)))
     assert len(agent.rank.handlers) == 2
@@ -126,6 +141,62 @@ def test_no_dump_of_nccl_while_the_interpreter_is_busy() -> None:
         with pytest.raises(Silent):
             read(second, 10, is_stale=True)
         assert server.firsts[-1] == (PREPARED if second == 11 else PLAIN)
+
+
+def test_what_is_in_flight_is_never_ahead_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the agent waits for the second recorder, a stream opens and reports what is in flight:
+    all rows of the first recorder up to there were recorded before. They are recorded also if the
+    second does not answer."""
+    monkeypatch.setattr(recorders, "_RECORDERS", recorders._RECORDERS[::-1])
+    agent = Agent()
+    seen: list[int] = []
+
+    def open_stream(name: str) -> None:
+        recorded = {(row[0], row[1]) for row in agent.rows}
+        assert {(row[0], row[1]) for row in agent.recorders.in_flight()} <= recorded
+        seen.append(len(agent.recorders.in_flight()))
+        if name != NCCL:
+            raise Silent("silent")
+
+    agent.server.meanwhile = open_stream
+    for second in range(6, 9):
+        with pytest.raises(Silent):
+            agent.read(second, second - 1)
+    assert len(agent.rows) == len({tuple(row[:4]) for row in agent.rows}) > 0
+    assert max(seen) > 0
+
+
+def test_a_dump_that_another_attempt_has_overtaken_is_read_again() -> None:
+    """While the agent waits for a dump, the process begins another attempt: rows of groups that are
+    named for the earlier one are not recorded for the later one."""
+    agent = Agent()
+    later = agent.naming(1)
+
+    def begin(name: str) -> None:
+        if name == NCCL:
+            agent.recorders.begin_attempt(later)
+
+    agent.server.meanwhile = begin
+    assert agent.read(6).unread
+    assert not agent.rows
+    agent.server.meanwhile = lambda name: None
+    agent.read(7)
+    assert {row[0] for row in agent.rows} <= set(later.all_groups())
+
+
+def test_a_recorder_that_was_read_is_not_read_as_a_new_one() -> None:
+    """Its handler fails once with 404: what was recorded before is not recorded again."""
+    agent = Agent()
+    agent.read(6, 5)
+
+    def fail(name: str) -> None:
+        raise HandlerFailed("not found", 404)
+
+    agent.server.meanwhile = fail
+    agent.read(7, 6)
+    agent.server.meanwhile = lambda name: None
+    agent.read(8, 7)
+    assert len(agent.rows) == len({tuple(row[:4]) for row in agent.rows}) > 0
 
 
 LISTS = b'{"version": "2.10", "x": [' + b"[]," * 6_000_000 + b"[]]}"

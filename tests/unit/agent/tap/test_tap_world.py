@@ -33,6 +33,8 @@ class World:
         self.pg_names: dict[Any, str] = {}
         self.pg_group_ranks: dict[Any, dict[int, int]] = {}
         self.pg_backend_config: dict[Any, str] = {}
+        self.pg_map: dict[Any, tuple[str, Any]] = {}
+        self.store = SimpleNamespace()
 
     def add(
         self,
@@ -41,8 +43,14 @@ class World:
         ranks: list[int],
         config: str = "cpu:gloo",
         devices: tuple[str, ...] = ("cpu",),
+        *,
+        store: Any = None,
+        at: int = 1,
     ) -> Group:
-        group = Group(1, len(ranks), desc, devices)
+        """`at`: the rank of this process in the group."""
+        group = Group(at, len(ranks), desc, devices)
+        prefix = SimpleNamespace(underlying_store=store or self.store)
+        self.pg_map[group] = config, SimpleNamespace(underlying_store=prefix)
         self.pg_names[group] = name
         self.pg_backend_config[group] = config
         self.pg_group_ranks[group] = {rank: i for i, rank in enumerate(ranks)}
@@ -56,6 +64,7 @@ class World:
         self.pg_names.clear()
         self.pg_group_ranks.clear()
         self.pg_backend_config.clear()
+        self.pg_map.clear()
 
 
 @pytest.fixture
@@ -78,6 +87,28 @@ def test_groups_are_written_as_they_are(world: World) -> None:
         {"name": "0", "desc": "default_pg", "ranks": [0, 1, 2, 3], "backend": "gloo"},
         {"name": "5", "desc": "tail", "ranks": [1, 3], "backend": "gloo"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "at", "own_store", "listed"),
+    [
+        ([0, 1, 2], 1, True, [0, 1, 2]),
+        ([1, 0], 0, True, [0, 1]),
+        ([0, 1, 2], 1, False, []),
+        ([0, 1, 2], 2, True, []),
+        ([0, 2], 1, True, []),
+        ([0, 1, 2, 3, 4], 1, True, []),
+    ],
+    ids=["own", "reordered", "store", "shifted", "without-this-rank", "beyond-the-world"],
+)
+def test_members_of_other_jobs_are_not_taken_for_ranks(
+    world: World, ranks: list[int], at: int, own_store: bool, listed: list[int]
+) -> None:
+    """A group that this process shares with another job, at a store that is not its job's or by the
+    store of this job: its numbers are not global ranks, so its members are unknown."""
+    store = None if own_store else SimpleNamespace()
+    world.add("weights", "", ranks, store=store, at=at)
+    assert json.loads(membership(world).text())[1]["ranks"] == listed
 
 
 def test_changes_are_noticed_once(world: World) -> None:
@@ -122,6 +153,7 @@ def test_no_process_group_is_kept_alive(world: World) -> None:
     group = world.add("1", "both", [0, 1])
     known.changed()
     del world.pg_names[group], world.pg_group_ranks[group], world.pg_backend_config[group]
+    del world.pg_map[group]
     assert sys.getrefcount(group) == 2
 
 

@@ -158,3 +158,14 @@ def test_nothing_unprintable_passes() -> None:
 def test_summaries(finding: Finding, summary: str) -> None:
     """One line for each kind of finding: what waits, how long, for which rank, and where it is."""
     assert summarize(finding) == summary
+
+
+def test_a_group_of_unknown_members_may_wait_for_another_job() -> None:
+    """All ranks of the job have joined, and the group has members that are not of the job: neither
+    the network nor a device is blamed."""
+    ref = replace(REF, group_size=0, missing_ranks=())
+    summary = summarize(stall(collective=ref, reason=Reason.NETWORK_OR_DEVICE))
+    assert summary.startswith(
+        f"{WAITED} although all of its ranks of this job have joined: "
+        "it may wait for members that are not of this job"
+    )

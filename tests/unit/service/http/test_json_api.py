@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from frd.engine.views import MemoryView, StatusView
+from frd.engine.views import GroupView, MemoryView, StatusView
 from frd.forms import finding_json, utc_ns, utc_text
 from frd.model import AlignedNs, AttemptKey, Kind, SeriesInfo, SeriesKind
+from frd.service.http.json_api import group_json
 from frd.service.state import ServiceState
 from tests.world.http_api import Client, Service, closed, finding, job_view
 from tests.world.views import NOW, SECOND
@@ -83,6 +84,12 @@ def test_jobs(client: Client) -> None:
     }
 
 
+def test_a_group_of_unknown_members_is_watched_in_part() -> None:
+    """Its members are the ranks that list it; the others may be of another job."""
+    group = GroupView("00bb", "weights", 0, 1, 1, 12.5, 6, 7, 6)
+    assert group_json(group)["unwatched"].endswith("others are of other jobs")
+
+
 def test_job_in_full(client: Client) -> None:
     """An attempt shows groups, ranks, nodes and its open findings, newest first. Without a number,
     it is the newest attempt."""
@@ -93,6 +100,7 @@ def test_job_in_full(client: Client) -> None:
             "group_id": "00aa",
             "group": "default_pg",
             "size": 2,
+            "unwatched": "",
             "open": 1,
             "stalled": 1,
             "stall_s": 12.5,

@@ -67,7 +67,7 @@ def test_samples_reach_the_series_of_their_rank() -> None:
     view = memory(service)
     used = {(of.rank, of.kind): v for of, v in zip(view.series, view.used.tolist(), strict=True)}
     assert used == {(0, HOST): GIB, (3, HOST): -1, (3, SeriesKind.DEVICE_USED): 4 * GIB}
-    assert stream.session.take_refused_samples() == 0
+    assert not stream.session.take_refused()
 
 
 def test_times_are_intervals_on_the_services_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,8 +93,8 @@ def test_impossible_values_are_counted() -> None:
     service = Service()
     stream = declared(service.stream())
     stream.send(samples(stream, [0, 1], [[-2, 1 << 51], [GIB, 2 * GIB]]))
-    assert stream.session.take_refused_samples() == 2
-    assert stream.session.take_refused_samples() == 0
+    assert [refused[:2] for refused in stream.session.take_refused()] == [("memory", 2)]
+    assert not stream.session.take_refused()
     assert memory(service).used.tolist()[:2] == [-1, 2 * GIB]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -18,8 +18,10 @@ from frd.errors import WireError
 from frd.model import (
     AlignedNs,
     AttemptKey,
+    EntryColumns,
     ExitInfo,
     ExitKind,
+    Flags,
     GroupInfo,
     NodeNs,
     RankInfo,
@@ -63,19 +65,38 @@ def test_nothing_is_acknowledged_before_it_is_applied(stream: Stream) -> None:
     assert stream.service.shared.entries == 10
 
 
-def test_a_bad_batch_ends_its_own_stream_and_no_other_batch(service: Service) -> None:
-    """While the rows of one stream wait, another stream sends seqs that do not rise: only that
-    message is refused, nothing of it is acknowledged, and a new stream may send it again."""
+def refused(stream: Stream) -> list[tuple[str, int, str]]:
+    return [(label, n, why.split(": seqs")[0]) for label, n, why in stream.session.take_refused()]
+
+
+def test_bad_rows_cost_no_other_row(service: Service) -> None:
+    """Of a message with seqs that do not rise, the rows that do are applied, the message is
+    acknowledged, and the stream goes on."""
     bad, good = service.stream(), service.stream()
     good.send(entries(1, range(5)))
-    with pytest.raises(WireError, match="must rise"):
-        bad.send(entries(1, range(3, 0, -1), rank=1))
-    assert bad.take_acks() == {}
-    assert good.take_acks() == {0: 5}
-    again = service.stream()
-    again.send(entries(1, range(3), rank=1))
-    assert again.take_acks() == {1: 3}
-    assert service.shared.entries == 8
+    bad.send(entries(1, range(3, 0, -1), rank=1))
+    assert refused(bad) == [("entries", 2, "rank 3 of job: entries.seq: 2 after 3")]
+    assert (bad.take_acks(), good.take_acks()) == ({1: 3}, {0: 5})
+    bad.send(entries(4, range(4, 8), rank=1))
+    assert bad.take_acks() == {1: 7}
+    assert service.shared.entries == 10
+
+
+def test_rows_of_one_group_that_are_refused_cost_no_row_of_another(stream: Stream) -> None:
+    """The service knows the rank's 33rd op of a group from a replay of what is in flight; rows 1 to
+    34 of it come after that, with rows of another group. Only what was known is refused."""
+    stream.send(replace(entries(0, range(33, 34)), flags=np.array([int(Flags.JOINED)], np.uint8)))
+    rows = entries(1, range(1, 35)), entries(1, range(3), group=1)
+    both = {
+        c.name: np.concatenate([getattr(some, c.name) for some in rows])
+        for c in fields(rows[0])[2:]
+    }
+    stream.send(EntryColumns(rank=0, first_revision=1, **both))
+    why = "rank 0 of job: entries.seq: 1: the rank has already reported 33 of this group"
+    assert refused(stream) == [("entries", 33, why)]
+    assert stream.take_acks() == {0: 37}
+    enqueued = {view.label: view.enqueued for view in stream.service.view().groups}
+    assert (enqueued["default_pg"], enqueued["TENSOR"]) == (34, 2)
 
 
 def test_a_fault_of_the_engine_costs_one_stream(
@@ -204,20 +225,29 @@ def test_a_restarted_rank_begins_again(service: Service) -> None:
     assert service.shared.entries == 8
 
 
-def test_backwards_is_refused_and_changes_nothing(stream: Stream) -> None:
-    """Fresh rows whose seq does not rise are refused naming the field; no row of them counts."""
+def test_backwards_is_refused_and_counted(stream: Stream) -> None:
+    """Fresh rows whose seq does not rise are refused; those above what is known count."""
     stream.send(entries(1, range(5, 8)))
-    with pytest.raises(WireError) as caught:
-        stream.send(entries(4, range(4, 9)))
-    assert (caught.value.field, caught.value.reason) == ("entries.seq", "backwards")
-    assert stream.service.shared.entries == 3
-    assert stream.take_acks() == {0: 3}
+    stream.send(entries(4, range(4, 9)))
+    ((label, count, _),) = stream.session.take_refused()
+    assert (label, count) == ("entries", 4)
+    assert stream.service.shared.entries == 4
+    assert stream.take_acks() == {0: 8}
 
 
 def test_a_rank_outside_the_group_is_refused(stream: Stream) -> None:
-    """Rank 3 reports a collective of a group of ranks 0 and 1."""
-    with pytest.raises(WireError, match=r"entries\.group: rank 3 is no member of group 'TENSOR'"):
-        stream.send(entries(1, range(2), rank=1, group=1))
+    """Rank 3 reports a collective of a group of ranks 0 and 1, and how far it has come there: both
+    are refused, and the stream goes on."""
+    stream.send(entries(1, range(2), rank=1, group=1))
+    why = "rank 3 of job: entries.group: row 0: the rank is not in the group"
+    assert refused(stream) == [("entries", 2, why)]
+    now = stream.node_now()
+    marks = watermarks([1], enqueued=5, completed=4, head=now, seen=[0, 1], as_of=now, sent=now)
+    outside = replace(marks.columns, group=np.array([1], np.uint32))
+    stream.send(replace(marks, columns=outside))
+    assert [one[:2] for one in stream.session.take_refused()] == [("entries", 1)]
+    stream.send(entries(3, range(2), rank=1))
+    assert stream.take_acks() == {1: 4}
 
 
 def test_a_job_without_room_waits_until_there_is_some() -> None:
