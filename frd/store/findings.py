@@ -132,8 +132,12 @@ class FindingStore:
         db.executemany("INSERT INTO outbox VALUES (?, ?, ?, ?)", news)
 
     def open_findings(self) -> list[Finding]:
-        """All open findings, oldest first: a restarted service restores them."""
-        return self._select("WHERE state = ? ORDER BY opened_ns", (FindingState.OPEN.value,))
+        """All that last, oldest first: a restarted service restores them."""
+        return self._select(
+            "WHERE state = ? OR CASE WHEN json_valid(body) THEN json_extract(body, '$.goes_on') END"
+            " ORDER BY opened_ns",
+            (FindingState.OPEN.value,),
+        )
 
     def query(
         self,

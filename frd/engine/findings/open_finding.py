@@ -63,9 +63,9 @@ class OpenFinding:
     None before that."""
     restored_at: AlignedNs | None = None
     """When an earlier process's finding was restored; None once this process has seen it."""
-    is_dismissed: bool = False
-    """Closed by hand. It stays known, so that the same incident opens no other finding, but it is
-    reported no more."""
+    dismissed: Finding | None = None
+    """As it was closed by hand. It stays known, so that the same incident opens no other finding,
+    but its changes are reported no more."""
     is_resting: bool = False
     """Closed because nothing is heard of the job any more; it may open again, see `reopen`."""
     heard_at: AlignedNs | None = None
@@ -89,7 +89,10 @@ class OpenFinding:
         """A finding of an earlier process of the service; if it is closed, it was dismissed there,
         and what it is about lasts."""
         is_dismissed = finding.state is FindingState.CLOSED
-        finding = replace(finding, state=FindingState.OPEN, closed_at=None, close_reason="")
+        dismissed = replace(finding, goes_on=True) if is_dismissed else None
+        finding = replace(
+            finding, state=FindingState.OPEN, closed_at=None, close_reason="", goes_on=False
+        )
         if life.critical_after_s < NEVER and finding.severity is None:
             finding = replace(finding, severity=Severity.WARNING)
         return cls(
@@ -100,7 +103,7 @@ class OpenFinding:
             now,
             Attachments.of(finding),
             restored_at=now,
-            is_dismissed=is_dismissed,
+            dismissed=dismissed,
         )
 
     @classmethod
@@ -128,14 +131,14 @@ class OpenFinding:
         if look.at - self.heard_at < life.confirm_s * 1e9:
             return []
         self.is_resting = False
-        return [] if self.is_dismissed else [FindingEvent(Change.OPENED, self.finding)]
+        return [] if self.dismissed else [FindingEvent(Change.OPENED, self.finding)]
 
     # -- questions ---------------------------------------------------------------------------
 
     @property
     def is_hidden(self) -> bool:
         """Known, but closed for users."""
-        return self.is_dismissed or self.is_resting
+        return self.dismissed is not None or self.is_resting
 
     @property
     def named(self) -> set[int]:
