@@ -329,10 +329,10 @@ class Engine:
     @property
     def dismissed(self) -> frozenset[str]:
         """Ids of findings that were closed by hand, and whose trouble lasts."""
-        return frozenset(self._going_on())
+        return frozenset(self._dismissed())
 
-    def _going_on(self) -> dict[str, Finding]:
-        """Findings that were closed by hand and whose trouble lasts, by id."""
+    def _dismissed(self) -> dict[str, Finding]:
+        """By id."""
         return {
             finding.id: finding
             for evaluation in self._evaluations.values()
@@ -391,7 +391,7 @@ class Engine:
         for evaluation in self._evaluations.values():
             if evaluation.attempt is not None:
                 evicted.update(evaluation.attempt.evicted)
-        going_on = self._going_on()
+        going_on = {id_: one for id_, one in self._dismissed().items() if one.goes_on}
         closed = [replace(one, goes_on=one.id in going_on) for one in self._closed.values()]
         return StatusView(
             at=now,

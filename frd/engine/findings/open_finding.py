@@ -88,11 +88,8 @@ class OpenFinding:
     def restored(cls, finding: Finding, now: AlignedNs, life: Lifetime) -> OpenFinding:
         """A finding of an earlier process of the service; if it is closed, it was dismissed there,
         and what it is about lasts."""
-        is_dismissed = finding.state is FindingState.CLOSED
-        dismissed = replace(finding, goes_on=True) if is_dismissed else None
-        finding = replace(
-            finding, state=FindingState.OPEN, closed_at=None, close_reason="", goes_on=False
-        )
+        dismissed = finding if finding.state is FindingState.CLOSED else None
+        finding = replace(finding, state=FindingState.OPEN, closed_at=None, close_reason="")
         if life.critical_after_s < NEVER and finding.severity is None:
             finding = replace(finding, severity=Severity.WARNING)
         return cls(
@@ -207,6 +204,9 @@ class OpenFinding:
         if self.finding.kind in life.final:
             self.anchors = claim.anchors
             return self._report(self._with_collective(self.finding, claim), look.at)
+        if (events := self.note_end(look, life)) or self.finding.ended_by:
+            self.anchors = claim.anchors
+            return events
         suspects = self._possible(claim, look)
         if suspects is None:
             return []
@@ -353,7 +353,10 @@ class OpenFinding:
         return self._report(finding, look.at)
 
     def attach(self, evidence: Evidence) -> list[FindingEvent]:
-        """Better evidence about a suspect, or about a victim, which may become the witness."""
+        """Better evidence about a suspect, or about a victim, which may become the witness. What
+        they do after they ended, or came out of their wait, is none."""
+        if self.finding.ended_by or not self.finding.lasts:
+            evidence = replace(evidence, activity=None, waits_for=None)
         self.attachments.add(evidence)
         return self._report(self.finding, self.seen)
 

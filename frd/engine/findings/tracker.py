@@ -104,8 +104,10 @@ class Tracker:
         return [tracked.as_of(now) for tracked in self._of(tuple(Kind)) if not tracked.is_hidden]
 
     def dismissed(self) -> list[Finding]:
-        """Findings that were closed by hand, and whose trouble lasts."""
-        return [one.dismissed for one in self._open.values() if one.dismissed is not None]
+        """Findings that were closed by hand and whose trouble lasts, as far as that is known: it is
+        not of a job of which nothing is heard."""
+        known = [(one.dismissed, not one.is_resting) for one in self._open.values()]
+        return [replace(finding, goes_on=goes_on) for finding, goes_on in known if finding]
 
     def known(self, kinds: Collection[Kind]) -> Known:
         """What a detector may know of its earlier claims."""

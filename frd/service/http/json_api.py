@@ -125,9 +125,8 @@ def cluster_json(cluster: ClusterState) -> Json:
     }
 
 
-def _job_line(
-    state: ServiceState, view: AttemptView, open_findings: int, closed_by_hand: int
-) -> Json:
+def _job_line(state: ServiceState, view: AttemptView, opened: int, closed: int) -> Json:
+    """`opened`, `closed`: findings that are open; that were closed by hand and go on."""
     heard = AlignedNs(int(view.rank_columns.as_of.max(initial=0)))
     return {
         "job": view.key.job,
@@ -136,8 +135,8 @@ def _job_line(
         "ended": view.ended,
         "state": job_state(state, view),
         "ranks": dict(sorted(rank_states(view, state.nodes).items())),
-        "open_findings": open_findings,
-        **({"findings_closed_by_hand": closed_by_hand} if closed_by_hand else {}),
+        "open_findings": opened,
+        **({"findings_closed_by_hand": closed} if closed else {}),
         "last_heard_s": age_s(heard, state.status_view.at),
         "gap_entries": view.gap_entries,
         "pace": pace_json(state, view),
