@@ -204,9 +204,6 @@ class OpenFinding:
         if self.finding.kind in life.final:
             self.anchors = claim.anchors
             return self._report(self._with_collective(self.finding, claim), look.at)
-        if (events := self.note_end(look, life)) or self.finding.ended_by:
-            self.anchors = claim.anchors
-            return events
         suspects = self._possible(claim, look)
         if suspects is None:
             return []
@@ -216,7 +213,8 @@ class OpenFinding:
             return []
         if not changed:
             self.rivals = Rivals()
-        self.suspects = suspects if changed else builder.refined(self.suspects, suspects)
+        if not self._ended_by(look, life):
+            self.suspects = suspects if changed else builder.refined(self.suspects, suspects)
         finding = self.finding
         if changed or self._is_about(claim):
             self.since = claim.since
@@ -316,11 +314,14 @@ class OpenFinding:
 
     def note_end(self, look: Look, life: Lifetime) -> list[FindingEvent]:
         """How ranks of the finding ended after it had opened."""
+        words = self._ended_by(look, life)
+        return self._report(replace(self.finding, ended_by=words), look.at) if words else []
+
+    def _ended_by(self, look: Look, life: Lifetime) -> str:
         ranks = {*self.named, *self.finding.victims, *self.finding.unknown}
         if self.finding.kind in life.final:
             ranks -= self.named
-        words = look.ended_by(ranks, self.named, self.finding.opened_at)
-        return self._report(replace(self.finding, ended_by=words), look.at) if words else []
+        return look.ended_by(ranks, self.named, self.finding.opened_at)
 
     def _hold_up(self, look: Look) -> list[FindingEvent]:
         """Ranks that wait for a lost rank before their wait counts as a stall. Their agents report

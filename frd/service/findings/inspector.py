@@ -251,9 +251,8 @@ class Inspector:
         return UnrecordedWait(rank, WaitSource.INSPECTION, op, *times, peers, detail)
 
 
-def _is_inspected(finding: Finding) -> bool:
-    is_open = finding.state is FindingState.OPEN and not finding.ended_by
-    return is_open and finding.kind is not Kind.RANK_LOST
+def _is_inspected(of: Finding) -> bool:
+    return of.state is FindingState.OPEN and not (of.ended_by or of.kind is Kind.RANK_LOST)
 
 
 def _other_holder(rank: int, report: WaitReport) -> Holder | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from frd.flight.stacks.places import activity_of
 from frd.flight.stacks.text import RESTED
 from frd.flight.stacks.waits import Call, call_of, has_stack, native_line
 from tests.unit.flight.test_stack_places import recorded
@@ -96,3 +97,54 @@ def test_the_rendezvous(outer: str, op: str) -> None:
     call = call_of(said)
     assert call is not None
     assert call.op == op
+
+
+TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
+LIB = "/usr/lib/python3.11"
+ENDING = {
+    "at exit of torch": (f"{TORCH}/library.py _del_library", f"{LIB}/weakref.py _exitfunc"),
+    "a barrier at exit": (f"{C10D}/distributed_c10d.py barrier", f"{LIB}/weakref.py _exitfunc"),
+    "threads": (f"{LIB}/threading.py _shutdown",),
+    "pools": (f"{LIB}/threading.py join", f"{LIB}/concurrent/futures/thread.py _python_exit"),
+    "children": (
+        f"{LIB}/multiprocessing/popen_fork.py wait",
+        f"{LIB}/multiprocessing/util.py _exit_function",
+    ),
+    "a spawned process": (
+        f"{LIB}/multiprocessing/util.py _exit_function",
+        f"{LIB}/multiprocessing/process.py _bootstrap",
+    ),
+    "a callback of the program": ("/job/train.py close", f"{LIB}/weakref.py _exitfunc"),
+}
+"""Main threads that have left the main module of their program."""
+
+
+@pytest.mark.parametrize("case", ENDING)
+def test_an_interpreter_that_ends_proves_nothing(case: str) -> None:
+    """No wait, no line, no place: at most why the process is still there."""
+    said = text(*ENDING[case])
+    assert (call_of(said), has_stack(said)) == (None, False)
+    activity = activity_of(said)
+    assert (activity.stack, activity.inside, activity.usage) == ((), "", "")
+    assert activity.doing == "" or activity.doing.startswith("the program has ended")
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [
+        ("/job/train.py <module>",),
+        (f"{LIB}/multiprocessing/process.py run", f"{LIB}/multiprocessing/process.py _bootstrap"),
+        (f"{LIB}/threading.py run", f"{LIB}/threading.py _bootstrap_inner"),
+        ("<frozen-runpy> _run_code",),
+    ],
+)
+def test_a_program_that_ends_itself_is_in_its_main_module(outer: tuple[str, ...]) -> None:
+    """A join or a barrier on its last lines, in a script, a process, a thread or a module."""
+    said = text(f"{C10D}/distributed_c10d.py barrier", "/job/train.py finish", *outer)
+    assert has_stack(said)
+    assert call_of(said) == Call("barrier", "train.py:8 in finish", None)
+
+
+def test_a_stack_that_is_cut_has_not_ended() -> None:
+    """A hundred frames of torch: those of the program are below them."""
+    assert has_stack(text(*(f"{TORCH}/nn/modules/module.py _call_impl",) * 100))
