@@ -355,7 +355,7 @@ class OpenFinding:
 
     def attach(self, evidence: Evidence) -> list[FindingEvent]:
         """Better evidence about a suspect, or about a victim, which may become the witness. What
-        they do after they ended, or came out of their wait, is none."""
+        they do after they ended, or came out of their wait, shows nothing of it."""
         if self.finding.ended_by or not self.finding.lasts:
             evidence = replace(evidence, activity=None, waits_for=None)
         self.attachments.add(evidence)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from frd.flight.stacks.places import activity_of
@@ -148,3 +152,47 @@ def test_a_program_that_ends_itself_is_in_its_main_module(outer: tuple[str, ...]
 def test_a_stack_that_is_cut_has_not_ended() -> None:
     """A hundred frames of torch: those of the program are below them."""
     assert has_stack(text(*(f"{TORCH}/nn/modules/module.py _call_impl",) * 100))
+
+
+PROGRAM = """
+import faulthandler, multiprocessing, sys, threading, weakref
+
+class Kept: pass
+kept = Kept()
+
+def show(): faulthandler.dump_traceback()
+
+def end(how):
+    if how == "finalizer":
+        weakref.finalize(kept, show)
+    elif how == "thread":
+        main = threading.main_thread()
+        def wait_for_end():
+            main.join()
+            show()
+        threading.Thread(target=wait_for_end).start()
+    elif how == "spawned":
+        one = multiprocessing.get_context("spawn").Process(target=end, args=("finalizer",))
+        one.start()
+        one.join()
+    else:
+        show()
+
+if __name__ == "__main__":
+    end(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("how", ["finalizer", "thread", "spawned", "still in it"])
+def test_an_interpreter_that_ends_in_real_processes(how: str, tmp_path: Path) -> None:
+    """A finalizer of weakref, a thread that outlives the main module, a spawned process; and a
+    program that is still in its main module."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    ran = subprocess.run(
+        [sys.executable, "program.py", how],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert has_stack(ran.stderr) == (how == "still in it"), ran.stderr
