@@ -681,7 +681,13 @@ class Finding:
     """How the job, or the suspect, ended after the finding opened: ``ended by KeyboardInterrupt at
     10:02:11``. It is a consequence and never changes the cause."""
     close_reason: str = ""
+    goes_on: bool = False
+    """It was closed by hand, and its trouble lasts."""
     summary: str = ""
+
+    @property
+    def lasts(self) -> bool:
+        return self.state is FindingState.OPEN or self.goes_on
 
 
 class Change(IntEnum):

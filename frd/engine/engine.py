@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from frd.engine.attempt import Attempt
@@ -328,11 +329,15 @@ class Engine:
     @property
     def dismissed(self) -> frozenset[str]:
         """Ids of findings that were closed by hand, and whose trouble lasts."""
-        return frozenset(
-            finding_id
+        return frozenset(self._dismissed())
+
+    def _dismissed(self) -> dict[str, Finding]:
+        """By id."""
+        return {
+            finding.id: finding
             for evaluation in self._evaluations.values()
-            for finding_id in evaluation.tracker.dismissed()
-        )
+            for finding in evaluation.tracker.dismissed()
+        }
 
     def restore(self, findings: Sequence[Finding], now: AlignedNs) -> None:
         """Go on with the findings of an earlier process of the service. Those that are closed were
@@ -386,10 +391,13 @@ class Engine:
         for evaluation in self._evaluations.values():
             if evaluation.attempt is not None:
                 evicted.update(evaluation.attempt.evicted)
+        going_on = {id_: one for id_, one in self._dismissed().items() if one.goes_on}
+        closed = [replace(one, goes_on=one.id in going_on) for one in self._closed.values()]
         return StatusView(
             at=now,
             attempts=list(self._views(now)),
-            findings=[*map(self._utc, (*self._still_open(now), *self._closed.values()))],
+            findings=[*map(self._utc, (*self._still_open(now), *closed))],
             evicted=dict(evicted),
             utc_ahead_ns=self.utc_ahead_ns,
+            going_on=[self._utc(self._closed.get(id_, one)) for id_, one in going_on.items()],
         )

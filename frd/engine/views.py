@@ -311,3 +311,5 @@ class StatusView:
     """Number of items dropped to stay within limits, by kind of item."""
     utc_ahead_ns: int = 0
     """To be added to all times but those of findings, which are UTC."""
+    going_on: Sequence[Finding] = ()
+    """Findings that were closed by hand and whose trouble lasts."""

@@ -150,6 +150,10 @@ class ServiceState:
     def open_findings(self) -> list[Finding]:
         return [f for f in self.status_view.findings if f.state is FindingState.OPEN]
 
+    def lasting_findings(self) -> list[Finding]:
+        """Open ones, and those that were closed by hand and go on."""
+        return [*self.open_findings(), *self.status_view.going_on]
+
 
 def alive_ranks(view: AttemptView) -> set[int]:
     """Ranks that have not ended, as far as known."""

@@ -75,7 +75,7 @@ class ServiceView:
         until: AlignedNs | None = None,
     ) -> Sequence[Finding]:
         """Findings in this state, of this job and kind, that opened before `until`; None for any.
-        Newest first."""
+        Newest first. Those that were closed by hand and go on are among the open ones, too."""
 
         def is_wanted(f: Finding) -> bool:
             return (
@@ -84,19 +84,19 @@ class ServiceView:
                 and (until is None or f.opened_at < until)
             )
 
-        still_open = {f.id: f for f in self.state.open_findings() if is_wanted(f)}
+        lasting = {f.id: f for f in self.state.lasting_findings() if is_wanted(f)}
         if state is FindingState.OPEN:
-            found = still_open
+            found = lasting
         else:
             stored = self.store.query(state=state, job=job, kind=kind, until=until, limit=limit)
             kept_back = [
                 f for f in self.published.kept_back() if is_wanted(f) and state in (None, f.state)
             ]
-            found = {f.id: still_open.get(f.id, f) for f in (*stored, *kept_back)}
+            found = {f.id: lasting.get(f.id, f) for f in (*stored, *kept_back)}
         return sorted(found.values(), key=lambda f: (-f.opened_at, f.id))[:limit]
 
     def finding(self, finding_id: str) -> Finding | None:
         """None for an unknown id. The store may not have the last change of an open finding."""
-        known = (*self.state.open_findings(), *self.published.kept_back())
+        known = (*self.state.lasting_findings(), *self.published.kept_back())
         live = next((f for f in known if f.id == finding_id), None)
         return live or self.store.get(finding_id)

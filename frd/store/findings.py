@@ -132,8 +132,9 @@ class FindingStore:
         db.executemany("INSERT INTO outbox VALUES (?, ?, ?, ?)", news)
 
     def open_findings(self) -> list[Finding]:
-        """All open findings, oldest first: a restarted service restores them."""
-        return self._select("WHERE state = ? ORDER BY opened_ns", (FindingState.OPEN.value,))
+        """All that last, oldest first: a restarted service restores them."""
+        lasts = """state = 'open' OR body LIKE '%"goes_on":true%'"""
+        return self._select(f"WHERE {lasts} ORDER BY opened_ns", ())
 
     def query(
         self,

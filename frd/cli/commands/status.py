@@ -16,6 +16,7 @@ from frd.cli.client import Client, job_path, unknown_job
 from frd.cli.options import console, json_option, print_json, ranks_option, service_options
 from frd.cli.screens import live
 from frd.cli.screens.cluster_table import cluster_lines, cluster_table
+from frd.cli.screens.finding_panel import close_text
 from frd.cli.screens.job_tables import (
     MAX_ROWS,
     clocks_table,
@@ -213,7 +214,8 @@ def _findings(answer: _Object, now: datetime) -> Sequence[Text]:
         age = age_text((now - opened).total_seconds())
         style = "yellow" if one.get("severity") == "warning" else "red"
         text = Text(f"{one['id']}  {one['kind']} in {plain(one['job'])}", style=f"bold {style}")
-        text.append(f", opened {age}: {plain(one['summary'])}", style=f"not bold {style}")
+        closed = f"{close_text(one)}: " if one.get("goes_on") else ""
+        text.append(f", opened {age}: {closed}{plain(one['summary'])}", style=f"not bold {style}")
         lines.append(text)
     if lines:
         lines.append(Text("`frd findings ID` shows one of them in full", style="dim"))

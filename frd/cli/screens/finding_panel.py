@@ -28,7 +28,7 @@ MAX_WORKERS = 3
 
 def finding_panel(finding: Mapping[str, Any], *, whole: bool = False) -> RenderableType:
     """A panel around one finding; open findings are bold and coloured. `whole`: nothing is cut."""
-    is_open = finding["state"] == "open"
+    is_open = finding["state"] == "open" or finding.get("goes_on")
     style = "yellow" if finding.get("severity") == "warning" else "red"
     title = [finding["kind"], finding["state"], finding.get("severity"), plain(finding["job"])]
     facts = Table.grid(padding=(0, 2))
@@ -45,6 +45,11 @@ def finding_panel(finding: Mapping[str, Any], *, whole: bool = False) -> Rendera
         subtitle_align="right",
         border_style=style if is_open else "dim",
     )
+
+
+def close_text(finding: Mapping[str, Any]) -> str:
+    """``closed by hand: known pause, goes on``."""
+    return plain(finding["close_reason"]) + (", goes on" if finding.get("goes_on") else "")
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -82,7 +87,7 @@ def _facts(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, Rende
     if finding.get("ended_by"):
         yield "ended", Text(plain(finding["ended_by"]))
     if finding.get("close_reason"):
-        yield "closed", Text(plain(finding["close_reason"]))
+        yield "closed", Text(close_text(finding))
     if whole:
         yield "history", _history(finding)
 

@@ -59,13 +59,15 @@ class Attachments:
         return cls(known, waits, finding.dump, finding.second_opinion)
 
     def add(self, evidence: Evidence) -> None:
-        if evidence.rank is not None and evidence.activity is not None:
-            activity = _cleaned(evidence.activity, _STACK_LINES)
+        """A stack stays: only another one takes its place."""
+        rank, new, waits_for = evidence.rank, evidence.activity, evidence.waits_for
+        if rank is not None and new is not None and (new.stack or rank not in self.activities):
+            activity = _cleaned(new, _STACK_LINES)
             workers = activity.workers[:_MOST_WORKERS]
             cleaned = tuple(_cleaned(worker, _WORKER_LINES) for worker in workers)
-            self.activities[evidence.rank] = replace(activity, workers=cleaned)
-        if evidence.rank is not None and evidence.waits_for is not None:
-            self.waits[evidence.rank] = evidence.waits_for
+            self.activities[rank] = replace(activity, workers=cleaned)
+        if rank is not None and waits_for is not None:
+            self.waits[rank] = waits_for
         self.dump = evidence.dump if evidence.dump is not None else self.dump
         if evidence.second_opinion:
             self.second_opinion = tuple(map(text.clean, evidence.second_opinion[:_MOST_OPINIONS]))

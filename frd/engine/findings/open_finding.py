@@ -63,9 +63,9 @@ class OpenFinding:
     None before that."""
     restored_at: AlignedNs | None = None
     """When an earlier process's finding was restored; None once this process has seen it."""
-    is_dismissed: bool = False
-    """Closed by hand. It stays known, so that the same incident opens no other finding, but it is
-    reported no more."""
+    dismissed: Finding | None = None
+    """As it was closed by hand. It stays known, so that the same incident opens no other finding,
+    but its changes are reported no more."""
     is_resting: bool = False
     """Closed because nothing is heard of the job any more; it may open again, see `reopen`."""
     heard_at: AlignedNs | None = None
@@ -88,7 +88,7 @@ class OpenFinding:
     def restored(cls, finding: Finding, now: AlignedNs, life: Lifetime) -> OpenFinding:
         """A finding of an earlier process of the service; if it is closed, it was dismissed there,
         and what it is about lasts."""
-        is_dismissed = finding.state is FindingState.CLOSED
+        dismissed = finding if finding.state is FindingState.CLOSED else None
         finding = replace(finding, state=FindingState.OPEN, closed_at=None, close_reason="")
         if life.critical_after_s < NEVER and finding.severity is None:
             finding = replace(finding, severity=Severity.WARNING)
@@ -100,7 +100,7 @@ class OpenFinding:
             now,
             Attachments.of(finding),
             restored_at=now,
-            is_dismissed=is_dismissed,
+            dismissed=dismissed,
         )
 
     @classmethod
@@ -128,14 +128,14 @@ class OpenFinding:
         if look.at - self.heard_at < life.confirm_s * 1e9:
             return []
         self.is_resting = False
-        return [] if self.is_dismissed else [FindingEvent(Change.OPENED, self.finding)]
+        return [] if self.dismissed else [FindingEvent(Change.OPENED, self.finding)]
 
     # -- questions ---------------------------------------------------------------------------
 
     @property
     def is_hidden(self) -> bool:
         """Known, but closed for users."""
-        return self.is_dismissed or self.is_resting
+        return self.dismissed is not None or self.is_resting
 
     @property
     def named(self) -> set[int]:
@@ -213,7 +213,8 @@ class OpenFinding:
             return []
         if not changed:
             self.rivals = Rivals()
-        self.suspects = suspects if changed else builder.refined(self.suspects, suspects)
+        if not self._ended_by(look, life):
+            self.suspects = suspects if changed else builder.refined(self.suspects, suspects)
         finding = self.finding
         if changed or self._is_about(claim):
             self.since = claim.since
@@ -313,11 +314,14 @@ class OpenFinding:
 
     def note_end(self, look: Look, life: Lifetime) -> list[FindingEvent]:
         """How ranks of the finding ended after it had opened."""
+        words = self._ended_by(look, life)
+        return self._report(replace(self.finding, ended_by=words), look.at) if words else []
+
+    def _ended_by(self, look: Look, life: Lifetime) -> str:
         ranks = {*self.named, *self.finding.victims, *self.finding.unknown}
         if self.finding.kind in life.final:
             ranks -= self.named
-        words = look.ended_by(ranks, self.named, self.finding.opened_at)
-        return self._report(replace(self.finding, ended_by=words), look.at) if words else []
+        return look.ended_by(ranks, self.named, self.finding.opened_at)
 
     def _hold_up(self, look: Look) -> list[FindingEvent]:
         """Ranks that wait for a lost rank before their wait counts as a stall. Their agents report
@@ -350,7 +354,10 @@ class OpenFinding:
         return self._report(finding, look.at)
 
     def attach(self, evidence: Evidence) -> list[FindingEvent]:
-        """Better evidence about a suspect, or about a victim, which may become the witness."""
+        """Better evidence about a suspect, or about a victim, which may become the witness. What
+        they do after they ended, or came out of their wait, shows nothing of it."""
+        if self.finding.ended_by or not self.finding.lasts:
+            evidence = replace(evidence, activity=None, waits_for=None)
         self.attachments.add(evidence)
         return self._report(self.finding, self.seen)
 

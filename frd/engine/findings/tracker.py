@@ -56,6 +56,7 @@ under their ids if its agents come back and report that they hold.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import replace
 
 from frd.engine.findings.attachments import Evidence
 from frd.engine.findings.claim import Anchors, Claim, ClaimStatus, Known, Lifetime, Look
@@ -102,9 +103,11 @@ class Tracker:
         """The open findings that people see, by detector, then in the order of opening."""
         return [tracked.as_of(now) for tracked in self._of(tuple(Kind)) if not tracked.is_hidden]
 
-    def dismissed(self) -> list[str]:
-        """Ids of findings that were closed by hand, and whose trouble lasts."""
-        return [id_ for id_, tracked in self._open.items() if tracked.is_dismissed]
+    def dismissed(self) -> list[Finding]:
+        """Findings that were closed by hand and whose trouble lasts, as far as that is known: it is
+        not of a job of which nothing is heard."""
+        known = [(one.dismissed, not one.is_resting) for one in self._open.values()]
+        return [replace(finding, goes_on=goes_on) for finding, goes_on in known if finding]
 
     def known(self, kinds: Collection[Kind]) -> Known:
         """What a detector may know of its earlier claims."""
@@ -259,8 +262,8 @@ class Tracker:
         tracked = self._open.get(finding_id)
         if tracked is None or tracked.is_hidden:
             return None
-        tracked.is_dismissed = True
-        return FindingEvent(Change.CLOSED, tracked.closed(now, reason, as_of=now))
+        tracked.dismissed = replace(tracked.closed(now, reason, as_of=now), goes_on=True)
+        return FindingEvent(Change.CLOSED, tracked.dismissed)
 
     def close_all(
         self, now: AlignedNs, reason: str, *, but: Collection[Kind] = ()

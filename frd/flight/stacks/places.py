@@ -198,8 +198,12 @@ def doing(process: ProcessStack, children: Sequence[ProcessStack] = ()) -> str:
 
 
 def activity_of(text: str) -> Activity:
-    """The activity that the text of a rank's stack shows; empty for a text without a stack."""
+    """The activity that the text of a rank's stack shows; empty for a text without a stack. Of an
+    interpreter that ends, only why it has not ended yet."""
     process, *children = processes(text)
+    if process.has_left:
+        said = doing(process, children)
+        return Activity(doing=said if said.startswith("the program") else "")
     busy = "busy" if process.usage.startswith("busy") else ""
     workers = sorted(
         (_worker(child) for child in children), key=lambda one: one.doing == _WAITS_FOR_WORK

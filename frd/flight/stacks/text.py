@@ -27,6 +27,10 @@ RESTED: Final = "# main thread: has not run since it had used "
 """Starts the line on the processor time (``1234 ns``) of a main thread that used none while its
 stack was read. Texts without it say nothing about that."""
 _MAX_FRAMES = 64
+_CUT_AT = 100
+"""Frames after which faulthandler cuts a stack."""
+_ENTRIES: Final = frozenset({"<module>", "main", "run", "_run_code", "_bootstrap_inner"})
+"""Functions below which a program, a process or a thread runs its own code."""
 _MAX_LINE = 1_024
 _MAX_CHILDREN = 64
 
@@ -103,6 +107,13 @@ class ProcessStack:
         """The user's frames of the main thread; without any, those of installed packages other than
         torch; without these, all."""
         return own_of(self.main)
+
+    @property
+    def has_left(self) -> bool:
+        """The main thread has left the program's main module: the interpreter ends, and what it is
+        in says nothing of the program. Not so of a stack that is cut, or of an embedded program."""
+        is_whole = 0 < len(self.main) < _CUT_AT and is_machinery(self.main[-1])
+        return is_whole and _ENTRIES.isdisjoint(frame.name for frame in self.main)
 
     @property
     def inside(self) -> str:

@@ -61,7 +61,7 @@ class Call:
 def call_of(text: str) -> Call | None:
     """The call that the stack text of a rank shows; None if its main thread is elsewhere."""
     process = next(iter(processes(text)))
-    op = _op(process)
+    op = "" if process.has_left else _op(process)
     if not op:
         return None
     own = process.own
@@ -79,8 +79,9 @@ def native_line(text: str) -> str:
 
 
 def has_stack(text: str) -> bool:
-    """The text shows the Python stack of the main thread."""
-    return bool(next(iter(processes(text))).main)
+    """The text shows the Python stack of the main thread, and where its program is."""
+    process = next(iter(processes(text)))
+    return bool(process.main) and not process.has_left
 
 
 def _op(process: ProcessStack) -> str:

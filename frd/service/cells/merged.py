@@ -24,6 +24,7 @@ def merge(states: Sequence[ServiceState]) -> ServiceState:
             findings=[finding for view in views for finding in view.findings],
             evicted=_sum(view.evicted for view in views),
             utc_ahead_ns=max(views, key=lambda view: view.at).utc_ahead_ns if views else 0,
+            going_on=[finding for view in views for finding in view.going_on],
         ),
         nodes=nodes_of(node for state in states for node in state.nodes),
         counters=add([state.counters for state in states]),

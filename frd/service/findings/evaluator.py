@@ -190,7 +190,7 @@ class Evaluator:
             await asyncio.sleep(0)  # with 98,304 ranks either half takes a tenth of a second
             status_view = self._engine.status_view(now)
             self.prepare(events)
-            await self._save(events)
+            await self._save([*events, *_ended(self.state.status_view, status_view)])
             if self._is_abandoned:
                 return
             self._count(events)
@@ -256,3 +256,10 @@ class Evaluator:
                 log.warning("finding %s opened: %s", finding.id, finding.summary)
             elif event.change is Change.CLOSED:
                 log.info("finding %s closed: %s", finding.id, finding.close_reason)
+
+
+def _ended(before: StatusView, now: StatusView) -> list[FindingEvent]:
+    """Findings that were closed by hand and whose trouble is over: no notice is sent."""
+    going_on = {finding.id for finding in now.going_on}
+    over = [finding for finding in before.going_on if finding.id not in going_on]
+    return [FindingEvent(Change.UPDATED, replace(finding, goes_on=False)) for finding in over]

@@ -74,13 +74,16 @@ log = logging.getLogger(__name__)
 class _Shown:
     """The words that a finding has for a rank, and since when. Other words take their place
     immediately if the rank now waits for another kind of thing, else after a while: a rank that
-    reads one file after another is no news every second."""
+    reads one file after another is no news every second. What was seen stays until something else
+    is seen."""
 
     waits_for: WaitsFor
     since_s: float
 
     def gives_way_to(self, other: WaitsFor, now_s: float) -> bool:
         one = self.waits_for
+        if one.certainty is Certainty.SEEN and other.certainty is not Certainty.SEEN:
+            return False
         is_other = other.kind is not WaitKind.UNKNOWN and (
             (one.kind, one.holder) != (other.kind, other.holder)
         )
@@ -147,6 +150,10 @@ class Inspector:
         self._forget(asked)
         now_s = asyncio.get_running_loop().time()
         for finding, ranks in asked:
+            for one in finding.suspects:  # an earlier process of the service may have asked
+                if one.waits_for is not None:
+                    shown = _Shown(one.waits_for, now_s)
+                    self._shown.setdefault((finding.id, one.rank), shown)
             key = AttemptKey(finding.job, finding.attempt)
             ready = [rank for rank in ranks if self._mute_until_s.get((key, rank), 0.0) <= now_s]
             if ready and finding.id not in self._asking:
@@ -244,8 +251,8 @@ class Inspector:
         return UnrecordedWait(rank, WaitSource.INSPECTION, op, *times, peers, detail)
 
 
-def _is_inspected(finding: Finding) -> bool:
-    return finding.state is FindingState.OPEN and finding.kind is not Kind.RANK_LOST
+def _is_inspected(of: Finding) -> bool:
+    return of.state is FindingState.OPEN and not (of.ended_by or of.kind is Kind.RANK_LOST)
 
 
 def _other_holder(rank: int, report: WaitReport) -> Holder | None:

@@ -183,7 +183,7 @@ def _badness(node: NodeView) -> tuple[bool, bool, bool, float, str]:
 
 def _findings(state: ServiceState, view: AttemptView) -> list[Finding]:
     key = view.key
-    of_job = [f for f in state.open_findings() if (f.job, f.attempt) == (key.job, key.attempt)]
+    of_job = [f for f in state.lasting_findings() if (f.job, f.attempt) == (key.job, key.attempt)]
     return sorted(of_job, key=lambda finding: -finding.opened_at)
 
 

@@ -39,9 +39,10 @@ def jobs_json(state: ServiceState, stale: str | None = None) -> Json:
     """The newest attempt of every job, by name; `stale`: the reason why it is out of date."""
     latest = sorted(state.latest_attempts().items())
     opened = Counter(finding.job for finding in state.open_findings())
+    closed = Counter(finding.job for finding in state.status_view.going_on)
     return {
         **head(state),
-        "jobs": [_job_line(state, view, opened[job]) for job, view in latest],
+        "jobs": [_job_line(state, view, opened[job], closed[job]) for job, view in latest],
         "watching": watching_json(state, stale=stale),
         "warnings": _warnings(state),
     }
@@ -87,7 +88,7 @@ def job_json(
         ],
         "findings": [
             finding_json(finding)
-            for finding in sorted(state.open_findings(), key=lambda f: -f.opened_at)
+            for finding in sorted(state.lasting_findings(), key=lambda f: -f.opened_at)
             if (finding.job, finding.attempt) == (view.key.job, view.key.attempt)
         ],
     }
@@ -125,7 +126,8 @@ def cluster_json(cluster: ClusterState) -> Json:
     }
 
 
-def _job_line(state: ServiceState, view: AttemptView, open_findings: int) -> Json:
+def _job_line(state: ServiceState, view: AttemptView, opened: int, closed: int) -> Json:
+    """`opened`, `closed`: findings that are open; that were closed by hand and go on."""
     heard = AlignedNs(int(view.rank_columns.as_of.max(initial=0)))
     return {
         "job": view.key.job,
@@ -134,7 +136,8 @@ def _job_line(state: ServiceState, view: AttemptView, open_findings: int) -> Jso
         "ended": view.ended,
         "state": job_state(state, view),
         "ranks": dict(sorted(rank_states(view, state.nodes).items())),
-        "open_findings": open_findings,
+        "open_findings": opened,
+        **({"findings_closed_by_hand": closed} if closed else {}),
         "last_heard_s": age_s(heard, state.status_view.at),
         "gap_entries": view.gap_entries,
         "pace": pace_json(state, view),
@@ -144,13 +147,14 @@ def _job_line(state: ServiceState, view: AttemptView, open_findings: int) -> Jso
 
 def job_state(state: ServiceState, view: AttemptView) -> str:
     """``lost``, if its agents have gone and nothing is heard any more; ``ended``; ``stalled``, if a
-    finding says so; ``unwatched``, if no agent reports any of its ranks; else ``running``."""
+    finding says so, also one that was closed by hand and goes on; ``unwatched``, if no agent
+    reports any of its ranks; else ``running``."""
     key = view.key
     if view.ended:
         return "lost" if view.lost else "ended"
     if any(
         finding.kind in _STALLED and (finding.job, finding.attempt) == (key.job, key.attempt)
-        for finding in state.open_findings()
+        for finding in state.lasting_findings()
     ):
         return "stalled"
     alive = alive_ranks(view)

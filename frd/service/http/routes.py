@@ -217,7 +217,7 @@ class _Api:
                 until=until,
                 limit=limit or DEFAULT_FINDINGS,
             )
-            lasted = [f for f in found if f.closed_at is None or f.closed_at >= (since or 0)]
+            lasted = [f for f in found if f.lasts or (f.closed_at or 0) >= (since or 0)]
             return findings_json(now, lasted, stale, job)
 
         return await json_answer(answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from frd.model import AlignedNs, Finding, FindingState
 from frd.service.journal.payloads import decode_finding, encode_finding
@@ -46,7 +47,8 @@ class KeptFindings:
         """See `Log`. Returns records of those that were dismissed and are over now."""
         over, self._dismissed = self._dismissed.difference(ids), frozenset(ids)
         known = [self._restored.pop(id_) for id_ in over if id_ in self._restored]
-        return [_version(decode_finding(record.payload), at) for record in known]
+        ended = (replace(decode_finding(one.payload), goes_on=False) for one in known)
+        return [_version(finding, at) for finding in ended]
 
     def records(self) -> list[Record]:
         """Of one that is in both, the last record counts."""

@@ -69,6 +69,7 @@ class Player:
         self._warn = warn
         self.findings: dict[str, Finding] = {}
         self.jobs: set[str] = set()
+        self._shared = Shared(Engine(Settings().policy))
         self._begin(Settings(), AlignedNs(0))
 
     @property
@@ -137,10 +138,11 @@ class Player:
             attempt.observe_unrecorded(waited.wait)
 
     def _begin(self, settings: Settings, now: AlignedNs) -> None:
+        going_on, known = self._shared.engine.dismissed, self.findings.values()
         self._shared = Shared(Engine(settings.policy, settings.utc_ahead_ns))
         self._streams: dict[int, Session] = {}
-        still_open = [one for one in self.findings.values() if one.state is FindingState.OPEN]
-        self._shared.engine.restore(still_open, now)
+        lasting = [f for f in known if f.state is FindingState.OPEN or f.id in going_on]
+        self._shared.engine.restore(lasting, now)
 
     def _restore(self, finding: Finding, now: AlignedNs) -> None:
         """A finding that opened before the first record that is left, or that was dismissed."""

@@ -162,7 +162,10 @@ def _add_findings(values: Values, state: ServiceState, jobs: Iterable[str]) -> N
         for kind in Kind:
             key = (label(name), kind.value)
             values["frd_findings_open"][key] += 0
+            values["frd_findings_closed_by_hand"][key] += 0
             values["frd_findings_total"][key] += state.counters.findings.get((name, kind), 0)
+    for finding in state.status_view.going_on:
+        values["frd_findings_closed_by_hand"][label(finding.job), finding.kind.value] += 1
     for finding in state.open_findings():
         key = (label(finding.job), finding.kind.value)
         values["frd_findings_open"][key] += 1

@@ -95,6 +95,9 @@ METRICS: Final[dict[str, Spec]] = {
         ("job", "group"), "Stall threshold of the group, learned from the job's pauses."
     ),
     "frd_findings_open": _gauge(("job", "kind"), "Findings that are open now."),
+    "frd_findings_closed_by_hand": _gauge(
+        ("job", "kind"), "Findings that were closed by hand and go on: their trouble lasts."
+    ),
     "frd_findings_total": _counter(("job", "kind"), "Findings opened since the service started."),
     "frd_suspect": _gauge(
         ("job", "kind", "finding", "rank", "node", "reason", "waits_for"),

@@ -35,6 +35,21 @@ def test_findings_present_is_exit_3(service: Service, ask: Shell) -> None:
     ]
 
 
+def test_closed_by_hand_and_going_on_is_exit_3(service: Service, ask: Shell) -> None:
+    """The list, the finding itself and the status say that it goes on; once it is over, the code
+    is 0."""
+    said = "closed by hand: a known pause"
+    going_on = {**FINDING, "state": "closed", "close_reason": said, "goes_on": True}
+    says_status(service, findings=[going_on])
+    service.says("/api/v1/findings?state=open", answer(going_on))
+    assert f"{said}, goes on" in ask("findings", code=FINDINGS_PRESENT).out
+    service.says("/api/v1/findings/ab12", going_on)
+    assert f"{said}, goes on" in ask("findings", "ab12", code=FINDINGS_PRESENT).out
+    assert f"{said}, goes on: " in ask("status").out
+    service.says("/api/v1/findings/ab12", {**going_on, "goes_on": False})
+    assert "goes on" not in ask("findings", "ab12").out
+
+
 def test_blind_is_exit_4(service: Service, ask: Shell) -> None:
     """No findings while an agent is gone: the output says why, and so does the code."""
     service.says("/api/v1/findings?state=open", answer(watching=BLIND_NOW))

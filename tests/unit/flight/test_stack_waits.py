@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from frd.flight.stacks.places import activity_of
 from frd.flight.stacks.text import RESTED
 from frd.flight.stacks.waits import Call, call_of, has_stack, native_line
 from tests.unit.flight.test_stack_places import recorded
@@ -96,3 +101,98 @@ def test_the_rendezvous(outer: str, op: str) -> None:
     call = call_of(said)
     assert call is not None
     assert call.op == op
+
+
+TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
+LIB = "/usr/lib/python3.11"
+ENDING = {
+    "at exit of torch": (f"{TORCH}/library.py _del_library", f"{LIB}/weakref.py _exitfunc"),
+    "a barrier at exit": (f"{C10D}/distributed_c10d.py barrier", f"{LIB}/weakref.py _exitfunc"),
+    "threads": (f"{LIB}/threading.py _shutdown",),
+    "pools": (f"{LIB}/threading.py join", f"{LIB}/concurrent/futures/thread.py _python_exit"),
+    "children": (
+        f"{LIB}/multiprocessing/popen_fork.py wait",
+        f"{LIB}/multiprocessing/util.py _exit_function",
+    ),
+    "a spawned process": (
+        f"{LIB}/multiprocessing/util.py _exit_function",
+        f"{LIB}/multiprocessing/process.py _bootstrap",
+    ),
+    "a callback of the program": ("/job/train.py close", f"{LIB}/weakref.py _exitfunc"),
+}
+"""Main threads that have left the main module of their program."""
+
+
+@pytest.mark.parametrize("case", ENDING)
+def test_an_interpreter_that_ends_proves_nothing(case: str) -> None:
+    """No wait, no line, no place: at most why the process is still there."""
+    said = text(*ENDING[case])
+    assert (call_of(said), has_stack(said)) == (None, False)
+    activity = activity_of(said)
+    assert (activity.stack, activity.inside, activity.usage) == ((), "", "")
+    assert activity.doing == "" or activity.doing.startswith("the program has ended")
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [
+        ("/job/train.py <module>",),
+        (f"{LIB}/multiprocessing/process.py run", f"{LIB}/multiprocessing/process.py _bootstrap"),
+        (f"{LIB}/threading.py run", f"{LIB}/threading.py _bootstrap_inner"),
+        ("<frozen-runpy> _run_code",),
+    ],
+)
+def test_a_program_that_ends_itself_is_in_its_main_module(outer: tuple[str, ...]) -> None:
+    """A join or a barrier on its last lines, in a script, a process, a thread or a module."""
+    said = text(f"{C10D}/distributed_c10d.py barrier", "/job/train.py finish", *outer)
+    assert has_stack(said)
+    assert call_of(said) == Call("barrier", "train.py:8 in finish", None)
+
+
+def test_a_stack_that_is_cut_has_not_ended() -> None:
+    """A hundred frames of torch: those of the program are below them."""
+    assert has_stack(text(*(f"{TORCH}/nn/modules/module.py _call_impl",) * 100))
+
+
+PROGRAM = """
+import faulthandler, multiprocessing, sys, threading, weakref
+
+class Kept: pass
+kept = Kept()
+
+def show(): faulthandler.dump_traceback()
+
+def end(how):
+    if how == "finalizer":
+        weakref.finalize(kept, show)
+    elif how == "thread":
+        main = threading.main_thread()
+        def wait_for_end():
+            main.join()
+            show()
+        threading.Thread(target=wait_for_end).start()
+    elif how == "spawned":
+        one = multiprocessing.get_context("spawn").Process(target=end, args=("finalizer",))
+        one.start()
+        one.join()
+    else:
+        show()
+
+if __name__ == "__main__":
+    end(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("how", ["finalizer", "thread", "spawned", "still in it"])
+def test_an_interpreter_that_ends_in_real_processes(how: str, tmp_path: Path) -> None:
+    """A finalizer of weakref, a thread that outlives the main module, a spawned process; and a
+    program that is still in its main module."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    ran = subprocess.run(
+        [sys.executable, "program.py", how],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert has_stack(ran.stderr) == (how == "still in it"), ran.stderr

@@ -81,6 +81,8 @@ def command(
 
     The newest finding is last on a terminal, first in a pipe. With an ID, show that finding.
 
+    Findings that were closed by hand are listed until their trouble is over.
+
     Exit code 3 when there are findings, 4 when there are no findings but frd is blind: a job, rank
     or agent is not watched, as the output says. With --watch, --json prints each finding as one
     line whenever it changes.
@@ -198,7 +200,8 @@ def _follow(client: Client, query: _Query, as_json: bool) -> None:
             time.sleep(EVERY_S)
             continue
         for finding in reversed(answer["findings"]):
-            is_news = finding["id"] in shown or query["state"] in (None, finding["state"])
+            lasts = finding["state"] == "open" or finding.get("goes_on")
+            is_news = lasts or finding["id"] in shown or query["state"] is None
             if is_news and shown.get(finding["id"]) != finding:
                 shown[finding["id"]] = finding
                 show(finding, finding_panel(finding))

@@ -36,7 +36,7 @@ def show(client: Client, finding: str, as_json: bool) -> int:
     """Show one finding in full: evidence, whole stacks, victims, history, and the address of its
     page. The same as `frd findings ID`.
 
-    Exit code 3 while it is open, 0 once it is closed.
+    Exit code 3 while it is open, or goes on after it was closed by hand, else 0.
     """
     found = _find(client, finding)
     if as_json:
@@ -46,7 +46,7 @@ def show(client: Client, finding: str, as_json: bool) -> int:
         screen.print(finding_panel(found, whole=True))
         if client.has_page():
             screen.print(f"page: {finding_page(client.url, found['id'])}", soft_wrap=True)
-    return FINDINGS_PRESENT if found["state"] == "open" else 0
+    return FINDINGS_PRESENT if found["state"] == "open" or found.get("goes_on") else 0
 
 
 @click.command(
@@ -60,8 +60,8 @@ def show(client: Client, finding: str, as_json: bool) -> int:
 def close(client: Client, finding: str, because: str, as_json: bool) -> None:
     """Close an open finding by hand: its alert ends.
 
-    While the incident lasts, it opens no other finding, unless the service is restarted. If the
-    service has tokens, this needs an operator's token.
+    While the incident lasts, its job stays stalled, `frd findings` lists the finding as closed by
+    hand, and no other finding opens. If the service has tokens, this needs an operator's token.
     """
     found = _find(client, finding)
     closed = client.post(

@@ -75,7 +75,7 @@ class Peers:
         async def answer(request: Request) -> Response:
             finding_id = request.path_params["id"]
             found = await asyncio.to_thread(self._view.finding, finding_id)
-            if found is not None and found.state is FindingState.CLOSED:
+            if found is not None and not found.lasts:
                 return await handler(request)
             if found is None and is_forwarded(request):
                 return await handler(request)
@@ -110,7 +110,7 @@ class Peers:
         async def answer(request: Request) -> Response:
             finding_id = request.path_params["id"]
             found = await asyncio.to_thread(self._view.finding, finding_id)
-            if found is None or found.state is FindingState.OPEN:
+            if found is None or found.lasts:
                 return await by_owner(request)
             if await asyncio.to_thread(has, finding_id):
                 return await handler(request)

@@ -99,7 +99,7 @@ def _gist(finding: Finding) -> tuple[object, ...]:
     gist = finding.state, finding.severity, finding.kind, finding.dump, finding.ended_by
     return (
         *(*gist, suspects, finding.witness is None, len(finding.victims)),
-        *(bool(finding.second_opinion), finding.opened_at // 1_000_000_000),
+        *(bool(finding.second_opinion), finding.opened_at // 1_000_000_000, finding.goes_on),
     )
 
 

@@ -214,7 +214,8 @@ function takeJobs(data) {
     if (state.openError) readFindings();
     return;
   }
-  const counted = list(data.jobs).reduce((sum, one) => sum + (number(record(one).open_findings) ?? 0), 0);
+  const count = (one) => (number(one.open_findings) ?? 0) + (number(one.findings_closed_by_hand) ?? 0);
+  const counted = list(data.jobs).reduce((sum, one) => sum + count(record(one)), 0);
   const known = state.open.filter((one) => list(data.jobs).some((other) => record(other).job === one.job)).length;
   // Of too many, the newest are known; they are read again when half of these are over.
   const right = state.openCut ? known <= counted && known >= Math.min(counted, MOST_OPEN / 2) : counted === known;
@@ -231,7 +232,7 @@ function takeJob(data) {
 function takeFinding(finding) {
   const others = (state.open ?? []).filter((one) => one.id !== finding.id);
   const known = others.length < (state.open ?? []).length;
-  const isOpen = finding.state === "open";
+  const isOpen = finding.state === "open" || finding.goes_on === true;
   const open = isOpen ? [finding, ...others].sort((a, b) => newer(a, b)) : others;
   set({
     open: state.open === null && !isOpen ? null : state.openCut ? open.slice(0, MOST_OPEN) : open,

@@ -72,6 +72,9 @@ export const JobLink = ({ job }) => html`<a href=${jobPath(job)}>${text(job) || 
 export const FindingLink = ({ finding }) =>
   html`<a href=${findingPath(finding.id)}>${text(finding.summary) || `${text(finding.kind)} ${text(finding.id)}`}</a>`;
 
+/** Why it is closed; of one that was closed by hand, also whether its trouble goes on. */
+export const closeText = (finding) => `${text(finding.close_reason)}${finding.goes_on === true ? ", goes on" : ""}`;
+
 /** `rank 2 on gpu-17: cpu_stuck (high)`, then what it does or waits for, in the words of the API, if that is not in `said`. */
 export function SuspectLine({ suspect, said = "" }) {
   const one = record(suspect);

@@ -8,7 +8,7 @@ import { html, useEffect, useState } from "../../vendor/standalone.module.js";
 import { download, get } from "../core/api.js";
 import { duration, figure, list, lines, number, record, segment, text } from "../core/format.js";
 import { useTitle } from "../core/frame.js";
-import { Age, Boundary, Facts, JobLink, Ranks, Tag, Time } from "../core/parts.js";
+import { Age, Boundary, Facts, JobLink, Ranks, Tag, Time, closeText } from "../core/parts.js";
 import { state, useStore } from "../core/store.js";
 import { Suspects } from "./suspects.js";
 import { Timeline } from "./timeline.js";
@@ -79,15 +79,15 @@ export function Finding({ name }) {
 }
 
 function Head({ finding }) {
-  const ended = finding.state !== "open";
+  const ended = finding.state !== "open" && finding.goes_on !== true;
   return html`<div class="head">
     <p class="head-line">
       <${Tag} value=${finding.state} tone=${ended ? "" : "bad"} /> <${Tag} value=${finding.severity} />
       <${Tag} value=${finding.kind} tone="" />
-      <span>${ended ? "lasted" : "open for"} <strong><${Age} at=${finding.opened_at} until=${finding.closed_at ?? null} /></strong></span>
+      <span>${ended ? "lasted" : "open for"} <strong><${Age} at=${finding.opened_at} until=${ended ? (finding.closed_at ?? null) : null} /></strong></span>
       <span>job <${JobLink} job=${finding.job} />${finding.attempt ? ` attempt ${text(finding.attempt)}` : ""}</span>
     </p>
-    ${finding.close_reason ? html`<p class="box"><strong>Closed:</strong> ${text(finding.close_reason)}</p>` : ""}
+    ${finding.close_reason ? html`<p class="box"><strong>Closed:</strong> ${closeText(finding)}</p>` : ""}
     ${finding.ended_by ? html`<p class="box"><strong>The job:</strong> ${text(finding.ended_by)}</p>` : ""}
     ${finding.disagreement ? html`<p class="box bad"><strong>Disagreement:</strong> ${text(finding.disagreement)}</p>` : ""}
     <${Actions} finding=${finding} />

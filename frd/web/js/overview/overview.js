@@ -7,7 +7,7 @@ import { html, useEffect, useState } from "../../vendor/standalone.module.js";
 import { Health } from "./health.js";
 import { age, count, figure, list, record, text } from "../core/format.js";
 import { useTitle } from "../core/frame.js";
-import { Age, Boundary, Counts, FindingLink, JobLink, Pace, Ranks, SuspectLine, Table, Tag } from "../core/parts.js";
+import { Age, Boundary, Counts, FindingLink, JobLink, Pace, closeText, Ranks, SuspectLine, Table, Tag } from "../core/parts.js";
 import { useStore } from "../core/store.js";
 
 export function Overview() {
@@ -48,7 +48,7 @@ const STOPS = ["stall", "mismatch", "order", "rank_lost", "oom"]; // kinds that 
 
 /** Critical first, then what stops a job, then newest first as the API gives them. */
 const ordered = (open) => [...open].sort((a, b) => urgency(b) - urgency(a));
-const urgency = (one) => 2 * Number(one.severity === "critical") + Number(STOPS.includes(one.kind));
+const urgency = (one) => one.goes_on === true ? -1 : 2 * Number(one.severity === "critical") + Number(STOPS.includes(one.kind));
 
 /** Says that the oldest open findings are not on the page. */
 export function CutNote() {
@@ -62,10 +62,13 @@ function Verdict({ jobs, open, cut, stale }) {
   const all = list(jobs.jobs).map(record);
   const stalled = all.filter((one) => one.state === "stalled").length;
   const blind = list(record(jobs.watching).blind);
+  const dismissed = open.filter((one) => one.goes_on === true).length;
+  const others = open.length - dismissed;
   const [first] = ordered(open);
   const counts = [
     stalled ? `${count(stalled, "job is", "jobs are")} stalled` : "",
-    cut ? `${figure(open.length)} or more open findings` : open.length ? count(open.length, "open finding") : "",
+    cut ? `${figure(open.length)} or more open findings` : others ? count(others, "open finding") : "",
+    dismissed ? `${count(dismissed, "finding goes", "findings go")} on, closed by hand` : "",
   ].filter(Boolean);
   if (counts.length) {
     return html`<div class=${`verdict ${stalled || first?.severity === "critical" ? "bad" : "warn"} ${stale ? "stale" : ""}`}>
@@ -132,8 +135,8 @@ export function Findings({ findings, none, closed = false, jobless = false }) {
       closed ? html`<${ShortTime} at=${one.opened_at} />` : html`<${Tag} value=${one.severity} />`,
       text(one.kind),
       html`<${JobLink} job=${one.job} />`,
-      html`<${FindingLink} finding=${one} />`,
-      html`<${Age} at=${one.opened_at} until=${one.closed_at ?? null} />`,
+      html`<${FindingLink} finding=${one} />${one.goes_on === true ? html`<div class="muted">${closeText(one)}</div>` : ""}`,
+      html`<${Age} at=${one.opened_at} until=${one.goes_on === true ? null : (one.closed_at ?? null)} />`,
       suspects.length
         ? html`${suspects.slice(0, 3).map((suspect, i) => html`<${SuspectLine} key=${i} suspect=${suspect} said=${text(one.summary)} />`)}
             ${suspects.length > 3 ? html`<div class="muted">and ${count(suspects.length - 3, "more suspect")}</div>` : ""}`

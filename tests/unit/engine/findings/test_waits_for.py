@@ -6,7 +6,19 @@ from dataclasses import replace
 
 from frd.engine.findings.attachments import Evidence
 from frd.forms import finding_from_json, finding_json
-from frd.model import Activity, AlignedNs, Certainty, Change, Holder, Reason, WaitKind, WaitsFor
+from frd.model import (
+    Activity,
+    AlignedNs,
+    Certainty,
+    Change,
+    ExitInfo,
+    ExitKind,
+    Holder,
+    RankState,
+    Reason,
+    WaitKind,
+    WaitsFor,
+)
 from tests.world.job import Job
 
 S = 1_000_000_000
@@ -125,6 +137,54 @@ def test_a_wait_that_is_over() -> None:
     (event,) = job.engine.attach(finding, Evidence(3, waits_for=nothing))
     assert shown(job, 3).text == ""
     assert event.finding.summary.endswith("for rank 3 (alive, but has not joined)")
+
+
+STACK = Activity(("train.py:8 in wait_for_file",), doing="waits for a file")
+
+
+def test_what_arrives_after_the_end_changes_nothing() -> None:
+    """A rank is interrupted: a stack, a wait and words that were asked for before, and are taken
+    while the others end, replace nothing and make no witness; the dump is taken."""
+    job = hanging()
+    finding = job.only().id
+    job.engine.attach(finding, Evidence(3, STACK, waits_for=seen(READ, job, 3)))
+    job.status(0, RankState.EXITED, how=ExitInfo(ExitKind.INTERRUPT))
+    job.run(2)
+    before = job.only()
+    assert before.ended_by
+    ending = Activity(("runner.py:90 in __exit__",), doing="in destroy_process_group")
+    later = replace(READ, kind=WaitKind.LOCK_INNER, what="another thread")
+    for rank in range(4):
+        job.engine.attach(finding, Evidence(rank, ending, waits_for=seen(later, job, 1)))
+    (event,) = job.engine.attach(finding, Evidence(dump="d-1"))
+    assert event.finding.suspects == before.suspects
+    assert (event.finding.witness, event.finding.dump) == (None, "d-1")
+    job.run(30)
+    assert job.only().suspects == before.suspects
+
+
+def test_a_stack_that_comes_when_the_wait_is_over() -> None:
+    """The rank has come, and the finding is closed: its stack is of what it did afterwards."""
+    job = hanging()
+    finding = job.only().id
+    job.engine.attach(finding, Evidence(3, STACK))
+    job.join("dp", [3], 1).complete("dp", range(4), 1)
+    job.run(10)
+    job.engine.attach(finding, Evidence(3, Activity(("train.py:20 in next_step",))))
+    (closed,) = job.findings()
+    assert closed.suspects[0].stack == STACK.stack
+
+
+def test_an_answer_without_a_stack_replaces_none() -> None:
+    """The second answer says only that the process is busy, or that its program has ended."""
+    job = hanging()
+    finding = job.only().id
+    job.engine.attach(finding, Evidence(3, STACK))
+    job.engine.attach(finding, Evidence(3, Activity(doing="the program has ended")))
+    assert (job.only().suspects[0].stack, job.only().suspects[0].doing) == (
+        STACK.stack,
+        STACK.doing,
+    )
 
 
 # -- what NCCL says --------------------------------------------------------------------------------

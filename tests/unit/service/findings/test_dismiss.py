@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frd.engine.findings.attachments import Evidence
+from frd.forms import finding_from_json, finding_json
 from frd.model import Change, FindingState, Kind, RankState
 from tests.world.job import Job, hanging
 
@@ -65,3 +66,48 @@ def test_a_lost_rank_can_be_dismissed() -> None:
     (found,) = [f for f in job.open() if f.kind is Kind.RANK_LOST]
     job.engine.dismiss(found.id, job.now, "x")
     assert [e.change for e in job.run(30) if e.change is Change.OPENED] == []
+
+
+def test_a_finding_that_was_closed_by_hand_goes_on() -> None:
+    """While its trouble lasts, the record says so, also with another owner; with the trouble that
+    ends, and the record stays closed under its id."""
+    job = hanging(7)
+    found = job.only()
+    (event,) = job.engine.dismiss(found.id, job.now, "closed by hand: a known pause")
+    assert event.finding.goes_on
+    assert list(job.engine.status_view(job.now).going_on) == [event.finding]
+    assert finding_from_json(finding_json(event.finding)) == event.finding
+    job.restart_service()
+    job.engine.restore([event.finding], job.now)
+    job.reconnect(range(4))
+    job.run(10)
+    (lasting,) = job.engine.status_view(job.now).going_on
+    assert (lasting.id, lasting.state, lasting.goes_on) == (found.id, FindingState.CLOSED, True)
+    job.join("dp", [2], 1).complete("dp", range(4), 1)
+    job.run(10)
+    assert list(job.engine.status_view(job.now).going_on) == []
+
+
+def test_evidence_of_what_goes_on_is_shown() -> None:
+    """A dump that comes after the closing is in the record that goes on, and in the one that is
+    over."""
+    job = hanging(7)
+    found = job.only()
+    job.engine.dismiss(found.id, job.now, "closed by hand: x")
+    job.engine.attach(found.id, Evidence(dump="d-1"))
+    (lasting,) = job.engine.status_view(job.now).going_on
+    assert (lasting.dump, lasting.goes_on) == ("d-1", True)
+    job.join("dp", [2], 1).complete("dp", range(4), 1)
+    job.run(10)
+    (over,) = job.findings()
+    assert (over.dump, over.goes_on, over.close_reason) == ("d-1", False, "closed by hand: x")
+
+
+def test_of_a_job_of_which_nothing_is_heard_it_is_not_known() -> None:
+    """All agents leave for good: the finding rests like an open one, and does not go on."""
+    job = hanging(7)
+    job.engine.dismiss(job.only().id, job.now, "closed by hand: x")
+    tracker = job.engine._evaluations[job.key].tracker
+    tracker.rest(job.now, "nothing is heard of the job")
+    assert list(job.engine.status_view(job.now).going_on) == []
+    assert job.engine.dismissed

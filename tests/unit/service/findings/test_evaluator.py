@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,32 @@ async def test_what_is_closed_by_hand_is_stored_and_in_the_journal(tmp_path: Pat
     records = list(read(tmp_path / "journal", pytest.fail))
     (record,) = [r for r in records if r.kind is RecordKind.DISMISSED]
     assert decode_payload(record.payload, Dismissal).because == "a known pause"
+
+
+async def test_what_goes_on_outlasts_a_restart(tmp_path: Path) -> None:
+    """A finding that was closed by hand is among those that the next process restores, until its
+    trouble is over: then the database says so, and no event is published."""
+    bench = Evaluated(tmp_path)
+    with contextlib.closing(bench):
+        bench.hang()
+        await bench.evaluator.evaluate()
+        (opened,) = bench.published
+        asking = asyncio.create_task(bench.evaluator.dismiss(Dismissal(opened.finding.id, "x")))
+        await asyncio.sleep(0)
+        bench.pass_s(1)
+        await bench.evaluator.evaluate()
+        closed = await asking
+        assert closed is not None
+        assert bench.store.open_findings() == [closed]
+        assert bench.evaluator.state.lasting_findings() == [closed]
+        published = len(bench.published)
+        bench.job.join("dp", [2], 1).complete("dp", range(4), 1)
+        for _ in range(10):
+            bench.pass_s(1)
+            await bench.evaluator.evaluate()
+        assert bench.store.open_findings() == bench.evaluator.state.lasting_findings() == []
+        assert bench.store.get(closed.id) == replace(closed, goes_on=False)
+        assert len(bench.published) == published
 
 
 def recv(rank: int, since: int, as_of: int) -> UnrecordedWait:

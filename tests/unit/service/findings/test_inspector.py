@@ -14,10 +14,13 @@ from frd.engine.policy import Policy
 from frd.model import (
     AttemptKey,
     Certainty,
+    ExitInfo,
+    ExitKind,
     FindingEvent,
     FindingState,
     Holder,
     NodeRawNs,
+    RankState,
     WaitKind,
     WaitsFor,
 )
@@ -149,6 +152,45 @@ def test_a_rank_that_waits_for_another_kind_of_thing() -> None:
         world.report(2, other)
         assert world.look() == []
         assert world.waits_for(2) == before
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("certainty", [Certainty.LIKELY, Certainty.UNKNOWN])
+def test_what_was_seen_stays(certainty: Certainty, *, restarted: bool) -> None:
+    """A rank was seen in a read; later it is only likely, or not known, what it waits for: the
+    finding shows the read, also to a service that has just started; until something is seen."""
+    world = World(2)
+    world.report(2, READ)
+    world.look()
+    before = world.waits_for(2)
+    if restarted:
+        world.inspector._shown.clear()
+    world.report(2, replace(INNER, certainty=certainty))
+    world.look(30)
+    assert world.waits_for(2) == before
+    world.report(2, LOCK)
+    world.look()
+    found = world.waits_for(2)
+    assert found is not None
+    assert found.kind is WaitKind.LOCK_FILE
+
+
+def test_after_the_end_no_rank_is_asked() -> None:
+    """Ctrl-C ends a rank that waits: what the suspect was seen in stays, whatever it is in while it
+    ends."""
+    world = World(2)
+    world.report(2, READ)
+    world.look()
+    before = world.waits_for(2)
+    how = ExitInfo(ExitKind.INTERRUPT)
+    world.job.status(0, RankState.EXITED, how=how)
+    world.look(2)
+    assert world.job.only().ended_by
+    world.asked.clear()
+    world.report(2, replace(READ, kind=WaitKind.FILE_SYNC, what="/ckpt/a.pt"))
+    world.look(5)
+    assert world.asked == []
+    assert world.waits_for(2) == before
 
 
 def test_the_holder_of_a_lock_is_the_first_cause() -> None:

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from frd.engine.views import GroupView, MemoryView, StatusView
 from frd.forms import finding_json, utc_ns, utc_text
-from frd.model import AlignedNs, AttemptKey, Kind, SeriesInfo, SeriesKind
+from frd.model import AlignedNs, AttemptKey, Change, FindingEvent, Kind, SeriesInfo, SeriesKind
 from frd.service.http.json_api import group_json
 from frd.service.state import ServiceState
 from tests.world.http_api import Client, Service, closed, finding, job_view
@@ -390,3 +390,34 @@ def test_utc_is_ahead_of_the_time_of_the_engine(client: Client) -> None:
     families = text_string_to_metric_families(client.get("/metrics").body.decode())
     (sample,) = next(family.samples for family in families if family.name == stamp)
     assert sample.value == (NOW + hour) / SECOND
+
+
+def test_closing_by_hand_hides_nothing(client: Client) -> None:
+    """The only stall of a job was closed by hand and goes on: the job is still stalled, lists of
+    open findings have it, and no series that alerts are made of does."""
+    known = closed(dataclasses.replace(finding(1), attempt=1))
+    going_on = dataclasses.replace(known, close_reason="closed by hand: x", goes_on=True)
+    state = client.service.state
+    view = dataclasses.replace(state.status_view, findings=[going_on], going_on=[going_on])
+    client.service.state = dataclasses.replace(state, status_view=view)
+    client.service.store.save([FindingEvent(Change.CLOSED, going_on)])
+    (line,) = [one for one in client.get("/api/v1/jobs").json["jobs"] if one["job"] == "train"]
+    assert (line["state"], line["open_findings"]) == ("stalled", 0)
+    assert line["findings_closed_by_hand"] == 1
+    job = client.get("/api/v1/jobs/train").json
+    listed = client.get("/api/v1/findings", "state=open").json["findings"]
+    assert (job["state"], job["findings"], listed) == ("stalled", listed, [finding_json(going_on)])
+    recent = client.get("/api/v1/findings", "since=2099-01-01T00:00:00Z").json["findings"]
+    assert [one["id"] for one in recent if one.get("goes_on")] == [going_on.id]
+    one = client.get(f"/api/v1/findings/{going_on.id}").json
+    assert (one["state"], one["goes_on"]) == ("closed", True)
+    samples = {
+        (sample.name, sample.labels.get("kind")): sample.value
+        for family in text_string_to_metric_families(client.get("/metrics").body.decode())
+        for sample in family.samples
+        if sample.labels.get("job") == "train"
+    }
+    assert samples["frd_findings_closed_by_hand", "stall"] == 1
+    assert samples["frd_findings_open", "stall"] == 0
+    assert ("frd_finding_critical", "stall") not in samples
+    assert ("frd_suspect", "stall") not in samples
