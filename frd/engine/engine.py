@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from frd.engine.attempt import Attempt
@@ -32,6 +33,12 @@ _ATTEMPTS_OF_JOB: Final = 8
 take the place of others."""
 _MOST_SHORT: Final = 16
 """Jobs for which, between two calls, the engine looks for an attempt that it may forget."""
+
+
+_FAILED_NS: Final = 24 * 3600 * 1_000_000_000
+"""How long a job that failed is shown, so that a person sees it on the next day. With half of it, a
+failure in the evening is gone in the morning; with twice as much, the page is full of jobs that
+everybody knows."""
 
 
 class Engine:
@@ -258,6 +265,10 @@ class Engine:
             attempt = evaluation.attempt
             if attempt is not None and (waits := attempt.take_waits(now)) is not None:
                 self._learned.learn(key.job, waits, now)
+            if (known := self._learned.failure(key.job)) or evaluation.end:
+                at, failure = evaluation.outcome(now)
+                if known is None or known.at < at:
+                    self._learned.fail(key.job, failure, now)
 
     @property
     def learned(self) -> list[JobPauses]:
@@ -373,11 +384,17 @@ class Engine:
         return [FindingEvent(event.change, self._utc(event.finding)) for event in events]
 
     def _views(self, now: AlignedNs) -> Iterator[AttemptView]:
+        latest = now + self.utc_ahead_ns - round(self.policy.failed_after_s * 1e9)
+        failed = self._learned.failures(latest - _FAILED_NS, latest)
         for evaluation in self._evaluations.values():
             try:
-                yield from evaluation.view(now)
+                for view in evaluation.view(now):
+                    failure = failed.pop(view.key, None)
+                    yield replace(view, failure=failure if view.ended else None)
             except Exception as error:
                 self.faults.append(error)
+        for key, failure in failed.items():
+            yield AttemptView.forgotten(key, failure)
 
     def status_view(self, now: AlignedNs) -> StatusView:
         """An immutable view of everything, for metrics and HTTP."""

@@ -76,6 +76,7 @@ def job_json(
         "world_size": view.world_size,
         "ended": view.ended,
         "state": job_state(state, view),
+        "failure": failure_json(state, view),
         "groups": [group_json(group) for group in view.groups],
         "ranks": [rank_json(state, rank, blind.get(rank.info.rank)) for rank in view.ranks],
         "memory": memory_json(view.memory, memory_of),
@@ -132,6 +133,7 @@ def _job_line(state: ServiceState, view: AttemptView, open_findings: int) -> Jso
         "world_size": view.world_size,
         "ended": view.ended,
         "state": job_state(state, view),
+        "failure": failure_json(state, view),
         "ranks": dict(sorted(rank_states(view, state.nodes).items())),
         "open_findings": open_findings,
         "last_heard_s": age_s(heard, state.status_view.at),
@@ -142,11 +144,12 @@ def _job_line(state: ServiceState, view: AttemptView, open_findings: int) -> Jso
 
 
 def job_state(state: ServiceState, view: AttemptView) -> str:
-    """``lost``, if its agents have gone and nothing is heard any more; ``ended``; ``stalled``, if a
-    finding says so; ``unwatched``, if no agent reports any of its ranks; else ``running``."""
+    """``failed``, if it died by itself; ``lost``, if its agents have gone and nothing is heard any
+    more; ``ended``; ``stalled``, if a finding says so; ``unwatched``, if no agent reports any of
+    its ranks; else ``running``."""
     key = view.key
     if view.ended:
-        return "lost" if view.lost else "ended"
+        return "failed" if view.failure is not None else "lost" if view.lost else "ended"
     if any(
         finding.kind in _STALLED and (finding.job, finding.attempt) == (key.job, key.attempt)
         for finding in state.open_findings()
@@ -154,6 +157,14 @@ def job_state(state: ServiceState, view: AttemptView) -> str:
         return "stalled"
     alive = alive_ranks(view)
     return "unwatched" if len(unwatched(view, state.nodes)) == len(alive) else "running"
+
+
+def failure_json(state: ServiceState, view: AttemptView) -> Json | None:
+    """How a job failed; None if it did not."""
+    if (failure := view.failure) is None:
+        return None
+    age = age_s(failure.at, state.utc(state.status_view.at))
+    return {**asdict(failure), "at": utc_text(failure.at), "age_s": age}
 
 
 def pace_json(state: ServiceState, view: AttemptView) -> Json:
