@@ -35,12 +35,6 @@ _MOST_SHORT: Final = 16
 """Jobs for which, between two calls, the engine looks for an attempt that it may forget."""
 
 
-_FAILED_NS: Final = 24 * 3600 * 1_000_000_000
-"""How long a job that failed is shown, so that a person sees it on the next day. With half of it, a
-failure in the evening is gone in the morning; with twice as much, the page is full of jobs that
-everybody knows."""
-
-
 class Engine:
     """All attempts: observe rows, advance time, attach evidence, restore and adopt findings,
     snapshot."""
@@ -385,7 +379,7 @@ class Engine:
 
     def _views(self, now: AlignedNs) -> Iterator[AttemptView]:
         latest = now + self.utc_ahead_ns - round(self.policy.failed_after_s * 1e9)
-        failed = self._learned.failures(latest - _FAILED_NS, latest)
+        failed = self._learned.failures(latest - round(self.policy.failed_for_s * 1e9), latest)
         for evaluation in self._evaluations.values():
             try:
                 for view in evaluation.view(now):
