@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from frd.engine.engine import Engine
 from frd.engine.matching.learned_pauses import JobPauses
+from frd.engine.matching.usual_waits import LongWait
 from frd.engine.policy import Policy
 from frd.model import AlignedNs, ExitInfo, Failure, Kind, RankState
+from frd.store.findings import FindingStore
 from tests.unit.engine.losses.test_endings import (
     ABORT,
     BAD_BATCH,
@@ -211,21 +214,29 @@ def test_agents_that_report_the_dead_ranks_again_change_nothing() -> None:
     assert again.text == found.text
 
 
-def test_failures_are_outside_the_bound_of_findings_and_have_one_themselves() -> None:
-    """A job whose findings were evicted is still failed. 300 jobs fail: the newest 256 are kept,
-    the others are counted, and no pause of a job is forgotten for them."""
-    job = ended(Job(4, POLICY).group("dp", range(4)), RESET, BAD_BATCH, RESET, TERM)
-    job.run(61)
-    learned = JobPauses("trained", job.now, {("dp", 4): []})
+def test_failures_are_outside_the_bound_of_findings_and_have_one_themselves(tmp_path: Path) -> None:
+    """A job whose findings were evicted is still failed. Of 257 jobs that failed, the newest 256
+    are kept, the other is counted, and none takes the place of a job with pauses."""
+    job = ended(Job(4, POLICY).group("dp", range(4)), RESET, BAD_BATCH, RESET, TERM, then_s=61)
     engine, how = Engine(Policy()), failure(job.engine, job.now)
     assert how is not None
-    engine.recall([replace(learned, job=f"{i}", failure=how, waits={}) for i in range(256)])
+    waits = {("dp", 4): [LongWait.of(1, 2)]}
+    trained = JobPauses("trained", AlignedNs(job.now - DAY_NS), waits)
+    failed = [JobPauses(f"{i}", job.now, {}, how) for i in range(256)]
+    engine.recall([trained, *failed])
     last = Job(1, engine=engine, now=job.now, name="last").group("dp", [0])
     ended(last, BAD_BATCH, then_s=70)
     view = engine.status_view(last.now)
     names = {one.key.job for one in view.attempts if one.failure is not None}
     assert names == {*(f"{i}" for i in range(1, 256)), "last"}
     assert view.evicted["pauses"] == 1
+    assert trained in engine.learned
+    store = FindingStore(tmp_path / "db")
+    store.save_pauses([trained, *failed])
+    store.save_pauses(engine.take_learned())
+    assert trained in store.pauses()
+    assert {one.job for one in store.pauses()} >= {"last", "trained"}
+    assert len(store.pauses()) == 257
 
 
 def test_what_another_release_stored_is_decoded() -> None:
