@@ -78,7 +78,7 @@ def restarted(engine: Engine) -> Engine:
 def test_a_job_that_dies_by_itself_has_failed(
     hows: tuple[ExitInfo, ...], rank: int, text: str
 ) -> None:
-    """All ranks end, not all cleanly, and nobody asked for it: a minute later the job has failed,
+    """All ranks end, not all cleanly and not on request: a minute later the job has failed,
     with the first cause, also when its finding has closed long ago."""
     job = ended(running(), *hows)
     job.run(30)
