@@ -12,6 +12,7 @@ from frd.engine.matching.learned_pauses import JobPauses
 from frd.engine.matching.usual_waits import LongWait
 from frd.engine.policy import Policy
 from frd.model import AlignedNs, ExitInfo, Failure, Kind, RankState
+from frd.service.journal.payloads import decode_pauses, encode_pauses
 from frd.store.findings import FindingStore
 from tests.unit.engine.losses.test_endings import (
     ABORT,
@@ -57,9 +58,9 @@ def again(job: Job, *, attempt: int = 0) -> Job:
 
 
 def restarted(engine: Engine) -> Engine:
-    """The next process of the service, with what the store gave back."""
+    """The next process of the service, or the replica that takes the job over from the log."""
     after = Engine(engine.policy)
-    after.recall([JobPauses.decode(one.encode()) for one in engine.learned])
+    after.recall(decode_pauses(encode_pauses(engine.learned)))
     return after
 
 
