@@ -169,6 +169,24 @@ class ExitInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """How a job died: all ranks of an attempt are gone, not all cleanly, and not on request."""
+
+    attempt: int
+    world_size: int
+    at: AlignedNs
+    """When its last rank ended, UTC."""
+    rank: int
+    """The first cause: the first suspect of `finding`, else the first rank that failed."""
+    text: str
+    """``rank 2 raised ValueError: bad batch (train.py:88 step)``, or the summary of `finding`."""
+    exit: ExitInfo
+    """Of the rank, with its exception and line if it raised one."""
+    finding: str = ""
+    """Id of the finding that was open at the end and says why; empty if there was none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """How far initialization has come, in a process that has not been a rank for long, or waits to
     become one."""

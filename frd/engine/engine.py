@@ -259,6 +259,10 @@ class Engine:
             attempt = evaluation.attempt
             if attempt is not None and (waits := attempt.take_waits(now)) is not None:
                 self._learned.learn(key.job, waits, now)
+            if (known := self._learned.failure(key.job)) or evaluation.end:
+                at, failure = evaluation.outcome(now)
+                if known is None or known.at < at:
+                    self._learned.fail(key.job, failure, now)
 
     @property
     def learned(self) -> list[JobPauses]:
@@ -378,11 +382,17 @@ class Engine:
         return [FindingEvent(event.change, self._utc(event.finding)) for event in events]
 
     def _views(self, now: AlignedNs) -> Iterator[AttemptView]:
+        latest = now + self.utc_ahead_ns - round(self.policy.failed_after_s * 1e9)
+        failed = self._learned.failures(latest - round(self.policy.failed_for_s * 1e9), latest)
         for evaluation in self._evaluations.values():
             try:
-                yield from evaluation.view(now)
+                for view in evaluation.view(now):
+                    failure = failed.pop(view.key, None)
+                    yield replace(view, failure=failure if view.ended else None)
             except Exception as error:
                 self.faults.append(error)
+        for key, failure in failed.items():
+            yield AttemptView.forgotten(key, failure)
 
     def status_view(self, now: AlignedNs) -> StatusView:
         """An immutable view of everything, for metrics and HTTP."""

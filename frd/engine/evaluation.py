@@ -12,21 +12,24 @@ from typing import Final, Protocol
 
 from frd.engine.attempt import Attempt
 from frd.engine.clock_faults import ClockDetector
-from frd.engine.findings import builder
+from frd.engine.findings import builder, text
 from frd.engine.findings.claim import NEVER, Known, Lifetime, Look
 from frd.engine.findings.tracker import Tracker
 from frd.engine.hangs.detector import HangDetector, look_at
-from frd.engine.losses.lost_ranks import judged_after_s
+from frd.engine.losses.exits import exits
+from frd.engine.losses.lost_ranks import first_failed, judged_after_s
 from frd.engine.memory.detector import MemoryDetector
 from frd.engine.policy import Policy
 from frd.engine.stragglers.detector import StragglerDetector
 from frd.engine.tick import Tick
 from frd.engine.views import AttemptView
-from frd.model import AlignedNs, AttemptKey, FindingEvent, Kind
+from frd.model import AlignedNs, AttemptKey, Failure, FindingEvent, Kind
 
 _OF_MEMORY: Final = (Kind.MEMORY_SPIKE, Kind.OOM)
 _FATAL: Final = (Kind.RANK_LOST, Kind.OOM)
 """Why an attempt may have ended: such findings stay open for a while after its end."""
+_CAUSES: Final = (*_FATAL, Kind.STALL, Kind.MISMATCH, Kind.ORDER)
+"""Findings that say why a job died if they are open at its end."""
 _LOSS_OUTLASTS_S: Final = 30.0
 """How long a lost rank stays open after the end of its attempt: two usual scrapes of Prometheus, so
 that one sees it. In half of it a scrape that fails misses the finding; in twice as much the next
@@ -72,6 +75,9 @@ class Evaluation:
         """When another attempt of the job replaced it; detectors skip it from then on."""
         self.ended_at: AlignedNs | None = None
         """When all of its ranks were gone, or no agent had reported on it for long."""
+        self.end: tuple[int, Failure | None] | None = None
+        """When its last rank ended, UTC, and how it failed, if it did; None until that is judged,
+        a few seconds after the end."""
         self.deserted_at: AlignedNs | None = None
         """Since when no agent reports on any of its ranks."""
         self.lost_at: AlignedNs | None = None
@@ -105,7 +111,7 @@ class Evaluation:
 
     def resume(self) -> None:
         """The job runs in this attempt: undo that it ended, was superseded or deserted."""
-        self.superseded_at = self.ended_at = self.deserted_at = self.lost_at = None
+        self.superseded_at = self.ended_at = self.deserted_at = self.lost_at = self.end = None
 
     def view(self, now: AlignedNs) -> list[AttemptView]:
         """What people see of the attempt; empty while only old findings are known of it."""
@@ -155,10 +161,11 @@ class Evaluation:
             yield from self.tracker.rest(now, reason)
             return
         if not attempt.tables.all_gone():
-            self.ended_at = None
+            self.ended_at = self.end = None
         elif self.ended_at is None:
             self.ended_at = now
         elif now - self.ended_at > judged_after_s(self._policy) * 1e9:
+            self.end = self.end or self._judged(attempt, now)
             is_long_over = now - self.ended_at > _LOSS_OUTLASTS_S * 1e9
             outlasting = (Kind.OOM,) if is_long_over else _FATAL
             yield from self.tracker.close_all(now, "the attempt ended", but=outlasting)
@@ -186,6 +193,30 @@ class Evaluation:
             events += self.tracker.settle(life, look)
         self.superseded_at = now
         return events + self.tracker.close_all(now, reason)
+
+    def outcome(self, now: AlignedNs) -> tuple[int, Failure | None]:
+        """See `end`. While it runs, it had not failed when a rank was last reported alive."""
+        if self.attempt is None or self.superseded_at is not None:
+            return 0, None
+        return self.end or (self.attempt.tables.lived_at(now) + self.attempt.utc_ahead_ns, None)
+
+    def _judged(self, attempt: Attempt, now: AlignedNs) -> tuple[int, Failure | None]:
+        """See `end`."""
+        snapshot = attempt.snapshot(now)
+        gone = exits(snapshot)
+        at = AlignedNs(min(gone[-1].at, now) + attempt.utc_ahead_ns)
+        causes = [one for one in self.tracker.findings(now) if one.kind in _CAUSES]
+        if (first := first_failed(snapshot, gone, is_explained=bool(causes))) is None:
+            return at, None
+        alike = sum(one.way == first.way for one in gone) - 1
+        others = f"; {alike} other rank{'s' * (alike > 1)} ended alike" if alike else ""
+        said, finding = f"rank {first.rank} {text.ended(first.how)}{others}", ""
+        if cause := min(causes, key=lambda one: one.opened_at, default=None):
+            said, finding = cause.summary, cause.id
+            named = [suspect.rank for suspect in cause.suspects]
+            first = next((one for rank in named for one in gone if one.rank == rank), first)
+        of = attempt.key.attempt, attempt.world_size or len(gone)
+        return at, Failure(*of, at, first.rank, said, first.how, finding)
 
     def _silent_s(self, attempt: Attempt, now: AlignedNs) -> float | None:
         """For how long no agent has reported on any of its ranks; None if one does."""

@@ -58,6 +58,11 @@ class Policy:
     lost_after_s: Seconds = 180.0
     """An attempt is lost when all of its agents went on purpose, while ranks lived, and nothing was
     heard for this long."""
+    failed_after_s: Annotated[float, Ge(0)] = 60.0
+    """A job has failed when all ranks of its newest attempt are gone, not all cleanly and not on
+    request, and no attempt began within this long,"""
+    failed_for_s: Seconds = 86400.0
+    """until it starts again, or for this long."""
     memory_warmup_s: Annotated[float, Ge(0)] = 60.0
     """Memory that rises within this long after a rank's first sample is judged afterwards."""
     memory_min_rise_bytes: Count = 64 * 1024 * 1024

@@ -6,7 +6,7 @@ The engine creates them; all other code only reads them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from frd.model import (
     AlignedNs,
     AttemptKey,
     Bools,
+    Failure,
     Finding,
     Float64s,
     GroupInfo,
@@ -297,6 +298,16 @@ class AttemptView:
     """Collectives completed by every member, in all groups, since the attempt was first seen."""
     history: History | None = None
     """None in views that were not made by an engine."""
+    failure: Failure | None = None
+    """How the job died; None if it did not, or may still start again."""
+
+    @classmethod
+    def forgotten(cls, key: AttemptKey, failure: Failure) -> AttemptView:
+        """An attempt of which only is known how it failed. Any other attempt of the job that is
+        known and not superseded is newer."""
+        none, groups = RankColumns.of([]), GroupColumns.of([])
+        view = cls(key, failure.world_size, True, (), (), none, lambda: groups, superseded=True)
+        return replace(view, failure=failure)
 
 
 @dataclass(frozen=True, slots=True)

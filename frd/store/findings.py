@@ -194,7 +194,9 @@ class FindingStore:
             db.executemany("INSERT OR REPLACE INTO pauses VALUES (?, ?, ?)", rows)
             db.execute(
                 "DELETE FROM pauses WHERE learned_ns < ?1 OR job NOT IN"
-                " (SELECT job FROM pauses ORDER BY learned_ns DESC LIMIT ?2)",
+                " (SELECT job FROM (SELECT job, row_number() OVER (PARTITION BY"
+                " instr(body, '\"groups\":[]') > 0 ORDER BY learned_ns DESC) AS newer"
+                " FROM pauses) WHERE newer <= ?2)",
                 (newest - KEPT_NS, KEPT_JOBS),
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from frd.cli.client import Client
 from frd.errors import FrdError
 from tests.world import daemons
-from tests.world.daemons import JOBS, STEADY, exec_command, findings, running, watched
+from tests.world.daemons import JOBS, STEADY, exec_command, findings, metric, running, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
 until = partial(daemons.until, ignoring=FrdError)
@@ -45,3 +46,36 @@ def test_restarted_job_starts_clean() -> None:
             assert job.wait(60) == 0
             until(lambda: client.get("/api/v1/jobs/phoenix")["ended"], "the end of the job")
             assert [f for f in findings(client) if f["attempt"] == 1] == []
+
+
+@pytest.mark.long
+def test_a_job_that_used_up_its_restarts_has_failed() -> None:
+    """All ranks raise in their first seconds, and again after torchrun's only restart: no rank is
+    lost, and the job has failed, as the service says after its own restart, too."""
+    scenario = replace(STEADY, policy={**STEADY.policy, "failed_after_s": 4.0})
+    with watched(scenario, 0, 3.0, job=False) as (stage, client):
+
+        def lines(attempt: int, state: str) -> list[dict[str, Any]]:
+            known = client.get("/api/v1/jobs")["jobs"]
+            return [one for one in known if (one["attempt"], one["state"]) == (attempt, state)]
+
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        torchrun += ["--nproc-per-node", "2", "--max-restarts", "1"]
+        command = exec_command(stage.run_dir, *torchrun, str(JOBS / "endings.py"), "config")
+        with running(command, env={"OMP_NUM_THREADS": "1", "FRD_JOB": "typo"}) as job:
+            until(lambda: lines(1, "ended"), lambda: str(client.get("/api/v1/jobs")), 60)
+            assert job.wait(60) == 1
+        (line,) = until(lambda: lines(1, "failed"), "the failure", 20)
+        assert line["failure"]["exit"]["exception"] == "ValueError: no such option: lr_warmup"
+        assert line["failure"]["exit"]["where"].startswith("endings.py:")
+        assert metric(client.address, 'frd_job_failed{job="typo"}') == 1
+        assert findings(client) == []
+        assert stage.agent is not None
+        assert stage.service is not None
+        for process in (stage.agent, stage.service):
+            process.kill()
+            process.wait()
+        after = Client(stage.start_service().http)
+        (again,) = after.get("/api/v1/jobs")["jobs"]
+        assert (again["state"], again["attempt"]) == ("failed", 1)
+        assert again["failure"] == {**line["failure"], "age_s": again["failure"]["age_s"]}

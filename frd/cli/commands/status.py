@@ -112,6 +112,7 @@ def _look(
         names = [line["job"] for line in known["jobs"]]
         raise unknown_job(job, names, silent=silent_replicas(known))
     over = [line for line in lines if line["ended"] and line.get("state") != "lost"]
+    over.sort(key=lambda line: line.get("state") != "failed")
     folded = [line for line in over if not line["open_findings"] and not unfolded]
     jobs, missing = [], {}
     for line in lines:
@@ -165,11 +166,18 @@ def _ended(line: _Object) -> Text:
     """``train  attempt 0 ended, 4 ranks (3 finished, 1 exited), last heard 2 h 5 min ago``."""
     states = ", ".join(f"{count} {state}" for state, count in line["ranks"].items())
     size = line["world_size"] or sum(line["ranks"].values())
-    text = Text(plain(line["job"]), style="dim")
+    text = Text(plain(line["job"]), style="red" if line.get("failure") else "dim")
     return text.append(
-        f"  attempt {line['attempt']} ended, {size} ranks ({states}), "
+        f"  attempt {line['attempt']} {_how_over(line)}, {size} ranks ({states}), "
         f"last heard {age_text(line.get('last_heard_s'))}"
     )
+
+
+def _how_over(line: _Object) -> str:
+    """``ended``, or ``failed 12 min ago: rank 2 raised ValueError: x (train.py:88 step)``."""
+    if (failure := line.get("failure")) is None:
+        return "ended"
+    return f"failed {age_text(failure['age_s'])}: {plain(failure['text'])}"
 
 
 def _job(job: _Object) -> Sequence[RenderableType]:
@@ -199,7 +207,7 @@ def _suspects(findings: Sequence[_Object]) -> Mapping[int, str]:
 
 def _title(job: _Object) -> Text:
     text = Text(plain(job["job"]), style="bold")
-    ended = ", ended" if job["ended"] else ""
+    ended = f", {_how_over(job)}" if job["ended"] else ""
     if job.get("state") == "lost":
         ended = ", lost: its agents were stopped while ranks lived, and none reports it any more"
     size = job["world_size"] or len(job["ranks"])

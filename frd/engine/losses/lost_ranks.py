@@ -62,16 +62,7 @@ def first_lost(
     grace_s = judged_after_s(policy) if is_quiet else policy.loss_grace_s
     if waited_s < grace_s and not final:
         return None
-    stops = [exited for exited in bad if exited.manner is Manner.ASKED]
-    interrupts = [exited for exited in stops if exited.is_interrupt]
-    first_stops = [*stops[:_STOPS], *interrupts[:1]]
-    has_reacted = any(exited.manner is Manner.REACTED for exited in bad)
-    causes = [
-        exited
-        for exited in bad
-        if exited.manner <= Manner.ABORTED
-        and not any(_explains(stop, exited, has_reacted=has_reacted) for stop in first_stops)
-    ]
+    stops, first_stops, causes = _causes(bad)
     if causes:
         return _first_cause(snapshot, gone, causes, first_stops, policy, is_over=is_over)
     was_done = _was_done(gone)
@@ -84,6 +75,41 @@ def first_lost(
     if waited_s < judged_after_s(policy) and not is_over:
         return None  # the peer that they blame is not reported yet
     return _blame_a_peer(snapshot, gone, bad, policy, final=final)
+
+
+def first_failed(snapshot: Snapshot, gone: Sequence[Exit], *, is_explained: bool) -> Exit | None:
+    """The exit that says best why an attempt failed whose ranks are all gone; None if it did not:
+    its ranks ended cleanly, were asked to stop, alone or together with their agents, or lost each
+    other when the job was done. Nor if no exit is known and no finding is open (`is_explained`):
+    `os._exit(0)` looks like SIGKILL."""
+    bad = [exited for exited in gone if not exited.is_clean]
+    stops, _, causes = _causes(bad)
+    stopped = set(snapshot.rank[snapshot.left & snapshot.in_state(RankState.EXITED)].tolist())
+    causes = [exited for exited in causes if exited.rank not in stopped]
+    reacted = [exited for exited in bad if exited.manner is Manner.REACTED]
+    if not is_explained and all(exited.manner is Manner.SILENT for exited in bad):
+        return None
+    if causes:
+        return min(causes, key=lambda exited: exited.manner)
+    if not reacted or stopped or _was_done(gone):
+        return None
+    return reacted[0] if all(reacted[0].seen.is_before(stop.seen) for stop in stops) else None
+
+
+def _causes(bad: Sequence[Exit]) -> tuple[list[Exit], list[Exit], list[Exit]]:
+    """All requests to stop, the earliest of them, and the exits for an own reason that none of them
+    explains."""
+    stops = [exited for exited in bad if exited.manner is Manner.ASKED]
+    interrupts = [exited for exited in stops if exited.is_interrupt]
+    first_stops = [*stops[:_STOPS], *interrupts[:1]]
+    has_reacted = any(exited.manner is Manner.REACTED for exited in bad)
+    causes = [
+        exited
+        for exited in bad
+        if exited.manner <= Manner.ABORTED
+        and not any(_explains(stop, exited, has_reacted=has_reacted) for stop in first_stops)
+    ]
+    return stops, first_stops, causes
 
 
 def _explains(stop: Exit, other: Exit, *, has_reacted: bool) -> bool:

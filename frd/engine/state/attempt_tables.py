@@ -30,6 +30,12 @@ class AttemptTables:
         rank = self.ranks.sorted()
         return len(rank) > 0 and bool((self.ranks.state[rank] >= EXITED).all())
 
+    def lived_at(self, now: AlignedNs) -> int:
+        """When a rank was last reported that lives, aligned; 0: none was."""
+        rank = self.ranks.sorted()
+        alive = rank[self.ranks.state[rank] < EXITED]
+        return int(self.ranks.to_aligned(alive, self.ranks.as_of[alive], now).max(initial=0))
+
     @property
     def has_agents(self) -> bool:
         """An agent that reports a rank that has not ended is connected."""

@@ -19,6 +19,7 @@ from frd.forms import finding_json, fold_ranks, utc_text
 from frd.model import Finding, RankState
 from frd.service.http.json_api import (
     age_s,
+    failure_json,
     group_json,
     head,
     job_state,
@@ -60,6 +61,7 @@ def job_summary(state: ServiceState, view: AttemptView, map_tag: str) -> Json:
         "world_size": view.world_size,
         "ended": view.ended,
         "state": job_state(state, view),
+        "failure": failure_json(state, view),
         "pace": pace_json(state, view),
         "gap_entries": view.gap_entries,
         "ranks": dict(sorted(rank_states(view, state.nodes).items())),

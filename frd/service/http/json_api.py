@@ -78,6 +78,7 @@ def job_json(
         "world_size": view.world_size,
         "ended": view.ended,
         "state": job_state(state, view),
+        "failure": failure_json(state, view),
         "groups": [group_json(group) for group in view.groups],
         "ranks": [rank_json(state, rank, blind.get(rank.info.rank)) for rank in view.ranks],
         "memory": memory_json(view.memory, memory_of),
@@ -135,6 +136,7 @@ def _job_line(state: ServiceState, view: AttemptView, opened: int, closed: int) 
         "world_size": view.world_size,
         "ended": view.ended,
         "state": job_state(state, view),
+        "failure": failure_json(state, view),
         "ranks": dict(sorted(rank_states(view, state.nodes).items())),
         "open_findings": opened,
         **({"findings_closed_by_hand": closed} if closed else {}),
@@ -146,12 +148,12 @@ def _job_line(state: ServiceState, view: AttemptView, opened: int, closed: int) 
 
 
 def job_state(state: ServiceState, view: AttemptView) -> str:
-    """``lost``, if its agents have gone and nothing is heard any more; ``ended``; ``stalled``, if a
-    finding says so, also one that was closed by hand and goes on; ``unwatched``, if no agent
-    reports any of its ranks; else ``running``."""
+    """``failed``, if it died by itself; ``lost``, if its agents have gone and nothing is heard any
+    more; ``ended``; ``stalled``, if a finding says so, also one that was closed by hand and goes
+    on; ``unwatched``, if no agent reports any of its ranks; else ``running``."""
     key = view.key
     if view.ended:
-        return "lost" if view.lost else "ended"
+        return "failed" if view.failure is not None else "lost" if view.lost else "ended"
     if any(
         finding.kind in _STALLED and (finding.job, finding.attempt) == (key.job, key.attempt)
         for finding in state.lasting_findings()
@@ -159,6 +161,14 @@ def job_state(state: ServiceState, view: AttemptView) -> str:
         return "stalled"
     alive = alive_ranks(view)
     return "unwatched" if len(unwatched(view, state.nodes)) == len(alive) else "running"
+
+
+def failure_json(state: ServiceState, view: AttemptView) -> Json | None:
+    """How a job failed; None if it did not."""
+    if (failure := view.failure) is None:
+        return None
+    age = age_s(failure.at, state.utc(state.status_view.at))
+    return {**asdict(failure), "at": utc_text(failure.at), "age_s": age}
 
 
 def pace_json(state: ServiceState, view: AttemptView) -> Json:

@@ -119,6 +119,7 @@ def _add_job(values: Values, state: ServiceState, name: str, view: AttemptView) 
     unsynchronized = [n for n in hosts if n.connected and not n.clock.is_synchronized]
     for metric, value in {
         "frd_job_name_conflicts": state.name_conflicts.get(name, 0),
+        "frd_job_failed": view.failure is not None,
         "frd_telemetry_gap_entries_total": view.gap_entries,
         "frd_nodes_unsynchronized": len(unsynchronized),
         "frd_agents_expected": 0 if view.ended else state.expected_agents.get(name, len(needed)),

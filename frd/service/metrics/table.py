@@ -81,6 +81,9 @@ METRICS: Final[dict[str, Spec]] = {
     "frd_job_name_conflicts": _gauge(
         ("job",), "Running jobs that are not watched because another running job has the same name."
     ),
+    "frd_job_failed": _gauge(
+        ("job",), "1 if the job died by itself and did not start again, for a day; otherwise 0."
+    ),
     "frd_group_open_collectives": _gauge(
         ("job", "group"),
         "Collectives that some rank joined and some expected rank has not completed.",

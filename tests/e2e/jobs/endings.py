@@ -29,6 +29,9 @@ def save_checkpoint(signum: int, frame: object) -> None:
 def main(mode: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    if mode == "config":
+        time.sleep(3)  # an agent that looks once a second sees the ranks
+        raise ValueError("no such option: lr_warmup")
     if mode == "preempt" and rank == 0:
         signal.signal(signal.SIGTERM, save_checkpoint)
     ones = torch.ones(64)

@@ -63,6 +63,18 @@ def test_a_lost_job_stays_in_sight(service: Service, ask: Shell) -> None:
     assert "old  attempt 1, lost: its agents were stopped while ranks lived, and none" in text
 
 
+def test_a_job_that_failed_says_how(service: Service, ask: Shell) -> None:
+    """One line of the jobs that ended, in full with --all."""
+    raised = "rank 2 raised ValueError: bad batch (train.py:88 load)"
+    failed = {"state": "failed", "failure": {"age_s": 720.0, "text": raised}}
+    says_status(service, {**ENDED, **failed})
+    says = f"old attempt 1 failed 12 min ago: {raised}, 4 ranks (1 exited, 3 finished)"
+    assert says in " ".join(ask("status").out.split())
+    service.says("/api/v1/jobs/old", {**JOB, **failed, "job": "old", "ended": True})
+    whole = " ".join(ask("status", "--all").out.split())
+    assert f"old attempt 1, failed 12 min ago: {raised}, 4 ranks" in whole
+
+
 def test_status_shows_a_job_with_a_finding_first(service: Service, ask: Shell) -> None:
     """A window shows the beginning: jobs without an open finding come later."""
     says_status(service, {**ENDED, "job": "aa", "ended": False}, findings=[FINDING])

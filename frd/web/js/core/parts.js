@@ -58,7 +58,7 @@ export function Ranks({ ranks, most = 60 }) {
 }
 
 const TONES = {
-  critical: "bad", stalled: "bad", high: "bad", silent: "warn", unreachable: "warn", unwatched: "warn", lost: "warn",
+  critical: "bad", stalled: "bad", failed: "bad", high: "bad", silent: "warn", unreachable: "warn", unwatched: "warn", lost: "warn",
   warning: "warn", exited: "bad", open: "bad", running: "good", live: "good",
 };
 

@@ -9,7 +9,7 @@ import { Nodes } from "../overview/health.js";
 import { HeatMapView } from "./heatmap_view.js";
 import { Groups, Notable, Ops } from "./job_tables.js";
 import { CutNote, Findings } from "../overview/overview.js";
-import { Boundary, Counts, Facts, Pace, Tag } from "../core/parts.js";
+import { Age, Boundary, Counts, Facts, Pace, Tag } from "../core/parts.js";
 import { Memory, RankPanel } from "./rank_panel.js";
 import { jobApi } from "../core/router.js";
 import { useStore } from "../core/store.js";
@@ -33,7 +33,9 @@ export function Job({ name, query }) {
   return html`<main id="main">
     ${title}
     ${error ? html`<p class="box warn" role="alert">${error}</p>` : ""}
-    ${job.ended ? html`<p class="box"><strong>This job has ended.</strong></p>` : ""}
+    ${job.failure
+      ? html`<p class="box bad"><strong>This job failed <${Age} at=${job.failure.at} /> ago:</strong> ${text(job.failure.text)}</p>`
+      : job.ended ? html`<p class="box"><strong>This job has ended.</strong></p>` : ""}
     <${Boundary} what="state" on=${job}><${State} job=${job} /><//>
     <${Part} id="findings" title="Open findings" on=${findings}>
       <${CutNote} />

@@ -61,17 +61,19 @@ function Verdict({ jobs, open, cut, stale }) {
   if (jobs === null || open === null) return html`<h1 class="verdict" tabindex="-1">${stale ? "Not known: no answer from frd" : "Loading"}</h1>`;
   const all = list(jobs.jobs).map(record);
   const stalled = all.filter((one) => one.state === "stalled").length;
+  const failed = all.filter((one) => one.state === "failed").length;
   const blind = list(record(jobs.watching).blind);
   const dismissed = open.filter((one) => one.goes_on === true).length;
   const others = open.length - dismissed;
   const [first] = ordered(open);
   const counts = [
     stalled ? `${count(stalled, "job is", "jobs are")} stalled` : "",
+    failed ? `${count(failed, "job has", "jobs have")} failed` : "",
     cut ? `${figure(open.length)} or more open findings` : others ? count(others, "open finding") : "",
     dismissed ? `${count(dismissed, "finding goes", "findings go")} on, closed by hand` : "",
   ].filter(Boolean);
   if (counts.length) {
-    return html`<div class=${`verdict ${stalled || first?.severity === "critical" ? "bad" : "warn"} ${stale ? "stale" : ""}`}>
+    return html`<div class=${`verdict ${stalled || failed || first?.severity === "critical" ? "bad" : "warn"} ${stale ? "stale" : ""}`}>
       <h1 tabindex="-1">${counts.join(", ")}</h1>
       ${first
         ? html`<p class="verdict-first"><strong>${text(first.job)}</strong>: <${FindingLink} finding=${first} />
@@ -152,13 +154,13 @@ const ShortTime = ({ at }) =>
 
 function Jobs({ jobs }) {
   if (!jobs.length) return html`<p>No job has reported to this service.</p>`;
-  const rank = { stalled: 0, unwatched: 1, running: 2, lost: 3, ended: 4 };
+  const rank = { stalled: 0, failed: 0, unwatched: 1, running: 2, lost: 3, ended: 4 };
   const sorted = jobs.map(record).sort((a, b) => (rank[a.state] ?? 1) - (rank[b.state] ?? 1));
   return html`<${Table} label="Jobs" stack=${true} numbers=${[2]}
     head=${["Job", "State", "Ranks", "Collectives", "Ranks by state", "Open findings", "Last report"]}
     rows=${sorted.map((one) => [
       html`<${JobLink} job=${one.job} />${one.attempt ? html` <span class="muted">attempt ${text(one.attempt)}</span>` : ""}`,
-      html`<${Tag} value=${one.state} />`,
+      html`<${Tag} value=${one.state} />${one.failure ? html` ${text(one.failure.text)}` : ""}`,
       figure(one.world_size),
       html`<${Pace} pace=${one.pace} />`,
       html`<${Counts} counts=${one.ranks} />${one.gap_entries ? html`, <span class="warn">${figure(one.gap_entries)} entries lost</span>` : ""}`,

@@ -75,6 +75,7 @@ def test_jobs(client: Client) -> None:
         "world_size": 2,
         "ended": False,
         "state": "running",
+        "failure": None,
         "ranks": {"live": 1, "silent": 1},
         "open_findings": 2,
         "last_heard_s": 1.0,

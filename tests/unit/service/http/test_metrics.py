@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -12,9 +13,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from frd.cluster.lease import ClusterView, Replica
 from frd.engine.views import AttemptView, GroupView, Histogram, StatusView
+from frd.forms import utc_text
 from frd.model import (
+    AlignedNs,
     AttemptKey,
     Certainty,
+    ExitInfo,
+    ExitKind,
+    Failure,
     Finding,
     FindingState,
     Kind,
@@ -23,12 +29,14 @@ from frd.model import (
     WaitKind,
     WaitsFor,
 )
+from frd.service.http.job_json import job_summary
+from frd.service.http.json_api import job_json, jobs_json
 from frd.service.metrics.collector import MAX_GROUPS, MAX_LABEL_CHARS, MAX_OPS, OTHER, render
 from frd.service.metrics.recent_peak import WINDOW_S, RecentPeak
 from frd.service.metrics.table import MAX_SUSPECTS, METRICS
 from frd.service.state import CellState, ClusterState, Counters, NodeView, ServiceState
 from tests.world.http_api import finding
-from tests.world.views import NOW, TRAIN, attempt_view, group_view, node_view, rank_view
+from tests.world.views import NOW, SECOND, TRAIN, attempt_view, group_view, node_view, rank_view
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -256,6 +264,27 @@ def test_newest_attempt_only() -> None:
         got = scraped(service_state(*attempts))
         assert value(got, "frd_ranks", job="train", state="unwatched") == 2  # no agent is there
         assert value(got, "frd_group_open_collectives", job="train", group="tp") == 2
+
+
+def test_a_job_of_which_only_its_failure_is_known() -> None:
+    """Its attempt is forgotten: the metric, the list of jobs and both forms of the job have it; any
+    attempt that runs is newer."""
+    how = ExitInfo(ExitKind.EXCEPTION, exception="ValueError: x", where="train.py:8")
+    at = AlignedNs(NOW - 720 * SECOND)
+    failure = Failure(3, 4, at, 2, "rank 2 raised ValueError: x (train.py:8)", how)
+    view = AttemptView.forgotten(AttemptKey("train", 3), failure)
+    state = ServiceState(StatusView(NOW, [view], []))
+    assert value(scraped(state), "frd_job_failed", job="train") == 1
+    (line,) = jobs_json(state)["jobs"]
+    assert (line["state"], line["ended"], line["attempt"], line["ranks"]) == ("failed", True, 3, {})
+    assert line["failure"] == {
+        **{"attempt": 3, "world_size": 4, "rank": 2, "finding": "", "text": failure.text},
+        **{"at": utc_text(at), "age_s": 720.0, "exit": dataclasses.asdict(how)},
+    }
+    assert job_json(state, view)["failure"] == line["failure"]
+    assert json.loads(json.dumps(job_summary(state, view, "tag")))["failure"] == line["failure"]
+    both = ServiceState(StatusView(NOW, [view, job_view(attempt=0)], []))
+    assert value(scraped(both), "frd_job_failed", job="train") == 0
 
 
 def test_series_are_bounded() -> None:
