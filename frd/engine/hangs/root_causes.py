@@ -69,6 +69,33 @@ def incidents(graph: Graph, starts: Collection[Wait]) -> list[Incident]:
     ]
 
 
+def hub(graph: Graph, root: Root) -> int:
+    """The only rank through which all circles of a root lead: without it, none is left. -1 if there
+    is none, or if there are several, as in a single circle."""
+    left, found = _circle(graph, root.nodes), list[int]()
+    while left and len(found) < 2:
+        rank = left.pop()
+        if others := _circle(graph, [node for node in root.nodes if node.rank != rank]):
+            left &= others
+        else:
+            found.append(rank)
+    return found[0] if len(found) == 1 else -1
+
+
+def _circle(graph: Graph, nodes: Sequence[Node]) -> set[int]:
+    """The ranks of some circle among nodes; empty if there is none."""
+    inside = set(nodes)
+    edges = {node: [to for to in graph.edges[node] if to in inside] for node in nodes}
+    part = next((part for part in components(edges) if len(part) > 1), None)
+    if part is None:
+        return set()
+    node, inside, path = part[0], set(part), dict[Node, int]()
+    while node not in path:
+        path[node] = len(path)
+        node = next(to for to in edges[node] if to in inside)
+    return {one.rank for one, at in path.items() if at >= path[node]} - {-1}
+
+
 def _ending(graph: Graph, sink: Sequence[Node]) -> Ending:
     """Calls whose sends and receives are all matched by each other wait for no rank."""
     if len(sink) == 1:

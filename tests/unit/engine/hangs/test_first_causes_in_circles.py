@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frd.model import Confidence, Kind, RankState, Reason
-from tests.world.scene import Scene, named
+from tests.world.scene import Scene, blamed, named
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,37 @@ def test_two_ranks_in_opposite_order_are_a_cycle() -> None:
             .flying(0, "pp", 1, send=True).flying(1, "pp", 0, send=True),
             id="each waits in a send for which the other has posted no receive",
         ),
+        pytest.param(
+            Scene(2).group("pp", [0, 1])
+            .flying(0, "pp", 1, send=False).flying(1, "pp", 0, send=False),
+            id="each waits in a receive for which the other has posted no send",
+        ),
+        pytest.param(
+            Scene(3).group("pp", range(3))
+            .flying(0, "pp", 1, send=True).flying(1, "pp", 2, send=True)
+            .flying(2, "pp", 0, send=True),
+            id="three ranks send round a ring, and none receives",
+        ),
+        pytest.param(
+            Scene(3).group("pp", range(3))
+            .flying(0, "pp", 1, send=True).flying(2, "pp", 1, send=True)
+            .flying(1, "pp", 0, send=True, batch=1).flying(1, "pp", 2, send=True, batch=1),
+            id="all stages of a pipeline send first: that the middle one has two peers is no fault",
+        ),
+        pytest.param(
+            Scene(4).group("a", range(4)).group("b", range(4))
+            .waits("a", 1, [0, 1]).waits("b", 1, [2, 3]),
+            id="two ranks against two",
+        ),
     ],
 )  # fmt: skip
 def test_all_ranks_are_in_a_circle(scene: Scene) -> None:
     """Each of them waits for another one."""
     diagnosis = scene.only()
     assert diagnosis.kind is Kind.ORDER
-    assert named(diagnosis) == dict.fromkeys(range(scene.world), Reason.ORDER)
+    assert blamed(diagnosis) == dict.fromkeys(
+        range(scene.world), (Reason.ORDER, Confidence.MEDIUM)
+    )
     assert diagnosis.victims == ()
 
 
@@ -125,6 +149,44 @@ def test_the_rank_whose_order_differs_from_most_is_the_surest_suspect() -> None:
     assert {suspect.rank: suspect.confidence for suspect in diagnosis.suspects} == {
         0: Confidence.HIGH, 1: Confidence.MEDIUM, 2: Confidence.MEDIUM, 3: Confidence.MEDIUM
     }  # fmt: skip
+
+
+def test_a_rank_through_which_all_circles_lead_is_the_cause() -> None:
+    """0 is in a barrier of all; 1 and 2 wait for it in ops that it never joined. 3 only waits."""
+    scene = Scene(4).group("all", range(4), s1="barrier")
+    scene.group("b", [0, 1], s1="broadcast").group("c", [0, 2, 3])
+    diagnosis = scene.waits("all", 1, [0]).waits("b", 1, [1]).waits("c", 1, [2, 3]).only()
+    sure = [one for one in diagnosis.suspects if one.confidence is Confidence.HIGH]
+    assert [one.rank for one in sure] == [0]
+    assert diagnosis.disagreement == (
+        "rank 0 is in barrier #1 on all, and has not joined broadcast #1 on b, where rank 1 waits "
+        "and all_reduce #1 on c, where ranks 2-3 wait"
+    )
+
+
+def test_a_rank_that_entered_two_ops_too_late_is_the_cause() -> None:
+    """0 enqueued the op of all before those of two pairs, whose other ranks did not."""
+    scene = Scene(3).group("all", range(3)).group("b", [0, 1]).group("c", [0, 2])
+    scene.waits("all", 1, [0], 12).waits("b", 1, [0], 11).waits("c", 1, [0], 11)
+    diagnosis = scene.waits("b", 1, [1]).waits("c", 1, [2]).only()
+    assert blamed(diagnosis)[0] == (Reason.ORDER, Confidence.HIGH)
+    assert diagnosis.disagreement == (
+        "rank 0 is in all_reduce #1 on all, which it entered before all_reduce #1 on b, where "
+        "rank 1 waits and all_reduce #1 on c, where rank 2 waits"
+    )
+
+
+def test_receives_that_one_rank_left_out() -> None:
+    """1 and 2 send to 0, which is in a collective of all and has posted no receive."""
+    scene = Scene(3).group("all", range(3)).group("pp", range(3)).waits("all", 1, [0])
+    scene.flying(1, "pp", 0, send=True).flying(2, "pp", 0, send=True)
+    diagnosis = scene.only()
+    sure = [one.rank for one in diagnosis.suspects if one.confidence is Confidence.HIGH]
+    assert sure == [0]
+    assert diagnosis.disagreement.endswith(
+        "and has not joined send 1->0 on pp, where rank 1 waits and send 2->0 on pp, where rank 2 "
+        "waits"
+    )
 
 
 def test_a_circle_is_not_called_while_a_younger_wait_may_explain_it() -> None:
