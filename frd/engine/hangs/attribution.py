@@ -268,8 +268,8 @@ def _wrong(graph: Graph, root: Root) -> tuple[Collection[int], bool]:
     usual = next((most for most, count in counts if 2 * count > members), None)
     wrong = {rank for rank, head in heads.items() if head.instance != usual}
     if usual is None:
-        one = heads.get(hub(graph, root))
-        wrong = {rank for rank in wrong if heads[rank] is one and not one.instance.is_p2p}
+        wrong &= {hub(graph, root)}
+        wrong -= {rank for rank in wrong if heads[rank].instance.is_p2p}
     calls = (to for n in root.nodes if isinstance(n, Wait) for to in graph.edges[n])
     if any(isinstance(to, Wait) for to in calls):
         wrong = set()

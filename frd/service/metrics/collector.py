@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, exposition
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from frd.engine.findings import builder
 from frd.engine.views import AttemptView, GroupColumns, Histogram
 from frd.model import Kind, Severity
 from frd.service.clocks.pings import REASONS as CLOCK_REASONS
@@ -168,7 +169,9 @@ def _add_findings(values: Values, state: ServiceState, jobs: Iterable[str]) -> N
         is_critical = finding.severity is Severity.CRITICAL
         values["frd_finding_opened_timestamp_seconds"][*key, finding.id] = finding.opened_at / 1e9
         values["frd_finding_critical"][*key, finding.id] = is_critical
-        for suspect in finding.suspects[:MAX_SUSPECTS]:
+        surest = builder.surest(finding.suspects)
+        sure = (suspect for suspect in finding.suspects if builder.surest([suspect]) == surest)
+        for suspect in islice(sure, MAX_SUSPECTS):
             waits_for = suspect.waits_for.kind.value if suspect.waits_for is not None else ""
             of_suspect = str(suspect.rank), label(suspect.node), suspect.reason.value, waits_for
             values["frd_suspect"][*key, finding.id, *of_suspect] = 1
