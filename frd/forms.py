@@ -18,15 +18,7 @@ import msgspec
 import numpy as np
 
 from frd.decodable import decodable
-from frd.model import (
-    MAX_WORLD_SIZE,
-    AlignedNs,
-    ExitInfo,
-    ExitKind,
-    Finding,
-    Int64s,
-    Reason,
-)
+from frd.model import MAX_WORLD_SIZE, AlignedNs, ExitInfo, ExitKind, Finding, Int64s, Reason
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -178,13 +170,15 @@ def fold_ranks(ranks: Iterable[int] | Int64s) -> str:
     return ",".join(f"{a}-{b}" if a < b else str(a) for a, b in zip(first, last, strict=True))
 
 
-def folded(suspects: Iterable[dict[str, Any]]) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
-    """Suspects of a finding for people: the ranks that are equally suspect for one reason, without
-    high confidence, together. With what is known of each, by ``rank 0 on node7: `` if several."""
-    for _, group in groupby(
-        suspects, lambda s: (s["confidence"], s["reason"], s["confidence"] == "high" and s["rank"])
-    ):
-        alike = list(group)
+def folded(suspects: Iterable[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Suspects of a finding in JSON, for people: the ranks that are equally suspect for one reason,
+    without high confidence, together. With what is known of each, by ``rank 0 on node7: `` if there
+    are several."""
+
+    def likeness(one: Any) -> object:
+        return one["confidence"], one["reason"], one["confidence"] == "high" and one["rank"]
+
+    for alike in (list(group) for _, group in groupby(suspects, likeness)):
         names = [f"rank {s['rank']}" + f" on {s['node']}" * bool(s["node"]) for s in alike]
         many = len(alike) > 1
         who = f"ranks {fold_ranks(s['rank'] for s in alike)}" if many else names[0]

@@ -172,7 +172,8 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
             premise = any(word in detail.lower() for word in _STOPPED) or None
         case _:
             words = [f"process exited{at}", detail]
-            premise = manner_of(how_it_ended(snapshot, row)) is not Manner.REACTED
+            manner = manner_of(how_it_ended(snapshot, row))
+            premise = {Manner.REACTED: False, Manner.ABORTED: None}.get(manner, True)
     words.append(_last_joined(graph, rank, held_up, fresh=False))
     onset = _onset(graph, held_up)
     began = snapshot.moment(rank, since) if since > 0 else onset
@@ -238,23 +239,22 @@ def _circle(graph: Graph, root: Root) -> list[Dated]:
     suspects = []
     for rank, head in sorted(_heads(graph, root).items()):
         mine = {op.instance for op in graph.waits.ops(rank)}
-        words = {True: ["which it entered before"], False: ["and has not joined"]}
+        left = {True: ["which it entered before"], False: ["and has not joined"]}
         for at, wait in held_up.get(Member(rank), {}).items():
             op = _describe(graph, at)
             if rank in wrong and is_shown:
                 who = [one for one in graph.came_and_missing(wait)[0] if one != rank]
                 op += f", where {text.ranks(who)} {'waits' if len(who) == 1 else 'wait'}"
             if at != head.instance:
-                words[at in mine].append(op)
+                left[at in mine].append(op)
         evidence = [f"is in {_describe(graph, head.instance)}"]
-        evidence += [f"{way} {' and '.join(ops)}" for way, *ops in words.values() if ops]
+        evidence += [f"{way} {' and '.join(ops)}" for way, *ops in left.values() if ops]
         began, premise = graph.snapshot.moment(rank, head.since), rank in wrong or None
-        said = text.clean(", ".join(evidence), disagreements.MOST_CHARS)
-        suspects.append(_named(graph, rank, Reason.ORDER, began, (premise,), said))
-    for rank, unseen in _unrecorded(graph, root).items():
-        began = graph.snapshot.moment(rank, AlignedNs(unseen.since_ns))
-        said = unrecorded.described(unseen)
-        suspects.append(_named(graph, rank, Reason.ORDER, began, (None,), said))
+        suspects.append(_named(graph, rank, Reason.ORDER, began, (premise,), ", ".join(evidence)))
+    for rank, one in _unrecorded(graph, root).items():
+        began = graph.snapshot.moment(rank, AlignedNs(one.since_ns))
+        words = unrecorded.described(one)
+        suspects.append(_named(graph, rank, Reason.ORDER, began, (None,), words))
     return suspects
 
 
@@ -268,8 +268,8 @@ def _wrong(graph: Graph, root: Root) -> tuple[Collection[int], bool]:
     usual = next((most for most, count in counts if 2 * count > members), None)
     wrong = {rank for rank, head in heads.items() if head.instance != usual}
     if usual is None:
-        wrong &= {hub(graph, root)}
-        wrong -= {rank for rank in wrong if heads[rank].instance.is_p2p}
+        wrong = {rank for rank in wrong if not heads[rank].instance.is_p2p}
+        wrong = wrong and wrong & {hub(graph, root)}
     calls = (to for n in root.nodes if isinstance(n, Wait) for to in graph.edges[n])
     if any(isinstance(to, Wait) for to in calls):
         wrong = set()
@@ -329,7 +329,7 @@ def disagree(graph: Graph, root: Root) -> str:
     wrong, is_shown = _wrong(graph, root)
     if is_shown:
         first = next(suspect for suspect, _ in _circle(graph, root) if suspect.rank in wrong)
-        return f"rank {first.rank} {first.evidence}"
+        return text.clean(f"rank {first.rank} {first.evidence}", disagreements.MOST_CHARS)
     members: dict[Instance, list[int]] = {}
     for rank, head in _heads(graph, root).items():
         members.setdefault(head.instance, []).append(rank)

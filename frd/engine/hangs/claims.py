@@ -79,5 +79,5 @@ def surest_of(
     suspects: Sequence[Suspect], onsets: Mapping[int, UncertainTime], most: int
 ) -> tuple[Suspect, ...]:
     """The surest suspects with their onsets."""
-    sure = sorted(suspects, key=lambda suspect: -builder.surest([suspect]))[:most]
-    return builder.timed(sure, [onsets[suspect.rank] for suspect in sure])
+    began = [onsets[suspect.rank] for suspect in suspects]
+    return builder.listed(builder.timed(suspects, began))[:most]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry, ProcessCollector, exposition
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from frd.engine.findings import builder
 from frd.engine.views import AttemptView, GroupColumns, Histogram
 from frd.model import Kind, Severity
 from frd.service.clocks.pings import REASONS as CLOCK_REASONS
@@ -169,9 +168,8 @@ def _add_findings(values: Values, state: ServiceState, jobs: Iterable[str]) -> N
         is_critical = finding.severity is Severity.CRITICAL
         values["frd_finding_opened_timestamp_seconds"][*key, finding.id] = finding.opened_at / 1e9
         values["frd_finding_critical"][*key, finding.id] = is_critical
-        surest = builder.surest(finding.suspects)
-        sure = (suspect for suspect in finding.suspects if builder.surest([suspect]) == surest)
-        for suspect in islice(sure, MAX_SUSPECTS):
+        sure = [s for s in finding.suspects if s.confidence is finding.suspects[0].confidence]
+        for suspect in sure[:MAX_SUSPECTS]:
             waits_for = suspect.waits_for.kind.value if suspect.waits_for is not None else ""
             of_suspect = str(suspect.rank), label(suspect.node), suspect.reason.value, waits_for
             values["frd_suspect"][*key, finding.id, *of_suspect] = 1
