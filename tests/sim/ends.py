@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -111,23 +112,7 @@ def begin(world: World) -> End:
         case EndKind.PREEMPTION:
             stop(0, dice.choice((5, 10, 30)))
         case EndKind.ABORT:
-            first = dice.choice(ranks)
-            job.inject(Fault(FaultKind.MISMATCH, (first.rank,)))
-            injected = job.injected[-1]
-
-            def abort(culprit: SimRank) -> None:
-                """When the collective that differs has had time to begin everywhere."""
-                if not injected.began or job.now < injected.began + 2 * S:
-                    if job.now < end.began + LASTS - 15 * S:
-                        job.after(S // 2, abort, culprit)
-                    return
-                for rank in ranks:
-                    is_in = rank.head is not None and rank.head.op.group.name == injected.group
-                    if is_in and (rank is not culprit or dice.random() < 0.5):
-                        later(rank, dice.uniform(0.01, 0.3), None, int(signal.SIGABRT))
-                stop(dice.uniform(0.4, 3), 30)
-
-            abort(first)
+            _abort(world, end, dice.choice(ranks), later, stop)
         case _:
             first = dice.choice(ranks)
             end.culprit = first.rank
@@ -144,3 +129,28 @@ def begin(world: World) -> End:
             if is_restarted:
                 world.kernel.after(12 * S, world.start_job)
     return end
+
+
+def _abort(
+    world: World,
+    end: End,
+    culprit: SimRank,
+    later: Callable[[SimRank, float, Words, int], None],
+    stop: Callable[[float, float], None],
+) -> None:
+    """The culprit passes another size; those in the collective are aborted."""
+    dice, job = world.dice("abort"), world.runs[end.attempt].job
+    job.inject(Fault(FaultKind.MISMATCH, (culprit.rank,)))
+    injected = job.injected[-1]
+
+    def abort(culprit: SimRank) -> None:
+        if injected.began and job.now >= injected.began + 2 * S:  # it has begun everywhere
+            for rank in job.ranks:
+                is_in = rank.head is not None and rank.head.op.group.name == injected.group
+                if is_in and (rank is not culprit or dice.random() < 0.5):
+                    later(rank, dice.uniform(0.01, 0.3), None, int(signal.SIGABRT))
+            stop(dice.uniform(0.4, 3), 30)
+        elif job.now < end.began + LASTS - 15 * S:
+            job.after(S // 2, abort, culprit)
+
+    abort(culprit)

@@ -253,8 +253,7 @@ def _circle(graph: Graph, root: Root) -> list[Dated]:
         suspects.append(_named(graph, rank, Reason.ORDER, began, (premise,), ", ".join(evidence)))
     for rank, one in _unrecorded(graph, root).items():
         began = graph.snapshot.moment(rank, AlignedNs(one.since_ns))
-        words = unrecorded.described(one)
-        suspects.append(_named(graph, rank, Reason.ORDER, began, (None,), words))
+        suspects.append(_named(graph, rank, Reason.ORDER, began, (None,), unrecorded.described(one)))
     return suspects
 
 

@@ -79,9 +79,7 @@ def test_all_ranks_are_in_a_circle(scene: Scene) -> None:
     """Each of them waits for another one."""
     diagnosis = scene.only()
     assert diagnosis.kind is Kind.ORDER
-    assert blamed(diagnosis) == dict.fromkeys(
-        range(scene.world), (Reason.ORDER, Confidence.MEDIUM)
-    )
+    assert blamed(diagnosis) == dict.fromkeys(range(scene.world), (Reason.ORDER, Confidence.MEDIUM))
     assert diagnosis.victims == ()
 
 
