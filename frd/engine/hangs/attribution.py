@@ -252,8 +252,8 @@ def _circle(graph: Graph, root: Root) -> list[Dated]:
         began, premise = graph.snapshot.moment(rank, head.since), rank in wrong or None
         suspects.append(_named(graph, rank, Reason.ORDER, began, (premise,), ", ".join(evidence)))
     for rank, one in _unrecorded(graph, root).items():
-        began = graph.snapshot.moment(rank, AlignedNs(one.since_ns))
-        suspects.append(_named(graph, rank, Reason.ORDER, began, (None,), unrecorded.described(one)))
+        when = graph.snapshot.moment(rank, AlignedNs(one.since_ns))
+        suspects.append(_named(graph, rank, Reason.ORDER, when, (None,), unrecorded.described(one)))
     return suspects
 
 

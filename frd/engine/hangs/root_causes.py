@@ -71,8 +71,8 @@ def incidents(graph: Graph, starts: Collection[Wait]) -> list[Incident]:
 
 
 def hub(graph: Graph, root: Root) -> int:
-    """The only rank through which all circles of a root lead: without it, none is left. -1 if there
-    is none, or if there are several, as in a single circle."""
+    """The only rank through which all circles of a root lead: no circle is left without it. -1 if
+    no rank is so, or several are, as in a single circle."""
     found = (rank for rank in _circle(graph, root) if not _circle(graph, root, but=rank))
     first, *others = [*islice(found, 2)] or [-1]
     return -1 if others else first

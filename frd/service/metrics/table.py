@@ -98,7 +98,7 @@ METRICS: Final[dict[str, Spec]] = {
     "frd_findings_total": _counter(("job", "kind"), "Findings opened since the service started."),
     "frd_suspect": _gauge(
         ("job", "kind", "finding", "rank", "node", "reason", "waits_for"),
-        "1 for each first cause named by an open finding with the highest confidence in it, at most "
+        "1 for each first cause that an open finding names with the highest confidence, at most "
         f"{MAX_SUSPECTS} a finding, with the kind of thing that it waits for, if that is known.",
     ),
     "frd_finding_opened_timestamp_seconds": _gauge(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from signal import SIGABRT, SIGKILL
+
 import pytest
 
-from frd.model import Confidence, Kind, RankState, Reason
+from frd.model import Confidence, ExitInfo, ExitKind, Kind, RankState, Reason
 from tests.world.scene import Scene, blamed, named
 
 
@@ -238,3 +240,13 @@ def test_a_receive_from_any_source_matches_a_send() -> None:
     scene = Scene(2).group("pp", [0, 1])
     scene.flying(0, "pp", 1, send=True).flying(1, "pp", -1, send=False)
     assert all(diagnosis.suspects == () for diagnosis in scene.find())
+
+
+def test_a_rank_that_its_library_aborted_is_not_certain() -> None:
+    """Rank 1 was killed by SIGABRT in the middle of the job; the others wait for it."""
+    scene = Scene(3).group("dp", range(3)).waits("dp", 7, [0, 2]).passed("dp", 6, [1])
+    how = ExitInfo(ExitKind.SIGNAL, signal=SIGABRT)
+    scene.rank(1, state=RankState.EXITED, state_age=12.5, as_of_age=12.6, exit=how)
+    assert blamed(scene.only()) == {1: (Reason.EXITED, Confidence.MEDIUM)}
+    scene.rank(1, exit=ExitInfo(ExitKind.SIGNAL, signal=SIGKILL))
+    assert blamed(scene.only()) == {1: (Reason.EXITED, Confidence.HIGH)}
