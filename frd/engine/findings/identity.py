@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from frd.engine.findings import builder
+from frd.engine.findings.builder import surest
 from frd.engine.findings.claim import Claim, Lifetime
 from frd.engine.findings.open_finding import OpenFinding
 
@@ -38,10 +38,8 @@ class Pairing:
         surely if these name the same ranks, or says that no rank is the cause."""
         if not self.parts_of or self.claim.reason is not None:
             return True
-        known = max(
-            builder.surest(a.suspects) + (self.claim.named <= a.named) for a in self.parts_of
-        )
-        return bool(self.claim.suspects) and builder.surest(self.claim.suspects) >= known
+        known = max(surest(a.suspects) + (self.claim.named <= a.named) for a in self.parts_of)
+        return bool(self.claim.suspects) and surest(self.claim.suspects) >= known
 
 
 def paired(
